@@ -20,7 +20,6 @@ from swift.pipeline import (
     BetterCut,
     CutSearch,
     Engine,
-    Outages,
     Prepare,
     Reconfiguration,
     StepSpec,
@@ -95,10 +94,8 @@ class EmulatedCluster:
         self._live = experiment.live_mesh()
         self._lost = failures.lost_ranks(first, last)
         self._engines = {self.ranks: self._make(self.ranks, failures.failed(first, last))}
-        self._search: CutSearch | None = None
-        if experiment.adapt != "reroute":
-            outages, always = Outages(experiment.expected_downtime), experiment.adapt == "recut"
-            self._search = CutSearch(outages, always=always, waits=prepare == "none")
+        rule = experiment.move_rule
+        self._search = None if rule is None else CutSearch(rule, waits=prepare == "none")
 
     def __enter__(self) -> Self:
         self.engine.open()

@@ -58,6 +58,7 @@ def launched():
         event("epoch", 22, 2, epoch=2, members=["1:0"]),
         event("plan", 22, 2, epoch=1, failed=[], plan={"late": 1}),
         event("recovery", 23, 3, failed=["0:0"], after=2, rerun_steps=1, recovery_s=3.0),
+        event("move", 26, 3, joined=[], cuts=[[2, 0], [1, 1]], move_s=1.25),
         event("epoch", 30, 3, epoch=3, members=["0:0", "1:0"]),
         event("join", 31, 4, joined=["0:0"], join_s=1.5),
         event("finish", 40, 5, goodput=goodput),
@@ -97,7 +98,12 @@ def test_moments_are_told_for_both_kinds_of_run():
     assert found == [("failure", 7, 4, ("1:0",), 2), ("return", pytest.approx(11.5), 6, ("1:0",), 0.1)]
     run = launched()
     found = [(one.kind, one.seconds, one.who, one.took_s) for one in incidents_of(run, history_of(run))]
-    assert found == [("failure", 20, ("0:0",), None), ("recovery", 23, ("0:0",), 3), ("return", 31, ("0:0",), 1.5)]
+    assert found == [
+        ("failure", 20, ("0:0",), None),
+        ("recovery", 23, ("0:0",), 3),
+        ("recovery", 26, (), 1.25),
+        ("return", 31, ("0:0",), 1.5),
+    ]
 
 
 def test_every_moment_of_a_run_is_spent_once():

@@ -10,8 +10,9 @@ from swift.errors import SettingError
 from swift.experts import ExpertConfig
 from swift.experts.optimizer_config import OptimizerConfig
 from swift.models import ModelConfig
-from swift.pipeline import BetterCut, CutSearch, Outages, Reconfiguration, Recut
+from swift.pipeline import BetterCut, CutSearch, Reconfiguration, Recut
 from swift.runlog import history_of, incidents_of
+from swift.schedules.adapt import MoveRule, Outages
 from swift.topology import Topology
 from swift.train import Experiment
 from tests.train.runs import measured, run
@@ -166,20 +167,26 @@ def test_a_move_is_made_if_it_pays_before_the_worker_returns():
     """At the first guess of 12.5 GB/s two moves take 0.16 s, which a gain of a quarter makes up for in 0.64 s."""
     down = frozenset({(0, 1)})
     for expected_s, is_made in ((0.6, False), (0.7, True)):
-        search = CutSearch(Outages(expected_s), always=False, waits=True)
+        search = CutSearch(MoveRule(Outages(expected_s)), waits=True)
         search.begin(Slow(), down)
         assert (search.ready() == Slow.better) == is_made
+        search.close()
+
+
+def test_a_move_that_was_slow_is_made_again_in_a_longer_outage_only():
+    """It took a second, so that the next one, and the one back, pay after eight."""
+    for expected_s, is_made in ((7.9, False), (8.1, True)):
+        search = CutSearch(MoveRule(Outages(expected_s)), waits=True)
         search.moved(Slow.better, Reconfiguration(True, 0.0, 0.0, 1000.0, 10**9))
-        assert search.pays_after_s(Slow.better) == pytest.approx(8.0)
+        search.begin(Slow(), frozenset({(0, 1)}))
+        assert (search.ready() == Slow.better) == is_made
         search.close()
 
 
 def test_how_long_workers_stay_away_is_learnt():
-    now = [0.0]
-    outages = Outages(None, lambda: now[0])
+    outages = Outages()
     assert outages.expected_s == float("inf")
     for seconds, failed in ((10.0, {(0, 1)}), (25.0, {(0, 1), (1, 0)}), (40.0, {(1, 0)}), (45.0, set())):
-        now[0] = seconds
-        outages.follow(frozenset(failed))
+        outages = outages.after(frozenset(failed), seconds)
     assert outages.expected_s == pytest.approx((30 + 20) / 2)
     assert Outages(7.0).expected_s == 7.0

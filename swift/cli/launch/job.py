@@ -147,6 +147,7 @@ class LaunchJob:
                 begins_with_state=self.options.resume or self.options.init_from is not None,
                 is_elastic=self.is_elastic,
                 stage_of_chunk=self.stage_of_chunk,
+                move_rule=self.experiment.move_rule,
             ),
             faults=self.faults,
             services=scratch.sockets if self.nodes.count == 1 else self.nodes.host,
@@ -181,7 +182,6 @@ def _check(experiment: Experiment) -> None:
             "plans without failures, or two runs of layers a worker",
         ),
         "move_roles": (experiment.move_roles, "must be False: a process keeps its stage"),
-        "adapt": (experiment.adapt != "reroute", "must be 'reroute': processes keep their blocks so far"),
         "ranks": (experiment.ranks != "emulated", "must be 'emulated': processes run on the CPU so far"),
     }
     for name, (is_wrong, allowed) in refused.items():

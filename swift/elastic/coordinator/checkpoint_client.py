@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from swift.checkpoint import RETRY_PAUSES_S, checkpoint_path, checkpoint_steps, read_manifest
-from swift.elastic.membership import Holders, Process, ShardLayout, Stamp, lost_stages, whole_workers
+from swift.elastic.membership import Holders, Process, ShardLayout, Stamp, have_all, whole_workers
 from swift.elastic.transport import (
     CHECKPOINT_ANSWERS,
     CHECKPOINT_COMMANDS,
@@ -61,7 +61,7 @@ class CheckpointClient:
     ):
         self._children, self._command, self._log, self._directory = children, command, log, directory
         self._has_origin, self._stage_of_chunk = has_origin, stage_of_chunk
-        self._run = tuple(processes)
+        self._run, self._cuts = tuple(processes), dict[int, Holders]()
         self.set_processes(processes)
         self._parts: dict[Stamp, set[Process]] = {}
         self._requests: list[CheckpointCommand] = []  # the first one has been sent
@@ -74,8 +74,16 @@ class CheckpointClient:
         self._num_failures = 0
         self._retry_at: float | None = None
 
-    def set_processes(self, processes: Sequence[Process]) -> None:
-        """Sets the processes of the generation; a checkpoint has parts of a whole worker of each of their stages."""
+    def set_processes(self, processes: Sequence[Process], generation: int = 0, cut: Holders = ()) -> None:
+        """Sets the processes of a generation; a checkpoint has parts of whole workers that have all of the state.
+
+        Args:
+            processes: the processes.
+            generation: number of the generation.
+            cut: stage that holds each block in its states, by pipeline; empty: those of the run.
+        """
+        if cut:
+            self._cuts[generation] = cut
         workers = {process.worker for process in processes}
         # What a worker kept before it died counts; a worker that is there has no other ranks than these.
         self._processes = (*processes, *(process for process in self._run if process.worker not in workers))
@@ -127,12 +135,13 @@ class CheckpointClient:
         """Records that a member has kept its part of a state, and saves the state once all its parts are kept."""
         parts = self._parts.setdefault(snapshot.stamp, set())
         parts.add(snapshot.member.process)
-        if not lost_stages(self._processes, parts, stage_of_chunk=self._stage_of_chunk):
+        cut = self._cuts.get(snapshot.stamp.generation, ())
+        if have_all(self._processes, parts, cut or self._stage_of_chunk):
             self._unsaved, self._num_failures, self._retry_at = None, 0, None
             # Some ranks of a worker that is not needed may have kept their parts already.
             whole = whole_workers(self._processes, parts)
             holders = tuple(sorted(process for process in parts if process.worker in whole))
-            self._request(SaveCheckpoint(snapshot.stamp, holders, is_full))
+            self._request(SaveCheckpoint(snapshot.stamp, holders, is_full, cut=cut))
             self._parts = {stamp: parts for stamp, parts in self._parts.items() if stamp > snapshot.stamp}
 
     def load(self, generation: int, processes: Sequence[Process]) -> None:

@@ -12,6 +12,7 @@ from swift.elastic.transport import (
     Children,
     CompileFailed,
     CompileRequest,
+    CutPrepared,
     Prepared,
 )
 from swift.topology import Worker
@@ -69,13 +70,13 @@ class CompileClient:
         self._children.send(COMPILE_SERVICE, COMPILE_REQUESTS.line(self._request))
         self._is_sent = True
 
-    def take_answer(self, line: str, time: float) -> Prepared | CompileFailed | None:
+    def take_answer(self, line: str, time: float) -> Prepared | CutPrepared | CompileFailed | None:
         """Reads a message of the service, received at ``time``; returns None for a mere heartbeat."""
         answer = COMPILE_ANSWERS.read(line)
         if self._due is not None:
             self._due = time + self._silence_s
         if isinstance(answer, Prepared):
-            self._prepared.add(CompileRequest(answer.failed, answer.num_ranks))
+            self._prepared.add(CompileRequest(answer.failed, answer.num_ranks, answer.before))
             self._num_starts = 1 if answer.compiled else self._num_starts
         return None if isinstance(answer, Alive) else answer
 
@@ -83,8 +84,10 @@ class CompileClient:
         """Returns whether the programs are prepared for the loss of a process of a worker, on top of those lost."""
         if self._request is None:
             return False
-        failed, num_ranks = self._request
-        lost = CompileRequest(failed | {worker}) if num_ranks is None else CompileRequest(failed, num_ranks - 1)
+        failed, num_ranks, cut = self._request
+        lost = CompileRequest(failed | {worker}, cut=cut)
+        if num_ranks is not None:
+            lost = CompileRequest(failed, num_ranks - 1)
         return lost in self._prepared
 
     @property

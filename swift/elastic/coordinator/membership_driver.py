@@ -130,7 +130,7 @@ class MembershipDriver:
         """
         checkpoints = self._context.checkpoints
         match command:
-            case Form(_, members, _):
+            case Form(_, members):
                 self._coordination.append(CoordinationService(len(members), self._context.spec.services))
                 self.send(members, FormGroup(command, self._coordination[-1].address))
             case Enter(_, members):
@@ -183,7 +183,7 @@ class MembershipDriver:
             text = f"node {change.node} {'has joined' if change.is_there else 'is lost'}"
             self._reporter.note("node", self._reporter.written, text, **change._asdict())
         else:
-            self.services.take_compile_answer(line, received)
+            self.report(self.services.take_compile_answer(line, received))
 
     def _list_checkpoints(self) -> CheckpointsListed:
         # A process aborts if a service to which it is connected ends; by now all have left the earlier services.
@@ -200,12 +200,12 @@ class MembershipDriver:
         if self.results.unreadable is not None:
             self.send(form.members, Halt(form.number, 0))
         self.send(form.members, command)
-        self._context.checkpoints.set_processes(processes)
+        self._context.checkpoints.set_processes(processes, form.number, form.cut)
         self._context.checkpoints.start()
         present = {process.worker for process in processes}
         failed = frozenset(process.worker for process in membership.processes if process.worker not in present)
         num_ranks = len(processes) if membership.policy.is_elastic else None
-        self._context.programs.request(CompileRequest(failed, num_ranks))
+        self._context.programs.request(CompileRequest(failed, num_ranks, form.cut))
 
     def _start_process(self, process: Process) -> Started:
         spec, member = self._context.spec, Member(process, self.membership.statuses[process].member.incarnation + 1)

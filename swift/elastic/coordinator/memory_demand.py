@@ -16,6 +16,8 @@ from swift.elastic.state import copy_shapes, remove_leftovers
 from swift.elastic.worker import NUM_SNAPSHOTS
 from swift.errors import SettingError
 from swift.mesh import part_shapes
+from swift.pipeline import StepSpec
+from swift.pipeline.reconfigure import blocks_spec
 from swift.train import Experiment
 from swift.train.checkpoints import split_of
 
@@ -76,7 +78,7 @@ class MemoryDemand:
         is_alone: bool,
     ) -> "MemoryDemand":
         """Computes the demand with ``num_ranks`` expert ranks in each worker."""
-        spec, num_here = specs.on(num_ranks), len(processes)
+        spec, num_here = _widest(specs.on(num_ranks), experiment), len(processes)
         num_devices = 1 if by_rank else num_ranks
         if num_ranks < experiment.topology.num_expert_ranks and is_alone:
             num_here = num_ranks
@@ -96,6 +98,16 @@ class MemoryDemand:
             of_all, of_some = (_num_bytes(copy_shapes(split, num_experts)) for num_experts in (num_classes, k))
             copies = num_here * (of_all + num_some * of_some)
         return cls(num_here, num_here * _NUM_STATES * whole, snapshots, copies)
+
+
+def _widest(spec: StepSpec, experiment: Experiment) -> StepSpec:
+    """Returns the step spec with the most blocks on a worker: where they move, those of a pipeline that lacks one."""
+    if experiment.move_rule is None or spec.num_stages == 1:
+        return spec
+    num_blocks, num_left = len(spec.cut.moe_layers), spec.num_stages - 1
+    few = tuple(block * num_left // num_blocks for block in range(num_blocks))
+    own = tuple(p for p, size in enumerate(spec.cut.sizes) for _ in range(size))
+    return blocks_spec(spec, (few, *[own] * (experiment.topology.num_pipelines - 1)))
 
 
 class StorageLocation(NamedTuple):

@@ -6,9 +6,9 @@ from collections.abc import Hashable
 from swift.elastic.coordinator.checkpoint_client import CHECKPOINT_SERVICE
 from swift.elastic.coordinator.compile_client import COMPILE_SERVICE
 from swift.elastic.coordinator.run_spec import RunContext
-from swift.elastic.membership import Event, Membership, Restored, RestoreFailed
-from swift.elastic.reporting import reshard_text
-from swift.elastic.transport import CommandFailed, CompileFailed, KeptElsewhere, Saved, StateRestored
+from swift.elastic.membership import CutFound, Event, Membership, Restored, RestoreFailed
+from swift.elastic.reporting import cuts_of, reshard_text
+from swift.elastic.transport import CommandFailed, CompileFailed, CutPrepared, KeptElsewhere, Saved, StateRestored
 from swift.errors import RunError
 
 
@@ -55,17 +55,22 @@ class ServiceMonitor:
                 return RestoreFailed(generation, time.monotonic(), lost, why)
         return None
 
-    def take_compile_answer(self, line: str, time: float) -> None:
-        """Takes a message of the compile service, received at ``time``."""
+    def take_compile_answer(self, line: str, time: float) -> CutFound | None:
+        """Takes a message of the compile service, received at ``time``; returns the event that it means, if any."""
         answer, written = self._context.programs.take_answer(line, time), self._reporter.written
         if answer is None:
-            return
+            return None
         if isinstance(answer, CompileFailed):
             self._reporter.note("prepare_failed", written, answer.why, error=answer.why)
-        else:
-            failed = [f"{pipeline}:{stage}" for pipeline, stage in sorted(answer.failed)]
-            ranks = {} if answer.num_ranks is None else {"ranks": answer.num_ranks}
-            self._reporter.note("prepared", written, None, failed=failed, seconds=answer.seconds, **ranks)
+            return None
+        failed = [f"{pipeline}:{stage}" for pipeline, stage in sorted(answer.failed)]
+        if isinstance(answer, CutPrepared):
+            more = {"cuts": cuts_of(answer.cut), "microbatches": answer.microbatches, "gain": answer.gain}
+            self._reporter.note("prepared", written, None, failed=failed, seconds=answer.seconds, **more)
+            return CutFound(time, answer.failed, answer.cut, answer.gain, answer.most_bytes)
+        ranks = {} if answer.num_ranks is None else {"ranks": answer.num_ranks}
+        self._reporter.note("prepared", written, None, failed=failed, seconds=answer.seconds, **ranks)
+        return None
 
     def kill_late(self, now: float) -> None:
         """Kills services that are late, and gives up those that were killed and have not died."""

@@ -25,6 +25,7 @@ from swift.elastic.membership.commands import (
 from swift.elastic.membership.events import (
     PARTS,
     CheckpointsListed,
+    CutFound,
     Departed,
     Died,
     Done,
@@ -49,12 +50,12 @@ from swift.elastic.membership.members import (
     ShardLayout,
     Stamp,
     agreed_stamp,
+    have_all,
     lost_stages,
     processes_of,
     whole_workers,
 )
-from swift.elastic.membership.process_status import ProcessState, ProcessStatus
-from swift.elastic.membership.run_status import RecoveryPolicy
+from swift.elastic.membership.run_status import ProcessState, ProcessStatus, RecoveryPolicy
 from swift.elastic.membership.shard_ownership import FoundSlices
 from swift.elastic.membership.state_machine import Membership
 
@@ -62,6 +63,7 @@ __all__ = [
     "PARTS",
     "CheckpointsListed",
     "Command",
+    "CutFound",
     "Departed",
     "Died",
     "Done",
@@ -102,6 +104,7 @@ __all__ = [
     "Tick",
     "Woke",
     "agreed_stamp",
+    "have_all",
     "lost_stages",
     "processes_of",
     "whole_workers",

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from swift.elastic.membership.members import Member, Process, ShardLayout, Stamp
+from swift.elastic.membership.members import Holders, Member, Process, ShardLayout, Stamp
 
 
 class Form(NamedTuple):
@@ -12,11 +12,13 @@ class Form(NamedTuple):
         number: number of the generation, larger than any before.
         members: its members, sorted by process.
         after: iteration to finish before leaving; None: abort the current iteration at once.
+        cut: stage that holds each block, by pipeline, while it runs; empty: those of the run.
     """
 
     number: int
     members: tuple[Member, ...]
     after: int | None = None
+    cut: Holders = ()
 
 
 class Enter(NamedTuple):
@@ -34,6 +36,7 @@ class GoLive(NamedTuple):
         holders: members that have this state; the others copy it from a peer.
         layout: layout of this state if it has to be resharded before the members can use it; None otherwise.
         is_whole: whether all slices of the state exist; otherwise some have to come from older states.
+        cut: stage that holds each block of this state, by pipeline; empty: those of the run.
     """
 
     number: int
@@ -41,6 +44,7 @@ class GoLive(NamedTuple):
     holders: tuple[Member, ...] = ()
     layout: ShardLayout | None = None
     is_whole: bool = True
+    cut: Holders = ()
 
 
 class RestoreState(NamedTuple):

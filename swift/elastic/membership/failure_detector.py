@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from swift.elastic.membership.commands import Kill
 from swift.elastic.membership.generation import Generation
-from swift.elastic.membership.process_status import ProcessState, ProcessStatus
-from swift.elastic.membership.run_status import RunStatus
+from swift.elastic.membership.run_status import ProcessState, ProcessStatus, RunStatus
 
 
 def unkillable(run: RunStatus, time: float) -> list[ProcessStatus]:

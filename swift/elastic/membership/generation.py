@@ -16,6 +16,7 @@ class Generation:
         since: time of its last progress, in seconds: it began or went live, a member was connected, or running members
             finished an iteration.
         departed: members that have left the generation before.
+        waiting_since: when the first of them had left it, in seconds; None: none has.
         linked: members that are connected to all the others.
         held: states that each formed member has.
         found: slices that these members know to be kept elsewhere than by their owner.
@@ -28,6 +29,7 @@ class Generation:
     form: Form
     since: float
     departed: frozenset[Member] = frozenset()
+    waiting_since: float | None = None
     linked: frozenset[Member] = frozenset()
     held: Mapping[Member, frozenset[Stamp]] = field(default_factory=dict)
     found: frozenset[tuple[Process, Stamp]] = frozenset()

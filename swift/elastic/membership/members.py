@@ -1,6 +1,6 @@
 """Identities of a run's processes and of their states, and the stages that the processes present can serve."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 from swift.topology import Topology, Worker
@@ -105,10 +105,34 @@ def lost_stages(
     return tuple(sorted(lost))
 
 
+def have_all(processes: Collection[Process], holders: Collection[Process], stage_of_chunk: Holders = ()) -> bool:
+    """Returns whether complete workers among the holders of a state's parts have all of it.
+
+    Where pipelines are cut differently they need not be of every stage: one may have the chunks of several.
+
+    >>> processes = processes_of(Topology(2, 2))
+    >>> have_all(processes, processes[:2]), have_all(processes, processes[:1])
+    (True, False)
+    >>> have_all(processes, processes[:1], stage_of_chunk=((0, 0), (0, 1)))
+    True
+    """
+    if not stage_of_chunk:
+        return not lost_stages(processes, holders)
+    whole = whole_workers(processes, holders)
+    return not any(whole.isdisjoint(enumerate(stage_D)) for stage_D in zip(*stage_of_chunk, strict=True))
+
+
 def agreed_stamp(
-    processes: Collection[Process], held_by: Mapping[Process, frozenset[Stamp]], stage_of_chunk: Holders = ()
+    processes: Collection[Process],
+    held_by: Mapping[Process, frozenset[Stamp]],
+    cut_of: Callable[[int], Holders] = lambda generation: (),  # noqa: ARG005
 ) -> Stamp | None:
-    """Returns the newest state that complete workers of every stage, and chunk, hold; None if there is none.
+    """Returns the newest state of which members have all parts; None if there is none.
+
+    Args:
+        processes: all processes of the run.
+        held_by: states of which each member has its part.
+        cut_of: function that returns the stage that holds each chunk in a generation's states.
 
     >>> processes = processes_of(Topology(2, 2))
     >>> held = [{Stamp(1, 5), Stamp(1, 6)}, {Stamp(1, 5)}, {Stamp(1, 4), Stamp(1, 5)}, {Stamp(0, 9)}]
@@ -117,6 +141,6 @@ def agreed_stamp(
     """
     for stamp in sorted(frozenset().union(*held_by.values()), reverse=True):
         holders = [process for process, held in held_by.items() if stamp in held]
-        if not lost_stages(processes, holders, stage_of_chunk=stage_of_chunk):
+        if have_all(processes, holders, cut_of(stamp.generation)):
             return stamp
     return None

@@ -5,8 +5,7 @@ from typing import TypeVar
 
 from swift.elastic.membership.commands import Commands, Enter, Kill
 from swift.elastic.membership.events import Departed, Done, Formed, Heartbeat, Message, PartTimed, Ready
-from swift.elastic.membership.process_status import ProcessState, ProcessStatus
-from swift.elastic.membership.run_status import RunStatus
+from swift.elastic.membership.run_status import ProcessState, ProcessStatus, RunStatus
 
 RunT = TypeVar("RunT", bound=RunStatus)
 
@@ -49,7 +48,9 @@ def _after_departed(run: RunT, message: Departed) -> tuple[RunT, Commands]:
     generation = run.generation
     if generation is None or message.number != generation.form.number or message.member not in generation.not_departed:
         return run, ()
-    generation = replace(generation, since=message.time, departed=generation.departed | {message.member})
+    waiting_since = message.time if generation.waiting_since is None else generation.waiting_since
+    departed = generation.departed | {message.member}
+    generation = replace(generation, since=message.time, departed=departed, waiting_since=waiting_since)
     enter = () if generation.not_departed else (Enter(generation.form.number, generation.form.members),)
     return replace(run, generation=generation), enter
 
@@ -75,7 +76,11 @@ def _after_heartbeat(run: RunT, status: ProcessStatus, beat: Heartbeat) -> RunT:
 
 def _after_part(run: RunT, timed: PartTimed) -> RunT:
     generation = run.generation
-    if timed.part != "link" or generation is None or timed.number != generation.form.number or generation.is_live:
+    if generation is None or timed.number != generation.form.number:
+        return run
+    if timed.part == "state":
+        return run.after_move(generation, timed.time)
+    if timed.part != "link" or generation.is_live:
         return run
     return replace(run, generation=replace(generation, since=timed.time, linked=generation.linked | {timed.member}))
 

@@ -3,8 +3,7 @@
 from swift.elastic.membership.commands import Commands, StartProcess, StopRun
 from swift.elastic.membership.events import MayRestart
 from swift.elastic.membership.members import Process
-from swift.elastic.membership.process_status import ProcessState
-from swift.elastic.membership.run_status import RunStatus
+from swift.elastic.membership.run_status import ProcessState, RunStatus
 
 
 def restarts(run: RunStatus, may: MayRestart) -> Commands:

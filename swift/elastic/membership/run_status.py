@@ -2,15 +2,71 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Literal, Self
 
 from swift.deadlines import Deadlines
+from swift.elastic.membership.block_moves import BlockMoves
 from swift.elastic.membership.commands import RestoreState
 from swift.elastic.membership.generation import Generation
 from swift.elastic.membership.members import Holders, Member, Process, ShardLayout, lost_stages, whole_workers
-from swift.elastic.membership.process_status import ProcessState, ProcessStatus
+from swift.schedules.adapt import MoveRule
 
 Recovery = Literal["live", "restart"]
+
+
+class ProcessState(StrEnum):
+    """Phase in the life of a process, as far as the supervisor knows."""
+
+    DEAD = "dead"
+    STARTING = "starting"
+    WAITING = "waiting"
+    FORMING = "forming"
+    LIVE = "live"
+    RETIRED = "retired"
+
+
+@dataclass(frozen=True)
+class ProcessStatus:
+    """Status of a process.
+
+    Attributes:
+        member: its newest incarnation; -1 if it was never started.
+        state: phase of this incarnation.
+        seen: when it was started or last sent a message, in seconds.
+        is_dying: whether it is being killed.
+        killed: when it was killed, in seconds.
+        is_blameless: whether it is killed together with all others, through no fault of its own.
+        has_injected_fault: whether a fault was injected into this incarnation.
+        last_live: newest generation in which it was live; 0: none.
+        deaths: number of its deaths that count towards the limit of restarts.
+        quick_deaths: number of consecutive incarnations, up to the last that died, that were never live.
+        entered: newest iteration that it has begun in the newest live generation; 0: none yet.
+        finished: newest iteration that it has finished there.
+    """
+
+    member: Member
+    state: ProcessState = ProcessState.DEAD
+    seen: float = 0.0
+    is_dying: bool = False
+    killed: float = 0.0
+    is_blameless: bool = False
+    has_injected_fault: bool = False
+    last_live: int = 0
+    deaths: int = 0
+    quick_deaths: int = 0
+    entered: int = 0
+    finished: int = 0
+
+    @property
+    def is_present(self) -> bool:
+        """Returns whether it can be a member of the next generation."""
+        return self.is_alive and self.state is not ProcessState.STARTING and not self.is_dying
+
+    @property
+    def is_alive(self) -> bool:
+        """Returns whether it may still send messages: it is neither dead nor retired."""
+        return self.state not in (ProcessState.DEAD, ProcessState.RETIRED)
 
 
 @dataclass(frozen=True)
@@ -24,6 +80,7 @@ class RecoveryPolicy:
             weights of another run.
         is_elastic: whether any processes can run without the others, see ``swift.elastic.membership.shard_ownership``.
         stage_of_chunk: see ``Holders``.
+        move_rule: whether survivors take over blocks; None: they never do.
     """
 
     recovery: Recovery = "live"
@@ -31,6 +88,7 @@ class RecoveryPolicy:
     begins_with_state: bool = False
     is_elastic: bool = False
     stage_of_chunk: Holders = ()
+    move_rule: MoveRule | None = None
 
 
 @dataclass(frozen=True)
@@ -50,6 +108,7 @@ class RunStatus:
         retried: newest generation that was formed because the one before made no progress; 0: none.
         holds_until: time before which nothing is decided, as messages may still be unread.
         layouts: layouts of the states of an elastic run, the newest last.
+        moves: blocks that survivors may take over, or have taken over.
     """
 
     processes: tuple[Process, ...]
@@ -64,6 +123,7 @@ class RunStatus:
     retried: int = 0
     holds_until: float = -float("inf")
     layouts: tuple[ShardLayout, ...] = ()
+    moves: BlockMoves = field(default_factory=BlockMoves)
 
     def present(self) -> tuple[Member, ...]:
         """Members that a new generation would have: the ready processes of complete workers.
@@ -88,6 +148,16 @@ class RunStatus:
     def _lost(self, there: Collection[Process]) -> tuple[int, ...]:
         is_elastic, holders = self.policy.is_elastic, self.policy.stage_of_chunk
         return lost_stages(self.processes, there, is_elastic=is_elastic, stage_of_chunk=holders)
+
+    def cut_of(self, number: int) -> Holders:
+        """Returns the stage that holds each chunk in a generation."""
+        return self.moves.cuts.get(number, self.policy.stage_of_chunk)
+
+    def after_move(self, generation: Generation, time: float) -> Self:
+        """Returns the same run once a member has its state for a generation: how long moving blocks takes."""
+        if not generation.form.cut or generation.waiting_since is None:
+            return self
+        return replace(self, moves=self.moves.after_move(time - generation.waiting_since))
 
     @property
     def dead(self) -> tuple[Process, ...]:

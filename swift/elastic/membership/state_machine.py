@@ -10,6 +10,10 @@ A generation forms in two phases. ``Form`` takes every member out of the generat
 process that may still be running is never left out of a generation: it is killed, and the generation waits for its
 death.
 
+Where a member is lost, the others go on re-routed. Once a better cut for them is prepared, and moving blocks pays, they
+form a generation with it, as for a joiner; every other generation has the cuts of the run, so that blocks move back
+when anything changes.
+
 A process in a system call that does not return (state D) cannot be killed: after ``Deadlines.dying`` it is retired, and
 the next generation forms without it. Nothing that it may still do can harm the run:
 
@@ -26,6 +30,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from swift.deadlines import Deadlines
+from swift.elastic.membership.block_moves import BlockMoves
 from swift.elastic.membership.commands import (
     Commands,
     Form,
@@ -41,6 +46,7 @@ from swift.elastic.membership.commands import (
 )
 from swift.elastic.membership.events import (
     CheckpointsListed,
+    CutFound,
     Died,
     Event,
     FaultInjected,
@@ -55,10 +61,10 @@ from swift.elastic.membership.failure_detector import overdue, unkillable
 from swift.elastic.membership.generation import Generation
 from swift.elastic.membership.members import Member, Process, agreed_stamp
 from swift.elastic.membership.message_handlers import after_message
-from swift.elastic.membership.process_status import ProcessState, ProcessStatus
 from swift.elastic.membership.restarts import restarts
-from swift.elastic.membership.run_status import RecoveryPolicy, RunStatus
+from swift.elastic.membership.run_status import ProcessState, ProcessStatus, RecoveryPolicy, RunStatus
 from swift.elastic.membership.shard_ownership import Slices, elastic_go_live
+from swift.topology import Worker
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,8 @@ class Membership(RunStatus):
     ) -> "Membership":
         """Returns the membership of a run before any of its processes has been started."""
         statuses = {process: ProcessStatus(Member(process, -1)) for process in processes}
-        return cls(tuple(processes), deadlines, statuses, time, policy or RecoveryPolicy())
+        policy = policy or RecoveryPolicy()
+        return cls(tuple(processes), deadlines, statuses, time, policy, moves=BlockMoves(policy.move_rule))
 
     def on(self, event: Event) -> tuple["Membership", Commands]:
         """Returns the membership after an event, and the commands to carry out.
@@ -99,6 +106,8 @@ class Membership(RunStatus):
                 return self._after_restore(event)
             case RestoreFailed(number, _, why, remedy):
                 return self, (StopRun(why, remedy),) if self.awaits_state(number) else ()
+            case CutFound():
+                return replace(self, moves=self.moves.after_found(event)), ()
             case MayRestart():
                 return self, restarts(self, event)
             case _:
@@ -159,7 +168,10 @@ class Membership(RunStatus):
         return self._decide_live(generation, time) if generation.is_live else self._decide_forming(generation, time)
 
     def _decide_live(self, generation: Generation, time: float) -> tuple["Membership", Commands]:
-        """Admits joiners once all members run, so that a series of joiners still leaves a generation time to work."""
+        """Admits joiners once all members run, so that a series of joiners still leaves a generation time to work.
+
+        If there are none, members take over blocks where that pays.
+        """
         entered = [status.entered for status in self.members_of(generation)]
         if time - generation.since > self.deadlines.progress:
             # A hanging process does not leave, which identifies it; the others keep their state.
@@ -170,7 +182,15 @@ class Membership(RunStatus):
             return self.restarted(why, time)
         if min(entered) > 0 and set(self.present()) - set(generation.form.members):
             return self._form(time, after=max(entered) + 1)
+        if min(entered) > 0 and (better := self.moves.better(self._failed)) is not None:
+            return self._form(time, after=max(entered) + 1, better=better)
         return self, ()
+
+    @property
+    def _failed(self) -> frozenset[Worker]:
+        """Workers that cannot be in a new generation."""
+        present = {member.process.worker for member in self.present()}
+        return frozenset(process.worker for process in self.processes) - present
 
     def _decide_forming(self, generation: Generation, time: float) -> tuple["Membership", Commands]:
         """Aborts members that do not finish the iteration after which they leave, or not together with the others."""
@@ -182,18 +202,21 @@ class Membership(RunStatus):
             return self._form(time)
         return self, ()
 
-    def _form(self, time: float, after: int | None = None) -> tuple["Membership", Commands]:
+    def _form(
+        self, time: float, after: int | None = None, better: CutFound | None = None
+    ) -> tuple["Membership", Commands]:
+        """Forms a generation of all that are present, with the cuts of the run unless it is to use a better one."""
         lost = self.unserved_stages
         if lost:
             return self._await_stages(lost, time)
-        form = Form(self.number + 1, self.present(), after)
+        form = Form(self.number + 1, self.present(), after, () if better is None else better.cut)
         statuses = [
             replace(status, state=ProcessState.FORMING if status.member in form.members else ProcessState.WAITING)
             for status in self.statuses.values()
             if status.is_present
         ]
         formed = replace(self.with_statuses(*statuses), generation=Generation(form, time), number=form.number, lost=())
-        return formed, (form,)
+        return replace(formed, moves=self.moves.after_form(form.number, self._failed, time, better)), (form,)
 
     def _await_stages(self, lost: tuple[int, ...], time: float) -> tuple["Membership", Commands]:
         """Waits for joiners. No member leaves its generation: without the stage it finishes no iteration anyway."""
@@ -222,8 +245,9 @@ class Membership(RunStatus):
             slices = Slices(layouts, held_by, generation.found)
             go, layouts = elastic_go_live(number, members, slices)
         else:
-            stamp = agreed_stamp(self.processes, held_by, self.policy.stage_of_chunk)
-            go = GoLive(number, stamp, tuple(member for member in members if stamp in generation.held[member]))
+            stamp = agreed_stamp(self.processes, held_by, self.cut_of)
+            holders = tuple(member for member in members if stamp in generation.held[member])
+            go = GoLive(number, stamp, holders, cut=self.moves.cuts.get(stamp.generation, ()) if stamp else ())
         live = [
             replace(
                 self.statuses[process], state=ProcessState.LIVE, last_live=number, quick_deaths=0, entered=0, finished=0
@@ -247,6 +271,8 @@ class Membership(RunStatus):
         else:  # a newer checkpoint is better where either of the two states is incomplete
             is_better = newest is not None and newest > go.stamp.step and (listed.is_full or not go.is_whole)
         restoring: RestoreState | ReshardState
+        if generation.form.cut and (is_better or go.stamp is None):
+            return self._form(listed.time)  # all go back with the cuts of the run, as checkpoints have them
         if is_better:
             restoring = RestoreState(go.number)
         elif go.stamp is not None and go.layout is not None:

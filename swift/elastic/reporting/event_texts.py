@@ -3,31 +3,54 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from swift.elastic.membership import PARTS, Process
+from swift.elastic.membership import PARTS, Holders, Process
 from swift.elastic.reporting.recovery_timing import Transition
 
 
-def transition_text(transition: Transition, joined: Sequence[Process], fields: Mapping[str, Any]) -> str:
+def transition_text(transition: Transition, joined: Sequence[Process], cut: Holders, fields: Mapping[str, Any]) -> str:
     """Formats a line on a generation that has finished its first iteration.
 
     Args:
         transition: transition that led to it.
         joined: processes that were not in the generation before.
+        cut: stage that holds each block there, by pipeline; empty: those of the run.
         fields: fields of its note.
     """
     again = f", {count(fields['rerun_steps'], 'iteration')} again" if fields["rerun_steps"] else ""
     if transition.failed:
         several = len(transition.failed) > 1
         what = f"the first of {len(transition.failed)} failures" if several else "the failure"
+    elif transition.is_move:
+        what = "the decision"
     else:
         what = f"{names(joined)} {'was' if len(joined) == 1 else 'were'} admitted"
     timed = [(part, fields.get(f"{part}_s")) for part in ("detection", "agreement", *PARTS)]
     parts = ", ".join(f"{part.replace('_', ' ')} {part_s:.2f}" for part, part_s in timed if part_s and part_s >= 0.005)
-    whole_s = fields["recovery_s" if transition.failed else "join_s"]
+    whole_s = next(fields[name] for name in ("recovery_s", "join_s", "move_s") if name in fields)
+    moved = f"blocks moved among the survivors, {cut_text(cut)}: " if cut else ""
     return (
-        f"resumed after iteration {fields['after']} with {count(len(fields['members']), 'process')}{again}: "
+        f"{moved}resumed after iteration {fields['after']} with {count(len(fields['members']), 'process')}{again}: "
         f"{whole_s:.2f} s after {what}" + (f" ({parts})" if parts else "")
     )
+
+
+def cuts_of(cut: Holders) -> list[list[int]]:
+    """Returns the number of blocks of each stage, by pipeline.
+
+    >>> cuts_of(((0, 0, 1), (0, 2, 2)))
+    [[2, 1, 0], [1, 0, 2]]
+    """
+    num_stages = 1 + max((max(stages) for stages in cut), default=-1)
+    return [[stages.count(stage) for stage in range(num_stages)] for stages in cut]
+
+
+def cut_text(cut: Holders) -> str:
+    """Formats the numbers of layers of all stages.
+
+    >>> cut_text(((0, 0, 1), (0, 2, 2)))
+    'stages of 2, 1, 0; 1, 0, 2 layers'
+    """
+    return f"stages of {'; '.join(', '.join(map(str, sizes)) for sizes in cuts_of(cut))} layers"
 
 
 def rejoin_text(processes: Sequence[Process], after: int | None) -> str:

@@ -17,6 +17,7 @@ from swift.elastic.membership import (
     GiveUp,
     GoLive,
     Heartbeat,
+    Holders,
     Kill,
     Member,
     Membership,
@@ -36,6 +37,7 @@ from swift.elastic.membership import (
 from swift.elastic.reporting.event_texts import (
     continue_text,
     count,
+    cuts_of,
     live_text,
     rejoin_text,
     stage_lost_text,
@@ -81,7 +83,8 @@ class Journal:
         self._joined: tuple[Process, ...] = ()
         self._part_times: dict[tuple[int, str], float] = {}
         self._recoveries: list[Mapping[str, float | None]] = []
-        self._num_deaths = self._num_joins = 0
+        self._cut: Holders = ()  # of the newest live generation
+        self._num_deaths = self._num_joins = self._num_moves = 0
 
     def kill_injected(self, process: Process, time: float) -> list[Note]:
         """Notes that fault injection kills a process at this time."""
@@ -107,8 +110,8 @@ class Journal:
         Returns:
             ``total_s``, the sum of ``startup_s``, ``useful_s``, ``detection_s``, ``reconfiguration_s``, ``rerun_s`` and
             ``waiting_s``, see ``swift.elastic.reporting.goodput.CAUSES``; ``goodput``, the useful share of it;
-            ``rerun_steps``, number of iterations run again; ``num_deaths``, ``num_recoveries``, ``num_joins``; and the
-            figures of ``recovery_figures``.
+            ``rerun_steps``, number of iterations run again; ``num_deaths``, ``num_recoveries``, ``num_joins``,
+            ``num_moves``; and the figures of ``recovery_figures``.
         """
         spent = self._goodput.seconds(time)
         total_s = sum(spent.values())
@@ -120,6 +123,7 @@ class Journal:
             "num_deaths": self._num_deaths,
             "num_recoveries": len(self._recoveries),
             "num_joins": self._num_joins,
+            "num_moves": self._num_moves,
             **recovery_figures(self._recoveries),
         }
 
@@ -199,10 +203,13 @@ class Journal:
             "rerun_steps": max(0, transition.newest - base),
             **durations,
         }
-        text = transition_text(transition, self._joined, fields)
+        text = transition_text(transition, self._joined, self._cut, fields)
         if transition.failed:
             self._recoveries.append(durations)
             return self._note("recovery", text, failed=[str(process) for process in transition.failed], **fields)
+        if transition.is_move:
+            self._num_moves += 1
+            return self._note("move", text, cuts=cuts_of(self._cut), **fields)
         self._num_joins += 1
         return self._note("join", text, **fields)
 
@@ -239,8 +246,8 @@ class Journal:
 
     def _on_form(self, form: Form, time: float) -> Note:
         self._goodput.form(form.after, time)
-        if form.after is not None:
-            self._admission = Transition(time)
+        if form.after is not None or (self._admission is not None and self._admission.is_move):
+            self._admission = None if form.after is None else Transition(time, is_move=bool(form.cut))
         joiners = [member for member in form.members if member.incarnation > 0 and member not in self._running]
         news = [member.process for member in joiners if member not in self._announced]
         self._announced.update(joiners)
@@ -253,6 +260,7 @@ class Journal:
     def _on_go_live(self, go: GoLive, time: float, after: Membership) -> Note:
         assert after.generation is not None
         members, is_first = after.generation.form.members, not self._running
+        self._cut = after.generation.form.cut
         self._joined = tuple(member.process for member in members if member not in self._running)
         self._running, self._base = members, go.stamp.step if go.stamp else None
         self._step = self._base or 0

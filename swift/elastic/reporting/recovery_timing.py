@@ -43,6 +43,7 @@ class Transition:
         detection_s: duration for which a failure was undetected.
         live_at: time at which the next generation went live; None before.
         newest: newest iteration that any member had finished by then.
+        is_move: whether nobody joins, and members take over blocks.
     """
 
     since: float
@@ -51,6 +52,7 @@ class Transition:
     detection_s: float = 0.0
     live_at: float | None = None
     newest: int = 0
+    is_move: bool = False
 
     def after_failure(self, process: Process, failure: Failure) -> "Transition":
         """Returns the same with one more failure; time in which two are undetected counts once."""
@@ -74,7 +76,8 @@ class Transition:
         """
         assert self.live_at is not None
         explained_s = self.detection_s + sum(part_times.get(part, 0.0) for part in BEFORE_LIVE)
-        found = {f"{'recovery' if self.failed else 'join'}_s": time - self.since}
+        what = "recovery" if self.failed else "move" if self.is_move else "join"
+        found = {f"{what}_s": time - self.since}
         if self.failed:
             found["detection_s"] = self.detection_s
         found["agreement_s"] = self.live_at - self.since - explained_s

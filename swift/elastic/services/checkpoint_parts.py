@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from swift.elastic.membership import Process, Stamp, lost_stages, processes_of, whole_workers
+from swift.elastic.membership import Process, Stamp, have_all, processes_of, whole_workers
 from swift.elastic.state import SharedMemoryStore, join_parts, process_parts
 from swift.mesh import MeshRow, part_shapes
 from swift.pipeline import StepSpec, TrainState
@@ -81,7 +81,7 @@ class CheckpointParts:
         everyone = processes_of(self.spec.live.topology, by_rank=self.by_rank)
         whole, chunks = whole_workers(everyone, in_order), self.spec.chunks
         has_parts = any(process.worker not in whole for process in in_order)
-        lost = lost_stages(everyone, in_order, stage_of_chunk=chunks.stage_DC)
+        has_all = have_all(everyone, in_order, () if chunks.are_stages else chunks.stage_DC)
         assert len(in_order) == len(holders), f"holders are {holders}"
-        assert self.is_elastic or not (has_parts or lost), f"holders are {holders}"
+        assert self.is_elastic or (has_all and not has_parts), f"holders are {holders}"
         return in_order

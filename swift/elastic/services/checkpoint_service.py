@@ -32,7 +32,7 @@ from swift.checkpoint import (
 )
 from swift.data import check_same_data
 from swift.elastic.elastic_ranks import ElasticSpecs, is_elastic
-from swift.elastic.membership import Process, Stamp, processes_of
+from swift.elastic.membership import Holders, Process, Stamp, processes_of
 from swift.elastic.services.checkpoint_parts import CheckpointParts
 from swift.elastic.services.reshard_state import Resharding
 from swift.elastic.state import Handover, LedgerCounts
@@ -51,6 +51,7 @@ from swift.elastic.transport import (
 )
 from swift.errors import RunError, SettingError
 from swift.pipeline import StepSpec, TrainState
+from swift.pipeline.reconfigure import blocks_spec
 from swift.runlog import sync_record
 from swift.train import Experiment, WeightSource
 from swift.train.checkpoints import check_savable, extra_of, keep_elsewhere, ledger_after, load_state, split_of
@@ -114,11 +115,11 @@ class CheckpointService:
         begun = time.perf_counter()
         try:
             match command:
-                case SaveCheckpoint(stamp, holders, is_full, True):
-                    write = partial(self.save, stamp, holders, is_full=is_full)
+                case SaveCheckpoint(stamp, holders, is_full, True, cut):
+                    write = partial(self.save, stamp, holders, is_full=is_full, cut=cut)
                     return KeptElsewhere(stamp.step, keep_elsewhere(self.checkpoints, stamp.step, write))
-                case SaveCheckpoint(stamp, holders, is_full):
-                    facts = save_facts(self.save(stamp, holders, is_full=is_full))
+                case SaveCheckpoint(stamp, holders, is_full, _, cut):
+                    facts = save_facts(self.save(stamp, holders, is_full=is_full, cut=cut))
                     path = checkpoint_path(self.checkpoints, stamp.step)
                     return Saved(stamp.step, time.perf_counter() - begun, path.name, facts)
                 case LoadCheckpoint(None, generation, processes) if self.init_from and not self._steps:
@@ -139,7 +140,13 @@ class CheckpointService:
             return self._failure(command, error)
 
     def save(
-        self, stamp: Stamp, holders: Sequence[Process], directory: Path | None = None, *, is_full: bool = False
+        self,
+        stamp: Stamp,
+        holders: Sequence[Process],
+        directory: Path | None = None,
+        *,
+        is_full: bool = False,
+        cut: Holders = (),
     ) -> Manifest:
         """Writes a checkpoint of the parts that processes have kept.
 
@@ -148,6 +155,7 @@ class CheckpointService:
             holders: processes that have kept its parts: of whole workers that together have every block.
             directory: directory of checkpoints; that of the run unless given.
             is_full: whether to save all experts, whatever K is; after the last iteration all are saved anyway.
+            cut: stage that holds each block of the parts, by pipeline; empty: those of the run.
 
         Returns:
             The checkpoint's manifest.
@@ -157,7 +165,7 @@ class CheckpointService:
             OSError: a part does not exist, or the checkpoint cannot be written.
         """
         spec = self._spec_of(holders)
-        split, state = split_of(spec), self._parts(holders).joined(stamp, holders)
+        split, state = split_of(spec), self._parts(holders, cut).joined(stamp, holders)
         check_savable(state, stamp.step, spec.experts.num_classes)
         ledger, config = self._counts.at(spec, stamp.step, _RECORD_S), self.experiment.checkpoint
         if directory is None:  # a record that the ledger counts must not be lost while the checkpoint stays
@@ -256,10 +264,10 @@ class CheckpointService:
         """Returns the step spec of a generation."""
         return self._elastic_specs.on(len(processes)) if self._is_elastic else self.spec
 
-    def _parts(self, processes: Sequence[Process]) -> CheckpointParts:
+    def _parts(self, processes: Sequence[Process], cut: Holders = ()) -> CheckpointParts:
         """Returns the parts of a generation's processes."""
         return CheckpointParts(
-            spec=self._spec_of(processes),
+            spec=blocks_spec(self._spec_of(processes), cut),
             snapshots=self.snapshots,
             by_rank=self.by_rank,
             is_elastic=self._is_elastic,

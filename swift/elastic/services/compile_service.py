@@ -23,15 +23,25 @@ from jax.sharding import Mesh
 
 from swift.elastic.compile_only_group import CompileOnlyGroup
 from swift.elastic.elastic_ranks import ElasticSpecs
+from swift.elastic.membership import Holders
 from swift.elastic.state import compiled_neighbour, neighbour_key
-from swift.elastic.transport import COMPILE_ANSWERS, COMPILE_REQUESTS, Alive, CompileFailed, CompileRequest, Prepared
+from swift.elastic.transport import (
+    COMPILE_ANSWERS,
+    COMPILE_REQUESTS,
+    Alive,
+    CompileFailed,
+    CompileRequest,
+    CutPrepared,
+    Prepared,
+)
 from swift.elastic.worker import LineWriter, configure_jax
 from swift.errors import RunError
 from swift.mesh import AXES, LiveMesh
-from swift.pipeline import Configuration, Configurator, Steps, StepSpec, neighbours
+from swift.pipeline import BetterCut, Configuration, Cuts, Plan, Recut, Steps, StepSpec, neighbours
 from swift.pipeline.reconfigure import (
     ExecutableCache,
     StepKind,
+    blocks_spec,
     compiled_share,
     compiled_slots,
     program_key,
@@ -51,31 +61,38 @@ class CompileJob(NamedTuple):
         kinds: kinds of programs.
         returning: worker that would return, and copy the state of a peer; None: there is none.
         num_ranks: number of expert ranks of an elastic run; None: it does not change.
+        before: stage that holds each block until then, by pipeline; empty: those of the run.
+        is_better: whether survivors are to hold other blocks than those of the run.
     """
 
     failed: frozenset[Worker]
     kinds: tuple[StepKind, ...]
     returning: Worker | None = None
     num_ranks: int | None = None
+    before: Holders = ()
+    is_better: bool = False
 
 
 def jobs_for(experiment: Experiment, request: CompileRequest) -> list[CompileJob]:
     """Returns what to prepare under a failure set or number of ranks, the most urgent first.
 
-    Programs for the present configuration come first, then after one more failure, then after a return; at the end,
-    in the same order, programs that few iterations need.
+    Programs for the present configuration come first, then for a better cut, then after one more failure, then after a
+    return; at the end, in the same order, programs that few iterations need.
     """
     evaluates = bool(experiment.eval_every or experiment.checkpoint.every)
     kinds: tuple[StepKind, ...] = ("window" if experiment.window > 1 else "single",)
     kinds += ("evaluate",) if evaluates else ()
-    failed, num_ranks = request
+    failed, num_ranks, cut = request
     if num_ranks is not None:
         possible = range(1, experiment.topology.num_expert_ranks + 1)
         counts = (num_ranks, num_ranks - 1, num_ranks + 1)
         return [CompileJob(failed, kinds, num_ranks=count) for count in counts if count in possible]
-    near = [failed, *sorted(neighbours(experiment.topology, failed, experiment.chunks), key=len, reverse=True)]
-    jobs = [CompileJob(other, kinds, next(iter(failed - other), None)) for other in near]
-    return jobs + [CompileJob(other, ("single",)) for other in near if experiment.window > 1]
+    near = sorted(neighbours(experiment.topology, failed, experiment.chunks), key=len, reverse=True)
+    jobs = [CompileJob(failed, kinds, is_better=bool(cut))]
+    if experiment.move_rule is not None and failed and not cut:
+        jobs.append(CompileJob(failed, kinds, is_better=True))
+    jobs += [CompileJob(other, kinds, next(iter(failed - other), None), before=cut) for other in near]
+    return jobs + [job._replace(kinds=("single",), returning=None) for job in jobs if experiment.window > 1]
 
 
 class CompileService:
@@ -93,7 +110,8 @@ class CompileService:
         self._sockets = sockets
         self._specs = ElasticSpecs(experiment)
         spec = self._specs.on(experiment.topology.num_expert_ranks)
-        self._configurator = Configurator(experiment.plan_settings(spec), self._executables)
+        num_sequences = experiment.sequences_per_microbatch
+        self._cuts = Cuts(spec, experiment.plan_settings(spec), num_sequences, self._executables)
         self._devices_per_process = jax.local_device_count()
         clear_backends()
 
@@ -108,27 +126,47 @@ class CompileService:
             SettingError: the planner cannot plan for this failure set.
             OSError: there is no room for the programs.
         """
-        configuration = self._configurator.configure(job.failed)
-        spec = self._specs.on(job.num_ranks or self._experiment.topology.num_expert_ranks)
+        recut = self._cuts.find(job.failed) if job.is_better else None
+        spec, configuration = self._cuts.spec(recut), self._cuts.configure(recut, job.failed)
+        before = blocks_spec(self._cuts.spec(None), job.before)
+        if job.num_ranks is not None:
+            spec = before = self._specs.on(job.num_ranks)
         clear_backends()
-        keys = self._keys(job, configuration, spec.at(replace(spec.live, rows=configuration.rows)))
+        there = replace(spec.live, rows=configuration.rows)
+        keys = self._keys(job, configuration, before.at(there), spec.at(there))
         missing = [key for key in keys if key not in self._executables]
         if missing:
             num_devices = len(configuration.rows) * spec.live.num_ranks
             with CompileOnlyGroup(num_devices // self._devices_per_process, self._sockets) as group:
                 # In a function of its own: everything that it makes must be gone when the devices are dropped.
-                self._compile(group, configuration, spec, job)
+                self._compile(group, configuration, before, spec, job)
             _return_memory()
             if any(key not in self._executables for key in missing):
                 raise OSError("compiled programs cannot be kept, see the log")
         return len(missing)
 
-    def _keys(self, job: CompileJob, configuration: Configuration, spec: StepSpec) -> list[object]:
+    def better(self, failed: frozenset[Worker]) -> BetterCut | None:
+        """Plans the best cut for survivors; returns None if none is faster than re-routing.
+
+        Raises:
+            SettingError: the plan is not possible in the memory that there is.
+        """
+        recut = self._cuts.find(failed)
+        if recut is None:
+            return None
+        return BetterCut.of(recut, self._cuts.spec(None), self._plan(failed, recut), self._plan(failed, None))
+
+    def _plan(self, failed: frozenset[Worker], recut: Recut | None) -> Plan:
+        spec, configuration = self._cuts.spec(recut), self._cuts.configure(recut, failed)
+        there = spec.at(replace(spec.live, rows=configuration.rows))
+        return Steps(there, configuration, self._experiment.sequences_per_microbatch).plan
+
+    def _keys(self, job: CompileJob, configuration: Configuration, before: StepSpec, spec: StepSpec) -> list[object]:
         num_ranks = spec.live.num_ranks
         keys = [program_key(configuration, num_ranks, kind, keep_state=True) for kind in job.kinds]
         has_R = _has_state(job, configuration)
-        if not all(has_R):
-            keys.append(share_key(spec, has_R))
+        if not all(has_R) or before.chunks != spec.chunks:
+            keys.append(share_key(before, spec, has_R))
         if job.num_ranks is not None:
             keys.append(slots_key(spec))
             keys += [neighbour_key(num_ranks, k) for k in self._experts_of_copies(job.num_ranks)]
@@ -140,18 +178,26 @@ class CompileService:
         has_neighbour = config.snapshot_every and num_ranks > 1
         return sorted({num_classes, min(num_classes, config.snapshot_k(num_classes))}) if has_neighbour else []
 
-    def _compile(self, group: CompileOnlyGroup, configuration: Configuration, spec: StepSpec, job: CompileJob) -> None:
+    def _compile(
+        self,
+        group: CompileOnlyGroup,
+        configuration: Configuration,
+        before: StepSpec,
+        spec: StepSpec,
+        job: CompileJob,
+    ) -> None:
         """Compiles just as a process of the run does when it forms a generation."""
         topology, num_sequences = spec.live.topology, self._experiment.sequences_per_microbatch
         grid = Mesh(group.grid(topology.num_expert_ranks), AXES)
-        spec = spec.at(LiveMesh(topology, configuration.rows, grid))
+        live = LiveMesh(topology, configuration.rows, grid)
+        before, spec = before.at(live), spec.at(live)
         steps = Steps(spec, configuration, num_sequences, self._executables, keep_state=True)
         for kind in job.kinds:
             if program_key(configuration, topology.num_expert_ranks, kind, keep_state=True) not in self._executables:
                 steps.compiled(kind)
         has_R = _has_state(job, configuration)
-        if not all(has_R):
-            compiled_share(spec, self._executables, has_R)
+        if not all(has_R) or before.chunks != spec.chunks:
+            compiled_share(before, spec, self._executables, has_R)
         if job.num_ranks is not None:
             compiled_slots(spec, self._executables)
             for k in self._experts_of_copies(job.num_ranks):
@@ -183,7 +229,8 @@ def run_compile_service(
             for job in jobs_for(experiment, request):
                 if not requests.empty():
                     break
-                output.write(COMPILE_ANSWERS.line(_outcome(service, job)))
+                if (outcome := _outcome(service, job)) is not None:
+                    output.write(COMPILE_ANSWERS.line(outcome))
     except RunError as error:  # every other job would fail in the same way
         output.write(COMPILE_ANSWERS.line(CompileFailed(str(error))))
     while True:
@@ -208,14 +255,22 @@ def _listen(source: TextIO, requests: SimpleQueue[CompileRequest]) -> None:
         os._exit(0)
 
 
-def _outcome(service: CompileService, job: CompileJob) -> Prepared | CompileFailed:
+def _outcome(service: CompileService, job: CompileJob) -> Prepared | CutPrepared | CompileFailed | None:
+    """Prepares the programs of a job; returns what to say of it, or None if there is no better cut."""
     begun = time.perf_counter()
     try:
+        better = service.better(job.failed) if job.is_better else None
+        if job.is_better and better is None:
+            return None
         compiled = service.prepare(job)
     except RunError:
         raise
     except Exception as error:  # whatever it is: the run continues, and its processes compile for themselves
         down = ", ".join(f"{d}:{p}" for d, p in sorted(job.failed)) or "none"
         where = f"with {down} down" if job.num_ranks is None else f"on {job.num_ranks} ranks"
-        return CompileFailed(f"{where}: {error}")
-    return Prepared(job.failed, job.num_ranks, job.kinds, compiled, round(time.perf_counter() - begun, 3))
+        return CompileFailed(f"{where}{' and other cuts' if job.is_better else ''}: {error}")
+    seconds = round(time.perf_counter() - begun, 3)
+    if better is not None:
+        cut, counts = better.recut.chunks[1], better.recut.microbatches
+        return CutPrepared(job.failed, cut, counts, better.gain, better.most_bytes, seconds)
+    return Prepared(job.failed, job.num_ranks, job.kinds, compiled, seconds, job.before)

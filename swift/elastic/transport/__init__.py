@@ -24,6 +24,7 @@ from swift.elastic.transport.compile_messages import (
     Alive,
     CompileFailed,
     CompileRequest,
+    CutPrepared,
     Prepared,
 )
 from swift.elastic.transport.multi_node_children import NODES, MultiNodeChildren
@@ -63,6 +64,7 @@ __all__ = [
     "CommandFailed",
     "CompileFailed",
     "CompileRequest",
+    "CutPrepared",
     "DataUnreadable",
     "FormGroup",
     "Halt",

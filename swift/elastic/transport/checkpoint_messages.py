@@ -2,7 +2,7 @@
 
 from typing import Any, Literal, NamedTuple
 
-from swift.elastic.membership import Process, ShardLayout, Stamp
+from swift.elastic.membership import Holders, Process, ShardLayout, Stamp
 from swift.elastic.transport.codec import Codec
 
 
@@ -14,12 +14,14 @@ class SaveCheckpoint(NamedTuple):
         holders: processes that have kept its parts, one for every stage and rank.
         is_full: whether to save all experts, whatever K is.
         is_elsewhere: whether to save it where there is room, as it cannot be written into the run directory.
+        cut: stage that holds each block of the parts, by pipeline; empty: those of the run.
     """
 
     stamp: Stamp
     holders: tuple[Process, ...]
     is_full: bool = False
     is_elsewhere: bool = False
+    cut: Holders = ()
 
 
 class LoadCheckpoint(NamedTuple):

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from swift.elastic.membership import Holders
 from swift.elastic.transport.codec import Codec
 from swift.topology import Worker
 
@@ -12,10 +13,12 @@ class CompileRequest(NamedTuple):
     Attributes:
         failed: failure set.
         num_ranks: number of live expert ranks of an elastic run; None: it does not change.
+        cut: stage that holds each block at present, by pipeline; empty: those of the run.
     """
 
     failed: frozenset[Worker]
     num_ranks: int | None = None
+    cut: Holders = ()
 
 
 class Prepared(NamedTuple):
@@ -27,12 +30,34 @@ class Prepared(NamedTuple):
         kinds: kinds of its programs, see ``Steps``.
         compiled: number of programs that had to be compiled.
         seconds: duration, in seconds.
+        before: stage that holds each block until then, by pipeline; empty: those of the run.
     """
 
     failed: frozenset[Worker]
     num_ranks: int | None
     kinds: tuple[str, ...]
     compiled: int
+    seconds: float
+    before: Holders = ()
+
+
+class CutPrepared(NamedTuple):
+    """The programs of a better cut for the survivors of some failures are in the executable cache.
+
+    Attributes:
+        failed: failure set.
+        cut: stage that holds each block, by pipeline.
+        microbatches: micro-batches of each pipeline.
+        gain: share of the planned time of a re-routed iteration that it saves.
+        most_bytes: bytes of state that the worker that gets the most of them has to copy.
+        seconds: duration, in seconds.
+    """
+
+    failed: frozenset[Worker]
+    cut: Holders
+    microbatches: tuple[int, ...]
+    gain: float
+    most_bytes: float
     seconds: float
 
 
@@ -46,7 +71,7 @@ class CompileFailed(NamedTuple):
     why: str
 
 
-CompileAnswer = Prepared | CompileFailed | Alive
+CompileAnswer = Prepared | CutPrepared | CompileFailed | Alive
 
 COMPILE_REQUESTS = Codec[CompileRequest](CompileRequest)
-COMPILE_ANSWERS = Codec[CompileAnswer](Prepared, CompileFailed, Alive)
+COMPILE_ANSWERS = Codec[CompileAnswer](Prepared, CutPrepared, CompileFailed, Alive)

@@ -15,7 +15,7 @@ from swift.elastic.state import NeighbourCopies, SharedMemoryStore
 from swift.elastic.transport import FormGroup, Halt, Planned, Record, SnapshotKept, SnapshotMissed
 from swift.elastic.worker.control_channel import CommandListener, ControlChannel
 from swift.mesh import fetch_parts
-from swift.pipeline import Steps, TrainState
+from swift.pipeline import Plan, Steps, TrainState
 from swift.pipeline.reconfigure import saving_rows
 from swift.train import Experiment, LiveWorkers, StateKeeper, TrainLoop, is_due, plan_facts, window_length
 
@@ -32,7 +32,7 @@ class GenerationRun:
         process: this process.
         command: command that formed the generation.
         steps: step functions on its mesh.
-        fault_free_period: planned time of an iteration without failures, in the unit of the plan's costs.
+        fault_free: plan without failures, of as many iterations.
         train: batches of the training split.
         validation: batches of the validation split.
         channel: channel to the supervisor.
@@ -46,7 +46,7 @@ class GenerationRun:
     process: Process
     command: FormGroup
     steps: Steps
-    fault_free_period: float
+    fault_free: Plan
     train: Loader
     validation: Loader
     channel: ControlChannel
@@ -174,7 +174,7 @@ class GenerationWorkers(LiveWorkers):
     @property
     def period_ratio(self) -> float:
         """Planned time of an iteration, as a multiple of that without failures."""
-        return self.steps.plan.period / self.generation.fault_free_period
+        return self.steps.plan.relative_period / self.generation.fault_free.relative_period
 
     def window_after(self, done: int) -> int:
         """Number of iterations in the next window, see ``window_length``."""

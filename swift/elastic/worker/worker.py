@@ -25,6 +25,7 @@ from swift.elastic.jax_group import JaxGroup, is_aborted
 from swift.elastic.membership import (
     Departed,
     Formed,
+    Holders,
     Member,
     Process,
     Ready,
@@ -40,8 +41,8 @@ from swift.elastic.worker.generation_run import GenerationRun, GenerationStates,
 from swift.elastic.worker.worker_spec import STUCK, WorkerSpec
 from swift.errors import RunError
 from swift.mesh import AXES, LiveMesh, fetch_parts, own_row, part_shapes, place_parts
-from swift.pipeline import Configuration, Configurator, Steps, StepSpec, TrainState
-from swift.pipeline.reconfigure import ExecutableCache, compiled_init, compiled_share, compiled_slots
+from swift.pipeline import Configuration, Cuts, Steps, StepSpec, TrainState
+from swift.pipeline.reconfigure import ExecutableCache, blocks_spec, compiled_init, compiled_share, compiled_slots
 from swift.train.checkpoints import split_of
 
 _GRACE_S = 5.0
@@ -68,7 +69,8 @@ class WorkerProcess:
         # No array of this backend is kept: each generation has a backend of its own.
         self._specs = ElasticSpecs(self._experiment)
         spec = self._specs.on(self._experiment.topology.num_expert_ranks)
-        self._configurator = Configurator(self._experiment.plan_settings(spec), self._executables)
+        num_sequences = self._experiment.sequences_per_microbatch
+        self._cuts = Cuts(spec, self._experiment.plan_settings(spec), num_sequences, self._executables)
         self._handover: Handover | None = None
         if worker_spec.is_elastic:
             processes = processes_of(self._experiment.topology, by_rank=True)
@@ -85,6 +87,7 @@ class WorkerProcess:
         self._states: dict[Stamp, TrainState] = {}  # on the devices
         self._keeping = threading.Lock()
         self._own_stamps: set[Stamp] = set()  # kept by this incarnation
+        self._moved_from: Stamp | None = None  # a kept state that others may still need for their blocks
         # Records of iterations whose states may be kept; the processes that ran them may have died unreported.
         self._records: dict[int, dict[str, Any]] = self._state_store.records()
         self._abort_limit_s: float | None = None  # time limit of the main thread to react to an abort
@@ -123,9 +126,11 @@ class WorkerProcess:
             self._leave()
             self._hand_over(members)
             present = {member.process.worker for member in members}
-            configuration = self._configurator.configure(frozenset(self._experiment.topology.workers) - present)
-            num_ranks = len(members) if self._worker_spec.is_elastic else self._experiment.topology.num_expert_ranks
-            spec = self._specs.on(num_ranks)
+            failed = frozenset(self._experiment.topology.workers) - present
+            recut = self._cuts.find(failed) if command.form.cut else None
+            spec, configuration = self._cuts.spec(recut), self._cuts.configure(recut, failed)
+            if self._worker_spec.is_elastic:
+                spec = self._specs.on(len(members))
             clear_backends()  # nothing of it may stay on devices
         self._channel.send(Departed, number=number)
         if not self._commands.wait_to_enter(number):
@@ -138,17 +143,17 @@ class WorkerProcess:
         start = self._commands.wait_to_start(number)
         if start is not None:
             with self._channel.timed(number, "state"):
-                self._restore_state(steps, start)
+                self._restore_state(steps, start, command.form.cut)
             self._run_generation(command, steps, start)
 
     def _run_generation(self, command: FormGroup, steps: Steps, start: StartGeneration) -> None:
-        plans, (train, validation) = self._configurator.configure(frozenset()).plans, self._data
+        plans, (train, validation) = self._cuts.configure(None, frozenset()).plans, self._data
         generation = GenerationRun(
             experiment=self._experiment,
             process=self._worker_spec.process,
             command=command,
             steps=steps,
-            fault_free_period=plans[steps.plan.schedule.problem.num_iterations].period,
+            fault_free=plans[steps.plan.schedule.problem.num_iterations],
             train=train,
             validation=validation,
             channel=self._channel,
@@ -192,8 +197,10 @@ class WorkerProcess:
                 except OSError as error:
                     print(f"the state after iteration {stamp.step} is not kept: {error}", file=sys.stderr, flush=True)
             if self._states and self._states.keys() <= self._own_stamps:
-                self._own_stamps &= self._states.keys()
-                self._state_store.keep_only(frozenset(self._states))
+                # Who has done an iteration knows that all had their blocks; until then, they may need those of before.
+                kept = self._states.keys() | ({self._moved_from} if len(self._states) == 1 else set())
+                self._own_stamps &= kept
+                self._state_store.keep_only(frozenset(filter(None, kept)))
 
     def _hand_over(self, members: tuple[Member, ...]) -> None:
         """Hands over what others may need of this process, if the members are not those of the last generation."""
@@ -230,10 +237,14 @@ class WorkerProcess:
             self._neighbour_copies = NeighbourCopies(steps.spec, self._executables, copies, process, processes, config)
         return steps
 
-    def _restore_state(self, steps: Steps, start: StartGeneration) -> None:
-        """Puts the state to resume from on the devices, and removes all other states."""
+    def _restore_state(self, steps: Steps, start: StartGeneration, cut: Holders) -> None:
+        """Puts the state to resume from on the devices, and removes all other states.
+
+        Where workers hold other blocks than those with which it was computed, it is kept until they have them.
+        """
         spec, go = steps.spec, start.go
         live, stamp = spec.live, go.stamp or Stamp(go.number, 0)
+        self._moved_from = stamp if go.cut != cut else None
         if go.stamp is None:
             state = compiled_init(spec, self._executables, self._experiment.seed)()
         elif start.is_restored:
@@ -243,24 +254,32 @@ class WorkerProcess:
             state = compiled_slots(spec, self._executables)(place_parts(parts, live, specs, shapes))
             snapshots.keep_only(frozenset({stamp}))
         else:
-            state = self._state_of_members(spec, stamp, {member.process for member in go.holders})
-        self._states[stamp] = jax.block_until_ready(state)
+            before = spec if go.cut == cut else blocks_spec(self._cuts.spec(None).at(live), go.cut)
+            state = self._state_of_members(before, spec, stamp, {member.process for member in go.holders})
+        self._states[stamp if self._moved_from is None else Stamp(go.number, stamp.step)] = jax.block_until_ready(state)
         self._own_stamps &= {stamp}
         self._state_store.keep_only(frozenset({stamp}))
         if self._handover is not None:
             self._handover.withdraw(self._worker_spec.process, kept=frozenset({stamp}))
 
-    def _state_of_members(self, spec: StepSpec, stamp: Stamp, holders: set[Process]) -> TrainState:
-        """Returns a state of which some members hold their parts: this process's own, or a copy of a peer's."""
-        live, shapes, parts = spec.live, spec.abstract(with_slots=True), None
+    def _state_of_members(self, before: StepSpec, spec: StepSpec, stamp: Stamp, holders: set[Process]) -> TrainState:
+        """Returns a state of which some members hold their parts: this process's own, and blocks of others.
+
+        Args:
+            before: spec of the parts.
+            spec: spec of the state to return, on the same mesh.
+            stamp: stamp of the state.
+            holders: processes that hold their parts.
+        """
+        live, shapes, parts = spec.live, before.abstract(with_slots=True), None
         if self._worker_spec.process in holders:
-            like = part_shapes(spec.specs, shapes, self._num_devices)
+            like = part_shapes(before.specs, shapes, self._num_devices)
             parts = self._state_store.load(stamp, like, is_own=stamp in self._own_stamps)
-        state = place_parts(parts, live, spec.specs, shapes)
+        state = place_parts(parts, live, before.specs, shapes)
         whole = whole_workers(processes_of(live.topology, by_rank=self._worker_spec.by_rank), holders)
         has_R = [worker in whole for worker in live.workers]
-        if not all(has_R):
-            share = compiled_share(spec, self._executables, has_R)
+        if not all(has_R) or before is not spec:
+            share = compiled_share(before, spec, self._executables, has_R)
             with self._abortable(_STUCK_S):
                 state, has_arrived = jax.block_until_ready(share(state))
             if not own_row(has_arrived):

@@ -7,8 +7,8 @@ workers.
 from swift.pipeline.reconfigure.block_sharing import saving_rows, share_blocks
 from swift.pipeline.reconfigure.block_transfer import move_on_host, move_state
 from swift.pipeline.reconfigure.compiled_steps import StepKind, Steps, WindowResult, program_key
-from swift.pipeline.reconfigure.cut_search import CutSearch, Outages
-from swift.pipeline.reconfigure.engine import BetterCut, Engine, Prepare, Reconfiguration
+from swift.pipeline.reconfigure.cut_search import CutSearch
+from swift.pipeline.reconfigure.engine import Engine, Prepare, Reconfiguration
 from swift.pipeline.reconfigure.executable_cache import ExecutableCache
 from swift.pipeline.reconfigure.failure_config import (
     Configuration,
@@ -20,7 +20,7 @@ from swift.pipeline.reconfigure.failure_config import (
     survives,
 )
 from swift.pipeline.reconfigure.join_programs import compiled_init, compiled_share, compiled_slots, share_key, slots_key
-from swift.pipeline.reconfigure.recut import Recut
+from swift.pipeline.reconfigure.recut import BetterCut, Cuts, Recut, blocks_spec
 from swift.pipeline.reconfigure.reshard import StateShape, reshape_state, reshaped
 
 __all__ = [
@@ -28,9 +28,9 @@ __all__ = [
     "Configuration",
     "Configurator",
     "CutSearch",
+    "Cuts",
     "Engine",
     "ExecutableCache",
-    "Outages",
     "Plan",
     "PlanSettings",
     "Prepare",
@@ -41,6 +41,7 @@ __all__ = [
     "Steps",
     "WindowResult",
     "batch_of_rows",
+    "blocks_spec",
     "compiled_init",
     "compiled_share",
     "compiled_slots",

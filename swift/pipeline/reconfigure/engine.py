@@ -14,10 +14,10 @@ import jax
 from swift.data import Batch
 from swift.pipeline.reconfigure.block_transfer import move_state
 from swift.pipeline.reconfigure.compiled_steps import Steps, WindowResult
-from swift.pipeline.reconfigure.failure_config import Configuration, Configurator, Plan, PlanSettings, neighbours
-from swift.pipeline.reconfigure.recut import Recut, check_recut, find_recut, recut_settings, recut_spec
+from swift.pipeline.reconfigure.failure_config import Configuration, PlanSettings, neighbours
+from swift.pipeline.reconfigure.recut import BetterCut, Cuts, Recut, check_recut
 from swift.pipeline.runtime import DeviceBatch, StepSpec, Sums, TrainState
-from swift.schedules import FAULT_FREE, Kind, allocated_bytes
+from swift.schedules import FAULT_FREE, allocated_bytes
 from swift.topology import Worker
 
 Prepare = Literal["none", "next"]
@@ -40,21 +40,6 @@ class Reconfiguration:
     compile_ms: float
     move_ms: float
     moved_bytes: int
-
-
-@dataclass(frozen=True)
-class BetterCut:
-    """A cut for the survivors of some failures, ready to run.
-
-    Attributes:
-        recut: cuts and micro-batches.
-        gain: share of the planned time of a re-routed iteration that it saves.
-        most_bytes: about how many bytes of state the worker that gets the most of them has to copy.
-    """
-
-    recut: Recut
-    gain: float
-    most_bytes: float
 
 
 class Engine:
@@ -80,8 +65,7 @@ class Engine:
         prepare: Prepare = "none",
         failed: frozenset[Worker] = frozenset(),
     ):
-        self._num_sequences, self._settings = num_sequences, settings
-        self._recuts: dict[Recut | None, tuple[StepSpec, Configurator]] = {None: (spec, Configurator(settings))}
+        self._num_sequences, self._cuts = num_sequences, Cuts(spec, settings, num_sequences)
         self._recut: Recut | None = None
         self._looks_ahead = prepare == "next" and settings.planner not in FAULT_FREE
         self._steps: dict[tuple[Recut | None, frozenset[Worker]], Steps] = {}
@@ -131,19 +115,15 @@ class Engine:
     @property
     def period_ratio(self) -> float:
         """The planned time of an iteration, as a multiple of that without failures."""
-        return self._ratio(self.steps.plan)
-
-    def _ratio(self, plan: Plan) -> float:
+        plan = self.steps.plan
         fault_free = self._fault_free.plans[plan.schedule.problem.num_iterations]
-        # The unit of costs depends on the cuts; the work of a micro-batch does not.
-        of_all, of_now = (one.schedule.problem.time_4P[: Kind.U].sum() for one in (fault_free, plan))
-        return float(plan.period / fault_free.period * (of_all / of_now))
+        return plan.relative_period / fault_free.relative_period
 
     @property
     def stash_bytes(self) -> int:
         """Bytes that every rank allocates for stashes and messages."""
-        _, configurator = self._of(self._recut)
-        return allocated_bytes(self.steps.plan.table, configurator.settings.sizes)
+        sizes = self._cuts.configurator(self._recut).settings.sizes
+        return allocated_bytes(self.steps.plan.table, sizes)
 
     @property
     def bubble_share(self) -> float:
@@ -156,7 +136,7 @@ class Engine:
         Raises:
             SettingError: a stage has no survivor, or the planner cannot plan for the failures.
         """
-        return self._of(None)[1].configure(failed)
+        return self._cuts.configure(None, failed)
 
     def better_cut(self, failed: frozenset[Worker]) -> BetterCut | None:
         """Plans and compiles the best cut for survivors that stay in their pipelines; None if it saves no time.
@@ -170,18 +150,14 @@ class Engine:
             SettingError: the plan is not possible in the memory that there is.
         """
         with jax.enable_x64(self._is_x64):  # a setting of each thread
-            spec, configurator = self._of(None)
-            recut = find_recut(configurator.settings, spec, failed, self._num_sequences)
+            recut = self._cuts.find(failed)
             if recut is None:
                 return None
-            check_recut(recut, spec, failed)
             steps, rerouted = self._steps_for(failed, recut), self._steps_for(failed, None)
-            gain = 1 - self._ratio(steps.plan) / self._ratio(rerouted.plan)
-            if gain <= 0:
-                return None
-            steps.compiled(steps.main)
-            sizes = spec.cut.sizes
-            return BetterCut(recut, gain, recut.most_moved(sizes) * spec.state_bytes / max(sizes))
+            better = BetterCut.of(recut, self._cuts.spec(None), steps.plan, rerouted.plan)
+            if better is not None:
+                steps.compiled(steps.main)
+            return better
 
     def settle(self) -> None:
         """Waits until everything is prepared."""
@@ -220,7 +196,7 @@ class Engine:
         """
         begun = time.perf_counter()
         if recut is not None:
-            check_recut(recut, self._of(None)[0], failed)
+            check_recut(recut, self._cuts.spec(None), failed)
         is_planned = (recut, failed) in self._steps
         steps = self._steps_for(failed, recut)
         is_prepared = is_planned and steps.is_compiled(steps.main)
@@ -235,22 +211,11 @@ class Engine:
         plan_ms, compile_ms, move_ms = (1000 * (b - a) for a, b in pairwise((begun, planned, compiled, moved)))
         return state, Reconfiguration(is_prepared, plan_ms, compile_ms, move_ms, num_bytes)
 
-    def _of(self, recut: Recut | None) -> tuple[StepSpec, Configurator]:
-        """The step spec on the mesh of all workers, and the plans, with some cuts; None: those of the run."""
-        found = self._recuts.get(recut)
-        if found is None:
-            assert recut is not None, "the run's own cuts are there from the start"
-            spec = recut_spec(self._of(None)[0], recut)
-            settings = recut_settings(self._settings, spec, recut, self._num_sequences)
-            found = self._recuts.setdefault(recut, (spec, Configurator(settings)))
-        return found
-
     def _steps_for(self, failed: frozenset[Worker], recut: Recut | None) -> Steps:
         # Without a lock: two threads may plan the same, but neither waits for a plan that only the other needs.
         steps = self._steps.get((recut, failed))
         if steps is None:
-            of_all, configurator = self._of(recut)
-            configuration = configurator.configure(failed)
+            of_all, configuration = self._cuts.spec(recut), self._cuts.configure(recut, failed)
             spec = of_all.at(of_all.live.with_rows(configuration.rows))
             steps = self._steps.setdefault((recut, failed), Steps(spec, configuration, self._num_sequences))
         return steps
@@ -259,14 +224,13 @@ class Engine:
         """Drops configurations two changes away; plans and compiles those one change away, main programs first."""
         for future in self._pending:
             future.cancel()
-        failed, spec = self.configuration.failed, self._of(None)[0]
+        failed, spec = self.configuration.failed, self._cuts.spec(None)
         near = [(None, other) for other in (failed, *neighbours(spec.live.topology, failed, spec.chunks))]
         kept = [*near, (self._recut, failed)]
         for planned in list(self._steps):
             if planned not in kept and planned[1] != failed:
                 del self._steps[planned]
-        for recut in self._recuts.keys() - {None, *(planned[0] for planned in self._steps)}:
-            del self._recuts[recut]
+        self._cuts.keep_only([recut for recut, _ in self._steps])
         if self._looks_ahead:
             jobs = [(*one, is_main) for is_main in (True, False) for one in dict.fromkeys(kept)]
             self._pending = [self._background.submit(self._make_ready, *job) for job in jobs]

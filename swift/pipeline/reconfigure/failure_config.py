@@ -20,6 +20,7 @@ from swift.models import Chunks
 from swift.pipeline.reconfigure.executable_cache import ExecutableCache
 from swift.pipeline.runtime import share_sequences
 from swift.schedules import (
+    Kind,
     OwnPlanner,
     Problem,
     Schedule,
@@ -69,6 +70,11 @@ class Plan:
         opcode_TR, problem = self.table.opcode_TR, self.schedule.problem
         time_TR = np.where(opcode_TR > 0, problem.time_4P[opcode_TR - 1, self.table.chunk_TR], 0.0)
         return float(time_TR.max(axis=1).sum()) / problem.num_iterations
+
+    @property
+    def relative_period(self) -> float:
+        """``period`` in units of a micro-batch's work on all chunks, which depend neither on costs nor on cuts."""
+        return self.period / float(self.schedule.problem.time_4P[: Kind.U].sum())
 
     @property
     def bubble_share(self) -> float:

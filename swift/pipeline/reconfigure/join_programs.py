@@ -31,20 +31,22 @@ def slots_key(spec: StepSpec) -> object:
 
 
 def compiled_share(
-    spec: StepSpec, store: ExecutableCache, has_R: Sequence[bool]
+    old: StepSpec, new: StepSpec, store: ExecutableCache, has_R: Sequence[bool]
 ) -> Callable[[TrainState], tuple[TrainState, jax.Array]]:
-    """The program that copies the state to rows without one, see ``share_blocks``.
+    """The program that gives every row the blocks that it is to hold, see ``share_blocks``.
 
     Args:
-        spec: step spec on the live mesh.
+        old: step spec of the state that rows have, on the live mesh.
+        new: step spec of the state that they get, on the same mesh.
         store: cache of the run.
         has_R: whether each row has the state; one that holds it has to, for every chunk.
     """
-    share = jax.jit(share_blocks(spec, spec, has_R))
-    state, devices = spec.abstract(with_slots=True), list(spec.live.mesh.devices.flat)
-    return store.get(share_key(spec, has_R), lambda: share.lower(state).compile(), devices)
+    share = jax.jit(share_blocks(old, new, has_R))
+    state, devices = old.abstract(with_slots=True), list(new.live.mesh.devices.flat)
+    return store.get(share_key(old, new, has_R), lambda: share.lower(state).compile(), devices)
 
 
-def share_key(spec: StepSpec, has_R: Sequence[bool]) -> object:
+def share_key(old: StepSpec, new: StepSpec, has_R: Sequence[bool]) -> object:
     """The cache key of the program of ``compiled_share``: it depends on the rows that give, not on those that take."""
-    return "share", spec.holding_R.tolist(), Routes.of(spec, spec, has_R).giver_C
+    holds = [(spec.chunks.sizes, spec.chunks.stage_DC, spec.holding_R.tolist()) for spec in (old, new)]
+    return "share", new.live.num_ranks, holds, Routes.of(old, new, has_R).giver_C

@@ -4,13 +4,14 @@ A pipeline that has lost a worker may hold its blocks on the others, and run few
 and the checkpoints stay what they are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from swift.errors import SettingError, check_count
 from swift.models import Chunks
-from swift.pipeline.reconfigure.failure_config import PlanSettings
+from swift.pipeline.reconfigure.executable_cache import ExecutableCache
+from swift.pipeline.reconfigure.failure_config import Configuration, Configurator, Plan, PlanSettings
 from swift.pipeline.runtime import StepSpec, plan_costs, sequences_per_rank
 from swift.schedules import Chunk, OwnPlanner, Problem, Schedule, SlotBytes, common_chunks, joined
 from swift.schedules.adapt import BlockProblem, recut
@@ -49,6 +50,102 @@ class Recut:
         return most
 
 
+@dataclass(frozen=True)
+class BetterCut:
+    """A cut for the survivors of some failures.
+
+    Attributes:
+        recut: cuts and micro-batches.
+        gain: share of the planned time of a re-routed iteration that it saves.
+        most_bytes: about how many bytes of state the worker that gets the most of them has to copy.
+    """
+
+    recut: Recut
+    gain: float
+    most_bytes: float
+
+    @classmethod
+    def of(cls, recut: Recut, spec: StepSpec, moved: Plan, rerouted: Plan) -> "BetterCut | None":
+        """A cut with what it gains; None if it saves no time.
+
+        Args:
+            recut: cuts and micro-batches.
+            spec: step spec of the run.
+            moved: plan of an iteration with this cut.
+            rerouted: plan of an iteration with the run's own.
+        """
+        gain, sizes = 1 - moved.relative_period / rerouted.relative_period, spec.cut.sizes
+        return cls(recut, gain, recut.most_moved(sizes) * spec.state_bytes / max(sizes)) if gain > 0 else None
+
+
+class Cuts:
+    """The step specs and plans of a run, with its own cuts and with others; safe to use from several threads.
+
+    Args:
+        spec: step spec on the mesh of all workers, or on that of a checkpoint.
+        settings: settings of all plans.
+        num_sequences: sequences of a micro-batch, over all expert ranks.
+        store: cache in which the processes of a run share plans and cuts; None: no cache.
+    """
+
+    def __init__(
+        self, spec: StepSpec, settings: PlanSettings, num_sequences: int, store: ExecutableCache | None = None
+    ):
+        self._settings, self._num_sequences, self._store = settings, num_sequences, store
+        self._specs: dict[Recut | None, StepSpec] = {None: spec}
+        self._configurators: dict[Recut | None, Configurator] = {None: Configurator(settings, store)}
+
+    def spec(self, recut: Recut | None) -> StepSpec:
+        """The step spec on the mesh of all workers, with some cuts; None: those of the run."""
+        found = self._specs.get(recut)
+        if found is None:
+            assert recut is not None, "the run's own cuts are there from the start"
+            found = self._specs.setdefault(recut, recut_spec(self.spec(None), recut))
+        return found
+
+    def configurator(self, recut: Recut | None) -> Configurator:
+        """The plans with some cuts; None: those of the run."""
+        found = self._configurators.get(recut)
+        if found is None:
+            assert recut is not None, "the run's own cuts are there from the start"
+            settings = recut_settings(self._settings, self.spec(recut), recut, self._num_sequences)
+            found = self._configurators.setdefault(recut, Configurator(settings, self._store))
+        return found
+
+    def configure(self, recut: Recut | None, failed: frozenset[Worker]) -> Configuration:
+        """The configuration for a failure set, with some cuts; None: those of the run.
+
+        Raises:
+            SettingError: a stage has no survivor, or the planner cannot plan for the failures.
+        """
+        if recut is None or self._store is None:
+            return self.configurator(recut).configure(failed)
+        key = "configuration", recut.cuts, recut.microbatches, sorted(failed)
+        return self._store.value(key, lambda: self.configurator(recut).configure(failed))
+
+    def find(self, failed: frozenset[Worker]) -> Recut | None:
+        """The best cut for survivors that stay in their pipelines; None if there is none.
+
+        Raises:
+            SettingError: the plan is not possible in the memory that there is.
+        """
+        spec = self.spec(None)
+
+        def find() -> Recut | None:
+            found = find_recut(self._settings, spec, failed, self._num_sequences)
+            if found is not None:
+                check_recut(found, spec, failed)
+            return found
+
+        return find() if self._store is None else self._store.value(("better cut", sorted(failed)), find)
+
+    def keep_only(self, recuts: Collection[Recut | None]) -> None:
+        """Forgets all other cuts but those of the run."""
+        for other in self._specs.keys() - {None, *recuts}:
+            del self._specs[other]
+            self._configurators.pop(other, None)
+
+
 def check_recut(recut: Recut, spec: StepSpec, failed: frozenset[Worker]) -> None:
     """Raises SettingError if these are not the blocks and micro-batches of a run, or leave a live worker without any.
 
@@ -80,8 +177,17 @@ def check_recut(recut: Recut, spec: StepSpec, failed: frozenset[Worker]) -> None
 
 def recut_spec(spec: StepSpec, recut: Recut) -> StepSpec:
     """The step spec of a run with other cuts; its checkpoints have the same cut."""
-    chunks = Chunks(spec.cut.moe_layers, *recut.chunks)
-    return replace(spec, chunks=chunks, worker_shapes=None)  # type: ignore[arg-type]
+    return _with_chunks(spec, *recut.chunks)
+
+
+def blocks_spec(spec: StepSpec, stage_DB: Sequence[Sequence[int]]) -> StepSpec:
+    """The step spec of a run where workers hold other blocks.
+
+    Args:
+        spec: step spec of the run.
+        stage_DB: stage that holds each block, by pipeline; empty: those of the run.
+    """
+    return _with_chunks(spec, (1,) * len(spec.cut.moe_layers), tuple(map(tuple, stage_DB))) if stage_DB else spec
 
 
 def recut_settings(settings: PlanSettings, spec: StepSpec, recut: Recut, num_sequences: int) -> PlanSettings:
@@ -112,8 +218,7 @@ def find_recut(settings: PlanSettings, spec: StepSpec, failed: frozenset[Worker]
     if any(all((d, p) in failed for p in range(topology.num_stages)) for d in range(topology.num_pipelines)):
         return None
     stages = tuple(p for p, size in enumerate(size_P) for _ in range(size))
-    by_block = Chunks(spec.cut.moe_layers, (1,) * len(stages), (stages,) * topology.num_pipelines)
-    of_blocks = replace(spec, chunks=by_block, worker_shapes=None)  # type: ignore[arg-type]
+    of_blocks = blocks_spec(spec, (stages,) * topology.num_pipelines)
     problem, _ = _problem(settings, of_blocks, num_sequences)
     blocks = problem.chunks or (Chunk(),) * len(stages)
     of_stages = tuple(joined(blocks[first:end]) for first, end in pairwise(accumulate(size_P, initial=0)))
@@ -134,6 +239,11 @@ class _Planned(OwnPlanner):
 
     def plan(self, problem: Problem) -> Schedule:  # noqa: ARG002
         return self.schedule
+
+
+def _with_chunks(spec: StepSpec, sizes: tuple[int, ...], stage_DC: tuple[tuple[int, ...], ...]) -> StepSpec:
+    chunks = Chunks(spec.cut.moe_layers, sizes, stage_DC)
+    return replace(spec, chunks=chunks, worker_shapes=None)  # type: ignore[arg-type]
 
 
 def _problem(settings: PlanSettings, spec: StepSpec, num_sequences: int) -> tuple[Problem, SlotBytes]:

@@ -89,6 +89,9 @@ def _incidents(run: Run, timed: Timed) -> Iterator[Incident]:
         case "join":
             who = tuple(names_in(event, "joined"))
             yield Incident("return", *at, who, "rejoined", number_in(run, event, "join_s"))
+        case "move":
+            took_s = number_in(run, event, "move_s")
+            yield Incident("recovery", *at, (), "blocks move among the survivors", took_s)
         case "restore":
             yield Incident("restore", *at, (), f"from the checkpoint of iteration {at[1]}")
         case "recut":

@@ -17,6 +17,7 @@ from swift.mesh import LiveMesh, RankKind, live_mesh
 from swift.models import GPT, Chunks, Cut, ModelConfig, model_size
 from swift.pipeline import Engine, PlanSettings, Prepare, Remat, StepSpec, plan_costs, sequences_per_rank
 from swift.schedules import Chunk, Costs, OwnPlanner, Problem, shape_of
+from swift.schedules.adapt import MoveRule, Outages
 from swift.topology import Topology, Worker
 from swift.train.settings import compatibility, layouts
 from swift.train.settings.cutting import chunks_of, cut_model
@@ -141,6 +142,13 @@ class Experiment:
     def failure_list(self) -> FailureList:
         """Parsed ``failures``."""
         return parse_failures(self.failures, self.topology, self.num_steps, self.window)
+
+    @property
+    def move_rule(self) -> MoveRule | None:
+        """When blocks move after a failure; None: never."""
+        if self.adapt == "reroute":
+            return None
+        return MoveRule(Outages(self.expected_downtime), is_always=self.adapt == "recut")
 
     @property
     def tokens_per_step(self) -> int:

@@ -261,6 +261,23 @@ def test_what_is_saved_has_every_chunk_and_what_a_worker_kept_before_it_died_cou
     assert keeping.children.asked[1:] == [SaveCheckpoint(Stamp(1, 8), (first, second))]
 
 
+def test_where_blocks_have_moved_a_worker_that_has_all_of_them_is_enough(tmp_path):
+    """In generation 1, and no other: 0:0 has the blocks of 0:1, too, and 1:0 and 1:1 have one each."""
+    first, second, third, _ = processes = processes_of(Topology(2, 2))
+    keeping, cut = Keeping(tmp_path, processes), ((0, 0), (0, 1))
+    keeping.saving.set_processes([first, *processes[2:]], 1, cut)
+    keeping.saving.set_processes(processes, 2)
+    keeping.add(5, third)
+    assert keeping.children.asked == []
+    keeping.add(5, first)
+    assert keeping.children.asked == [SaveCheckpoint(Stamp(1, 5), (first, third), cut=cut)]
+    keeping.answers(5)
+    for process in (first, second):
+        assert keeping.children.asked[1:] == []
+        keeping.saving.add(SnapshotKept(Member(process, 0), Stamp(2, 8), None))
+    assert keeping.children.asked[1:] == [SaveCheckpoint(Stamp(2, 8), (first, second))]
+
+
 def test_of_a_worker_that_is_not_needed_no_ranks_are_saved(tmp_path):
     """1:0 and 1:1 have every chunk; of 0:0 one rank has kept its part before them."""
     processes = processes_of(Topology(2, 2, 2), by_rank=True)

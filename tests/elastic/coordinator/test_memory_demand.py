@@ -50,6 +50,23 @@ def test_a_node_of_several_keeps_what_its_own_processes_have(two_ranks):
     assert Process((1, 0)) in processes
 
 
+def test_where_blocks_move_a_worker_may_have_those_of_another(two_ranks):
+    """With one of three stages down, the two that are left have three of the six layers each, and not two."""
+    model = replace(two_ranks.model, num_layers=6, moe_pattern=(True,))
+    stays = replace(two_ranks, model=model, topology=Topology(2, 3, 2), num_microbatches=4)
+    processes = processes_of(stays.topology, by_rank=False)
+    found = [
+        MemoryDemand.of(replace(stays, adapt=adapt), processes, by_rank=False, is_alone=True)
+        for adapt in ("reroute", "recut")
+    ]
+    layers = [
+        MemoryDemand.of(replace(stays, model=replace(model, num_layers=3 * n)), processes, by_rank=False, is_alone=True)
+        for n in (2, 3)
+    ]
+    assert found[0] == layers[0]
+    assert found[1] == layers[1]
+
+
 @pytest.mark.parametrize(
     ("free", "chosen", "said"),
     [

@@ -144,7 +144,7 @@ class Kept:
         assert is_full
         self.asked.append(snapshot.stamp.step)
 
-    def set_processes(self, _):
+    def set_processes(self, *_):
         pass
 
     def start(self):

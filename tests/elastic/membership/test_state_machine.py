@@ -7,6 +7,7 @@ import pytest
 from swift.deadlines import Deadlines
 from swift.elastic.membership import (
     CheckpointsListed,
+    CutFound,
     Departed,
     Died,
     Done,
@@ -43,6 +44,7 @@ from swift.elastic.membership import (
     processes_of,
 )
 from swift.errors import SettingError
+from swift.schedules.adapt import MoveRule, Outages
 from swift.topology import Topology
 
 LIMITS = Deadlines(start=10, forming=4, heartbeat=2, progress=6, dying=5)
@@ -822,3 +824,147 @@ def test_a_state_is_gone_on_with_only_if_workers_that_have_every_chunk_hold_it()
     live.tick()
     live.formed({A: {4}, B: {4, 5}, C: {4, 5}})
     assert live.tick() == [GoLive(2, Stamp(1, 4), live.now(A, B, C))]
+
+
+MOVED = (0, 0, 0, 0), (0, 0, 1, 1)
+"""With B down, A takes over all four blocks of its pipeline."""
+B_DOWN = frozenset({B.worker})
+ALWAYS = MoveRule(is_always=True)
+
+
+def lost(rule=ALWAYS):
+    """A run that goes on without B, everybody in iteration 7."""
+    script = script_live(move_rule=rule)
+    script.die(B)
+    assert script.tick() == [Form(2, script.now(A, C, D))]
+    script.formed({A: (4, 5), C: (4, 5), D: (4, 5)})
+    assert [type(command) for command in script.tick()] == [GoLive]
+    script.beat({A: 7, C: 7, D: 7})
+    return script
+
+
+def found(script, failed=B_DOWN, gain=0.5, most_bytes=1e9):
+    """A cut is prepared; the commands that come of it at once, and at the next decision."""
+    script.membership, commands = script.membership.on(CutFound(script.time, failed, MOVED, gain, most_bytes))
+    return list(commands) + script.tick()
+
+
+def test_survivors_take_over_blocks_in_a_planned_change_and_once():
+    script = lost()
+    assert found(script) == [Form(3, script.now(A, C, D), 8, MOVED)]
+    script.formed({A: (7, 8), C: (7, 8), D: (7, 8)})
+    assert script.tick() == [GoLive(3, Stamp(2, 8), script.now(A, C, D))]
+    script.beat({A: 10, C: 10, D: 10})
+    assert found(script) == []
+
+
+def test_who_returns_ends_a_move_and_gets_blocks_of_those_who_took_them():
+    script = lost()
+    found(script)
+    script.formed({A: (7, 8), C: (7, 8), D: (7, 8)})
+    script.tick()
+    script.beat({A: 10, C: 10, D: 10})
+    script.start(B)
+    script.ready(B)
+    assert script.tick() == [Form(4, script.now(A, B, C, D), 11)]
+    script.formed({A: (10, 11), B: (), C: (10, 11), D: (10, 11)})
+    assert script.tick() == [GoLive(4, Stamp(3, 11), script.now(A, C, D), cut=MOVED)]
+    script.beat(dict.fromkeys((A, B, C, D), 13))
+    script.die(B)
+    assert script.tick() == [Form(5, script.now(A, C, D))]
+    script.formed(dict.fromkeys((A, C, D), (12, 13)))
+    script.tick()
+    script.beat({A: 15, C: 15, D: 15})
+    assert found(script) == [Form(6, script.now(A, C, D), 16, MOVED)]
+
+
+def test_joiners_come_before_blocks():
+    script = lost()
+    script.start(B)
+    script.ready(B)
+    assert found(script) == [Form(3, script.now(A, B, C, D), 8)]
+
+
+@pytest.mark.parametrize("failed", [frozenset(), frozenset({D.worker}), frozenset({B.worker, C.worker})])
+def test_a_cut_for_other_failures_is_not_used(failed):
+    assert found(lost(), failed) == []
+
+
+def test_without_a_rule_blocks_stay():
+    assert found(lost(rule=None)) == []
+
+
+def test_blocks_move_where_that_pays_before_the_return_that_is_expected():
+    """At 12.5 GB/s the two moves of 1 GB take 0.16 s, which a gain of a half makes up for in 0.32 s."""
+    assert found(lost(MoveRule(Outages(0.31)))) == []
+    script = lost(MoveRule(Outages(0.33)))
+    assert found(script) == [Form(3, script.now(A, C, D), 8, MOVED)]
+
+
+def test_how_long_a_move_takes_and_how_long_workers_stay_away_is_learnt():
+    """A move for which all wait for two seconds, and outages of ten: then such a move does not pay any more."""
+    script = lost(MoveRule(Outages()))
+    assert found(script) == [Form(3, script.now(A, C, D), 8, MOVED)]
+    script.formed({A: (7, 8), C: (7, 8), D: (7, 8)})
+    script.tick()
+    script.time += 2.0
+    for member in (A, C, D):
+        script.tell(PartTimed, member, 3, "state", 0.5, 0)
+    assert script.membership.moves.rule.bytes_per_s == 5e8
+    script.beat({A: 10, C: 10, D: 10})
+    script.start(B)
+    script.ready(B)
+    script.tick()
+    assert script.membership.moves.rule.outages.expected_s == 2.0
+    script.formed({A: (10, 11), B: (), C: (10, 11), D: (10, 11)})
+    script.tick()
+    script.beat(dict.fromkeys((A, B, C, D), 13))
+    script.die(B)
+    script.tick()
+    script.formed(dict.fromkeys((A, C, D), (12, 13)))
+    script.tick()
+    script.beat({A: 15, C: 15, D: 15})
+    assert found(script) == []
+
+
+def test_a_second_failure_in_the_midst_of_a_move_is_survived_with_the_blocks_of_before():
+    """D is killed once A has got its blocks, and C has not; A has its own state of before, too, and D finds it."""
+    script = lost()
+    found(script)
+    script.formed({A: (7, 8), C: (7, 8), D: (7, 8)})
+    script.tick()
+    script.die(D)
+    assert script.tick() == [StageLost((1,))]
+    script.start(D)
+    script.ready(D)
+    assert script.tick() == [Form(4, script.now(A, C, D))]
+    script.left(A, C, D)
+    before, moved = Stamp(2, 8), Stamp(3, 8)
+    for member, held in ((A, {before, moved}), (C, {before}), (D, {before})):
+        script.tell(Formed, member, 4, frozenset(held), 0)
+    assert script.tick() == [GoLive(4, moved, script.now(A), cut=MOVED)]
+
+
+def test_blocks_that_one_worker_took_over_are_all_there_where_its_stage_alone_is_left_and_another_joins():
+    """D dies, so that stage 1 waits for it; A has all blocks of the newest state, and D, which returns, has none."""
+    script = lost()
+    found(script)
+    script.formed({A: (7, 8), C: (7, 8), D: (7, 8)})
+    script.tick()
+    script.beat({A: 10, C: 10, D: 10})
+    script.die(D)
+    script.tick()
+    script.start(D)
+    script.ready(D)
+    script.tick()
+    script.formed({A: (8, 9), C: (8, 9), D: ()})
+    assert script.tick() == [GoLive(4, Stamp(3, 9), script.now(A, C), cut=MOVED)]
+
+
+def test_where_nobody_has_a_block_in_the_midst_of_a_move_all_go_back_with_the_blocks_of_the_run():
+    script = lost()
+    found(script)
+    script.formed({A: (), C: (7, 8), D: ()})
+    assert script.tick() == [GoLive(3, None)]
+    script.membership, commands = script.membership.on(CheckpointsListed(script.time, 4, True, False, 8))
+    assert commands == (Form(4, script.now(A, C, D)),)

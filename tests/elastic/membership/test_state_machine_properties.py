@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from swift.deadlines import Deadlines
 from swift.elastic.membership import (
     CheckpointsListed,
+    CutFound,
     Departed,
     Died,
     Enter,
@@ -43,6 +44,7 @@ from swift.elastic.membership import (
     agreed_stamp,
     processes_of,
 )
+from swift.schedules.adapt import MoveRule
 from swift.topology import Topology
 
 LIMITS = Deadlines(start=10, forming=4, heartbeat=2, progress=6, dying=5)
@@ -65,6 +67,7 @@ class Simulated:
         leaving: the generation that it is about to form.
         states: by stamp, what its state comes from.
         kept: the same when it last left a generation; its next life finds it.
+        moved_from: state that it keeps until others have their blocks of it; None: there is none.
         done, begun, ended: iterations; the last two of this generation.
     """
 
@@ -84,6 +87,7 @@ class Simulated:
     leaving: Form | None = None
     states: dict = field(default_factory=dict)
     kept: dict = field(default_factory=dict)
+    moved_from: Stamp | None = None
     done: int = 0
     begun: int = 0
     ended: int = 0
@@ -101,10 +105,11 @@ class Simulated:
 class World:
     """Simulated processes, what is on its way between them and the supervisor, and what must always hold."""
 
-    num_generations = 0
+    num_generations = num_moves = 0
 
     def __init__(self, topology, by_rank, policy):
         processes = processes_of(topology, by_rank=by_rank)
+        self.topology = topology
         self.time, self.membership = 0.0, Membership.of(processes, LIMITS, 0.0, policy)
         self.is_elastic, self.cut_of, self.handed_over = policy.is_elastic, {}, {}
         self.newest_saved, self.is_full, self.asked, self.starts, self.restored = 0, True, deque(), {}, {}
@@ -188,6 +193,20 @@ class World:
     def written(self):
         """The last iteration that anybody has finished, which is also the last that is recorded."""
         return max((one.done for one in self.everybody), default=0)
+
+    def find(self, order):
+        """Some cut is prepared for those that a generation would lack now, or for others."""
+        present = {member.process.worker for member in self.membership.present()}
+        failed = frozenset(self.topology.workers) - present
+        if order.random() < 0.2:
+            failed |= {order.choice(self.topology.workers)}
+        cut = []
+        for d in range(self.topology.num_pipelines):
+            live = [p for p in range(self.topology.num_stages) if (d, p) not in failed] or [0]
+            cut.append(tuple(sorted(order.choices(live, k=4))))
+        before = self.membership.generation
+        self.tell(CutFound(self.time, failed, tuple(cut), 0.1, 1.0))
+        assert self.membership.generation is before, "a cut that is found changes a generation before the next decision"
 
     def save(self, is_full):
         """A checkpoint of the newest iteration that all have finished."""
@@ -276,13 +295,18 @@ class World:
                     one.outbox.append(PartTimed(one.member, number, "link", 0.1, 0))
                     found = {(process, stamp) for process, stamps in self.handed_over.items() for stamp in stamps}
                     one.outbox.append(Formed(one.member, number, frozenset(one.states), 0, frozenset(found)))
-            case StartGeneration(GoLive(number, stamp), _, is_restored):
+            case StartGeneration(GoLive(number, stamp, cut=cut), _, is_restored):
                 assert number == one.number
+                one.moved_from = None
                 if stamp is None or is_restored:
                     what = "the beginning" if stamp is None else self.restored[number]
                     stamp = Stamp(number, 0 if stamp is None else stamp.step)
                     one.states = {stamp: what}
                     self.cut_of[stamp] = self.processes_in(number)
+                elif cut != self.forms[number].cut:
+                    one.states = {stamp: one.states[stamp]} if stamp in one.states else {}
+                    one.moved_from, stamp = stamp, Stamp(number, stamp.step)
+                    one.states[stamp] = f"{self.state_of[number]}, moved"
                 else:
                     one.states = {stamp: one.states.get(stamp) or self.state_of[number]}
                     assert one.states[stamp] == self.state_of[number], "survivors continue from different states"
@@ -316,6 +340,7 @@ class World:
             one.done = one.ended = one.begun
             one.states[Stamp(one.number, one.done)] = f"iteration {one.done} of generation {one.number}"
             self.cut_of[Stamp(one.number, one.done)] = self.processes_in(one.number)
+            one.states.pop(one.moved_from, None)
             one.states = {stamp: state for stamp, state in one.states.items() if stamp.step > one.done - 2}
             if one.leaving is not None and one.done >= one.leaving.after:
                 self.leave(one, one.leaving)
@@ -332,6 +357,20 @@ class World:
         left_out = [one for one in self.everybody if one.is_running and one.member not in form.members]
         assert not left_out, "who may still run is left out"
         assert not self.retired & {process for process, _ in form.members}, "a retired process is a member again"
+        if form.cut:
+            self.check_move(form)
+
+    def check_move(self, form):
+        """Blocks move to live members only, in a planned change of a generation that runs."""
+        World.num_moves += 1
+        workers = {process.worker for process, _ in form.members}
+        live = {pipeline for pipeline, _ in workers}
+        takers = {(d, p) for d, stages in enumerate(form.cut) if d in live for p in stages}
+        assert takers <= workers, "a block moves to a worker that is down"
+        before = self.forms[max(self.goes)]
+        assert form.members == before.members, "blocks move while somebody joins or is lost"
+        assert not before.cut, "blocks move before they are back"
+        assert form.after is not None, "blocks move in the midst of an iteration"
 
     def check_go(self, go):
         members, answers = self.forms[go.number].members, self.answers[go.number]
@@ -345,14 +384,22 @@ class World:
         if self.is_elastic:
             self.check_cut(go, holders)
         else:
-            assert go.stamp == agreed_stamp(tuple(self.newest), held_by)
-            assert go.stamp is None or self.are_enough(holders), "a stage has no state to continue from"
+            cut_of = {number: form.cut for number, form in self.forms.items()}
+            assert go.stamp == agreed_stamp(tuple(self.newest), held_by, lambda number: cut_of.get(number, ()))
+            cut = cut_of.get(go.stamp.generation, ()) if go.stamp else ()
+            assert go.cut == cut, "a state is taken for one with other blocks"
+            assert go.stamp is None or self.are_enough(holders, cut), "a stage has no state to continue from"
         states = {self.by_member(member).states[go.stamp] for member in go.holders}
         assert len(states) == (go.stamp is not None), "holders have different states with one stamp"
         self.state_of[go.number] = states.pop() if states else None
 
     def check_without_checkpoint(self, go):
         """A lost state ends the run where there is no checkpoint, nor will be; at the beginning none is lost."""
+        if go.stamp is None and self.forms[go.number].cut:
+            _, (command,) = self.membership.on(CheckpointsListed(self.time, None, False, False, self.written()))
+            assert isinstance(command, Form), "a checkpoint is loaded where blocks are elsewhere"
+            assert not command.cut
+            return
         is_lost = go.stamp is None and self.written() > 0
         for is_busy in (False, True):
             _, (command,) = self.membership.on(CheckpointsListed(self.time, None, False, is_busy, self.written()))
@@ -364,6 +411,7 @@ class World:
     def check_ask(self, command):
         go = self.membership.generation.go
         assert command.number == go.number not in self.starts, "a state is fetched for a generation that runs"
+        assert not self.forms[go.number].cut, "a state is fetched where blocks are elsewhere"
         if isinstance(command, RestoreState):
             is_newer = go.stamp is not None and self.newest_saved > go.stamp.step
             assert go.stamp is None or is_newer, "a checkpoint is preferred that is no newer"
@@ -432,15 +480,17 @@ class World:
         ran = max((number for number in self.goes if number < go.number), default=None)
         survivors = [member for member in members if ran in (stamp.generation for stamp in answers[member])]
         newest = max((stamp.step for member in survivors for stamp in answers[member]), default=0)
-        if survivors and self.are_enough({member.process for member in survivors}):
+        if survivors and self.are_enough({member.process for member in survivors}, self.forms[ran].cut):
             worth = 2 if self.is_elastic and go.is_whole else 1
             assert go.stamp.step >= newest - worth, "more than one iteration is lost"
 
-    def are_enough(self, processes):
-        """Whether they are all processes of some worker of every stage; in an elastic run, any process."""
+    def are_enough(self, processes, cut=()):
+        """Whether they are all processes of some worker of every stage, or block; in an elastic run, any process."""
         if self.is_elastic:
             return bool(processes)
         workers = {process.worker for process in self.newest} - {one.worker for one in set(self.newest) - processes}
+        if cut:
+            return all(any((d, cut[d][b]) in workers for d in range(len(cut))) for b in range(len(cut[0])))
         return {stage for _, stage in workers} == {process.worker[1] for process in self.newest}
 
     def check_patience(self):
@@ -516,7 +566,8 @@ class Chaos(RuleBasedStateMachine):
         max_restarts=st.sampled_from([1, 4, 1000, 1000]),
     )
     def begin(self, shape, recovery, max_restarts):
-        policy = RecoveryPolicy(recovery, max_restarts, is_elastic=shape[2] == 4)
+        rule = MoveRule(is_always=True) if shape[0] > 1 else None
+        policy = RecoveryPolicy(recovery, max_restarts, is_elastic=shape[2] == 4, move_rule=rule)
         self.world = World(Topology(*shape), by_rank=shape[2] > 1, policy=policy)
         self.world.settle(3)
 
@@ -561,6 +612,10 @@ class Chaos(RuleBasedStateMachine):
     def may_restart(self, away, held_down):
         processes = [[self.one(who).member.process for who in some] for some in (away, held_down)]
         self.world.may_restart(*processes)
+
+    @rule(seed=st.integers(0, 99))
+    def find(self, seed):
+        self.world.find(Random(seed))
 
     @rule(is_full=st.booleans())
     def save(self, is_full):
@@ -643,6 +698,7 @@ class Chaos(RuleBasedStateMachine):
 
 
 def test_in_a_thousand_generations_and_more_members_never_disagree_and_always_come_together_again():
-    World.num_generations = 0
+    World.num_generations = World.num_moves = 0
     run_state_machine_as_test(Chaos, settings=settings(max_examples=250, stateful_step_count=80, deadline=None))
     assert World.num_generations >= 1000
+    assert World.num_moves >= 20

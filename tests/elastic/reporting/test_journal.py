@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from swift.deadlines import Deadlines
 from swift.elastic.membership import (
+    CutFound,
     Died,
     Formed,
     GoLive,
@@ -20,6 +21,7 @@ from swift.elastic.membership import (
     PartTimed,
     ProcessState,
     Ready,
+    RecoveryPolicy,
     Stamp,
     Started,
     Tick,
@@ -27,6 +29,7 @@ from swift.elastic.membership import (
 )
 from swift.elastic.reporting.goodput import CAUSES, Goodput
 from swift.elastic.reporting.journal import Journal
+from swift.schedules.adapt import MoveRule
 from swift.topology import Topology
 
 LIMITS = Deadlines(start=10, forming=4, heartbeat=2, progress=6)
@@ -37,8 +40,8 @@ A, B, C, D = ALL = processes_of(Topology(2, 2))
 class History:
     """A run that is told to a membership and a journal; it begins at second 100, and its time moves with ``at``."""
 
-    def __init__(self, limits=LIMITS):
-        self.time, self.membership, self.journal = 100.0, Membership.of(ALL, limits, 100.0), Journal(100.0)
+    def __init__(self, limits=LIMITS, policy=None):
+        self.time, self.journal, self.membership = 100.0, Journal(100.0), Membership.of(ALL, limits, 100.0, policy)
         self.notes, self.commands = [], []
 
     def at(self, second):
@@ -100,6 +103,9 @@ class History:
         for part, seconds in parts.items():
             self.of(PartTimed, process, self.membership.number, part, seconds, 0)
         return self
+
+    def now(self, *processes):
+        return [self.membership.statuses[process].member for process in processes]
 
     def noted(self, event):
         return [note for note in self.notes if note.event == event]
@@ -304,6 +310,52 @@ def test_who_comes_back_is_admitted_and_costs_what_it_takes_after_the_last_itera
     assert live.spent()["reconfiguration"] == 2 + 1.25 + 0.25
     assert live.journal.goodput(live.time)["num_joins"] == 1
     assert live.journal.goodput(live.time)["num_recoveries"] == 1
+
+
+@pytest.fixture
+def moving():
+    """The fixture ``live`` of a run whose blocks may move: D is down, and C is to take over the fourth block."""
+    history = History(policy=RecoveryPolicy(move_rule=MoveRule(is_always=True)))
+    history.start(*ALL).at(2).form(held=()).enter(1).at(3).finish(1).enter(2)
+    history.die(D).at(4).form(held={1}).enter(2).at(5).finish(2).enter(3).texts()
+    cut = (0, 0, 0, 1), (0, 0, 0, 0)
+    return history.tell(CutFound(history.time, frozenset({D.worker}), cut, 0.2, 1e6)).tick()
+
+
+def test_who_takes_over_blocks_is_told_and_costs_what_it_takes_after_the_last_iteration(moving):
+    moving.at(6).finish(3).at(7).finish(4).at(8).form(held={3, 4}).enter(5).at(9.5).finish(5)
+    (move,) = moving.noted("move")
+    assert {name: move.fields[name] for name in ("epoch", "joined", "cuts", "after", "move_s", "rerun_steps")} == {
+        "epoch": 3,
+        "joined": [],
+        "cuts": [[3, 1], [4, 0]],
+        "after": 4,
+        "move_s": 4.5,
+        "rerun_steps": 0,
+    }
+    assert moving.texts() == [
+        "blocks moved among the survivors, stages of 3, 1; 4, 0 layers: resumed after iteration 4 with 3 processes: "
+        "4.50 s after the decision (agreement 3.00)"
+    ]
+    goodput = moving.journal.goodput(moving.time)
+    assert (goodput["num_moves"], goodput["num_joins"], goodput["num_recoveries"]) == (1, 0, 1)
+    assert moving.spent()["reconfiguration"] == 1 + 1 + 0.5
+
+
+def test_a_death_in_the_midst_of_a_move_makes_it_a_recovery(moving):
+    moving.at(6).finish(3).at(6.5).die(C).at(7).form(held={3}).enter(4).at(8).finish(4)
+    assert moving.noted("move") == []
+    (recovery,) = [note for note in moving.noted("recovery") if note.fields["epoch"] == 4]
+    assert recovery.fields["failed"] == ["1:0"]
+    assert moving.journal.goodput(moving.time)["num_moves"] == 0
+
+
+def test_a_move_that_is_given_up_is_no_move(moving):
+    """No member leaves its iteration: all go on with the cuts of the run."""
+    moving.at(12).alive()
+    assert moving.membership.generation.form[1:] == (tuple(moving.now(A, B, C)), None, ())
+    moving.form(held={2}).enter(3).at(13).finish(3)
+    assert moving.noted("move") == moving.noted("join") == []
 
 
 def test_joiners_do_not_hide_a_recovery_whose_first_iteration_still_runs(live):

@@ -23,6 +23,7 @@ from swift.elastic.transport.compile_messages import (
     Alive,
     CompileFailed,
     CompileRequest,
+    CutPrepared,
     Prepared,
 )
 from swift.errors import RunError
@@ -125,6 +126,24 @@ def test_a_failure_is_prepared_for_before_a_return():
     ]
 
 
+def test_a_better_cut_for_the_survivors_comes_before_what_may_happen_next_and_once():
+    one = Experiment(topology=Topology(2, 2, 8), eval_every=0, checkpoint=CheckpointConfig(every=0), adapt="auto")
+    down, here, cut = frozenset({(1, 0)}), ("single",), ((0, 1), (1, 1))
+    more = [frozenset({(1, 0), (0, 1)}), frozenset({(1, 0), (1, 1)})]
+    assert jobs_for(one, CompileRequest(down)) == [
+        CompileJob(down, here),
+        CompileJob(down, here, is_better=True),
+        *[CompileJob(failed, here) for failed in more],
+        CompileJob(NONE, here, (1, 0)),
+    ]
+    assert jobs_for(one, CompileRequest(down, cut=cut)) == [
+        CompileJob(down, here, is_better=True),
+        *[CompileJob(failed, here, before=cut) for failed in more],
+        CompileJob(NONE, here, (1, 0), before=cut),
+    ]
+    assert not any(job.is_better for job in jobs_for(one, CompileRequest(NONE)))
+
+
 def test_what_few_iterations_need_comes_last():
     one = Experiment(topology=Topology(2, 1, 8), window=2, eval_every=10)
     near = [NONE, FIRST, frozenset({(1, 0)})]
@@ -134,7 +153,7 @@ def test_what_few_iterations_need_comes_last():
     ]
 
 
-@pytest.mark.parametrize("wish", [CompileRequest(FIRST), CompileRequest(NONE, 3)])
+@pytest.mark.parametrize("wish", [CompileRequest(FIRST), CompileRequest(NONE, 3), CompileRequest(FIRST, cut=((0, 1),))])
 def test_a_wish_is_understood(wish):
     assert COMPILE_REQUESTS.read(COMPILE_REQUESTS.line(wish)) == wish
 
@@ -150,6 +169,8 @@ def test_an_elastic_run_is_prepared_for_a_rank_less_and_then_for_one_more():
     [
         Prepared(FIRST, None, ("single", "evaluate"), 2, 1.5),
         Prepared(NONE, 3, ("single",), 0, 1.5),
+        Prepared(FIRST, None, ("single",), 1, 1.5, before=((0, 1), (0, 0))),
+        CutPrepared(FIRST, ((0, 1), (0, 0)), (3, 1), 0.25, 1e9, 2.5),
         CompileFailed("no plan"),
     ],
 )
