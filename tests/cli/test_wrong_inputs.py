@@ -188,6 +188,13 @@ def test_a_fault_that_would_wait_for_ever_is_refused(refusal, words):
     assert line == f"--chaos = '{words[0]}': {ENDLESS[words]}"
 
 
+def test_blocks_that_could_never_move_are_refused(refusal):
+    settings = [*TWO_PIPELINES, "Experiment.adapt='auto'"]
+    words = [word for one in settings for word in ("--set", one)]
+    line = refusal("launch", "tiny.gin", *words, "--processes", "2", "--prepare", "none")
+    assert line == "--prepare = 'none': finds no blocks to move: Experiment.adapt = 'auto'"
+
+
 def test_a_duration_without_a_unit_is_taken_for_seconds_and_said(tell):
     told = tell(*f"{SIMULATE} --mtbf 600 --duration 1h".split())
     assert (told.code, told.err) == (0, "swift: --mtbf 600 has no unit and is taken for 600s\n")

@@ -69,6 +69,8 @@ class LaunchJob:
         by_rank = _is_by_rank(options.processes, experiment.topology)
         processes = processes_of(experiment.topology, by_rank=by_rank)
         _check(experiment)
+        if experiment.move_rule is not None and options.prepare == "none":
+            raise SettingError("--prepare", "none", f"finds no blocks to move: Experiment.adapt = {experiment.adapt!r}")
         _check_snapshots(experiment, by_rank)
         check_count("--restarts", options.restarts, least=0)
         return cls(
