@@ -182,7 +182,7 @@ class Membership(RunStatus):
             return self.restarted(why, time)
         if min(entered) > 0 and set(self.present()) - set(generation.form.members):
             return self._form(time, after=max(entered) + 1)
-        if min(entered) > 0 and (better := self.moves.better(self._failed)) is not None:
+        if min(entered) > 0 and self.moves.found is not None and (better := self.moves.better(self._failed)):
             return self._form(time, after=max(entered) + 1, better=better)
         return self, ()
 
