@@ -305,10 +305,10 @@ def test_an_older_state_that_could_not_be_kept_does_not_matter_in_the_end(monkey
 
 
 def test_where_saving_fails_half_of_the_time_is_for_keeping_the_state_elsewhere(monkeypatch):
-    run, begun = Run(monkeypatch, turns=10**9, stopping=1.0), time.monotonic()
+    run, begun = Run(monkeypatch, turns=10**9, stopping=4.0), time.monotonic()
     run.kept.unsaved = SaveCheckpoint(Stamp(1, 9), ())
     run.stops_after(5)
-    assert 0.5 <= time.monotonic() - begun < 1.0
+    assert 2 <= time.monotonic() - begun < 4
 
 
 def test_a_directory_that_is_another_s_is_not_tidied_up(monkeypatch):
