@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import hypothesis
 import jax
@@ -51,6 +52,15 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Has the quick tests compile without XLA's fusion emitters: most of what they take is to compile.
+
+    Where slow tests run, too, all programs are compiled as those of a run are.
+    """
+    if config.option.markexpr == "not slow":
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false".strip()
+
+
 @pytest.fixture(scope="module")
 def x64():
     """Double precision for the tests of a module."""
@@ -76,6 +86,19 @@ def few_optimizations(request) -> Callable[[], AbstractContextManager[None]]:
             jax.config.update("jax_disable_most_optimizations", before)
 
     return context
+
+
+@pytest.fixture(scope="module")
+def with_fusion_emitters():
+    """Compiles as a run does, for programs that have to agree to the bit."""
+    compile_lowered = jax.stages.Lowered.compile
+
+    def compile_as_in_a_run(lowered: jax.stages.Lowered, compiler_options: Any = None, **options: Any) -> Any:
+        return compile_lowered(lowered, {"xla_cpu_use_fusion_emitters": True} | (compiler_options or {}), **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax.stages.Lowered, "compile", compile_as_in_a_run)
+        yield
 
 
 @pytest.fixture(scope="module")
