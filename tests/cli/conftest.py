@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from swift.cli import main
+from tests.shared_programs import shared_programs
 
 TINY = """
 Experiment.model = @ModelConfig()
@@ -50,6 +51,19 @@ def write_corpus(directory: Path) -> None:
     for seed in range(10):
         words = random.Random(seed).choices(["alpha", "beta", "gamma", "delta"], k=100)
         (directory / f"{seed}.txt").write_text(" ".join(words))
+
+
+@pytest.fixture(scope="session")
+def compiled():
+    """Programs that commands of this process have compiled."""
+    return {}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs(compiled):
+    """Each program is compiled once for the commands that have the same settings."""
+    with shared_programs(compiled):
+        yield
 
 
 @pytest.fixture(scope="session")
