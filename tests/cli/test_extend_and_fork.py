@@ -48,6 +48,7 @@ def test_a_run_is_extended_and_says_what_becomes_of_the_learning_rate(tell, refu
     assert line.endswith("is at iteration 8; set Experiment.num_steps above that to extend it")
 
 
+@pytest.mark.slow
 def test_a_run_from_before_a_setting_existed_is_resumed(tell, half):
     config = (half / "config.gin").read_text()
     for line in ("OptimizerConfig.decay_steps = None\n", "OptimizerConfig.decayed = 'all'\n"):

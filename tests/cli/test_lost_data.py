@@ -49,6 +49,7 @@ def test_a_token_file_that_shrinks(tell, tokens, monkeypatch):
     assert [event["event"] for event in run.events if "data" in event["event"]] == ["data_lost", "data_changed"]
 
 
+@pytest.mark.slow
 def test_validation_data_that_shrink(tell, tokens, monkeypatch):
     before_batch(monkeypatch, "validation", 0, lambda: os.truncate(tokens, 0))
     told = tell(*TRAIN, "--set", "Experiment.eval_every=2")

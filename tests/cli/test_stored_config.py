@@ -229,6 +229,7 @@ def test_text_is_written_by_a_model_whose_policy_nobody_has_any_more(own, here):
     assert spared == replace(own, placement=Experiment().placement)
 
 
+@pytest.mark.slow
 def test_a_run_begins_with_the_weights_of_one_with_a_policy_of_the_users_own(own, half, here, tell, refusal):
     """The run's checkpoints are those of another, which says to have had that policy."""
     shutil.copytree(half / "checkpoints", here / "run/checkpoints")

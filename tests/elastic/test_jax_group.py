@@ -106,6 +106,7 @@ def test_survivors_of_any_death_go_on_and_take_the_dead_back(group):
     assert all(process.poll() is None for process in group.processes.values())
 
 
+@pytest.mark.slow
 def test_a_member_that_waits_for_a_living_one_is_set_free(group):
     group.form("abc", b={"stays_away": True})
     assert group.hear("b", "away")
@@ -115,7 +116,8 @@ def test_a_member_that_waits_for_a_living_one_is_set_free(group):
     assert [group.hear(name, "total") for name in "ac"] == [1.0 + 2.0] * 2
 
 
-@pytest.mark.parametrize("dead", ["a", pytest.param("c", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dead", ["a", "c"])
 def test_who_waits_for_the_devices_of_the_dead_is_set_free(group, dead):
     """The first process gathers all devices, the others wait for it."""
     group.form("abc", **{dead: {"dies": True}})

@@ -19,6 +19,7 @@ GIGABYTE = 10**9
 NEED = MemoryDemand(num_processes=2, states=GIGABYTE, snapshots=0, copies=0)
 
 
+@pytest.mark.slow
 def test_a_demand_is_that_of_the_files(checkpoint_service, ranks, tmp_path):
     """Three states of each rank, four without slots, and copies; a file is little more than its arrays."""
     experiment = replace(

@@ -236,6 +236,7 @@ def test_the_process_finishes_what_it_was_told_and_says_nothing_else(checkpoint_
     assert "noise" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_process_has_the_precision_of_the_run(checkpoint_service, tmp_path):
     double = replace(checkpoint_service, experiment=replace(checkpoint_service.experiment, compute_dtype="float64"))
     done = as_process(double, tmp_path, LoadCheckpoint(None, 5, RANKS))
@@ -281,6 +282,7 @@ def test_a_save_again_takes_the_place_of_the_first(checkpoint_service):
     assert sorted(path.name for path in checkpoint_service.checkpoints.iterdir()) == ["step-00000002", "step-00000004"]
 
 
+@pytest.mark.slow
 def test_a_life_that_ended_in_a_save_costs_nothing_that_was_there(checkpoint_service, tmp_path):
     """Files as a process leaves them that is killed while it saves an iteration for the second time."""
     path, before = checkpoint_path(checkpoint_service.checkpoints, 4), files(checkpoint_service)

@@ -191,6 +191,7 @@ def test_what_cannot_be_prepared_is_told_and_only_an_unknown_jax_ends_it():
         _outcome(Unable(RunError("unknown")), CompileJob(FIRST, ()))
 
 
+@pytest.mark.slow
 def test_programs_are_where_the_processes_look(config, tmp_path):
     config.write_text(config.read_text() + "CheckpointConfig.every = 0\n")
     programs = tmp_path / "programs"

@@ -217,6 +217,7 @@ def test_a_file_system_that_stalls_on_the_first_node_costs_no_other(listener, tm
         stalls.set()
 
 
+@pytest.mark.slow
 def test_a_log_that_stalls_on_another_node_does_not_silence_it(fleet, tmp_path):
     os.mkfifo(tmp_path / "stalled")  # to open it is to wait for who reads it
     with node(tmp_path):
@@ -234,6 +235,7 @@ def test_a_log_that_stalls_on_another_node_does_not_silence_it(fleet, tmp_path):
             assert until_dead(fleet) == [("far stalled", "signal 9")]
 
 
+@pytest.mark.slow
 def test_where_a_child_cannot_be_killed_none_is_started_any_more(fleet, tmp_path):
     with node(tmp_path):
         hear(fleet)
@@ -283,6 +285,7 @@ def test_memory_that_nobody_holds_any_more_is_given_back(tmp_path):
     assert not held.exists()
 
 
+@pytest.mark.slow
 def test_all_that_a_far_child_has_said_is_heard_with_its_death(fleet, tmp_path):
     with node(tmp_path):
         hear(fleet)
@@ -291,6 +294,7 @@ def test_all_that_a_far_child_has_said_is_heard_with_its_death(fleet, tmp_path):
         assert [int(line.line) for line in fleet.received(0.0)] == list(range(1000))
 
 
+@pytest.mark.slow
 def test_a_far_child_is_killed_waited_for_and_can_fail_to_start(fleet, tmp_path):
     with node(tmp_path):
         hear(fleet)
@@ -354,6 +358,7 @@ def called(listener, key):
     return connection
 
 
+@pytest.mark.slow
 def test_a_node_alone_ends_its_children_and_gives_up_in_time(listener, tmp_path):
     meeting = Rendezvous.of(listener, tmp_path / "scratch", SILENCE_S)
     with meeting.announced(tmp_path), node(tmp_path, patience_s=2.0) as process:
@@ -398,6 +403,7 @@ def test_who_finds_no_first_node_says_where_it_looked(tmp_path):
         serve(tmp_path, 60.0, is_end_requested=True)
 
 
+@pytest.mark.slow
 def test_a_node_that_is_on_its_way_is_not_away(fleet, tmp_path, monkeypatch):
     """A node may have to read the corpus first."""
     monkeypatch.setattr(node_module, "_ANNOUNCE_S", 0.1)
