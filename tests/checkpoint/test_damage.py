@@ -35,7 +35,9 @@ def expert_files(run, step, layer, class_):
     return [run.directory / f"step-{step:08d}/arrays/state/expert.{layer}.{class_}.{t}" for t in ("float32", "float64")]
 
 
-@pytest.mark.parametrize(("damage", "first"), [(flip, 0), (truncate, 2), (Path.unlink, 4)])
+@pytest.mark.parametrize(
+    ("damage", "first"), [(flip, 0), pytest.param(truncate, 2, marks=pytest.mark.slow), (Path.unlink, 4)]
+)
 def test_every_file_of_every_step_is_held_against_what_was_saved(small_run, expert_of, damage, first, capfd):
     """Damage to any file is found, costs what it must, is named, and never gives a wrong number.
 

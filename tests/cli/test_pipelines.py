@@ -110,6 +110,7 @@ class StageDies:
         return frozenset()
 
 
+@pytest.mark.slow
 def test_a_stage_that_dies_exits_with_3_and_says_how_to_go_on(tell, here, monkeypatch):
     one_stage = options("Topology.num_stages=1")  # compiles in a third of the time
     with monkeypatch.context() as patch:

@@ -51,6 +51,7 @@ def test_a_program_that_was_kept_leaves_bit_for_bit_what_the_compiled_one_does(c
         jax.tree.map(np.testing.assert_array_equal, *(jax.device_get(one.run(drawn, which)) for which in (step, kept)))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not jaxlib.__version__.startswith(trimming._TRIED), reason="programs of this version are left as they are"
 )
