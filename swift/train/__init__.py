@@ -1,11 +1,12 @@
 """Training: the loop, runs in one process with emulated failures, export of the model, and texts by it.
 
-``settings`` holds the experiment and its failure list, ``checkpoints`` the checkpoints of a run.
+``settings`` holds the experiment and its failure list, ``checkpoints`` the checkpoints of a run; ``emulated`` has the
+workers of a run in one process, ``hosts`` those of several.
 """
 
 from swift.train.checkpoints import ModelSource, WeightSource, check_new, is_model, load_exported
 from swift.train.display import Series, StepTimer, Terminal, describe, format_duration, progress_lines, saved_text
-from swift.train.emulated_cluster import Down
+from swift.train.emulated import Down
 from swift.train.export import export_model, find_checkpoint, load_weights
 from swift.train.hosts import ALONE, HostPlace, Hosts, join_hosts, own_devices
 from swift.train.interrupt import Interrupt

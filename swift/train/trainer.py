@@ -18,8 +18,7 @@ from swift.pipeline import TrainState
 from swift.runlog import Lease, SilentDirectory, check_new_run
 from swift.train.checkpoints import Checkpointer, ModelPlan, WeightSource, ledger_after
 from swift.train.display import ProgressDisplay
-from swift.train.emulated_cluster import EmulatedCluster
-from swift.train.emulated_run import EmulatedWorkers, RunCheckpoints, RunRecord
+from swift.train.emulated import EmulatedCluster, EmulatedWorkers, RunCheckpoints, RunRecord
 from swift.train.hosts import OwnSequences, check_all_compute, check_hosts
 from swift.train.interrupt import STOPPING, STOPPING_HOSTS, Interrupt
 from swift.train.loop import TrainLoop

@@ -16,7 +16,7 @@ from swift.cli.main import command_line
 from swift.models import GPT
 from swift.tools.pod_compile import Pod, compile_one
 from swift.train import Experiment
-from swift.train.emulated_cluster import Down
+from swift.train.emulated import Down
 
 PODS = Path(__file__).parents[2] / "experiments" / "pods"
 RESULTS = sorted((PODS / "results").glob("*.json"))

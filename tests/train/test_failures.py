@@ -10,7 +10,7 @@ from swift.models import ModelConfig
 from swift.pipeline import Engine
 from swift.topology import Topology
 from swift.train import Experiment
-from swift.train.emulated_cluster import EmulatedCluster
+from swift.train.emulated import EmulatedCluster
 from swift.train.settings.failure_list import FailureEvent, FailureList, parse_failures
 
 TOPOLOGY = Topology(2, 3)

@@ -23,9 +23,10 @@ from swift.mesh import host_stages, storage_mesh
 from swift.models import ModelConfig
 from swift.runlog import read_run
 from swift.topology import Topology
-from swift.train import Experiment, emulated_cluster
+from swift.train import Experiment
 from swift.train.checkpoints.checkpointer import Checkpointer
 from swift.train.checkpoints.saved_state import split_of
+from swift.train.emulated import cluster
 from tests.train.runs import run
 
 pytestmark = pytest.mark.usefixtures("double_precision", "quickly_compiled")
@@ -82,7 +83,7 @@ def whole(experiment, tmp_path_factory, few_optimizations):
 @pytest.fixture
 def recovered(monkeypatch):
     """The recovered state of every loss, before it was resharded for the ranks that are left."""
-    found, recover = [], emulated_cluster.recover_ranks
+    found, recover = [], cluster.recover_ranks
 
     def spy(state, slots, split, lost, **others):
         for name in split.ranked_names:
@@ -92,7 +93,7 @@ def recovered(monkeypatch):
         found.append(recover(state, slots, split, lost, **others))
         return found[-1]
 
-    monkeypatch.setattr(emulated_cluster, "recover_ranks", spy)
+    monkeypatch.setattr(cluster, "recover_ranks", spy)
     return found
 
 

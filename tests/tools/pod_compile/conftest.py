@@ -7,7 +7,7 @@ from swift.models import ModelConfig
 from swift.tools.pod_compile import Pod, compile_one
 from swift.topology import Topology
 from swift.train import Experiment
-from swift.train.emulated_cluster import Down
+from swift.train.emulated import Down
 
 NOBODY = Down(frozenset(), frozenset())
 

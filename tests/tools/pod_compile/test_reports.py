@@ -10,7 +10,7 @@ from swift.errors import SettingError
 from swift.tools.pod_compile import FITS, REFUSED, TOO_LARGE, Pod, document, text_lines
 from swift.tools.pod_compile.compiling import _compiled, check_pod, configurations
 from swift.topology import Topology
-from swift.train.emulated_cluster import Down
+from swift.train.emulated import Down
 from tests.tools.pod_compile.conftest import NOBODY, experiment
 
 

@@ -5,7 +5,7 @@ Peers of a stage continue with the state that they have. With one pipeline an ex
 """
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from types import TracebackType
@@ -28,6 +28,7 @@ from swift.pipeline import (
 )
 from swift.topology import Worker
 from swift.train.checkpoints import Checkpointer, put_state, split_of
+from swift.train.display import changed_names, changed_text, cost_text, rank_names, worker_names
 from swift.train.settings import Experiment, FailureList, FailureSource, StageRank
 from swift.train.window_rules import check_failures, lost_stages
 
@@ -122,7 +123,7 @@ class EmulatedCluster:
     @property
     def down(self) -> list[str]:
         """Names in ``events.jsonl`` of the workers or expert ranks that are down now."""
-        return _workers(self.engine.configuration.failed) + _ranks(self._lost)
+        return worker_names(self.engine.configuration.failed) + rank_names(self._lost)
 
     def check(self, failures: FailureList) -> None:
         """Plans for all failures of a list, before anything has run.
@@ -177,13 +178,13 @@ class EmulatedCluster:
             which = f"stage {', '.join(map(str, stages))}"
             lost = f"{which} has" if chunks.is_one_cut else f"layers of {which} have"
             why = f"{lost} no live worker left at iteration {first}"
-            facts = {"stages": stages, "failed": _workers(failed)}
+            facts = {"stages": stages, "failed": worker_names(failed)}
             raise StateLost(why, "stage_lost", facts, "an Experiment.failures that leaves it one")
         state, change = engine.reconfigure(state, failed)
         self._seek()
-        who = {"failed": _workers(failed - before.failed), "rejoined": _workers(before.failed - failed)}
+        who = {"failed": worker_names(failed - before.failed), "rejoined": worker_names(before.failed - failed)}
         live = f"{engine.num_live} live, period {engine.period_ratio:.2f} x fault-free"
-        return Followed(state, who | asdict(change), [f"worker {_who(who)}; {live}; {_took(change)}"])
+        return Followed(state, who | asdict(change), [f"worker {changed_text(who)}; {live}; {cost_text(change)}"])
 
     def _move_blocks(self, state: TrainState, search: CutSearch, better: BetterCut) -> Followed:
         """Moves the run to a better cut for the survivors."""
@@ -193,9 +194,8 @@ class EmulatedCluster:
         facts = {"failed": [], "rejoined": [], "cuts": recut.cuts, "microbatches": recut.microbatches}
         cuts = "; ".join(", ".join(map(str, cut)) for cut in recut.cuts)
         how = f"stages of {cuts} layers, {', '.join(map(str, recut.microbatches))} micro-batches"
-        line = (
-            f"blocks moved among the survivors: {how}; period {engine.period_ratio:.2f} x fault-free; {_took(change)}"
-        )
+        period = f"period {engine.period_ratio:.2f} x fault-free"
+        line = f"blocks moved among the survivors: {how}; {period}; {cost_text(change)}"
         return Followed(state, facts | asdict(change), [line])
 
     def _seek(self) -> None:
@@ -205,9 +205,9 @@ class EmulatedCluster:
 
     def _note(self, state: TrainState, lost: frozenset[StageRank]) -> Followed:
         """Notes changes of ranks that do not matter, since another stage lacks them before and after."""
-        who = _changed(self._lost, lost)
+        who = changed_names(self._lost, lost)
         self._lost = lost
-        return Followed(state, dict(who), [f"{_who(who)}; {len(self.ranks)} expert ranks live, as before"])
+        return Followed(state, dict(who), [f"{changed_text(who)}; {len(self.ranks)} expert ranks live, as before"])
 
     def _regroup(
         self, state: TrainState, lost: frozenset[StageRank], first: int, checkpointer: Checkpointer
@@ -215,7 +215,7 @@ class EmulatedCluster:
         """Moves the run to other expert ranks, by way of the host."""
         times = [time.perf_counter()]
         before, old, ranks, k = self.ranks, self.engine.spec, self._left(lost), checkpointer.ledger.k
-        who = _changed(self._lost, lost)
+        who = changed_names(self._lost, lost)
         is_planned = ranks in self._engines
         if not is_planned:
             self._engines[ranks] = self._make(ranks, frozenset()).open()
@@ -241,7 +241,7 @@ class EmulatedCluster:
         change = _change(state, times, is_prepared=is_prepared)
         slots, had = (spec.experts.slots_per_rank for spec in (steps.spec, old))
         lines = [
-            f"{_who(who)}; {len(ranks)} expert ranks live; {_took(change)}",
+            f"{changed_text(who)}; {len(ranks)} expert ranks live; {cost_text(change)}",
             *found.lines,
             *[f"proportion of lost tokens so far: {found.ledger.tally.plt:.4f}"] * bool(gone),
             *[f"K is now {checkpointer.ledger.k} experts of a layer, and was {k}"] * (checkpointer.ledger.k != k),
@@ -288,25 +288,3 @@ def _change(state: TrainState, times: Sequence[float], *, is_prepared: bool) -> 
     return Reconfiguration(
         is_prepared, plan_ms, compile_ms, move_ms, sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     )
-
-
-def _who(changed: Mapping[str, Sequence[str]]) -> str:
-    return " and ".join(f"{', '.join(names)} {how}" for how, names in changed.items() if names)
-
-
-def _took(change: Reconfiguration) -> str:
-    took = change.plan_ms + change.compile_ms + change.move_ms
-    return f"{took:.0f} ms to reconfigure{'' if change.prepared else ', not prepared'}"
-
-
-def _workers(workers: Collection[Worker]) -> list[str]:
-    return [f"{d}:{p}" for d, p in sorted(workers)]
-
-
-def _changed(before: frozenset[StageRank], lost: frozenset[StageRank]) -> dict[str, list[str]]:
-    """Names the ranks that fail or rejoin."""
-    return {"failed": _ranks(lost - before), "rejoined": _ranks(before - lost)}
-
-
-def _ranks(ranks: Collection[StageRank]) -> list[str]:
-    return [f"0:{stage} rank {rank}" for stage, rank in sorted(ranks)]

@@ -1,0 +1,11 @@
+"""A run in one process, in which workers and expert ranks fail as its settings say.
+
+``cluster`` has the live workers and their engine; ``run`` has them take part in ``TrainLoop``, and ``run_checkpoints``
+keeps what the loop computes.
+"""
+
+from swift.train.emulated.cluster import Down, EmulatedCluster
+from swift.train.emulated.run import EmulatedWorkers
+from swift.train.emulated.run_checkpoints import RunCheckpoints, RunRecord
+
+__all__ = ["Down", "EmulatedCluster", "EmulatedWorkers", "RunCheckpoints", "RunRecord"]
