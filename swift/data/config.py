@@ -23,7 +23,8 @@ class Mixture:
     Args:
         sources: texts, token files and pipelines.
         weights: weight of each source, above 0; its share of the sequences is its weight over the sum of all, in every
-            batch as nearly as whole sequences can be. For validation all are read in turn, whatever the weights.
+            batch as nearly as whole sequences can be (with ``DataConfig.locality``, in every stretch of 64 batches).
+            For validation all are read in turn, whatever the weights.
 
     Raises:
         SettingError: there is not one weight above 0 for each source, or a source is a stream or a mixture.
@@ -59,8 +60,8 @@ class DataConfig:
             is on either side, and a single document is cut, its end being for validation. A stream decides for itself.
         validation_source: source of all documents for validation, of the same kind as ``source``, all of which are
             then for training; None: see ``validation_share``.
-        locality: share of the training sequences that come by domain, from 0 (any order) to 1 (a batch is of one domain
-            but where two of them meet); the domains of a mixture are its sources.
+        locality: share of the training sequences that come by domain, from 0 (any order) to 1 (sequences of a
+            domain follow each other within 64 batches); the domains of a mixture are its sources.
         domain: field of a pipeline's samples that names the domain of a document; None: its directory, or the file of
             a record.
 

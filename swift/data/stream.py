@@ -5,6 +5,7 @@ Shapes: N tokens at hand, S spans of them that belong to the split.
 
 import hashlib
 import zlib
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, get_args
@@ -201,7 +202,7 @@ def spans_of(config: DataConfig, ends: Iterable[np.ndarray]) -> dict[Split, Span
         ends: ends of all documents, see ``TokenFile.document_ends``.
     """
     if config.validation_source is not None:
-        *_, last = ends
+        (last,) = deque(ends, maxlen=1)  # one piece at a time
         whole = _spans(np.array([0, last[-1]]))
         return {"train": whole, "validation": whole}
     bounds, nearest, begin, number, validated = [np.zeros(1, np.int64)], list[_Document](), 0, 0, False
@@ -238,8 +239,6 @@ def _extremes(places_K: np.ndarray) -> tuple[int, int]:
 def _spans(bounds: np.ndarray) -> Spans:
     """Returns every second part between bounds, the first one and so on; an empty one is left out."""
     starts_S, ends_S = bounds[:-1:2], bounds[1::2]
-    starts_S, ends_S = starts_S[: len(ends_S)], ends_S
     is_some = ends_S > starts_S
-    starts_S, ends_S = starts_S[is_some], ends_S[is_some]
-    ends_in_stream = np.cumsum(ends_S - starts_S)
-    return Spans(starts_S, ends_in_stream - (ends_S - starts_S), int(ends_in_stream[-1]))
+    starts_S, lengths_S = starts_S[is_some], (ends_S - starts_S)[is_some]
+    return Spans(starts_S, np.cumsum(lengths_S) - lengths_S, int(lengths_S.sum()))

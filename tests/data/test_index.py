@@ -276,6 +276,11 @@ def test_a_large_token_file_is_never_held_whole(tmp_path, monkeypatch):
     assert most < 5 * 2**20
 
 
+def test_a_single_token_leaves_nothing_for_validation(tokens):
+    split = spans_of(tokens, [np.array([1])])
+    assert [(one.starts_S.tolist(), one.num_tokens) for one in split.values()] == [([0], 1), ([], 0)]
+
+
 def test_ends_of_documents_come_in_pieces(tmp_path, monkeypatch):
     """Spans that are found piece by piece are those of the whole."""
     tokens = np.random.default_rng(3).integers(0, 5, 4000, np.uint16)

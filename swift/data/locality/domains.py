@@ -4,6 +4,7 @@ Shapes: R runs of documents of one domain that follow each other, D domains.
 """
 
 import re
+from array import array
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +21,8 @@ class RunsBuilder:
     """Runs of the documents that are added, in the order of the stream."""
 
     def __init__(self) -> None:
-        self._numbers, self._starts, self._domains, self._end = dict[str, int](), list[int](), list[int](), 0
+        self._numbers, self._end = dict[str, int](), 0
+        self._starts, self._domains = array("q"), array("q")  # a run may be as short as a document
 
     def add(self, domain: str, num_tokens: int) -> None:
         """Adds the next tokens, of a document of a domain."""

@@ -90,7 +90,7 @@ def _policies(problem: Problem, pilot: Policy | None, leaders: list[Candidate], 
 
 def _climbs_twice(problem: Problem, num_trials: int) -> bool:
     """Whether a hurried and a calm policy are changed in turns, early on, as suits small problems."""
-    return num_trials >= _MANY_TRIALS and _memory_turns_over(problem)
+    return num_trials >= _MANY_TRIALS and problem.is_plain and _memory_turns_over(problem)
 
 
 def first_policies(problem: Problem, pilot: Policy | None = None) -> Iterator[Policy]:

@@ -45,7 +45,7 @@ def answers_together(runs: Sequence[Run], labels: Sequence[str]) -> list[Section
     """
     newest: dict[str, dict[int, Evaluation]] = {}
     for index, run in enumerate(runs):
-        for one in stored_evaluations(run.path):  # the older checkpoints first
+        for one in sorted(stored_evaluations(run.path), key=lambda one: one.step or 0):
             newest.setdefault(one.tasks_digest, {})[index] = one
     shared = [of_run for of_run in newest.values() if len(of_run) > 1]
     if not shared:
@@ -57,6 +57,10 @@ def answers_together(runs: Sequence[Run], labels: Sequence[str]) -> list[Section
         "below, the difference from the first run in points, over the questions that both have answered. Where its "
         "interval leaves 0 out, the two differ."
     )
+    partly = [
+        f"{labels[index]} on {one.tasks}" for of_run in shared for index, one in of_run.items() if not one.is_complete
+    ]
+    note += f" Not all questions are answered yet: {', '.join(partly)}." if partly else ""
     headings = ["tasks", "task", "score", *(labels[index] for index in asked)]
     return [Section("Answers to tasks", tables=[Table(headings, rows, 3)], note=note)]
 
