@@ -11,7 +11,7 @@ class SaveCheckpoint(NamedTuple):
 
     Attributes:
         stamp: stamp of the state.
-        holders: processes that have kept its parts, one for every stage and rank.
+        holders: processes that have kept its parts: of whole workers that together have every block, each rank of them.
         is_full: whether to save all experts, whatever K is.
         is_elsewhere: whether to save it where there is room, as it cannot be written into the run directory.
         cut: stage that holds each block of the parts, by pipeline; empty: those of the run.

@@ -122,7 +122,7 @@ class GenerationStates(StateKeeper):
         return is_due(done, experiment.checkpoint.every, experiment.num_steps)
 
     def save(self, state: TrainState, done: int, evaluate: Callable[[], float]) -> None:
-        """Keeps a state to be saved, on workers that together have every stage, or chunk, once."""
+        """Keeps a state to be saved, on workers that together have every stage, or chunk."""
         generation = self.generation
         # A record holds the loss before the update. A run about to stop has no time to compile for the loss after it.
         loss = evaluate() if generation.halt is None else None

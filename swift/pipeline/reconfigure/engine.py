@@ -230,7 +230,7 @@ class Engine:
         for planned in list(self._steps):
             if planned not in kept and planned[1] != failed:
                 del self._steps[planned]
-        self._cuts.keep_only([recut for recut, _ in self._steps])
+        self._cuts.keep_only([recut for recut, _ in list(self._steps)])  # other threads add to it
         if self._looks_ahead:
             jobs = [(*one, is_main) for is_main in (True, False) for one in dict.fromkeys(kept)]
             self._pending = [self._background.submit(self._make_ready, *job) for job in jobs]

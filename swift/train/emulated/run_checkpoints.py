@@ -99,7 +99,8 @@ class RunCheckpoints(StateKeeper):
     def end_without_data(self, state: TrainState | None, done: int, error: DataError) -> NoReturn:
         """Saves the last iteration, and raises RunError."""
         if state is not None:
-            self.save_last(state, done)
+            if self.options.hosts.count == 1:  # no host holds a whole state where there are several
+                self.save_last(state, done)
             self.record.directory.log_event("data_lost", done, error=str(error))
         raise RunError(f"{error}: stopped; {self.advice()}, {_MENDED}") from error
 

@@ -1,7 +1,7 @@
 """Agreement among the hosts of a run, between its iterations: what one host finds, all of them act on.
 
 What is said goes through the devices of all hosts, so all have to say something, in the same order. A host that is
-gone leaves the others waiting: JAX's heartbeats end them, see ``swift.cli.hosts``.
+gone leaves the others waiting: JAX's heartbeats end them, see ``swift.cli.console.watching``.
 """
 
 import json
@@ -80,7 +80,8 @@ class Hosts:
         """Raises SettingError on all hosts unless all have the same facts; values are JSON."""
         everyone = self.gather(dict(facts))
         for host, theirs in enumerate(everyone):
-            for name, value in everyone[0].items():
+            for name in sorted(everyone[0].keys() | theirs.keys()):
+                value = everyone[0].get(name)
                 if theirs.get(name) != value:
                     self.separate()
                     allowed = f"host 0 has {value!r}: all hosts of a run need the same"
@@ -92,17 +93,19 @@ class Hosts:
             return
         (name, *_) = self.gather(f".seen-by-hosts-{secrets.token_hex(8)}")
         mark, until = directory / name, time.monotonic() + _SEEN_S
-        with self.together():
+        try:
+            with self.together():
+                if self.is_first:
+                    _touch(mark)
+            with self.together():
+                while not mark.exists():  # a network file system may take its time
+                    if time.monotonic() > until:
+                        allowed = "is not the directory that host 0 has: all hosts need one that they share"
+                        raise SettingError("--run-dir", str(directory), allowed)
+                    time.sleep(0.1)
+        finally:
             if self.is_first:
-                mark.touch()
-        with self.together():
-            while not mark.exists():  # a network file system may take its time
-                if time.monotonic() > until:
-                    allowed = "is not the directory that host 0 has: all hosts need one that they share"
-                    raise SettingError("--run-dir", str(directory), allowed)
-                time.sleep(0.1)
-        if self.is_first:
-            mark.unlink()
+                mark.unlink(missing_ok=True)
 
     def separate(self) -> None:
         """Leaves the other hosts, which do the same now: then each may end when it likes."""
@@ -125,3 +128,11 @@ def _error(host: int, fields: list[str]) -> SettingError | RunError:
     if kind == "run":
         return RunError(f"host {host}: {words[0]}")
     return SettingError(f"host {host}: {words[0]}", *words[1:])
+
+
+def _touch(path: Path) -> None:
+    """Makes an empty file in the run directory."""
+    try:
+        path.touch()
+    except OSError as error:
+        raise SettingError("--run-dir", str(path.parent), f"cannot be written to: {error.strerror}") from error
