@@ -5,7 +5,15 @@ verifies and reads checkpoints on disk, and ``memory`` keeps snapshots of each r
 """
 
 from swift.checkpoint.config import CheckpointConfig
-from swift.checkpoint.memory import PeerSnapshots, RankCopy, Recovered, begin_snapshot, recover_ranks
+from swift.checkpoint.memory import (
+    PeerSnapshots,
+    RankCopy,
+    Recovered,
+    begin_pieces,
+    begin_snapshot,
+    join_pieces,
+    recover_ranks,
+)
 from swift.checkpoint.partial import Snapshot, StateSplit, Tally, by_name, dynamic_k, partial_bytes
 from swift.checkpoint.storage import (
     MANIFEST,
@@ -20,6 +28,7 @@ from swift.checkpoint.storage import (
     load_arrays,
     load_metadata,
     load_plan,
+    load_share,
     plan_restore,
     read_manifest,
     record_restore,
@@ -47,15 +56,18 @@ __all__ = [
     "Snapshot",
     "StateSplit",
     "Tally",
+    "begin_pieces",
     "begin_snapshot",
     "by_name",
     "checkpoint_path",
     "checkpoint_steps",
     "clean_up_saves",
     "dynamic_k",
+    "join_pieces",
     "load_arrays",
     "load_metadata",
     "load_plan",
+    "load_share",
     "partial_bytes",
     "plan_restore",
     "read_manifest",

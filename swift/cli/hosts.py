@@ -49,15 +49,14 @@ def joined(place: HostPlace, options: argparse.Namespace, experiment: Experiment
     Raises:
         SettingError: they cannot be found, or run another program or configuration.
     """
-    for name in ("profile", "init_from", "stop_at"):
+    for name in ("profile", "init_from"):
         value = getattr(options, name)
         if value is not None:
             raise SettingError(f"--{name.replace('_', '-')}", Written(f"{value}"), "works on one host only so far")
-    if options.resume:
-        raise SettingError("--resume", Written(f"{options.run_dir}"), "works on one host only so far")
     with options.link.quiet():
         with options.link.joining():
             hosts = join_hosts(place)
         settings = (line.partition(" = ") for line in config_text(experiment).splitlines())
-        hosts.check_same({"program": this_program()} | {name: value for name, equals, value in settings if equals})
+        invocation = {"program": this_program(), "--resume": options.resume, "--stop-at": options.stop_at}
+        hosts.check_same(invocation | {name: value for name, equals, value in settings if equals})
         yield hosts

@@ -1,32 +1,18 @@
 """Live meshes: run code written for one rank on all ranks, and move state between meshes.
 
-``live`` lays the live workers on devices, and ``host_order`` those of several hosts; ``peer_reduce`` sums over the
-peers of a stage; ``state_transfer`` and ``process_shards`` move state between meshes and between processes.
+``live`` lays the live workers on devices, ``host_order`` those of several hosts, and ``per_rank`` runs code of one rank
+on all; ``peer_reduce`` sums over the peers of a stage; ``state_transfer`` and ``process_shards`` move state between
+meshes and between processes.
 """
 
 from swift.mesh.chips import CHIPS, Chip, host_matmul_flops, peak_flops
 from swift.mesh.emulate import EmulationError, emulate_devices
 from swift.mesh.hlo_collectives import Collective, collective_bytes, collectives
 from swift.mesh.host_order import host_line, order_by_host
-from swift.mesh.live import (
-    AXES,
-    EXPERT_AXIS,
-    RANKED,
-    REPLICATED,
-    SHARED,
-    WORKER_AXIS,
-    LiveMesh,
-    MeshRow,
-    RankKind,
-    is_spec,
-    live_mesh,
-    map_specs,
-    own_row,
-    own_rows,
-    storage_mesh,
-)
+from swift.mesh.live import LiveMesh, MeshRow, RankKind, live_mesh, own_row, own_rows, storage_mesh
 from swift.mesh.peer_reduce import PeerSum, Unequal, how_unequal
-from swift.mesh.process_shards import Parts, copy_bits, fetch_parts, part_shapes, place_parts
+from swift.mesh.per_rank import AXES, EXPERT_AXIS, RANKED, REPLICATED, SHARED, WORKER_AXIS, is_spec, map_specs
+from swift.mesh.process_shards import Shards, copy_bits, fetch_shards, place_shards, shard_shapes
 from swift.mesh.program_cache import keep_programs
 from swift.mesh.state_transfer import host_stages, move_rows, moved_bytes, source_rows
 
@@ -43,15 +29,15 @@ __all__ = [
     "EmulationError",
     "LiveMesh",
     "MeshRow",
-    "Parts",
     "PeerSum",
     "RankKind",
+    "Shards",
     "Unequal",
     "collective_bytes",
     "collectives",
     "copy_bits",
     "emulate_devices",
-    "fetch_parts",
+    "fetch_shards",
     "host_line",
     "host_matmul_flops",
     "host_stages",
@@ -65,9 +51,9 @@ __all__ = [
     "order_by_host",
     "own_row",
     "own_rows",
-    "part_shapes",
     "peak_flops",
-    "place_parts",
+    "place_shards",
+    "shard_shapes",
     "source_rows",
     "storage_mesh",
 ]

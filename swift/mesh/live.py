@@ -1,19 +1,8 @@
-"""The live mesh: a topology without its failed workers, laid out on devices, and the way to run per-rank code on it.
+"""The live mesh: a topology without its failed workers, laid out on devices.
 
 A mesh row, that is a coordinate on the axis ``worker``, is one live worker. Which worker that is and which stage it
 serves is recorded in a table rather than by an axis: a worker may serve a stage other than its own, and a mesh with a
 hole is still one SPMD program.
-
-Every argument and result of a per-rank function is one of three kinds:
-
-- ``RANKED`` ``[worker, layer, rank, ...]``: each expert rank has its own shard (slices, slots, sequences of a batch);
-- ``SHARED`` ``[worker, ...]``: all expert ranks of a worker hold the same values (placement, counters, metrics);
-- ``REPLICATED`` ``[...]``: all ranks of all workers hold the same values, without a ``worker`` dim (columns common to
-  all workers); for arguments only.
-
-A per-rank function sees ``[layer, ...]``, ``[...]`` and ``[...]``. It may use collectives over the axis ``expert`` but
-must not branch on its own index there, so that the same code runs under ``shard_map`` on real or emulated devices and
-under ``vmap`` as N virtual ranks on one device. The axis ``worker`` is named under ``shard_map`` only.
 
 R: mesh rows.
 """
@@ -30,30 +19,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
 
 from swift.errors import SettingError
-from swift.mesh.collective_order import in_order
 from swift.mesh.emulate import emulate_devices
 from swift.mesh.host_order import order_by_host
+from swift.mesh.per_rank import AXES, REPLICATED, WORKER_AXIS, is_spec, map_specs, sharded, vmapped
 from swift.topology import Topology, Worker
-
-WORKER_AXIS = "worker"
-EXPERT_AXIS = "expert"
-RANKED = PartitionSpec(WORKER_AXIS, None, EXPERT_AXIS)
-SHARED = PartitionSpec(WORKER_AXIS)
-AXES = (WORKER_AXIS, EXPERT_AXIS)
-REPLICATED = PartitionSpec()
 
 RankKind = Literal["emulated", "devices", "virtual"]
 RANK_KINDS: tuple[str, ...] = ("emulated", "devices", "virtual")
-
-
-def is_spec(leaf: Any) -> bool:
-    """Distinguishes specs (RANKED, SHARED or REPLICATED) from inner nodes of a tree of specs."""
-    return isinstance(leaf, PartitionSpec)
-
-
-def map_specs(f: Callable[[PartitionSpec, Any], Any], specs: Any, tree: Any) -> Any:
-    """Maps ``f(spec, leaf)`` over ``tree``; ``specs`` may be a prefix of it."""
-    return jax.tree.map(lambda spec, sub: jax.tree.map(lambda leaf: f(spec, leaf), sub), specs, tree, is_leaf=is_spec)
 
 
 class MeshRow(NamedTuple):
@@ -130,6 +102,22 @@ class LiveMesh:
         """Lowest mesh row of each stage, which represents the stage."""
         return tuple(rows[0] for rows in self.peers)
 
+    @property
+    def is_here(self) -> bool:
+        """Whether this process has some of the mesh's devices."""
+        return jax.process_index() in {device.process_index for device in self.mesh.devices.flat}
+
+    @property
+    def share(self) -> dict[int, slice]:
+        """Expert ranks of which this process has the state, by stage; all of them where it has all devices."""
+        if {device.process_index for device in self.mesh.devices.flat} == {jax.process_index()}:
+            return dict.fromkeys(range(self.topology.num_stages), slice(self.num_ranks))
+        ranks_of: dict[int, set[int]] = {}
+        for row, devices in zip(self.rows, self.mesh.devices, strict=True):
+            here = {rank for rank, device in enumerate(devices) if device.process_index == jax.process_index()}
+            ranks_of[row.stage] = ranks_of.get(row.stage, set()) | here
+        return {stage: slice(min(ranks), max(ranks) + 1) for stage, ranks in ranks_of.items() if ranks}
+
     def with_rows(self, rows: tuple[MeshRow, ...]) -> "LiveMesh":
         """Makes a mesh with other rows on the devices of this one, which must include all their workers."""
         index = [self.workers.index(row.worker) for row in rows]
@@ -157,12 +145,34 @@ class LiveMesh:
         """Puts host arrays of the kinds in ``specs`` on the mesh's devices; every process fills its own devices."""
 
         def put(spec: PartitionSpec, leaf: Any) -> jax.Array:
-            leaf, sharding = np.asarray(leaf), self.shardings(spec)
-            index_on = sharding.addressable_devices_indices_map(leaf.shape)
-            arrays = jax.device_put([leaf[index] for index in index_on.values()], list(index_on))
-            return jax.make_array_from_single_device_arrays(leaf.shape, sharding, arrays)
+            leaf = np.asarray(leaf)
+            return self._filled(spec, leaf.shape, leaf.__getitem__)
 
         return map_specs(put, specs, tree)
+
+    def put_stages(self, tree: Any, specs: Any) -> Any:
+        """Puts host arrays with a row for each stage on the devices of all workers, each that of its stage.
+
+        Args:
+            tree: arrays ``[P, ...]``; a process reads only what its own devices hold.
+            specs: RANKED or SHARED for each array, or a prefix tree of them.
+        """
+
+        def put(spec: PartitionSpec, leaf: np.ndarray) -> jax.Array:
+            def part(index: tuple[slice, ...]) -> np.ndarray:
+                rows, *others = index
+                return leaf[(slice(None), *others)][self.stage_R[rows]]
+
+            return self._filled(spec, (self.num_live, *leaf.shape[1:]), part)
+
+        return map_specs(put, specs, tree)
+
+    def _filled(self, spec: PartitionSpec, shape: tuple[int, ...], part: Callable[[Any], np.ndarray]) -> jax.Array:
+        """An array of which this process fills the shards of its own devices."""
+        sharding = self.shardings(spec)
+        index_on = sharding.addressable_devices_indices_map(shape)
+        arrays = jax.device_put([part(index) for index in index_on.values()], list(index_on))
+        return jax.make_array_from_single_device_arrays(shape, sharding, arrays)
 
     def abstract(self, tree: Any, specs: Any) -> Any:
         """Describes the arrays that ``put`` would make: shapes, dtypes and shardings."""
@@ -176,49 +186,15 @@ class LiveMesh:
         """Turns a per-rank function into a function of global arrays, to be jitted.
 
         Args:
-            function: function of this rank's shards; see the module's docstring.
+            function: function of this rank's shards, see ``swift.mesh.per_rank``.
             in_specs: spec, or prefix tree of specs, for each argument.
             out_specs: the same for the result, without REPLICATED. A SHARED result must be equal on all ranks of a
                 worker, so it has to be reduced first.
         """
         assert REPLICATED not in jax.tree.leaves(out_specs, is_leaf=is_spec), "results must have a worker dim"
-        return (
-            self._vmapped(function, in_specs, out_specs)
-            if self.virtual
-            else self._sharded(function, in_specs, out_specs)
-        )
-
-    def _sharded(self, function: Callable, in_specs: tuple, out_specs: Any) -> Callable:
-        def enter(spec: PartitionSpec, block: jax.Array) -> jax.Array:
-            if spec == REPLICATED:
-                return block
-            return block[0, :, 0] if spec == RANKED else block[0]
-
-        def leave(spec: PartitionSpec, shard: jax.Array) -> jax.Array:
-            return shard[None, :, None] if spec == RANKED else shard[None]
-
-        on_cpu = self.mesh.devices.flat[0].platform == "cpu"
-        run = in_order(function, AXES) if on_cpu else function
-
-        def body(*blocks: Any) -> Any:
-            return map_specs(leave, out_specs, run(*map_specs(enter, in_specs, blocks)))
-
-        # check_vma=False: peer groups of unequal sizes need it, and gradients are of local sums, reduced explicitly.
-        return jax.shard_map(body, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
-
-    def _vmapped(self, function: Callable, in_specs: tuple, out_specs: Any) -> Callable:
-        def axes(specs: Any) -> Any:
-            return jax.tree.map(lambda spec: 1 if spec == RANKED else None, specs, is_leaf=is_spec)
-
-        mapped = jax.vmap(function, in_axes=axes(in_specs), out_axes=axes(out_specs), axis_name=EXPERT_AXIS)
-
-        def enter(spec: PartitionSpec, array: jax.Array) -> jax.Array:
-            return array if spec == REPLICATED else array[0]
-
-        def body(*arrays: Any) -> Any:
-            return jax.tree.map(lambda a: a[None], mapped(*map_specs(enter, in_specs, arrays)))
-
-        return body
+        if self.virtual:
+            return vmapped(function, in_specs, out_specs)
+        return sharded(self.mesh, function, in_specs, out_specs)
 
 
 def own_row(tree: Any) -> Any:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from swift.mesh.live import WORKER_AXIS
+from swift.mesh.per_rank import WORKER_AXIS
 
 Unequal = Literal["grouped", "tree"]
 Pairs = tuple[tuple[int, int], ...]

@@ -14,26 +14,27 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from swift.mesh.live import EXPERT_AXIS, RANKED, LiveMesh, is_spec, map_specs
+from swift.mesh.live import LiveMesh
 from swift.mesh.peer_reduce import PeerSum
+from swift.mesh.per_rank import EXPERT_AXIS, RANKED, is_spec, map_specs
 
-Parts = list[np.ndarray]
-"""A process's share of an array: one part for each of its devices, in mesh order."""
+Shards = list[np.ndarray]
+"""A process's share of an array: one shard for each of its devices, in mesh order."""
 
 
-def fetch_parts(tree: Any) -> Any:
-    """Fetches this process's share of every array to the host, as a tree of ``Parts``."""
+def fetch_shards(tree: Any) -> Any:
+    """Fetches this process's share of every array to the host, as a tree of ``Shards``."""
 
-    def parts(leaf: jax.Array) -> list[jax.Array]:
-        part_on = {shard.device: shard.data for shard in leaf.addressable_shards}
-        order = [device for device in leaf.sharding.mesh.devices.flat if device in part_on]  # type: ignore[attr-defined]
-        return [part_on[device] for device in order]
+    def shards(leaf: jax.Array) -> list[jax.Array]:
+        shard_on = {shard.device: shard.data for shard in leaf.addressable_shards}
+        order = [device for device in leaf.sharding.mesh.devices.flat if device in shard_on]  # type: ignore[attr-defined]
+        return [shard_on[device] for device in order]
 
     # np.array copies: on CPU a fetched array may be the device's own buffer, which is freed with its backend.
-    return jax.tree.map(np.array, jax.device_get(jax.tree.map(parts, tree)))
+    return jax.tree.map(np.array, jax.device_get(jax.tree.map(shards, tree)))
 
 
-def part_shapes(specs: Any, shapes: Any, num_devices: int) -> Any:
+def shard_shapes(specs: Any, shapes: Any, num_devices: int) -> Any:
     """Describes a process's share of arrays.
 
     Args:
@@ -42,7 +43,7 @@ def part_shapes(specs: Any, shapes: Any, num_devices: int) -> Any:
         num_devices: number of the process's devices.
 
     Returns:
-        A tree as ``fetch_parts`` returns it, of ``jax.ShapeDtypeStruct``.
+        A tree as ``fetch_shards`` returns it, of ``jax.ShapeDtypeStruct``.
     """
 
     def shape(spec: PartitionSpec, whole: Any) -> list[jax.ShapeDtypeStruct]:
@@ -54,25 +55,25 @@ def part_shapes(specs: Any, shapes: Any, num_devices: int) -> Any:
     return map_specs(shape, specs, shapes)
 
 
-def place_parts(parts: Any, live: LiveMesh, specs: Any, shapes: Any) -> Any:
-    """Makes arrays on ``live`` from the parts of all processes.
+def place_shards(shards: Any, live: LiveMesh, specs: Any, shapes: Any) -> Any:
+    """Makes arrays on ``live`` from the shards of all processes.
 
     Args:
-        parts: tree of ``Parts``; None for a process without state, which contributes zeros.
+        shards: tree of ``Shards``; None for a process without state, which contributes zeros.
         live: mesh of this generation.
         specs: RANKED or SHARED for each array, or a prefix tree of them.
         shapes: shapes and dtypes of the whole arrays.
     """
     here = [device for device in live.mesh.devices.flat if device.process_index == jax.process_index()]
 
-    def place(spec: PartitionSpec, whole: jax.ShapeDtypeStruct, mine: Parts) -> jax.Array:
+    def place(spec: PartitionSpec, whole: jax.ShapeDtypeStruct, mine: Shards) -> jax.Array:
         arrays = jax.device_put(list(mine), here)
         return jax.make_array_from_single_device_arrays(whole.shape, live.shardings(spec), arrays)
 
-    if parts is None:
-        parts = jax.tree.map(lambda part: np.zeros(part.shape, part.dtype), part_shapes(specs, shapes, len(here)))
+    if shards is None:
+        shards = jax.tree.map(lambda like: np.zeros(like.shape, like.dtype), shard_shapes(specs, shapes, len(here)))
     return jax.tree.map(
-        lambda spec, *below: jax.tree.map(partial(place, spec), *below), specs, shapes, parts, is_leaf=is_spec
+        lambda spec, *below: jax.tree.map(partial(place, spec), *below), specs, shapes, shards, is_leaf=is_spec
     )
 
 

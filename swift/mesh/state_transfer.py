@@ -13,7 +13,8 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from swift.mesh.live import RANKED, REPLICATED, LiveMesh, map_specs
+from swift.mesh.live import LiveMesh
+from swift.mesh.per_rank import RANKED, REPLICATED, map_specs
 
 
 def source_rows(old: LiveMesh, new: LiveMesh) -> tuple[int, ...]:
@@ -41,7 +42,7 @@ def move_rows(tree: Any, old: LiveMesh, new: LiveMesh, specs: Any, source_R: Seq
     """Moves state to ``new`` so that row r is row ``source_R[r]`` of the state on ``old``, without using the host.
 
     A row whose devices stay the same is not copied but shares its buffers, so neither state may be donated while the
-    other is in use. Only for a single process, which has all devices.
+    other is in use. No row moves between processes; one that has no device of the new mesh must not call this.
 
     Args:
         tree: arrays ``[worker, ...]`` on ``old``.
@@ -54,11 +55,12 @@ def move_rows(tree: Any, old: LiveMesh, new: LiveMesh, specs: Any, source_R: Seq
     assert len(source_R) == new.num_live
     if new.virtual:
         return tree
-    routes = list(_routes(old, new, source_R))
+    here = jax.process_index()
+    routes = [pair for pair in _routes(old, new, source_R) if here in {device.process_index for device in pair}]
+    assert all(one.process_index == two.process_index for one, two in routes), "another process holds the state"
 
     def move(spec: PartitionSpec, leaf: jax.Array) -> jax.Array:
         assert spec != REPLICATED, "only arrays with rows can be moved"
-        assert leaf.is_fully_addressable, "another process holds some of the state"
         assert leaf.sharding.is_equivalent_to(old.shardings(spec), leaf.ndim), f"{leaf.sharding} is not on the old mesh"
         shard_on = {shard.device: shard.data for shard in leaf.addressable_shards}
         shards = [shard_on[here] if here == there else jax.device_put(shard_on[here], there) for here, there in routes]

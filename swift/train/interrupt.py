@@ -13,7 +13,6 @@ from typing import Any, NoReturn, Self
 from swift.errors import INTERRUPTED, STOPPED
 
 STOPPING = "stopping after this iteration, which will be saved; a second Ctrl-C or SIGTERM ends at once"
-STOPPING_HOSTS = "stopping all hosts after this iteration; runs on several hosts save nothing so far"
 _SHOW_CURSOR = "\x1b[?25h\n"
 
 

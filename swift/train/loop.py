@@ -14,6 +14,7 @@ import jax
 
 from swift.data import Batch, DataError
 from swift.pipeline import Steps, Sums, TrainState, WindowResult
+from swift.pipeline.reconfigure import StepKind
 from swift.pipeline.runtime import DeviceBatch
 from swift.train.settings import Experiment
 from swift.train.step_records import Batches, mean_loss, plan_record, step_record
@@ -48,6 +49,10 @@ class LiveWorkers(Protocol):
         Returns:
             The state on the mesh that runs them, and whether that is another mesh than before.
         """
+
+    def compile(self, kind: StepKind) -> None:
+        """Compiles a program unless it was before; no part of what may have to wait for a peer."""
+        self.steps.compiled(kind)
 
     def window(self, first: int, last: int) -> AbstractContextManager[None]:
         """Context of a window, from its compilation to its results."""
@@ -135,7 +140,7 @@ class TrainLoop:
         Returns:
             Iterations done at the end.
         """
-        start, upcoming, rows = done, None, list[DeviceBatch]()
+        start, upcoming, device_batches = done, None, list[DeviceBatch]()
         while not self.live.is_over(done):
             begun = time.perf_counter()
             batches, error, read_s = upcoming or self._read(done)
@@ -144,7 +149,9 @@ class TrainLoop:
             first, last = done + 1, done + len(batches)
             state, is_moved = self.live.enter(state, first, last)
             with self.live.window(first, last):
-                outcome, upcoming, rows = self._compute(state, batches, [] if is_moved else rows, last)
+                outcome, upcoming, device_batches = self._compute(
+                    state, batches, [] if is_moved else device_batches, last
+                )
             done, state = last, outcome.state
             took_s = time.perf_counter() - begun
             records = self._records(outcome, first, _Times(took_s / len(batches), read_s / len(batches)))
@@ -191,7 +198,7 @@ class TrainLoop:
     def evaluate(self, state: TrainState, num_batches: int) -> float:
         """Computes the mean loss of a state on the first batches of the validation split, in nats per token."""
         steps = self.live.steps
-        steps.compiled("evaluate")  # no part of what may wait for a peer
+        self.live.compile("evaluate")
 
         def evaluate(batch: Batch) -> Sums:
             with self.live.computing():
@@ -209,21 +216,21 @@ class TrainLoop:
         return _Upcoming(batches, None, time.perf_counter() - begun)
 
     def _compute(
-        self, state: TrainState, batches: Sequence[Batch], rows: Sequence[DeviceBatch], last: int
+        self, state: TrainState, batches: Sequence[Batch], device_batches: Sequence[DeviceBatch], last: int
     ) -> tuple[WindowResult, _Upcoming, list[DeviceBatch]]:
         """Runs a window, and reads the batches of the next one and puts them on the devices while these compute."""
         steps = self.live.steps
-        steps.compiled("single" if len(batches) == 1 else steps.main)
+        self.live.compile("single" if len(batches) == 1 else steps.main)
         with self.live.computing():
-            rows = rows or steps.put(batches)
+            device_batches = device_batches or steps.put(batches)
             with jax.transfer_guard("disallow"):
-                finish = steps.start(state, batches, rows)
+                finish = steps.start(state, batches, device_batches)
         upcoming = self._read(last)
         with self.live.computing():
-            rows = steps.put(upcoming.batches)
+            device_batches = steps.put(upcoming.batches)
             outcome = finish()
             jax.block_until_ready(outcome.state)
-        return outcome, upcoming, rows
+        return outcome, upcoming, device_batches
 
     def _records(self, outcome: WindowResult, first: int, times: _Times) -> list[dict[str, Any]]:
         """Makes the records of a window's iterations."""

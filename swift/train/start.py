@@ -29,8 +29,8 @@ from swift.runlog import (
 )
 from swift.train.checkpoints import ModelPlan, WeightSource, load_state, put_state, take_back
 from swift.train.display import Series
-from swift.train.hosts import ALONE, Hosts
-from swift.train.settings import Experiment, defaults_in, write_config
+from swift.train.hosts import ALONE, Hosts, checked_by_all
+from swift.train.settings import Experiment, defaults_in, on_ranks, write_config
 from swift.train.summary import summarize
 from swift.train.window_rules import window_length
 
@@ -143,7 +143,7 @@ def try_placement(experiment: Experiment, num_ranks: int | None = None) -> None:
     Raises:
         SettingError: the policy cannot be used.
     """
-    experiment = experiment.on_ranks(num_ranks or experiment.topology.num_expert_ranks)
+    experiment = on_ranks(experiment, num_ranks or experiment.topology.num_expert_ranks)
     num_layers = experiment.blocks.stack_size(True)
     if num_layers and type(experiment.placement) not in (FlexMoE, MinMax, Packed, Static, Symi):
         try_policy(
@@ -163,22 +163,37 @@ def check_resumable(experiment: Experiment, options: TrainOptions) -> None:
 
 
 def find_start(experiment: Experiment, options: TrainOptions) -> RestorePlan | None:
-    """Finds the newest intact checkpoint, to continue from; None for a new run.
+    """Finds the newest intact checkpoint, to continue from; None for a new run. Of several hosts, the first chooses.
 
     A wrong directory is refused before data are loaded.
     """
+    directory, hosts, start = options.run_dir / "checkpoints", options.hosts, None
+    with hosts.together():
+        if hosts.is_first:
+            _check_start(experiment, options, directory)
+    if not options.resume:
+        return None
+    checker = checked_by_all(directory, hosts)
+    with hosts.together():
+        if hosts.is_first:
+            start = plan_restore(directory, experiment.identity(), checker=checker)
+    step = hosts.of_first(None if start is None else start.step)
+    with hosts.together():
+        return start or plan_restore(directory, experiment.identity(), step, checker)
+
+
+def _check_start(experiment: Experiment, options: TrainOptions, directory: Path) -> None:
+    """Checks that there is something to begin or to resume from, after cleaning up."""
     if not options.resume:
         check_new_run(options.run_dir)
-        return None
+        return
     check_resumable(experiment, options)
-    directory = options.run_dir / "checkpoints"
     clean_up_saves(directory)
     for line in take_back(directory):
         print(line, file=sys.stderr)
     if not checkpoint_steps(directory):
         allowed = "holds no checkpoint to resume from; start again in another --run-dir"
         raise SettingError("--resume", str(options.run_dir), allowed)
-    return plan_restore(directory, experiment.identity())
 
 
 def is_to_conclude(experiment: Experiment, options: TrainOptions, done: int) -> bool:

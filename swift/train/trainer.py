@@ -20,7 +20,7 @@ from swift.train.checkpoints import Checkpointer, ModelPlan, WeightSource, ledge
 from swift.train.display import ProgressDisplay
 from swift.train.emulated import EmulatedCluster, EmulatedWorkers, RunCheckpoints, RunRecord
 from swift.train.hosts import OwnSequences, check_all_compute, check_hosts
-from swift.train.interrupt import STOPPING, STOPPING_HOSTS, Interrupt
+from swift.train.interrupt import STOPPING, Interrupt
 from swift.train.loop import TrainLoop
 from swift.train.settings import Experiment, FailureSource, config_text, cuts_text, layers_of_stages
 from swift.train.start import (
@@ -97,10 +97,10 @@ def _train(
     experiment: Experiment, options: TrainOptions, failures: FailureSource | None, lease: Lease | None
 ) -> dict[str, Any]:
     last_step, hosts = experiment.num_steps if options.stop_at is None else options.stop_at, options.hosts
+    start = find_start(experiment, options)
+    done = 0 if start is None else start.step
+    is_left = not hosts.of_first(is_to_conclude(experiment, options, done))
     with hosts.together():
-        start = find_start(experiment, options)
-        done = 0 if start is None else start.step
-        is_left = not is_to_conclude(experiment, options, done)
         if is_left:
             check_range(experiment, options, done, last_step)
         weights = find_weights(experiment, options)
@@ -135,8 +135,7 @@ def _continue(
             how = "none" if hosts.count > 1 else options.prepare  # nothing changes yet on several hosts
             cluster = EmulatedCluster(experiment, how, listed if failures is None else failures, done + 1, first)
             utilization = Utilization.of(cluster.engine.spec)  # before the cluster compiles ahead, which takes cores
-        stopping = STOPPING if hosts.count == 1 else STOPPING_HOSTS
-        with cluster, Interrupt(options.stopping_s, lambda: progress.note(stopping)) as interrupt:
+        with cluster, Interrupt(options.stopping_s, lambda: progress.note(STOPPING)) as interrupt:
             with hosts.together():
                 cluster.check(listed)
                 check_all_compute(cluster.engine.spec.live, hosts.count)
@@ -148,7 +147,7 @@ def _continue(
                 (
                     SilentDirectory(options.run_dir) if lease is None else open_run(experiment, options, done, lease)
                 ) as directory,
-                Checkpointer(experiment, spec, directory, start) as checkpointer,
+                Checkpointer(experiment, spec, directory, start, hosts) as checkpointer,
             ):
                 record = RunRecord(directory, progress, utilization)
                 checkpoints = RunCheckpoints(

@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 from swift.errors import SettingError
-from swift.mesh import RANKED, SHARED, EmulationError, collective_bytes, emulate_devices, live_mesh
+from swift.mesh import RANKED, SHARED, EmulationError, collective_bytes, emulate_devices, live_mesh, storage_mesh
 from swift.topology import Topology
 
 
@@ -61,6 +61,14 @@ def test_virtual_ranks_need_one_worker():
 def test_an_unknown_kind_of_ranks_is_refused():
     with pytest.raises(SettingError, match="choose one of emulated, devices, virtual"):
         live_mesh(Topology(), "imaginary")
+
+
+def test_a_process_with_all_devices_has_the_state_of_all_ranks():
+    """Also where one device stands for all workers, as in the process that reads checkpoints for others."""
+    topology = Topology(2, 3, 2)
+    whole = dict.fromkeys(range(3), slice(2))
+    assert storage_mesh(topology).share == whole
+    assert live_mesh(topology, "emulated").share == whole
 
 
 def per_rank(ranked, shared):

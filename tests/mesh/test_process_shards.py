@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from swift.mesh import RANKED, SHARED, PeerSum, live_mesh
-from swift.mesh.process_shards import copy_bits, fetch_parts, place_parts
+from swift.mesh.process_shards import copy_bits, fetch_shards, place_shards
 from swift.topology import Topology
 
 SPECS = {"master": RANKED, "rest": SHARED}
@@ -75,16 +75,16 @@ def test_what_does_not_arrive_as_it_was_sent_is_found(live, dtype):
 def test_parts_on_the_host_are_put_back_as_they_were(live):
     tree = live.put(state(live, jnp.float32), SPECS)
     before = raw(tree)
-    parts, shapes = fetch_parts(tree), jax.eval_shape(lambda: tree)
+    parts, shapes = fetch_shards(tree), jax.eval_shape(lambda: tree)
     assert {len(part) for part in jax.tree.leaves(parts, is_leaf=lambda leaf: isinstance(leaf, list))} == {10}
     jax.tree.map(lambda leaf: leaf.delete(), tree)
-    placed = place_parts(parts, live, SPECS, shapes)
+    placed = place_shards(parts, live, SPECS, shapes)
     assert raw(placed) == before
     assert placed["master"].sharding.is_equivalent_to(live.shardings(RANKED), 4)
 
 
 def test_who_has_nothing_puts_zeros(live):
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state(live, jnp.float32))
-    placed = jax.device_get(place_parts(None, live, SPECS, shapes))
+    placed = jax.device_get(place_shards(None, live, SPECS, shapes))
     assert all(not leaf.any() for leaf in jax.tree.leaves(placed))
     assert jax.tree.map(np.shape, placed) == jax.tree.map(lambda leaf: leaf.shape, shapes)

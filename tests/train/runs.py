@@ -1,7 +1,27 @@
 """Runs in this process, and what of their records can be compared."""
 
+from swift.checkpoint import CheckpointConfig
+from swift.experts import ExpertConfig, OptimizerConfig
+from swift.models import ModelConfig
 from swift.runlog import read_run
-from swift.train import TrainOptions, train
+from swift.topology import Topology
+from swift.train import Experiment, TrainOptions, train
+
+
+def two_stages(corpus, num_pipelines, warmup_steps, **settings):
+    """Pipelines of two stages, each a layer of experts that drops a third of the tokens."""
+    return Experiment(
+        model=ModelConfig(num_layers=2, model_dim=16, num_heads=2, ffn_dim=16, sequence_length=8, moe_pattern=(True,)),
+        experts=ExpertConfig(num_classes=4, slots_per_rank=4, capacity_factor=0.8),
+        topology=Topology(num_pipelines, 2, 1),
+        data=corpus,
+        optimizer=OptimizerConfig(warmup_steps=warmup_steps, peak_learning_rate=1e-2),
+        compute_dtype="float64",
+        sequences_per_microbatch=2,
+        eval_every=0,
+        checkpoint=CheckpointConfig(every=0),
+        **settings,
+    )
 
 
 def run(experiment, run_dir, failures=None, **options):

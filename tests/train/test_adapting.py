@@ -7,15 +7,11 @@ import pytest
 
 from swift.checkpoint import CheckpointConfig
 from swift.errors import SettingError
-from swift.experts import ExpertConfig
-from swift.experts.optimizer_config import OptimizerConfig
-from swift.models import ModelConfig
 from swift.pipeline import BetterCut, CutSearch, Reconfiguration, Recut
 from swift.runlog import history_of, incidents_of
 from swift.schedules.adapt import MoveRule, Outages
 from swift.topology import Topology
-from swift.train import Experiment
-from tests.train.runs import measured, run
+from tests.train.runs import measured, run, two_stages
 
 pytestmark = pytest.mark.usefixtures("double_precision", "quickly_compiled")
 
@@ -24,21 +20,8 @@ AWAY = ("step 4: fail 0:1", "step 9: rejoin 0:1")
 
 @pytest.fixture(scope="module")
 def experiment(corpus):
-    """Two pipelines of two stages with one layer each, which drops tokens."""
-    return Experiment(
-        model=ModelConfig(num_layers=2, model_dim=16, num_heads=2, ffn_dim=16, sequence_length=8, moe_pattern=(True,)),
-        experts=ExpertConfig(num_classes=4, slots_per_rank=4, capacity_factor=0.8),
-        topology=Topology(2, 2, 1),
-        data=corpus,
-        optimizer=OptimizerConfig(warmup_steps=2, peak_learning_rate=1e-2),
-        compute_dtype="float64",
-        num_steps=12,
-        num_microbatches=4,
-        sequences_per_microbatch=2,
-        eval_every=0,
-        checkpoint=CheckpointConfig(every=0),
-        adapt="recut",
-    )
+    """Two pipelines of two stages, whose blocks move."""
+    return two_stages(corpus, num_pipelines=2, warmup_steps=2, num_steps=12, num_microbatches=4, adapt="recut")
 
 
 @pytest.fixture(scope="module")

@@ -12,14 +12,11 @@ import pytest
 from swift.checkpoint import CheckpointConfig, checkpoint_steps
 from swift.data import Batch
 from swift.errors import RunError
-from swift.experts import ExpertConfig
-from swift.experts.optimizer_config import OptimizerConfig
-from swift.models import ModelConfig
 from swift.runlog import history_of, read_run, stretches_of, time_by_cause
 from swift.tools.report.sections.plans import schedule_of
 from swift.topology import Topology
 from swift.train import Experiment
-from tests.train.runs import measured, run
+from tests.train.runs import measured, run, two_stages
 
 pytestmark = pytest.mark.usefixtures("double_precision", "quickly_compiled")
 
@@ -33,20 +30,8 @@ LAST_STAGE_FIRST = ("step 2: fail 2:1", "step 20: fail 0:0", "step 35: rejoin 2:
 
 @pytest.fixture(scope="module")
 def experiment(corpus):
-    """Three pipelines of two stages, each a layer of experts that drops a third of the tokens."""
-    return Experiment(
-        model=ModelConfig(num_layers=2, model_dim=16, num_heads=2, ffn_dim=16, sequence_length=8, moe_pattern=(True,)),
-        experts=ExpertConfig(num_classes=4, slots_per_rank=4, capacity_factor=0.8),
-        topology=Topology(3, 2, 1),
-        data=corpus,
-        optimizer=OptimizerConfig(warmup_steps=4, peak_learning_rate=1e-2),
-        compute_dtype="float64",
-        num_steps=60,
-        num_microbatches=2,
-        sequences_per_microbatch=2,
-        eval_every=0,
-        checkpoint=CheckpointConfig(every=0),
-    )
+    """Three pipelines of two stages."""
+    return two_stages(corpus, num_pipelines=3, warmup_steps=4, num_steps=60, num_microbatches=2)
 
 
 def values(record, name):

@@ -8,12 +8,14 @@ the copies are files, see ``swift.elastic.state``, and ``swift.elastic.services`
 from swift.checkpoint.memory.peer_snapshots import PeerSnapshots
 from swift.checkpoint.memory.rank_recovery import Recovered, recover_ranks
 from swift.checkpoint.memory.slice_search import RankCopy
-from swift.checkpoint.memory.snapshots import begin_snapshot
+from swift.checkpoint.memory.snapshots import begin_pieces, begin_snapshot, join_pieces
 
 __all__ = [
     "PeerSnapshots",
     "RankCopy",
     "Recovered",
+    "begin_pieces",
     "begin_snapshot",
+    "join_pieces",
     "recover_ranks",
 ]

@@ -4,6 +4,7 @@
     step-00000040/arrays/          arrays saved at iteration 40, see swift.checkpoint.storage.orbax_files
     step-00000020/arrays/          without a manifest: experts whose newest copy, or the one before, is of iteration 20
     .step-00000060.tmp/            a save in progress, or an interrupted one
+    .step-00000060.pieces.tmp/     what several hosts have of a state, see swift.checkpoint.storage.host_pieces
     step-00000040.earlier/         a checkpoint while another of the same iteration replaces it
     step-00000060.aside/           a checkpoint that a restore has passed over; it is never read again, and removed once
                                    the run has saved iteration 60 or a later one

@@ -9,8 +9,9 @@ import logging
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,38 @@ def map_array(path: Path, name: str) -> np.ndarray:
     if file.stat().st_size != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"{file} has {file.stat().st_size} bytes, which are not {dtype}{list(shape)}")
     return np.memmap(file, dtype, "r", shape=shape)
+
+
+def read_part(path: Path, name: str, place: Sequence[slice]) -> np.ndarray:
+    """Reads a part of an array from its file, and no other bytes of it.
+
+    Args:
+        path: directory that ``write_arrays`` made.
+        name: name of the array.
+        place: a slice for each of the first dims, at least one.
+
+    Raises:
+        OSError, ValueError: its files are missing, not laid out as by ``write_arrays``, or too short.
+    """
+    (shape, dtype), depth = _header(path, name), len(place)
+    *outer, inner = (range(*one.indices(length)) for one, length in zip(place, shape[:depth], strict=True))
+    row = math.prod(shape[depth:]) * dtype.itemsize
+    values = np.empty((*map(len, outer), len(inner), *shape[depth:]), dtype)
+    flat = values.reshape(*map(len, outer), -1).view(np.uint8)
+    with (path / data_file(path, name)).open("rb", buffering=0) as file:
+        for nth in np.ndindex(*map(len, outer)):
+            at = [of_dim[one] for of_dim, one in zip(outer, nth, strict=True)]
+            file.seek((int(np.ravel_multi_index((*at, 0), shape[:depth])) + inner.start) * row)
+            if not _fills(file, memoryview(flat[nth].data)):
+                raise ValueError(f"{path / data_file(path, name)} ends early")
+    return values
+
+
+def _fills(file: FileIO, room: memoryview) -> bool:
+    """Whether a file has enough for some room, which is then full; a single system call reads 2 GiB at most."""
+    while room and (num_bytes := file.readinto(room)):
+        room = room[num_bytes:]
+    return not room
 
 
 def data_file(path: Path, name: str) -> str:

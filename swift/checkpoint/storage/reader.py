@@ -6,17 +6,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from swift.checkpoint.partial import StateSplit, Tally, Unit, dynamic_k, shape_text
 from swift.checkpoint.storage.digests import array_digest
 from swift.checkpoint.storage.directory import ARRAYS, checkpoint_path, checkpoint_steps
 from swift.checkpoint.storage.manifest import Copy, Ledger, Manifest, check_shapes, read_manifest, write_manifest
-from swift.checkpoint.storage.orbax_files import read_arrays
+from swift.checkpoint.storage.orbax_files import read_arrays, read_part
 from swift.checkpoint.storage.verification import Checker, Damaged, unit_array
 from swift.errors import SettingError
 
 _SETTING = "checkpoint"
+
+Share = Mapping[int, slice]
+"""Expert ranks by stage, of which a host has the state."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +130,40 @@ def load_plan(directory: Path, plan: RestorePlan, split: StateSplit) -> Any:
     _check_shapes(directory, plan.manifest, split)
     blocks = _read_experts(directory, plan, split)
     return split.join(_read_dense(directory, plan, split), blocks)
+
+
+def load_share(directory: Path, plan: RestorePlan, split: StateSplit, share: Share) -> Any:
+    """Reads what one of several hosts needs of the sources of a plan, and no other values.
+
+    Args:
+        directory: directory of all checkpoints of the run.
+        plan: plan for this directory, whose files some host has just verified.
+        split: division of the state.
+        share: expert ranks of which this host has the state, by stage.
+
+    Returns:
+        The state on the host; zeros elsewhere.
+
+    Raises:
+        SettingError: the arrays are of another model, or have changed since the plan was made.
+    """
+    _check_shapes(directory, plan.manifest, split)
+    arrays = {name: np.zeros(leaf.shape, leaf.dtype) for name, leaf in split.shapes.items()}
+    try:
+        path = checkpoint_path(directory, plan.step) / ARRAYS
+        for name in split.dense_shapes if share else ():
+            for stage, ranks in share.items() if arrays[name].size else ():
+                place = (slice(stage, stage + 1), *((slice(None), ranks) if name in split.ranked_names else ()))
+                arrays[name][place] = read_part(path, name, place)
+        for (layer, class_), copy in plan.sources.items():
+            path, (stage, row) = checkpoint_path(directory, copy.step) / ARRAYS, split.location(layer)
+            for dtype, names in split.names_of_type.items() if stage in share else ():
+                of_unit = read_part(path, unit_array((layer, class_), dtype), (slice(None), share[stage]))
+                for name, values in zip(names, of_unit, strict=True):
+                    arrays[name][stage, row, share[stage], class_] = values
+    except (OSError, ValueError) as error:
+        raise SettingError(_SETTING, str(path.parent), f"has changed while it was read ({error}): try again") from error
+    return jax.tree.unflatten(jax.tree.structure(split.abstract), arrays.values())
 
 
 def record_restore(directory: Path, manifest: Manifest, ledger: Ledger) -> None:

@@ -4,8 +4,10 @@ An array is stored as the bytes of its values, in one file. If that file has the
 before it was written, its values are right; so one pass over the file verifies both.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -77,6 +79,37 @@ class Checker:
             self._found[key] = wrong and self._damaged(step, wrong)
         return self._found[key]
 
+    def check_equal_part(self, manifest: Manifest, own: int, num_hosts: int) -> list[list[Any]]:
+        """Checks those files of a checkpoint and of its newest copies that fall to one of several hosts, by their size.
+
+        Args:
+            manifest: manifest of the checkpoint.
+            own: number of this host.
+            num_hosts: number of hosts.
+
+        Returns:
+            What was found, as JSON for ``adopt``.
+        """
+        step = manifest.step
+        files = {**manifest.dense.files, **manifest.ledger.common[step]}
+        items: list[tuple[int, Callable[[], str | None]]] = [
+            (_size(self._path(step) / name), partial(self.file, step, name, expected))
+            for name, expected in files.items()
+        ]
+        for unit, (copy, *_) in manifest.ledger.copies.items():
+            items.append((copy.num_bytes, partial(self.copy, manifest, unit, copy)))
+        before, loads = set(self._found), [0] * num_hosts
+        for size, check in sorted(items, key=lambda item: -item[0]):
+            host = loads.index(min(loads))
+            loads[host] += size
+            if host == own:
+                check()
+        return [[*key, why] for key, why in self._found.items() if key not in before]
+
+    def adopt(self, found: Iterable[Sequence[Any]]) -> None:
+        """Takes over what another host has found with ``check_equal_part``."""
+        self._found |= {(step, name, expected): why for step, name, expected, why in found}
+
     def _values(self, step: int, shapes: Mapping[str, str], content: str, files: Files) -> str | None:
         key = (step, content, " ".join(shapes))
         if key not in self._found:
@@ -89,6 +122,11 @@ class Checker:
 
     def _damaged(self, step: int, why: str) -> str:
         return f"{self._path(step).name} is damaged: {why}"
+
+
+def _size(path: Path) -> int:
+    """Size of a file; 0 where it is missing."""
+    return path.stat().st_size if path.is_file() else 0
 
 
 def wrong_values(path: Path, shapes: Mapping[str, str], content: str, files: Files, folder: str = ARRAYS) -> str | None:

@@ -3,7 +3,7 @@
 import errno
 import os
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ def save_checkpoint(
     identity: Mapping[str, Any],
     extra: Mapping[str, Any],
     num_kept: int,
+    write: Callable[[Path, Mapping[str, np.ndarray]], None] | None = None,
 ) -> Manifest:
     """Saves a snapshot, verifies the files against memory, then removes what is no longer needed.
 
@@ -44,6 +45,7 @@ def save_checkpoint(
         identity: settings that a run has to share to read it, by name; JSON.
         extra: other state, such as the loader's; JSON.
         num_kept: number of checkpoints to keep.
+        write: function that writes the arrays in another process, see ``write_arrays``; None: this process does.
 
     Returns:
         The checkpoint's manifest.
@@ -58,7 +60,7 @@ def save_checkpoint(
         arrays = _named_arrays(snapshot)
         contents = {name: array_digest([array]) for name, array in arrays.items()}
         unit_contents = {unit: _unit_content(unit, of_unit, contents) for unit, of_unit in snapshot.experts()}
-        write_arrays(temporary / ARRAYS, arrays)
+        (write or write_arrays)(temporary / ARRAYS, arrays)
         of_array, common = _by_array(synced_digests(temporary), arrays)
         check_written(temporary, arrays, contents, of_array)
         copies = _copies(step, snapshot, ledger, unit_contents, of_array)
@@ -78,10 +80,15 @@ def save_checkpoint(
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    with suppress(OSError):  # the checkpoint is saved; what cannot be removed now is removed after the next one
+    _remove_older(directory, step, num_kept)
+    return manifest
+
+
+def _remove_older(directory: Path, step: int, num_kept: int) -> None:
+    """Removes what a new checkpoint replaces; what cannot be removed now is removed after the next one."""
+    with suppress(OSError):
         retire(directory, num_kept)
         remove_set_aside(directory, step)
-    return manifest
 
 
 def check_written(

@@ -19,11 +19,8 @@ from swift.checkpoint import (
     RankCopy,
     RestorePlan,
     Snapshot,
-    begin_snapshot,
     checkpoint_path,
-    checkpoint_steps,
     dynamic_k,
-    plan_restore,
     record_restore,
     restore_facts,
     save_checkpoint,
@@ -31,19 +28,20 @@ from swift.checkpoint import (
     set_aside_newer,
 )
 from swift.checkpoint.storage import is_finite, is_of_model
-from swift.errors import RunError, SettingError
+from swift.errors import RunError
 from swift.pipeline import StepSpec, TrainState
 from swift.runlog import RunDirectory, sync_record
+from swift.train.checkpoints.host_states import HostStates, begin_or_fail
 from swift.train.checkpoints.rescue import keep_elsewhere
 from swift.train.checkpoints.saved_state import (
     extra_of,
     first_ledger,
     ledger_after,
     ledger_for,
-    load_state,
+    load_newest,
     split_of,
-    to_store,
 )
+from swift.train.hosts import ALONE, Hosts
 from swift.train.settings import Experiment
 
 
@@ -62,16 +60,26 @@ class Checkpointer:
         spec: spec of its step, on any mesh.
         directory: run directory.
         start: checkpoint from which the run continues; None for a new run.
+        hosts: hosts that the run is on. Each has some pieces of a state; the first one puts them together and writes
+            them, and what the others keep of the ledger is of no use.
     """
 
-    def __init__(self, experiment: Experiment, spec: StepSpec, directory: RunDirectory, start: RestorePlan | None):
+    def __init__(
+        self,
+        experiment: Experiment,
+        spec: StepSpec,
+        directory: RunDirectory,
+        start: RestorePlan | None,
+        hosts: Hosts = ALONE,
+    ):
         self._experiment, self._directory, self._split = experiment, directory, split_of(spec)
         self._ledger = first_ledger(experiment, self._split)
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._begun: dict[str, Any] = {}
         self._room: Snapshot | None = None
         self._waited_ms = 0.0
-        self._saving: Future[Manifest] | None = None
+        self._host_states = HostStates(directory.path, hosts)
+        self._saving: Future[Manifest | None] | None = None
         self._write: Callable[..., Manifest] | None = None
         self._unsaved: int | None = None
         self.is_spoilt = False  # the last state; another attempt to save it is of no use
@@ -81,7 +89,8 @@ class Checkpointer:
         self._peer_snapshots = PeerSnapshots(self._split, experiment.checkpoint)
         if start is not None:
             after = ledger_after(experiment, start)
-            self._continue_from(start, after)
+            if hosts.is_first:
+                self._continue_from(start, after)
             self._ledger = ledger_for(spec, start.manifest, after)
 
     def __enter__(self) -> Self:
@@ -93,6 +102,7 @@ class Checkpointer:
         with nullcontext() if error is None else suppress(OSError, RunError):
             self.follow(wait=True)
         self._thread.shutdown()
+        self._host_states.close()
         self._peer_snapshots.close()
 
     @property
@@ -110,7 +120,7 @@ class Checkpointer:
         self._ledger = self._ledger.counted(record["popularity"], record["dropped"])
 
     def save(self, spec: StepSpec, state: TrainState, position: Mapping[str, Any], done: int, *, full: bool) -> None:
-        """Begins a checkpoint; none may be in progress, see ``follow``.
+        """Begins a checkpoint, on all hosts; none may be in progress, see ``follow``.
 
         Args:
             spec: spec of the state.
@@ -121,11 +131,9 @@ class Checkpointer:
         """
         assert self._saving is None, "two saves at a time"
         begun, config = time.perf_counter(), self._experiment.checkpoint
-        chosen_LK = self._ledger.choose(config.selection, full=full)
-        try:
-            finish = begin_snapshot(self._split, *to_store(spec, state), chosen_LK, self._room)
-        except RuntimeError as error:  # such as no memory on the devices
-            finish = partial(_fail, error)
+        agreed, chosen_LK = self._host_states.agree(done, self._ledger.choose(config.selection, full=full))
+        begun_pieces = begin_or_fail(self._split, spec, state, chosen_LK)
+        finish = partial(self._host_states.snapshot, agreed, self._split, begun_pieces, chosen_LK, self._room)
         stall_ms = self._waited_ms + 1000 * (time.perf_counter() - begun)
         self._begun = {"step": done, "at": begun, "stall_ms": stall_ms}
         self._is_hurried.clear()
@@ -137,12 +145,15 @@ class Checkpointer:
             identity=self._experiment.identity(),
             extra=extra_of(spec, position),
             num_kept=config.num_kept,
+            write=self._host_states.write,
         )
         self._saving = self._thread.submit(self._save, finish, self._write)
 
-    def _save(self, finish: Callable[[], Snapshot], write: Callable[..., Manifest]) -> Manifest:
+    def _save(self, finish: Callable[[], Snapshot | None], write: Callable[..., Manifest]) -> Manifest | None:
         self._room = None  # its buffers are overwritten, and must not pass for those of this iteration
         snapshot = finish()
+        if snapshot is None:
+            return None
         dense = (array for name, array in snapshot.dense.items() if is_of_model(name))
         if not all(map(is_finite, (*dense, *snapshot.blocks.values()))):
             raise _Spoilt("its values are not finite")
@@ -225,9 +236,11 @@ class Checkpointer:
             except Empty:
                 return
 
-    def _note_saved(self, step: int, manifest: Manifest) -> None:
-        self._ledger = replace(manifest.ledger, tally=self._ledger.tally)  # which has continued to count
+    def _note_saved(self, step: int, manifest: Manifest | None) -> None:
+        if manifest is None:  # the first host knows
+            return
         self.newest = step
+        self._ledger = replace(manifest.ledger, tally=self._ledger.tally)  # which has continued to count
         self._directory.log_event(
             "checkpoint",
             step,
@@ -251,19 +264,8 @@ class Checkpointer:
         return self._peer_snapshots.copies(ranks)
 
     def load(self, spec: StepSpec) -> tuple[TrainState, RestorePlan] | None:
-        """Loads the newest intact checkpoint, see ``load_state``; None if nothing was saved.
-
-        Raises:
-            RunError: none is intact.
-        """
-        directory = self._directory.checkpoints_path
-        if not checkpoint_steps(directory):
-            return None
-        try:
-            plan = plan_restore(directory, self._experiment.identity())
-            return load_state(directory, plan, spec), plan
-        except SettingError as error:
-            raise RunError(str(error)) from error
+        """Loads the newest intact checkpoint, see ``load_newest``."""
+        return load_newest(self._directory.checkpoints_path, self._experiment.identity(), spec)
 
     def change_ranks(self, spec: StepSpec, ledger: Ledger) -> None:
         """Continues with a state on other ranks, of which no copy exists yet, in memory or on disk.
@@ -285,10 +287,6 @@ class Checkpointer:
         aside = set_aside_newer(directory, start.step)
         record_restore(directory, start.manifest, after)
         self._directory.log_event("restore", start.step, **restore_facts(start, after), set_aside=aside)
-
-
-def _fail(error: Exception) -> Snapshot:
-    raise error
 
 
 def _line(error: BaseException) -> str:

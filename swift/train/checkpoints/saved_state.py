@@ -8,8 +8,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from swift.checkpoint import Ledger, Manifest, RestorePlan, StateSplit, load_plan
-from swift.errors import RunError
+from swift.checkpoint import (
+    Ledger,
+    Manifest,
+    RestorePlan,
+    StateSplit,
+    checkpoint_steps,
+    load_plan,
+    load_share,
+    plan_restore,
+)
+from swift.errors import RunError, SettingError
 from swift.experts import Decoupled
 from swift.experts.placement import unsound_placement
 from swift.mesh import LiveMesh
@@ -40,14 +49,37 @@ def load_state(directory: Path, plan: RestorePlan, spec: StepSpec) -> TrainState
         spec: spec of the step that continues; its state has one row for every stage in a checkpoint.
 
     Returns:
-        The state on the host, without slots.
+        The state on the host, without slots. One of several hosts reads only what its devices hold, if the run that
+        saved it had the same shape; the rest is zeros.
 
     Raises:
         SettingError: the arrays are of another model, or have changed since the plan was made.
     """
-    stored = spec.stored
-    saved = reshaped(stored, _shape_of(plan.manifest, spec))
+    stored, shape, share = spec.stored, _shape_of(plan.manifest, spec), spec.live.share
+    if shape == StateShape.of(spec) and share != dict.fromkeys(range(spec.num_stages), slice(spec.live.num_ranks)):
+        return load_share(directory, plan, split_of(spec), share)
+    saved = reshaped(stored, shape)
     return reshape_state(load_plan(directory, plan, split_of(saved)), saved, stored)
+
+
+def load_newest(directory: Path, identity: Mapping[str, Any], spec: StepSpec) -> tuple[TrainState, RestorePlan] | None:
+    """Loads the newest intact checkpoint, see ``load_state``; returns None if nothing was saved.
+
+    Args:
+        directory: directory of all checkpoints of the run.
+        identity: settings that the run has to share with the checkpoint.
+        spec: spec of the step that continues.
+
+    Raises:
+        RunError: none is intact.
+    """
+    if not checkpoint_steps(directory):
+        return None
+    try:
+        plan = plan_restore(directory, identity)
+        return load_state(directory, plan, spec), plan
+    except SettingError as error:
+        raise RunError(str(error)) from error
 
 
 def to_store(spec: StepSpec, state: TrainState) -> tuple[TrainState, LiveMesh]:
@@ -59,6 +91,8 @@ def to_store(spec: StepSpec, state: TrainState) -> tuple[TrainState, LiveMesh]:
 def put_state(spec: StepSpec, state: TrainState) -> TrainState:
     """Puts a state on the host, one row for every stage, on the devices of all live workers, with slots."""
     stored, specs = spec.stored, replace(spec.specs, slots={})
+    if spec.chunks.are_stages:
+        return spec.fill_slots(spec.live.put_stages(state, specs))
     return spec.fill_slots(move_state(stored.live.put(state, specs), stored, spec)[0])
 
 

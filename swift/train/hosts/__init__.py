@@ -4,6 +4,7 @@ JAX's coordination service connects the processes, one on each host; host 0 star
 """
 
 from swift.train.hosts.agreement import ALONE, Hosts
+from swift.train.hosts.checked_files import checked_by_all
 from swift.train.hosts.joining import HostPlace, join_hosts, own_devices
 from swift.train.hosts.limits import check_all_compute, check_hosts
 from swift.train.hosts.own_rows import OwnSequences
@@ -15,6 +16,7 @@ __all__ = [
     "OwnSequences",
     "check_all_compute",
     "check_hosts",
+    "checked_by_all",
     "join_hosts",
     "own_devices",
 ]

@@ -51,6 +51,10 @@ class Hosts:
         texts = multihost_utils.process_allgather(padded)
         return [json.loads(row[:size].tobytes()) for row, size in zip(texts, sizes.tolist(), strict=True)]
 
+    def of_first(self, value: Any) -> Any:
+        """Tells all hosts what the first one has, which JSON can hold; returns that."""
+        return self.gather(value)[0]
+
     def any(self, value: bool) -> bool:
         """Returns whether something is so on any host."""
         return value if self.count == 1 else bool(multihost_utils.process_allgather(np.bool_(value)).any())
@@ -110,6 +114,7 @@ class Hosts:
     def separate(self) -> None:
         """Leaves the other hosts, which do the same now: then each may end when it likes."""
         if self.count > 1:
+            self.gather(None)  # what another one does before may take longer than JAX waits
             jax.distributed.shutdown()
 
 

@@ -21,8 +21,9 @@ def check_hosts(experiment: Experiment, done: int) -> None:
         raise SettingError(FAILURES_SETTING, list(experiment.failures), allowed)
     if experiment.adapt != "reroute":
         raise SettingError("Experiment.adapt", experiment.adapt, _ONE_HOST)
-    if experiment.checkpoint.every:
-        raise SettingError("CheckpointConfig.every", experiment.checkpoint.every, f"{_ONE_HOST}: set it to 0")
+    if not experiment.chunks.are_stages:
+        allowed = f"makes stages of several runs of layers, or of other layers in other pipelines: that {_ONE_HOST}"
+        raise SettingError("Experiment.cut", experiment.cut, allowed)
     if experiment.checkpoint.snapshot_every:
         raise SettingError("CheckpointConfig.snapshot_every", experiment.checkpoint.snapshot_every, _ONE_HOST)
 

@@ -1,10 +1,13 @@
 """Runs on several hosts, each a process of its own: how they are configured, started and ended."""
 
+import json
 import os
 import socket
 import subprocess
 import sys
 from dataclasses import dataclass
+
+import numpy as np
 
 from tests.elastic import runs
 
@@ -44,14 +47,24 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def start(config, run_dir, num_hosts, *arguments, hosts=None):
-    """Starts the processes of a run, or of some of its hosts; ``arguments`` may be functions of the host's number."""
-    coordinator = f"127.0.0.1:{free_port()}"
+def start(config, run_dir, num_hosts, *arguments, hosts=None, address="127.0.0.1", inside=lambda _: []):
+    """Starts the processes of a run, or of some of its hosts.
+
+    Args:
+        config: configuration of the run.
+        run_dir: run directory.
+        num_hosts: number of hosts.
+        arguments: further arguments of all hosts, or functions of the host's number.
+        hosts: numbers of the hosts to start; all unless given.
+        address: address of the first host.
+        inside: function from a host's number to words before its command.
+    """
+    coordinator = f"{address}:{free_port()}"
     place = ["--run-dir", str(run_dir), "--coordinator", coordinator, "--num-hosts", str(num_hosts)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
     return [
         subprocess.Popen(
-            [sys.executable, "-m", "swift", "train", str(config), *place, "--host", str(host)]
+            [*inside(host), sys.executable, "-m", "swift", "train", str(config), *place, "--host", str(host)]
             + [str(argument(host) if callable(argument) else argument) for argument in arguments],
             text=True,
             env=os.environ | QUICKLY,
@@ -76,3 +89,13 @@ def alone(config, run_dir, *arguments):
     command = [sys.executable, "-m", "swift", "train", str(config), "--run-dir", str(run_dir), *map(str, arguments)]
     subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE_S, env=os.environ | QUICKLY)
     return runs.losses(run_dir)
+
+
+def arrays_of(checkpoint):
+    """All arrays of a checkpoint by name, read from its files as raw bytes."""
+    arrays = {}
+    for header in sorted((checkpoint / "arrays" / "state").glob("*/.zarray")):
+        said = json.loads(header.read_bytes())
+        (values,) = (path for path in header.parent.iterdir() if not path.name.startswith("."))
+        arrays[header.parent.name] = np.fromfile(values, said["dtype"]).reshape(said["shape"])
+    return arrays

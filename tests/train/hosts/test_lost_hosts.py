@@ -8,22 +8,25 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from tests.train.hosts.runs import PATIENCE_S, ended, free_port, start, write_config
+from swift.checkpoint import checkpoint_steps
+from tests.elastic.real_runs.test_nodes_for_real import CAN_EMULATE, TwoMachines
+from tests.elastic.runs import losses
+from tests.train.hosts.runs import PATIENCE_S, alone, ended, free_port, start, write_config
 
 pytestmark = pytest.mark.slow
-SMALL = {"ModelConfig__num_layers": 1, "ModelConfig__moe_pattern": (True,), "Experiment__num_microbatches": 1}
+SMALL = {"ModelConfig__num_layers": 1, "ModelConfig__moe_pattern": (True,), "Experiment__num_microbatches": 2}
 
 
 @contextmanager
-def under_way(tmp_path, num_hosts):
-    """A run that would take hours, once it has done some iterations."""
-    settings = SMALL | {"Experiment__sequences_per_microbatch": num_hosts}
-    config, path = write_config(tmp_path, (1, 1, num_hosts), 10**6, **settings), tmp_path / "run" / "metrics.jsonl"
-    processes = start(config, tmp_path / "run", num_hosts)
+def under_way(tmp_path, num_hosts, **options):
+    """A run that would take hours, a pipeline on each host, once it has saved a checkpoint."""
+    config = write_config(tmp_path, (num_hosts, 1, 1), 10**6, CheckpointConfig__every=3, **SMALL)
+    processes = start(config, tmp_path / "run", num_hosts, **options)
     try:
-        while not path.exists() or path.read_bytes().count(b"\n") < 3:
+        while not checkpoint_steps(tmp_path / "run" / "checkpoints"):
             assert [process.poll() for process in processes] == [None] * num_hosts
             time.sleep(0.2)
         yield processes
@@ -41,22 +44,53 @@ def trainer_of(process):
     return int(child)
 
 
-def test_sigterm_to_one_host_stops_all(tmp_path):
+def below(pid):
+    """All processes that were started by one, and by those."""
+    found = [int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
+    return found + [other for child in found for other in below(child)]
+
+
+def is_running(pid):
+    """Whether a process runs; a dead one of which nobody has asked how it ended does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_sigterm_to_one_host_stops_all_with_a_checkpoint(tmp_path):
     with under_way(tmp_path, 2) as processes:
         processes[1].send_signal(signal.SIGTERM)
         hosts = ended(processes)
     assert [host.code for host in hosts] == [130, 130], hosts
-    assert "nothing is saved on several hosts" in hosts[0].err
+    last = len(losses(tmp_path / "run"))
+    assert f"interrupted after iteration {last}, which is saved; --resume continues from it" in hosts[0].err
+    assert checkpoint_steps(tmp_path / "run" / "checkpoints")[-1] == last
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
-def test_the_others_end_when_a_host_is_killed(tmp_path, lost):
+def test_the_others_end_when_a_host_is_killed_and_resume(tmp_path, lost):
     with under_way(tmp_path, 3) as processes:
-        children = list(map(trainer_of, processes))
+        children = [pid for process in processes for pid in below(process.pid)]
+        assert len(children) >= 4  # a trainer on each, and on the first a process that writes checkpoints
         processes[lost].kill()
         hosts = ended(processes)
         assert [host.code for host in hosts] == [-signal.SIGKILL if host == lost else 3 for host in range(3)], hosts
-        assert all(not Path(f"/proc/{child}").exists() for child in children if child != children[lost])
+        until = time.monotonic() + PATIENCE_S
+        while any(map(is_running, children)):
+            assert time.monotonic() < until, [child for child in children if is_running(child)]
+            time.sleep(0.2)
+    for host in {0, 1, 2} - {lost}:
+        assert "is kept; continue with --run-dir" in hosts[host].err.splitlines()[-1]
+    if lost != 1:
+        return
+    last = checkpoint_steps(tmp_path / "run" / "checkpoints")[-1] + 2
+    fewer = "--set", "Topology.num_pipelines=2", "--set", "Experiment.num_microbatches=3"
+    config = tmp_path / "kill.gin"
+    survivors = ended(start(config, tmp_path / "run", 2, "--resume", "--stop-at", last, *fewer))
+    assert [host.code for host in survivors] == [0, 0], survivors
+    expected = alone(config, tmp_path / "alone", "--stop-at", last)
+    np.testing.assert_allclose(losses(tmp_path / "run"), expected, rtol=1e-8)
 
 
 def test_the_others_end_when_a_host_is_silent(tmp_path):
@@ -69,6 +103,20 @@ def test_the_others_end_when_a_host_is_silent(tmp_path):
             os.kill(frozen, signal.SIGKILL)
         assert other.code == 3, other
         assert "host 0" in other.err.splitlines()[-1]
+
+
+@pytest.mark.skipif(not CAN_EMULATE, reason="only root can make networks, with ip and unshare")
+def test_both_sides_end_when_the_wire_between_them_is_cut(tmp_path):
+    with (
+        TwoMachines(tmp_path) as machines,
+        under_way(tmp_path, 2, address="node0", inside=machines.command) as processes,
+    ):
+        machines.lose(processes)
+        hosts = ended(processes)
+    assert [host.code for host in hosts] == [3, 3], hosts
+    for number, host in enumerate(hosts):
+        assert host.err.splitlines()[-1].startswith(f"swift: host {number}: another host ")
+        assert "is kept; continue with --run-dir" in host.err.splitlines()[-1]
 
 
 def test_a_host_number_that_is_used_twice_is_refused(tmp_path):

@@ -1,0 +1,69 @@
+"""Checkpoints that several hosts save together, and runs that resume from them on as many hosts, or on others."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from swift.checkpoint import checkpoint_steps, read_manifest
+from tests.elastic.runs import losses
+from tests.train.hosts.runs import alone, arrays_of, ended, start, write_config
+
+pytestmark = pytest.mark.slow
+ONE_LAYER = {"ModelConfig__num_layers": 1, "ModelConfig__moe_pattern": (True,), "Experiment__num_microbatches": 1}
+
+
+def trained(config, run_dir, num_hosts, *arguments):
+    """Runs on some hosts; nothing may be left beside the checkpoints."""
+    hosts = ended(start(config, run_dir, num_hosts, *arguments))
+    assert [host.code for host in hosts] == [0] * num_hosts, "".join(host.err for host in hosts)
+    assert {path.name for path in (run_dir / "checkpoints").iterdir()} == {
+        f"step-{step:08d}" for step in checkpoint_steps(run_dir / "checkpoints")
+    }
+
+
+def test_two_hosts_save_what_one_saves_and_any_number_goes_on(tmp_path):
+    """Pipelines of two stages, so that each host has a stage, and both hosts a part of every array."""
+    config = write_config(tmp_path, (2, 2, 1), 6, CheckpointConfig__every=2, CheckpointConfig__num_kept=9)
+    expected = alone(config, tmp_path / "alone")
+    trained(config, tmp_path / "run", 2, "--stop-at", 4)
+    assert checkpoint_steps(tmp_path / "run" / "checkpoints") == [2, 4]
+    ours, theirs = (arrays_of(tmp_path / name / "checkpoints" / "step-00000004") for name in ("run", "alone"))
+    assert ours.keys() == theirs.keys()
+    for name, values in ours.items():
+        assert values.dtype == theirs[name].dtype
+        np.testing.assert_allclose(values, theirs[name], rtol=1e-8, atol=1e-12, err_msg=name)
+    for num_hosts in (1, 2, 4):
+        copy = tmp_path / f"on-{num_hosts}"
+        shutil.copytree(tmp_path / "run", copy)
+        if num_hosts == 1:
+            alone(config, copy, "--resume")
+        else:
+            trained(config, copy, num_hosts, "--resume")
+        np.testing.assert_allclose(losses(copy), expected, rtol=1e-8)
+
+
+def test_partial_checkpoints_of_hosts(tmp_path):
+    """All hosts save the experts that the first one chooses, and a run resumes from copies of several iterations."""
+    settings = ONE_LAYER | {"CheckpointConfig__experts_per_layer": 1, "CheckpointConfig__num_kept": 9}
+    config = write_config(tmp_path, (1, 1, 2), 5, CheckpointConfig__every=1, **settings)
+    alone(config, tmp_path / "alone")
+    trained(config, tmp_path / "run", 2, "--stop-at", 3)
+    chosen = [
+        [read_manifest(tmp_path / name / "checkpoints" / f"step-0000000{step}", "checkpoint").chosen for step in (1, 2)]
+        for name in ("run", "alone")
+    ]
+    assert chosen[0] == chosen[1]
+    assert len(chosen[0][1][0]) == 1
+    trained(config, tmp_path / "run", 2, "--resume")
+    assert checkpoint_steps(tmp_path / "run" / "checkpoints") == [1, 2, 3, 4, 5]
+
+
+def test_four_hosts_of_which_three_go_on(tmp_path):
+    """Each host is a pipeline; those that are left take the micro-batches of the one that is gone."""
+    config = write_config(tmp_path, (4, 1, 1), 5, **ONE_LAYER | {"Experiment__num_microbatches": 3})
+    expected = alone(config, tmp_path / "alone")
+    trained(config, tmp_path / "run", 4, "--stop-at", 2)
+    fewer = "--set", "Topology.num_pipelines=3", "--set", "Experiment.num_microbatches=4"
+    trained(config, tmp_path / "run", 3, "--resume", *fewer)
+    np.testing.assert_allclose(losses(tmp_path / "run"), expected, rtol=1e-8)
