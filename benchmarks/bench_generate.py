@@ -105,6 +105,7 @@ def over_transformers() -> dict[str, Any]:
     import torch
     from hub_models import both_models
 
+    torch.set_num_threads(1)  # with two, beside other programs, its threads wait busily: 30 times the CPU-seconds
     theirs, gpt, experts, weights = both_models()
     prompts = np.random.default_rng(2).integers(1, 256, (NUM_TEXTS, PROMPT_TOKENS))
     length = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS}

@@ -4,6 +4,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -13,15 +14,19 @@ from .town import RADIUS, Call, State, Town
 
 @dataclass(frozen=True)
 class Times:
-    """An engine's times, as measured.
+    """An engine's sizes, and the times of its two calls as measured; a call takes as long however much it has to do.
 
     Attributes:
         batch: prompts that are answered at the same time at most.
-        decode_s: seconds of a call that adds a token to each of them.
-        read_s: seconds to read a token of a prompt, in which no token is added.
+        passages: passages of a call that reads.
+        passage_length: tokens of a passage at most; a longer prompt takes several.
+        decode_s: seconds of a call that adds a token to each prompt that is read.
+        read_s: seconds of a call that reads, and adds the first token to what it has read to the end.
     """
 
     batch: int
+    passages: int
+    passage_length: int
     decode_s: float
     read_s: float
 
@@ -41,13 +46,48 @@ class Ended:
     seen: list[list[list[int]]]
 
 
+class Calls(NamedTuple):
+    """Calls of the model."""
+
+    reading: int
+    decoding: int
+
+    def plus(self, reading: int, decoding: int) -> "Calls":
+        """Adds calls."""
+        return Calls(self.reading + reading, self.decoding + decoding)
+
+
+class AnyEngine(Protocol):
+    """An engine that answers prompts, simulated or real."""
+
+    @property
+    def now(self) -> float:
+        """Seconds so far."""
+
+    def submit(self, step: int, agent: int, call: Call) -> None:
+        """Adds a prompt of an agent's step."""
+
+    def advance(self) -> list[int]:
+        """Runs until a prompt is answered; returns the agents whose prompts are."""
+
+
 class Engine:
-    """Prompts at work, and those that wait: of the agent first that is behind."""
+    """The generation engine, call by call, without a model; of the prompts that wait, that of who is behind is first.
+
+    Attributes:
+        num_calls: calls so far.
+    """
 
     def __init__(self, times: Times):
-        self.now, self._times = 0.0, times
+        self.num_calls, self._times = Calls(0, 0), times
         self._waiting: list[tuple[int, int, Call]] = []
+        self._unread: dict[int, int] = {}
         self._left: dict[int, int] = {}
+
+    @property
+    def now(self) -> float:
+        """Seconds so far."""
+        return self.num_calls.reading * self._times.read_s + self.num_calls.decoding * self._times.decode_s
 
     def submit(self, step: int, agent: int, call: Call) -> None:
         """Adds a prompt."""
@@ -55,34 +95,56 @@ class Engine:
 
     def advance(self) -> list[int]:
         """Runs until a prompt is answered; returns the agents whose prompts are."""
-        while self._waiting and len(self._left) < self._times.batch:
-            _, agent, call = heapq.heappop(self._waiting)
-            self.now += call.prompt_tokens * self._times.read_s
-            self._left[agent] = call.new_tokens
+        while True:
+            while self._waiting and len(self._left) < self._times.batch:
+                _, agent, call = heapq.heappop(self._waiting)
+                self._unread[agent] = -(-call.prompt_tokens // self._times.passage_length)
+                self._left[agent] = call.new_tokens
+            served = self._read() if self._unread else self._decode()
+            done = [agent for agent in served if self._left[agent] == 0]
+            for agent in done:
+                del self._left[agent]
+            if done:
+                return done
+
+    def _read(self) -> list[int]:
+        """Reads passages in the order of the prompts; those read to the end have their first token."""
+        self.num_calls = self.num_calls.plus(1, 0)
+        room, read = self._times.passages, []
+        for agent, passages in list(self._unread.items()):
+            taken = min(room, passages)
+            room, self._unread[agent] = room - taken, passages - taken
+            if taken == passages:
+                del self._unread[agent]
+                self._left[agent] -= 1
+                read.append(agent)
+            if room == 0:
+                break
+        return read
+
+    def _decode(self) -> list[int]:
+        """Adds as many tokens to all as the first that ends has left."""
         tokens = min(self._left.values())
-        self.now += tokens * self._times.decode_s
+        self.num_calls = self.num_calls.plus(0, tokens)
         self._left = {agent: left - tokens for agent, left in self._left.items()}
-        done = [agent for agent, left in self._left.items() if left == 0]
-        for agent in done:
-            del self._left[agent]
-        return done
+        return list(self._left)
 
 
-def run_town(town: Town, num_steps: int, rule: Rule, times: Times) -> Ended:
+def run_town(town: Town, num_steps: int, rule: Rule, engine: AnyEngine) -> Ended:
     """Runs all agents of a town for a number of steps.
 
     Args:
         town: the rules of the town.
         num_steps: steps of each agent.
         rule: whose step may be next.
-        times: times of the engine.
+        engine: engine that answers the prompts.
     """
-    return _Run(town, num_steps, rule, times).ended()
+    return _Run(town, num_steps, rule, engine).ended()
 
 
 class _Run:
-    def __init__(self, town: Town, num_steps: int, rule: Rule, times: Times):
-        self._town, self._num_steps, self._rule, self._engine = town, num_steps, rule, Engine(times)
+    def __init__(self, town: Town, num_steps: int, rule: Rule, engine: AnyEngine):
+        self._town, self._num_steps, self._rule, self._engine = town, num_steps, rule, engine
         agents = range(town.num_agents)
         self._states = [[town.begin(agent)] for agent in agents]
         self._step_A = np.zeros(town.num_agents, np.int64)

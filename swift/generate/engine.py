@@ -1,4 +1,4 @@
-"""Answers to many requests at once, of one model on one device."""
+"""Answers to many requests at once, of one model."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import numpy as np
 from swift.errors import SettingError, check_count
 from swift.experts import ExpertConfig
 from swift.generate.drafts import Draft, Drafts
-from swift.generate.paged_model import COLUMNS_PER_BLOCK, empty_pages, extend
+from swift.generate.paged_model import COLUMNS_PER_BLOCK, empty_pages, extend, on_every, rank_mesh, spread_experts
 from swift.generate.passages import Passage, as_arrays, decoding_passages, note_scores, plan_passages
 from swift.generate.request import Answer, Reason, Request
 from swift.generate.sampling import Choices, choose
@@ -29,6 +29,8 @@ class TextEngineConfig:
         prefill_passages: passages in a call that reads prompts; a long prompt takes several.
         prefill_length: tokens of such a passage, at most.
         share_prefixes: whether texts share the keys and values of common beginnings.
+        expert_ranks: devices over which the experts of every layer are spread; the rest of the model and the keys and
+            values are on each.
 
     Raises:
         SettingError: a value cannot be.
@@ -39,9 +41,10 @@ class TextEngineConfig:
     prefill_passages: int = 8
     prefill_length: int = 64
     share_prefixes: bool = True
+    expert_ranks: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("batch", "prefill_passages", "prefill_length"):
+        for name in ("batch", "prefill_passages", "prefill_length", "expert_ranks"):
             check_count(f"TextEngineConfig.{name}", getattr(self, name), least=1)
         if self.cache_tokens is not None:
             check_count("TextEngineConfig.cache_tokens", self.cache_tokens, least=1)
@@ -83,7 +86,8 @@ class TextEngine:
         if gpt.config.block is not None:
             raise SettingError("ModelConfig.block", gpt.config.block, "must be None: it has no keys and values to keep")
         self.gpt, self.computed = gpt, Computed()
-        self._experts, self._weights = experts, weights
+        self._experts, self._ranks = experts, rank_mesh(gpt, config.expert_ranks)
+        self.weights = spread_experts(gpt, weights, self._ranks)
         self._num_positions = gpt.config.sequence_length
         self._num_columns = -(-self._num_positions // COLUMNS_PER_BLOCK) * COLUMNS_PER_BLOCK
         self.num_pages = config.cache_tokens or config.batch * self._num_positions
@@ -93,7 +97,8 @@ class TextEngine:
         self._empty_pages()
 
     def _empty_pages(self) -> None:
-        self._pages = empty_pages(self.gpt, self.num_pages, jax.tree.leaves(self._weights)[0].dtype)
+        dtype = jax.tree.leaves(self.weights)[0].dtype
+        self._pages = empty_pages(self.gpt, self.num_pages, dtype, on_every(self._ranks))
 
     @property
     def is_idle(self) -> bool:
@@ -177,7 +182,7 @@ class TextEngine:
             self.computed.prompt_tokens += sum(passage.end - passage.first for passage in passages)
         self._decoded_last = shape == (config.batch, 1)
         arrays = as_arrays(passages, *shape, self._num_columns, self.num_pages)
-        scores, self._pages = extend(self.gpt, self._experts, self._weights, self._pages, arrays)
+        scores, self._pages = extend(self.gpt, self._experts, self.weights, self._pages, arrays, self._ranks)
         self.computed.calls += 1
         if any(passage.scored for passage in passages):
             log_prob_RC, likeliest_RC = np.asarray(scores.log_prob_RC), np.asarray(scores.likeliest_RC)

@@ -4,6 +4,8 @@ A page holds the keys and values of one token. A call adds passages of tokens to
 values of all passages before it reads any, so a passage may build on another of the same call: a long text can be cut
 into several, and texts may share a beginning that is only now computed.
 
+The experts may be spread over devices; everything else is on each of them.
+
 Legend: P pages, R passages, C tokens of a passage, N columns of a table, H heads, K heads of keys and values,
 G = H / K query heads for each of them, W channels of a head, V vocabulary.
 """
@@ -13,11 +15,15 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from swift.errors import SettingError
 from swift.experts import ExpertConfig, Load, sorted_moe
+from swift.mesh import EXPERT_AXIS
 from swift.models import GPT, Weights
 
 COLUMNS_PER_BLOCK = 64
@@ -47,15 +53,49 @@ Pages: TypeAlias = tuple[jax.Array, ...]
 """Keys (first) and values (second) of each layer, [P, 2, K, W]; an array a layer, so that no layer is ever copied."""
 
 
-def empty_pages(gpt: GPT, num_pages: int, dtype: DTypeLike) -> Pages:
-    """Makes pages that hold nothing."""
+def rank_mesh(gpt: GPT, num_ranks: int) -> Mesh | None:
+    """Lays expert ranks on the first devices, emulated ones included; None for one rank, which needs no mesh.
+
+    Raises:
+        SettingError: there are not as many devices, or the experts cannot be spread evenly.
+    """
+    if num_ranks == 1:
+        return None
+    name, num_devices = "TextEngineConfig.expert_ranks", len(jax.devices())
+    if num_ranks > num_devices:
+        raise SettingError(name, num_ranks, f"must be at most {num_devices}, the number of devices")
+    if gpt.num_classes % num_ranks:
+        raise SettingError(name, num_ranks, f"must divide {gpt.num_classes}, the number of experts")
+    return Mesh(np.array(jax.devices()[:num_ranks]), (EXPERT_AXIS,))
+
+
+def on_every(ranks: Mesh | None) -> NamedSharding | None:
+    """The sharding of an array that every rank has as a whole; None where there is one rank."""
+    return None if ranks is None else NamedSharding(ranks, PartitionSpec())
+
+
+def spread_experts(gpt: GPT, weights: Weights, ranks: Mesh | None) -> Weights:
+    """Puts weights on the expert ranks: of each layer an equal share of the experts, in their order."""
+    if ranks is None:
+        return weights
+    shares = NamedSharding(ranks, PartitionSpec(EXPERT_AXIS))
+    return {
+        name: jax.device_put(layers, shares if gpt.groups[name].is_expert else on_every(ranks))
+        for name, layers in weights.items()
+    }
+
+
+def empty_pages(gpt: GPT, num_pages: int, dtype: DTypeLike, sharding: NamedSharding | None = None) -> Pages:
+    """Makes pages that hold nothing, on the devices of a sharding."""
     config = gpt.config
     shape = (num_pages, 2, config.kv_heads, config.channels)
-    return tuple(jnp.zeros(shape, dtype) for _ in range(config.num_layers))
+    return tuple(jnp.zeros(shape, dtype, device=sharding) for _ in range(config.num_layers))
 
 
-@partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
-def extend(gpt: GPT, experts: ExpertConfig, weights: Weights, pages: Pages, passages: Passages) -> tuple[Scores, Pages]:
+@partial(jax.jit, static_argnums=(0, 1, 5), donate_argnums=3)
+def extend(
+    gpt: GPT, experts: ExpertConfig, weights: Weights, pages: Pages, passages: Passages, ranks: Mesh | None = None
+) -> tuple[Scores, Pages]:
     """Adds passages of tokens to texts.
 
     Args:
@@ -64,6 +104,7 @@ def extend(gpt: GPT, experts: ExpertConfig, weights: Weights, pages: Pages, pass
         weights: weights of whole experts.
         pages: keys and values so far, which are used up.
         passages: the tokens.
+        ranks: mesh of the expert ranks over which ``weights`` are placed; None: all are on one device.
 
     Returns:
         (scores, the keys and values with those of the passages).
@@ -80,7 +121,7 @@ def extend(gpt: GPT, experts: ExpertConfig, weights: Weights, pages: Pages, pass
         extended.append(pages_P2KW.at[page_RC].set(new_RC2KW, mode="drop"))
         mixed_RCHW = paged_attention(query_RCHW, extended[-1], passages.table_RN, position_RC)
         x_RCD = x_RCD + attention.out(mixed_RCHW.reshape(*mixed_RCHW.shape[:2], -1))
-        x_RCD, _, _ = gpt.feed_forward(layer, x_RCD, valid_RC, partial(_mixture, gpt, experts))
+        x_RCD, _, _ = gpt.feed_forward(layer, x_RCD, valid_RC, partial(_mixture, gpt, experts, ranks))
     last_R = jnp.maximum(passages.count_R - 1, 0)
     last_R1D = jnp.take_along_axis(x_RCD, last_R[:, None, None], axis=1)
     log_prob_RC, likeliest_RC = _label_scores(gpt, weights, x_RCD, passages.label_RC)
@@ -134,9 +175,25 @@ def paged_attention(
 
 
 def _mixture(
-    gpt: GPT, experts: ExpertConfig, logits_TE: Any, x_TD: Any, valid_T: Any, state: Any, bias_E: Any = None
+    gpt: GPT,
+    experts: ExpertConfig,
+    ranks: Mesh | None,
+    logits_TE: Any,
+    x_TD: Any,
+    valid_T: Any,
+    state: Any,
+    bias_E: Any = None,
 ) -> Any:
-    y_TD = sorted_moe(experts, logits_TE, x_TD, valid_T, gpt.groups["expert"].module(state), bias_E)
+    def run(logits_TE: Any, x_TD: Any, valid_T: Any, state: Any, bias_E: Any) -> jax.Array:
+        module, num_ranks = gpt.groups["expert"].module(state), 1 if ranks is None else ranks.size
+        return sorted_moe(experts, logits_TE, x_TD, valid_T, module, bias_E, num_ranks)
+
+    if ranks is not None:
+        whole = PartitionSpec()
+        specs = (whole, whole, whole, PartitionSpec(EXPERT_AXIS), whole)
+        # check_vma=False: the loops of the grouped matmul begin with zeros, which are the same on all ranks.
+        run = jax.shard_map(run, mesh=ranks, in_specs=specs, out_specs=whole, check_vma=False)
+    y_TD = run(logits_TE, x_TD, valid_T, state, bias_E)
     none = jnp.zeros(experts.num_classes, jnp.int32)
     return y_TD, jnp.zeros((), logits_TE.dtype), Load(none, none, none)
 

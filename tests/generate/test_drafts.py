@@ -24,7 +24,7 @@ def mixed(*values):
     return crc32(repr(values).encode())
 
 
-def fake_extend(_gpt, _experts, _weights, pages, arrays):
+def fake_extend(_gpt, _experts, _weights, pages, arrays, _ranks):
     """Writes to each page the text up to its token, and holds what is read against what was written."""
     pages, written, seen = list(pages), set(), []
     log_prob_RC = np.zeros(arrays.token_RC.shape)
@@ -79,7 +79,7 @@ def fake_model():
         patch.setattr(engine, "extend", fake_extend)
         patch.setattr(engine, "choose", fake_choose)
         patch.setattr(engine, "Choices", FakeChoices)
-        patch.setattr(engine, "empty_pages", lambda _gpt, num_pages, _dtype: [None] * num_pages)
+        patch.setattr(engine, "empty_pages", lambda _gpt, num_pages, _dtype, _sharding: [None] * num_pages)
         patch.setattr(passages, "jax", SimpleNamespace(device_put=lambda arrays: arrays))
         yield
 

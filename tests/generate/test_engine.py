@@ -33,6 +33,8 @@ SIZES = {
     "roomy": TextEngineConfig(),
     "little memory": LITTLE,
     "nothing shared": replace(LITTLE, share_prefixes=False),
+    "two expert ranks": replace(LITTLE, expert_ranks=2),
+    "an expert a rank": replace(LITTLE, expert_ranks=4),
 }
 
 
@@ -84,7 +86,9 @@ def is_clean(engine):
     )
 
 
-@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize(
+    "sizes", [pytest.param(name, marks=[pytest.mark.slow] if name == "an expert a rank" else []) for name in SIZES]
+)
 def test_every_token_is_the_likeliest_of_the_whole_model(plain, likeliest, sizes):
     """Beyond the window of positions, too, and whatever the other texts, the memory and the batch are."""
     engine = engine_of(plain, SIZES[sizes])
@@ -137,6 +141,31 @@ def test_scores_are_those_of_the_whole_model(plain):
         np.testing.assert_allclose(answer.text_log_probs, expected, rtol=1e-10)
         np.testing.assert_array_equal(answer.is_likeliest, log_probs[:-1][rows].argmax(axis=1) == following[rows])
         assert (answer.tokens, answer.reason) == ([], "length")
+
+
+def test_experts_are_spread_over_ranks(plain):
+    """Each has its share of them; the rest of the model and the pages are on all, and a device less is one too few."""
+    engine = engine_of(plain, replace(LITTLE, expert_ranks=2))
+    devices = set(jax.devices()[:2])
+    for name, layers in engine.weights.items():
+        for leaf in jax.tree.leaves(layers):
+            assert leaf.sharding.device_set == devices
+            held = [shard.data.shape[0] for shard in leaf.addressable_shards]
+            assert held == [2, 2] if name == "expert" else leaf.sharding.is_fully_replicated
+    engine.answers([Request(TEXTS[0], 3, GREEDY)])
+
+
+@pytest.mark.parametrize(
+    ("ranks", "line"),
+    [
+        (3, "TextEngineConfig.expert_ranks = 3: must divide 4, the number of experts"),
+        (16, "TextEngineConfig.expert_ranks = 16: must be at most 12, the number of devices"),
+        (0, "TextEngineConfig.expert_ranks = 0: must be a whole number of at least 1"),
+    ],
+)
+def test_expert_ranks_that_cannot_be(plain, ranks, line):
+    with pytest.raises(SettingError, match=re.escape(line)):
+        engine_of(plain, replace(LITTLE, expert_ranks=ranks))
 
 
 def test_log_probabilities_of_new_tokens(plain):
@@ -224,7 +253,17 @@ def test_a_request_that_cannot_be_answered(plain, request_, line):
     assert kept.reason == "length"
 
 
-def test_a_request_beyond_the_memory(plain):
-    line = r"Request\.max_tokens = 7: must be at most 6: the engine keeps 8 tokens \(TextEngineConfig\.cache_tokens\)"
-    with pytest.raises(SettingError, match=line):
-        engine_of(plain, TextEngineConfig(cache_tokens=8)).submit(Request([1, 2], 7))
+@pytest.mark.parametrize(
+    ("request_", "line"),
+    [
+        (Request([1, 2], 7), "Request.max_tokens = 7: must be at most 6: the engine keeps 8 tokens"),
+        (Request([1] * 9), "len(Request.tokens) = 9: must be from 1 to 8, the tokens that the engine keeps"),
+    ],
+)
+def test_a_request_beyond_the_memory(plain, request_, line):
+    """Is refused in a line, with the setting; one that fits is taken."""
+    engine = engine_of(plain, TextEngineConfig(cache_tokens=8))
+    with pytest.raises(SettingError, match=re.escape(f"{line} (TextEngineConfig.cache_tokens)")):
+        engine.submit(request_)
+    engine.submit(Request([1, 2], 6))
+    assert engine.num_unanswered == 1

@@ -4,7 +4,7 @@
 once.
 """
 
-from swift.evaluate.asking.asking import Asked, ask, prepare_questions
-from swift.evaluate.asking.likelihood import Continuation, continuation_of, seen
+from swift.evaluate.asking.asking import ask, prepare_questions
+from swift.evaluate.asking.likelihood import continuation_of, seen
 
-__all__ = ["Asked", "Continuation", "ask", "continuation_of", "prepare_questions", "seen"]
+__all__ = ["ask", "continuation_of", "prepare_questions", "seen"]
