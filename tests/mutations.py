@@ -160,7 +160,7 @@ MUTATIONS = (
     ),
     Mutation(
         "experts/layer.py",
-        "popularity_E = lax.psum(pairs.popularity_E, EXPERT_AXIS)",
+        "popularity_E = lax.psum(pairs.popularity_E, axis)",
         "popularity_E = pairs.popularity_E",
         LAYER,
     ),

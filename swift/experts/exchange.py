@@ -37,12 +37,15 @@ def from_slices(slices_LNEw: Float[Array, "L N E w"], size: int) -> Float[Array,
     return slices_LNEw.swapaxes(1, 2).reshape(num_layers, num_classes, -1)[..., :size]
 
 
-def materialize(slices_LEw: Float[Array, "L E w"], placement_LNS: Int[Array, "L N S"]) -> Float[Array, "L S W"]:
+def materialize(
+    slices_LEw: Float[Array, "L E w"], placement_LNS: Int[Array, "L N S"], axis: str = EXPERT_AXIS
+) -> Float[Array, "L S W"]:
     """Brings every slot of this rank the whole weights of its expert.
 
     Args:
         slices_LEw: this rank's slice of every expert, in the dtype sent over the wire.
         placement_LNS: int32, the expert in every slot of every rank.
+        axis: name of the mesh axis of the ranks.
 
     Returns:
         slots_LSW, the padded weights of this rank's slots.
@@ -50,7 +53,7 @@ def materialize(slices_LEw: Float[Array, "L E w"], placement_LNS: Int[Array, "L 
     # With the rank dim next to the slice, whole experts arrive contiguous; with it in front they would need another
     # copy (on CPU a third of the operator's cost).
     sent_LSNw = jax.vmap(lambda slices, placement: slices[placement])(slices_LEw, placement_LNS.swapaxes(1, 2))
-    received_LSNw = lax.all_to_all(sent_LSNw, EXPERT_AXIS, split_axis=2, concat_axis=2)
+    received_LSNw = lax.all_to_all(sent_LSNw, axis, split_axis=2, concat_axis=2)
     num_layers, num_slots, num_ranks, width = received_LSNw.shape
     return received_LSNw.reshape(num_layers, num_slots, num_ranks * width)
 
@@ -60,6 +63,7 @@ def collect(
     placement_LNS: Int[Array, "L N S"],
     num_classes: int,
     wire_dtype: DTypeLike,
+    axis: str = EXPERT_AXIS,
 ) -> Float[Array, "L E w"]:
     """Sums the gradients of all replicas into this rank's slice of every expert: the transpose of ``materialize``.
 
@@ -71,13 +75,14 @@ def collect(
         placement_LNS: placement of the slots during the backward pass.
         num_classes: number of experts, E.
         wire_dtype: dtype of the exchanged gradients.
+        axis: name of the mesh axis of the ranks.
 
     Returns:
         slices_LEw of the gradient, in the dtype of ``gradients_LSW``.
     """
     num_layers, num_ranks, num_slots = placement_LNS.shape
     sent_NLSw = gradients_LSW.reshape(num_layers, num_slots, num_ranks, -1).transpose(2, 0, 1, 3).astype(wire_dtype)
-    received_NLSw = lax.all_to_all(sent_NLSw, EXPERT_AXIS, split_axis=0, concat_axis=0)
+    received_NLSw = lax.all_to_all(sent_NLSw, axis, split_axis=0, concat_axis=0)
     is_class_LNSE = jax.nn.one_hot(placement_LNS, num_classes, dtype=wire_dtype)  # zeros and ones: exact in any dtype
     return jnp.einsum(
         "lnse,nlsw->lew",
@@ -88,9 +93,9 @@ def collect(
     )
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def fetch(
-    slices_Ew: Float[Array, "E w"], placement_NS: Int[Array, "N S"], wire_dtype: DTypeLike
+    slices_Ew: Float[Array, "E w"], placement_NS: Int[Array, "N S"], wire_dtype: DTypeLike, axis: str = EXPERT_AXIS
 ) -> Float[Array, "S W"]:
     """Brings every slot of this rank the whole weights of its expert, in one layer; its gradient is ``collect``.
 
@@ -98,24 +103,25 @@ def fetch(
         slices_Ew: this rank's slice of every expert, in the dtype sent over the wire.
         placement_NS: int32, the expert in every slot of every rank.
         wire_dtype: dtype of the exchanged gradients.
+        axis: name of the mesh axis of the ranks.
     """
     del wire_dtype
-    return materialize(slices_Ew[None], placement_NS[None])[0]
+    return materialize(slices_Ew[None], placement_NS[None], axis)[0]
 
 
 def _fetch_forward(
-    slices_Ew: jax.Array, placement_NS: jax.Array, wire_dtype: DTypeLike
+    slices_Ew: jax.Array, placement_NS: jax.Array, wire_dtype: DTypeLike, axis: str
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     # No weights are needed: the slice of one number says how many experts there are, and their dtype.
-    return fetch(slices_Ew, placement_NS, wire_dtype), (slices_Ew[:, :1], placement_NS)
+    return fetch(slices_Ew, placement_NS, wire_dtype, axis), (slices_Ew[:, :1], placement_NS)
 
 
 def _fetch_backward(
-    wire_dtype: DTypeLike, residuals: tuple[jax.Array, jax.Array], gradients_SW: jax.Array
+    wire_dtype: DTypeLike, axis: str, residuals: tuple[jax.Array, jax.Array], gradients_SW: jax.Array
 ) -> tuple[jax.Array, None]:
     slices_E1, placement_NS = residuals
     wide = gradients_SW.astype(jnp.promote_types(gradients_SW.dtype, jnp.float32))
-    return collect(wide[None], placement_NS[None], len(slices_E1), wire_dtype)[0].astype(slices_E1.dtype), None
+    return collect(wide[None], placement_NS[None], len(slices_E1), wire_dtype, axis)[0].astype(slices_E1.dtype), None
 
 
 fetch.defvjp(_fetch_forward, _fetch_backward)

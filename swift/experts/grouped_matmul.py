@@ -18,6 +18,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 _LARGEST_BLOCK, _LARGEST_STEP = 128, 256
@@ -121,7 +122,7 @@ def multiply_in_loops(
 
         return _in_steps(groups.start_S[s], groups.size_S[s], _steps(block, x_PX.shape[0]), step, y_PY)
 
-    none_PY = jnp.zeros((x_PX.shape[0], weights_SXY.shape[2]), x_PX.dtype)
+    none_PY = _zeros((x_PX.shape[0], weights_SXY.shape[2]), x_PX.dtype, groups)
     return lax.fori_loop(0, weights_SXY.shape[0], slot, none_PY)
 
 
@@ -138,12 +139,17 @@ def weight_gradient_in_loops(
             x, dy = lax.dynamic_slice_in_dim(x_XP, at, size, axis=1), lax.dynamic_slice_in_dim(dy_PY, at, size)
             return sum_XY + jnp.matmul(x, dy, preferred_element_type=wide)
 
-        none_XY, steps = jnp.zeros(total_SXY.shape[1:], wide), _steps(block, x_PX.shape[0])
+        none_XY, steps = _zeros(total_SXY.shape[1:], wide, groups), _steps(block, x_PX.shape[0])
         sum_XY = _in_steps(groups.start_S[s], groups.size_S[s], steps, step, none_XY)
         return lax.dynamic_update_index_in_dim(total_SXY, sum_XY, s, 0)
 
     num_slots = groups.size_S.shape[0]
-    return lax.fori_loop(0, num_slots, slot, jnp.zeros((num_slots, x_PX.shape[1], dy_PY.shape[1]), wide))
+    return lax.fori_loop(0, num_slots, slot, _zeros((num_slots, x_PX.shape[1], dy_PY.shape[1]), wide, groups))
+
+
+def _zeros(shape: tuple[int, ...], dtype: DTypeLike, groups: Groups) -> jax.Array:
+    """Zeros that differ from rank to rank, to ``shard_map`` with ``check_vma=True``, as what is added to them does."""
+    return jnp.full(shape, (groups.size_S[0] * 0).astype(dtype))
 
 
 def _steps(block: int, num_rows: int) -> list[int]:

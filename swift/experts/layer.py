@@ -56,6 +56,8 @@ def expert_parallel_moe(
     placement_NS: Int[Array, "N S"],
     apply_slots: ApplySlots | FetchSlots,
     bias_E: Float[Array, " E"] | None = None,
+    *,
+    axis: str = EXPERT_AXIS,
 ) -> tuple[Float[Array, "T D"], Float[Array, ""], Load]:
     """Runs this rank's tokens through the experts of all ranks.
 
@@ -68,24 +70,27 @@ def expert_parallel_moe(
         apply_slots: function that applies the experts in this rank's slots; it must map zero rows to zeros and treat
             rows independently. With exact capacity a function that fetches the weights of given slots, and returns it.
         bias_E: see ``route``.
+        axis: name of the mesh axis of the ranks.
 
     Returns:
         (y_TD, this rank's term of the auxiliary loss, this rank's load). Dropped tokens have y = 0.
+        What is added to the loss of all tokens is ``config.auxiliary_weight`` times the sum of the terms.
     """
+    placement_NS = jnp.asarray(placement_NS)  # a NumPy one is a constant of the program
     routing = route(logits_TE, config.gating, bias_E)
     pairs = Pairs.of(routing.choices_TK, valid_T, config.num_classes, first_choices_first=config.is_deepspeed)
     if config.capacity != "slot":
-        counts_NE = lax.all_gather(pairs.popularity_E, EXPERT_AXIS)
+        counts_NE = lax.all_gather(pairs.popularity_E, axis)
         popularity_E = jnp.sum(counts_NE, axis=0, dtype=jnp.int32)
         if config.is_exact:
             fetch = cast(FetchSlots, apply_slots)
-            y_TD, load = _exactly(config, routing, pairs, counts_NE, x_TD, placement_NS, fetch)
+            y_TD, load = _exactly(config, routing, pairs, counts_NE, x_TD, placement_NS, fetch, axis)
         else:
             apply = cast(ApplySlots, apply_slots)
-            y_TD, load = _by_rank(config, routing, pairs, counts_NE, x_TD, placement_NS, apply)
+            y_TD, load = _by_rank(config, routing, pairs, counts_NE, x_TD, placement_NS, apply, axis)
     else:
-        y_TD, load = _by_slot(config, routing, pairs, x_TD, placement_NS, cast(ApplySlots, apply_slots))
-        popularity_E = lax.psum(pairs.popularity_E, EXPERT_AXIS)
+        y_TD, load = _by_slot(config, routing, pairs, x_TD, placement_NS, cast(ApplySlots, apply_slots), axis)
+        popularity_E = lax.psum(pairs.popularity_E, axis)
     if config.is_deepspeed:
         return y_TD, first_choice_loss(routing, valid_T, placement_NS.shape[0]), load
     tokens = popularity_E.sum() // config.top_k
@@ -113,6 +118,7 @@ def _by_slot(
     x_TD: jax.Array,
     placement_NS: jax.Array,
     apply_slots: ApplySlots,
+    axis: str,
 ) -> tuple[jax.Array, Load]:
     """Runs the experts with capacity by slot: each slot has C rows for every source rank."""
     num_ranks, num_slots = placement_NS.shape
@@ -124,11 +130,11 @@ def _by_slot(
         gates_TK = normalize_kept(gates_TK, kept_A.reshape(gates_TK.shape))
 
     sent_NSCD = send(x_TD, dispatch, config.top_k).reshape(num_ranks, num_slots, rows_per_slot, dim)
-    received_NSCD = _exchange(sent_NSCD)
+    received_NSCD = _exchange(sent_NSCD, axis)
     rows_SRD = received_NSCD.swapaxes(0, 1).reshape(num_slots, num_ranks * rows_per_slot, dim)
     done_SRD = apply_slots(rows_SRD, jnp.matmul)
     done_NSCD = done_SRD.reshape(num_slots, num_ranks, rows_per_slot, dim).swapaxes(0, 1)
-    y_TD = combine(_exchange(done_NSCD).reshape(-1, dim), dispatch, gates_TK)
+    y_TD = combine(_exchange(done_NSCD, axis).reshape(-1, dim), dispatch, gates_TK)
     return y_TD, Load(pairs.popularity_E, dropped_E, jnp.zeros_like(dropped_E))
 
 
@@ -140,10 +146,11 @@ def _by_rank(
     x_TD: jax.Array,
     placement_NS: jax.Array,
     apply_slots: ApplySlots,
+    axis: str,
 ) -> tuple[jax.Array, Load]:
     """Runs the experts with capacity by rank: a rank's slots share its rows, and a source has a buffer per rank."""
-    own, served = lax.axis_index(EXPERT_AXIS), serve(config, counts_NE, placement_NS, x_TD.shape[0])
-    y_TD = _in_shared_rows(config, routing, pairs, served.kept_NDS, x_TD, placement_NS, apply_slots)
+    own, served = lax.axis_index(axis), serve(config, counts_NE, placement_NS, x_TD.shape[0])
+    y_TD = _in_shared_rows(config, routing, pairs, served.kept_NDS, x_TD, placement_NS, apply_slots, axis)
     return y_TD, Load(pairs.popularity_E, served.dropped_NE[own], served.overflowed_NE[own])
 
 
@@ -155,6 +162,7 @@ def _exactly(
     x_TD: jax.Array,
     placement_NS: jax.Array,
     fetch: FetchSlots,
+    axis: str,
 ) -> tuple[jax.Array, Load]:
     """Runs the experts with exact capacity: slots and their weights follow the routing."""
     num_ranks, num_slots = placement_NS.shape
@@ -171,7 +179,7 @@ def _exactly(
 
         return jax.checkpoint(run, policy=_is_product)(rows_PD, slots.placement_NS)
 
-    y_TD = _in_shared_rows(config, routing, pairs, kept_NDS, x_TD, slots.placement_NS, apply_slots)
+    y_TD = _in_shared_rows(config, routing, pairs, kept_NDS, x_TD, slots.placement_NS, apply_slots, axis)
     none_E = jnp.zeros_like(pairs.popularity_E)
     return y_TD, Load(pairs.popularity_E, none_E, none_E)
 
@@ -189,10 +197,11 @@ def _in_shared_rows(
     x_TD: jax.Array,
     placement_NS: jax.Array,
     apply_slots: ApplySlots,
+    axis: str,
 ) -> jax.Array:
     """Runs the experts on the pairs that every source sends to every slot, whose rank has one array of rows for all."""
     num_ranks, num_slots = placement_NS.shape
-    num_tokens, own = x_TD.shape[0], lax.axis_index(EXPERT_AXIS)
+    num_tokens, own = x_TD.shape[0], lax.axis_index(axis)
     num_rows, buffers = config.rows_per_rank(num_tokens, num_ranks), config.buffers(num_tokens, num_ranks)
     rounds = further_rounds(buffers, jnp.max(jnp.sum(kept_NDS, axis=2, dtype=jnp.int32)))
 
@@ -200,12 +209,12 @@ def _in_shared_rows(
     sent = sent_pairs(pairs, kept_NDS[own], Slots.of(placement_NS, config.num_classes))
     received, groups = received_rows(kept_NDS[:, own], padded_rows(num_rows, num_slots), block)
     rows_AD = jnp.repeat(x_TD, config.top_k, axis=0)
-    rows_PD = exchange_rows(rows_AD, sent, received, rounds, buffers, num_ranks)
+    rows_PD = exchange_rows(rows_AD, sent, received, rounds, buffers, num_ranks, axis)
     done_PD = apply_slots(rows_PD, partial(grouped_matmul, groups=groups, block=block))
-    done_AD = exchange_rows(done_PD, received, sent, rounds, buffers, num_ranks)
+    done_AD = exchange_rows(done_PD, received, sent, rounds, buffers, num_ranks, axis)
     return weigh(done_AD, routing.gates_TK)
 
 
-def _exchange(rows: jax.Array) -> jax.Array:
+def _exchange(rows: jax.Array, axis: str) -> jax.Array:
     """Sends rows ``[N, ...]``, a chunk for every rank, and returns those received from every rank."""
-    return lax.all_to_all(rows, EXPERT_AXIS, split_axis=0, concat_axis=0)
+    return lax.all_to_all(rows, axis, split_axis=0, concat_axis=0)

@@ -14,6 +14,7 @@ RUNS = ("runs/examples/symi", "runs/examples/square-root")
 SAYS = {
     "own_planner.py": r"0 of 12 workers down.*breadth first +\d+\n.*1 of 12 workers down.*adaptive +27\n",
     "train_from_python.py": r"60 iterations, loss 5\.\d\d to [2-4]\.\d\d\ntokens dropped: [\d.]+% in the first",
+    "own_layer.py": r"step 50: loss 0\.3\d+, \d\.\d% dropped",
     "own_policy.py": r"square root: [\d.]+% of the tokens dropped",
     "compare_runs.py": r"symi, means of .* loss [\d.]+.*\n  expert \d of layer \d: .*\nsquare-root, .*\.html\n",
     "kill_a_process.py": r"failure of 1:0.*return of 1:0.*seconds: .*useful.*\n800 iterations are recorded, each once",

@@ -17,7 +17,6 @@ from jaxtyping import Array, Float, Int
 
 from swift.experts.config import Buffers
 from swift.experts.slot_capacity import inverse_rows
-from swift.mesh import EXPERT_AXIS
 
 
 class Ends(NamedTuple):
@@ -34,9 +33,15 @@ def further_rounds(buffers: Buffers, most: Int[Array, ""]) -> Int[Array, ""]:
     return jnp.maximum(most - buffers.first + buffers.further - 1, 0) // buffers.further
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
 def exchange_rows(
-    rows_XD: Float[Array, "X D"], mine: Ends, theirs: Ends, rounds: Int[Array, ""], buffers: Buffers, num_ranks: int
+    rows_XD: Float[Array, "X D"],
+    mine: Ends,
+    theirs: Ends,
+    rounds: Int[Array, ""],
+    buffers: Buffers,
+    num_ranks: int,
+    axis: str,
 ) -> Float[Array, "Y D"]:
     """Sends every row to its other end, and returns the rows that arrive here; empty ones are zeros.
 
@@ -47,13 +52,14 @@ def exchange_rows(
         rounds: int32, rounds after the first; the same on all ranks.
         buffers: rows of a round.
         num_ranks: number of ranks, N.
+        axis: name of the mesh axis of the ranks.
     """
 
     def one_round(first: Int[Array, ""] | int, size: int, there_YD: jax.Array) -> jax.Array:
         at_X, at_Y = (_in_buffers(ends, first, size, num_ranks) for ends in (mine, theirs))
         sent_QD = rows_XD.at[inverse_rows(at_X, num_ranks * size)].get(mode="fill", fill_value=0)
         sent_NQD = sent_QD.reshape(num_ranks, size, -1)
-        received_NQD = lax.all_to_all(sent_NQD, EXPERT_AXIS, split_axis=0, concat_axis=0)
+        received_NQD = lax.all_to_all(sent_NQD, axis, split_axis=0, concat_axis=0)
         arrived_YD = received_NQD.reshape(num_ranks * size, -1).at[at_Y].get(mode="fill", fill_value=0)
         return there_YD + arrived_YD
 
@@ -66,16 +72,16 @@ def exchange_rows(
 
 
 def _forward(
-    rows_XD: jax.Array, mine: Ends, theirs: Ends, rounds: jax.Array, buffers: Buffers, num_ranks: int
+    rows_XD: jax.Array, mine: Ends, theirs: Ends, rounds: jax.Array, buffers: Buffers, num_ranks: int, axis: str
 ) -> tuple[jax.Array, tuple[Ends, Ends, jax.Array]]:
-    return exchange_rows(rows_XD, mine, theirs, rounds, buffers, num_ranks), (mine, theirs, rounds)
+    return exchange_rows(rows_XD, mine, theirs, rounds, buffers, num_ranks, axis), (mine, theirs, rounds)
 
 
 def _backward(
-    buffers: Buffers, num_ranks: int, residuals: tuple[Ends, Ends, jax.Array], d_YD: jax.Array
+    buffers: Buffers, num_ranks: int, axis: str, residuals: tuple[Ends, Ends, jax.Array], d_YD: jax.Array
 ) -> tuple[jax.Array, None, None, None]:
     mine, theirs, rounds = residuals
-    return exchange_rows(d_YD, theirs, mine, rounds, buffers, num_ranks), None, None, None
+    return exchange_rows(d_YD, theirs, mine, rounds, buffers, num_ranks, axis), None, None, None
 
 
 exchange_rows.defvjp(_forward, _backward)

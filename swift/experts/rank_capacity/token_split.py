@@ -100,7 +100,7 @@ def split_tokens(
     assert len(counts_NE) * most_pairs < 1 << BITS, "sums over all ranks have to stay below 2^30"
     counts_NM = counts_NE[:, slots.class_M]
     even_M = (1 << _SHARE_BITS) // slots.of_class(jnp.ones_like(slots.class_M))
-    shares_NM = jnp.broadcast_to(even_M, counts_NM.shape)
+    shares_NM = counts_NM * 0 + even_M[None]  # differs from rank to rank, to ``jax.shard_map`` with ``check_vma=True``
     if rounds:
         scale = _scaling(counts_NM, placement_NS.shape[1], slots, rooms, most_pairs)
         shares_NM = lax.fori_loop(0, rounds, lambda _, shares_NM: scale(shares_NM), shares_NM)
@@ -157,5 +157,5 @@ def _whole_tokens(counts_NM: jax.Array, shares_NM: jax.Array, slots: Slots) -> j
         ends_M = slots.highest_up_to(so_far_M - given_M)
         return given_M + ends_M, ends_M
 
-    _, ends_NM = lax.scan(give, jnp.zeros_like(so_far_NM[0]), so_far_NM)
+    _, ends_NM = lax.scan(give, so_far_NM[0] * 0, so_far_NM)
     return ends_NM - jax.vmap(slots.just_before)(ends_NM)
