@@ -15,7 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from input_pipelines import BATCH, Case, cases
+from input_peers import grain_batches
+from input_pipelines import BATCH, CASES, Case, case_of
 from measure import publish
 
 from swift.data import Resources, Samples, plain_plan, plan_input
@@ -35,7 +36,7 @@ def swift(plan: InputPlan, num_batches: int) -> None:
 
 def plain(case: Case, num_threads: int, num_batches: int) -> None:
     """Takes batches of plain Grain."""
-    batches = iter(case.plain(num_threads).batch(BATCH, drop_remainder=True))
+    batches = grain_batches(case, num_threads)
     for _ in itertools.islice(batches, num_batches):
         pass
     batches.close()
@@ -77,7 +78,7 @@ def main() -> int:
     parser.add_argument("--scale", type=float, default=1.0, help="share of the records (default: %(default)s)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        figures = {case.name: measure(case) for case in cases(options.scale, Path(directory))}
+        figures = {name: measure(case_of(name, options.scale, Path(directory))) for name in CASES}
     ratios = [one["cpu_ratio"] for one in figures.values()]
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
     claims = {"CPU-seconds over plain Grain's, geometric mean": (mean, LIMIT)}

@@ -1,16 +1,15 @@
-"""Three input pipelines, each for Swift and for plain Grain, operator by operator the same: text, images, audio.
+"""Three input pipelines, each for Swift and as plain functions for others: text, images, audio.
 
 Inputs are made here: texts of the standard library, pictures and sounds of random numbers.
 """
 
 import gzip
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grain
 import numpy as np
 import scipy.io.wavfile
 import scipy.signal
@@ -19,9 +18,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from swift.data import Pipeline, Rows, StandardLibrary, TokenizerFile
 
+CASES = ("text", "images", "audio")
 ROW, BATCH = 256, 8
+MEAN, DEVIATION = np.float32([0.48, 0.46, 0.41]), np.float32([0.23, 0.22, 0.22])
 SIDE, CROP = 192, 96
-RATE = 16_000
+RATE, FRAME, MASKED = 16_000, 256, 20
 
 
 @dataclass(frozen=True)
@@ -31,14 +32,18 @@ class Case:
     Attributes:
         name: name of the case.
         pipeline: pipeline as it is written, up to batches.
-        plain: the same in Grain: endless samples before batches, of a source and a seed.
-        num_records: records of the source.
+        records: records of the source.
+        steps: the same as functions of a sample, one after the other.
+        draws: random functions after them, of a sample and a generator.
+        keeps: filter after the steps; samples that stay have ``tokens``, and are packed; None: nothing is.
     """
 
     name: str
     pipeline: Pipeline
-    plain: Callable[[int], grain.MapDataset | grain.IterDataset]
-    num_records: int
+    records: list[dict[str, Any]]
+    steps: tuple[Callable[[Any], dict[str, Any]], ...]
+    draws: tuple[Callable[[Any, np.random.Generator], dict[str, Any]], ...] = ()
+    keeps: Callable[[Any], bool] | None = None
 
 
 def texts(num_records: int, directory: Path) -> Case:
@@ -67,17 +72,8 @@ def texts(num_records: int, directory: Path) -> Case:
     rows = Pipeline(Rows(records)).map(unpack, reads=("packed",), writes=("text",)).tokenize(tokenizer)
     pipeline = rows.filter(is_english, reads=("language",)).pack(ROW).batch(BATCH)
 
-    def plain(num_threads: int) -> grain.IterDataset:
-        made = (
-            grain.MapDataset.source(records)
-            .map(lambda one: {**one, **unpack(one)})
-            .map(lambda one: one | to_tokens(one))
-        )
-        kept = made.filter(is_english).map(lambda one: {"tokens": one["tokens"]}).repeat()
-        read = kept.to_iter_dataset(_options(num_threads))
-        return grain.experimental.ConcatThenSplitIterDataset(read, length_struct={"tokens": ROW + 1})
-
-    return Case("text", pipeline, plain, num_records)
+    steps = (lambda sample: {**sample, **unpack(sample)}, lambda sample: sample | to_tokens(sample))
+    return Case("text", pipeline, records, steps, keeps=is_english)
 
 
 def images(num_records: int) -> Case:
@@ -89,13 +85,12 @@ def images(num_records: int) -> Case:
         file = io.BytesIO()
         small.resize((SIDE, SIDE)).save(file, "JPEG", quality=90)
         records.append({"file": file.getvalue()})
-    mean, deviation = np.float32([0.48, 0.46, 0.41]), np.float32([0.23, 0.22, 0.22])
 
     def decode(sample: Any) -> dict[str, Any]:
         return {"image": np.asarray(Image.open(io.BytesIO(sample["file"])))}
 
     def scale(sample: Any) -> dict[str, Any]:
-        return {"image": (sample["image"].astype(np.float32) / np.float32(255) - mean) / deviation}
+        return {"image": (sample["image"].astype(np.float32) / np.float32(255) - MEAN) / DEVIATION}
 
     def crop(sample: Any, draw: np.random.Generator) -> dict[str, Any]:
         top, left = draw.integers(0, SIDE - CROP, 2)
@@ -110,12 +105,7 @@ def images(num_records: int) -> Case:
     cropped = scaled.map(crop, **field, depends_on=("decode",), is_random=True)
     pipeline = cropped.map(mirror, **field, depends_on=("decode",), is_random=True).shuffle().batch(BATCH)
 
-    def plain(num_threads: int) -> grain.IterDataset:
-        made = grain.MapDataset.source(records).seed(0).shuffle().repeat().map(decode).map(scale)
-        changed = made.random_map(lambda one, rng: crop(one, rng)).random_map(lambda one, rng: mirror(one, rng))
-        return changed.to_iter_dataset(_options(num_threads))
-
-    return Case("images", pipeline, plain, num_records)
+    return Case("images", pipeline, records, (decode, scale), (crop, mirror))
 
 
 def sounds(num_records: int) -> Case:
@@ -135,31 +125,23 @@ def sounds(num_records: int) -> Case:
         return {"sound": scipy.signal.resample_poly(sample["sound"], 1, 2).astype(np.float32)}
 
     def spectrum(sample: Any) -> dict[str, Any]:
-        found = scipy.signal.stft(sample["sound"], nperseg=256)[2]
+        found = scipy.signal.stft(sample["sound"], nperseg=FRAME)[2]
         return {"sound": np.log1p(np.abs(found)).astype(np.float32)}
 
     def mask(sample: Any, draw: np.random.Generator) -> dict[str, Any]:
         kept = sample["sound"].copy()
         first = int(draw.integers(0, 100))
-        kept[first : first + 20] = 0
+        kept[first : first + MASKED] = 0
         return {"sound": kept}
 
     field = {"reads": ("sound",), "writes": ("sound",)}
     read = Pipeline(Rows(records)).map(decode, reads=("file",)).map(resample, **field).map(spectrum, **field)
     pipeline = read.map(mask, **field, is_random=True).shuffle().batch(BATCH)
 
-    def plain(num_threads: int) -> grain.IterDataset:
-        made = grain.MapDataset.source(records).seed(0).shuffle().repeat().map(decode).map(resample).map(spectrum)
-        return made.random_map(lambda one, rng: mask(one, rng)).to_iter_dataset(_options(num_threads))
-
-    return Case("audio", pipeline, plain, num_records)
+    return Case("audio", pipeline, records, (decode, resample, spectrum), (mask,))
 
 
-def _options(num_threads: int) -> grain.ReadOptions:
-    """Options of Grain's reading: its threads; none makes samples when they are asked for."""
-    return grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=0 if num_threads == 0 else 64)
-
-
-def cases(scale: float, directory: Path) -> Sequence[Case]:
-    """Makes all three, with so many of their records."""
-    return [texts(round(600 * scale), directory), images(round(600 * scale)), sounds(round(600 * scale))]
+def case_of(name: str, scale: float, directory: Path) -> Case:
+    """Makes one of ``CASES``, with so many of its records; a text's tokenizer is a file in the directory."""
+    num_records = round(600 * scale)
+    return texts(num_records, directory) if name == "text" else {"images": images, "audio": sounds}[name](num_records)

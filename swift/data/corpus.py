@@ -1,7 +1,7 @@
 """The documents of a pipeline as tokens: what a run reads of it, once, in the plan that is predicted to be fastest."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from swift.data.pipeline import (
     survey,
 )
 from swift.data.records import Documents
-from swift.data.sources import TextSource
+from swift.data.sources import Text, TextSource
 from swift.data.tokenizer import Tokenizer
 from swift.errors import SettingError
 
@@ -54,22 +54,49 @@ class DocumentTokens:
             BeyondVocabulary: a token is outside the vocabulary.
             DataError: there is no text, or no such field.
         """
-        vocab_size = self.tokenizer.vocab_size
         given = sample["tokens"] if "tokens" in sample else sample.get("text")
-        if isinstance(given, str):
-            tokens = self.tokenizer.encode(given)
-        elif given is None:
+        if given is None:
             raise BeyondVocabulary(f"a document has no field 'text' or 'tokens', but {', '.join(sample) or 'none'}")
-        else:
-            tokens = np.asarray(given)
-        if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
-            raise BeyondVocabulary(f"a token is not from 0 to {vocab_size - 1}")
-        made = {"tokens": tokens.astype(np.min_scalar_type(vocab_size - 1), copy=False)}
+        made = {"tokens": tokens_of(given, self.tokenizer, "the document")}
         if self.domain is None:
             return made
         if self.domain not in sample:
             raise DataError(f"a document has no field {self.domain!r}, see DataConfig.domain, but {', '.join(sample)}")
         return made | {self.domain: str(sample[self.domain])}
+
+
+def tokens_of(given: Text, tokenizer: Tokenizer, name: str) -> np.ndarray:
+    """Returns the tokens of a document, in the smallest unsigned type.
+
+    Raises:
+        BeyondVocabulary: the document is of tokens already, and one is outside the vocabulary.
+    """
+    tokens = tokenizer.encode(given) if isinstance(given, str) else np.asarray(given)
+    if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < tokenizer.vocab_size:
+        raise BeyondVocabulary(f"{name} holds a token that is not from 0 to {tokenizer.vocab_size - 1}")
+    return tokens.astype(np.min_scalar_type(tokenizer.vocab_size - 1), copy=False)
+
+
+def add_document(config: DataConfig, tokens: np.ndarray, split: Split | None, domain: str, add: AddTokens) -> None:
+    """Adds the tokens of a document that is not empty, then its separator.
+
+    Args:
+        config: settings of the data.
+        tokens: tokens, see ``tokens_of``.
+        split: split that the document belongs to; None: it is cut, and each part has a separator.
+        domain: domain of the document.
+        add: takes the split, the domain and the tokens of each part.
+    """
+    if not len(tokens):
+        return
+    cut, separator_1 = (
+        cut_at(len(tokens), config.validation_share),
+        np.array([config.tokenizer.separator], tokens.dtype),
+    )
+    halves: list[tuple[Split, np.ndarray]] = [("train", tokens[:cut]), ("validation", tokens[cut:])]
+    for side, part in halves if split is None else [(split, tokens)]:
+        add(side, domain, part)
+        add(side, domain, separator_1)
 
 
 class Corpus(NamedTuple):
@@ -106,27 +133,19 @@ class _Splitter:
     """Sends the tokens of each document to its split; a place to keep samples, see ``survey``."""
 
     def __init__(self, config: DataConfig, corpus: Corpus, add: AddTokens):
-        self._add, self._share, self._splits = add, config.validation_share, corpus.splits
-        source, tokenizer = corpus.pipeline.source, config.tokenizer
-        self._source, self._domain = source, config.domain
-        self._separator_1 = np.array([tokenizer.separator], np.min_scalar_type(tokenizer.vocab_size - 1))
-        self._trains = np.ones(len(source), bool)
-        if len(corpus.splits) > 1 and len(source) > 1:
-            self._trains = in_split(map(source.name, range(len(source))), "train", self._share)
-        self._is_cut = len(corpus.splits) > 1 and len(source) == 1
+        self._config, self._add, self._source = config, add, corpus.pipeline.source
+        self._splits: list[Split | None] = [corpus.splits[0]] * len(self._source)
+        if len(corpus.splits) > 1 and len(self._source) > 1:
+            names = map(self._source.name, range(len(self._source)))
+            trains = in_split(names, "train", config.validation_share)
+            self._splits = ["train" if one else "validation" for one in trains]
+        elif len(corpus.splits) > 1:
+            self._splits = [None] * len(self._source)  # a single document is cut
 
     def add(self, number: int, content: bytes) -> None:
-        sample = decoded(content)
-        tokens = sample["tokens"]
-        if not len(tokens):
-            return
-        domain = domain_of(self._source.name(number)) if self._domain is None else sample[self._domain]
-        cut = cut_at(len(tokens), self._share)
-        split: Split = self._splits[0] if self._trains[number] else "validation"
-        halves: Iterable[tuple[Split, np.ndarray]] = [("train", tokens[:cut]), ("validation", tokens[cut:])]
-        for side, part in halves if self._is_cut else [(split, tokens)]:
-            self._add(side, domain, part)
-            self._add(side, domain, self._separator_1)
+        sample, field = decoded(content), self._config.domain
+        domain = domain_of(self._source.name(number)) if field is None else sample[field]
+        add_document(self._config, sample["tokens"], self._splits[number], domain, self._add)
 
     def closed(self) -> Any:
         return None

@@ -13,8 +13,8 @@ from typing import NamedTuple, get_args
 import numpy as np
 
 from swift.data.config import DataConfig, Split, cut_at, in_split, split_places
-from swift.data.corpus import AddTokens, pipeline_tokens
-from swift.data.files import BeyondVocabulary, FileState, TokenReader
+from swift.data.corpus import AddTokens, add_document, pipeline_tokens, tokens_of
+from swift.data.files import FileState, TokenReader
 from swift.data.locality import DomainRuns, RunsBuilder, domain_of
 from swift.data.pipeline import Pipeline
 from swift.data.sequential import SequentialStream
@@ -147,43 +147,16 @@ def text_documents(config: DataConfig) -> list[tuple[Document, Split | None]]:
 
 
 def document_tokens(config: DataConfig, document: Document, split: Split | None, add: AddTokens) -> None:
-    """Adds the tokens of a document that is not empty, then its separator, in the smallest unsigned type.
-
-    Args:
-        config: settings of the data.
-        document: document to read.
-        split: split that it belongs to; None: it is cut, and each part has a separator.
-        add: takes the split, the domain and the tokens of each part.
-    """
-    tokens, separator_1 = _tokens(config, document.read(), document.name)
-    if not len(tokens):
-        return
-    cut, domain = cut_at(len(tokens), config.validation_share), domain_of(document.name)
-    halves: list[tuple[Split, np.ndarray]] = [("train", tokens[:cut]), ("validation", tokens[cut:])]
-    for side, part in halves if split is None else [(split, tokens)]:
-        add(side, domain, part)
-        add(side, domain, separator_1)
+    """Reads a document and adds its tokens, see ``add_document``."""
+    tokens = tokens_of(document.read(), config.tokenizer, document.name)
+    add_document(config, tokens, split, domain_of(document.name), add)
 
 
 def _streamed(config: DataConfig, texts: Iterator[Text]) -> Iterator[np.ndarray]:
     for text in texts:
-        tokens, separator_1 = _tokens(config, text, "a document of the stream")
+        tokens = tokens_of(text, config.tokenizer, "a document of the stream")
         if len(tokens):
-            yield np.concatenate([tokens, separator_1])
-
-
-def _tokens(config: DataConfig, text: Text, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the tokens of a text, and the separator after it, in the smallest unsigned type.
-
-    Raises:
-        BeyondVocabulary: the document is of tokens already, and one is outside the vocabulary.
-    """
-    vocab_size = config.tokenizer.vocab_size
-    tokens = config.tokenizer.encode(text) if isinstance(text, str) else np.asarray(text)
-    if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
-        raise BeyondVocabulary(f"{name} holds a token that is not from 0 to {vocab_size - 1}")
-    dtype = np.min_scalar_type(vocab_size - 1)
-    return tokens.astype(dtype, copy=False), np.array([config.tokenizer.separator], dtype)
+            yield np.append(tokens, tokens.dtype.type(config.tokenizer.separator))
 
 
 class Spans(NamedTuple):

@@ -3,12 +3,14 @@
 Shapes: M micro-batches, B sequences per micro-batch, T positions.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import grain
 import numpy as np
+from grain.experimental import index_shuffle
 
 from swift.data.config import DataConfig, Mixture
 from swift.data.locality import LocalOrder
@@ -96,32 +98,43 @@ def training_order(
     Raises:
         SettingError: the windows are to come by domain, and there is one domain only.
     """
-    shuffled = [
-        grain.MapDataset.range(len(part))
-        .shuffle(seed=_spread_seed(seed, place))
-        .repeat()
-        .map(lambda number, place=place: (place, number))
-        for place, part in enumerate(parts)
-    ]
-    order, epoch = shuffled[0], len(parts[0])
+    sizes, seeds = list(map(len, parts)), [_spread_seed(seed, place) for place in range(len(parts))]
+
+    endless, mixed, epoch = grain.MapDataset.range(sys.maxsize), None, sizes[0]
     if isinstance(config.source, Mixture):
-        order, epoch = grain.MapDataset.mix(shuffled, weights=[float(weight) for weight in config.source.weights]), 0
+        places = [endless.map(lambda place, source=source: (source, place)) for source in range(len(parts))]
+        mixed, epoch = grain.MapDataset.mix(places, weights=[float(weight) for weight in config.source.weights]), 0
+
+    def shuffled(place: int) -> tuple[int, int]:
+        """Returns the window at a place, as ``grain.MapDataset.shuffle`` does: calls of this many datasets add up."""
+        source, inside = (0, place) if mixed is None else mixed[place]
+        turn, inside = divmod(inside, sizes[source])
+        spread = (seeds[source] + turn) % 2**32
+        return source, index_shuffle(inside, max_index=sizes[source] - 1, seed=spread, rounds=4)
+
+    order: Callable[[int], tuple[int, int]] = shuffled
     if config.locality:
-        parts, domain = _by_domain(config, parts)
-        windows = LocalOrder(
-            order,
-            domain,
+        parts, domains = _by_domain(config, parts)
+        order = LocalOrder(
+            shuffled,
+            domains,
             locality=config.locality,
             sequences_per_batch=sequences_per_batch,
             epoch=epoch,
             seed=_spread_seed(seed),
-        )
-        order = grain.MapDataset.source(windows)
-    return order.map(lambda window: parts[window[0]][window[1]])
+        ).window
+
+    def read(place: int) -> Batch:
+        source, number = order(place)
+        return parts[source][number]
+
+    return endless.map(read)
 
 
-def _by_domain(config: DataConfig, parts: Sequence[Windows]) -> tuple[Sequence[Windows], Callable[[int, int], int]]:
-    """Returns the windows with the documents of a domain end to end, and the function of a window's domain."""
+def _by_domain(
+    config: DataConfig, parts: Sequence[Windows]
+) -> tuple[Sequence[Windows], Callable[[np.ndarray], np.ndarray]]:
+    """Returns the windows with the documents of a domain end to end, and the function of the domains of windows."""
     if isinstance(config.source, Mixture):
         ends_D, num_domains = None, len(parts)
     else:
@@ -134,11 +147,12 @@ def _by_domain(config: DataConfig, parts: Sequence[Windows]) -> tuple[Sequence[W
         raise SettingError("DataConfig.locality", config.locality, allowed)
     length = parts[0].sequence_length
 
-    def domain(source: int, number: int) -> int:
-        """Finds the domain in which a window begins."""
-        return source if ends_D is None else int(np.searchsorted(ends_D, number * length, side="right"))
+    def domains(windows_2N: np.ndarray) -> np.ndarray:
+        """Finds the domain in which each window begins."""
+        sources_N, numbers_N = windows_2N
+        return sources_N if ends_D is None else np.searchsorted(ends_D, numbers_N * length, side="right")
 
-    return parts, domain
+    return parts, domains
 
 
 def _spread_seed(seed: int, source: int = 0) -> int:

@@ -74,6 +74,19 @@ def test_without_locality_the_order_is_that_of_grains_shuffle(make_loader):
     assert rows_of(loader, 100) == [order[place] for place in range(400)]
 
 
+def test_without_locality_a_mixture_has_the_order_of_grains_mix(make_loader):
+    def shuffled(source, number):
+        tokens = open_stream(replace(MIXED, source=source), "train").read(0, 10**6).tolist()
+        rows = [(*tokens[begin : begin + WIDTH],) for begin in range(0, len(tokens) - 1, WIDTH)]
+        rows[-1] = (*tokens[(len(rows) - 1) * WIDTH : -1], *[0] * WIDTH)[:WIDTH]
+        seed = int(np.random.SeedSequence(3).generate_state(number + 1)[number])
+        return grain.MapDataset.source(rows).shuffle(seed=seed).repeat()
+
+    each = [shuffled(source, number) for number, source in enumerate(MIXED.source.sources)]
+    order = grain.MapDataset.mix(each, weights=[3.0, 1.0])
+    assert rows_of(make_loader(MIXED, shape=SHAPE, seed=3), 100) == [order[place] for place in range(400)]
+
+
 @pytest.mark.parametrize("locality", [0.01, 1.0])
 def test_every_document_comes_exactly_once_an_epoch(make_loader, locality):
     loader = make_loader(replace(PIPED, locality=locality), shape=(1, 1, WIDTH), seed=1)

@@ -16,6 +16,7 @@ from swift.data.pipeline import (
     InputProfile,
     Resources,
     alternatives,
+    check_writable,
     find_survey,
     in_order,
     plain_plan,
@@ -50,6 +51,8 @@ def data(options: argparse.Namespace) -> None:
 
 def _resources(options: argparse.Namespace) -> Resources:
     check_number("--memory", options.memory, least=0)
+    if options.cache_dir is not None:  # which a plan may turn out not to need
+        check_writable(options.cache_dir)
     return Resources(options.epochs, options.cores, int(options.memory * 1e9), cache_directory=options.cache_dir)
 
 

@@ -5,7 +5,7 @@ random, comes by domain, and the others stay where they are.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
@@ -37,8 +37,8 @@ class LocalOrder:
     """Windows by place, without end: a function of the arguments and the place alone.
 
     Args:
-        windows: windows by place as they come without locality: the source of each, and its number there.
-        domain: function that returns the domain of a window.
+        window: function of a place that returns the window there without locality: its source, and its number there.
+        domains: function of windows, int64[2, N], that returns the domain of each, int64[N].
         locality: see ``arranged``.
         sequences_per_batch: windows of a batch.
         epoch: windows of an epoch, which no stretch exceeds; 0: the windows have none.
@@ -47,29 +47,28 @@ class LocalOrder:
 
     def __init__(
         self,
-        windows: Sequence[tuple[int, int]],
-        domain: Callable[[int, int], int],
+        window: Callable[[int], tuple[int, int]],
+        domains: Callable[[np.ndarray], np.ndarray],
         *,
         locality: float,
         sequences_per_batch: int,
         epoch: int,
         seed: int,
     ):
-        self._windows, self._domain, self._locality, self._seed = windows, domain, locality, seed
+        self._window, self._domains, self._locality, self._seed = window, domains, locality, seed
         self._epoch, self._length = epoch or _ENDLESS, STRETCH_BATCHES * sequences_per_batch
         self._arrange = functools.lru_cache(maxsize=2)(self._arranged)  # the present stretch, and the next
 
-    def __len__(self) -> int:
-        return _ENDLESS
-
-    def __getitem__(self, place: int) -> tuple[int, int]:
+    def window(self, place: int) -> tuple[int, int]:
+        """Returns the source of the window at a place, and its number there."""
         epoch, inside = divmod(place, self._epoch)
         number, inside = divmod(inside, self._length)
-        return self._arrange(epoch, number)[inside]
+        source, window = self._arrange(epoch, number)[:, inside].tolist()
+        return source, window
 
-    def _arranged(self, epoch: int, number: int) -> list[tuple[int, int]]:
+    def _arranged(self, epoch: int, number: int) -> np.ndarray:
         first, end = number * self._length, min((number + 1) * self._length, self._epoch)
-        windows = [self._windows[epoch * self._epoch + place] for place in range(first, end)]
-        domains_N = np.array([self._domain(*window) for window in windows], np.int64)
-        order_N = arranged(domains_N, self._locality, np.random.default_rng((self._seed, epoch, number)))
-        return [windows[place] for place in order_N.tolist()]
+        begin = epoch * self._epoch
+        windows_2N = np.array([self._window(begin + place) for place in range(first, end)], np.int64).T
+        random = np.random.default_rng((self._seed, epoch, number))
+        return windows_2N[:, arranged(self._domains(windows_2N), self._locality, random)]

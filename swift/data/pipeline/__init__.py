@@ -5,7 +5,7 @@ by how many threads and processes. The samples of a pipeline are the same for ev
 """
 
 from swift.data.pipeline.encoding import decoded
-from swift.data.pipeline.keeping import NoDigest, find_survey, survey_digest
+from swift.data.pipeline.keeping import NoDigest, check_writable, find_survey, survey_digest
 from swift.data.pipeline.operators import DropDuplicates, Filter, Map, Pack, Sample, Shuffle, Stack, Tokenize, name_of
 from swift.data.pipeline.optimizer import InputProfile, Resources, alternatives, plan_input, profile_input
 from swift.data.pipeline.pipeline import Pipeline
@@ -31,6 +31,7 @@ __all__ = [
     "Stack",
     "Tokenize",
     "alternatives",
+    "check_writable",
     "decoded",
     "find_survey",
     "in_order",

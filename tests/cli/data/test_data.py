@@ -74,3 +74,14 @@ def test_an_experiment_whose_data_are_no_documents_is_refused(here, capsys):
     assert "DataConfig.source = TokenFile(" in capsys.readouterr().err
     assert main(["data", "plan", "pipeline.gin", "--epochs", "0"]) == 2
     assert "--epochs = 0.0: must be a number above 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("action", ["plan", "bench"])
+@pytest.mark.parametrize("directory", ["/dev/full", "texts.jsonl", "texts.jsonl/kept", "/proc/kept"])
+def test_a_place_where_nothing_can_be_kept_is_refused_whatever_the_plan(here, capsys, action, directory):
+    before = sorted(here.iterdir())
+    assert main(["data", action, "pipeline.gin", "--cache-dir", directory]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert f"--cache-dir = '{directory}': samples cannot be kept there: " in err
+    assert sorted(here.iterdir()) == before

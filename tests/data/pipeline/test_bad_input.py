@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from swift.data import ByteTokenizer, DataError, InputPlan, Pipeline, Resources, Rows, Samples, plain_plan, plan_input
-from swift.data.pipeline import CachePoint, find_survey, in_order, profile_input
+from swift.data.pipeline import CachePoint, check_writable, find_survey, in_order, profile_input
 from swift.data.pipeline.check import UntrueOperator
 from swift.data.pipeline.keeping import store as store_module
 from swift.errors import SettingError
@@ -245,16 +245,22 @@ def test_a_damaged_sample_is_refused_and_a_damaged_index_made_again(tmp_path):
 def test_a_full_or_forbidden_directory_leaves_nothing_behind(tmp_path, monkeypatch):
     plan = kept_plan()
     (tmp_path / "file").write_text("")
-    with pytest.raises(SettingError, match=r"Resources.cache_directory = .*: cannot be written: "):
+    refused = r"Resources.cache_directory = '{}': samples cannot be kept there: {}"
+    with pytest.raises(SettingError, match=refused.format(tmp_path / "file", "Not a directory")):
         find_survey(plan, tmp_path / "file", print)
 
     def full(*_) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(store_module._Files, "add", full)
-    with pytest.raises(DataError, match=rf"samples cannot be kept in {tmp_path}/kept: No space left on device"):
-        find_survey(plan, tmp_path / "kept", print)
+    says_full = refused.format(tmp_path / "kept", "No space left on device")
+    with monkeypatch.context() as filled:
+        filled.setattr(store_module._Files, "add", full)
+        with pytest.raises(SettingError, match=says_full):
+            find_survey(plan, tmp_path / "kept", print)
     assert list((tmp_path / "kept").iterdir()) == []
+    monkeypatch.setattr(store_module, "replace_file", full)
+    with pytest.raises(SettingError, match=says_full):
+        check_writable(tmp_path / "kept")
 
 
 def test_a_field_that_cannot_be_kept_leaves_samples_unkept():

@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
+from uuid import uuid4
 
 import numpy as np
 
@@ -27,6 +28,8 @@ from swift.files import new_directory, open_regular, replace_file
 
 _VERSION = 1
 _HEAD = "survey.json"
+_PROBE_BYTES = 1 << 16
+"""Bytes that a directory must have room for: a full one takes empty files."""
 
 
 class _InMemory:
@@ -127,8 +130,8 @@ def find_survey(
         progress: see ``survey``.
 
     Raises:
-        SettingError: the directory cannot be written.
-        DataError: see ``survey``; or the directory is full. Nothing half-written stays.
+        SettingError: the directory cannot be written, or is full. Nothing half-written stays.
+        DataError: see ``survey``.
     """
     is_trivial = not plan.num_surveyed and plan.cache is None and not plan.num_packed
     if plan.cache is not None and plan.cache.kind == "memory":
@@ -170,16 +173,32 @@ def read_survey(path: Path, plan: InputPlan) -> Survey | None:
         return None
 
 
-def _write_survey(plan: InputPlan, path: Path, progress: Callable[[int, int], None] | None) -> None:
+def check_writable(directory: Path) -> None:
+    """Refuses a directory of surveys in which no file can be written; leaves nothing behind.
+
+    Where it does not exist, the nearest directory above it is examined.
+
+    Raises:
+        SettingError: it is no directory, forbidden or full.
+    """
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        probe = path.parent / f".{path.name}.writable"
-        replace_file(probe, b"")
+        nearest = next(one for one in (directory, *directory.absolute().parents) if one.exists())
+        probe = nearest / f".{uuid4().hex}.writable"
+        replace_file(probe, bytes(_PROBE_BYTES))
         probe.unlink()
     except OSError as error:
-        why = f"cannot be written: {error.strerror}"
-        raise SettingError("Resources.cache_directory", str(path.parent), why) from error
+        raise _unwritable(directory, error) from error
+
+
+def _unwritable(directory: Path, error: OSError) -> SettingError:
+    why = f"samples cannot be kept there: {error.strerror or error}"
+    return SettingError("Resources.cache_directory", str(directory), why)
+
+
+def _write_survey(plan: InputPlan, path: Path, progress: Callable[[int, int], None] | None) -> None:
+    check_writable(path.parent)
     try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _remove(path)  # damaged, or it would have been found
         with new_directory(path) as made, (made / "samples").open("wb") as file:
             files = None if plan.cache is None else _Files(made, file)
@@ -190,11 +209,9 @@ def _write_survey(plan: InputPlan, path: Path, progress: Callable[[int, int], No
                 if array is not None:
                     array.tofile(made / name)
             replace_file(made / _HEAD, json.dumps(head).encode())
-    except FileExistsError:
-        pass  # another process has written the same
-    except OSError as error:
+    except OSError as error:  # unless another process has written the same meanwhile
         if read_survey(path, plan) is None:
-            raise DataError(f"samples cannot be kept in {path.parent}: {error.strerror or error}") from error
+            raise _unwritable(path.parent, error) from error
 
 
 def _remove(path: Path) -> None:
