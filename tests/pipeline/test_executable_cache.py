@@ -160,7 +160,7 @@ def test_the_steps_of_a_pipeline_are_found_in_the_store(rig, tmp_path, monkeypat
     drawn, losses = one.draw(0), []
     for _ in range(2):
         steps = Steps(one.spec, one.configuration, 2, ExecutableCache(tmp_path))
-        state, metrics = steps.run_single(one.start(drawn), steps.rows(drawn.batches))
+        state, metrics = steps.run_single(one.start(drawn), steps.on_devices(drawn.batches))
         losses.append(jax.device_get(metrics["loss"]))
         # The second time nothing is lowered, nor compiled.
         monkeypatch.setattr(Steps, "_function", None)

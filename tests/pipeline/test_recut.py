@@ -6,8 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from swift.errors import SettingError
-from swift.pipeline import Recut, move_state
+from swift.errors import RunError, SettingError
+from swift.pipeline import Cuts, Recut, move_state
+from swift.pipeline.reconfigure import ExecutableCache
 from swift.pipeline.reconfigure.recut import check_recut, recut_settings, recut_spec
 from tests.pipeline.held_rows import rows_of
 
@@ -66,6 +67,26 @@ def test_a_worker_has_as_much_memory_as_before(rig):
 def test_what_cannot_be_is_one_line(rig, cuts, microbatches, wrong):
     with pytest.raises(SettingError, match=wrong):
         check_recut(Recut(cuts, microbatches), rig(**FOUR).spec, frozenset({(0, 1)}))
+
+
+def test_a_cut_that_others_found_stays_one_object_and_has_to_be_theirs(rig, tmp_path):
+    """Programs are remembered by the cut that they are for; a plan that is read from a file twice is two objects."""
+    one, failed = rig(**FOUR), frozenset({(0, 1)})
+
+    def cuts():
+        return Cuts(one.spec, one.experiment.plan_settings(one.spec), 2, ExecutableCache(tmp_path))
+
+    found = cuts().find(failed)
+    assert found is not None
+    mine, held = cuts(), found.chunks[1]
+    assert mine.agreed(failed, held) is mine.agreed(failed, held) is mine.find(failed)
+    other = tuple(tuple(1 - stage for stage in stages) for stages in held)
+    with pytest.raises(RunError, match="the other processes hold the blocks as"):
+        mine.agreed(failed, other)
+    spec = mine.spec(mine.find(failed))
+    assert mine.spec(mine.find(failed)) is spec
+    assert mine.agreed(failed, ()) is None, "the run's own cuts"
+    assert mine.spec(mine.find(failed)) is not spec, "what is not in use is forgotten"
 
 
 @pytest.mark.slow

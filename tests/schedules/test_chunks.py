@@ -30,7 +30,7 @@ from swift.schedules import (
     violations,
 )
 from swift.schedules.planners.milp import milp_proof
-from swift.schedules.planners.milp_chunks import prove_chunks
+from swift.schedules.planners.milp.chunks import prove_chunks
 from swift.topology import Topology
 
 WHOLE = st.sampled_from([1.0, 2.0])

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from swift.errors import SettingError
 from swift.schedules import Costs, Kind, Problem, Schedule, adaptive, peak_memory, period, tight_bound, verify
-from swift.schedules.planners import milp as milp_module
 from swift.schedules.planners.milp import Proof, milp, milp_proof
+from swift.schedules.planners.milp import proof as milp_module
 from swift.schedules.sequences import time_round
 from swift.topology import Topology
 

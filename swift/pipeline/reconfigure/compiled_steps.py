@@ -95,11 +95,11 @@ class Steps:
     def put(self, batches: Sequence[Batch]) -> list[DeviceBatch]:
         """Puts host batches on the devices of the workers that run them: those of a window together, or one by one."""
         if self.main == "window" and len(batches) > 1:
-            return [self.rows(batches)]
-        return [self.rows([batch]) for batch in batches]
+            return [self.on_devices(batches)]
+        return [self.on_devices([batch]) for batch in batches]
 
     def start(
-        self, state: TrainState, batches: Sequence[Batch], rows: Sequence[DeviceBatch]
+        self, state: TrainState, batches: Sequence[Batch], device_batches: Sequence[DeviceBatch]
     ) -> Callable[[], WindowResult]:
         """Starts the iterations of a window, or a single one.
 
@@ -108,14 +108,14 @@ class Steps:
         Args:
             state: current state; donated, unless the steps keep states.
             batches: global batches of the iterations, on the host.
-            rows: the same on devices, as ``put`` returns them.
+            device_batches: the same on devices, as ``put`` returns them.
 
         Returns:
             A function that waits for the end of the iterations and returns their result.
         """
-        if len(rows) == len(batches):
-            return self._singles(state, rows, was_discarded=False)
-        window, metrics, ok = self.run_window(state, rows[0])
+        if len(device_batches) == len(batches):
+            return self._singles(state, device_batches, was_discarded=False)
+        window, metrics, ok = self.run_window(state, device_batches[0])
         after = [window]
         del window
 
@@ -123,25 +123,25 @@ class Steps:
             if own_row(ok):
                 return WindowResult(after[0], by_iteration(metrics), was_discarded=False)
             after.clear()  # frees the discarded state while the iterations are run again
-            return self._singles(state, [self.rows([batch]) for batch in batches], was_discarded=True)()
+            return self._singles(state, [self.on_devices([batch]) for batch in batches], was_discarded=True)()
 
         return finish
 
     def _singles(
-        self, state: TrainState, rows: Sequence[DeviceBatch], *, was_discarded: bool
+        self, state: TrainState, device_batches: Sequence[DeviceBatch], *, was_discarded: bool
     ) -> Callable[[], WindowResult]:
         """Starts iterations one after the other."""
         metrics = []
-        for row in rows:
-            state, of_one = self.run_single(state, row)
+        for batch in device_batches:
+            state, of_one = self.run_single(state, batch)
             metrics.append(of_one)
         return lambda: WindowResult(state, [host for of_one in metrics for host in by_iteration(of_one)], was_discarded)
 
-    def rows(self, batches: Sequence[Batch]) -> DeviceBatch:
-        """Puts host batches ``[D * M, B, T]`` of a window or one iteration on the devices of the rows that run them."""
-        return self.spec.live.put(self._host_rows(batches), RANKED)
+    def on_devices(self, batches: Sequence[Batch]) -> DeviceBatch:
+        """Puts host batches ``[D * M, B, T]`` of a window or an iteration on the devices that run them."""
+        return self.spec.live.put(self._host_batch(batches), RANKED)
 
-    def _host_rows(self, batches: Sequence[Batch]) -> Batch:
+    def _host_batch(self, batches: Sequence[Batch]) -> Batch:
         live = self.spec.live
         if self.spec.is_single_worker:
             return single_worker_batch(batches[0], live.num_ranks)
@@ -156,22 +156,22 @@ class Steps:
         number_MBT = 1 + np.arange(math.prod(shape_MB), dtype=np.int32).reshape(*shape_MB, 1)
         is_read = np.zeros(number_MBT.size + 1, bool)  # the first stands for padding
         for num_iterations in self.configuration.plans if not self.spec.is_single_worker else (1,):
-            rows = self._host_rows([Batch(number_MBT, number_MBT, number_MBT)] * num_iterations).inputs
-            for part in live.shardings(RANKED).addressable_devices_indices_map(rows.shape).values():
-                is_read[rows[part]] = True
+            numbers = self._host_batch([Batch(number_MBT, number_MBT, number_MBT)] * num_iterations).inputs
+            for shard in live.shardings(RANKED).addressable_devices_indices_map(numbers.shape).values():
+                is_read[numbers[shard]] = True
         return is_read[1:].reshape(shape_MB)
 
-    def run_window(self, state: TrainState, rows: DeviceBatch) -> tuple[TrainState, dict[str, jax.Array], jax.Array]:
+    def run_window(self, state: TrainState, batch: DeviceBatch) -> tuple[TrainState, dict[str, jax.Array], jax.Array]:
         """Runs K iterations: the new state, metrics ``[worker, K, ...]``, and bool[worker], whether they count."""
-        return self.compiled("window")(state, rows)
+        return self.compiled("window")(state, batch)
 
-    def run_single(self, state: TrainState, rows: DeviceBatch) -> tuple[TrainState, dict[str, jax.Array]]:
+    def run_single(self, state: TrainState, batch: DeviceBatch) -> tuple[TrainState, dict[str, jax.Array]]:
         """Runs one iteration, which counts; the old state's buffers are donated, unless the steps keep states."""
-        return self.compiled("single")(state, rows)
+        return self.compiled("single")(state, batch)
 
     def evaluate(self, state: TrainState, batch: Batch) -> Sums:
         """Evaluates one iteration's batch; returns its sums on the host."""
-        return own_row(self.compiled("evaluate")(state, self.rows([batch])))
+        return own_row(self.compiled("evaluate")(state, self.on_devices([batch])))
 
     def compiled(self, kind: StepKind) -> Callable[..., Any]:
         """The compiled program of a kind, compiled now unless it was before."""
@@ -189,14 +189,14 @@ class Steps:
         spec, live = self.spec, self.spec.live
         state = spec.abstract(with_slots=True)
         if spec.is_single_worker:
-            single_worker_rows = self._abstract_rows((1, spec.num_microbatches))
+            batch = self._abstract_batch((1, spec.num_microbatches))
             step = partial(single_worker_step, keep_state=self._keeps_state)
             of_kind = single_worker_evaluation if kind == "evaluate" else step
-            return of_kind(spec).lower(state, single_worker_rows)
+            return of_kind(spec).lower(state, batch)
         table = _table(self.configuration, kind)
         common, columns = table_arrays(table)
         arrays = live.abstract(common, REPLICATED), live.abstract(columns, SHARED)
-        return self._function(kind, table).lower(state, *arrays, self._abstract_rows(table.data_Rn.shape[:2]))
+        return self._function(kind, table).lower(state, *arrays, self._abstract_batch(table.data_Rn.shape[:2]))
 
     def _compile(self, kind: StepKind) -> Callable[..., Any]:
         spec = self.spec
@@ -205,7 +205,7 @@ class Steps:
             return call
         common, columns = table_arrays(_table(self.configuration, kind))
         arrays = spec.live.put(common, REPLICATED), spec.live.put(columns, SHARED)
-        return lambda state, rows: call(state, *arrays, rows)
+        return lambda state, batch: call(state, *arrays, batch)
 
     def _get(self, kind: StepKind) -> Compiled:
         if self._store is None:
@@ -221,7 +221,7 @@ class Steps:
             return barrier_step(self.spec, table, keep_state=self._keeps_state)
         return evaluation_step(self.spec, table)
 
-    def _abstract_rows(self, microbatches_Rn: tuple[int, ...]) -> DeviceBatch:
+    def _abstract_batch(self, microbatches_Rn: tuple[int, ...]) -> DeviceBatch:
         live, length = self.spec.live, self.spec.gpt.config.sequence_length
         shape = (*microbatches_Rn, live.num_ranks, sequences_per_rank(self._num_sequences, live.num_ranks), length)
         types, sharding = (jnp.int32, jnp.int32, jnp.bool_), live.shardings(RANKED)

@@ -5,10 +5,11 @@ and the checkpoints stay what they are.
 """
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
-from swift.errors import SettingError, check_count
+from swift.errors import RunError, SettingError, check_count
 from swift.models import Chunks
 from swift.pipeline.reconfigure.executable_cache import ExecutableCache
 from swift.pipeline.reconfigure.failure_config import Configuration, Configurator, Plan, PlanSettings
@@ -94,6 +95,7 @@ class Cuts:
         self._settings, self._num_sequences, self._store = settings, num_sequences, store
         self._specs: dict[Recut | None, StepSpec] = {None: spec}
         self._configurators: dict[Recut | None, Configurator] = {None: Configurator(settings, store)}
+        self._found: dict[frozenset[Worker], Recut | None] = {}
 
     def spec(self, recut: Recut | None) -> StepSpec:
         """The step spec on the mesh of all workers, with some cuts; None: those of the run."""
@@ -124,11 +126,13 @@ class Cuts:
         return self._store.value(key, lambda: self.configurator(recut).configure(failed))
 
     def find(self, failed: frozenset[Worker]) -> Recut | None:
-        """The best cut for survivors that stay in their pipelines; None if there is none.
+        """The best cut for survivors that stay in their pipelines, the same object each time; None if there is none.
 
         Raises:
             SettingError: the plan is not possible in the memory that there is.
         """
+        with suppress(KeyError):  # without a lock, as another thread may forget it at any time
+            return self._found[failed]
         spec = self.spec(None)
 
         def find() -> Recut | None:
@@ -137,10 +141,31 @@ class Cuts:
                 check_recut(found, spec, failed)
             return found
 
-        return find() if self._store is None else self._store.value(("better cut", sorted(failed)), find)
+        recut = find() if self._store is None else self._store.value(("better cut", sorted(failed)), find)
+        return self._found.setdefault(failed, recut)
+
+    def agreed(self, failed: frozenset[Worker], stage_DB: Sequence[Sequence[int]]) -> Recut | None:
+        """The best cut for survivors, which the other processes of a run have found too; all others are forgotten.
+
+        Args:
+            failed: workers that are down.
+            stage_DB: stage that is to hold each block, by pipeline; empty: the run's own cuts are to be used.
+
+        Raises:
+            RunError: the cut that this process finds is another one.
+        """
+        recut = self.find(failed) if stage_DB else None
+        found = () if recut is None else recut.chunks[1]
+        if found != tuple(map(tuple, stage_DB)):
+            raise RunError(f"the other processes hold the blocks as {stage_DB}, and this one would as {found}")
+        self.keep_only([recut])
+        return recut
 
     def keep_only(self, recuts: Collection[Recut | None]) -> None:
         """Forgets all other cuts but those of the run."""
+        for failed, found in list(self._found.items()):  # other threads add to it
+            if found is not None and found not in recuts:
+                del self._found[failed]
         for other in self._specs.keys() - {None, *recuts}:
             del self._specs[other]
             self._configurators.pop(other, None)

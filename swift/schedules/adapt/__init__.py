@@ -2,7 +2,7 @@
 
 ``layouts`` says which blocks the survivors could hold, ``division`` how many micro-batches each pipeline takes and
 where the remainder is re-routed, ``ordering`` in which order the ops run; ``moving`` says what has to be copied, and
-``choice`` takes the best of all ways. ``payoff`` says whether a run that goes on moves blocks.
+``choice`` takes the best of all ways. ``payoff`` says whether moving blocks pays during a run.
 """
 
 from swift.schedules.adapt.choice import (
@@ -14,20 +14,17 @@ from swift.schedules.adapt.choice import (
     rerouted,
     with_roles_moved,
 )
-from swift.schedules.adapt.moving import BANDWIDTH, BLOCK_BYTES, Relocation, relocate
+from swift.schedules.adapt.moving import relocate
 from swift.schedules.adapt.payoff import MoveRule, Outages
 from swift.schedules.adapt.work import BlockLayout, BlockProblem
 
 __all__ = [
-    "BANDWIDTH",
-    "BLOCK_BYTES",
     "MODES",
     "Adaptation",
     "BlockLayout",
     "BlockProblem",
     "MoveRule",
     "Outages",
-    "Relocation",
     "adapt",
     "fault_free",
     "recut",

@@ -1,15 +1,16 @@
 """Planners, from a problem to a schedule.
 
-``adaptive`` is ReCycle's planner, built on ``list_scheduling`` and on ``search``, whose ``share_out`` re-routes the
-micro-batches of failed workers to their peers; ``lockstep`` plans for execution as one SPMD program; ``milp`` is exact;
-``baselines`` plan without failures; ``two_runs`` has the planner ``v``, for two runs of blocks a worker. ``registry``
-lists them by name.
+``rerouting`` gives the micro-batches of failed workers to their peers. ``adaptive`` is ReCycle's planner, which tries
+many policies (``search``) by ``list_scheduling``; ``lockstep`` plans for execution as one SPMD program; ``milp`` is
+exact; ``baselines`` plan without failures; ``two_runs`` has the planner ``v``, for two runs of blocks a worker.
+``registry`` lists them by name.
 """
 
 from swift.schedules.planners.adaptive import adaptive
 from swift.schedules.planners.baselines import gpipe, one_f_one_b, zero_bubble
-from swift.schedules.planners.list_scheduling import Listing, Policy, list_schedule, names_of
+from swift.schedules.planners.list_scheduling import list_schedule
 from swift.schedules.planners.lockstep import lockstep
+from swift.schedules.planners.policy import Listing, Policy, names_of
 from swift.schedules.planners.registry import (
     FAULT_FREE,
     PLANNERS,

@@ -11,8 +11,9 @@ import numpy as np
 from swift.schedules.bounds import max_held, tight_bound
 from swift.schedules.memory import fits
 from swift.schedules.ops import Kind
-from swift.schedules.planners.list_scheduling import Listing, Policy, names_of
-from swift.schedules.planners.search import LEAST_TRIALS, best_listing, share_out
+from swift.schedules.planners.policy import Listing, Policy, names_of
+from swift.schedules.planners.rerouting import reroute
+from swift.schedules.planners.search import LEAST_TRIALS, best_listing
 from swift.schedules.problem import Problem
 from swift.schedules.schedule import Round, Schedule
 
@@ -81,7 +82,7 @@ def _one_after_another(problem: Problem) -> Round:
     span = (start_3P[2] + w_P).max()
     end_P = start_3P[2] + w_P + (problem.total_microbatches - 1) * span
     executor_DMP, start_3DMP = np.full((D, M, C), -1, np.int32), np.full((3, D, M, C), np.nan)
-    executor = np.array(share_out(problem), np.int32).reshape(-1, C)
+    executor = np.array(reroute(problem), np.int32).reshape(-1, C)
     for turn, name in enumerate(names_of(problem)):
         executor_DMP[name], start_3DMP[:, *name] = executor[turn], start_3P + span * turn
     if not problem.is_plain:

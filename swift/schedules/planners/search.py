@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 
 from swift.schedules.bounds import max_held, tight_bound
 from swift.schedules.ops import Kind
-from swift.schedules.planners.list_scheduling import Listing, Policy, list_schedule, names_of
+from swift.schedules.planners.list_scheduling import list_schedule
+from swift.schedules.planners.policy import Listing, Policy
+from swift.schedules.planners.rerouting import line_up, reroute, swap_hosts
 from swift.schedules.problem import Problem
 
 _PATIENCE = (0.3, 0.6, 0.0)
@@ -100,7 +102,7 @@ def first_policies(problem: Problem, pilot: Policy | None = None) -> Iterator[Po
         problem: problem to try them on.
         pilot: good policy for one pipeline without a failure.
     """
-    executor = share_out(problem)
+    executor = reroute(problem)
     hurried, calm = _hurried(problem, executor, pilot), _calm(problem, executor)
     if _memory_turns_over(problem):
         yield from itertools.islice(calm, 1)
@@ -121,7 +123,7 @@ def _calm(problem: Problem, executor: list[int]) -> Iterator[Policy]:
     """Yields policies in whose rhythm a worker has room for the Fs that follow when it meets Bs that return.
 
     An F travels on as a B returns: between the Bs of two micro-batches a worker has time for one F and its message
-    there and back. Whoever sends Fs faster waits for memory afterwards, and the last ones are held up on every worker.
+    there and back. A worker that sends Fs faster waits for memory later, and the last Fs are delayed on every worker.
     """
     if not problem.is_plain:
         return
@@ -146,57 +148,6 @@ def _hurried(problem: Problem, executor: list[int], pilot: Policy | None) -> Ite
     for i, j, k, r in sorted(itertools.product(*(range(len(kind)) for kind in choices)), key=sum):
         rank, in_flight = line_up(problem, executor, choices[2][k]), depths[i] * problem.num_pipelines
         yield Policy(executor, rank, in_flight, patience[j], reserves[r])
-
-
-def share_out(problem: Problem) -> list[int]:
-    """Assigns micro-batches: live workers keep theirs, those of failed workers go to the least loaded peer."""
-    D, C = problem.num_pipelines, problem.num_chunks
-    names = names_of(problem)
-    executor = [d for d, _ in names for _ in range(C)]
-    number = {name: j for j, name in enumerate(names)}
-    # Where pipelines are alike, every micro-batch of a chunk is as much work as any other, and own work is equal.
-    work = [1.0] * C if problem.is_alike else problem.time_4P[:3].sum(axis=0).tolist()
-    load_of = [0.0] * (D * problem.num_stages)
-    if not problem.is_alike:
-        for d, _ in names:
-            for k, w in enumerate(problem.worker_DP[d].tolist()):
-                load_of[w] += work[k]
-    for k, peers in enumerate(problem.survivors):
-        workers = problem.worker_DP[:, k].tolist()
-        load = dict.fromkeys(workers, 0.0) if problem.is_alike else load_of
-        down = [d for d in range(D) if d not in peers]
-        for m in range(problem.most_microbatches):
-            for d in down:
-                if (d, m) in number:
-                    peer = min(peers, key=lambda peer: (load[workers[peer]], (peer - d) % D))
-                    load[workers[peer]] += work[k]
-                    executor[number[d, m] * C + k] = peer
-    return executor
-
-
-def line_up(problem: Problem, executor: Sequence[int], place: float | None) -> list[float]:
-    """Ranks every micro-batch: by its index, or, if its worker failed, at a position among its host's own.
-
-    Args:
-        problem: problem, whose micro-batches are numbered as by ``names_of``.
-        executor: pipeline that runs every micro-batch at every chunk.
-        place: position among the host's own, from 0 (early) to 1 (late); None to rank by index like all others.
-    """
-    D, M, C, names = problem.num_pipelines, problem.most_microbatches, problem.num_chunks, names_of(problem)
-    # Pipelines with fewer micro-batches take as long for them.
-    rank = [m * (M / problem.microbatches[d]) + d / D for d, m in names]
-    if place is None:
-        return rank
-    by_index = sorted(range(len(names)), key=lambda j: names[j][1])
-    for k, peers in enumerate(problem.survivors):
-        guests: dict[int, list[int]] = {}
-        for j in by_index:
-            if names[j][0] not in peers:
-                guests.setdefault(executor[j * C + k], []).append(j)
-        for group in guests.values():
-            for index, number in enumerate(group):
-                rank[number] = (index + place) * M / len(group) + names[number][0] / D - 1.0 / D
-    return rank
 
 
 def _in_flight_by_stage(problem: Problem) -> Iterator[list[float]]:
@@ -241,7 +192,7 @@ def _change(problem: Problem, policy: Policy, source: random.Random) -> Policy:
         rank[source.randrange(len(rank))] += source.choice((-2.0, -1.0, -0.5, 0.5, 1.0, 2.0))
         return replace(policy, rank=rank)
     if way < 0.95:
-        return replace(policy, executor=_exchanged(problem, policy.executor, source.choice(wounded), source))
+        return replace(policy, executor=swap_hosts(problem, policy.executor, source.choice(wounded), source))
     return replace(policy, patience=source.choice(_PATIENCE)) if _is_uneven(problem) else policy
 
 
@@ -251,15 +202,4 @@ def _changed_at(in_flight: Sequence[float], workers: list[int], P: int, source: 
     new = source.choice((0.0, math.inf, float(source.randrange(2 * P + 1)))) if math.isinf(old) else max(0.0, near)
     for w in workers:
         changed[w] = new
-    return changed
-
-
-def _exchanged(problem: Problem, executor: Sequence[int], chunk: int, source: random.Random) -> list[int]:
-    """Swaps the hosts of two re-routed micro-batches at a chunk."""
-    C, peers = problem.num_chunks, problem.survivors[chunk]
-    guests = [j * C + chunk for j, (d, _) in enumerate(names_of(problem)) if d not in peers]
-    if not guests:
-        return list(executor)
-    changed, (one, other) = list(executor), (source.choice(guests), source.choice(guests))
-    changed[one], changed[other] = changed[other], changed[one]
     return changed

@@ -5,7 +5,7 @@ on disk, and ``json_format`` describes a schedule as a JSON document.
 """
 
 from swift.schedules.plans.json_format import COST_NAMES, document
-from swift.schedules.plans.moved_roles import moves_between, moves_to_spread, roles_to_leave
+from swift.schedules.plans.moved_roles import moves_between, moves_to_spread
 from swift.schedules.plans.normalize import (
     Normalized,
     after_moves,
@@ -38,6 +38,5 @@ __all__ = [
     "plan_document",
     "plans_to_prepare",
     "read_plan",
-    "roles_to_leave",
     "spread",
 ]

@@ -13,7 +13,6 @@ from swift.errors import SettingError
 from swift.mesh import collectives, live_mesh
 from swift.models import choose_kernel
 from swift.pipeline import Configurator, Steps, neighbours, sequences_per_rank
-from swift.schedules import SHAPES
 from swift.tools.pod_compile.devices import described_devices
 from swift.tools.pod_compile.exchanged_bytes import bytes_by_kind, exchange, tokens
 from swift.tools.pod_compile.interconnect import Interconnect
@@ -22,7 +21,7 @@ from swift.tools.pod_compile.pods import Pod
 from swift.tools.pod_compile.repetitions import Runs
 from swift.tools.pod_compile.roofline import predict, total_flops
 from swift.topology import Worker
-from swift.train import Down, Experiment
+from swift.train import Down, Experiment, on_ranks
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = r"([\d.]+)([KMGT]?)"
@@ -39,9 +38,6 @@ def check_pod(experiment: Experiment, pod: Pod) -> None:
     if experiment.ranks == "virtual":
         allowed = "runs on one device only; set 'devices' to compile for a pod"
         raise SettingError("Experiment.ranks", "virtual", allowed)
-    if experiment.planner in SHAPES:
-        allowed = "plans two runs of layers a worker, which is not compiled for a pod"
-        raise SettingError("Experiment.planner", experiment.planner, allowed)
     topology = experiment.topology
     if topology.num_devices != pod.num_devices:
         shape = f"{topology.num_pipelines} x {topology.num_stages} x {topology.num_expert_ranks}"
@@ -100,7 +96,7 @@ def compile_one(experiment: Experiment, pod: Pod, down: Down) -> dict[str, Any]:
     lost = {rank for _, rank in down.ranks}
     ranks = [rank for rank in range(live.num_ranks) if rank not in lost]
     if lost:
-        experiment, live = experiment.on_ranks(len(ranks)), live.with_ranks(ranks)
+        experiment, live = on_ranks(experiment, len(ranks)), live.with_ranks(ranks)
     spec = experiment.step_spec(live)
     configuration = Configurator(experiment.plan_settings(spec)).configure(down.workers)
     steps = Steps(spec.at(live.with_rows(configuration.rows)), configuration, experiment.sequences_per_microbatch)

@@ -64,7 +64,9 @@ class Runs:
         trips = math.prod(self._trips(loop.num_trips) for loop in inner if loop not in over_blocks)
         # Only blocks with experts have collectives; in a chunk of both kinds they are in a branch.
         blocks_C = np.array(self.spec.chunks.ops.counts(is_moe=True))
-        return trips * (blocks_C if over_blocks else np.ones_like(blocks_C))
+        # Where no chunk has more than one block there is no loop over them.
+        is_of_block = over_blocks or (name in _OPS and max(self.spec.chunks.sizes) == 1)
+        return trips * (blocks_C if is_of_block else np.ones_like(blocks_C))
 
     def ops(self, name: str) -> np.ndarray:
         """Runs of F, B or W of each chunk in a call, int64 ``[R, C]``."""

@@ -8,11 +8,9 @@ makes the table, and ``seeds`` finds the runs that differ in their seed alone.
 from swift.tools.report.compare import comparison_rows, comparison_table, run_labels
 from swift.tools.report.figures import save_figures, sections_of, sections_of_all
 from swift.tools.report.page import write_report
-from swift.tools.report.sections import Picture, Section, Table, mean_and_range
+from swift.tools.report.sections import Table, mean_and_range
 
 __all__ = [
-    "Picture",
-    "Section",
     "Table",
     "comparison_rows",
     "comparison_table",

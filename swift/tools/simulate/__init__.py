@@ -7,7 +7,7 @@ the result, and ``json_format`` its document.
 from swift.tools.simulate.engine import simulate
 from swift.tools.simulate.job import Job
 from swift.tools.simulate.json_format import document
-from swift.tools.simulate.outcome import CAUSES, Outcome, PaceInterval
+from swift.tools.simulate.outcome import CAUSES, Outcome
 from swift.tools.simulate.periods import Periods
 from swift.tools.simulate.strategies import (
     MODELS,
@@ -24,7 +24,7 @@ from swift.tools.simulate.strategies import (
     published,
     strategies,
 )
-from swift.tools.simulate.traces import Event, NodeChange, Trace, evenly_spaced, poisson, read_trace, weibull
+from swift.tools.simulate.traces import Event, Trace, evenly_spaced, poisson, read_trace, weibull
 
 __all__ = [
     "CAUSES",
@@ -35,10 +35,8 @@ __all__ = [
     "Event",
     "Job",
     "Moment",
-    "NodeChange",
     "Outcome",
     "Pace",
-    "PaceInterval",
     "Pause",
     "Periods",
     "Published",

@@ -1,4 +1,6 @@
-"""Programs for pods of pipelines that are cut differently: work is told by chunk, and runs as the table says."""
+"""Programs for pods of pipelines that are cut differently, or twice: told by chunk, run as the table says."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from swift.tools.pod_compile.op_work import EMBEDDING, HEAD, Work, works
 from swift.tools.pod_compile.repetitions import Runs
 from swift.tools.pod_compile.roofline import predict, total_flops
 from swift.topology import Topology
+from swift.train.emulated import Down
 from tests.tools.pod_compile.conftest import NOBODY, experiment
 
 PEAK = 197e12
@@ -21,9 +24,9 @@ APART = ((3, 1), (1, 3))
 OPS = scopes.FORWARD, scopes.BACKWARD_INPUT, scopes.BACKWARD_WEIGHT
 
 
-def runs_of(cut, chunks=(), window=2):
+def runs_of(cut, chunks=(), window=2, **settings):
     """(plan, runs) of two pipelines of two stages of 2 ranks, 3 micro-batches each, layers dense and with experts."""
-    one = experiment(Topology(2, 2, 2), num_microbatches=3, window=window, cut=cut)
+    one = experiment(Topology(2, 2, 2), num_microbatches=3, window=window, cut=cut, **settings)
     problem = one.problem(Costs(t_b=2, t_w=1), chunks)
     configuration = Configurator(PlanSettings(problem)).configure(frozenset())
     spec = one.step_spec(live_mesh(one.topology, "emulated"))
@@ -73,6 +76,15 @@ def test_collectives_run_for_the_blocks_of_the_chunks_that_a_row_runs(apart):
     assert wanted.sum() == 6 * 2 * 2
 
 
+def test_without_a_loop_over_blocks_the_chunks_with_experts_run_collectives():
+    """Stage 0 holds the first layer, which is dense, and the last; stage 1 the second and the third, which is dense."""
+    _, runs = runs_of(None, (Chunk(),) * 4, planner="v")
+    assert runs.spec.chunks.stage_DC == ((0, 1, 1, 0),) * 2
+    tokens = Collective("all-to-all", 8, path=("F", "while", "branch_1_fun"), loops=(Loop(("while",), None),))
+    assert runs.of(tokens).tolist() == [3 * 2] * 4, "half of the ops that a row runs"
+    assert runs.of(Collective("all-to-all", 8, path=("U", "collect", "expert"))).tolist() == [2 * 2] * 4
+
+
 def test_updates_run_once_for_each_chunk_or_once_for_each_round(apart):
     """Rows have the chunks 0 and 1; 2; 0; 1 and 2. The sum of the middle chunk is in the second round."""
     _, runs = apart
@@ -106,3 +118,15 @@ def test_the_program_of_pipelines_that_are_cut_differently(few_optimizations, wi
     assert report["tokens"]["compiled_bytes"] == report["tokens"]["formula_bytes"] > 0
     compiled, formula = report["exchange"]["compiled_bytes"], report["exchange"]["formula_bytes"]
     assert compiled == formula if window == 2 else compiled > formula > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("cut", "down"), [((1, 1, 1, 1), []), ((1, 2, 1, 2), [(0, 0)])])
+def test_the_program_of_two_runs_a_worker(few_optimizations, cut, down):
+    one = experiment(Topology(2, 2, 2), num_microbatches=2, window=2, planner="v")
+    one = replace(one, cut=cut, model=replace(one.model, num_layers=sum(cut)))
+    with few_optimizations():
+        report = compile_one(one, Pod.parse("cpu:8"), Down(frozenset(down), frozenset()))
+    assert report["result"] == FITS
+    for name in ("tokens", "exchange"):
+        assert report[name]["compiled_bytes"] == report[name]["formula_bytes"] > 0

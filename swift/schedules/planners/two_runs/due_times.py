@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from swift.schedules.ops import Kind
-from swift.schedules.planners.list_scheduling import names_of
+from swift.schedules.planners.policy import names_of
 from swift.schedules.problem import Problem
 from swift.schedules.sequences import SequencedOp
 

@@ -22,8 +22,8 @@ from swift.schedules.bounds import tight_bound
 from swift.schedules.memory import fits
 from swift.schedules.ops import Kind
 from swift.schedules.planners.adaptive import adaptive_round
-from swift.schedules.planners.list_scheduling import names_of
-from swift.schedules.planners.search import line_up, share_out
+from swift.schedules.planners.policy import names_of
+from swift.schedules.planners.rerouting import line_up, reroute
 from swift.schedules.planners.two_runs.due_times import Filling, run_by_due_times
 from swift.schedules.problem import Problem
 from swift.schedules.schedule import Round, Schedule
@@ -115,7 +115,7 @@ def _best_round(problem: Problem) -> Round:
 
 def _searched(problem: Problem, target: float) -> Round | None:
     """Finds the best of the first candidates, and of changes to the best; None if none fits."""
-    drained, executor, source = problem.if_drained(), share_out(problem), random.Random(0)
+    drained, executor, source = problem.if_drained(), reroute(problem), random.Random(0)
     max_ops = 3 * _MAX_OPS if problem.failed else _MAX_OPS
     num_trials = min(max(_LEAST_TRIALS, max_ops // problem.num_ops), _MOST_TRIALS)
     leaders: list[tuple[float, _Candidate]] = []

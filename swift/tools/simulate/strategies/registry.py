@@ -11,7 +11,7 @@ from swift.tools.simulate.strategies.bamboo import Bamboo
 from swift.tools.simulate.strategies.ideal import Ideal
 from swift.tools.simulate.strategies.oobleck import Oobleck, Varuna
 from swift.tools.simulate.strategies.published import FEWEST_NODES, MOST_NODES, Published
-from swift.tools.simulate.strategies.rerouting import Rerouting
+from swift.tools.simulate.strategies.recycle import Rerouting
 from swift.tools.simulate.strategies.restarting import (
     FullCheckpoints,
     InMemoryCheckpoints,

@@ -24,7 +24,7 @@ from itertools import pairwise, product
 import numpy as np
 
 from swift.schedules.ops import Kind
-from swift.schedules.planners.milp_rows import ONE, MixedIntegerProgram, Refuted, Terms, at
+from swift.schedules.planners.milp.program import ONE, MixedIntegerProgram, Refuted, Terms, at
 from swift.schedules.problem import Problem
 
 F, B, W = Kind.F, Kind.B, Kind.W

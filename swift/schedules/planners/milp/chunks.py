@@ -1,7 +1,7 @@
 """The exact planner where stages hold several chunks, chunks differ in costs, or pipelines are not alike.
 
 Here micro-batches are not interchangeable, nor are workers. So a column counts, for each single op and each worker that
-may run it, whether it has started by a slot. That is exact, and far larger than the models of ``milp_model``: it serves
+may run it, whether it has started by a slot. That is exact, and far larger than the models of ``model``: it serves
 for small problems, as the oracle of the other planners.
 
 Shape suffixes: D pipelines, M micro-batches of the pipeline with the most, P chunks, T slots, 4 the kinds F, B, W, U.
@@ -19,8 +19,8 @@ import numpy as np
 from swift.errors import SettingError
 from swift.schedules.measures import period
 from swift.schedules.ops import NO_MICROBATCH, Kind
-from swift.schedules.planners.list_scheduling import names_of
-from swift.schedules.planners.milp_rows import ONE, MixedIntegerProgram, Refuted, Terms, Undecided, at
+from swift.schedules.planners.milp.program import ONE, MixedIntegerProgram, Refuted, Terms, Undecided, at
+from swift.schedules.planners.policy import names_of
 from swift.schedules.problem import Problem
 from swift.schedules.schedule import Round, Schedule
 from swift.schedules.sequences import SequencedOp, time_round

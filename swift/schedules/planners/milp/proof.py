@@ -2,7 +2,7 @@
 
 It minimizes the period of a repeating iteration over the assignment of micro-batches to workers, the order of all ops,
 and the time at which each stage begins. It starts from ``adaptive``'s schedule and from ``tight_bound``; if they meet,
-nothing is left to solve. Otherwise it asks ``milp_model`` whether a period of T slots suffices, and every answer
+nothing is left to solve. Otherwise it asks ``model`` whether a period of T slots suffices, and every answer
 narrows the gap. Coarser models come first: they refute most periods, and only the exact one yields a better schedule.
 
 Costs that are multiples of a slot are represented exactly. Others are rounded down to slots for the model: its bound
@@ -26,8 +26,8 @@ from swift.schedules.bounds import tight_bound
 from swift.schedules.measures import period
 from swift.schedules.ops import Kind
 from swift.schedules.planners.adaptive import adaptive
-from swift.schedules.planners.milp_chunks import prove_chunks
-from swift.schedules.planners.milp_model import (
+from swift.schedules.planners.milp.chunks import prove_chunks
+from swift.schedules.planners.milp.model import (
     Detail,
     Group,
     SlotCosts,
@@ -35,7 +35,7 @@ from swift.schedules.planners.milp_model import (
     fit,
     num_columns,
 )
-from swift.schedules.planners.milp_rows import Refuted, Undecided
+from swift.schedules.planners.milp.program import Refuted, Undecided
 from swift.schedules.problem import Problem
 from swift.schedules.schedule import Schedule
 from swift.schedules.sequences import time_round
