@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from swift.elastic.membership import Process
 from swift.mesh import storage_mesh
 from swift.pipeline import StepSpec
-from swift.train import Experiment
+from swift.train import Experiment, on_ranks
 
 
 def is_elastic(experiment: Experiment, *, by_rank: bool) -> bool:
@@ -33,7 +33,7 @@ class ElasticSpecs:
     def on(self, num_ranks: int) -> StepSpec:
         """Returns the step spec on ``num_ranks`` ranks, to be put on a live mesh."""
         if num_ranks not in self._by_ranks:
-            fewer = self._experiment.on_ranks(num_ranks)
+            fewer = on_ranks(self._experiment, num_ranks)
             self._by_ranks[num_ranks] = fewer.step_spec(storage_mesh(fewer.topology))
         return self._by_ranks[num_ranks]
 

@@ -1,10 +1,10 @@
-"""Membership of this process in a group of processes, through private parts of JAX.
+"""Membership of this process in a group of processes, through JAX's private interfaces.
 
 JAX can form a group of processes once (``jax.distributed.initialize``). It has no public way to host the coordination
 service outside the group, so that any process may die, nor to form a new group while the survivors stay alive; its own
 fault tolerance (``jax.distributed`` with ``jax_enable_recoverability``) keeps the first group. Until it has,
 ``CoordinationService`` and ``JaxGroup`` use what ``jax.distributed`` itself is made of. Another version of JAX may move
-these parts: then ``check_support`` says so before anything has started. Tried with jax 0.10.2 and 0.12.
+these interfaces: then ``check_support`` says so before anything has started. Tried with jax 0.10.2 and 0.12.
 
 Each generation is a group, with its own coordination service and, in each process, its own backend, in which process i
 of n has the same device ids in every generation of n processes. So a program that any process compiled in one
@@ -67,7 +67,7 @@ def _internals() -> tuple[Any, Any, Any]:
         if is_there and hasattr(distributed, "global_state") and hasattr(xla_bridge, "make_cpu_client"):
             return distributed.global_state, _jax, xla_bridge.make_cpu_client
     raise RunError(
-        f"jax {jax.__version__} lacks the private parts that groups of processes use; "
+        f"jax {jax.__version__} lacks the private interfaces that groups of processes use; "
         "use a version that pyproject.toml names"
     )
 

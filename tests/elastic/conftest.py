@@ -12,7 +12,7 @@ from swift.elastic.services.checkpoint_service import CheckpointService
 from swift.elastic.state.shared_memory_store import SharedMemoryStore
 from swift.experts import ExpertConfig
 from swift.experts.optimizer_config import OptimizerConfig
-from swift.mesh.process_shards import part_shapes
+from swift.mesh.process_shards import shard_shapes
 from swift.models import ModelConfig
 from swift.runlog import CLASS_COUNTS, METRICS
 from swift.topology import Topology
@@ -82,7 +82,7 @@ def kept():
         num_devices = 1 if checkpoint_service.by_rank else checkpoint_service.experiment.topology.num_expert_ranks
         specs = replace(checkpoint_service.spec.specs, slots={})
         return SharedMemoryStore(checkpoint_service.snapshots, process).load(
-            stamp, part_shapes(specs, checkpoint_service.spec.abstract(), num_devices)
+            stamp, shard_shapes(specs, checkpoint_service.spec.abstract(), num_devices)
         )
 
     return load

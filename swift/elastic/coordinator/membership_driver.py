@@ -62,7 +62,7 @@ class MembershipDriver:
     """Reports events to the membership of a run, and carries out its commands.
 
     Args:
-        context: parts of the run.
+        context: objects of the run.
 
     Attributes:
         membership: present membership.

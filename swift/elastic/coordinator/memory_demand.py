@@ -15,7 +15,7 @@ from swift.elastic.membership import Process
 from swift.elastic.state import copy_shapes, remove_leftovers
 from swift.elastic.worker import NUM_SNAPSHOTS
 from swift.errors import SettingError
-from swift.mesh import part_shapes
+from swift.mesh import shard_shapes
 from swift.pipeline import StepSpec
 from swift.pipeline.reconfigure import blocks_spec
 from swift.train import Experiment
@@ -83,8 +83,8 @@ class MemoryDemand:
         if num_ranks < experiment.topology.num_expert_ranks and is_alone:
             num_here = num_ranks
         without_slots = replace(spec.specs, slots={})
-        whole = _num_bytes(part_shapes(spec.specs, spec.abstract(with_slots=True), num_devices))
-        saved = _num_bytes(part_shapes(without_slots, spec.abstract(), num_devices))
+        whole = _num_bytes(shard_shapes(spec.specs, spec.abstract(with_slots=True), num_devices))
+        saved = _num_bytes(shard_shapes(without_slots, spec.abstract(), num_devices))
         num_saving = sum(process.worker[0] == 0 for process in processes[:num_here])
         # A saving process writes one snapshot more than it keeps; other processes have one or two restored states.
         snapshots = saved * ((NUM_SNAPSHOTS + 1) * num_saving + 2 * (num_here - num_saving)) if is_alone else 0

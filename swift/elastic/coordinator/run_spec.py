@@ -1,4 +1,4 @@
-"""Specification of a run of several processes, and the parts that its supervisor works with."""
+"""Specification of a run of several processes, and the objects that its supervisor works with."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -43,7 +43,7 @@ class RunSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class RunContext:
-    """The parts of a run that its supervisor works with.
+    """The settings and objects of a run that its supervisor works with.
 
     Attributes:
         spec: specification of the run.

@@ -16,7 +16,7 @@ class ServiceMonitor:
     """Takes the answers of the two services, and kills them if they are late.
 
     Args:
-        context: parts of the run.
+        context: objects of the run.
 
     Attributes:
         saved: iteration of the last checkpoint.

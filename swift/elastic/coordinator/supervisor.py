@@ -25,7 +25,7 @@ class Supervisor:
     """Runs the processes of a run; a context manager that leaves none behind.
 
     Args:
-        context: parts of the run.
+        context: objects of the run.
     """
 
     def __init__(self, context: RunContext):

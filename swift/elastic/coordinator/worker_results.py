@@ -17,7 +17,7 @@ class WorkerResults:
     """Checks and passes on the results of workers.
 
     Args:
-        context: parts of the run.
+        context: objects of the run.
 
     Attributes:
         last_iteration: chooses the last iteration of a run that is to stop.

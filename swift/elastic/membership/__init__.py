@@ -23,7 +23,7 @@ from swift.elastic.membership.commands import (
     StopRun,
 )
 from swift.elastic.membership.events import (
-    PARTS,
+    PHASES,
     CheckpointsListed,
     CutFound,
     Departed,
@@ -35,7 +35,7 @@ from swift.elastic.membership.events import (
     Heartbeat,
     MayRestart,
     Message,
-    PartTimed,
+    PhaseTimed,
     Ready,
     Restored,
     RestoreFailed,
@@ -60,7 +60,7 @@ from swift.elastic.membership.shard_ownership import FoundSlices
 from swift.elastic.membership.state_machine import Membership
 
 __all__ = [
-    "PARTS",
+    "PHASES",
     "CheckpointsListed",
     "Command",
     "CutFound",
@@ -82,7 +82,7 @@ __all__ = [
     "Member",
     "Membership",
     "Message",
-    "PartTimed",
+    "PhaseTimed",
     "Process",
     "ProcessState",
     "ProcessStatus",

@@ -26,7 +26,7 @@ class BlockMoves:
     cuts: Mapping[int, Holders] = field(default_factory=dict)
 
     def after_found(self, found: CutFound) -> "BlockMoves":
-        """Returns the moves with a cut that is prepared; one that was used already is found again in vain."""
+        """Returns the moves with a cut that is prepared; one that was used already is ignored."""
         is_used = self.used is not None and self.used.failed == found.failed
         return self if self.rule is None or is_used else replace(self, found=found)
 

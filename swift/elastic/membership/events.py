@@ -80,26 +80,26 @@ class Heartbeat(NamedTuple):
     time: float
 
 
-class PartTimed(NamedTuple):
-    """The time that a member took for one part of the transition between two generations.
+class PhaseTimed(NamedTuple):
+    """The time that a member took for one phase of the transition between two generations.
 
-    Part ``link`` also means that it is connected to all the others: from then on it may have to compile.
+    Phase ``link`` also means that it is connected to all the others: from then on it may have to compile.
 
     Attributes:
         number: generation that is being formed.
-        part: one of ``PARTS``.
+        phase: one of ``PHASES``.
         seconds: duration, in seconds.
     """
 
     member: Member
     number: int
-    part: str
+    phase: str
     seconds: float
     time: float
 
 
-PARTS = ("leave", "link", "program", "state", "first_step")
-"""Parts of a transition, from ``Form`` to the end of a member's first iteration: keeping its state on the host and
+PHASES = ("leave", "link", "program", "state", "first_step")
+"""Phases of a transition, from ``Form`` to the end of a member's first iteration: keeping its state on the host and
 dropping its devices, connecting to the others, loading or compiling the program, restoring the state on the devices,
 and running one iteration."""
 
@@ -207,7 +207,7 @@ class Tick(NamedTuple):
     time: float
 
 
-Message = Ready | Departed | Formed | Heartbeat | PartTimed | Done
+Message = Ready | Departed | Formed | Heartbeat | PhaseTimed | Done
 """Events that processes send; the supervisor observes the others."""
 Event = (Started | Died | FaultInjected | Message | Woke | Tick) | (
     CheckpointsListed | Restored | RestoreFailed | CutFound | MayRestart

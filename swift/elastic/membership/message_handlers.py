@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from swift.elastic.membership.commands import Commands, Enter, Kill
-from swift.elastic.membership.events import Departed, Done, Formed, Heartbeat, Message, PartTimed, Ready
+from swift.elastic.membership.events import Departed, Done, Formed, Heartbeat, Message, PhaseTimed, Ready
 from swift.elastic.membership.run_status import ProcessState, ProcessStatus, RunStatus
 
 RunT = TypeVar("RunT", bound=RunStatus)
@@ -30,8 +30,8 @@ def after_message(run: RunT, message: Message) -> tuple[RunT, Commands]:
             return _after_departed(run.with_statuses(status), message)
         case Formed():
             return _after_formed(run.with_statuses(status), message), ()
-        case PartTimed():
-            return _after_part(run.with_statuses(status), message), ()
+        case PhaseTimed():
+            return _after_phase(run.with_statuses(status), message), ()
         case Done():
             return _after_done(run.with_statuses(status), message), ()
 
@@ -74,13 +74,13 @@ def _after_heartbeat(run: RunT, status: ProcessStatus, beat: Heartbeat) -> RunT:
     return updated
 
 
-def _after_part(run: RunT, timed: PartTimed) -> RunT:
+def _after_phase(run: RunT, timed: PhaseTimed) -> RunT:
     generation = run.generation
     if generation is None or timed.number != generation.form.number:
         return run
-    if timed.part == "state":
+    if timed.phase == "state":
         return run.after_move(generation, timed.time)
-    if timed.part != "link" or generation.is_live:
+    if timed.phase != "link" or generation.is_live:
         return run
     return replace(run, generation=replace(generation, since=timed.time, linked=generation.linked | {timed.member}))
 

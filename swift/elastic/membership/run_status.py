@@ -16,7 +16,7 @@ Recovery = Literal["live", "restart"]
 
 
 class ProcessState(StrEnum):
-    """Phase in the life of a process, as far as the supervisor knows."""
+    """State of a process, as far as the supervisor knows."""
 
     DEAD = "dead"
     STARTING = "starting"
@@ -32,7 +32,7 @@ class ProcessStatus:
 
     Attributes:
         member: its newest incarnation; -1 if it was never started.
-        state: phase of this incarnation.
+        state: state of this incarnation.
         seen: when it was started or last sent a message, in seconds.
         is_dying: whether it is being killed.
         killed: when it was killed, in seconds.

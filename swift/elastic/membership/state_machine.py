@@ -5,12 +5,12 @@ reports everything that it observes to ``Membership.on``, then a ``Tick``, and c
 order. Deaths reported before the same ``Tick`` cost one generation together, and a heartbeat that waited in a queue
 still counts.
 
-A generation forms in two phases. ``Form`` takes every member out of the generation before; when all have answered,
+A generation forms in two rounds. ``Form`` takes every member out of the generation before; when all have answered,
 ``GoLive`` makes it live, and ``StartGeneration`` lets the members run once the state to resume from is available. A
 process that may still be running is never left out of a generation: it is killed, and the generation waits for its
 death.
 
-Where a member is lost, the others go on re-routed. Once a better cut for them is prepared, and moving blocks pays, they
+When a member is lost, the others continue re-routed. Once a better cut is prepared for them, and moving pays, they
 form a generation with it, as for a joiner; every other generation has the cuts of the run, so that blocks move back
 when anything changes.
 
@@ -26,7 +26,7 @@ the next generation forms without it. Nothing that it may still do can harm the 
   ignored; states that it keeps have the stamp of an older generation and belong to a process that is never restarted.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from swift.deadlines import Deadlines
@@ -34,12 +34,9 @@ from swift.elastic.membership.block_moves import BlockMoves
 from swift.elastic.membership.commands import (
     Commands,
     Form,
-    GiveUp,
     GoLive,
     ReshardState,
-    RestartAll,
     RestoreState,
-    Retire,
     StageLost,
     StartGeneration,
     StopRun,
@@ -59,9 +56,9 @@ from swift.elastic.membership.events import (
 )
 from swift.elastic.membership.failure_detector import overdue, unkillable
 from swift.elastic.membership.generation import Generation
+from swift.elastic.membership.lifecycle import after_death, after_start, killed, restarted, restarts, retired
 from swift.elastic.membership.members import Member, Process, agreed_stamp
 from swift.elastic.membership.message_handlers import after_message
-from swift.elastic.membership.restarts import restarts
 from swift.elastic.membership.run_status import ProcessState, ProcessStatus, RecoveryPolicy, RunStatus
 from swift.elastic.membership.shard_ownership import Slices, elastic_go_live
 from swift.topology import Worker
@@ -90,9 +87,9 @@ class Membership(RunStatus):
             case Tick(time):
                 return self._after_tick(time)
             case Started(member, time):
-                return self._after_start(member, time)
+                return after_start(self, member, time), ()
             case Died():
-                return self._after_death(event)
+                return after_death(self, event)
             case FaultInjected(member):
                 status = self.statuses[member.process]
                 if member != status.member:
@@ -117,35 +114,6 @@ class Membership(RunStatus):
         """Returns the membership with ``time`` as that of its generation's last progress: members wait for others."""
         return self if self.generation is None else replace(self, generation=replace(self.generation, since=time))
 
-    def restarted(self, why: str, time: float) -> tuple["Membership", Commands]:
-        """Returns the membership in which all live processes are being killed, to be restarted."""
-        everyone = [status.member for status in self.statuses.values() if status.is_alive]
-        return self._killed(everyone, time, is_blameless=True), (RestartAll(why),)
-
-    def _after_start(self, member: Member, time: float) -> tuple["Membership", Commands]:
-        last = self.statuses[member.process]
-        assert last.state is ProcessState.DEAD, f"{member.process} is started while it is alive"
-        assert member.incarnation > last.member.incarnation, "an incarnation is reused"
-        status = ProcessStatus(member, ProcessState.STARTING, time, deaths=last.deaths, quick_deaths=last.quick_deaths)
-        return self.with_statuses(status), ()
-
-    def _after_death(self, death: Died) -> tuple["Membership", Commands]:
-        member, status = death.member, self.statuses[death.member.process]
-        if member != status.member or not status.is_alive:
-            return self, ()
-        # A process that is killed together with all others, or dies with its node, is not to blame.
-        is_to_blame = death.is_own and not status.is_blameless
-        quick_deaths = 0 if status.last_live else status.quick_deaths + is_to_blame
-        deaths = status.deaths + (is_to_blame and not status.has_injected_fault)
-        fresh = replace(status, state=ProcessState.DEAD, is_dying=False, is_blameless=False, deaths=deaths)
-        dead = self.with_statuses(replace(fresh, quick_deaths=quick_deaths))
-        if quick_deaths >= self.deadlines.max_quick_deaths:
-            why = f"died {quick_deaths} times in a row before it was live: {death.why}"
-            return dead, (GiveUp(member.process, why),)
-        if self.policy.recovery == "restart" and not status.is_blameless and self.generation is not None:
-            return dead.restarted(f"{member.process} died", death.time)
-        return dead, ()
-
     def _after_tick(self, time: float) -> tuple["Membership", Commands]:
         if time < self.holds_until:
             return self, ()
@@ -154,10 +122,10 @@ class Membership(RunStatus):
 
     def _decide(self, time: float) -> tuple["Membership", Commands]:
         if late := unkillable(self, time):
-            return self._retired(late)
+            return retired(self, late)
         kills = {kill.member: kill for kill in overdue(self, time)}
         if kills:
-            return self._killed(kills, time), tuple(kills.values())
+            return killed(self, kills, time), tuple(kills.values())
         if any(status.is_dying for status in self.statuses.values()):
             return self, ()
         generation = self.generation
@@ -179,7 +147,7 @@ class Membership(RunStatus):
                 again, commands = self._form(time)
                 return replace(again, retried=again.number), commands
             why = f"no process finished an iteration for {self.deadlines.progress:g} s, and all are in {entered[0]}"
-            return self.restarted(why, time)
+            return restarted(self, why, time)
         if min(entered) > 0 and set(self.present()) - set(generation.form.members):
             return self._form(time, after=max(entered) + 1)
         if min(entered) > 0 and self.moves.found is not None and (better := self.moves.better(self._failed)):
@@ -292,19 +260,3 @@ class Membership(RunStatus):
     def _run(self, generation: Generation, start: StartGeneration, time: float) -> tuple["Membership", Commands]:
         base = start.go.stamp.step if start.go.stamp else 0
         return replace(self, generation=replace(generation, since=time, restoring=None, base=base)), (start,)
-
-    def _killed(self, members: Collection[Member], time: float, *, is_blameless: bool = False) -> "Membership":
-        """Returns the membership with members being killed; those that were killed before get no more time to die."""
-        statuses = [self.statuses[member.process] for member in members]
-        killed = [one.killed if one.is_dying else time for one in statuses]
-        return self.with_statuses(
-            *(
-                replace(one, is_dying=True, killed=at, is_blameless=is_blameless)
-                for one, at in zip(statuses, killed, strict=True)
-            )
-        )
-
-    def _retired(self, late: Collection[ProcessStatus]) -> tuple["Membership", Commands]:
-        why = f"was killed, and has not died in {self.deadlines.dying:g} s"
-        statuses = [replace(one, state=ProcessState.RETIRED, is_dying=False, is_blameless=False) for one in late]
-        return self.with_statuses(*statuses), tuple(Retire(status.member, why) for status in late)

@@ -71,20 +71,20 @@ class Display:
         self._step = step
         if self._timer.passed(step, self._now) and (self._is_lined or not self._terminal.is_live):
             counter = f"{self._title}: step {step:,}/{self._num_steps:,}"
-            self.note("  ".join(filter(None, (counter, *self._parts(), self._timer.left()))), self._now)
+            self.note("  ".join(filter(None, (counter, *self._values(), self._timer.left()))), self._now)
 
     def saved(self, newest: int | None) -> None:
         """Shows the age of the newest checkpoint from the next step on; None: there is none yet."""
         self._shows_saved, self._newest = True, newest
 
-    def _parts(self) -> list[str]:
+    def _values(self) -> list[str]:
         """Formats the metrics of the newest step, and the age of the newest checkpoint."""
         return [*describe(self._metrics), saved_text(self._step, self._newest) if self._shows_saved else ""]
 
     def _draw(self) -> RenderableType:
-        parts = self._parts() if self._metrics else ["waiting for the first step"]
+        values = self._values() if self._metrics else ["waiting for the first step"]
         elapsed = f"{self._now - self._start:7.1f} s"
-        lines = progress_lines(self._title, self._step, self._num_steps, self._timer.left(), [elapsed, *parts])
+        lines = progress_lines(self._title, self._step, self._num_steps, self._timer.left(), [elapsed, *values])
         # The table comes last: if it is higher than the terminal, its end is cut off.
         return lines if self._membership is None else Group(lines, worker_table(self._membership))
 
@@ -136,6 +136,6 @@ def goodput_table(goodput: Mapping[str, Any]) -> RenderableType:
     for heading in (f"recovery, of {goodput['num_recoveries']}", "median (s)", "maximum (s)"):
         recoveries.add_column(heading, justify="left" if heading.startswith("recovery") else "right", no_wrap=True)
     whole = {"median_s": goodput["recovery_median_s"], "max_s": goodput["recovery_max_s"]}
-    for part, over in [*goodput["recovery_parts"].items(), ("total", whole)]:
-        recoveries.add_row(part.replace("_", " "), f"{over['median_s']:.2f}", f"{over['max_s']:.2f}")
+    for phase, over in [*goodput["recovery_parts"].items(), ("total", whole)]:
+        recoveries.add_row(phase.replace("_", " "), f"{over['median_s']:.2f}", f"{over['max_s']:.2f}")
     return Group(time, recoveries)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from swift.elastic.membership import PARTS, Holders, Process
+from swift.elastic.membership import PHASES, Holders, Process
 from swift.elastic.reporting.recovery_timing import Transition
 
 
@@ -24,13 +24,13 @@ def transition_text(transition: Transition, joined: Sequence[Process], cut: Hold
         what = "the decision"
     else:
         what = f"{names(joined)} {'was' if len(joined) == 1 else 'were'} admitted"
-    timed = [(part, fields.get(f"{part}_s")) for part in ("detection", "agreement", *PARTS)]
-    parts = ", ".join(f"{part.replace('_', ' ')} {part_s:.2f}" for part, part_s in timed if part_s and part_s >= 0.005)
+    timed = [(phase, fields.get(f"{phase}_s")) for phase in ("detection", "agreement", *PHASES)]
+    phases = ", ".join(f"{phase.replace('_', ' ')} {s:.2f}" for phase, s in timed if s and s >= 0.005)
     whole_s = next(fields[name] for name in ("recovery_s", "join_s", "move_s") if name in fields)
     moved = f"blocks moved among the survivors, {cut_text(cut)}: " if cut else ""
     return (
         f"{moved}resumed after iteration {fields['after']} with {count(len(fields['members']), 'process')}{again}: "
-        f"{whole_s:.2f} s after {what}" + (f" ({parts})" if parts else "")
+        f"{whole_s:.2f} s after {what}" + (f" ({phases})" if phases else "")
     )
 
 
@@ -64,7 +64,7 @@ def rejoin_text(processes: Sequence[Process], after: int | None) -> str:
 
 
 def stage_lost_text(stages: Sequence[int], *, is_one_cut: bool) -> str:
-    """Formats a line on stages that no process serves any longer; on parts of them where pipelines are cut differently.
+    """Formats a line on stages, or on layers where pipelines are cut differently, that no process serves any longer.
 
     >>> stage_lost_text([1], is_one_cut=True)
     'stage 1 has no process left: the others wait'

@@ -14,7 +14,7 @@ startup: until the first generation goes live. useful: iterations, each of them 
 detection: a member is dead or stuck, and that is not known yet.
 reconfiguration: from then until the next generation goes live, or from the last iteration before joiners are admitted;
     and the additional duration of a generation's first iteration.
-rerun: finished iterations that are run again, and the part of an iteration that a death interrupted.
+rerun: finished iterations that are run again, and the time in an iteration that a death interrupted.
 waiting: a stage has no process.
 """
 
@@ -137,7 +137,7 @@ class Goodput:
         self._mark = max(time, self._mark)
 
     def _spend_on(self, count: int, time: float) -> float:
-        """Returns the usual part, in seconds, of the time that just-finished iterations took up to ``time``."""
+        """Returns the usual share, in seconds, of the time that just-finished iterations took up to ``time``."""
         spent_s, self._mark = max(time - self._mark, 0.0), max(time, self._mark)
         if not self._is_first:
             self._usual_s.append(spent_s / count)

@@ -21,7 +21,7 @@ from swift.elastic.membership import (
     Kill,
     Member,
     Membership,
-    PartTimed,
+    PhaseTimed,
     Process,
     ProcessState,
     Ready,
@@ -81,7 +81,7 @@ class Journal:
         self._admission: Transition | None = None  # the one to the next generation, while it still runs
         self._announced: set[Member] = set()
         self._joined: tuple[Process, ...] = ()
-        self._part_times: dict[tuple[int, str], float] = {}
+        self._phase_times: dict[tuple[int, str], float] = {}
         self._recoveries: list[Mapping[str, float | None]] = []
         self._cut: Holders = ()  # of the newest live generation
         self._num_deaths = self._num_joins = self._num_moves = 0
@@ -144,8 +144,8 @@ class Journal:
                 return [self._note("cannot_go_on", text, process=str(member.process), epoch=number)]
             case Heartbeat():
                 return self._on_heartbeat(event, after)
-            case PartTimed(_, number, part, seconds, _):
-                self._part_times[number, part] = max(seconds, self._part_times.get((number, part), 0.0))
+            case PhaseTimed(_, number, phase, seconds, _):
+                self._phase_times[number, phase] = max(seconds, self._phase_times.get((number, phase), 0.0))
         return []
 
     def _on_death(self, event: Died, before: Membership, after: Membership) -> list[Note]:
@@ -193,7 +193,7 @@ class Journal:
 
     def _end_transition(self, transition: Transition, base: int, beat: Heartbeat) -> Note:
         """Notes that all members have finished the first iteration of a generation."""
-        times = {part: seconds for (number, part), seconds in self._part_times.items() if number == beat.number}
+        times = {phase: seconds for (number, phase), seconds in self._phase_times.items() if number == beat.number}
         durations = transition.durations(times, beat.time)
         fields: dict[str, Any] = {
             "epoch": beat.number,

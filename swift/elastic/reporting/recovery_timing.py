@@ -1,14 +1,14 @@
-"""Timing of the transition between two generations, part by part: recovery from failures or admission of joiners."""
+"""Timing of the transition between two generations, phase by phase: recovery from failures or admission of joiners."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, NamedTuple
 
-from swift.elastic.membership import PARTS, Member, Membership, Process, ProcessState
+from swift.elastic.membership import PHASES, Member, Membership, Process, ProcessState
 
 BEFORE_LIVE = ("leave", "link", "program")
-"""``PARTS`` that precede a member's ``Formed``."""
+"""``PHASES`` that precede a member's ``Formed``."""
 
 
 class Failure(NamedTuple):
@@ -67,22 +67,22 @@ class Transition:
             live_at=None,
         )
 
-    def durations(self, part_times: Mapping[str, float], time: float) -> dict[str, float | None]:
-        """Returns the duration until ``time``, and of each part; None for a part that no member has reported.
+    def durations(self, phase_times: Mapping[str, float], time: float) -> dict[str, float | None]:
+        """Returns the duration until ``time``, and of each phase; None for a phase that no member has reported.
 
         Args:
-            part_times: longest duration that a member of the generation has reported, by part.
+            phase_times: longest duration that a member of the generation has reported, by phase.
             time: when all members have finished the first iteration.
         """
         assert self.live_at is not None
-        explained_s = self.detection_s + sum(part_times.get(part, 0.0) for part in BEFORE_LIVE)
+        explained_s = self.detection_s + sum(phase_times.get(phase, 0.0) for phase in BEFORE_LIVE)
         what = "recovery" if self.failed else "move" if self.is_move else "join"
         found = {f"{what}_s": time - self.since}
         if self.failed:
             found["detection_s"] = self.detection_s
         found["agreement_s"] = self.live_at - self.since - explained_s
-        parts = {f"{part}_s": part_times.get(part) for part in PARTS}
-        return {name: round(max(found_s, 0.0), 4) for name, found_s in found.items()} | parts
+        phases = {f"{phase}_s": phase_times.get(phase) for phase in PHASES}
+        return {name: round(max(found_s, 0.0), 4) for name, found_s in found.items()} | phases
 
 
 def recovery_figures(recoveries: Sequence[Mapping[str, float | None]]) -> dict[str, Any]:
@@ -93,18 +93,18 @@ def recovery_figures(recoveries: Sequence[Mapping[str, float | None]]) -> dict[s
 
     Returns:
         ``recovery_median_s`` and ``recovery_max_s``, None if there was none; and ``recovery_parts``, ``median_s`` and
-        ``max_s`` of each part that was reported, by name.
+        ``max_s`` of each phase that was reported, by name.
     """
 
-    def reported(part: str) -> list[float]:
-        return [part_s for recovery in recoveries if (part_s := recovery[f"{part}_s"]) is not None]
+    def reported(phase: str) -> list[float]:
+        return [phase_s for recovery in recoveries if (phase_s := recovery[f"{phase}_s"]) is not None]
 
     whole = reported("recovery")
-    parts = {part: reported(part) for part in ("detection", "agreement", *PARTS)}
+    phases = {phase: reported(phase) for phase in ("detection", "agreement", *PHASES)}
     return {
         "recovery_median_s": median(whole) if whole else None,
         "recovery_max_s": max(whole, default=None),
         "recovery_parts": {
-            part: {"median_s": median(all_s), "max_s": max(all_s)} for part, all_s in parts.items() if all_s
+            phase: {"median_s": median(all_s), "max_s": max(all_s)} for phase, all_s in phases.items() if all_s
         },
     }

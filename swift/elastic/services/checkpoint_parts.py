@@ -6,7 +6,7 @@ from pathlib import Path
 
 from swift.elastic.membership import Process, Stamp, have_all, processes_of, whole_workers
 from swift.elastic.state import SharedMemoryStore, join_parts, process_parts
-from swift.mesh import MeshRow, part_shapes
+from swift.mesh import MeshRow, shard_shapes
 from swift.pipeline import StepSpec, TrainState
 from swift.pipeline.reconfigure import move_on_host
 from swift.topology import Worker
@@ -44,7 +44,7 @@ class CheckpointParts:
         in_order = self._in_order(holders)
         kept = self._on_workers(process.worker for process in in_order)
         specs, shapes = replace(kept.specs, slots={}), kept.abstract()
-        like = part_shapes(specs, shapes, len(self._ranks(0)))
+        like = shard_shapes(specs, shapes, len(self._ranks(0)))
         parts = [SharedMemoryStore(self.snapshots, process).load(stamp, like) for process in in_order]
         return move_on_host(join_parts(specs, shapes, parts), kept, self.spec.stored)
 

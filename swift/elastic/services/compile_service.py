@@ -92,6 +92,8 @@ def jobs_for(experiment: Experiment, request: CompileRequest) -> list[CompileJob
     if experiment.move_rule is not None and failed and not cut:
         jobs.append(CompileJob(failed, kinds, is_better=True))
     jobs += [CompileJob(other, kinds, next(iter(failed - other), None), before=cut) for other in near]
+    if cut:  # a cut is used once: a generation that forms anew, with the same failures, has the run's own
+        jobs.append(CompileJob(failed, kinds, before=cut))
     return jobs + [job._replace(kinds=("single",), returning=None) for job in jobs if experiment.window > 1]
 
 
@@ -152,6 +154,7 @@ class CompileService:
             SettingError: the plan is not possible in the memory that there is.
         """
         recut = self._cuts.find(failed)
+        self._cuts.keep_only([recut])
         if recut is None:
             return None
         return BetterCut.of(recut, self._cuts.spec(None), self._plan(failed, recut), self._plan(failed, None))

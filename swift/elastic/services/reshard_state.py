@@ -15,7 +15,7 @@ from swift.elastic.membership import Process, Stamp
 from swift.elastic.state import Handover, LedgerCounts, join_parts, process_parts
 from swift.elastic.transport import Reshard
 from swift.errors import RunError
-from swift.mesh import part_shapes
+from swift.mesh import shard_shapes
 from swift.pipeline import StepSpec, TrainState, reshape_state
 from swift.train.checkpoints import split_of
 
@@ -116,7 +116,7 @@ class Resharding:
         ):
             if stamp in store.stamps():
                 try:
-                    return store.load(stamp, part_shapes(specs, shapes, num_devices=1))
+                    return store.load(stamp, shard_shapes(specs, shapes, num_devices=1))
                 except RunError as error:
                     print(f"passed over: {error}", file=sys.stderr)
         return None

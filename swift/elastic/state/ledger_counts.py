@@ -113,8 +113,8 @@ def counted_so_far(ledger: Ledger, run_dir: Path, after: int, step: int, max_upd
     if not ledger.tally.contained_LE.size:  # there are no experts
         return ledger, last
     num_uncounted, counts = last - after, _class_counts(run_dir)
-    for row_step, (popularity_LE, _, dropped_LE) in counts.after(after, last) if counts else ():
-        if row_step in recorded:
+    for entry_step, (popularity_LE, _, dropped_LE) in counts.after(after, last) if counts else ():
+        if entry_step in recorded:
             ledger, num_uncounted = ledger.counted(popularity_LE, dropped_LE), num_uncounted - 1
     return ledger.uncounted(num_uncounted, max_updates) if num_uncounted else ledger, last
 

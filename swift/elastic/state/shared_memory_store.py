@@ -78,7 +78,7 @@ class SharedMemoryStore:
         Raises:
             RunError: the state cannot be read, is damaged, or belongs to another model.
         """
-        path, leaves, parts = self._path(stamp), jax.tree.leaves(like), []
+        path, leaves, buffers = self._path(stamp), jax.tree.leaves(like), []
         damaged = RunError(f"{path} is damaged: it is not as it was saved")
         try:
             with path.open("rb") as file:
@@ -94,10 +94,10 @@ class SharedMemoryStore:
         for leaf in leaves:
             begin = _aligned(offset)
             offset = begin + math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
-            parts.append(whole[begin:offset])
-        if len(whole) != offset or not (is_own or array_checksum(parts) == checksum):
+            buffers.append(whole[begin:offset])
+        if len(whole) != offset or not (is_own or array_checksum(buffers) == checksum):
             raise damaged
-        arrays = [part.view(leaf.dtype).reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
+        arrays = [buffer.view(leaf.dtype).reshape(leaf.shape) for buffer, leaf in zip(buffers, leaves, strict=True)]
         return jax.tree.unflatten(jax.tree.structure(like), arrays)
 
     def records(self) -> dict[int, dict[str, Any]]:

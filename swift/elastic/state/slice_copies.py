@@ -103,10 +103,10 @@ def copy_shapes(split: StateSplit, num_experts: int) -> dict[str, Any]:
     """
 
     def shape(name: str) -> jax.ShapeDtypeStruct:
-        stages, rows, _, *rest = split.shapes[name].shape
+        stages, layers, _, *rest = split.shapes[name].shape
         if name in split.expert_names:
             rest = [num_experts, *rest[1:]]
-        return jax.ShapeDtypeStruct((stages, rows, 1, *rest), split.shapes[name].dtype)
+        return jax.ShapeDtypeStruct((stages, layers, 1, *rest), split.shapes[name].dtype)
 
     return {
         "dense": {name: shape(name) for name in split.dense_shapes if name in split.ranked_names},

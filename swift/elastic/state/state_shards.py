@@ -1,6 +1,6 @@
 """Conversion between a state on the host, with a row for every stage or worker, and the parts of processes.
 
-A process has ``Parts`` of every array, see ``swift.mesh.process_shards``: for each of its devices, RANKED
+A process has ``Shards`` of every array, see ``swift.mesh.process_shards``: for each of its devices, RANKED
 ``[1, layer, 1, ...]``, or SHARED ``[1, ...]``, equal on all devices.
 
 Legend: P stages or workers, N expert ranks.
@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from swift.mesh import RANKED, Parts, is_spec, map_specs
+from swift.mesh import RANKED, Shards, is_spec, map_specs
 
 
 def process_parts(specs: Any, tree: Any, index: int, ranks: Sequence[int]) -> Any:
@@ -28,10 +28,10 @@ def process_parts(specs: Any, tree: Any, index: int, ranks: Sequence[int]) -> An
         ranks: expert ranks of its devices.
 
     Returns:
-        A tree of ``Parts``, which are views.
+        A tree of ``Shards``, which are views.
     """
 
-    def cut(spec: PartitionSpec, whole: np.ndarray) -> Parts:
+    def cut(spec: PartitionSpec, whole: np.ndarray) -> Shards:
         own = whole[index : index + 1]
         return [own[:, :, rank : rank + 1] if spec == RANKED else own for rank in ranks]
 
@@ -44,16 +44,16 @@ def join_parts(specs: Any, shapes: Any, parts: Sequence[Any]) -> Any:
     Args:
         specs: RANKED or SHARED for each array, or a prefix tree of them.
         shapes: shapes of the result.
-        parts: trees of ``Parts`` of the processes of the first stage or worker by rank, then those of the next.
+        parts: trees of ``Shards`` of the processes of the first stage or worker by rank, then those of the next.
 
     Returns:
         Arrays on the host, RANKED ``[P, layer, N, ...]`` and SHARED ``[P, ...]``.
     """
 
-    def join(spec: PartitionSpec, whole: Any, *given: Parts) -> np.ndarray:
-        all_parts, num_stages = list(chain(*given)), whole.shape[0]
-        num_ranks = len(all_parts) // num_stages
-        rows = [all_parts[stage * num_ranks : (stage + 1) * num_ranks] for stage in range(num_stages)]
+    def join(spec: PartitionSpec, whole: Any, *given: Shards) -> np.ndarray:
+        shards, num_stages = list(chain(*given)), whole.shape[0]
+        num_ranks = len(shards) // num_stages
+        rows = [shards[stage * num_ranks : (stage + 1) * num_ranks] for stage in range(num_stages)]
         return np.concatenate([np.concatenate(row, axis=2) if spec == RANKED else row[0] for row in rows])
 
     return jax.tree.map(

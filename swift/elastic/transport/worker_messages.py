@@ -14,7 +14,7 @@ from swift.elastic.membership import (
     Heartbeat,
     Member,
     Message,
-    PartTimed,
+    PhaseTimed,
     Ready,
     Stamp,
     StartGeneration,
@@ -105,7 +105,7 @@ WorkerMessage = Message | Record | Planned | SnapshotKept | SnapshotMissed | Dat
 
 WORKER_COMMANDS = Codec[WorkerCommand](FormGroup, Enter, StartGeneration, Halt, Hang, Stop)
 WORKER_MESSAGES = Codec[WorkerMessage](
-    *(Ready, Departed, Formed, Heartbeat, PartTimed, Done),
+    *(Ready, Departed, Formed, Heartbeat, PhaseTimed, Done),
     *(Record, Planned, SnapshotKept, SnapshotMissed, DataUnreadable),
     implied=("member", "time"),  # the supervisor knows the sender of a line, and when it came
 )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, TextIO
 
-from swift.elastic.membership import Enter, Heartbeat, PartTimed, StartGeneration
+from swift.elastic.membership import Enter, Heartbeat, PhaseTimed, StartGeneration
 from swift.elastic.transport import (
     WORKER_COMMANDS,
     WORKER_MESSAGES,
@@ -139,11 +139,11 @@ class ControlChannel:
         self._output.write(WORKER_MESSAGES.line_of(kind, **fields))
 
     @contextmanager
-    def timed(self, number: int, part: str) -> Iterator[None]:
-        """Reports the duration of the block as a part of the transition to a generation."""
+    def timed(self, number: int, phase: str) -> Iterator[None]:
+        """Reports the duration of the block as a phase of the transition to a generation."""
         begun = time.perf_counter()
         yield
-        self.send(PartTimed, number=number, part=part, seconds=round(time.perf_counter() - begun, 4))
+        self.send(PhaseTimed, number=number, phase=phase, seconds=round(time.perf_counter() - begun, 4))
 
     def send_heartbeat(self) -> None:
         """Sends a heartbeat now."""

@@ -1,4 +1,4 @@
-"""The run of one generation by one of its processes: its parts of ``swift.train.TrainLoop``, which has the iterations.
+"""The run of one generation by one of its processes: its side of ``swift.train.TrainLoop``, which has the iterations.
 
 ``GenerationWorkers`` are the loop's ``LiveWorkers``, ``GenerationStates`` its ``StateKeeper``.
 """
@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from swift.data import DataError, Loader
-from swift.elastic.membership import Done, PartTimed, Process, Stamp, StartGeneration
+from swift.elastic.membership import Done, PhaseTimed, Process, Stamp, StartGeneration
 from swift.elastic.state import NeighbourCopies, SharedMemoryStore
 from swift.elastic.transport import FormGroup, Halt, Planned, Record, SnapshotKept, SnapshotMissed
 from swift.elastic.worker.control_channel import CommandListener, ControlChannel
-from swift.mesh import fetch_parts
+from swift.mesh import fetch_shards
 from swift.pipeline import Plan, Steps, TrainState
 from swift.pipeline.reconfigure import saving_rows
 from swift.train import Experiment, LiveWorkers, StateKeeper, TrainLoop, is_due, plan_facts, window_length
@@ -25,7 +25,7 @@ NUM_SNAPSHOTS = 3
 
 @dataclass(kw_only=True)
 class GenerationRun:
-    """A process's part in one generation of a run.
+    """One generation of a run, as one of its processes runs it.
 
     Attributes:
         experiment: settings of the run.
@@ -129,7 +129,7 @@ class GenerationStates(StateKeeper):
         spec, stamp = generation.steps.spec, Stamp(generation.number, done)
         if generation.process.worker in [spec.live.workers[row] for row in saving_rows(spec)]:
             try:
-                self.snapshots.save(stamp, fetch_parts(replace(state, slots={})))
+                self.snapshots.save(stamp, fetch_shards(replace(state, slots={})))
             except OSError as error:
                 generation.channel.send(SnapshotMissed, stamp=stamp, why=str(error))
             else:
@@ -219,7 +219,7 @@ class GenerationWorkers(LiveWorkers):
         channel = self.generation.channel
         if self._is_first:
             seconds = round(time.perf_counter() - self._begun, 4)
-            channel.send(PartTimed, number=self.generation.number, part="first_step", seconds=seconds)
+            channel.send(PhaseTimed, number=self.generation.number, phase="first_step", seconds=seconds)
         self._is_first = False
         channel.finished = done
         channel.send_heartbeat()

@@ -8,12 +8,11 @@ run's executable cache.
 import gc
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, TextIO
+from typing import TextIO
 
 import jax
 from jax.extend.backend import clear_backends
@@ -38,9 +37,10 @@ from swift.elastic.state import Handover, NeighbourCopies
 from swift.elastic.transport import DataUnreadable, FormGroup
 from swift.elastic.worker.control_channel import CommandListener, ControlChannel
 from swift.elastic.worker.generation_run import GenerationRun, GenerationStates, run_generation
+from swift.elastic.worker.kept_states import KeptStates
 from swift.elastic.worker.worker_spec import STUCK, WorkerSpec
 from swift.errors import RunError
-from swift.mesh import AXES, LiveMesh, fetch_parts, own_row, part_shapes, place_parts
+from swift.mesh import AXES, LiveMesh, own_row, place_shards, shard_shapes
 from swift.pipeline import Configuration, Cuts, Steps, StepSpec, TrainState
 from swift.pipeline.reconfigure import ExecutableCache, blocks_spec, compiled_init, compiled_share, compiled_slots
 from swift.train.checkpoints import split_of
@@ -65,7 +65,7 @@ class WorkerProcess:
         scratch = worker_spec.scratch
         self._data = tuple(self._experiment.loader(split, scratch.corpus) for split in ("train", "validation"))
         check_same_data(scratch.data(), self._data[0].state())
-        self._executables, self._state_store = ExecutableCache(scratch.programs), worker_spec.states()
+        self._executables, self._kept = ExecutableCache(scratch.programs), KeptStates(worker_spec.states())
         # No array of this backend is kept: each generation has a backend of its own.
         self._specs = ElasticSpecs(self._experiment)
         spec = self._specs.on(self._experiment.topology.num_expert_ranks)
@@ -84,12 +84,6 @@ class WorkerProcess:
         self._group: JaxGroup | None = None
         self._members: tuple[Member, ...] = ()  # of the last generation
         self._neighbour_copies: NeighbourCopies | None = None
-        self._states: dict[Stamp, TrainState] = {}  # on the devices
-        self._keeping = threading.Lock()
-        self._own_stamps: set[Stamp] = set()  # kept by this incarnation
-        self._moved_from: Stamp | None = None  # a kept state that others may still need for their blocks
-        # Records of iterations whose states may be kept; the processes that ran them may have died unreported.
-        self._records: dict[int, dict[str, Any]] = self._state_store.records()
         self._abort_limit_s: float | None = None  # time limit of the main thread to react to an abort
         self._channel = ControlChannel(worker_spec.gone)
         self._commands = CommandListener(commands, self._aborter, worker_spec.gone)
@@ -127,7 +121,7 @@ class WorkerProcess:
             self._hand_over(members)
             present = {member.process.worker for member in members}
             failed = frozenset(self._experiment.topology.workers) - present
-            recut = self._cuts.find(failed) if command.form.cut else None
+            recut = self._cuts.agreed(failed, command.form.cut)
             spec, configuration = self._cuts.spec(recut), self._cuts.configure(recut, failed)
             if self._worker_spec.is_elastic:
                 spec = self._specs.on(len(members))
@@ -136,7 +130,7 @@ class WorkerProcess:
         if not self._commands.wait_to_enter(number):
             return
         steps = self._form_group(command, configuration, spec)
-        held, found = self._state_store.stamps(), frozenset[tuple[Process, Stamp]]()
+        held, found = self._kept.store.stamps(), frozenset[tuple[Process, Stamp]]()
         if self._handover is not None:
             found = self._handover.found(self._worker_spec.process, held, self._num_classes)
         self._channel.send(Formed, number=number, held=held, found=found)
@@ -162,12 +156,12 @@ class WorkerProcess:
         )
         states = GenerationStates(
             generation=generation,
-            states=self._states,
-            records=self._records,
+            states=self._kept.on_devices,
+            records=self._kept.records,
             snapshots=self._worker_spec.snapshots(),
             copies=self._neighbour_copies,
-            keep=self._keep_states if self._worker_spec.keeps_all else lambda: None,
-            restored=max(self._states) if start.is_restored else None,
+            keep=self._kept.keep if self._worker_spec.keeps_all else lambda: None,
+            restored=max(self._kept.on_devices) if start.is_restored else None,
         )
         run_generation(generation, start, states)
 
@@ -176,31 +170,11 @@ class WorkerProcess:
         if self._neighbour_copies is not None:
             self._neighbour_copies.close()
         self._neighbour_copies = None
-        self._keep_states()
-        self._states.clear()
+        self._kept.keep()
+        self._kept.on_devices.clear()
         if self._group is not None:
             self._group.leave()
         self._group = None
-
-    def _keep_states(self) -> None:
-        """Keeps the states on the devices, and removes older ones.
-
-        Without room for them this process has lost its part of these states, and still has what it kept before; the
-        membership chooses the state to resume from accordingly.
-        """
-        with self._keeping:
-            for stamp in sorted(self._states.keys() - self._own_stamps):
-                records = [record for step, record in list(self._records.items()) if step <= stamp.step]
-                try:
-                    self._state_store.save(stamp, fetch_parts(self._states[stamp]), records)
-                    self._own_stamps.add(stamp)
-                except OSError as error:
-                    print(f"the state after iteration {stamp.step} is not kept: {error}", file=sys.stderr, flush=True)
-            if self._states and self._states.keys() <= self._own_stamps:
-                # Who has done an iteration knows that all had their blocks; until then, they may need those of before.
-                kept = self._states.keys() | ({self._moved_from} if len(self._states) == 1 else set())
-                self._own_stamps &= kept
-                self._state_store.keep_only(frozenset(filter(None, kept)))
 
     def _hand_over(self, members: tuple[Member, ...]) -> None:
         """Hands over what others may need of this process, if the members are not those of the last generation."""
@@ -209,7 +183,7 @@ class WorkerProcess:
             lost |= set(self._handover.processes) - {process for process, _ in members}
             copies = self._worker_spec.copies()
             try:
-                self._handover.hand_over(self._worker_spec.process, self._state_store, copies, lost)
+                self._handover.hand_over(self._worker_spec.process, self._kept.store, copies, lost)
             except OSError as error:  # the others use what there is
                 print(f"not all states are handed over: {error}", file=sys.stderr, flush=True)
         self._members = members
@@ -244,21 +218,19 @@ class WorkerProcess:
         """
         spec, go = steps.spec, start.go
         live, stamp = spec.live, go.stamp or Stamp(go.number, 0)
-        self._moved_from = stamp if go.cut != cut else None
+        moved = Stamp(go.number, stamp.step) if go.cut != cut else None
         if go.stamp is None:
             state = compiled_init(spec, self._executables, self._experiment.seed)()
         elif start.is_restored:
             specs, shapes = replace(spec.specs, slots={}), spec.abstract()
             snapshots = self._worker_spec.snapshots()
-            parts = snapshots.load(stamp, part_shapes(specs, shapes, self._num_devices))
-            state = compiled_slots(spec, self._executables)(place_parts(parts, live, specs, shapes))
+            parts = snapshots.load(stamp, shard_shapes(specs, shapes, self._num_devices))
+            state = compiled_slots(spec, self._executables)(place_shards(parts, live, specs, shapes))
             snapshots.keep_only(frozenset({stamp}))
         else:
             before = spec if go.cut == cut else blocks_spec(self._cuts.spec(None).at(live), go.cut)
             state = self._state_of_members(before, spec, stamp, {member.process for member in go.holders})
-        self._states[stamp if self._moved_from is None else Stamp(go.number, stamp.step)] = jax.block_until_ready(state)
-        self._own_stamps &= {stamp}
-        self._state_store.keep_only(frozenset({stamp}))
+        self._kept.begin(stamp, jax.block_until_ready(state), moved)
         if self._handover is not None:
             self._handover.withdraw(self._worker_spec.process, kept=frozenset({stamp}))
 
@@ -273,9 +245,9 @@ class WorkerProcess:
         """
         live, shapes, parts = spec.live, before.abstract(with_slots=True), None
         if self._worker_spec.process in holders:
-            like = part_shapes(before.specs, shapes, self._num_devices)
-            parts = self._state_store.load(stamp, like, is_own=stamp in self._own_stamps)
-        state = place_parts(parts, live, before.specs, shapes)
+            like = shard_shapes(before.specs, shapes, self._num_devices)
+            parts = self._kept.load(stamp, like)
+        state = place_shards(parts, live, before.specs, shapes)
         whole = whole_workers(processes_of(live.topology, by_rank=self._worker_spec.by_rank), holders)
         has_R = [worker in whole for worker in live.workers]
         if not all(has_R) or before is not spec:
@@ -307,7 +279,7 @@ class WorkerProcess:
                 # A connection that broke during a send may never be reported (see JaxGroup.abort), and nothing
                 # interrupts the creation of a backend. The next incarnation of this process finds the state.
                 print(f"cannot be aborted for {limit_s:g} s: this process ends", file=sys.stderr, flush=True)
-                self._keep_states()
+                self._kept.keep()
                 os._exit(STUCK)
 
         return abort

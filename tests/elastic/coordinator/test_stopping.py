@@ -11,7 +11,7 @@ from swift.deadlines import Deadlines
 from swift.elastic.coordinator import membership_driver, parse_chaos
 from swift.elastic.coordinator.run_spec import RunContext, RunSpec
 from swift.elastic.coordinator.supervisor import Supervisor
-from swift.elastic.membership import Departed, Enter, Formed, Heartbeat, Member, PartTimed, Ready, Stamp, processes_of
+from swift.elastic.membership import Departed, Enter, Formed, Heartbeat, Member, PhaseTimed, Ready, Stamp, processes_of
 from swift.elastic.transport.checkpoint_messages import SaveCheckpoint
 from swift.elastic.transport.child_processes import Death, ReceivedLine
 from swift.elastic.transport.worker_messages import (
@@ -50,7 +50,7 @@ class Acting:
                 self.runs, self.number, self.members = False, form.number, form.members
                 self.send(Departed, number=form.number)
             case Enter(number):
-                self.send(PartTimed, number=number, part="link", seconds=0.0)
+                self.send(PhaseTimed, number=number, phase="link", seconds=0.0)
                 self.send(Formed, number=number, held=self.held, found=[])
             case StartGeneration(go):
                 self.runs, self.done, self.halt = True, go.stamp.step if go.stamp else 0, None

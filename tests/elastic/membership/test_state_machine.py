@@ -22,7 +22,7 @@ from swift.elastic.membership import (
     MayRestart,
     Member,
     Membership,
-    PartTimed,
+    PhaseTimed,
     ProcessState,
     Ready,
     RecoveryPolicy,
@@ -43,6 +43,7 @@ from swift.elastic.membership import (
     Woke,
     processes_of,
 )
+from swift.elastic.membership.lifecycle import restarted
 from swift.errors import SettingError
 from swift.schedules.adapt import MoveRule, Outages
 from swift.topology import Topology
@@ -211,7 +212,7 @@ def test_who_does_not_form_in_time_is_killed_and_left_out_once_it_is_dead(live):
 def test_who_has_met_the_others_is_given_time_to_compile(live):
     live.die(D)
     live.tick()
-    live.tell(PartTimed, A, 2, "link", 0.1, 0)
+    live.tell(PhaseTimed, A, 2, "link", 0.1, 0)
     live.formed({B: {4}, C: {4}})
     for _ in range(3):
         live.alive()
@@ -330,13 +331,13 @@ def test_what_a_retired_process_says_changes_nothing_nor_does_its_death(live):
     assert [type(one) for one in live.tell(Ready, C, 0)] == [Kill]
     assert live.die(C) == []
     assert live.membership == before
-    _, (restart,) = live.membership.restarted("a test", live.time)
-    assert not live.membership.restarted("a test", live.time)[0].statuses[C].is_dying, restart
+    _, (restart,) = restarted(live.membership, "a test", live.time)
+    assert not restarted(live.membership, "a test", live.time)[0].statuses[C].is_dying, restart
 
 
 def test_who_is_killed_again_has_no_longer_to_die(live):
     wait_until_silent(live, C)
-    live.membership, _ = live.membership.restarted("a test", live.time + 4)
+    live.membership, _ = restarted(live.membership, "a test", live.time + 4)
     live.time += LIMITS.dying + 0.1
     assert [command.member.process for command in live.tick() if isinstance(command, Retire)] == [C]
 
@@ -412,7 +413,7 @@ def test_members_that_wait_for_something_else_are_excused(live):
 
 def test_who_is_ended_with_all_others_is_not_given_up(live):
     for _ in range(4):
-        live.membership, commands = live.membership.restarted("because", live.time)
+        live.membership, commands = restarted(live.membership, "because", live.time)
         assert commands == (RestartAll("because"),)
         assert live.die(A, B, C, D) == []
         live.start(A, B, C, D)
@@ -909,7 +910,7 @@ def test_how_long_a_move_takes_and_how_long_workers_stay_away_is_learnt():
     script.tick()
     script.time += 2.0
     for member in (A, C, D):
-        script.tell(PartTimed, member, 3, "state", 0.5, 0)
+        script.tell(PhaseTimed, member, 3, "state", 0.5, 0)
     assert script.membership.moves.rule.bytes_per_s == 5e8
     script.beat({A: 10, C: 10, D: 10})
     script.start(B)

@@ -4,6 +4,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from random import Random
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
@@ -24,7 +25,7 @@ from swift.elastic.membership import (
     MayRestart,
     Member,
     Membership,
-    PartTimed,
+    PhaseTimed,
     ProcessState,
     Ready,
     RecoveryPolicy,
@@ -292,7 +293,7 @@ class World:
                     self.leave(one, form)
             case Enter(number):
                 if number == one.number:
-                    one.outbox.append(PartTimed(one.member, number, "link", 0.1, 0))
+                    one.outbox.append(PhaseTimed(one.member, number, "link", 0.1, 0))
                     found = {(process, stamp) for process, stamps in self.handed_over.items() for stamp in stamps}
                     one.outbox.append(Formed(one.member, number, frozenset(one.states), 0, frozenset(found)))
             case StartGeneration(GoLive(number, stamp, cut=cut), _, is_restored):
@@ -699,6 +700,8 @@ class Chaos(RuleBasedStateMachine):
 
 def test_in_a_thousand_generations_and_more_members_never_disagree_and_always_come_together_again():
     World.num_generations = World.num_moves = 0
-    run_state_machine_as_test(Chaos, settings=settings(max_examples=250, stateful_step_count=80, deadline=None))
-    assert World.num_generations >= 1000
-    assert World.num_moves >= 20
+    for _ in range(4):  # the examples are random, and few of them move blocks: now and then one round has too few
+        run_state_machine_as_test(Chaos, settings=settings(max_examples=250, stateful_step_count=80, deadline=None))
+        if World.num_generations >= 1000 and World.num_moves >= 20:
+            return
+    pytest.fail(f"only {World.num_generations} generations and {World.num_moves} moves")

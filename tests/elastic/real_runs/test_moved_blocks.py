@@ -128,7 +128,7 @@ MOMENTS = [
 
 
 def test_who_gives_or_takes_blocks_is_killed_in_the_midst_of_it(held):
-    """Of the last stage only the giver is left: it finds its state when it returns, and nobody goes back."""
+    """Only the worker that gives blocks is left of the last stage: it finds its state again, and no step is lost."""
     config = write_config(held, (2, 2, 1), 10**6, **SMALL, **MOVING)
     with launched(config, processes=4) as process:
         wait_for(process, "running with 4 processes")

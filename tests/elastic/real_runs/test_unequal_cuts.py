@@ -1,4 +1,4 @@
-"""Real processes of pipelines that are cut differently: killed, back again, and going back to a checkpoint."""
+"""Real processes of pipelines that are cut differently, or twice: killed, back, and going back to a checkpoint."""
 
 import itertools
 
@@ -11,18 +11,23 @@ from tests.elastic.runs import NO_CHECKPOINTS, losses, tell, whole, write_config
 pytestmark = pytest.mark.slow
 APART = {"Experiment__cut": ((3, 1), (1, 3)), "Experiment__microbatches": (1, 3)}
 """One pipeline has stages of three layers and one, the other, which runs most micro-batches, of one and three."""
+TWICE = {"Experiment__planner": "v"}
+"""Two runs of layers a worker: the first and the last on stage 0, those between them on stage 1."""
 SMALL = {"ModelConfig__num_layers": 4, "ModelConfig__model_dim": 16, "ModelConfig__sequence_length": 16}
 
 
-def apart(tmp_path, ranks, steps, **settings):
-    """Two pipelines of two stages that hold three chunks; no two workers hold the same."""
-    return write_config(tmp_path, (2, 2, ranks), steps, **SMALL, **APART, **settings)
+def config_of(tmp_path, ranks, steps, **settings):
+    """Four layers in two pipelines of two stages; with ``APART``, no two workers hold the same of three chunks."""
+    return write_config(tmp_path, (2, 2, ranks), steps, **SMALL, **settings)
 
 
-@pytest.mark.parametrize(("ranks", "who"), [(1, "0:0"), (1, "1:1"), (2, "1:1")])
-def test_who_is_killed_gets_its_blocks_back_from_several_others(tmp_path, ranks, who):
+@pytest.mark.parametrize(
+    ("cut", "ranks", "who"),
+    [(APART, 1, "0:0"), (APART, 1, "1:1"), (APART, 2, "1:1"), (TWICE, 1, "0:0"), (TWICE, 2, "1:1")],
+)
+def test_who_is_killed_gets_its_blocks_back_from_others(tmp_path, cut, ranks, who):
     """A process for each worker, or one for each expert rank; the others continue, and then all do."""
-    config, run_dir = apart(tmp_path, ranks, 400), tmp_path / "run"
+    config, run_dir = config_of(tmp_path, ranks, 400, **cut), tmp_path / "run"
     chaos = ["--chaos", f"step 20: kill {who}", f"step 21: restart {who}"]
     code, said = tell(config, "--processes", 4 * ranks, "--run-dir", run_dir, *chaos)
     assert code == 0, said
@@ -35,9 +40,20 @@ def test_who_is_killed_gets_its_blocks_back_from_several_others(tmp_path, ranks,
 
 def test_a_chunk_that_nobody_has_comes_from_a_checkpoint(tmp_path):
     """Both workers that hold the middle chunk die at once, while each stage has a live worker."""
-    config, run_dir = apart(tmp_path, 1, 30, CheckpointConfig__every=10), tmp_path / "run"
+    config, run_dir = config_of(tmp_path, 1, 30, **APART, CheckpointConfig__every=10), tmp_path / "run"
     chaos = ["step 15: kill 0:0", "step 15: kill 1:1"]
     code, said = tell(config, "--processes", 4, "--run-dir", run_dir, "--chaos", *chaos, "--prepare", "none")
     assert code == 0, said
     assert "layers of stages 0 and 1 have no process left: the others wait" in said
     np.testing.assert_allclose(losses(run_dir), whole(config, *NO_CHECKPOINTS), rtol=1e-8)
+
+
+def test_two_runs_a_worker_of_which_a_whole_stage_dies_come_from_a_checkpoint(tmp_path):
+    """Its file has the cut of one run a worker; the new processes get two from it."""
+    config, run_dir = config_of(tmp_path, 1, 30, **TWICE, CheckpointConfig__every=10), tmp_path / "run"
+    chaos = ["step 15: kill 0:0", "step 15: kill 1:0"]
+    code, said = tell(config, "--processes", 4, "--run-dir", run_dir, "--chaos", *chaos, "--prepare", "none")
+    assert code == 0, said
+    assert "stage 0 has no process left: the others wait" in said
+    np.testing.assert_allclose(losses(run_dir), whole(config, *NO_CHECKPOINTS), rtol=1e-8)
+    assert any(event["event"] == "restore" for event in read_run(run_dir).events)

@@ -18,7 +18,7 @@ from swift.elastic.membership import (
     Kill,
     Member,
     Membership,
-    PartTimed,
+    PhaseTimed,
     ProcessState,
     Ready,
     RecoveryPolicy,
@@ -101,7 +101,7 @@ class History:
 
     def took(self, process, **parts):
         for part, seconds in parts.items():
-            self.of(PartTimed, process, self.membership.number, part, seconds, 0)
+            self.of(PhaseTimed, process, self.membership.number, part, seconds, 0)
         return self
 
     def now(self, *processes):

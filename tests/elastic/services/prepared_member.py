@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from swift.cli.configuration import load_experiment
 from swift.elastic.jax_group import JaxGroup
 from swift.mesh import AXES, LiveMesh, own_row, storage_mesh
-from swift.mesh.process_shards import part_shapes, place_parts
+from swift.mesh.process_shards import place_shards, shard_shapes
 from swift.pipeline import Configurator, Steps
 from swift.pipeline.reconfigure.executable_cache import ExecutableCache
 from swift.pipeline.reconfigure.join_programs import compiled_share
@@ -39,14 +39,14 @@ def main(config, programs, num_local, address, index, count):
     shapes = spec.abstract(with_slots=True)
     mine = {device.id for device in jax.local_devices()}
     is_first = bool(mine & {device.id for device in live.mesh.devices[0]})
-    parts = jax.tree.map(lambda part: np.zeros(part.shape, part.dtype), part_shapes(spec.specs, shapes, len(mine)))
+    parts = jax.tree.map(lambda part: np.zeros(part.shape, part.dtype), shard_shapes(spec.specs, shapes, len(mine)))
     for part in parts.step:
         part[:] = 0 if is_first else ITERATIONS_DONE
-    state = place_parts(parts, live, spec.specs, shapes)
+    state = place_shards(parts, live, spec.specs, shapes)
     state, is_whole = compiled_share(spec, spec, store, [row > 0 for row in range(live.num_live)])(state)
     assert own_row(is_whole)
     batch = experiment.loader("train").batch(0)
-    state, metrics = steps.run_single(state, steps.rows([batch]))
+    state, metrics = steps.run_single(state, steps.on_devices([batch]))
     print(int(own_row(state.step)), float(own_row(metrics["loss"])[0]), flush=True)
     steps.compiled("evaluate")
 

@@ -22,7 +22,7 @@ from swift.elastic.transport.checkpoint_messages import (
     Saved,
     StateRestored,
 )
-from swift.mesh.process_shards import fetch_parts
+from swift.mesh.process_shards import fetch_shards
 from swift.runlog import CLASS_COUNTS, METRICS, RunDirectory, read_run
 from swift.runlog.class_counts import KINDS
 from swift.topology import Topology
@@ -65,7 +65,7 @@ def test_parts_are_what_a_member_has_on_its_devices(checkpoint_service, trained,
     start = plan_restore(trained / "checkpoints", step=4)
     state = begin(experiment, experiment.step_spec(), TrainOptions(trained, "", resume=True), start)
     for rank, process in enumerate(ranks):
-        mine = jax.tree.map(lambda leaf, i=rank: leaf[i], fetch_parts(replace(state, slots={})), is_leaf=is_parts)
+        mine = jax.tree.map(lambda leaf, i=rank: leaf[i], fetch_shards(replace(state, slots={})), is_leaf=is_parts)
         assert bits(kept(checkpoint_service, process, Stamp(3, 4))) == bits(mine)
 
 
@@ -169,7 +169,7 @@ def test_all_processes_of_a_stage_get_its_row_and_any_may_give_it(two_ranks, kep
 
     spec = setup.step_spec()
     state = begin(setup, spec, TrainOptions(tmp_path / "run", "", resume=True), start)
-    whole = fetch_parts(replace(state, slots={}))
+    whole = fetch_shards(replace(state, slots={}))
     assert spec.live.workers == tuple(process.worker for process in processes_of(setup.topology))
     for row, process in enumerate(processes_of(setup.topology)):
         mine = jax.tree.map(lambda parts, row=row: parts[2 * row : 2 * row + 2], whole, is_leaf=is_parts)
@@ -224,7 +224,7 @@ def test_a_run_begins_with_the_weights_of_another_as_in_one_process(checkpoint_s
     options = TrainOptions(tmp_path, "", init_from=source)
     state = begin(experiment, experiment.step_spec(), options, None, source.plan(experiment))
     for rank, process in enumerate(ranks):
-        mine = jax.tree.map(lambda leaf, i=rank: leaf[i], fetch_parts(replace(state, slots={})), is_leaf=is_parts)
+        mine = jax.tree.map(lambda leaf, i=rank: leaf[i], fetch_shards(replace(state, slots={})), is_leaf=is_parts)
         assert bits(kept(fork, process, Stamp(7, 0))) == bits(mine)
 
     own = replace(checkpoint_service, init_from=source)  # which has checkpoints by now

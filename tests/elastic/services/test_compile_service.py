@@ -140,6 +140,7 @@ def test_a_better_cut_for_the_survivors_comes_before_what_may_happen_next_and_on
         CompileJob(down, here, is_better=True),
         *[CompileJob(failed, here, before=cut) for failed in more],
         CompileJob(NONE, here, (1, 0), before=cut),
+        CompileJob(down, here, before=cut),
     ]
     assert not any(job.is_better for job in jobs_for(one, CompileRequest(NONE)))
 

@@ -14,7 +14,7 @@ from swift.elastic.state.handover import Handover
 from swift.elastic.state.shared_memory_store import SharedMemoryStore
 from swift.elastic.state.slice_copies import SliceCopies, copy_shapes
 from swift.elastic.transport.checkpoint_messages import CommandFailed, Reshard, StateRestored
-from swift.mesh.process_shards import fetch_parts, part_shapes
+from swift.mesh.process_shards import fetch_shards, shard_shapes
 from swift.train import TrainOptions
 from swift.train.checkpoints.saved_state import load_state, split_of
 from swift.train.start import begin
@@ -36,7 +36,7 @@ def whole(checkpoint_service, trained):
     start = plan_restore(trained / "checkpoints", step=4)
     options = TrainOptions(trained, "", resume=True)
     state = begin(checkpoint_service.experiment, checkpoint_service.experiment.step_spec(), options, start)
-    parts = fetch_parts(state)
+    parts = fetch_shards(state)
     return [jax.tree.map(lambda leaf, i=rank: leaf[i : i + 1], parts, is_leaf=is_parts) for rank in (0, 1)]
 
 
@@ -66,7 +66,7 @@ def expected(checkpoint_service, num_ranks):
 
 
 def found(checkpoint_service, process, spec, stamp):
-    like = part_shapes(replace(spec.specs, slots={}), spec.abstract(), 1)
+    like = shard_shapes(replace(spec.specs, slots={}), spec.abstract(), 1)
     return SharedMemoryStore(checkpoint_service.snapshots, process).load(stamp, like)
 
 

@@ -4,7 +4,6 @@ import errno
 import os
 import shutil
 import subprocess
-import threading
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -15,7 +14,7 @@ from swift.elastic.membership import Process, Stamp
 from swift.elastic.state import disk_spill
 from swift.elastic.state.run_files import node_memory
 from swift.elastic.state.shared_memory_store import SharedMemoryStore
-from swift.elastic.worker.worker import WorkerProcess
+from swift.elastic.worker.kept_states import KeptStates
 
 WHO, OTHER = Process((0, 0)), Process((0, 0), 1)
 STATE = {"weights": np.arange(300_000, dtype=np.float32)}
@@ -102,6 +101,9 @@ class Full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self.kept.add(stamp)
 
+    def records(self):
+        return {}
+
     def keep_only(self, stamps):
         self.kept &= stamps
 
@@ -111,17 +113,12 @@ class Full:
 )
 def test_a_process_without_room_goes_on_as_one_without_the_state(room, kept, capsys):
     """States that it has kept before stay: the others may have nothing newer."""
-    worker_process = WorkerProcess.__new__(WorkerProcess)
-    worker_process._keeping, worker_process._own_stamps, worker_process._records, worker_process._state_store = (
-        threading.Lock(),
-        set(),
-        {},
-        Full(*room),
-    )
-    worker_process._states = {NEW: {}, NEWEST: {}}
-    worker_process._keep_states()
-    assert worker_process._state_store.kept == kept
-    assert worker_process._own_stamps == kept - {OLD}
+    store = Full(*room)
+    states = KeptStates(store)
+    states.on_devices |= {NEW: {}, NEWEST: {}}
+    states.keep()
+    assert store.kept == kept
+    assert states._own_stamps == kept - {OLD}
     said = capsys.readouterr().err
     assert all(f"the state after iteration {stamp.step} is not kept" in said for stamp in {NEW, NEWEST} - kept)
 

@@ -1,0 +1,93 @@
+"""Lives of the processes: what the membership notes of their starts, kills and deaths, and which it restarts."""
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import TypeVar
+
+from swift.elastic.membership.commands import Commands, GiveUp, RestartAll, Retire, StartProcess, StopRun
+from swift.elastic.membership.events import Died, MayRestart
+from swift.elastic.membership.members import Member, Process
+from swift.elastic.membership.run_status import ProcessState, ProcessStatus, RunStatus
+
+RunT = TypeVar("RunT", bound=RunStatus)
+
+
+def after_start(run: RunT, member: Member, time: float) -> RunT:
+    """Returns the membership once a new incarnation of a dead process has been started."""
+    last = run.statuses[member.process]
+    assert last.state is ProcessState.DEAD, f"{member.process} is started while it is alive"
+    assert member.incarnation > last.member.incarnation, "an incarnation is reused"
+    status = ProcessStatus(member, ProcessState.STARTING, time, deaths=last.deaths, quick_deaths=last.quick_deaths)
+    return run.with_statuses(status)
+
+
+def after_death(run: RunT, death: Died) -> tuple[RunT, Commands]:
+    """Returns the membership after a death, and the commands that follow at once."""
+    member, status = death.member, run.statuses[death.member.process]
+    if member != status.member or not status.is_alive:
+        return run, ()
+    # A process that is killed together with all others, or dies with its node, is not to blame.
+    is_to_blame = death.is_own and not status.is_blameless
+    quick_deaths = 0 if status.last_live else status.quick_deaths + is_to_blame
+    deaths = status.deaths + (is_to_blame and not status.has_injected_fault)
+    fresh = replace(status, state=ProcessState.DEAD, is_dying=False, is_blameless=False, deaths=deaths)
+    dead = run.with_statuses(replace(fresh, quick_deaths=quick_deaths))
+    if quick_deaths >= run.deadlines.max_quick_deaths:
+        why = f"died {quick_deaths} times in a row before it was live: {death.why}"
+        return dead, (GiveUp(member.process, why),)
+    if run.policy.recovery == "restart" and not status.is_blameless and run.generation is not None:
+        return restarted(dead, f"{member.process} died", death.time)
+    return dead, ()
+
+
+def restarted(run: RunT, why: str, time: float) -> tuple[RunT, Commands]:
+    """Returns the membership in which all live processes are being killed, to be restarted."""
+    everyone = [status.member for status in run.statuses.values() if status.is_alive]
+    return killed(run, everyone, time, is_blameless=True), (RestartAll(why),)
+
+
+def killed(run: RunT, members: Collection[Member], time: float, *, is_blameless: bool = False) -> RunT:
+    """Returns the membership with members being killed; those that were killed before get no more time to die."""
+    statuses = [run.statuses[member.process] for member in members]
+    killed_at = [one.killed if one.is_dying else time for one in statuses]
+    return run.with_statuses(
+        *(
+            replace(one, is_dying=True, killed=at, is_blameless=is_blameless)
+            for one, at in zip(statuses, killed_at, strict=True)
+        )
+    )
+
+
+def retired(run: RunT, late: Collection[ProcessStatus]) -> tuple[RunT, Commands]:
+    """Returns the membership without processes that were killed and do not die, see ``state_machine``."""
+    why = f"was killed, and has not died in {run.deadlines.dying:g} s"
+    statuses = [replace(one, state=ProcessState.RETIRED, is_dying=False, is_blameless=False) for one in late]
+    return run.with_statuses(*statuses), tuple(Retire(status.member, why) for status in late)
+
+
+def restarts(run: RunStatus, may: MayRestart) -> Commands:
+    """Returns the processes to start now, or the end of a run in which a stage can never be served again.
+
+    Nothing is started during a recovery: starting a process takes seconds of CPU time that the members need.
+    """
+    dead = run.dead
+    if not dead or run.is_recovering:
+        return ()
+    gone = [one for one in dead if is_spent(run, one) or may.away.get(one, 0.0) > run.deadlines.start]
+    lost = run.lost_without(gone)
+    if lost:
+        stages = ", ".join(map(str, lost))
+        away = " (or whose node has returned)" if any(may.away.values()) else ""
+        which = f"stage {stages} has" if not run.policy.stage_of_chunk else f"layers of stages {stages} have"
+        return (StopRun(f"{which} no process left that may be restarted{away}"),)
+    startable = [one for one in dead if not is_spent(run, one) and not may.away.get(one)]
+    # Without a stage no iteration is ever finished, so a process held down until a later iteration would never return.
+    down = may.held_down
+    needed = run.lost_without([process for process in dead if process in down or process not in startable])
+    return tuple(StartProcess(one) for one in startable if one not in down or one.worker[1] in needed)
+
+
+def is_spent(run: RunStatus, process: Process) -> bool:
+    """Returns whether a process must not be restarted."""
+    status = run.statuses[process]
+    return status.state is ProcessState.RETIRED or status.deaths > run.policy.max_restarts
