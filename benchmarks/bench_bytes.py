@@ -1,6 +1,8 @@
 """Bytes on the wire of one iteration, read from the compiled program, against the closed form of SYMI, section 3."""
 
+import math
 import sys
+from collections import Counter
 from typing import Any
 
 import jax
@@ -9,7 +11,7 @@ from measure import Trainee, demo, publish
 
 from swift.experts import exchange_bytes
 from swift.experts.placement import FlexMoE, Static, Symi
-from swift.mesh import collective_bytes
+from swift.mesh import collectives
 
 ITEMSIZE = 4
 
@@ -29,9 +31,12 @@ def closed_form(trainee: Trainee) -> dict[str, int]:
 
 
 def measured(trainee: Trainee) -> dict[str, int]:
-    """Sums the bytes of collectives in the compiled iteration by kind; a loop's body counts once."""
-    compiled = trainee.step.lower(trainee.state, trainee.batches[0]).compile()
-    return collective_bytes(compiled.as_text(), trainee.spec.live.num_ranks)
+    """Sums the bytes of collectives in the compiled iteration by kind, with every turn of a loop."""
+    compiled, ranks = trainee.step.lower(trainee.state, trainee.batches[0]).compile(), trainee.spec.live.num_ranks
+    total: Counter[str] = Counter()
+    for one in collectives(compiled.as_text(), ranks):
+        total[one.kind] += one.num_bytes * ranks * math.prod(loop.num_trips or 1 for loop in one.loops)
+    return dict(total)
 
 
 def migration(trainee: Trainee) -> dict[str, Any]:

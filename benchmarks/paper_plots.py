@@ -66,6 +66,16 @@ def aux_loss(axes: Axes, found: dict[str, Any]) -> None:
     axes.legend(frameon=False)
 
 
+def locality(axes: Axes, found: dict[str, Any]) -> None:
+    """Dropped tokens by locality."""
+    by = found["by_locality"]
+    for policy in ("static", "symi"):
+        dropped = [row[policy]["dropped_percent"] for row in by.values()]
+        axes.plot([float(one) for one in by], dropped, "o-", color=POLICY_COLORS[policy], label=policy)
+    axes.set(xlabel="locality", ylabel="tokens dropped (%)", ylim=(0, None))
+    axes.legend(frameon=False)
+
+
 def ablation(axes: Axes, found: dict[str, Any]) -> None:
     """Periods over that of 1F1B without failures, at the worst stage."""
     cases = found["ablation"]
@@ -139,14 +149,31 @@ def ettr(axes: Axes, found: dict[str, Any]) -> None:
     lines(axes, rows, "mean time between failures")
 
 
+def agents(axes: Axes, found: dict[str, Any]) -> None:
+    """Speed of a town over that with a barrier, by its agents."""
+    towns = {name: of["seconds"] for name, of in found.items() if name.endswith(" agents")}
+    rules = {"ahead": "ahead of those out of reach", "oracle": "oracle"}
+    for index, (color, rule) in enumerate(zip(colors_of([*rules], {}), rules, strict=True)):
+        places = np.arange(len(towns)) + 0.4 * (index - 0.5)
+        speeds = [seconds["barrier"] / seconds[rule] for seconds in towns.values()]
+        bars = axes.bar(places, speeds, 0.38, color=color, label=rules[rule])
+        axes.bar_label(bars, fmt="%.2f", fontsize=7, color=INK)
+    axes.axhline(1, color=INK, linewidth=0.8)
+    axes.set_xticks(range(len(towns)), list(towns))
+    axes.set(ylabel="speed / with a barrier", ylim=(0, None))
+    axes.legend(frameon=False, loc="upper left")
+
+
 PLOTS: dict[str, tuple[str, Callable[[Axes, dict[str, Any]], None]]] = {
     "symi_survival": ("symi_drops", survival),
     "symi_loss": ("symi_drops", loss),
     "symi_aux_loss": ("symi_aux_loss", aux_loss),
+    "locality_drops": ("locality", locality),
     "recycle_ablation": ("recycle_ablation", ablation),
     "recycle_failures": ("recycle_failures", failures),
     "recycle_scale": ("recycle_scale", scale),
     "moc_faults": ("moc_faults", plt_against_loss),
     "moc_ettr": ("simulation", ettr),
+    "agents_speed": ("agents", agents),
 }
 """(result, function that draws it) of each plot by name."""

@@ -257,6 +257,41 @@ def gspmd(found: dict[str, Any]) -> str:
     return markdown(["model", "ours", "CPU-seconds over GSPMD's", "wall time over GSPMD's"], rows)
 
 
+def agents(found: dict[str, Any]) -> str:
+    """Towns by the number of their agents: calls and time by each rule."""
+    towns = {name: of for name, of in found.items() if name.endswith(" agents")}
+    rules = {"barrier": "barrier", "ahead": "ahead of those out of reach", "oracle": "oracle"}
+    rows = [
+        [
+            f"{name}, {of['steps']} steps",
+            text,
+            *(f"{calls[kind]:,}" for kind in ("reading", "decoding")),
+            f"{seconds:,.0f}",
+            f"{of['seconds']['barrier'] / seconds:.2f}",
+        ]
+        for name, of in towns.items()
+        for rule, text in rules.items()
+        for calls, seconds in [(of["calls"][rule], of["seconds"][rule])]
+    ]
+    return markdown(["town", "rule", "calls that read", "that decode", "seconds", "times as fast"], rows)
+
+
+def locality_drops(found: dict[str, Any]) -> str:
+    """Dropped tokens, loss and input time by locality."""
+    policies = ("static", "symi")
+
+    def row(label: str, figure: str, digits: int) -> list[list[str]]:
+        return [
+            [f"{label}, {policy}", *(f"{by[policy][figure]:.{digits}f}" for by in found["by_locality"].values())]
+            for policy in policies
+        ]
+
+    rows = row("tokens dropped (%)", "dropped_percent", 1) + row(
+        "loss, mean of the last 10 iterations", "final_loss", 3
+    )
+    return markdown(["locality", *found["by_locality"]], rows + row("input of a step (ms)", "input_ms", 2))
+
+
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "symi_convergence": ("symi_drops", symi_convergence),
     "symi_aux_loss": ("symi_aux_loss", symi_aux_loss),
@@ -274,9 +309,11 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "beyond_drops": ("beyond", beyond_drops),
     "beyond_costs": ("beyond", beyond_costs),
     "beyond_packing": ("beyond", beyond_packing),
+    "locality_drops": ("locality", locality_drops),
     "moc_sizes": ("moc_checkpoint", moc_sizes),
     "moc_stall": ("moc_checkpoint", moc_stall),
     "moc_faults": ("moc_faults", moc_faults),
     "moc_ettr": ("simulation", moc_ettr),
+    "agents": ("agents", agents),
 }
 """(result, function that formats it) of each table by name."""

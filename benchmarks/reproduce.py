@@ -49,8 +49,9 @@ ALL = (
     Result("simulation", ("bench_simulate.py",)),
     Result("gspmd", ("bench_gspmd.py", "--rounds", "9"), is_quick=False),
     Result("beyond", ("bench_packed.py",), is_quick=False),
-    Result("locality", ("study_locality.py",), is_quick=False),
+    Result("locality", ("study_locality.py", "--steps", "192"), is_quick=False),
     Result("moc_checkpoint", ("bench_checkpoint.py", "--saves", "24")),
+    Result("agents", ("bench_agents.py",)),
     Result("moc_faults", ("bench_faults.py", "--seeds", "1")),
 )
 

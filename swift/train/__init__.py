@@ -4,14 +4,14 @@
 workers of a run in one process, ``hosts`` those of several.
 """
 
-from swift.train.checkpoints import ModelSource, WeightSource, check_new, is_model, load_exported
+from swift.train.checkpoints import ModelSource, WeightSource, is_model, load_exported
 from swift.train.display import Series, StepTimer, Terminal, describe, format_duration, progress_lines, saved_text
 from swift.train.emulated import Down
 from swift.train.export import export_model, find_checkpoint, load_weights
 from swift.train.hosts import ALONE, HostPlace, Hosts, join_hosts, own_devices
 from swift.train.interrupt import Interrupt
 from swift.train.loop import LiveWorkers, StateKeeper, TrainLoop
-from swift.train.settings import Experiment
+from swift.train.settings import Experiment, on_ranks
 from swift.train.start import (
     TrainOptions,
     check_range,
@@ -25,7 +25,7 @@ from swift.train.start import (
     own_run,
     try_placement,
 )
-from swift.train.step_records import mean_loss, plan_facts, step_record
+from swift.train.step_records import mean_loss, plan_facts
 from swift.train.summary import summarize
 from swift.train.text_generation import generate
 from swift.train.trainer import check_before, train
@@ -48,7 +48,6 @@ __all__ = [
     "TrainOptions",
     "WeightSource",
     "check_before",
-    "check_new",
     "check_range",
     "check_resumable",
     "conclude",
@@ -67,13 +66,13 @@ __all__ = [
     "load_weights",
     "made_directory",
     "mean_loss",
+    "on_ranks",
     "open_run",
     "own_devices",
     "own_run",
     "plan_facts",
     "progress_lines",
     "saved_text",
-    "step_record",
     "summarize",
     "train",
     "try_placement",

@@ -112,7 +112,7 @@ def test_tied_embeddings_come_back(tmp_path):
 
 
 def test_prompts_begin_as_the_models_texts_did(tmp_path, monkeypatch):
-    """Where the tokenizer puts the token first that config.json names, and nowhere else."""
+    """A prompt begins with the token of config.json if the tokenizer adds it, and with nothing otherwise."""
     first = {"id": "w3", "type_id": 0}
     template = {
         "type": "TemplateProcessing",

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from swift.cli.console import command_line
 from swift.cli.launch import Nodes, ProcessCommands
-from swift.cli.main import command_line
 from swift.elastic.membership import Process
 from swift.elastic.state import RunFiles
 

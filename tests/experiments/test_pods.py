@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from swift.cli.configuration import load_experiment
-from swift.cli.main import command_line
+from swift.cli.console import command_line
 from swift.models import GPT
 from swift.tools.pod_compile import Pod, compile_one
 from swift.train import Experiment

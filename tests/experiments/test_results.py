@@ -52,7 +52,7 @@ def test_bars_begin_at_zero():
             with_bars += 1
             assert axes.get_ylim()[0] == 0
             assert axes.get_ylim()[1] >= max(bar.get_height() for bar in axes.patches)
-    assert with_bars == 2
+    assert with_bars == 3
 
 
 def test_several_seeds_have_an_error_bar_from_the_smallest_to_the_largest():

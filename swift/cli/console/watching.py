@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO, NoReturn
 
 from swift.errors import INTERRUPTED, STOPPED
@@ -25,7 +26,7 @@ _REASONS = {
     "DEADLINE_EXCEEDED": "not all hosts have joined in time; host 0 has to be reachable there, and each host started",
 }
 """Causes of a failure to join, by the status that JAX reports."""
-_AGAIN, _MAX_WHY = "runs on several hosts save nothing so far: start again in another --run-dir", 300
+_MAX_WHY = 300
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def watched(run: Callable[[ParentLink], int], options: argparse.Namespace) -> in
         child = os.fork()
         if child == 0:
             os.close(alive)
-            _be_child(lambda: run(ParentLink(writer, said)), watch, _own(options))
+            _be_child(lambda: run(ParentLink(writer, said)), watch, options)
         os.close(watch)
         os.close(writer)
         status, was_signalled = _wait(child)
@@ -104,13 +105,13 @@ def watched(run: Callable[[ParentLink], int], options: argparse.Namespace) -> in
     how = signal.Signals(os.WTERMSIG(status)).name
     print(
         f"swift: host {_own(options)}: another host has died or been silent, or this one has crashed ({how}): stopped; "
-        f"{_AGAIN}",
+        f"{_advice(options.run_dir)}",
         file=sys.stderr,
     )
     return STOPPED
 
 
-def _be_child(run: Callable[[], int], watch: int, own: str) -> NoReturn:
+def _be_child(run: Callable[[], int], watch: int, options: argparse.Namespace) -> NoReturn:
     """Runs as the child, in a process group of its own: so the terminal's Ctrl-C comes once, from the parent."""
     os.setpgid(0, 0)
     threading.Thread(target=_end_with_parent, args=(watch,), name="parent", daemon=True).start()
@@ -124,7 +125,8 @@ def _be_child(run: Callable[[], int], watch: int, own: str) -> NoReturn:
             traceback.print_exc()
         why = " ".join(str(error).split())[:_MAX_WHY]
         print(
-            f"swift: host {own}: another host is gone, or this one has failed ({why}): stopped; {_AGAIN}",
+            f"swift: host {_own(options)}: another host is gone, or this one has failed ({why}): stopped; "
+            f"{_advice(options.run_dir)}",
             file=sys.stderr,
         )
     finally:
@@ -153,6 +155,17 @@ def _wait(child: int) -> tuple[int, bool]:
         for number, handler in before.items():
             signal.signal(number, handler)
     return status, bool(passed)
+
+
+def _advice(run_dir: Path) -> str:
+    """Says what is saved and how to continue."""
+    from swift.checkpoint import checkpoint_steps  # which loads JAX, without starting it
+
+    steps = checkpoint_steps(run_dir / "checkpoints")
+    if not steps:
+        return "there is no checkpoint yet; start again in another --run-dir"
+    how = f"continue with --run-dir {run_dir} --resume on the hosts that are left"
+    return f"the checkpoint of iteration {steps[-1]} is kept; {how}"
 
 
 def _own(options: argparse.Namespace) -> str:

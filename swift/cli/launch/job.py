@@ -29,7 +29,7 @@ from swift.elastic.membership import Holders, Process, RecoveryPolicy, processes
 from swift.elastic.state import RunFiles
 from swift.elastic.worker import configure_jax
 from swift.errors import SettingError, check_count
-from swift.schedules import FAULT_FREE, SHAPES
+from swift.schedules import FAULT_FREE
 from swift.topology import Topology
 from swift.train import (
     Experiment,
@@ -179,10 +179,7 @@ def _check(experiment: Experiment) -> None:
     """Raises SettingError if real processes cannot run an experiment."""
     refused = {
         "failures": (bool(experiment.failures), "must be empty: processes fail for real, see --chaos"),
-        "planner": (
-            experiment.planner in {*FAULT_FREE, *SHAPES},
-            "plans without failures, or two runs of layers a worker",
-        ),
+        "planner": (experiment.planner in FAULT_FREE, "plans without failures"),
         "move_roles": (experiment.move_roles, "must be False: a process keeps its stage"),
         "ranks": (experiment.ranks != "emulated", "must be 'emulated': processes run on the CPU so far"),
     }

@@ -29,7 +29,7 @@ from swift.pipeline import (
 from swift.topology import Worker
 from swift.train.checkpoints import Checkpointer, put_state, split_of
 from swift.train.display import changed_names, changed_text, cost_text, rank_names, worker_names
-from swift.train.settings import Experiment, FailureList, FailureSource, StageRank
+from swift.train.settings import Experiment, FailureList, FailureSource, StageRank, on_ranks
 from swift.train.window_rules import check_failures, lost_stages
 
 Ranks = tuple[int, ...]
@@ -135,7 +135,7 @@ class EmulatedCluster:
         check_failures(self.engine, failures, window)
         lost = [failures.lost_ranks(event.step, event.step + window - 1) for event in failures.events]
         for ranks in {len(self._left(down)): self._left(down) for down in lost if down}.values():
-            self._experiment.on_ranks(len(ranks)).engine(frozenset(), "none", self._live.with_ranks(ranks)).close()
+            on_ranks(self._experiment, len(ranks)).engine(frozenset(), "none", self._live.with_ranks(ranks)).close()
 
     def change(self, first: int, last: int) -> Down | BetterCut | None:
         """Returns the failures of some iterations, or a better cut for the present ones; None if nothing changes."""
@@ -256,7 +256,7 @@ class EmulatedCluster:
         return tuple(rank for rank in range(self._experiment.topology.num_expert_ranks) if rank not in down)
 
     def _make(self, ranks: Ranks, failed: frozenset[Worker]) -> Engine:
-        return self._experiment.on_ranks(len(ranks)).engine(failed, self._prepare, self._live.with_ranks(ranks))
+        return on_ranks(self._experiment, len(ranks)).engine(failed, self._prepare, self._live.with_ranks(ranks))
 
 
 def _collect(

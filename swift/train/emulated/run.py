@@ -8,6 +8,7 @@ import jax
 
 from swift.errors import RunError
 from swift.pipeline import Steps, TrainState
+from swift.pipeline.reconfigure import StepKind
 from swift.train.emulated.cluster import EmulatedCluster, StateLost
 from swift.train.emulated.run_checkpoints import RunCheckpoints, RunRecord
 from swift.train.interrupt import Interrupt
@@ -86,6 +87,12 @@ class EmulatedWorkers(LiveWorkers):
             self.record.progress.note(f"iteration {first}: {line}")
         return followed.state, True
 
+    def compile(self, kind: StepKind) -> None:
+        """Compiles a program on all hosts before one of them runs it: gloo gives up on one that comes 30 s late."""
+        if not self.steps.is_compiled(kind):
+            self.steps.compiled(kind)
+            self.options.hosts.gather(None)
+
     @contextmanager
     def window(self, first: int, last: int) -> Iterator[None]:
         """Traces the iterations that the user asked for; no window begins before them and ends among them."""
@@ -111,15 +118,12 @@ class EmulatedWorkers(LiveWorkers):
         self.interrupt.hold()
         if not self.options.hosts.any(self.interrupt.requested):
             return
-        if self.options.hosts.count > 1:
-            self.record.directory.log_event("interrupt", done)
-            self.record.progress.note(f"interrupted after iteration {done}; nothing is saved on several hosts")
-            self.options.hosts.separate()
-            raise KeyboardInterrupt
         # Saved also where a run has no checkpoints otherwise: --resume needs one.
         self.record.progress.note(f"saving iteration {done}")
         self.checkpoints.save_last(state, done)
         self.record.directory.log_event("interrupt", done)
-        self.checkpoints.check_saved()
+        with self.options.hosts.together():
+            self.checkpoints.check_saved()
         self.record.progress.note(f"interrupted after iteration {done}, which is saved; --resume continues from it")
+        self.options.hosts.separate()
         raise KeyboardInterrupt

@@ -122,9 +122,9 @@ class RunCheckpoints(StateKeeper):
             self.record.progress.saved(self.checkpointer.newest)
 
     def save_last(self, state: TrainState, done: int) -> None:
-        """Saves the last iteration of an invocation, unless it is saved."""
+        """Saves the last iteration of an invocation, on all hosts, unless it is saved."""
         self.follow(wait=True)
-        if done not in checkpoint_steps(self.record.directory.checkpoints_path):
+        if self.options.hosts.of_first(done not in checkpoint_steps(self.record.directory.checkpoints_path)):
             self._save(state, done, full=True)
             self.follow(wait=True)
 
@@ -133,7 +133,8 @@ class RunCheckpoints(StateKeeper):
         while self.checkpointer.is_busy:
             self.checkpointer.wait(1.0)
             self.follow(wait=False)
-        self.check_saved()
+        with self.options.hosts.together():
+            self.check_saved()
 
     def check_saved(self) -> None:
         """Raises RunError if the last checkpoint was not saved, after keeping its state elsewhere."""

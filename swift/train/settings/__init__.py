@@ -14,6 +14,7 @@ from swift.train.settings.failure_list import (
     parse_event,
     parse_rank,
 )
+from swift.train.settings.fewer_ranks import on_ranks
 from swift.train.settings.stored_config import (
     GIN_NAME,
     OF_RUN,
@@ -42,6 +43,7 @@ __all__ = [
     "defaults_in",
     "layers_of_stages",
     "made",
+    "on_ranks",
     "own_kinds",
     "parse_event",
     "parse_rank",

@@ -1,6 +1,6 @@
 """The experiment: all settings of a run, and the data, specs and engine that follow from them."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from swift.checkpoint import CheckpointConfig
 from swift.data import DataConfig, Loader, Split
 from swift.errors import SettingError, check_count, check_seed, renamed_settings
-from swift.experts import ExpertConfig, Layout, OptimizerConfig, check_exact, exact_slots, learning_rate, make_optimizer
+from swift.experts import ExpertConfig, Layout, OptimizerConfig, check_exact, learning_rate, make_optimizer
 from swift.experts.placement import PlacementPolicy, Static, Symi, check_slots
 from swift.mesh import LiveMesh, RankKind, live_mesh
 from swift.models import GPT, Chunks, Cut, ModelConfig, model_size
@@ -145,7 +145,7 @@ class Experiment:
 
     @property
     def move_rule(self) -> MoveRule | None:
-        """When blocks move after a failure; None: never."""
+        """Rule by which survivors of a failure take over blocks; None: they never do."""
         if self.adapt == "reroute":
             return None
         return MoveRule(Outages(self.expected_downtime), is_always=self.adapt == "recut")
@@ -176,25 +176,6 @@ class Experiment:
                 # the window after the one they run, while others have yet to finish the one before.
                 num_kept=3 * self.window if split == "train" else self.num_eval_batches,
             )
-
-    def on_ranks(self, num_ranks: int) -> "Experiment":
-        """Returns the same experiment on fewer expert ranks, with at least a slot for every class, without failures.
-
-        It computes the same sums, except that fewer slots drop more tokens, unless ``ExpertConfig.capacity_factor`` is
-        None.
-        """
-        if num_ranks == self.topology.num_expert_ranks:
-            return self
-        classes, is_exact = self.experts.num_classes, self.experts.is_exact
-        least = exact_slots(classes, num_ranks) if is_exact else -(-classes // num_ranks)
-        slots = max(self.experts.slots_per_rank, least)
-        return replace(
-            self,
-            topology=replace(self.topology, num_expert_ranks=num_ranks),
-            experts=replace(self.experts, slots_per_rank=slots),
-            checkpoint=replace(self.checkpoint, snapshot_every=0, snapshot_experts_per_layer="all"),
-            failures=(),
-        )
 
     def live_mesh(self) -> LiveMesh:
         """Makes the mesh of all workers."""
