@@ -6,7 +6,6 @@ Legend: R passages, C tokens of a passage, N columns of a table.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-import jax
 import numpy as np
 
 from swift.generate.drafts import Draft
@@ -78,7 +77,7 @@ def decoding_passages(drafts: Iterable[Draft]) -> list[Passage]:
 def as_arrays(
     passages: Sequence[Passage], num_passages: int, passage_length: int, num_columns: int, nowhere: int
 ) -> Passages:
-    """Collects passages into arrays of fixed shapes, on the device.
+    """Collects passages into NumPy arrays of fixed shapes, which the call of the model puts on its devices.
 
     Args:
         passages: at most ``num_passages`` passages.
@@ -99,7 +98,7 @@ def as_arrays(
         scored = passage.scored
         if scored:
             label_RC[row, _columns(passage)] = draft.answer.request.tokens[scored.start : scored.stop]
-    return jax.device_put(Passages(token_RC, page_RC, first_R, count_R, table_RN, label_RC))  # type: ignore[arg-type]
+    return Passages(token_RC, page_RC, first_R, count_R, table_RN, label_RC)  # type: ignore[arg-type]
 
 
 def note_scores(passage: Passage, log_prob_C: np.ndarray, is_likeliest_C: np.ndarray) -> None:

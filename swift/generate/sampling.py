@@ -65,14 +65,14 @@ class Choices(NamedTuple):
 
     @classmethod
     def of(cls, samplings: "list[tuple[int, Sampling, int]]", size: int) -> "Choices":
-        """Collects (row, settings, number) of texts, and fills up to a fixed number of them."""
+        """Collects (row, settings, number) of texts as NumPy arrays, and fills up to a fixed number of them."""
         full = samplings + [(0, GREEDY, 0)] * (size - len(samplings))
         columns = [
             (row, s.temperature, min(s.top_k, _MOST), s.top_p, s.seed, s.stream, number) for row, s, number in full
         ]
         dtypes = (np.int32, np.float32, np.int32, np.float32, np.uint32, np.uint32, np.uint32)
         arrays = [np.array(column, dtype) for column, dtype in zip(zip(*columns, strict=True), dtypes, strict=True)]
-        return jax.device_put(cls(*arrays))  # type: ignore[arg-type]
+        return cls(*arrays)  # type: ignore[arg-type]
 
 
 @partial(jax.jit, static_argnames="num_candidates")

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift.generate import Request, Sampling, TextEngine, TextEngineConfig, engine, passages
+from swift.generate import Request, Sampling, TextEngine, TextEngineConfig, engine
 from tests.generate.tree_pages import tree_pages
 
 VOCAB = 3
@@ -80,7 +80,6 @@ def fake_model():
         patch.setattr(engine, "choose", fake_choose)
         patch.setattr(engine, "Choices", FakeChoices)
         patch.setattr(engine, "empty_pages", lambda _gpt, num_pages, _dtype, _sharding: [None] * num_pages)
-        patch.setattr(passages, "jax", SimpleNamespace(device_put=lambda arrays: arrays))
         yield
 
 
