@@ -218,13 +218,11 @@ class Instances:
         return jax.vmap(lambda params, placement: params[placement])(params_LEW, placement_LNS)
 
     def classes(self, master: Float[Array, "L ..."], placement_LNS: Int[Array, "L N S"]) -> Float[Array, "L E W"]:
-        """See Layout."""
-
-        def one_layer(slots_NSW: jax.Array, placement_NS: jax.Array) -> jax.Array:
-            is_class_EX = jnp.arange(self.num_classes)[:, None] == placement_NS.reshape(1, -1)
-            return slots_NSW.reshape(-1, self.size)[jnp.argmax(is_class_EX, axis=1)]
-
-        return jax.vmap(one_layer)(master, placement_LNS)
+        """See Layout: of replicas, which are alike, the first."""
+        num_layers = len(master)
+        is_class_LEX = np.arange(self.num_classes)[:, None] == np.asarray(placement_LNS).reshape(num_layers, 1, -1)
+        slots_LXW = np.asarray(master).reshape(num_layers, -1, self.size)
+        return slots_LXW[np.arange(num_layers)[:, None], is_class_LEX.argmax(axis=2)]
 
     def first_position(self, width: int) -> int:
         """See Layout: every rank has whole experts."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import lax
 
@@ -118,7 +119,7 @@ class GPT:
         """Shapes of the weights of the whole model, float32, as ``jax.ShapeDtypeStruct``."""
         return jax.eval_shape(lambda: self.unpack(self.init(jax.random.key(0))))
 
-    def unpack(self, packed: Mapping[str, jax.Array]) -> Weights:
+    def unpack(self, packed: Mapping[str, jax.Array | np.ndarray]) -> Weights:
         """Unpacks ``[layers, slots or experts, size]`` for each group into the weights that the forward pass reads."""
         weights: Weights = {}
         for name, group in self.groups.items():

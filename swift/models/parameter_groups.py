@@ -93,7 +93,7 @@ class Group:
         lead = leaves[0].ndim - len(self._template.shapes[0])
         return jnp.concatenate([jnp.reshape(leaf, (*leaf.shape[:lead], -1)) for leaf in leaves], axis=-1)
 
-    def unpack(self, vectors: jax.Array) -> Any:
+    def unpack(self, vectors: jax.Array | np.ndarray) -> Any:
         """Unpacks ``[..., size or more]`` into a module's state with leaves ``[..., *shape]``, dropping padding."""
         leaves, start = [], 0
         for shape in self._template.shapes:

@@ -57,7 +57,7 @@ def find_checkpoint(experiment: Experiment, run_dir: Path, step: int | None) -> 
 
 
 def load_weights(experiment: Experiment, run_dir: Path, plan: RestorePlan) -> tuple[GPT, Weights]:
-    """Reads the master weights of a checkpoint, as (architecture, weights of whole experts)."""
+    """Reads the master weights of a checkpoint, as (architecture, weights of whole experts, on the host)."""
     spec = experiment.step_spec(storage_mesh(experiment.topology))
     state = load_state(run_dir / "checkpoints", plan, spec)
     return spec.gpt, spec.gpt.unpack(spec.stored.whole_classes(state))

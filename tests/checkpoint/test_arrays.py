@@ -1,4 +1,4 @@
-"""Arrays come back as they were saved, spread as asked; whatever is wrong with their files is told in one line."""
+"""Arrays come back to the host as they were saved; whatever is wrong with their files is told in one line."""
 
 import json
 from pathlib import Path
@@ -28,11 +28,8 @@ def arrays() -> dict:
     return {"inner": {name: jax.device_put(*pair) for name, pair in values.items()}}
 
 
-def abstract(tree, **shardings):
-    def spec(path, leaf):
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=shardings.get(path[-1].key, leaf.sharding))
-
-    return jax.tree_util.tree_map_with_path(spec, tree)
+def abstract(tree):
+    return jax.eval_shape(lambda: tree)
 
 
 def files(path: Path) -> list[Path]:
@@ -55,10 +52,10 @@ def saved(tmp_path) -> Path:
 
 def test_sharded_arrays_come_back_bit_for_bit(saved):
     tree = arrays()
-    loaded = load_arrays(saved, abstract(tree, weights=sharding("b"), half=sharding()), "checkpoint")
+    loaded = load_arrays(saved, abstract(tree), "checkpoint")
     jax.tree.map(np.testing.assert_array_equal, loaded, tree)
     assert jax.tree.map(lambda leaf: leaf.dtype, loaded) == jax.tree.map(lambda leaf: leaf.dtype, tree)
-    assert loaded["inner"]["weights"].sharding.spec == PartitionSpec("b")
+    assert {type(leaf) for leaf in jax.tree.leaves(loaded)} == {np.ndarray}
     assert load_metadata(saved, "checkpoint") == {"by": "a test", "steps": [1, 2]}
 
 
@@ -132,9 +129,6 @@ def test_empty_arrays_come_back_empty(tmp_path):
     """A model without experts has a placement of no layers."""
     tree = {"full": jnp.arange(3.0), "none": jnp.zeros((1, 0, 4), jnp.int32)}
     save_arrays(tmp_path / "arrays", tree, {})
-    everywhere = sharding()
-    abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=everywhere), tree)
-    again = load_arrays(tmp_path / "arrays", abstract, "checkpoint")
+    again = load_arrays(tmp_path / "arrays", abstract(tree), "checkpoint")
     jax.tree.map(np.testing.assert_array_equal, again, tree)
     assert again["none"].shape == (1, 0, 4)
-    assert again["none"].sharding == everywhere

@@ -72,11 +72,11 @@ def load_arrays(path: Path, abstract: Any, setting: str) -> Any:
 
     Args:
         path: directory of the arrays.
-        abstract: tree of ``jax.ShapeDtypeStruct`` with shardings.
+        abstract: tree of ``jax.ShapeDtypeStruct``.
         setting: the user's name for the directory, for errors.
 
     Returns:
-        The tree of arrays.
+        The tree of arrays, on the host.
 
     Raises:
         SettingError: the directory holds other arrays, or a file is missing or damaged; the line names it.
@@ -92,6 +92,5 @@ def load_arrays(path: Path, abstract: Any, setting: str) -> Any:
         if why is not None:
             raise SettingError(setting, str(path), f"is damaged: {why}")
     arrays = read_arrays(path, {name: leaf for name, leaf in wanted.items() if leaf.size})
-    empty = {name: jnp.zeros(leaf.shape, leaf.dtype) for name, leaf in wanted.items() if not leaf.size}
-    put = [jax.device_put((arrays | empty)[name], leaf.sharding) for name, leaf in wanted.items()]
-    return jax.tree.unflatten(jax.tree.structure(abstract), put)
+    arrays |= {name: np.zeros(leaf.shape, leaf.dtype) for name, leaf in wanted.items() if not leaf.size}
+    return jax.tree.unflatten(jax.tree.structure(abstract), [arrays[name] for name in wanted])

@@ -45,7 +45,7 @@ class StoredModel:
         return None if self.plan is None else self.plan.step
 
     def load(self) -> tuple[GPT, Weights]:
-        """Reads the weights."""
+        """Reads the weights to the host."""
         if self.plan is None:
             return load_exported(self.experiment, self.path)
         return load_weights(self.experiment, self.path, self.plan)

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Int
@@ -172,20 +173,20 @@ class StepSpec(WorkerChunks):
             state,
         )
 
-    def whole_classes(self, state: TrainState) -> dict[str, jax.Array]:
-        """The master weights ``[layer, class, size]`` by group, as a plain single-device model has them."""
-        # On the host: each op on sharded arrays would be a program with collectives of its own, and emulated devices
-        # can deadlock when many of those run at once.
+    def whole_classes(self, state: TrainState) -> dict[str, np.ndarray]:
+        """The master weights ``[layer, class, size]`` by group, as a plain model has them; on the host."""
+        # Each op on sharded arrays would be a program with collectives of its own, and emulated devices can deadlock
+        # when many of those run at once; and no device need have room for the weights of all experts.
         master, placement = jax.device_get((state.master, state.placement))
 
-        def classes(name: str) -> jax.Array:
+        def classes(name: str) -> np.ndarray:
             worker_L, index_L = self.locations(name)
             found = {}
             for worker in set(worker_L.tolist()):
                 stacks = {name: leaf[worker] for name, leaf in master.items()}
                 placements = self.placements(placement[worker], stacks)
                 found[worker] = self.layouts[name].classes(stacks[name], placements[name])
-            return jnp.stack(
+            return np.stack(
                 [found[worker][index] for worker, index in zip(worker_L.tolist(), index_L.tolist(), strict=True)]
             )
 

@@ -13,6 +13,7 @@ from swift.train.checkpoints.model_directory import (
     load_wide,
     new_model,
     pure,
+    widened,
     write_model,
 )
 from swift.train.checkpoints.rescue import keep_elsewhere, take_back
@@ -48,5 +49,6 @@ __all__ = [
     "put_state",
     "split_of",
     "take_back",
+    "widened",
     "write_model",
 ]

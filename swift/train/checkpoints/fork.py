@@ -70,7 +70,7 @@ class WeightSource:
         theirs = self.experiment.step_spec(storage_mesh(self.experiment.topology))
         with renamed_settings({"checkpoint": _OPTION}):
             state = load_state(self.run_dir / "checkpoints", plan, theirs)
-        return jax.tree.map(np.asarray, theirs.stored.whole_classes(state))
+        return theirs.stored.whole_classes(state)
 
     def facts(self, plan: WeightPlan) -> dict[str, Any]:
         """Names the origin of the weights, for the record of the run that begins."""

@@ -8,8 +8,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
-from jax.sharding import SingleDeviceSharding
 
 from swift.checkpoint import MANIFEST, load_arrays, load_metadata, save_arrays, stored_types
 from swift.errors import RunError, SettingError, first_line
@@ -71,7 +71,7 @@ def load_exported(experiment: Experiment, path: Path) -> tuple[GPT, Weights]:
         path: directory that ``write_model`` has made.
 
     Returns:
-        (architecture, weights in the types that they are stored in).
+        (architecture, weights on the host, in the types that they are stored in).
 
     Raises:
         SettingError: it is not a model directory, one of another shape, or damaged.
@@ -84,12 +84,10 @@ def load_exported(experiment: Experiment, path: Path) -> tuple[GPT, Weights]:
         )
     weights = gpt.weight_shapes
     types = stored_types(path, "MODEL")
-    # With a device given, since Orbax would warn that it looks up where the arrays were.
-    device = SingleDeviceSharding(jax.devices()[0])
 
     def stored(place: Any, leaf: Any) -> jax.ShapeDtypeStruct:
         name = jax.tree_util.keystr(place, simple=True, separator=".")
-        return jax.ShapeDtypeStruct(leaf.shape, types.get(name, leaf.dtype), sharding=device)
+        return jax.ShapeDtypeStruct(leaf.shape, types.get(name, leaf.dtype))
 
     abstract = jax.tree_util.tree_map_with_path(stored, pure(weights))
     arrays = load_arrays(path, abstract, "MODEL")
@@ -99,8 +97,13 @@ def load_exported(experiment: Experiment, path: Path) -> tuple[GPT, Weights]:
 def load_wide(experiment: Experiment, path: Path) -> tuple[GPT, Weights]:
     """Reads a model directory as ``load_exported`` does, and widens the weights to the type of master weights."""
     gpt, weights = load_exported(experiment, path)
+    return gpt, widened(experiment, weights)
+
+
+def widened(experiment: Experiment, weights: Weights) -> Weights:
+    """Widens weights on the host to the type of master weights, those that are narrower."""
     wide = jnp.promote_types(experiment.compute_dtype, jnp.float32)
-    return gpt, jax.tree.map(lambda leaf: leaf.astype(wide), weights)
+    return jax.tree.map(lambda leaf: np.asarray(leaf).astype(wide, copy=False), weights)
 
 
 def is_model(path: Path) -> bool:
