@@ -113,6 +113,18 @@ def test_choices_that_cannot_be(choices):
         Gen("answer", choices=choices)
 
 
+def test_choices_of_which_one_is_too_long(writer):
+    """Leave nothing in the engine, which answers the others."""
+    prompt = writer.prompt("Go: ")
+    prompt += Gen("answer", choices=["yes", "no" * writer.engine.gpt.config.sequence_length])
+    with pytest.raises(SettingError, match=r"len\(Request\.tokens\) = "):
+        prompt["answer"]
+    assert (writer.engine.is_idle, writer.engine.computed.calls) == (True, 0)
+    other = writer.prompt("Go: ")
+    other += Gen("answer", choices=["yes", "no"])
+    assert other["answer"] in ("yes", "no")
+
+
 def test_an_answer_ends_before_a_stop(writer):
     free = writer.prompt("Go: ")
     free += Gen("all", max_tokens=12, sampling=WARM)
