@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime
@@ -21,23 +21,19 @@ from swift.cli.configuration import load_experiment, load_stored
 from swift.cli.hosts import joined, place_of
 from swift.cli.options import OF_ONE, Written, deadlines_of
 from swift.errors import SettingError
-from swift.generate import Sampling
 from swift.mesh import EmulationError, emulate_devices, keep_programs
-from swift.runlog import METRICS, TRACKERS, Observer, Run, read_run, scalars
+from swift.runlog import TRACKERS, Observer, Run, read_run, scalars
 from swift.tools.report import comparison_table, write_report
 from swift.topology import Topology
 from swift.train import ALONE, Experiment, ModelSource, TrainOptions, WeightSource, export_model, is_model, own_devices
-from swift.train import generate as generate_text
 from swift.train import train as run_training
-from swift.train.settings import GIN_NAME, OF_RUN
+from swift.train.settings import OF_RUN
 
 OF_TRAINING = (*OF_RUN, "Experiment.placement", "OptimizerConfig.transformation")
 """Settings of a run that its model does not need: those of ``OF_RUN``, and those of state that a model lacks."""
 _QUIET = {"TPU_STDERR_LOG_LEVEL": "3", "TPU_MIN_LOG_LEVEL": "3"}
 """Environment in which libtpu, where it is installed, looks for a TPU without a page of its own log."""
 _PAGE = b"<!doctype html>"
-_DEFAULT_PROMPT = "def "
-"""The text that `generate` continues unless one is given."""
 DEVICES_PER_CORE = 12
 """Emulated devices for each core of the machine, beyond which a run is warned of."""
 
@@ -164,40 +160,6 @@ def export(options: argparse.Namespace) -> None:
     print(f"{options.out}: the model of iteration {plan.step}{ages}; try: swift generate {options.out}")
 
 
-def generate(options: argparse.Namespace) -> None:
-    """``swift generate MODEL``."""
-    if not (options.model / GIN_NAME).is_file():
-        raise SettingError("MODEL", str(options.model), "is not a model written by `swift export`")
-    if (options.model / METRICS).exists():
-        raise SettingError("MODEL", str(options.model), "is a run directory; write its model with `swift export` first")
-    experiment = load_stored(options.model, "MODEL", options.config, spared=OF_TRAINING)
-    prepare([experiment], num_devices=1)
-    prompts = options.prompt or [_DEFAULT_PROMPT]
-    sampling = Sampling(options.temperature, options.top_k, options.top_p, options.seed)
-    pieces = generate_text(experiment, options.model, prompts, options.tokens, sampling)
-    if options.format == "text" and len(prompts) == 1:
-        _show_live(prompts[0], (piece for _, piece in pieces))
-        return
-    texts = [""] * len(prompts)
-    for number, piece in pieces:
-        texts[number] += piece
-    continued = list(zip(prompts, texts, strict=True))
-    if options.format == "json":
-        for prompt, text in continued:
-            print(json.dumps({"prompt": prompt, "text": text}))
-    else:
-        print("\n\n".join(prompt + text for prompt, text in continued))
-
-
-def _show_live(prompt: str, pieces: Iterable[str]) -> None:
-    """Prints a text while it is made."""
-    sys.stdout.write(prompt)
-    for piece in pieces:
-        sys.stdout.write(piece)
-        sys.stdout.flush()
-    sys.stdout.write("\n")
-
-
 def distance_line(run: Run, other: Run, topology: Topology) -> str:
     """Formats the distance of losses between a run that has lost workers or ranks and one that has not."""
     _, own_T, others_T = np.intersect1d(run.metrics.steps_T, other.metrics.steps_T, return_indices=True)
@@ -250,7 +212,7 @@ def crowded(num_devices: int, num_cores: int) -> list[str]:
         return []
     return [
         f"{num_devices} emulated devices on {num_cores} cores: compiling the first step takes minutes, and so may each "
-        "step; a smaller Topology, or Experiment.ranks = 'virtual', is faster"
+        "step; fewer, by Topology or --expert-ranks, are faster, and so is training with Experiment.ranks = 'virtual'"
     ]
 
 

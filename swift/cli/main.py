@@ -27,6 +27,7 @@ _MODULES = {
     "config": "swift.cli.settings",
     "data": "swift.cli.data",
     "evaluate": "swift.cli.models",
+    "generate": "swift.cli.models",
     "import_model": "swift.cli.models",
     "export_to_hub": "swift.cli.models",
 } | dict.fromkeys(HIDDEN, "swift.cli.processes")

@@ -14,6 +14,7 @@ from typing import Any
 from swift.errors import SettingError
 from swift.evaluate.tasks import Completion, Question, Selection
 from swift.files import read_regular
+from swift.generate import MAX_TOKENS
 
 _SHOWN = 60
 """Letters of a value that a mistake shows at most."""
@@ -161,7 +162,10 @@ _FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: _is_filled(value) or _is_list(value, _is_filled, 0),
         "must be a text or a list of texts, none of them empty",
     ),
-    "max_tokens": (lambda value: _is_count(value, 1), "must be a whole number of at least 1"),
+    "max_tokens": (
+        lambda value: _is_count(value, 1) and value <= MAX_TOKENS,
+        f"must be a whole number from 1 to {MAX_TOKENS:,}",
+    ),
 }
 """Check of each field of a line, and what it allows."""
 _OF_ONE = ("answer", "pattern", "id")

@@ -9,14 +9,16 @@ constrains.
 from swift.generate.engine import Computed, TextEngine, TextEngineConfig
 from swift.generate.gen import Gen
 from swift.generate.grammar import Until
+from swift.generate.paged_model import check_expert_ranks, rank_mesh
 from swift.generate.pieces import Shown, decoded
 from swift.generate.programs import Prompt, Writer
 from swift.generate.radix_tree import Node, RadixTree
-from swift.generate.request import Answer, Constraint, Reason, Request
+from swift.generate.request import MAX_TOKENS, Answer, Constraint, Reason, Request
 from swift.generate.sampling import GREEDY, Sampling
 
 __all__ = [
     "GREEDY",
+    "MAX_TOKENS",
     "Answer",
     "Computed",
     "Constraint",
@@ -32,5 +34,7 @@ __all__ = [
     "TextEngineConfig",
     "Until",
     "Writer",
+    "check_expert_ranks",
     "decoded",
+    "rank_mesh",
 ]

@@ -74,7 +74,7 @@ class TextEngine:
     Args:
         gpt: architecture.
         experts: settings of the experts; every token is served by all that it is routed to.
-        weights: weights of whole experts.
+        weights: weights of whole experts, on the host or on a device.
         config: sizes.
     """
 
@@ -86,7 +86,7 @@ class TextEngine:
         if gpt.config.block is not None:
             raise SettingError("ModelConfig.block", gpt.config.block, "must be None: it has no keys and values to keep")
         self.gpt, self.computed = gpt, Computed()
-        self._experts, self._ranks = experts, rank_mesh(gpt, config.expert_ranks)
+        self._experts, self._ranks = experts, rank_mesh(config.expert_ranks, gpt.num_classes)
         self.weights = spread_experts(gpt, weights, self._ranks)
         self._num_positions = gpt.config.sequence_length
         self._num_columns = -(-self._num_positions // COLUMNS_PER_BLOCK) * COLUMNS_PER_BLOCK

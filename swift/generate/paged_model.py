@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from swift.errors import SettingError
+from swift.errors import SettingError, check_count
 from swift.experts import ExpertConfig, Load, sorted_moe
 from swift.mesh import EXPERT_AXIS
 from swift.models import GPT, Weights
@@ -53,19 +53,28 @@ Pages: TypeAlias = tuple[jax.Array, ...]
 """Keys (first) and values (second) of each layer, [P, 2, K, W]; an array a layer, so that no layer is ever copied."""
 
 
-def rank_mesh(gpt: GPT, num_ranks: int) -> Mesh | None:
+_EXPERT_RANKS = "TextEngineConfig.expert_ranks"
+
+
+def check_expert_ranks(num_ranks: int, num_classes: int) -> None:
+    """Raises SettingError unless that many experts can be spread evenly; asks JAX for nothing."""
+    check_count(_EXPERT_RANKS, num_ranks, least=1)
+    if num_classes % num_ranks:
+        raise SettingError(_EXPERT_RANKS, num_ranks, f"must divide {num_classes}, the number of experts")
+
+
+def rank_mesh(num_ranks: int, num_classes: int) -> Mesh | None:
     """Lays expert ranks on the first devices, emulated ones included; None for one rank, which needs no mesh.
 
     Raises:
-        SettingError: there are not as many devices, or the experts cannot be spread evenly.
+        SettingError: the experts cannot be spread evenly, or there are not as many devices.
     """
+    check_expert_ranks(num_ranks, num_classes)
     if num_ranks == 1:
         return None
-    name, num_devices = "TextEngineConfig.expert_ranks", len(jax.devices())
+    num_devices = len(jax.devices())
     if num_ranks > num_devices:
-        raise SettingError(name, num_ranks, f"must be at most {num_devices}, the number of devices")
-    if gpt.num_classes % num_ranks:
-        raise SettingError(name, num_ranks, f"must divide {gpt.num_classes}, the number of experts")
+        raise SettingError(_EXPERT_RANKS, num_ranks, f"must be at most {num_devices}, the number of devices")
     return Mesh(np.array(jax.devices()[:num_ranks]), (EXPERT_AXIS,))
 
 
@@ -75,9 +84,12 @@ def on_every(ranks: Mesh | None) -> NamedSharding | None:
 
 
 def spread_experts(gpt: GPT, weights: Weights, ranks: Mesh | None) -> Weights:
-    """Puts weights on the expert ranks: of each layer an equal share of the experts, in their order."""
+    """Puts weights on the expert ranks: of each layer an equal share of the experts, in their order.
+
+    Weights on the host go to their own ranks alone, so no device need have room for all experts.
+    """
     if ranks is None:
-        return weights
+        return jax.device_put(weights)
     shares = NamedSharding(ranks, PartitionSpec(EXPERT_AXIS))
     return {
         name: jax.device_put(layers, shares if gpt.groups[name].is_expert else on_every(ranks))

@@ -6,18 +6,21 @@ from pathlib import Path
 
 from swift.data import Tokenizer, prompt_tokens
 from swift.errors import SettingError, check_count
-from swift.generate import Answer, Request, Sampling, Shown, TextEngine, TextEngineConfig
+from swift.generate import MAX_TOKENS, Answer, Request, Sampling, Shown, TextEngine, TextEngineConfig
 from swift.train.checkpoints import load_wide
 from swift.train.settings import Experiment
 
-MAX_TOKENS = 1_000_000
-"""Tokens that a text is continued by at most."""
 _MOST_AT_ONCE = 16
 """Texts that are continued at the same time."""
 
 
 def generate(
-    experiment: Experiment, path: Path, prompts: Sequence[str], num_tokens: int, sampling: Sampling
+    experiment: Experiment,
+    path: Path,
+    prompts: Sequence[str],
+    num_tokens: int,
+    sampling: Sampling,
+    expert_ranks: int = 1,
 ) -> Iterator[tuple[int, str]]:
     """Continues texts, piece by piece.
 
@@ -29,27 +32,38 @@ def generate(
         prompts: texts to continue.
         num_tokens: number of tokens to add to each.
         sampling: choice of the tokens; each text has choices of its own.
+        expert_ranks: devices over which the experts are spread.
 
     Returns:
         (number of the prompt, new text of it), as soon as its characters are complete.
 
     Raises:
-        SettingError: the model or the number of tokens cannot be; at once, not with the first piece.
+        SettingError: the model, a prompt or the number of tokens cannot be; at once, not with the first piece.
     """
     check_count("--tokens", num_tokens, least=1)
     if num_tokens > MAX_TOKENS:
         raise SettingError("--tokens", num_tokens, f"must be at most {MAX_TOKENS:,}")
+    for prompt in prompts:
+        _check_prompt(prompt)
     gpt, weights = load_wide(experiment, path)
     tokenizer, length = experiment.data.tokenizer, gpt.config.sequence_length
     texts = [prompt_tokens(tokenizer, prompt) for prompt in prompts]
     longest = sorted(min(length, len(text) + num_tokens) for text in texts)[-_MOST_AT_ONCE:]
-    config = TextEngineConfig(batch=len(longest), cache_tokens=sum(longest))
+    config = TextEngineConfig(batch=len(longest), cache_tokens=sum(longest), expert_ranks=expert_ranks)
     engine = TextEngine(gpt, experiment.experts, weights, config)
     answers = [
         engine.submit(Request(text[-length:], num_tokens, replace(sampling, stream=number)))
         for number, text in enumerate(texts)
     ]
     return _pieces(engine, tokenizer, texts, answers)
+
+
+def _check_prompt(prompt: str) -> None:
+    """Raises SettingError if a prompt has bytes of the command line that are no text."""
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise SettingError("--prompt", prompt, "must be a text in UTF-8") from error
 
 
 def _pieces(

@@ -10,7 +10,7 @@ import resource, sys, time
 from pathlib import Path
 import numpy as np
 from swift.checkpoint.storage.orbax_files import write_arrays
-from swift.cli import commands, main
+from swift.cli import main, models
 
 def save(options):
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
@@ -21,7 +21,7 @@ def save(options):
     time.sleep(1)  # for the other 59, which continue
 
 if sys.argv[2] == "in a command":
-    commands.generate = save
+    models.generate = save
     sys.exit(main(["generate", "a-run"]))
 save(None)
 """

@@ -201,10 +201,12 @@ def test_a_duration_without_a_unit_is_taken_for_seconds_and_said(tell):
 
 
 @pytest.mark.usefixtures("half")
-def test_a_text_of_endless_length_is_refused(refusal, tell):
+def test_a_text_that_cannot_be_or_would_never_end_is_refused(refusal, tell):
     assert tell("export", "half", "--out", "model").code == 0
     line = refusal("generate", "model", "--tokens", "100000000000")
     assert line == "--tokens = 100000000000: must be at most 1,000,000"
+    line = refusal("generate", "model", "--prompt", "al", "--prompt", "\udcff")  # a byte that is no text
+    assert line == r"--prompt = '\udcff': must be a text in UTF-8"
 
 
 def test_many_emulated_devices_on_few_cores_are_warned_of():

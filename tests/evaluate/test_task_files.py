@@ -70,7 +70,11 @@ MISTAKES = {
     "stop": ({"prompt": "a", "answer": "b", "stop": [""]}, ', stop = [""]: must be a text or a list of texts'),
     "tokens": (
         {"prompt": "a", "answer": "b", "max_tokens": 0},
-        ", max_tokens = 0: must be a whole number of at least 1",
+        ", max_tokens = 0: must be a whole number from 1 to 1,000,000",
+    ),
+    "endless": (
+        {"prompt": "a", "answer": "b", "max_tokens": 10**30},
+        "0: must be a whole number from 1 to 1,000,000",
     ),
     "case": ({"prompt": "a", "answer": "b", "ignore_case": 1}, ", ignore_case = 1: must be true or false"),
     "long": (FINE | {"task": 60 * [1]}, "1, 1, 1,...: must be a text"),

@@ -119,9 +119,8 @@ def scores(request):
 
 
 def made(num_positions, **sizes):
-    gpt = SimpleNamespace(
-        vocab_size=VOCAB, separator=None, config=SimpleNamespace(sequence_length=num_positions, block=None)
-    )
+    config = SimpleNamespace(sequence_length=num_positions, block=None)
+    gpt = SimpleNamespace(vocab_size=VOCAB, separator=None, num_classes=1, config=config)
     return TextEngine(gpt, None, {"weights": np.zeros(1)}, TextEngineConfig(**sizes))
 
 

@@ -156,16 +156,17 @@ def test_experts_are_spread_over_ranks(plain):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "line"),
+    ("ranks", "classes", "line"),
     [
-        (3, "TextEngineConfig.expert_ranks = 3: must divide 4, the number of experts"),
-        (16, "TextEngineConfig.expert_ranks = 16: must be at most 12, the number of devices"),
-        (0, "TextEngineConfig.expert_ranks = 0: must be a whole number of at least 1"),
+        (3, 4, "TextEngineConfig.expert_ranks = 3: must divide 4, the number of experts"),
+        (16, 16, "TextEngineConfig.expert_ranks = 16: must be at most 12, the number of devices"),
+        (0, 4, "TextEngineConfig.expert_ranks = 0: must be a whole number of at least 1"),
     ],
 )
-def test_expert_ranks_that_cannot_be(plain, ranks, line):
+def test_expert_ranks_that_cannot_be(ranks, classes, line):
+    gpt = GPT(MODELS["learned positions"], VOCAB, classes)
     with pytest.raises(SettingError, match=re.escape(line)):
-        engine_of(plain, replace(LITTLE, expert_ranks=ranks))
+        TextEngine(gpt, replace(EXPERTS, num_classes=classes), {}, replace(LITTLE, expert_ranks=ranks))
 
 
 def test_log_probabilities_of_new_tokens(plain):

@@ -10,6 +10,7 @@ from swift.cli.console.planning import add_compile, add_place, add_plan, add_sim
 from swift.cli.console.shared_options import (
     add_config,
     add_deadlines,
+    add_expert_ranks,
     add_hosts,
     add_init_from,
     add_prepare,
@@ -179,6 +180,7 @@ def command_line() -> argparse.ArgumentParser:
         "--top-p", type=float, default=1.0, help="choose among the likeliest of this probability (default: %(default)s)"
     )
     generate.add_argument("--seed", type=int, default=0)
+    add_expert_ranks(generate)
     generate.add_argument(
         "--format",
         choices=["text", "json"],

@@ -3,7 +3,7 @@
 from typing import Any
 
 from swift.cli.console.parser import path_of
-from swift.cli.console.shared_options import add_config
+from swift.cli.console.shared_options import add_config, add_expert_ranks
 
 
 def add_evaluate(commands: Any) -> None:
@@ -20,5 +20,6 @@ def add_evaluate(commands: Any) -> None:
     evaluate.add_argument(
         "--out", type=path_of, metavar="FILE", help="write all results to this file, and none into the directories"
     )
+    add_expert_ranks(evaluate)
     evaluate.add_argument("--resume", action="store_true", help="continue an evaluation that was stopped")
     evaluate.add_argument("--format", choices=["text", "json"], default="text", help="format of the result on stdout")

@@ -79,6 +79,18 @@ def add_config(parser: argparse.ArgumentParser, name: str = "--config", run: str
     )
 
 
+def add_expert_ranks(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--expert-ranks``, for commands whose answers come from the engine."""
+    parser.add_argument(
+        "--expert-ranks",
+        type=int,
+        default=1,
+        metavar="N",
+        help="spread the experts of every layer over so many devices, emulated ones unless the model was trained on "
+        "the machine's own (default: %(default)s)",
+    )
+
+
 def add_settings(parser: argparse.ArgumentParser) -> None:
     """Adds the settings of a run, its directory, and the format of the result."""
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="change a setting")

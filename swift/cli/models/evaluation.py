@@ -8,20 +8,19 @@ import time
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from rich.console import Console, RenderableType
 
-from swift.cli.commands import prepare
+from swift.cli.models.expert_ranks import prepare_engine
 from swift.cli.models.results_files import ResultsFiles
 from swift.cli.models.scores_table import scores_tables
 from swift.cli.models.stored_model import StoredModel, find_model
 from swift.errors import SettingError
 from swift.evaluate import TaskFile, document_of, read_tasks
 from swift.evaluate.asking import ask, prepare_questions
-from swift.generate import TextEngine
+from swift.generate import TextEngine, TextEngineConfig
 from swift.models import GPT, Weights
-from swift.train import Interrupt, StepTimer, Terminal, progress_lines
+from swift.train import Interrupt, StepTimer, Terminal, progress_lines, widened
 
 _MOST_MISTAKES = 20
 """Lines of a task file that are named at most."""
@@ -33,11 +32,11 @@ def evaluate(options: argparse.Namespace) -> None:
     tasks = _read(options.tasks)
     models = [find_model(path, "DIR", options.config, options.step) for path in options.models]
     files = ResultsFiles(tasks, models, options.out)
-    prepare([model.experiment for model in models], num_devices=1)
+    config = TextEngineConfig(expert_ranks=prepare_engine(options.expert_ranks, [model.experiment for model in models]))
     files.locate(resume=options.resume)
     with Interrupt(answer=_say_stopping).hold() as interrupt:
         for number, model in enumerate(models):
-            _evaluate(tasks, options.tasks, model, number, files, interrupt)
+            _evaluate(tasks, options.tasks, model, config, number, files, interrupt)
     evaluations = files.evaluations
     if options.format == "json":
         print(json.dumps(document_of(evaluations, with_answers=False)))
@@ -66,7 +65,13 @@ def _read(path: Path) -> TaskFile:
 
 
 def _evaluate(
-    tasks: TaskFile, path: Path, model: StoredModel, number: int, files: ResultsFiles, interrupt: Interrupt
+    tasks: TaskFile,
+    path: Path,
+    model: StoredModel,
+    config: TextEngineConfig,
+    number: int,
+    files: ResultsFiles,
+    interrupt: Interrupt,
 ) -> None:
     """Asks a model what it has not answered yet."""
     with _Progress(files.titles[number], len(tasks.questions)) as progress:
@@ -75,7 +80,8 @@ def _evaluate(
         interrupt.check()
         known = {judgement.line for judgement in evaluation.judgements}
         missing = [question for question in tasks.questions if question.line not in known]
-        engine, tokenizer = TextEngine(gpt, model.experiment.experts, weights), model.experiment.data.tokenizer
+        engine, tokenizer = TextEngine(gpt, model.experiment.experts, weights, config), model.experiment.data.tokenizer
+        del weights  # the engine has them on its devices
         asked = prepare_questions(engine, tokenizer, str(path), missing)
         progress.begin(len(known))
         began = written = time.monotonic()
@@ -98,12 +104,11 @@ def _evaluate(
 
 
 def _load(model: StoredModel) -> tuple[GPT, Weights]:
-    """Reads a model, its weights in the type of master weights; no document is told apart from others."""
+    """Reads a model to the host, in the type of master weights; no document is told apart from others."""
     experiment = model.experiment
     _, weights = model.load()
-    wide, device = jnp.promote_types(experiment.compute_dtype, jnp.float32), jax.devices()[0]
     gpt = GPT(experiment.model, experiment.vocab_size, experiment.experts.num_classes)
-    return gpt, jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf).astype(wide), device), weights)
+    return gpt, widened(experiment, weights)
 
 
 def _digest(weights: Weights) -> str:
