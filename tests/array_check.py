@@ -4,11 +4,12 @@ Other annotations are not checked: settings report wrong types themselves, and t
 """
 
 from collections.abc import Callable
+from inspect import isclass
 from typing import Any, get_args
 
 import numpy as np
 from beartype import beartype
-from jaxtyping import AbstractArray
+from jaxtyping import AbstractArray, jaxtyped
 
 
 def check_arrays(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -18,6 +19,19 @@ def check_arrays(function: Callable[..., Any]) -> Callable[..., Any]:
         return function
     function.__annotations__ = hints
     return beartype(function)
+
+
+def checked_where_arrays_are(*, typechecker: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Does what ``jaxtyping.jaxtyped`` does, to what has annotated arrays alone: other calls stay quick."""
+    check = jaxtyped(typechecker=typechecker)
+
+    def decorate(defined: Any) -> Any:
+        function = defined.__init__ if isclass(defined) else defined
+        function = getattr(function, "fget", None) or getattr(function, "__func__", None) or function
+        hints = getattr(function, "__annotations__", {}).values()
+        return check(defined) if any(isinstance(hint, str) or _has_arrays(hint) for hint in hints) else defined
+
+    return decorate
 
 
 def _has_arrays(hint: Any) -> bool:

@@ -8,14 +8,16 @@ waits only for its own members: it is found where the predicate differs over its
 for the programmer to keep together.
 """
 
+import gc
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest import mock
 
 import hypothesis
 import jax
@@ -31,10 +33,17 @@ CHECKED = ("experts", "mesh", "pipeline", "checkpoint/partial", "checkpoint/memo
 The rest of `checkpoint` has no annotated arrays, and a checked settings class would take any name.
 """
 
+gc.disable()  # until all tests are there: to look through what stays takes a quarter of the time to import it
+# Whatever the environment says, modules are compiled once for all tests and for the processes that they start.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # The hook acts on modules as they are imported, so all of them are imported here, before any test imports them.
-import_module("tests.array_check")
-with install_import_hook(
-    [f"swift.{package.replace('/', '.')}" for package in CHECKED], "tests.array_check.check_arrays"
+array_check = import_module("tests.array_check")
+with (
+    mock.patch("jaxtyping.jaxtyped", array_check.checked_where_arrays_are),
+    install_import_hook(
+        [f"swift.{package.replace('/', '.')}" for package in CHECKED], "tests.array_check.check_arrays"
+    ),
 ):
     for path in (path for package in CHECKED for path in sorted((ROOT / "swift" / package).rglob("[a-z]*.py"))):
         import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
@@ -53,12 +62,26 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Has the quick tests compile without XLA's fusion emitters: most of what they take is to compile.
+    """Has the quick tests, and the processes that they start, compile quickly rather than well.
 
-    Where slow tests run, too, all programs are compiled as those of a run are.
+    Most of what they take is to compile. Where slow tests run, too, all programs are compiled as those of a run are.
     """
     if config.option.markexpr == "not slow":
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false".strip()
+        os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+        jax.config.update("jax_disable_most_optimizations", True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Spares the garbage collector what all tests need: an eighth of their time would be to look at it again."""
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(10_000)
+        gc.enable()
 
 
 @pytest.fixture(scope="module")
@@ -68,44 +91,20 @@ def x64():
         yield
 
 
-@pytest.fixture(scope="session")
-def few_optimizations(request) -> Callable[[], AbstractContextManager[None]]:
-    """Makes a context in which the quick tests compile with few optimizations: most of what they take is to compile.
-
-    For what holds however a program rounds, or is told by its text; never for programs that have to agree to the bit.
-    Where slow tests run, too, all programs are compiled as those of a run are.
-    """
-
-    @contextmanager
-    def context() -> Iterator[None]:
-        before = jax.config.read("jax_disable_most_optimizations")
-        jax.config.update("jax_disable_most_optimizations", request.config.option.markexpr == "not slow")
-        try:
-            yield
-        finally:
-            jax.config.update("jax_disable_most_optimizations", before)
-
-    return context
-
-
 @pytest.fixture(scope="module")
-def with_fusion_emitters():
+def compiled_well():
     """Compiles as a run does, for programs that have to agree to the bit."""
     compile_lowered = jax.stages.Lowered.compile
 
     def compile_as_in_a_run(lowered: jax.stages.Lowered, compiler_options: Any = None, **options: Any) -> Any:
         return compile_lowered(lowered, {"xla_cpu_use_fusion_emitters": True} | (compiler_options or {}), **options)
 
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax.stages.Lowered, "compile", compile_as_in_a_run)
         yield
-
-
-@pytest.fixture(scope="module")
-def quickly_compiled(few_optimizations):
-    """Few optimizations for the tests of a module."""
-    with few_optimizations():
-        yield
+    jax.config.update("jax_disable_most_optimizations", before)
 
 
 @pytest.fixture(scope="session")

@@ -21,8 +21,6 @@ from swift.topology import Topology
 from swift.train import Experiment, export_model, generate, load_exported
 from swift.train.checkpoints.saved_state import split_of
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
 LENGTH = 16
 TINY = Experiment(
     model=ModelConfig(num_layers=2, model_dim=16, num_heads=2, ffn_dim=32, sequence_length=LENGTH),

@@ -85,9 +85,9 @@ def here(home, tmp_path, monkeypatch) -> Path:
 
 
 @pytest.fixture(scope="session")
-def half_run(home, few_optimizations) -> Path:
+def half_run(home) -> Path:
     """A run of tiny.gin that was stopped at iteration 4 of 6, with checkpoints of 2 and 4."""
-    with few_optimizations(), pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
         assert main(["train", "tiny.gin", "--run-dir", "half", "--stop-at", "4"]) == 0
     return home / "half"
@@ -100,19 +100,24 @@ def half(half_run, here) -> Path:
     return shutil.copytree(half_run, here / "half")
 
 
+def files(directory: Path) -> set[Path]:
+    """All that is in a directory, but for what Python keeps of the modules that a command imports."""
+    return {path for path in directory.rglob("*") if "__pycache__" not in path.parts}
+
+
 @pytest.fixture
-def tell(here, capfd, quickly_compiled) -> Callable[..., Told]:  # noqa: ARG001 - for the programs of the command
+def tell(here, capfd) -> Callable[..., Told]:
     """Runs a command in the working directory."""
 
     def run(*arguments: str) -> Told:
-        before = {*here.rglob("*")}
+        before = files(here)
         capfd.readouterr()
         try:
             code = main(arguments)
         except SystemExit as error:  # argparse
             code = error.code
         out, err = capfd.readouterr()
-        return Told(code, out, err, sorted(str(path.relative_to(here)) for path in {*here.rglob("*")} - before))
+        return Told(code, out, err, sorted(str(path.relative_to(here)) for path in files(here) - before))
 
     return run
 

@@ -11,9 +11,9 @@ PARTIAL = ["--set", "CheckpointConfig.experts_per_layer=1", "--set", "Checkpoint
 
 
 @pytest.fixture(scope="session")
-def partial_run(home, few_optimizations):
+def partial_run(home):
     """A run of tiny.gin with K = 1, stopped at iteration 5 of 6, with checkpoints of 2, 4 and (full) 5."""
-    with few_optimizations(), pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
         assert main(["train", "tiny.gin", *PARTIAL, "--run-dir", "partial", "--stop-at", "5"]) == 0
     return home / "partial"

@@ -89,7 +89,6 @@ def test_a_link_leads_somewhere(document):
             assert ((ROOT / document).parent / target).exists(), f"{target} is not there"
 
 
-@pytest.mark.usefixtures("quickly_compiled")
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_python_in_a_document_runs(document, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

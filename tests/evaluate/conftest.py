@@ -61,7 +61,6 @@ class Whole:
 
 
 @pytest.fixture(scope="session")
-def whole(few_optimizations):
+def whole():
     """The model."""
-    with few_optimizations():
-        return Whole()
+    return Whole()

@@ -11,8 +11,6 @@ from swift.evaluate import Completion, Question, Selection
 from swift.evaluate.asking import continuation_of
 from swift.evaluate.asking.asking import judged
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
 LENGTH = 64
 """Positions of the model."""
 SHOTS = "Q: a A: b\nQ: c A: d\n"

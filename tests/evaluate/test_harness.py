@@ -14,7 +14,6 @@ with warnings.catch_warnings(action="ignore"):  # those of lm-eval and its libra
     lm_eval = pytest.importorskip("lm_eval")
     tasks = pytest.importorskip("lm_eval.tasks")
 pytestmark = [
-    pytest.mark.usefixtures("quickly_compiled"),
     pytest.mark.filterwarnings("ignore"),
 ]
 

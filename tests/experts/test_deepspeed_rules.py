@@ -13,8 +13,6 @@ from swift.experts import ExpertConfig, expert_parallel_moe, reference_moe
 from swift.experts.placement import Static
 from swift.mesh import EXPERT_AXIS
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
 CASES = [  # choices, experts, ranks, slots of a rank, tokens of a rank, capacity factor, least capacity
     (1, 4, 2, 2, 12, 1.0, 4),
     (1, 6, 2, 3, 17, 0.5, 0),

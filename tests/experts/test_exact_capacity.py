@@ -12,7 +12,7 @@ from swift.errors import SettingError
 from swift.experts import check_exact, exact_slots
 from swift.experts.rank_capacity.even_shares import assign_slots
 
-pytestmark = pytest.mark.usefixtures("strict_types", "quickly_compiled")
+pytestmark = pytest.mark.usefixtures("strict_types")
 
 assign = partial(jax.jit, static_argnums=(1, 2))(assign_slots)
 SHAPES = [(8, 8), (9, 8), (3, 4), (25, 8), (1, 5), (7, 1), (64, 16)]  # experts, ranks

@@ -18,7 +18,7 @@ from swift.experts.grouped_matmul import (
     weight_gradient_ragged,
 )
 
-pytestmark = pytest.mark.usefixtures("x64", "quickly_compiled")
+pytestmark = pytest.mark.usefixtures("x64")
 
 BLOCK, ROWS = 2, 44
 SIZES = {"all kinds of steps": [22, 0, 2, 18], "one slot has all": [0, 0, 44, 0], "no rows": [0, 0, 0, 0]}

@@ -9,7 +9,7 @@ from jax.sharding import Mesh, PartitionSpec
 from swift.experts import ExpertConfig, expert_parallel_moe, materialize, reference_moe, to_slices
 from swift.experts.exchange import fetch
 
-pytestmark = pytest.mark.usefixtures("strict_types", "quickly_compiled")
+pytestmark = pytest.mark.usefixtures("strict_types")
 
 N, E, S, T, D = 4, 6, 3, 8, 4
 AXIS = PartitionSpec("theirs")

@@ -14,7 +14,7 @@ from swift.generate import GREEDY, Request, Sampling, TextEngine, TextEngineConf
 from swift.models import GPT, ModelConfig, plain_logits
 from tests.generate.tree_pages import tree_pages
 
-pytestmark = pytest.mark.usefixtures("x64", "quickly_compiled")
+pytestmark = pytest.mark.usefixtures("x64")
 
 COMMON = {"num_layers": 2, "model_dim": 8, "num_heads": 2, "ffn_dim": 12, "sequence_length": 12}
 MODELS = {

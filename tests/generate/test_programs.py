@@ -13,8 +13,6 @@ from swift.experts import ExpertConfig
 from swift.generate import GREEDY, Gen, Sampling, TextEngine, TextEngineConfig, Writer
 from swift.models import GPT, ModelConfig, plain_logits
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
 EXPERTS = ExpertConfig(num_classes=4, top_k=2)
 SHAPE = ModelConfig(num_layers=2, model_dim=8, num_heads=2, ffn_dim=12, sequence_length=64)
 
@@ -93,10 +91,11 @@ def test_the_likeliest_choice_is_taken(writer, weights):
     """By the sum of its tokens' log-probabilities, as the whole model has them."""
     gpt, values = weights
     begin, choices = "The answer is ", ["yes", "no", "maybe", "n!"]
+    log_probs_of = jax.jit(lambda tokens: jax.nn.log_softmax(plain_logits(gpt, EXPERTS, values, tokens)[0]))
 
     def log_prob(choice):
         tokens = np.frombuffer((begin + choice).encode(), np.uint8).astype(np.int32)
-        log_probs = np.asarray(jax.nn.log_softmax(plain_logits(gpt, EXPERTS, values, tokens[None])[0]))
+        log_probs = np.asarray(log_probs_of(tokens[None]))
         rows = np.arange(len(begin), len(tokens))
         return log_probs[rows - 1, tokens[rows]].sum()
 

@@ -1,6 +1,7 @@
 """Attention in blocks against the plain form, and documents that do not see each other."""
 
 import functools
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from swift.models.attention import KERNELS, blockwise, blockwise_attention, caus
 from tests.models import decoder_oracle
 from tests.models.test_decoders import by_name
 
-pytestmark = pytest.mark.usefixtures("x64", "quickly_compiled")
+pytestmark = pytest.mark.usefixtures("x64")
 
 
 def drawn(length, heads, kv_heads, channels, dtype):
@@ -57,15 +58,20 @@ def test_a_packed_document_is_as_if_alone(monkeypatch, positions, kernel):
     config = ModelConfig(2, 12, 2, 10, 11, (True,), positions=positions)
     gpt, experts = GPT(config, 9, 3, kernel, separator=0), ExpertConfig(num_classes=3)
     random = np.random.default_rng(0)
-    weights = gpt.unpack(jax.tree.map(lambda p: p + 0.3 * random.standard_normal(p.shape), gpt.init(jax.random.key(0))))
+    params = {
+        group: array + 0.3 * random.standard_normal(array.shape)
+        for group, array in jax.device_get(jax.jit(gpt.init)(jax.random.key(0))).items()
+    }
     documents = [np.array(tokens, np.int32) for tokens in ([3, 1, 7, 0], [0], [5, 5, 2, 8, 1, 4])]
-    logits = functools.partial(jax.jit(functools.partial(plain_logits, gpt, experts)), weights)
-    alone = [logits(tokens[None])[0] for tokens in documents]
-    packed = logits(np.concatenate(documents)[None])[0]
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def logits(separator, tokens):
+        return plain_logits(replace(gpt, separator=separator), experts, gpt.unpack(params), tokens)
+
+    alone = [logits(0, tokens[None])[0] for tokens in documents]
+    packed = logits(0, np.concatenate(documents)[None])[0]
     np.testing.assert_allclose(packed, np.concatenate(alone), rtol=1e-10)
-    mixed = functools.partial(plain_logits, GPT(config, 9, 3, kernel), experts)(
-        weights, np.concatenate(documents)[None]
-    )
+    mixed = logits(None, np.concatenate(documents)[None])
     assert not np.allclose(mixed[0, 4:], packed[4:], atol=1e-3)
 
 
@@ -83,5 +89,6 @@ def test_a_packed_sequence_is_that_of_the_papers():
     documents = [np.array([3, 1, 8]), np.array([5, 2, 4])]
     parts = by_name(gpt.unpack(params))
     expected = [decoder_oracle.logits(parts, config, experts, tokens) for tokens in documents]
-    found = plain_logits(gpt, experts, gpt.unpack(jax.tree.map(jnp.asarray, params)), np.concatenate(documents)[None])
+    logits = jax.jit(lambda params, tokens: plain_logits(gpt, experts, gpt.unpack(params), tokens))
+    found = logits(params, np.concatenate(documents)[None])
     np.testing.assert_allclose(found[0], np.concatenate(expected), rtol=1e-9, atol=1e-9)

@@ -11,7 +11,7 @@ from swift.models import GPT, ModelConfig, plain_logits
 from swift.models.rope import Rope
 from tests.models import decoder_oracle
 
-pytestmark = pytest.mark.usefixtures("x64", "quickly_compiled")
+pytestmark = pytest.mark.usefixtures("x64")
 
 COMMON = {"num_layers": 2, "model_dim": 12, "num_heads": 4, "ffn_dim": 10, "sequence_length": 6, "moe_pattern": (True,)}
 MODERN = {"norm": "rmsnorm", "norm_epsilon": 1e-5, "positions": "rope", "activation": "swiglu"}

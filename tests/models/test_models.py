@@ -12,8 +12,6 @@ from swift.models import GPT, MODEL_SIZES, ModelConfig, model_size, plain_logits
 from swift.models.attention import causal_attention
 from swift.models.modules import look_up
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
 TINY = ModelConfig(num_layers=2, model_dim=16, num_heads=2, ffn_dim=24, sequence_length=8, moe_pattern=(False, True))
 
 

@@ -14,7 +14,7 @@ from swift.experts.routing import Gating, balance_loss, route
 from swift.models import GPT, ModelConfig, plain_logits, plain_sums
 from tests import oracles
 
-pytestmark = pytest.mark.usefixtures("x64", "quickly_compiled")
+pytestmark = pytest.mark.usefixtures("x64")
 
 CONFIG = ModelConfig(num_layers=2, model_dim=8, num_heads=2, ffn_dim=12, sequence_length=5, moe_pattern=(False, True))
 VOCABULARY, CLASSES, RANKS, SLOTS = 11, 4, 2, 3

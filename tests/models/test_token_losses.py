@@ -8,8 +8,6 @@ import pytest
 from swift.models import GPT, ModelConfig, token_losses
 from tests.oracles import softmax
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
 VOCABULARY = 11
 
 

@@ -69,7 +69,6 @@ TIED = [
 ]
 
 
-@pytest.mark.usefixtures("quickly_compiled")
 @pytest.mark.parametrize("case", [TIED[0], *(pytest.param(case, marks=pytest.mark.slow) for case in TIED[1:])], ids=str)
 def test_embeddings_that_first_and_last_stage_share(rig, case):
     """Two iterations of the plain model, with clipped gradients; then all workers have the same embedding."""

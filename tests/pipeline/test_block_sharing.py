@@ -10,7 +10,7 @@ from swift.pipeline.reconfigure import move_on_host, saving_rows, share_blocks
 from swift.pipeline.reconfigure.block_sharing import Routes
 from tests.pipeline.held_rows import rows_of
 
-pytestmark = pytest.mark.usefixtures("x64", "quickly_compiled")
+pytestmark = pytest.mark.usefixtures("x64")
 
 APART = {"topology": (2, 2, 1), "pattern": (False, True, True, False), "cut": ((3, 1), (1, 3))}
 

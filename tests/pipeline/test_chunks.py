@@ -18,7 +18,7 @@ from swift.schedules import PLANNERS
 from swift.topology import Topology
 from tests.pipeline.held_rows import rows_of
 
-pytestmark = pytest.mark.usefixtures("x64", "quickly_compiled")
+pytestmark = pytest.mark.usefixtures("x64")
 
 APART = {"topology": (2, 2, 1), "pattern": (False, True, True, False), "cut": ((3, 1), (1, 3))}
 MOVING = APART | {"topology": (3, 2, 1), "cut": ((3, 1), (1, 3), (1, 3)), "move_roles": True}

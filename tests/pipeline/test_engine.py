@@ -17,8 +17,6 @@ from swift.pipeline.reconfigure.compiled_steps import Steps
 from swift.topology import Topology
 from swift.train import Experiment
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
 ALL, WITHOUT_0, WITHOUT_1 = frozenset(), frozenset({(0, 0)}), frozenset({(1, 0)})
 CLIP = 1e-3
 """Smaller than the norm of any gradient, unless it is of no token at all."""

@@ -10,7 +10,7 @@ from swift.pipeline import survives
 from swift.schedules import FAULT_FREE, PLANNERS, SHAPES
 from swift.topology import Topology
 
-pytestmark = pytest.mark.usefixtures("x64", "quickly_compiled")
+pytestmark = pytest.mark.usefixtures("x64")
 
 SEEDS = st.integers(0, 2**16)
 

@@ -28,7 +28,7 @@ from swift.pipeline.stage_weights import StageWeights
 from swift.schedules import Problem, SlotBytes, allocated_bytes, common_shape, held_bytes, peak_memory
 from swift.topology import Topology
 
-pytestmark = pytest.mark.usefixtures("x64", "quickly_compiled")
+pytestmark = pytest.mark.usefixtures("x64")
 
 
 @pytest.mark.parametrize(

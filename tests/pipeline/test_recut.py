@@ -12,7 +12,7 @@ from swift.pipeline.reconfigure import ExecutableCache
 from swift.pipeline.reconfigure.recut import check_recut, recut_settings, recut_spec
 from tests.pipeline.held_rows import rows_of
 
-pytestmark = pytest.mark.usefixtures("x64", "quickly_compiled")
+pytestmark = pytest.mark.usefixtures("x64")
 
 FOUR = {"topology": (2, 2, 1), "pattern": (False, True, True, False), "cut": (2, 2)}
 """Two pipelines with two layers on each stage, two micro-batches each."""

@@ -20,7 +20,7 @@ from swift.pipeline.split_backward.flops import dot_flops
 from swift.pipeline.split_backward.min_cut import minimum_cut
 from swift.pipeline.split_backward.split import split
 
-pytestmark = pytest.mark.usefixtures("x64", "quickly_compiled")
+pytestmark = pytest.mark.usefixtures("x64")
 
 RANKS, LAYERS, DIM = 2, 2, 64
 EXPERTS = ExpertConfig(num_classes=4, slots_per_rank=2, capacity_factor=0.75)

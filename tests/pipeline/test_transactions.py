@@ -32,7 +32,7 @@ SLOW = [pytest.param(("float32", case), marks=pytest.mark.slow) for case in (WHO
 
 
 @pytest.fixture(scope="module", params=[("float64", LOST), *SLOW], ids=str)
-def run(request, rig, with_fusion_emitters):  # noqa: ARG001 - for what is compiled
+def run(request, rig, compiled_well):  # noqa: ARG001 - for what is compiled
     """Runs a window both ways, given the scale of the parameters and what else is done to the state."""
     dtype, case = request.param
     with jax.enable_x64(dtype == "float64"):

@@ -1,4 +1,4 @@
-"""Double precision for whole runs, and programs that those of a module share."""
+"""Double precision for whole runs, and programs that they share."""
 
 import jax
 import pytest
@@ -14,8 +14,14 @@ def double_precision():
     jax.config.update("jax_enable_x64", False)
 
 
+@pytest.fixture(scope="session")
+def compiled():
+    """Programs that runs of this process have compiled."""
+    return {}
+
+
 @pytest.fixture(scope="module", autouse=True)
-def programs():
-    """Each program is compiled once for the runs of a module that have the same settings."""
-    with shared_programs({}):
+def programs(compiled):
+    """Each program is compiled once for the runs that have the same settings."""
+    with shared_programs(compiled):
         yield

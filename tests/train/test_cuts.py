@@ -16,7 +16,7 @@ from swift.train import Experiment
 from tests.train.runs import run
 from tests.train.stored_layers import layers
 
-pytestmark = pytest.mark.usefixtures("double_precision", "quickly_compiled")
+pytestmark = pytest.mark.usefixtures("double_precision")
 SAVED, LAST = 4, 6
 PATTERN = (False, True, True, True)
 

@@ -30,7 +30,7 @@ from swift.train import Down, Experiment, TrainOptions, train
 from swift.train.settings.cutting import layer_costs
 from tests.train.stored_layers import layers
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("double_precision", "quickly_compiled")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("double_precision")]
 SAVED, LAST, DEVICES = 2, 4, 12
 DEPTHS = [
     pytest.param(7, 4, (3, 4), id="7 on 4"),

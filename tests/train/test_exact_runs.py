@@ -13,7 +13,7 @@ from swift.topology import Topology
 from swift.train import Experiment
 from tests.train.runs import run
 
-pytestmark = [pytest.mark.usefixtures("double_precision", "quickly_compiled"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("double_precision"), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,6 @@ from swift.runlog import Observer, read_run
 from swift.topology import Topology
 from swift.train import Experiment, TrainOptions, train
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
 
 @pytest.fixture(scope="module")
 def experiment(tmp_path_factory):

@@ -29,7 +29,7 @@ from swift.train.checkpoints.saved_state import split_of
 from swift.train.emulated import cluster
 from tests.train.runs import run
 
-pytestmark = pytest.mark.usefixtures("double_precision", "quickly_compiled")
+pytestmark = pytest.mark.usefixtures("double_precision")
 RANKS, CLASSES, LAST = 8, 6, 10
 ONE = ("step 6: fail 0:0 rank 3",)
 
@@ -73,11 +73,10 @@ def run_and_keep_states(experiment, run_dir):
 
 
 @pytest.fixture(scope="module")
-def whole(experiment, tmp_path_factory, few_optimizations):
+def whole(experiment, tmp_path_factory):
     """The run without failures, with a checkpoint of its middle; and its states."""
     setup = replace(experiment, checkpoint=CheckpointConfig(every=5))
-    with few_optimizations():
-        return run_and_keep_states(setup, tmp_path_factory.mktemp("whole") / "run")
+    return run_and_keep_states(setup, tmp_path_factory.mktemp("whole") / "run")
 
 
 @pytest.fixture

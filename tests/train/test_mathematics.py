@@ -24,7 +24,7 @@ from swift.pipeline import TrainState, materialize_all, put_batch, single_worker
 from swift.topology import Topology
 from swift.train import Experiment
 
-pytestmark = pytest.mark.usefixtures("x64", "quickly_compiled")
+pytestmark = pytest.mark.usefixtures("x64")
 
 NUM_CLASSES = 4
 MODEL = ModelConfig(num_layers=2, model_dim=16, num_heads=2, ffn_dim=24, sequence_length=6, moe_pattern=(False, True))

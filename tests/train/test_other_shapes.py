@@ -19,7 +19,7 @@ from swift.train import Experiment
 from swift.train.checkpoints.saved_state import load_state
 from tests.train.runs import run
 
-pytestmark = pytest.mark.usefixtures("double_precision", "quickly_compiled")
+pytestmark = pytest.mark.usefixtures("double_precision")
 SAVED, LAST = 10, 20
 CLASSES = 6
 
@@ -52,10 +52,9 @@ def on(experiment, pipelines, stages, ranks, slots=None):
 
 
 @pytest.fixture(scope="module")
-def whole(experiment, tmp_path_factory, few_optimizations):
+def whole(experiment, tmp_path_factory):
     """The record of the run that stays where it is."""
-    with few_optimizations():
-        return run(experiment, tmp_path_factory.mktemp("whole") / "run")
+    return run(experiment, tmp_path_factory.mktemp("whole") / "run")
 
 
 @pytest.fixture

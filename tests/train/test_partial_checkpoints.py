@@ -25,8 +25,6 @@ from swift.train import Experiment, TrainOptions, train
 from swift.train.checkpoints.saved_state import split_of
 from tests.train.runs import run
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
 CLASSES = 4
 TINY = ModelConfig(num_layers=2, model_dim=16, num_heads=2, ffn_dim=16, sequence_length=16, moe_pattern=(True,))
 
@@ -53,11 +51,10 @@ def state_of(experiment, run_dir, step):
 
 
 @pytest.fixture(scope="module")
-def lost(experiment, tmp_path_factory, few_optimizations):
+def lost(experiment, tmp_path_factory):
     """The run directory of a run that has ended in iteration 9: saved after 2, 4, 6 and 8."""
     run_dir = tmp_path_factory.mktemp("runs") / "lost"
-    with few_optimizations():
-        run(experiment, run_dir, stop_at=9)
+    run(experiment, run_dir, stop_at=9)
     shutil.rmtree(run_dir / "checkpoints/step-00000009")  # which is full, and would lose nothing
     return run_dir
 

@@ -18,7 +18,7 @@ from swift.topology import Topology
 from swift.train import Experiment
 from tests.train.runs import measured, run, two_stages
 
-pytestmark = pytest.mark.usefixtures("double_precision", "quickly_compiled")
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 TWO_IN_A_STAGE = ("step 1: fail 0:0", "step 20: fail 1:0", "step 35: rejoin 1:0", "step 50: rejoin 0:0")

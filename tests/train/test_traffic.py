@@ -11,8 +11,6 @@ from swift.pipeline import put_batch, single_worker_step
 from swift.topology import Topology
 from swift.train import Experiment
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
 
 @pytest.mark.parametrize(
     ("policy", "capacity"),

@@ -24,8 +24,6 @@ from swift.train import Experiment
 from swift.train.checkpoints import checkpointer
 from tests.train.runs import measured, run
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
 TINY = ModelConfig(num_layers=1, model_dim=16, num_heads=2, ffn_dim=16, sequence_length=16, moe_pattern=(True,))
 
 

@@ -12,7 +12,7 @@ from scipy.sparse import csr_array
 from swift.experts.placement import Packed
 from swift.experts.rank_capacity import Holders, balance, by_source
 
-pytestmark = pytest.mark.usefixtures("strict_types", "quickly_compiled")
+pytestmark = pytest.mark.usefixtures("strict_types")
 
 LOADS = (
     *("balanced", "hot experts", "spread hot experts", "experts without tokens", "rotating hot spot", "burst"),

@@ -24,17 +24,15 @@ def experiment(topology: Topology, **settings) -> Experiment:
 
 
 @pytest.fixture(scope="package")
-def lone(few_optimizations):
+def lone():
     """(experiment, report) of 4 ranks, 3 micro-batches."""
     one = experiment(Topology(num_expert_ranks=4), num_microbatches=3)
-    with few_optimizations():
-        return one, compile_one(one, Pod.parse("cpu:4"), NOBODY)
+    return one, compile_one(one, Pod.parse("cpu:4"), NOBODY)
 
 
 @pytest.fixture(scope="package")
-def pipelines(few_optimizations):
+def pipelines():
     """(experiment, report) of 3 pipelines of 2 stages with 2 ranks each, one of whose workers is down; windows of 2."""
     settings = {"num_microbatches": 2, "window": 2, "wire_dtype": "bfloat16"}
     one = experiment(Topology(3, 2, 2), **settings)
-    with few_optimizations():
-        return one, compile_one(one, Pod.parse("cpu:12"), Down(frozenset({(1, 1)}), frozenset()))
+    return one, compile_one(one, Pod.parse("cpu:12"), Down(frozenset({(1, 1)}), frozenset()))

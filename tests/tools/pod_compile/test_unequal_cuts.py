@@ -110,10 +110,9 @@ def test_such_a_run_and_its_neighbours_are_accepted():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("window", [2, 1])
-def test_the_program_of_pipelines_that_are_cut_differently(few_optimizations, window):
+def test_the_program_of_pipelines_that_are_cut_differently(window):
     one = experiment(Topology(2, 2, 2), num_microbatches=2, window=window, cut=APART, microbatches=(1, 3))
-    with few_optimizations():
-        report = compile_one(one, Pod.parse("cpu:8"), NOBODY)
+    report = compile_one(one, Pod.parse("cpu:8"), NOBODY)
     assert (report["result"], report["program"]) == (FITS, "window" if window == 2 else "single")
     assert report["tokens"]["compiled_bytes"] == report["tokens"]["formula_bytes"] > 0
     compiled, formula = report["exchange"]["compiled_bytes"], report["exchange"]["formula_bytes"]
@@ -122,11 +121,10 @@ def test_the_program_of_pipelines_that_are_cut_differently(few_optimizations, wi
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("cut", "down"), [((1, 1, 1, 1), []), ((1, 2, 1, 2), [(0, 0)])])
-def test_the_program_of_two_runs_a_worker(few_optimizations, cut, down):
+def test_the_program_of_two_runs_a_worker(cut, down):
     one = experiment(Topology(2, 2, 2), num_microbatches=2, window=2, planner="v")
     one = replace(one, cut=cut, model=replace(one.model, num_layers=sum(cut)))
-    with few_optimizations():
-        report = compile_one(one, Pod.parse("cpu:8"), Down(frozenset(down), frozenset()))
+    report = compile_one(one, Pod.parse("cpu:8"), Down(frozenset(down), frozenset()))
     assert report["result"] == FITS
     for name in ("tokens", "exchange"):
         assert report[name]["compiled_bytes"] == report[name]["formula_bytes"] > 0
