@@ -31,11 +31,11 @@ FAULTS := --minutes 60
 faults: install  ## break real runs in every way that is known, and judge each time what came of it (FAULTS='--count 100')
 	$(BIN)/python -m benchmarks.faults $(FAULTS)
 
-test: install  ## the quick tests (15 minutes on 2 cores)
-	$(BIN)/python -m pytest -n 2 -m 'not slow'
+test: install  ## the quick tests (17 CPU-minutes on 2 cores)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow'
 
 test-all: install  ## all tests, and the quick ones on every newer Python that is installed
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 	$(BIN)/python tests/other_pythons.py
 
 test-peers: $(VENV)/.peers  ## models of the hub against transformers with torch (a minute, after their installation)

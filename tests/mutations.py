@@ -61,7 +61,7 @@ PLT = (
     "swift/checkpoint/partial/lost_tokens.py",
 )
 BUDDIES = ("tests/checkpoint/test_peer_snapshots.py",)
-DAMAGE = ("tests/checkpoint/test_damage.py", "tests/checkpoint/test_arrays.py")
+DAMAGE = tuple(f"tests/checkpoint/test_{name}.py" for name in ("damage", "broken_off_saves", "arrays"))
 
 MUTATIONS = (
     # What the plain model shares with the parallel one: no comparison of the two finds these.
