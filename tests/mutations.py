@@ -162,7 +162,7 @@ MUTATIONS = (
         "experts/layer.py",
         "popularity_E = lax.psum(pairs.popularity_E, axis)",
         "popularity_E = pairs.popularity_E",
-        LAYER,
+        ("tests/train/test_mathematics.py",),
     ),
     Mutation(
         "experts/exchange.py", "split_axis=2, concat_axis=2)", "split_axis=2, concat_axis=2)[:, :, ::-1]", EXCHANGE

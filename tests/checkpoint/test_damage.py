@@ -305,3 +305,14 @@ def test_a_checkpoint_has_its_name_on_the_disk_before_older_ones_go(small_run, m
     run.run(4)
     assert there == [(run.directory, [2, 4])]
     assert checkpoint_steps(run.directory) == [4]
+
+
+def test_a_checkpoint_that_goes_and_is_half_removed_does_not_count(small_run, monkeypatch):
+    run = small_run(experts_per_layer="all", every=2, num_kept=1).run(2)
+
+    def break_off(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(directory, "_keep_only", break_off)
+    run.run(4)
+    assert checkpoint_steps(run.directory) == [4]
