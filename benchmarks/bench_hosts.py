@@ -1,0 +1,240 @@
+"""One of four hosts of ``swift train`` is killed, frozen or cut off at a random moment; the other three resume.
+
+Prints seconds until no process of a survivor is left, and the largest distance of the losses from those of the same run
+on one host without a fault. Cutting a wire requires root, for a network namespace per host; it is left out otherwise.
+"""
+
+import argparse
+import os
+import random
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from children import tell
+from measure import publish
+
+from swift.checkpoint import checkpoint_steps
+from swift.runlog import read_run
+
+_SWIFT = [sys.executable, "-m", "swift"]
+_CONFIG = Path(__file__).parent.parent / "experiments" / "recycle" / "kill.gin"
+_NUM_HOSTS = 4
+_SETTINGS = ["Topology.num_stages=1", "ModelConfig.num_layers=1", "ModelConfig.moe_pattern=(True,)"]
+_SETTINGS += ["Experiment.num_steps=100000", "CheckpointConfig.every=10"]
+_ALL, _FEWER = ([f"Topology.num_pipelines={hosts}", f"Experiment.num_microbatches={12 // hosts}"] for hosts in (4, 3))
+_MARK, _QUICKLY = "SWIFT_BENCH_HOST", {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+_LATEST_S, _PATIENCE_S, _LIMIT_S, _MAX_LOSS_DISTANCE = 6.0, 300.0, 60.0, 1e-8
+
+
+@dataclass(frozen=True)
+class Episode:
+    """What followed a fault.
+
+    Attributes:
+        kind: ``kill``, ``freeze`` or ``cut``.
+        host: number of the host that was lost.
+        step: iterations on record when the fault came.
+        seconds: seconds until no process of the others was left.
+        codes: exit codes of the others.
+        resumed_from: iteration from which the three others resumed.
+        last: last iteration that they then recorded.
+    """
+
+    kind: str
+    host: int
+    step: int
+    seconds: float
+    codes: tuple[int, ...]
+    resumed_from: int
+    last: int
+
+
+class Network:
+    """A network namespace for each host, joined by a bridge."""
+
+    def __init__(self, directory: Path):
+        self._hosts, self._tag = directory / "hosts", f"{os.getpid() % 100_000}"
+
+    def __enter__(self) -> Self:
+        names = "".join(f"10.79.0.{host + 1} host{host}\n" for host in range(_NUM_HOSTS))
+        self._hosts.write_text(f"127.0.0.1 localhost\n{names}")
+        try:
+            self._make()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _make(self) -> None:
+        _ip("link", "add", f"sw{self._tag}", "type", "bridge")
+        _ip("link", "set", f"sw{self._tag}", "up")
+        for host in range(_NUM_HOSTS):
+            space, wire = self._space(host), self._wire(host)
+            _ip("netns", "add", space)
+            _ip("link", "add", wire, "type", "veth", "peer", "wire", "netns", space)
+            _ip("link", "set", wire, "master", f"sw{self._tag}", "up")
+            _ip("-n", space, "address", "add", f"10.79.0.{host + 1}/24", "dev", "wire")
+            for device in ("lo", "wire"):
+                _ip("-n", space, "link", "set", device, "up")
+
+    def __exit__(self, *_: object) -> None:
+        for host in range(_NUM_HOSTS):
+            with suppress(OSError, subprocess.CalledProcessError):
+                _ip("netns", "delete", self._space(host))
+        with suppress(OSError, subprocess.CalledProcessError):
+            _ip("link", "delete", f"sw{self._tag}")
+
+    def wrap(self, host: int) -> list[str]:
+        """Command prefix that runs a command on a host."""
+        inside = f'hostname host{host}; mount --bind {self._hosts} /etc/hosts; exec "$@"'
+        return ["ip", "netns", "exec", self._space(host), "unshare", "-u", "-m", "sh", "-c", inside, "sh"]
+
+    def cut(self, host: int) -> None:
+        """Cuts the wire of a host."""
+        _ip("link", "set", self._wire(host), "down")
+
+    def _space(self, host: int) -> str:
+        return f"sw{self._tag}-{host}"
+
+    def _wire(self, host: int) -> str:
+        return f"sw{self._tag}w{host}"
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=20)
+
+
+def has_networks() -> bool:
+    """Whether hosts can have networks of their own here."""
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        suppress(OSError, subprocess.CalledProcessError),
+        Network(Path(directory)),
+    ):
+        return True
+    return False
+
+
+def alive(mark: str) -> Iterator[int]:
+    """Process ids of a host, but for those that have ended."""
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            state = (path / "stat").read_text().rpartition(")")[2].split()[0]
+            if state != "Z" and f"{_MARK}={mark}" in (path / "environ").read_text(errors="replace").split("\0"):
+                yield int(path.name)
+
+
+def wait_until(holds: Callable[[], bool], what: str) -> float:
+    """Waits until something holds; returns the seconds, and ends the program where it takes too long."""
+    begun = time.monotonic()
+    while not holds():
+        if time.monotonic() - begun > _PATIENCE_S:
+            raise SystemExit(f"{what}: not within {_PATIENCE_S:.0f} s")
+        time.sleep(0.1)
+    return time.monotonic() - begun
+
+
+def start(
+    run_dir: Path, num_hosts: int, settings: Sequence[str], *options: str, network: Network | None = None
+) -> list[subprocess.Popen[bytes]]:
+    """Starts the hosts of a run; the environment of all processes of one names it."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        address = f"{'127.0.0.1' if network is None else 'host0'}:{probe.getsockname()[1]}"
+    place = ["--run-dir", str(run_dir), "--coordinator", address, "--num-hosts", str(num_hosts)]
+    sets = [word for setting in (*_SETTINGS, *settings) for word in ("--set", setting)]
+    hosts = []
+    for host in range(num_hosts):
+        command = [*_SWIFT, "train", str(_CONFIG), *sets, *options, *place, "--host", str(host)]
+        environment = os.environ | _QUICKLY | {_MARK: f"{run_dir}:{host}"}
+        inside = [] if network is None else network.wrap(host)
+        with open(run_dir.parent / f"host{host}.txt", "wb") as said:
+            hosts.append(subprocess.Popen([*inside, *command], env=environment, stdout=said, stderr=said))
+    return hosts
+
+
+def strike(kind: str, host: int, run_dir: Path, network: Network | None) -> None:
+    """Loses a host."""
+    if kind == "cut":
+        assert network is not None
+        network.cut(host)
+        return
+    for pid in alive(f"{run_dir}:{host}"):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
+
+
+def episode(kind: str, chance: random.Random, top: Path) -> Episode:
+    """Runs four hosts, loses one, and resumes on the others."""
+    run_dir, lost = top / "run", chance.randrange(_NUM_HOSTS)
+    others = sorted({*range(_NUM_HOSTS)} - {lost})
+    with ExitStack() as stack:
+        network = stack.enter_context(Network(top)) if kind == "cut" else None
+        hosts = start(run_dir, _NUM_HOSTS, _ALL, network=network)
+        stack.callback(lambda: [strike("kill", host, run_dir, None) for host in range(_NUM_HOSTS)])
+        wait_until(lambda: bool(checkpoint_steps(run_dir / "checkpoints")), "the first checkpoint")
+        time.sleep(chance.uniform(0, _LATEST_S))
+        step = (run_dir / "metrics.jsonl").read_bytes().count(b"\n")
+        strike(kind, lost, run_dir, network)
+        marks = [f"{run_dir}:{host}" for host in others]
+        seconds = wait_until(lambda: not any(pid for mark in marks for pid in alive(mark)), f"the end after {kind}")
+        codes = tuple(hosts[host].wait() for host in others)
+    saved = checkpoint_steps(run_dir / "checkpoints")[-1]
+    resumed = start(run_dir, len(others), _FEWER, "--resume", "--stop-at", str(saved + 3))
+    ended = [host.wait() for host in resumed]
+    if any(ended):
+        raise SystemExit(f"the others do not resume: {ended}; {(top / 'host0.txt').read_text()[-2000:]}")
+    return Episode(kind, lost, step, round(seconds, 1), codes, saved, saved + 3)
+
+
+def losses(run_dir: Path) -> np.ndarray:
+    """Losses of all iterations of a run."""
+    return np.array([record["loss"] for record in read_run(run_dir).metrics])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--faults", type=int, default=10, help="faults of each kind (default: 10)")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    chance, found, runs = random.Random(options.seed), [], []
+    kinds = ["kill", "freeze", *(["cut"] if has_networks() else [])]
+    with tempfile.TemporaryDirectory() as directory:
+        for number in range(options.faults * len(kinds)):
+            top = Path(directory) / str(number)
+            top.mkdir()
+            found.append(episode(kinds[number % len(kinds)], chance, top))
+            runs.append(losses(top / "run"))
+            tell(f"{number + 1} of {options.faults * len(kinds)}: {found[-1]}")
+        whole, last = Path(directory) / "whole", max(one.last for one in found)
+        sets = [word for setting in (*_SETTINGS, *_ALL) for word in ("--set", setting)]
+        command = [*_SWIFT, "train", str(_CONFIG), *sets, "--run-dir", str(whole), "--stop-at", str(last)]
+        subprocess.run(command, check=True, capture_output=True, env=os.environ | _QUICKLY)
+        expected = losses(whole)
+    distance = max(float(np.abs(one - expected[: len(one)]).max()) for one in runs)
+    wrong = sum(one.codes != (3, 3, 3) or len(run) != one.last for one, run in zip(found, runs, strict=True))
+    figures: dict[str, Any] = {
+        "hosts": _NUM_HOSTS,
+        "median_s": {kind: statistics.median(one.seconds for one in found if one.kind == kind) for kind in kinds},
+        "episodes": [asdict(one) for one in found],
+    }
+    claims = {
+        "seconds until no process of a survivor is left": (max(one.seconds for one in found), _LIMIT_S),
+        "distance of the losses from those without a fault": (distance, _MAX_LOSS_DISTANCE),
+        "faults after which an exit code is not 3 or a record is missing": (float(wrong), 0.0),
+    }
+    return publish("lost hosts", figures, claims)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
