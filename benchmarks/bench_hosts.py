@@ -39,7 +39,7 @@ _LATEST_S, _PATIENCE_S, _LIMIT_S, _MAX_LOSS_DISTANCE = 6.0, 300.0, 60.0, 1e-8
 
 @dataclass(frozen=True)
 class Episode:
-    """What followed a fault.
+    """The end of a run after a fault, and its resumption.
 
     Attributes:
         kind: ``kill``, ``freeze`` or ``cut``.
