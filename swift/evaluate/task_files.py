@@ -14,7 +14,7 @@ from typing import Any
 from swift.errors import SettingError
 from swift.evaluate.tasks import Completion, Question, Selection
 from swift.files import read_regular
-from swift.generate import MAX_TOKENS
+from swift.limits import MAX_TOKENS
 
 _SHOWN = 60
 """Letters of a value that a mistake shows at most."""

@@ -13,12 +13,11 @@ from swift.generate.paged_model import check_expert_ranks, rank_mesh
 from swift.generate.pieces import Shown, decoded
 from swift.generate.programs import Prompt, Writer
 from swift.generate.radix_tree import Node, RadixTree
-from swift.generate.request import MAX_TOKENS, Answer, Constraint, Reason, Request
+from swift.generate.request import Answer, Constraint, Reason, Request
 from swift.generate.sampling import GREEDY, Sampling
 
 __all__ = [
     "GREEDY",
-    "MAX_TOKENS",
     "Answer",
     "Computed",
     "Constraint",

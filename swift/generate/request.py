@@ -12,9 +12,6 @@ Reason = Literal["length", "stop", "end", "cancelled", "failed"]
 """End of an answer: as many tokens as asked for, a stop token, nothing allowed after it, at the caller's
 wish, or because its constraint raised an error."""
 
-MAX_TOKENS = 1_000_000
-"""Tokens that a user can have a text continued by at most."""
-
 
 class Constraint(Protocol):
     """Tokens that may come next, as the text grows. It belongs to one request."""

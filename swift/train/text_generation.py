@@ -6,7 +6,8 @@ from pathlib import Path
 
 from swift.data import Tokenizer, prompt_tokens
 from swift.errors import SettingError, check_count
-from swift.generate import MAX_TOKENS, Answer, Request, Sampling, Shown, TextEngine, TextEngineConfig
+from swift.generate import Answer, Request, Sampling, Shown, TextEngine, TextEngineConfig
+from swift.limits import MAX_TOKENS
 from swift.train.checkpoints import load_wide
 from swift.train.settings import Experiment
 

@@ -1,6 +1,8 @@
 """Task files: what a line may hold, and one sentence for each that is wrong."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -132,3 +134,9 @@ def test_a_file_that_cannot_be_read(tmp_path):
 )
 def test_matches(right, text, expected):
     assert is_match(right, text) is expected
+
+
+def test_tasks_and_results_do_without_jax():
+    """Reports read them; only asking the questions takes an engine."""
+    code = "import sys, swift.evaluate; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
