@@ -31,7 +31,7 @@ FAULTS := --minutes 60
 faults: install  ## break real runs in every way that is known, and judge each time what came of it (FAULTS='--count 100')
 	$(BIN)/python -m benchmarks.faults $(FAULTS)
 
-test: install  ## the quick tests (17 CPU-minutes on 2 cores)
+test: install  ## the quick tests (about 10 minutes on 2 quiet cores)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow'
 
 test-all: install  ## all tests, and the quick ones on every newer Python that is installed
