@@ -27,7 +27,6 @@ def checked_where_arrays_are(*, typechecker: Callable[..., Any]) -> Callable[[An
 
     def decorate(defined: Any) -> Any:
         function = defined.__init__ if isclass(defined) else defined
-        function = getattr(function, "fget", None) or getattr(function, "__func__", None) or function
         hints = getattr(function, "__annotations__", {}).values()
         return check(defined) if any(isinstance(hint, str) or _has_arrays(hint) for hint in hints) else defined
 

@@ -8,6 +8,7 @@ import pytest
 from jaxtyping import Array, Float, TypeCheckError
 
 from swift.experts.placement.replicas import replica_counts
+from swift.experts.state_layouts import Decoupled
 from tests.array_check import check_arrays, checked_where_arrays_are
 
 check = checked_where_arrays_are(typechecker=check_arrays)
@@ -17,6 +18,12 @@ SQUARE, OBLONG = np.zeros((2, 2), np.float32), np.zeros((2, 3), np.float32)
 def test_the_packages_are_checked():
     with pytest.raises(TypeCheckError, match="placement_LNS"):
         replica_counts(jnp.zeros((3, 4), jnp.int32), 3)
+
+
+def test_a_method_of_a_dataclass_of_theirs_is_checked():
+    layout = Decoupled(num_classes=3, size=4, num_ranks=2, compute_dtype=jnp.float32, wire_dtype=jnp.float32)
+    with pytest.raises(TypeCheckError, match=r"Decoupled\.init"):
+        layout.init(jnp.zeros((3, 4)), None)
 
 
 def test_arguments_and_results_are_checked():
@@ -63,5 +70,5 @@ def test_what_has_no_annotated_arrays_is_as_it_was():
     class Size:
         rows: int
 
-    for defined in (count, Size, property(count), classmethod(count)):
+    for defined in (count, Size):
         assert check(defined) is defined
