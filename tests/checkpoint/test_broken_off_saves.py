@@ -1,6 +1,7 @@
 """Processes that end in the midst of a save, or cannot write a file to its end: only that save is lost."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -14,12 +15,12 @@ import pytest
 from swift.checkpoint import clean_up_saves
 
 PROCESSES = """
-import json, os, resource, signal, sys, threading
+import json, os, resource, signal, sys, threading, time
 from pathlib import Path
 from tests.checkpoint.conftest import *
 from swift.checkpoint.storage import writer
 
-root, *deaths = sys.argv[1:]
+root, limit_s, *deaths = sys.argv[1:]
 
 
 def begin(name):
@@ -53,10 +54,9 @@ def die(*_):
 
 
 def watch():
-    while True:
-        written = [file for file in directory.glob(".step-*.tmp/**/expert.*/0.0.0") if file.stat().st_size]
-        if written:
-            die()
+    while not any(file.stat().st_size for file in directory.glob(".step-*.tmp/**/expert.*/0.0.0")):
+        time.sleep(0.001)
+    die()
 
 
 def run_and_die(point):
@@ -84,6 +84,7 @@ def run_and_die(point):
 for name in deaths:
     pipes = out, err = os.pipe(), os.pipe()  # no files: their length may be limited
     if not (child := os.fork()):
+        signal.alarm(int(limit_s))  # ends it, wherever it is
         os.dup2(out[1], 1)
         os.dup2(err[1], 2)
         die_of(name)
@@ -93,6 +94,9 @@ for name in deaths:
     err, out = open(err[0]).read(), open(out[0]).read()  # which is short
     print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), out, err]), flush=True)
 """
+
+LIMIT_S = 100
+"""Time for each of the processes, none of which takes a tenth of it alone on the machine."""
 
 MOST_BYTES = [200, 3000, 6000]
 POINTS = ["between two files", "before the manifest", "before its name", "between two names"]
@@ -114,11 +118,18 @@ def ended(tmp_path_factory):
     All are children of one process, which has imported what they need.
     """
     root, names = tmp_path_factory.mktemp("ended"), [*map(str, MOST_BYTES), *POINTS]
-    command = [sys.executable, "-W", "ignore:.*fork:RuntimeWarning", "-c", PROCESSES, str(root), *names]
-    done = subprocess.run(
-        command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300, check=True
-    )
-    told = map(json.loads, done.stdout.splitlines())
+    command = [sys.executable, "-W", "ignore:.*fork:RuntimeWarning", "-c", PROCESSES, str(root), str(LIMIT_S), *names]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(
+        command, cwd=Path(__file__).parents[2], text=True, start_new_session=True, **pipes
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=(1 + len(names)) * LIMIT_S)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)  # with the child that it waits for
+            raise
+    assert process.returncode == 0, err
+    told = map(json.loads, out.splitlines())
     return {name: Ended(*one, root / name) for name, one in zip(names, told, strict=True)}
 
 
