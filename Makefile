@@ -50,7 +50,7 @@ test-eval: $(STAMP)  ## lm-eval drives the generation engine (a minute, after it
 	$(BIN)/python -m pytest tests/evaluate/test_harness.py
 
 test-slurm: install  ## runs of a real Slurm with three nodes on this machine, one of which is lost (as root, with slurm-wlm; two minutes)
-	$(BIN)/python -m pytest tests/elastic/real_runs/test_slurm.py
+	$(BIN)/python -m pytest -rs tests/elastic/real_runs/test_slurm.py
 
 examples: install  ## run the programs and the notebook of examples/ (two minutes)
 	$(BIN)/python -m pytest tests/docs/test_examples.py

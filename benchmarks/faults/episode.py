@@ -9,7 +9,7 @@ from typing import Any, Self
 from . import evidence, judge
 from .kinds import Aftermath, Kind
 from .running import Hung, Run
-from .shapes import EVERY, NUM_STEPS
+from .shapes import EVERY, LATE_SERVICE_S, NUM_STEPS
 from .volleys import Deck, Fault, wait_for_moment
 
 _STEPS_AFTER = 3
@@ -160,6 +160,7 @@ class Episode:
         return run.wait(
             lambda: any(event["event"] == "checkpoint" for event in run.events()[events:]),
             "no checkpoint is saved again",
+            run.place.patience_s + LATE_SERVICE_S,
         )
 
     def _judge_restores(self, known: int, promised: int | None, after: Aftermath) -> None:

@@ -36,6 +36,8 @@ CheckpointConfig.every = {EVERY}
 """
 _DEADLINES = ("start=120", "forming=30", "progress=40", "saving=40")
 """Arguments of `swift launch`: short time-outs that still suffice on a busy machine."""
+LATE_SERVICE_S = 120.0 + 40.0
+"""Seconds until a checkpoint service that is frozen while it starts is killed: ``start`` and ``saving``."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,16 @@ from contextlib import suppress
 from pathlib import Path
 
 NODES = ("node0", "node1", "node2")
-CAN_RUN = os.geteuid() == 0 and all(map(shutil.which, ("slurmctld", "slurmd", "sbatch", "unshare")))
+
+
+def can_run():
+    """Whether there is a Slurm here, and root may give its nodes names."""
+    if os.geteuid() != 0 or not all(map(shutil.which, ("slurmctld", "slurmd", "sbatch", "unshare"))):
+        return False
+    probe = ["unshare", "--mount", "mount", "--bind", "/etc/hosts", "/etc/hosts"]
+    return subprocess.run(probe, capture_output=True, check=False).returncode == 0
+
+
 _CONFIG = """
 ClusterName=swift
 SlurmctldHost=localhost(127.0.0.1)
@@ -59,11 +68,15 @@ class Slurm:
         (self.top / "slurm.conf").write_text(config)
         hosts = Path("/etc/hosts").read_text() + f"\n127.0.0.1 {' '.join(NODES)}\n"
         (self.top / "hosts").write_text(hosts)
-        self._start("slurmctld", "-D", "-c")
-        for node in NODES:
-            (self.top / f"spool.{node}").mkdir()
-            self.start(node)
-        self.wait_until(lambda: self.ask("sinfo", "--noheader", "--states=idle", "--format=%D") == "3")
+        try:
+            self._start("controller", "slurmctld", "-D", "-c")
+            for node in NODES:
+                (self.top / f"spool.{node}").mkdir()
+                self.start(node)
+            self.wait_until(lambda: self.ask("sinfo", "--noheader", "--states=idle", "--format=%D") == "3")
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_):
@@ -72,39 +85,39 @@ class Slurm:
             daemon.wait()
 
     def start(self, node):
-        """Starts the daemon of a node."""
-        self._start("slurmd", "-D", "-N", node, name=node)
+        """Starts the daemon of a node, whose name all processes that come from it have in their environments."""
+        self._start(node, "slurmd", "-D", "-N", node, SLURMD_NODENAME=node)
 
     def lose(self, node):
         """Ends all processes of a node at once, as a loss of power would, and tells Slurm what it would find out."""
-        daemon = self._daemons.pop(node)
-        daemon.kill()
-        daemon.wait()
         self._kill_all(node)
+        self._daemons.pop(node).wait()
         self.ask("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=lost")
+
+    def kill_task(self, node):
+        """Ends what a task of a job started on a node, but not Slurm's own processes."""
+        for pid in self._processes(node):
+            with suppress(OSError):
+                if not Path(f"/proc/{pid}/comm").read_text().startswith("slurm"):
+                    os.kill(pid, signal.SIGKILL)
 
     def find(self, node):
         """Has a node back that was lost and given up."""
         self.start(node)
         self.ask("scontrol", "update", f"NodeName={node}", "State=RESUME")
 
-    def ask(self, *words):
-        """Output of one of Slurm's commands."""
-        done = subprocess.run(words, env=self.environment, capture_output=True, text=True, timeout=60, check=False)
+    def ask(self, *words, **variables):
+        """Output of one of Slurm's commands, in the directory and with the environment of whoever types it."""
+        environment, cwd = self.environment | variables, self.top.parent
+        done = subprocess.run(words, env=environment, cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, (words, done.stderr, self.logs())
         return done.stdout.strip()
 
-    def submit(self, script, environment):
-        """Submits a batch script of three nodes, which continues when one is lost; returns the job's number."""
-        path = self.top / f"job{time.monotonic_ns()}.sh"
+    def submit(self, script, **variables):
+        """Submits a batch script; returns the job's number."""
+        path = self.top / "job.sh"
         path.write_text(script)
-        words = ["sbatch", "--parsable", "--nodes=3", "--ntasks-per-node=1", "--no-kill", "--no-requeue"]
-        words += [f"--output={self.top}/job-%j.txt", f"--chdir={self.top}", str(path)]
-        done = subprocess.run(
-            words, env=environment | self.environment, capture_output=True, text=True, timeout=60, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
+        return self.ask("sbatch", "--parsable", f"--output={self.top}/job-%j.txt", str(path), **variables)
 
     def said(self, job):
         """What a job has printed."""
@@ -130,20 +143,30 @@ class Slurm:
 
     def logs(self):
         """Ends of what the daemons and jobs wrote."""
-        paths = [*self.top.glob("*.log"), *self.top.glob("job-*.txt")]
+        paths = [*self.top.glob("*.log"), *self.top.glob("*.txt")]
         return "\n".join(f"{path.name}: {path.read_text(errors='replace')[-3000:]}" for path in paths)
 
-    def _start(self, *words, name=None):
-        self._daemons[name or words[0]] = subprocess.Popen(words, env=self.environment, stderr=subprocess.DEVNULL)
+    def _start(self, name, *words, **variables):
+        with open(self.top / f"{name}.log", "ab") as log:
+            pipes = {"stdout": log, "stderr": log}
+            self._daemons[name] = subprocess.Popen(words, env=self.environment | variables, **pipes)
+
+    def _processes(self, node=None):
+        """Process ids of a node, or of all; those that have ended and are not waited for have no environment."""
+        marks = {f"SLURM_CONF={self.top}/slurm.conf"} | ({f"SLURMD_NODENAME={node}"} if node else set())
+        for path in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if marks <= set((path / "environ").read_text(errors="replace").split("\0")):
+                    yield int(path.name)
 
     def _kill_all(self, node=None):
-        """Ends all processes of a node, or of all; what starts meanwhile is found the next time."""
-        marks = {f"SLURM_CONF={self.top}/slurm.conf"} | ({f"SLURMD_NODENAME={node}"} if node else set())
-        for _ in range(3):
-            for path in Path("/proc").glob("[0-9]*"):
-                with suppress(OSError):
-                    if marks <= set((path / "environ").read_text(errors="replace").split("\0")):
-                        os.kill(int(path.name), signal.SIGKILL)
+        until = time.monotonic() + 20
+        while pids := list(self._processes(node)):  # what starts meanwhile is found the next time
+            assert time.monotonic() < until, pids
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.05)
 
 
 def _free_ports(count):

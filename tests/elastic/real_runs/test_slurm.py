@@ -1,46 +1,94 @@
-"""Runs under a real Slurm of three nodes on this machine: one node is lost, given up, and found again."""
+"""Runs under a real Slurm of three nodes on this machine: a task ends, a node is lost, given up, and found again."""
 
+import re
 import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.elastic.runs import SWIFT, environment, left_behind, losses, newest_checkpoint, whole, write_config
-from tests.elastic.slurm import CAN_RUN, Slurm
+from tests.elastic.runs import SWIFT, environment, left_behind, losses, whole, write_config
+from tests.elastic.slurm import Slurm, can_run
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not CAN_RUN, reason="needs root and Debian's slurm-wlm")]
+pytestmark = pytest.mark.slow
+DOCUMENT = Path(__file__).parents[3] / "docs" / "clusters.md"
 
 
 @pytest.fixture
 def slurm(tmp_path):
+    if not can_run():
+        pytest.skip("needs Debian's slurm-wlm, and root that may mount")
     with Slurm(tmp_path / "slurm") as one:
         yield one
 
 
-def test_a_node_that_slurm_gives_up_is_done_without_and_taken_back(slurm, tmp_path):
-    """The recipe of docs/clusters.md."""
-    config = write_config(tmp_path, (3, 1, 1), 10**6, Experiment__num_microbatches=6)
-    command = [*SWIFT, "launch", "--processes", "3", str(config), "--run-dir", str(tmp_path / "run")]
-    words = " ".join([*command, "--listen", "127.0.0.1"])
-    script = f"#!/bin/sh\nsrun --no-kill --kill-on-bad-exit=0 --wait=0 {words}\n"
-    job = slurm.submit(script, environment(config))
-    slurm.wait_until(lambda: "running with 3 processes" in slurm.said(job))
-    slurm.wait_until(lambda: "run: step" in slurm.said(job))
-    slurm.lose("node2")
-    slurm.wait_until(lambda: "with 2 processes" in slurm.said(job))
-    assert slurm.state(job) == "RUNNING"
-    slurm.find("node2")
-    again = ["srun", "--nodes=1", "--ntasks=1", "--nodelist=node2", *command, "--nodes", "3", "--node", "2"]
-    with subprocess.Popen(again, env=environment(config) | slurm.environment, stderr=subprocess.DEVNULL) as process:
+def recipes(config):
+    """The batch script of docs/clusters.md and its command for one node, with values for this machine."""
+    section = DOCUMENT.read_text().partition("## Slurm")[2].partition("\n## ")[0]
+    script, command = re.findall(r"(?:^    .*\n)+", section, re.MULTILINE)
+    values = {"python -m": f"{sys.executable} -m", "CONFIG.gin": str(config), "--processes 6": "--processes 3"}
+    # All nodes are this machine, whose name may be no address that others reach.
+    values |= {"--cpus-per-task=16": "--cpus-per-task=1", "--insecure-network": "--listen 127.0.0.1"}
+    for text, value in values.items():
+        assert text in script
+        assert text in command
+        script, command = script.replace(text, value), command.replace(text, value)
+    return re.sub("^    ", "", script, flags=re.MULTILINE), command.strip()
+
+
+@contextmanager
+def typed(slurm, command, config):
+    """A command typed in a shell where the job was submitted; it does not outlive the block."""
+    with (
+        open(slurm.top / "typed.txt", "ab") as said,
+        subprocess.Popen(
+            ["bash", "-c", f"exec {command}"],
+            env=environment(config) | slurm.environment,
+            cwd=config.parent,
+            stdout=said,
+            stderr=said,
+        ) as process,
+    ):
         try:
-            slurm.wait_until(lambda: "with 3 processes" in slurm.said(job).partition("node 2 is lost")[2])
-            slurm.ask("scancel", "--signal=TERM", job)
-            slurm.wait_until(lambda: slurm.state(job) not in ("RUNNING", "COMPLETING"))
-            assert process.wait(60) == 3  # the run is not finished
+            yield process
         finally:
             process.kill()
-    found = losses(tmp_path / "run")
-    assert newest_checkpoint(config) == len(found), slurm.logs()
+
+
+def test_a_run_does_without_a_task_and_without_a_node_and_has_both_back(slurm, tmp_path):
+    """Tries both recipes of docs/clusters.md."""
+    config = write_config(tmp_path, (3, 1, 1), 10**6, Experiment__num_microbatches=6)
+    script, one_node = recipes(config)
+    job = slurm.submit(script, **environment(config))
+    one_node = one_node.replace("1234", job)
+
+    def wait_for(words, after=""):
+        slurm.wait_until(lambda: words in slurm.said(job).partition(after)[2] if after else words in slurm.said(job))
+
+    wait_for("running with 3 processes")
+    wait_for(f"{job}: step 1/")
+    slurm.kill_task("node1")
+    wait_for("with 2 processes", after="node 1 is lost")
+    again = one_node.replace("MACHINE", "node1").replace("--node 2", "--node 1")
+    with typed(slurm, again, config) as first:
+        wait_for("with 3 processes", after="node 1 is lost")
+        slurm.lose("node2")
+        wait_for("with 2 processes", after="node 2 is lost")
+        assert slurm.state(job) == "RUNNING"
+        slurm.find("node2")
+        again = one_node.replace("MACHINE", "node2").replace(f"--jobid={job} --overlap ", "")
+        with typed(slurm, again, config) as second:
+            wait_for("with 3 processes", after="node 2 is lost")
+            slurm.ask("scancel", "--signal=TERM", job)
+            slurm.wait_until(lambda: slurm.state(job) not in ("RUNNING", "COMPLETING"))
+            # The signal reaches all tasks of the job, of which the second is none: for it, the run is not finished.
+            assert [process.wait(120) for process in (first, second)] == [130, 3]
+    run_dir = tmp_path / "runs" / job
+    found = losses(run_dir)
+    assert f"interrupted after iteration {len(found)}; --resume continues from {len(found)}" in slurm.said(job)
+    assert "node0: task 0: Exited with exit code 130" in slurm.said(job)
     np.testing.assert_allclose(found, whole(config, "--stop-at", len(found)), rtol=1e-8)
     assert left_behind(config) == {}
 
@@ -48,12 +96,8 @@ def test_a_node_that_slurm_gives_up_is_done_without_and_taken_back(slurm, tmp_pa
 def test_hosts_of_train_find_each_other_under_srun(slurm, tmp_path):
     config = write_config(tmp_path, (2, 2, 1), 6)
     command = [*SWIFT, "train", str(config), "--run-dir", str(tmp_path / "run")]
-    srun = [
-        "srun",
-        "--nodes=2",
-        "--ntasks-per-node=1",
-        *slurm.named([*command, "--coordinator", "auto", "--num-hosts", "2"]),
-    ]
+    hosts = slurm.named([*command, "--coordinator", "auto", "--num-hosts", "2"])
+    srun = ["srun", "--nodes=2", "--ntasks-per-node=1", *hosts]
     done = subprocess.run(
         srun, env=environment(config) | slurm.environment, capture_output=True, text=True, timeout=240, check=False
     )
