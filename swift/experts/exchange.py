@@ -12,6 +12,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
@@ -31,8 +32,8 @@ def to_slices(params_LEW: Float[Array, "L E W"], num_ranks: int) -> Float[Array,
     return padded.reshape(num_layers, num_classes, num_ranks, -1).swapaxes(1, 2)
 
 
-def from_slices(slices_LNEw: Float[Array, "L N E w"], size: int) -> Float[Array, "L E W"]:
-    """Joins the ranks' slices ``[L, N, E, w]`` into whole experts ``[L, E, size]``: the inverse of ``to_slices``."""
+def from_slices(slices_LNEw: Float[np.ndarray, "L N E w"], size: int) -> Float[np.ndarray, "L E W"]:
+    """Joins the ranks' slices on the host: whole experts ``[L, E, size]``, the inverse of ``to_slices``."""
     num_layers, _, num_classes, _ = slices_LNEw.shape
     return slices_LNEw.swapaxes(1, 2).reshape(num_layers, num_classes, -1)[..., :size]
 

@@ -28,8 +28,10 @@ class Layout(Protocol):
     def init(self, params_LEW: Float[Array, "L E W"], placement_LNS: Int[Array, "L N S"]) -> Float[Array, "L N ..."]:
         """Lays out whole experts as the master weights of all ranks, ``[L, N, ...]``."""
 
-    def classes(self, master: Float[Array, "L ..."], placement_LNS: Int[Array, "L N S"]) -> Float[Array, "L E W"]:
-        """Joins the master weights of all ranks into whole experts ``[L, E, W]``: the inverse of ``init``."""
+    def classes(
+        self, master: Float[Array | np.ndarray, "L ..."], placement_LNS: Int[Array, "L N S"]
+    ) -> Float[np.ndarray, "L E W"]:
+        """Joins the master weights of all ranks on the host: whole experts ``[L, E, W]``, the inverse of ``init``."""
 
     def collect(
         self, gradients_LSW: Float[Array, "L S W"], placement_LNS: Int[Array, "L N S"]
@@ -88,10 +90,10 @@ class Decoupled(_Unmoved):
         del placement_LNS
         return to_slices(params_LEW, self.num_ranks)
 
-    def classes(self, master: Float[Array, "L ..."], placement_LNS: Any) -> Float[Array, "L E W"]:
+    def classes(self, master: Float[Array | np.ndarray, "L ..."], placement_LNS: Any) -> Float[np.ndarray, "L E W"]:
         """See Layout."""
         del placement_LNS
-        return from_slices(master, self.size)
+        return from_slices(np.asarray(master), self.size)
 
     def first_position(self, width: int) -> Int[Array, ""]:
         """See Layout."""
@@ -172,11 +174,13 @@ class ReplicaShards(_Unmoved):
         replica_N = np.arange(self.num_ranks) // self.stride
         return shards[:, np.arange(self.num_ranks), :, replica_N].swapaxes(0, 1)
 
-    def classes(self, master: Float[Array, "L ..."], placement_LNS: Int[Array, "L N S"]) -> Float[Array, "L E W"]:
+    def classes(
+        self, master: Float[Array | np.ndarray, "L ..."], placement_LNS: Int[Array, "L N S"]
+    ) -> Float[np.ndarray, "L E W"]:
         """See Layout."""
         del placement_LNS
         num_layers = master.shape[0]
-        grid = master.reshape(num_layers, self.num_replicas, self.stride, self.slots_per_rank, -1)
+        grid = np.asarray(master).reshape(num_layers, self.num_replicas, self.stride, self.slots_per_rank, -1)
         return grid.transpose(0, 2, 3, 1, 4).reshape(num_layers, self.num_classes, -1)[..., : self.size]
 
     def first_position(self, width: int) -> Int[Array, ""]:
@@ -217,7 +221,9 @@ class Instances:
         """See Layout; ``[L, N, S, W]``."""
         return jax.vmap(lambda params, placement: params[placement])(params_LEW, placement_LNS)
 
-    def classes(self, master: Float[Array, "L ..."], placement_LNS: Int[Array, "L N S"]) -> Float[Array, "L E W"]:
+    def classes(
+        self, master: Float[Array | np.ndarray, "L ..."], placement_LNS: Int[Array, "L N S"]
+    ) -> Float[np.ndarray, "L E W"]:
         """See Layout: of replicas, which are alike, the first."""
         num_layers = len(master)
         is_class_LEX = np.arange(self.num_classes)[:, None] == np.asarray(placement_LNS).reshape(num_layers, 1, -1)

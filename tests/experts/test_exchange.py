@@ -81,7 +81,7 @@ def test_narrow_wire_but_wide_sum():
 @given(st.integers(1, 9), st.integers(1, 40))
 def test_slices_of_any_number_of_ranks_join_again(num_ranks, size):
     params = np.arange(2 * 3 * size, dtype=np.float32).reshape(2, 3, size)
-    np.testing.assert_array_equal(from_slices(to_slices(params, num_ranks), size), params)
+    np.testing.assert_array_equal(from_slices(np.asarray(to_slices(params, num_ranks)), size), params)
 
 
 LAYOUTS = {
@@ -96,7 +96,9 @@ def test_every_layout_holds_and_reduces_the_same_classes(layout):
     params = np.random.default_rng(0).standard_normal((ROWS, 4, SIZE)).astype(np.float32)
     placement = np.broadcast_to((np.arange(16, dtype=np.int32) % 4).reshape(8, 2), (ROWS, 8, 2))
     master = layout.init(params, placement)
-    np.testing.assert_array_equal(layout.classes(master, placement), params)
+    classes = layout.classes(master, placement)
+    assert isinstance(classes, np.ndarray)  # on the host, though the master weights are on a device
+    np.testing.assert_array_equal(classes, params)
 
     def per_rank(master, placement):
         slots = layout.materialize(master, placement)[..., :SIZE]

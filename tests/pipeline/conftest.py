@@ -283,7 +283,7 @@ class Rig:
         for name, per_rank in found.items():
             if ends.get(name, mine[0]) in mine:
                 rows = spec.model_index[name][holding]
-                classes = np.asarray(spec.layouts[name].classes(np.swapaxes(per_rank, 0, 1), None))
+                classes = spec.layouts[name].classes(np.swapaxes(per_rank, 0, 1), None)
                 assert not classes[rows < 0].any()
                 if (rows >= 0).any():
                     assert_close(spec, name, classes[rows >= 0], expected.gradients[name][rows[rows >= 0]], 1e-10)

@@ -78,7 +78,7 @@ def test_as_many_processes_as_there_are_now_get_their_slices(checkpoint_service,
 
     def classes(of, parts, name):
         slices = np.concatenate([part.master[name][0][0] for part in parts], axis=1)
-        return np.asarray(of.spec.layouts[name].classes(slices, None))
+        return of.spec.layouts[name].classes(slices, None)
 
     before = [kept(checkpoint_service, process, Stamp(3, 4)) for process in ranks]
     after = [kept(three, process, Stamp(5, 4)) for process in processes]
