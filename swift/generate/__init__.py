@@ -9,7 +9,7 @@ constrains.
 from swift.generate.engine import Computed, TextEngine, TextEngineConfig
 from swift.generate.gen import Gen
 from swift.generate.grammar import Until
-from swift.generate.paged_model import check_expert_ranks, rank_mesh
+from swift.generate.paged_model import check_devices, check_expert_ranks
 from swift.generate.pieces import Shown, decoded
 from swift.generate.programs import Prompt, Writer
 from swift.generate.radix_tree import Node, RadixTree
@@ -33,7 +33,7 @@ __all__ = [
     "TextEngineConfig",
     "Until",
     "Writer",
+    "check_devices",
     "check_expert_ranks",
     "decoded",
-    "rank_mesh",
 ]

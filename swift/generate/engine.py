@@ -1,6 +1,7 @@
 """Answers to many requests at once, of one model."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import jax
@@ -129,18 +130,30 @@ class TextEngine:
         self.drafts.add(answer, tokens, allowed)
         return answer
 
+    def submit_all(self, requests: Iterable[Request]) -> list[Answer]:
+        """Adds requests, as ``submit`` does: all of them or, where anything ends that, none."""
+        answers: list[Answer] = []
+        with self._cancelling(answers):
+            answers += map(self.submit, requests)
+        return answers
+
     def answers(self, requests: Iterable[Request]) -> list[Answer]:
         """Answers requests, and whatever was submitted before."""
-        answers: list[Answer] = []
-        try:
-            answers += map(self.submit, requests)
+        answers = self.submit_all(requests)
+        with self._cancelling(answers):
             while not self.is_idle:
                 self.step()
+        return answers
+
+    @contextmanager
+    def _cancelling(self, answers: Sequence[Answer]) -> Iterator[None]:
+        """Ends requests where the block is interrupted or fails."""
+        try:
+            yield
         except BaseException:
             for answer in answers:
                 self.cancel(answer)
             raise
-        return answers
 
     def cancel(self, answer: Answer) -> None:
         """Ends a request; what it has so far stays in the answer."""

@@ -63,6 +63,15 @@ def check_expert_ranks(num_ranks: int, num_classes: int) -> None:
         raise SettingError(_EXPERT_RANKS, num_ranks, f"must divide {num_classes}, the number of experts")
 
 
+def check_devices(num_ranks: int) -> None:
+    """Raises SettingError unless there are as many devices, emulated ones included; starts JAX for more than one."""
+    if num_ranks == 1:
+        return
+    num_devices = len(jax.devices())
+    if num_ranks > num_devices:
+        raise SettingError(_EXPERT_RANKS, num_ranks, f"must be at most {num_devices}, the number of devices")
+
+
 def rank_mesh(num_ranks: int, num_classes: int) -> Mesh | None:
     """Lays expert ranks on the first devices, emulated ones included; None for one rank, which needs no mesh.
 
@@ -72,9 +81,7 @@ def rank_mesh(num_ranks: int, num_classes: int) -> Mesh | None:
     check_expert_ranks(num_ranks, num_classes)
     if num_ranks == 1:
         return None
-    num_devices = len(jax.devices())
-    if num_ranks > num_devices:
-        raise SettingError(_EXPERT_RANKS, num_ranks, f"must be at most {num_devices}, the number of devices")
+    check_devices(num_ranks)
     return Mesh(np.array(jax.devices()[:num_ranks]), (EXPERT_AXIS,))
 
 

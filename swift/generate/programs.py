@@ -242,7 +242,9 @@ class Prompt:
             ends = [[int(token) for token in tokenizer.encode(choice)] for choice in gen.choices]
             if not all(ends):
                 raise SettingError("Gen.choices", list(gen.choices), "must be texts of at least one token")
-            return self._ask_choices(ends)
+            return writer.engine.submit_all(
+                Request([*self._tokens, *end], scored_from=len(self._tokens)) for end in ends
+            )
         constraint = None if gen.regex is None else writer.grammar().matching(gen.regex)
         vocab_size = writer.engine.gpt.vocab_size
         key = repr((gen.sampling.stream, self._branch, self._num_asked))
@@ -256,18 +258,6 @@ class Prompt:
         answer = writer.engine.submit(request)
         self._num_asked += 1
         return [answer]
-
-    def _ask_choices(self, ends: Sequence[Sequence[int]]) -> list[Answer]:
-        """Has the tokens of choices scored: all of them or, where the engine refuses one, none."""
-        engine, answers = self._writer.engine, list[Answer]()
-        try:
-            for end in ends:
-                answers.append(engine.submit(Request([*self._tokens, *end], scored_from=len(self._tokens))))
-        except SettingError:
-            for answer in answers:
-                engine.cancel(answer)
-            raise
-        return answers
 
     def _take(self, gen: Gen, answers: Sequence[Answer]) -> None:
         """Adds what a part has become."""

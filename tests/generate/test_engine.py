@@ -233,6 +233,37 @@ def test_a_cancelled_request_gives_its_room_back(plain, likeliest):
     assert answers[0].reason == answers[5].reason == "cancelled"
 
 
+@pytest.mark.parametrize("error", [SettingError("--tokens", 0, "must be more"), KeyboardInterrupt()], ids=type)
+def test_requests_that_are_not_all_submitted_leave_nothing(plain, error):
+    """Whatever ends that; a request of before stays."""
+    engine = engine_of(plain)
+    kept, seen = engine.submit(Request([1], 2, GREEDY)), []
+
+    def requests():
+        yield from (Request(text, 2, GREEDY) for text in TEXTS[:2])
+        seen.append(engine.num_unanswered)
+        raise error
+
+    for take in (engine.submit_all, engine.answers):
+        with pytest.raises(type(error)):
+            take(requests())
+        assert engine.num_unanswered == 1
+    assert (seen, kept.reason) == ([3, 3], None)
+
+
+def test_an_interrupted_call_cancels_all_that_were_to_be_answered(plain, monkeypatch):
+    engine = engine_of(plain)
+
+    def interrupted():
+        assert engine.num_unanswered == len(TEXTS)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.answers(Request(text, 2, GREEDY) for text in TEXTS)
+    assert engine.is_idle
+
+
 @pytest.mark.parametrize(
     ("request_", "line"),
     [

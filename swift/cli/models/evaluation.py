@@ -32,7 +32,8 @@ def evaluate(options: argparse.Namespace) -> None:
     tasks = _read(options.tasks)
     models = [find_model(path, "DIR", options.config, options.step) for path in options.models]
     files = ResultsFiles(tasks, models, options.out)
-    config = TextEngineConfig(expert_ranks=prepare_engine(options.expert_ranks, [model.experiment for model in models]))
+    prepare_engine(options.expert_ranks, [model.experiment for model in models])
+    config = TextEngineConfig(expert_ranks=options.expert_ranks)
     files.locate(resume=options.resume)
     with Interrupt(answer=_say_stopping).hold() as interrupt:
         for number, model in enumerate(models):

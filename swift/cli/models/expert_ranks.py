@@ -4,19 +4,16 @@ from collections.abc import Sequence
 
 from swift.cli.commands import prepare
 from swift.errors import renamed_settings
-from swift.generate import check_expert_ranks, rank_mesh
+from swift.generate import check_devices, check_expert_ranks
 from swift.train import Experiment
 
 
-def prepare_engine(expert_ranks: int, experiments: Sequence[Experiment]) -> int:
+def prepare_engine(expert_ranks: int, experiments: Sequence[Experiment]) -> None:
     """Configures JAX, before it starts, for engines whose experts are spread over devices.
 
     Args:
         expert_ranks: value of ``--expert-ranks``; emulated devices are as many.
         experiments: settings of the models.
-
-    Returns:
-        The expert ranks of each engine.
 
     Raises:
         SettingError: the experts of a model cannot be spread evenly, or there are not as many devices.
@@ -25,5 +22,4 @@ def prepare_engine(expert_ranks: int, experiments: Sequence[Experiment]) -> int:
         for experiment in experiments:
             check_expert_ranks(expert_ranks, experiment.experts.num_classes)
         prepare(experiments, num_devices=expert_ranks)
-        rank_mesh(expert_ranks, experiments[0].experts.num_classes)
-    return expert_ranks
+        check_devices(expert_ranks)

@@ -25,10 +25,10 @@ def generate(options: argparse.Namespace) -> None:
     if (options.model / METRICS).exists():
         raise SettingError("MODEL", str(options.model), "is a run directory; write its model with `swift export` first")
     experiment = load_stored(options.model, "MODEL", options.config, spared=OF_TRAINING)
-    expert_ranks = prepare_engine(options.expert_ranks, [experiment])
+    prepare_engine(options.expert_ranks, [experiment])
     prompts = options.prompt or [_DEFAULT_PROMPT]
     sampling = Sampling(options.temperature, options.top_k, options.top_p, options.seed)
-    pieces = generate_text(experiment, options.model, prompts, options.tokens, sampling, expert_ranks)
+    pieces = generate_text(experiment, options.model, prompts, options.tokens, sampling, options.expert_ranks)
     if options.format == "text" and len(prompts) == 1:
         _show_live(prompts[0], (piece for _, piece in pieces))
         return
