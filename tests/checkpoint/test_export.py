@@ -18,7 +18,7 @@ from swift.experts.optimizer_config import OptimizerConfig
 from swift.generate import Sampling, Shown
 from swift.models import ModelConfig, plain_logits
 from swift.topology import Topology
-from swift.train import Experiment, export_model, generate, load_exported
+from swift.train import Experiment, export_model, generate, load_exported, widened
 from swift.train.checkpoints.saved_state import split_of
 
 LENGTH = 16
@@ -158,3 +158,14 @@ def test_a_character_of_several_tokens_is_shown_when_it_is_whole():
 def test_a_value_that_cannot_be_is_refused(model, option, value, name):
     with pytest.raises(SettingError, match=f"{name} = .*: must be "):
         write(model, **{option: value})
+
+
+@pytest.mark.parametrize(("compute", "master"), [("bfloat16", "float32"), ("float64", "float64")])
+@pytest.mark.parametrize("stored", ["bfloat16", "float32", "float64"])
+def test_weights_get_the_type_of_master_weights(compute, master, stored):
+    """Those of a narrower type are the same numbers; those of a wider one are rounded."""
+    weights = {"head": {"w": np.array([1 / 3, -2.5], stored)}}
+    (found,) = jax.tree.leaves(widened(replace(TINY, compute_dtype=compute), weights))
+    assert isinstance(found, np.ndarray)
+    assert found.dtype == master
+    np.testing.assert_array_equal(found, weights["head"]["w"].astype(master))

@@ -146,6 +146,15 @@ def test_more_ranks_than_devices(monkeypatch):
         prepare_engine(16, [experiment])
 
 
+def test_one_rank_starts_no_jax(monkeypatch):
+    """Mistakes that are found later are told before a device is taken."""
+    monkeypatch.setattr("swift.cli.models.expert_ranks.prepare", lambda *_, **__: None)
+    monkeypatch.setattr("jax.devices", None)
+    prepare_engine(1, [Experiment()])
+    with pytest.raises(TypeError):
+        prepare_engine(2, [Experiment()])
+
+
 def test_the_experts_of_every_model_are_spread():
     models = [Experiment(experts=ExpertConfig(num_classes=count)) for count in (8, 12)]
     with pytest.raises(SettingError, match=r"^--expert-ranks = 8: must divide 12, the number of experts$"):

@@ -95,13 +95,13 @@ def load_exported(experiment: Experiment, path: Path) -> tuple[GPT, Weights]:
 
 
 def load_wide(experiment: Experiment, path: Path) -> tuple[GPT, Weights]:
-    """Reads a model directory as ``load_exported`` does, and widens the weights to the type of master weights."""
+    """Reads a model directory as ``load_exported`` does, and has the weights ``widened``."""
     gpt, weights = load_exported(experiment, path)
     return gpt, widened(experiment, weights)
 
 
 def widened(experiment: Experiment, weights: Weights) -> Weights:
-    """Widens weights on the host to the type of master weights, those that are narrower."""
+    """Widens weights on the host to the type of master weights; those of a wider type are rounded to it."""
     wide = jnp.promote_types(experiment.compute_dtype, jnp.float32)
     return jax.tree.map(lambda leaf: np.asarray(leaf).astype(wide, copy=False), weights)
 
