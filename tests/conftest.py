@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 from unittest import mock
 
 import hypothesis
@@ -25,6 +24,8 @@ import numpy as np
 import pytest
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 from jaxtyping import install_import_hook
+
+from tests.compiling import compile_quickly, compiled_as_in_a_run
 
 ROOT = Path(__file__).parents[1]
 CHECKED = ("experts", "mesh", "pipeline", "checkpoint/partial", "checkpoint/memory")
@@ -64,12 +65,11 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 def pytest_configure(config: pytest.Config) -> None:
     """Has the quick tests, and the processes that they start, compile quickly rather than well.
 
-    Most of what they take is to compile. Where slow tests run, too, all programs are compiled as those of a run are.
+    Most of what they take is to compile. Not for programs that have to agree to the bit: these are compiled as those of
+    a run are (``compiled_well``), and so are all where slow tests run, too.
     """
     if config.option.markexpr == "not slow":
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false".strip()
-        os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
-        jax.config.update("jax_disable_most_optimizations", True)
+        compile_quickly()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -91,20 +91,11 @@ def x64():
         yield
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def compiled_well():
     """Compiles as a run does, for programs that have to agree to the bit."""
-    compile_lowered = jax.stages.Lowered.compile
-
-    def compile_as_in_a_run(lowered: jax.stages.Lowered, compiler_options: Any = None, **options: Any) -> Any:
-        return compile_lowered(lowered, {"xla_cpu_use_fusion_emitters": True} | (compiler_options or {}), **options)
-
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", False)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax.stages.Lowered, "compile", compile_as_in_a_run)
+    with compiled_as_in_a_run():
         yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 @pytest.fixture(scope="session")

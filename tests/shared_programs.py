@@ -29,6 +29,9 @@ NOT_COMPILED: dict[str, Any] = {
 def shared_programs(kept: dict[Any, Any]) -> Iterator[None]:
     """Has runs take the programs that others with the same settings have compiled, as long as the context lasts.
 
+    Programs that are compiled quickly and those compiled as a run does are kept apart. A test that patches what is
+    traced must not use shared programs: it would be given, or leave to others, what was traced otherwise.
+
     Args:
         kept: the programs by what they depend on; it is added to.
     """

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 from swift.checkpoint import checkpoint_steps
@@ -37,6 +38,15 @@ def test_a_stopped_run_goes_on_from_an_older_checkpoint_and_its_model_writes(tel
         refused = tell("generate", "model", option, value)
         assert (refused.code, refused.out, refused.new) == (2, "", [])
         assert refused.err.startswith(f"swift: {option} = {value}: must be ")
+
+
+@pytest.mark.usefixtures("compiled_well")
+def test_a_run_as_a_user_compiles_it_learns_what_the_others_do(tell, half):
+    told = tell("train", "tiny.gin", "--run-dir", "new", "--stop-at", "4")
+    assert told.code == 0, told.err
+    ours, others = ([record["loss"] for record in read_run(path).metrics] for path in ("new", half))
+    assert len(ours) == 4
+    np.testing.assert_allclose(ours, others, rtol=1e-5)
 
 
 TOO_FAST = ("OptimizerConfig.peak_learning_rate=1e20", "OptimizerConfig.clip_norm=None")

@@ -99,6 +99,12 @@ def test_every_token_is_the_likeliest_of_the_whole_model(plain, likeliest, sizes
     assert is_clean(engine)
 
 
+@pytest.mark.usefixtures("compiled_well")
+def test_tokens_of_programs_as_a_user_compiles_them(plain, likeliest):
+    answers = engine_of(plain).answers([Request(text, COUNT, GREEDY) for text in TEXTS])
+    assert [answer.tokens for answer in answers] == likeliest
+
+
 def oracle_choice(sampling):
     """The choice by its definition: the token at which the sum of the probabilities exceeds a uniform number."""
 

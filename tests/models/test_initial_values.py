@@ -7,6 +7,8 @@ from flax import nnx
 
 from swift.models import GPT, ModelConfig
 
+pytestmark = pytest.mark.usefixtures("compiled_well")
+
 CONFIG = ModelConfig(num_layers=2, model_dim=32, num_heads=2, ffn_dim=40, sequence_length=24, moe_pattern=(False, True))
 
 

@@ -103,6 +103,12 @@ def test_the_block_of_the_guide_and_experts_balanced_by_a_bias(rig):
         one.check(one.draw(seed))
 
 
+@pytest.mark.usefixtures("compiled_well")
+def test_a_program_as_a_run_compiles_it(rig):
+    one = rig(**CASES[0])
+    one.check(one.draw(0))
+
+
 @pytest.mark.slow
 def test_the_cases_are_what_they_are_for(rig):
     """Drops, an iteration's other placement, another order of rows than the workers', and a role that moved."""

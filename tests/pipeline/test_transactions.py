@@ -9,6 +9,8 @@ import numpy as np
 import optax
 import pytest
 
+from tests.compiling import compiled_as_in_a_run
+
 CLIP_NORM = 1.0
 CALM, WILD = 0.1, 1.0
 """Scales of parameters whose gradients are never, and always, longer than the clip."""
@@ -32,10 +34,10 @@ SLOW = [pytest.param(("float32", case), marks=pytest.mark.slow) for case in (WHO
 
 
 @pytest.fixture(scope="module", params=[("float64", LOST), *SLOW], ids=str)
-def run(request, rig, compiled_well):  # noqa: ARG001 - for what is compiled
+def run(request, rig):
     """Runs a window both ways, given the scale of the parameters and what else is done to the state."""
     dtype, case = request.param
-    with jax.enable_x64(dtype == "float64"):
+    with compiled_as_in_a_run(), jax.enable_x64(dtype == "float64"):
         one = rig(**case, window=3, clip_norm=CLIP_NORM, dtype=dtype)
         with one.experiment.engine(one.case.failed, "none") as engine:
 

@@ -13,6 +13,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from swift.pipeline.reconfigure import trimming
 from swift.pipeline.reconfigure.executable_cache import ExecutableCache
 from swift.pipeline.reconfigure.trimming import trimmed
+from tests.compiling import compiled_as_in_a_run
 
 CASE = {"topology": (2, 2, 1), "failed": {(1, 0)}, "dtype": "float32"}
 
@@ -25,7 +26,8 @@ def compiled(rig):
     one = rig(**CASE)
     drawn = one.draw(0)
     inputs = one.start(drawn), *one.put_table(one.table), one.put_batches(drawn.batches, one.table)
-    step = one.step.lower(*inputs).compile()
+    with compiled_as_in_a_run():
+        step = one.step.lower(*inputs).compile()
     yield one, step, serialize_executable.serialize(step)[0]  # a sort that has run cannot be serialized
     jax.config.update("jax_enable_compilation_cache", True)
     compilation_cache.reset_cache()

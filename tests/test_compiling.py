@@ -1,0 +1,54 @@
+"""Compiling as a run does among tests that compile quickly: nothing of theirs is taken, and nothing stays."""
+
+import os
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax._src import compiler
+
+from tests.compiling import compile_quickly, compiled_as_in_a_run
+
+
+@pytest.fixture
+def levels(monkeypatch):
+    """The optimization level of each program that is compiled, and whether it has XLA's fusion emitters anyway.
+
+    Compiles quickly, whatever the other tests do.
+    """
+    for name in ("XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS"):
+        monkeypatch.setenv(name, "")
+    before, made = jax.config.read("jax_disable_most_optimizations"), []
+    get = compiler.get_compile_options
+
+    def noted(*given, **more):
+        options = get(*given, **more)
+        level = options.executable_build_options.debug_options.xla_backend_optimization_level
+        made.append((level, dict(options.env_option_overrides).get("xla_cpu_use_fusion_emitters")))
+        return options
+
+    monkeypatch.setattr(compiler, "get_compile_options", noted)
+    compile_quickly()
+    yield made
+    jax.config.update("jax_disable_most_optimizations", before)
+    jax.clear_caches()
+
+
+def test_what_was_compiled_the_other_way_is_compiled_anew(levels):
+    double, x = jax.jit(lambda x: x * 2), jnp.ones(3)
+    levels.clear()
+    double(x)
+    with compiled_as_in_a_run():
+        double(x)
+    double(x)
+    assert levels == [(0, None), (3, True), (0, None)]
+
+
+@pytest.mark.usefixtures("levels")
+def test_processes_started_meanwhile_compile_as_a_run_does():
+    os.environ["XLA_FLAGS"] += " --another"
+    before = dict(os.environ)
+    with compiled_as_in_a_run():
+        assert os.environ["XLA_FLAGS"] == "--another"
+        assert "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ
+    assert dict(os.environ) == before
