@@ -59,6 +59,7 @@ def _run(options: argparse.Namespace) -> int:
             function = _function_of(options)
             module = importlib.import_module(_MODULES.get(function, "swift.cli.commands"))
             getattr(module, function)(options)
+        sys.stdout.flush()  # here, where a closed pipe is known, and not when the interpreter ends
     except SettingError as error:
         return _fail(with_suggestion(error), 2)
     except RunError as error:

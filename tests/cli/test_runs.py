@@ -109,7 +109,8 @@ def test_a_reader_that_closes_the_pipe_is_no_error(half_run):
     read, write = os.pipe()
     os.close(read)
     command = [sys.executable, "-m", "swift", "report", str(half_run)]
-    ended = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    buffered = os.environ | {"PYTHONUNBUFFERED": ""}  # then it is not before the end that anything is written
+    ended = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False, env=buffered)
     os.close(write)
     assert (ended.returncode, ended.stderr) == (141, "")
 

@@ -45,6 +45,8 @@ def slow_times(problem, executor_DMP, sequences):
     length = np.array([longest_from(q) for q in range(P)])
     if not problem.staggered:
         return length.max(), np.full(P, length.max())
+    if problem.num_iterations == 1:  # all stages begin together, and nothing follows their ends
+        return length.max(), length.max(axis=0)
     cycles = [cycle for n in range(1, P + 1) for cycle in permutations(range(P), n)]
     period = max(sum(length[q, p] for q, p in zip(c, c[1:] + c[:1], strict=True)) / len(c) for c in cycles)
     begins = np.zeros(P)

@@ -1,6 +1,7 @@
 """The process of the checkpoint service."""
 
 import os
+import sys
 import traceback
 from pathlib import Path
 from typing import NoReturn, TextIO
@@ -54,4 +55,5 @@ def run_checkpoint_service(
     except BaseException:
         traceback.print_exc()
         os._exit(1)
+    sys.stdout.flush()
     os._exit(0)  # a regular exit would wait for threads of a failed save, which Orbax leaves behind for minutes

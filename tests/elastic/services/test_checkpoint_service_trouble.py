@@ -220,7 +220,8 @@ def as_process(checkpoint_service, tmp_path, *commands, most_bytes=2**30):
     ]
     lines = "".join(map(CHECKPOINT_COMMANDS.line, commands))
     command = [sys.executable, "-c", PROCESS, *map(str, own)]
-    return subprocess.run(command, input=lines, capture_output=True, text=True, timeout=100)
+    buffered = os.environ | {"PYTHONUNBUFFERED": ""}  # the process ends without the interpreter, which would flush
+    return subprocess.run(command, input=lines, capture_output=True, text=True, timeout=100, env=buffered)
 
 
 def test_the_process_finishes_what_it_was_told_and_says_nothing_else(checkpoint_service, tmp_path):
