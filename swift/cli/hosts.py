@@ -49,14 +49,11 @@ def joined(place: HostPlace, options: argparse.Namespace, experiment: Experiment
     Raises:
         SettingError: they cannot be found, or run another program or configuration.
     """
-    for name in ("profile", "init_from"):
-        value = getattr(options, name)
-        if value is not None:
-            raise SettingError(f"--{name.replace('_', '-')}", Written(f"{value}"), "works on one host only so far")
     with options.link.quiet():
         with options.link.joining():
             hosts = join_hosts(place)
         settings = (line.partition(" = ") for line in config_text(experiment).splitlines())
         invocation = {"program": this_program(), "--resume": options.resume, "--stop-at": options.stop_at}
+        invocation |= {"--profile": options.profile, "--init-from": options.init_from and str(options.init_from)}
         hosts.check_same(invocation | {name: value for name, equals, value in settings if equals})
         yield hosts

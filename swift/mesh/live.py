@@ -269,9 +269,12 @@ def live_mesh(
 
 
 def storage_mesh(topology: Topology) -> LiveMesh:
-    """Makes a mesh with one worker per stage, all on one device, which holds a checkpoint's state and runs nothing."""
+    """Makes a mesh with one worker per stage, which holds a checkpoint's state and runs nothing.
+
+    All of them are on one device of this process, which so has all of the state.
+    """
     rows = tuple(MeshRow((0, stage), stage) for stage in range(topology.num_stages))
-    grid = np.array(jax.devices()[:1]).reshape(1, 1)
+    grid = np.array(jax.local_devices()[:1]).reshape(1, 1)
     return LiveMesh(topology, rows, Mesh(grid, AXES), virtual=True)
 
 

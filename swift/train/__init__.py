@@ -4,7 +4,14 @@
 workers of a run in one process, ``hosts`` those of several.
 """
 
-from swift.train.checkpoints import ModelSource, WeightSource, is_model, load_exported, widened
+from swift.train.checkpoints import (
+    ModelSource,
+    WeightSource,
+    is_model,
+    load_exported,
+    weights_digest,
+    widened,
+)
 from swift.train.display import Series, StepTimer, Terminal, describe, format_duration, progress_lines, saved_text
 from swift.train.emulated import Down
 from swift.train.export import export_model, find_checkpoint, load_weights
@@ -76,6 +83,7 @@ __all__ = [
     "summarize",
     "train",
     "try_placement",
+    "weights_digest",
     "widened",
     "window_length",
 ]

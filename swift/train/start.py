@@ -226,27 +226,27 @@ def find_weights(experiment: Experiment, options: TrainOptions) -> RestorePlan |
     return None if options.init_from is None else options.init_from.plan(experiment)
 
 
-def begin(
-    experiment: Experiment,
-    spec: StepSpec,
-    options: TrainOptions,
-    start: RestorePlan | None,
-    weights: RestorePlan | ModelPlan | None = None,
-) -> TrainState:
-    """Makes or loads the state from which the run continues.
+def read_start(
+    spec: StepSpec, options: TrainOptions, start: RestorePlan | None, weights: RestorePlan | ModelPlan | None
+) -> TrainState | dict[str, Any] | None:
+    """Reads to the host what the first state is made of, which differs from host to host; None: nothing is read.
 
     Args:
-        experiment: settings of the run.
         spec: step spec.
         options: options of this invocation.
         start: checkpoint of the run itself; None for a new run.
         weights: what was found of ``options.init_from``, which a new run begins with; None: there is none.
     """
-    if start is None and options.init_from is not None and weights is not None:
-        return spec.adopt(options.init_from.parameters(weights))
-    if start is None:
+    if start is not None:
+        return load_state(options.run_dir / "checkpoints", start, spec)
+    return None if options.init_from is None or weights is None else options.init_from.parameters(weights)
+
+
+def begin(experiment: Experiment, spec: StepSpec, read: TrainState | dict[str, Any] | None) -> TrainState:
+    """Makes the state from which the run continues, on the devices of all hosts, of what was read."""
+    if read is None:
         return spec.init(jax.random.key(experiment.seed))
-    return put_state(spec, load_state(options.run_dir / "checkpoints", start, spec))
+    return put_state(spec, read) if isinstance(read, TrainState) else spec.adopt(read)
 
 
 def open_run(experiment: Experiment, options: TrainOptions, done: int, lease: Lease) -> RunDirectory:

@@ -16,7 +16,7 @@ from swift.errors import RunError, renamed_settings
 from swift.mesh import host_line, keep_programs
 from swift.pipeline import TrainState
 from swift.runlog import Lease, SilentDirectory, check_new_run
-from swift.train.checkpoints import Checkpointer, ModelPlan, WeightSource, ledger_after
+from swift.train.checkpoints import Checkpointer, ModelPlan, WeightSource, ledger_after, weights_digest
 from swift.train.display import ProgressDisplay
 from swift.train.emulated import EmulatedCluster, EmulatedWorkers, RunCheckpoints, RunRecord
 from swift.train.hosts import OwnSequences, check_all_compute, check_hosts
@@ -34,6 +34,7 @@ from swift.train.start import (
     next_length,
     open_run,
     own_run,
+    read_start,
     try_placement,
 )
 from swift.train.step_records import Utilization
@@ -141,7 +142,11 @@ def _continue(
                 check_all_compute(cluster.engine.spec.live, hosts.count)
             spec = cluster.engine.spec
             progress.stage("making the first state" if start is None else "loading the checkpoint", start is None)
-            first_state = [begin(experiment, spec, options, start, weights)]
+            with hosts.together():
+                read = [read_start(spec, options, start, weights)]
+            if hosts.count > 1 and weights is not None:
+                hosts.check_same({"the weights of --init-from": weights_digest(read[0])})
+            first_state = [begin(experiment, spec, read.pop())]
             changes = [] if start is None else loaders[0].restore(start.manifest.extra["loader"])
             with (
                 (

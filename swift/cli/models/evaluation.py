@@ -1,14 +1,11 @@
 """``swift evaluate``: models asked the questions of a file, one model after the other."""
 
 import argparse
-import hashlib
 import json
 import sys
 import time
 from pathlib import Path
 
-import jax
-import numpy as np
 from rich.console import Console, RenderableType
 
 from swift.cli.models.expert_ranks import prepare_engine
@@ -20,7 +17,7 @@ from swift.evaluate import TaskFile, document_of, read_tasks
 from swift.evaluate.asking import ask, prepare_questions
 from swift.generate import TextEngine, TextEngineConfig
 from swift.models import GPT, Weights
-from swift.train import Interrupt, StepTimer, Terminal, progress_lines, widened
+from swift.train import Interrupt, StepTimer, Terminal, progress_lines, weights_digest, widened
 
 _MOST_MISTAKES = 20
 """Lines of a task file that are named at most."""
@@ -77,7 +74,7 @@ def _evaluate(
     """Asks a model what it has not answered yet."""
     with _Progress(files.titles[number], len(tasks.questions)) as progress:
         gpt, weights = _load(model)
-        evaluation = files.begin(number, _digest(weights))
+        evaluation = files.begin(number, weights_digest(weights))
         interrupt.check()
         known = {judgement.line for judgement in evaluation.judgements}
         missing = [question for question in tasks.questions if question.line not in known]
@@ -110,15 +107,6 @@ def _load(model: StoredModel) -> tuple[GPT, Weights]:
     _, weights = model.load()
     gpt = GPT(experiment.model, experiment.vocab_size, experiment.experts.num_classes)
     return gpt, widened(experiment, weights)
-
-
-def _digest(weights: Weights) -> str:
-    """Computes the SHA-256 of all weights, with their names."""
-    digest = hashlib.sha256()
-    for place, leaf in jax.tree_util.tree_leaves_with_path(weights):
-        digest.update(f"{jax.tree_util.keystr(place)} {leaf.dtype} {leaf.shape}\n".encode())
-        digest.update(np.ascontiguousarray(leaf).tobytes())
-    return digest.hexdigest()
 
 
 class _Progress:

@@ -13,6 +13,7 @@ from swift.train.checkpoints.model_directory import (
     load_wide,
     new_model,
     pure,
+    weights_digest,
     widened,
     write_model,
 )
@@ -49,6 +50,7 @@ __all__ = [
     "put_state",
     "split_of",
     "take_back",
+    "weights_digest",
     "widened",
     "write_model",
 ]

@@ -1,5 +1,6 @@
 """Model directories: the parameters of a model as plain arrays for one device, without a run's other state."""
 
+import hashlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -129,3 +130,12 @@ def pure(weights: Weights) -> dict[str, Any]:
 
 def _shape(gpt: GPT) -> dict[str, Any]:
     return {"config": repr(gpt.config), "vocab_size": gpt.vocab_size, "num_classes": gpt.num_classes}
+
+
+def weights_digest(weights: Any) -> str:
+    """Computes the SHA-256 of weights on the host, with their names."""
+    digest = hashlib.sha256()
+    for place, leaf in jax.tree_util.tree_leaves_with_path(weights):
+        digest.update(f"{jax.tree_util.keystr(place)} {leaf.dtype} {leaf.shape}\n".encode())
+        digest.update(np.ascontiguousarray(leaf).tobytes())
+    return digest.hexdigest()

@@ -95,8 +95,12 @@ class EmulatedWorkers(LiveWorkers):
 
     @contextmanager
     def window(self, first: int, last: int) -> Iterator[None]:
-        """Traces the iterations that the user asked for; no window begins before them and ends among them."""
-        traced, path = self.options.profile, self.record.directory.path / "profile"
+        """Traces the iterations that the user asked for; no window begins before them and ends among them.
+
+        Of several hosts, the first traces its own devices.
+        """
+        traced = self.options.profile if self.options.hosts.is_first else None
+        path = self.record.directory.path / "profile"
         if traced and first == traced[0]:
             jax.profiler.start_trace(path)
         with jax.profiler.StepTraceAnnotation("iteration", step_num=first) if traced else nullcontext():

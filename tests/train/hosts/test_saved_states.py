@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from swift.checkpoint import checkpoint_steps, read_manifest
+from tests.elastic.real_runs.test_nodes_for_real import CAN_EMULATE
 from tests.elastic.runs import losses
 from tests.train.hosts.runs import alone, arrays_of, ended, start, write_config
 
@@ -67,3 +68,37 @@ def test_four_hosts_of_which_three_go_on(tmp_path):
     fewer = "--set", "Topology.num_pipelines=3", "--set", "Experiment.num_microbatches=4"
     trained(config, tmp_path / "run", 3, "--resume", *fewer)
     np.testing.assert_allclose(losses(tmp_path / "run"), expected, rtol=1e-8)
+
+
+def test_hosts_begin_with_the_weights_of_a_run_and_the_first_traces(tmp_path):
+    config = write_config(tmp_path, (1, 1, 2), 3, CheckpointConfig__every=3, **ONE_LAYER)
+    alone(config, tmp_path / "other")
+    expected = alone(config, tmp_path / "alone", "--init-from", tmp_path / "other")
+    trained(config, tmp_path / "run", 2, "--init-from", tmp_path / "other", "--profile", "2:3")
+    np.testing.assert_allclose(losses(tmp_path / "run"), expected, rtol=1e-10)
+    assert len(list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))) == 1
+
+
+def refusals(config, inside, *arguments):
+    """The last lines of two hosts that are refused."""
+    hosts = ended(start(config, config.parent / "refused", 2, *arguments, inside=inside))
+    assert [host.code for host in hosts] == [2, 2], hosts
+    return [host.err.splitlines()[-1] for host in hosts]
+
+
+@pytest.mark.skipif(not CAN_EMULATE, reason="only root can mount")
+def test_hosts_that_see_other_weights_are_refused(tmp_path):
+    config = write_config(tmp_path, (1, 1, 2), 3, CheckpointConfig__every=3, **ONE_LAYER)
+    runs = [tmp_path / f"run-{seed}" for seed in range(2)]
+    for seed, run in enumerate(runs):
+        alone(config, run, "--set", f"Experiment.seed={seed}")
+    for line in refusals(config, lambda _: [], "--init-from", lambda host: runs[host]):
+        assert line.startswith(f"swift: host 1: --init-from = '{runs[1]}'")
+    shared = tmp_path / "shared"
+    shared.mkdir()
+
+    def inside(host):
+        return ["unshare", "--mount", "sh", "-c", f'mount --bind {runs[host]} {shared} && exec "$@"', "sh"]
+
+    for line in refusals(config, inside, "--init-from", shared):
+        assert line.startswith("swift: host 1: the weights of --init-from = ")
