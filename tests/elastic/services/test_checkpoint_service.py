@@ -28,7 +28,7 @@ from swift.runlog.class_counts import KINDS
 from swift.topology import Topology
 from swift.train import TrainOptions, WeightSource, train
 from swift.train.checkpoints.saved_state import extra_of, first_ledger
-from swift.train.start import begin
+from swift.train.start import begin, read_start
 
 SOME = Process((0, 0), 1), Process((1, 1))
 
@@ -41,6 +41,11 @@ def load(checkpoint_service, directory, step):
     return load_plan(
         directory, plan_restore(directory, checkpoint_service.experiment.identity(), step), checkpoint_service.split
     )
+
+
+def first_state(experiment, options, start, weights=None):
+    spec = experiment.step_spec()
+    return begin(experiment, spec, read_start(spec, options, start, weights))
 
 
 def is_parts(tree):
@@ -63,7 +68,7 @@ def test_a_checkpoint_goes_through_shared_memory_bit_for_bit(checkpoint_service,
 def test_parts_are_what_a_member_has_on_its_devices(checkpoint_service, trained, ranks, kept):
     experiment = checkpoint_service.experiment
     start = plan_restore(trained / "checkpoints", step=4)
-    state = begin(experiment, experiment.step_spec(), TrainOptions(trained, "", resume=True), start)
+    state = first_state(experiment, TrainOptions(trained, "", resume=True), start)
     for rank, process in enumerate(ranks):
         mine = jax.tree.map(lambda leaf, i=rank: leaf[i], fetch_shards(replace(state, slots={})), is_leaf=is_parts)
         assert bits(kept(checkpoint_service, process, Stamp(3, 4))) == bits(mine)
@@ -168,7 +173,7 @@ def test_all_processes_of_a_stage_get_its_row_and_any_may_give_it(two_ranks, kep
     start, stamp = checkpoint_service.load(generation=1, processes=processes_of(setup.topology)), Stamp(1, 2)
 
     spec = setup.step_spec()
-    state = begin(setup, spec, TrainOptions(tmp_path / "run", "", resume=True), start)
+    state = first_state(setup, TrainOptions(tmp_path / "run", "", resume=True), start)
     whole = fetch_shards(replace(state, slots={}))
     assert spec.live.workers == tuple(process.worker for process in processes_of(setup.topology))
     for row, process in enumerate(processes_of(setup.topology)):
@@ -222,7 +227,7 @@ def test_a_run_begins_with_the_weights_of_another_as_in_one_process(checkpoint_s
 
     experiment = checkpoint_service.experiment
     options = TrainOptions(tmp_path, "", init_from=source)
-    state = begin(experiment, experiment.step_spec(), options, None, source.plan(experiment))
+    state = first_state(experiment, options, None, source.plan(experiment))
     for rank, process in enumerate(ranks):
         mine = jax.tree.map(lambda leaf, i=rank: leaf[i], fetch_shards(replace(state, slots={})), is_leaf=is_parts)
         assert bits(kept(fork, process, Stamp(7, 0))) == bits(mine)

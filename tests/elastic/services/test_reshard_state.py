@@ -17,7 +17,7 @@ from swift.elastic.transport.checkpoint_messages import CommandFailed, Reshard, 
 from swift.mesh.process_shards import fetch_shards, shard_shapes
 from swift.train import TrainOptions
 from swift.train.checkpoints.saved_state import load_state, split_of
-from swift.train.start import begin
+from swift.train.start import begin, read_start
 
 NOW, BEFORE = Stamp(3, 4), Stamp(3, 2)
 
@@ -35,7 +35,8 @@ def whole(checkpoint_service, trained):
     """The state on the device of each rank after four iterations."""
     start = plan_restore(trained / "checkpoints", step=4)
     options = TrainOptions(trained, "", resume=True)
-    state = begin(checkpoint_service.experiment, checkpoint_service.experiment.step_spec(), options, start)
+    spec = checkpoint_service.experiment.step_spec()
+    state = begin(checkpoint_service.experiment, spec, read_start(spec, options, start, None))
     parts = fetch_shards(state)
     return [jax.tree.map(lambda leaf, i=rank: leaf[i : i + 1], parts, is_leaf=is_parts) for rank in (0, 1)]
 
