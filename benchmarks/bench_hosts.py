@@ -18,10 +18,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from children import tell
+from faults.machines import BridgedMachines
 from measure import publish
 
 from swift.checkpoint import checkpoint_steps
@@ -60,67 +61,12 @@ class Episode:
     complaint: str = ""
 
 
-class Network:
-    """A network namespace for each host, joined by a bridge."""
-
-    def __init__(self, directory: Path):
-        self._hosts, self._tag = directory / "hosts", f"{os.getpid() % 100_000}"
-
-    def __enter__(self) -> Self:
-        names = "".join(f"10.79.0.{host + 1} host{host}\n" for host in range(_NUM_HOSTS))
-        self._hosts.write_text(f"127.0.0.1 localhost\n{names}")
-        try:
-            self._make()
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def _make(self) -> None:
-        _ip("link", "add", f"sw{self._tag}", "type", "bridge")
-        _ip("link", "set", f"sw{self._tag}", "up")
-        for host in range(_NUM_HOSTS):
-            space, wire = self._space(host), self._wire(host)
-            _ip("netns", "add", space)
-            _ip("link", "add", wire, "type", "veth", "peer", "wire", "netns", space)
-            _ip("link", "set", wire, "master", f"sw{self._tag}", "up")
-            _ip("-n", space, "address", "add", f"10.79.0.{host + 1}/24", "dev", "wire")
-            for device in ("lo", "wire"):
-                _ip("-n", space, "link", "set", device, "up")
-
-    def __exit__(self, *_: object) -> None:
-        for host in range(_NUM_HOSTS):
-            with suppress(OSError, subprocess.CalledProcessError):
-                _ip("netns", "delete", self._space(host))
-        with suppress(OSError, subprocess.CalledProcessError):
-            _ip("link", "delete", f"sw{self._tag}")
-
-    def wrap(self, host: int) -> list[str]:
-        """Command prefix that runs a command on a host."""
-        inside = f'hostname host{host}; mount --bind {self._hosts} /etc/hosts; exec "$@"'
-        return ["ip", "netns", "exec", self._space(host), "unshare", "-u", "-m", "sh", "-c", inside, "sh"]
-
-    def cut(self, host: int) -> None:
-        """Cuts the wire of a host."""
-        _ip("link", "set", self._wire(host), "down")
-
-    def _space(self, host: int) -> str:
-        return f"sw{self._tag}-{host}"
-
-    def _wire(self, host: int) -> str:
-        return f"sw{self._tag}w{host}"
-
-
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=20)
-
-
 def has_networks() -> bool:
     """Whether hosts can have networks of their own here."""
     with (
         tempfile.TemporaryDirectory() as directory,
         suppress(OSError, subprocess.CalledProcessError),
-        Network(Path(directory)),
+        BridgedMachines(Path(directory)),
     ):
         return True
     return False
@@ -147,11 +93,11 @@ def wait_until(holds: Callable[[], bool]) -> float | None:
 
 @contextmanager
 def running(
-    run_dir: Path, num_hosts: int, settings: Sequence[str], *options: str, network: Network | None = None
+    run_dir: Path, num_hosts: int, settings: Sequence[str], *options: str, network: BridgedMachines | None = None
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Runs hosts, none of which outlives the block; the environment of all processes of one names it."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
-        address = f"{'127.0.0.1' if network is None else 'host0'}:{probe.getsockname()[1]}"
+        address = f"{'127.0.0.1' if network is None else 'node0'}:{probe.getsockname()[1]}"
     place = ["--run-dir", str(run_dir), "--coordinator", address, "--num-hosts", str(num_hosts)]
     sets = [word for setting in (*_SETTINGS, *settings) for word in ("--set", setting)]
     hosts: list[subprocess.Popen[bytes]] = []
@@ -170,7 +116,7 @@ def running(
             process.wait()
 
 
-def strike(kind: str, host: int, run_dir: Path, network: Network | None) -> None:
+def strike(kind: str, host: int, run_dir: Path, network: BridgedMachines | None) -> None:
     """Loses a host."""
     if kind == "cut":
         assert network is not None
@@ -188,7 +134,7 @@ def episode(kind: str, chance: random.Random, top: Path) -> Episode:
     ending = [host for host in range(_NUM_HOSTS) if host != lost or kind == "cut"]
     marks = [f"{run_dir}:{host}" for host in ending]
     with ExitStack() as stack:
-        network = stack.enter_context(Network(top)) if kind == "cut" else None
+        network = stack.enter_context(BridgedMachines(top, _NUM_HOSTS)) if kind == "cut" else None
         hosts = stack.enter_context(running(run_dir, _NUM_HOSTS, _ALL, network=network))
         if wait_until(lambda: bool(checkpoint_steps(run_dir / "checkpoints"))) is None:
             return Episode(kind, lost, complaint="no checkpoint is saved")

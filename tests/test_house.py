@@ -13,7 +13,7 @@ import hypothesis
 ROOT = Path(__file__).parents[1]
 MOST_FILES, MOST_LINES = 12, 300
 ORDER = (
-    ("errors", "files", "jaxprs", "limits"),
+    ("errors", "files", "jaxprs", "limits", "program"),
     ("deadlines", "topology"),
     ("data", "mesh", "schedules"),
     ("experts",),

@@ -62,7 +62,7 @@ class Episode:
         self._run, self._kinds, self._deck = run, kinds, deck
         self._excused, self._is_early, self._seen = set[int](), is_early, dict[int, float]()
         self._kept: int | None = None  # the newest promise, in case its record is damaged
-        self._exact_until: int | None = None  # the iteration after which expert ranks have lost updates
+        self._exact_until: int | None = None  # the iteration after which updates are lost
 
     def volleys(self, most: int, is_called_off: Callable[[], bool]) -> Iterator[Verdict]:
         """Strikes and judges until the run has ended, enough volleys have struck, none is left, or something was wrong.
@@ -166,12 +166,12 @@ class Episode:
     def _judge_restores(self, known: int, promised: int | None, after: Aftermath) -> None:
         """Checks that the run went back only where necessary, and no further than to its promise."""
         told = self._run.events()[known:]
-        self._exact_until = evidence.lost_updates_at(told)
-        if self._exact_until is not None:
-            after.observed["lost_updates_at"] = self._exact_until
-            if len(set(after.dead)) < _NEIGHBOURS:
-                after.complaints.append("updates were lost though the neighbour of each lost rank was there")
         restores = [event for event in told if event["event"] == "restore"]
+        recuts = [event for event in told if event["event"] == "recut"]
+        if self._loses_updates(restores, after):
+            after.complaints.append("updates were lost though no checkpoint was damaged")
+        elif self._loses_updates(recuts, after) and len(set(after.dead)) < _NEIGHBOURS:
+            after.complaints.append("updates were lost though the neighbour of each lost rank was there")
         for event in restores:
             after.complaints += judge.of_restore(event, promised, after.may_be_older)
         if restores:
@@ -179,6 +179,13 @@ class Episode:
             lost = set(map(self._run.shape.stage_of, after.dead))
             if not any(self._is_gone(stage, after) for stage in lost):
                 after.complaints.append(f"went back to iteration {restores[0]['step']} though every stage had a worker")
+
+    def _loses_updates(self, told: list[dict[str, Any]], after: Aftermath) -> bool:
+        """Returns whether the run has reported that it lost updates: then losses show nothing more."""
+        self._exact_until = evidence.lost_updates_at(told)
+        if self._exact_until is not None:
+            after.observed["lost_updates_at"] = self._exact_until
+        return self._exact_until is not None
 
     def _is_gone(self, stage: int, after: Aftermath) -> bool:
         return self._workers(stage) <= set(after.dead) or self._run.shape.is_elastic
@@ -252,6 +259,9 @@ class Episode:
         after.complaints += judge.of_restore(resumed, promised, after.may_be_older)
         if not self._is_well_again(len(run.events()), Aftermath()):
             after.complaints += judge.of_exit(run.life.first.wait(), {0}, run.life.said)
+        restores = [event for event in run.events() if event["event"] == "restore"]  # `train` tells its own first
+        if self._loses_updates(restores[-1:], after) and not after.may_be_older:
+            after.complaints.append("updates were lost though no checkpoint was damaged")
 
 
 def _count_resumes(run: Run) -> int:

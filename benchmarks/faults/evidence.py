@@ -78,13 +78,16 @@ def promised(told: list[dict[str, Any]]) -> int | None:
 
 
 def lost_updates_at(told: list[dict[str, Any]]) -> int | None:
-    """Finds the iteration at which expert ranks reportedly resumed from older parts; None if they never did.
+    """Finds the iteration at which some weights reportedly resumed from older parts; None if they never did.
 
-    From then on losses differ from those of the run without faults.
+    These are an expert rank's slices, or experts of whose newest copies the files are damaged. From then on losses
+    differ from those of the run without faults.
     """
     for event in told:
         copies = [source.get(kind) or {} for source in event.get("sources", ()) for kind in ("weights", "moments")]
         if event["event"] == "recut" and any(copy.get("step", event["step"]) < event["step"] for copy in copies):
+            return int(event["step"])
+        if event["event"] == "restore" and any(int(step) < event["step"] for step in event["experts"]):
             return int(event["step"])
     return None
 

@@ -1,4 +1,4 @@
-"""Machines emulated by network namespaces, and the wire between them: a process that can hold frames back."""
+"""The wire between two machines: a process that can hold frames back."""
 
 import ctypes
 import fcntl
@@ -13,6 +13,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from .machines import Machines
 
 _TUNSETIFF, _TAP_WITHOUT_HEADER = 0x400454CA, 0x1002
 _LONGEST_FRAME, _POLL_S = 65_536, 0.005
@@ -32,7 +34,7 @@ class State(NamedTuple):
     lost: float = 0.0
 
 
-class Network:
+class Network(Machines):
     """Two machines and a wire.
 
     Args:
@@ -41,29 +43,19 @@ class Network:
     """
 
     def __init__(self, directory: Path, name: str):
-        self._names = [f"faults-{name}-{node}" for node in range(2)]
-        self._told, self._hosts = directory / "wire.json", directory / "hosts"
-        self._wire: subprocess.Popen[bytes] | None = None
+        super().__init__(directory, f"faults-{name}")
+        self._told = directory / "wire.json"
+        self._process: subprocess.Popen[bytes] | None = None
 
     def make(self) -> None:
-        """Makes both machines, each with a name and an address."""
-        self._hosts.write_text("127.0.0.1 localhost\n10.77.0.1 node0\n10.77.0.2 node1\n")
+        """Makes both machines and the wire."""
         self.say(State())
-        for name in self._names:
-            _ip("netns", "add", name)
-        words = [sys.executable, "-m", "benchmarks.faults.wire", str(self._told), *self._names]
-        self._wire = subprocess.Popen(words, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE)
-        assert self._wire.stdout is not None
-        self._wire.stdout.readline()  # both ends exist
-        for node, name in enumerate(self._names):
-            _ip("-n", name, "address", "add", f"10.77.0.{node + 1}/24", "dev", "wire")
-            for device in ("lo", "wire"):
-                _ip("-n", name, "link", "set", device, "up")
-
-    def wrap(self, node: int) -> list[str]:
-        """Command prefix that runs a command on a machine."""
-        inside = f'hostname node{node}; mount --bind {self._hosts} /etc/hosts; exec "$@"'
-        return ["ip", "netns", "exec", self._names[node], "unshare", "-u", "-m", "sh", "-c", inside, "sh"]
+        super().make()
+        words = [sys.executable, "-m", "benchmarks.faults.wire", str(self._told), *self.names]
+        self._process = subprocess.Popen(words, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE)
+        assert self._process.stdout is not None
+        self._process.stdout.readline()  # both ends exist
+        self.give_addresses()
 
     def say(self, state: State) -> None:
         """Changes the behaviour of the wire."""
@@ -72,13 +64,11 @@ class Network:
         temporary.rename(self._told)
 
     def remove(self) -> None:
-        """Removes both machines."""
-        if self._wire is not None:
-            self._wire.kill()
-            self._wire.wait()
-        for name in self._names:
-            with suppress(OSError, subprocess.CalledProcessError):
-                _ip("netns", "delete", name)
+        """Removes the wire and both machines."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        super().remove()
 
 
 def can_have_networks(directory: Path) -> bool:
@@ -91,10 +81,6 @@ def can_have_networks(directory: Path) -> bool:
     finally:
         network.remove()
     return True
-
-
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=20)
 
 
 def _end_in(name: str) -> int:

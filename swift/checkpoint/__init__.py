@@ -1,10 +1,12 @@
 """Checkpoints of a training run, whole and partial (MoC-System).
 
 ``partial`` chooses the experts that a checkpoint saves and counts the tokens that this loses, ``storage`` writes,
-verifies and reads checkpoints on disk, and ``memory`` keeps snapshots of each rank in the memory of another.
+verifies and reads checkpoints on disk, ``hosts`` has several hosts write one together, and ``memory`` keeps snapshots
+of each rank in the memory of another.
 """
 
 from swift.checkpoint.config import CheckpointConfig
+from swift.checkpoint.hosts import HostFailed, HostSave, Piece, Save, Spoilt
 from swift.checkpoint.memory import (
     PeerSnapshots,
     RankCopy,
@@ -47,13 +49,18 @@ __all__ = [
     "RETRY_PAUSES_S",
     "CheckpointConfig",
     "Copy",
+    "HostFailed",
+    "HostSave",
     "Ledger",
     "Manifest",
     "PeerSnapshots",
+    "Piece",
     "RankCopy",
     "Recovered",
     "RestorePlan",
+    "Save",
     "Snapshot",
+    "Spoilt",
     "StateSplit",
     "Tally",
     "begin_pieces",

@@ -18,14 +18,14 @@ import numpy as np
 from rich.console import Console
 
 from swift.cli.configuration import load_experiment, load_stored
-from swift.cli.hosts import joined, place_of
+from swift.cli.hosts import devices_of_host, joined, place_of
 from swift.cli.options import OF_ONE, Written, deadlines_of
 from swift.errors import SettingError
 from swift.mesh import EmulationError, emulate_devices, keep_programs
 from swift.runlog import TRACKERS, Observer, Run, read_run, scalars
 from swift.tools.report import comparison_table, write_report
 from swift.topology import Topology
-from swift.train import ALONE, Experiment, ModelSource, TrainOptions, WeightSource, export_model, is_model, own_devices
+from swift.train import ALONE, Experiment, ModelSource, TrainOptions, WeightSource, export_model, is_model
 from swift.train import train as run_training
 from swift.train.settings import OF_RUN
 
@@ -44,7 +44,7 @@ def train(options: argparse.Namespace) -> None:
     place = place_of(options)
     run_dir = run_dir_of(options)
     weights = weights_of(options, experiment)
-    prepare([experiment], None if place is None else own_devices(experiment.topology, place))
+    prepare([experiment], devices_of_host(place, [experiment]))
     run = TrainOptions(
         run_dir,
         resume=options.resume,
@@ -57,7 +57,7 @@ def train(options: argparse.Namespace) -> None:
         stopping_s=deadlines_of(options.deadline, OF_ONE).stopping,
         corpora=corpora_directory(),
     )
-    with nullcontext(ALONE) if place is None else joined(place, options, experiment) as hosts:
+    with nullcontext(ALONE) if place is None else joined(place, options, {"": experiment}) as hosts:
         summary = run_training(experiment, replace(run, hosts=hosts))
     if hosts.is_first:
         show_run(read_run(run_dir), summary, options.format)

@@ -3,7 +3,8 @@
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,11 +13,22 @@ from rich.console import Console
 from swift.checkpoint import checkpoint_steps
 from swift.cli.commands import corpora_directory, distance_line, new_run_dir, observers_of, prepare, report_of
 from swift.cli.configuration import config_text, load_experiment
+from swift.cli.hosts import devices_of_host, joined, place_of
 from swift.cli.options import OF_ONE, Written, all_installed, deadlines_of
 from swift.errors import SettingError
 from swift.runlog import CONFIG, Run, is_run, read_run
 from swift.tools.report import comparison_rows, comparison_table
-from swift.train import Experiment, Series, TrainOptions, check_before, check_resumable, made_directory, train
+from swift.train import (
+    ALONE,
+    Experiment,
+    Hosts,
+    Series,
+    TrainOptions,
+    check_before,
+    check_resumable,
+    made_directory,
+    train,
+)
 
 
 @dataclass(frozen=True)
@@ -48,61 +60,96 @@ def compare(options: argparse.Namespace) -> None:
     if options.resume and not any((top / name).exists() for name in names):
         allowed = f"holds no run of this comparison ({', '.join(names)}); leave out --resume to begin it there"
         raise SettingError("--run-dir", str(top), allowed)
+    place = place_of(options)
+    prepare(experiments, devices_of_host(place, experiments))
+    told = {f"{name}: ": experiment for name, experiment in zip(names, experiments, strict=True)}
+    with nullcontext(ALONE) if place is None else joined(place, options, told) as hosts:
+        compared = _found(dict(zip(names, experiments, strict=True)), top, options, hosts)
+        with made_directory(top) if hosts.is_first else nullcontext():
+            _run(compared, hosts)
+    if hosts.is_first:
+        _show(experiments, [read_run(one.options.run_dir) for one in compared], top, options.format)
+
+
+def _found(
+    experiments: Mapping[str, Experiment], top: Path, options: argparse.Namespace, hosts: Hosts
+) -> list[_Compared]:
+    """Finds out which runs begin, continue, or have ended, which the first of several hosts sees.
+
+    Raises:
+        SettingError: a run can do none of these.
+    """
     stopping_s = deadlines_of(options.deadline, OF_ONE).stopping
-    prepare(experiments)
-    compared = [
-        _find(experiment, top / name, options, stopping_s) for name, experiment in zip(names, experiments, strict=True)
+    runs = {
+        top / name: TrainOptions(
+            top / name,
+            config_text(experiment),
+            log_every=options.log_every,
+            observers=observers_of(options),
+            stopping_s=stopping_s,
+            corpora=corpora_directory(),
+            hosts=hosts,
+        )
+        for name, experiment in experiments.items()
+    }
+    standing: list[tuple[bool, bool]] = []
+    with hosts.together():
+        if hosts.is_first:
+            for experiment, run in zip(experiments.values(), runs.values(), strict=True):
+                standing.append(_standing(experiment, run, resume=options.resume))
+    return [
+        _Compared(experiment, replace(run, resume=is_there), has_ended)
+        for experiment, run, (is_there, has_ended) in zip(
+            experiments.values(), runs.values(), hosts.of_first(standing), strict=True
+        )
     ]
-    with made_directory(top):
-        for one in compared:  # so that a mistake in the last is reported before the first has run
-            if not one.has_ended:
-                check_before(one.experiment, one.options)
-        _run(compared)
-    runs = [read_run(one.options.run_dir) for one in compared]
-    page = top / ("comparison.html" if (top / CONFIG).exists() else "report.html")  # a run has a report of its own
-    again = " ".join(["swift report", *(str(run.path) for run in runs), f"--out {page}"])
-    line = report_of(runs, page, again)
-    if options.format == "json":
-        print(json.dumps({"runs": comparison_rows(runs), "report": str(page) if line else None}))
-    else:
-        Console().print(comparison_table(runs))
-        for distance in _distances(experiments, runs):
-            print(distance)
-        print(line)
 
 
-def _find(experiment: Experiment, run_dir: Path, options: argparse.Namespace, stopping_s: float) -> _Compared:
-    """Finds out whether a run begins, continues, or has ended; raises SettingError if it can do none of these."""
-    run = TrainOptions(
-        run_dir,
-        config_text(experiment),
-        log_every=options.log_every,
-        observers=observers_of(options),
-        stopping_s=stopping_s,
-        corpora=corpora_directory(),
-    )
-    if run_dir.exists() and not options.resume:
+def _standing(experiment: Experiment, run: TrainOptions, *, resume: bool) -> tuple[bool, bool]:
+    """Returns whether a run is there to be continued, and whether it has ended; raises SettingError if it is stuck."""
+    run_dir = run.run_dir
+    if run_dir.exists() and not resume:
         allowed = f"holds {run_dir.name} already; add --resume to continue it, or choose another directory"
         raise SettingError("--run-dir", str(run_dir.parent), allowed)
     if not is_run(run_dir):  # nothing, or what a start that was interrupted has left, such as its lease
-        return _Compared(experiment, run, has_ended=False)
+        return False, False
     check_resumable(experiment, run)
     summary = read_run(run_dir, "--run-dir").summary
     has_ended = summary is not None and summary.get("num_steps") == experiment.num_steps
     if not has_ended and not checkpoint_steps(run_dir / "checkpoints"):
         allowed = f"has in {run_dir.name} no checkpoint to resume from; remove that directory to run it again"
         raise SettingError("--resume", str(run_dir.parent), allowed)
-    return _Compared(experiment, replace(run, resume=True), has_ended)
+    return True, has_ended
 
 
-def _run(compared: Sequence[_Compared]) -> None:
+def _run(compared: Sequence[_Compared], hosts: Hosts) -> None:
+    with hosts.together():  # so that a mistake in the last is reported before the first has run
+        left = [one for one in compared if not one.has_ended]
+        data = {f"{one.options.run_dir.name}: the data": check_before(one.experiment, one.options) for one in left}
+    hosts.check_same(data)
     steps = [0 if one.has_ended else one.experiment.num_steps for one in compared]
     for number, one in enumerate(compared, 1):
-        if one.has_ended:
-            print(f"{one.options.run_dir.name} ({number} of {len(compared)}): has ended already", file=sys.stderr)
-        else:
+        if not one.has_ended:
             series = Series(number, len(compared), steps_after=sum(steps[number:]))
             train(one.experiment, replace(one.options, series=series))
+        elif hosts.is_first:
+            print(f"{one.options.run_dir.name} ({number} of {len(compared)}): has ended already", file=sys.stderr)
+    if not any(steps):
+        hosts.separate()
+
+
+def _show(experiments: Sequence[Experiment], runs: Sequence[Run], top: Path, kind: str) -> None:
+    """Writes the report of all runs, and prints their table as ``json`` or as text."""
+    page = top / ("comparison.html" if (top / CONFIG).exists() else "report.html")  # a run has a report of its own
+    again = " ".join(["swift report", *(str(run.path) for run in runs), f"--out {page}"])
+    line = report_of(runs, page, again)
+    if kind == "json":
+        print(json.dumps({"runs": comparison_rows(runs), "report": str(page) if line else None}))
+        return
+    Console().print(comparison_table(runs))
+    for distance in _distances(experiments, runs):
+        print(distance)
+    print(line)
 
 
 def _distances(experiments: Sequence[Experiment], runs: Sequence[Run]) -> Iterator[str]:

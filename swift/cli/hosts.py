@@ -1,14 +1,18 @@
-"""The hosts of ``swift train``: which of them this is, and whether all of them run the same."""
+"""The hosts of ``train`` and ``compare``: which of them this is, and whether all of them run the same."""
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from swift.cli.configuration import config_text
 from swift.cli.options import Written
-from swift.elastic.transport import this_program
 from swift.errors import SettingError, check_count
-from swift.train import Experiment, HostPlace, Hosts, join_hosts
+from swift.program import this_program
+from swift.train import Experiment, HostPlace, Hosts, join_hosts, own_devices
+
+_SAME = ("resume", "stop_at", "profile", "init_from")
+"""Options that all hosts have to be given alike."""
 
 
 def place_of(options: argparse.Namespace) -> HostPlace | None:
@@ -42,9 +46,29 @@ def place_of(options: argparse.Namespace) -> HostPlace | None:
     return HostPlace(address, count, own)
 
 
+def devices_of_host(place: HostPlace | None, experiments: Sequence[Experiment]) -> int | None:
+    """Returns the number of devices that this host has to emulate; None: as many as the experiments need.
+
+    Raises:
+        SettingError: the hosts cannot have equally many, or not for all experiments.
+    """
+    if place is None:
+        return None
+    counts = {experiment.topology.num_devices for experiment in experiments}
+    if len(counts) > 1:
+        allowed = "workers x ranks must be the same in all files of a comparison on several hosts"
+        raise SettingError("Topology", sorted(counts), allowed)
+    return own_devices(experiments[0].topology, place) if experiments[0].ranks == "emulated" else None
+
+
 @contextmanager
-def joined(place: HostPlace, options: argparse.Namespace, experiment: Experiment) -> Iterator[Hosts]:
+def joined(place: HostPlace, options: argparse.Namespace, experiments: Mapping[str, Experiment]) -> Iterator[Hosts]:
     """Joins the other hosts, before JAX has started; nothing is printed on stdout meanwhile.
+
+    Args:
+        place: this host's place among them.
+        options: options of the command.
+        experiments: what they run, by the words that stand before names of settings where hosts differ in them.
 
     Raises:
         SettingError: they cannot be found, or run another program or configuration.
@@ -52,8 +76,12 @@ def joined(place: HostPlace, options: argparse.Namespace, experiment: Experiment
     with options.link.quiet():
         with options.link.joining():
             hosts = join_hosts(place)
-        settings = (line.partition(" = ") for line in config_text(experiment).splitlines())
-        invocation = {"program": this_program(), "--resume": options.resume, "--stop-at": options.stop_at}
-        invocation |= {"--profile": options.profile, "--init-from": options.init_from and str(options.init_from)}
-        hosts.check_same(invocation | {name: value for name, equals, value in settings if equals})
+        facts: dict[str, object] = {"program": this_program(), "experiments": "".join(experiments)}
+        for name in _SAME:
+            value = getattr(options, name, None)
+            facts[f"--{name.replace('_', '-')}"] = str(value) if isinstance(value, Path) else value
+        for words, experiment in experiments.items():
+            settings = (line.partition(" = ") for line in config_text(experiment).splitlines())
+            facts |= {f"{words}{name}": value for name, equals, value in settings if equals}
+        hosts.check_same(facts)
         yield hosts

@@ -26,6 +26,7 @@ _MODULES = {
     "settings": "swift.cli.settings",
     "config": "swift.cli.settings",
     "data": "swift.cli.data",
+    "doctor": "swift.cli.doctor",
     "evaluate": "swift.cli.models",
     "generate": "swift.cli.models",
     "import_model": "swift.cli.models",

@@ -18,6 +18,7 @@ from swift.train.export import export_model, find_checkpoint, load_weights
 from swift.train.hosts import ALONE, HostPlace, Hosts, join_hosts, own_devices
 from swift.train.interrupt import Interrupt
 from swift.train.loop import LiveWorkers, StateKeeper, TrainLoop
+from swift.train.preflight import check_before
 from swift.train.settings import Experiment, on_ranks
 from swift.train.start import (
     TrainOptions,
@@ -35,7 +36,7 @@ from swift.train.start import (
 from swift.train.step_records import mean_loss, plan_facts
 from swift.train.summary import summarize
 from swift.train.text_generation import generate
-from swift.train.trainer import check_before, train
+from swift.train.trainer import train
 from swift.train.window_rules import is_due, window_length
 
 __all__ = [

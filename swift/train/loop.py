@@ -121,6 +121,7 @@ class TrainLoop:
         live: the workers that run the iterations.
         keeper: keeper of the states.
         record: writes the record of one iteration.
+        reads_own: whether ``train`` reads only what the present workers of this process compute on.
     """
 
     experiment: Experiment
@@ -129,6 +130,7 @@ class TrainLoop:
     live: LiveWorkers
     keeper: StateKeeper
     record: Callable[[dict[str, Any]], None]
+    reads_own: bool = False
 
     def run(self, state: TrainState, done: int) -> int:
         """Runs windows until the live workers end the loop.
@@ -148,6 +150,10 @@ class TrainLoop:
                 self.keeper.end_without_data(state if done > start else None, done, DataError(error))
             first, last = done + 1, done + len(batches)
             state, is_moved = self.live.enter(state, first, last)
+            if is_moved and self.reads_own:
+                batches, error, read_s = self._read(done)
+                if error is not None:
+                    self.keeper.end_without_data(state if done > start else None, done, DataError(error))
             with self.live.window(first, last):
                 outcome, upcoming, device_batches = self._compute(
                     state, batches, [] if is_moved else device_batches, last

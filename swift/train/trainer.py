@@ -1,7 +1,6 @@
 """A training run in one process: an experiment in, a run directory and a summary out."""
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -11,17 +10,18 @@ import jax
 from rich.console import Console
 
 from swift.checkpoint import RestorePlan, restore_lines
-from swift.data import Loader, find_index
+from swift.data import Loader
 from swift.errors import RunError, renamed_settings
 from swift.mesh import host_line, keep_programs
 from swift.pipeline import TrainState
-from swift.runlog import Lease, SilentDirectory, check_new_run
+from swift.runlog import Lease, SilentDirectory
 from swift.train.checkpoints import Checkpointer, ModelPlan, WeightSource, ledger_after, weights_digest
 from swift.train.display import ProgressDisplay
 from swift.train.emulated import EmulatedCluster, EmulatedWorkers, RunCheckpoints, RunRecord
 from swift.train.hosts import OwnSequences, check_all_compute, check_hosts
 from swift.train.interrupt import STOPPING, Interrupt
 from swift.train.loop import TrainLoop
+from swift.train.preflight import load_data
 from swift.train.settings import Experiment, FailureSource, config_text, cuts_text, layers_of_stages
 from swift.train.start import (
     TrainOptions,
@@ -73,27 +73,6 @@ def train(
         return _train(experiment, options, failures, lease)
 
 
-def check_before(experiment: Experiment, options: TrainOptions) -> None:
-    """Checks all of a run but its checkpoints, as it does itself when it starts; nothing is written.
-
-    Raises:
-        SettingError: a setting, the data or the run directory is not usable, or there is no plan for some failures.
-    """
-    if not options.resume:
-        check_new_run(options.run_dir)
-    try_placement(experiment)
-    _load_data(experiment, options, lambda line: print(line, file=sys.stderr, flush=True))
-    listed, length = experiment.failure_list, next_length(experiment, options, 0, experiment.num_steps)
-    with renamed_settings({"planner": "Experiment.planner"}):
-        EmulatedCluster(experiment, "none", listed, 1, length).check(listed)
-
-
-def _load_data(experiment: Experiment, options: TrainOptions, report: Callable[[str], None]) -> tuple[Loader, Loader]:
-    """Makes the loaders of training and validation."""
-    corpus = None if options.corpora is None else find_index(experiment.data, options.corpora, report)
-    return experiment.loader("train", corpus), experiment.loader("validation", corpus)
-
-
 def _train(
     experiment: Experiment, options: TrainOptions, failures: FailureSource | None, lease: Lease | None
 ) -> dict[str, Any]:
@@ -109,7 +88,7 @@ def _train(
             check_hosts(experiment, done)
     if is_left:
         return _continue(experiment, options, failures, lease, (start, weights), last_step)
-    hosts.separate()
+    _part(options)
     return {} if lease is None else conclude(experiment, options, lease, jax.devices()[0].device_kind)
 
 
@@ -129,7 +108,7 @@ def _continue(
     with _display(options, last_step, done) as progress:
         progress.stage("reading the data")
         with hosts.together():
-            loaders = _load_data(experiment, options, progress.note)
+            loaders = load_data(experiment, options, progress.note)
         hosts.check_same({"the data": loaders[0].state()["data"]})
         progress.stage("planning")
         with hosts.together():
@@ -139,7 +118,7 @@ def _continue(
         with cluster, Interrupt(options.stopping_s, lambda: progress.note(STOPPING)) as interrupt:
             with hosts.together():
                 cluster.check(listed)
-                check_all_compute(cluster.engine.spec.live, hosts.count)
+                check_all_compute(experiment, done, hosts.count)
             spec = cluster.engine.spec
             progress.stage("making the first state" if start is None else "loading the checkpoint", start is None)
             with hosts.together():
@@ -167,10 +146,16 @@ def _continue(
                 if options.init_from is not None and weights is not None:
                     _announce_weights(options.init_from, weights, record)
                 _run(_loop(loaders, checkpoints, interrupt, last_step), first_state, done, last_step, checkpoints)
-                hosts.separate()
+                _part(options)
                 if lease is None:
                     return {}
                 return summarize(experiment, directory, jax.devices()[0].device_kind)
+
+
+def _part(options: TrainOptions) -> None:
+    """Leaves the other hosts, unless they run more experiments together."""
+    if options.series is None or options.series.is_last:
+        options.hosts.separate()
 
 
 def _display(options: TrainOptions, last_step: int, done: int) -> ProgressDisplay:
@@ -201,7 +186,7 @@ def _loop(
     train, validation = (
         loader if options.hosts.count == 1 else OwnSequences(loader, lambda: workers.steps) for loader in loaders
     )
-    return TrainLoop(experiment, train, validation, workers, checkpoints, record.step)
+    return TrainLoop(experiment, train, validation, workers, checkpoints, record.step, options.hosts.count > 1)
 
 
 def _run(

@@ -1,4 +1,4 @@
-"""What one of several hosts reads of a checkpoint: all of its share, and no other bytes."""
+"""The reads of one of several hosts from a checkpoint: all of its share, and no other bytes."""
 
 import json
 from pathlib import Path
@@ -62,7 +62,7 @@ def test_every_host_reads_its_share_bit_for_bit(small_run, num_hosts):
 
 @pytest.mark.parametrize("num_hosts", [1, 2, 4, 8])
 def test_the_bytes_that_a_host_reads_are_its_share(small_run, num_hosts):
-    """Of the values what its devices hold, and an equal part of the files to verify."""
+    """It reads the values that its devices hold, and verifies an equal part of the files."""
     run = small_run(size=10_000).run(2)
     total = sum(leaf.nbytes for leaf in jax.tree.leaves(run.state))
     plan = plan_restore(run.directory, IDENTITY)

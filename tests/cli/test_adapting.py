@@ -1,6 +1,7 @@
 """`swift plan --adapt`: what a person and a program are told, and how a mistake is told."""
 
 import json
+from itertools import pairwise
 
 import pytest
 
@@ -43,6 +44,18 @@ def test_a_person_is_told_what_it_gains_and_when_it_pays(tell):
     assert "blocks by stage of pipeline 1: " in told.out
 
 
+def test_in_a_v_every_worker_has_two_runs_of_blocks(tell):
+    """The survivors of a pipeline hold the model's first and last blocks, and so on inwards."""
+    facts = document(tell, f"{COMMAND} auto --solver v")
+    assert facts["adapt"] == "recut"
+    assert facts["throughput"] > 0.9 * facts["ideal_throughput"] > facts["reroute_throughput"]
+    cut_anew = [runs for worker, runs in facts["blocks_of_worker"].items() if worker.startswith("1:")]
+    ends = sorted(end for runs in cut_anew for end in runs)
+    assert [len(runs) for runs in cut_anew] == [2, 2, 2]
+    assert (ends[0][0], ends[-1][1]) == (0, 16)
+    assert all(before[1] == after[0] for before, after in pairwise(ends))
+
+
 def test_nothing_moves_for_an_outage_that_is_over_before_it_pays(tell):
     facts = document(tell, f"{COMMAND} --outage 1s")
     assert (facts["adapt"], facts["moved_bytes"], facts["pays_after_s"]) == ("reroute", 0, 0)
@@ -58,7 +71,7 @@ REFUSED = {
     "pipeline: give --microbatches once, as they are without a failure",
     f"{COMMAND} --store plans": "--adapt = 'auto': cannot go together with --store, which is for re-routing",
     f"{COMMAND} --prepare 1": "--adapt = 'auto': cannot go together with --prepare, which is for re-routing",
-    f"{COMMAND} --solver milp": "--adapt = 'auto': plans with --solver adaptive or lockstep, not milp",
+    f"{COMMAND} --solver milp": "--adapt = 'auto': plans with --solver adaptive, lockstep or v, not milp",
     f"{COMMAND} --block-bytes 0": "--block-bytes = 0.0: must be a number above 0",
     f"{COMMAND} --outage soon": "--outage = 'soon': must be a duration, such as 90s, 10m, 6h or 2d",
     f"{SOUND} --fail 1:2 --outage 5m": "--outage = '5m': needs --adapt",

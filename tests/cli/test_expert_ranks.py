@@ -108,7 +108,7 @@ def test_texts_are_those_of_one_device(tell):
 
 @pytest.mark.usefixtures("both")
 def test_judgements_are_those_of_one_device(tell):
-    """Of a run and of a model; what one device has answered is not asked again on two."""
+    """Asks a run and a model; questions that one device has answered are not asked again on two."""
     line = ("evaluate", "half", "model", "--tasks", "mine.jsonl", "--expert-ranks")
     for ranks in "12":
         assert tell(*line, ranks, "--out", f"{ranks}.json").code == 0
@@ -139,7 +139,7 @@ def test_ranks_that_cannot_be(refusal, ranks):
 
 
 def test_more_ranks_than_devices(monkeypatch):
-    """Where they are the machine's own: emulated ones are as many as are asked for."""
+    """The check is for a machine's own devices: as many are emulated as the option asks for."""
     monkeypatch.setattr("swift.cli.models.expert_ranks.prepare", lambda *_, **__: None)
     experiment = Experiment(experts=ExpertConfig(num_classes=16), ranks="devices")
     with pytest.raises(SettingError, match=r"^--expert-ranks = 16: must be at most 12, the number of devices$"):

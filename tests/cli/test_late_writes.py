@@ -26,7 +26,7 @@ save(None)
 
 
 def said_after_a_failed_save(directory, where):
-    """What a process prints on stderr; on stdout it is one line."""
+    """Returns the text on stderr of a process whose save fails; on stdout it prints one line."""
     line = [sys.executable, "-c", SAVES, str(directory), where]
     done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout == "[Errno 27] File too large\n"

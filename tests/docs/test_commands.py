@@ -25,6 +25,8 @@ def commands(document: str, spec: str) -> Iterator[list[str]]:
     for line in text.splitlines():
         for piece in line.split("`"):
             _, found, arguments = piece.partition(f"{spec} ")
+            if arguments.count('"') % 2:  # the command is itself within quotation marks, an argument of another
+                arguments = arguments.rpartition('"')[0]
             words = [word for word in shlex.split(arguments, comments=True) if word != "$@"] if found else []
             if words and "..." not in words:
                 yield words

@@ -120,7 +120,7 @@ class Slurm:
         return self.ask("sbatch", "--parsable", f"--output={self.top}/job-%j.txt", str(path), **variables)
 
     def said(self, job):
-        """What a job has printed."""
+        """Output of a job so far."""
         path = self.top / f"job-{job}.txt"
         return path.read_text() if path.exists() else ""
 

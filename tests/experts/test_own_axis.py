@@ -25,7 +25,7 @@ AXIS = PartitionSpec("theirs")
     ids=str,
 )
 def test_loss_and_gradients_are_those_of_the_oracle(more):
-    """Of the input, the router's logits, and the experts' weights, which the ranks hold in slices."""
+    """Checks those of the input, the router's logits, and the experts' weights, of which each rank holds a slice."""
     config = ExpertConfig(E, S, top_k=2, aux_loss_coefficient=0.1, **more)
     random = np.random.default_rng(0)
     draw = lambda *shape: random.standard_normal(shape).astype(np.float32)  # noqa: E731

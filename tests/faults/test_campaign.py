@@ -15,6 +15,7 @@ BROKEN = {
     "a lost record": ("self.metrics.w", "self.epoch and self.step % 50 < 2 or self.metrics.w", "rival", "not record"),
     "nobody comes back": ("            self.start(name)\n", "", "kill-member", "hangs"),
     "an older checkpoint": ("found[-1]", "found[0]", "kill-first", "was promised"),
+    "an older expert": ("{str(self.step)", "{str(self.step - 20)", "kill-first", "updates were lost"),
     "what is left": ("            shutil.rmtree(self.scratch)", "            pass", "interrupt", "left behind"),
     "another exit code": ("return 130", "return 1", "interrupt", "exit code 1, and not"),
     "the last iteration": ("if self.told:\n                    self.save()", "if self.told:", "terminate", "not kept"),

@@ -67,6 +67,14 @@ def test_updates_are_lost_where_a_part_is_older(step, lost_at):
     assert evidence.lost_updates_at(told) == lost_at
 
 
+@pytest.mark.parametrize(
+    ("experts", "lost_at"), [({"240": "all"}, None), ({"240": [[0, 1], [1, 0], [1, 1]], "220": [[0, 0]]}, 240)]
+)
+def test_updates_are_lost_where_an_expert_is_older(experts, lost_at):
+    """A restore passes over a damaged copy of an expert, for the one before it."""
+    assert evidence.lost_updates_at([{"event": "restore", "step": 240, "experts": experts}]) == lost_at
+
+
 def test_lines_that_are_damaged_are_told_and_a_torn_one_is_left_out(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(json.dumps({"step": 1, "loss": 2.0}).encode() + b'\n{"step": \xff\n{"step": 3}\n{"st')

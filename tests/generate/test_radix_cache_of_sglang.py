@@ -211,7 +211,7 @@ def test_retract_after_growth_no_leak():
 
 
 def test_the_same_answer_twice_no_leak():
-    """What two requests have computed, each for itself, is kept once."""
+    """Two requests compute the same text, each for itself; one copy is kept."""
     owner = drafts()
     answers = [added(owner, list(range(8)), 4) for _ in range(2)]
     compute(owner)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from swift.pipeline.reconfigure import move_on_host, saving_rows, share_blocks
-from swift.pipeline.reconfigure.block_sharing import Routes
+from swift.pipeline.reconfigure.block_sharing import Routes, move_between_processes
 from tests.pipeline.held_rows import rows_of
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -42,6 +42,22 @@ def test_who_joins_gets_each_block_from_whoever_has_it(apart, state, missing):
     shared, has_arrived = jax.jit(share_blocks(spec, spec, has_R))(emptied(spec, state, missing))
     assert jax.device_get(has_arrived).all()
     assert rows_of(spec, shared) == rows_of(spec, state)
+
+
+@pytest.mark.parametrize("failed", [(1, 1), (0, 0)])
+def test_a_worker_that_rejoins_on_another_host_has_what_it_had(apart, state, failed):
+    """The survivors keep their arrays meanwhile; also where the first row is the one that is gone."""
+    spec = apart.spec
+    left = spec.at(spec.live.with_rows(tuple(row for row in spec.live.rows if row.worker != failed)))
+    before = rows_of(spec, state)
+    fewer, num_bytes = move_between_processes(emptied(spec, state, []), spec, left)
+    assert num_bytes == 0
+    assert rows_of(left, fewer) == [
+        mine for mine, row in zip(before, spec.live.rows, strict=True) if row.worker != failed
+    ]
+    again, num_bytes = move_between_processes(fewer, left, spec)
+    assert rows_of(spec, again) == before
+    assert num_bytes == spec.state_bytes
 
 
 def test_who_is_to_hold_other_blocks_gets_them_and_who_joins_meanwhile_does(rig, apart, state):

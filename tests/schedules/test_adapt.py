@@ -108,8 +108,8 @@ def test_what_is_copied_is_what_a_worker_lacks(seed):
         assert block in held[giver]
         assert block not in held[taker] | got[taker]
         got[taker].add(block)
-    for worker, run in plan.blocks_of_worker.items():
-        wanted = set(range(*run)) if run else set()
+    for worker, runs in plan.blocks_of_worker.items():
+        wanted = {block for run in runs for block in range(*run)}
         assert wanted <= held[worker] | got[worker]
         assert got[worker] <= wanted
     assert set(plan.relocation.place_of.values()) == set(plan.layout.places)
@@ -166,6 +166,22 @@ def test_pipelines_that_are_alike_run_alike():
     bounds, starts = plan.schedule.bounds, plan.schedule.start
     rows = [starts[bounds[4 * d] : bounds[4 * d + 1]] for d in range(12)]
     assert len({row.tobytes() for row in rows}) < 12
+
+
+def test_a_pipeline_whose_last_worker_cannot_hold_a_micro_batch_of_the_model_is_not_cut_anew():
+    """The last worker of a pipeline of three has memory for one stage: all of its blocks take three."""
+    work, failed = of_blocks(2, 3, 1, 4, limit=2), frozenset({(0, 1), (0, 2)})
+    plan = adapt(work, failed)
+    assert not violations(plan.schedule)
+    assert all(run[1] - run[0] <= 2 for run in plan.layout.places.values())
+
+
+def test_the_memory_of_whole_pipelines_is_that_of_the_workers_that_run():
+    """A pipeline without a task holds nothing, however many blocks the model has."""
+    work, failed = of_blocks(3, 4, 1, 8, limit=2), frozenset({(2, p) for p in range(3)})
+    plan = recut(work, failed)
+    assert not violations(plan.schedule)
+    assert plan.period <= of_whole_pipelines(work, failed) * (1 + 1e-6)
 
 
 def test_a_block_without_a_holder_cannot_be_moved():

@@ -1,21 +1,24 @@
 """The checkpointer, without a model or devices."""
 
-from queue import SimpleQueue
-from threading import Event
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from swift.checkpoint import HostFailed, Save
+from swift.checkpoint.hosts import HostBoard
 from swift.errors import RunError
+from swift.train.checkpoints.attempts import Attempts
 from swift.train.checkpoints.checkpointer import Checkpointer
+from swift.train.checkpoints.host_states import HostStates
+from swift.train.hosts import Hosts
 
 
 @pytest.fixture
 def saver(tmp_path):
     made = Checkpointer.__new__(Checkpointer)
     made._directory = SimpleNamespace(check=lambda: None, path=tmp_path, checkpoints_path=tmp_path / "checkpoints")
-    made._is_hurried, made._failures = Event(), SimpleQueue()
+    made._attempts = Attempts()
     return made
 
 
@@ -30,7 +33,7 @@ def test_nothing_is_saved_in_a_directory_that_another_has_taken(saver):
     with pytest.raises(RunError, match="no longer belongs to this process"):
         saver._save(lambda: snapshot, lambda *_, **__: written.append(1))
     assert written == []
-    assert saver._failures.empty(), "it is not tried again"
+    assert saver._attempts.reported() == [], "it is not tried again"
     assert saver._room is snapshot, "which can be kept elsewhere"
 
 
@@ -46,3 +49,18 @@ def test_weights_that_are_not_finite_are_not_saved_and_what_a_policy_remembers_i
     assert save(master_head=[1.0], policy_0=[np.inf]) == "saved"
     with pytest.raises(Exception, match="its values are not finite"):
         save(master_head=[np.nan], policy_0=[1.0])
+
+
+def test_a_host_without_memory_for_its_part_says_so_and_the_first_hears_of_it(tmp_path, capsys):
+    save, first = Save(4, "5f0c"), HostBoard(tmp_path / "checkpoints", Save(4, "5f0c"), 0)
+
+    def no_memory():
+        raise RuntimeError("RESOURCE_EXHAUSTED: out of memory\nand more")
+
+    first.post("begun", {})
+    host = HostStates(tmp_path, Hosts(2, 1))
+    assert host.save(save, None, np.zeros((0, 0)), no_memory, Attempts(), lambda: None, {}) is None
+    said = "swift: host 1: its part of the checkpoint of iteration 4 was not written: RESOURCE_EXHAUSTED: out of memory"
+    assert capsys.readouterr().err == said + "\n"
+    with pytest.raises(HostFailed, match="host 1 has not written its part of iteration 4: RESOURCE_EXHAUSTED"):
+        first.read(1, "filled")

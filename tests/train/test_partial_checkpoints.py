@@ -9,7 +9,17 @@ import jax
 import numpy as np
 import pytest
 
-from swift.checkpoint import CheckpointConfig, begin_snapshot, checkpoint_steps, load_plan, plan_restore, read_manifest
+from swift.checkpoint import (
+    CheckpointConfig,
+    begin_pieces,
+    begin_snapshot,
+    checkpoint_steps,
+    join_pieces,
+    load_plan,
+    plan_restore,
+    read_manifest,
+)
+from swift.checkpoint.memory import snapshots
 from swift.checkpoint.partial.expert_units import by_name
 from swift.checkpoint.storage import writer
 from swift.checkpoint.storage.inspection import coverage
@@ -159,6 +169,23 @@ def test_a_snapshot_of_devices_is_one_of_the_host(experiment, topology, ranks):
         assert all(again.blocks[name] is ours.blocks[name] for name in ours.blocks)  # written over
 
 
+@pytest.mark.parametrize("topology", [Topology(2, 2, 2), Topology(3, 1, 2)], ids=str)
+def test_peers_divide_what_they_all_have(experiment, topology, monkeypatch):
+    """As on several hosts, each a pipeline: equal parts that do not overlap, also where three divide two values."""
+    spec, random = replace(experiment, topology=topology).step_spec(), np.random.default_rng(0)
+    split, live = split_of(spec), spec.live
+    host = jax.tree.map(lambda leaf: random.integers(0, 99, leaf.shape).astype(leaf.dtype), split.abstract)
+    state = live.put(jax.tree.map(lambda leaf: leaf[live.stage_R], host), replace(spec.specs, slots={}))
+    monkeypatch.setattr(snapshots, "_givers", lambda live: [list(peers) for peers in live.peers])
+    for chosen in (np.array([[2, 0], [1, 3]]), np.tile(np.arange(CLASSES), (2, 1))):
+        pieces = begin_pieces(split, state, live, chosen)()
+        ours, theirs = join_pieces(split, pieces, chosen), split.host_snapshot(host, chosen)
+        jax.tree.map(np.testing.assert_array_equal, (ours.dense, ours.blocks), (theirs.dense, theirs.blocks))
+        largest = max(piece.values.size for piece in pieces if piece.name == "master.expert")
+        whole = split.shapes["master.expert"].size * chosen.shape[-1] // CLASSES
+        assert largest == pytest.approx(whole / topology.num_devices, rel=0.01)
+
+
 def test_a_snapshot_is_of_the_state_that_was_given_away_meanwhile(experiment):
     spec = replace(experiment, topology=Topology(2, 1, 2)).step_spec()
     split, live, chosen = split_of(spec), spec.live, np.array([[2, 0], [1, 3]])
@@ -244,7 +271,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_set_aside(experiment, again):
 @pytest.fixture
 def full_disk(monkeypatch, tmp_path):
     """Has writing into run directories fail where it is asked to; pauses are short, and other places this test's."""
-    monkeypatch.setattr("swift.train.checkpoints.checkpointer.RETRY_PAUSES_S", (0.01, 0.01))
+    monkeypatch.setattr("swift.train.checkpoints.attempts.RETRY_PAUSES_S", (0.01, 0.01))
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "elsewhere"))
     monkeypatch.setattr("swift.train.checkpoints.rescue._MEMORY", tmp_path / "elsewhere")

@@ -8,10 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Int
 
+from swift.checkpoint.hosts import Piece
 from swift.checkpoint.partial import Snapshot, StateSplit, by_name
-from swift.checkpoint.storage import Piece
 from swift.mesh import RANKED, SHARED, LiveMesh, move_rows
 
 
@@ -55,22 +56,37 @@ def begin_pieces(
 
     Returns:
         A function that waits for the copy and returns the pieces that this process has, for any thread. The pieces of
-        all processes do not overlap, and together are everything.
+        all processes do not overlap, and together are everything: of processes that have the same state each gives an
+        equal part.
     """
-    arrays, stages = by_name(state), live.with_rows(tuple(live.rows[row] for row in live.first_rows))
+    givers = _givers(live)
+    rows = [row for of_stage in givers for row in of_stage]
+    arrays, stages, num_givers = by_name(state), live.with_rows(tuple(live.rows[row] for row in rows)), len(givers[0])
     specs = {name: RANKED if name in split.ranked_names else SHARED for name in split.shapes}
     if not stages.is_here:
-        return list  # peers on other hosts have the same state
+        return list  # enough other processes have the same state
     if stages.rows != live.rows:
-        arrays = move_rows({name: arrays[name] for name in specs}, live, stages, specs, live.first_rows)
+        arrays = move_rows({name: arrays[name] for name in specs}, live, stages, specs, rows)
     dense = {name: arrays[name] for name in split.dense_shapes}
     experts = {name: arrays[name] for name in split.expert_names}
     chosen = None
     if chosen_LK.shape[-1] < split.num_classes:
-        chosen = stages.put(split.by_stage(chosen_LK).astype(np.int32), SHARED)
+        chosen = stages.put(np.repeat(split.by_stage(chosen_LK).astype(np.int32), num_givers, axis=0), SHARED)
     ranked = tuple(name for name in dense if name in split.ranked_names)
-    copies = _copier(stages, ranked, tuple(dense), tuple(experts))(dense, experts, chosen)
-    return partial(_fetch, copies)
+    copies = _copier(stages, num_givers, ranked, tuple(dense), tuple(experts))(dense, experts, chosen)
+    return partial(_fetch, copies, split, num_givers)
+
+
+def _givers(live: LiveMesh) -> list[list[int]]:
+    """Mesh rows that give their part of each stage, equally many: the first one of each process that has the stage.
+
+    A worker whose ranks are on several processes stands for all of them.
+    """
+    if live.virtual:
+        return [[row] for row in live.first_rows]
+    homes = [frozenset(device.process_index for device in devices) for devices in live.mesh.devices]
+    firsts = [list({homes[row]: row for row in reversed(peers)}.values())[::-1] for peers in live.peers]
+    return [of_stage[: min(map(len, firsts))] for of_stage in firsts]
 
 
 def join_pieces(
@@ -107,25 +123,54 @@ def join_pieces(
     return Snapshot(dense, blocks, chosen_LK)
 
 
-def _fetch(copies: dict[str, jax.Array]) -> list[Piece]:
+def _fetch(copies: dict[str, jax.Array], split: StateSplit, num_givers: int) -> list[Piece]:
     shards = [(name, shard) for name, copy in copies.items() for shard in copy.addressable_shards]
     firsts = [(name, shard) for name, shard in shards if shard.replica_id == 0]
     for _, shard in firsts:
         shard.data.copy_to_host_async()
-    return [Piece(name, shard.index, np.asarray(shard.data)) for name, shard in firsts]
+    pieces = [Piece(name, shard.index, np.asarray(shard.data)) for name, shard in firsts]
+    if num_givers == 1:
+        return pieces
+    return [own for piece in pieces if (own := _own(piece, split, num_givers)) is not None]
+
+
+def _own(piece: Piece, split: StateSplit, num_givers: int) -> Piece | None:
+    """The piece of a mesh row in its place in the state; None if another row of the stage gives it."""
+    row, *others = piece.place
+    stage, nth = divmod(row.start, num_givers)
+    place = slice(stage, stage + 1), *others
+    if piece.name not in split.ranked_names:
+        return None if nth else Piece(piece.name, place, piece.values)
+    width = split.shapes[piece.name].shape[-1]
+    size = piece.values.shape[-1]
+    begin, end = min(nth * size, width), min((nth + 1) * size, width)
+    if begin == end:
+        return None
+    return Piece(piece.name, (*place[:-1], slice(begin, end)), piece.values[..., size - (end - begin) :])
 
 
 @lru_cache(maxsize=4)
 def _copier(
-    stages: LiveMesh, ranked: tuple[str, ...], dense: tuple[str, ...], experts: tuple[str, ...]
+    stages: LiveMesh, num_givers: int, ranked: tuple[str, ...], dense: tuple[str, ...], experts: tuple[str, ...]
 ) -> Callable[..., dict[str, jax.Array]]:
-    """Returns the jitted copy of arrays by name; of experts ``[P, L, N, E, w]`` only those chosen ``[P, L, K]``."""
+    """Returns the jitted copy of arrays by name; of experts ``[P, L, N, E, w]`` only those chosen ``[P, L, K]``.
+
+    Where a stage has several rows, each copies its part of the last dim of RANKED arrays.
+    """
+
+    def part(array: jax.Array) -> jax.Array:
+        if num_givers == 1:
+            return jnp.copy(array)
+        size = -(-array.shape[-1] // num_givers)
+        start = stages.row_index() % num_givers * size
+        return lax.dynamic_slice_in_dim(array, start, size, axis=-1)  # the last one is moved back until it fits
 
     def copy(dense: dict[str, jax.Array], experts: dict[str, jax.Array], chosen_LK: jax.Array | None) -> Any:
         if chosen_LK is not None:
             index = chosen_LK[:, :, None]
             experts = {name: jnp.take_along_axis(array_LEw, index, axis=1) for name, array_LEw in experts.items()}
-        return jax.tree.map(jnp.copy, dense | experts)
+        of_dense = {name: part(array) if name in ranked else jnp.copy(array) for name, array in dense.items()}
+        return of_dense | jax.tree.map(part, experts)
 
     specs = {name: RANKED if name in ranked else SHARED for name in dense}
     of_experts = dict.fromkeys(experts, RANKED)

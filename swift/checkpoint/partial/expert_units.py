@@ -7,6 +7,7 @@ Legend: P stages, L MoE layers of a stage, N ranks, E expert classes, K chosen c
 slice, V arrays of an expert's state that have the same dtype.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -149,6 +150,11 @@ class StateSplit:
             for dtype, names in self.names_of_type.items()
         }
 
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of an expert's state."""
+        return sum(math.prod(shape.shape) * shape.dtype.itemsize for shape in self.unit_shapes.values())
+
     def by_stage(self, chosen_LK: Int[np.ndarray, "layers K"]) -> Int[np.ndarray, "P L K"]:
         """Chosen classes ``[P, L, K]``; zeros in layers that are padding."""
         num_stages, num_layers = self._expert_shape[:2]
@@ -203,11 +209,14 @@ class StateSplit:
             array[stage, : len(layers)] = view[layers.start : layers.stop]
         return array
 
-    def bytes_per_rank(self, snapshot: Snapshot) -> list[list[int]]:
-        """Bytes of a snapshot by stage and rank, ``[P][N]``; what all ranks share counts for rank 0."""
-        ranked = [snapshot.dense[name] for name in self.dense_shapes if name in self.ranked_names]
-        shared = [snapshot.dense[name] for name in self.dense_shapes if name not in self.ranked_names]
-        total = sum(array.nbytes for array in (*ranked, *snapshot.blocks.values()))
-        shared_bytes = sum(array.nbytes for array in shared) // self.num_stages
+    def bytes_per_rank(self, k: int) -> list[list[int]]:
+        """Bytes of the dense part and K experts of every layer by stage and rank, ``[P][N]``.
+
+        What all ranks share counts for rank 0.
+        """
+        num_bytes = {name: math.prod(leaf.shape) * leaf.dtype.itemsize for name, leaf in self.dense_shapes.items()}
+        total = sum(size for name, size in num_bytes.items() if name in self.ranked_names)
+        total += self.num_layers * k * self.unit_bytes
+        shared_bytes = sum(size for name, size in num_bytes.items() if name not in self.ranked_names) // self.num_stages
         each = total // (self.num_stages * self.num_ranks)
         return [[each + shared_bytes, *[each] * (self.num_ranks - 1)] for _ in range(self.num_stages)]

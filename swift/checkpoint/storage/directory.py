@@ -4,12 +4,12 @@
     step-00000040/arrays/          arrays saved at iteration 40, see swift.checkpoint.storage.orbax_files
     step-00000020/arrays/          without a manifest: experts whose newest copy, or the one before, is of iteration 20
     .step-00000060.tmp/            a save in progress, or an interrupted one
-    .step-00000060.pieces.tmp/     what several hosts have of a state, see swift.checkpoint.storage.host_pieces
+    .step-00000060.5f0c.hosts.tmp/ what hosts that save together tell each other, see swift.checkpoint.hosts
     step-00000040.earlier/         a checkpoint while another of the same iteration replaces it
     step-00000060.aside/           a checkpoint that a restore has passed over; it is never read again, and removed once
                                    the run has saved iteration 60 or a later one
 
-One process at a time writes here.
+One process at a time writes here, but for the files in a save that several hosts fill in together.
 """
 
 import shutil
@@ -34,13 +34,18 @@ def checkpoint_path(directory: Path, step: int) -> Path:
     return directory / f"{_PREFIX}{step:08d}"
 
 
-def clean_up_saves(directory: Path) -> None:
+def clean_up_saves(directory: Path, kept: Path | None = None) -> None:
     """Cleans up after interrupted saves: removes what they wrote, and puts back the checkpoints they were replacing.
 
     Unfinished saves would keep a full disk full.
+
+    Args:
+        directory: directory of all checkpoints.
+        kept: directory that is not removed, in which several hosts tell each other about a save.
     """
     for half in directory.glob(f".{_PREFIX}*.tmp"):
-        shutil.rmtree(half, ignore_errors=True)
+        if half != kept:
+            shutil.rmtree(half, ignore_errors=True)
     for earlier in directory.glob(f"{_PREFIX}*{_EARLIER}"):
         path = earlier.with_suffix("")
         if path.exists():
@@ -49,13 +54,18 @@ def clean_up_saves(directory: Path) -> None:
             earlier.rename(path)
 
 
-def begin_save(directory: Path, step: int) -> Path:
-    """Creates the temporary directory of a save, which ``commit_save`` renames."""
+def begin_save(directory: Path, step: int, kept: Path | None = None) -> Path:
+    """Creates the temporary directory of a save, which ``commit_save`` renames; ``kept`` as in ``clean_up_saves``."""
     directory.mkdir(parents=True, exist_ok=True)
-    clean_up_saves(directory)
-    path = directory / f".{checkpoint_path(directory, step).name}.tmp"
+    clean_up_saves(directory, kept)
+    path = temporary_path(directory, step)
     path.mkdir()
     return path
+
+
+def temporary_path(directory: Path, step: int) -> Path:
+    """The path of the directory that ``begin_save`` creates."""
+    return directory / f".{checkpoint_path(directory, step).name}.tmp"
 
 
 def commit_save(directory: Path, step: int) -> Path:
@@ -63,7 +73,7 @@ def commit_save(directory: Path, step: int) -> Path:
     path = checkpoint_path(directory, step)
     if path.exists():
         path.rename(path.with_suffix(_EARLIER))
-    (directory / f".{path.name}.tmp").rename(path)
+    temporary_path(directory, step).rename(path)
     sync_directory(directory)  # before the checkpoint that this one replaces is removed
     clean_up_saves(directory)
     return path

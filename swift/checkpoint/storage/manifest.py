@@ -226,22 +226,22 @@ def read_manifest(path: Path, setting: str) -> Manifest:
     return Manifest(**{name: fields[name] for name in names}, dense=Dense(**fields["dense"]), ledger=ledger)
 
 
-def write_signed(path: Path, fields: Mapping[str, Any]) -> None:
+def write_signed(path: Path, fields: Mapping[str, Any], name: str = MANIFEST) -> None:
     """Writes a manifest of any kind as JSON, for ``read_signed``."""
     text = json.dumps(fields).encode()
-    replace_file(path / MANIFEST, digest(text).encode() + b"\n" + text)
+    replace_file(path / name, digest(text).encode() + b"\n" + text)
 
 
-def read_signed(path: Path, setting: str, version: int) -> dict[str, Any]:
+def read_signed(path: Path, setting: str, version: int, name: str = MANIFEST) -> dict[str, Any]:
     """Reads a manifest of any kind, whose first line is the digest of the second; raises as ``read_manifest`` does."""
     try:
-        signature, _, text = (path / MANIFEST).read_bytes().partition(b"\n")
+        signature, _, text = (path / name).read_bytes().partition(b"\n")
     except (FileNotFoundError, NotADirectoryError):
-        raise SettingError(setting, str(path), f"holds no checkpoint: there is no {MANIFEST} in it") from None
+        raise SettingError(setting, str(path), f"holds no checkpoint: there is no {name} in it") from None
     except OSError as error:
-        raise SettingError(setting, str(path), f"its file {MANIFEST} cannot be read: {error.strerror}") from None
+        raise SettingError(setting, str(path), f"its file {name} cannot be read: {error.strerror}") from None
     if signature != digest(text).encode():
-        raise SettingError(setting, str(path), f"is damaged: its file {MANIFEST} is not as it was saved")
+        raise SettingError(setting, str(path), f"is damaged: its file {name} is not as it was saved")
     fields = json.loads(text)
     if fields["version"] != version:
         allowed = f"is of version {fields['version']} of this format, and this Swift reads version {version}"

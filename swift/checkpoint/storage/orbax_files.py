@@ -9,7 +9,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
-from swift.files import check_room
+from swift.checkpoint.storage.digests import BLOCK, nothing, raw_bytes
+from swift.files import check_room, sync_file
 
-_ARRAYS = "state"
+_ARRAYS, _HEADER = "state", ".zarray"
 _CODE = re.compile(r"os_error_code='(\d+)'")
 
 
@@ -52,6 +53,35 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
             raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
 
 
+def reserve_arrays(
+    path: Path,
+    like: Mapping[str, Any],
+    write: Callable[[Path, Mapping[str, np.ndarray]], None],
+    progress: Callable[[], None] = nothing,
+) -> None:
+    """Makes the files of arrays as ``write_arrays`` does, but without values, which ``write_part`` fills in.
+
+    Args:
+        path: directory to make.
+        like: shapes and dtypes of the arrays, by name; none may be empty.
+        write: ``write_arrays``, or a function that has another process do it.
+        progress: function to call now and then.
+
+    Raises:
+        OSError, ValueError: as ``write_arrays`` does.
+    """
+    check_room(path.parent, sum(_num_bytes(leaf) for leaf in like.values()))
+    # Only the header of an array tells its size; its values are a hole until somebody writes them.
+    write(path, {name: np.zeros([1] * len(leaf.shape), leaf.dtype) for name, leaf in like.items()})
+    for name, leaf in like.items():
+        header, shape = path / files_of(name) / _HEADER, list(leaf.shape)
+        fields = json.loads(header.read_bytes()) | {"shape": shape, "chunks": shape}
+        header.write_text(json.dumps(fields, separators=(",", ":")))
+        sync_file(header)  # another host may be the one that takes its digest
+        os.truncate(path / _value_file(name, shape), _num_bytes(leaf))
+        progress()
+
+
 def read_arrays(path: Path, like: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Reads some arrays, whose files have to be sound: TensorStore's errors on damaged files are long.
 
@@ -81,8 +111,8 @@ def map_array(path: Path, name: str) -> np.ndarray:
     Raises:
         OSError, ValueError: its files are missing, or not laid out as by ``write_arrays``.
     """
-    file = path / data_file(path, name)
     shape, dtype = _header(path, name)
+    file = path / _value_file(name, shape)
     if file.stat().st_size != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"{file} has {file.stat().st_size} bytes, which are not {dtype}{list(shape)}")
     return np.memmap(file, dtype, "r", shape=shape)
@@ -99,18 +129,76 @@ def read_part(path: Path, name: str, place: Sequence[slice]) -> np.ndarray:
     Raises:
         OSError, ValueError: its files are missing, not laid out as by ``write_arrays``, or too short.
     """
-    (shape, dtype), depth = _header(path, name), len(place)
-    *outer, inner = (range(*one.indices(length)) for one, length in zip(place, shape[:depth], strict=True))
-    row = math.prod(shape[depth:]) * dtype.itemsize
-    values = np.empty((*map(len, outer), len(inner), *shape[depth:]), dtype)
-    flat = values.reshape(*map(len, outer), -1).view(np.uint8)
-    with (path / data_file(path, name)).open("rb", buffering=0) as file:
-        for nth in np.ndindex(*map(len, outer)):
-            at = [of_dim[one] for of_dim, one in zip(outer, nth, strict=True)]
-            file.seek((int(np.ravel_multi_index((*at, 0), shape[:depth])) + inner.start) * row)
-            if not _fills(file, memoryview(flat[nth].data)):
-                raise ValueError(f"{path / data_file(path, name)} ends early")
+    shape, dtype = _header(path, name)
+    lengths = [len(range(*one.indices(length))) for one, length in zip(place, shape, strict=False)]
+    values = np.empty((*lengths, *shape[len(place) :]), dtype)
+    room = raw_bytes(values)
+    with (path / _value_file(name, shape)).open("rb", buffering=0) as file:
+        for run in runs(shape, place):
+            num_bytes = (run.stop - run.start) * dtype.itemsize
+            file.seek(run.start * dtype.itemsize)
+            if not _fills(file, room[:num_bytes]):
+                raise ValueError(f"{path / _value_file(name, shape)} ends early")
+            room = room[num_bytes:]
     return values
+
+
+def write_part(
+    path: Path,
+    name: str,
+    place: Sequence[slice],
+    values: np.ndarray,
+    progress: Callable[[], None] = nothing,
+) -> int:
+    """Writes a part of an array into its file, and no other bytes of it; the caller syncs the file.
+
+    Other hosts may write beside it, in the same page of memory. The client of a network file system must not send what
+    it has of that page besides: Linux' NFS client does so where it has read the page, which it must not for a file that
+    is opened for writing alone.
+
+    Args:
+        path: directory that ``reserve_arrays`` made.
+        name: name of the array.
+        place: a slice for each of the first dims, at least one.
+        values: values of the part, in this order.
+        progress: function to call now and then.
+
+    Returns:
+        Bytes written.
+
+    Raises:
+        OSError, ValueError: its files are missing, not laid out as by ``write_arrays``, or cannot be written.
+    """
+    (shape, dtype), content, at = _header(path, name), raw_bytes(values), 0
+    with open(os.open(path / _value_file(name, shape), os.O_WRONLY), "wb", buffering=0) as file:
+        for run in runs(shape, place):
+            file.seek(run.start * dtype.itemsize)
+            end = at + (run.stop - run.start) * dtype.itemsize
+            while at < end:
+                at += file.write(content[at : min(end, at + BLOCK)])
+                progress()
+    return at
+
+
+def runs(shape: Sequence[int], place: Sequence[slice]) -> Iterator[slice]:
+    """Stretches of the flat array that together are a part of it, in order.
+
+    Args:
+        shape: shape of the array.
+        place: a slice for each of the first dims, at least one.
+
+    >>> list(runs((2, 3, 4), (slice(1, 2), slice(0, 2))))
+    [slice(12, 20, None)]
+    """
+    ranges = [range(*one.indices(length)) for one, length in zip(place, shape, strict=False)]
+    while len(ranges) > 1 and ranges[-1] == range(shape[len(ranges) - 1]):
+        ranges.pop()  # or there would be a run for each of its rows
+    *outer, inner = ranges
+    row = math.prod(shape[len(ranges) :])
+    for nth in np.ndindex(*map(len, outer)):
+        at = [of_dim[one] for of_dim, one in zip(outer, nth, strict=True)]
+        first = (int(np.ravel_multi_index((*at, 0), shape[: len(ranges)])) + inner.start) * row
+        yield slice(first, first + len(inner) * row)
 
 
 def _fills(file: FileIO, room: memoryview) -> bool:
@@ -122,13 +210,20 @@ def _fills(file: FileIO, room: memoryview) -> bool:
 
 def data_file(path: Path, name: str) -> str:
     """Path of the file whose bytes are an array's values; raises as ``map_array`` does."""
-    shape, _ = _header(path, name)
+    return _value_file(name, _header(path, name)[0])
+
+
+def _value_file(name: str, shape: Sequence[int]) -> str:
     return f"{files_of(name)}/{'.'.join('0' for _ in shape) or '0'}"
+
+
+def _num_bytes(leaf: Any) -> int:
+    return math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
 
 
 def _header(path: Path, name: str) -> tuple[tuple[int, ...], np.dtype]:
     """Shape and dtype of an array that is stored in one piece, as raw bytes."""
-    said = json.loads((path / files_of(name) / ".zarray").read_bytes())
+    said = json.loads((path / files_of(name) / _HEADER).read_bytes())
     try:
         shape, dtype = tuple(said["shape"]), np.dtype(said["dtype"])
         is_raw = said["chunks"] == said["shape"] and said["order"] == "C"

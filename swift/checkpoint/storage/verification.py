@@ -7,7 +7,7 @@ before it was written, its values are right; so one pass over the file verifies 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +20,9 @@ from swift.checkpoint.storage.orbax_files import data_file, map_array
 
 _BLOCK = 2**22
 """Values checked at a time."""
+
+
+_Item = TypeVar("_Item")
 
 
 class Damaged(Exception):
@@ -98,12 +101,9 @@ class Checker:
         ]
         for unit, (copy, *_) in manifest.ledger.copies.items():
             items.append((copy.num_bytes, partial(self.copy, manifest, unit, copy)))
-        before, loads = set(self._found), [0] * num_hosts
-        for size, check in sorted(items, key=lambda item: -item[0]):
-            host = loads.index(min(loads))
-            loads[host] += size
-            if host == own:
-                check()
+        before = set(self._found)
+        for check in equal_part(items, own, num_hosts):
+            check()
         return [[*key, why] for key, why in self._found.items() if key not in before]
 
     def adopt(self, found: Iterable[Sequence[Any]]) -> None:
@@ -122,6 +122,21 @@ class Checker:
 
     def _damaged(self, step: int, why: str) -> str:
         return f"{self._path(step).name} is damaged: {why}"
+
+
+def equal_part(items: Iterable[tuple[int, _Item]], own: int, num_hosts: int) -> list[_Item]:
+    """Picks those of some items, each with its size, that fall to one of several hosts.
+
+    >>> [equal_part([(1, "a"), (5, "b"), (3, "c"), (1, "d")], host, 2) for host in range(2)]
+    [['b'], ['c', 'a', 'd']]
+    """
+    loads, mine = [0] * num_hosts, []
+    for size, item in sorted(items, key=lambda item: -item[0]):
+        host = loads.index(min(loads))
+        loads[host] += size
+        if host == own:
+            mine.append(item)
+    return mine
 
 
 def _size(path: Path) -> int:

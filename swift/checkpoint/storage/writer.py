@@ -1,18 +1,26 @@
 """Writing a checkpoint: arrays, which are read back, then the manifest, then the rename that makes it count."""
 
 import errno
+import math
 import os
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from swift.checkpoint.partial import Snapshot, StateSplit, Unit, shape_text
 from swift.checkpoint.storage.digests import array_digest, synced_digests
-from swift.checkpoint.storage.directory import ARRAYS, begin_save, commit_save, remove_set_aside, retire
+from swift.checkpoint.storage.directory import (
+    ARRAYS,
+    begin_save,
+    commit_save,
+    remove_set_aside,
+    retire,
+    temporary_path,
+)
 from swift.checkpoint.storage.manifest import Copy, Dense, Files, Ledger, Manifest, write_manifest
 from swift.checkpoint.storage.orbax_files import files_of, write_arrays
 from swift.checkpoint.storage.verification import unit_array, wrong_values
@@ -20,6 +28,22 @@ from swift.files import sync_directory
 
 RETRY_PAUSES_S = (2.0, 5.0, 10.0, 20.0)
 """Seconds before each new attempt of a failed save; after the last one, the run waits until the next save is due."""
+
+
+class WrittenArrays(NamedTuple):
+    """Digests of a save that is on the disk, and found right.
+
+    Attributes:
+        files: digests of the files of each stored array, by its name.
+        common: digests of the files that all arrays need.
+        dense: digests of the values of arrays of the dense part, by name; empty ones, which are not stored, have none.
+        units: digests of the values of experts.
+    """
+
+    files: Mapping[str, Files]
+    common: Files
+    dense: Mapping[str, str]
+    units: Mapping[Unit, str]
 
 
 def save_checkpoint(
@@ -32,7 +56,6 @@ def save_checkpoint(
     identity: Mapping[str, Any],
     extra: Mapping[str, Any],
     num_kept: int,
-    write: Callable[[Path, Mapping[str, np.ndarray]], None] | None = None,
 ) -> Manifest:
     """Saves a snapshot, verifies the files against memory, then removes what is no longer needed.
 
@@ -45,7 +68,6 @@ def save_checkpoint(
         identity: settings that a run has to share to read it, by name; JSON.
         extra: other state, such as the loader's; JSON.
         num_kept: number of checkpoints to keep.
-        write: function that writes the arrays in another process, see ``write_arrays``; None: this process does.
 
     Returns:
         The checkpoint's manifest.
@@ -53,33 +75,61 @@ def save_checkpoint(
     Raises:
         OSError, ValueError: the checkpoint could not be written; earlier ones are untouched.
     """
-    assert all(copies[0].step < step for copies in ledger.copies.values()), "a copy would be replaced by its own step"
     temporary = begin_save(directory, step)
     try:
         # Taken before anything is written, so that they are digests of the values in memory.
         arrays = _named_arrays(snapshot)
         contents = {name: array_digest([array]) for name, array in arrays.items()}
-        unit_contents = {unit: _unit_content(unit, of_unit, contents) for unit, of_unit in snapshot.experts()}
-        (write or write_arrays)(temporary / ARRAYS, arrays)
+        units = {unit: _unit_content(unit, of_unit, contents) for unit, of_unit in snapshot.experts()}
+        write_arrays(temporary / ARRAYS, arrays)
         of_array, common = _by_array(synced_digests(temporary), arrays)
         check_written(temporary, arrays, contents, of_array)
-        copies = _copies(step, snapshot, ledger, unit_contents, of_array)
-        manifest = Manifest(
-            step=step,
-            identity=identity,
-            extra=extra,
-            dense=_dense(snapshot, contents, of_array),
-            unit_shapes={dtype: shape_text(shape) for dtype, shape in split.unit_shapes.items()},
-            chosen=snapshot.chosen_LK.tolist(),
-            bytes_per_rank=split.bytes_per_rank(snapshot),
-            ledger=ledger.saved(step, snapshot.chosen_LK, copies, common),
-        )
-        write_manifest(temporary, manifest)
-        _sync_directories(temporary)
-        commit_save(directory, step)
+        written = WrittenArrays(of_array, common, contents, units)
+        options: dict[str, Any] = {"identity": identity, "extra": extra, "num_kept": num_kept}
+        return finish_save(directory, step, written, split, snapshot.chosen_LK, ledger, **options)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def finish_save(
+    directory: Path,
+    step: int,
+    written: WrittenArrays,
+    split: StateSplit,
+    chosen_LK: np.ndarray,
+    ledger: Ledger,
+    *,
+    identity: Mapping[str, Any],
+    extra: Mapping[str, Any],
+    num_kept: int,
+) -> Manifest:
+    """Writes the manifest of a save, whose files are there, renames it, and removes what is no longer needed.
+
+    Args:
+        written: what is on the disk.
+        chosen_LK: classes that are saved.
+        directory, step, split, ledger, identity, extra, num_kept: see ``save_checkpoint``.
+
+    Raises:
+        OSError: the manifest could not be written, or the directory not renamed.
+    """
+    assert all(copies[0].step < step for copies in ledger.copies.values()), "a copy would be replaced by its own step"
+    temporary = temporary_path(directory, step)
+    copies = _copies(step, split, ledger, written)
+    manifest = Manifest(
+        step=step,
+        identity=identity,
+        extra=extra,
+        dense=_dense(split, written),
+        unit_shapes={dtype: shape_text(shape) for dtype, shape in split.unit_shapes.items()},
+        chosen=chosen_LK.tolist(),
+        bytes_per_rank=split.bytes_per_rank(chosen_LK.shape[-1]),
+        ledger=ledger.saved(step, chosen_LK, copies, written.common),
+    )
+    write_manifest(temporary, manifest)
+    _sync_directories(temporary)
+    commit_save(directory, step)
     _remove_older(directory, step, num_kept)
     return manifest
 
@@ -134,21 +184,20 @@ def _by_array(files: Files, arrays: Collection[str]) -> tuple[dict[str, dict[str
     return of_array, common
 
 
-def _dense(snapshot: Snapshot, contents: Mapping[str, str], of_array: Mapping[str, Files]) -> Dense:
-    files = {path: digest for name in snapshot.dense for path, digest in of_array.get(name, {}).items()}
-    shapes = {name: shape_text(array) for name, array in snapshot.dense.items()}
-    mine = {name: contents[name] if name in contents else array_digest([snapshot.dense[name]]) for name in shapes}
-    return Dense(shapes, mine, sum(array.nbytes for array in snapshot.dense.values()), files)
+def _dense(split: StateSplit, written: WrittenArrays) -> Dense:
+    leaves = split.dense_shapes
+    files = {path: digest for name in leaves for path, digest in written.files.get(name, {}).items()}
+    shapes = {name: shape_text(leaf) for name, leaf in leaves.items()}
+    contents = {name: written.dense.get(name, array_digest([])) for name in leaves}
+    return Dense(shapes, contents, sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves.values()), files)
 
 
-def _copies(
-    step: int, snapshot: Snapshot, ledger: Ledger, contents: Mapping[Unit, str], of_array: Mapping[str, Files]
-) -> dict[Unit, Copy]:
+def _copies(step: int, split: StateSplit, ledger: Ledger, written: WrittenArrays) -> dict[Unit, Copy]:
     copies = {}
-    for unit, of_unit in snapshot.experts():
-        files = {path: digest for dtype in of_unit for path, digest in of_array[unit_array(unit, dtype)].items()}
-        num_bytes = sum(array.nbytes for array in of_unit.values())
-        copies[unit] = Copy(step, int(ledger.tally.contained_LE[unit]), num_bytes, contents[unit], files)
+    for unit, content in written.units.items():
+        names = [unit_array(unit, dtype) for dtype in split.unit_shapes]
+        files = {path: digest for name in names for path, digest in written.files[name].items()}
+        copies[unit] = Copy(step, int(ledger.tally.contained_LE[unit]), split.unit_bytes, content, files)
     return copies
 
 

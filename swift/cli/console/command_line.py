@@ -5,6 +5,7 @@ from typing import Any
 
 from swift.cli.console.evaluating import add_evaluate
 from swift.cli.console.input import add_data
+from swift.cli.console.machines import add_doctor
 from swift.cli.console.parser import OneLineParser, ShowVersion, path_of
 from swift.cli.console.planning import add_compile, add_place, add_plan, add_simulate
 from swift.cli.console.shared_options import (
@@ -56,6 +57,7 @@ def command_line() -> argparse.ArgumentParser:
     )
     add_progress(compare)
     add_stopping(compare)
+    add_hosts(compare)
 
     launch = commands.add_parser("launch", help="run one experiment, a process for each worker, which may die")
     launch.add_argument("config", type=path_of, metavar="CONFIG.gin")
@@ -213,6 +215,7 @@ def command_line() -> argparse.ArgumentParser:
 
     add_compile(commands)
     add_data(commands)
+    add_doctor(commands)
     add_place(commands)
     add_plan(commands)
     add_simulate(commands)

@@ -1,4 +1,4 @@
-"""``swift train`` on several hosts: on each of them, one process that trains and one that waits for it.
+"""A command on several hosts: on each of them, one process that trains and one that waits for it.
 
 JAX ends a process with an abort, and a page of text, where it cannot join the other hosts, and where one of them is
 dead or silent: no code in that process could make it a line and an exit code. So it is a child, and its parent, in
@@ -15,7 +15,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import BinaryIO, NoReturn
 
 from swift.errors import INTERRUPTED, STOPPED
@@ -105,7 +104,7 @@ def watched(run: Callable[[ParentLink], int], options: argparse.Namespace) -> in
     how = signal.Signals(os.WTERMSIG(status)).name
     print(
         f"swift: host {_own(options)}: another host has died or been silent, or this one has crashed ({how}): stopped; "
-        f"{_advice(options.run_dir)}",
+        f"{_advice(options)}",
         file=sys.stderr,
     )
     return STOPPED
@@ -126,7 +125,7 @@ def _be_child(run: Callable[[], int], watch: int, options: argparse.Namespace) -
         why = " ".join(str(error).split())[:_MAX_WHY]
         print(
             f"swift: host {_own(options)}: another host is gone, or this one has failed ({why}): stopped; "
-            f"{_advice(options.run_dir)}",
+            f"{_advice(options)}",
             file=sys.stderr,
         )
     finally:
@@ -157,14 +156,16 @@ def _wait(child: int) -> tuple[int, bool]:
     return status, bool(passed)
 
 
-def _advice(run_dir: Path) -> str:
+def _advice(options: argparse.Namespace) -> str:
     """Says what is saved and how to continue."""
     from swift.checkpoint import checkpoint_steps  # which loads JAX, without starting it
 
-    steps = checkpoint_steps(run_dir / "checkpoints")
+    how = f"continue with --run-dir {options.run_dir} --resume on the hosts that are left"
+    if options.command == "compare":
+        return how
+    steps = checkpoint_steps(options.run_dir / "checkpoints")
     if not steps:
         return "there is no checkpoint yet; start again in another --run-dir"
-    how = f"continue with --run-dir {run_dir} --resume on the hosts that are left"
     return f"the checkpoint of iteration {steps[-1]} is kept; {how}"
 
 

@@ -194,6 +194,7 @@ def _context(
         processes=run_spec.processes,
         start_s=limits.start,
         deadline_s=limits.saving,
+        record=reporter,
         stage_of_chunk=job.stage_of_chunk,
         has_origin=job.options.init_from is not None,
     )

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from swift.cli.options import Written
+from swift.cli.options import Written, listening_address, node_count, own_node
 from swift.deadlines import Deadlines
 from swift.elastic import LOOPBACK
 from swift.elastic.membership import Member, Process
 from swift.elastic.state import RunFiles
 from swift.elastic.transport import MEMORY, Children, LocalChildren, MultiNodeChildren, Rendezvous, check_network
-from swift.errors import SettingError, check_count
+from swift.errors import SettingError
 
 _BACKLOG = 1024
 """Connections that may wait to be accepted."""
@@ -60,25 +60,17 @@ def nodes_of(options: Namespace, environment: Mapping[str, str]) -> Nodes:
     Raises:
         SettingError: they contradict each other, or the network would be used without permission.
     """
-    tasks = _number(environment, "SLURM_STEP_NUM_TASKS")
-    count = options.nodes if options.nodes is not None else tasks or 1
-    check_count("--nodes", count, least=1)
+    count = node_count(options, environment)
     if count > options.processes:
         raise SettingError("--nodes (or srun's tasks)", count, f"must be at most --processes = {options.processes}")
     if count == 1:
-        for name in ("node", "listen"):
-            if getattr(options, name):
-                raise SettingError(f"--{name}", getattr(options, name), "is for several --nodes")
         return Nodes()
     if options.run_dir is None:
         raise SettingError("--run-dir", Written("(not set)"), "several nodes need a directory that all of them see")
-    index = _number(environment, "SLURM_PROCID" if tasks else "JOB_COMPLETION_INDEX")
-    own = options.node if options.node is not None else index
-    if own is None or not 0 <= own < count:
-        raise SettingError("--node", Written("(not set)") if own is None else own, f"must be from 0 to {count - 1}")
+    own = own_node(options, environment, count)
     if own > 0:
         return Nodes(count, own)
-    host, port = _listen(options.listen)
+    host, port = listening_address(options.listen)
     check_network(host, is_trusted=options.insecure_network)
     if options.listen is None and ipaddress.ip_address(host).is_loopback:
         allowed = f"this machine's name stands for {host}, which no other can reach; see /etc/hosts, or say where"
@@ -197,21 +189,3 @@ class Entrance:
             ) as on_all_nodes,
         ):
             yield on_all_nodes
-
-
-def _number(environment: Mapping[str, str], name: str) -> int | None:
-    text = environment.get(name, "")
-    return int(text) if text.isdecimal() else None
-
-
-def _listen(text: str | None) -> tuple[str, int]:
-    host, _, port = (text or socket.gethostname()).partition(":")
-    if port and not (port.isdecimal() and int(port) < 2**16):
-        raise SettingError("--listen", text, "must be HOST or HOST:PORT, with a port below 65536")
-    try:
-        address = socket.gethostbyname(host)
-    except OSError as error:
-        raise SettingError("--listen", host, f"is not a known host: {error.strerror}") from error
-    if not host or ipaddress.ip_address(address).is_unspecified:
-        raise SettingError("--listen", text, "must be HOST or HOST:PORT, with one address that others can reach")
-    return address, int(port or 0)

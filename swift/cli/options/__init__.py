@@ -7,6 +7,7 @@ from swift.cli.options.gin_files import all_installed, gin_texts
 from swift.cli.options.kinds import Written, checked, described, fitting
 from swift.cli.options.mistakes import Source, build_mistake, nearest, parse_mistake, translated
 from swift.cli.options.named import costs_of, named_numbers, seconds_of, workers_of
+from swift.cli.options.nodes import listening_address, node_count, own_node
 
 __all__ = [
     "OF_ONE",
@@ -25,9 +26,12 @@ __all__ = [
     "described",
     "fitting",
     "gin_texts",
+    "listening_address",
     "microbatches_of",
     "named_numbers",
     "nearest",
+    "node_count",
+    "own_node",
     "parse_mistake",
     "seconds_of",
     "translated",

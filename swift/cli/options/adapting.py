@@ -3,7 +3,7 @@
 import argparse
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -55,8 +55,9 @@ def check_adapt(options: argparse.Namespace) -> None:
     for option, value in (("--store", options.store), ("--prepare", options.prepare)):
         if value is not None:
             raise SettingError("--adapt", options.adapt, f"cannot go together with {option}, which is for re-routing")
-    if options.solver not in ("adaptive", "lockstep"):
-        raise SettingError("--adapt", options.adapt, f"plans with --solver adaptive or lockstep, not {options.solver}")
+    if options.solver not in ("adaptive", "lockstep", "v"):
+        allowed = f"plans with --solver adaptive, lockstep or v, not {options.solver}"
+        raise SettingError("--adapt", options.adapt, allowed)
     for option, number in (("--block-bytes", options.block_bytes), ("--bandwidth", options.bandwidth)):
         check_number(option, number, above=0)
 
@@ -65,12 +66,11 @@ def block_problem(options: argparse.Namespace, problem: Problem) -> BlockProblem
     """Makes the problem without failures from the one that the options describe."""
     topology = Topology(options.pipelines, options.stages)
     cut = BlockOptions(options.blocks, options.cut, options.embedding, options.head)
-    sizes = tuple(chunk.num_blocks for chunk in problem.chunks)
+    problem, number = replace(problem, failed=frozenset()), problem.num_chunks
     if options.blocks is None:
-        sizes = (1,) * topology.num_stages
-    elif not sizes:
-        sizes = (options.blocks // topology.num_stages,) * topology.num_stages
-    return BlockProblem(replace(problem, failed=frozenset()), cut.blocks(topology, costs_of(options.costs)), sizes)
+        return BlockProblem.of_stages(problem)
+    sizes = tuple(chunk.num_blocks for chunk in problem.chunks) or (options.blocks // number,) * number
+    return BlockProblem(problem, cut.blocks(topology, costs_of(options.costs)), sizes)
 
 
 def adapted(options: argparse.Namespace, problem: Problem) -> AdaptedPlan:
@@ -96,15 +96,18 @@ def adapted(options: argparse.Namespace, problem: Problem) -> AdaptedPlan:
 def facts_of(plan: Adaptation, stayed: Adaptation, move_s: float, block_bytes: float) -> dict[str, Any]:
     """Describes a plan.
 
-    The keys: ``adapt``, the mode that was chosen; ``blocks_of_worker``, first block and end, null for an idle worker;
-    ``place_of_worker``, of the workers that take another's place; ``microbatches_of_pipeline``; ``throughput``,
-    ``reroute_throughput`` and ``ideal_throughput``, relative to the zero-bubble plan without a failure, with ``--solver
-    lockstep`` both in lockstep; ``moved_bytes``, ``move_s``; ``pays_after_s``, null if the move never pays.
+    The keys: ``adapt``, the mode that was chosen; ``blocks_of_worker``, first block and end (with ``--solver v`` those
+    of each run), null for an idle worker; ``place_of_worker``, of the workers that take another's place;
+    ``microbatches_of_pipeline``; ``throughput``, ``reroute_throughput`` and ``ideal_throughput``, relative to the
+    zero-bubble plan without a failure, with ``--solver lockstep`` both in lockstep, with ``--solver v`` to its plan;
+    ``moved_bytes``, ``move_s``; ``pays_after_s``, null if the move never pays.
     """
     without = fault_free(plan.work, in_lockstep=plan.in_lockstep).period
     return {
         "adapt": plan.mode,
-        "blocks_of_worker": {f"{d}:{p}": run and list(run) for (d, p), run in plan.blocks_of_worker.items()},
+        "blocks_of_worker": {
+            f"{d}:{p}": _blocks(runs, in_v=plan.work.in_v) for (d, p), runs in plan.blocks_of_worker.items()
+        },
         "place_of_worker": {
             f"{d}:{p}": f"{e}:{q}" for (d, p), (e, q) in plan.relocation.place_of.items() if (d, p) != (e, q)
         },
@@ -141,6 +144,13 @@ def adapted_lines(adapted: AdaptedPlan) -> Iterator[str]:
     yield f"{moved}, which " + (
         "never pays" if pays is None else f"pays in an outage of more than {pays:.3g} s, the way back counted"
     )
+
+
+def _blocks(runs: Sequence[tuple[int, int]], *, in_v: bool) -> list[Any] | None:
+    """First block and end; in a V those of each run."""
+    if not runs:
+        return None
+    return [list(run) for run in runs] if in_v else list(runs[0])
 
 
 def _percent(share: float) -> str:

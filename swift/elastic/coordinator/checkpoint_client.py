@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 from swift.checkpoint import RETRY_PAUSES_S, checkpoint_path, checkpoint_steps, read_manifest
 from swift.elastic.membership import Holders, Process, ShardLayout, Stamp, have_all, whole_workers
@@ -25,12 +26,27 @@ from swift.errors import SettingError
 CHECKPOINT_SERVICE = "keeper"
 """Name of the checkpoint service among the children, in logs and in events."""
 _MAX_STARTS = 3
+_RECORD_S = 10.0
+"""Seconds in which a record has to come: where all members that had it have died, it never does."""
+
+
+class RecordProgress(Protocol):
+    """Progress of a run's record.
+
+    Attributes:
+        written: last iteration whose metrics are written, or about to be.
+        on_file: last iteration whose metrics are in the file.
+    """
+
+    written: int
+    on_file: int
 
 
 class CheckpointClient:
     """Sends one request at a time to the checkpoint service, and restarts the service if it dies.
 
-    A failed save is retried after pauses, see ``RETRY_PAUSES_S``, unless a newer save is requested first.
+    A failed save is retried after pauses, see ``RETRY_PAUSES_S``, unless a newer save is requested first. A save is
+    held back until the record of its iteration is in the file: a run that ends in between would be resumed without it.
 
     Args:
         children: processes among which the service runs.
@@ -40,6 +56,7 @@ class CheckpointClient:
         processes: processes of the run, which the first generation has, see ``set_processes``.
         start_s: time that the service takes to start, in seconds.
         deadline_s: time limit of an answer, in seconds; the service is killed if it is later.
+        record: progress of the run's record.
         stage_of_chunk: see ``Holders``.
         has_origin: whether the run begins with the weights of another, which the service can load.
         clock: function that returns the time, in seconds.
@@ -55,6 +72,7 @@ class CheckpointClient:
         processes: Sequence[Process],
         start_s: float,
         deadline_s: float,
+        record: RecordProgress,
         stage_of_chunk: Holders = (),
         has_origin: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -64,7 +82,8 @@ class CheckpointClient:
         self._run, self._cuts = tuple(processes), dict[int, Holders]()
         self.set_processes(processes)
         self._parts: dict[Stamp, set[Process]] = {}
-        self._requests: list[CheckpointCommand] = []  # the first one has been sent
+        self._requests: list[CheckpointCommand] = []  # the first one has been sent, or is held back
+        self._record, self._is_held, self._requested_at = record, False, 0.0
         self._start_s, self._deadline_s, self._clock = start_s, deadline_s, clock
         self._ready_by = 0.0  # time at which the service has to have started
         # Time of the request in progress; None: none, or the service is being killed.
@@ -115,8 +134,9 @@ class CheckpointClient:
 
     @property
     def unsaved(self) -> SaveCheckpoint | None:
-        """Newest save, if it has failed."""
-        return self._unsaved
+        """Newest save, if it has failed or is held back."""
+        held = self._requests[0] if self._is_held else None
+        return held if isinstance(held, SaveCheckpoint) else self._unsaved
 
     @property
     def pause_s(self) -> float | None:
@@ -166,16 +186,18 @@ class CheckpointClient:
         self._send_next()
         return answer
 
-    def retry_if_due(self) -> None:
-        """Retries a failed save after its pause."""
+    def send_if_due(self) -> None:
+        """Sends a save whose record has come, and retries a failed one after its pause."""
+        if self._is_held:
+            self._send_next()
         if self._unsaved is not None and self._retry_at is not None and self._clock() >= self._retry_at:
             self._retry(self._unsaved)
 
     def keep_elsewhere(self) -> None:
-        """Requests that a state whose save has failed is kept where there is room, at the end of a run."""
-        if self._unsaved is not None:
+        """Requests that a state that is not saved is kept where there is room, at the end of a run."""
+        if (save := self.unsaved) is not None:
             self._retry_at = None
-            self._request(self._unsaved._replace(is_elsewhere=True))
+            self._request(save._replace(is_elsewhere=True))
 
     def died(self) -> bool:
         """Restarts the service after its death; returns False if it has died too often."""
@@ -210,18 +232,27 @@ class CheckpointClient:
     def _request(self, command: CheckpointCommand) -> None:
         """Queues a request. A newer save replaces waiting ones, whose parts may be gone by the time they are sent."""
         if isinstance(command, SaveCheckpoint):
+            num_sent, self._requested_at = 0 if self._is_held else 1, self._clock()
             self._requests = [
-                old for nth, old in enumerate(self._requests) if nth == 0 or not isinstance(old, SaveCheckpoint)
+                old for nth, old in enumerate(self._requests) if nth < num_sent or not isinstance(old, SaveCheckpoint)
             ]
         self._requests.append(command)
         if CHECKPOINT_SERVICE not in self._children:
             self.start()
-        elif len(self._requests) == 1:
+        elif len(self._requests) == 1 or self._is_held:
             self._send_next()
 
     def _send_next(self) -> None:
         """Sends the first request; only one at a time, so that the pipe never fills up."""
-        self._sent_at = None
-        if self._requests:
+        self._sent_at, self._is_held = None, bool(self._requests) and self._awaits_record(self._requests[0])
+        if self._requests and not self._is_held:
             self._children.send(CHECKPOINT_SERVICE, CHECKPOINT_COMMANDS.line(self._requests[0]))
             self._sent_at = self._clock()
+
+    def _awaits_record(self, command: CheckpointCommand) -> bool:
+        if not isinstance(command, SaveCheckpoint) or command.is_elsewhere:
+            return False
+        step, has_time = command.stamp.step, self._clock() < self._requested_at + _RECORD_S
+        if self._record.written < step and not (has_time and len(self._requests) == 1):
+            return False  # the record is lost, or others wait for this save
+        return self._record.on_file < step

@@ -32,19 +32,22 @@ class MemoryDemand:
 
     Attributes:
         num_processes: number of processes of the node.
-        states: bytes of whole states, between two generations.
+        states: bytes of whole states, between two generations; where blocks move, with a worker down in each pipeline.
         snapshots: bytes of states without slots, to be saved, restored or resharded; 0 if kept in the run directory.
         copies: bytes of copies of other ranks' slices.
+        more_states: bytes by which whole states are larger if blocks move where a pipeline has a single worker left.
+            They are rarely needed, so that no room is kept for them: what does not fit is written to a disk.
     """
 
     num_processes: int
     states: int
     snapshots: int
     copies: int
+    more_states: int = 0
 
     @property
     def total(self) -> int:
-        """Sum of all bytes."""
+        """Sum of the bytes that there has to be room for."""
         return self.states + self.snapshots + self.copies
 
     @classmethod
@@ -78,12 +81,16 @@ class MemoryDemand:
         is_alone: bool,
     ) -> "MemoryDemand":
         """Computes the demand with ``num_ranks`` expert ranks in each worker."""
-        spec, num_here = _widest(specs.on(num_ranks), experiment), len(processes)
+        own, num_here = specs.on(num_ranks), len(processes)
+        spec = _widest(own, experiment, own.num_stages - 1)
         num_devices = 1 if by_rank else num_ranks
         if num_ranks < experiment.topology.num_expert_ranks and is_alone:
             num_here = num_ranks
         without_slots = replace(spec.specs, slots={})
-        whole = _num_bytes(shard_shapes(spec.specs, spec.abstract(with_slots=True), num_devices))
+        whole, at_worst = (
+            _num_bytes(shard_shapes(one.specs, one.abstract(with_slots=True), num_devices))
+            for one in (spec, _widest(own, experiment, 1))
+        )
         saved = _num_bytes(shard_shapes(without_slots, spec.abstract(), num_devices))
         num_saving = sum(process.worker[0] == 0 for process in processes[:num_here])
         # A saving process writes one snapshot more than it keeps; other processes have one or two restored states.
@@ -97,14 +104,15 @@ class MemoryDemand:
             num_some = -(-num_classes // k) + 1
             of_all, of_some = (_num_bytes(copy_shapes(split, num_experts)) for num_experts in (num_classes, k))
             copies = num_here * (of_all + num_some * of_some)
-        return cls(num_here, num_here * _NUM_STATES * whole, snapshots, copies)
+        states, more_states = (num_here * _NUM_STATES * size for size in (whole, at_worst - whole))
+        return cls(num_here, states, snapshots, copies, more_states)
 
 
-def _widest(spec: StepSpec, experiment: Experiment) -> StepSpec:
-    """Returns the step spec with the most blocks on a worker: where they move, those of a pipeline that lacks one."""
+def _widest(spec: StepSpec, experiment: Experiment, num_left: int) -> StepSpec:
+    """Returns the step spec in which, if blocks move, a pipeline's are on so many workers, as evenly as possible."""
     if experiment.move_rule is None or spec.num_stages == 1:
         return spec
-    num_blocks, num_left = len(spec.cut.moe_layers), spec.num_stages - 1
+    num_blocks = len(spec.cut.moe_layers)
     few = tuple(block * num_left // num_blocks for block in range(num_blocks))
     own = tuple(p for p, size in enumerate(spec.cut.sizes) for _ in range(size))
     return blocks_spec(spec, (few, *[own] * (experiment.topology.num_pipelines - 1)))
@@ -146,14 +154,18 @@ def choose_storage(
         remove_leftovers(directory)
     room = {directory: free(directory) for directory in directories}
     chosen = next((directory for directory, num_bytes in room.items() if num_bytes >= demand.total), None)
-    need = f"the states of {demand.num_processes} processes take up to {_text(demand.total)}"
+    need, at_worst = f"the states of {demand.num_processes} processes take up to {_text(demand.total)}", ""
     if chosen is None:
         found = ", ".join(f"{_text(num_bytes)} in {directory}" for directory, num_bytes in room.items())
         raise SettingError("TMPDIR", str(temporary), f"{need}, and no directory has that much free: {found}")
     first, slow = directories[0], ""
     if chosen != first:
         slow = f", and not in {first} ({_text(room[first])} free): that is slower"
-    return StorageLocation(chosen, f"{need}, of {_text(room[chosen])} free in {chosen}{slow}")
+    if demand.more_states:
+        total = demand.total + demand.more_states
+        at_worst = f" ({_text(total)} where blocks move and a pipeline has one worker left"
+        at_worst += "; what does not fit then is written to a disk)" if total > room[chosen] else ")"
+    return StorageLocation(chosen, f"{need}{at_worst}, of {_text(room[chosen])} free in {chosen}{slow}")
 
 
 def _free_bytes(directory: Path) -> int:

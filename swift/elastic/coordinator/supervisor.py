@@ -102,8 +102,9 @@ class Supervisor:
             # It must not write into a directory that belongs to another run.
             self._context.children.signal(CHECKPOINT_SERVICE, signal.SIGKILL)
             raise
+        self._reporter.raise_failed()  # a save waits for its record
         self._driver.turn()
-        self._context.checkpoints.retry_if_due()
+        self._context.checkpoints.send_if_due()
         newest = max((status.finished for status in self._driver.membership.statuses.values()), default=0)
         for fault in self._spec.faults.due(newest, lambda process: self._context.programs.is_prepared(process.worker)):
             self._inject(fault)

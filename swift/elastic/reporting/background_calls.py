@@ -26,19 +26,20 @@ class BackgroundCalls:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._calls.join()
         if kind is None:
-            self._raise()
+            self.raise_failed()
 
     def call(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> None:
         """Requests a call; raises the error of an earlier one."""
-        self._raise()
+        self.raise_failed()
         self._calls.put(lambda: function(*arguments, **named))
 
     def settle(self) -> None:
         """Waits until all requested calls are made; raises the error of any."""
         self._calls.join()
-        self._raise()
+        self.raise_failed()
 
-    def _raise(self) -> None:
+    def raise_failed(self) -> None:
+        """Raises the error of an earlier call, if one has failed."""
         if self._error is not None:
             raise self._error
 

@@ -20,13 +20,16 @@ class Reporter:
         directory: open run directory.
         background: calls that write, in order.
         written: last iteration whose metrics are written, or about to be.
+
+    Attributes:
+        on_file: last iteration whose metrics are in the file.
     """
 
     def __init__(
         self, journal: Journal, display: Display, directory: RunDirectory, background: BackgroundCalls, written: int
     ):
         self._journal, self._display, self._directory, self.written = journal, display, directory, written
-        self._background = background
+        self._background, self.on_file = background, written
         self._planned = 0  # newest generation whose plan is noted
 
     def on(self, event: Event, before: Membership, after: Membership, commands: Sequence[Command]) -> None:
@@ -49,8 +52,13 @@ class Reporter:
                 text = f"iterations without a record: {ranges_text([missing])}; the members died before reporting them"
                 self.note("not_recorded", self.written, text, first=missing[0], last=missing[-1])
             self.written = record["step"]
-            self._background.call(self._directory.log_step, record)
+            self._background.call(self._log_step, record)
             self._background.call(self._display.record, record)
+
+    def _log_step(self, record: dict[str, Any]) -> None:
+        """Writes a record, in the thread that writes."""
+        self._directory.log_step(record)
+        self.on_file = record["step"]
 
     def plan(self, number: int, facts: dict[str, Any]) -> None:
         """Notes the plan of a generation, once."""
@@ -81,6 +89,10 @@ class Reporter:
     def check(self) -> None:
         """Raises RunError if the run's directory is known to belong to another run; accesses no file for that."""
         self._directory.check(may_look=False)
+
+    def raise_failed(self) -> None:
+        """Raises the error of the record, if it could not be written."""
+        self._background.raise_failed()
 
     def _write(self, notes: Sequence[Note]) -> None:
         for note in notes:

@@ -30,7 +30,7 @@ from swift.elastic.transport.compile_messages import (
 from swift.elastic.transport.multi_node_children import NODES, MultiNodeChildren
 from swift.elastic.transport.node_messages import NODE_UPDATES, NodeUpdate
 from swift.elastic.transport.remote_node import announcing_arrival, serve_node
-from swift.elastic.transport.rendezvous import Rendezvous, check_network, this_program
+from swift.elastic.transport.rendezvous import Rendezvous, check_network
 from swift.elastic.transport.worker_messages import (
     WORKER_COMMANDS,
     WORKER_MESSAGES,
@@ -90,5 +90,4 @@ __all__ = [
     "announcing_arrival",
     "check_network",
     "serve_node",
-    "this_program",
 ]

@@ -5,26 +5,22 @@ messages are neither signed nor encrypted, and neither is the traffic among the 
 the use of a network has to be requested explicitly.
 """
 
-import hashlib
-import importlib.metadata
 import ipaddress
 import json
 import secrets
 import socket
 import struct
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from typing import Self
 
-import swift
 from swift.elastic.transport.handshake import MAX_BYTES, has_proof, line_of, proof
 from swift.errors import SettingError
 from swift.files import replace_file
+from swift.program import this_program
 
 _FILE = ".meeting.json"
 _HANDSHAKE_S, _SEND_S = 5.0, 2
@@ -83,20 +79,6 @@ class Rendezvous:
         if self.program != this_program():
             allowed = "its first node has another version of Swift, JAX, NumPy or Python: all nodes need the same"
             raise SettingError("--run-dir", str(Path(self.scratch).parent), allowed)
-
-
-@cache
-def this_program() -> str:
-    """Returns a digest of Swift's code and its versions, which all nodes of a run must share.
-
-    They read each other's messages and compiled programs.
-    """
-    versions = [importlib.metadata.version(name) for name in ("jax", "jaxlib", "numpy")]
-    known = hashlib.sha256(repr((sys.version_info[:2], versions)).encode())
-    package = Path(swift.__file__).parent
-    for path in sorted(package.rglob("*.py")):
-        known.update(f"{path.relative_to(package)} {path.stat().st_size}\n".encode() + path.read_bytes())
-    return known.hexdigest()[:32]
 
 
 def check_network(host: str, *, is_trusted: bool) -> None:

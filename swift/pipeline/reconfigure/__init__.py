@@ -5,7 +5,7 @@ workers.
 """
 
 from swift.pipeline.reconfigure.block_sharing import saving_rows, share_blocks
-from swift.pipeline.reconfigure.block_transfer import move_on_host, move_state
+from swift.pipeline.reconfigure.block_transfer import LocalPiece, local_pieces, move_on_host, move_state, put_moved
 from swift.pipeline.reconfigure.compiled_steps import StepKind, Steps, WindowResult, program_key
 from swift.pipeline.reconfigure.cut_search import CutSearch
 from swift.pipeline.reconfigure.engine import Engine, Prepare, Reconfiguration
@@ -31,6 +31,7 @@ __all__ = [
     "Cuts",
     "Engine",
     "ExecutableCache",
+    "LocalPiece",
     "Plan",
     "PlanSettings",
     "Prepare",
@@ -45,10 +46,12 @@ __all__ = [
     "compiled_init",
     "compiled_share",
     "compiled_slots",
+    "local_pieces",
     "move_on_host",
     "move_state",
     "neighbours",
     "program_key",
+    "put_moved",
     "reshape_state",
     "reshaped",
     "saving_rows",

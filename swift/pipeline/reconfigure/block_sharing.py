@@ -9,14 +9,17 @@ C chunks, R mesh rows, T rounds.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate, pairwise
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import PartitionSpec
 
-from swift.mesh import RANKED, SHARED, PeerSum, copy_bits, how_unequal, map_specs
+from swift.errors import RunError
+from swift.mesh import RANKED, SHARED, LiveMesh, PeerSum, copy_bits, how_unequal, map_specs, own_rows
 from swift.models import Chunks
 from swift.pipeline.chunk_rounds import NONE, Rounds
 from swift.pipeline.runtime import EMBEDDING_AND_HEAD, ChunkLayers, StepSpec, TrainState, group_of
@@ -58,6 +61,51 @@ def share_blocks(
         return shared, num_wrong == 0
 
     return new.live.per_rank(per_rank, (old.specs,), (new.specs, SHARED))
+
+
+def move_between_processes(state: TrainState, old: StepSpec, new: StepSpec) -> tuple[TrainState, int]:
+    """Moves a state to the live mesh of another spec in the same chunks, as each of several processes has some rows.
+
+    Workers that keep their role keep their arrays; any other one gets the state of its chunks over the mesh. All
+    processes call this at the same place, and return together.
+
+    Args:
+        state: arrays ``[worker, ...]`` on the mesh of ``old``, with slots; donated.
+        old: spec of the state.
+        new: spec of the state to make; every process has a device of its mesh.
+
+    Returns:
+        The state on the mesh of ``new``, and the number of bytes copied.
+
+    Raises:
+        RunError: what has arrived is not what was sent.
+    """
+    before = set(old.live.rows)
+    has_R = [row in before for row in new.live.rows]
+    kept = map_specs(partial(_kept, new.live, has_R), new.specs, state)
+    share = None if all(has_R) else jax.jit(share_blocks(new, new, has_R), donate_argnums=0).lower(kept).compile()
+    # Collectives among some devices begin with all that take part: gloo waits for 30 s, and others may still compile.
+    multihost_utils.sync_global_devices("reconfigured")
+    if share is None:
+        return kept, 0
+    kept, is_right = share(kept)
+    if not np.concatenate(own_rows(is_right)).all():
+        raise RunError("a state that was copied to a worker has not arrived as it was sent")
+    return kept, has_R.count(False) * new.live.num_ranks * new.state_bytes
+
+
+def _kept(live: LiveMesh, has_R: Sequence[bool], spec: PartitionSpec, leaf: jax.Array) -> jax.Array:
+    """An array on a live mesh, with zeros in rows that do not have it yet."""
+    shard_on = {shard.device: shard.data for shard in leaf.addressable_shards}
+    empty = np.zeros(leaf.sharding.shard_shape(leaf.shape), leaf.dtype)
+    shards = [
+        shard_on[device] if has else jax.device_put(empty, device)
+        for has, devices in zip(has_R, live.mesh.devices, strict=True)
+        for device in devices
+        if device.process_index == jax.process_index()
+    ]
+    shape = (live.num_live, *leaf.shape[1:])
+    return jax.make_array_from_single_device_arrays(shape, live.shardings(spec), shards)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,16 +1,18 @@
 """Moving a state to other workers, block by block where they hold other blocks than those that have them now.
 
 From device to device, within a single process, which has all of them, or on the host. Between processes, states are
-copied by a program, see ``block_sharing``.
+copied by a program, see ``block_sharing``; for a checkpoint each process copies the pieces that it has.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import PartitionSpec
 
 from swift.mesh import RANKED, is_spec, move_rows, moved_bytes, source_rows
@@ -72,12 +74,70 @@ def move_on_host(state: TrainState, old: StepSpec, new: StepSpec) -> TrainState:
     move = _BlockMove(old, new)
     if move.changes_nothing:
         return state
+    return _each_on_host(state, move, new, lambda _, leaf: leaf)
+
+
+def put_moved(state: TrainState, old: StepSpec, new: StepSpec) -> TrainState:
+    """Puts a state on the host on the devices of another spec, array by array; a process fills its own devices.
+
+    Args:
+        state: see ``move_on_host``.
+        old: see ``move_on_host``.
+        new: see ``move_on_host``.
+    """
+    return _each_on_host(state, _BlockMove(old, new), new, lambda spec, leaf: new.live.put(leaf, spec))
+
+
+def _each_on_host(
+    state: TrainState, move: "_BlockMove", new: StepSpec, put: Callable[[PartitionSpec, np.ndarray], Any]
+) -> TrainState:
     specs = new.specs if state.slots else replace(new.specs, slots={})
 
-    def of_spec(path: Sequence[Any], spec: PartitionSpec, sub: Any) -> Any:  # noqa: ARG001
-        return jax.tree_util.tree_map_with_path(lambda inner, leaf: move.on_host(_name((*path, *inner)), leaf), sub)
+    def of_spec(path: Sequence[Any], spec: PartitionSpec, sub: Any) -> Any:
+        return jax.tree_util.tree_map_with_path(
+            lambda inner, leaf: put(spec, move.on_host(_name((*path, *inner)), leaf)), sub
+        )
 
     return jax.tree_util.tree_map_with_path(of_spec, specs, state, is_leaf=is_spec)
+
+
+class LocalPiece(NamedTuple):
+    """A piece of an array of a state, on a device of this process.
+
+    Attributes:
+        place: its place in the array, a slice for each of the first dims.
+        values: a copy of its values.
+    """
+
+    place: tuple[slice, ...]
+    values: jax.Array
+
+
+def local_pieces(state: TrainState, old: StepSpec, new: StepSpec) -> dict[str, list[LocalPiece]]:
+    """Copies the pieces that this process gives of a state in the layout of another spec, on its devices alone.
+
+    The pieces of all processes do not overlap, and together are everything: of processes that have the same piece each
+    gives an equal part of the last dim.
+
+    Args:
+        state: arrays ``[worker, ...]`` on the mesh of ``old``, without slots.
+        old: spec of the state.
+        new: spec of the same model and number of ranks, whose mesh is not used.
+
+    Returns:
+        Pieces by name of the array, such as ``master.expert``.
+    """
+    move, pieces = _BlockMove(old, new), dict[str, list[LocalPiece]]()
+
+    def of_spec(path: Sequence[Any], spec: PartitionSpec, sub: Any) -> None:
+        for inner, leaf in jax.tree_util.tree_leaves_with_path(sub):
+            whole = (*path, *inner)
+            name = jax.tree_util.keystr(whole, simple=True, separator=".")
+            pieces[name] = list(move.local(_name(whole), spec, leaf))
+
+    specs = replace(new.specs, slots={})
+    jax.tree_util.tree_map_with_path(of_spec, specs, state, is_leaf=is_spec)
+    return pieces
 
 
 class _BlockMove:
@@ -130,34 +190,61 @@ class _BlockMove:
             shape[2] = self._new.live.num_ranks
         return jax.make_array_from_single_device_arrays(tuple(shape), self._new.live.shardings(spec), shards), num_bytes
 
+    def local(self, name: str, spec: PartitionSpec, leaf: jax.Array) -> Iterator[LocalPiece]:
+        """The pieces of an array that this process gives: of a group, of the ``placement``, or of neither (empty)."""
+        grid, shard_on = self._old.live.mesh.devices, {shard.device: shard.data for shard in leaf.addressable_shards}
+        for row in range(self._new.live.num_live):
+            for at, equal in enumerate(self._sources(name, row)):
+                homes = {_processes(grid[piece.worker]): piece for piece in equal[::-1]}
+                mine = [nth for nth, home in enumerate(homes) if jax.process_index() in home]
+                if not mine:
+                    continue
+                piece = list(homes.values())[mine[0]]
+                place = slice(row, row + 1), *([_ALL] if piece.layers == _ALL else [slice(at, at + 1)])
+                for rank, device in enumerate(grid[piece.worker]):
+                    if device in shard_on and (spec == RANKED or (rank, mine[0]) == (0, 0)):
+                        taken = LocalPiece(place[: leaf.ndim], _copied(shard_on[device], piece))
+                        yield _own_part(taken, rank, mine[0], len(homes)) if spec == RANKED else taken
+
     def _pieces(self, name: str, row: int) -> list[_Piece]:
         """The pieces of the arrays of a group in a row of the new mesh."""
-        if self._kept_R[row] >= 0 and self._is_as_long(name):
+        if self._keeps(name, row):
             return [_Piece(self._kept_R[row], _ALL)]
+        return [equal[0] for equal in self._sources(name, row)]
+
+    def _sources(self, name: str, row: int) -> list[tuple[_Piece, ...]]:
+        """The same piece by piece, from all workers that have a piece: the best to copy it from is first."""
+        if name not in KINDS and self._keeps(name, row):
+            kept, blocks = self._kept_R[row], self._blocks[0]
+            return [tuple(_Piece(one, _ALL) for one in [kept, *self._order] if blocks[one] == blocks[kept])]
         if name not in (*KINDS, "placement"):
-            return [_Piece(self._giver(name), _ALL)]
+            return [tuple(_Piece(worker, _ALL) for worker in self._givers(name))]
         kind = KINDS.get(name, True)
         index_RL = self._old.chunks.model_index(kind)[self._old.holding_R]
         mine = self._new.chunks.model_index(kind)[self._new.holding_R[row]]
-        pieces: list[_Piece] = []
+        pieces: list[tuple[_Piece, ...]] = []
         for block in mine.tolist():
-            found = (
-                [(worker, np.flatnonzero(index_RL[worker] == block)) for worker in self._order] if block >= 0 else []
-            )
-            worker, at = next(((worker, int(at[0])) for worker, at in found if len(at)), (self._order[0], 0))
-            pieces.append(_Piece(worker, slice(at, at + 1), is_padding=block < 0 and name != "placement"))
+            if block < 0:
+                pieces.append((_Piece(self._order[0], slice(0, 1), is_padding=name != "placement"),))
+                continue
+            found = [(worker, np.flatnonzero(index_RL[worker] == block)) for worker in self._order]
+            pieces.append(tuple(_Piece(worker, slice(int(at[0]), int(at[0]) + 1)) for worker, at in found if len(at)))
         return pieces
+
+    def _keeps(self, name: str, row: int) -> bool:
+        """Whether a row of the new mesh keeps the arrays of a group."""
+        return self._kept_R[row] >= 0 and self._is_as_long(name)
 
     def _is_as_long(self, name: str) -> bool:
         kind = KINDS.get(name, True)
         is_stacked = name in KINDS or name == "placement"
         return not is_stacked or self._old.chunks.stack_size(kind) == self._new.chunks.stack_size(kind)
 
-    def _giver(self, name: str) -> int:
-        """The worker whose embedding or head is in use; for what all have, any."""
+    def _givers(self, name: str) -> list[int]:
+        """The workers whose embedding or head is in use; for what all have, all."""
         chunk = {"embedding": 0, "head": -1}.get(name)
         holding = range(self._old.live.num_live) if chunk is None else self._old.peers_C[chunk]
-        return next(worker for worker in self._order if worker in holding)
+        return [worker for worker in self._order if worker in holding]
 
 
 def _name(path: Sequence[Any]) -> str:
@@ -166,6 +253,33 @@ def _name(path: Sequence[Any]) -> str:
     if attribute.name in ("placement", "policy", "step"):
         return "placement" if attribute.name == "placement" else ""
     return next((entry.key for entry in more if isinstance(entry, jax.tree_util.DictKey)), "")
+
+
+def _processes(devices: np.ndarray) -> frozenset[int]:
+    """The processes that have a worker."""
+    return frozenset(device.process_index for device in devices)
+
+
+def _own_part(piece: LocalPiece, rank: int, nth: int, num_homes: int) -> LocalPiece:
+    """One of equal parts of the piece of a RANKED array."""
+    width = piece.values.shape[-1]
+    first, last = width * nth // num_homes, width * (nth + 1) // num_homes
+    place = *piece.place, slice(rank, rank + 1), *[_ALL] * (piece.values.ndim - 4), slice(first, last)
+    return LocalPiece(place, _slice(piece.values, -1, first, last - first))
+
+
+def _copied(array: jax.Array, piece: _Piece) -> jax.Array:
+    """The layers of a piece as an array of their own."""
+    if piece.layers == _ALL:
+        return jnp.copy(array)
+    layers = _slice(array, 1, piece.layers.start, 1)
+    return jnp.zeros_like(layers) if piece.is_padding else layers
+
+
+@partial(jax.jit, static_argnums=(1, 3))
+def _slice(array: jax.Array, dim: int, start: int, size: int) -> jax.Array:
+    """A slice of an array, compiled once whatever its start."""
+    return lax.dynamic_slice_in_dim(array, start, size, dim)
 
 
 def _taken(array: Any, piece: _Piece) -> Any:

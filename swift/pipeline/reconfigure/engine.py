@@ -12,6 +12,7 @@ from typing import Literal, Self
 import jax
 
 from swift.data import Batch
+from swift.pipeline.reconfigure.block_sharing import move_between_processes
 from swift.pipeline.reconfigure.block_transfer import move_state
 from swift.pipeline.reconfigure.compiled_steps import Steps, WindowResult
 from swift.pipeline.reconfigure.failure_config import Configuration, PlanSettings, neighbours
@@ -203,7 +204,8 @@ class Engine:
         planned = time.perf_counter()
         steps.compiled(steps.main)
         compiled = time.perf_counter()
-        state, num_bytes = move_state(state, self.spec, steps.spec)
+        move = move_state if jax.process_count() == 1 else move_between_processes
+        state, num_bytes = move(state, self.spec, steps.spec)
         jax.block_until_ready(state)
         moved = time.perf_counter()
         self.steps, self._recut = steps, recut

@@ -6,18 +6,20 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from swift.errors import SettingError
+from swift.schedules.adapt.block_order import Run
 from swift.schedules.adapt.division import least_load
 from swift.schedules.adapt.layouts import layouts, whole_pipelines
-from swift.schedules.adapt.mixture import BlockMixture, mixtures, parts
+from swift.schedules.adapt.mixture import BlockMixture, mixtures, parts, unrouted
 from swift.schedules.adapt.moving import BANDWIDTH, BLOCK_BYTES, Relocation, holders, relocate
 from swift.schedules.adapt.ordering import schedule_mixture
-from swift.schedules.adapt.work import BlockLayout, BlockProblem, Run
+from swift.schedules.adapt.work import BlockLayout, BlockProblem
 from swift.schedules.bounds import tight_bound
 from swift.schedules.lowering import lockstep_period
 from swift.schedules.measures import period
-from swift.schedules.planners import adaptive, lockstep, zero_bubble
+from swift.schedules.planners import adaptive, lockstep, v, zero_bubble
 from swift.schedules.plans import after_moves, moves, spread
-from swift.schedules.schedule import Schedule
+from swift.schedules.rounds import round_of
+from swift.schedules.schedule import Round, Schedule
 from swift.schedules.verify import verify
 from swift.topology import Worker
 
@@ -63,11 +65,12 @@ class Adaptation:
         return max(own, lockstep_period(self.schedule)) if self.in_lockstep else own
 
     @property
-    def blocks_of_worker(self) -> dict[Worker, Run | None]:
-        """Blocks of every survivor; None of one that is idle."""
+    def blocks_of_worker(self) -> dict[Worker, tuple[Run, ...]]:
+        """Runs of blocks of every survivor; none of one that is idle."""
         places, place_of = self.layout.places, self.relocation.place_of
         live = self.work.problem.topology.without(self.failed)
-        return {worker: places[place_of[worker]] if worker in place_of else None for worker in live}
+        taken = {worker: places[place] for worker, place in place_of.items()}
+        return {worker: self.layout.order.runs(taken[worker]) if worker in taken else () for worker in live}
 
     @property
     def ideal_throughput(self) -> float:
@@ -89,9 +92,9 @@ class Adaptation:
 
 
 def fault_free(work: BlockProblem, *, in_lockstep: bool = False) -> Adaptation:
-    """Plans the problem without failures: the zero-bubble plan that throughputs are relative to."""
+    """Plans the problem without failures, by ``v`` or ``zero_bubble``: throughputs are relative to this plan."""
     problem = replace(work.problem, decoupled=True, staggered=True)
-    schedule = lockstep(problem) if in_lockstep else zero_bubble(problem)
+    schedule = lockstep(problem) if in_lockstep else v(problem) if work.in_v else zero_bubble(problem)
     return Adaptation("reroute", work, frozenset(), schedule, _as_cut(work, frozenset()), in_lockstep)
 
 
@@ -164,7 +167,8 @@ def _with_peers(
     mode: str, work: BlockProblem, failed: frozenset[Worker], empty: frozenset[Worker], in_lockstep: bool
 ) -> Adaptation:
     """Plans with peers that run the micro-batches of empty places."""
-    schedule = (lockstep if in_lockstep else adaptive)(work.with_failures(empty))
+    planner = lockstep if in_lockstep else v if work.in_v else adaptive
+    schedule = planner(work.with_failures(empty))
     verify(schedule)
     return Adaptation(mode, work, failed, schedule, _as_cut(work, empty), in_lockstep)
 
@@ -187,7 +191,7 @@ def recut(
         is_spent = bool(found) and left < mixture.reduced.num_ops and mixture.layout != whole
         if mixture.load > shortest * _SAME or is_spent:
             continue
-        one, used = schedule_mixture(mixture, min(left, _MAX_OPS // 3))
+        one, used = _scheduled(mixture, min(left, _MAX_OPS // 3), is_whole=mixture.layout == whole)
         left -= used
         if one is not None and (in_lockstep or one.period <= shortest * _SAME):
             schedule = Schedule.from_round(mixture.problem, "recut", mixture.expanded(one))
@@ -207,13 +211,22 @@ def _mixtures(
     )
     found = [mixture for _, _, layout in ranked[:_LAYOUTS] for mixture in mixtures(work, layout, one_block=one_block)]
     if whole is not None:
-        found.append(mixtures(work, whole, one_block=one_block)[-1])
-    return sorted(found, key=lambda mixture: mixture.load)
+        found.append(unrouted(work, whole, one_block=one_block))
+    return sorted((mixture for mixture in found if mixture.fits_alone), key=lambda mixture: mixture.load)
+
+
+def _scheduled(mixture: BlockMixture, max_ops: int, *, is_whole: bool) -> tuple[Round | None, int]:
+    """Schedules a mixture as ``schedule_mixture`` does; whole pipelines in a V have a planner of their own."""
+    if is_whole and mixture.work.in_v and not mixture.num_routed:
+        return round_of(v(mixture.reduced)), mixture.reduced.num_ops
+    return schedule_mixture(mixture, max_ops)
 
 
 def _as_cut(work: BlockProblem, empty: frozenset[Worker]) -> BlockLayout:
     D, P = work.problem.num_pipelines, work.problem.num_stages
-    return BlockLayout(tuple(tuple(None if (d, p) in empty else work.runs_P[p] for p in range(P)) for d in range(D)))
+    return BlockLayout(
+        work.order, tuple(tuple(None if (d, p) in empty else work.runs_P[p] for p in range(P)) for d in range(D))
+    )
 
 
 def _spread(work: BlockProblem, failed: frozenset[Worker]) -> frozenset[Worker]:

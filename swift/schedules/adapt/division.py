@@ -15,6 +15,8 @@ import numpy as np
 _MOST_NODES = 20
 """Nodes that an integer program may search: no limit of time, so that a plan is the same on every machine."""
 _SLACK = 1e-6
+_REST_SLACK = 1e-3
+"""Micro-batches by which the solver's sums may be off; limits are a hundredth or more away from whole numbers."""
 _MOST_UNITS = 5
 """Loads to try, each a unit above the last, since chunks of several units cannot be divided so evenly."""
 _FEW, _FEW_SHARE = 24, 0.01
@@ -40,7 +42,9 @@ class Division:
 
 def least_load(worker_DK: np.ndarray, cost_K: np.ndarray, number: int) -> float:
     """Least time of the most loaded worker, if micro-batches could be divided at will."""
-    return float(_program(worker_DK, cost_K, number, None)[-1])
+    found = _program(worker_DK, cost_K, number, None, is_integral=False)
+    assert found is not None, "some load is enough"
+    return float(found[-1])
 
 
 def divide(worker_DK: np.ndarray, cost_K: np.ndarray, number: int, unit: float) -> Division:
@@ -52,20 +56,17 @@ def divide(worker_DK: np.ndarray, cost_K: np.ndarray, number: int, unit: float) 
         number: micro-batches of all pipelines.
         unit: time of F, B and W of the smallest block.
     """
-    whole = whole_only(worker_DK, cost_K, number)
-    found = [whole]
+    found = [whole_only(worker_DK, cost_K, number)]
     least = np.ceil(least_load(worker_DK, cost_K, number) / unit - _SLACK) * unit
     for more in range(_MOST_UNITS):
         load = least + more * unit
         if load >= min(one.load for one in found) * (1 - _SLACK):
             break
-        most_whole = _program(worker_DK, cost_K, number, load * (1 + _SLACK))
-        if most_whole is None:
-            continue
-        whole_D = np.rint(most_whole[: len(worker_DK)]).astype(int)
-        rest = number - int(whole_D.sum())
-        if more + 1 < _MOST_UNITS and rest > max(_FEW, number * _FEW_SHARE):
+        most_rest = max(_FEW, number * _FEW_SHARE) if more + 1 < _MOST_UNITS else number
+        whole_D = most_whole(worker_DK, cost_K, number, load * (1 + _SLACK), most_rest)
+        if whole_D is None:
             continue  # another unit re-routes fewer
+        rest = number - int(whole_D.sum())
         routed_DK = _rounded(worker_DK, cost_K, whole_D, rest, load, unit)
         loads_W = np.zeros(int(worker_DK.max()) + 1)
         np.add.at(loads_W, worker_DK, (whole_D[:, None] + routed_DK) * cost_K)
@@ -91,11 +92,37 @@ def whole_only(worker_DK: np.ndarray, cost_K: np.ndarray, number: int) -> Divisi
     return Division(tuple(whole_D), np.zeros((0, K), int), load)
 
 
-def _program(worker_DK: np.ndarray, cost_K: np.ndarray, number: int, load: float | None) -> np.ndarray:
+def most_whole(
+    worker_DK: np.ndarray, cost_K: np.ndarray, number: int, load: float, most_rest: float
+) -> np.ndarray | None:
+    """Numbers of micro-batches that stay on each pipeline at a load, int64[D]; None if the rest would be too many.
+
+    The integer program takes seconds for a thousand workers. No division has a smaller rest than the linear program's,
+    so that it is asked first.
+    """
+    whole_D = np.zeros(len(worker_DK))
+    for is_integral in (False, True):
+        found = _program(worker_DK, cost_K, number, load, is_integral=is_integral)
+        if found is None:
+            return None
+        whole_D = found[: len(worker_DK)]
+        if number - whole_D.sum() > most_rest + _REST_SLACK:
+            return None
+    return np.rint(whole_D).astype(int)
+
+
+def _program(
+    worker_DK: np.ndarray, cost_K: np.ndarray, number: int, load: float | None, *, is_integral: bool
+) -> np.ndarray | None:
     """Solves for the least load, or, with a given load, for the most micro-batches that stay on one pipeline.
 
+    Args:
+        worker_DK, cost_K, number: see ``divide``.
+        load: load that no worker exceeds; None: the least.
+        is_integral: whether what stays on a pipeline is whole micro-batches.
+
     Returns:
-        float64[D + D * K + 1]: whole micro-batches, routed chunks (not rounded), load.
+        float64[D + D * K + 1]: micro-batches that stay, routed chunks (not rounded), load; None if there is nothing.
     """
     # Imported here, since it takes 0.4 s.
     from scipy.optimize import Bounds, LinearConstraint, milp
@@ -123,7 +150,7 @@ def _program(worker_DK: np.ndarray, cost_K: np.ndarray, number: int, load: float
             LinearConstraint(most.tocsr(), -np.inf, 0.0),
         ],
         bounds=Bounds(np.zeros(size), high),
-        integrality=np.append(np.full(D, float(load is not None)), np.zeros(size - D)),
+        integrality=np.append(np.full(D, float(is_integral)), np.zeros(size - D)),
         options={"node_limit": _MOST_NODES, "mip_rel_gap": 1e-3},
     )
     return found.x

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from swift.schedules.adapt.work import BlockLayout, BlockProblem, Run
+from swift.schedules.adapt.block_order import Run
+from swift.schedules.adapt.work import BlockLayout, BlockProblem
 from swift.topology import Worker
 
 _PHASES = (0.5, 0.25, 0.75, 0.0)
@@ -39,7 +40,7 @@ def layouts(work: BlockProblem, failed: frozenset[Worker], *, stays: bool = Fals
                 phase = None if style == "near" else _PHASES[turn % (1 if style == "even" else len(_PHASES))]
                 turn += bool(taken)
                 runs.append(_runs(work, taken, phase))
-            layout = BlockLayout(tuple(runs))
+            layout = BlockLayout(work.order, tuple(runs))
             if layout not in seen and layout.pipelines:
                 seen.add(layout)
                 yield layout
@@ -52,7 +53,7 @@ def whole_pipelines(work: BlockProblem, failed: frozenset[Worker]) -> BlockLayou
     if not number:
         return None
     whole = sorted(range(D), key=lambda d: (sum(pipeline == d for pipeline, _ in failed), d))[:number]
-    return BlockLayout(tuple(work.runs_P if d in whole else (None,) * P for d in range(D)))
+    return BlockLayout(work.order, tuple(work.runs_P if d in whole else (None,) * P for d in range(D)))
 
 
 def _lengths(work: BlockProblem, failed: frozenset[Worker]) -> Iterator[tuple[int, ...]]:
@@ -129,12 +130,12 @@ def _least_longest(cost_L: np.ndarray, num_stages: int) -> float:
 def _even_ends(work: BlockProblem, num_stages: int, phase: float) -> list[int]:
     """Cuts where the costs before a stage are its share, rounded down from ``phase`` on."""
     L = len(work.blocks)
-    sums = np.cumsum(work.cost_L)
+    sums = np.cumsum(work.ordered_cost_L)
     ends: list[int] = []
     for stage in range(num_stages):
         share = sums[-1] * (stage + 1) / num_stages
         before = int(np.searchsorted(sums, share * (1 + 1e-12), side="right"))
-        part = (share - (sums[before - 1] if before else 0.0)) / work.cost_L[before] if before < L else 0.0
+        part = (share - (sums[before - 1] if before else 0.0)) / work.ordered_cost_L[before] if before < L else 0.0
         end = before + int(part > phase)
         ends.append(int(min(max(end, (ends[-1] if ends else 0) + 1), L - (num_stages - 1 - stage))))
     return ends
@@ -143,8 +144,8 @@ def _even_ends(work: BlockProblem, num_stages: int, phase: float) -> list[int]:
 def _near_ends(work: BlockProblem, taken: Sequence[int]) -> list[int]:
     """Cuts so that the longest stage is as short as it can be, and as few blocks as possible move."""
     L, num = len(work.blocks), len(taken)
-    sums = np.cumsum(np.append(0.0, work.cost_L)).tolist()
-    cap = _least_longest(work.cost_L, num) * (1 + 1e-9)
+    sums = np.cumsum(np.append(0.0, work.ordered_cost_L)).tolist()
+    cap = _least_longest(work.ordered_cost_L, num) * (1 + 1e-9)
     # best[end]: (blocks that move, sum of squares, begin) of the stages so far, by the end of the last.
     best: dict[int, tuple[float, float, int]] = {0: (0, 0.0, 0)}
     steps: list[dict[int, tuple[float, float, int]]] = []

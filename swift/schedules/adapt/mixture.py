@@ -43,7 +43,7 @@ class BlockMixture:
     @cached_property
     def problem(self) -> Problem:
         """The problem of all pipelines."""
-        return self._problem_of(range(self.work.problem.num_pipelines))
+        return self._problem_of(range(self.work.problem.num_pipelines), self.work.problem)
 
     @property
     def microbatches(self) -> tuple[int, ...]:
@@ -75,7 +75,13 @@ class BlockMixture:
     @cached_property
     def reduced(self) -> Problem:
         """The problem of the pipelines that are planned."""
-        return self._problem_of(self.representatives)
+        return self._problem_of(self.representatives, self.work.problem)
+
+    @cached_property
+    def fits_alone(self) -> bool:
+        """Whether a single micro-batch fits the memory of every worker, some of which hold more blocks than before."""
+        limit, unlimited = self.work.problem.memory_limit, replace(self.work.problem, memory_limit=None)
+        return limit is None or self._problem_of(self.representatives, unlimited).microbatch_peak <= limit
 
     @cached_property
     def executor(self) -> list[int]:
@@ -94,15 +100,17 @@ class BlockMixture:
                 start_3DMK[:, d, : len(routes)] = one.start_3DMP[:, row, : len(routes)]
         return Round(executor_DMK, start_3DMK, one.update_P, one.period)
 
-    def _problem_of(self, pipelines: Sequence[int]) -> Problem:
-        base, stages = self.work.problem, self.layout.stages(self.bounds)
+    def _problem_of(self, pipelines: Sequence[int], base: Problem) -> Problem:
+        stages = self.layout.stages(self.bounds)
+        held = self.layout.pipelines
         return replace(
             base,
             topology=Topology(len(pipelines), base.num_stages),
             num_microbatches=tuple(len(self.routes_D[d]) for d in pipelines),
             failed=frozenset((row, p) for row, d in enumerate(pipelines) for e, p in self.layout.empty if d == e),
             chunks=self.work.chunks(self.bounds),
-            stage_of_chunk=tuple(tuple(max(0, p) for p in stages[d]) for d in pipelines),
+            # A pipeline without blocks runs nothing: it is taken to hold what another one does.
+            stage_of_chunk=tuple(tuple(stages[d if d in held else held[0]]) for d in pipelines),
         )
 
 
@@ -118,12 +126,21 @@ def mixtures(work: BlockProblem, layout: BlockLayout, *, one_block: bool = False
         One that changes pipelines nowhere, and, where that makes the most loaded worker's load less, one that
         re-routes a remainder.
     """
-    unit, blocks = float(work.cost_L.min()), tuple(range(len(work.blocks) + 1))
-    found = [_mixture(work, layout, blocks if one_block else layout.bounds, whole_only, one_block)]
+    whole = unrouted(work, layout, one_block=one_block)
     fine = one_block or len(work.blocks) * len(layout.pipelines) <= _MOST_PARTS
-    bounds = blocks if fine else layout.bounds
-    routed = _mixture(work, layout, bounds, partial(divide, unit=unit), one_block)
-    return [routed, *found] if routed.load < found[0].load * (1 - 1e-6) else found
+    bounds = _all_bounds(work) if fine else layout.bounds
+    routed = _mixture(work, layout, bounds, partial(divide, unit=float(work.cost_L.min())), one_block)
+    return [routed, whole] if routed.load < whole.load * (1 - 1e-6) else [whole]
+
+
+def unrouted(work: BlockProblem, layout: BlockLayout, *, one_block: bool = False) -> BlockMixture:
+    """Divides the micro-batches as ``mixtures`` does, each of them on one pipeline as a whole."""
+    bounds = _all_bounds(work) if one_block else layout.bounds
+    return _mixture(work, layout, bounds, whole_only, one_block)
+
+
+def _all_bounds(work: BlockProblem) -> tuple[int, ...]:
+    return tuple(range(len(work.blocks) + 1))
 
 
 def parts(work: BlockProblem, layout: BlockLayout, bounds: Sequence[int]) -> tuple[np.ndarray, np.ndarray, int]:

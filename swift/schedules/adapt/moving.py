@@ -42,7 +42,7 @@ class Relocation:
 
 
 def holders(work: BlockProblem, failed: frozenset[Worker]) -> list[list[Worker]]:
-    """Lists the survivors that hold each block.
+    """Lists the survivors that hold each block, in the order in which stages take them.
 
     Raises:
         SettingError: a block is held by none.
@@ -50,11 +50,11 @@ def holders(work: BlockProblem, failed: frozenset[Worker]) -> list[list[Worker]]
     live = work.problem.topology.without(failed)
     found: list[list[Worker]] = [[] for _ in work.blocks]
     for worker in live:
-        for block in range(*work.runs_P[worker[1]]):
-            found[block].append(worker)
-    for block, workers in enumerate(found):
+        for place in range(*work.runs_P[worker[1]]):
+            found[place].append(worker)
+    for place, workers in enumerate(found):
         if not workers:
-            stage = next(p for p, (_, end) in enumerate(work.runs_P) if block < end)
+            stage = next(p for p, (_, end) in enumerate(work.runs_P) if place < end)
             allowed = f"stage {stage} has no live worker: restore from a checkpoint"
             raise SettingError("failed workers", sorted(failed), allowed)
     return found
@@ -85,9 +85,9 @@ def relocate(work: BlockProblem, layout: BlockLayout, failed: frozenset[Worker])
     transfers = []
     for taker, place in place_of.items():
         first, end = work.runs_P[taker[1]]
-        for block in range(*places[place]):
-            if not first <= block < end:
-                giver = min(holder[block], key=lambda worker: (gives.get(worker, 0), worker))
+        for index in range(*places[place]):
+            if not first <= index < end:
+                giver = min(holder[index], key=lambda worker: (gives.get(worker, 0), worker))
                 gives[giver] = gives.get(giver, 0) + 1
-                transfers.append((block, giver, taker))
+                transfers.append((layout.order.blocks[index], giver, taker))
     return Relocation(place_of, tuple(transfers))

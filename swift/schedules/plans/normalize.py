@@ -175,8 +175,9 @@ def moves(problem: Problem, counts: tuple[int, ...]) -> tuple[Move, ...]:
     failures_D = [sum(d == pipeline for d, _ in problem.failed) for pipeline in range(problem.num_pipelines)]
     givers: list[Worker] = []
     roles: list[Worker] = []
-    for p, (count, peers) in enumerate(zip(counts, problem.survivors, strict=True)):
+    for p, count in enumerate(counts):
         failed = sorted(d for d, stage in problem.failed if stage == p)
+        peers = [d for d in range(problem.num_pipelines) if d not in failed]
         surplus = count - len(failed)
         givers += [(d, p) for d in sorted(peers, key=lambda d: -failures_D[d])[: max(0, surplus)]]
         roles += [(d, p) for d in sorted(failed, key=lambda d: failures_D[d])[: max(0, -surplus)]]

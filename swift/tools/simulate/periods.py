@@ -70,7 +70,8 @@ class Periods:
     def recut_ratio(self, num_workers: int) -> float:
         """Divides the period of this many workers, whose pipelines are cut anew, by the fault-free one; at least 1.
 
-        For a problem that is too large to plan, the work of the most loaded worker stands for the period.
+        For a problem that is too large to plan, both are tight bounds, as in ``ratio``: how long workers wait for
+        each other counts before and after.
 
         Args:
             num_workers: live workers, at least one for each stage.
@@ -84,13 +85,23 @@ class Periods:
         if num_workers == len(workers):
             return self._period((0,) * problem.num_stages)
         if not self.are_planned:
-            units = math.ceil(problem.total_microbatches * problem.num_stages * BLOCKS_OF_STAGE / num_workers)
-            return units / BLOCKS_OF_STAGE * float(problem.time_4P[:, 0].sum())
+            return self._recut_bound(num_workers)
         blocks = (Chunk.of_size(1 / BLOCKS_OF_STAGE, 1),) * (BLOCKS_OF_STAGE * problem.num_stages)
         work = BlockProblem(problem, blocks, (BLOCKS_OF_STAGE,) * problem.num_stages)
         # Whole pipelines first: their workers are the first ones.
         plan = recut(work, frozenset(workers[num_workers:]))
         return math.inf if plan is None else plan.period
+
+    def _recut_bound(self, num_workers: int) -> float:
+        """Tight bound of pipelines whose stages run as many blocks' micro-batches as each worker's share is.
+
+        Shares are not whole micro-batches: between two bounds, in proportion.
+        """
+        problem = self.problem
+        units = math.ceil(problem.total_microbatches * problem.num_stages * BLOCKS_OF_STAGE / num_workers)
+        number, more = divmod(units, BLOCKS_OF_STAGE)
+        low, high = (tight_bound(replace(problem, num_microbatches=number + one)) for one in (0, 1))
+        return low + more / BLOCKS_OF_STAGE * (high - low)
 
     def _single_period(self, num_microbatches: int) -> float:
         if num_microbatches not in self._known_single:

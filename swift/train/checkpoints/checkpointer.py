@@ -1,26 +1,29 @@
 """Checkpoints of a run, written in the background, and snapshots of its ranks in the memory of others."""
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
-from queue import Empty, SimpleQueue
-from threading import Event
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
+
 from swift.checkpoint import (
-    RETRY_PAUSES_S,
     Ledger,
     Manifest,
     PeerSnapshots,
+    Piece,
     RankCopy,
     RestorePlan,
     Snapshot,
+    Spoilt,
+    StateSplit,
     checkpoint_path,
     dynamic_k,
+    join_pieces,
     record_restore,
     restore_facts,
     save_checkpoint,
@@ -31,6 +34,7 @@ from swift.checkpoint.storage import is_finite, is_of_model
 from swift.errors import RunError
 from swift.pipeline import StepSpec, TrainState
 from swift.runlog import RunDirectory, sync_record
+from swift.train.checkpoints.attempts import Attempts, line_of
 from swift.train.checkpoints.host_states import HostStates, begin_or_fail
 from swift.train.checkpoints.rescue import keep_elsewhere
 from swift.train.checkpoints.saved_state import (
@@ -45,14 +49,10 @@ from swift.train.hosts import ALONE, Hosts
 from swift.train.settings import Experiment
 
 
-class _Spoilt(Exception):
-    """A state that must not take the place of a good checkpoint."""
-
-
 class Checkpointer:
     """Saves one checkpoint and one snapshot at a time, while training continues. A context manager.
 
-    A checkpoint that cannot be written is tried again after pauses, see ``RETRY_PAUSES_S``, without the devices: its
+    A checkpoint that cannot be written is tried again after pauses, see ``Attempts``, without the devices: its
     state is on the host by then.
 
     Args:
@@ -60,8 +60,8 @@ class Checkpointer:
         spec: spec of its step, on any mesh.
         directory: run directory.
         start: checkpoint from which the run continues; None for a new run.
-        hosts: hosts that the run is on. Each has some pieces of a state; the first one puts them together and writes
-            them, and what the others keep of the ledger is of no use.
+        hosts: hosts that the run is on. Each has some pieces of a state and writes them; what the others than the first
+            keep of the ledger is of no use.
     """
 
     def __init__(
@@ -78,13 +78,12 @@ class Checkpointer:
         self._begun: dict[str, Any] = {}
         self._room: Snapshot | None = None
         self._waited_ms = 0.0
-        self._host_states = HostStates(directory.path, hosts)
+        self._host_states, self._has_others = HostStates(directory.path, hosts), hosts.count > 1
         self._saving: Future[Manifest | None] | None = None
         self._write: Callable[..., Manifest] | None = None
         self._unsaved: int | None = None
         self.is_spoilt = False  # the last state; another attempt to save it is of no use
-        self._is_hurried = Event()
-        self._failures: SimpleQueue[str] = SimpleQueue()
+        self._attempts = Attempts()
         self.newest = None if start is None else start.step
         self._peer_snapshots = PeerSnapshots(self._split, experiment.checkpoint)
         if start is not None:
@@ -132,47 +131,39 @@ class Checkpointer:
         assert self._saving is None, "two saves at a time"
         begun, config = time.perf_counter(), self._experiment.checkpoint
         agreed, chosen_LK = self._host_states.agree(done, self._ledger.choose(config.selection, full=full))
-        begun_pieces = begin_or_fail(self._split, spec, state, chosen_LK)
-        finish = partial(self._host_states.snapshot, agreed, self._split, begun_pieces, chosen_LK, self._room)
+        finish = begin_or_fail(self._split, spec, state, chosen_LK)
         stall_ms = self._waited_ms + 1000 * (time.perf_counter() - begun)
         self._begun = {"step": done, "at": begun, "stall_ms": stall_ms}
-        self._is_hurried.clear()
-        self._write = partial(
-            save_checkpoint,
-            step=done,
-            split=self._split,
-            ledger=self._ledger,
-            identity=self._experiment.identity(),
-            extra=extra_of(spec, position),
-            num_kept=config.num_kept,
-            write=self._host_states.write,
-        )
-        self._saving = self._thread.submit(self._save, finish, self._write)
+        self._attempts.begin()
+        facts: dict[str, Any] = {
+            "ledger": self._ledger,
+            "identity": self._experiment.identity(),
+            "extra": extra_of(spec, position),
+            "num_kept": config.num_kept,
+        }
+        if self._has_others:
+            how = self._split, chosen_LK, finish, self._attempts, self._prepare, facts
+            self._saving = self._thread.submit(self._host_states.save, agreed, *how)
+            return
+        join = partial(_joined, self._split, finish, chosen_LK, self._room)
+        self._write = partial(save_checkpoint, step=done, split=self._split, **facts)
+        self._saving = self._thread.submit(self._save, join, self._write)
 
-    def _save(self, finish: Callable[[], Snapshot | None], write: Callable[..., Manifest]) -> Manifest | None:
+    def _save(self, join: Callable[[], Snapshot], write: Callable[..., Manifest]) -> Manifest:
         self._room = None  # its buffers are overwritten, and must not pass for those of this iteration
-        snapshot = finish()
-        if snapshot is None:
-            return None
+        snapshot = join()
         dense = (array for name, array in snapshot.dense.items() if is_of_model(name))
         if not all(map(is_finite, (*dense, *snapshot.blocks.values()))):
-            raise _Spoilt("its values are not finite")
+            raise Spoilt("its values are not finite")
         self._room = snapshot
-        for pause_s in RETRY_PAUSES_S:
-            try:
-                return self._write_here(write, snapshot)
-            except RunError:  # another process has the directory
-                raise
-            except Exception as error:
-                if self._is_hurried.is_set():
-                    raise
-                self._failures.put(f"{_line(error)}; trying again in {pause_s:g} s")
-                self._is_hurried.wait(pause_s)
-        return self._write_here(write, snapshot)
+        return self._attempts.run(partial(self._write_here, write, snapshot))
 
-    def _write_here(self, write: Callable[..., Manifest], snapshot: Snapshot) -> Manifest:
+    def _prepare(self) -> None:
         self._directory.check()  # a process that has taken the directory meanwhile saves there, too
         sync_record(self._directory.path)  # what the ledger counts must not be lost while the checkpoint stays
+
+    def _write_here(self, write: Callable[..., Manifest], snapshot: Snapshot) -> Manifest:
+        self._prepare()
         return write(self._directory.checkpoints_path, snapshot=snapshot)
 
     def wait(self, seconds: float) -> None:
@@ -193,16 +184,16 @@ class Checkpointer:
             return []
         step, begun = self._begun["step"], time.perf_counter()
         if wait:
-            self._is_hurried.set()
+            self._attempts.hurry()
         has_ended = wait or self._saving.done()
         error = self._saving.exception() if has_ended else None
         self._waited_ms = 1000 * (time.perf_counter() - begun)
-        failures = list(self._reported())
+        failures = self._attempts.reported()
         if error is not None:
-            failures.append(_line(error))
+            failures.append(line_of(error))
         saving = self._saving
         if has_ended:  # noted first: the disk may not take the events either
-            self._saving, self.is_spoilt = None, isinstance(error, _Spoilt)
+            self._saving, self.is_spoilt = None, isinstance(error, Spoilt)
             self._unsaved = None if error is None or self.is_spoilt else step
         for why in failures:
             self._directory.log_event("checkpoint_failed", step, error=why)
@@ -228,14 +219,6 @@ class Checkpointer:
         except RunError as error:
             return f"the state after iteration {step} could not be kept elsewhere either: {error}"
 
-    def _reported(self) -> Iterator[str]:
-        """Yields the failures that the thread has reported."""
-        while True:
-            try:
-                yield self._failures.get_nowait()
-            except Empty:
-                return
-
     def _note_saved(self, step: int, manifest: Manifest | None) -> None:
         if manifest is None:  # the first host knows
             return
@@ -248,6 +231,7 @@ class Checkpointer:
             stall_ms=self._begun["stall_ms"],
             save_ms=1000 * (time.perf_counter() - self._begun["at"]),
             **save_facts(manifest),
+            **({"bytes_of_hosts": self._host_states.bytes_of_hosts} if self._has_others else {}),
         )
 
     def snapshot(self, spec: StepSpec, state: TrainState, done: int) -> None:
@@ -289,5 +273,7 @@ class Checkpointer:
         self._directory.log_event("restore", start.step, **restore_facts(start, after), set_aside=aside)
 
 
-def _line(error: BaseException) -> str:
-    return " ".join(f"{error}".split()) or type(error).__name__
+def _joined(
+    split: StateSplit, finish: Callable[[], list[Piece]], chosen_LK: np.ndarray, room: Snapshot | None
+) -> Snapshot:
+    return join_pieces(split, finish(), chosen_LK, room)

@@ -22,7 +22,7 @@ from swift.errors import RunError, SettingError
 from swift.experts import Decoupled
 from swift.experts.placement import unsound_placement
 from swift.mesh import LiveMesh
-from swift.pipeline import StateShape, StepSpec, TrainState, move_state, reshape_state, reshaped
+from swift.pipeline import StateShape, StepSpec, TrainState, move_state, put_moved, reshape_state, reshaped
 from swift.train.settings import Experiment
 
 _SHAPE = "state_shape"
@@ -56,7 +56,8 @@ def load_state(directory: Path, plan: RestorePlan, spec: StepSpec) -> TrainState
         SettingError: the arrays are of another model, or have changed since the plan was made.
     """
     stored, shape, share = spec.stored, _shape_of(plan.manifest, spec), spec.live.share
-    if shape == StateShape.of(spec) and share != dict.fromkeys(range(spec.num_stages), slice(spec.live.num_ranks)):
+    is_own = spec.chunks.are_stages and shape == StateShape.of(spec)
+    if is_own and share != dict.fromkeys(range(spec.num_stages), slice(spec.live.num_ranks)):
         return load_share(directory, plan, split_of(spec), share)
     saved = reshaped(stored, shape)
     return reshape_state(load_plan(directory, plan, split_of(saved)), saved, stored)
@@ -90,10 +91,9 @@ def to_store(spec: StepSpec, state: TrainState) -> tuple[TrainState, LiveMesh]:
 
 def put_state(spec: StepSpec, state: TrainState) -> TrainState:
     """Puts a state on the host, one row for every stage, on the devices of all live workers, with slots."""
-    stored, specs = spec.stored, replace(spec.specs, slots={})
     if spec.chunks.are_stages:
-        return spec.fill_slots(spec.live.put_stages(state, specs))
-    return spec.fill_slots(move_state(stored.live.put(state, specs), stored, spec)[0])
+        return spec.fill_slots(spec.live.put_stages(state, replace(spec.specs, slots={})))
+    return spec.fill_slots(put_moved(state, spec.stored, spec))
 
 
 def first_ledger(experiment: Experiment, split: StateSplit) -> Ledger:

@@ -1,13 +1,14 @@
-"""A process that writes arrays with Orbax for a process that is one of several hosts.
+"""A process that writes small arrays with Orbax for a process that is one of several hosts.
 
-Orbax would wait there until all hosts save the same, even to compare the path. This process is none of them.
+Orbax would wait there until all hosts save the same, even to compare the path. This process is none of them. What it
+writes are the files of a checkpoint without the values, see ``reserve_arrays``.
 """
 
 import errno
 import multiprocessing
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from swift.checkpoint.storage import raw_bytes, write_arrays
+from swift.checkpoint.storage import write_arrays
 from swift.runlog import writes_checkpoints
 
 _CLOSING_S = 10.0
@@ -33,14 +34,20 @@ class WriterProcess:
         self._run_dir = run_dir
         self._start()
 
-    def write(self, path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-        """Writes arrays, see ``write_arrays``; another process is started if this one has ended."""
+    def write(self, path: Path, arrays: Mapping[str, np.ndarray], *, progress: Callable[[], None]) -> None:
+        """Writes arrays, see ``write_arrays``; another process is started if this one has ended.
+
+        Args:
+            path: directory to make.
+            arrays: arrays by name.
+            progress: function to call once a second.
+        """
         if not self._process.is_alive():
             self._start()
         try:
-            self._pipe.send((path, {name: (array.dtype, array.shape) for name, array in arrays.items()}))
-            for array in arrays.values():
-                self._pipe.send_bytes(raw_bytes(array))
+            self._pipe.send((path, dict(arrays)))
+            while not self._pipe.poll(1.0):
+                progress()
             error = self._pipe.recv()
         except (EOFError, OSError) as gone:
             raise OSError(errno.EIO, "the process that writes checkpoints has ended") from gone
@@ -68,16 +75,8 @@ def _serve(pipe: Connection, run_dir: Path) -> None:
     jax.config.update("jax_platforms", "cpu")  # the accelerators belong to the process that trains
     with suppress(EOFError, OSError), writes_checkpoints(run_dir):
         while True:
-            path, kinds = pipe.recv()
-            arrays = {name: _array(pipe, *kind) for name, kind in kinds.items()}
-            error = _error_of(path, arrays)
-            del arrays  # or there would be two states while the next one comes
-            pipe.send(error)
+            pipe.send(_error_of(*pipe.recv()))
     os._exit(0)  # a regular exit would wait for threads of a failed save, which Orbax leaves behind for minutes
-
-
-def _array(pipe: Connection, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
-    return np.frombuffer(pipe.recv_bytes(), np.uint8).view(dtype).reshape(shape)
 
 
 def _error_of(path: Path, arrays: Mapping[str, Any]) -> Exception | None:

@@ -33,6 +33,11 @@ class Series:
     count: int
     steps_after: int
 
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing is left to run after this one."""
+        return self.steps_after == 0
+
 
 class ProgressDisplay:
     """Display of a run's progress on stderr, which leaves stdout clean; a context manager.

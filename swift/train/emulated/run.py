@@ -105,6 +105,7 @@ class EmulatedWorkers(LiveWorkers):
             jax.profiler.start_trace(path)
         with jax.profiler.StepTraceAnnotation("iteration", step_num=first) if traced else nullcontext():
             yield
+        self.interrupt.hold()  # now there is an iteration to be saved
         if traced and last == traced[1]:
             jax.profiler.stop_trace()
             self.record.progress.note(f"profiler trace of iterations {traced[0]}-{traced[1]} in {path}")
@@ -119,7 +120,6 @@ class EmulatedWorkers(LiveWorkers):
             self.record.directory.log_event("prepare_failed", done, error=why)
             self.record.progress.note(f"could not be prepared {why}")
         self.checkpoints.follow(wait=False)
-        self.interrupt.hold()
         if not self.options.hosts.any(self.interrupt.requested):
             return
         # Saved also where a run has no checkpoints otherwise: --resume needs one.

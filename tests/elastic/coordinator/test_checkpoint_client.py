@@ -48,6 +48,7 @@ class Keeping:
 
     def __init__(self, directory, processes=(ONLY,), **settings):
         self.now, self.children = 0.0, Listed()
+        self.record = SimpleNamespace(written=1000, on_file=1000)
         log, checkpoints = directory / "log", directory / "checkpoints"
         self.saving = CheckpointClient(
             children=self.children,
@@ -57,6 +58,7 @@ class Keeping:
             processes=processes,
             start_s=START_S,
             deadline_s=DEADLINE_S,
+            record=self.record,
             clock=lambda: self.now,
             **settings,
         )
@@ -78,7 +80,7 @@ class Keeping:
     def tries_again_after(self, seconds):
         """Whether it asks again, after so many seconds."""
         self.now, before = self.now + seconds, len(self.children.asked)
-        self.saving.retry_if_due()
+        self.saving.send_if_due()
         return len(self.children.asked) > before
 
     def answers(self, step):
@@ -200,6 +202,66 @@ def test_a_save_that_succeeds_in_the_end_leaves_nothing_unsaved(keeping):
     keeping.add(10)
     keeping.fails(10)
     assert keeping.saving.pause_s == checkpoint_client.RETRY_PAUSES_S[0]
+
+
+def test_a_save_is_held_back_until_its_record_is_in_the_file(keeping):
+    """The file system of the record may stall: then the service is not late."""
+    keeping.record.on_file = 4
+    keeping.add(5)
+    assert keeping.saving.is_busy
+    assert not keeping.tries_again_after(10 * DEADLINE_S)
+    assert not keeping.is_ended_after(10 * DEADLINE_S)
+    keeping.record.on_file = 5
+    assert keeping.tries_again_after(0)
+    assert keeping.children.asked == [save(5)]
+    assert not keeping.tries_again_after(0)
+
+
+def test_a_save_does_not_wait_for_a_record_that_is_lost(keeping):
+    keeping.record.written = keeping.record.on_file = 4
+    keeping.add(5)
+    assert not keeping.tries_again_after(9)
+    assert keeping.tries_again_after(2)
+
+
+@pytest.mark.parametrize(("written", "asked"), [(4, [save(5)]), (5, [])])
+def test_a_load_waits_for_a_save_and_its_record_but_for_none_that_is_lost(keeping, written, asked):
+    keeping.record.written, keeping.record.on_file = written, 4
+    keeping.add(5)
+    keeping.saving.load(2, [ONLY])
+    assert keeping.children.asked == asked
+
+
+def test_a_save_whose_record_cannot_be_written_is_kept_elsewhere(keeping):
+    keeping.record.on_file = 4
+    keeping.add(5)
+    assert keeping.saving.unsaved == save(5)
+    keeping.saving.keep_elsewhere()
+    assert keeping.children.asked == [SaveCheckpoint(Stamp(1, 5), (ONLY,), is_elsewhere=True)]
+    keeping.saving.take_answer(CHECKPOINT_ANSWERS.line(KeptElsewhere(5, "there")))
+    assert not keeping.saving.is_busy
+    assert keeping.saving.unsaved is None
+
+
+def test_a_newer_save_takes_the_place_of_one_that_is_held_back(keeping):
+    keeping.record.on_file = 4
+    keeping.add(5)
+    keeping.add(10)
+    keeping.record.on_file = 5
+    assert not keeping.tries_again_after(0)
+    keeping.record.on_file = 10
+    assert keeping.tries_again_after(0)
+    assert keeping.children.asked == [save(10)]
+
+
+def test_the_next_life_of_the_service_is_not_asked_for_a_save_that_is_held_back(keeping):
+    keeping.saving.start()
+    keeping.record.on_file = 4
+    keeping.add(5)
+    assert keeping.dies()
+    assert keeping.children.asked == []
+    keeping.record.on_file = 5
+    assert keeping.tries_again_after(0)
 
 
 def test_a_newer_save_takes_the_place_of_one_that_has_failed(keeping):

@@ -51,8 +51,8 @@ def test_a_node_of_several_keeps_what_its_own_processes_have(two_ranks):
     assert Process((1, 0)) in processes
 
 
-def test_where_blocks_move_a_worker_may_have_those_of_another(two_ranks):
-    """With one of three stages down, the two that are left have three of the six layers each, and not two."""
+def test_where_blocks_move_a_worker_may_have_those_of_others(two_ranks):
+    """With one of three stages down, two have three of the six layers each, and not two; with two down, one has six."""
     model = replace(two_ranks.model, num_layers=6, moe_pattern=(True,))
     stays = replace(two_ranks, model=model, topology=Topology(2, 3, 2), num_microbatches=4)
     processes = processes_of(stays.topology, by_rank=False)
@@ -62,10 +62,21 @@ def test_where_blocks_move_a_worker_may_have_those_of_another(two_ranks):
     ]
     layers = [
         MemoryDemand.of(replace(stays, model=replace(model, num_layers=3 * n)), processes, by_rank=False, is_alone=True)
-        for n in (2, 3)
+        for n in (2, 3, 6)
     ]
     assert found[0] == layers[0]
-    assert found[1] == layers[1]
+    assert replace(found[1], more_states=0) == layers[1]
+    assert found[1].states + found[1].more_states == layers[2].states
+
+
+@pytest.mark.parametrize(("free", "said"), [(4, r"left\), of 4"), (2, r"left; what does not fit .* disk\), of 2")])
+def test_what_is_rarely_needed_is_told_and_no_room_is_kept_for_it(tmp_path, monkeypatch, free, said):
+    places = places_of(tmp_path, monkeypatch)
+    place, text = choose_storage(
+        replace(NEED, more_states=2 * GIGABYTE), places[2], places[0], lambda _: free * GIGABYTE
+    )
+    assert place == places[0]
+    assert re.search(rf"up to 1\.0 GB \(3\.0 GB where blocks move .* {said}", text)
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ class Kept:
     def start(self):
         pass
 
-    def retry_if_due(self):
+    def send_if_due(self):
         pass
 
 
@@ -158,7 +158,7 @@ class Told:
     """A reporter."""
 
     def __init__(self):
-        self.written, self.texts = 0, []
+        self.written, self.texts, self.has_failed = 0, [], False
 
     def record(self, record):
         self.written = max(self.written, record["step"])
@@ -180,6 +180,10 @@ class Told:
 
     def check(self):
         pass
+
+    def raise_failed(self):
+        if self.has_failed:
+            raise RunError("the record of the run cannot be written")
 
 
 class Run:
@@ -269,6 +273,14 @@ def test_a_fault_that_waited_to_the_end_is_told_of(monkeypatch, chaos, why):
     run.stops_after(5, meanwhile=lambda: run.told.texts.append("the end"))
     texts = [text for text in run.told.texts if "--chaos" in text or text == "the end"]
     assert texts == ["the end", why]
+
+
+def test_a_record_that_fails_while_its_save_waits_ends_the_run(monkeypatch):
+    """The last save of a run waits for a record that nobody else will be told cannot be written."""
+    run = Run(monkeypatch, turns=10**9)
+    run.told.has_failed = True
+    with run.supervisor, pytest.raises(RunError, match="the record of the run cannot be written"):
+        run.supervisor.run()
 
 
 def test_it_waits_no_longer_than_it_was_told_to(monkeypatch):

@@ -1,8 +1,6 @@
 """A run on two nodes continues without one of them, and readmits it: two processes, or two machines and a network."""
 
 import contextlib
-import os
-import shutil
 import signal
 import subprocess
 import threading
@@ -10,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from faults.machines import MAY_BE_POSSIBLE, BridgedMachines
 
 from tests.elastic.runs import (
     PATIENCE_S,
@@ -24,7 +23,6 @@ from tests.elastic.runs import (
 )
 
 pytestmark = pytest.mark.slow
-CAN_EMULATE = os.geteuid() == 0 and shutil.which("ip") and shutil.which("unshare")
 
 
 class OneMachine:
@@ -43,47 +41,25 @@ class OneMachine:
         nodes[1] = start(1)
 
 
-class TwoMachines:
-    """A network namespace for each, with a name and an address of its own; one is lost by cutting the wire."""
+class TwoMachines(BridgedMachines):
+    """Machines of which one is lost by cutting its wire."""
 
     flags = ("--insecure-network",)
 
-    def __init__(self, directory):
-        self._hosts, self._names = directory / "hosts", [f"swift-{os.getpid()}-{node}" for node in range(2)]
-        self._hosts.write_text("127.0.0.1 localhost\n10.77.0.1 node0\n10.77.0.2 node1\n")
-
-    def __enter__(self):
-        for name in self._names:
-            self._ip("netns", "add", name)
-        self._ip("-n", self._names[0], "link", "add", "wire", "type", "veth", "peer", "wire", "netns", self._names[1])
-        for node, name in enumerate(self._names):
-            self._ip("-n", name, "address", "add", f"10.77.0.{node + 1}/24", "dev", "wire")
-            for device in ("lo", "wire"):
-                self._ip("-n", name, "link", "set", device, "up")
-        return self
-
-    def __exit__(self, *_):
-        for name in self._names:
-            self._ip("netns", "delete", name)
-
     def command(self, node):
-        inside = f'hostname node{node}; mount --bind {self._hosts} /etc/hosts; exec "$@"'
-        return ["ip", "netns", "exec", self._names[node], "unshare", "-u", "-m", "sh", "-c", inside, "sh"]
+        return self.wrap(node)
 
     def lose(self, nodes):  # noqa: ARG002
-        self._ip("-n", self._names[1], "link", "set", "wire", "down")
+        self.cut(1)
 
     def find(self, nodes, start):  # noqa: ARG002
-        self._ip("-n", self._names[1], "link", "set", "wire", "up")
-
-    def _ip(self, *words):
-        subprocess.run(["ip", *words], check=True, timeout=10)
+        self.mend(1)
 
 
 @pytest.fixture(params=["one", "two"])
 def machines(request, tmp_path):
     with contextlib.ExitStack() as stack:
-        if request.param == "two" and not CAN_EMULATE:
+        if request.param == "two" and not MAY_BE_POSSIBLE:
             pytest.skip("only root can make networks, with ip and unshare")
         yield OneMachine() if request.param == "one" else stack.enter_context(TwoMachines(tmp_path))
 

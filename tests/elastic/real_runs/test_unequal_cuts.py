@@ -38,22 +38,24 @@ def test_who_is_killed_gets_its_blocks_back_from_others(tmp_path, cut, ranks, wh
     assert [event["event"] for event in run.events].count("recovery") == 1
 
 
-def test_a_chunk_that_nobody_has_comes_from_a_checkpoint(tmp_path):
-    """Both workers that hold the middle chunk die at once, while each stage has a live worker."""
-    config, run_dir = config_of(tmp_path, 1, 30, **APART, CheckpointConfig__every=10), tmp_path / "run"
-    chaos = ["step 15: kill 0:0", "step 15: kill 1:1"]
+def survives(tmp_path, cut, *killed):
+    """Kills workers at iteration 15 of a run that saves every tenth, and checks its losses; returns what it said."""
+    config, run_dir = config_of(tmp_path, 1, 30, **cut, CheckpointConfig__every=10), tmp_path / "run"
+    chaos = [f"step 15: kill {worker}" for worker in killed]
     code, said = tell(config, "--processes", 4, "--run-dir", run_dir, "--chaos", *chaos, "--prepare", "none")
     assert code == 0, said
-    assert "layers of stages 0 and 1 have no process left: the others wait" in said
     np.testing.assert_allclose(losses(run_dir), whole(config, *NO_CHECKPOINTS), rtol=1e-8)
+    return said
+
+
+def test_a_chunk_that_nobody_has_comes_from_a_checkpoint(tmp_path):
+    """Both workers that hold the middle chunk die at once, while each stage has a live worker."""
+    said = survives(tmp_path, APART, "0:0", "1:1")
+    assert "layers of stages 0 and 1 have no process left: the others wait" in said
 
 
 def test_two_runs_a_worker_of_which_a_whole_stage_dies_come_from_a_checkpoint(tmp_path):
     """Its file has the cut of one run a worker; the new processes get two from it."""
-    config, run_dir = config_of(tmp_path, 1, 30, **TWICE, CheckpointConfig__every=10), tmp_path / "run"
-    chaos = ["step 15: kill 0:0", "step 15: kill 1:0"]
-    code, said = tell(config, "--processes", 4, "--run-dir", run_dir, "--chaos", *chaos, "--prepare", "none")
-    assert code == 0, said
+    said = survives(tmp_path, TWICE, "0:0", "1:0")
     assert "stage 0 has no process left: the others wait" in said
-    np.testing.assert_allclose(losses(run_dir), whole(config, *NO_CHECKPOINTS), rtol=1e-8)
-    assert any(event["event"] == "restore" for event in read_run(run_dir).events)
+    assert any(event["event"] == "restore" for event in read_run(tmp_path / "run").events)

@@ -1,11 +1,41 @@
 """The record of a run of processes, as what they tell comes in."""
 
+import threading
 from unittest.mock import Mock
+
+import pytest
 
 from swift.elastic.reporting.background_calls import BackgroundCalls
 from swift.elastic.reporting.journal import Journal
 from swift.elastic.reporting.reporter import Reporter
+from swift.errors import RunError
 from swift.runlog import RunDirectory, read_run
+
+
+def test_a_record_is_in_the_file_once_it_is_written(tmp_path):
+    """A file system that stalls keeps the thread that writes, and nobody else."""
+    thawed = threading.Event()
+    with RunDirectory.create(tmp_path / "run", "") as directory, BackgroundCalls() as behind:
+        reporter = Reporter(Journal(0.0), Mock(), directory, behind, 2)
+        behind.call(thawed.wait)
+        reporter.record({"step": 3, "loss": 1.0})
+        assert (reporter.written, reporter.on_file) == (3, 2)
+        thawed.set()
+        behind.settle()
+        assert reporter.on_file == 3
+
+
+def test_a_record_that_cannot_be_written_is_not_in_the_file(tmp_path):
+    with RunDirectory.create(tmp_path / "run", "") as directory:
+        behind = BackgroundCalls()
+        reporter = Reporter(Journal(0.0), Mock(), directory, behind, 2)
+        directory.log_step = Mock(side_effect=RunError("no room"))
+        reporter.record({"step": 3, "loss": 1.0})
+        with pytest.raises(RunError, match="no room"):
+            behind.settle()
+        with pytest.raises(RunError, match="no room"):
+            reporter.raise_failed()
+        assert reporter.on_file == 2
 
 
 def test_iterations_that_nobody_has_told_are_named_once(tmp_path):

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from swift.experts.rank_capacity.fixed_point import ONE, cumulated, fraction_of, times
@@ -13,6 +13,9 @@ pytestmark = pytest.mark.usefixtures("strict_types")
 ROWS = 16
 NUMBERS = st.one_of(st.integers(0, 2**30), st.sampled_from([0, 1, 2**15 - 1, 2**15, 2**30 - 2**15, 2**30 - 1, 2**30]))
 MANY = st.lists(st.tuples(NUMBERS, NUMBERS), min_size=ROWS, max_size=ROWS)
+
+CARRIED = [(ROWS, 2**15 - 1), (ROWS, 2**30 - 2**15 + 1), *[(0, 0)] * (ROWS - 2)]
+"""Two fractions that add up to 1 only if the sum of the lower halves of their bits carries."""
 
 product = jax.jit(times)
 quotient = jax.jit(fraction_of, static_argnums=2)
@@ -33,6 +36,7 @@ def test_a_product_is_exact(pairs):
 
 @settings(deadline=None, max_examples=60)
 @given(MANY)
+@example(CARRIED)
 def test_sums_of_products_lose_nothing_behind_the_point(pairs):
     numbers, fractions = zip(*((a // ROWS, b) for a, b in pairs), strict=True)
     expected = np.cumsum([a * b for a, b in zip(numbers, fractions, strict=True)], dtype=object) // ONE

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from swift.schedules import Problem
+from swift.schedules import Costs, Problem
 from swift.tools.simulate import Event, Job, Periods, Trace, poisson, simulate, strategies
 from swift.tools.simulate.strategies import Adapting, Gaps
 from swift.topology import Topology
@@ -55,3 +55,19 @@ def test_gaps_are_the_means_after_a_loss_and_after_a_return():
     changes = [Event(10.0, "remove", "a"), Event(30.0, "add", "a"), Event(100.0, "remove", "b")]
     assert Gaps.of(Trace((*nodes, *changes), 200.0)) == Gaps((20 + 100) / 2, 70.0)
     assert Gaps.of(Trace(tuple(nodes), 200.0)) == Gaps(float("inf"), float("inf"))
+
+
+@pytest.mark.parametrize(
+    ("costs", "stashes"), [(Costs(), None), (Costs(), 8.0), (Costs(t_b=1.3, t_w=0.8, t_u=2.0), None)]
+)
+@pytest.mark.parametrize("num_workers", [29, 24])
+def test_a_recut_that_is_not_planned_is_bounded_by_what_counts_without_a_failure(
+    monkeypatch, costs, stashes, num_workers
+):
+    """Divides bounds that both know of memory, of waiting and that an update is one an iteration."""
+    periods = [Periods(Problem(Topology(4, 8), 8, costs=costs, num_iterations=2).limited(stashes)) for _ in range(2)]
+    planned = periods[0].recut_ratio(num_workers)
+    monkeypatch.setattr("swift.tools.simulate.periods.MAX_PLANNED_OPS", 0)
+    assert not periods[1].are_planned
+    assert periods[1].recut_ratio(32) == 1.0
+    assert 0.88 * planned <= periods[1].recut_ratio(num_workers) <= planned * (1 + 1e-9)

@@ -51,7 +51,7 @@ def start(config, run_dir, num_hosts, *arguments, hosts=None, address="127.0.0.1
     """Starts the processes of a run, or of some of its hosts.
 
     Args:
-        config: configuration of the run.
+        config: configuration of the run, or several, which are then compared.
         run_dir: run directory.
         num_hosts: number of hosts.
         arguments: further arguments of all hosts, or functions of the host's number.
@@ -59,12 +59,13 @@ def start(config, run_dir, num_hosts, *arguments, hosts=None, address="127.0.0.1
         address: address of the first host.
         inside: function from a host's number to words before its command.
     """
+    command = ["compare", *map(str, config)] if isinstance(config, list) else ["train", str(config)]
     coordinator = f"{address}:{free_port()}"
     place = ["--run-dir", str(run_dir), "--coordinator", coordinator, "--num-hosts", str(num_hosts)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
     return [
         subprocess.Popen(
-            [*inside(host), sys.executable, "-m", "swift", "train", str(config), *place, "--host", str(host)]
+            [*inside(host), sys.executable, "-m", "swift", *command, *place, "--host", str(host)]
             + [str(argument(host) if callable(argument) else argument) for argument in arguments],
             text=True,
             env=os.environ | QUICKLY,
@@ -89,6 +90,12 @@ def alone(config, run_dir, *arguments):
     command = [sys.executable, "-m", "swift", "train", str(config), "--run-dir", str(run_dir), *map(str, arguments)]
     subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE_S, env=os.environ | QUICKLY)
     return runs.losses(run_dir)
+
+
+def bytes_of_hosts(run_dir):
+    """The bytes that each host has written of every checkpoint of a run."""
+    events = map(json.loads, (run_dir / "events.jsonl").read_text().splitlines())
+    return [event["bytes_of_hosts"] for event in events if event["event"] == "checkpoint"]
 
 
 def arrays_of(checkpoint):

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from faults.machines import MAY_BE_POSSIBLE, BridgedMachines
 
 from swift.checkpoint import checkpoint_steps
-from tests.elastic.real_runs.test_nodes_for_real import CAN_EMULATE, TwoMachines
 from tests.elastic.runs import losses
 from tests.train.hosts.runs import PATIENCE_S, alone, ended, free_port, start, write_config
 
@@ -105,13 +105,13 @@ def test_the_others_end_when_a_host_is_silent(tmp_path):
         assert "host 0" in other.err.splitlines()[-1]
 
 
-@pytest.mark.skipif(not CAN_EMULATE, reason="only root can make networks, with ip and unshare")
+@pytest.mark.skipif(not MAY_BE_POSSIBLE, reason="only root can make networks, with ip and unshare")
 def test_both_sides_end_when_the_wire_between_them_is_cut(tmp_path):
     with (
-        TwoMachines(tmp_path) as machines,
-        under_way(tmp_path, 2, address="node0", inside=machines.command) as processes,
+        BridgedMachines(tmp_path) as machines,
+        under_way(tmp_path, 2, address="node0", inside=machines.wrap) as processes,
     ):
-        machines.lose(processes)
+        machines.cut(1)
         hosts = ended(processes)
     assert [host.code for host in hosts] == [3, 3], hosts
     for number, host in enumerate(hosts):

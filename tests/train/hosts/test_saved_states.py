@@ -4,11 +4,11 @@ import shutil
 
 import numpy as np
 import pytest
+from faults.machines import MAY_BE_POSSIBLE
 
 from swift.checkpoint import checkpoint_steps, read_manifest
-from tests.elastic.real_runs.test_nodes_for_real import CAN_EMULATE
 from tests.elastic.runs import losses
-from tests.train.hosts.runs import alone, arrays_of, ended, start, write_config
+from tests.train.hosts.runs import alone, arrays_of, bytes_of_hosts, ended, start, write_config
 
 pytestmark = pytest.mark.slow
 ONE_LAYER = {"ModelConfig__num_layers": 1, "ModelConfig__moe_pattern": (True,), "Experiment__num_microbatches": 1}
@@ -29,6 +29,7 @@ def test_two_hosts_save_what_one_saves_and_any_number_goes_on(tmp_path):
     expected = alone(config, tmp_path / "alone")
     trained(config, tmp_path / "run", 2, "--stop-at", 4)
     assert checkpoint_steps(tmp_path / "run" / "checkpoints") == [2, 4]
+    assert [len(of_save) for of_save in bytes_of_hosts(tmp_path / "run")] == [2, 2]
     ours, theirs = (arrays_of(tmp_path / name / "checkpoints" / "step-00000004") for name in ("run", "alone"))
     assert ours.keys() == theirs.keys()
     for name, values in ours.items():
@@ -42,6 +43,25 @@ def test_two_hosts_save_what_one_saves_and_any_number_goes_on(tmp_path):
         else:
             trained(config, copy, num_hosts, "--resume")
         np.testing.assert_allclose(losses(copy), expected, rtol=1e-8)
+
+
+OTHER_CUTS = {
+    "apart": {"ModelConfig__num_layers": 3, "Experiment__cut": ((1, 2), (2, 1))},
+    "two runs": {"ModelConfig__num_layers": 4, "Experiment__planner": "v"},
+}
+
+
+@pytest.mark.parametrize("settings", OTHER_CUTS.values(), ids=OTHER_CUTS)
+def test_hosts_whose_pipelines_are_cut_otherwise_than_a_checkpoint(tmp_path, settings):
+    """A block is on both hosts, or on one in another stage than in the checkpoint; one host reads it, too."""
+    config = write_config(tmp_path, (2, 2, 1), 4, CheckpointConfig__every=2, **settings)
+    expected = alone(config, tmp_path / "alone")
+    trained(config, tmp_path / "run", 2, "--stop-at", 2)
+    assert all(bytes_of_hosts(tmp_path / "run")[0])
+    shutil.copytree(tmp_path / "run", tmp_path / "on-1")
+    trained(config, tmp_path / "run", 2, "--resume")
+    np.testing.assert_allclose(losses(tmp_path / "run"), expected, rtol=1e-10)
+    np.testing.assert_allclose(alone(config, tmp_path / "on-1", "--resume"), expected, rtol=1e-10)
 
 
 def test_partial_checkpoints_of_hosts(tmp_path):
@@ -65,6 +85,8 @@ def test_four_hosts_of_which_three_go_on(tmp_path):
     config = write_config(tmp_path, (4, 1, 1), 5, **ONE_LAYER | {"Experiment__num_microbatches": 3})
     expected = alone(config, tmp_path / "alone")
     trained(config, tmp_path / "run", 4, "--stop-at", 2)
+    (written,) = bytes_of_hosts(tmp_path / "run")
+    np.testing.assert_allclose(written, sum(written) / 4, rtol=0.05)
     fewer = "--set", "Topology.num_pipelines=3", "--set", "Experiment.num_microbatches=4"
     trained(config, tmp_path / "run", 3, "--resume", *fewer)
     np.testing.assert_allclose(losses(tmp_path / "run"), expected, rtol=1e-8)
@@ -86,7 +108,7 @@ def refusals(config, inside, *arguments):
     return [host.err.splitlines()[-1] for host in hosts]
 
 
-@pytest.mark.skipif(not CAN_EMULATE, reason="only root can mount")
+@pytest.mark.skipif(not MAY_BE_POSSIBLE, reason="only root can mount")
 def test_hosts_that_see_other_weights_are_refused(tmp_path):
     config = write_config(tmp_path, (1, 1, 2), 3, CheckpointConfig__every=3, **ONE_LAYER)
     runs = [tmp_path / f"run-{seed}" for seed in range(2)]

@@ -38,6 +38,8 @@ class Run:
         self.metrics = self.reopened("metrics.jsonl")
         self.events = self.reopened("events.jsonl")
         self.tell("resume" if resume else "start")
+        if resume:
+            self.tell("restore", experts={str(self.step): "all"})
         self.members = members_of(config) if kind == "launch" else []
         self.scratch = Path(tempfile.mkdtemp(prefix=f"swift-{os.getpid()}-"))
         self.epoch = 0

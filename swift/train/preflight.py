@@ -1,0 +1,46 @@
+"""Checks of a run before it starts, and the data that it reads."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from swift.data import Loader, find_index
+from swift.errors import renamed_settings
+from swift.runlog import check_new_run
+from swift.train.emulated import EmulatedCluster
+from swift.train.hosts import check_hosts
+from swift.train.settings import Experiment
+from swift.train.start import TrainOptions, next_length, try_placement
+
+
+def check_before(experiment: Experiment, options: TrainOptions) -> Any:
+    """Checks all of a run but its checkpoints, as it does itself when it starts; nothing is written.
+
+    Returns:
+        Identity of the data, as JSON, which has to be the same on all hosts of a run.
+
+    Raises:
+        SettingError: a setting, the data or the run directory is not usable, or there is no plan for some failures.
+    """
+    if not options.resume:
+        check_new_run(options.run_dir)
+    if options.hosts.count > 1:
+        check_hosts(experiment, 0)
+    try_placement(experiment)
+    loader, _ = load_data(experiment, options, lambda line: print(line, file=sys.stderr, flush=True))
+    listed, length = experiment.failure_list, next_length(experiment, options, 0, experiment.num_steps)
+    with renamed_settings({"planner": "Experiment.planner"}):
+        EmulatedCluster(experiment, "none", listed, 1, length).check(listed)
+    return loader.state()["data"]
+
+
+def load_data(experiment: Experiment, options: TrainOptions, report: Callable[[str], None]) -> tuple[Loader, Loader]:
+    """Makes the loaders of training and validation.
+
+    Args:
+        experiment: settings of the run.
+        options: options of this invocation.
+        report: function that shows a line about what takes long.
+    """
+    corpus = None if options.corpora is None else find_index(experiment.data, options.corpora, report)
+    return experiment.loader("train", corpus), experiment.loader("validation", corpus)
