@@ -1,12 +1,15 @@
 """TensorBoard files of a run. Only viewers read them, so trouble with them never delays or ends the run."""
 
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tensorboardX import SummaryWriter
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import register_writer_factory
+from tensorboardX.summary import scalar
 
 from swift.runlog.observer import Observer, grouped_scalars
 
@@ -14,15 +17,38 @@ _SCHEME = "swift-file"
 _FLUSH_S = 10
 
 
-def open_board(path: Path, last_step: int) -> Any:
-    """Opens a writer of scalars.
+class Board:
+    """A file of scalars by iteration.
+
+    tensorboardX's own ``SummaryWriter`` is not used: it writes in a thread that waits by the wall clock and ends with
+    an error where that is set back by weeks, and logging then blocks for ever.
 
     Args:
         path: directory of the files; made if it is missing.
         last_step: last iteration to keep; TensorBoard ignores what was written earlier about later ones.
     """
-    path.mkdir(exist_ok=True)
-    return SummaryWriter(f"{_SCHEME}:{path}", purge_step=last_step + 1, flush_secs=_FLUSH_S)
+
+    def __init__(self, path: Path, last_step: int):
+        path.mkdir(exist_ok=True)
+        self._file = EventsWriter(f"{_SCHEME}:{path / 'events'}")
+        self._flushed = time.monotonic()
+        self._write(last_step + 1, file_version="brain.Event:2")
+        self._write(last_step + 1, session_log=SessionLog(status=SessionLog.START))
+
+    def add(self, values: Mapping[str, float], step: int) -> None:
+        """Adds numbers of an iteration by name; they are in the file ten seconds later at most, if more follow."""
+        for tag, value in values.items():
+            self._write(step, summary=scalar(tag, value))
+        if time.monotonic() - self._flushed > _FLUSH_S:
+            self._file.flush()
+            self._flushed = time.monotonic()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+    def _write(self, step: int, **content: Any) -> None:
+        self._file.write_event(Event(wall_time=time.time(), step=step, **content))
 
 
 class TensorBoard(Observer):
@@ -31,12 +57,11 @@ class TensorBoard(Observer):
     def begin(self, run_dir: Path, step: int, config: str) -> None:
         """See Observer."""
         del config
-        self._board = open_board(run_dir / "tensorboard", step)
+        self._board = Board(run_dir / "tensorboard", step)
 
     def on_step(self, record: Mapping[str, Any]) -> None:
         """See Observer."""
-        for tag, value in grouped_scalars(record).items():
-            self._board.add_scalar(tag, value, record["step"])
+        self._board.add(grouped_scalars(record), record["step"])
 
     def end(self) -> None:
         """See Observer."""
@@ -44,11 +69,7 @@ class TensorBoard(Observer):
 
 
 class _LenientFile:
-    """A file that drops everything after its first error.
-
-    tensorboardX writes in a thread of its own, which an error would end; logging would then block forever, since the
-    thread's queue has room for only ten values.
-    """
+    """A file that drops everything after its first error."""
 
     def __init__(self, path: str):
         self._file: BinaryIO | None = None

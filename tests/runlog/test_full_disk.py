@@ -1,14 +1,16 @@
 """A record that cannot be written ends a run with a sentence; TensorBoard's files never do."""
 
 import resource
-import threading
+import struct
+import time
 from contextlib import contextmanager
 
 import pytest
+from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from swift.errors import RunError, SettingError
 from swift.runlog import EVENTS, METRICS, RunDirectory, check_new_run
-from swift.runlog.tensorboard import open_board
+from swift.runlog.tensorboard import Board
 
 
 @contextmanager
@@ -47,24 +49,45 @@ def test_a_run_that_cannot_be_begun_leaves_no_run(tmp_path):
 
 
 def test_logging_goes_on_where_tensorboard_cannot_be_written(tmp_path):
-    done = threading.Event()
-
-    def log():
-        board = open_board(tmp_path / "tensorboard", 0)
-        for step in range(5_000):
-            board.add_scalar("loss", 1.0, step)
-        board.close()
-        done.set()
-
+    board = Board(tmp_path / "tensorboard", 0)
     with files_limited_to(10_000):
-        threading.Thread(target=log, daemon=True).start()
-        assert done.wait(30), "it waits for a thread that has died"
-
-
-def test_tensorboard_reads_what_was_written(tmp_path):
-    board = open_board(tmp_path / "tensorboard", 3)
-    board.add_scalar("loss", 1.5, 4)
-    board.close()
+        for step in range(5_000):
+            board.add({"loss": 1.0}, step)
+        board.close()
     (path,) = (tmp_path / "tensorboard").iterdir()
+    assert path.stat().st_size <= 10_000
+
+
+def events_in(directory):
+    """The events of the file in a directory, without their checksums."""
+    (path,) = directory.iterdir()
     assert path.name.startswith("events.out.tfevents")
-    assert b"loss" in path.read_bytes()
+    content = path.read_bytes()
+    while content:
+        (size,) = struct.unpack("<Q", content[:8])
+        yield Event.FromString(content[12 : 12 + size])
+        content = content[16 + size :]
+
+
+def test_tensorboard_reads_what_was_written(tmp_path, monkeypatch):
+    """Also where the clock is set, by more than a system call can wait."""
+    board = Board(tmp_path / "tensorboard", 3)
+    began = time.time()
+    for step, days in enumerate((0, -400, 400), 4):
+        monkeypatch.setattr("time.time", lambda days=days: began + days * 86_400)
+        board.add({"train/loss": step / 2, "train/lr": 0.5}, step)
+    board.close()
+    version, _, start, *scalars = events_in(tmp_path / "tensorboard")
+    assert version.file_version == "brain.Event:2"
+    assert (start.step, start.session_log.status) == (4, SessionLog.START)
+    found = [(event.step, value.tag, value.simple_value) for event in scalars for value in event.summary.value]
+    assert found == [(step, tag, x) for step in (4, 5, 6) for tag, x in (("train/loss", step / 2), ("train/lr", 0.5))]
+
+
+def test_a_long_iteration_is_in_the_file_at_once(tmp_path, monkeypatch):
+    board = Board(tmp_path / "tensorboard", 0)
+    later = time.monotonic() + 11
+    monkeypatch.setattr("time.monotonic", lambda: later)
+    board.add({"loss": 1.5}, 1)
+    assert [event.step for event in events_in(tmp_path / "tensorboard")][3:] == [1]
+    board.close()
