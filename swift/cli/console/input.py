@@ -9,20 +9,24 @@ def add_data(commands: Any) -> None:
     """Adds ``swift data``."""
     data = commands.add_parser(
         "data",
-        help="profile the input of an experiment, show its plan, or measure it",
-        description="Profiles a pipeline on its first records, shows the plan that is chosen for it and why, or "
-        "measures that plan beside the order in which the pipeline is written. CONFIG.gin has an Experiment, or a "
-        "Pipeline alone.",
+        help="profile the input of an experiment, show its plan, measure it, or serve it to other machines",
+        description="Profiles a pipeline on its first records, shows the plan that is chosen for it and why, "
+        "measures that plan beside the order in which the pipeline is written, or makes its samples for other "
+        "machines. CONFIG.gin has an Experiment, or a Pipeline alone.",
     )
     actions = data.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, what in (
         ("profile", "show the time and the bytes of each operator"),
         ("plan", "show the plan that is chosen, why, and what else was possible"),
         ("bench", "measure the plan beside the order as it is written"),
+        ("serve", "make samples for other machines, which have the same file"),
     ):
         action = actions.add_parser(name, help=what)
         action.add_argument("config", type=path_of, metavar="CONFIG.gin")
         action.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="change a setting")
+        if name == "serve":
+            _add_serving(action)
+            continue
         action.add_argument(
             "--records", type=int, default=100, help="records of the profile at most (default: %(default)s)"
         )
@@ -48,3 +52,25 @@ def _add_resources(action: Any) -> None:
         help="memory for samples that are kept (default: %(default)s)",
     )
     action.add_argument("--cache-dir", type=path_of, metavar="DIR", help="directory for kept samples (default: none)")
+    action.add_argument(
+        "--hosts", metavar="HOST:PORT,...", help="machines where `swift data serve` makes samples (default: none)"
+    )
+    _add_key(action)
+
+
+def _add_serving(action: Any) -> None:
+    action.add_argument("--listen", required=True, metavar="HOST:PORT", help="address for the other machines")
+    action.add_argument("--processes", type=int, default=1, help="processes that make samples (default: %(default)s)")
+    _add_key(action)
+
+
+def _add_key(action: Any) -> None:
+    action.add_argument(
+        "--key-file",
+        type=path_of,
+        metavar="FILE",
+        help="key that the machines prove to have to each other; `serve` makes the file if there is none",
+    )
+    action.add_argument(
+        "--insecure-network", action="store_true", help="permit addresses of a network: nothing there is encrypted"
+    )

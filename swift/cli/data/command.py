@@ -1,17 +1,19 @@
-"""``swift data profile|plan|bench CONFIG.gin``: what a pipeline costs, how it will run, and how fast it runs."""
+"""``swift data ACTION CONFIG.gin``: what a pipeline costs, how it will run, how fast it runs, and for whom."""
 
 import argparse
 import itertools
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from typing import Any
 
 from swift.cli.configuration import load_pipeline
+from swift.cli.data.serving import input_hosts, serve
 from swift.data import Pipeline, Samples
 from swift.data.pipeline import (
+    InputHosts,
     InputPlan,
     InputProfile,
     Resources,
@@ -21,6 +23,7 @@ from swift.data.pipeline import (
     in_order,
     plain_plan,
     plan_input,
+    profile_hosts,
     profile_input,
 )
 from swift.errors import check_count, check_number, renamed_settings
@@ -37,14 +40,26 @@ _OPTIONS = {
 
 def data(options: argparse.Namespace) -> None:
     """``swift data ACTION CONFIG.gin``."""
+    if options.action == "serve":
+        serve(options)
+        return
     check_count("--records", options.records, least=1)
+    if options.action == "bench":
+        check_number("--seconds", options.seconds, above=0)
     pipeline = load_pipeline(options.config, options.set)
     if options.action == "profile":
         facts, lines = _profile(profile_input(pipeline, options.records))
     else:
         with renamed_settings(_OPTIONS):
             used = _resources(options)
-            facts, lines = (_plan if options.action == "plan" else _bench)(pipeline, used, options)
+            with input_hosts(pipeline, options, _report) as hosts:
+                profile = profile_input(pipeline, options.records)
+                if hosts is not None:
+                    used = replace(used, hosts=profile_hosts(hosts, hosts.num_workers, pipeline, profile))
+                if options.action == "plan":
+                    facts, lines = _plan(pipeline, used, profile)
+                else:
+                    facts, lines = _bench(pipeline, used, profile, options.seconds, hosts)
     sys.stdout.write(json.dumps(facts) + "\n" if options.format == "json" else "\n".join(lines) + "\n")
     sys.stdout.flush()
 
@@ -72,8 +87,11 @@ def _profile(profile: InputProfile) -> tuple[dict[str, Any], Iterator[str]]:
     return asdict(profile), lines()
 
 
-def _plan(pipeline: Pipeline, used: Resources, options: argparse.Namespace) -> tuple[dict[str, Any], Iterator[str]]:
-    profile = profile_input(pipeline, options.records)
+def _report(line: str) -> None:
+    print(f"swift: {line}", file=sys.stderr)
+
+
+def _plan(pipeline: Pipeline, used: Resources, profile: InputProfile) -> tuple[dict[str, Any], Iterator[str]]:
     chosen = plan_input(pipeline, used, profile)
     others = alternatives(pipeline, used, profile)
 
@@ -91,19 +109,19 @@ def _plan(pipeline: Pipeline, used: Resources, options: argparse.Namespace) -> t
 def _facts(plan: InputPlan) -> dict[str, Any]:
     cache = None if plan.cache is None else asdict(plan.cache)
     workers = {"num_threads": plan.num_threads, "num_processes": plan.num_processes, "num_ahead": plan.num_ahead}
-    return {"orders": plan.orders, "cache": cache, **workers, "reasons": plan.reasons}
+    offloaded = {"num_offloaded": plan.num_offloaded}
+    return {"orders": plan.orders, "cache": cache, **workers, **offloaded, "reasons": plan.reasons}
 
 
-def _bench(pipeline: Pipeline, used: Resources, options: argparse.Namespace) -> tuple[dict[str, Any], Iterator[str]]:
-    check_number("--seconds", options.seconds, above=0)
-    chosen = plan_input(pipeline, used, profile_input(pipeline, options.records))
-    runs = {
-        name: _Run(plan, lambda line: print(f"swift: {line}", file=sys.stderr), used)
-        for name, plan in (("as written", plain_plan(pipeline)), ("planned", chosen))
-    }
+def _bench(
+    pipeline: Pipeline, used: Resources, profile: InputProfile, seconds: float, hosts: InputHosts | None
+) -> tuple[dict[str, Any], Iterator[str]]:
+    chosen = plan_input(pipeline, used, profile)
+    plans = (("as written", plain_plan(pipeline)), ("planned", chosen))
+    runs = {name: _Run(plan, used, hosts) for name, plan in plans}
     for _ in range(_ROUNDS):
         for run in runs.values():
-            run.turn(options.seconds / _ROUNDS)
+            run.turn(seconds / _ROUNDS)
     facts = {
         name: {"start_s": run.start_s, "samples": run.num_samples, "samples_per_s": run.num_samples / run.seconds}
         for name, run in runs.items()
@@ -120,9 +138,9 @@ def _bench(pipeline: Pipeline, used: Resources, options: argparse.Namespace) -> 
 class _Run:
     """Samples of one plan, in turns."""
 
-    def __init__(self, plan: InputPlan, report: Callable[[str], None], used: Resources):
+    def __init__(self, plan: InputPlan, used: Resources, hosts: InputHosts | None):
         begun = time.perf_counter()
-        samples = Samples(plan, 0, find_survey(plan, used.cache_directory, report))
+        samples = Samples(plan, 0, find_survey(plan, used.cache_directory, _report, hosts=hosts), hosts)
         self.start_s = time.perf_counter() - begun
         self.num_samples, self.seconds = 0, 0.0
         self._samples = in_order(samples, plan)

@@ -4,10 +4,19 @@ A pipeline says what the samples are; a plan says how they are made: in which or
 by how many threads and processes. The samples of a pipeline are the same for every plan.
 """
 
+from swift.data.pipeline.elsewhere import InputHosts, answer_of
 from swift.data.pipeline.encoding import decoded
-from swift.data.pipeline.keeping import NoDigest, check_writable, find_survey, survey_digest
+from swift.data.pipeline.keeping import NoDigest, check_writable, find_survey, pipeline_facts, survey_digest
 from swift.data.pipeline.operators import DropDuplicates, Filter, Map, Pack, Sample, Shuffle, Stack, Tokenize, name_of
-from swift.data.pipeline.optimizer import InputProfile, Resources, alternatives, plan_input, profile_input
+from swift.data.pipeline.optimizer import (
+    HostsProfile,
+    InputProfile,
+    Resources,
+    alternatives,
+    plan_input,
+    profile_hosts,
+    profile_input,
+)
 from swift.data.pipeline.pipeline import Pipeline
 from swift.data.pipeline.plan import CachePoint, InputPlan, plain_plan
 from swift.data.pipeline.run import in_order
@@ -18,6 +27,8 @@ __all__ = [
     "CachePoint",
     "DropDuplicates",
     "Filter",
+    "HostsProfile",
+    "InputHosts",
     "InputPlan",
     "InputProfile",
     "Map",
@@ -31,13 +42,16 @@ __all__ = [
     "Stack",
     "Tokenize",
     "alternatives",
+    "answer_of",
     "check_writable",
     "decoded",
     "find_survey",
     "in_order",
     "name_of",
+    "pipeline_facts",
     "plain_plan",
     "plan_input",
+    "profile_hosts",
     "profile_input",
     "survey",
     "survey_digest",

@@ -88,4 +88,4 @@ def _blamed(plan: InputPlan, written: Sequence[Element], planned: Sequence[Eleme
                 why = "which its `depends_on` does not name: the sample differs where they change places"
                 return f"operator {name_of(moved)} depends on {name_of(passed)}, {why}"
             before = after
-    return "the sample that was kept, or its file, is not the one that the operators give now"
+    return "the sample that was kept or made elsewhere, or its file, is not the one that the operators give now"

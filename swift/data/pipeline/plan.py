@@ -31,6 +31,8 @@ class InputPlan:
         num_threads: threads of each process that make samples; 0: none, the caller makes them.
         num_processes: processes that make samples; 0: none but the caller's.
         num_ahead: samples that are ready before they are asked for.
+        num_offloaded: elements of records that other hosts run once they have read the record, in the order of the
+            plan, at most those before the cache; None: they do not even read it. Only threads ask them.
         check_every: one sample in so many is made in the order of the pipeline, too, and compared; 0: none.
         reasons: for each pass, a line that says what it chose and why.
     """
@@ -41,6 +43,7 @@ class InputPlan:
     num_threads: int = 0
     num_processes: int = 0
     num_ahead: int = 0
+    num_offloaded: int | None = None
     check_every: int = 0
     reasons: tuple[str, ...] = ()
 

@@ -8,9 +8,10 @@ import grain
 import numpy as np
 
 from swift.data.files import DataError
-from swift.data.pipeline.apply import Apply, OperatorError, applied, chained, draws
+from swift.data.pipeline.apply import Apply, Draw, OperatorError, applied, chained, draws
 from swift.data.pipeline.check import check_record, outcome
-from swift.data.pipeline.operators import DropDuplicates, Filter, Pack, Stack, name_of
+from swift.data.pipeline.elsewhere import InputHosts, Question, begun_elsewhere
+from swift.data.pipeline.operators import DropDuplicates, Filter, Pack, Sample, Stack, name_of
 from swift.data.pipeline.plan import InputPlan
 from swift.data.pipeline.survey import Survey, survey
 from swift.errors import SettingError, check_seed
@@ -34,16 +35,17 @@ class Samples:
         plan: plan of a pipeline.
         seed: seed of shuffles and random operators.
         found: what a survey of the source has found, of this plan's pipeline; made here unless given.
+        hosts: other hosts, which begin the records if the plan says so; another process gets none of them.
 
     Raises:
         SettingError: the source has no records, none of them stay, or they have too few tokens for a row.
         DataError: an operator raises on a record, which the message names.
     """
 
-    def __init__(self, plan: InputPlan, seed: int, found: Survey | None = None):
+    def __init__(self, plan: InputPlan, seed: int, found: Survey | None = None, hosts: InputHosts | None = None):
         check_seed("seed", seed)
-        self._plan, self._seed = plan, seed
-        self._found = survey(plan) if found is None else found
+        self._plan, self._seed, self._hosts = plan, seed, hosts
+        self._found = survey(plan, hosts=hosts) if found is None else found
         self._reader = self._open()
 
     @property
@@ -75,10 +77,11 @@ class Samples:
 
     def __setstate__(self, state: tuple[InputPlan, int, Survey]) -> None:
         self._plan, self._seed, self._found = state
+        self._hosts = None
         self._reader = self._open()
 
     def _open(self) -> _Reader:
-        reader: _Reader = _Records(self._plan, self._found, self._seed)
+        reader: _Reader = _Records(self._plan, self._found, self._seed, self._hosts)
         for level in range(1, len(self._plan.pipeline.levels)):
             group = self._plan.pipeline.levels[level].group
             if isinstance(group, Pack):
@@ -93,7 +96,7 @@ class Samples:
 class _Records:
     """Records that stay, in the order of an epoch, through the operators that the cache has not behind it."""
 
-    def __init__(self, plan: InputPlan, found: Survey, seed: int):
+    def __init__(self, plan: InputPlan, found: Survey, seed: int, hosts: InputHosts | None):
         self._plan, self._source, self._found, self._seed = plan, plan.pipeline.source, found, seed
         self.size = found.num_kept
         if not self.size:
@@ -102,15 +105,14 @@ class _Records:
         self._written = plan.pipeline.levels[0].elements
         self._order = _order(plan, 0, self.size, seed)
         self._apply = _elements(plan, 0, 0 if found.cache is None or plan.cache is None else plan.cache.num_elements)
+        self._hosts = hosts if found.cache is None and plan.num_offloaded is not None else None
+        self._rest = _elements(plan, 0, plan.num_offloaded or 0)
 
     def read(self, index: int) -> tuple[int, Any]:
-        place = self._order(index)
-        number = self._found.number(place)
-        cached = self._found.cache
-        sample = self._source[number] if cached is None else cached[place]
-        draw = draws(self._seed, index // self.size, number)
+        place, epoch = self._order(index), index // self.size
+        number, draw = self._found.number(place), draws(self._seed, epoch, self._found.number(place))
         try:
-            made = self._apply(sample, draw)
+            made = self._made(place, number, epoch, draw)
         except OperatorError:  # out of its place an operator may see what it would not have seen
             made = outcome(self._plan, self._written, number, draw)
             if isinstance(made, OperatorError):
@@ -118,6 +120,15 @@ class _Records:
         if self._plan.check_every and index % self._plan.check_every == 0:
             check_record(self._plan, number, draw, made)
         return number, made
+
+    def _made(self, place: int, number: int, epoch: int, draw: Draw) -> Sample | None:
+        if self._hosts is not None and self._plan.num_offloaded is not None:
+            question = Question(number, self._plan.num_offloaded, (self._seed, epoch))
+            begun = begun_elsewhere(self._hosts, self._plan, question)
+            if begun is not None and begun.sample is not None:
+                return self._rest(begun.sample, draw)
+        cached = self._found.cache
+        return self._apply(self._source[number] if cached is None else cached[place], draw)
 
     def place_of(self, index: int) -> int:
         return self._order(index)

@@ -4,7 +4,6 @@ All that a filter, a packed row or a skipped record needs to know before sample 
 record is examined once, by as many threads and processes as the plan has.
 """
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -12,10 +11,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from swift.data.files import DataError
-from swift.data.pipeline.apply import OperatorError, applied, draws
+from swift.data.pipeline.apply import draws
+from swift.data.pipeline.begun import Begun, advanced
 from swift.data.pipeline.check import check_record, outcome
-from swift.data.pipeline.encoding import Unencodable, encoded, field_bytes
-from swift.data.pipeline.operators import DropDuplicates, Element, name_of
+from swift.data.pipeline.elsewhere import InputHosts, Question, begun_elsewhere
+from swift.data.pipeline.encoding import Unencodable, encoded
+from swift.data.pipeline.operators import Element
 from swift.data.pipeline.plan import InputPlan
 from swift.data.pipeline.run import in_order
 
@@ -85,8 +86,8 @@ class _Examined:
 class _Examiner:
     """Examined records by number; another process gets it as a pickle."""
 
-    def __init__(self, plan: InputPlan, num_cached: int | None):
-        self._plan, self._num_cached = plan, num_cached
+    def __init__(self, plan: InputPlan, num_cached: int | None, hosts: InputHosts | None):
+        self._plan, self._num_cached, self._hosts = plan, num_cached, hosts
 
     def __len__(self) -> int:
         return len(self._plan.pipeline.source)
@@ -94,50 +95,55 @@ class _Examiner:
     def __getitem__(self, number: int) -> _Examined:
         plan = self._plan
         planned = plan.elements(0)[: plan.num_surveyed]
-        found = self._examine(planned, number, self._num_cached)
+        found = self._examine(planned, number, self._num_cached, self._begun(number, len(planned)))
         if plan.check_every and number % plan.check_every == 0:
             draw = draws(0, 0, number)
             check_record(plan, number, draw, outcome(plan, plan.elements(0), number, draw))
         if found.error is not None:  # out of its place an operator may see what it would not have seen
             written = [one for one in plan.pipeline.levels[0].elements if one in planned]
-            found = self._examine(written, number, None)
+            found = self._examine(written, number, None, None)
         return found
 
-    def _examine(self, elements: Sequence[Element], number: int, num_cached: int | None) -> _Examined:
-        plan, digests, content = self._plan, list[tuple[str, bytes]](), None
-        operators = {name_of(one): place for place, one in enumerate(plan.pipeline.operators)}
-        sample: Any = plan.pipeline.source[number]
-        for place, element in enumerate(elements):
-            if place == num_cached:
-                content = encoded(sample)
-            name = name_of(element)
-            try:
-                following = applied(element, operators[name])(sample, draws(0, 0, number))
-                if isinstance(element, DropDuplicates):
-                    digests.append((name, _digest_of(name, sample, element.field)))
-            except OperatorError as error:
-                return _Examined(False, str(error), tuple(digests))
-            if following is None:
-                return _Examined(False, None, tuple(digests))
-            sample = following
-        if num_cached == len(elements):
-            content = encoded(sample)
+    def _begun(self, number: int, num_surveyed: int) -> Begun | None:
+        """Returns a record that another host has begun; None: this one does."""
+        if self._hosts is None or self._plan.num_offloaded is None:
+            return None
+        end = min(self._plan.num_offloaded, num_surveyed if self._num_cached is None else self._num_cached)
+        return begun_elsewhere(self._hosts, self._plan, Question(number, end))
+
+    def _examine(
+        self, elements: Sequence[Element], number: int, num_cached: int | None, begun: Begun | None
+    ) -> _Examined:
+        plan, draw, content = self._plan, draws(0, 0, number), None
+        one = Begun(0, plan.pipeline.source[number]) if begun is None else begun
+        if num_cached is not None:
+            one = advanced(plan, one, elements[one.num_done : num_cached], draw)
+            content = None if one.sample is None else encoded(one.sample)
+        one = advanced(plan, one, elements[one.num_done :], draw)
+        if one.sample is None:
+            return _Examined(False, one.error, one.digests)
         length = 0
         if plan.num_packed:
-            if "tokens" not in sample:
-                why = f"there is no field 'tokens', there are {', '.join(sample)}: tokenize before"
+            if "tokens" not in one.sample:
+                why = f"there is no field 'tokens', there are {', '.join(one.sample)}: tokenize before"
                 raise DataError(f"{plan.pipeline.source.place(number)}: operator pack: {why}")
-            length = len(sample["tokens"])
-        return _Examined(True, None, tuple(digests), length, content)
+            length = len(one.sample["tokens"])
+        return _Examined(True, None, one.digests, length, content)
 
 
-def survey(plan: InputPlan, store: Store | None = None, report: Callable[[int, int], None] | None = None) -> Survey:
+def survey(
+    plan: InputPlan,
+    store: Store | None = None,
+    report: Callable[[int, int], None] | None = None,
+    hosts: InputHosts | None = None,
+) -> Survey:
     """Examines all records of a source; none if nothing needs to be known of them.
 
     Args:
         plan: plan of a pipeline.
         store: where the samples at the plan's cache are kept; None: the plan's cache is left out.
         report: called with the number of records examined, and that of all.
+        hosts: other hosts, which begin the records if the plan says so; None: none.
 
     Raises:
         DataError: an operator raises on more records than ``Pipeline.most_skipped``, a field cannot be kept, or the
@@ -148,7 +154,7 @@ def survey(plan: InputPlan, store: Store | None = None, report: Callable[[int, i
     if not len(source) or (not num_needed and not plan.num_packed and num_cached is None):
         return Survey(len(source))
     kept, lengths, skipped, seen = list[int](), list[int](), list[str](), dict[str, set[bytes]]()
-    for number, found in enumerate(_examined(plan, num_cached)):
+    for number, found in enumerate(_examined(plan, num_cached, hosts)):
         if report is not None:
             report(number + 1, len(source))
         if _is_duplicate(found, seen):
@@ -168,9 +174,9 @@ def survey(plan: InputPlan, store: Store | None = None, report: Callable[[int, i
     return Survey(len(kept), numbers, counted, cache, tuple(skipped))
 
 
-def _examined(plan: InputPlan, num_cached: int | None) -> Iterator[_Examined]:
+def _examined(plan: InputPlan, num_cached: int | None, hosts: InputHosts | None) -> Iterator[_Examined]:
     try:
-        yield from in_order(_Examiner(plan, num_cached), plan)
+        yield from in_order(_Examiner(plan, num_cached, None if plan.num_processes else hosts), plan)
     except Unencodable as error:
         raise DataError(f"samples cannot be kept: {error}") from error
 
@@ -188,13 +194,3 @@ def _too_many(skipped: list[str]) -> str:
     if len(skipped) == 1:
         return skipped[0]
     return f"{skipped[-1]}; Pipeline.most_skipped = {len(skipped) - 1} records were skipped before"
-
-
-def _digest_of(name: str, sample: Any, of: str) -> bytes:
-    """Returns the digest of a field."""
-    try:
-        return hashlib.blake2b(field_bytes(sample[of]), digest_size=16).digest()
-    except KeyError as error:
-        raise OperatorError(name, f"there is no field {error}") from error
-    except Unencodable as error:
-        raise OperatorError(name, f"field {of!r} cannot be compared: {error}") from error

@@ -4,6 +4,7 @@ Child processes, on one node and on several; how nodes find, authenticate and se
 workers, of the two services and of nodes, which share one codec.
 """
 
+from swift.elastic.transport.admission import Admission
 from swift.elastic.transport.checkpoint_messages import (
     CHECKPOINT_ANSWERS,
     CHECKPOINT_COMMANDS,
@@ -27,6 +28,7 @@ from swift.elastic.transport.compile_messages import (
     CutPrepared,
     Prepared,
 )
+from swift.elastic.transport.handshake import MAX_BYTES, has_proof, line_of, proof
 from swift.elastic.transport.multi_node_children import NODES, MultiNodeChildren
 from swift.elastic.transport.node_messages import NODE_UPDATES, NodeUpdate
 from swift.elastic.transport.remote_node import announcing_arrival, serve_node
@@ -52,11 +54,13 @@ __all__ = [
     "CHECKPOINT_COMMANDS",
     "COMPILE_ANSWERS",
     "COMPILE_REQUESTS",
+    "MAX_BYTES",
     "MEMORY",
     "NODES",
     "NODE_UPDATES",
     "WORKER_COMMANDS",
     "WORKER_MESSAGES",
+    "Admission",
     "Alive",
     "CheckpointAnswer",
     "CheckpointCommand",
@@ -89,5 +93,8 @@ __all__ = [
     "WorkerMessage",
     "announcing_arrival",
     "check_network",
+    "has_proof",
+    "line_of",
+    "proof",
     "serve_node",
 ]

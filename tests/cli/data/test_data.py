@@ -1,6 +1,8 @@
 """``swift data``: a profile, a plan and a measurement, of an experiment's documents or of a pipeline alone."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -85,3 +87,76 @@ def test_a_place_where_nothing_can_be_kept_is_refused_whatever_the_plan(here, ca
     assert (out, err.count("\n")) == ("", 1)
     assert f"--cache-dir = '{directory}': samples cannot be kept there: " in err
     assert sorted(here.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--hosts", "nonsense"), "--hosts = 'nonsense': must be HOST:PORT, or several of them with commas between"),
+        (("--hosts", "127.0.0.1:99999"), "--hosts = '127.0.0.1:99999': must be HOST or HOST:PORT, with a port below"),
+        (("--hosts", "127.0.0.1:0"), "--hosts = '127.0.0.1:0': must be HOST:PORT, with the port on which it listens"),
+        (("--hosts", "127.0.0.1:1,"), "--hosts = '': must be HOST:PORT, or several of them with commas between"),
+        (("--hosts", "nowhere.invalid:1"), "--hosts = 'nowhere.invalid': is not a known host"),
+        (
+            ("--hosts", "10.1.2.3:7000"),
+            "--hosts = '10.1.2.3': is a network, on which nothing is encrypted; add --",
+        ),
+        (("--hosts", "127.0.0.1:1"), "--key-file = (not set): the machines need a key"),
+        (("--hosts", "127.0.0.1:1", "--key-file", "none"), "--key-file = 'none': cannot be read: No such file"),
+    ],
+)
+@pytest.mark.usefixtures("here")
+def test_an_address_or_a_key_that_cannot_be_used_is_refused(capsys, words, said):
+    assert main(["data", "plan", "pipeline.gin", *words]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert said in err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--listen", "10.1.2.3:7000"), "--listen = '10.1.2.3': is a network"),
+        (("--listen", "127.0.0.1:0", "--processes", "0"), "--processes = 0: must be a whole number of at least 1"),
+        (("--listen", "127.0.0.1:0"), "--key-file = (not set)"),
+        (("--listen", "127.0.0.1:1", "--key-file", "key"), "--listen = '127.0.0.1:1': cannot be listened on"),
+    ],
+)
+@pytest.mark.usefixtures("here")
+def test_what_cannot_be_served_is_refused(capsys, monkeypatch, words, said):
+    def denied(*_, **__) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("socket.create_server", denied)
+    assert main(["data", "serve", "pipeline.gin", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_host_that_is_not_there_is_told_and_done_without(here, capsys):
+    (here / "key").write_text("k" * 32)
+    (here / "key").chmod(0o600)
+    facts = told(capsys, "plan", "pipeline.gin", "--hosts", "127.0.0.1:1", "--key-file", "key")
+    assert facts["num_offloaded"] is None
+    assert (
+        main(["data", "bench", "pipeline.gin", "--seconds", "0.1", "--hosts", "127.0.0.1:1", "--key-file", "key"]) == 0
+    )
+    said = "input host 127.0.0.1:1 cannot be reached (Connection refused): samples are made without it\n"
+    assert capsys.readouterr().err == f"swift: {said}"
+
+
+@pytest.mark.slow
+def test_what_one_command_serves_another_measures(here, capsys):
+    words = ["data", "serve", "pipeline.gin", "--listen", "127.0.0.1:0", "--key-file", "key"]
+    with subprocess.Popen([sys.executable, "-m", "swift", *words], cwd=here, stdout=subprocess.PIPE, text=True) as host:
+        try:
+            assert host.stdout is not None
+            line = host.stdout.readline()
+            assert line.endswith(" is ready, with 1 process\n")
+            address = line.split()[1]
+            facts = told(capsys, "plan", "pipeline.gin", "--hosts", address, "--key-file", "key")
+            assert [reason.partition(":")[0] for reason in facts["reasons"]][3] == "offload"
+            (here / "texts.jsonl").write_text('{"text": "another"}\n')
+            assert main(["data", "plan", "pipeline.gin", "--hosts", address, "--key-file", "key"]) == 2
+            assert "has another data: all machines need the same" in capsys.readouterr().err
+        finally:
+            host.kill()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift.data import ByteTokenizer, InputPlan, Pipeline, Resources, Rows, Samples, plain_plan, plan_input
-from swift.data.pipeline import DropDuplicates, Filter, Map, Pack, Shuffle, Stack, find_survey, in_order
+from swift.data.pipeline import DropDuplicates, Filter, Map, Pack, Shuffle, Stack, answer_of, find_survey, in_order
 from swift.data.pipeline.operators import name_of
 from swift.data.pipeline.optimizer import InputProfile, OperatorProfile
 from swift.data.pipeline.optimizer.legal import legal_orders
@@ -144,6 +144,20 @@ def profiles(draw, pipeline: Pipeline) -> InputProfile:
     return InputProfile(12, len(RECORDS), source, operators, 4.0, (1e-9, 1e-9), {}, draw(st.sampled_from([1.0, 2.0])))
 
 
+class Now:
+    """A host in the same process, which is lost at every fourth question."""
+
+    def __init__(self, pipeline: Pipeline):
+        self.pipeline, self.num_asked = pipeline, 0
+
+    def ask(self, question: bytes) -> tuple[str, bytes] | None:
+        self.num_asked += 1
+        return ("now", answer_of(self.pipeline, question)) if self.num_asked % 4 else None
+
+    def tell(self, host: str, line: str) -> None:
+        assert (host, line[:11]) == ("now", "cannot make")
+
+
 @settings(max_examples=60)
 @given(data=st.data(), seed=st.integers(0, 2**32 - 1), first=st.integers(0, 12))
 def test_any_plan_gives_the_samples_of_the_pipeline_from_any_place_on(data, seed, first, tmp_path_factory):
@@ -153,9 +167,12 @@ def test_any_plan_gives_the_samples_of_the_pipeline_from_any_place_on(data, seed
         data.draw(st.sampled_from([1.0, 100.0])), 1, data.draw(st.sampled_from([0, 1 << 20])), 1 << 20, directory
     )
     plan = replace(plan_input(pipeline, used, data.draw(profiles(pipeline))), check_every=3)
+    last = len(plan.orders[0]) if plan.cache is None else plan.cache.num_elements
+    offloaded = replace(plan, num_offloaded=data.draw(st.integers(0, last)), num_processes=0)
     said = expected(pipeline, seed, first + 6)
-    for one in (plain_plan(pipeline), plan):
-        samples = Samples(one, seed, find_survey(one, directory, lambda _: None))
+    for one in (plain_plan(pipeline), plan, offloaded):
+        hosts = Now(pipeline)
+        samples = Samples(one, seed, find_survey(one, directory, lambda _: None, hosts=hosts), hosts)
         for number in (*range(first, first + 6), 0):
             check_equal(samples[number], said[number])
 

@@ -11,8 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from swift.data.pipeline.operators import name_of
+from swift.data.pipeline.pipeline import Pipeline
 from swift.data.pipeline.plan import InputPlan
 from swift.data.tokenizer import TokenizerFile
+from swift.program import this_program
 
 _VERSION = 1
 
@@ -41,6 +44,23 @@ def survey_digest(plan: InputPlan) -> str:
         *(value_digest(element) for element in plan.elements(0)[: plan.num_surveyed]),
     ]
     return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def pipeline_facts(pipeline: Pipeline) -> dict[str, str]:
+    """Returns what two machines have to have in common that make samples of a pipeline, each by its name.
+
+    Raises:
+        NoDigest: the source, or an operator, cannot be told from another.
+    """
+    source = pipeline.source.digest()
+    if source is None:
+        raise NoDigest(f"the source {pipeline.source!r} cannot be told from another")
+    elements = [(name_of(element), value_digest(element)) for element in pipeline.levels[0].elements]
+    return {
+        "version of Swift, Python, JAX or NumPy": f"{this_program()} {sys.version}",
+        "data": source,
+        "operators": hashlib.sha256(repr(elements).encode()).hexdigest(),
+    }
 
 
 def value_digest(value: Any) -> str:

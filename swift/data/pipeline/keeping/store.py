@@ -19,6 +19,7 @@ from uuid import uuid4
 import numpy as np
 
 from swift.data.files import DataError
+from swift.data.pipeline.elsewhere import InputHosts
 from swift.data.pipeline.encoding import decoded
 from swift.data.pipeline.keeping.digests import NoDigest, survey_digest
 from swift.data.pipeline.plan import InputPlan
@@ -120,6 +121,7 @@ def find_survey(
     directory: Path | None,
     report: Callable[[str], None],
     progress: Callable[[int, int], None] | None = None,
+    hosts: InputHosts | None = None,
 ) -> Survey:
     """Finds what an earlier survey has found; surveys the source if there is none.
 
@@ -128,6 +130,7 @@ def find_survey(
         directory: directory of surveys; None: nothing outlives the process, and what is kept is kept in memory.
         report: called with a line on what cannot be kept.
         progress: see ``survey``.
+        hosts: see ``survey``.
 
     Raises:
         SettingError: the directory cannot be written, or is full. Nothing half-written stays.
@@ -135,18 +138,18 @@ def find_survey(
     """
     is_trivial = not plan.num_surveyed and plan.cache is None and not plan.num_packed
     if plan.cache is not None and plan.cache.kind == "memory":
-        return survey(plan, _InMemory(), progress)
+        return survey(plan, _InMemory(), progress, hosts)
     if directory is None or is_trivial:
-        return survey(plan, None if plan.cache is None else _InMemory(), progress)
+        return survey(plan, None if plan.cache is None else _InMemory(), progress, hosts)
     try:
         name = survey_digest(plan)
     except NoDigest as error:
         report(f"nothing is kept in {directory}: {error}")
-        return survey(plan, None if plan.cache is None else _InMemory(), progress)
+        return survey(plan, None if plan.cache is None else _InMemory(), progress, hosts)
     path = directory / name
     found = read_survey(path, plan)
     if found is None:
-        _write_survey(plan, path, progress)
+        _write_survey(plan, path, progress, hosts)
         found = read_survey(path, plan)
     if found is None:
         raise DataError(f"{path} cannot be read again after it was written")
@@ -195,14 +198,16 @@ def _unwritable(directory: Path, error: OSError) -> SettingError:
     return SettingError("Resources.cache_directory", str(directory), why)
 
 
-def _write_survey(plan: InputPlan, path: Path, progress: Callable[[int, int], None] | None) -> None:
+def _write_survey(
+    plan: InputPlan, path: Path, progress: Callable[[int, int], None] | None, hosts: InputHosts | None
+) -> None:
     check_writable(path.parent)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _remove(path)  # damaged, or it would have been found
         with new_directory(path) as made, (made / "samples").open("wb") as file:
             files = None if plan.cache is None else _Files(made, file)
-            found = survey(plan, files, progress)
+            found = survey(plan, files, progress, hosts)
             head: dict[str, Any] = {"version": _VERSION, "num_kept": found.num_kept, "skipped": found.skipped}
             for name, array in (("numbers", found.numbers), ("lengths", found.lengths)):
                 head[name] = None if array is None else zlib.crc32(array.tobytes())

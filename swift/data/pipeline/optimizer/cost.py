@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from swift.data.pipeline.operators import DropDuplicates, Element, Filter, name_of
-from swift.data.pipeline.optimizer.profile import InputProfile, OperatorProfile
+from swift.data.pipeline.optimizer.profile import HostsProfile, InputProfile, OperatorProfile
 from swift.data.pipeline.plan import CachePoint, InputPlan
 from swift.errors import check_count, check_number
 
@@ -29,6 +29,7 @@ class Resources:
         memory_bytes: memory for samples that are kept, and for those ahead of their use.
         disk_bytes: room on the disk for samples that are kept.
         cache_directory: directory for them; None: none are kept on a disk.
+        hosts: profile of other hosts that can make samples; None: there are none.
     """
 
     num_epochs: float = 3.0
@@ -36,6 +37,7 @@ class Resources:
     memory_bytes: int = 1 << 30
     disk_bytes: int = 1 << 36
     cache_directory: Path | None = None
+    hosts: HostsProfile | None = None
 
     def __post_init__(self) -> None:
         check_number("Resources.num_epochs", self.num_epochs, above=0)
@@ -66,7 +68,7 @@ class Cost:
 def predict(plan: InputPlan, profile: InputProfile) -> Cost:
     """Predicts the time of a plan."""
     elements = plan.elements(0)
-    steps = list(_steps(plan, elements, profile))
+    steps = list(steps_of(plan, elements, profile))
     read_s, num = profile.source.seconds, profile.num_records
     kept_num = num * (steps[-1].kept if steps else 1.0)
     cache, num_surveyed = plan.cache, plan.num_surveyed
@@ -80,11 +82,11 @@ def predict(plan: InputPlan, profile: InputProfile) -> Cost:
         once_s += kept_bytes * profile.keep_s[0]
         begin_s = size * (profile.keep_s[1] + (_DISK_S_PER_BYTE if cache.kind == "disk" else 0.0))
     makes_s = sum(step.alone_s for step in steps[first:] if not isinstance(step.element, Filter | DropDuplicates))
-    return Cost(once_s, kept_num * _visits(plan, profile) * (begin_s + makes_s), kept_bytes)
+    return Cost(once_s, kept_num * visits(plan, profile) * (begin_s + makes_s), kept_bytes)
 
 
 @dataclass(frozen=True)
-class _Step:
+class Step:
     """An operator in its place.
 
     Attributes:
@@ -102,7 +104,8 @@ class _Step:
     num_bytes: float
 
 
-def _steps(plan: InputPlan, elements: Sequence[Element], profile: InputProfile) -> Iterator[_Step]:
+def steps_of(plan: InputPlan, elements: Sequence[Element], profile: InputProfile) -> Iterator[Step]:
+    """Yields the operators of records in an order, each with its predicted time and bytes."""
     written = [name_of(one) for one in plan.pipeline.levels[0].elements]
     means = dict(zip(written, profile.operators, strict=True))
     by_name = {name_of(one): one for one in elements}
@@ -120,7 +123,7 @@ def _steps(plan: InputPlan, elements: Sequence[Element], profile: InputProfile) 
         size = max(0.0, size + grown[name] * ratio)
         reach, kept = kept, kept * own.kept_share
         before.append(name)
-        yield _Step(element, seconds, reach * seconds, kept, size)
+        yield Step(element, seconds, reach * seconds, kept, size)
 
 
 def _growth(written: Sequence[str], means: dict[str, OperatorProfile], size: float) -> dict[str, float]:
@@ -139,7 +142,7 @@ def _writes_what(other: Element, element: Element) -> bool:
     return bool(set(other.writes) & set(element.reads))
 
 
-def _visits(plan: InputPlan, profile: InputProfile) -> float:
+def visits(plan: InputPlan, profile: InputProfile) -> float:
     """Returns the times that a record is made in an epoch: shuffled rows make a document once for each row of it."""
     rows = next((level for level in plan.pipeline.levels[1:] if hasattr(level.group, "length")), None)
     if rows is None or not rows.is_shuffled:

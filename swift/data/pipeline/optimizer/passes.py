@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from swift.data.pipeline.optimizer.cache import add_cache
 from swift.data.pipeline.optimizer.cost import Resources, predict
+from swift.data.pipeline.optimizer.offload import add_offload
 from swift.data.pipeline.optimizer.prefetch import add_prefetch
 from swift.data.pipeline.optimizer.profile import InputProfile, profile_input
 from swift.data.pipeline.optimizer.reorder import reorder
@@ -13,7 +14,7 @@ from swift.data.pipeline.plan import InputPlan, plain_plan
 
 CHECK_EVERY = 1000
 """Number of samples of which one is compared with that of the plain order."""
-PASSES = (reorder, add_cache, add_workers, add_prefetch)
+PASSES = (reorder, add_cache, add_workers, add_offload, add_prefetch)
 
 
 @dataclass(frozen=True)

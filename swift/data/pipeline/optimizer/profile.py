@@ -70,6 +70,23 @@ class InputProfile:
     thread_gain: float = 1.0
 
 
+@dataclass(frozen=True)
+class HostsProfile:
+    """Profile of other hosts.
+
+    Attributes:
+        num_workers: processes of theirs that make samples.
+        speed: records that all of them make in the time in which a thread here makes one.
+        ask_s: seconds from a question to its answer, beside making it, and for each byte of it.
+        cpu_s: the same seconds, as far as a thread here computes.
+    """
+
+    num_workers: int
+    speed: float
+    ask_s: tuple[float, float]
+    cpu_s: tuple[float, float]
+
+
 class _Sums:
     """Sums of one operator."""
 

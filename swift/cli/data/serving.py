@@ -1,0 +1,90 @@
+"""``swift data serve``, and the connections of the other actions to machines where it runs."""
+
+import argparse
+import functools
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from swift.cli.configuration import load_pipeline
+from swift.cli.options import Written, listening_address
+from swift.data import Pipeline
+from swift.data.pipeline import NoDigest, pipeline_facts
+from swift.elastic.transport import check_network
+from swift.errors import SettingError, check_count, renamed_settings
+from swift.tools.offload import ConnectedHosts, connect, find_key, serve_input
+
+_BACKLOG = 128
+
+
+def serve(options: argparse.Namespace) -> None:
+    """``swift data serve CONFIG.gin``: ends with a signal."""
+    check_count("--processes", options.processes, least=1)
+    host, port = listening_address(options.listen)
+    check_network(host, is_trusted=options.insecure_network)
+    load = functools.partial(load_pipeline, options.config, options.set)
+    _facts(load())
+    key = find_key(_key_file(options.key_file), makes=True)
+    try:
+        listener = socket.create_server((host, port), backlog=_BACKLOG)
+    except OSError as error:
+        raise SettingError("--listen", f"{host}:{port}", f"cannot be listened on: {error.strerror}") from error
+    with listener:
+        serve_input(listener, key, load, options.processes, _say)
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"swift: {line}\n")
+    sys.stdout.flush()
+
+
+@contextmanager
+def input_hosts(
+    pipeline: Pipeline, options: argparse.Namespace, report: Callable[[str], None]
+) -> Iterator[ConnectedHosts | None]:
+    """Connects to the machines of ``--hosts`` for the block; None: there are none.
+
+    Args:
+        pipeline: pipeline that they have to have, too.
+        options: options ``hosts``, ``key_file`` and ``insecure_network``.
+        report: called with a line on a machine that is lost, from any thread.
+
+    Raises:
+        SettingError: an address or the key cannot be used, or a machine has another pipeline.
+    """
+    if options.hosts is None:
+        yield None
+        return
+    addresses = [_address(text, is_trusted=options.insecure_network) for text in options.hosts.split(",")]
+    hosts = connect(addresses, find_key(_key_file(options.key_file)), _facts(pipeline), report)
+    try:
+        yield hosts
+    finally:
+        hosts.close()
+
+
+def _address(text: str, *, is_trusted: bool) -> tuple[str, int]:
+    if not text.rpartition(":")[0]:
+        raise SettingError("--hosts", text, "must be HOST:PORT, or several of them with commas between")
+    with renamed_settings({"--listen": "--hosts"}):
+        host, port = listening_address(text)
+        check_network(host, is_trusted=is_trusted)
+    if not port:
+        raise SettingError("--hosts", text, "must be HOST:PORT, with the port on which it listens")
+    return host, port
+
+
+def _key_file(path: Path | None) -> Path:
+    if path is None:
+        raise SettingError("--key-file", Written("(not set)"), "the machines need a key that they can prove to have")
+    return path
+
+
+def _facts(pipeline: Pipeline) -> dict[str, str]:
+    try:
+        return pipeline_facts(pipeline)
+    except NoDigest as error:
+        why = f"cannot be made on several machines: {error}"
+        raise SettingError("Pipeline", Written("(as configured)"), why) from error

@@ -1,0 +1,155 @@
+"""Records that other hosts begin: the question, the answer, and what happens where no host answers.
+
+A host has the pipeline itself, from the same configuration, so that a question names operators and never holds a
+program; the answer is a sample, see ``encoded``. Whatever a host does not or cannot answer is made here.
+"""
+
+import json
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from swift.data.pipeline.apply import draws
+from swift.data.pipeline.begun import Begun, advanced
+from swift.data.pipeline.check import UntrueOperator, is_same
+from swift.data.pipeline.encoding import Unencodable, decoded, encoded
+from swift.data.pipeline.operators import name_of
+from swift.data.pipeline.pipeline import Pipeline
+from swift.data.pipeline.plan import InputPlan, plain_plan
+from swift.errors import error_line
+
+_DIGEST_BYTES = 16
+
+
+class InputHosts(Protocol):
+    """Other hosts with the pipeline of this one; threads may share them."""
+
+    def ask(self, question: bytes) -> tuple[str, bytes] | None:
+        """Returns the name of a host and its answer; None: none is free, or the one that was asked is lost."""
+        ...
+
+    def tell(self, host: str, line: str) -> None:
+        """Tells the user about a host that could not answer, not for every question again."""
+        ...
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question for a record that has passed the first operators of a plan.
+
+    Attributes:
+        number: number of the record.
+        end: number of operators.
+        epoch: the seed, and the epoch; None: a survey asks, for which filters choose and digests are made.
+    """
+
+    number: int
+    end: int
+    epoch: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer to a question.
+
+    Attributes:
+        begun: the record; None: the host could not make it.
+        took_s: seconds that this took the host.
+        why: why it could not.
+    """
+
+    begun: Begun | None
+    took_s: float = 0.0
+    why: str = ""
+
+
+def asked(plan: InputPlan, question: Question) -> bytes:
+    """Returns a question as bytes."""
+    return json.dumps(asdict(question) | {"order": plan.orders[0]}).encode()
+
+
+def answer_of(pipeline: Pipeline, content: bytes) -> bytes:
+    """Answers a question, as a host that has the same pipeline; whatever goes wrong is an answer, too."""
+    begun_s = time.perf_counter()
+    try:
+        fields = json.loads(content)
+        if "echo" in fields:
+            return _answer(Begun(0, {"echo": np.zeros(int(fields["echo"]), np.uint8)}), 0.0)
+        order = tuple(map(str, fields.pop("order")))
+        if sorted(order) != sorted(map(name_of, pipeline.levels[0].elements)):
+            raise ValueError(f"{', '.join(order)} are not the operators of this pipeline")
+        plain = plain_plan(pipeline)
+        plan = replace(plain, orders=(order, *plain.orders[1:]))
+        return _answer(made_here(plan, Question(**fields)), time.perf_counter() - begun_s)
+    except Unencodable as error:
+        return encoded({"why": f"it cannot be sent: {error}"})
+    except Exception as error:  # of the source, which this host may not see as the other does
+        return encoded({"why": error_line(error)})
+
+
+def made_here(plan: InputPlan, question: Question) -> Begun:
+    """Makes what a question asks for."""
+    number, epoch = question.number, question.epoch
+    begun = Begun(0, plan.pipeline.source[number])
+    draw = draws(*(epoch or (0, 0)), number)
+    return advanced(plan, begun, plan.elements(0)[: question.end], draw, chooses=epoch is None)
+
+
+def _answer(begun: Begun, took_s: float) -> bytes:
+    if begun.error is not None:
+        return encoded({"why": begun.error})
+    sample: dict[str, Any] = {} if begun.sample is None else {"sample": encoded(begun.sample)}
+    digests = b"".join(digest for _, digest in begun.digests)
+    head = {"num_done": begun.num_done, "names": [name for name, _ in begun.digests], "digests": digests}
+    return encoded(head | {"took_s": took_s} | sample)
+
+
+def read_answer(content: bytes) -> Answer:
+    """Reads an answer.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        fields = decoded(content)
+        if "why" in fields:
+            return Answer(None, why=str(fields["why"]))
+        digests = fields["digests"]
+        parts = [digests[first : first + _DIGEST_BYTES] for first in range(0, len(digests), _DIGEST_BYTES)]
+        sample = decoded(fields["sample"]) if "sample" in fields else None
+        named = tuple(zip(map(str, fields["names"]), parts, strict=True))
+        return Answer(Begun(int(fields["num_done"]), sample, named), float(fields["took_s"]))
+    except Exception as error:  # whatever bytes may cause
+        raise ValueError(f"the answer is none: {error_line(error)}") from error
+
+
+def begun_elsewhere(hosts: InputHosts, plan: InputPlan, question: Question) -> Begun | None:
+    """Asks other hosts to begin a record; None: it has to be made here.
+
+    One record in ``InputPlan.check_every`` is made here, too, and compared.
+
+    Raises:
+        UntrueOperator: the host makes something else of it.
+    """
+    found = hosts.ask(asked(plan, question))
+    if found is None:
+        return None
+    host, content = found
+    place = plan.pipeline.source.place(question.number)
+    try:
+        answer = read_answer(content)
+        if answer.begun is not None and answer.begun.num_done != question.end:
+            answer = Answer(None, why=f"{answer.begun.num_done} operators have run instead of {question.end}")
+    except ValueError as error:
+        answer = Answer(None, why=str(error))
+    if answer.begun is None:
+        hosts.tell(host, f"cannot make {place}: {answer.why}")
+        return None
+    if plan.check_every and question.number % plan.check_every == 0:
+        here = made_here(plan, question)
+        if answer.begun.digests != here.digests or not is_same(answer.begun.sample, here.sample):
+            why = "makes another sample of it than this machine: a library, a file or an operator differs"
+            raise UntrueOperator(f"{place}: input host {host} {why}")
+    return answer.begun

@@ -1,0 +1,176 @@
+"""Connections to input hosts, one for each of their processes, which the threads of a plan take in turns."""
+
+import json
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import NamedTuple
+
+from swift.elastic.transport import MAX_BYTES, has_proof, line_of, proof
+from swift.errors import SettingError
+from swift.tools.offload.frames import receive_frame, send_frame
+
+Address = tuple[str, int]
+"""The host and the port."""
+_CONNECT_S = 5.0
+_SILENCE_S = 10.0
+"""Seconds without an answer after which a host is lost; what takes longer to make is made here."""
+_MOST_WORKERS = 256
+
+
+class _Connection(NamedTuple):
+    """A connection to a process of a host."""
+
+    host: str
+    socket: socket.socket
+
+
+class ConnectedHosts:
+    """Input hosts that have the pipeline; see ``swift.data.pipeline.InputHosts``.
+
+    Args:
+        connections: connections to their processes.
+        report: called with a line on a host that is lost, or cannot answer; from any thread.
+    """
+
+    def __init__(self, connections: Sequence[_Connection], report: Callable[[str], None]):
+        self._all, self._report = connections, report
+        self._free = SimpleQueue[_Connection]()
+        for connection in connections:
+            self._free.put(connection)
+        self._told, self._lock = set[str](), threading.Lock()
+
+    @property
+    def num_workers(self) -> int:
+        """Number of processes to which there were connections at the start."""
+        return len(self._all)
+
+    def ask(self, question: bytes) -> tuple[str, bytes] | None:
+        """Returns the name of a host and its answer; None: none is free, or the one that was asked is lost."""
+        try:
+            one = self._free.get_nowait()
+        except Empty:
+            return None
+        try:
+            send_frame(one.socket, question)
+            answer = receive_frame(one.socket)
+        except OSError as error:
+            self._lose(one, error)
+            return None
+        self._free.put(one)
+        return one.host, answer
+
+    def tell(self, host: str, line: str) -> None:
+        """Reports the first line about a host that could not answer."""
+        with self._lock:
+            is_new = host not in self._told
+            self._told.add(host)
+        if is_new:
+            self._report(f"input host {host} {line}; what it cannot make is made here")
+
+    def close(self) -> None:
+        """Ends all connections."""
+        for one in self._all:
+            _end(one.socket)
+            one.socket.close()
+
+    def _lose(self, one: _Connection, error: OSError) -> None:
+        if isinstance(error, TimeoutError):  # the machine is lost, and not only this process of it
+            for other in self._all:
+                if other.host == one.host:
+                    _end(other.socket)
+        why = f"has not answered for {_SILENCE_S:g} s" if isinstance(error, TimeoutError) else "is lost"
+        with self._lock:
+            is_new = f"lost {one.host}" not in self._told
+            self._told.add(f"lost {one.host}")
+        if is_new:
+            self._report(f"input host {one.host} {why}: what its processes made is made here")
+        one.socket.close()
+
+
+def connect(
+    addresses: Sequence[Address], key: str, facts: Mapping[str, str], report: Callable[[str], None]
+) -> ConnectedHosts:
+    """Connects to all free processes of input hosts.
+
+    Args:
+        addresses: addresses of the hosts.
+        key: key that both sides prove to have.
+        facts: what both sides have to have in common, by its name.
+        report: called with a line on a host that cannot be reached, or is lost later.
+
+    Raises:
+        SettingError: a host has another key, or something else than this machine.
+    """
+    found = list[_Connection]()
+    for address in addresses:
+        name, before = "{}:{}".format(*address), len(found)
+        try:
+            while len(found) < before + _MOST_WORKERS and (one := _connected(name, address, key)) is not None:
+                found.append(one)
+                _compare(one, facts)
+            if len(found) == before:
+                report(f"input host {name} has no process that is free: samples are made without it")
+        except OSError as error:
+            report(f"input host {name} cannot be reached ({error.strerror or error}): samples are made without it")
+            del found[before:]
+        except SettingError:
+            ConnectedHosts(found, report).close()
+            raise
+    return ConnectedHosts(found, report)
+
+
+def _connected(name: str, address: Address, key: str) -> _Connection | None:
+    """Connects to a process of a host; None: none is free."""
+    connection = socket.create_connection(address, _CONNECT_S)
+    try:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        challenge = secrets.token_hex(16)
+        first = _line(connection)
+        own_proof = proof(key, f"node 0 {first.get('challenge')}")
+        connection.sendall(line_of(node=0, is_ready=True, challenge=challenge, proof=own_proof).encode())
+        answer = _line(connection)
+        if not answer or not has_proof(answer, key, f"first {challenge}"):
+            allowed = "is no input host, or has another key than --key-file"
+            raise SettingError("--hosts", name, allowed)
+        if answer.get("refused") is not None:
+            connection.close()
+            return None
+        connection.settimeout(_SILENCE_S)
+        return _Connection(name, connection)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _line(connection: socket.socket) -> Mapping[str, object]:
+    """Reads a line of the handshake; an empty one if none comes."""
+    received = bytearray()
+    while not received.endswith(b"\n") and len(received) < MAX_BYTES:
+        part = connection.recv(1)  # what follows the line is not part of it
+        if not part:
+            break
+        received += part
+    with suppress(ValueError, RecursionError):
+        fields = json.loads(received)
+        return fields if isinstance(fields, dict) else {}
+    return {}
+
+
+def _compare(one: _Connection, facts: Mapping[str, str]) -> None:
+    try:
+        send_frame(one.socket, json.dumps(dict(facts)).encode())
+        differing = json.loads(receive_frame(one.socket))
+        names = [str(name) for name in differing]
+    except (ValueError, TypeError) as error:
+        raise ConnectionError("what it answers is no comparison") from error
+    if names:
+        raise SettingError("--hosts", one.host, f"has another {' and '.join(names)}: all machines need the same")
+
+
+def _end(connection: socket.socket) -> None:
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)

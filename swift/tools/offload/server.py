@@ -1,0 +1,156 @@
+"""The input host: a process that admits callers, and those that make samples for them, one caller each.
+
+A process that dies is started again; its caller makes its samples itself meanwhile.
+"""
+
+import json
+import multiprocessing
+import select
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+
+from swift.data import Pipeline
+from swift.data.pipeline import NoDigest, answer_of, pipeline_facts
+from swift.elastic.transport import Admission
+from swift.tools.offload.frames import receive_frame, send_frame
+
+_TURN_S, _PAUSE_S = 0.1, 1.0
+_FREE = b"f"
+_KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
+"""Seconds after which a caller whose machine is gone makes room for another, and tries."""
+BUSY = "all processes are busy"
+
+
+@dataclass
+class _Worker:
+    """A process that makes samples.
+
+    Attributes:
+        process: process.
+        link: socket to it: a caller's connection goes there, and a byte comes back when it is free.
+        is_free: whether it waits for a caller.
+        started: time of its start, of the monotonic clock.
+    """
+
+    process: BaseProcess
+    link: socket.socket
+    is_free: bool
+    started: float
+
+
+def serve_input(
+    listener: socket.socket,
+    key: str,
+    load: Callable[[], Pipeline],
+    num_workers: int,
+    report: Callable[[str], None],
+    is_over: Callable[[], bool] = lambda: False,
+) -> None:
+    """Serves callers that prove to have the key.
+
+    Args:
+        listener: socket on which they call.
+        key: key.
+        load: function that makes the pipeline, which each process gets as a pickle.
+        num_workers: number of processes.
+        report: called with a line once all processes are ready, and when one has died.
+        is_over: whether to stop.
+    """
+    workers = [_started(load) for _ in range(num_workers)]
+
+    def refusal(node: int, is_ready: bool) -> str | None:
+        del node, is_ready
+        return None if any(one.is_free for one in workers) else BUSY
+
+    def admit(node: int, connection: socket.socket) -> None:
+        del node
+        with connection:
+            one = next(one for one in workers if one.is_free)
+            with suppress(OSError):  # it has died, and its caller will notice
+                socket.send_fds(one.link, [_FREE], [connection.fileno()])
+            one.is_free = False
+
+    admission, was_ready = Admission(listener, key, refusal, admit), False
+    try:
+        while not is_over():
+            try:
+                admission.turn(_TURN_S)
+            except OSError:  # too many files are open, for the moment
+                time.sleep(_TURN_S)
+            for place, one in enumerate(workers):
+                workers[place] = _seen(one, load, report)
+            if not was_ready and all(one.is_free for one in workers):
+                host, port = listener.getsockname()[:2]
+                report(f"{host}:{port} is ready, with {num_workers} process{'es' if num_workers > 1 else ''}")
+                was_ready = True
+    finally:
+        admission.close()
+        for one in workers:
+            one.process.kill()
+            one.process.join()
+            one.link.close()
+
+
+def _seen(worker: _Worker, load: Callable[[], Pipeline], report: Callable[[str], None]) -> _Worker:
+    """Takes note of a process that is free; starts one that has died again, after a pause."""
+    if not worker.process.is_alive():
+        worker.is_free = False
+        if time.monotonic() < worker.started + _PAUSE_S:
+            return worker
+        worker.link.close()
+        report(f"a process has died ({worker.process.exitcode}) and is started again")
+        return _started(load)
+    if select.select([worker.link], [], [], 0)[0]:
+        with suppress(OSError):
+            worker.is_free = worker.link.recv(1) == _FREE
+    return worker
+
+
+def _started(load: Callable[[], Pipeline]) -> _Worker:
+    here, there = socket.socketpair()
+    with there:
+        process = multiprocessing.get_context("spawn").Process(target=_work, args=(there, load), daemon=True)
+        process.start()
+    return _Worker(process, here, is_free=False, started=time.monotonic())
+
+
+def _work(link: socket.socket, load: Callable[[], Pipeline]) -> None:
+    """Serves one caller after the other, until the process that admits them is gone."""
+    pipeline = load()
+    with suppress(OSError):
+        while True:
+            link.sendall(_FREE)
+            _, descriptors, _, _ = socket.recv_fds(link, 1, 1)
+            if not descriptors:
+                return
+            with socket.socket(fileno=descriptors[0]) as connection:
+                _serve(pipeline, connection, link)
+
+
+def _serve(pipeline: Pipeline, connection: socket.socket, link: socket.socket) -> None:
+    """Compares what both sides have, then answers questions until the caller ends the connection."""
+    connection.setblocking(True)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE.items():
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+    with suppress(OSError, ValueError, AttributeError):
+        theirs = json.loads(receive_frame(connection))
+        send_frame(connection, json.dumps(_differing(pipeline, theirs)).encode())
+        while True:
+            ready = select.select([connection, link], [], [])[0]
+            if link in ready:  # the process that admits callers is gone
+                return
+            send_frame(connection, answer_of(pipeline, receive_frame(connection)))
+
+
+def _differing(pipeline: Pipeline, theirs: dict[str, str]) -> list[str]:
+    try:
+        own = pipeline_facts(pipeline)
+    except NoDigest:
+        own = {}
+    return [name for name in theirs if theirs[name] != own.get(name)]
