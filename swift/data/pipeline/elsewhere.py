@@ -1,6 +1,6 @@
-"""Records that other hosts begin: the question, the answer, and what happens where no host answers.
+"""Records that other hosts begin: the request, the answer, and what happens where no host answers.
 
-A host has the pipeline itself, from the same configuration, so that a question names operators and never holds a
+A host has the pipeline itself, from the same configuration, so that a request names operators and never holds a
 program; the answer is a sample, see ``encoded``. Whatever a host does not or cannot answer is made here.
 """
 
@@ -26,18 +26,18 @@ _DIGEST_BYTES = 16
 class InputHosts(Protocol):
     """Other hosts with the pipeline of this one; threads may share them."""
 
-    def ask(self, question: bytes) -> tuple[str, bytes] | None:
+    def ask(self, request: bytes) -> tuple[str, bytes] | None:
         """Returns the name of a host and its answer; None: none is free, or the one that was asked is lost."""
         ...
 
     def tell(self, host: str, line: str) -> None:
-        """Tells the user about a host that could not answer, not for every question again."""
+        """Tells the user about a host that could not answer, not for every request again."""
         ...
 
 
 @dataclass(frozen=True)
-class Question:
-    """A question for a record that has passed the first operators of a plan.
+class RecordRequest:
+    """A request for a record that has passed the first operators of a plan.
 
     Attributes:
         number: number of the record.
@@ -51,8 +51,8 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """An answer to a question.
+class RecordAnswer:
+    """An answer to a request.
 
     Attributes:
         begun: the record; None: the host could not make it.
@@ -65,13 +65,13 @@ class Answer:
     why: str = ""
 
 
-def asked(plan: InputPlan, question: Question) -> bytes:
-    """Returns a question as bytes."""
-    return json.dumps(asdict(question) | {"order": plan.orders[0]}).encode()
+def asked(plan: InputPlan, request: RecordRequest) -> bytes:
+    """Returns a request as bytes."""
+    return json.dumps(asdict(request) | {"order": plan.orders[0]}).encode()
 
 
 def answer_of(pipeline: Pipeline, content: bytes) -> bytes:
-    """Answers a question, as a host that has the same pipeline; whatever goes wrong is an answer, too."""
+    """Answers a request, as a host that has the same pipeline; whatever goes wrong is an answer, too."""
     begun_s = time.perf_counter()
     try:
         fields = json.loads(content)
@@ -82,19 +82,19 @@ def answer_of(pipeline: Pipeline, content: bytes) -> bytes:
             raise ValueError(f"{', '.join(order)} are not the operators of this pipeline")
         plain = plain_plan(pipeline)
         plan = replace(plain, orders=(order, *plain.orders[1:]))
-        return _answer(made_here(plan, Question(**fields)), time.perf_counter() - begun_s)
+        return _answer(made_here(plan, RecordRequest(**fields)), time.perf_counter() - begun_s)
     except Unencodable as error:
         return encoded({"why": f"it cannot be sent: {error}"})
     except Exception as error:  # of the source, which this host may not see as the other does
         return encoded({"why": error_line(error)})
 
 
-def made_here(plan: InputPlan, question: Question) -> Begun:
-    """Makes what a question asks for."""
-    number, epoch = question.number, question.epoch
+def made_here(plan: InputPlan, request: RecordRequest) -> Begun:
+    """Makes what a request asks for."""
+    number, epoch = request.number, request.epoch
     begun = Begun(0, plan.pipeline.source[number])
     draw = draws(*(epoch or (0, 0)), number)
-    return advanced(plan, begun, plan.elements(0)[: question.end], draw, chooses=epoch is None)
+    return advanced(plan, begun, plan.elements(0)[: request.end], draw, chooses=epoch is None)
 
 
 def _answer(begun: Begun, took_s: float) -> bytes:
@@ -106,7 +106,7 @@ def _answer(begun: Begun, took_s: float) -> bytes:
     return encoded(head | {"took_s": took_s} | sample)
 
 
-def read_answer(content: bytes) -> Answer:
+def read_answer(content: bytes) -> RecordAnswer:
     """Reads an answer.
 
     Raises:
@@ -115,17 +115,17 @@ def read_answer(content: bytes) -> Answer:
     try:
         fields = decoded(content)
         if "why" in fields:
-            return Answer(None, why=str(fields["why"]))
+            return RecordAnswer(None, why=str(fields["why"]))
         digests = fields["digests"]
         parts = [digests[first : first + _DIGEST_BYTES] for first in range(0, len(digests), _DIGEST_BYTES)]
         sample = decoded(fields["sample"]) if "sample" in fields else None
         named = tuple(zip(map(str, fields["names"]), parts, strict=True))
-        return Answer(Begun(int(fields["num_done"]), sample, named), float(fields["took_s"]))
+        return RecordAnswer(Begun(int(fields["num_done"]), sample, named), float(fields["took_s"]))
     except Exception as error:  # whatever bytes may cause
         raise ValueError(f"the answer is none: {error_line(error)}") from error
 
 
-def begun_elsewhere(hosts: InputHosts, plan: InputPlan, question: Question) -> Begun | None:
+def begun_elsewhere(hosts: InputHosts, plan: InputPlan, request: RecordRequest) -> Begun | None:
     """Asks other hosts to begin a record; None: it has to be made here.
 
     One record in ``InputPlan.check_every`` is made here, too, and compared.
@@ -133,22 +133,22 @@ def begun_elsewhere(hosts: InputHosts, plan: InputPlan, question: Question) -> B
     Raises:
         UntrueOperator: the host makes something else of it.
     """
-    found = hosts.ask(asked(plan, question))
+    found = hosts.ask(asked(plan, request))
     if found is None:
         return None
     host, content = found
-    place = plan.pipeline.source.place(question.number)
+    place = plan.pipeline.source.place(request.number)
     try:
         answer = read_answer(content)
-        if answer.begun is not None and answer.begun.num_done != question.end:
-            answer = Answer(None, why=f"{answer.begun.num_done} operators have run instead of {question.end}")
+        if answer.begun is not None and answer.begun.num_done != request.end:
+            answer = RecordAnswer(None, why=f"{answer.begun.num_done} operators have run instead of {request.end}")
     except ValueError as error:
-        answer = Answer(None, why=str(error))
+        answer = RecordAnswer(None, why=str(error))
     if answer.begun is None:
         hosts.tell(host, f"cannot make {place}: {answer.why}")
         return None
-    if plan.check_every and question.number % plan.check_every == 0:
-        here = made_here(plan, question)
+    if plan.check_every and request.number % plan.check_every == 0:
+        here = made_here(plan, request)
         if answer.begun.digests != here.digests or not is_same(answer.begun.sample, here.sample):
             why = "makes another sample of it than this machine: a library, a file or an operator differs"
             raise UntrueOperator(f"{place}: input host {host} {why}")

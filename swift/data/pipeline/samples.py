@@ -10,7 +10,7 @@ import numpy as np
 from swift.data.files import DataError
 from swift.data.pipeline.apply import Apply, Draw, OperatorError, applied, chained, draws
 from swift.data.pipeline.check import check_record, outcome
-from swift.data.pipeline.elsewhere import InputHosts, Question, begun_elsewhere
+from swift.data.pipeline.elsewhere import InputHosts, RecordRequest, begun_elsewhere
 from swift.data.pipeline.operators import DropDuplicates, Filter, Pack, Sample, Stack, name_of
 from swift.data.pipeline.plan import InputPlan
 from swift.data.pipeline.survey import Survey, survey
@@ -123,8 +123,8 @@ class _Records:
 
     def _made(self, place: int, number: int, epoch: int, draw: Draw) -> Sample | None:
         if self._hosts is not None and self._plan.num_offloaded is not None:
-            question = Question(number, self._plan.num_offloaded, (self._seed, epoch))
-            begun = begun_elsewhere(self._hosts, self._plan, question)
+            request = RecordRequest(number, self._plan.num_offloaded, (self._seed, epoch))
+            begun = begun_elsewhere(self._hosts, self._plan, request)
             if begun is not None and begun.sample is not None:
                 return self._rest(begun.sample, draw)
         cached = self._found.cache

@@ -14,7 +14,7 @@ from swift.data.files import DataError
 from swift.data.pipeline.apply import draws
 from swift.data.pipeline.begun import Begun, advanced
 from swift.data.pipeline.check import check_record, outcome
-from swift.data.pipeline.elsewhere import InputHosts, Question, begun_elsewhere
+from swift.data.pipeline.elsewhere import InputHosts, RecordRequest, begun_elsewhere
 from swift.data.pipeline.encoding import Unencodable, encoded
 from swift.data.pipeline.operators import Element
 from swift.data.pipeline.plan import InputPlan
@@ -109,7 +109,7 @@ class _Examiner:
         if self._hosts is None or self._plan.num_offloaded is None:
             return None
         end = min(self._plan.num_offloaded, num_surveyed if self._num_cached is None else self._num_cached)
-        return begun_elsewhere(self._hosts, self._plan, Question(number, end))
+        return begun_elsewhere(self._hosts, self._plan, RecordRequest(number, end))
 
     def _examine(
         self, elements: Sequence[Element], number: int, num_cached: int | None, begun: Begun | None

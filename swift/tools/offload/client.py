@@ -48,14 +48,14 @@ class ConnectedHosts:
         """Number of processes to which there were connections at the start."""
         return len(self._all)
 
-    def ask(self, question: bytes) -> tuple[str, bytes] | None:
+    def ask(self, request: bytes) -> tuple[str, bytes] | None:
         """Returns the name of a host and its answer; None: none is free, or the one that was asked is lost."""
         try:
             one = self._free.get_nowait()
         except Empty:
             return None
         try:
-            send_frame(one.socket, question)
+            send_frame(one.socket, request)
             answer = receive_frame(one.socket)
         except OSError as error:
             self._lose(one, error)

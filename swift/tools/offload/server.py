@@ -132,7 +132,7 @@ def _work(link: socket.socket, load: Callable[[], Pipeline]) -> None:
 
 
 def _serve(pipeline: Pipeline, connection: socket.socket, link: socket.socket) -> None:
-    """Compares what both sides have, then answers questions until the caller ends the connection."""
+    """Compares what both sides have, then answers requests until the caller ends the connection."""
     connection.setblocking(True)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -36,11 +36,11 @@ class Elsewhere:
     """A host in the same process, with a pipeline that may be another, or with answers of its own."""
 
     def __init__(self, one: Pipeline, answers=answer_of):
-        self.pipeline, self.answers, self.questions, self.told = one, answers, [], []
+        self.pipeline, self.answers, self.requests, self.told = one, answers, [], []
 
-    def ask(self, question: bytes) -> tuple[str, bytes] | None:
-        self.questions.append(json.loads(question))
-        return "there", self.answers(self.pipeline, question)
+    def ask(self, request: bytes) -> tuple[str, bytes] | None:
+        self.requests.append(json.loads(request))
+        return "there", self.answers(self.pipeline, request)
 
     def tell(self, host: str, line: str) -> None:
         self.told.append(f"{host} {line}")
@@ -64,8 +64,8 @@ def test_what_is_offloaded_runs_elsewhere_and_what_is_not_here(num_offloaded):
     hosts = Elsewhere(replace(there, operators=tuple(replace(o, name=h.name) for o, h in both(there, here))))
     assert read(here, hosts, num_offloaded=num_offloaded) == read(there, None)
     assert bool(calls) == (num_offloaded < 3)
-    assert {one["end"] for one in hosts.questions} <= {num_offloaded, min(num_offloaded, 2)}
-    assert len(hosts.questions) == 20 + 40
+    assert {one["end"] for one in hosts.requests} <= {num_offloaded, min(num_offloaded, 2)}
+    assert len(hosts.requests) == 20 + 40
     assert hosts.told == []
 
 
@@ -79,10 +79,10 @@ def test_with_a_cache_records_are_begun_elsewhere_once(tmp_path):
     hosts = Elsewhere(one)
     samples = Samples(plan, 3, find_survey(plan, tmp_path, print, hosts=hosts), hosts)
     assert [samples[number] for number in range(40)] == read(one, None)
-    assert len(hosts.questions) == 20
+    assert len(hosts.requests) == 20
     again = Samples(plan, 3, find_survey(plan, tmp_path, print, hosts=hosts), hosts)
     assert [again[number] for number in range(40)] == read(one, None)
-    assert len(hosts.questions) == 20
+    assert len(hosts.requests) == 20
 
 
 def test_a_host_whose_operators_do_something_else_is_named():
@@ -162,7 +162,7 @@ def profiled(*operators: tuple[float, float], num_records: int = 10_000) -> tupl
         ([(1e-2, 100.0)], FAST, 1),
         ([(1e-2, 100.0)], SLOW, None),
         ([(1e-2, 100.0)], FAR, None),  # the answer takes longer than making it
-        ([(1e-5, 100.0)], FAST, None),  # so does the question
+        ([(1e-5, 100.0)], FAST, None),  # so does the request
         ([(1e-2, 100.0), (1e-4, 1e7)], FAST, 1),  # what it makes large stays here
         ([(1e-3, 1e7), (1e-2, 100.0)], FAST, 2),
     ],

@@ -145,14 +145,14 @@ def profiles(draw, pipeline: Pipeline) -> InputProfile:
 
 
 class Now:
-    """A host in the same process, which is lost at every fourth question."""
+    """A host in the same process, which is lost at every fourth request."""
 
     def __init__(self, pipeline: Pipeline):
         self.pipeline, self.num_asked = pipeline, 0
 
-    def ask(self, question: bytes) -> tuple[str, bytes] | None:
+    def ask(self, request: bytes) -> tuple[str, bytes] | None:
         self.num_asked += 1
-        return ("now", answer_of(self.pipeline, question)) if self.num_asked % 4 else None
+        return ("now", answer_of(self.pipeline, request)) if self.num_asked % 4 else None
 
     def tell(self, host: str, line: str) -> None:
         assert (host, line[:11]) == ("now", "cannot make")

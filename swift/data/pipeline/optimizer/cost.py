@@ -86,7 +86,7 @@ def predict(plan: InputPlan, profile: InputProfile) -> Cost:
 
 
 @dataclass(frozen=True)
-class Step:
+class PlacedOperator:
     """An operator in its place.
 
     Attributes:
@@ -104,7 +104,7 @@ class Step:
     num_bytes: float
 
 
-def steps_of(plan: InputPlan, elements: Sequence[Element], profile: InputProfile) -> Iterator[Step]:
+def steps_of(plan: InputPlan, elements: Sequence[Element], profile: InputProfile) -> Iterator[PlacedOperator]:
     """Yields the operators of records in an order, each with its predicted time and bytes."""
     written = [name_of(one) for one in plan.pipeline.levels[0].elements]
     means = dict(zip(written, profile.operators, strict=True))
@@ -123,7 +123,7 @@ def steps_of(plan: InputPlan, elements: Sequence[Element], profile: InputProfile
         size = max(0.0, size + grown[name] * ratio)
         reach, kept = kept, kept * own.kept_share
         before.append(name)
-        yield Step(element, seconds, reach * seconds, kept, size)
+        yield PlacedOperator(element, seconds, reach * seconds, kept, size)
 
 
 def _growth(written: Sequence[str], means: dict[str, OperatorProfile], size: float) -> dict[str, float]:

@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
-from swift.data.pipeline.elsewhere import Answer, InputHosts, Question, asked, made_here, read_answer
+from swift.data.pipeline.elsewhere import InputHosts, RecordAnswer, RecordRequest, asked, made_here, read_answer
 from swift.data.pipeline.operators import DropDuplicates, Filter
-from swift.data.pipeline.optimizer.cost import Resources, Step, predict, steps_of, visits
+from swift.data.pipeline.optimizer.cost import PlacedOperator, Resources, predict, steps_of, visits
 from swift.data.pipeline.optimizer.profile import HostsProfile, InputProfile
 from swift.data.pipeline.pipeline import Pipeline
 from swift.data.pipeline.plan import InputPlan, plain_plan
@@ -82,7 +82,7 @@ def _seconds(plan: InputPlan, profile: InputProfile, hosts: HostsProfile, end: i
     return once_s + num_epochs * epoch_s
 
 
-def _sum(steps: list[Step]) -> float:
+def _sum(steps: list[PlacedOperator]) -> float:
     return sum(step.seconds for step in steps)
 
 
@@ -115,12 +115,12 @@ def profile_hosts(
     for number in range(min(_RECORDS + 1, profile.num_profiled)):
         if end is None or (number > 1 and time.perf_counter() - begun > _AT_MOST_S):
             break
-        question = Question(number, end)
-        answer = _answer(hosts, asked(plan, question))
+        request = RecordRequest(number, end)
+        answer = _answer(hosts, asked(plan, request))
         if answer is None or answer.begun is None:
             continue
         since = time.perf_counter()
-        made_here(plan, question)
+        made_here(plan, request)
         if number or profile.num_profiled == 1:  # the first one may load a library
             here_s, there_s = here_s + time.perf_counter() - since, there_s + answer.took_s
     ways = [_way(hosts, size) for size in (0, _ECHO_BYTES)]
@@ -132,7 +132,7 @@ def profile_hosts(
 
 
 def _way(hosts: InputHosts, size: int) -> tuple[float, float] | None:
-    """Measures the shortest time from a question to an answer of a size, and that in which this thread computes."""
+    """Measures the shortest time from a request to an answer of a size, and that in which this thread computes."""
     found = list[tuple[float, float]]()
     for _ in range(_ROUNDS):
         begun, cpu = time.perf_counter(), time.thread_time()
@@ -142,8 +142,8 @@ def _way(hosts: InputHosts, size: int) -> tuple[float, float] | None:
     return min(found)
 
 
-def _answer(hosts: InputHosts, question: bytes) -> Answer | None:
-    found = hosts.ask(question)
+def _answer(hosts: InputHosts, request: bytes) -> RecordAnswer | None:
+    found = hosts.ask(request)
     try:
         return None if found is None else read_answer(found[1])
     except ValueError:
