@@ -7,7 +7,9 @@ import secrets
 import threading
 import time
 import tracemalloc
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import jax
@@ -158,17 +160,34 @@ def test_a_piece_that_is_missing_is_no_checkpoint(small_run):
 
 @pytest.mark.parametrize("name", ["master.head", "step", "expert.1.2.float32", "expert.3.0.float64"])
 def test_what_was_not_written_as_it_is_in_memory_is_not_a_checkpoint(small_run, monkeypatch, name):
-    run, write = small_run(num_kept=1).run(3), shared_files.write_part
+    run, writing_parts = small_run(num_kept=1).run(3), shared_files.writing_parts
     before = {path: path.read_bytes() for path in run.directory.rglob("*") if path.is_file()}
 
-    def spoil(arrays, one, place, values, progress):
-        return write(arrays, one, place, values + 1 if one == name else values, progress)
+    @contextmanager
+    def spoil(arrays, one, progress):
+        with writing_parts(arrays, one, progress) as write:
+            yield lambda place, values: write(place, values + 1 if one == name else values)
 
-    monkeypatch.setattr(shared_files, "write_part", spoil)
+    monkeypatch.setattr(shared_files, "writing_parts", spoil)
     with pytest.raises(OSError, match=f"the values of {name.replace('.', '[.]')} are not those that host . has saved"):
         save_together(run, 2)
     clean_up_saves(run.directory)
     assert {path: path.read_bytes() for path in run.directory.rglob("*") if path.is_file()} == before
+
+
+def test_a_host_opens_each_file_once_and_for_writing_alone(small_run, monkeypatch):
+    run, opened, really = small_run().run(3), Counter(), os.open
+
+    def noted(path, flags, *rest):
+        if flags & os.O_ACCMODE:
+            opened[threading.get_ident(), os.fspath(path), flags & os.O_ACCMODE] += 1
+        return really(path, flags, *rest)
+
+    monkeypatch.setattr(orbax_files.os, "open", noted)
+    save_together(run, 2)
+    of_values = {key: count for key, count in opened.items() if "/arrays/" in key[1]}
+    assert len({thread for thread, *_ in of_values}) == 2
+    assert {(flags, count) for (*_, flags), count in of_values.items()} == {(os.O_WRONLY, 1)}
 
 
 def test_a_host_that_fails_is_told_and_costs_nothing_that_was_there(small_run):

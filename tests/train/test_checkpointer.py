@@ -51,11 +51,12 @@ def test_weights_that_are_not_finite_are_not_saved_and_what_a_policy_remembers_i
         save(master_head=[np.nan], policy_0=[1.0])
 
 
-def test_a_host_without_memory_for_its_part_says_so_and_the_first_hears_of_it(tmp_path, capsys):
+@pytest.mark.parametrize("kind", [RuntimeError, MemoryError])
+def test_a_host_without_memory_for_its_part_says_so_and_the_first_hears_of_it(tmp_path, capsys, kind):
     save, first = Save(4, "5f0c"), HostBoard(tmp_path / "checkpoints", Save(4, "5f0c"), 0)
 
     def no_memory():
-        raise RuntimeError("RESOURCE_EXHAUSTED: out of memory\nand more")
+        raise kind("RESOURCE_EXHAUSTED: out of memory\nand more")
 
     first.post("begun", {})
     host = HostStates(tmp_path, Hosts(2, 1))

@@ -29,9 +29,8 @@ from swift.checkpoint.storage import (
     runs,
     synced_digest,
     unit_array,
-    write_part,
+    writing_parts,
 )
-from swift.files import sync_file
 
 Place = tuple[slice, ...]
 
@@ -128,16 +127,18 @@ def fill_in(
     Raises:
         OSError, ValueError: they cannot be written.
     """
-    checksums, places, num_bytes = dict[str, int](), [], 0
+    places, parts = [], dict[str, list[tuple[Place, np.ndarray]]]()
     for piece in pieces:
         places.append((piece.name, piece.place))
         for name, place, index in _parts(split, chosen_LK, piece.name, piece.place):
-            values = np.ascontiguousarray(piece.values[index])
-            checksums[name] = array_checksum([values], checksums.get(name, 0))
-            num_bytes += write_part(arrays, name, place, values, progress)
-    for name in checksums:
-        sync_file(arrays / data_file(arrays, name))
-        progress()
+            parts.setdefault(name, []).append((place, piece.values[index]))
+    checksums, num_bytes = dict.fromkeys(parts, 0), 0
+    for name, parts_of_array in parts.items():  # each file is opened once
+        with writing_parts(arrays, name, progress) as write:
+            for place, part in parts_of_array:
+                values = np.ascontiguousarray(part)
+                checksums[name] = array_checksum([values], checksums[name])
+                num_bytes += write(place, values)
     return Filled(tuple(places), checksums, num_bytes)
 
 

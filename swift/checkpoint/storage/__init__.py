@@ -44,7 +44,7 @@ from swift.checkpoint.storage.orbax_files import (
     reserve_arrays,
     runs,
     write_arrays,
-    write_part,
+    writing_parts,
 )
 from swift.checkpoint.storage.reader import RestorePlan, load_plan, load_share, plan_restore, record_restore
 from swift.checkpoint.storage.verification import Checker, equal_part, is_finite, is_of_model, is_stored, unit_array
@@ -107,6 +107,6 @@ __all__ = [
     "unit_array",
     "what_a_restore_does",
     "write_arrays",
-    "write_part",
     "write_signed",
+    "writing_parts",
 ]

@@ -59,7 +59,7 @@ def reserve_arrays(
     write: Callable[[Path, Mapping[str, np.ndarray]], None],
     progress: Callable[[], None] = nothing,
 ) -> None:
-    """Makes the files of arrays as ``write_arrays`` does, but without values, which ``write_part`` fills in.
+    """Makes the files of arrays as ``write_arrays`` does, but without values, which ``writing_parts`` fills in.
 
     Args:
         path: directory to make.
@@ -143,14 +143,11 @@ def read_part(path: Path, name: str, place: Sequence[slice]) -> np.ndarray:
     return values
 
 
-def write_part(
-    path: Path,
-    name: str,
-    place: Sequence[slice],
-    values: np.ndarray,
-    progress: Callable[[], None] = nothing,
-) -> int:
-    """Writes a part of an array into its file, and no other bytes of it; the caller syncs the file.
+@contextmanager
+def writing_parts(
+    path: Path, name: str, progress: Callable[[], None] = nothing
+) -> Iterator[Callable[[Sequence[slice], np.ndarray], int]]:
+    """Opens the file of an array to write parts of it, and no other bytes of it; syncs it in the end.
 
     Other hosts may write beside it, in the same page of memory. The client of a network file system must not send what
     it has of that page besides: Linux' NFS client does so where it has read the page, which it must not for a file that
@@ -159,25 +156,31 @@ def write_part(
     Args:
         path: directory that ``reserve_arrays`` made.
         name: name of the array.
-        place: a slice for each of the first dims, at least one.
-        values: values of the part, in this order.
         progress: function to call now and then.
 
-    Returns:
-        Bytes written.
+    Yields:
+        A function that writes a part, given a slice for each of the first dims, at least one, and the part's values;
+        it returns their bytes.
 
     Raises:
         OSError, ValueError: its files are missing, not laid out as by ``write_arrays``, or cannot be written.
     """
-    (shape, dtype), content, at = _header(path, name), raw_bytes(values), 0
+    shape, dtype = _header(path, name)
     with open(os.open(path / _value_file(name, shape), os.O_WRONLY), "wb", buffering=0) as file:
-        for run in runs(shape, place):
-            file.seek(run.start * dtype.itemsize)
-            end = at + (run.stop - run.start) * dtype.itemsize
-            while at < end:
-                at += file.write(content[at : min(end, at + BLOCK)])
-                progress()
-    return at
+
+        def write(place: Sequence[slice], values: np.ndarray) -> int:
+            content, at = raw_bytes(values), 0
+            for run in runs(shape, place):
+                file.seek(run.start * dtype.itemsize)
+                end = at + (run.stop - run.start) * dtype.itemsize
+                while at < end:
+                    at += file.write(content[at : min(end, at + BLOCK)])
+                    progress()
+            return at
+
+        yield write
+        os.fsync(file.fileno())
+    progress()
 
 
 def runs(shape: Sequence[int], place: Sequence[slice]) -> Iterator[slice]:

@@ -111,7 +111,7 @@ def begin_or_fail(
         if jax.process_count() > 1 and not spec.chunks.are_stages:
             return begin_block_pieces(split, spec, state, chosen_LK)
         return begin_pieces(split, *to_store(spec, state), chosen_LK)
-    except RuntimeError as error:  # such as no memory on the devices
+    except (RuntimeError, MemoryError) as error:  # no memory, on the devices or on the host
         return partial(_fail, error)
 
 
@@ -124,7 +124,7 @@ def _now(finish: Callable[[], list[Piece]]) -> Callable[[], list[Piece]]:
     """Returns a function that returns or raises what another one does now: what it waits for takes up memory."""
     try:
         pieces = finish()
-    except RuntimeError as error:  # such as no memory on the devices
+    except (RuntimeError, MemoryError) as error:  # no memory, on the devices or on the host
         return partial(_fail, error)
     return lambda: pieces
 
