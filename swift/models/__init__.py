@@ -2,18 +2,21 @@
 
 ``config`` is a model's shape and ``sizes`` those with a name; ``gpt`` is the forward pass, cut where pipelines cut, and
 ``cuts`` says where; ``attention`` (with ``rope``) and ``modules`` are its parts; ``token_losses`` is the loss without
-all logits at once; ``parameter_groups`` packs parameters into the flat vectors that the optimizer shares;
-``reference_model`` is the single-device oracle; ``hugging_face`` has the hub's names for the same.
+all logits at once, ``vocabulary`` that of a head in shares; ``parameter_groups`` packs parameters into the flat vectors
+that the optimizer shares; ``reference_model`` is the single-device oracle; ``hugging_face`` has the hub's names for the
+same.
 """
 
 from swift.models.attention import KERNELS, AttentionKernel, choose_kernel
 from swift.models.config import ModelConfig, OwnBlock
 from swift.models.cuts import BlockStacks, Chunks, Cut, make_cut
-from swift.models.gpt import BLOCK_GROUPS, GPT, MoeFunction, Weights
+from swift.models.gpt import BLOCK_GROUPS, GPT, MoeFunction, StackedWeights, Weights
 from swift.models.modules import linear, make_norm
 from swift.models.parameter_groups import Group
 from swift.models.reference_model import plain_logits, plain_sums
 from swift.models.sizes import MODEL_SIZES, model_size
+from swift.models.token_losses import tokens_at_once
+from swift.models.vocabulary import ColumnShares
 
 __all__ = [
     "BLOCK_GROUPS",
@@ -23,11 +26,13 @@ __all__ = [
     "AttentionKernel",
     "BlockStacks",
     "Chunks",
+    "ColumnShares",
     "Cut",
     "Group",
     "ModelConfig",
     "MoeFunction",
     "OwnBlock",
+    "StackedWeights",
     "Weights",
     "choose_kernel",
     "linear",
@@ -36,4 +41,5 @@ __all__ = [
     "model_size",
     "plain_logits",
     "plain_sums",
+    "tokens_at_once",
 ]

@@ -24,6 +24,7 @@ from swift.models.config import ModelConfig
 from swift.models.modules import Embedding, Head, Mlp, Router, make_network
 from swift.models.parameter_groups import Group, draw_parameters
 from swift.models.token_losses import are_many, sum_of_losses
+from swift.models.vocabulary import share_size, sum_of_losses_in_shares
 
 Weights = dict[str, list[Any]]
 """State of the module of every layer, by group; experts have a leading dim of slots or experts."""
@@ -53,6 +54,9 @@ class GPT:
         kernel: kernel of attention over whole sequences.
         separator: token that ends a document, which sees no other of its sequence; None: documents see those before.
         has_slices: whether a stage has slices of all experts, ``[layers, experts, w]``, and not their whole weights.
+        head_ranks: expert ranks that share the columns of the head's matrix; 1: the head is whole.
+        groups: all modules of each kind.
+        slot_groups: the same as a rank has them in its slots, where the head may be a share.
     """
 
     config: ModelConfig
@@ -61,7 +65,9 @@ class GPT:
     kernel: AttentionKernel = "plain"
     separator: int | None = None
     has_slices: bool = False
+    head_ranks: int = 1
     groups: Mapping[str, Group] = field(init=False, repr=False, compare=False)
+    slot_groups: Mapping[str, Group] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         config, num_moe = self.config, sum(self.config.moe_layers)
@@ -80,6 +86,9 @@ class GPT:
             Group("head", 1, 1, lambda rngs: Head(config, self.vocab_size, rngs)),
         ]
         object.__setattr__(self, "groups", {group.name: group for group in groups if group.num_layers})
+        columns = share_size(self.vocab_size, self.head_ranks)
+        share = Group("head", 1, 1, lambda rngs: Head(config, columns, rngs))
+        object.__setattr__(self, "slot_groups", {**self.groups, **({"head": share} if self.head_ranks > 1 else {})})
 
     def _attention(self, rngs: nnx.Rngs) -> nnx.Module:
         own = self.config.block
@@ -143,13 +152,13 @@ class GPT:
                 return packed[name] if self.has_slices else group.unpack(packed[name])
             return group.unpack(packed[name][:, 0])
 
-        return {name: unpacked(name, group) for name, group in self.groups.items()}
+        return {name: unpacked(name, group) for name, group in self.slot_groups.items()}
 
     def pack_stacks(self, weights: StackedWeights) -> dict[str, jax.Array]:
         """Packs stacked weights into one array per group: the inverse of ``unpack_stacks``."""
         packed = {
             name: weights[name] if group.is_expert and self.has_slices else group.pack(weights[name])
-            for name, group in self.groups.items()
+            for name, group in self.slot_groups.items()
         }
         return {name: stack if self.groups[name].is_expert else stack[:, None] for name, stack in packed.items()}
 
@@ -264,11 +273,15 @@ class GPT:
         return head, self.groups["embedding"].module(weights["embedding"][0]).token_VD[...].T
 
     def head_loss(self, weights: Weights, x_BTD: jax.Array, labels_BT: jax.Array, valid_BT: jax.Array) -> jax.Array:
-        """Sums the cross-entropies of the valid tokens, in nats; many logits are never in memory at once."""
-        if are_many(labels_BT.size, self.vocab_size):
+        """Sums the cross-entropies of the valid tokens, in nats; many logits are never in memory at once.
+
+        With a head in shares, ``weights`` has that of this rank, and all ranks have equally many tokens.
+        """
+        if self.head_ranks > 1 or are_many(labels_BT.size, self.vocab_size):
             head, kernel_DV = self._head(weights)
             x_RD = head.norm(x_BTD).reshape(labels_BT.size, -1)
-            return sum_of_losses(x_RD, kernel_DV, labels_BT.reshape(-1), valid_BT.reshape(-1))
+            tokens = x_RD, kernel_DV, labels_BT.reshape(-1), valid_BT.reshape(-1)
+            return sum_of_losses_in_shares(*tokens, self.vocab_size) if self.head_ranks > 1 else sum_of_losses(*tokens)
         log_probs_BTV = jax.nn.log_softmax(self.logits(weights, x_BTD))
         chosen_BT = jnp.take_along_axis(log_probs_BTV, labels_BT[..., None], axis=-1)[..., 0]
         return -jnp.sum(jnp.where(valid_BT, chosen_BT, jnp.zeros_like(chosen_BT)))

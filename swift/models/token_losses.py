@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from swift.models.modules import at_least_float32
 
@@ -23,6 +23,18 @@ LOGITS_AT_ONCE = 2**25
 def are_many(num_tokens: int, vocab_size: int) -> bool:
     """Whether the logits of this many tokens are more than a chunk's."""
     return num_tokens * vocab_size > LOGITS_AT_ONCE
+
+
+def tokens_at_once(num_tokens: int, vocab_size: int) -> int:
+    """Tokens of a chunk: all of them, if their logits are not many."""
+    return min(num_tokens, max(1, LOGITS_AT_ONCE // vocab_size))
+
+
+def in_chunks(of_R: Shaped[Array, "R ..."], size: int) -> Shaped[Array, "C _ ..."]:
+    """Divides an array of tokens into chunks of a size, the last one padded with zeros."""
+    num_chunks = -(-len(of_R) // size)
+    padded = jnp.pad(of_R, [(0, num_chunks * size - len(of_R)), *[(0, 0)] * (of_R.ndim - 1)])
+    return padded.reshape(num_chunks, size, *of_R.shape[1:])
 
 
 def sum_of_losses(
@@ -39,14 +51,8 @@ def sum_of_losses(
         labels_R: int32, tokens to predict.
         valid_R: False for padding.
     """
-    num_tokens, size = len(x_RD), max(1, LOGITS_AT_ONCE // kernel_DV.shape[1])
-    num_chunks = -(-num_tokens // size)
-
-    def chunks(of: jax.Array) -> jax.Array:
-        padded = jnp.pad(of, [(0, num_chunks * size - num_tokens), *[(0, 0)] * (of.ndim - 1)])
-        return padded.reshape(num_chunks, size, *of.shape[1:])
-
-    return _sum(chunks(x_RD), kernel_DV, chunks(labels_R), chunks(valid_R))
+    size = tokens_at_once(len(x_RD), kernel_DV.shape[1])
+    return _sum(in_chunks(x_RD, size), kernel_DV, in_chunks(labels_R, size), in_chunks(valid_R, size))
 
 
 def _losses(x_RD: Any, kernel_DV: Any, labels_R: Any, valid_R: Any) -> tuple[jax.Array, jax.Array]:

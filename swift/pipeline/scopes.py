@@ -13,6 +13,8 @@ ACTIVATIONS, GRADIENTS = "activations", "gradients"
 ROUND = "round_"
 MICROBATCH = "microbatch"
 """Forward and whole backward of a micro-batch, on a single worker."""
+HEAD = "head_in_shares"
+"""The loss with a head in shares, within F or a micro-batch."""
 UPDATE = "U"
 COLLECT, PEERS, MATERIALIZE = "collect", "peers", "materialize"
 """The parts of an update, each followed by the name of a group of parameters: slot gradients to gradients of master

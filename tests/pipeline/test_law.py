@@ -65,13 +65,15 @@ CASES = [
         "by": "rank",
         "capacity": 0.9,
     },
+    {"topology": (2, 2, 3), "failed": [(0, 1)], "head": "shares"},
+    {"topology": (1, 3, 2), "head": "shares", "by": "exact", "planner": "zero_bubble"},
 ]
 
 
-QUICK = (11, 17, 22)
+QUICK = (11, 17, 22, 23)
 """A failure, drops by slot, dense layers and an uneven cut, the first stage without experts; two runs of layers a
-worker, one of which is lost; windows of three, two failures in a stage and capacity by rank. Today's decoders are those
-of the documents below."""
+worker, one of which is lost; windows of three, two failures in a stage and capacity by rank; a head in shares that do
+not divide the vocabulary. Today's decoders are those of the documents below."""
 
 
 @pytest.mark.parametrize(

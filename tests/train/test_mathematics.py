@@ -1,7 +1,7 @@
 """The law: a parallel iteration is the plain single-device model's iteration, whatever the placement and the ranks."""
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
 
@@ -65,6 +65,7 @@ class Case(NamedTuple):
     policy: object = Shuffled()
     sequences: int = 8
     by: str = "slot"
+    head: str = "whole"
 
 
 CASES = [
@@ -82,6 +83,7 @@ CASES = [
     Case(ranks=4, top_k=2, slots=2, kind="virtual", by="rank"),
     Case(ranks=4, top_k=2, microbatches=2, slots=2, by="exact"),
     Case(ranks=3, slots=2, kind="virtual", sequences=6, by="exact"),
+    Case(ranks=3, slots=2, kind="virtual", sequences=6, microbatches=2, head="shares"),
 ]
 
 
@@ -98,6 +100,7 @@ def experiment(case):
         ranks=case.kind,
         optimizer=OptimizerConfig(warmup_steps=2, clip_norm=0.5, layout=case.layout),
         compute_dtype="float64",
+        head=case.head,
         num_steps=40,
         num_microbatches=case.microbatches,
         sequences_per_microbatch=case.sequences,
@@ -119,12 +122,12 @@ def compiled(case):
 
 def plain_gradients(spec):
     def objective(params, placement_LNS, batch):
-        weights = spec.gpt.unpack(params)
+        weights, gpt = spec.gpt.unpack(params), replace(spec.gpt, head_ranks=1)
         tokens = batch.valid.sum()
         loss, aux, loads = jnp.zeros(()), jnp.zeros(()), []
         for m in range(batch.inputs.shape[0]):
             microbatch = jax.tree.map(lambda leaf: leaf[m], batch)  # noqa: B023 - used at once
-            one_loss, one_aux, load = plain_sums(spec.gpt, spec.experts, weights, placement_LNS, *microbatch)
+            one_loss, one_aux, load = plain_sums(gpt, spec.experts, weights, placement_LNS, *microbatch)
             loss, aux = loss + one_loss, aux + one_aux
             loads.append(jax.tree.map(lambda *rows: jnp.stack(rows), *load))
         tokens = jnp.maximum(tokens, 1)
@@ -235,6 +238,7 @@ def plain_training(spec, experiment, params, batches):
         ),
         pytest.param(Case(ranks=8, slots=2, policy=Static(), layout="coupled"), marks=pytest.mark.slow),
         pytest.param(Case(ranks=3, slots=4, policy=MinMax(), sequences=6), marks=pytest.mark.slow),
+        pytest.param(Case(ranks=3, slots=4, sequences=6, head="shares"), marks=pytest.mark.slow),
     ],
     ids=str,
 )

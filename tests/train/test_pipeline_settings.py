@@ -14,11 +14,17 @@ from swift.train import Experiment
 from swift.train.settings.failure_list import parse_failures
 
 
-def make(pipelines=2, stages=2, layers=2, pattern=(True,), layout=None, **settings):
+def make(pipelines=2, stages=2, layers=2, pattern=(True,), layout=None, tied=False, **settings):
     if layout:
         settings["optimizer"] = OptimizerConfig(layout=layout)
     model = ModelConfig(
-        num_layers=layers, model_dim=16, num_heads=2, ffn_dim=16, sequence_length=8, moe_pattern=pattern
+        num_layers=layers,
+        model_dim=16,
+        num_heads=2,
+        ffn_dim=16,
+        sequence_length=8,
+        moe_pattern=pattern,
+        tied_embeddings=tied,
     )
     return Experiment(model=model, topology=Topology(pipelines, stages, 2), num_steps=60, **settings)
 
@@ -114,6 +120,17 @@ def make(pipelines=2, stages=2, layers=2, pattern=(True,), layout=None, **settin
             "Experiment.remat = 'full': must be True or False, or one of none, attention, block",
         ),
         ({"remat": 1}, "Experiment.remat = 1: must be True or False, or one of none, attention, block"),
+        ({"head": "half"}, "Experiment.head = 'half': choose one of whole, shares"),
+        (
+            {"head": "shares", "tied": True},
+            "Experiment.head = 'shares': must be 'whole' with ModelConfig.tied_embeddings = True: every rank has the "
+            "whole embedding",
+        ),
+        (
+            {"head": "shares", "pipelines": 1, "failures": ("step 2: fail 0:0 rank 1",)},
+            "Experiment.head = 'shares': must be 'whole' where Experiment.failures has expert ranks: each is a copy of "
+            "what the others lose",
+        ),
         ({"move_roles": 1}, "Experiment.move_roles = 1: must be True or False"),
         (
             {"failures": "step 2: fail 0:0"},

@@ -72,6 +72,7 @@ class LaunchJob:
         if experiment.move_rule is not None and options.prepare == "none":
             raise SettingError("--prepare", "none", f"finds no blocks to move: Experiment.adapt = {experiment.adapt!r}")
         _check_snapshots(experiment, by_rank)
+        _check_head(experiment, by_rank)
         check_count("--restarts", options.restarts, least=0)
         return cls(
             experiment=experiment,
@@ -186,6 +187,13 @@ def _check(experiment: Experiment) -> None:
     for name, (is_wrong, allowed) in refused.items():
         if is_wrong:
             raise SettingError(f"Experiment.{name}", getattr(experiment, name), allowed)
+
+
+def _check_head(experiment: Experiment, by_rank: bool) -> None:
+    """Raises SettingError if ranks whose heads are different would be copies of a lost one's."""
+    if experiment.head == "shares" and is_elastic(experiment, by_rank=by_rank):
+        allowed = "must be 'whole' where a single worker has a process for each expert rank, and continues without one"
+        raise SettingError("Experiment.head", experiment.head, allowed)
 
 
 def _check_snapshots(experiment: Experiment, by_rank: bool) -> None:

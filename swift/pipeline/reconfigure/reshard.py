@@ -63,8 +63,10 @@ def reshaped(spec: StepSpec, shape: StateShape) -> StepSpec:
     for name, layout in spec.layouts.items():
         assert isinstance(layout, Decoupled), "only state of which every rank has a slice can be resharded"
         layouts[name] = replace(layout, num_ranks=shape.num_ranks)
+    head_ranks = shape.num_ranks if spec.gpt.head_ranks > 1 else 1
     return replace(
         spec,
+        gpt=replace(spec.gpt, head_ranks=head_ranks),
         live=storage_mesh(Topology(1, shape.num_stages, shape.num_ranks)),
         experts=replace(spec.experts, slots_per_rank=shape.slots_per_rank),
         layouts=layouts,

@@ -12,11 +12,13 @@ import numpy as np
 
 from swift.data import Batch
 from swift.mesh import EXPERT_AXIS
-from swift.models import Weights
+from swift.models import StackedWeights, Weights
 from swift.pipeline.runtime.stage import Extras, Stage, block_shapes
 from swift.pipeline.runtime.step_spec import StepSpec
 from swift.pipeline.split_backward import SplitStage, dot_flops
+from swift.pipeline.stacks import layer_of
 from swift.pipeline.stage_weights import Layers, StageWeights
+from swift.pipeline.train_state import EMBEDDING_AND_HEAD
 from swift.schedules import Chunk, Costs, SlotBytes
 
 
@@ -102,7 +104,10 @@ def embedding_and_head(spec: StepSpec, num_sequences: int, x: Any) -> tuple[tupl
         num_sequences: sequences of a micro-batch on one rank.
         x: shape of the input of a block, ``[B, T, D]``.
     """
-    weights, shape = rank_weights(spec), (num_sequences, spec.gpt.config.sequence_length)
+    shape = num_sequences, spec.gpt.config.sequence_length
+    weights: Weights = jax.eval_shape(
+        lambda stacks: {name: [layer_of(stacks[name], 0)] for name in EMBEDDING_AND_HEAD}, rank_weights(spec)
+    )
     tokens, valid = jax.ShapeDtypeStruct(shape, jnp.int32), jax.ShapeDtypeStruct(shape, jnp.bool_)
 
     read = {name: weights[name] for name in spec.gpt.head_groups}
@@ -119,11 +124,11 @@ def embedding_and_head(spec: StepSpec, num_sequences: int, x: Any) -> tuple[tupl
     )
 
 
-def rank_weights(spec: StepSpec) -> Weights:
+def rank_weights(spec: StepSpec) -> StackedWeights:
     """Shapes of a rank's weights."""
 
-    def unpack(slots: Mapping[str, jax.Array]) -> Weights:
-        return spec.gpt.unpack({name: leaf[:, 0] for name, leaf in slots.items()})
+    def unpack(slots: Mapping[str, jax.Array]) -> StackedWeights:
+        return spec.gpt.unpack_stacks({name: leaf[:, 0] for name, leaf in slots.items()})
 
     return jax.eval_shape(unpack, dict(spec.worker_shapes.slots))
 

@@ -120,12 +120,12 @@ class StepSpec(WorkerChunks):
 
     @cached_property
     def embedding_and_head_bytes(self) -> int:
-        """Bytes of embedding and head on a worker: a copy on every rank, master weights and moments once."""
+        """Bytes of embedding and head on a worker: every rank's copy or share, master weights and moments once."""
         ends = {jax.tree_util.DictKey(name) for name in EMBEDDING_AND_HEAD}
         state = self.worker_shapes
         leaves = jax.tree_util.tree_leaves_with_path((state.master, state.moments))
         shared = sum(leaf.size * leaf.dtype.itemsize for path, leaf in leaves if ends & set(path))
-        copies = self.live.num_ranks * sum(self.gpt.groups[end.key].size for end in ends)
+        copies = self.live.num_ranks * sum(self.gpt.slot_groups[end.key].size for end in ends)
         return shared + copies * jnp.dtype(self.compute_dtype).itemsize
 
     def placements(

@@ -14,7 +14,7 @@ from swift.mesh import collectives, live_mesh
 from swift.models import choose_kernel
 from swift.pipeline import Configurator, Steps, neighbours, sequences_per_rank
 from swift.tools.pod_compile.devices import described_devices
-from swift.tools.pod_compile.exchanged_bytes import bytes_by_kind, exchange, tokens
+from swift.tools.pod_compile.exchanged_bytes import bytes_by_kind, exchange, head_tokens, tokens
 from swift.tools.pod_compile.interconnect import Interconnect
 from swift.tools.pod_compile.op_work import works
 from swift.tools.pod_compile.pods import Pod
@@ -173,6 +173,7 @@ def _facts(compiled: Compiled, steps: Steps, experiment: Experiment, pod: Pod) -
     if step is not None and pod.chip.peak_flops:
         peak = live.mesh.size * pod.chip.peak_flops[experiment.compute_dtype]
         step["flops_utilization"] = num_flops / peak / (step["step_ms"] / 1e3)
+    head = {"head": head_tokens(found, runs, num_sequences)} if spec.gpt.head_ranks > 1 else {}
     return {
         "collectives": bytes_by_kind(found, runs),
         "exchange": {
@@ -180,6 +181,7 @@ def _facts(compiled: Compiled, steps: Steps, experiment: Experiment, pod: Pod) -
         }
         | {"groups": by_group},
         "tokens": tokens(found, runs, num_sequences),
+        **head,
         "flops": num_flops,
         "bubble_share": 0.0 if spec.is_single_worker else plan.bubble_share,
         "predicted": step,

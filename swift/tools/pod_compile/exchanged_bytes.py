@@ -4,6 +4,9 @@ The exchange moves gradients to optimizer slices and weights to slots: 2 * slots
 section 3). Tokens travel to the experts and back, forward and backward: 4 * ranks * rows * D * bytes per layer and
 micro-batch.
 
+A head in shares is exchanged once, instead of once for each rank; with it, the tokens of a rank travel to all ranks and
+their gradients back.
+
 R: rows of the axis ``worker``.
 """
 
@@ -15,6 +18,7 @@ import numpy as np
 
 from swift.experts import Decoupled, exchange_bytes
 from swift.mesh import Collective
+from swift.models import ColumnShares, tokens_at_once
 from swift.pipeline import EMBEDDING_AND_HEAD, KINDS, scopes
 from swift.tools.pod_compile.repetitions import Runs
 
@@ -74,6 +78,8 @@ def _exchange_formula(runs: Runs, name: str) -> float:
     num_rows = 1 if name in EMBEDDING_AND_HEAD else spec.chunks.ops.stack_size(KINDS[name])
     num_slots = spec.worker_shapes.slots[name].shape[2]
     sizes = [jnp.dtype(dtype).itemsize for dtype in (layout.wire_dtype, layout.compute_dtype)]
+    if isinstance(layout, ColumnShares):
+        return int(num_updates) * num_ranks**2 * layout.message_size * sum(sizes)
     both = [exchange_bytes(num_rows, num_ranks, num_slots, layout.size, size) for size in sizes]
     return int(num_updates) * sum(both) / 2
 
@@ -90,7 +96,9 @@ def tokens(found: Sequence[Collective], runs: Runs, num_sequences: int) -> Mappi
     """
     spec, ranks = runs.spec, runs.spec.live.num_ranks
     compiled = sum(
-        moved_bytes(one, runs.of(one), ranks) for one in found if runs.part(one) in _TOKENS and one.kind == "all-to-all"
+        moved_bytes(one, runs.of(one), ranks)
+        for one in found
+        if runs.part(one) in _TOKENS and one.kind == "all-to-all" and scopes.HEAD not in one.path
     )
     total = {"compiled_bytes": compiled / runs.num_iterations}
     if spec.remat == "block":
@@ -100,3 +108,21 @@ def tokens(found: Sequence[Collective], runs: Runs, num_sequences: int) -> Mappi
     size = spec.experts.rows_sent(local_tokens, ranks) * width
     num_layers = sum(spec.cut.counts(is_moe=True))
     return total | {"formula_bytes": 4 * num_layers * spec.num_microbatches * ranks * size * (ranks > 1)}
+
+
+def head_tokens(found: Sequence[Collective], runs: Runs, num_sequences: int) -> Mapping[str, float]:
+    """Bytes of the loss with a head in shares in an iteration, ``num_sequences`` as for ``tokens``.
+
+    Of each token the stream, its gradient, the label, whether it counts, and three numbers that are joined.
+    """
+    spec, config, ranks = runs.spec, runs.spec.gpt.config, runs.spec.live.num_ranks
+    compiled = sum(moved_bytes(one, runs.of(one), ranks) for one in found if scopes.HEAD in one.path)
+    per_rank = num_sequences * config.sequence_length
+    chunk = tokens_at_once(per_rank, spec.gpt.vocab_size)
+    stream = config.model_dim * jnp.dtype(spec.compute_dtype).itemsize
+    token = 2 * stream + 4 + 1 + 3 * jnp.dtype(spec.accumulate_dtype).itemsize
+    per_device = -(-per_rank // chunk) * chunk * ranks * token
+    return {
+        "compiled_bytes": compiled / runs.num_iterations,
+        "formula_bytes": spec.num_microbatches * ranks * per_device,
+    }

@@ -62,6 +62,8 @@ class Runs:
         inner = [loop for loop in one.loops if name == OTHER or name in loop.path]
         over_blocks = [loop for loop in inner if scopes.BLOCKS in loop.path][-1:]  # the others are inside a block
         trips = math.prod(self._trips(loop.num_trips) for loop in inner if loop not in over_blocks)
+        if scopes.HEAD in one.path:  # of the last chunk alone, and in no block
+            return np.array([0] * (len(self.spec.chunks.sizes) - 1) + [trips])
         # Only blocks with experts have collectives; in a chunk of both kinds they are in a branch.
         blocks_C = np.array(self.spec.chunks.ops.counts(is_moe=True))
         # Where no chunk has more than one block there is no loop over them.

@@ -26,6 +26,7 @@ _CHOICES = {
     "compute_dtype": ("float32", "bfloat16", "float64"),
     "wire_dtype": ("compute", "float32", "bfloat16"),
     "attention": ("auto", *KERNELS),
+    "head": ("whole", "shares"),
     "adapt": ("reroute", "recut", "auto"),
 }
 _SWITCHES = ("move_roles", "separate_documents")
@@ -121,6 +122,18 @@ def check_rules(experts: ExpertConfig, placement: PlacementPolicy) -> None:
     if experts.is_deepspeed and not isinstance(placement, Static):
         allowed = "needs Experiment.placement = @Static(), with which every expert has as many replicas as others"
         raise SettingError("ExpertConfig.rules", experts.rules, allowed)
+
+
+def check_head(head: str, model: ModelConfig, *, loses_ranks: bool) -> None:
+    """Raises SettingError if a head in shares has no matrix of its own, or its ranks are to copy lost ones' parts."""
+    if head == "whole":
+        return
+    if model.tied_embeddings:
+        allowed = "must be 'whole' with ModelConfig.tied_embeddings = True: every rank has the whole embedding"
+        raise SettingError("Experiment.head", head, allowed)
+    if loses_ranks:
+        allowed = "must be 'whole' where Experiment.failures has expert ranks: each is a copy of what the others lose"
+        raise SettingError("Experiment.head", head, allowed)
 
 
 def check_sequences(sequences_per_microbatch: int, topology: Topology) -> None:

@@ -42,6 +42,8 @@ class Experiment:
         attention: kernel of attention: ``plain`` keeps T x T scores, ``blockwise`` a block of them; on TPUs ``splash``,
             on GPUs ``triton`` and, in 16 bits, ``cudnn``; ``auto`` chooses, and takes ``plain`` for float64.
         separate_documents: whether documents of a sequence do not see each other.
+        head: the head's matrix: ``whole`` on every expert rank, or in ``shares`` of the vocabulary, for which a rank
+            scores the tokens of all ranks: less memory, and more bytes (docs/models.md).
         seed: seed of the parameters and of the order of the data.
         num_steps: number of iterations.
         num_microbatches: micro-batches of an iteration in each pipeline.
@@ -83,6 +85,7 @@ class Experiment:
     wire_dtype: Literal["compute", "float32", "bfloat16"] = "compute"
     attention: Literal["auto", "plain", "blockwise", "splash", "triton", "cudnn"] = "auto"
     separate_documents: bool = False
+    head: Literal["whole", "shares"] = "whole"
     seed: int = 0
     num_steps: int = 300
     num_microbatches: int = 1
@@ -136,7 +139,9 @@ class Experiment:
                 raise SettingError(f"Experiment.{name}", getattr(self, name), f"must be {only} with a single worker")
         compatibility.check_window(self.window, self.num_steps, self.eval_every, self.checkpoint)
         self.problem(Costs())
-        compatibility.check_planner(self.planner, fails=any(event.rank is None for event in self.failure_list.events))
+        failing = [event.rank for event in self.failure_list.events]
+        compatibility.check_planner(self.planner, fails=None in failing)
+        compatibility.check_head(self.head, self.model, loses_ranks=any(rank is not None for rank in failing))
 
     @property
     def failure_list(self) -> FailureList:
@@ -191,8 +196,8 @@ class Experiment:
         compatibility.check_vocabulary(self.vocab_size, self.data.vocab_size)
         separator = self.data.separator if self.separate_documents else None
         kernel = layouts.kernel(self.attention, live, self.compute_dtype, self.model, separates=self.separate_documents)
-        sizes = self.vocab_size, self.experts.num_classes
-        gpt = GPT(self.model, *sizes, kernel, separator, has_slices=self.experts.is_exact)
+        sizes, head_ranks = (self.vocab_size, self.experts.num_classes), layouts.head_ranks(self.head, live)
+        gpt = GPT(self.model, *sizes, kernel, separator, self.experts.is_exact, head_ranks)
         with renamed_settings({"StepSpec.policy": "Experiment.placement"}):
             return StepSpec(
                 gpt=gpt,

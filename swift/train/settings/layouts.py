@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from swift.errors import renamed_settings
 from swift.experts import Decoupled, ExpertConfig, Fetched, Instances, Layout, ReplicaShards
 from swift.mesh import LiveMesh
-from swift.models import GPT, AttentionKernel, ModelConfig, choose_kernel
+from swift.models import GPT, AttentionKernel, ColumnShares, ModelConfig, choose_kernel
 
 
 def make_layouts(
@@ -27,6 +27,8 @@ def make_layouts(
         shape = group.num_classes, group.size, num_ranks
         if group.is_expert and experts.is_exact:
             layouts[name] = Fetched(*shape, compute, wire)
+        elif name == "head" and gpt.head_ranks > 1:
+            layouts[name] = ColumnShares(*shape, compute, wire, gpt.config.model_dim, gpt.vocab_size)
         elif not group.is_expert or tied is None:
             layouts[name] = Decoupled(*shape, compute, wire)
         elif tied == "static":
@@ -34,6 +36,11 @@ def make_layouts(
         else:
             layouts[name] = Instances(*shape, compute, wire)
     return layouts
+
+
+def head_ranks(head: str, live: LiveMesh) -> int:
+    """Expert ranks that share the head's matrix; 1: it is whole."""
+    return live.num_ranks if head == "shares" else 1
 
 
 def kernel(asked: str, live: LiveMesh, dtype: str, model: ModelConfig, *, separates: bool) -> AttentionKernel:

@@ -5,6 +5,7 @@ into the embedding's; the last one's F computes the loss, its gradient and the h
 are never stored.
 """
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from swift.pipeline import scopes
 from swift.pipeline.runtime.metrics import Sums
 from swift.pipeline.runtime.stage.block import Extras
 from swift.pipeline.runtime.stage.forward_stage import ForwardStage
@@ -70,7 +72,10 @@ class EvaluationOps:
 
     def _loss(self, head: Any, y: jax.Array, data: DeviceBatch) -> jax.Array:
         weights = {name: [layer_of(stack, 0)] for name, stack in head.items()}
-        return self.spec.gpt.head_loss(weights, y, data.labels, data.valid)
+        # Only then has it collectives, which are told by the name.
+        name = jax.named_scope(scopes.HEAD) if self.spec.gpt.head_ranks > 1 else nullcontext()
+        with name:
+            return self.spec.gpt.head_loss(weights, y, data.labels, data.valid)
 
     def _data(self, op: TickOp) -> DeviceBatch:
         return jax.tree.map(lambda leaf: leaf[op.data], self.batch)

@@ -1,0 +1,145 @@
+"""The layout of a head in shares: slices of the optimizer's state -> columns of the matrix, and back.
+
+The state stays as in ``Decoupled``: each rank has 1/N of the head's numbers, one after another, which are a few rows of
+its matrix. What a rank multiplies by is a few columns. So weights and gradients are exchanged between rows and columns,
+each number once; a head that is whole on every rank is sent N times.
+
+A slice begins and ends anywhere in a row. It is sent as whole rows, with zeros before its first number and behind its
+last: so two ranks may send parts of one row, and their sum is the row.
+
+Legend: N ranks, D model dim (rows of the matrix), V vocabulary (its columns), v columns of a rank, R rows that a slice
+may touch, W parameters of the head, w = W / N padded, P parameters before the matrix: those of the norm.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from swift.experts import Decoupled, padded_size
+from swift.mesh import EXPERT_AXIS
+
+
+def share_size(vocab_size: int, num_ranks: int) -> int:
+    """Columns of a rank, v: the last ranks' are padded where the vocabulary is no multiple of the ranks."""
+    return -(-vocab_size // num_ranks)
+
+
+@dataclass(frozen=True)
+class ColumnShares(Decoupled):
+    """State as in ``Decoupled``; a slot has the norm and, of each row of the matrix, the columns of its rank.
+
+    The gradients that a step adds up are of the share, summed over the tokens of all ranks, and of the norm, for the
+    rank's own tokens.
+
+    Attributes, beside those of ``Decoupled``:
+        num_rows: rows of the matrix, D, which comes last among the parameters.
+        num_columns: its columns, V.
+    """
+
+    num_rows: int
+    num_columns: int
+
+    @property
+    def message_size(self) -> int:
+        """Numbers that a rank sends each rank, itself included, in either direction."""
+        return self._touched * self._share + self._num_before
+
+    def collect(
+        self, gradients_LSW: Float[Array, "1 1 W"], placement_LNS: Int[Array, "L N S"]
+    ) -> Float[Array, "1 1 w"]:
+        """See Layout; ``[1, 1, w]``."""
+        del placement_LNS
+        norm_P, matrix_Dv = self._parts(gradients_LSW[0, 0])
+        sent_NM = jnp.stack([self._message(norm_P, self._rows(matrix_Dv, first)) for first in self._first_rows])
+        norm_NP, columns_NRv = self._exchange(sent_NM.astype(self.wire_dtype))
+        rows_RV = columns_NRv.swapaxes(0, 1).reshape(self._touched, -1)[:, : self.num_columns]
+        matrix_w = lax.dynamic_slice_in_dim(rows_RV.reshape(-1), self._offset(), self._width)
+        norm_P = jnp.sum(norm_NP.astype(norm_P.dtype), axis=0)
+        position_w = self._start() + jnp.arange(self._width, dtype=jnp.int32)
+        norm_w = jnp.take(norm_P, position_w, mode="clip")
+        return jnp.where(position_w < self._num_before, norm_w, matrix_w.astype(norm_w.dtype))[None, None]
+
+    def materialize(self, master: Float[Array, "1 1 w"], placement_LNS: Int[Array, "L N S"]) -> Float[Array, "1 1 W"]:
+        """See Layout; ``[1, 1, P + D * v]``."""
+        del placement_LNS
+        mine_w = master[0, 0].astype(self.compute_dtype)
+        none = jnp.zeros(self._touched * self.num_columns, mine_w.dtype)
+        rows_RV = lax.dynamic_update_slice_in_dim(none, mine_w, self._offset(), 0).reshape(self._touched, -1)
+        padding = self.num_ranks * self._share - self.num_columns
+        columns_RNv = jnp.pad(rows_RV, ((0, 0), (0, padding))).reshape(self._touched, self.num_ranks, -1)
+        index_P = jnp.arange(self._num_before, dtype=jnp.int32) - self._start()
+        is_mine_P = (index_P >= 0) & (index_P < self._width)
+        norm_P = jnp.where(is_mine_P, jnp.take(mine_w, index_P, mode="clip"), jnp.zeros((), mine_w.dtype))
+        sent_NM = jax.vmap(self._message, (None, 1))(norm_P, columns_RNv)
+        norm_NP, columns_NRv = self._exchange(sent_NM)
+        # Every number is in one message, and zero in all others.
+        return self._message(jnp.sum(norm_NP, axis=0), self._matrix(columns_NRv))[None, None]
+
+    def _exchange(self, sent_NM: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Exchanges messages with all ranks, and divides those that came: (norm_NP, columns_NRv)."""
+        received_NM = lax.all_to_all(sent_NM, EXPERT_AXIS, split_axis=0, concat_axis=0)
+        norm_NP, columns_NM = jnp.split(received_NM, [self._num_before], axis=1)
+        return norm_NP, columns_NM.reshape(self.num_ranks, self._touched, -1)
+
+    def _message(self, norm_P: jax.Array, columns_Rv: jax.Array) -> jax.Array:
+        return jnp.concatenate([norm_P, columns_Rv.reshape(-1)])
+
+    def _parts(self, share_W: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The norm and the columns ``[D, v]`` of a slot."""
+        norm_P, matrix = jnp.split(share_W, [self._num_before])
+        return norm_P, matrix.reshape(self.num_rows, -1)
+
+    def _rows(self, matrix_Dv: jax.Array, first: int) -> jax.Array:
+        """The rows that a slice may touch ``[R, v]``, with zeros before the matrix and behind it."""
+        above, below = self._margins
+        return jnp.pad(matrix_Dv, ((above, below), (0, 0)))[above + first :][: self._touched]
+
+    def _matrix(self, columns_NRv: jax.Array) -> jax.Array:
+        """The columns ``[D, v]`` of this rank, from the rows of each."""
+        above, below = self._margins
+        rows_Rv = jnp.zeros((above + self.num_rows + below, self._share), columns_NRv.dtype)
+        for first, own_Rv in zip(self._first_rows, columns_NRv, strict=True):
+            rows_Rv = rows_Rv.at[above + first : above + first + self._touched].add(own_Rv)
+        return rows_Rv[above : above + self.num_rows]
+
+    def _start(self) -> jax.Array:
+        """Position of this rank's slice among the head's parameters, int32."""
+        return lax.axis_index(EXPERT_AXIS) * self._width
+
+    def _offset(self) -> jax.Array:
+        """Position of this rank's slice in the row where it begins, int32."""
+        return (self._start() - self._num_before) % self.num_columns
+
+    @property
+    def _num_before(self) -> int:
+        """Parameters before the matrix, P."""
+        return self.size - self.num_rows * self.num_columns
+
+    @property
+    def _share(self) -> int:
+        return share_size(self.num_columns, self.num_ranks)
+
+    @property
+    def _width(self) -> int:
+        """Numbers of a slice, w."""
+        return padded_size(self.size, self.num_ranks) // self.num_ranks
+
+    @property
+    def _first_rows(self) -> list[int]:
+        """The row in which each rank's slice begins; negative before the matrix."""
+        return [(rank * self._width - self._num_before) // self.num_columns for rank in range(self.num_ranks)]
+
+    @property
+    def _margins(self) -> tuple[int, int]:
+        """Rows before the matrix and behind it that slices may touch."""
+        firsts = self._first_rows
+        return max(0, -firsts[0]), max(0, firsts[-1] + self._touched - self.num_rows)
+
+    @property
+    def _touched(self) -> int:
+        """Rows that a slice may touch, R."""
+        ends = [((rank + 1) * self._width - 1 - self._num_before) // self.num_columns for rank in range(self.num_ranks)]
+        return 1 + max(end - first for first, end in zip(self._first_rows, ends, strict=True))
