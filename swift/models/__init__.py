@@ -1,10 +1,10 @@
 """Decoders with dense layers and mixtures of experts: GPT-2's and those of today's open models.
 
 ``config`` is a model's shape and ``sizes`` those with a name; ``gpt`` is the forward pass, cut where pipelines cut, and
-``cuts`` says where; ``attention`` (with ``rope``) and ``modules`` are its parts; ``token_losses`` is the loss without
-all logits at once, ``vocabulary`` that of a head in shares; ``parameter_groups`` packs parameters into the flat vectors
-that the optimizer shares; ``reference_model`` is the single-device oracle; ``hugging_face`` has the hub's names for the
-same.
+``cuts`` says where; ``attention`` (with ``rope``) and ``modules`` are its parts, ``row_sums`` the gradient of a large
+embedding; ``token_losses`` is the loss without all logits at once, ``vocabulary`` that of a head in shares;
+``parameter_groups`` packs parameters into the flat vectors that the optimizer shares; ``reference_model`` is the
+single-device oracle; ``hugging_face`` has the hub's names for the same.
 """
 
 from swift.models.attention import KERNELS, AttentionKernel, choose_kernel

@@ -15,8 +15,11 @@ from jax.typing import DTypeLike
 from swift.experts import Matmul
 from swift.models.config import ModelConfig
 from swift.models.initial_values import Normal
+from swift.models.row_sums import sum_rows
 
 INIT_STD = 0.02  # GPT-2's
+ONE_HOT_AT_ONCE = 2**25
+"""Most entries of one-hot tokens, 64 MiB in bfloat16."""
 
 
 def linear(rngs: nnx.Rngs, dim_in: int, dim_out: int, std: float = INIT_STD) -> nnx.Linear:
@@ -51,8 +54,8 @@ def look_up(table_VD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
     """Looks up rows of a table, ``table[tokens]``.
 
     Autodiff's gradient is a scatter-add in the table's dtype, in which the bfloat16 sum of a frequent token stops
-    growing, and whose order is undefined on GPU. Here it is a matmul with the one-hot tokens, summed in at least
-    float32.
+    growing, and whose order is undefined on GPU. Here the rows of a token are summed in at least float32: by a matmul
+    with the one-hot tokens, or where these would be large, which takes as long as the head, in order of the tokens.
     """
     return table_VD[tokens_BT]
 
@@ -62,9 +65,11 @@ def _look_up_forward(table_VD: jax.Array, tokens_BT: jax.Array) -> tuple[jax.Arr
 
 
 def _look_up_backward(residuals: tuple[jax.Array, jax.Array], dy_BTD: jax.Array) -> tuple[jax.Array, None]:
-    table_VD, tokens_BT = residuals
+    (table_VD, tokens_BT), wide = residuals, at_least_float32(dy_BTD.dtype)
+    if tokens_BT.size * len(table_VD) > ONE_HOT_AT_ONCE:
+        rows_RD = dy_BTD.reshape(tokens_BT.size, -1)
+        return sum_rows(rows_RD, tokens_BT.reshape(-1), len(table_VD), wide).astype(table_VD.dtype), None
     is_token_BTV = jax.nn.one_hot(tokens_BT, table_VD.shape[0], dtype=dy_BTD.dtype)
-    wide = at_least_float32(dy_BTD.dtype)
     return jnp.einsum("btv,btd->vd", is_token_BTV, dy_BTD, preferred_element_type=wide).astype(table_VD.dtype), None
 
 
