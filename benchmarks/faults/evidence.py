@@ -46,6 +46,11 @@ def losses(run_dir: Path) -> dict[int, float]:
     return {record["step"]: record["loss"] for record in records if "step" in record and "loss" in record}
 
 
+def is_record_damaged(run_dir: Path) -> bool:
+    """Whether a line of the record is no JSON object."""
+    return any(read_lines(run_dir / name).damaged for name in ("metrics.jsonl", "events.jsonl"))
+
+
 def newest_step(run_dir: Path) -> int:
     """Reads the last recorded iteration from the end of the file; 0 if there is none."""
     path = run_dir / "metrics.jsonl"

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 
+from swift.errors import RunError, SettingError
 from swift.runlog import RunDirectory, measure, ranges_text, read_run
 from swift.train.settings import Experiment
 
@@ -18,8 +19,15 @@ def summarize(experiment: Experiment, directory: RunDirectory, device: str, **mo
         directory: run directory.
         device: kind of its devices.
         **more: further fields; JSON.
+
+    Raises:
+        RunError: the record is damaged, which a run that goes on does not read. All else is done.
     """
-    run = read_run(directory.path)
+    try:
+        run = read_run(directory.path)
+    except SettingError as error:
+        why = f"the iterations are done and saved, but their record cannot be summed up: {error}"
+        raise RunError(f"{why}; without the damage, swift report shows the run") from error
     facts = {
         "name": directory.path.name,
         "placement": experiment.placement.name,

@@ -215,6 +215,17 @@ def test_a_finished_run_has_nothing_to_resume(experiment, tmp_path):
         run(experiment, tmp_path / "run", resume=True)
 
 
+def test_a_run_whose_record_is_damaged_goes_on_and_says_in_the_end_that_it_cannot_be_summed_up(experiment, tmp_path):
+    run(experiment, tmp_path, stop_at=20)
+    with (tmp_path / "events.jsonl").open("ab") as file:
+        file.write(b'{"event": "p\xecan"}\n')
+    with pytest.raises(
+        RunError, match=r"done and saved, but .* cannot be summed up: .*events\.jsonl = 'line .*damaged"
+    ):
+        run(experiment, tmp_path, resume=True)
+    assert checkpoint_steps(tmp_path / "checkpoints") == [20, 40]
+
+
 def test_profiler_trace_on_demand(experiment, tmp_path):
     unsaved = replace(experiment, checkpoint=CheckpointConfig(every=0), eval_every=0)
     run(unsaved, tmp_path / "run", stop_at=4, profile=(2, 3))
