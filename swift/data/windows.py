@@ -3,6 +3,7 @@
 Shapes: M micro-batches, B sequences per micro-batch, T positions.
 """
 
+import itertools
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,10 +14,13 @@ import numpy as np
 from grain.experimental import index_shuffle
 
 from swift.data.config import DataConfig, Mixture
-from swift.data.locality import LocalOrder
+from swift.data.locality import LocalOrder, mixed_places
 from swift.data.sequential import SequentialStream
 from swift.data.stream import TokenStream
 from swift.errors import SettingError
+
+_SHUFFLE_ROUNDS = 4
+"""Rounds of ``grain.MapDataset.shuffle``."""
 
 
 class Batch(NamedTuple):
@@ -110,13 +114,25 @@ def training_order(
         source, inside = (0, place) if mixed is None else mixed[place]
         turn, inside = divmod(inside, sizes[source])
         spread = (seeds[source] + turn) % 2**32
-        return source, index_shuffle(inside, max_index=sizes[source] - 1, seed=spread, rounds=4)
+        return source, index_shuffle(inside, sizes[source] - 1, spread, _SHUFFLE_ROUNDS)
+
+    def all_shuffled(places_N: np.ndarray) -> np.ndarray:
+        """Returns the windows at many places, in less time than one by one: a stretch has 64 batches of them."""
+        sources_N, inside_N = np.zeros_like(places_N), places_N
+        if isinstance(config.source, Mixture):
+            sources_N, inside_N = mixed_places(places_N, config.source.weights)
+        sizes_N = np.array(sizes)[sources_N]
+        turns_N, inside_N = np.divmod(inside_N, sizes_N)
+        spreads_N = (np.array(seeds)[sources_N] + turns_N) % 2**32
+        given = (one_N.tolist() for one_N in (inside_N, sizes_N - 1, spreads_N))
+        numbers = map(index_shuffle, *given, itertools.repeat(_SHUFFLE_ROUNDS))
+        return np.stack([sources_N, np.fromiter(numbers, np.int64, len(places_N))])
 
     order: Callable[[int], tuple[int, int]] = shuffled
     if config.locality:
         parts, domains = _by_domain(config, parts)
         order = LocalOrder(
-            shuffled,
+            all_shuffled,
             domains,
             locality=config.locality,
             sequences_per_batch=sequences_per_batch,

@@ -1,5 +1,6 @@
 """Locality: the order of training sequences from random to by domain, each once an epoch, and resumed exactly."""
 
+import sys
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -7,11 +8,11 @@ from itertools import pairwise
 import grain
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift.data import DataConfig, InMemory, Mixture, Pipeline, Rows, TextFiles, TokenFile, find_index
-from swift.data.locality import STRETCH_BATCHES, arranged, domain_of
+from swift.data.locality import STRETCH_BATCHES, arranged, domain_of, mixed_places
 from swift.data.stream import open_stream
 from swift.errors import SettingError
 
@@ -74,7 +75,8 @@ def test_without_locality_the_order_is_that_of_grains_shuffle(make_loader):
     assert rows_of(loader, 100) == [order[place] for place in range(400)]
 
 
-def test_without_locality_a_mixture_has_the_order_of_grains_mix(make_loader):
+@pytest.mark.parametrize("locality", [0.0, 1e-12])  # with the least of it stretches are arranged, and nothing moves
+def test_without_locality_a_mixture_has_the_order_of_grains_mix(make_loader, locality):
     def shuffled(source, number):
         tokens = open_stream(replace(MIXED, source=source), "train").read(0, 10**6).tolist()
         rows = [(*tokens[begin : begin + WIDTH],) for begin in range(0, len(tokens) - 1, WIDTH)]
@@ -84,7 +86,18 @@ def test_without_locality_a_mixture_has_the_order_of_grains_mix(make_loader):
 
     each = [shuffled(source, number) for number, source in enumerate(MIXED.source.sources)]
     order = grain.MapDataset.mix(each, weights=[3.0, 1.0])
-    assert rows_of(make_loader(MIXED, shape=SHAPE, seed=3), 100) == [order[place] for place in range(400)]
+    loader = make_loader(replace(MIXED, locality=locality), shape=SHAPE, seed=3)
+    assert rows_of(loader, 100) == [order[place] for place in range(400)]
+
+
+@settings(max_examples=50)
+@given(st.lists(st.floats(1e-9, 1e3) | st.integers(1, 9), min_size=1, max_size=5), st.integers(0, 10**15))
+def test_the_places_of_a_mixture_are_those_of_grains_mix(weights, first):
+    endless = grain.MapDataset.range(sys.maxsize)
+    each = [endless.map(lambda place, source=source: [source, place]) for source in range(len(weights))]
+    order = grain.MapDataset.mix(each, weights=list(map(float, weights)))
+    found = mixed_places(np.arange(first, first + 40), weights)
+    assert found.T.tolist() == [order[place] for place in range(first, first + 40)]
 
 
 @pytest.mark.parametrize("locality", [0.01, 1.0])

@@ -2,5 +2,6 @@
 
 from swift.data.locality.domains import DomainRuns, RunsBuilder, domain_of
 from swift.data.locality.order import STRETCH_BATCHES, LocalOrder, arranged
+from swift.data.locality.shares import mixed_places
 
-__all__ = ["STRETCH_BATCHES", "DomainRuns", "LocalOrder", "RunsBuilder", "arranged", "domain_of"]
+__all__ = ["STRETCH_BATCHES", "DomainRuns", "LocalOrder", "RunsBuilder", "arranged", "domain_of", "mixed_places"]

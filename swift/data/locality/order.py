@@ -37,7 +37,8 @@ class LocalOrder:
     """Windows by place, without end: a function of the arguments and the place alone.
 
     Args:
-        window: function of a place that returns the window there without locality: its source, and its number there.
+        windows: function of places, int64[N], that returns the windows there without locality, int64[2, N]: the source
+            of each, and its number there.
         domains: function of windows, int64[2, N], that returns the domain of each, int64[N].
         locality: see ``arranged``.
         sequences_per_batch: windows of a batch.
@@ -47,7 +48,7 @@ class LocalOrder:
 
     def __init__(
         self,
-        window: Callable[[int], tuple[int, int]],
+        windows: Callable[[np.ndarray], np.ndarray],
         domains: Callable[[np.ndarray], np.ndarray],
         *,
         locality: float,
@@ -55,7 +56,7 @@ class LocalOrder:
         epoch: int,
         seed: int,
     ):
-        self._window, self._domains, self._locality, self._seed = window, domains, locality, seed
+        self._windows, self._domains, self._locality, self._seed = windows, domains, locality, seed
         self._epoch, self._length = epoch or _ENDLESS, STRETCH_BATCHES * sequences_per_batch
         self._arrange = functools.lru_cache(maxsize=2)(self._arranged)  # the present stretch, and the next
 
@@ -69,6 +70,6 @@ class LocalOrder:
     def _arranged(self, epoch: int, number: int) -> np.ndarray:
         first, end = number * self._length, min((number + 1) * self._length, self._epoch)
         begin = epoch * self._epoch
-        windows_2N = np.array([self._window(begin + place) for place in range(first, end)], np.int64).T
+        windows_2N = self._windows(np.arange(begin + first, begin + end))
         random = np.random.default_rng((self._seed, epoch, number))
         return windows_2N[:, arranged(self._domains(windows_2N), self._locality, random)]
