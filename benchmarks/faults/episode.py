@@ -1,6 +1,7 @@
 """Episode: the life of one run directory, with volleys of faults, each of which is judged."""
 
 import shutil
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -203,8 +204,8 @@ class Episode:
         code, said = run.life.first.wait(), run.life.said
         after.observed["code"] = code
         after.complaints += judge.of_exit(code, codes, said)
-        if after.may_leave:
-            run.clear()
+        if after.may_leave or (code == -signal.SIGKILL and set(run.shape.members) <= set(after.dead)):
+            run.clear()  # with the first process and all members nobody was left to remove files
             run.sweep()
         after.complaints += [f"left behind: {one}" for one in run.leftovers()]
 

@@ -15,7 +15,7 @@ from swift.elastic.state.disk_spill import SPILL
 from swift.files import replace_file
 
 _PREFIX, _LOCK, _STATES, _COPIES, _SOCKETS, _CORPUS = "swift-", "lock", "states", "copies", "sockets", "corpus"
-_DATA = "data.json"
+_FILES, _DATA = "files", "data.json"
 
 
 @contextmanager
@@ -79,10 +79,10 @@ def remove_leftovers(storage: Path) -> None:
 
 
 def _remove_memory(memory: Path) -> None:
-    """Removes a memory directory with its directory on a disk."""
-    disk = (memory / SPILL).resolve()
-    if disk.name.startswith(_PREFIX):
-        shutil.rmtree(disk, ignore_errors=True)
+    """Removes a memory directory, and the directories that it has links to."""
+    for linked in ((memory / SPILL).resolve(), (memory / _FILES).resolve()):
+        if linked.name.startswith(_PREFIX):
+            shutil.rmtree(linked, ignore_errors=True)
     shutil.rmtree(memory, ignore_errors=True)
 
 
@@ -121,6 +121,8 @@ class RunFiles:
         try:
             with node_memory(storage, corpus) as memory, _in_use(path):
                 scratch = cls(path, memory)
+                if shared is None:
+                    (memory / _FILES).symlink_to(path)  # found again, should all processes be killed
                 replace_file(scratch.config, config.encode())
                 replace_file(path / _DATA, json.dumps(data).encode())
                 scratch.programs.mkdir()
