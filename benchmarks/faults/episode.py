@@ -126,7 +126,7 @@ class Episode:
         """Lets the run finish; a record that was damaged on purpose, and cannot be summed up, costs it its success."""
         run = self._run
         run.wait(run.is_over, "the run does not come to its end")
-        self._end(after, {3} if evidence.is_record_damaged(run.run_dir) else {0})
+        self._end(after, {_GIVES_UP} if evidence.is_record_damaged(run.run_dir) else {0})
 
     def _strike(self, faults: Sequence[Fault], after: Aftermath) -> None:
         run, known, promised = self._run, len(self._run.events()), self._promised()
