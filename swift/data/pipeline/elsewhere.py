@@ -20,7 +20,7 @@ from swift.data.pipeline.pipeline import Pipeline
 from swift.data.pipeline.plan import InputPlan, plain_plan
 from swift.errors import error_line
 
-_DIGEST_BYTES = 16
+_DIGEST_BYTES, _MOST_ECHOED = 16, 1 << 26
 
 
 class InputHosts(Protocol):
@@ -76,7 +76,7 @@ def answer_of(pipeline: Pipeline, content: bytes) -> bytes:
     try:
         fields = json.loads(content)
         if "echo" in fields:
-            return _answer(Begun(0, {"echo": np.zeros(int(fields["echo"]), np.uint8)}), 0.0)
+            return _answer(Begun(0, {"echo": np.zeros(min(int(fields["echo"]), _MOST_ECHOED), np.uint8)}), 0.0)
         order = tuple(map(str, fields.pop("order")))
         if sorted(order) != sorted(map(name_of, pipeline.levels[0].elements)):
             raise ValueError(f"{', '.join(order)} are not the operators of this pipeline")
@@ -84,9 +84,14 @@ def answer_of(pipeline: Pipeline, content: bytes) -> bytes:
         plan = replace(plain, orders=(order, *plain.orders[1:]))
         return _answer(made_here(plan, RecordRequest(**fields)), time.perf_counter() - begun_s)
     except Unencodable as error:
-        return encoded({"why": f"it cannot be sent: {error}"})
+        return refused(f"it cannot be sent: {error}")
     except Exception as error:  # of the source, which this host may not see as the other does
-        return encoded({"why": error_line(error)})
+        return refused(error_line(error))
+
+
+def refused(why: str) -> bytes:
+    """Returns the answer to a request that a host cannot fulfil."""
+    return encoded({"why": why})
 
 
 def made_here(plan: InputPlan, request: RecordRequest) -> Begun:
@@ -99,7 +104,7 @@ def made_here(plan: InputPlan, request: RecordRequest) -> Begun:
 
 def _answer(begun: Begun, took_s: float) -> bytes:
     if begun.error is not None:
-        return encoded({"why": begun.error})
+        return refused(begun.error)
     sample: dict[str, Any] = {} if begun.sample is None else {"sample": encoded(begun.sample)}
     digests = b"".join(digest for _, digest in begun.digests)
     head = {"num_done": begun.num_done, "names": [name for name, _ in begun.digests], "digests": digests}

@@ -2,7 +2,7 @@
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,19 +44,24 @@ def decoded(content: bytes) -> dict[str, Any]:
         elif kind == "plain":
             sample[name] = json.loads(part)
         else:
-            dtype, shape = kind
-            array = np.frombuffer(part, np.dtype(dtype)).reshape(shape or ()).copy()
-            sample[name] = array[()] if shape is None else array
+            sample[name] = _array(part, *kind)
     return sample
 
 
+def _array(content: bytes, dtype: str, shape: Sequence[int] | None, axes: Sequence[int]) -> Any:
+    """Makes an array whose axes lie in memory in the order that is given; a NumPy number without a shape."""
+    sizes = [(shape or ())[axis] for axis in axes]
+    array = np.frombuffer(content, np.dtype(dtype)).reshape(sizes).copy()
+    return array[()] if shape is None else array.transpose(np.argsort(axes).tolist())
+
+
 def field_bytes(value: Any) -> bytes:
-    """Returns bytes that are equal for equal fields only.
+    """Returns bytes that are equal for equal fields only; how arrays lie in memory does not count.
 
     Raises:
         Unencodable: see ``encoded``.
     """
-    kind, content = _encoded_field("field", value)
+    kind, content = _encoded_field("field", value.copy("C") if isinstance(value, np.ndarray) else value)
     return json.dumps(kind).encode() + content
 
 
@@ -69,7 +74,10 @@ def _encoded_field(name: str, value: Any) -> tuple[Any, bytes]:
         if value.dtype.hasobject or value.dtype.names:
             raise Unencodable(f"field {name!r} is an array of {value.dtype}")
         shape = list(value.shape) if isinstance(value, np.ndarray) else None
-        return [value.dtype.str, shape], np.ascontiguousarray(value).tobytes()
+        # Axes as they lie in memory: the order of a sum over a transposed array is another than over its copy.
+        array = np.asarray(value)
+        axes = sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
+        return [array.dtype.str, shape, axes], np.ascontiguousarray(array.transpose(axes)).tobytes()
     is_list = type(value) is list and all(type(item) in _PLAIN for item in value)
     if type(value) in _PLAIN or is_list:
         return "plain", json.dumps(value).encode()

@@ -41,7 +41,7 @@ class ConnectedHosts:
         self._free = SimpleQueue[_Connection]()
         for connection in connections:
             self._free.put(connection)
-        self._told, self._lock = set[str](), threading.Lock()
+        self._told, self._lock, self._is_closed = set[str](), threading.Lock(), False
 
     @property
     def num_workers(self) -> int:
@@ -72,7 +72,8 @@ class ConnectedHosts:
             self._report(f"input host {host} {line}; what it cannot make is made here")
 
     def close(self) -> None:
-        """Ends all connections."""
+        """Ends all connections, also those that are in use: what they answer is not wanted any longer."""
+        self._is_closed = True
         for one in self._all:
             _end(one.socket)
             one.socket.close()
@@ -84,7 +85,7 @@ class ConnectedHosts:
                     _end(other.socket)
         why = f"has not answered for {_SILENCE_S:g} s" if isinstance(error, TimeoutError) else "is lost"
         with self._lock:
-            is_new = f"lost {one.host}" not in self._told
+            is_new = not self._is_closed and f"lost {one.host}" not in self._told
             self._told.add(f"lost {one.host}")
         if is_new:
             self._report(f"input host {one.host} {why}: what its processes made is made here")
@@ -116,6 +117,8 @@ def connect(
                 report(f"input host {name} has no process that is free: samples are made without it")
         except OSError as error:
             report(f"input host {name} cannot be reached ({error.strerror or error}): samples are made without it")
+            for one in found[before:]:
+                one.socket.close()
             del found[before:]
         except SettingError:
             ConnectedHosts(found, report).close()

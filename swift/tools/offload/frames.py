@@ -4,12 +4,12 @@ import socket
 import struct
 
 _HEAD = struct.Struct("<I")
-_MOST_BYTES = 1 << 28
+MOST_BYTES = 1 << 28
 
 
 def send_frame(connection: socket.socket, content: bytes) -> None:
     """Sends a frame; raises OSError if the connection is broken."""
-    if len(content) > _MOST_BYTES:
+    if len(content) > MOST_BYTES:
         raise OSError(f"{len(content)} bytes are more than a frame may have")
     connection.sendall(_HEAD.pack(len(content)) + content)
 
@@ -17,7 +17,7 @@ def send_frame(connection: socket.socket, content: bytes) -> None:
 def receive_frame(connection: socket.socket) -> bytes:
     """Receives a frame; raises OSError if the connection ends before it is whole."""
     (size,) = _HEAD.unpack(_receive(connection, _HEAD.size))
-    if size > _MOST_BYTES:
+    if size > MOST_BYTES:
         raise OSError(f"{size} bytes are more than a frame may have")
     return _receive(connection, size)
 

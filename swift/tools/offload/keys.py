@@ -2,6 +2,7 @@
 
 import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
 
 from swift.errors import SettingError
@@ -23,7 +24,7 @@ def find_key(path: Path, *, makes: bool = False) -> str:
     """
     try:
         if makes and not path.exists():
-            replace_file(path, f"{secrets.token_hex(32)}\n".encode(), mode=0o600)
+            _make(path)
         if os.stat(path).st_mode & 0o077:
             raise SettingError("--key-file", str(path), "can be read by others than its owner: chmod 600 it")
         key = read_regular(path).decode(errors="replace").strip()
@@ -32,3 +33,14 @@ def find_key(path: Path, *, makes: bool = False) -> str:
     if len(key) < _LEAST:
         raise SettingError("--key-file", str(path), f"must hold a key of at least {_LEAST} characters")
     return key
+
+
+def _make(path: Path) -> None:
+    """Makes a key; of several hosts that do so at once, all read the first one's."""
+    mine = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    replace_file(mine, f"{secrets.token_hex(32)}\n".encode(), mode=0o600)
+    try:
+        with suppress(FileExistsError):
+            os.link(mine, path)
+    finally:
+        mine.unlink()

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 
 from swift.data import Pipeline
-from swift.data.pipeline import NoDigest, answer_of, pipeline_facts
+from swift.data.pipeline import NoDigest, answer_of, pipeline_facts, refused
 from swift.elastic.transport import Admission
-from swift.tools.offload.frames import receive_frame, send_frame
+from swift.tools.offload.frames import MOST_BYTES, receive_frame, send_frame
 
 _TURN_S, _PAUSE_S = 0.1, 1.0
 _FREE = b"f"
@@ -138,14 +138,19 @@ def _serve(pipeline: Pipeline, connection: socket.socket, link: socket.socket) -
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE.items():
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
-    with suppress(OSError, ValueError, AttributeError):
+    with suppress(OSError, ValueError, RecursionError):
         theirs = json.loads(receive_frame(connection))
+        if not isinstance(theirs, dict):
+            return
         send_frame(connection, json.dumps(_differing(pipeline, theirs)).encode())
         while True:
             ready = select.select([connection, link], [], [])[0]
             if link in ready:  # the process that admits callers is gone
                 return
-            send_frame(connection, answer_of(pipeline, receive_frame(connection)))
+            answer = answer_of(pipeline, receive_frame(connection))
+            if len(answer) > MOST_BYTES:
+                answer = refused(f"it has {len(answer)} bytes, and {MOST_BYTES} can be sent")
+            send_frame(connection, answer)
 
 
 def _differing(pipeline: Pipeline, theirs: dict[str, str]) -> list[str]:

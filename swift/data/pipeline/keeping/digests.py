@@ -17,7 +17,7 @@ from swift.data.pipeline.plan import InputPlan
 from swift.data.tokenizer import TokenizerFile
 from swift.program import this_program
 
-_VERSION = 1
+_VERSION = 2
 
 
 class NoDigest(ValueError):
@@ -154,5 +154,14 @@ def _names(code: types.CodeType) -> set[str]:
 
 
 def _bytecode(code: types.CodeType) -> Any:
-    constants = [_bytecode(one) if isinstance(one, types.CodeType) else repr(one) for one in code.co_consts]
+    constants = list(map(_constant, code.co_consts))
     return code.co_code.hex(), code.co_names, code.co_varnames, code.co_freevars, constants
+
+
+def _constant(value: Any) -> Any:
+    """Describes a constant of a function's code, in the same way in each process: a set has an order of its own."""
+    if isinstance(value, types.CodeType):
+        return _bytecode(value)
+    if isinstance(value, tuple):
+        return "tuple", list(map(_constant, value))
+    return ("frozenset", sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)

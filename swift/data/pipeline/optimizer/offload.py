@@ -6,6 +6,7 @@ samples are small. With a cache only what runs before it is offloaded, and so on
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from swift.data.pipeline.elsewhere import InputHosts, RecordAnswer, RecordRequest, asked, made_here, read_answer
@@ -64,9 +65,10 @@ def _seconds(plan: InputPlan, profile: InputProfile, hosts: HostsProfile, end: i
     own = predict(plan, profile)
 
     def slower(there_s: float, here_s: float, sent: float) -> float:
-        """Returns the seconds of one record: of the other hosts, or of this one if it takes longer."""
-        asking_s, cpu_s = (one[0] + one[1] * size * sent for one in (hosts.ask_s, hosts.cpu_s))
-        return max(there_s / hosts.speed + asking_s / hosts.num_workers, cpu_s + here_s)
+        """Returns the seconds of one record: of the other hosts, the network that all share, or this one."""
+        making_s = there_s / hosts.speed + hosts.ask_s[0] / hosts.num_workers
+        sending_s, cpu_s = hosts.ask_s[1] * size * sent, hosts.cpu_s[0] + hosts.cpu_s[1] * size * sent
+        return max(making_s, sending_s, cpu_s + here_s)
 
     surveyed = steps[: plan.num_surveyed]
     once_s = 0.0
@@ -111,6 +113,10 @@ def profile_hosts(
     plan = plain_plan(pipeline)
     end = max((one for one in range(len(plan.orders[0]) + 1) if one not in profile.unkept), default=None)
     here_s = there_s = 0.0
+    if end is not None and num_workers:  # the first record of each process may load a library
+        with ThreadPoolExecutor(num_workers) as threads:
+            first = asked(plan, RecordRequest(0, end))
+            list(threads.map(hosts.ask, [first] * num_workers))
     begun = time.perf_counter()
     for number in range(min(_RECORDS + 1, profile.num_profiled)):
         if end is None or (number > 1 and time.perf_counter() - begun > _AT_MOST_S):
