@@ -1,10 +1,12 @@
-"""The head's matrix in shares: each expert rank has some of its columns, a share of the vocabulary.
+"""Head and embedding in shares: each expert rank has a part of the vocabulary.
 
-``share_losses`` is the loss with them, ``column_shares`` how weights and gradients travel between the shares and the
-slices of the optimizer's state.
+``share_losses`` is the loss with some columns of the head on each rank, ``column_shares`` how weights and gradients
+travel between them and the slices of the optimizer's state. ``row_look_up`` looks up rows of a table of which each rank
+has some; it is a library, which runs do not use yet.
 """
 
 from swift.models.vocabulary.column_shares import ColumnShares, share_size
+from swift.models.vocabulary.row_look_up import hot_rows, look_up_rows
 from swift.models.vocabulary.share_losses import sum_of_losses_in_shares
 
-__all__ = ["ColumnShares", "share_size", "sum_of_losses_in_shares"]
+__all__ = ["ColumnShares", "hot_rows", "look_up_rows", "share_size", "sum_of_losses_in_shares"]
