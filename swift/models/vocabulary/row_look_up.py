@@ -27,8 +27,11 @@ NONE = -1
 """Stands for no request."""
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def hot_rows(own_vD: Float[Array, "v D"], num_hot: int, num_ranks: int) -> Float[Array, "H D"]:
-    """Copies the rows of the H most frequent tokens to every rank; its gradient is summed on their owners.
+    """Copies the rows of the H most frequent tokens to every rank.
+
+    Its gradient is summed on their owners, in at least float32 and in the order of the ranks.
 
     Args:
         own_vD: this rank's rows.
@@ -39,6 +42,23 @@ def hot_rows(own_vD: Float[Array, "v D"], num_hot: int, num_ranks: int) -> Float
         return own_vD[:0]
     by_owner_NhD = lax.all_gather(own_vD[: num_hot // num_ranks], EXPERT_AXIS)
     return by_owner_NhD.swapaxes(0, 1).reshape(num_hot, -1)
+
+
+def _hot_forward(own_vD: jax.Array, num_hot: int, num_ranks: int) -> tuple[jax.Array, jax.Array]:
+    return hot_rows(own_vD, num_hot, num_ranks), own_vD[:, :0]  # says how many rows there are
+
+
+def _hot_backward(num_hot: int, num_ranks: int, own_v0: jax.Array, d_hot_HD: jax.Array) -> tuple[jax.Array]:
+    d_own_vD = jnp.zeros((len(own_v0), d_hot_HD.shape[1]), d_hot_HD.dtype)
+    if not num_hot:
+        return (d_own_vD,)
+    by_owner_NhD = d_hot_HD.reshape(num_hot // num_ranks, num_ranks, -1).swapaxes(0, 1)
+    came_NhD = lax.all_to_all(by_owner_NhD, EXPERT_AXIS, split_axis=0, concat_axis=0)
+    total_hD = jnp.sum(came_NhD, axis=0, dtype=at_least_float32(d_hot_HD.dtype))
+    return (d_own_vD.at[: len(total_hD)].set(total_hD.astype(d_hot_HD.dtype)),)
+
+
+hot_rows.defvjp(_hot_forward, _hot_backward)
 
 
 def look_up_rows(

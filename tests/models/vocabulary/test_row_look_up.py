@@ -1,6 +1,7 @@
 """The look-up in shares against NumPy, which indexes the whole table."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -48,6 +49,17 @@ def test_rows_and_their_gradient_are_those_of_the_whole_table(num_hot, buffer_si
         np.add.at(wanted_VD, row_NT, d_rows_NTD)
         wanted = np.stack([wanted_VD[rank::RANKS] for rank in range(RANKS)])
         np.testing.assert_allclose(gradient, wanted, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("num_hot", [0, 8])
+def test_gradients_of_a_row_are_summed_wider_than_they_are(num_hot):
+    """256 and three times 1, one from each rank: in bfloat16 each sum of two of these would be 256."""
+    row_NT = np.full((RANKS, TOKENS), 1, np.int32)
+    d_rows_NTD = np.zeros((RANKS, TOKENS, WIDTH), np.float32)
+    d_rows_NTD[:, 0] = np.array([256, 1, 1, 1])[:, None]
+    shares, d_rows = (jnp.asarray(a, jnp.bfloat16) for a in (np.zeros((RANKS, OWN, WIDTH)), d_rows_NTD))
+    _, gradient = looked_up(num_hot, 2)(*(a[None, None] for a in (shares, row_NT, d_rows)))
+    assert np.asarray(gradient, np.float32)[0, 0, 1, 0].tolist() == [260] * WIDTH
 
 
 def test_a_row_is_asked_for_once():
