@@ -103,8 +103,5 @@ class _Files:
     def open(self, path: str) -> _LenientFile:
         return _LenientFile(path.removeprefix(f"{_SCHEME}:"))
 
-    def directory_check(self, path: str) -> None:
-        """Does nothing: the directory exists."""
-
 
 register_writer_factory(_SCHEME, _Files())

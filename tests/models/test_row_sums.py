@@ -30,7 +30,7 @@ def test_sums_are_those_of_numpy(kind):
 
 
 def test_a_frequent_token_is_summed_wider_than_its_rows():
-    """Of 2,048 bfloat16 ones a sum in bfloat16 would stop at 256."""
+    """A sum of 2,048 ones in bfloat16 would stop at 256."""
     ones = jnp.ones((2048, 1), jnp.bfloat16)
     assert float(sum_rows(ones, jnp.zeros(2048, jnp.int32), 2, jnp.float32)[0, 0]) == 2048
 

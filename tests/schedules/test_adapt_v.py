@@ -1,7 +1,6 @@
 """Plans after a failure where stages hold two runs of blocks, in a V."""
 
 import random
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -10,10 +9,11 @@ from hypothesis import strategies as some
 
 from swift.errors import SettingError
 from swift.schedules import Chunk, Costs, Problem, in_shape, period, v, violations
-from swift.schedules.adapt import BlockProblem, adapt, fault_free, recut, rerouted, with_roles_moved
+from swift.schedules.adapt import BlockProblem, adapt, fault_free, recut, rerouted
 from swift.schedules.adapt.block_order import BlockOrder
 from swift.schedules.plans import moves
 from swift.topology import Topology
+from tests.schedules.adapt_checks import check_choice
 
 
 def in_v(D, P, a_run, M, costs=None, limit=None):
@@ -105,23 +105,7 @@ def random_problem(seed):
 def check_random(seed):
     """That the choice is a valid plan of the same work, and no worse than each other way."""
     work, failed = random_problem(seed)
-    plan = adapt(work, failed)
-    assert not violations(plan.schedule)
-    assert sum(plan.schedule.problem.microbatches) == work.problem.total_microbatches
-    assert plan.schedule.problem.memory_limit == work.problem.memory_limit
-    others = [rerouted(work, failed).period, with_roles_moved(work, failed).period]
-    D, P = work.problem.num_pipelines, work.problem.num_stages
-    number = (D * P - len(failed)) // P
-    each, more = divmod(work.problem.total_microbatches, number)
-    shares = tuple(each + (d < more) for d in range(number))
-    whole = replace(
-        work.problem,
-        topology=Topology(number, P),
-        num_microbatches=shares,
-        stage_of_chunk=work.problem.stage_of_chunk[:number],
-    )
-    others.append(period(v(whole)))
-    assert plan.period <= min(others) * (1 + 1e-6), (seed, plan.mode)
+    check_choice(work, failed, lambda whole: period(v(whole)), seed)
 
 
 @settings(max_examples=5)

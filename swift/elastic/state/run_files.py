@@ -184,5 +184,3 @@ class RunFiles:
     def remove(self) -> None:
         """Removes what no other node sees; for any process whose supervisor is gone."""
         _remove_memory(self.memory)
-        if self.snapshots.is_symlink():
-            shutil.rmtree(self.path, ignore_errors=True)
