@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
-from . import evidence
+from . import evidence, judge
 from .isolation import leave_shared_memory
 from .kinds import Aftermath, Draw, Kind, Parameters, is_launch
 from .processes import send
@@ -13,8 +13,6 @@ from .running import Run
 
 _ENDING_S = 90.0
 _PLENTY = 2 << 30
-_GIVES_UP = 3
-"""Exit code of a run that cannot continue."""
 
 
 def _has_disk(run: Run) -> bool:
@@ -29,7 +27,7 @@ def _fill_disk(run: Run, parameters: Parameters, after: Aftermath) -> None:
     assert run.disk is not None
     run.disk.fill(parameters["left"])
     after.heal_after(parameters["seconds"], run.disk.empty)
-    after.codes |= {_GIVES_UP}
+    after.codes |= {judge.GIVES_UP}
     after.wants_checkpoint = True
 
 
@@ -52,7 +50,7 @@ def _lose_disk(run: Run, parameters: Parameters, after: Aftermath) -> None:
         run.disk.make_read_only()
     else:
         run.disk.cut_power()
-    after.codes |= {_GIVES_UP}
+    after.codes |= {judge.GIVES_UP}
     after.has_ended = True
     run.wait(run.is_over, "it continues without its disk", _ENDING_S)
     kept = str(run.run_dir)  # nothing can be removed from there
@@ -69,7 +67,7 @@ def _cut_power(run: Run, parameters: Parameters, after: Aftermath) -> None:
     after.promised = evidence.promised(run.events())
     run.disk.cut_power()
     send([one.pid for one in run.processes()], signal.SIGKILL)
-    after.codes |= {-signal.SIGKILL, _GIVES_UP}
+    after.codes |= {-signal.SIGKILL, judge.GIVES_UP}
     after.has_ended = True
     run.wait(run.is_over, "it was killed", _ENDING_S)
     run.clear()
@@ -82,7 +80,7 @@ def _break_files(run: Run, parameters: Parameters, after: Aftermath) -> None:
     assert shim is not None
     shim.break_files(parameters["functions"], error=parameters["error"], percent=parameters["percent"])
     after.heal_after(parameters["seconds"], lambda: shim.break_files([]))
-    after.codes |= {_GIVES_UP}
+    after.codes |= {judge.GIVES_UP}
     after.wants_checkpoint = True
 
 
@@ -132,7 +130,7 @@ def _fill_memory(run: Run, parameters: Parameters, after: Aftermath) -> None:
     del run
     leave_shared_memory(parameters["bytes"])
     after.heal_after(parameters["seconds"], partial(leave_shared_memory, _PLENTY))
-    after.codes |= {_GIVES_UP}
+    after.codes |= {judge.GIVES_UP}
 
 
 def _start_with_little_memory(run: Run, parameters: Parameters, after: Aftermath) -> None:

@@ -19,8 +19,8 @@ _LAST_STEPS = 3 * EVERY
 _NEIGHBOURS = 2
 """Number of expert ranks whose simultaneous loss loses updates: each holds its neighbour's newest copy."""
 _ENDING_S = 60.0
-_REFUSED, _GIVES_UP = (2, 3), 3
-"""Exit codes of a run that is refused, or gives up, with a message."""
+_REFUSED = (2, judge.GIVES_UP)
+"""Exit codes of a run that is refused, with a message."""
 
 
 @dataclass(frozen=True)
@@ -123,10 +123,9 @@ class Episode:
             after.complaints += judge.of_exit(self._run.life.first.wait(), (), self._run.life.said)
 
     def _finish(self, after: Aftermath) -> None:
-        """Lets the run finish; a record that was damaged on purpose, and cannot be summed up, costs it its success."""
-        run = self._run
-        run.wait(run.is_over, "the run does not come to its end")
-        self._end(after, {_GIVES_UP} if evidence.is_record_damaged(run.run_dir) else {0})
+        """Lets the run finish."""
+        self._run.wait(self._run.is_over, "the run does not come to its end")
+        self._end(after, {0})
 
     def _strike(self, faults: Sequence[Fault], after: Aftermath) -> None:
         run, known, promised = self._run, len(self._run.events()), self._promised()
@@ -143,7 +142,7 @@ class Episode:
         if not after.has_ended and self._is_well_again(known, after):
             self._judge_restores(known, promised, after)
         else:
-            gives_up = {_GIVES_UP} if promised is None else set()
+            gives_up = {judge.GIVES_UP} if promised is None else set()
             self._end(after, after.codes | gives_up | {0})
             if run.life.first.returncode != 0:
                 self._resume(after)
@@ -203,11 +202,14 @@ class Episode:
         run.finish_stopped()
         code, said = run.life.first.wait(), run.life.said
         after.observed["code"] = code
-        after.complaints += judge.of_exit(code, codes, said)
+        after.complaints += judge.of_exit(code, judge.codes_of_end(codes, self._is_record_damaged()), said)
         if after.may_leave or (code == -signal.SIGKILL and set(run.shape.members) <= set(after.dead)):
             run.clear()  # with the first process and all members nobody was left to remove files
             run.sweep()
         after.complaints += [f"left behind: {one}" for one in run.leftovers()]
+
+    def _is_record_damaged(self) -> bool:
+        return evidence.is_record_damaged(self._run.run_dir)
 
     def _promised(self) -> int | None:
         """Iteration of the newest checkpoint that the run has reported."""
@@ -260,7 +262,8 @@ class Episode:
         after.observed["resumed"] = self._kept = resumed["step"]
         after.complaints += judge.of_restore(resumed, promised, after.may_be_older)
         if not self._is_well_again(len(run.events()), Aftermath()):
-            after.complaints += judge.of_exit(run.life.first.wait(), {0}, run.life.said)
+            codes = judge.codes_of_end({0}, self._is_record_damaged())
+            after.complaints += judge.of_exit(run.life.first.wait(), codes, run.life.said)
         restores = [event for event in run.events() if event["event"] == "restore"]  # `train` tells its own first
         if self._loses_updates(restores[-1:], after) and not after.may_be_older:
             after.complaints.append("updates were lost though no checkpoint was damaged")

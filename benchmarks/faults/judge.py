@@ -4,6 +4,8 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
+GIVES_UP = 3
+"""Exit code of a run that gives up, with a message."""
 TOLERANCE = 1e-8
 """Relative tolerance of a loss."""
 _NAMES_FAULT = re.compile(r"^swift: .{10,}", re.MULTILINE)
@@ -39,6 +41,11 @@ def of_terminal(said: str) -> list[str]:
     """Checks that the user saw no internals, such as tracebacks."""
     found = said.find("Traceback (most recent call last)")
     return [] if found < 0 else [f"a traceback on the terminal: {' '.join(said[found : found + 3000].split())[-400:]}"]
+
+
+def codes_of_end(codes: Collection[int], is_record_damaged: bool) -> set[int]:
+    """Exit codes of a run that ends: a record that was damaged, and cannot be summed up, costs it its success."""
+    return set(codes) - {0} | {GIVES_UP} if is_record_damaged and 0 in codes else set(codes)
 
 
 def of_exit(code: int, allowed: Collection[int], said: str) -> list[str]:

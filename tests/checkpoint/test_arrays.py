@@ -1,6 +1,8 @@
 """Arrays come back to the host as they were saved; whatever is wrong with their files is told in one line."""
 
+import itertools
 import json
+import time
 from pathlib import Path
 
 import jax
@@ -48,6 +50,15 @@ def refusal(path: Path, tree=None) -> str:
 def saved(tmp_path) -> Path:
     save_arrays(tmp_path / "arrays", arrays(), {"by": "a test", "steps": [1, 2]})
     return tmp_path / "arrays"
+
+
+@pytest.mark.parametrize("jump_s", [-400 * 86_400, 400 * 86_400])
+def test_a_wall_clock_that_jumps_fails_no_save(tmp_path, monkeypatch, jump_s):
+    """Each reading of the clock is more than a year away from the one before."""
+    clock, jumps = time.time, itertools.count()
+    monkeypatch.setattr(time, "time", lambda: clock() + next(jumps) * jump_s / 10)
+    save_arrays(tmp_path / "arrays", arrays(), {})
+    jax.tree.map(np.testing.assert_array_equal, load_arrays(tmp_path / "arrays", abstract(arrays()), "x"), arrays())
 
 
 def test_sharded_arrays_come_back_bit_for_bit(saved):

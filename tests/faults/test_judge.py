@@ -39,6 +39,12 @@ def test_an_exit_needs_a_right_code_and_a_sentence():
     assert complaint == "exit code 1, and not 0 or 3: two / three / four"
 
 
+def test_a_run_that_ends_with_a_damaged_record_does_not_succeed():
+    assert judge.codes_of_end({0, -9}, is_record_damaged=True) == {3, -9}
+    assert judge.codes_of_end({0, -9}, is_record_damaged=False) == {0, -9}
+    assert judge.codes_of_end({130}, is_record_damaged=True) == {130}
+
+
 def test_a_traceback_is_found():
     assert judge.of_terminal("all is well") == []
     assert judge.of_terminal("Traceback (most recent call last):\n  ...\nKeyError: 1")[0].endswith("KeyError: 1")

@@ -23,6 +23,8 @@ from swift.files import check_room, sync_file
 
 _ARRAYS, _HEADER = "state", ".zarray"
 _CODE = re.compile(r"os_error_code='(\d+)'")
+_NO_LIMIT_S = 100 * 365 * 86_400
+"""Orbax's own limit is 20 minutes, which a state of many gigabytes may need; who waits for a save has a deadline."""
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -38,6 +40,9 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """
     check_room(path.parent, sum(array.nbytes for array in arrays.values()))
     context = ocp.Context()
+    # Orbax 0.12.8 measures its limits by the wall clock, which may jump; that for directories cannot be set.
+    context.asynchronous.timeout_secs = _NO_LIMIT_S
+    context.asynchronous.create_directories_asynchronously = False
     context.memory.deepcopy_host_arrays = False  # snapshots never change, and there may be no room for two
     context.array.saving.use_ocdbt = False
     context.array.saving.use_zarr3 = False
