@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, UInt32
 
 from swift.mesh import EXPERT_AXIS
 
@@ -82,16 +82,38 @@ def collect(
         slices_LEw of the gradient, in the dtype of ``gradients_LSW``.
     """
     num_layers, num_ranks, num_slots = placement_LNS.shape
-    sent_NLSw = gradients_LSW.reshape(num_layers, num_slots, num_ranks, -1).transpose(2, 0, 1, 3).astype(wire_dtype)
-    received_NLSw = lax.all_to_all(sent_NLSw, axis, split_axis=0, concat_axis=0)
+    sent_LSNw = gradients_LSW.reshape(num_layers, num_slots, num_ranks, -1).astype(wire_dtype)
+    received_LSNw = _exchange_gradients(sent_LSNw, axis)
     is_class_LNSE = jax.nn.one_hot(placement_LNS, num_classes, dtype=wire_dtype)  # zeros and ones: exact in any dtype
     return jnp.einsum(
-        "lnse,nlsw->lew",
+        "lnse,lsnw->lew",
         is_class_LNSE,
-        received_NLSw,
+        received_LSNw,
         precision=lax.Precision.HIGHEST,
         preferred_element_type=gradients_LSW.dtype,
     )
+
+
+def _exchange_gradients(sent_LSNw: Float[Array, "L S N w"], axis: str) -> Float[Array, "L S N w"]:
+    """Sends every rank its slice of each slot's gradient, and receives its own slice of those of all ranks."""
+    if sent_LSNw.shape[:2] == (1, 1) and sent_LSNw.dtype.itemsize == 2 and sent_LSNw.shape[-1] % 2 == 0:
+        # A TPU has rows of 16-bit numbers in pairs. Where there is one row only, libtpu 0.0.42 divides it to make two,
+        # in a program without loops: 33 million instructions for an embedding of 50,304 x 2,048.
+        return _unpaired(lax.all_to_all(_paired(sent_LSNw), axis, split_axis=2, concat_axis=2), sent_LSNw.dtype)
+    return lax.all_to_all(sent_LSNw, axis, split_axis=2, concat_axis=2)
+
+
+def _paired(narrow: Float[Array, "... w"]) -> UInt32[Array, "... w//2"]:
+    """Joins each 16-bit number of the first half with that of the second half in the same place."""
+    bits = lax.bitcast_convert_type(narrow, jnp.uint16).astype(jnp.uint32)
+    first, second = jnp.split(bits, 2, axis=-1)
+    return first | second << 16
+
+
+def _unpaired(pairs: UInt32[Array, "... w//2"], dtype: DTypeLike) -> Float[Array, "... w"]:
+    """Divides pairs of 16-bit numbers again: the inverse of ``_paired``."""
+    halves = [(pairs & 0xFFFF).astype(jnp.uint16), (pairs >> 16).astype(jnp.uint16)]
+    return lax.bitcast_convert_type(jnp.concatenate(halves, axis=-1), dtype)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))

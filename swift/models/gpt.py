@@ -149,15 +149,15 @@ class GPT:
 
         def unpacked(name: str, group: Group) -> Any:
             if group.is_expert:
-                return packed[name] if self.has_slices else group.unpack(packed[name])
-            return group.unpack(packed[name][:, 0])
+                return packed[name] if self.has_slices else group.unpack_stack(packed[name])
+            return group.unpack_stack(packed[name][:, 0])
 
         return {name: unpacked(name, group) for name, group in self.slot_groups.items()}
 
     def pack_stacks(self, weights: StackedWeights) -> dict[str, jax.Array]:
         """Packs stacked weights into one array per group: the inverse of ``unpack_stacks``."""
         packed = {
-            name: weights[name] if group.is_expert and self.has_slices else group.pack(weights[name])
+            name: weights[name] if group.is_expert and self.has_slices else group.pack_stack(weights[name])
             for name, group in self.slot_groups.items()
         }
         return {name: stack if self.groups[name].is_expert else stack[:, None] for name, stack in packed.items()}

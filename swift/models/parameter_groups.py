@@ -17,6 +17,7 @@ import numpy as np
 from flax import nnx
 
 from swift.models.initial_values import Draw, DrawList, draw_all
+from swift.models.row_copies import join_by_rows, split_by_rows
 
 
 class _Template(NamedTuple):
@@ -101,6 +102,23 @@ class Group:
             leaves.append(vectors[..., start:end].reshape(*vectors.shape[:-1], *shape))
             start = end
         return jax.tree.unflatten(self._template.treedef, leaves)
+
+    def pack_stack(self, state: Any) -> jax.Array:
+        """Packs as ``pack`` does; on TPUs a few rows at a time."""
+        return jax.lax.platform_dependent(state, tpu=self.pack_by_rows, default=self.pack)
+
+    def unpack_stack(self, vectors: jax.Array) -> Any:
+        """Unpacks as ``unpack`` does; on TPUs a few rows at a time."""
+        return jax.lax.platform_dependent(vectors, tpu=self.unpack_by_rows, default=self.unpack)
+
+    def pack_by_rows(self, state: Any) -> jax.Array:
+        """Packs as ``pack`` does."""
+        leaves = self._template.treedef.flatten_up_to(state)
+        return join_by_rows(leaves, self._template.shapes)
+
+    def unpack_by_rows(self, vectors: jax.Array) -> Any:
+        """Unpacks as ``unpack`` does."""
+        return jax.tree.unflatten(self._template.treedef, split_by_rows(vectors, self._template.shapes))
 
     def module(self, state: Any) -> Any:
         """Makes a module from its state."""

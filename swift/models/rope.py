@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Float, Int
 
 RopeScaling: TypeAlias = Literal["none", "linear", "yarn"]
@@ -68,7 +69,8 @@ class Rope:
         wide = jnp.promote_types(x_BTHC.dtype, jnp.float32)
         frequencies_111F = jnp.asarray(self.frequencies_F, wide)[None, None, None]
         angles_BT1F = jnp.asarray(position_BT)[..., None, None].astype(wide) * frequencies_111F
-        cos, sin = (self.magnitude * turn(angles_BT1F) for turn in (jnp.cos, jnp.sin))
+        # Without the barrier XLA computes them anew for each head, in fusions that take TPUs' compiler seconds each.
+        cos, sin = lax.optimization_barrier([self.magnitude * turn(angles_BT1F) for turn in (jnp.cos, jnp.sin)])
         first, second = jnp.split(x_BTHC.astype(wide), 2, axis=-1)
         rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
         return rotated.astype(x_BTHC.dtype)

@@ -12,7 +12,7 @@ VOCABULARY = 11
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("tokens_at_once", [1, 4, 6])
+@pytest.mark.parametrize("tokens_at_once", [1, 4, 8])
 def test_chunks_are_all_logits_at_once(monkeypatch, tokens_at_once):
     """Loss and gradients of twelve tokens, three of them padding, from gradients by hand."""
     monkeypatch.setattr(token_losses, "LOGITS_AT_ONCE", tokens_at_once * VOCABULARY)
