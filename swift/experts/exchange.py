@@ -103,14 +103,14 @@ def _exchange_gradients(sent_LSNw: Float[Array, "L S N w"], axis: str) -> Float[
     return lax.all_to_all(sent_LSNw, axis, split_axis=2, concat_axis=2)
 
 
-def _paired(narrow: Float[Array, "... w"]) -> UInt32[Array, "... w//2"]:
-    """Joins each 16-bit number of the first half with that of the second half in the same place."""
+def _paired(narrow: Float[Array, "..."]) -> UInt32[Array, "..."]:
+    """Joins each 16-bit number of the first half of the last dim with that of the second half in the same place."""
     bits = lax.bitcast_convert_type(narrow, jnp.uint16).astype(jnp.uint32)
     first, second = jnp.split(bits, 2, axis=-1)
     return first | second << 16
 
 
-def _unpaired(pairs: UInt32[Array, "... w//2"], dtype: DTypeLike) -> Float[Array, "... w"]:
+def _unpaired(pairs: UInt32[Array, "..."], dtype: DTypeLike) -> Float[Array, "..."]:
     """Divides pairs of 16-bit numbers again: the inverse of ``_paired``."""
     halves = [(pairs & 0xFFFF).astype(jnp.uint16), (pairs >> 16).astype(jnp.uint16)]
     return lax.bitcast_convert_type(jnp.concatenate(halves, axis=-1), dtype)

@@ -77,6 +77,20 @@ def test_narrow_wire_but_wide_sum():
     assert np.asarray(run(placement, gradients))[0, 0, 0, 0, 0] == 8 * (1 + 2**-7) + 2**-9
 
 
+@pytest.mark.parametrize("size", [16, 18, 10], ids=["even slices", "odd slices", "padded slices"])
+def test_narrow_gradients_of_a_single_slot_arrive_bit_for_bit(size):
+    """They travel in pairs where the slices are even."""
+    ranks = 2
+    width = -(-size // ranks)
+    random = np.random.default_rng(3)
+    gradients = random.standard_normal((1, ranks, 1, ranks * width)).astype(jnp.bfloat16).astype(np.float32)
+    gradients[0, 0, 0, :2] = -0.0, np.inf
+    placement = np.zeros((1, ranks, 1), np.int32)
+    run = global_of(lambda p, g: collect(g, p, 1, jnp.bfloat16), ranks, "virtual", (SHARED, RANKED), RANKED)
+    found_LNEw = np.asarray(run(placement[None], gradients[None]))[0]
+    np.testing.assert_array_equal(found_LNEw.reshape(-1), gradients.sum(axis=(0, 1, 2)))
+
+
 @settings(max_examples=15, deadline=None)
 @given(st.integers(1, 9), st.integers(1, 40))
 def test_slices_of_any_number_of_ranks_join_again(num_ranks, size):
