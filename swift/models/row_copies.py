@@ -28,7 +28,9 @@ def split_by_rows(vectors: jax.Array, shapes: Sequence[tuple[int, ...]]) -> list
         shapes: their shapes, of at least one dim.
     """
     return [
-        _copy(vectors, jnp.zeros((*pieces.lead, *pieces.shape), vectors.dtype), pieces, pieces.in_vectors, pieces.in_array)
+        _copy(
+            vectors, jnp.zeros((*pieces.lead, *pieces.shape), vectors.dtype), pieces, pieces.in_vectors, pieces.in_array
+        )
         for pieces in _pieces(vectors.shape[:-1], shapes)
     ]
 

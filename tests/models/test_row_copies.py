@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from swift.models import GPT, model_size, row_copies
 
 sizes = st.integers(1, 5)
-stacks = st.tuples(st.lists(sizes, max_size=2), st.lists(st.lists(sizes, min_size=1, max_size=3), min_size=1, max_size=3))
+stacks = st.tuples(
+    st.lists(sizes, max_size=2), st.lists(st.lists(sizes, min_size=1, max_size=3), min_size=1, max_size=3)
+)
 
 
 @settings(max_examples=25, deadline=None)
