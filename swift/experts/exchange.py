@@ -54,7 +54,7 @@ def materialize(
     # With the rank dim next to the slice, whole experts arrive contiguous; with it in front they would need another
     # copy (on CPU a third of the operator's cost).
     sent_LSNw = jax.vmap(lambda slices, placement: slices[placement])(slices_LEw, placement_LNS.swapaxes(1, 2))
-    received_LSNw = lax.all_to_all(sent_LSNw, axis, split_axis=2, concat_axis=2)
+    received_LSNw = _exchange(sent_LSNw, axis)
     num_layers, num_slots, num_ranks, width = received_LSNw.shape
     return received_LSNw.reshape(num_layers, num_slots, num_ranks * width)
 
@@ -83,7 +83,7 @@ def collect(
     """
     num_layers, num_ranks, num_slots = placement_LNS.shape
     sent_LSNw = gradients_LSW.reshape(num_layers, num_slots, num_ranks, -1).astype(wire_dtype)
-    received_LSNw = _exchange_gradients(sent_LSNw, axis)
+    received_LSNw = _exchange(sent_LSNw, axis)
     is_class_LNSE = jax.nn.one_hot(placement_LNS, num_classes, dtype=wire_dtype)  # zeros and ones: exact in any dtype
     return jnp.einsum(
         "lnse,lsnw->lew",
@@ -94,13 +94,34 @@ def collect(
     )
 
 
-def _exchange_gradients(sent_LSNw: Float[Array, "L S N w"], axis: str) -> Float[Array, "L S N w"]:
-    """Sends every rank its slice of each slot's gradient, and receives its own slice of those of all ranks."""
+def _exchange(sent_LSNw: Float[Array, "L S N w"], axis: str) -> Float[Array, "L S N w"]:
+    """Sends every rank its part of each slot, and receives its own part of the slots of all ranks."""
     if sent_LSNw.shape[:2] == (1, 1) and sent_LSNw.dtype.itemsize == 2 and sent_LSNw.shape[-1] % 2 == 0:
-        # A TPU has rows of 16-bit numbers in pairs. Where there is one row only, libtpu 0.0.42 divides it to make two,
-        # in a program without loops: 33 million instructions for an embedding of 50,304 x 2,048.
-        return _unpaired(lax.all_to_all(_paired(sent_LSNw), axis, split_axis=2, concat_axis=2), sent_LSNw.dtype)
+        return _exchange_in_pairs(sent_LSNw, axis)
     return lax.all_to_all(sent_LSNw, axis, split_axis=2, concat_axis=2)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _exchange_in_pairs(sent_11Nw: Float[Array, "1 1 N w"], axis: str) -> Float[Array, "1 1 N w"]:
+    """Exchanges the parts of a single slot, two 16-bit numbers at a time.
+
+    A TPU has rows of 16-bit numbers in pairs. Of one row libtpu 0.0.42 makes two, in a program without loops: 33 million
+    instructions for an embedding of 50,304 x 2,048.
+    """
+    received = lax.all_to_all(_paired(sent_11Nw), axis, split_axis=2, concat_axis=2)
+    return _unpaired(received, sent_11Nw.dtype)
+
+
+def _exchange_forward(sent_11Nw: jax.Array, axis: str) -> tuple[jax.Array, None]:
+    return _exchange_in_pairs(sent_11Nw, axis), None
+
+
+def _exchange_backward(axis: str, _: None, d_received_11Nw: jax.Array) -> tuple[jax.Array]:
+    """The exchange itself: what a rank received goes back to the rank that sent it."""
+    return (_exchange_in_pairs(d_received_11Nw, axis),)
+
+
+_exchange_in_pairs.defvjp(_exchange_forward, _exchange_backward)
 
 
 def _paired(narrow: Float[Array, "..."]) -> UInt32[Array, "..."]:

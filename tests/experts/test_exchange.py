@@ -78,17 +78,27 @@ def test_narrow_wire_but_wide_sum():
 
 
 @pytest.mark.parametrize("size", [16, 18, 10], ids=["even slices", "odd slices", "padded slices"])
-def test_narrow_gradients_of_a_single_slot_arrive_bit_for_bit(size):
-    """They travel in pairs where the slices are even."""
+def test_a_single_narrow_slot_is_exchanged_bit_for_bit(size):
+    """In pairs where the slices are even; so is its gradient, by autodiff and by hand."""
     ranks = 2
-    width = -(-size // ranks)
     random = np.random.default_rng(3)
-    gradients = random.standard_normal((1, ranks, 1, ranks * width)).astype(jnp.bfloat16).astype(np.float32)
-    gradients[0, 0, 0, :2] = -0.0, np.inf
-    placement = np.zeros((1, ranks, 1), np.int32)
-    run = global_of(lambda p, g: collect(g, p, 1, jnp.bfloat16), ranks, "virtual", (SHARED, RANKED), RANKED)
-    found_LNEw = np.asarray(run(placement[None], gradients[None]))[0]
-    np.testing.assert_array_equal(found_LNEw.reshape(-1), gradients.sum(axis=(0, 1, 2)))
+    params = random.standard_normal((1, 1, size)).astype(jnp.bfloat16)
+    params[0, 0, :2] = -0.0, np.inf
+    slices, placement = to_slices(params, ranks), np.zeros((1, ranks, 1), np.int32)
+    gradients = random.standard_normal((1, ranks, 1, slices.shape[-1] * ranks)).astype(jnp.bfloat16)
+
+    def there_and_back(slices, placement, gradients):
+        slots, transpose = jax.vjp(lambda slices: materialize(slices, placement), slices)
+        by_hand = collect(gradients.astype(jnp.float32), placement, 1, jnp.bfloat16)
+        return slots, transpose(gradients)[0], by_hand
+
+    run = global_of(there_and_back, ranks, "virtual", (RANKED, SHARED, RANKED), (RANKED, RANKED, RANKED))
+    found = run(slices[None], placement[None], gradients[None])
+    slots_LNSW, by_autodiff_LNEw, by_hand_LNEw = (np.asarray(array)[0] for array in found)
+    np.testing.assert_array_equal(slots_LNSW[..., :size], np.broadcast_to(params, (1, ranks, 1, size)))
+    expected = gradients.astype(np.float32).sum(axis=1).reshape(-1)
+    np.testing.assert_array_equal(by_hand_LNEw.reshape(-1), expected)
+    np.testing.assert_array_equal(by_autodiff_LNEw.reshape(-1), expected.astype(jnp.bfloat16))
 
 
 @settings(max_examples=15, deadline=None)
