@@ -105,8 +105,8 @@ def _exchange(sent_LSNw: Float[Array, "L S N w"], axis: str) -> Float[Array, "L 
 def _exchange_in_pairs(sent_11Nw: Float[Array, "1 1 N w"], axis: str) -> Float[Array, "1 1 N w"]:
     """Exchanges the parts of a single slot, two 16-bit numbers at a time.
 
-    A TPU has rows of 16-bit numbers in pairs. Of one row libtpu 0.0.42 makes two, in a program without loops: 33 million
-    instructions for an embedding of 50,304 x 2,048.
+    A TPU has rows of 16-bit numbers in pairs. Of one row libtpu 0.0.42 makes two, in a program without loops: 33
+    million instructions for an embedding of 50,304 x 2,048.
     """
     received = lax.all_to_all(_paired(sent_11Nw), axis, split_axis=2, concat_axis=2)
     return _unpaired(received, sent_11Nw.dtype)
