@@ -37,7 +37,8 @@ def wanted_bytes(experiment: Experiment, failed: frozenset) -> tuple[dict[str, i
     live = [worker for worker in topology.workers if worker not in failed]
     first, last = (sum(stage == end for _, stage in live) for end in (0, topology.num_stages - 1))
     exchange = {}
-    for name, group in GPT(model, experiment.data.vocab_size, experts.num_classes).groups.items():
+    vocab_size = model.vocab_size or experiment.data.vocab_size
+    for name, group in GPT(model, vocab_size, experts.num_classes).groups.items():
         rows = {"embedding": first, "head": last}.get(name, len(live))
         layers = 1 if name in ("embedding", "head") else group.num_layers // topology.num_stages
         slots = experts.slots_per_rank if group.is_expert else 1
