@@ -1,4 +1,4 @@
-"""What other systems do with the load of a micro-batch, in NumPy: written anew from their published descriptions.
+"""Rules of other systems for the load of a micro-batch, in NumPy: written anew from their published descriptions.
 
 Both know the tokens of each expert exactly, after gating. Experts have a home rank. UltraEP copies experts to ranks
 with room; Marin's waterfilling copies none, and drops what a rank has no rows for.

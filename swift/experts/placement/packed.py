@@ -20,8 +20,9 @@ class Packed(StartsUniform):
     """Packs the replicas of ``MinMax``, the most loaded first, each on the least loaded rank with a free slot.
 
     Two replicas of an expert may share a rank: only the balance between ranks counts, and keeping replicas apart would
-    worsen it. Where expert order happens to balance the ranks better, expert order is used. Then slots are exchanged
-    between the most loaded rank and another one, the best two at a time, as long as that helps.
+    worsen it. Where experts tie for a replica, both ways to decide are tried. Where expert order happens to balance the
+    ranks better, expert order is used. Then slots are exchanged between the most loaded rank and another one, the best
+    two at a time, as long as that helps.
 
     >>> policy = Packed()
     >>> placement_LNS, state = policy.init(num_layers=1, num_classes=4, num_ranks=2, slots_per_rank=2)
