@@ -1,28 +1,48 @@
-"""DeepSeek's expert-parallelism load balancer: its global policy, reimplemented in NumPy from its description.
+"""DeepSeek's expert-parallelism load balancer, EPLB, in NumPy: written anew from its published description.
 
-Greedy replicas: the next one goes to the expert with the largest load per replica. Greedy packing: the replicas, the
-most loaded first, each go to the rank with the least load that has a free slot.
+*Replicas*: the next one goes to the expert with the largest load per replica, the first of several. *Packing*: the
+items, the most loaded first, each go to the pack with the least load that has room. The global policy does both with
+all ranks. The hierarchical one first packs groups of neighbouring experts to nodes, then does both within each node.
 """
 
 import numpy as np
 
 
-def eplb(load_E: np.ndarray, num_ranks: int, slots_per_rank: int) -> np.ndarray:
-    """Places the experts of a layer by their loads, int[N, S]."""
+def eplb(
+    load_E: np.ndarray, num_ranks: int, slots_per_rank: int, num_groups: int = 1, num_nodes: int = 1
+) -> np.ndarray:
+    """Places the experts of a layer by their loads, int[N, S]; with one node, by the global policy."""
     load_E = load_E.astype(float)
-    replicas_E = np.ones(len(load_E), int)
-    for _ in range(num_ranks * slots_per_rank - len(load_E)):
-        replicas_E[np.argmax(load_E / replicas_E)] += 1
-    class_M = np.repeat(np.arange(len(load_E)), replicas_E)
-    weight_M = (load_E / replicas_E)[class_M]
-    ranks: list[list[int]] = [[] for _ in range(num_ranks)]
-    load_N = np.zeros(num_ranks)
-    for slot in np.argsort(-weight_M, kind="stable"):
-        free = [rank for rank in range(num_ranks) if len(ranks[rank]) < slots_per_rank]
-        rank = min(free, key=lambda rank: load_N[rank])
-        ranks[rank].append(class_M[slot])
-        load_N[rank] += weight_M[slot]
-    return np.array(ranks)
+    group_size = len(load_E) // num_groups
+    group_load_G = load_E.reshape(num_groups, group_size).sum(axis=1)
+    ranks_of_node, nodes = num_ranks // num_nodes, []
+    for groups in _pack(group_load_G, num_nodes):
+        expert_X = np.concatenate([group * group_size + np.arange(group_size) for group in groups])
+        item_M, replicas_X = _replicate(load_E[expert_X], ranks_of_node * slots_per_rank)
+        ranks = _pack((load_E[expert_X] / replicas_X)[item_M], ranks_of_node)
+        nodes.append(expert_X[item_M[np.array(ranks)]])
+    return np.concatenate(nodes)
+
+
+def _replicate(load_X: np.ndarray, num_slots: int) -> tuple[np.ndarray, np.ndarray]:
+    """The expert of every replica, int[M], those beyond the first one at the end; and the replicas of every expert."""
+    expert_M, replicas_X = list(range(len(load_X))), np.ones(len(load_X), int)
+    for _ in range(num_slots - len(load_X)):
+        hottest = int(np.argmax(load_X / replicas_X))
+        replicas_X[hottest] += 1
+        expert_M.append(hottest)
+    return np.array(expert_M), replicas_X
+
+
+def _pack(weight_M: np.ndarray, num_packs: int) -> list[list[int]]:
+    """Divides items among packs, equally many each."""
+    packs: list[list[int]] = [[] for _ in range(num_packs)]
+    load_P, size = [0.0] * num_packs, len(weight_M) // num_packs
+    for item in np.argsort(-weight_M, kind="stable"):
+        pack = min((pack for pack in range(num_packs) if len(packs[pack]) < size), key=load_P.__getitem__)
+        packs[pack].append(int(item))
+        load_P[pack] += weight_M[item]
+    return packs
 
 
 def largest_rank_load(load_E: np.ndarray, placement_NS: np.ndarray) -> float:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from markdown_tables import by_strategy, markdown, percent
+from placement_tables import placement_drift, placement_eplb, placement_time
 
 Results = dict[str, dict[str, Any]]
 """Documents by file name."""
@@ -309,6 +310,9 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "beyond_drops": ("beyond", beyond_drops),
     "beyond_costs": ("beyond", beyond_costs),
     "beyond_packing": ("beyond", beyond_packing),
+    "placement_eplb": ("placement", placement_eplb),
+    "placement_time": ("placement", placement_time),
+    "placement_drift": ("placement", placement_drift),
     "locality_drops": ("locality", locality_drops),
     "moc_sizes": ("moc_checkpoint", moc_sizes),
     "moc_stall": ("moc_checkpoint", moc_stall),

@@ -49,6 +49,8 @@ ALL = (
     Result("simulation", ("bench_simulate.py",)),
     Result("gspmd", ("bench_gspmd.py", "--rounds", "9"), is_quick=False),
     Result("beyond", ("bench_packed.py",), is_quick=False),
+    Result("placement", ("bench_placement.py",)),
+    Result("spare_slots", ("study_spare_slots.py",), is_quick=False),
     Result("locality", ("study_locality.py", "--steps", "192"), is_quick=False),
     Result("moc_checkpoint", ("bench_checkpoint.py", "--saves", "24")),
     Result("agents", ("bench_agents.py",)),

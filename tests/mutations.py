@@ -45,6 +45,7 @@ CAPACITY = (
     "tests/experts/rank_capacity/test_limits.py",
     "tests/experts/rank_capacity/test_fixed_point.py",
 )
+LEAST_DROPS = ("tests/experts/rank_capacity/test_least_drops.py",)
 LAYER = ("tests/experts/test_layer.py",)
 EXCHANGE = ("tests/experts/test_exchange.py",)
 PLACEMENT = ("tests/experts/placement",)
@@ -174,11 +175,16 @@ MUTATIONS = (
         "weights_SXY, groups, block)\n",
         ("tests/experts/test_grouped_matmul.py",),
     ),
+    Mutation("experts/rank_capacity/balanced_flow.py", "load_N < room,", "load_N < room - 1,", LEAST_DROPS),
     # Placement.
     Mutation("experts/placement/minmax.py", "tokens_E / counts_E.astype", "tokens_E * counts_E.astype", PLACEMENT),
     Mutation("experts/placement/symi.py", "jnp.argmin(diff_E(counts_E))", "jnp.argmax(diff_E(counts_E))", PLACEMENT),
     Mutation(
         "experts/placement/packed.py", "jnp.argmin(jnp.where(filled_N", "jnp.argmax(jnp.where(filled_N", PLACEMENT
+    ),
+    Mutation("experts/placement/packed.py", "jnp.array([False, True])", "jnp.array([False, False])", PLACEMENT),
+    Mutation(
+        "experts/placement/packed.py", "helps = larger_M[other] < most", "helps = larger_M[other] > most", PLACEMENT
     ),
     Mutation("experts/placement/soundness.py", "if stray:", "if stray < 0:", PLACEMENT),
     # The pipeline.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
 from swift.experts.placement.policy import PolicyState, StartsUniform, place_contiguously
 
@@ -36,16 +36,25 @@ class MinMax(StartsUniform):
         return place_contiguously(minmax_replicas, popularity_LE, placement_LNS), state
 
 
-def minmax_replicas(popularity_E: Int[Array, " E"], num_slots: int) -> Int[Array, " E"]:
-    """Chooses the replicas of every expert, int32[E], that minimize the largest load per replica."""
+def minmax_replicas(
+    popularity_E: Int[Array, " E"], num_slots: int, first_of_ties: Bool[Array, ""] | bool = False
+) -> Int[Array, " E"]:
+    """Chooses the replicas of every expert, int32[E], that minimize the largest load per replica.
+
+    Args:
+        popularity_E: int32[E], tokens per expert.
+        num_slots: replicas of all experts together.
+        first_of_ties: whether the first of several experts with the largest load gets the next replica, as in
+            DeepSeek's EPLB; otherwise the one with the fewest replicas, so that a layer without tokens becomes uniform.
+    """
     tokens_E = popularity_E.astype(jnp.float32)
     num_classes = popularity_E.shape[0]
     classes_E = jnp.arange(num_classes)
+    by_count = 1 - jnp.asarray(first_of_ties).astype(jnp.int32)
 
     def grow(_: jax.Array, counts_E: jax.Array) -> jax.Array:
         load_E = tokens_E / counts_E.astype(jnp.float32)
-        # Among equal loads the expert with the fewest replicas wins, so that a layer without tokens becomes uniform.
-        hottest = jnp.argmin(jnp.where(load_E == jnp.max(load_E), counts_E, num_slots))
+        hottest = jnp.argmin(jnp.where(load_E == jnp.max(load_E), counts_E * by_count, num_slots))
         return counts_E + (classes_E == hottest).astype(jnp.int32)
 
     return lax.fori_loop(0, num_slots - num_classes, grow, jnp.ones(num_classes, jnp.int32))

@@ -20,8 +20,9 @@ class Packed(StartsUniform):
     """Packs the replicas of ``MinMax``, the most loaded first, each on the least loaded rank with a free slot.
 
     Two replicas of an expert may share a rank: only the balance between ranks counts, and keeping replicas apart would
-    worsen it. Where expert order happens to balance the ranks better, expert order is used. Then slots are exchanged
-    between the most loaded rank and another one, the best two at a time, as long as that helps.
+    worsen it. Where experts tie for a replica, both ways to decide are tried. Where expert order happens to balance the
+    ranks better, expert order is used. Then slots are exchanged between the most loaded rank and another one, the best
+    two at a time, as long as that helps.
 
     >>> policy = Packed()
     >>> placement_LNS, state = policy.init(num_layers=1, num_classes=4, num_ranks=2, slots_per_rank=2)
@@ -44,11 +45,29 @@ class Packed(StartsUniform):
 
 
 def _pack(popularity_E: jax.Array, num_ranks: int, slots_per_rank: int) -> jax.Array:
-    replicas_E = minmax_replicas(popularity_E, num_ranks * slots_per_rank)
-    in_order_NS = contiguous(replicas_E, num_ranks, slots_per_rank)
-    load_E = popularity_E.astype(jnp.float32) / replicas_E.astype(jnp.float32)
-    by_load_E = jnp.argsort(-load_E, stable=True).astype(jnp.int32)
+    def start(first_of_ties: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        replicas_E = minmax_replicas(popularity_E, num_ranks * slots_per_rank, first_of_ties)
+        load_E = popularity_E.astype(jnp.float32) / replicas_E.astype(jnp.float32)
+        packed_NS, packed_N = _greedy(load_E, replicas_E, num_ranks, slots_per_rank)
+        in_order_NS = contiguous(replicas_E, num_ranks, slots_per_rank)
+        largest = jnp.max(jnp.stack([packed_N, jnp.sum(load_E[in_order_NS], axis=1)]), axis=1)
+        return jnp.stack([packed_NS, in_order_NS]), largest, replicas_E
+
+    # Experts may tie for a replica, and either choice may be the one that packs better.
+    placement_TCNS, largest_TC, replicas_TE = jax.vmap(start)(jnp.array([False, True]))
+    best = jnp.argmin(largest_TC.reshape(-1))
+    replicas_E = replicas_TE[best // largest_TC.shape[1]]
+    return _exchanged(
+        placement_TCNS.reshape(-1, num_ranks, slots_per_rank)[best], _whole_loads(popularity_E, replicas_E)
+    )
+
+
+def _greedy(
+    load_E: jax.Array, replicas_E: jax.Array, num_ranks: int, slots_per_rank: int
+) -> tuple[jax.Array, jax.Array]:
+    """Puts the most loaded replica first, each on the least loaded rank with a free slot: placement and rank loads."""
     num_slots = num_ranks * slots_per_rank
+    by_load_E = jnp.argsort(-load_E, stable=True).astype(jnp.int32)
     class_M = jnp.repeat(by_load_E, replicas_E[by_load_E], total_repeat_length=num_slots)
 
     def put(carry: tuple[jax.Array, jax.Array], load: jax.Array) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
@@ -60,10 +79,7 @@ def _pack(popularity_E: jax.Array, num_ranks: int, slots_per_rank: int) -> jax.A
 
     none = jnp.zeros(num_ranks, jnp.float32), jnp.zeros(num_ranks, jnp.int32)
     (load_N, _), place_M = lax.scan(put, none, load_E[class_M])
-    packed_NS = jnp.zeros(num_slots, jnp.int32).at[place_M].set(class_M).reshape(in_order_NS.shape)
-    in_order_N = jnp.sum(load_E[in_order_NS], axis=1)
-    best_NS = jnp.where(jnp.max(load_N) <= jnp.max(in_order_N), packed_NS, in_order_NS)
-    return _exchanged(best_NS, _whole_loads(popularity_E, replicas_E))
+    return jnp.zeros(num_slots, jnp.int32).at[place_M].set(class_M).reshape(num_ranks, slots_per_rank), load_N
 
 
 def _whole_loads(popularity_E: jax.Array, replicas_E: jax.Array) -> jax.Array:
@@ -84,16 +100,20 @@ def _exchanged(placement_NS: jax.Array, load_E: jax.Array) -> jax.Array:
         class_M, step, _ = search
         load_NS = load_E[class_M].reshape(num_ranks, num_slots)
         load_N = jnp.sum(load_NS, axis=1, dtype=jnp.int32)
-        fullest = jnp.argmax(load_N).astype(jnp.int32)
-        own_S11 = load_NS[fullest][:, None, None]
-        there_SNS = load_N[None, :, None] - load_NS[None] + own_S11
-        larger_SNS = jnp.maximum(load_N[fullest] - own_S11 + load_NS[None], there_SNS)
-        is_other_N = jnp.arange(num_ranks, dtype=jnp.int32) != fullest
-        larger_X = jnp.where(is_other_N[None, :, None], larger_SNS, load_N[fullest]).reshape(-1)
-        best = jnp.argmin(larger_X).astype(jnp.int32)
-        mine, other = fullest * num_slots + best // class_M.size, best % class_M.size
+        fullest, most = jnp.argmax(load_N).astype(jnp.int32), jnp.max(load_N)
+        # Of its own slots none is worth an exchange: what is left beside them counts as the whole rank.
+        is_fullest_N1 = (jnp.arange(num_ranks, dtype=jnp.int32) == fullest)[:, None]
+        load_M, left_M = load_NS.reshape(-1), jnp.where(is_fullest_N1, most, load_N[:, None] - load_NS).reshape(-1)
+
+        def larger(own: jax.Array) -> jax.Array:
+            return jnp.maximum(most - own + load_M, left_M + own)
+
+        # A minimum of integers is much faster than its position, so only one row's is looked for.
+        own = jnp.argmin(jax.vmap(lambda own: jnp.min(larger(own)))(load_NS[fullest])).astype(jnp.int32)
+        larger_M, mine = larger(load_NS[fullest, own]), fullest * num_slots + own
+        other = jnp.argmin(larger_M).astype(jnp.int32)
         exchanged_M = class_M.at[mine].set(class_M[other]).at[other].set(class_M[mine])
-        helps = larger_X[best] < load_N[fullest]
+        helps = larger_M[other] < most
         return jnp.where(helps, exchanged_M, class_M), step + 1, helps
 
     def goes_on(search: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:

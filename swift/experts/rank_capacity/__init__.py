@@ -6,7 +6,7 @@ has the fewest, and ``sources`` the ranks that they come from; ``token_split`` d
 between ranks.
 """
 
-from swift.experts.rank_capacity.balanced_flow import Holders, balance
+from swift.experts.rank_capacity.balanced_flow import Holders, balance, relieve
 from swift.experts.rank_capacity.buffers import received_rows, sent_pairs
 from swift.experts.rank_capacity.even_shares import assign_slots, check_exact, exact_slots
 from swift.experts.rank_capacity.limits import serve
@@ -25,6 +25,7 @@ __all__ = [
     "exchange_rows",
     "further_rounds",
     "received_rows",
+    "relieve",
     "sent_pairs",
     "serve",
 ]

@@ -6,6 +6,9 @@ to ranks with room below it: from a slot to an expert, from there to another ran
 algorithm; paths of large amounts first). Where some rank finds no path, the ranks that it can reach have no way out for
 their tokens, so their mean is a larger lower bound: the next level.
 
+With as few tokens as possible on the fullest rank, others may still have more than their rows hold. What they have
+above that is passed on in the same way, until no path is left: then no split would serve more tokens.
+
 The work is sums over the slots of a rank, and over the slots of an expert. All ranks compute the same result, because
 integers leave a compiler no choice.
 
@@ -110,6 +113,40 @@ def balance(tokens_E: Int[Array, " E"], holders: Holders) -> Int[Array, "N S"]:
     return lax.while_loop(is_uneven, lambda flow: _step(flow, holders), first).tokens_NS
 
 
+def relieve(tokens_NS: Int[Array, "N S"], room: int, holders: Holders) -> Int[Array, "N S"]:
+    """Passes on what ranks have above their room, so that as few tokens as possible are above it.
+
+    That is a maximum flow: the search ends when none of these ranks has a path to one with room. It is meant for a
+    division that is nearly balanced, for which it takes a few steps.
+
+    Args:
+        tokens_NS: int32, tokens of each slot, as ``balance`` returns them.
+        room: tokens that a rank can serve.
+        holders: the slots.
+
+    Returns:
+        int32[N, S].
+
+    >>> holders = Holders.of(jnp.array([[0, 1], [0, 2], [2, 3]]))
+    >>> relieve(jnp.array([[11, 0], [0, 9], [0, 7]]), room=9, holders=holders).tolist()
+    [[9, 0], [2, 7], [2, 7]]
+    """
+
+    def search(tokens_NS: jax.Array, step: jax.Array) -> _Search:
+        load_N = _by_rank(tokens_NS)
+        paths = _find_paths(tokens_NS > 0, load_N < room, load_N > room, holders)
+        return _Search(tokens_NS, paths, jnp.any((load_N > room) & (paths.distance_N < _FAR)), step)
+
+    def pass_on(found: _Search) -> _Search:
+        aim, at_least = jnp.asarray(room, jnp.int32), jnp.ones((), jnp.int32)
+        return search(_push(found.tokens_NS, found.paths, aim, at_least, holders), found.step + 1)
+
+    def goes_on(found: _Search) -> jax.Array:
+        return found.has_path & (found.step < _MOST_STEPS)
+
+    return lax.while_loop(goes_on, pass_on, search(tokens_NS, tokens_NS[0, 0] * 0)).tokens_NS
+
+
 def _step(flow: _Flow, holders: Holders) -> _Flow:
     """Passes tokens on, or raises the level, or looks for paths of smaller amounts from now on."""
     bounds = _Bounds.of(flow.level, holders.class_NS.shape[1])
@@ -138,6 +175,15 @@ class _Paths(NamedTuple):
 
     distance_N: jax.Array  # int32
     of_class_NS: jax.Array  # int32, of each slot's expert
+
+
+class _Search(NamedTuple):
+    """Paths from ranks with more than their room, on the way to a maximum flow."""
+
+    tokens_NS: jax.Array  # int32, tokens of each slot
+    paths: _Paths
+    has_path: jax.Array  # bool[]
+    step: jax.Array  # int32[]
 
 
 def _find_paths(is_open_NS: jax.Array, has_room_N: jax.Array, is_over_N: jax.Array, holders: Holders) -> _Paths:

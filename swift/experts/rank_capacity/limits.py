@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from swift.experts.config import ExpertConfig
-from swift.experts.rank_capacity.balanced_flow import Holders, balance
+from swift.experts.rank_capacity.balanced_flow import Holders, balance, relieve
 from swift.experts.rank_capacity.fixed_point import BITS, ONE, fraction_of, times
 from swift.experts.rank_capacity.sources import by_source
 from swift.experts.rank_capacity.token_split import Rooms, Slots, split_tokens
@@ -48,7 +48,7 @@ def serve(
 
     if config.spare_rounds is None:
         holders = Holders.of(placement_NS)
-        tokens_NS = balance(jnp.sum(counts_NE, axis=0, dtype=jnp.int32), holders)
+        tokens_NS = relieve(balance(jnp.sum(counts_NE, axis=0, dtype=jnp.int32), holders), rooms.rank, holders)
         split_NM = by_source(counts_NE, tokens_NS, holders, num_ranks * most_pairs)
         sent_NDS = split_NM.reshape(num_ranks, num_ranks, num_slots)
         most_sent = most_pairs

@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from eplb import eplb, largest_rank_load
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,16 +23,50 @@ def place(policy, popularity_E, num_ranks, slots_per_rank):
     return np.asarray(policy(np.array([popularity_E], np.int32), start_LNS, ())[0])[0]
 
 
+def greedy_replicas(popularity_E, num_slots, prefers_first):
+    """Each next replica to the largest load per replica: of several the first, or the one with the fewest replicas."""
+    tokens_E, counts_E = popularity_E.astype(np.float32), np.ones(len(popularity_E), int)
+    for _ in range(num_slots - len(popularity_E)):
+        load_E = tokens_E / counts_E.astype(np.float32)
+        tied = np.flatnonzero(load_E == load_E.max())
+        counts_E[tied[0] if prefers_first else min(tied, key=counts_E.__getitem__)] += 1
+    return counts_E.tolist()
+
+
+def draw(data, shapes):
+    num_classes, num_ranks, slots_per_rank = data.draw(st.sampled_from(shapes))
+    tokens = data.draw(st.sampled_from([st.integers(0, 4), st.integers(0, 1000), st.integers(0, 2**20)]))
+    tokens_E = data.draw(st.lists(tokens, min_size=num_classes, max_size=num_classes))
+    return np.array(tokens_E), num_ranks, slots_per_rank
+
+
 @settings(deadline=None, max_examples=30)
 @given(st.data())
-def test_replicas_are_those_of_minmax_and_ranks_no_more_loaded_than_in_class_order(data):
-    num_classes, num_ranks, slots_per_rank = data.draw(st.sampled_from(SHAPES))
-    tokens = data.draw(st.sampled_from([st.integers(0, 4), st.integers(0, 1000), st.integers(0, 2**20)]))
-    popularity_E = np.array(data.draw(st.lists(tokens, min_size=num_classes, max_size=num_classes)))
+def test_replicas_minimize_the_largest_load_and_ranks_are_no_more_loaded_than_in_class_order(data):
+    """They are those of ``MinMax``, or those of the other way to decide between experts that tie for one."""
+    popularity_E, num_ranks, slots_per_rank = draw(data, SHAPES)
     in_order_NS, packed_NS = (place(policy, popularity_E, num_ranks, slots_per_rank) for policy in (minmax, packed))
-    np.testing.assert_array_equal(np.sort(packed_NS, axis=None), np.sort(in_order_NS, axis=None))
+    of_minmax, other = (greedy_replicas(popularity_E, packed_NS.size, prefers_first) for prefers_first in (False, True))
+    assert np.bincount(in_order_NS.ravel()).tolist() == of_minmax
+    assert np.bincount(packed_NS.ravel()).tolist() in (of_minmax, other)
     most, in_order = (rank_loads(popularity_E, placement_NS).max() for placement_NS in (packed_NS, in_order_NS))
     assert most <= in_order * (1 + 1e-6)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_no_rank_is_more_loaded_than_with_eplb(data):
+    """Experts with few tokens tie for replicas, and EPLB gives them to the first one."""
+    popularity_E, num_ranks, slots_per_rank = draw(data, [*SHAPES, (4, 3, 2)])
+    packed_NS = place(packed, popularity_E, num_ranks, slots_per_rank)
+    most = largest_rank_load(popularity_E, eplb(popularity_E, num_ranks, slots_per_rank))
+    assert rank_loads(popularity_E, packed_NS).max() <= most * (1 + 1e-6)
+
+
+def test_a_tie_for_a_replica_is_decided_by_how_well_it_packs():
+    """With two replicas of the first two experts no rank could have less than 9."""
+    packed_NS = place(packed, np.array([12, 6, 3, 2]), 3, 2)
+    assert sorted(map(sorted, packed_NS.tolist())) == [[0, 0], [0, 2], [1, 3]]
 
 
 @pytest.mark.parametrize(

@@ -18,13 +18,16 @@ LOADS = (
     *("balanced", "hot experts", "spread hot experts", "experts without tokens", "rotating hot spot", "burst"),
     *("Zipf", "Dirichlet", "one expert"),
 )
-"""Megatron-LM's workloads W0 to W7 but the ragged source, which has a test of its own, and others that are uneven."""
+"""Megatron-LM's workloads W0 to W7 but the ragged source, which is of ``SOURCES``, and others that are uneven."""
 SHAPES = [  # ranks, experts, slots of a rank
     (8, 8, 4),
     (16, 24, 2),
     pytest.param((8, 64, 10), marks=pytest.mark.slow),
     pytest.param((64, 256, 5), marks=pytest.mark.slow),
+    pytest.param((256, 512, 3), marks=pytest.mark.slow),
 ]
+SOURCES = ("ragged", "one hot source", "one source", "one expert a source", "mixed")
+"""Megatron-LM's ragged source, and others that have more tokens than the rest, or of other experts."""
 
 
 def draw_shares(load, random, num_classes, step):
@@ -42,6 +45,24 @@ def draw_shares(load, random, num_classes, step):
         "one expert": np.where(number == step % num_classes, 1.0, 0.0),
     }[load]
     return share_E / share_E.sum()
+
+
+def draw_sources(sources, random, num_ranks, share_E):
+    """Tokens of every source rank for each expert."""
+    hot, classes = random.integers(num_ranks), len(share_E)
+    if sources == "one expert a source":
+        return 1024 * np.eye(classes, dtype=int)[random.choice(classes, num_ranks, p=share_E)]
+    if sources == "mixed":
+        counts_NE = random.multinomial(200, share_E, size=num_ranks)
+        counts_NE[hot] *= 50
+        counts_NE[hot - 1], counts_NE[hot - 2] = 0, np.eye(classes, dtype=int)[hot % classes] * 4000
+        return counts_NE
+    tokens_N = {
+        "ragged": random.integers(0, 400, num_ranks) * (random.random(num_ranks) < 0.7),
+        "one hot source": np.where(np.arange(num_ranks) == hot, 20_000, 200),
+        "one source": np.where(np.arange(num_ranks) == hot, 131_072, 0),
+    }[sources]
+    return np.stack([random.multinomial(tokens, share_E) for tokens in tokens_N])
 
 
 @jax.jit
@@ -101,14 +122,28 @@ def test_no_rank_has_more_than_the_best_split_gives_it(shape, load, seed, tokens
     check(random.multinomial(tokens, share_E, size=ranks), placement_NS)
 
 
-@pytest.mark.parametrize("hot", [0, 3])
-def test_sources_that_differ(hot):
-    """One source has most of the tokens, or tokens of one expert alone, or none."""
-    random = np.random.default_rng(hot)
-    counts_NE = random.multinomial(200, random.dirichlet(np.ones(8)), size=8)
-    counts_NE[hot] *= 50
-    counts_NE[1], counts_NE[2] = 0, np.eye(8, dtype=int)[hot] * 4000
-    check(counts_NE, scattered(random, 8, 8, 4))
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("kept", ["one", "two", "one in eight"])
+@settings(max_examples=3, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**16))
+def test_experts_without_tokens(shape, kept, seed):
+    """Nearly all of them: their slots are of no use, and ranks that have no others stay empty."""
+    ranks, classes, slots = shape
+    random = np.random.default_rng(seed)
+    share_E, number = np.zeros(classes), {"one": 1, "two": 2, "one in eight": max(classes // 8, 3)}[kept]
+    share_E[random.choice(classes, number, replace=False)] = random.random(number) + 0.1
+    check(random.multinomial(1024, share_E / share_E.sum(), size=ranks), scattered(random, ranks, classes, slots))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("sources", SOURCES)
+@settings(max_examples=3, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**16), skew=st.sampled_from([0.1, 1.0]))
+def test_sources_that_differ(shape, sources, seed, skew):
+    ranks, classes, slots = shape
+    random = np.random.default_rng(seed)
+    share_E = random.dirichlet(np.full(classes, skew))
+    check(draw_sources(sources, random, ranks, share_E), scattered(random, ranks, classes, slots))
 
 
 def test_a_chain_of_ranks_along_which_all_tokens_have_to_move():
