@@ -15,7 +15,7 @@ from pathlib import Path
 from swift.data.config import DataConfig, Mixture
 from swift.data.files import ChangedFile, DataError
 from swift.data.index import CorpusState, IndexProgress, corpus_state, is_sound, make_index, remove_index
-from swift.data.pipeline import ConnectHosts, Pipeline
+from swift.data.pipeline import ConnectHosts, Pipeline, UntrueOperator
 from swift.errors import SettingError
 
 _BEAT_S, _PAUSE_S, _PATIENCE_S, _REPORT_S = 1.0, 0.2, 10.0, 5.0
@@ -69,7 +69,7 @@ def find_index(
                 return path
         report("the corpus changes while it is read: every process reads it for itself")
     except DataError as error:
-        if isinstance(config.source, Pipeline):
+        if isinstance(config.source, Pipeline) or isinstance(error, UntrueOperator):  # of an input host
             raise SettingError("DataConfig.source", config.source, str(error)) from error
         # The first read of the file reports it better.
     except OSError as error:

@@ -4,6 +4,7 @@ A pipeline says what the samples are; a plan says how they are made: in which or
 by how many threads and processes. The samples of a pipeline are the same for every plan.
 """
 
+from swift.data.pipeline.check import UntrueOperator
 from swift.data.pipeline.elsewhere import ConnectHosts, InputHosts, answer_of, refused
 from swift.data.pipeline.encoding import decoded
 from swift.data.pipeline.keeping import NoDigest, check_writable, find_survey, pipeline_facts, survey_digest
@@ -42,6 +43,7 @@ __all__ = [
     "Shuffle",
     "Stack",
     "Tokenize",
+    "UntrueOperator",
     "alternatives",
     "answer_of",
     "check_writable",

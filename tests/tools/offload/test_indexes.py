@@ -3,7 +3,7 @@
 import json
 import os
 import signal
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +13,7 @@ import pytest
 
 from swift.data import DataConfig, Loader, Pipeline, TextFiles, find_index, reading
 from swift.data import corpus as corpus_module
-from swift.data.pipeline import pipeline_facts
+from swift.data.pipeline import answer_of, pipeline_facts
 from swift.data.pipeline.optimizer import offload
 from swift.data.records import JsonLines
 from swift.errors import SettingError
@@ -132,4 +132,28 @@ def test_a_host_with_another_key_or_operator_is_refused_and_nothing_stays(config
         for key, said in (("?" * 32, "is no input host, or has another key"), (KEY, "has another operators: all")):
             with pytest.raises(SettingError, match=f"--input-hosts = '127.0.0.1:.*': {said}"):
                 find_index(config, tmp_path / "kept", print, connect=connecting(address, key=key)[0])
+    assert [path for path in (tmp_path / "kept").iterdir() if path.suffix != ".lock"] == []
+
+
+class Confused:
+    """A host that answers with the record after the one that it is asked for."""
+
+    num_workers = 2
+
+    def __init__(self, pipeline):
+        self.pipeline = pipeline
+
+    def ask(self, request: bytes) -> tuple[str, bytes]:
+        fields = json.loads(request)
+        if "number" in fields:
+            fields["number"] = (fields["number"] + 1) % NUM_TEXTS
+        return "there", answer_of(self.pipeline, json.dumps(fields).encode())
+
+    def tell(self, host, line):
+        raise AssertionError(f"{host} {line}")
+
+
+def test_a_host_that_makes_something_else_is_named_and_nothing_stays(config, tmp_path):
+    with pytest.raises(SettingError, match="input host there makes another sample of it than this machine"):
+        find_index(config, tmp_path / "kept", print, connect=lambda pipeline, _: nullcontext(Confused(pipeline)))
     assert [path for path in (tmp_path / "kept").iterdir() if path.suffix != ".lock"] == []
