@@ -76,13 +76,15 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def check_regular(path: str | os.PathLike[str]) -> None:
-    """Raises OSError unless a path is a regular file that exists; opens nothing."""
-    mode = os.stat(path).st_mode
+def check_regular(path: str | os.PathLike[str]) -> os.stat_result:
+    """Returns the status of a regular file; raises OSError for anything else, and opens nothing."""
+    found = os.stat(path)
+    mode = found.st_mode
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if not stat.S_ISREG(mode):
         raise OSError(errno.EINVAL, f"it is {_KINDS.get(stat.S_IFMT(mode), 'no regular file')}, not a file")
+    return found
 
 
 def open_regular(path: str | os.PathLike[str]) -> int:

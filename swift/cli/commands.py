@@ -18,6 +18,7 @@ import numpy as np
 from rich.console import Console
 
 from swift.cli.configuration import load_experiment, load_stored
+from swift.cli.data import input_hosts_of_runs
 from swift.cli.hosts import devices_of_host, joined, place_of
 from swift.cli.options import OF_ONE, Written, deadlines_of
 from swift.errors import SettingError
@@ -43,7 +44,7 @@ def train(options: argparse.Namespace) -> None:
     experiment = load_experiment(options.config, options.set)
     place = place_of(options)
     run_dir = run_dir_of(options)
-    weights = weights_of(options, experiment)
+    weights, connect = weights_of(options, experiment), input_hosts_of_runs([experiment.data], options)
     prepare([experiment], devices_of_host(place, [experiment]))
     run = TrainOptions(
         run_dir,
@@ -56,6 +57,7 @@ def train(options: argparse.Namespace) -> None:
         observers=observers_of(options),
         stopping_s=deadlines_of(options.deadline, OF_ONE).stopping,
         corpora=corpora_directory(),
+        connect=connect,
     )
     with nullcontext(ALONE) if place is None else joined(place, options, {"": experiment}) as hosts:
         summary = run_training(experiment, replace(run, hosts=hosts))

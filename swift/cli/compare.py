@@ -13,8 +13,10 @@ from rich.console import Console
 from swift.checkpoint import checkpoint_steps
 from swift.cli.commands import corpora_directory, distance_line, new_run_dir, observers_of, prepare, report_of
 from swift.cli.configuration import config_text, load_experiment
+from swift.cli.data import input_hosts_of_runs
 from swift.cli.hosts import devices_of_host, joined, place_of
 from swift.cli.options import OF_ONE, Written, all_installed, deadlines_of
+from swift.data import ConnectHosts
 from swift.errors import SettingError
 from swift.runlog import CONFIG, Run, is_run, read_run
 from swift.tools.report import comparison_rows, comparison_table
@@ -60,11 +62,11 @@ def compare(options: argparse.Namespace) -> None:
     if options.resume and not any((top / name).exists() for name in names):
         allowed = f"holds no run of this comparison ({', '.join(names)}); leave out --resume to begin it there"
         raise SettingError("--run-dir", str(top), allowed)
-    place = place_of(options)
+    place, connect = place_of(options), input_hosts_of_runs([one.data for one in experiments], options)
     prepare(experiments, devices_of_host(place, experiments))
     told = {f"{name}: ": experiment for name, experiment in zip(names, experiments, strict=True)}
     with nullcontext(ALONE) if place is None else joined(place, options, told) as hosts:
-        compared = _found(dict(zip(names, experiments, strict=True)), top, options, hosts)
+        compared = _found(dict(zip(names, experiments, strict=True)), top, options, hosts, connect)
         with made_directory(top) if hosts.is_first else nullcontext():
             _run(compared, hosts)
     if hosts.is_first:
@@ -72,7 +74,11 @@ def compare(options: argparse.Namespace) -> None:
 
 
 def _found(
-    experiments: Mapping[str, Experiment], top: Path, options: argparse.Namespace, hosts: Hosts
+    experiments: Mapping[str, Experiment],
+    top: Path,
+    options: argparse.Namespace,
+    hosts: Hosts,
+    connect: ConnectHosts | None,
 ) -> list[_Compared]:
     """Finds out which runs begin, continue, or have ended, which the first of several hosts sees.
 
@@ -88,6 +94,7 @@ def _found(
             observers=observers_of(options),
             stopping_s=stopping_s,
             corpora=corpora_directory(),
+            connect=connect,
             hosts=hosts,
         )
         for name, experiment in experiments.items()

@@ -5,7 +5,7 @@ from swift.data.corpus import reading
 from swift.data.files import DataError
 from swift.data.index_cache import find_index
 from swift.data.loader import Loader, check_same_data
-from swift.data.pipeline import InputPlan, Pipeline, Resources, Samples, plain_plan, plan_input
+from swift.data.pipeline import ConnectHosts, InputPlan, Pipeline, Resources, Samples, plain_plan, plan_input
 from swift.data.records import Rows
 from swift.data.sources import Document, InMemory, StandardLibrary, StreamSource, TextFiles, TextSource, TokenFile
 from swift.data.tokenizer import ByteTokenizer, Tokenizer, TokenizerFile, prompt_tokens
@@ -14,6 +14,7 @@ from swift.data.windows import Batch
 __all__ = [
     "Batch",
     "ByteTokenizer",
+    "ConnectHosts",
     "DataConfig",
     "DataError",
     "Document",

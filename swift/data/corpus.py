@@ -1,28 +1,32 @@
 """The documents of a pipeline as tokens: what a run reads of it, once, in the plan that is predicted to be fastest."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from swift.data.config import DataConfig, Split, cut_at, in_split
-from swift.data.files import BeyondVocabulary, DataError
+from swift.data.files import DataError
 from swift.data.locality import domain_of
 from swift.data.pipeline import (
     CachePoint,
+    ConnectHosts,
+    InputHosts,
     InputPlan,
     Map,
     Pipeline,
     Resources,
     Sample,
-    decoded,
     plain_plan,
     plan_input,
+    profile_hosts,
+    profile_input,
     survey,
 )
-from swift.data.records import Documents
+from swift.data.records import ChosenRecords, Documents, RecordSource
 from swift.data.sources import Text, TextSource
 from swift.data.tokenizer import Tokenizer
 from swift.errors import SettingError
@@ -51,13 +55,12 @@ class DocumentTokens:
         """Returns the tokens, in the smallest unsigned type.
 
         Raises:
-            BeyondVocabulary: a token is outside the vocabulary.
-            DataError: there is no text, or no such field.
+            DataError: there is no text, no such field, or a token outside the vocabulary.
         """
         given = sample["tokens"] if "tokens" in sample else sample.get("text")
         if given is None:
-            raise BeyondVocabulary(f"a document has no field 'text' or 'tokens', but {', '.join(sample) or 'none'}")
-        made = {"tokens": tokens_of(given, self.tokenizer, "the document")}
+            raise DataError(f"a document has no field 'text' or 'tokens', but {', '.join(sample) or 'none'}")
+        made = {"tokens": tokens_of(given, self.tokenizer, str(sample.get("name", "the document")))}
         if self.domain is None:
             return made
         if self.domain not in sample:
@@ -69,11 +72,12 @@ def tokens_of(given: Text, tokenizer: Tokenizer, name: str) -> np.ndarray:
     """Returns the tokens of a document, in the smallest unsigned type.
 
     Raises:
-        BeyondVocabulary: the document is of tokens already, and one is outside the vocabulary.
+        DataError: the document is of tokens already, and one is outside the vocabulary.
     """
     tokens = tokenizer.encode(given) if isinstance(given, str) else np.asarray(given)
     if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < tokenizer.vocab_size:
-        raise BeyondVocabulary(f"{name} holds a token that is not from 0 to {tokenizer.vocab_size - 1}")
+        how = "set DataConfig.tokenizer to the one that wrote it"
+        raise DataError(f"{name} holds a token that is not from 0 to {tokenizer.vocab_size - 1}: {how}")
     return tokens.astype(np.min_scalar_type(tokenizer.vocab_size - 1), copy=False)
 
 
@@ -105,14 +109,27 @@ class Corpus(NamedTuple):
     pipeline: Pipeline
     splits: tuple[Split, ...]
 
+    @property
+    def has_operators(self) -> bool:
+        """Whether there are operators of the user's."""
+        return len(self.pipeline.operators) > 1
+
 
 def corpora_of(config: DataConfig) -> list[Corpus]:
-    """Returns the pipelines of a configuration, to the tokens of a document."""
+    """Returns the pipelines of a configuration, to the tokens of a document; texts are one without operators."""
     tokens = Map(DocumentTokens(config.tokenizer, config.domain), name="tokenize the documents")
-    pipelines = [source.then(tokens) for source in config.sources if isinstance(source, Pipeline)]
+    pipelines = [_pipeline_of(source).then(tokens) for source in config.sources]
     if len(pipelines) == 1:
         return [Corpus(pipelines[0], ("train", "validation"))]
     return [Corpus(pipelines[0], ("train",)), Corpus(pipelines[1], ("validation",))]
+
+
+def _pipeline_of(source: Any) -> Pipeline:
+    if isinstance(source, TextSource):
+        return Pipeline(Documents(source))
+    if not isinstance(source, Pipeline):
+        raise SettingError("DataConfig.source", source, "must be a pipeline or texts: other data are read as they are")
+    return source
 
 
 def reading(config: DataConfig) -> Pipeline:
@@ -121,59 +138,85 @@ def reading(config: DataConfig) -> Pipeline:
     Raises:
         SettingError: the source does not have documents that can be read in any order.
     """
-    source = config.source
-    if isinstance(source, TextSource):
-        source = Pipeline(Documents(source))
-    if not isinstance(source, Pipeline):
-        raise SettingError("DataConfig.source", source, "must be a pipeline or texts: other data are read as they are")
-    return corpora_of(replace(config, source=source, validation_source=None))[0].pipeline
+    return corpora_of(replace(config, validation_source=None))[0].pipeline
+
+
+def _sides(config: DataConfig, corpus: Corpus) -> list[Split | None]:
+    """Returns the split of each record; None for a single one, which is cut."""
+    source = corpus.pipeline.source
+    if len(corpus.splits) == 1:
+        return [corpus.splits[0]] * len(source)
+    if len(source) == 1:
+        return [None]
+    trains = in_split(map(source.name, range(len(source))), "train", config.validation_share)
+    return ["train" if one else "validation" for one in trains]
 
 
 class _Splitter:
     """Sends the tokens of each document to its split; a place to keep samples, see ``survey``."""
 
-    def __init__(self, config: DataConfig, corpus: Corpus, add: AddTokens):
-        self._config, self._add, self._source = config, add, corpus.pipeline.source
-        self._splits: list[Split | None] = [corpus.splits[0]] * len(self._source)
-        if len(corpus.splits) > 1 and len(self._source) > 1:
-            names = map(self._source.name, range(len(self._source)))
-            trains = in_split(names, "train", config.validation_share)
-            self._splits = ["train" if one else "validation" for one in trains]
-        elif len(corpus.splits) > 1:
-            self._splits = [None] * len(self._source)  # a single document is cut
+    def __init__(self, config: DataConfig, source: RecordSource, sides: Sequence[Split | None], add: AddTokens):
+        self._config, self._source, self._sides, self._add = config, source, sides, add
 
-    def add(self, number: int, content: bytes) -> None:
-        sample, field = decoded(content), self._config.domain
-        domain = domain_of(self._source.name(number)) if field is None else sample[field]
-        add_document(self._config, sample["tokens"], self._splits[number], domain, self._add)
+    @staticmethod
+    def form(sample: Sample) -> Sample:
+        return sample
+
+    def add(self, number: int, kept: Any) -> None:
+        field = self._config.domain
+        domain = domain_of(self._source.name(number)) if field is None else kept[field]
+        add_document(self._config, kept["tokens"], self._sides[number], domain, self._add)
 
     def closed(self) -> Any:
         return None
 
 
-def pipeline_tokens(config: DataConfig, add: AddTokens, report: Callable[[int, int], None] | None = None) -> list[str]:
-    """Reads the documents of a configuration's pipelines once, in their order.
+def pipeline_tokens(
+    config: DataConfig,
+    add: AddTokens,
+    report: Callable[[int, int], None] | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    *,
+    split: Split | None = None,
+    connect: ConnectHosts | None = None,
+) -> None:
+    """Reads the documents of texts or pipelines once, in their order.
 
     Args:
-        config: settings of the data, whose sources are pipelines.
+        config: settings of the data, whose sources are texts or pipelines.
         add: takes the tokens of each document that is not empty, and then a separator.
         report: called with the number of records that are done, and that of all.
-
-    Returns:
-        A line for each record that was skipped.
+        say: called with a line on what other hosts do, or on a record that was skipped.
+        split: split that is needed; documents of the other one are left out where no operator has to see them.
+        connect: function that connects to other hosts, which have the pipeline for training and begin its records where
+            that is faster; None: there are none.
 
     Raises:
-        SettingError: a source has no records.
+        SettingError: a source has no records, or a host has something else than this one.
         DataError: a record cannot be read, or an operator raises.
     """
-    skipped = list[str]()
     for corpus in corpora_of(config):
+        if split is not None and split not in corpus.splits:
+            continue
         if not len(corpus.pipeline.source):
             raise SettingError("Pipeline.source", corpus.pipeline.source, "has no records: there is nothing to read")
-        plan = _plan(corpus.pipeline)
-        found = survey(plan, _Splitter(config, corpus, add), report)
-        skipped += [f"skipped: {line}" for line in found.skipped]
-    return skipped
+        is_begun = connect is not None and "train" in corpus.splits
+        with connect(corpus.pipeline, say) if connect is not None and is_begun else nullcontext() as hosts:
+            plan, sides = _plan(corpus, hosts), _sides(config, corpus)
+            if hosts is not None:
+                say(next(line for line in plan.reasons if line.startswith("offload: ")))
+            if split is not None and not corpus.has_operators:
+                plan, sides = _only(split, plan, sides)
+            found = survey(plan, _Splitter(config, plan.pipeline.source, sides, add), report, hosts)
+        for line in found.skipped:
+            say(f"skipped: {line}")
+
+
+def _only(split: Split, plan: InputPlan, sides: Sequence[Split | None]) -> tuple[InputPlan, list[Split | None]]:
+    """Leaves out the documents of the other split."""
+    chosen = [number for number, side in enumerate(sides) if side in (split, None)]
+    source = ChosenRecords(plan.pipeline.source, chosen)
+    return replace(plan, pipeline=replace(plan.pipeline, source=source)), [sides[number] for number in chosen]
 
 
 def tokens_plan(pipeline: Pipeline) -> InputPlan:
@@ -181,9 +224,16 @@ def tokens_plan(pipeline: Pipeline) -> InputPlan:
     return replace(plain_plan(pipeline), cache=CachePoint(len(pipeline.levels[0].elements), "disk"))
 
 
-def _plan(pipeline: Pipeline) -> InputPlan:
-    if len(pipeline.source) < _FEW:
-        return tokens_plan(pipeline)
+def _plan(corpus: Corpus, hosts: InputHosts | None) -> InputPlan:
+    pipeline = corpus.pipeline
+    # A source of texts may be a class of the user's that no other process can load.
+    is_plain = hosts is None and isinstance(pipeline.source, Documents) and not corpus.has_operators
+    if is_plain or len(pipeline.source) < _FEW:
+        return replace(tokens_plan(pipeline), reasons=("offload: none; there are few records",))
+    profile = profile_input(pipeline)
+    there = None if hosts is None else profile_hosts(hosts, pipeline, profile)
     # Each record is read once, and what the operators make of it is kept by the index.
-    once = Resources(num_epochs=1, num_cores=os.cpu_count() or 1, memory_bytes=0)
-    return replace(plan_input(pipeline, once), cache=tokens_plan(pipeline).cache, num_ahead=_AHEAD)
+    once = Resources(num_epochs=1, num_cores=os.cpu_count() or 1, memory_bytes=0, hosts=there)
+    plan = plan_input(pipeline, once, profile)
+    reasons = plan.reasons if there is not None else ("offload: none; no input host answers",)
+    return replace(plan, cache=tokens_plan(pipeline).cache, num_ahead=_AHEAD, reasons=reasons)

@@ -23,6 +23,10 @@ class DataError(RunError):
     """Data that a run started with can no longer be read, or have changed. Exit code 3."""
 
 
+class ChangedFile(DataError):
+    """A file that is not as it was found."""
+
+
 class BeyondVocabulary(DataError):
     """A token in the data for which the model has no embedding."""
 

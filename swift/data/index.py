@@ -21,10 +21,10 @@ from swift.data.config import DataConfig, Mixture, Split
 from swift.data.corpus import corpora_of, pipeline_tokens, tokens_plan
 from swift.data.files import DataError, TokenReader
 from swift.data.locality import DomainRuns, RunsBuilder
-from swift.data.pipeline import NoDigest, Pipeline, survey_digest
+from swift.data.pipeline import ConnectHosts, NoDigest, Pipeline, survey_digest
 from swift.data.sequential import SequentialStream
 from swift.data.sources import StreamSource, TextSource, TokenFile
-from swift.data.stream import Spans, TokenStream, document_tokens, new_digest, open_stream, spans_of, text_documents
+from swift.data.stream import Spans, TokenStream, new_digest, open_stream, spans_of
 from swift.data.tokenizer import ByteTokenizer, TokenizerFile
 from swift.errors import SettingError
 from swift.files import replace_file, sync_directory
@@ -106,16 +106,24 @@ def _pipeline_state(config: DataConfig) -> CorpusState | None:
     return CorpusState(hashlib.sha256(json.dumps(parts).encode()).hexdigest(), 0)
 
 
-def make_index(config: DataConfig, path: Path, report: Callable[[IndexProgress], None]) -> None:
+def make_index(
+    config: DataConfig,
+    path: Path,
+    report: Callable[[IndexProgress], None],
+    say: Callable[[str], None] = lambda _: None,
+    connect: ConnectHosts | None = None,
+) -> None:
     """Reads a corpus once and writes its index.
 
     Args:
         config: settings of the data.
         path: directory of the index; if another process has made it meanwhile, that index stays.
         report: called with the progress.
+        say: called with a line, see ``pipeline_tokens``.
+        connect: see ``pipeline_tokens``.
 
     Raises:
-        SettingError: the source cannot be read, or a split would have no document.
+        SettingError: the source cannot be read, a split would have no document, or a host has something else.
         DataError: a token is beyond the vocabulary, or a token file changes while it is read.
         OSError: the index cannot be written.
     """
@@ -123,7 +131,10 @@ def make_index(config: DataConfig, path: Path, report: Callable[[IndexProgress],
     made.mkdir(mode=0o700)
     try:
         begun = time.time_ns()
-        files = (_write_spans if isinstance(config.source, TokenFile) else _write_texts)(config, made, report)
+        if isinstance(config.source, TokenFile):
+            files = _write_spans(config, made, report)
+        else:
+            files = _write_texts(config, made, report, say, connect)
         replace_file(made / _HEAD, json.dumps({"version": _VERSION, "begun": begun, "files": files}).encode())
         sync_directory(made)
         if not path.exists():
@@ -234,7 +245,13 @@ class _Written:
         return {"bytes": self.num_bytes, "digest": self._digest.hexdigest(), "num_tokens": num_tokens}
 
 
-def _write_texts(config: DataConfig, path: Path, report: Callable[[IndexProgress], None]) -> dict[str, Any]:
+def _write_texts(
+    config: DataConfig,
+    path: Path,
+    report: Callable[[IndexProgress], None],
+    say: Callable[[str], None],
+    connect: ConnectHosts | None,
+) -> dict[str, Any]:
     dtype, builder = np.min_scalar_type(config.tokenizer.vocab_size - 1), RunsBuilder()
     with (path / "train").open("wb") as train, (path / "validation").open("wb") as validation:
         written = {"train": _Written(train), "validation": _Written(validation)}
@@ -247,14 +264,7 @@ def _write_texts(config: DataConfig, path: Path, report: Callable[[IndexProgress
         def tell(num_done: int, num: int) -> None:
             report(IndexProgress(num, num_done, sum(one.num_bytes for one in written.values())))
 
-        if isinstance(config.source, Pipeline):
-            for line in pipeline_tokens(config, add, tell):
-                print(line, file=sys.stderr)
-        else:
-            documents = text_documents(config)
-            for number, (document, side) in enumerate(documents):
-                document_tokens(config, document, side, add)
-                tell(number + 1, len(documents))
+        pipeline_tokens(config, add, tell, say, connect=connect)
         files = {split: one.close(one.num_bytes // dtype.itemsize) for split, one in written.items()}
     with (path / _RUNS).open("wb") as file:
         runs = _Written(file)

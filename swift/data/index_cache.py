@@ -13,9 +13,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from swift.data.config import DataConfig, Mixture
-from swift.data.files import DataError
+from swift.data.files import ChangedFile, DataError
 from swift.data.index import CorpusState, IndexProgress, corpus_state, is_sound, make_index, remove_index
-from swift.data.pipeline import Pipeline
+from swift.data.pipeline import ConnectHosts, Pipeline, UntrueOperator
 from swift.errors import SettingError
 
 _BEAT_S, _PAUSE_S, _PATIENCE_S, _REPORT_S = 1.0, 0.2, 10.0, 5.0
@@ -24,7 +24,11 @@ _KEPT_S = 30 * 86_400
 
 
 def find_index(
-    config: DataConfig, cache: Path, report: Callable[[str], None], patience_s: float = _PATIENCE_S
+    config: DataConfig,
+    cache: Path,
+    report: Callable[[str], None],
+    patience_s: float = _PATIENCE_S,
+    connect: ConnectHosts | None = None,
 ) -> Path | None:
     """Finds the index of a corpus, and builds it if there is none.
 
@@ -34,16 +38,18 @@ def find_index(
         report: called with a line on the progress, or on why there is no index.
         patience_s: seconds without a sign of life from the process that builds the index, after which others stop
             waiting for it.
+        connect: function that connects to other hosts, which begin the documents of a pipeline while an index is built;
+            None: there are none.
 
     Returns:
         Directory of the index, or of all those of a mixture; None if it cannot be distinguished from that of another
         corpus, or not be written: then every process reads the corpus.
 
     Raises:
-        SettingError: the source cannot be read, or a split would have no document.
+        SettingError: the source cannot be read, a split would have no document, or a host has something else.
     """
     if isinstance(config.source, Mixture):
-        found = [find_index(one, cache, report, patience_s) for one in config.components]
+        found = [find_index(one, cache, report, patience_s, connect) for one in config.components]
         return cache if any(found) else None
     try:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -52,13 +58,18 @@ def find_index(
             if state is None:
                 return None
             path = cache / state.name
-            was_made = _make_unless_found(config, path, state, report, patience_s)
+            try:
+                was_made = _make_unless_found(config, path, state, report, patience_s, connect)
+            except ChangedFile:
+                if isinstance(config.source, Pipeline):  # which may have run for an hour
+                    raise
+                continue
             if not was_made or state == corpus_state(config):
                 _forget_old(cache, but=path)
                 return path
         report("the corpus changes while it is read: every process reads it for itself")
     except DataError as error:
-        if isinstance(config.source, Pipeline):  # which may have run for an hour
+        if isinstance(config.source, Pipeline) or isinstance(error, UntrueOperator):  # of an input host
             raise SettingError("DataConfig.source", config.source, str(error)) from error
         # The first read of the file reports it better.
     except OSError as error:
@@ -67,7 +78,12 @@ def find_index(
 
 
 def _make_unless_found(
-    config: DataConfig, path: Path, state: CorpusState, report: Callable[[str], None], patience_s: float
+    config: DataConfig,
+    path: Path,
+    state: CorpusState,
+    report: Callable[[str], None],
+    patience_s: float,
+    connect: ConnectHosts | None,
 ) -> bool:
     """Ensures an intact index; returns whether this call has built it."""
     lock, seen, since = path.with_suffix(".lock"), 0, time.monotonic()
@@ -84,7 +100,7 @@ def _make_unless_found(
                     remove_index(half)
             remove_index(path)
             with _beating(lock):
-                make_index(config, path, _progress_report(report))
+                make_index(config, path, _progress_report(report), report, connect)
             return True
     with suppress(OSError):  # an index can be read from where it cannot be written
         os.utime(path)

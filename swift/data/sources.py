@@ -106,13 +106,15 @@ class StandardLibrary:
         Raises:
             SettingError: the library is not on disk as ``.py`` files.
         """
-        root = Path(sysconfig.get_path("stdlib"))
-        paths = {path.relative_to(root).as_posix(): path for path in root.rglob("*.py")}
-        names = sorted(name for name in paths if _PACKAGE_DIRECTORIES.isdisjoint(name.split("/")))
-        if not names:
+        root, paths = Path(sysconfig.get_path("stdlib")), dict[str, str]()
+        for directory, inside, files in os.walk(root):
+            inside[:] = set(inside) - _PACKAGE_DIRECTORIES  # so that they are not walked
+            found = (os.path.join(directory, file) for file in files if file.endswith(".py"))
+            paths |= {os.path.relpath(path, root): path for path in found}
+        if not paths:
             allowed = f"{root} holds no .py files, so this Python cannot serve as data: use TextFiles"
             raise SettingError("DataConfig.source", self, allowed)
-        return [Document(name, functools.partial(self._read, paths[name]), str(paths[name])) for name in names]
+        return [Document(name, functools.partial(self._read, Path(path)), path) for name, path in sorted(paths.items())]
 
     def _read(self, path: Path) -> str:
         try:
@@ -139,25 +141,26 @@ class TextFiles:
         Raises:
             SettingError: no file matches, or all are empty.
         """
-        paths = [Path(path) for path in glob.glob(self.pattern, recursive=True) if not os.path.isdir(path)]
+        paths = [Path(path) for path in glob.glob(self.pattern, recursive=True) if self._is_file(path)]
         if not paths:
             raise SettingError("TextFiles.pattern", self.pattern, "no file matches")
-        for path in paths:
-            self._check(path)
         if all(os.path.exists(path) and os.path.getsize(path) == 0 for path in paths):
             raise SettingError("TextFiles.pattern", self.pattern, f"all files that match ({len(paths)}) are empty")
         directory = os.path.dirname(re.split(r"[*?[]", self.pattern, maxsplit=1)[0]) or "."
-        named = {Path(os.path.relpath(path, directory)).as_posix(): path for path in paths}
+        named = {os.path.relpath(path, directory): path for path in paths}
         return [Document(name, functools.partial(self._read, path), str(path)) for name, path in sorted(named.items())]
 
-    def _check(self, path: Path) -> None:
-        """Refuses what exists and is not a file; a file that has gone is reported when it is read."""
+    def _is_file(self, path: str) -> bool:
+        """Refuses what is neither a file nor a directory; a file that has gone is reported when it is read."""
         try:
             check_regular(path)
         except FileNotFoundError:
             pass
+        except IsADirectoryError:
+            return False
         except OSError as error:
             raise SettingError("TextFiles.pattern", self.pattern, f"cannot read {path}: {error.strerror}") from error
+        return True
 
     def _read(self, path: Path) -> str:
         try:

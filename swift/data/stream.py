@@ -8,17 +8,16 @@ import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 import numpy as np
 
-from swift.data.config import DataConfig, Split, cut_at, in_split, split_places
-from swift.data.corpus import AddTokens, add_document, pipeline_tokens, tokens_of
+from swift.data.config import DataConfig, Split, cut_at, split_places
+from swift.data.corpus import pipeline_tokens, tokens_of
 from swift.data.files import FileState, TokenReader
-from swift.data.locality import DomainRuns, RunsBuilder, domain_of
-from swift.data.pipeline import Pipeline
+from swift.data.locality import DomainRuns, RunsBuilder
 from swift.data.sequential import SequentialStream
-from swift.data.sources import Document, StreamSource, Text, TextSource, TokenFile
+from swift.data.sources import StreamSource, Text, TokenFile
 
 _CHECKSUM_PIECES = 64
 _CHECKSUM_TOKENS = 4096
@@ -123,33 +122,9 @@ def open_stream(config: DataConfig, split: Split) -> TokenStream | SequentialStr
             pieces.append(tokens)
             builder.add(domain, len(tokens))
 
-    if isinstance(source, Pipeline):
-        pipeline_tokens(config, add)
-    else:
-        for document, side in text_documents(config):
-            if side in (split, None):
-                document_tokens(config, document, side, add)
+    pipeline_tokens(config, add, split=split)
     joined_N, zero_1 = np.concatenate(pieces), np.zeros(1, np.int64)
     return TokenStream(joined_N, zero_1, zero_1, len(joined_N), runs=builder.runs())
-
-
-def text_documents(config: DataConfig) -> list[tuple[Document, Split | None]]:
-    """Lists the documents of texts, each with its split; None for a single document, which is cut."""
-    whole: tuple[Split, ...] = get_args(Split)
-    listed = [source.documents() for source in config.sources if isinstance(source, TextSource)]
-    if len(listed) > 1:
-        return [(document, split) for split, documents in zip(whole, listed, strict=True) for document in documents]
-    (documents,) = listed
-    if len(documents) == 1:
-        return [(documents[0], None)]
-    trains = in_split((document.name for document in documents), "train", config.validation_share)
-    return [(document, whole[0 if member else 1]) for document, member in zip(documents, trains, strict=True)]
-
-
-def document_tokens(config: DataConfig, document: Document, split: Split | None, add: AddTokens) -> None:
-    """Reads a document and adds its tokens, see ``add_document``."""
-    tokens = tokens_of(document.read(), config.tokenizer, document.name)
-    add_document(config, tokens, split, domain_of(document.name), add)
 
 
 def _streamed(config: DataConfig, texts: Iterator[Text]) -> Iterator[np.ndarray]:

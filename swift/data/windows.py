@@ -3,6 +3,7 @@
 Shapes: M micro-batches, B sequences per micro-batch, T positions.
 """
 
+import functools
 import itertools
 import sys
 from collections.abc import Callable, Sequence
@@ -21,6 +22,8 @@ from swift.errors import SettingError
 
 _SHUFFLE_ROUNDS = 4
 """Rounds of ``grain.MapDataset.shuffle``."""
+_CHUNK = 1024
+"""Places whose windows are found together, which takes less time than one by one."""
 
 
 class Batch(NamedTuple):
@@ -104,20 +107,8 @@ def training_order(
     """
     sizes, seeds = list(map(len, parts)), [_spread_seed(seed, place) for place in range(len(parts))]
 
-    endless, mixed, epoch = grain.MapDataset.range(sys.maxsize), None, sizes[0]
-    if isinstance(config.source, Mixture):
-        places = [endless.map(lambda place, source=source: (source, place)) for source in range(len(parts))]
-        mixed, epoch = grain.MapDataset.mix(places, weights=[float(weight) for weight in config.source.weights]), 0
-
-    def shuffled(place: int) -> tuple[int, int]:
-        """Returns the window at a place, as ``grain.MapDataset.shuffle`` does: calls of this many datasets add up."""
-        source, inside = (0, place) if mixed is None else mixed[place]
-        turn, inside = divmod(inside, sizes[source])
-        spread = (seeds[source] + turn) % 2**32
-        return source, index_shuffle(inside, sizes[source] - 1, spread, _SHUFFLE_ROUNDS)
-
-    def all_shuffled(places_N: np.ndarray) -> np.ndarray:
-        """Returns the windows at many places, in less time than one by one: a stretch has 64 batches of them."""
+    def shuffled(places_N: np.ndarray) -> np.ndarray:
+        """Returns the windows at places, where ``mix`` and then ``shuffle`` of ``grain.MapDataset`` put them."""
         sources_N, inside_N = np.zeros_like(places_N), places_N
         if isinstance(config.source, Mixture):
             sources_N, inside_N = mixed_places(places_N, config.source.weights)
@@ -128,15 +119,15 @@ def training_order(
         numbers = map(index_shuffle, *given, itertools.repeat(_SHUFFLE_ROUNDS))
         return np.stack([sources_N, np.fromiter(numbers, np.int64, len(places_N))])
 
-    order: Callable[[int], tuple[int, int]] = shuffled
+    order = _in_chunks(shuffled)
     if config.locality:
         parts, domains = _by_domain(config, parts)
         order = LocalOrder(
-            all_shuffled,
+            shuffled,
             domains,
             locality=config.locality,
             sequences_per_batch=sequences_per_batch,
-            epoch=epoch,
+            epoch=0 if isinstance(config.source, Mixture) else sizes[0],
             seed=_spread_seed(seed),
         ).window
 
@@ -144,7 +135,22 @@ def training_order(
         source, number = order(place)
         return parts[source][number]
 
-    return endless.map(read)
+    return grain.MapDataset.range(sys.maxsize).map(read)
+
+
+def _in_chunks(windows: Callable[[np.ndarray], np.ndarray]) -> Callable[[int], tuple[int, int]]:
+    """Makes of a function of many places, int64[N], that returns sources and numbers, int64[2, N], one of a place."""
+
+    @functools.lru_cache(maxsize=2)
+    def chunk(number: int) -> np.ndarray:
+        return windows(np.arange(number * _CHUNK, (number + 1) * _CHUNK))
+
+    def window(place: int) -> tuple[int, int]:
+        number, inside = divmod(place, _CHUNK)
+        source, found = chunk(number)[:, inside].tolist()
+        return source, found
+
+    return window
 
 
 def _by_domain(

@@ -18,10 +18,10 @@ from swift.train.export import export_model, find_checkpoint, load_weights
 from swift.train.hosts import ALONE, HostPlace, Hosts, join_hosts, own_devices
 from swift.train.interrupt import Interrupt
 from swift.train.loop import LiveWorkers, StateKeeper, TrainLoop
+from swift.train.options import TrainOptions
 from swift.train.preflight import check_before
 from swift.train.settings import Experiment, on_ranks
 from swift.train.start import (
-    TrainOptions,
     check_range,
     check_resumable,
     conclude,

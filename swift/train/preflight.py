@@ -9,8 +9,9 @@ from swift.errors import renamed_settings
 from swift.runlog import check_new_run
 from swift.train.emulated import EmulatedCluster
 from swift.train.hosts import check_hosts
+from swift.train.options import TrainOptions
 from swift.train.settings import Experiment
-from swift.train.start import TrainOptions, next_length, try_placement
+from swift.train.start import next_length, try_placement
 
 
 def check_before(experiment: Experiment, options: TrainOptions) -> Any:
@@ -42,5 +43,7 @@ def load_data(experiment: Experiment, options: TrainOptions, report: Callable[[s
         options: options of this invocation.
         report: function that shows a line about what takes long.
     """
-    corpus = None if options.corpora is None else find_index(experiment.data, options.corpora, report)
+    corpus = None
+    if options.corpora is not None:
+        corpus = find_index(experiment.data, options.corpora, report, connect=options.connect)
     return experiment.loader("train", corpus), experiment.loader("validation", corpus)

@@ -3,22 +3,19 @@
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from swift.checkpoint import RestorePlan, checkpoint_steps, clean_up_saves, plan_restore
-from swift.deadlines import Deadlines
 from swift.errors import SettingError, check_count
 from swift.experts import learning_rate
 from swift.experts.placement import FlexMoE, MinMax, Packed, Static, Symi, try_policy
-from swift.pipeline import Prepare, StepSpec, TrainState
+from swift.pipeline import StepSpec, TrainState
 from swift.runlog import (
     SUMMARY,
     Lease,
-    Observer,
     RunDirectory,
     acquire_lease,
     changed_settings,
@@ -27,9 +24,9 @@ from swift.runlog import (
     check_same_run,
     writes_checkpoints,
 )
-from swift.train.checkpoints import ModelPlan, WeightSource, load_state, put_state, take_back
-from swift.train.display import Series
-from swift.train.hosts import ALONE, Hosts, checked_by_all
+from swift.train.checkpoints import ModelPlan, load_state, put_state, take_back
+from swift.train.hosts import checked_by_all
+from swift.train.options import TrainOptions
 from swift.train.settings import Experiment, defaults_in, on_ranks, write_config
 from swift.train.summary import summarize
 from swift.train.window_rules import window_length
@@ -47,41 +44,6 @@ MAY_CHANGE = (
 """Settings that may change when a run is resumed: its length, records, failures, where and how the same sums are
 computed (the loader ensures that the micro-batches of all pipelines together stay), and remedies for a loss that was
 not finite."""
-
-
-@dataclass(frozen=True)
-class TrainOptions:
-    """Options of one invocation of a run, apart from what it computes.
-
-    Attributes:
-        run_dir: run directory.
-        config_text: operative configuration, kept in the run directory; empty: as ``config_text`` writes it.
-        resume: whether to continue the run in the directory.
-        stop_at: iteration after which to stop early, with a checkpoint; None: no such iteration.
-        profile: (first, last) iteration to trace with the profiler, or None.
-        prepare: ``next`` plans and compiles ahead for the failure or return of any one worker.
-        stopping_s: seconds from Ctrl-C or SIGTERM to the end of the process, which saves a checkpoint in that time.
-        init_from: run or model whose weights a new run begins with; None: they are drawn with ``Experiment.seed``.
-        log_every: iterations between two lines of progress; None: about ten lines in all, and none on a terminal.
-        observers: observers of the run besides TensorBoard.
-        series: place of the run among several that run one after the other; None: it is alone.
-        corpora: directory of indexes of corpora, see ``find_index``; None: the corpus is read and cut again.
-        hosts: hosts that the run is on.
-    """
-
-    run_dir: Path
-    config_text: str = ""
-    resume: bool = False
-    stop_at: int | None = None
-    profile: tuple[int, int] | None = None
-    prepare: Prepare = "next"
-    stopping_s: float = Deadlines.stopping
-    init_from: WeightSource | None = None
-    log_every: int | None = None
-    observers: tuple[Observer, ...] = ()
-    series: Series | None = None
-    corpora: Path | None = None
-    hosts: Hosts = ALONE
 
 
 @contextmanager

@@ -21,10 +21,10 @@ from swift.train.emulated import EmulatedCluster, EmulatedWorkers, RunCheckpoint
 from swift.train.hosts import OwnSequences, check_all_compute, check_hosts
 from swift.train.interrupt import STOPPING, Interrupt
 from swift.train.loop import TrainLoop
+from swift.train.options import TrainOptions
 from swift.train.preflight import load_data
 from swift.train.settings import Experiment, FailureSource, config_text, cuts_text, layers_of_stages
 from swift.train.start import (
-    TrainOptions,
     begin,
     check_range,
     conclude,

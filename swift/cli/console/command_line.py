@@ -14,6 +14,7 @@ from swift.cli.console.shared_options import (
     add_expert_ranks,
     add_hosts,
     add_init_from,
+    add_input_hosts,
     add_prepare,
     add_progress,
     add_settings,
@@ -47,6 +48,7 @@ def command_line() -> argparse.ArgumentParser:
     add_prepare(train)
     add_stopping(train)
     add_hosts(train)
+    add_input_hosts(train)
     train.add_argument("--profile", metavar="FIRST:LAST", help="trace these iterations with JAX's profiler")
 
     compare = commands.add_parser("compare", help="run several experiments one after another and compare them")
@@ -58,6 +60,7 @@ def command_line() -> argparse.ArgumentParser:
     add_progress(compare)
     add_stopping(compare)
     add_hosts(compare)
+    add_input_hosts(compare)
 
     launch = commands.add_parser("launch", help="run one experiment, a process for each worker, which may die")
     launch.add_argument("config", type=path_of, metavar="CONFIG.gin")
@@ -83,7 +86,7 @@ def command_line() -> argparse.ArgumentParser:
     launch.add_argument(
         "--insecure-network",
         action="store_true",
-        help="the network between the nodes is trusted: what processes say there is not encrypted",
+        help="the network between the nodes, and to input hosts, is trusted: what is said there is not encrypted",
     )
     launch.add_argument(
         "--recovery",
@@ -106,6 +109,7 @@ def command_line() -> argparse.ArgumentParser:
     launch.add_argument(
         "--against", type=path_of, metavar="RUN_DIR", help="say at the end how far the loss is from that of another run"
     )
+    add_input_hosts(launch, has_network=True)
     add_progress(launch)
     add_prepare(launch)
     launch.add_argument(

@@ -3,6 +3,7 @@
 from typing import Any
 
 from swift.cli.console.parser import path_of
+from swift.cli.console.shared_options import add_input_hosts, add_insecure_network, add_key
 
 
 def add_data(commands: Any) -> None:
@@ -52,25 +53,11 @@ def _add_resources(action: Any) -> None:
         help="memory for samples that are kept (default: %(default)s)",
     )
     action.add_argument("--cache-dir", type=path_of, metavar="DIR", help="directory for kept samples (default: none)")
-    action.add_argument(
-        "--hosts", metavar="HOST:PORT,...", help="machines where `swift data serve` makes samples (default: none)"
-    )
-    _add_key(action)
+    add_input_hosts(action)
 
 
 def _add_serving(action: Any) -> None:
     action.add_argument("--listen", required=True, metavar="HOST:PORT", help="address for the other machines")
     action.add_argument("--processes", type=int, default=1, help="processes that make samples (default: %(default)s)")
-    _add_key(action)
-
-
-def _add_key(action: Any) -> None:
-    action.add_argument(
-        "--key-file",
-        type=path_of,
-        metavar="FILE",
-        help="key that the machines prove to have to each other; `serve` makes the file if there is none",
-    )
-    action.add_argument(
-        "--insecure-network", action="store_true", help="permit addresses of a network: nothing there is encrypted"
-    )
+    add_key(action)
+    add_insecure_network(action)

@@ -57,6 +57,43 @@ def add_hosts(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", type=int, metavar="I", help="which of them this is, from 0")
 
 
+def add_input_hosts(parser: argparse.ArgumentParser, *, has_network: bool = False) -> None:
+    """Adds the options for input hosts.
+
+    Args:
+        parser: parser of a command.
+        has_network: whether it has the option that permits a network already.
+    """
+    parser.add_argument(
+        "--input-hosts",
+        metavar="HOST:PORT,...",
+        help="machines where `swift data serve` makes samples of this pipeline (default: none)",
+    )
+    add_key(parser)
+    if not has_network:
+        add_insecure_network(parser)
+
+
+def add_key(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--key-file``."""
+    parser.add_argument(
+        "--key-file",
+        type=path_of,
+        metavar="FILE",
+        help="key that input hosts and the machines that they serve prove to have to each other; `swift data serve` "
+        "makes the file if there is none",
+    )
+
+
+def add_insecure_network(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--insecure-network``, for samples."""
+    parser.add_argument(
+        "--insecure-network",
+        action="store_true",
+        help="permit input hosts on a network: nothing there is encrypted",
+    )
+
+
 def add_prepare(parser: argparse.ArgumentParser) -> None:
     """Adds ``--prepare``."""
     parser.add_argument(

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -52,10 +53,11 @@ def data(options: argparse.Namespace) -> None:
     else:
         with renamed_settings(_OPTIONS):
             used = _resources(options)
-            with input_hosts(pipeline, options, _report) as hosts:
+            connect = input_hosts([pipeline], options)
+            with nullcontext() if connect is None else connect(pipeline, _report) as hosts:
                 profile = profile_input(pipeline, options.records)
                 if hosts is not None:
-                    used = replace(used, hosts=profile_hosts(hosts, hosts.num_workers, pipeline, profile))
+                    used = replace(used, hosts=profile_hosts(hosts, pipeline, profile))
                 if options.action == "plan":
                     facts, lines = _plan(pipeline, used, profile)
                 else:
@@ -143,7 +145,7 @@ class _Run:
         samples = Samples(plan, 0, find_survey(plan, used.cache_directory, _report, hosts=hosts), hosts)
         self.start_s = time.perf_counter() - begun
         self.num_samples, self.seconds = 0, 0.0
-        self._samples = in_order(samples, plan)
+        self._samples = in_order(samples, plan, hosts=hosts)
 
     def turn(self, seconds: float) -> None:
         """Takes samples for this many seconds."""

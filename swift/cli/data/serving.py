@@ -4,13 +4,13 @@ import argparse
 import functools
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from swift.cli.configuration import load_pipeline
 from swift.cli.options import Written, listening_address
-from swift.data import Pipeline
+from swift.data import ConnectHosts, DataConfig, Pipeline, reading
 from swift.data.pipeline import NoDigest, pipeline_facts
 from swift.elastic.transport import check_network
 from swift.errors import SettingError, check_count, renamed_settings
@@ -40,39 +40,57 @@ def _say(line: str) -> None:
     sys.stdout.flush()
 
 
-@contextmanager
-def input_hosts(
-    pipeline: Pipeline, options: argparse.Namespace, report: Callable[[str], None]
-) -> Iterator[ConnectedHosts | None]:
-    """Connects to the machines of ``--hosts`` for the block; None: there are none.
+def input_hosts_of_runs(data: Sequence[DataConfig], options: argparse.Namespace) -> ConnectHosts | None:
+    """Returns the function by which runs connect to the machines of ``--input-hosts``, see ``input_hosts``.
 
     Args:
-        pipeline: pipeline that they have to have, too.
-        options: options ``hosts``, ``key_file`` and ``insecure_network``.
-        report: called with a line on a machine that is lost, from any thread.
+        data: settings of the data of each run.
+        options: see ``input_hosts``.
 
     Raises:
-        SettingError: an address or the key cannot be used, or a machine has another pipeline.
+        SettingError: see ``input_hosts``; or a run does not have documents of which samples are made.
     """
-    if options.hosts is None:
-        yield None
-        return
-    addresses = [_address(text, is_trusted=options.insecure_network) for text in options.hosts.split(",")]
-    hosts = connect(addresses, find_key(_key_file(options.key_file)), _facts(pipeline), report)
-    try:
-        yield hosts
-    finally:
-        hosts.close()
+    return input_hosts([] if options.input_hosts is None else list(map(reading, data)), options)
+
+
+def input_hosts(pipelines: Sequence[Pipeline], options: argparse.Namespace) -> ConnectHosts | None:
+    """Returns the function that connects to the machines of ``--input-hosts``; None: there are none.
+
+    Args:
+        pipelines: pipelines of which samples are made there.
+        options: options ``input_hosts``, ``key_file`` and ``insecure_network``.
+
+    Raises:
+        SettingError: an address or the key cannot be used, or a pipeline cannot be told from another.
+    """
+    if options.input_hosts is None:
+        if options.key_file is not None:
+            raise SettingError("--key-file", str(options.key_file), "goes with --input-hosts, which is not set")
+        return None
+    addresses = [_address(text, is_trusted=options.insecure_network) for text in options.input_hosts.split(",")]
+    key = find_key(_key_file(options.key_file))
+    for pipeline in pipelines:
+        _facts(pipeline)  # before anything is read or written
+
+    @contextmanager
+    def connected(pipeline: Pipeline, report: Callable[[str], None]) -> Iterator[ConnectedHosts]:
+        hosts = connect(addresses, key, _facts(pipeline), report)
+        try:
+            yield hosts
+        finally:
+            hosts.close()
+
+    return connected
 
 
 def _address(text: str, *, is_trusted: bool) -> tuple[str, int]:
     if not text.rpartition(":")[0]:
-        raise SettingError("--hosts", text, "must be HOST:PORT, or several of them with commas between")
-    with renamed_settings({"--listen": "--hosts"}):
+        raise SettingError("--input-hosts", text, "must be HOST:PORT, or several of them with commas between")
+    with renamed_settings({"--listen": "--input-hosts"}):
         host, port = listening_address(text)
         check_network(host, is_trusted=is_trusted)
     if not port:
-        raise SettingError("--hosts", text, "must be HOST:PORT, with the port on which it listens")
+        raise SettingError("--input-hosts", text, "must be HOST:PORT, with the port on which it listens")
     return host, port
 
 

@@ -12,9 +12,10 @@ from jax.extend.backend import clear_backends
 
 from swift.cli.commands import corpora_directory
 from swift.cli.configuration import load_experiment
+from swift.cli.data import input_hosts_of_runs
 from swift.cli.launch.nodes import Nodes, ProcessCommands, nodes_of
 from swift.cli.options import OF_PROCESSES, deadlines_of
-from swift.data import find_index
+from swift.data import ConnectHosts, find_index
 from swift.deadlines import Deadlines
 from swift.elastic import is_elastic
 from swift.elastic.coordinator import (
@@ -52,6 +53,7 @@ class LaunchJob:
         nodes: machines of the run.
         deadlines: time limits.
         faults: faults to be injected.
+        connect: function that connects to input hosts while the index of the corpus is built; None: there are none.
     """
 
     experiment: Experiment
@@ -61,6 +63,7 @@ class LaunchJob:
     nodes: Nodes
     deadlines: Deadlines
     faults: FaultInjection
+    connect: ConnectHosts | None
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> Self:
@@ -88,6 +91,7 @@ class LaunchJob:
                 experiment.num_steps,
                 _why_unprepared(experiment, options.prepare, by_rank=by_rank),
             ),
+            connect=input_hosts_of_runs([experiment.data], options),
         )
 
     @property
@@ -118,7 +122,7 @@ class LaunchJob:
 
     def corpus(self) -> Path | None:
         """Finds or builds the index of the corpus."""
-        return find_index(self.experiment.data, corpora_directory(), self.show)
+        return find_index(self.experiment.data, corpora_directory(), self.show, connect=self.connect)
 
     def interrupt(self) -> Interrupt:
         """Holds signals back from now on, and ends the process some time after the first."""

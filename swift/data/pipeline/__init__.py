@@ -4,7 +4,8 @@ A pipeline says what the samples are; a plan says how they are made: in which or
 by how many threads and processes. The samples of a pipeline are the same for every plan.
 """
 
-from swift.data.pipeline.elsewhere import InputHosts, answer_of, refused
+from swift.data.pipeline.check import UntrueOperator
+from swift.data.pipeline.elsewhere import ConnectHosts, InputHosts, answer_of, refused
 from swift.data.pipeline.encoding import decoded
 from swift.data.pipeline.keeping import NoDigest, check_writable, find_survey, pipeline_facts, survey_digest
 from swift.data.pipeline.operators import DropDuplicates, Filter, Map, Pack, Sample, Shuffle, Stack, Tokenize, name_of
@@ -25,6 +26,7 @@ from swift.data.pipeline.survey import survey
 
 __all__ = [
     "CachePoint",
+    "ConnectHosts",
     "DropDuplicates",
     "Filter",
     "HostsProfile",
@@ -41,6 +43,7 @@ __all__ = [
     "Shuffle",
     "Stack",
     "Tokenize",
+    "UntrueOperator",
     "alternatives",
     "answer_of",
     "check_writable",

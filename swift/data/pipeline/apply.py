@@ -71,6 +71,8 @@ def _called(name: str, function: Callable[..., Any], *given: Any) -> Any:
         return function(*given)
     except OperatorError:
         raise
+    except DataError as error:  # which says what is wrong
+        raise OperatorError(name, str(error)) from error
     except KeyError as error:  # of a field, or of anything else
         raise OperatorError(name, f"raises KeyError: {error}") from error
     except Exception as error:  # raised by the user's code

@@ -38,11 +38,11 @@ def advanced(plan: InputPlan, begun: Begun, elements: Sequence[Element], draw: D
         draw: random numbers of the record.
         chooses: whether filters leave it out, and digests are made; in an epoch it is known that it stays.
     """
-    numbers = {name_of(one): number for number, one in enumerate(plan.pipeline.operators)}
     sample, digests = begun.sample, list(begun.digests)
     num_done = begun.num_done + len(elements)
-    if sample is None:
+    if sample is None or not elements:
         return begun
+    numbers = {name_of(one): number for number, one in enumerate(plan.pipeline.operators)}
     for element in elements:
         if not chooses and isinstance(element, Filter | DropDuplicates):
             continue

@@ -6,6 +6,8 @@ program; the answer is a sample, see ``encoded``. Whatever a host does not or ca
 
 import json
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
@@ -26,6 +28,11 @@ _DIGEST_BYTES, _MOST_ECHOED = 16, 1 << 26
 class InputHosts(Protocol):
     """Other hosts with the pipeline of this one; threads may share them."""
 
+    @property
+    def num_workers(self) -> int:
+        """Number of processes that make samples there; 0 once all are lost."""
+        ...
+
     def ask(self, request: bytes) -> tuple[str, bytes] | None:
         """Returns the name of a host and its answer; None: none is free, or the one that was asked is lost."""
         ...
@@ -33,6 +40,10 @@ class InputHosts(Protocol):
     def tell(self, host: str, line: str) -> None:
         """Tells the user about a host that could not answer, not for every request again."""
         ...
+
+
+ConnectHosts = Callable[[Pipeline, Callable[[str], None]], AbstractContextManager[InputHosts]]
+"""Connects to other hosts for a block, by the pipeline that they need, too, and a function that shows a line."""
 
 
 @dataclass(frozen=True)

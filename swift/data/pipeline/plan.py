@@ -1,6 +1,6 @@
 """The plan of a pipeline: the order of the operators, what is kept, and how many threads and processes run them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from swift.data.pipeline.operators import DropDuplicates, Element, Filter, Pack, name_of
@@ -33,6 +33,7 @@ class InputPlan:
         num_ahead: samples that are ready before they are asked for.
         num_offloaded: elements of records that other hosts run once they have read the record, in the order of the
             plan, at most those before the cache; None: they do not even read it. Only threads ask them.
+        alone: threads and processes with which this host goes on once no other is left.
         check_every: one sample in so many is made in the order of the pipeline, too, and compared; 0: none.
         reasons: for each pass, a line that says what it chose and why.
     """
@@ -44,6 +45,7 @@ class InputPlan:
     num_processes: int = 0
     num_ahead: int = 0
     num_offloaded: int | None = None
+    alone: tuple[int, int] = (0, 0)
     check_every: int = 0
     reasons: tuple[str, ...] = ()
 
@@ -51,6 +53,11 @@ class InputPlan:
         """Returns the elements of a level in the order in which they run."""
         by_name = {name_of(element): element for element in self.pipeline.levels[level].elements}
         return tuple(by_name[name] for name in self.orders[level])
+
+    def without_hosts(self) -> "InputPlan":
+        """Returns the plan for when no other host is left."""
+        num_threads, num_processes = self.alone
+        return replace(self, num_offloaded=None, num_threads=num_threads, num_processes=num_processes)
 
     @property
     def num_surveyed(self) -> int:

@@ -1,12 +1,14 @@
 """Samples made ahead of their use, by the threads and processes of a plan: Grain runs them."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from typing import Any, Protocol
 
 import grain
 from absl import flags
 
 from swift.data.files import DataError
+from swift.data.pipeline.elsewhere import InputHosts
 from swift.data.pipeline.plan import InputPlan
 from swift.errors import SettingError
 
@@ -46,15 +48,17 @@ class _Wrapped:
             return None, (SettingError, (error.setting, error.value, error.allowed))
 
 
-def in_order(samples: Numbered, plan: InputPlan, first: int = 0) -> Iterator[Any]:
+def in_order(samples: Numbered, plan: InputPlan, first: int = 0, hosts: InputHosts | None = None) -> Iterator[Any]:
     """Yields samples in their order, made ahead as the plan says.
 
-    A process that dies is restarted at the sample that is due, so the samples stay the same.
+    A process that dies is restarted at the sample that is due, so the samples stay the same. Once all other hosts are
+    lost, the threads that asked them make room for the threads and processes with which this host goes on alone.
 
     Args:
         samples: samples by number, which another process gets as a pickle if the plan has processes.
         plan: threads, processes and samples ahead.
         first: number of the first sample.
+        hosts: other hosts that the samples ask; None: none.
 
     Raises:
         DataError: a sample cannot be made, or processes have died more than ``MOST_RESTARTS`` times.
@@ -62,13 +66,15 @@ def in_order(samples: Numbered, plan: InputPlan, first: int = 0) -> Iterator[Any
     num_restarts = 0
     while True:
         try:
-            for sample, error in _read(_Wrapped(samples, first), plan):
-                if error is not None:
-                    kind, said = error
-                    raise kind(*said)
-                yield sample
-                first += 1
-            return
+            with closing(_read(_Wrapped(samples, first), plan)) as made:
+                for one in made:
+                    yield _sample_of(one)
+                    first += 1
+                    if plan.num_offloaded is not None and hosts is not None and not hosts.num_workers:
+                        break
+                else:
+                    return
+            plan = plan.without_hosts()
         except RuntimeError as error:
             if isinstance(error, DataError) or _DIED not in str(error):
                 raise
@@ -77,7 +83,15 @@ def in_order(samples: Numbered, plan: InputPlan, first: int = 0) -> Iterator[Any
                 raise DataError(f"processes that make samples have died {num_restarts} times") from error
 
 
-def _read(wrapped: _Wrapped, plan: InputPlan) -> Iterator[tuple[Any, _Raised | None]]:
+def _sample_of(made: tuple[Any, _Raised | None]) -> Any:
+    sample, error = made
+    if error is not None:
+        kind, said = error
+        raise kind(*said)
+    return sample
+
+
+def _read(wrapped: _Wrapped, plan: InputPlan) -> Generator[tuple[Any, _Raised | None], None, None]:
     if not plan.num_threads and not plan.num_processes:
         yield from (wrapped[number] for number in range(len(wrapped)))
         return

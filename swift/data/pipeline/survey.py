@@ -4,6 +4,7 @@ All that a filter, a packed row or a skipped record needs to know before sample 
 record is examined once, by as many threads and processes as the plan has.
 """
 
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -15,8 +16,8 @@ from swift.data.pipeline.apply import draws
 from swift.data.pipeline.begun import Begun, advanced
 from swift.data.pipeline.check import check_record, outcome
 from swift.data.pipeline.elsewhere import InputHosts, RecordRequest, begun_elsewhere
-from swift.data.pipeline.encoding import Unencodable, encoded
-from swift.data.pipeline.operators import Element
+from swift.data.pipeline.encoding import Unencodable
+from swift.data.pipeline.operators import Element, Sample
 from swift.data.pipeline.plan import InputPlan
 from swift.data.pipeline.run import in_order
 
@@ -32,8 +33,13 @@ class KeptSamples(Protocol):
 class Store(Protocol):
     """A place to keep samples while a source is surveyed."""
 
-    def add(self, number: int, content: bytes) -> None:
-        """Adds the next sample that stays, see ``encoded``; ``number`` is that of its record."""
+    @property
+    def form(self) -> Callable[[Sample], Any]:
+        """Makes of a sample what is kept, where the sample is made: another process may get this function."""
+        ...
+
+    def add(self, number: int, kept: Any) -> None:
+        """Adds the next sample that stays, in its form; ``number`` is that of its record."""
         ...
 
     def closed(self) -> KeptSamples:
@@ -73,28 +79,29 @@ class _Examined:
         error: why an operator raised, and which; None: none did.
         digests: for each ``DropDuplicates`` that it has reached, its name and the digest of the field.
         length: number of its tokens.
-        content: what is kept of it; None: nothing.
+        kept: what is kept of it; None: nothing.
     """
 
     stays: bool
     error: str | None
     digests: tuple[tuple[str, bytes], ...]
     length: int = 0
-    content: bytes | None = None
+    kept: Any = None
 
 
 class _Examiner:
-    """Examined records by number; another process gets it as a pickle."""
+    """Examined records by number; another process gets it as a pickle, without the hosts."""
 
-    def __init__(self, plan: InputPlan, num_cached: int | None, hosts: InputHosts | None):
-        self._plan, self._num_cached, self._hosts = plan, num_cached, hosts
+    def __init__(self, plan: InputPlan, form: Callable[[Sample], Any] | None, hosts: InputHosts | None):
+        self._plan, self._form, self._hosts = plan, form, hosts
+        self._num_cached = None if form is None or plan.cache is None else plan.cache.num_elements
+        self._planned = plan.elements(0)[: plan.num_surveyed]
 
     def __len__(self) -> int:
         return len(self._plan.pipeline.source)
 
     def __getitem__(self, number: int) -> _Examined:
-        plan = self._plan
-        planned = plan.elements(0)[: plan.num_surveyed]
+        plan, planned = self._plan, self._planned
         found = self._examine(planned, number, self._num_cached, self._begun(number, len(planned)))
         if plan.check_every and number % plan.check_every == 0:
             draw = draws(0, 0, number)
@@ -103,6 +110,9 @@ class _Examiner:
             written = [one for one in plan.pipeline.levels[0].elements if one in planned]
             found = self._examine(written, number, None, None)
         return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_hosts": None}
 
     def _begun(self, number: int, num_surveyed: int) -> Begun | None:
         """Returns a record that another host has begun; None: this one does."""
@@ -114,11 +124,11 @@ class _Examiner:
     def _examine(
         self, elements: Sequence[Element], number: int, num_cached: int | None, begun: Begun | None
     ) -> _Examined:
-        plan, draw, content = self._plan, draws(0, 0, number), None
+        plan, draw, kept = self._plan, draws(0, 0, number), None
         one = Begun(0, plan.pipeline.source[number]) if begun is None else begun
         if num_cached is not None:
             one = advanced(plan, one, elements[one.num_done : num_cached], draw)
-            content = None if one.sample is None else encoded(one.sample)
+            kept = None if one.sample is None or self._form is None else self._form(one.sample)
         one = advanced(plan, one, elements[one.num_done :], draw)
         if one.sample is None:
             return _Examined(False, one.error, one.digests)
@@ -128,7 +138,7 @@ class _Examiner:
                 why = f"there is no field 'tokens', there are {', '.join(one.sample)}: tokenize before"
                 raise DataError(f"{plan.pipeline.source.place(number)}: operator pack: {why}")
             length = len(one.sample["tokens"])
-        return _Examined(True, None, one.digests, length, content)
+        return _Examined(True, None, one.digests, length, kept)
 
 
 def survey(
@@ -149,14 +159,14 @@ def survey(
         DataError: an operator raises on more records than ``Pipeline.most_skipped``, a field cannot be kept, or the
             source cannot be read.
     """
-    source, num_needed = plan.pipeline.source, plan.num_surveyed
-    num_cached = None if store is None or plan.cache is None else plan.cache.num_elements
-    if not len(source) or (not num_needed and not plan.num_packed and num_cached is None):
-        return Survey(len(source))
-    kept, lengths, skipped, seen = list[int](), list[int](), list[str](), dict[str, set[bytes]]()
-    for number, found in enumerate(_examined(plan, num_cached, hosts)):
+    source, num_records = plan.pipeline.source, len(plan.pipeline.source)
+    form = None if store is None or plan.cache is None else store.form
+    if not num_records or (not plan.num_surveyed and not plan.num_packed and form is None):
+        return Survey(num_records)
+    kept, lengths, skipped, seen = array("q"), array("q"), list[str](), dict[str, set[bytes]]()
+    for number, found in enumerate(_examined(plan, form, hosts)):
         if report is not None:
-            report(number + 1, len(source))
+            report(number + 1, num_records)
         if _is_duplicate(found, seen):
             continue
         if found.error is not None:
@@ -166,17 +176,17 @@ def survey(
         elif found.stays:
             kept.append(number)
             lengths.append(found.length)
-            if store is not None and found.content is not None:
-                store.add(number, found.content)
-    numbers = None if len(kept) == len(source) else np.array(kept, np.int64)
+            if store is not None and found.kept is not None:
+                store.add(number, found.kept)
+    numbers = None if len(kept) == num_records else np.array(kept, np.int64)
     counted = np.array(lengths, np.int64) if plan.num_packed else None
-    cache = None if store is None or num_cached is None else store.closed()
+    cache = None if store is None or form is None else store.closed()
     return Survey(len(kept), numbers, counted, cache, tuple(skipped))
 
 
-def _examined(plan: InputPlan, num_cached: int | None, hosts: InputHosts | None) -> Iterator[_Examined]:
+def _examined(plan: InputPlan, form: Callable[[Sample], Any] | None, hosts: InputHosts | None) -> Iterator[_Examined]:
     try:
-        yield from in_order(_Examiner(plan, num_cached, None if plan.num_processes else hosts), plan)
+        yield from in_order(_Examiner(plan, form, hosts), plan, hosts=hosts)
     except Unencodable as error:
         raise DataError(f"samples cannot be kept: {error}") from error
 

@@ -7,7 +7,16 @@ records in memory. A user's own source has the four methods of ``RecordSource``.
 from swift.data.records.array_records import ArrayRecords
 from swift.data.records.documents import Documents
 from swift.data.records.lines import JsonLines
-from swift.data.records.protocol import RecordSource, Rows
+from swift.data.records.protocol import ChosenRecords, RecordSource, Rows
 from swift.data.records.tables import DatasetDirectory, ParquetFiles
 
-__all__ = ["ArrayRecords", "DatasetDirectory", "Documents", "JsonLines", "ParquetFiles", "RecordSource", "Rows"]
+__all__ = [
+    "ArrayRecords",
+    "ChosenRecords",
+    "DatasetDirectory",
+    "Documents",
+    "JsonLines",
+    "ParquetFiles",
+    "RecordSource",
+    "Rows",
+]

@@ -16,7 +16,7 @@ from typing import Any
 
 from etils import epath
 
-from swift.data.files import DataError, FileState
+from swift.data.files import ChangedFile, DataError, FileState
 from swift.errors import SettingError
 from swift.files import check_regular, open_regular
 
@@ -59,22 +59,22 @@ class RecordFile:
         return content
 
     def check(self) -> None:
-        """Raises DataError unless the file is as it was found."""
+        """Raises ChangedFile unless the file is as it was found."""
         try:
-            now = _state_of(self.path)
+            now = state_of(self.path)
         except OSError as error:
-            raise DataError(f"{self.path} cannot be read any more: {error.strerror or error}") from error
+            raise ChangedFile(f"{self.path} cannot be read any more: {error.strerror or error}") from error
         if now != self.state:
             sizes = f"it had {self.state.num_bytes} bytes, and has {now.num_bytes}"
-            raise DataError(f"{self.path} has changed since the source was opened: {sizes}")
+            raise ChangedFile(f"{self.path} has changed since the source was opened: {sizes}")
 
 
-def _state_of(path: str) -> FileState:
+def state_of(path: str) -> FileState:
+    """Returns the present state of a file; raises OSError if it is gone, or not a regular one."""
     if "://" in path:
         found = epath.Path(path).stat()
         return FileState(int(found.length), int((found.mtime or 0) * 1_000_000_000))
-    check_regular(path)
-    status = os.stat(path)
+    status = check_regular(path)
     return FileState(status.st_size, status.st_mtime_ns)
 
 
@@ -94,7 +94,7 @@ def find_files(setting: str, pattern: str) -> tuple[RecordFile, ...]:
             paths = sorted(str(path) for path in epath.Path(directory).glob(name))
         else:
             paths = sorted(path for path in glob.glob(pattern, recursive=True) if not os.path.isdir(path))
-        found = tuple(RecordFile(path, _state_of(path)) for path in paths)
+        found = tuple(RecordFile(path, state_of(path)) for path in paths)
     except (OSError, ValueError, ImportError) as error:
         why = getattr(error, "strerror", None) or error
         raise SettingError(setting, pattern, f"cannot be read: {why}") from error

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -80,3 +81,33 @@ class Rows:
 
     def __repr__(self) -> str:
         return f"Rows({len(self._records)} records)"
+
+
+@dataclass(frozen=True)
+class ChosenRecords:
+    """Some records of a source, in its order.
+
+    Args:
+        source: source.
+        numbers: numbers of the records, ascending.
+    """
+
+    source: RecordSource
+    numbers: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, number: int) -> Mapping[str, Any]:
+        return self.source[self.numbers[number]]
+
+    def name(self, number: int) -> str:
+        """Returns the name of a record."""
+        return self.source.name(self.numbers[number])
+
+    def place(self, number: int) -> str:
+        """Returns where a record comes from."""
+        return self.source.place(self.numbers[number])
+
+    def digest(self) -> None:
+        """Returns None: nothing made of them is kept."""

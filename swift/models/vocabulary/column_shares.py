@@ -106,12 +106,21 @@ class ColumnShares(Decoupled):
         return rows_Rv[above : above + self.num_rows]
 
     def _start(self) -> jax.Array:
-        """Position of this rank's slice among the head's parameters, int32."""
-        return lax.axis_index(EXPERT_AXIS) * self._width
+        """Position of this rank's slice among the head's parameters, int32; P for all that begin in the matrix."""
+        return self._of_this_rank([min(start, self._num_before) for start in self._starts])
 
     def _offset(self) -> jax.Array:
         """Position of this rank's slice in the row where it begins, int32."""
-        return (self._start() - self._num_before) % self.num_columns
+        return self._of_this_rank([(start - self._num_before) % self.num_columns for start in self._starts])
+
+    def _of_this_rank(self, numbers: list[int]) -> jax.Array:
+        """Returns this rank's number of a list, int32; computed here, a position might be beyond 2^31."""
+        return jnp.array(numbers, jnp.int32)[lax.axis_index(EXPERT_AXIS)]
+
+    @property
+    def _starts(self) -> list[int]:
+        """The position of each rank's slice among the head's parameters."""
+        return [rank * self._width for rank in range(self.num_ranks)]
 
     @property
     def _num_before(self) -> int:
@@ -130,7 +139,7 @@ class ColumnShares(Decoupled):
     @property
     def _first_rows(self) -> list[int]:
         """The row in which each rank's slice begins; negative before the matrix."""
-        return [(rank * self._width - self._num_before) // self.num_columns for rank in range(self.num_ranks)]
+        return [(start - self._num_before) // self.num_columns for start in self._starts]
 
     @property
     def _margins(self) -> tuple[int, int]:

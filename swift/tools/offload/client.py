@@ -4,28 +4,37 @@ import json
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import NamedTuple
 
 from swift.elastic.transport import MAX_BYTES, has_proof, line_of, proof
 from swift.errors import SettingError
-from swift.tools.offload.frames import receive_frame, send_frame
+from swift.tools.offload.frames import Ended, receive_bytes, receive_frame, send_frame
 
 Address = tuple[str, int]
 """The host and the port."""
 _CONNECT_S = 5.0
 _SILENCE_S = 10.0
-"""Seconds without an answer after which a host is lost; what takes longer to make is made here."""
+"""Seconds in which an answer has to begin, and then be whole, or the host is lost; what takes longer is made here."""
 _MOST_WORKERS = 256
 
 
-class _Connection(NamedTuple):
-    """A connection to a process of a host."""
+@dataclass(eq=False)
+class _Connection:
+    """A connection to a process of a host.
+
+    Attributes:
+        host: address of the host, as text.
+        socket: connection.
+        is_lost: whether it, or the whole host, is lost.
+    """
 
     host: str
     socket: socket.socket
+    is_lost: bool = False
 
 
 class ConnectedHosts:
@@ -45,18 +54,21 @@ class ConnectedHosts:
 
     @property
     def num_workers(self) -> int:
-        """Number of processes to which there were connections at the start."""
-        return len(self._all)
+        """Number of processes that are not lost."""
+        return sum(not one.is_lost for one in self._all)
 
     def ask(self, request: bytes) -> tuple[str, bytes] | None:
         """Returns the name of a host and its answer; None: none is free, or the one that was asked is lost."""
+        while True:
+            try:
+                one = self._free.get_nowait()
+            except Empty:
+                return None
+            if not one.is_lost:
+                break
         try:
-            one = self._free.get_nowait()
-        except Empty:
-            return None
-        try:
-            send_frame(one.socket, request)
-            answer = receive_frame(one.socket)
+            send_frame(one.socket, request, _SILENCE_S)
+            answer = receive_frame(one.socket, _SILENCE_S)
         except OSError as error:
             self._lose(one, error)
             return None
@@ -79,9 +91,11 @@ class ConnectedHosts:
             one.socket.close()
 
     def _lose(self, one: _Connection, error: OSError) -> None:
+        one.is_lost = True
         if isinstance(error, TimeoutError):  # the machine is lost, and not only this process of it
             for other in self._all:
                 if other.host == one.host:
+                    other.is_lost = True
                     _end(other.socket)
         why = f"has not answered for {_SILENCE_S:g} s" if isinstance(error, TimeoutError) else "is lost"
         with self._lock:
@@ -138,11 +152,10 @@ def _connected(name: str, address: Address, key: str) -> _Connection | None:
         answer = _line(connection)
         if not answer or not has_proof(answer, key, f"first {challenge}"):
             allowed = "is no input host, or has another key than --key-file"
-            raise SettingError("--hosts", name, allowed)
+            raise SettingError("--input-hosts", name, allowed)
         if answer.get("refused") is not None:
             connection.close()
             return None
-        connection.settimeout(_SILENCE_S)
         return _Connection(name, connection)
     except BaseException:
         connection.close()
@@ -151,12 +164,11 @@ def _connected(name: str, address: Address, key: str) -> _Connection | None:
 
 def _line(connection: socket.socket) -> Mapping[str, object]:
     """Reads a line of the handshake; an empty one if none comes."""
-    received = bytearray()
-    while not received.endswith(b"\n") and len(received) < MAX_BYTES:
-        part = connection.recv(1)  # what follows the line is not part of it
-        if not part:
-            break
-        received += part
+    received, deadline = bytearray(), time.monotonic() + _CONNECT_S
+    with suppress(Ended):
+        while not received.endswith(b"\n") and len(received) < MAX_BYTES:
+            # What follows the line is not part of it.
+            received += receive_bytes(connection, 1, deadline - time.monotonic())
     with suppress(ValueError, RecursionError):
         fields = json.loads(received)
         return fields if isinstance(fields, dict) else {}
@@ -165,13 +177,13 @@ def _line(connection: socket.socket) -> Mapping[str, object]:
 
 def _compare(one: _Connection, facts: Mapping[str, str]) -> None:
     try:
-        send_frame(one.socket, json.dumps(dict(facts)).encode())
-        differing = json.loads(receive_frame(one.socket))
+        send_frame(one.socket, json.dumps(dict(facts)).encode(), _SILENCE_S)
+        differing = json.loads(receive_frame(one.socket, _SILENCE_S))
         names = [str(name) for name in differing]
     except (ValueError, TypeError) as error:
         raise ConnectionError("what it answers is no comparison") from error
     if names:
-        raise SettingError("--hosts", one.host, f"has another {' and '.join(names)}: all machines need the same")
+        raise SettingError("--input-hosts", one.host, f"has another {' and '.join(names)}: all machines need the same")
 
 
 def _end(connection: socket.socket) -> None:

@@ -8,20 +8,23 @@ import multiprocessing
 import select
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 
-from swift.data import Pipeline
+from swift.data import DataError, Pipeline
 from swift.data.pipeline import NoDigest, answer_of, pipeline_facts, refused
 from swift.elastic.transport import Admission
+from swift.errors import SettingError
 from swift.tools.offload.frames import MOST_BYTES, receive_frame, send_frame
 
 _TURN_S, _PAUSE_S = 0.1, 1.0
 _FREE = b"f"
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
 """Seconds after which a caller whose machine is gone makes room for another, and tries."""
+_STALL_S = 10.0
+"""Seconds for a frame that a caller has begun to send, or takes; afterwards the process serves another."""
 BUSY = "all processes are busy"
 
 
@@ -120,7 +123,7 @@ def _started(load: Callable[[], Pipeline]) -> _Worker:
 
 def _work(link: socket.socket, load: Callable[[], Pipeline]) -> None:
     """Serves one caller after the other, until the process that admits them is gone."""
-    pipeline = load()
+    served = _Served(load)
     with suppress(OSError):
         while True:
             link.sendall(_FREE)
@@ -128,34 +131,54 @@ def _work(link: socket.socket, load: Callable[[], Pipeline]) -> None:
             if not descriptors:
                 return
             with socket.socket(fileno=descriptors[0]) as connection:
-                _serve(pipeline, connection, link)
+                _serve(served, connection, link)
 
 
-def _serve(pipeline: Pipeline, connection: socket.socket, link: socket.socket) -> None:
-    """Compares what both sides have, then answers requests until the caller ends the connection."""
-    connection.setblocking(True)
+class _Served:
+    """The pipeline of a process, with what callers have to have in common with it, found out once and not for each.
+
+    Args:
+        load: function that makes the pipeline.
+    """
+
+    def __init__(self, load: Callable[[], Pipeline]):
+        self._load = load
+        self._open()
+
+    def _open(self) -> None:
+        self.pipeline = self._load()
+        try:
+            self._facts = pipeline_facts(self.pipeline)
+        except NoDigest:
+            self._facts = {}
+
+    def differing(self, theirs: Mapping[str, str]) -> list[str]:
+        """Names what a caller has otherwise; the pipeline is made anew before, whose files may have changed since."""
+        if self._compared(theirs):
+            with suppress(SettingError, DataError, OSError):  # then the old one stays, and differs
+                self._open()
+        return self._compared(theirs)
+
+    def _compared(self, theirs: Mapping[str, str]) -> list[str]:
+        return [name for name in theirs if theirs[name] != self._facts.get(name)]
+
+
+def _serve(served: _Served, connection: socket.socket, link: socket.socket) -> None:
+    """Compares what both sides have, then answers requests until the caller ends the connection or stalls."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE.items():
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
     with suppress(OSError, ValueError, RecursionError):
-        theirs = json.loads(receive_frame(connection))
+        theirs = json.loads(receive_frame(connection, _STALL_S))
         if not isinstance(theirs, dict):
             return
-        send_frame(connection, json.dumps(_differing(pipeline, theirs)).encode())
+        send_frame(connection, json.dumps(served.differing(theirs)).encode(), _STALL_S)
         while True:
             ready = select.select([connection, link], [], [])[0]
             if link in ready:  # the process that admits callers is gone
                 return
-            answer = answer_of(pipeline, receive_frame(connection))
+            answer = answer_of(served.pipeline, receive_frame(connection, _STALL_S))
             if len(answer) > MOST_BYTES:
                 answer = refused(f"it has {len(answer)} bytes, and {MOST_BYTES} can be sent")
-            send_frame(connection, answer)
-
-
-def _differing(pipeline: Pipeline, theirs: dict[str, str]) -> list[str]:
-    try:
-        own = pipeline_facts(pipeline)
-    except NoDigest:
-        own = {}
-    return [name for name in theirs if theirs[name] != own.get(name)]
+            send_frame(connection, answer, _STALL_S)

@@ -13,8 +13,9 @@ from swift.train.emulated.cluster import EmulatedCluster, StateLost
 from swift.train.emulated.run_checkpoints import RunCheckpoints, RunRecord
 from swift.train.interrupt import Interrupt
 from swift.train.loop import LiveWorkers
+from swift.train.options import TrainOptions
 from swift.train.settings import Experiment
-from swift.train.start import TrainOptions, next_length
+from swift.train.start import next_length
 from swift.train.step_records import plan_record
 
 

@@ -18,8 +18,8 @@ from swift.train.checkpoints import Checkpointer
 from swift.train.display import ProgressDisplay
 from swift.train.emulated.cluster import EmulatedCluster
 from swift.train.loop import StateKeeper
+from swift.train.options import TrainOptions
 from swift.train.settings import Experiment
-from swift.train.start import TrainOptions
 from swift.train.step_records import Utilization, plan_facts
 from swift.train.window_rules import is_due
 

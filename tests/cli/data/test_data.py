@@ -92,17 +92,29 @@ def test_a_place_where_nothing_can_be_kept_is_refused_whatever_the_plan(here, ca
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--hosts", "nonsense"), "--hosts = 'nonsense': must be HOST:PORT, or several of them with commas between"),
-        (("--hosts", "127.0.0.1:99999"), "--hosts = '127.0.0.1:99999': must be HOST or HOST:PORT, with a port below"),
-        (("--hosts", "127.0.0.1:0"), "--hosts = '127.0.0.1:0': must be HOST:PORT, with the port on which it listens"),
-        (("--hosts", "127.0.0.1:1,"), "--hosts = '': must be HOST:PORT, or several of them with commas between"),
-        (("--hosts", "nowhere.invalid:1"), "--hosts = 'nowhere.invalid': is not a known host"),
         (
-            ("--hosts", "10.1.2.3:7000"),
-            "--hosts = '10.1.2.3': is a network, on which nothing is encrypted; add --",
+            ("--input-hosts", "nonsense"),
+            "--input-hosts = 'nonsense': must be HOST:PORT, or several of them with commas between",
         ),
-        (("--hosts", "127.0.0.1:1"), "--key-file = (not set): the machines need a key"),
-        (("--hosts", "127.0.0.1:1", "--key-file", "none"), "--key-file = 'none': cannot be read: No such file"),
+        (
+            ("--input-hosts", "127.0.0.1:99999"),
+            "--input-hosts = '127.0.0.1:99999': must be HOST or HOST:PORT, with a port below",
+        ),
+        (
+            ("--input-hosts", "127.0.0.1:0"),
+            "--input-hosts = '127.0.0.1:0': must be HOST:PORT, with the port on which it listens",
+        ),
+        (
+            ("--input-hosts", "127.0.0.1:1,"),
+            "--input-hosts = '': must be HOST:PORT, or several of them with commas between",
+        ),
+        (("--input-hosts", "nowhere.invalid:1"), "--input-hosts = 'nowhere.invalid': is not a known host"),
+        (
+            ("--input-hosts", "10.1.2.3:7000"),
+            "--input-hosts = '10.1.2.3': is a network, on which nothing is encrypted; add --",
+        ),
+        (("--input-hosts", "127.0.0.1:1"), "--key-file = (not set): the machines need a key"),
+        (("--input-hosts", "127.0.0.1:1", "--key-file", "none"), "--key-file = 'none': cannot be read: No such file"),
     ],
 )
 @pytest.mark.usefixtures("here")
@@ -135,10 +147,11 @@ def test_what_cannot_be_served_is_refused(capsys, monkeypatch, words, said):
 def test_a_host_that_is_not_there_is_told_and_done_without(here, capsys):
     (here / "key").write_text("k" * 32)
     (here / "key").chmod(0o600)
-    facts = told(capsys, "plan", "pipeline.gin", "--hosts", "127.0.0.1:1", "--key-file", "key")
+    facts = told(capsys, "plan", "pipeline.gin", "--input-hosts", "127.0.0.1:1", "--key-file", "key")
     assert facts["num_offloaded"] is None
     assert (
-        main(["data", "bench", "pipeline.gin", "--seconds", "0.1", "--hosts", "127.0.0.1:1", "--key-file", "key"]) == 0
+        main(["data", "bench", "pipeline.gin", "--seconds", "0.1", "--input-hosts", "127.0.0.1:1", "--key-file", "key"])
+        == 0
     )
     said = "input host 127.0.0.1:1 cannot be reached (Connection refused): samples are made without it\n"
     assert capsys.readouterr().err == f"swift: {said}"
@@ -153,10 +166,10 @@ def test_what_one_command_serves_another_measures(here, capsys):
             line = host.stdout.readline()
             assert line.endswith(" is ready, with 1 process\n")
             address = line.split()[1]
-            facts = told(capsys, "plan", "pipeline.gin", "--hosts", address, "--key-file", "key")
+            facts = told(capsys, "plan", "pipeline.gin", "--input-hosts", address, "--key-file", "key")
             assert [reason.partition(":")[0] for reason in facts["reasons"]][3] == "offload"
             (here / "texts.jsonl").write_text('{"text": "another"}\n')
-            assert main(["data", "plan", "pipeline.gin", "--hosts", address, "--key-file", "key"]) == 2
+            assert main(["data", "plan", "pipeline.gin", "--input-hosts", address, "--key-file", "key"]) == 2
             assert "has another data: all machines need the same" in capsys.readouterr().err
         finally:
             host.kill()

@@ -1,6 +1,8 @@
 """A run that trains from a pipeline of a gin file: its configuration has all of it, and it resumes exactly."""
 
 import json
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import gin
@@ -60,3 +62,78 @@ def test_a_run_trains_from_a_pipeline_and_resumes(here, capsys):
     stored = load_stored(here / "whole", "RUN_DIR", here / "piped.gin")
     assert [type(one).__name__ for one in stored.data.source.operators] == ["DropDuplicates", "Filter"]
     assert stored.data.source.operators[1].function == HasManyWords(50)
+
+
+def test_a_run_without_the_input_host_that_it_names_is_the_same(here, capsys):
+    assert main(["train", "piped.gin", "--run-dir", "alone", "--stop-at", "2"]) == 0
+    (here / ".cache").rename(here / "built before")
+    (here / "key").write_text("k" * 32)
+    (here / "key").chmod(0o600)
+    words = ["--input-hosts", "127.0.0.1:1", "--key-file", "key"]
+    capsys.readouterr()
+    assert main(["train", "piped.gin", "--run-dir", "named", "--stop-at", "2", *words]) == 0
+    said = capsys.readouterr().err
+    assert "input host 127.0.0.1:1 cannot be reached (Connection refused): samples are made without it\n" in said
+    alone, named = (read_run(here / name) for name in ("alone", "named"))
+    assert scalars(alone, "loss").tolist() == scalars(named, "loss").tolist()
+
+
+@pytest.mark.parametrize(
+    "command", [["train", "piped.gin"], ["compare", "piped.gin"], ["launch", "piped.gin", "--processes", "1"]]
+)
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--input-hosts", "nonsense"), "--input-hosts = 'nonsense': must be HOST:PORT, or several of them"),
+        (("--input-hosts", "10.1.2.3:7000"), "--input-hosts = '10.1.2.3': is a network, on which nothing is encrypted"),
+        (("--input-hosts", "127.0.0.1:1"), "--key-file = (not set): the machines need a key"),
+        (("--input-hosts", "127.0.0.1:1", "--key-file", "none"), "--key-file = 'none': cannot be read: No such file"),
+        (("--key-file", "key"), "--key-file = 'key': goes with --input-hosts, which is not set"),
+        (
+            ("--set", "DataConfig.source=@TokenFile()", "--set", "TokenFile.path=x", "--input-hosts", "127.0.0.1:1"),
+            "DataConfig.source = TokenFile(path='x', dtype='uint16', end_of_document=None, vocab_size=None): must be a "
+            "pipeline or texts",
+        ),
+    ],
+)
+def test_input_hosts_that_cannot_be_used_are_refused(here, capsys, command, words, said):
+    assert main([*command, "--run-dir", "refused", *words]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert said in err
+    assert not (here / "refused").exists()
+
+
+@pytest.mark.slow
+def test_an_input_host_serves_runs_that_have_its_key_and_data(here, capsys, monkeypatch):
+    monkeypatch.setattr("swift.data.corpus._FEW", 1)
+    monkeypatch.setattr("swift.data.pipeline.optimizer.offload._GAIN", 0.0)
+    monkeypatch.setattr("swift.data.pipeline.optimizer.offload._LEAST_S", -1e9)
+    (here / "own.gin").write_text(PIPED.replace("@many/Filter()", "").replace("many/", "# ").replace("Has", "# "))
+    serve = ["data", "serve", "own.gin", "--listen", "127.0.0.1:0", "--key-file", "key"]
+    assert main(["train", "own.gin", "--run-dir", "alone"]) == 0
+    (here / ".cache").rename(here / "built before")
+    with subprocess.Popen([sys.executable, "-m", "swift", *serve], cwd=here, stdout=subprocess.PIPE, text=True) as host:
+        try:
+            assert host.stdout is not None
+            words = ["--input-hosts", host.stdout.readline().split()[1], "--key-file"]
+            (here / "other").write_text("k" * 32)
+            (here / "other").chmod(0o600)
+            capsys.readouterr()
+            for command in (["train", "own.gin"], ["compare", "own.gin"]):
+                assert main([*command, "--run-dir", "refused", *words, "other"]) == 2
+                assert "is no input host, or has another key than --key-file\n" in capsys.readouterr().err
+            launch = [sys.executable, "-m", "swift", "launch", "own.gin", "--processes", "1", "--run-dir", "refused"]
+            ended = subprocess.run([*launch, *words, "other"], cwd=here, capture_output=True, text=True, check=False)
+            assert ended.returncode == 2
+            assert "is no input host, or has another key than --key-file\n" in ended.stderr
+            assert main(["train", "own.gin", "--run-dir", "helped", *words, "key"]) == 0
+            assert "offload: all up to " in capsys.readouterr().err
+            (here / "copy.jsonl").write_text((here / "texts.jsonl").read_text())
+            pattern = ["--set", "JsonLines.pattern=copy.jsonl"]
+            assert main(["train", "own.gin", "--run-dir", "changed", *pattern, *words, "key"]) == 2
+            assert "has another data: all machines need the same\n" in capsys.readouterr().err
+        finally:
+            host.kill()
+    alone, helped = (read_run(here / name) for name in ("alone", "helped"))
+    assert scalars(alone, "loss").tolist() == scalars(helped, "loss").tolist()

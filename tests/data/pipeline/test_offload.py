@@ -1,13 +1,23 @@
 """Records that other hosts begin: whatever these answer, or do not, the samples are those of this machine."""
 
+import itertools
 import json
+import threading
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from swift.data import Pipeline, Resources, Rows, Samples, plain_plan
-from swift.data.pipeline import HostsProfile, InputProfile, answer_of, find_survey, profile_hosts, profile_input
+from swift.data.pipeline import (
+    HostsProfile,
+    InputProfile,
+    answer_of,
+    find_survey,
+    in_order,
+    profile_hosts,
+    profile_input,
+)
 from swift.data.pipeline.check import UntrueOperator
 from swift.data.pipeline.encoding import encoded
 from swift.data.pipeline.optimizer import OperatorProfile
@@ -35,8 +45,9 @@ def pipeline(*functions) -> Pipeline:
 class Elsewhere:
     """A host in the same process, with a pipeline that may be another, or with answers of its own."""
 
-    def __init__(self, one: Pipeline, answers=answer_of):
-        self.pipeline, self.answers, self.requests, self.told = one, answers, [], []
+    def __init__(self, one: Pipeline, answers=answer_of, num_workers: int = 1):
+        self.pipeline, self.answers, self.num_workers = one, answers, num_workers
+        self.requests, self.told = [], []
 
     def ask(self, request: bytes) -> tuple[str, bytes] | None:
         self.requests.append(json.loads(request))
@@ -188,10 +199,46 @@ def test_what_cannot_be_sent_is_not_offloaded_and_what_is_kept_ends_it():
 
 def test_hosts_are_profiled_by_the_records_and_an_echo():
     one = pipeline(squared)
-    found = profile_hosts(Elsewhere(one), 3, one, profile_input(one))
+    found = profile_hosts(Elsewhere(one, num_workers=3), one, profile_input(one))
     assert found is not None
     assert found.num_workers == 3
     assert found.speed > 0
     assert found.ask_s[0] > 0
     broken = Elsewhere(one, lambda *_: b"")
-    assert profile_hosts(broken, 3, one, profile_input(one)) is None
+    assert profile_hosts(broken, one, profile_input(one)) is None
+
+
+class Losing(Elsewhere):
+    """A host that is lost after some answers."""
+
+    def __init__(self, one: Pipeline, num_answers: int):
+        super().__init__(one)
+        self.num_answers = num_answers
+
+    def ask(self, request: bytes) -> tuple[str, bytes] | None:
+        if len(self.requests) == self.num_answers:
+            self.num_workers = 0
+        return super().ask(request) if self.num_workers else None
+
+
+@pytest.mark.parametrize("num_answers", [0, 1, 7, 25])
+def test_once_no_host_is_left_this_one_goes_on_with_its_own_threads(num_answers):
+    def told(sample):
+        return {"a": sample["a"] ** 2, "thread": threading.current_thread() is threading.main_thread()}
+
+    one = Pipeline(ROWS).map(told, reads=("a",), writes=("a", "thread")).shuffle()
+    hosts = Losing(one, num_answers)
+    plan = replace(plain_plan(one), num_offloaded=1, num_threads=3, num_ahead=3, alone=(0, 0))
+    made = list(itertools.islice(in_order(Samples(plan, 3, hosts=hosts), plan, hosts=hosts), 40))
+    expected = list(itertools.islice(Samples(plain_plan(one), 3), 40))
+    assert [sample["a"] for sample in made] == [sample["a"] for sample in expected]
+    assert all(sample["thread"] for sample in made[num_answers + 6 :])
+    assert not made[0]["thread"]
+
+
+def test_a_plan_with_other_hosts_remembers_the_workers_without_them():
+    one, profile = profiled((1e-2, 100.0), (1e-2, 100.0))
+    before = replace(plain_plan(one), num_threads=1, num_processes=2)
+    plan = add_offload(before, profile, Resources(hosts=FAST))
+    assert (plan.num_threads, plan.num_processes, plan.num_offloaded is None) == (8, 0, False)
+    assert replace(plan.without_hosts(), reasons=(), alone=(0, 0)) == before

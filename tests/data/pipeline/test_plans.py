@@ -145,12 +145,18 @@ def profiles(draw, pipeline: Pipeline) -> InputProfile:
 
 
 class Now:
-    """A host in the same process, which is lost at every fourth request."""
+    """A host in the same process, one of whose processes is lost at every fourth request."""
 
     def __init__(self, pipeline: Pipeline):
         self.pipeline, self.num_asked = pipeline, 0
 
+    @property
+    def num_workers(self) -> int:
+        return max(0, 4 - self.num_asked // 4)
+
     def ask(self, request: bytes) -> tuple[str, bytes] | None:
+        if not self.num_workers:
+            return None
         self.num_asked += 1
         return ("now", answer_of(self.pipeline, request)) if self.num_asked % 4 else None
 

@@ -148,3 +148,17 @@ def test_tables(tmp_path):
     (tmp_path / "0.parquet").write_bytes(b"nothing of the kind")
     with pytest.raises(DataError, match=r"0.parquet is not a Parquet file: "):
         len(ParquetFiles(f"{tmp_path}/*.parquet"))
+
+
+def test_a_document_that_changes_after_it_was_found_is_refused_by_name(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.txt").write_text("text")
+    source = Documents(TextFiles(f"{tmp_path}/*.txt"))
+    digest = source.digest()
+    assert source[1] == {"name": "b.txt", "text": "text"}
+    (tmp_path / "b.txt").write_text("another text")
+    for one in (source, pickle.loads(pickle.dumps(source))):
+        assert one[0]["text"] == "text"
+        with pytest.raises(DataError, match=r"b\.txt has changed since .* it had 4 bytes, and has 12"):
+            one[1]
+    assert Documents(source.source).digest() != digest == source.digest()

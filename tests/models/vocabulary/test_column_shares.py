@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from swift.experts import from_slices, to_slices
-from swift.mesh import RANKED, collective_bytes, live_mesh
+from swift.mesh import EXPERT_AXIS, RANKED, collective_bytes, live_mesh
 from swift.models import ColumnShares
 from swift.topology import Topology
 
@@ -81,3 +81,14 @@ def test_what_is_sent_is_each_number_once():
     moved = collective_bytes(fill.lower(slices).compile().as_text(), 8)
     assert moved == {"all-to-all": 8 * 8 * layout.message_size * 4}
     assert 8 * layout.message_size <= 1.25 * layout.size / 8 + 8 * 32
+
+
+def test_slices_of_a_head_of_more_numbers_than_32_bits_count_begin_where_they_should():
+    num_ranks, num_before, num_rows, num_columns = case = (8, 16384, 16384, 300_000)
+    layout, width = layout_of(*case), -(-(num_before + num_rows * num_columns) // num_ranks)
+    starts, offsets = jax.vmap(lambda _: (layout._start(), layout._offset()), axis_name=EXPERT_AXIS)(
+        jnp.arange(num_ranks, dtype=jnp.int32)
+    )
+    assert width * (num_ranks - 1) > 2**31
+    assert offsets.tolist() == [(rank * width - num_before) % num_columns for rank in range(num_ranks)]
+    assert [start < num_before for start in starts.tolist()] == [rank == 0 for rank in range(num_ranks)]

@@ -18,9 +18,9 @@ import pytest
 from swift.data import Pipeline, Rows, Samples, plain_plan
 from swift.data.pipeline import in_order, pipeline_facts
 from swift.errors import SettingError
-from swift.tools.offload import client, connect, find_key, serve_input
+from swift.tools.offload import client, connect, find_key
+from tests.tools.offload.hosts import KEY, serving, wait_for
 
-KEY = "a key of at least 32 characters, as it should be"
 ROWS = Rows([{"a": number} for number in range(30)])
 
 
@@ -30,29 +30,6 @@ def squared(sample):
 
 def squares() -> Pipeline:
     return Pipeline(ROWS).filter(lambda sample: sample["a"] % 7 > 0, name="some").map(squared, reads=("a",)).shuffle()
-
-
-@contextmanager
-def serving(num_workers: int):
-    """The address of an input host, and what it says."""
-    said, is_over = [], threading.Event()
-    with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
-        work = (listener, KEY, squares, num_workers, said.append, is_over.is_set)
-        thread = threading.Thread(target=serve_input, args=work)
-        thread.start()
-        try:
-            wait_for(lambda: said)
-            yield listener.getsockname(), said
-        finally:
-            is_over.set()
-            thread.join()
-
-
-def wait_for(happens) -> None:
-    until = time.monotonic() + 300
-    while not happens():
-        assert time.monotonic() < until
-        time.sleep(0.05)
 
 
 @contextmanager
@@ -88,7 +65,7 @@ def expected() -> list[int]:
 
 @pytest.mark.slow
 def test_samples_are_those_of_this_machine_whatever_happens_to_the_others(expected, monkeypatch):
-    with serving(2) as (address, said):
+    with serving(squares, 2) as (address, said):
         pids = {one.pid for one in multiprocessing.active_children()}
         assert said == [f"127.0.0.1:{address[1]} is ready, with 2 processes"]
         with connected(address) as (hosts, told):
@@ -133,10 +110,12 @@ def test_samples_are_those_of_this_machine_whatever_happens_to_the_others(expect
 @pytest.mark.slow
 def test_only_those_with_the_key_and_the_same_pipeline_are_served(expected):
     facts = pipeline_facts(squares())
-    with serving(2) as (address, _):
+    with serving(squares, 2) as (address, _):
         for name in facts:
             other = facts | {name: "another"}
-            with pytest.raises(SettingError, match=f"--hosts = '127.0.0.1:.*': has another {name}: all machines need"):
+            with pytest.raises(
+                SettingError, match=f"--input-hosts = '127.0.0.1:.*': has another {name}: all machines need"
+            ):
                 connect([address], KEY, other, print)
         with pytest.raises(SettingError, match="is no input host, or has another key than --key-file"):
             connect([address], KEY + "?", facts, print)

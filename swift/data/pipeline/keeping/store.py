@@ -20,7 +20,7 @@ import numpy as np
 
 from swift.data.files import DataError
 from swift.data.pipeline.elsewhere import InputHosts
-from swift.data.pipeline.encoding import decoded
+from swift.data.pipeline.encoding import decoded, encoded
 from swift.data.pipeline.keeping.digests import NoDigest, survey_digest
 from swift.data.pipeline.plan import InputPlan
 from swift.data.pipeline.survey import Survey, survey
@@ -36,12 +36,14 @@ _PROBE_BYTES = 1 << 16
 class _InMemory:
     """Samples in memory."""
 
+    form = staticmethod(encoded)
+
     def __init__(self) -> None:
         self._contents: list[bytes] = []
 
-    def add(self, number: int, content: bytes) -> None:
+    def add(self, number: int, kept: bytes) -> None:
         del number
-        self._contents.append(content)
+        self._contents.append(kept)
 
     def closed(self) -> "_InMemory":
         return self
@@ -53,15 +55,17 @@ class _InMemory:
 class _Files:
     """Samples written to files."""
 
+    form = staticmethod(encoded)
+
     def __init__(self, directory: Path, file: BinaryIO):
         self._directory, self._file = directory, file
         self._begins, self._sums = [0], list[int]()
 
-    def add(self, number: int, content: bytes) -> None:
+    def add(self, number: int, kept: bytes) -> None:
         del number
-        self._file.write(content)
-        self._begins.append(self._begins[-1] + len(content))
-        self._sums.append(zlib.crc32(content))
+        self._file.write(kept)
+        self._begins.append(self._begins[-1] + len(kept))
+        self._sums.append(zlib.crc32(kept))
 
     def closed(self) -> "KeptFiles":
         self._file.flush()

@@ -38,15 +38,17 @@ def add_offload(plan: InputPlan, profile: InputProfile, resources: Resources) ->
         why = f"{best_s:.3g} s instead of {here_s:.3g} s" if choices else "samples cannot be sent"
         return replace(plan, reasons=(*plan.reasons, f"offload: none; {why}"))
     last = plan.orders[0][best - 1] if best else "the source"
+    processes = f"{hosts.num_workers} process{'es' if hosts.num_workers > 1 else ''}"
     reason = (
-        f"offload: all up to {last} on {hosts.num_workers} processes of other hosts, {hosts.speed:.2f} times as fast "
-        f"as a thread here: {best_s:.3g} s instead of {here_s:.3g} s"
+        f"offload: all up to {last} on {processes} of other hosts, {hosts.speed:.2f} times as fast as a thread here: "
+        f"{best_s:.3g} s instead of {here_s:.3g} s"
     )
     return replace(
         plan,
         num_offloaded=best,
         num_processes=0,
         num_threads=hosts.num_workers,
+        alone=(plan.num_threads, plan.num_processes),
         reasons=(*plan.reasons, reason),
     )
 
@@ -96,21 +98,18 @@ def _speed_here(plan: InputPlan, profile: InputProfile) -> float:
     return max(1.0, float(plan.num_processes), threads)
 
 
-def profile_hosts(
-    hosts: InputHosts, num_workers: int, pipeline: Pipeline, profile: InputProfile
-) -> HostsProfile | None:
+def profile_hosts(hosts: InputHosts, pipeline: Pipeline, profile: InputProfile) -> HostsProfile | None:
     """Measures how long other hosts take for the first records, and the way there and back.
 
     Args:
         hosts: hosts that have the pipeline.
-        num_workers: processes that they have in all.
         pipeline: pipeline.
         profile: profile of it on this host.
 
     Returns:
         The profile; None if none of the hosts answers, or nothing can be sent.
     """
-    plan = plain_plan(pipeline)
+    plan, num_workers = plain_plan(pipeline), hosts.num_workers
     end = max((one for one in range(len(plan.orders[0]) + 1) if one not in profile.unkept), default=None)
     here_s = there_s = 0.0
     if end is not None and num_workers:  # the first record of each process may load a library

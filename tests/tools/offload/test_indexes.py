@@ -1,0 +1,159 @@
+"""Indexes that input hosts help to build: the same tokens, whoever dies, and only with the same pipeline."""
+
+import json
+import os
+import signal
+from contextlib import contextmanager, nullcontext
+from copy import copy
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pytest
+
+from swift.data import DataConfig, Loader, Pipeline, TextFiles, find_index, reading
+from swift.data import corpus as corpus_module
+from swift.data.pipeline import answer_of, pipeline_facts
+from swift.data.pipeline.optimizer import offload
+from swift.data.records import JsonLines
+from swift.errors import SettingError
+from swift.tools.offload import connect
+from tests.tools.offload.hosts import KEY, processes, serving
+
+NUM_TEXTS = 40
+
+
+@dataclass(frozen=True)
+class NotEmpty:
+    def __call__(self, sample) -> bool:
+        return sample["text"] != ""
+
+
+@dataclass(frozen=True)
+class Marked:
+    def __call__(self, sample) -> dict:
+        return {"text": f"marked {sample['text']}"}
+
+
+@pytest.fixture(params=["pipeline", "texts"])
+def config(request, tmp_path, monkeypatch) -> DataConfig:
+    """Data of both kinds, whose records are begun elsewhere even where that takes longer."""
+    monkeypatch.setattr(corpus_module, "_FEW", 1)
+    monkeypatch.setattr(offload, "_GAIN", 0.0)
+    monkeypatch.setattr(offload, "_LEAST_S", -1e9)
+    texts = [f"text {number} " * (number % 5) for number in range(NUM_TEXTS)]
+    if request.param == "texts":
+        for number, text in enumerate(texts):
+            (tmp_path / f"{number}.txt").write_text(text)
+        return DataConfig(TextFiles(f"{tmp_path}/*.txt"), validation_share=0.3)
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    made = Pipeline(JsonLines(f"{tmp_path}/*.jsonl")).drop_duplicates().filter(NotEmpty(), reads=("text",))
+    return DataConfig(made.map(Marked(), reads=("text",), writes=("text",)), validation_share=0.3)
+
+
+class Watched:
+    """Hosts of which it is known what they were asked, and what happens before some request."""
+
+    def __init__(self, hosts, happens):
+        self.hosts, self.happens, self.num_answers = hosts, happens, 0
+        self.tell = hosts.tell
+
+    @property
+    def num_workers(self) -> int:
+        return self.hosts.num_workers
+
+    def ask(self, request):
+        if b'"number"' in request:
+            self.happens(self.num_answers)
+        answer = self.hosts.ask(request)
+        self.num_answers += answer is not None and b'"number"' in request
+        return answer
+
+
+def connecting(address, happens=lambda _: None, key=KEY):
+    """A way to connect to a host, and all that were connected."""
+    found = []
+
+    @contextmanager
+    def connected(pipeline, report):
+        hosts = connect([address], key, pipeline_facts(pipeline), report)
+        found.append(Watched(hosts, happens))
+        try:
+            yield found[-1]
+        finally:
+            hosts.close()
+
+    return connected, found
+
+
+def content(path) -> dict:
+    """What an index holds."""
+    return {name: one["digest"] for name, one in json.loads((path / "index.json").read_text())["files"].items()}
+
+
+def first_batches(config, index):
+    shape = {"num_microbatches": 2, "sequences_per_microbatch": 3, "sequence_length": 5}
+    loader = Loader(config, "train", **shape, seed=0, corpus=index)
+    return [loader.batch(step).inputs for step in range(5)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", ["none", "one", "all", "silent"])
+def test_the_index_is_that_of_this_machine_alone(config, lost, tmp_path, monkeypatch):
+    plain = find_index(config, tmp_path / "plain", print)
+    with serving(partial(reading, config), 2) as (address, _):
+
+        def happens(num_answers: int) -> None:
+            if num_answers == 20 and lost != "none":
+                for pid in processes()[: 1 if lost == "one" else 2]:
+                    os.kill(pid, signal.SIGSTOP if lost == "silent" else signal.SIGKILL)
+
+        monkeypatch.setattr("swift.tools.offload.client._SILENCE_S", 0.5 if lost == "silent" else 60.0)
+        connected, found = connecting(address, happens)
+        said = []
+        path = find_index(config, tmp_path / "helped", said.append, connect=connected)
+        num_answers = found[0].num_answers
+        assert said[0].startswith("offload: all up to ")
+        assert any(" is lost: what" in line or " has not answered for " in line for line in said) == (lost != "none")
+        assert num_answers > NUM_TEXTS if lost in ("none", "one") else 20 <= num_answers < NUM_TEXTS
+        assert found[0].num_workers == {"none": 2, "one": 1}.get(lost, 0)
+        # It is found again, without the hosts.
+        assert find_index(config, tmp_path / "helped", print, connect=connected) == path
+        assert len(found) == 1
+    assert path.name == plain.name
+    assert content(path) == content(plain)
+    np.testing.assert_array_equal(first_batches(config, path), first_batches(config, plain))
+
+
+@pytest.mark.slow
+def test_a_host_with_another_key_or_operator_is_refused_and_nothing_stays(config, tmp_path):
+    others = reading(config).map(Marked(), reads=("text",), writes=("text",), name="more")
+    with serving(partial(copy, others), 1) as (address, _):
+        for key, said in (("?" * 32, "is no input host, or has another key"), (KEY, "has another operators: all")):
+            with pytest.raises(SettingError, match=f"--input-hosts = '127.0.0.1:.*': {said}"):
+                find_index(config, tmp_path / "kept", print, connect=connecting(address, key=key)[0])
+    assert [path for path in (tmp_path / "kept").iterdir() if path.suffix != ".lock"] == []
+
+
+class Confused:
+    """A host that answers with the record after the one that it is asked for."""
+
+    num_workers = 2
+
+    def __init__(self, pipeline):
+        self.pipeline = pipeline
+
+    def ask(self, request: bytes) -> tuple[str, bytes]:
+        fields = json.loads(request)
+        if "number" in fields:
+            fields["number"] = (fields["number"] + 1) % NUM_TEXTS
+        return "there", answer_of(self.pipeline, json.dumps(fields).encode())
+
+    def tell(self, host, line):
+        raise AssertionError(f"{host} {line}")
+
+
+def test_a_host_that_makes_something_else_is_named_and_nothing_stays(config, tmp_path):
+    with pytest.raises(SettingError, match="input host there makes another sample of it than this machine"):
+        find_index(config, tmp_path / "kept", print, connect=lambda pipeline, _: nullcontext(Confused(pipeline)))
+    assert [path for path in (tmp_path / "kept").iterdir() if path.suffix != ".lock"] == []
