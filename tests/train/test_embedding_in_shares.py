@@ -113,6 +113,7 @@ def test_the_placement_stays_where_only_the_embedding_is_laid_out_otherwise(expe
     np.testing.assert_array_equal(states[0].step, states[1].step)
 
 
+@pytest.mark.slow
 def test_with_state_tied_to_slots(experiment, tmp_path):
     """The layout ``coupled``, whose experts stay as they are when the embedding is read the other way."""
     tied = {"optimizer": replace(experiment.optimizer, layout="coupled"), "placement": Static()}
