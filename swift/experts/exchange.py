@@ -25,10 +25,11 @@ def padded_size(size: int, num_ranks: int) -> int:
     return -(-size // num_ranks) * num_ranks
 
 
-def to_slices(params_LEW: Float[Array, "L E W"], num_ranks: int) -> Float[Array, "L N E w"]:
-    """Cuts whole experts ``[L, E, size]`` into the ranks' slices ``[L, N, E, w]``, zero-padded."""
+def to_slices(params_LEW: Float[Array | np.ndarray, "L E W"], num_ranks: int) -> Float[Array | np.ndarray, "L N E w"]:
+    """Cuts whole experts ``[L, E, size]`` into the ranks' slices ``[L, N, E, w]``, zero-padded; or on the host."""
+    pad = np.pad if isinstance(params_LEW, np.ndarray) else jnp.pad
     num_layers, num_classes, size = params_LEW.shape
-    padded = jnp.pad(params_LEW, ((0, 0), (0, 0), (0, padded_size(size, num_ranks) - size)))
+    padded = pad(params_LEW, ((0, 0), (0, 0), (0, padded_size(size, num_ranks) - size)))
     return padded.reshape(num_layers, num_classes, num_ranks, -1).swapaxes(1, 2)
 
 

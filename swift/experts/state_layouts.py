@@ -25,7 +25,9 @@ from swift.mesh import EXPERT_AXIS
 class Layout(Protocol):
     """Layout of one group's state over the expert ranks; ``placement_LNS`` is always that of the whole group."""
 
-    def init(self, params_LEW: Float[Array, "L E W"], placement_LNS: Int[Array, "L N S"]) -> Float[Array, "L N ..."]:
+    def init(
+        self, params_LEW: Float[Array, "L E W"], placement_LNS: Int[Array, "L N S"]
+    ) -> Float[Array | np.ndarray, "L N ..."]:
         """Lays out whole experts as the master weights of all ranks, ``[L, N, ...]``."""
 
     def classes(
@@ -85,8 +87,10 @@ class Decoupled(_Unmoved):
     compute_dtype: DTypeLike
     wire_dtype: DTypeLike
 
-    def init(self, params_LEW: Float[Array, "L E W"], placement_LNS: Any) -> Float[Array, "L N ..."]:
-        """See Layout; ``[L, N, E, w]``."""
+    def init(
+        self, params_LEW: Float[Array | np.ndarray, "L E W"], placement_LNS: Any
+    ) -> Float[Array | np.ndarray, "L N ..."]:
+        """See Layout; ``[L, N, E, w]``, on the host if the parameters are."""
         del placement_LNS
         return to_slices(params_LEW, self.num_ranks)
 

@@ -2,7 +2,7 @@
 
 ``config`` is a model's shape and ``sizes`` those with a name; ``gpt`` is the forward pass, cut where pipelines cut, and
 ``cuts`` says where; ``attention`` (with ``rope``) and ``modules`` are its parts, ``row_sums`` the gradient of a large
-embedding; ``token_losses`` is the loss without all logits at once, ``vocabulary`` that of a head in shares;
+embedding; ``token_losses`` is the loss without all logits at once, ``vocabulary`` has embedding and head in shares;
 ``parameter_groups`` packs parameters into the flat vectors that the optimizer shares; ``reference_model`` is the
 single-device oracle; ``hugging_face`` has the hub's names for the same.
 """
@@ -16,7 +16,7 @@ from swift.models.parameter_groups import Group
 from swift.models.reference_model import plain_logits, plain_sums
 from swift.models.sizes import MODEL_SIZES, model_size
 from swift.models.token_losses import tokens_at_once
-from swift.models.vocabulary import ColumnShares
+from swift.models.vocabulary import ColumnShares, RowShares, requests_at_once, rounds_if_different
 
 __all__ = [
     "BLOCK_GROUPS",
@@ -32,6 +32,7 @@ __all__ = [
     "ModelConfig",
     "MoeFunction",
     "OwnBlock",
+    "RowShares",
     "StackedWeights",
     "Weights",
     "choose_kernel",
@@ -41,5 +42,7 @@ __all__ = [
     "model_size",
     "plain_logits",
     "plain_sums",
+    "requests_at_once",
+    "rounds_if_different",
     "tokens_at_once",
 ]

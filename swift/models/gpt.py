@@ -16,15 +16,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax import lax
 
 from swift.experts import Load
 from swift.models.attention import Attention, AttentionKernel
 from swift.models.config import ModelConfig
-from swift.models.modules import Embedding, Head, Mlp, Router, make_network
+from swift.models.modules import Embedding, Head, Mlp, Router, look_up, make_network, positions_within
 from swift.models.parameter_groups import Group, draw_parameters
 from swift.models.token_losses import are_many, sum_of_losses
-from swift.models.vocabulary import share_size, sum_of_losses_in_shares
+from swift.models.vocabulary import look_up_in_shares, share_size, sum_of_losses_in_shares
 
 Weights = dict[str, list[Any]]
 """State of the module of every layer, by group; experts have a leading dim of slots or experts."""
@@ -55,8 +54,9 @@ class GPT:
         separator: token that ends a document, which sees no other of its sequence; None: documents see those before.
         has_slices: whether a stage has slices of all experts, ``[layers, experts, w]``, and not their whole weights.
         head_ranks: expert ranks that share the columns of the head's matrix; 1: the head is whole.
+        embedding_ranks: expert ranks that share the rows of the embedding; 1: it is whole.
         groups: all modules of each kind.
-        slot_groups: the same as a rank has them in its slots, where the head may be a share.
+        slot_groups: the same as a rank has them in its slots, where embedding and head may be shares.
     """
 
     config: ModelConfig
@@ -66,6 +66,7 @@ class GPT:
     separator: int | None = None
     has_slices: bool = False
     head_ranks: int = 1
+    embedding_ranks: int = 1
     groups: Mapping[str, Group] = field(init=False, repr=False, compare=False)
     slot_groups: Mapping[str, Group] = field(init=False, repr=False, compare=False)
 
@@ -77,18 +78,17 @@ class GPT:
             Group("mlp", config.num_layers - num_moe, 1, lambda rngs: Mlp(config, rngs)),
             Group("router", num_moe, 1, lambda rngs: Router(config, self.num_classes, rngs)),
             Group(
-                "expert",
-                num_moe,
-                self.num_classes,
-                lambda rngs: make_network(config, config.expert_width, rngs),
-                is_expert=True,
+                "expert", num_moe, self.num_classes, partial(make_network, config, config.expert_width), is_expert=True
             ),
             Group("head", 1, 1, lambda rngs: Head(config, self.vocab_size, rngs)),
         ]
         object.__setattr__(self, "groups", {group.name: group for group in groups if group.num_layers})
-        columns = share_size(self.vocab_size, self.head_ranks)
-        share = Group("head", 1, 1, lambda rngs: Head(config, columns, rngs))
-        object.__setattr__(self, "slot_groups", {**self.groups, **({"head": share} if self.head_ranks > 1 else {})})
+        shares = {
+            name: Group(name, 1, 1, partial(module, config, share_size(self.vocab_size, ranks)))
+            for name, module, ranks in (("embedding", Embedding, self.embedding_ranks), ("head", Head, self.head_ranks))
+            if ranks > 1
+        }
+        object.__setattr__(self, "slot_groups", {**self.groups, **shares})
 
     def _attention(self, rngs: nnx.Rngs) -> nnx.Module:
         own = self.config.block
@@ -163,11 +163,24 @@ class GPT:
         return {name: stack if self.groups[name].is_expert else stack[:, None] for name, stack in packed.items()}
 
     def embed(self, weights: Weights, tokens_BT: jax.Array, position_BT: jax.Array | None = None) -> jax.Array:
-        """Embeds int32 tokens, as x_BTD, at given positions; None: at the first ones, in each document of its own."""
+        """Embeds int32 tokens, as x_BTD, at given positions; None: at the first ones, in each document of its own.
+
+        With an embedding in shares, ``weights`` has that of this rank, and all ranks have equally many tokens.
+        """
+        return self._embed(weights["embedding"][0], tokens_BT, position_BT, fetches=True)
+
+    def embedding_gradient(self, weights: Weights, tokens_BT: jax.Array, d_x_BTD: jax.Array) -> Any:
+        """Computes the gradient of the embedding's state from that of ``embed``; no row is looked up."""
+        embed = partial(self._embed, tokens_BT=tokens_BT, position_BT=None, fetches=False)
+        return jax.vjp(embed, weights["embedding"][0])[1](d_x_BTD)[0]
+
+    def _embed(self, state: Any, tokens_BT: jax.Array, position_BT: jax.Array | None, *, fetches: bool) -> jax.Array:
         document_BT = self.documents(tokens_BT)
         if position_BT is None and document_BT is not None and self.config.positions == "learned":
-            position_BT = _positions_within(document_BT)
-        return self.groups["embedding"].module(weights["embedding"][0])(tokens_BT, position_BT)
+            position_BT = positions_within(document_BT)
+        in_shares = partial(look_up_in_shares, num_ranks=self.embedding_ranks, fetches=fetches)
+        find = look_up if self.embedding_ranks == 1 else in_shares
+        return self.groups["embedding"].module(state)(tokens_BT, position_BT, find)
 
     def documents(self, tokens_BT: jax.Array) -> jax.Array | None:
         """Numbers the documents of each sequence, int32[B, T]; None if they are not separated."""
@@ -285,10 +298,3 @@ class GPT:
         log_probs_BTV = jax.nn.log_softmax(self.logits(weights, x_BTD))
         chosen_BT = jnp.take_along_axis(log_probs_BTV, labels_BT[..., None], axis=-1)[..., 0]
         return -jnp.sum(jnp.where(valid_BT, chosen_BT, jnp.zeros_like(chosen_BT)))
-
-
-def _positions_within(document_BT: jax.Array) -> jax.Array:
-    """The positions of tokens in their documents, int32[B, T]."""
-    position_1T = jnp.arange(document_BT.shape[1], dtype=jnp.int32)[None]
-    is_first_BT = jnp.concatenate([document_BT[:, :1] == 0, document_BT[:, 1:] != document_BT[:, :-1]], axis=1)
-    return position_1T - lax.cummax(jnp.where(is_first_BT, position_1T, 0), axis=1)

@@ -5,11 +5,13 @@ Parameters and activations have the compute dtype; norms, softmaxes and the loss
 Legend: B sequences, T positions, D model dim, V vocabulary, E experts, R rows.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import lax
 from jax.typing import DTypeLike
 
 from swift.experts import Matmul
@@ -76,6 +78,13 @@ def _look_up_backward(residuals: tuple[jax.Array, jax.Array], dy_BTD: jax.Array)
 look_up.defvjp(_look_up_forward, _look_up_backward)
 
 
+def positions_within(document_BT: jax.Array) -> jax.Array:
+    """The positions of tokens in their documents, int32[B, T]."""
+    position_1T = jnp.arange(document_BT.shape[1], dtype=jnp.int32)[None]
+    is_first_BT = jnp.concatenate([document_BT[:, :1] == 0, document_BT[:, 1:] != document_BT[:, :-1]], axis=1)
+    return position_1T - lax.cummax(jnp.where(is_first_BT, position_1T, 0), axis=1)
+
+
 class Embedding(nnx.Module):
     """Embeddings of tokens, and of their positions where those are learned."""
 
@@ -87,9 +96,14 @@ class Embedding(nnx.Module):
         if self.has_positions:
             self.position_TD = nnx.Param(init(rngs.params(), (config.sequence_length, config.model_dim)))
 
-    def __call__(self, tokens_BT: jax.Array, position_BT: jax.Array | None = None) -> jax.Array:
-        """Embeds int32 tokens, as x_BTD, at given positions or at the first ones."""
-        x_BTD = look_up(self.token_VD[...], tokens_BT)
+    def __call__(
+        self,
+        tokens_BT: jax.Array,
+        position_BT: jax.Array | None = None,
+        find: Callable[[jax.Array, jax.Array], jax.Array] = look_up,
+    ) -> jax.Array:
+        """Embeds int32 tokens, as x_BTD, at given positions or at the first ones; ``find`` looks up their rows."""
+        x_BTD = find(self.token_VD[...], tokens_BT)
         if not self.has_positions:
             return x_BTD
         position_TD = self.position_TD[...]

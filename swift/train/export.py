@@ -1,5 +1,6 @@
 """Export of a trained model as plain arrays for one device."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from swift.checkpoint import RestorePlan, checkpoint_steps, plan_restore
@@ -60,4 +61,4 @@ def load_weights(experiment: Experiment, run_dir: Path, plan: RestorePlan) -> tu
     """Reads the master weights of a checkpoint, as (architecture, weights of whole experts, on the host)."""
     spec = experiment.step_spec(storage_mesh(experiment.topology))
     state = load_state(run_dir / "checkpoints", plan, spec)
-    return spec.gpt, spec.gpt.unpack(spec.stored.whole_classes(state))
+    return replace(spec.gpt, head_ranks=1, embedding_ranks=1), spec.gpt.unpack(spec.stored.whole_classes(state))

@@ -234,9 +234,10 @@ def test_a_tpu_is_looked_for_in_silence(monkeypatch):
     assert [os.environ.get(name) for name in names] == ["0", "3"]
 
 
-def test_ranks_that_are_copies_of_one_another_have_the_whole_head(refusal):
-    words = ["--set", "Topology.num_expert_ranks=2", "--set", "Experiment.head='shares'"]
+@pytest.mark.parametrize("name", ["embedding", "head"])
+def test_ranks_that_are_copies_of_one_another_have_the_whole_vocabulary(refusal, name):
+    words = ["--set", "Topology.num_expert_ranks=2", "--set", f"Experiment.{name}='shares'"]
     assert refusal("launch", "tiny.gin", *words, "--processes", "2") == (
-        "Experiment.head = 'shares': must be 'whole' where a single worker has a process for each expert rank, and "
+        f"Experiment.{name} = 'shares': must be 'whole' where a single worker has a process for each expert rank, and "
         "continues without one"
     )

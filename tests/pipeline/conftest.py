@@ -107,6 +107,7 @@ class Case(NamedTuple):
     cut: Any = None  # of a model with the pattern's layers, which otherwise is that of a stage
     counts: tuple[int, ...] | None = None  # micro-batches of each pipeline
     attention: str = "auto"
+    embedding: str = "whole"
     head: str = "whole"
     separates: bool = False
     held_by: tuple[tuple[int, ...], ...] | None = None  # stage of each chunk, by pipeline; the cut is then of chunks
@@ -163,6 +164,7 @@ class Rig:
             optimizer=OptimizerConfig(peak_learning_rate=1e-2, warmup_steps=2, clip_norm=case.clip_norm),
             compute_dtype=case.dtype,
             attention=case.attention,
+            embedding=case.embedding,
             head=case.head,
             separate_documents=case.separates,
             num_steps=40,
@@ -258,8 +260,8 @@ class Rig:
 
     def plain(self, drawn: Drawn) -> tuple[list[Plain], dict[str, np.ndarray], np.ndarray]:
         """Every iteration of the plain model, and the parameters and the placement after them."""
-        alike = {"planner": "lockstep", "window": 1, "remat": False, "move_roles": False, "head": "whole"}
-        train = self.case._replace(failed=frozenset(), **alike)
+        alike = {"planner": "lockstep", "window": 1, "remat": False, "move_roles": False}
+        train = self.case._replace(failed=frozenset(), embedding="whole", head="whole", **alike)
         iterate, first = plain_training(train)
         state, iterations = first(drawn.params, drawn.placement_PLNS), []
         for batch in drawn.batches:

@@ -67,13 +67,16 @@ CASES = [
     },
     {"topology": (2, 2, 3), "failed": [(0, 1)], "head": "shares"},
     {"topology": (1, 3, 2), "head": "shares", "by": "exact", "planner": "zero_bubble"},
+    {"topology": (2, 2, 3), "failed": [(0, 0)], "embedding": "shares", "window": 3},
+    {"topology": (1, 3, 2), "embedding": "shares", "head": "shares", "decoder": "shared", "separates": True},
+    {"topology": (2, 2, 2), "failed": [(1, 0)], "embedding": "shares", "planner": "v", "pattern": (True, True)},
 ]
 
 
-QUICK = (11, 17, 22, 23)
+QUICK = (11, 17, 22, 23, 25)
 """A failure, drops by slot, dense layers and an uneven cut, the first stage without experts; two runs of layers a
-worker, one of which is lost; windows of three, two failures in a stage and capacity by rank; a head in shares that do
-not divide the vocabulary. Today's decoders are those of the documents below."""
+worker, one of which is lost; windows of three, two failures in a stage and capacity by rank; a head, and an
+embedding, in shares that do not divide the vocabulary. Today's decoders are those of the documents below."""
 
 
 @pytest.mark.parametrize(

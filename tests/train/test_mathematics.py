@@ -65,6 +65,7 @@ class Case(NamedTuple):
     policy: object = Shuffled()
     sequences: int = 8
     by: str = "slot"
+    embedding: str = "whole"
     head: str = "whole"
 
 
@@ -84,6 +85,8 @@ CASES = [
     Case(ranks=4, top_k=2, microbatches=2, slots=2, by="exact"),
     Case(ranks=3, slots=2, kind="virtual", sequences=6, by="exact"),
     Case(ranks=3, slots=2, kind="virtual", sequences=6, microbatches=2, head="shares"),
+    Case(ranks=8, slots=2, microbatches=2, embedding="shares"),
+    Case(ranks=3, slots=2, kind="virtual", sequences=6, microbatches=2, embedding="shares", head="shares"),
 ]
 
 
@@ -100,6 +103,7 @@ def experiment(case):
         ranks=case.kind,
         optimizer=OptimizerConfig(warmup_steps=2, clip_norm=0.5, layout=case.layout),
         compute_dtype="float64",
+        embedding=case.embedding,
         head=case.head,
         num_steps=40,
         num_microbatches=case.microbatches,
@@ -122,7 +126,7 @@ def compiled(case):
 
 def plain_gradients(spec):
     def objective(params, placement_LNS, batch):
-        weights, gpt = spec.gpt.unpack(params), replace(spec.gpt, head_ranks=1)
+        weights, gpt = spec.gpt.unpack(params), replace(spec.gpt, head_ranks=1, embedding_ranks=1)
         tokens = batch.valid.sum()
         loss, aux, loads = jnp.zeros(()), jnp.zeros(()), []
         for m in range(batch.inputs.shape[0]):
@@ -239,6 +243,7 @@ def plain_training(spec, experiment, params, batches):
         pytest.param(Case(ranks=8, slots=2, policy=Static(), layout="coupled"), marks=pytest.mark.slow),
         pytest.param(Case(ranks=3, slots=4, policy=MinMax(), sequences=6), marks=pytest.mark.slow),
         pytest.param(Case(ranks=3, slots=4, sequences=6, head="shares"), marks=pytest.mark.slow),
+        pytest.param(Case(ranks=3, slots=4, sequences=6, embedding="shares"), marks=pytest.mark.slow),
     ],
     ids=str,
 )

@@ -126,6 +126,17 @@ def make(pipelines=2, stages=2, layers=2, pattern=(True,), layout=None, tied=Fal
             "Experiment.head = 'shares': must be 'whole' with ModelConfig.tied_embeddings = True: every rank has the "
             "whole embedding",
         ),
+        ({"embedding": True}, "Experiment.embedding = True: choose one of whole, shares"),
+        (
+            {"embedding": "shares", "tied": True},
+            "Experiment.embedding = 'shares': must be 'whole' with ModelConfig.tied_embeddings = True: every rank has "
+            "the whole embedding",
+        ),
+        (
+            {"embedding": "shares", "pipelines": 1, "failures": ("step 2: fail 0:0 rank 1",)},
+            "Experiment.embedding = 'shares': must be 'whole' where Experiment.failures has expert ranks: each is a "
+            "copy of what the others lose",
+        ),
         (
             {"head": "shares", "pipelines": 1, "failures": ("step 2: fail 0:0 rank 1",)},
             "Experiment.head = 'shares': must be 'whole' where Experiment.failures has expert ranks: each is a copy of "

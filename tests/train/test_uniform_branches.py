@@ -29,7 +29,15 @@ def test_no_branch_of_an_iteration_differs_between_ranks(varying_branches, polic
         assert varying_branches(jaxpr, "expert") == []
 
 
-def traced(policy, experts, layout):
+def test_all_ranks_look_up_in_equally_many_rounds(varying_branches):
+    """The number of rounds is data, and the same on all ranks: in each there are collectives."""
+    jaxprs = traced(Symi(), ExpertConfig(4, 2), "decoupled", embedding="shares")
+    for jaxpr in jaxprs:
+        assert varying_branches(jaxpr, "expert") == []
+    assert all("while" in str(jaxpr) for jaxpr in jaxprs)
+
+
+def traced(policy, experts, layout, **settings):
     """The jaxprs of an iteration and of an evaluation."""
     experiment = Experiment(
         model=ModelConfig(1, 16, 2, 16, 8, (True,)),
@@ -38,6 +46,7 @@ def traced(policy, experts, layout):
         topology=Topology(num_expert_ranks=4),
         optimizer=OptimizerConfig(layout=layout),
         sequences_per_microbatch=4,
+        **settings,
     )
     spec = experiment.step_spec()
     state = jax.eval_shape(lambda: spec.fill_slots(spec.init(jax.random.key(0))))

@@ -75,7 +75,7 @@ class LaunchJob:
         if experiment.move_rule is not None and options.prepare == "none":
             raise SettingError("--prepare", "none", f"finds no blocks to move: Experiment.adapt = {experiment.adapt!r}")
         _check_snapshots(experiment, by_rank)
-        _check_head(experiment, by_rank)
+        _check_shares(experiment, by_rank)
         check_count("--restarts", options.restarts, least=0)
         return cls(
             experiment=experiment,
@@ -193,11 +193,12 @@ def _check(experiment: Experiment) -> None:
             raise SettingError(f"Experiment.{name}", getattr(experiment, name), allowed)
 
 
-def _check_head(experiment: Experiment, by_rank: bool) -> None:
-    """Raises SettingError if ranks whose heads are different would be copies of a lost one's."""
-    if experiment.head == "shares" and is_elastic(experiment, by_rank=by_rank):
-        allowed = "must be 'whole' where a single worker has a process for each expert rank, and continues without one"
-        raise SettingError("Experiment.head", experiment.head, allowed)
+def _check_shares(experiment: Experiment, by_rank: bool) -> None:
+    """Raises SettingError if ranks with different shares would be copies of a lost one's."""
+    allowed = "must be 'whole' where a single worker has a process for each expert rank, and continues without one"
+    for name in ("embedding", "head"):
+        if getattr(experiment, name) == "shares" and is_elastic(experiment, by_rank=by_rank):
+            raise SettingError(f"Experiment.{name}", "shares", allowed)
 
 
 def _check_snapshots(experiment: Experiment, by_rank: bool) -> None:

@@ -1,12 +1,30 @@
 """Head and embedding in shares: each expert rank has a part of the vocabulary.
 
 ``share_losses`` is the loss with some columns of the head on each rank, ``column_shares`` how weights and gradients
-travel between them and the slices of the optimizer's state. ``row_look_up`` looks up rows of a table of which each rank
-has some; it is a library, which runs do not use yet.
+travel between them and the slices of the optimizer's state. ``row_look_up`` looks up rows of the embedding, of which
+each rank has some, and ``row_shares`` is the layout of their state. Copies of the most frequent rows (``hot_rows``) are
+a library, which runs do not use yet.
 """
 
 from swift.models.vocabulary.column_shares import ColumnShares, share_size
-from swift.models.vocabulary.row_look_up import hot_rows, look_up_rows
+from swift.models.vocabulary.row_look_up import (
+    hot_rows,
+    look_up_in_shares,
+    look_up_rows,
+    requests_at_once,
+    rounds_if_different,
+)
+from swift.models.vocabulary.row_shares import RowShares
 from swift.models.vocabulary.share_losses import sum_of_losses_in_shares
 
-__all__ = ["ColumnShares", "hot_rows", "look_up_rows", "share_size", "sum_of_losses_in_shares"]
+__all__ = [
+    "ColumnShares",
+    "RowShares",
+    "hot_rows",
+    "look_up_in_shares",
+    "look_up_rows",
+    "requests_at_once",
+    "rounds_if_different",
+    "share_size",
+    "sum_of_losses_in_shares",
+]

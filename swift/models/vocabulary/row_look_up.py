@@ -4,11 +4,12 @@ Tokens are used as unevenly as experts (Zipf). So a token that occurs several ti
 indices), and the rows of the most frequent tokens have a copy on every rank (RecShard's placement by popularity), which
 is made once for many micro-batches, and whose gradients are summed once.
 
-Rows are in order of popularity, and ranks take turns: row p is on rank ``p % N``. So each has as many frequent rows as
-the others. Requests and rows travel in rounds of small buffers, as many as the pair of ranks needs that has most.
+Ranks take turns: row r is on rank ``r % N``. So each has as many frequent rows as the others, where rows are in order
+of popularity; and nearly so in a tokenizer's order. Requests and rows travel in rounds of small buffers, as many as the
+pair of ranks needs that has most: whatever the tokens are, none is left out.
 
 Legend: N ranks, V rows of the table, v = V / N those of a rank, H rows with copies, h = H / N, T tokens of a rank,
-X requests of a rank, Q requests of a buffer from one rank to another, D width.
+X requests of a rank, Q requests of a buffer from one rank to another, Z = N * Q places of the buffers, D width.
 """
 
 from functools import partial
@@ -21,10 +22,42 @@ from jaxtyping import Array, Float, Int
 
 from swift.mesh import EXPERT_AXIS
 from swift.models.modules import at_least_float32, look_up
-from swift.models.row_sums import sum_rows
 
 NONE = -1
 """Stands for no request."""
+
+ROUNDS = 32
+"""Rounds in which requests for all tokens fit if none repeats and ranks have equally many; text takes a quarter."""
+
+
+def requests_at_once(num_tokens: int, num_ranks: int) -> int:
+    """Requests of a rank to another in a round, Q, where each has ``num_tokens`` tokens."""
+    return -(-num_tokens // (ROUNDS * num_ranks))
+
+
+def rounds_if_different(num_tokens: int, num_rows: int, num_ranks: int) -> int:
+    """Rounds of a look-up if all tokens of a rank are different, and each rank has equally many of their rows."""
+    different = min(-(-num_tokens // num_ranks), -(-num_rows // num_ranks))
+    return -(-different // requests_at_once(num_tokens, num_ranks))
+
+
+def look_up_in_shares(
+    own_vD: Float[Array, "v D"], tokens_BT: Int[Array, "B T"], num_ranks: int, *, fetches: bool = True
+) -> Float[Array, "B T D"]:
+    """Looks up the row of each token, where row r is on rank ``r % N``; differentiable.
+
+    Its gradient is that of the sum over all ranks' tokens.
+
+    Args:
+        own_vD: this rank's rows.
+        tokens_BT: int32, tokens of this rank; all ranks have equally many.
+        num_ranks: N.
+        fetches: False where the gradient alone is of use: the rows are then zeros, and nothing is sent for them, which
+            XLA does not find out by itself.
+    """
+    size = requests_at_once(tokens_BT.size, num_ranks)
+    found_TD = look_up_rows(own_vD, own_vD[:0], tokens_BT.reshape(-1), size, num_ranks, fetches=fetches)
+    return found_TD.reshape(*tokens_BT.shape, -1)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
@@ -62,7 +95,13 @@ hot_rows.defvjp(_hot_forward, _hot_backward)
 
 
 def look_up_rows(
-    own_vD: Float[Array, "v D"], hot_HD: Float[Array, "H D"], row_T: Int[Array, " T"], buffer_size: int, num_ranks: int
+    own_vD: Float[Array, "v D"],
+    hot_HD: Float[Array, "H D"],
+    row_T: Int[Array, " T"],
+    buffer_size: int,
+    num_ranks: int,
+    *,
+    fetches: bool = True,
 ) -> Float[Array, "T D"]:
     """Looks up a row for each token; differentiable.
 
@@ -72,10 +111,10 @@ def look_up_rows(
         row_T: int32, the row of each token.
         buffer_size: Q.
         num_ranks: N.
+        fetches: see ``fetch_rows``; copies are looked up in any case.
     """
     num_hot = len(hot_HD)
-    distinct_T, index_T = distinct(jnp.where(row_T < num_hot, NONE, row_T))
-    cold_TD = look_up(fetch_rows(own_vD, distinct_T, buffer_size, num_ranks), index_T[None])[0]
+    cold_TD = fetch_rows(own_vD, jnp.where(row_T < num_hot, NONE, row_T), buffer_size, num_ranks, fetches)
     if not num_hot:
         return cold_TD
     hot_TD = look_up(hot_HD, jnp.minimum(row_T, num_hot - 1)[None])[0]
@@ -106,73 +145,95 @@ class _Requests(NamedTuple):
         most = lax.pmax(jnp.max(count_XN[-1]), EXPERT_AXIS)
         return cls(owner_X, wanted_X // num_ranks, position_X, (most + buffer_size - 1) // buffer_size)
 
-    def places(self, turn: jax.Array, buffer_size: int, num_ranks: int) -> jax.Array:
-        """Place of each request in the buffers of a round; beyond them if it is in another round, or none."""
-        position_X = self.position_X - turn * buffer_size
+    def in_places(self, turn: jax.Array, buffer_size: int, num_ranks: int) -> jax.Array:
+        """The request in each place ``[Z]`` of a round's buffers; beyond them, each once, where there is none."""
+        position_X, num_places = self.position_X - turn * buffer_size, num_ranks * buffer_size
         is_now_X = (self.position_X >= 0) & (position_X >= 0) & (position_X < buffer_size)
-        return jnp.where(is_now_X, self.owner_X * buffer_size + position_X, num_ranks * buffer_size)
+        place_X = jnp.where(is_now_X, self.owner_X * buffer_size + position_X, num_places)
+        index_X = jnp.arange(len(place_X), dtype=jnp.int32)
+        beyond_Z = len(place_X) + jnp.arange(num_places, dtype=jnp.int32)
+        return beyond_Z.at[place_X].set(index_X, mode="drop")
 
-    def asked(self, place_X: jax.Array, buffer_size: int, num_ranks: int) -> jax.Array:
-        """The rows ``[N * Q]`` that all ranks ask this one for in a round; ``NONE`` where they ask for fewer."""
-        none = jnp.full(num_ranks * buffer_size, NONE, jnp.int32)
-        return _exchanged(none.at[place_X].set(self.row_X, mode="drop"), num_ranks)
+    def asked(self, request_Z: jax.Array, num_ranks: int) -> jax.Array:
+        """The rows ``[Z]`` that all ranks ask this one for in a round; ``NONE`` where they ask for fewer."""
+        return _exchanged(self.row_X.at[request_Z].get(mode="fill", fill_value=NONE), num_ranks)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
 def fetch_rows(
-    own_vD: Float[Array, "v D"], wanted_X: Int[Array, " X"], buffer_size: int, num_ranks: int
-) -> Float[Array, "X D"]:
-    """Fetches rows from their owners; zeros where there is no request.
+    own_vD: Float[Array, "v D"], row_T: Int[Array, " T"], buffer_size: int, num_ranks: int, fetches: bool
+) -> Float[Array, "T D"]:
+    """Fetches the row of each token from its owner, each different one once; zeros where there is none.
 
-    Its gradient sends each row's back, and sums those of a row in at least float32, always in the same order.
+    Its gradient sums those of a row's tokens on their rank, sends the sum to the owner, and sums there those of all
+    ranks: in at least float32, and always in the same order.
 
     Args:
         own_vD: this rank's rows.
-        wanted_X: int32, the row of each request, or ``NONE``.
+        row_T: int32, the row of each token, or ``NONE``.
         buffer_size: Q.
         num_ranks: N.
+        fetches: False: returns zeros, and has the same gradient.
     """
+    if not fetches:
+        return jnp.zeros((len(row_T), own_vD.shape[1]), own_vD.dtype)
+    wanted_X, index_T = distinct(row_T)
     requests = _Requests.of(wanted_X, buffer_size, num_ranks)
 
     def one_round(turn: jax.Array, rows_XD: jax.Array) -> jax.Array:
-        place_X = requests.places(turn, buffer_size, num_ranks)
-        asked_Z = requests.asked(place_X, buffer_size, num_ranks)
+        request_Z = requests.in_places(turn, buffer_size, num_ranks)
+        asked_Z = requests.asked(request_Z, num_ranks)
         found_ZD = jnp.where((asked_Z != NONE)[:, None], own_vD[jnp.maximum(asked_Z, 0)], 0)
-        return rows_XD + _exchanged(found_ZD, num_ranks).at[place_X].get(mode="fill", fill_value=0)
+        return rows_XD.at[request_Z].set(_exchanged(found_ZD, num_ranks), mode="drop", unique_indices=True)
 
     none_XD = jnp.zeros((len(wanted_X), own_vD.shape[1]), own_vD.dtype)
-    return lax.fori_loop(0, requests.rounds, one_round, none_XD)
+    return lax.fori_loop(0, requests.rounds, one_round, none_XD)[index_T]
 
 
 def _fetch_forward(
-    own_vD: jax.Array, wanted_X: jax.Array, buffer_size: int, num_ranks: int
+    own_vD: jax.Array, row_T: jax.Array, buffer_size: int, num_ranks: int, fetches: bool
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     # A column says how many rows there are, and their dtype.
-    return fetch_rows(own_vD, wanted_X, buffer_size, num_ranks), (own_vD[:, :1], wanted_X)
+    return fetch_rows(own_vD, row_T, buffer_size, num_ranks, fetches), (own_vD[:, :1], row_T)
 
 
 def _fetch_backward(
-    buffer_size: int, num_ranks: int, kept: tuple[jax.Array, jax.Array], d_rows_XD: jax.Array
+    buffer_size: int, num_ranks: int, fetches: bool, kept: tuple[jax.Array, jax.Array], d_rows_TD: jax.Array
 ) -> tuple[jax.Array, None]:
-    (own_v1, wanted_X), wide = kept, at_least_float32(d_rows_XD.dtype)
-    requests, num_own = _Requests.of(wanted_X, buffer_size, num_ranks), len(own_v1)
+    del fetches
+    (own_v1, row_T), wide = kept, at_least_float32(d_rows_TD.dtype)
+    wanted_X, index_T = distinct(row_T)
+    requests = _Requests.of(wanted_X, buffer_size, num_ranks)
 
     def one_round(turn: jax.Array, total_vD: jax.Array) -> jax.Array:
-        place_X = requests.places(turn, buffer_size, num_ranks)
-        asked_Z = requests.asked(place_X, buffer_size, num_ranks)
-        none_ZD = jnp.zeros((num_ranks * buffer_size, d_rows_XD.shape[1]), d_rows_XD.dtype)
-        came_ZD = _exchanged(none_ZD.at[place_X].set(d_rows_XD, mode="drop"), num_ranks)
-        # Those of no request are zeros: they may be added to any row.
-        return total_vD + sum_rows(came_ZD, jnp.maximum(asked_Z, 0), num_own, wide)
+        request_Z = requests.in_places(turn, buffer_size, num_ranks)
+        asked_Z = requests.asked(request_Z, num_ranks)
+        # Of one round's requests only: the one-hot tokens of all would be larger than the gradients.
+        is_of_ZT = (request_Z[:, None] == index_T[None]).astype(d_rows_TD.dtype)
+        sent_ZD = jnp.einsum("zt,td->zd", is_of_ZT, d_rows_TD, preferred_element_type=wide)
+        return _added(total_vD, _exchanged(sent_ZD.astype(d_rows_TD.dtype), num_ranks), asked_Z, num_ranks)
 
-    none_vD = jnp.zeros((num_own, d_rows_XD.shape[1]), wide)
+    none_vD = jnp.zeros((len(own_v1), d_rows_TD.shape[1]), wide)
     return lax.fori_loop(0, requests.rounds, one_round, none_vD).astype(own_v1.dtype), None
 
 
 fetch_rows.defvjp(_fetch_forward, _fetch_backward)
 
 
+def _added(total_vD: jax.Array, came_ZD: jax.Array, asked_Z: jax.Array, num_ranks: int) -> jax.Array:
+    """Adds gradients to those of the rows that were asked for, rank by rank: of one rank's, a row has one at most."""
+    beyond_Z = len(total_vD) + jnp.arange(len(asked_Z), dtype=jnp.int32)
+    row_NQ = jnp.where(asked_Z == NONE, beyond_Z, asked_Z).reshape(num_ranks, -1)
+    came_NQD = came_ZD.reshape(*row_NQ.shape, -1)
+
+    def of_rank(rank: jax.Array, total_vD: jax.Array) -> jax.Array:
+        more_QD = came_NQD[rank].astype(total_vD.dtype)
+        return total_vD.at[row_NQ[rank]].add(more_QD, mode="drop", unique_indices=True)
+
+    return lax.fori_loop(0, num_ranks, of_rank, total_vD)
+
+
 def _exchanged(buffers: jax.Array, num_ranks: int) -> jax.Array:
-    """The buffers that the ranks have for this one ``[N * Q, ...]``, of those that this one has for them."""
+    """The buffers that the ranks have for this one ``[Z, ...]``, of those that this one has for them."""
     by_rank = buffers.reshape(num_ranks, -1, *buffers.shape[1:])
     return lax.all_to_all(by_rank, EXPERT_AXIS, split_axis=0, concat_axis=0).reshape(buffers.shape)

@@ -1,5 +1,7 @@
 """Resharding a state to other ranks, slots or stages: every expert keeps its values, bit for bit.
 
+Also to an embedding in shares from a whole one, and back.
+
 On the host, in the layout of a checkpoint: RANKED ``[P, layer, N, ...]`` and SHARED ``[P, ...]``, without slots.
 
 Legend: P stages, L MoE layers of a stage, N ranks, S slots of a rank, E expert classes, W values of an expert,
@@ -7,15 +9,15 @@ w = W / N.
 """
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from swift.experts import Decoupled, padded_size
+from swift.experts import Decoupled, Layout
 from swift.mesh import storage_mesh
-from swift.models import make_cut
+from swift.models import GPT, RowShares, make_cut
 from swift.pipeline.runtime import EMBEDDING_AND_HEAD, StepSpec, TrainState
 from swift.topology import Topology
 
@@ -29,12 +31,14 @@ class StateShape:
         num_ranks: N.
         slots_per_rank: S.
         cut: number of blocks of each stage; None: as many in all stages.
+        embedding: whether each rank has rows of the embedding, ``shares``; None: slices of the whole.
     """
 
     num_stages: int
     num_ranks: int
     slots_per_rank: int
     cut: tuple[int, ...] | None = None
+    embedding: Literal["shares"] | None = None
 
     def __post_init__(self) -> None:
         if self.cut is not None:
@@ -45,7 +49,12 @@ class StateShape:
         """The shape of the state of a step spec."""
         sizes = spec.cut.sizes
         cut = None if len(set(sizes)) == 1 else sizes
-        return cls(spec.num_stages, spec.live.num_ranks, spec.experts.slots_per_rank, cut)
+        embedding: Literal["shares"] | None = "shares" if spec.gpt.embedding_ranks > 1 else None
+        return cls(spec.num_stages, spec.live.num_ranks, spec.experts.slots_per_rank, cut, embedding)
+
+    def is_alike_elsewhere(self, other: "StateShape") -> bool:
+        """Whether two shapes differ in the layout of the embedding at most."""
+        return replace(self, embedding=None) == replace(other, embedding=None)
 
     def to_json(self) -> dict[str, Any]:
         """The numbers by name; ``StateShape(**numbers)`` is the inverse."""
@@ -55,63 +64,82 @@ class StateShape:
 def reshaped(spec: StepSpec, shape: StateShape) -> StepSpec:
     """The spec of the same model for a state of another shape, on one device: it describes the state, and cannot run.
 
-    Optimizer state that is tied to slots (the layout ``coupled``) has one shape only.
+    Optimizer state that is tied to slots (the layout ``coupled``) has one shape only, but for the embedding.
     """
-    if shape == StateShape.of(spec):
+    own = StateShape.of(spec)
+    if shape == own:
         return spec
+    head_ranks = shape.num_ranks if spec.gpt.head_ranks > 1 else 1
+    gpt = replace(spec.gpt, head_ranks=head_ranks, embedding_ranks=1 if shape.embedding is None else shape.num_ranks)
+    if shape.is_alike_elsewhere(own):
+        layouts = {**spec.layouts, "embedding": _of_embedding(spec.layouts["embedding"], gpt)}
+        return replace(spec, gpt=gpt, layouts=layouts, worker_shapes=None)  # type: ignore[arg-type]
     layouts = {}
     for name, layout in spec.layouts.items():
         assert isinstance(layout, Decoupled), "only state of which every rank has a slice can be resharded"
         layouts[name] = replace(layout, num_ranks=shape.num_ranks)
-    head_ranks = shape.num_ranks if spec.gpt.head_ranks > 1 else 1
     return replace(
         spec,
-        gpt=replace(spec.gpt, head_ranks=head_ranks),
+        gpt=gpt,
         live=storage_mesh(Topology(1, shape.num_stages, shape.num_ranks)),
         experts=replace(spec.experts, slots_per_rank=shape.slots_per_rank),
-        layouts=layouts,
+        layouts=layouts | {"embedding": _of_embedding(layouts["embedding"], gpt)},
         cut=make_cut(spec.cut.moe_layers, shape.num_stages, shape.cut, "Experiment.cut"),
         chunks=None,  # type: ignore[arg-type]
         worker_shapes=None,  # type: ignore[arg-type]
     )
 
 
+def _of_embedding(layout: Layout, gpt: GPT) -> Layout:
+    """The layout of an embedding on as many ranks, in shares if the model says so."""
+    assert isinstance(layout, Decoupled)
+    shared = layout.num_classes, layout.size, layout.num_ranks, layout.compute_dtype, layout.wire_dtype
+    if gpt.embedding_ranks == 1:
+        return Decoupled(*shared)
+    return RowShares(*shared, gpt.vocab_size, gpt.config.model_dim)
+
+
 def reshape_state(state: TrainState, old: StepSpec, new: StepSpec) -> TrainState:
     """Reshards a state on the host from the shape of one spec to that of another.
 
-    Master weights and moments keep their values. Every expert gets replicas in proportion to those that it had; the
-    policy's own state starts afresh.
+    Master weights and moments keep their values. Every expert gets replicas in proportion to those that it had, and the
+    policy's own state starts afresh, unless the embedding alone is laid out otherwise.
 
     Args:
         state: state of ``old``, without slots.
         old: spec of the state.
         new: spec of the same model, see ``reshaped``.
     """
-    if StateShape.of(old) == StateShape.of(new):
+    before, after = StateShape.of(old), StateShape.of(new)
+    if before == after:
         return state
+    stays = after.is_alike_elsewhere(before)
 
     def reshard(path: tuple[Any, ...], leaf: np.ndarray) -> np.ndarray:
         names = [entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey)]
+        if stays and names[-1:] != ["embedding"]:
+            return leaf
         return _reshard_group(names[-1], leaf, old, new) if names else _in_all_stages(leaf, new)
 
     master, moments = jax.tree_util.tree_map_with_path(reshard, (state.master, state.moments))
+    if stays:
+        return replace(state, master=master, moments=moments)
     placement, policy = _place(state.placement, old, new)
     return TrainState(_in_all_stages(state.step, new), master, moments, {}, placement, policy)
 
 
 def _reshard_group(name: str, slices: np.ndarray, old: StepSpec, new: StepSpec) -> np.ndarray:
     """The slices ``[P, layer, N, E, w]`` of a group on other ranks and stages."""
-    num_stages, num_layers, _, num_classes, _ = slices.shape
-    whole = slices.swapaxes(2, 3).reshape(num_stages, num_layers, num_classes, -1)[..., : old.gpt.groups[name].size]
+    before, after = old.layouts[name], new.layouts[name]
+    assert isinstance(before, Decoupled)
+    assert isinstance(after, Decoupled)
+    whole = np.stack([before.classes(of_stage, None) for of_stage in slices])
     if name in EMBEDDING_AND_HEAD:  # all stages have a copy, and one stage's is in use
         end = whole[{"embedding": 0, "head": -1}[name]]
         whole = np.broadcast_to(end, (new.num_stages, *end.shape))
     else:
         whole = _cut_anew(whole, old.model_index[name], new.model_index[name])
-    ranks = new.live.num_ranks
-    padding = padded_size(whole.shape[-1], ranks) - whole.shape[-1]
-    padded = np.pad(whole, ((0, 0), (0, 0), (0, 0), (0, padding)))
-    return np.ascontiguousarray(padded.reshape(*whole.shape[:3], ranks, -1).swapaxes(2, 3))
+    return np.stack([after.init(of_stage, None) for of_stage in whole])
 
 
 def _cut_anew(array: np.ndarray, old_index: np.ndarray, new_index: np.ndarray) -> np.ndarray:

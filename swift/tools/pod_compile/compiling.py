@@ -11,10 +11,10 @@ from jax.stages import Compiled, Lowered
 
 from swift.errors import SettingError
 from swift.mesh import collectives, live_mesh
-from swift.models import choose_kernel
+from swift.models import choose_kernel, rounds_if_different
 from swift.pipeline import Configurator, Steps, neighbours, sequences_per_rank
 from swift.tools.pod_compile.devices import described_devices
-from swift.tools.pod_compile.exchanged_bytes import bytes_by_kind, exchange, head_tokens, tokens
+from swift.tools.pod_compile.exchanged_bytes import bytes_by_kind, exchange, head_tokens, looked_up_rows, tokens
 from swift.tools.pod_compile.interconnect import Interconnect
 from swift.tools.pod_compile.op_work import works
 from swift.tools.pod_compile.pods import Pod
@@ -166,7 +166,8 @@ def _facts(compiled: Compiled, steps: Steps, experiment: Experiment, pod: Pod) -
     num_sequences = sequences_per_rank(experiment.sequences_per_microbatch, live.num_ranks)
     found = collectives(compiled.as_text() or "", live.mesh.size)
     table = None if spec.is_single_worker else plan.table
-    runs = Runs(spec, table, plan.schedule.problem.num_iterations)
+    rounds = rounds_if_different(num_sequences * spec.gpt.config.sequence_length, spec.gpt.vocab_size, live.num_ranks)
+    runs = Runs(spec, table, plan.schedule.problem.num_iterations, rounds)
     work, coords = works(spec, num_sequences), [_coords(device, pod) for device in live.mesh.devices.flat]
     num_flops, by_group = total_flops(runs, work), exchange(found, runs)
     step = predict(runs, work, found, Interconnect(pod, coords), experiment.compute_dtype)
@@ -174,6 +175,7 @@ def _facts(compiled: Compiled, steps: Steps, experiment: Experiment, pod: Pod) -
         peak = live.mesh.size * pod.chip.peak_flops[experiment.compute_dtype]
         step["flops_utilization"] = num_flops / peak / (step["step_ms"] / 1e3)
     head = {"head": head_tokens(found, runs, num_sequences)} if spec.gpt.head_ranks > 1 else {}
+    rows = {"embedding": looked_up_rows(found, runs, num_sequences)} if spec.gpt.embedding_ranks > 1 else {}
     return {
         "collectives": bytes_by_kind(found, runs),
         "exchange": {
@@ -181,6 +183,7 @@ def _facts(compiled: Compiled, steps: Steps, experiment: Experiment, pod: Pod) -
         }
         | {"groups": by_group},
         "tokens": tokens(found, runs, num_sequences),
+        **rows,
         **head,
         "flops": num_flops,
         "bubble_share": 0.0 if spec.is_single_worker else plan.bubble_share,

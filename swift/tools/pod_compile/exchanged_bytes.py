@@ -5,7 +5,7 @@ section 3). Tokens travel to the experts and back, forward and backward: 4 * ran
 micro-batch.
 
 A head in shares is exchanged once, instead of once for each rank; with it, the tokens of a rank travel to all ranks and
-their gradients back.
+their gradients back. An embedding in shares is not exchanged: rows travel to tokens, and their gradients back.
 
 R: rows of the axis ``worker``.
 """
@@ -18,12 +18,13 @@ import numpy as np
 
 from swift.experts import Decoupled, exchange_bytes
 from swift.mesh import Collective
-from swift.models import ColumnShares, tokens_at_once
+from swift.models import ColumnShares, RowShares, requests_at_once, tokens_at_once
 from swift.pipeline import EMBEDDING_AND_HEAD, KINDS, scopes
 from swift.tools.pod_compile.repetitions import Runs
 
 _EXCHANGE = (scopes.COLLECT, scopes.MATERIALIZE)
 _TOKENS = (scopes.FORWARD, scopes.BACKWARD_INPUT, scopes.BACKWARD_WEIGHT, scopes.MICROBATCH)
+_SHARES = (scopes.EMBEDDING, scopes.HEAD)
 
 
 def moved_bytes(one: Collective, runs_R: np.ndarray, num_ranks: int) -> int:
@@ -80,7 +81,8 @@ def _exchange_formula(runs: Runs, name: str) -> float:
     sizes = [jnp.dtype(dtype).itemsize for dtype in (layout.wire_dtype, layout.compute_dtype)]
     if isinstance(layout, ColumnShares):
         return int(num_updates) * num_ranks**2 * layout.message_size * sum(sizes)
-    both = [exchange_bytes(num_rows, num_ranks, num_slots, layout.size, size) for size in sizes]
+    exchanged = layout.num_before if isinstance(layout, RowShares) else layout.size
+    both = [exchange_bytes(num_rows, num_ranks, num_slots, exchanged, size) for size in sizes]
     return int(num_updates) * sum(both) / 2
 
 
@@ -98,7 +100,7 @@ def tokens(found: Sequence[Collective], runs: Runs, num_sequences: int) -> Mappi
     compiled = sum(
         moved_bytes(one, runs.of(one), ranks)
         for one in found
-        if runs.part(one) in _TOKENS and one.kind == "all-to-all" and scopes.HEAD not in one.path
+        if runs.part(one) in _TOKENS and one.kind == "all-to-all" and not set(_SHARES) & set(one.path)
     )
     total = {"compiled_bytes": compiled / runs.num_iterations}
     if spec.remat == "block":
@@ -123,6 +125,23 @@ def head_tokens(found: Sequence[Collective], runs: Runs, num_sequences: int) -> 
     token = 2 * stream + 4 + 1 + 3 * jnp.dtype(spec.accumulate_dtype).itemsize
     per_device = -(-per_rank // chunk) * chunk * ranks * token
     return {
+        "compiled_bytes": compiled / runs.num_iterations,
+        "formula_bytes": spec.num_microbatches * ranks * per_device,
+    }
+
+
+def looked_up_rows(found: Sequence[Collective], runs: Runs, num_sequences: int) -> Mapping[str, float]:
+    """Bytes of look-ups in an embedding in shares in an iteration, ``num_sequences`` as for ``tokens``.
+
+    Of each request its number and the row, or the row's gradient; and how many rounds there are, which tokens decide.
+    """
+    spec, config, ranks = runs.spec, runs.spec.gpt.config, runs.spec.live.num_ranks
+    compiled = sum(moved_bytes(one, runs.of(one), ranks) for one in found if scopes.EMBEDDING in one.path)
+    size = requests_at_once(num_sequences * config.sequence_length, ranks)
+    request = 4 + config.model_dim * jnp.dtype(spec.compute_dtype).itemsize
+    per_device = 2 * (runs.look_up_rounds * ranks * size * request + 4)
+    return {
+        "rounds": runs.look_up_rounds,
         "compiled_bytes": compiled / runs.num_iterations,
         "formula_bytes": spec.num_microbatches * ranks * per_device,
     }

@@ -113,6 +113,11 @@ def _details(report: Mapping[str, Any]) -> Iterator[str]:
     formula = f" {tokens['formula_bytes'] / 1e6:>14,.3f}" if "formula_bytes" in tokens else ""
     yield "tokens to experts and back, MB compiled" + (" beside 4 * ranks * rows * D * bytes:" if formula else ":")
     yield f"  {'':<20}{tokens['compiled_bytes'] / 1e6:>14,.3f}{formula}"
+    if "embedding" in report:
+        compiled, formula = (report["embedding"][f"{name}_bytes"] / 1e6 for name in ("compiled", "formula"))
+        rounds = report["embedding"]["rounds"]
+        yield f"rows of the embedding and back in {rounds} rounds, MB compiled beside 2 * rounds * places * D * bytes:"
+        yield f"  {'':<20}{compiled:>14,.3f} {formula:>14,.3f}"
     if "head" in report:
         compiled, formula = (report["head"][f"{name}_bytes"] / 1e6 for name in ("compiled", "formula"))
         yield "tokens to the shares of the head and back, MB compiled beside 2 * ranks * rows * D * bytes:"

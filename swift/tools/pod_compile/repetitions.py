@@ -29,11 +29,13 @@ class Runs:
         spec: specification of the step.
         table: tick table that the program interprets; None for a single worker.
         num_iterations: iterations of a call, K.
+        look_up_rounds: rounds of a look-up in an embedding in shares, which are data.
     """
 
     spec: StepSpec
     table: TickTable | None
     num_iterations: int
+    look_up_rounds: int = 1
 
     def part(self, one: Collective) -> str:
         """Part of a step that contains a collective: one of ``swift.pipeline.scopes``, or ``OTHER``.
@@ -61,6 +63,8 @@ class Runs:
         name = self._name(one)
         inner = [loop for loop in one.loops if name == OTHER or name in loop.path]
         over_blocks = [loop for loop in inner if scopes.BLOCKS in loop.path][-1:]  # the others are inside a block
+        if scopes.EMBEDDING in one.path:  # of the first chunk alone, and in no block
+            return np.array([self._look_up_trips(one)] + [0] * (len(self.spec.chunks.sizes) - 1))
         trips = math.prod(self._trips(loop.num_trips) for loop in inner if loop not in over_blocks)
         if scopes.HEAD in one.path:  # of the last chunk alone, and in no block
             return np.array([0] * (len(self.spec.chunks.sizes) - 1) + [trips])
@@ -69,6 +73,11 @@ class Runs:
         # Where no chunk has more than one block there is no loop over them.
         is_of_block = over_blocks or (name in _OPS and max(self.spec.chunks.sizes) == 1)
         return trips * (blocks_C if is_of_block else np.ones_like(blocks_C))
+
+    def _look_up_trips(self, one: Collective) -> int:
+        """Runs of a collective per look-up: in each round, or once."""
+        is_in_round = any(scopes.EMBEDDING in loop.path for loop in one.loops)
+        return self.look_up_rounds if is_in_round else 1
 
     def ops(self, name: str) -> np.ndarray:
         """Runs of F, B or W of each chunk in a call, int64 ``[R, C]``."""

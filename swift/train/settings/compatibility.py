@@ -26,6 +26,7 @@ _CHOICES = {
     "compute_dtype": ("float32", "bfloat16", "float64"),
     "wire_dtype": ("compute", "float32", "bfloat16"),
     "attention": ("auto", *KERNELS),
+    "embedding": ("whole", "shares"),
     "head": ("whole", "shares"),
     "adapt": ("reroute", "recut", "auto"),
 }
@@ -124,16 +125,17 @@ def check_rules(experts: ExpertConfig, placement: PlacementPolicy) -> None:
         raise SettingError("ExpertConfig.rules", experts.rules, allowed)
 
 
-def check_head(head: str, model: ModelConfig, *, loses_ranks: bool) -> None:
-    """Raises SettingError if a head in shares has no matrix of its own, or its ranks are to copy lost ones' parts."""
-    if head == "whole":
-        return
+def check_shares(embedding: str, head: str, model: ModelConfig, *, loses_ranks: bool) -> None:
+    """Raises SettingError if embedding or head in shares are one table, or their ranks are to copy lost ones' parts."""
     if model.tied_embeddings:
         allowed = "must be 'whole' with ModelConfig.tied_embeddings = True: every rank has the whole embedding"
-        raise SettingError("Experiment.head", head, allowed)
-    if loses_ranks:
+    elif loses_ranks:
         allowed = "must be 'whole' where Experiment.failures has expert ranks: each is a copy of what the others lose"
-        raise SettingError("Experiment.head", head, allowed)
+    else:
+        return
+    for name, value in (("embedding", embedding), ("head", head)):
+        if value == "shares":
+            raise SettingError(f"Experiment.{name}", value, allowed)
 
 
 def check_sequences(sequences_per_microbatch: int, topology: Topology) -> None:

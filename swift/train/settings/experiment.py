@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from swift.checkpoint import CheckpointConfig
 from swift.data import DataConfig, Loader, Split
 from swift.errors import SettingError, check_count, check_seed, renamed_settings
-from swift.experts import ExpertConfig, Layout, OptimizerConfig, check_exact, learning_rate, make_optimizer
-from swift.experts.placement import PlacementPolicy, Static, Symi, check_slots
+from swift.experts import ExpertConfig, OptimizerConfig, check_exact, learning_rate, make_optimizer
+from swift.experts.placement import PlacementPolicy, Symi, check_slots
 from swift.mesh import LiveMesh, RankKind, live_mesh
 from swift.models import GPT, Chunks, Cut, ModelConfig, model_size
 from swift.pipeline import Engine, PlanSettings, Prepare, Remat, StepSpec, plan_costs, sequences_per_rank
@@ -22,7 +22,6 @@ from swift.topology import Topology, Worker
 from swift.train.settings import compatibility, layouts
 from swift.train.settings.cutting import chunks_of, cut_model
 from swift.train.settings.failure_list import FailureList, parse_failures
-from swift.train.settings.layouts import make_layouts
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,9 @@ class Experiment:
         attention: kernel of attention: ``plain`` keeps T x T scores, ``blockwise`` a block of them; on TPUs ``splash``,
             on GPUs ``triton`` and, in 16 bits, ``cudnn``; ``auto`` chooses, and takes ``plain`` for float64.
         separate_documents: whether documents of a sequence do not see each other.
+        embedding: the embedding: ``whole`` on every expert rank, or in ``shares``, of which a rank's tokens fetch each
+            row that they need once: less memory, and fewer bytes unless an iteration has many micro-batches
+            (docs/models.md).
         head: the head's matrix: ``whole`` on every expert rank, or in ``shares`` of the vocabulary, for which a rank
             scores the tokens of all ranks: less memory, and more bytes (docs/models.md).
         seed: seed of the parameters and of the order of the data.
@@ -85,6 +87,7 @@ class Experiment:
     wire_dtype: Literal["compute", "float32", "bfloat16"] = "compute"
     attention: Literal["auto", "plain", "blockwise", "splash", "triton", "cudnn"] = "auto"
     separate_documents: bool = False
+    embedding: Literal["whole", "shares"] = "whole"
     head: Literal["whole", "shares"] = "whole"
     seed: int = 0
     num_steps: int = 300
@@ -141,7 +144,8 @@ class Experiment:
         self.problem(Costs())
         failing = [event.rank for event in self.failure_list.events]
         compatibility.check_planner(self.planner, fails=None in failing)
-        compatibility.check_head(self.head, self.model, loses_ranks=any(rank is not None for rank in failing))
+        loses_ranks = any(rank is not None for rank in failing)
+        compatibility.check_shares(self.embedding, self.head, self.model, loses_ranks=loses_ranks)
 
     @property
     def failure_list(self) -> FailureList:
@@ -196,8 +200,10 @@ class Experiment:
         compatibility.check_vocabulary(self.vocab_size, self.data.vocab_size)
         separator = self.data.separator if self.separate_documents else None
         kernel = layouts.kernel(self.attention, live, self.compute_dtype, self.model, separates=self.separate_documents)
-        sizes, head_ranks = (self.vocab_size, self.experts.num_classes), layouts.head_ranks(self.head, live)
-        gpt = GPT(self.model, *sizes, kernel, separator, self.experts.is_exact, head_ranks)
+        sizes = self.vocab_size, self.experts.num_classes
+        sent = self.topology.num_expert_ranks, self.compute_dtype, self.wire_dtype
+        shared_by = [layouts.ranks_sharing(one, live) for one in (self.head, self.embedding)]
+        gpt = GPT(self.model, *sizes, kernel, separator, self.experts.is_exact, *shared_by)
         with renamed_settings({"StepSpec.policy": "Experiment.placement"}):
             return StepSpec(
                 gpt=gpt,
@@ -208,7 +214,7 @@ class Experiment:
                 learning_rate=learning_rate(self.optimizer, self.num_steps),
                 clip_norm=self.optimizer.clip_norm,
                 decays_matrices_only=self.optimizer.decayed == "matrices",
-                layouts=self._layouts(gpt),
+                layouts=layouts.make_layouts(gpt, self.experts, self.optimizer, self.placement, *sent),
                 compute_dtype=jnp.dtype(self.compute_dtype),
                 num_microbatches=self.topology.num_pipelines * self.num_microbatches,
                 remat=compatibility.recomputed(self.remat),
@@ -292,8 +298,3 @@ class Experiment:
         """Layers of each stage, or of each run of layers where stages hold several, by pipeline."""
         shape = shape_of(self.planner, self.topology.num_stages)
         return cut_model(self.model, self.experts, self.vocab_size, self.topology, self.cut, shape)
-
-    def _layouts(self, gpt: GPT) -> dict[str, Layout]:
-        way = "static" if isinstance(self.placement, Static) else "moving"
-        tied, num_ranks = way if self.optimizer.layout == "coupled" else None, self.topology.num_expert_ranks
-        return make_layouts(gpt, self.experts, num_ranks, self.compute_dtype, self.wire_dtype, tied)

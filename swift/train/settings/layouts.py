@@ -3,23 +3,31 @@
 import jax.numpy as jnp
 
 from swift.errors import renamed_settings
-from swift.experts import Decoupled, ExpertConfig, Fetched, Instances, Layout, ReplicaShards
+from swift.experts import Decoupled, ExpertConfig, Fetched, Instances, Layout, OptimizerConfig, ReplicaShards
+from swift.experts.placement import PlacementPolicy, Static
 from swift.mesh import LiveMesh
-from swift.models import GPT, AttentionKernel, ColumnShares, ModelConfig, choose_kernel
+from swift.models import GPT, AttentionKernel, ColumnShares, ModelConfig, RowShares, choose_kernel
 
 
 def make_layouts(
-    gpt: GPT, experts: ExpertConfig, num_ranks: int, compute_dtype: str, wire_dtype: str, tied: str | None
+    gpt: GPT,
+    experts: ExpertConfig,
+    optimizer: OptimizerConfig,
+    placement: PlacementPolicy,
+    num_ranks: int,
+    compute_dtype: str,
+    wire_dtype: str,
 ) -> dict[str, Layout]:
     """Makes the layout of each group.
 
     Args:
         gpt: architecture of the model.
         experts: settings of the expert layers.
+        optimizer: settings of the optimizer, which say whether the experts' state is tied to slots.
+        placement: policy, which says whether slots then keep their experts.
         num_ranks: expert ranks of a worker.
         compute_dtype: dtype of slots.
         wire_dtype: dtype of gradients on the wire; ``compute`` is that of slots.
-        tied: how the experts' state is tied to slots, which are ``static`` or ``moving``; None: not at all.
     """
     compute, layouts = jnp.dtype(compute_dtype), dict[str, Layout]()
     wire = compute if wire_dtype == "compute" else jnp.dtype(wire_dtype)
@@ -27,20 +35,22 @@ def make_layouts(
         shape = group.num_classes, group.size, num_ranks
         if group.is_expert and experts.is_exact:
             layouts[name] = Fetched(*shape, compute, wire)
+        elif name == "embedding" and gpt.embedding_ranks > 1:
+            layouts[name] = RowShares(*shape, compute, wire, gpt.vocab_size, gpt.config.model_dim)
         elif name == "head" and gpt.head_ranks > 1:
             layouts[name] = ColumnShares(*shape, compute, wire, gpt.config.model_dim, gpt.vocab_size)
-        elif not group.is_expert or tied is None:
+        elif not group.is_expert or optimizer.layout == "decoupled":
             layouts[name] = Decoupled(*shape, compute, wire)
-        elif tied == "static":
+        elif isinstance(placement, Static):
             layouts[name] = ReplicaShards(*shape, experts.slots_per_rank, compute)
         else:
             layouts[name] = Instances(*shape, compute, wire)
     return layouts
 
 
-def head_ranks(head: str, live: LiveMesh) -> int:
-    """Expert ranks that share the head's matrix; 1: it is whole."""
-    return live.num_ranks if head == "shares" else 1
+def ranks_sharing(setting: str, live: LiveMesh) -> int:
+    """Expert ranks that share the embedding, or the head's matrix; 1: it is whole."""
+    return live.num_ranks if setting == "shares" else 1
 
 
 def kernel(asked: str, live: LiveMesh, dtype: str, model: ModelConfig, *, separates: bool) -> AttentionKernel:

@@ -5,7 +5,7 @@ into the embedding's; the last one's F computes the loss, its gradient and the h
 are never stored.
 """
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,13 +68,12 @@ class EvaluationOps:
         return EmbeddingAndHead.of(self.spec, self._chunk(op))
 
     def _embed(self, embedding: Any, data: DeviceBatch) -> jax.Array:
-        return self.spec.gpt.embed({"embedding": [layer_of(embedding, 0)]}, data.inputs)
+        with _named(scopes.EMBEDDING, self.spec.gpt.embedding_ranks):
+            return self.spec.gpt.embed({"embedding": [layer_of(embedding, 0)]}, data.inputs)
 
     def _loss(self, head: Any, y: jax.Array, data: DeviceBatch) -> jax.Array:
         weights = {name: [layer_of(stack, 0)] for name, stack in head.items()}
-        # Only then has it collectives, which are told by the name.
-        name = jax.named_scope(scopes.HEAD) if self.spec.gpt.head_ranks > 1 else nullcontext()
-        with name:
+        with _named(scopes.HEAD, self.spec.gpt.head_ranks):
             return self.spec.gpt.head_loss(weights, y, data.labels, data.valid)
 
     def _data(self, op: TickOp) -> DeviceBatch:
@@ -183,10 +182,17 @@ class StageOps(EvaluationOps):
         """The accumulated gradient of the embedding, if the op is on the first chunk."""
 
         def embed(embedding: Any) -> Any:
-            _, pull_back = jax.vjp(lambda weights: self._embed(weights, data), self.weights.embedding)
-            return add(embedding, pull_back(dx)[0])
+            weights = {"embedding": [layer_of(self.weights.embedding, 0)]}
+            with _named(scopes.EMBEDDING, self.spec.gpt.embedding_ranks):
+                more = self.spec.gpt.embedding_gradient(weights, data.inputs, dx)
+            return add(embedding, jax.tree.map(lambda leaf: leaf[None], more))
 
         return where(self._ends(op).is_first, embed, lambda same: same, embedding)
+
+
+def _named(scope: str, num_ranks: int) -> AbstractContextManager[None]:
+    """The context of what ranks share: only then has it collectives, which are told by the name."""
+    return jax.named_scope(scope) if num_ranks > 1 else nullcontext()
 
 
 def add(totals: Any, values: Any) -> Any:
