@@ -22,6 +22,7 @@ from swift.data import DataError, check_same_data
 from swift.elastic.elastic_ranks import ElasticSpecs
 from swift.elastic.jax_group import JaxGroup, is_aborted
 from swift.elastic.membership import (
+    CutRefused,
     Departed,
     Formed,
     Holders,
@@ -41,7 +42,7 @@ from swift.elastic.worker.kept_states import KeptStates
 from swift.elastic.worker.worker_spec import STUCK, WorkerSpec
 from swift.errors import RunError
 from swift.mesh import AXES, LiveMesh, own_row, place_shards, shard_shapes
-from swift.pipeline import Configuration, Cuts, Steps, StepSpec, TrainState
+from swift.pipeline import Configuration, Cuts, Steps, StepSpec, TrainState, UnknownCut
 from swift.pipeline.reconfigure import ExecutableCache, blocks_spec, compiled_init, compiled_share, compiled_slots
 from swift.train.checkpoints import split_of
 
@@ -107,6 +108,8 @@ class WorkerProcess:
             except DataError as error:
                 # The next generation saves the common state and runs no iteration, see ``WorkerResults``.
                 self._channel.send(DataUnreadable, number=number, why=str(error))
+            except UnknownCut as error:
+                self._channel.send(CutRefused, number=number, why=str(error))
             except Exception as error:
                 if not is_aborted(error):
                     raise
