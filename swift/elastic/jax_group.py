@@ -26,7 +26,7 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ import jax
 import numpy as np
 from jax.extend.backend import clear_backends, register_backend_factory
 
+from swift.elastic.own_sockets import Address, connections, listening_at
 from swift.errors import RunError
 
 _NO_HEARTBEAT_S = 86_400
@@ -43,7 +44,6 @@ LOOPBACK = "127.0.0.1"
 _NUM_PORTS = 3
 _SOCKET, _MAX_PATH = "unix:", 107
 """Scheme of the address of a Unix socket, and the largest size of its path in bytes (see ``man 7 unix``)."""
-_Address = tuple[str, int]
 _ADDRESSES = "swift/addresses/{}"
 _DEVICES, _ALL_DEVICES = "cpu:local_topology/cpu/{}", "cpu:global_topology/cpu"
 """XLA's own keys for the devices of each process, and for those of all, which the first process publishes. If XLA used
@@ -95,9 +95,11 @@ class CoordinationService:
             self.address = _free_address(where)
             try:
                 self._service = self._start_service(num_processes)
-                return
             except RuntimeError as error:
                 errors.append(f"{self.address}: {error}")
+            else:
+                self._admit(num_processes)
+                return
         raise RunError(f"no coordination service could be started: {'; '.join(errors)}")
 
     def _start_service(self, num_processes: int) -> Any:
@@ -105,6 +107,22 @@ class CoordinationService:
         return makers.get_distributed_runtime_service(
             self.address, num_processes, heartbeat_timeout=_NO_HEARTBEAT_S, shutdown_timeout=1, recoverable=True
         )
+
+    def _admit(self, num_processes: int) -> None:
+        """Connects and disconnects once as each of the processes.
+
+        A first connection waits in the service until all processes have connected. Nothing can end that wait, and one
+        that is too long ends the process: if any died before it had connected, the others would, too. A process that
+        was connected before is let in at once.
+        """
+
+        def connect_as(index: int) -> None:
+            client = _client(self.address, index, _NO_HEARTBEAT_S)
+            client.connect()
+            client.shutdown()
+
+        with ThreadPoolExecutor(num_processes) as all_at_once:
+            list(all_at_once.map(connect_as, range(num_processes)))
 
     def close(self) -> None:
         """Ends the service. JAX aborts a process that is still connected to it."""
@@ -127,19 +145,11 @@ class JaxGroup:
 
     def __init__(self, address: str, index: int, num_processes: int, timeout_s: int = 60):
         jax.config.update("jax_enable_recoverability", True)
-        self._state, makers, _ = _internals()
+        self._state, _, _ = _internals()
         assert self._state.client is None, "this process is a member of another group"
         self._address, self._index, self._num_processes, self._timeout_s = address, index, num_processes, timeout_s
-        self._lock, self._addresses, self._is_connected = threading.Lock(), set[_Address](), False
-        self._client: Any = makers.get_distributed_runtime_client(
-            address,
-            index,
-            init_timeout=timeout_s,
-            shutdown_timeout=1,
-            heartbeat_timeout=_NO_HEARTBEAT_S,
-            shutdown_on_destruction=False,
-            use_compression=True,
-        )
+        self._lock, self._addresses, self._is_connected = threading.Lock(), set[Address](), False
+        self._client: Any = _client(address, index, timeout_s)
 
     def join(self) -> None:
         """Connects to the others, and makes the backend; once.
@@ -157,9 +167,9 @@ class JaxGroup:
 
     def _make_backend(self) -> None:
         self._configure_backend(self._index)
-        before = _listening_at()
+        before = listening_at()
         jax.devices()  # makes the backend, which listens for the other processes
-        mine = sorted(_listening_at() - before)
+        mine = sorted(listening_at() - before)
         self._client.key_value_set(_ADDRESSES.format(self._index), json.dumps(mine))
         keys = [_ADDRESSES.format(other) for other in range(self._num_processes)]
         published = [json.loads(self._client.blocking_key_value_get(key, 1000 * self._timeout_s)) for key in keys]
@@ -198,7 +208,7 @@ class JaxGroup:
                 return
             if not self._addresses:
                 self._release_waiting()
-            for own, peer, connection in _connections():
+            for own, peer, connection in connections():
                 if {own, peer} & self._addresses:
                     with suppress(OSError):
                         connection.shutdown(socket.SHUT_RD)
@@ -223,6 +233,20 @@ class JaxGroup:
         self._state.client = None
         self._state.process_id, self._state.num_processes = 0, 1
         gc.collect()  # a backend and its connections live as long as its last array
+
+
+def _client(address: str, index: int, timeout_s: int) -> Any:
+    """Makes a client of a coordination service, as one of its processes."""
+    _, makers, _ = _internals()
+    return makers.get_distributed_runtime_client(
+        address,
+        index,
+        init_timeout=timeout_s,
+        shutdown_timeout=1,
+        heartbeat_timeout=_NO_HEARTBEAT_S,
+        shutdown_on_destruction=False,
+        use_compression=True,
+    )
 
 
 def _free_address(where: Path | str) -> str:
@@ -254,32 +278,3 @@ def is_aborted(error: BaseException) -> bool:
     # A broken collective raises either error, depending on whether the program was still being started.
     is_broken = isinstance(error, jax.errors.JaxRuntimeError | ValueError) and "Gloo" in str(error)
     return is_broken or isinstance(error, JaxGroupError)
-
-
-def _listening_at() -> set[_Address]:
-    """Returns the addresses on which this process listens."""
-    return {found.getsockname()[:2] for found in _sockets() if _listens(found)}
-
-
-def _connections() -> Iterator[tuple[_Address, _Address, socket.socket]]:
-    """Yields the TCP connections of this process: its own address, the other side's, and the connection."""
-    for found in _sockets():
-        with suppress(OSError):
-            if not _listens(found):
-                yield found.getsockname()[:2], found.getpeername()[:2], found
-
-
-def _listens(found: socket.socket) -> bool:
-    return bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
-
-
-def _sockets() -> Iterator[socket.socket]:
-    """Yields the TCP sockets of this process, each as a duplicate that is closed when the next one is requested."""
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):
-            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                continue
-            # The original may be closed meanwhile, and its number reused: therefore only the duplicate is inspected.
-            with socket.socket(fileno=os.dup(int(name))) as found:
-                if found.family in (socket.AF_INET, socket.AF_INET6):
-                    yield found

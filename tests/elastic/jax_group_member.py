@@ -38,8 +38,9 @@ def main() -> None:
         for link in links:
             link.leave()
         links[:] = [JaxGroup(order["address"], order["index"], order["count"])]
-        if order.get("dies"):
-            links[0]._client.connect()
+        if dies := order.get("dies"):
+            if dies == "connected":
+                links[0]._client.connect()
             os._exit(9)
         run(order, links[0], orders)
     for link in links:

@@ -116,11 +116,11 @@ def test_a_member_that_waits_for_a_living_one_is_set_free(group):
     assert [group.hear(name, "total") for name in "ac"] == [1.0 + 2.0] * 2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dead", ["a", "c"])
-def test_who_waits_for_the_devices_of_the_dead_is_set_free(group, dead):
+@pytest.mark.parametrize("dead", ["a", pytest.param("c", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dies", ["before it connects", pytest.param("connected", marks=pytest.mark.slow)])
+def test_who_waits_for_the_devices_of_the_dead_is_set_free(group, dead, dies):
     """The first process gathers all devices, the others wait for it."""
-    group.form("abc", **{dead: {"dies": True}})
+    group.form("abc", **{dead: {"dies": dies}})
     group.processes[dead].wait(WAIT_S)
     time.sleep(0.5)  # so that the others wait; else they are set free a little sooner
     others = [name for name in "abc" if name != dead]

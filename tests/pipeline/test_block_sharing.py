@@ -1,5 +1,7 @@
 """States copied between rows by a program, and on the host, where workers hold other blocks than their peers."""
 
+import re
+from collections import Counter
 from dataclasses import replace
 
 import jax
@@ -92,6 +94,22 @@ def test_in_a_round_every_row_has_to_do_with_one_chunk_and_one_row_gives_it(rig,
         rows = {giver, *np.flatnonzero(routes.takes_RC[:, chunk])}
         assert rows == set(np.flatnonzero(routes.chunk_RT[:, turn] == chunk))
         assert tuple(sorted(rows)) in routes.sums[turn].groups
+
+
+def test_a_round_writes_only_what_has_arrived(rig, apart):
+    """No round passes over all layers that a worker has, nor over the embedding but in that of the first chunk."""
+    old, anew = apart.spec, rig(**APART | {"cut": ((2, 2), (3, 1))}).spec
+    new = replace(anew, live=old.live)
+    routes = Routes.of(old, new, [True] * 4)
+    assert len(routes.sums) > 2
+
+    program = jax.jit(share_blocks(old, new, [True] * 4)).lower(old.abstract(with_slots=True)).as_text()
+    counts = Counter(re.findall(r"stablehlo\.select .*tensor<([0-9x]+)xf64>", program))
+    shapes = routes.shapes
+    for leaf in jax.tree.leaves([shapes.master["expert"], shapes.master["attention"], shapes.slots["attention"]]):
+        assert counts["x".join(map(str, leaf.shape))] == 0
+    (embedding,) = jax.tree.leaves(shapes.master["embedding"])
+    assert counts["x".join(map(str, embedding.shape))] > 0
 
 
 def test_those_who_save_have_every_block_and_the_host_puts_them_in_the_order_of_a_checkpoint(rig, apart, state):

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from swift.errors import RunError, SettingError
-from swift.pipeline import Cuts, Recut, move_state
+from swift.errors import SettingError
+from swift.pipeline import Cuts, Recut, UnknownCut, move_state
 from swift.pipeline.reconfigure import ExecutableCache
 from swift.pipeline.reconfigure.recut import check_recut, recut_settings, recut_spec
 from tests.pipeline.held_rows import rows_of
@@ -81,12 +81,22 @@ def test_a_cut_that_others_found_stays_one_object_and_has_to_be_theirs(rig, tmp_
     mine, held = cuts(), found.chunks[1]
     assert mine.agreed(failed, held) is mine.agreed(failed, held) is mine.find(failed)
     other = tuple(tuple(1 - stage for stage in stages) for stages in held)
-    with pytest.raises(RunError, match="the other processes hold the blocks as"):
+    with pytest.raises(UnknownCut, match=r"the stages of the layers would be .*, and are .* in its own plan"):
         mine.agreed(failed, other)
     spec = mine.spec(mine.find(failed))
     assert mine.spec(mine.find(failed)) is spec
     assert mine.agreed(failed, ()) is None, "the run's own cuts"
     assert mine.spec(mine.find(failed)) is not spec, "what is not in use is forgotten"
+
+
+def test_nobody_plans_a_cut_while_training_waits_for_it(rig, tmp_path, monkeypatch):
+    one, failed = rig(**FOUR), frozenset({(0, 1)})
+    held = WITHOUT_LAST.chunks[1]
+    mine = Cuts(one.spec, one.experiment.plan_settings(one.spec), 2, ExecutableCache(tmp_path))
+    monkeypatch.setattr("swift.pipeline.reconfigure.recut.find_recut", lambda *_: pytest.fail("it plans"))
+    with pytest.raises(UnknownCut, match="the plan for it is missing among the programs of the run"):
+        mine.agreed(failed, held)
+    assert mine.agreed(failed, ()) is None
 
 
 @pytest.mark.slow

@@ -54,6 +54,10 @@ class BlockMoves:
         is_as_before = self.used is not None and self.used.failed == failed
         return replace(self, rule=rule, used=self.used if is_as_before else None)
 
+    def after_refusal(self) -> "BlockMoves":
+        """Returns the moves once a process cannot take part in one: there are no more, as it could not in others."""
+        return replace(self, rule=None, found=None)
+
     def after_move(self, seconds: float) -> "BlockMoves":
         """Returns the moves once blocks have been moved, for which training has waited this long so far."""
         if self.rule is None or self.used is None:

@@ -104,6 +104,20 @@ dropping its devices, connecting to the others, loading or compiling the program
 and running one iteration."""
 
 
+class CutRefused(NamedTuple):
+    """A member cannot form a generation whose members hold other blocks than those of the run; it waits for another.
+
+    Attributes:
+        number: the generation.
+        why: reason, in a few words.
+    """
+
+    member: Member
+    number: int
+    why: str
+    time: float
+
+
 class Done(NamedTuple):
     """A member has run all its iterations of this generation."""
 
@@ -207,7 +221,7 @@ class Tick(NamedTuple):
     time: float
 
 
-Message = Ready | Departed | Formed | Heartbeat | PhaseTimed | Done
+Message = Ready | Departed | Formed | Heartbeat | PhaseTimed | CutRefused | Done
 """Events that processes send; the supervisor observes the others."""
 Event = (Started | Died | FaultInjected | Message | Woke | Tick) | (
     CheckpointsListed | Restored | RestoreFailed | CutFound | MayRestart

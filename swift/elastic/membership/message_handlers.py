@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from swift.elastic.membership.commands import Commands, Enter, Kill
-from swift.elastic.membership.events import Departed, Done, Formed, Heartbeat, Message, PhaseTimed, Ready
+from swift.elastic.membership.events import CutRefused, Departed, Done, Formed, Heartbeat, Message, PhaseTimed, Ready
 from swift.elastic.membership.run_status import ProcessState, ProcessStatus, RunStatus
 
 RunT = TypeVar("RunT", bound=RunStatus)
@@ -26,6 +26,10 @@ def after_message(run: RunT, message: Message) -> tuple[RunT, Commands]:
         case Ready(number=number):
             is_news = status.state is ProcessState.STARTING or _is_current(run, number)
             return run.with_statuses(replace(status, state=ProcessState.WAITING) if is_news else status), ()
+        case CutRefused(number=number):
+            refused = replace(run, moves=run.moves.after_refusal())
+            is_news = _is_current(run, number)
+            return refused.with_statuses(replace(status, state=ProcessState.WAITING) if is_news else status), ()
         case Departed():
             return _after_departed(run.with_statuses(status), message)
         case Formed():

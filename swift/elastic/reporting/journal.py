@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from swift.elastic.membership import (
     Command,
+    CutRefused,
     Died,
     Enter,
     Event,
@@ -142,6 +143,11 @@ class Journal:
                 self._fail(member, Failure(time, time), time)
                 text = f"process {member.process} is alive, but cannot continue in generation {number}"
                 return [self._note("cannot_go_on", text, process=str(member.process), epoch=number)]
+            case CutRefused(member, number, why, time):
+                self._fail(member, Failure(time, time), time)
+                refused = f"process {member.process} cannot take part in a move of blocks: {why}"
+                text = f"{refused}; blocks stay where they are until the run is resumed"
+                return [self._note("move_refused", text, process=str(member.process), epoch=number, why=why)]
             case Heartbeat():
                 return self._on_heartbeat(event, after)
             case PhaseTimed(_, number, phase, seconds, _):

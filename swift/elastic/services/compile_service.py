@@ -94,7 +94,8 @@ def jobs_for(experiment: Experiment, request: CompileRequest) -> list[CompileJob
     jobs += [CompileJob(other, kinds, next(iter(failed - other), None), before=cut) for other in near]
     if cut:  # a cut is used once: a generation that forms anew, with the same failures, has the run's own
         jobs.append(CompileJob(failed, kinds, before=cut))
-    return jobs + [job._replace(kinds=("single",), returning=None) for job in jobs if experiment.window > 1]
+    # States get to their workers by the same programs, whichever program runs then.
+    return jobs + [job._replace(kinds=("single",), returning=None, before=()) for job in jobs if experiment.window > 1]
 
 
 class CompileService:

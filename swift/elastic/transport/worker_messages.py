@@ -6,6 +6,7 @@
 from typing import Any, NamedTuple
 
 from swift.elastic.membership import (
+    CutRefused,
     Departed,
     Done,
     Enter,
@@ -105,7 +106,7 @@ WorkerMessage = Message | Record | Planned | SnapshotKept | SnapshotMissed | Dat
 
 WORKER_COMMANDS = Codec[WorkerCommand](FormGroup, Enter, StartGeneration, Halt, Hang, Stop)
 WORKER_MESSAGES = Codec[WorkerMessage](
-    *(Ready, Departed, Formed, Heartbeat, PhaseTimed, Done),
+    *(Ready, Departed, Formed, Heartbeat, PhaseTimed, CutRefused, Done),
     *(Record, Planned, SnapshotKept, SnapshotMissed, DataUnreadable),
     implied=("member", "time"),  # the supervisor knows the sender of a line, and when it came
 )

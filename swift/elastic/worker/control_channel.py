@@ -29,8 +29,8 @@ class CommandListener:
 
     Args:
         source: stream of commands, a line each.
-        aborter: function called when the current generation has to be left at once, also during a collective; returns
-            a function to call repeatedly until the main thread has taken the command.
+        aborter: function called with the number of a generation for which the current one has to be left at once, also
+            during a collective; returns a function to call repeatedly until the main thread has taken the command.
         gone: function called when the supervisor is gone; does not return.
 
     Attributes:
@@ -39,7 +39,7 @@ class CommandListener:
         hangs: whether the next iteration is never to end.
     """
 
-    def __init__(self, source: TextIO, aborter: Callable[[], Callable[[], None]], gone: Callable[[], NoReturn]):
+    def __init__(self, source: TextIO, aborter: Callable[[int], Callable[[], None]], gone: Callable[[], NoReturn]):
         self._source, self._aborter, self._gone = source, aborter, gone
         self._changed = threading.Condition()
         self._step: Enter | StartGeneration | None = None  # newest command to enter or to run
@@ -97,7 +97,7 @@ class CommandListener:
             os._exit(0)
         if isinstance(command, FormGroup) and command.form.after is None:
             # Before the main thread knows the command: until then, its present generation is the one to abort.
-            abort = self._aborter()
+            abort = self._aborter(command.form.number)
             threading.Thread(target=self._abort_until_taken, args=(command.form.number, abort), daemon=True).start()
         with self._changed:
             match command:

@@ -22,6 +22,7 @@ from swift.data import DataError, check_same_data
 from swift.elastic.elastic_ranks import ElasticSpecs
 from swift.elastic.jax_group import JaxGroup, is_aborted
 from swift.elastic.membership import (
+    CutRefused,
     Departed,
     Formed,
     Holders,
@@ -41,7 +42,7 @@ from swift.elastic.worker.kept_states import KeptStates
 from swift.elastic.worker.worker_spec import STUCK, WorkerSpec
 from swift.errors import RunError
 from swift.mesh import AXES, LiveMesh, own_row, place_shards, shard_shapes
-from swift.pipeline import Configuration, Cuts, Steps, StepSpec, TrainState
+from swift.pipeline import Configuration, Cuts, Steps, StepSpec, TrainState, UnknownCut
 from swift.pipeline.reconfigure import ExecutableCache, blocks_spec, compiled_init, compiled_share, compiled_slots
 from swift.train.checkpoints import split_of
 
@@ -82,6 +83,7 @@ class WorkerProcess:
         gc.freeze()  # objects that exist now stay: leaving a generation need not traverse them
         self._num_devices = 1 if worker_spec.by_rank else self._experiment.topology.num_expert_ranks
         self._group: JaxGroup | None = None
+        self._number = 0  # of the generation that the main thread forms or runs
         self._members: tuple[Member, ...] = ()  # of the last generation
         self._neighbour_copies: NeighbourCopies | None = None
         self._abort_limit_s: float | None = None  # time limit of the main thread to react to an abort
@@ -106,6 +108,8 @@ class WorkerProcess:
             except DataError as error:
                 # The next generation saves the common state and runs no iteration, see ``WorkerResults``.
                 self._channel.send(DataUnreadable, number=number, why=str(error))
+            except UnknownCut as error:
+                self._channel.send(CutRefused, number=number, why=str(error))
             except Exception as error:
                 if not is_aborted(error):
                     raise
@@ -115,6 +119,7 @@ class WorkerProcess:
     def _join_generation(self, command: FormGroup) -> None:
         """Leaves the last generation, forms this one and runs it, unless it is aborted before."""
         number, members = command.form.number, command.form.members
+        self._number = number
         self._channel.generation = self._channel.entered = self._channel.finished = 0
         with self._channel.timed(number, "leave"):
             self._leave()
@@ -267,14 +272,18 @@ class WorkerProcess:
         finally:
             self._abort_limit_s = None
 
-    def _aborter(self) -> Callable[[], None]:
-        """Returns the function that aborts the collectives of the present generation, see ``CommandListener``."""
-        group, begun = self._group, time.monotonic()
+    def _aborter(self, number: int) -> Callable[[], None]:
+        """Returns the function that aborts the collectives of generations before this one, see ``CommandListener``."""
+        begun = time.monotonic()
 
         def abort() -> None:
+            # Read anew each time, as the main thread may only now connect; and before the number, which is then its own
+            # or a later one's.
+            group, limit_s = self._group, self._abort_limit_s
+            if self._number >= number:
+                return
             if group is not None:
                 group.abort()
-            limit_s = self._abort_limit_s
             if limit_s is not None and time.monotonic() - begun > limit_s:
                 # A connection that broke during a send may never be reported (see JaxGroup.abort), and nothing
                 # interrupts the creation of a backend. The next incarnation of this process finds the state.

@@ -20,7 +20,7 @@ from swift.pipeline.reconfigure.failure_config import (
     survives,
 )
 from swift.pipeline.reconfigure.join_programs import compiled_init, compiled_share, compiled_slots, share_key, slots_key
-from swift.pipeline.reconfigure.recut import BetterCut, Cuts, Recut, blocks_spec
+from swift.pipeline.reconfigure.recut import BetterCut, Cuts, Recut, UnknownCut, blocks_spec
 from swift.pipeline.reconfigure.reshard import StateShape, reshape_state, reshaped
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "StateShape",
     "StepKind",
     "Steps",
+    "UnknownCut",
     "WindowResult",
     "batch_of_rows",
     "blocks_spec",

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -169,8 +170,16 @@ class Routes:
         arrived = iter(given)
         merged = [next(arrived) if is_so else leaf for (_, leaf), is_so in zip(leaves, is_sent, strict=True)]
         of_chunk = jax.tree.unflatten(tree, merged)
-        with_chunk = after.put_state(shared, of_chunk, chunk, ends_iteration=True)
-        return jax.tree.map(lambda new, old: jnp.where(takes, new, old), with_chunk, shared), num_wrong
+        if self.new.chunks.are_single:  # the chunk is all that a row has
+            return jax.tree.map(lambda new, old: jnp.where(takes, new, old), of_chunk, shared), num_wrong
+        # Only what has arrived is written: a state has many chunks, and each takes a round.
+        taken = jnp.where(takes, chunk, NONE)
+        with_chunk = after.put_state(shared, of_chunk, taken, ends_iteration=takes)
+
+        def arrived_only(path: Sequence[Any], new: jax.Array, old: jax.Array) -> jax.Array:
+            return new if self._is_sent(group_of(path), turn) else old
+
+        return jax.tree_util.tree_map_with_path(arrived_only, with_chunk, shared), num_wrong
 
     def _gives_R(self, turn: int) -> np.ndarray:
         chunk_R = self.chunk_RT[:, turn]

@@ -85,7 +85,7 @@ class ExecutableCache:
             key: everything that distinguishes this value from others; compared by ``repr``.
             make: function that makes it, called where it is missing or damaged; several processes may call it at once.
         """
-        path = self._path(key).with_suffix(".value")
+        path = self._value_path(key)
         content = _read(path)
         if content is not None:
             kept: _Value = pickle.loads(content)
@@ -93,6 +93,14 @@ class ExecutableCache:
         made = make()
         _write(path, pickle.dumps(made))
         return made
+
+    def kept_value(self, key: object) -> Any:
+        """The value that some process has made for a key, see ``value``; None where it is missing or damaged."""
+        content = _read(self._value_path(key))
+        return None if content is None else pickle.loads(content)
+
+    def _value_path(self, key: object) -> Path:
+        return self._path(key).with_suffix(".value")
 
     def _path(self, key: object) -> Path:
         return self._directory / hashlib.sha256(repr((jax.__version__, key)).encode()).hexdigest()[:32]

@@ -79,6 +79,10 @@ class BetterCut:
         return cls(recut, gain, recut.most_moved(sizes) * spec.state_bytes / max(sizes)) if gain > 0 else None
 
 
+class UnknownCut(RunError):
+    """The cut that the processes of a run are to use is unknown to this one, or it knows another one."""
+
+
 class Cuts:
     """The step specs and plans of a run, with its own cuts and with others; safe to use from several threads.
 
@@ -141,23 +145,30 @@ class Cuts:
                 check_recut(found, spec, failed)
             return found
 
-        recut = find() if self._store is None else self._store.value(("better cut", sorted(failed)), find)
+        recut = find() if self._store is None else self._store.value(_cut_key(failed), find)
         return self._found.setdefault(failed, recut)
 
     def agreed(self, failed: frozenset[Worker], stage_DB: Sequence[Sequence[int]]) -> Recut | None:
-        """The best cut for survivors, which the other processes of a run have found too; all others are forgotten.
+        """The cut that the processes of a run are to use, which one of them has found; all others are forgotten.
+
+        This process does not look for it itself, since training waits meanwhile.
 
         Args:
             failed: workers that are down.
             stage_DB: stage that is to hold each block, by pipeline; empty: the run's own cuts are to be used.
 
         Raises:
-            RunError: the cut that this process finds is another one.
+            UnknownCut: none is in the cache that the processes share, or another one.
         """
-        recut = self.find(failed) if stage_DB else None
-        found = () if recut is None else recut.chunks[1]
-        if found != tuple(map(tuple, stage_DB)):
-            raise RunError(f"the other processes hold the blocks as {stage_DB}, and this one would as {found}")
+        recut, held = None, tuple(map(tuple, stage_DB))
+        if held:
+            assert self._store is not None, "processes share a cache"
+            recut = self._found.get(failed) or self._store.kept_value(_cut_key(failed))
+            if recut is None:
+                raise UnknownCut("the plan for it is missing among the programs of the run")
+            if recut.chunks[1] != held:
+                raise UnknownCut(f"the stages of the layers would be {held}, and are {recut.chunks[1]} in its own plan")
+            self._found[failed] = recut
         self.keep_only([recut])
         return recut
 
@@ -253,6 +264,10 @@ def find_recut(settings: PlanSettings, spec: StepSpec, failed: frozenset[Worker]
         return None
     cuts = tuple(tuple(0 if run is None else run[1] - run[0] for run in runs) for runs in found.layout.runs_DP)
     return Recut(cuts, found.schedule.problem.microbatches, found.schedule)
+
+
+def _cut_key(failed: frozenset[Worker]) -> object:
+    return "better cut", sorted(failed)
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,6 +8,7 @@ from swift.deadlines import Deadlines
 from swift.elastic.membership import (
     CheckpointsListed,
     CutFound,
+    CutRefused,
     Departed,
     Died,
     Done,
@@ -857,6 +858,31 @@ def test_survivors_take_over_blocks_in_a_planned_change_and_once():
     assert script.tick() == [GoLive(3, Stamp(2, 8), script.now(A, C, D))]
     script.beat({A: 10, C: 10, D: 10})
     assert found(script) == []
+
+
+def test_who_does_not_know_the_cut_is_in_the_next_generation_and_blocks_stay_from_then_on():
+    """D has another plan. Neither the same failure nor another one leads to a second try."""
+    script = lost()
+    found(script)
+    script.left(A, C)
+    script.tell(CutRefused, D, 3, "another plan", 0)
+    assert script.tick() == [Form(4, script.now(A, C, D))]
+    script.formed({A: (7, 8), C: (7, 8), D: (7, 8)}, of=2)
+    assert script.tick() == [GoLive(4, Stamp(2, 8), script.now(A, C, D))]
+    script.beat({A: 10, C: 10, D: 10})
+    assert found(script) == []
+    script.start(B)
+    script.ready(B)
+    assert script.tick() == [Form(5, script.now(A, B, C, D), 11)]
+    script.formed({A: (10, 11), B: (), C: (10, 11), D: (10, 11)})
+    script.tick()
+    script.beat(dict.fromkeys((A, B, C, D), 13))
+    script.die(C)
+    script.tick()
+    script.formed(dict.fromkeys((A, B, D), (12, 13)))
+    script.tick()
+    script.beat({A: 15, B: 15, D: 15})
+    assert found(script, frozenset({C.worker})) == []
 
 
 def test_who_returns_ends_a_move_and_gets_blocks_of_those_who_took_them():

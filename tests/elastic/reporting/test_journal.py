@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from swift.deadlines import Deadlines
 from swift.elastic.membership import (
     CutFound,
+    CutRefused,
     Died,
     Formed,
     GoLive,
@@ -348,6 +349,18 @@ def test_a_death_in_the_midst_of_a_move_makes_it_a_recovery(moving):
     (recovery,) = [note for note in moving.noted("recovery") if note.fields["epoch"] == 4]
     assert recovery.fields["failed"] == ["1:0"]
     assert moving.journal.goodput(moving.time)["num_moves"] == 0
+
+
+def test_a_move_in_which_a_process_cannot_take_part_is_told_in_a_sentence(moving):
+    moving.at(6).finish(3).at(6.5).of(CutRefused, C, 3, "the plan is missing", 0).tick()
+    moving.at(7).form(held={3}).enter(4).at(8).finish(4)
+    assert moving.noted("move") == []
+    (refused,) = moving.noted("move_refused")
+    assert refused.fields == {"process": "1:0", "epoch": 3, "why": "the plan is missing"}
+    assert refused.text == (
+        "process 1:0 cannot take part in a move of blocks: the plan is missing; "
+        "blocks stay where they are until the run is resumed"
+    )
 
 
 def test_a_move_that_is_given_up_is_no_move(moving):

@@ -154,6 +154,17 @@ def test_what_few_iterations_need_comes_last():
     ]
 
 
+def test_programs_by_which_states_get_to_their_workers_are_prepared_with_those_of_a_window():
+    """Also the way home with the same failures: a generation that forms anew has the run's own cuts."""
+    one = Experiment(topology=Topology(2, 2, 8), window=2, eval_every=10, adapt="auto")
+    down, cut = frozenset({(1, 0)}), ((0, 1), (1, 1))
+    jobs = jobs_for(one, CompileRequest(down, cut=cut))
+    of_window, of_one = jobs[: len(jobs) // 2], jobs[len(jobs) // 2 :]
+    assert CompileJob(down, ("window", "evaluate"), before=cut) in of_window
+    assert of_one == [CompileJob(job.failed, ("single",), is_better=job.is_better) for job in of_window]
+    assert [job.is_better for job in jobs].count(True) == 2
+
+
 @pytest.mark.parametrize("wish", [CompileRequest(FIRST), CompileRequest(NONE, 3), CompileRequest(FIRST, cut=((0, 1),))])
 def test_a_wish_is_understood(wish):
     assert COMPILE_REQUESTS.read(COMPILE_REQUESTS.line(wish)) == wish

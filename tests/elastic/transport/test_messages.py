@@ -4,6 +4,7 @@ import pytest
 
 from swift.elastic.coordinator.fault_injection import parse_chaos
 from swift.elastic.membership import (
+    CutRefused,
     Departed,
     Enter,
     Form,
@@ -72,6 +73,7 @@ def test_a_command_comes_through(order):
         SnapshotKept(MEMBER, Stamp(4, 9), 2.5),
         SnapshotKept(MEMBER, Stamp(4, 9), None),
         SnapshotMissed(MEMBER, Stamp(4, 9), "No space left on device"),
+        CutRefused(MEMBER, 4, "the plan is missing", 2.5),
         Done(MEMBER, 4, 2.5),
         DataUnreadable(MEMBER, 4, "t.bin has shrunk"),
     ],

@@ -1,0 +1,105 @@
+"""Real processes of which some are killed in the midst of a move of blocks, and the compile service with them."""
+
+import random
+from itertools import cycle
+
+import numpy as np
+import pytest
+
+from tests.elastic.moved_blocks.runs_with_moves import COMPILE_SERVICE, MOVING, PHASES, SMALL, Moment, moving_run
+from tests.elastic.runs import EVERY, NO_CHECKPOINTS, losses, wait_for_checkpoint, whole, write_config
+
+pytestmark = pytest.mark.slow
+GIVER, TAKER, LOST = "1:1", "0:0", "0:1"
+"""With 0:1 down only 1:1 has blocks of stage 1, and 0:0 takes them; 0:1 gets them back from one of these."""
+ROLES = (GIVER,), (TAKER,), (GIVER, TAKER)
+KEPT, LEFT, ALL_KEPT = map(PHASES.index, ("newest written", "left", "enter"))
+"""Phases from which on the process that reaches them has kept its state in shared memory; which a process that returns
+goes through, too; and from which on all have kept their states."""
+
+
+def moments(seed, every):
+    """A moment in each phase of a move and in a third of those of a return, half of them a little later than its start.
+
+    Which processes die there is drawn by the seed, as is the moment of the compile service's death. Of all these one
+    in ``every``.
+    """
+    draw = random.Random(seed)
+    roles = cycle(draw.sample(ROLES, len(ROLES)))
+    of_return = sorted(draw.sample(range(len(PHASES)), len(PHASES) // 3))
+    found = []
+    for kind, chosen in (("move", range(len(PHASES))), ("return", of_return)):
+        for phase, dying in zip(chosen, roles, strict=False):
+            if kind == "return" and phase >= LEFT:
+                dying = tuple(LOST if who == TAKER else who for who in dying)
+            delay_s = draw.choice((0.0, round(draw.uniform(0.001, 0.1), 3)))
+            found.append(Moment(kind, PHASES[phase], dying[-1], dying, delay_s))
+    found.append(Moment("move", draw.choice(PHASES), TAKER, (COMPILE_SERVICE,)))
+    found.append(Moment("move", draw.choice(PHASES[LEFT:]), TAKER, (COMPILE_SERVICE, GIVER)))
+    return draw.sample(found, len(found) // every)
+
+
+def may_go_back(moment):
+    """Whether all that have the state of a block may die before any of them has kept it in shared memory."""
+    is_kept = PHASES.index(moment.phase) >= (KEPT if moment.dying == (moment.who,) else ALL_KEPT)
+    if not {GIVER, TAKER} <= set(moment.dying):
+        return moment.kind == "move" and GIVER in moment.dying and not is_kept
+    # Both die. What they had before the move is kept until they have run an iteration after it.
+    return not is_kept or moment.delay_s > 0 or moment.phase in ("iterated", "running")
+
+
+@pytest.mark.parametrize(("stages", "every"), [(2, 1), (3, 3)])
+def test_who_gives_or_takes_blocks_is_killed_in_the_midst_of_it(marks, stages, every):
+    """The run goes back to a checkpoint, the newest, only where a state may be nowhere else; no loss changes."""
+    settings = SMALL | MOVING | EVERY | {"ModelConfig__num_layers": stages}
+    config, num_processes = write_config(marks, (2, stages, 1), 10**6, **settings), 2 * stages
+    chosen = moments(stages, every)
+    assert len(chosen) == 24 // every
+    (marks / "pace").write_text("0.1")
+    with moving_run(config, processes=num_processes) as run:
+        wait_for_checkpoint(run.process, config)
+        for moment in chosen:
+            begun = run.num_events
+            dies(run, moment, num_processes)
+            assert may_go_back(moment) or not run.events("restore", after=begun), moment
+        run.stop()
+    assert_newest_is_restored(run)
+    found = losses(marks / "run")
+    np.testing.assert_allclose(found, whole(config, "--stop-at", len(found), *NO_CHECKPOINTS), rtol=1e-8)
+
+
+def dies(run, moment, num_processes):
+    """Loses 0:1, has blocks moved to the survivors and back, and processes killed at a moment of it."""
+    begun = run.num_events
+    run.mark("away", LOST)
+    if moment.kind == "move":
+        run.arm(moment)
+        run.kill(LOST)
+        run.wait_for_moment(moment, begun)
+        if moment.dying == (COMPILE_SERVICE,):
+            run.wait_for_going_on(num_processes - 1, begun, "move")
+        run.mark("away")
+    else:
+        run.kill(LOST)
+        run.wait_for_going_on(num_processes - 1, begun, "move")
+        run.arm(moment)
+        begun = run.num_events
+        run.mark("away")
+        run.wait_for_moment(moment, begun)
+    run.wait_for_going_on(num_processes, last_death(run))
+
+
+def last_death(run):
+    """Number of events up to the last death."""
+    return max(number for number, event in enumerate(run.events(), 1) if event["event"] == "death")
+
+
+def assert_newest_is_restored(run):
+    """Each return to a checkpoint names it, and there was no newer one."""
+    newest, said = 0, "".join(run.said)
+    for event in run.events("checkpoint", "restore"):
+        if event["event"] == "restore":
+            assert event["step"] == newest
+            assert f"all resume from the checkpoint of iteration {newest}" in said
+        else:
+            newest = event["step"]

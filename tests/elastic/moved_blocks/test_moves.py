@@ -1,0 +1,97 @@
+"""Real processes that take over blocks of a lost one, and give them back when it returns."""
+
+import numpy as np
+import pytest
+
+from tests.elastic.moved_blocks.runs_with_moves import MOVING, SMALL, moving_run
+from tests.elastic.runs import EVERY, NO_CHECKPOINTS, losses, newest_checkpoint, wait_for_steps, whole, write_config
+
+pytestmark = pytest.mark.slow
+
+
+def assert_losses_are_those_without_failures(config):
+    found = losses(config.parent / "run")
+    np.testing.assert_allclose(found, whole(config, "--stop-at", len(found), *NO_CHECKPOINTS), rtol=1e-8)
+
+
+@pytest.mark.parametrize(("ranks", "lost_then"), [(1, ()), (1, ("0:0", "1:0")), (2, ())])
+def test_survivors_take_over_blocks_and_give_them_back(marks, ranks, lost_then):
+    """A process for each worker, or one for each expert rank; a checkpoint of moved blocks is one like any other."""
+    config = write_config(marks, (2, 2, ranks), 10**6, **SMALL, **MOVING, **EVERY)
+    with moving_run(config, processes=4 * ranks) as run:
+        wait_for_steps(run.process, config, 5)
+        run.mark("away", "0:1")
+        run.kill("0:1")
+        run.wait_for_going_on(3 * ranks, 0, "move")
+        saved = newest_checkpoint(config) or 0
+        run.wait(lambda: (newest_checkpoint(config) or 0) > saved, "a checkpoint of moved blocks")
+        for who in lost_then:
+            run.kill(who)
+        if lost_then:
+            run.wait(lambda: run.events("restore"), "the checkpoint is restored")
+        begun = run.num_events
+        run.mark("away")
+        run.wait_for_going_on(4 * ranks, begun)
+        run.stop()
+    moves = run.events("move")
+    assert [move["cuts"] for move in moves] == len(moves) * [[[2, 0], [1, 1]]]
+    assert len(run.events("restore")) == bool(lost_then)
+    assert_losses_are_those_without_failures(config)
+
+
+def test_sixty_steps_with_two_failures_two_moves_and_two_returns(marks):
+    """Killed processes of three pipelines; while both are away no blocks move, as that would save no time."""
+    config = write_config(marks, (3, 2, 1), 60, **SMALL, **MOVING)
+
+    def runs_to(step, num_members, *names):
+        """Waits until these events have come, and all are at the gate."""
+        run.mark("gate", str(step))
+        run.wait_for_going_on(num_members, begun, *names)
+        wait_for_steps(run.process, config, step)
+        return run.num_events
+
+    (marks / "gate").write_text("10")
+    with moving_run(config, processes=6) as run:
+        wait_for_steps(run.process, config, 10)
+        begun = run.num_events
+        run.mark("away", "0:1")
+        run.kill("0:1")
+        begun = runs_to(15, 5, "recovery")
+        begun = runs_to(25, 5, "move")
+        run.mark("away", "0:1 2:0")
+        run.kill("2:0")
+        begun = runs_to(39, 4, "recovery")
+        run.mark("away", "2:0")
+        begun = runs_to(45, 5, "join")
+        begun = runs_to(51, 5, "move")
+        run.mark("away")
+        runs_to(51, 6, "join")
+        run.mark("gate")
+        assert run.process.wait(timeout=120) == 0
+    changes = run.events("death", "recovery", "move", "join", "restore")
+    assert [event["event"] for event in changes] == [
+        *("death", "recovery", "move"),
+        *("death", "recovery", "join", "move", "join"),
+    ]
+    assert [event["cuts"] for event in run.events("move")] == [[[2, 0], [1, 1], [1, 1]], [[1, 1], [1, 1], [0, 2]]]
+    assert len(losses(marks / "run")) == 60
+    assert_losses_are_those_without_failures(config)
+
+
+def test_a_process_that_does_not_know_the_cut_is_told_in_a_sentence_and_blocks_stay(marks):
+    config = write_config(marks, (2, 2, 1), 10**6, **SMALL, **MOVING)
+    (marks / "forgetful").write_text("1:0")
+    with moving_run(config, processes=4) as run:
+        wait_for_steps(run.process, config, 5)
+        run.mark("away", "0:1")
+        run.kill("0:1")
+        run.wait(lambda: run.events("move_refused"), "a refusal")
+        begun = run.num_events
+        run.mark("away")
+        run.wait_for_going_on(4, begun)
+        run.stop()
+    assert [event["process"] for event in run.events("death")] == ["0:1"]
+    assert run.events("move", "restore") == []
+    why = "the plan for it is missing among the programs of the run"
+    assert f"process 1:0 cannot take part in a move of blocks: {why}; blocks stay where they are" in "".join(run.said)
+    assert_losses_are_those_without_failures(config)
