@@ -63,10 +63,15 @@ class Group:
         return sum(self.sizes)
 
     def in_matrix(self, position_w: jax.Array) -> jax.Array:
-        """Whether the parameter at each position of a module's vector is of a matrix, bool[w]."""
+        """Whether the parameter at each position of a module's vector is of a matrix, bool[w].
+
+        Args:
+            position_w: positions; int32 that has wrapped around is taken for what it was, up to 2^32.
+        """
         ends = np.cumsum([math.prod(shape) for shape in self._template.shapes])
         is_matrix_i = np.array([len(shape) > 1 for shape in self._template.shapes] + [False])  # then the padding
-        return jnp.asarray(is_matrix_i)[jnp.searchsorted(jnp.asarray(ends), position_w, side="right")]
+        nth_w = jnp.searchsorted(jnp.asarray(ends.astype(np.uint32)), position_w.astype(jnp.uint32), side="right")
+        return jnp.asarray(is_matrix_i)[nth_w]
 
     def span(self, name: str) -> tuple[int, int]:
         """The first position of a parameter in a module's vector, and the one after its last."""
@@ -104,11 +109,15 @@ class Group:
         return jax.tree.unflatten(self._template.treedef, leaves)
 
     def pack_stack(self, state: Any) -> jax.Array:
-        """Packs as ``pack`` does; on TPUs a few rows at a time."""
+        """Packs as ``pack`` does; on TPUs a few rows at a time, where their positions fit 32 bits."""
+        if self.size >= 1 << 31:
+            return self.pack(state)
         return jax.lax.platform_dependent(state, tpu=self.pack_by_rows, default=self.pack)
 
     def unpack_stack(self, vectors: jax.Array) -> Any:
-        """Unpacks as ``unpack`` does; on TPUs a few rows at a time."""
+        """Unpacks as ``unpack`` does; on TPUs a few rows at a time, where their positions fit 32 bits."""
+        if self.size >= 1 << 31:
+            return self.unpack(vectors)
         return jax.lax.platform_dependent(vectors, tpu=self.unpack_by_rows, default=self.unpack)
 
     def pack_by_rows(self, state: Any) -> jax.Array:

@@ -25,14 +25,16 @@ def split_by_rows(vectors: jax.Array, shapes: Sequence[tuple[int, ...]]) -> list
 
     Args:
         vectors: flat arrays, one after the other.
-        shapes: their shapes, of at least one dim.
+        shapes: their shapes.
     """
-    return [
-        _copy(
-            vectors, jnp.zeros((*pieces.lead, *pieces.shape), vectors.dtype), pieces, pieces.in_vectors, pieces.in_array
-        )
-        for pieces in _pieces(vectors.shape[:-1], shapes)
-    ]
+    lead, arrays = vectors.shape[:-1], []
+    for pieces in _pieces(lead, shapes):
+        if pieces.is_matrix:
+            empty = jnp.zeros((*lead, *pieces.shape), vectors.dtype)
+            arrays.append(_copy(vectors, empty, pieces, pieces.in_vectors, pieces.in_array))
+        else:
+            arrays.append(vectors[..., pieces.start : pieces.end].reshape((*lead, *pieces.shape)))
+    return arrays
 
 
 def join_by_rows(arrays: Sequence[jax.Array], shapes: Sequence[tuple[int, ...]]) -> jax.Array:
@@ -40,7 +42,11 @@ def join_by_rows(arrays: Sequence[jax.Array], shapes: Sequence[tuple[int, ...]])
     lead = arrays[0].shape[: arrays[0].ndim - len(shapes[0])]
     vectors = jnp.zeros((*lead, sum(map(math.prod, shapes))), jnp.result_type(*arrays))
     for array, pieces in zip(arrays, _pieces(lead, shapes), strict=True):
-        vectors = _copy(array.astype(vectors.dtype), vectors, pieces, pieces.in_array, pieces.in_vectors)
+        array = array.astype(vectors.dtype)
+        if pieces.is_matrix:
+            vectors = _copy(array, vectors, pieces, pieces.in_array, pieces.in_vectors)
+        else:
+            vectors = vectors.at[..., pieces.start : pieces.end].set(array.reshape((*lead, pieces.end - pieces.start)))
     return vectors
 
 
@@ -50,12 +56,22 @@ class _Pieces(NamedTuple):
     Attributes:
         lead: dims of the stack of arrays.
         start: where such an array begins in its vector.
-        shape: shape of an array, of at least one dim.
+        shape: shape of an array.
     """
 
     lead: tuple[int, ...]
     start: int
     shape: tuple[int, ...]
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it has rows that are worth a loop: a vector stays a vector, and nothing needs no copy."""
+        return len(self.shape) > 1 and 0 not in self.shape
+
+    @property
+    def end(self) -> int:
+        """Where such an array ends in its vector."""
+        return self.start + math.prod(self.shape)
 
     @property
     def row_size(self) -> int:

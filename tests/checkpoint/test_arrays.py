@@ -1,5 +1,6 @@
 """Arrays come back to the host as they were saved; whatever is wrong with their files is told in one line."""
 
+import errno
 import itertools
 import json
 import time
@@ -13,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from swift.checkpoint import load_arrays, load_metadata, save_arrays
 from swift.checkpoint.storage import arrays as arrays_on_disk
+from swift.checkpoint.storage import orbax_files
 from swift.checkpoint.storage.digests import digest
 from swift.errors import RunError, SettingError
 
@@ -59,6 +61,20 @@ def test_a_wall_clock_that_jumps_fails_no_save(tmp_path, monkeypatch, jump_s):
     monkeypatch.setattr(time, "time", lambda: clock() + next(jumps) * jump_s / 10)
     save_arrays(tmp_path / "arrays", arrays(), {})
     jax.tree.map(np.testing.assert_array_equal, load_arrays(tmp_path / "arrays", abstract(arrays()), "x"), arrays())
+
+
+def test_a_save_that_takes_too_long_has_failed(tmp_path, monkeypatch):
+    """A stand-in for a file system that stalls; the time grows with the bytes."""
+
+    class Stalled:
+        def result(self, timeout):
+            assert timeout == 1200 + 80 / 10_000_000
+            raise TimeoutError
+
+    monkeypatch.setattr(orbax_files.ocp, "save_async", lambda *_, **__: Stalled())
+    with pytest.raises(OSError, match="timed out") as caught:
+        orbax_files.write_arrays(tmp_path / "arrays", {"ten": np.zeros(10)})
+    assert caught.value.errno == errno.ETIMEDOUT
 
 
 def test_sharded_arrays_come_back_bit_for_bit(saved):

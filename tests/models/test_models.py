@@ -38,6 +38,17 @@ def test_packing_is_lossless(tiny):
     }
 
 
+def test_matrices_are_told_beyond_2_to_the_31():
+    """The positions of a slice are int32, which wrap around there."""
+    head = GPT(TINY, vocab_size=150_000_000, num_classes=3).groups["head"]
+    norms = head.size - 16 * 150_000_000
+    start, width = 3 * (head.size // 4), 4
+    assert head.size > start > 1 << 31
+    near = np.array([0, norms - 1, norms, start, head.size - 1, head.size, head.size + width], np.int64)
+    found = head.in_matrix(jnp.asarray(near.astype(np.uint32).view(np.int32)))
+    np.testing.assert_array_equal(found, (near >= norms) & (near < head.size))
+
+
 def test_every_class_and_layer_starts_differently(tiny):
     _, params = tiny
     assert len(np.unique(np.asarray(params["expert"])[:, :, 0])) == 3

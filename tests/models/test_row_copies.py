@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from swift.models import GPT, model_size, row_copies
 
 sizes = st.integers(1, 5)
-stacks = st.tuples(
-    st.lists(sizes, max_size=2), st.lists(st.lists(sizes, min_size=1, max_size=3), min_size=1, max_size=3)
-)
+rows = st.integers(0, 5)
+stacks = st.tuples(st.lists(sizes, max_size=2), st.lists(st.lists(rows, max_size=3), min_size=1, max_size=3))
 
 
 @settings(max_examples=25, deadline=None)
@@ -23,10 +22,10 @@ def test_vectors_are_split_and_joined_as_by_numpy(stack, piece, padding):
     lead, shapes = stack[0], [tuple(shape) for shape in stack[1]]
     lengths = [int(np.prod(shape)) for shape in shapes]
     vectors = np.arange(int(np.prod(lead)) * (sum(lengths) + padding), dtype=np.float32)
-    vectors = vectors.reshape(*lead, -1)
+    vectors = vectors.reshape((*lead, sum(lengths) + padding))
     ends = np.cumsum(lengths)
     expected = [
-        vectors[..., end - length : end].reshape(*lead, *shape)
+        vectors[..., end - length : end].reshape((*lead, *shape))
         for end, length, shape in zip(ends, lengths, shapes, strict=True)
     ]
     with mock.patch.object(row_copies, "_PIECE", piece):

@@ -4,6 +4,7 @@ One directory for each array, uncompressed and not merged (no OCDBT), so that fi
 array by array, and a file has exactly the bytes of its array.
 """
 
+import errno
 import json
 import logging
 import math
@@ -24,7 +25,8 @@ from swift.files import check_room, sync_file
 _ARRAYS, _HEADER = "state", ".zarray"
 _CODE = re.compile(r"os_error_code='(\d+)'")
 _NO_LIMIT_S = 100 * 365 * 86_400
-"""Orbax's own limit is 20 minutes, which a state of many gigabytes may need; who waits for a save has a deadline."""
+_LIMIT_S, _LEAST_BYTES_PER_S = 1200.0, 10_000_000
+"""Time that a save may take, and bytes a second for which it may take longer; by a clock that does not jump."""
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -35,10 +37,11 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
         arrays: arrays by name, without slashes; none may be empty, which Orbax does not take.
 
     Raises:
-        OSError: a file could not be written, or there is no room for all of them.
+        OSError: a file could not be written, or there is no room for all of them, or it takes too long.
         ValueError: the same, where Orbax does not report the system's error.
     """
-    check_room(path.parent, sum(array.nbytes for array in arrays.values()))
+    num_bytes = sum(array.nbytes for array in arrays.values())
+    check_room(path.parent, num_bytes)
     context = ocp.Context()
     # Orbax 0.12.8 measures its limits by the wall clock, which may jump; that for directories cannot be set.
     context.asynchronous.timeout_secs = _NO_LIMIT_S
@@ -50,7 +53,10 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     context.array.saving.enable_write_sharding_file = False
     with _quiet(), context:
         try:
-            ocp.save_async(path.absolute(), dict(arrays), overwrite=True).result()
+            saving = ocp.save_async(path.absolute(), dict(arrays), overwrite=True)
+            saving.result(timeout=_LIMIT_S + num_bytes / _LEAST_BYTES_PER_S)
+        except TimeoutError as error:
+            raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)) from error
         except ValueError as error:  # from TensorStore, which wraps the system's error in half a page
             code = _CODE.search(str(error))
             if code is None:
