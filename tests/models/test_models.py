@@ -42,7 +42,7 @@ def test_matrices_are_told_beyond_2_to_the_31():
     """The positions of a slice are int32, which wrap around there."""
     head = GPT(TINY, vocab_size=150_000_000, num_classes=3).groups["head"]
     norms = head.size - 16 * 150_000_000
-    start, width = 3 * (head.size // 4), 4
+    start, width = 15 * (head.size // 16), 4
     assert head.size > start > 1 << 31
     near = np.array([0, norms - 1, norms, start, head.size - 1, head.size, head.size + width], np.int64)
     found = head.in_matrix(jnp.asarray(near.astype(np.uint32).view(np.int32)))
