@@ -142,6 +142,7 @@ class Episode:
         if not after.has_ended and self._is_well_again(known, after):
             self._judge_restores(known, promised, after)
         else:
+            self._judge_recuts(run.events()[known:], after)  # by a fault before that which ended it
             gives_up = {judge.GIVES_UP} if promised is None else set()
             self._end(after, after.codes | gives_up | {0})
             if run.life.first.returncode != 0:
@@ -168,11 +169,10 @@ class Episode:
         """Checks that the run went back only where necessary, and no further than to its promise."""
         told = self._run.events()[known:]
         restores = [event for event in told if event["event"] == "restore"]
-        recuts = [event for event in told if event["event"] == "recut"]
         if self._loses_updates(restores, after):
             after.complaints.append("updates were lost though no checkpoint was damaged")
-        elif self._loses_updates(recuts, after) and len(set(after.dead)) < _NEIGHBOURS:
-            after.complaints.append("updates were lost though the neighbour of each lost rank was there")
+        else:
+            self._judge_recuts(told, after)
         for event in restores:
             after.complaints += judge.of_restore(event, promised, after.may_be_older)
         if restores:
@@ -181,12 +181,19 @@ class Episode:
             if not any(self._is_gone(stage, after) for stage in lost):
                 after.complaints.append(f"went back to iteration {restores[0]['step']} though every stage had a worker")
 
+    def _judge_recuts(self, told: list[dict[str, Any]], after: Aftermath) -> None:
+        """Checks that updates were lost with neighbouring ranks only."""
+        recuts = [event for event in told if event["event"] == "recut"]
+        if self._loses_updates(recuts, after) and len(set(after.dead)) < _NEIGHBOURS:
+            after.complaints.append("updates were lost though the neighbour of each lost rank was there")
+
     def _loses_updates(self, told: list[dict[str, Any]], after: Aftermath) -> bool:
         """Returns whether the run has reported that it lost updates: then losses show nothing more."""
-        self._exact_until = evidence.lost_updates_at(told)
-        if self._exact_until is not None:
+        found = evidence.lost_updates_at(told)
+        if found is not None:
+            self._exact_until = min(found, found if self._exact_until is None else self._exact_until)
             after.observed["lost_updates_at"] = self._exact_until
-        return self._exact_until is not None
+        return found is not None
 
     def _is_gone(self, stage: int, after: Aftermath) -> bool:
         return self._workers(stage) <= set(after.dead) or self._run.shape.is_elastic

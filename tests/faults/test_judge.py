@@ -1,9 +1,13 @@
 """The judge of the campaign finds what is wrong, and nothing else."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from faults import evidence, judge
+from faults.episode import Episode
+from faults.kinds import Aftermath
+from faults.shapes import SHAPES
 
 EXPECTED = {step: 1.0 / step for step in range(1, 11)}
 
@@ -86,3 +90,28 @@ def test_lines_that_are_damaged_are_told_and_a_torn_one_is_left_out(tmp_path):
     path.write_bytes(json.dumps({"step": 1, "loss": 2.0}).encode() + b'\n{"step": \xff\n{"step": 3}\n{"st')
     assert evidence.read_lines(path) == evidence.Lines([{"step": 1, "loss": 2.0}, {"step": 3}], [2])
     assert evidence.losses(tmp_path) == {1: 2.0}
+
+
+def test_updates_that_a_run_lost_before_a_fault_ended_it_are_known(tmp_path):
+    """Two neighbours are killed, older copies replace theirs, then the run is stopped: losses show nothing after."""
+    source = {"weights": {"source": "replica", "step": 681}, "moments": {"source": "storage", "step": 680}}
+    told = []
+    life = SimpleNamespace(first=SimpleNamespace(returncode=0, wait=lambda: 0), said="")
+    run = SimpleNamespace(
+        events=lambda: told, shape=SHAPES["ranks"], life=life, run_dir=tmp_path, wait=lambda *_: True, leftovers=list,
+        is_over=lambda: False, finish_stopped=lambda: None, newest_step=lambda: 700,
+    )  # fmt: skip
+    episode = Episode(run, {"stop": SimpleNamespace(strike=stop_after(told, source))}, deck=None)
+    episode._is_record_damaged = lambda: False
+    after = Aftermath()
+    episode._strike([SimpleNamespace(kind="stop", parameters={}, moment="now", delay_s=0.0)], after)
+    assert after.complaints == []
+    assert after.observed["lost_updates_at"] == episode._exact_until == 681
+
+
+def stop_after(told, source):
+    def strike(_, __, after):
+        told.append({"event": "recut", "step": 681, "sources": [source]})
+        after.dead, after.has_ended = ["0:0", "0:0 rank 1"], True
+
+    return strike
