@@ -59,4 +59,5 @@ def leave_shared_memory(num_bytes: int) -> None:
     """Resizes shared memory so that a number of bytes is free, even while processes use it."""
     now = os.statvfs(_SHARED_MEMORY)
     used = (now.f_blocks - now.f_bfree) * now.f_frsize
-    subprocess.run(["mount", "-o", f"remount,size={used + num_bytes}", str(_SHARED_MEMORY)], check=True)
+    size = max(used + num_bytes, now.f_frsize)  # 0 stands for no limit, after which Linux refuses every other size
+    subprocess.run(["mount", "-o", f"remount,size={size}", str(_SHARED_MEMORY)], check=True)
