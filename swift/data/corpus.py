@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from swift.data.config import DataConfig, Split, cut_at, in_split
-from swift.data.files import DataError
+from swift.data.files import DataError, DocumentError
 from swift.data.locality import domain_of
 from swift.data.pipeline import (
     CachePoint,
@@ -46,21 +46,29 @@ class DocumentTokens:
     Args:
         tokenizer: tokenizer of a ``text``; ``tokens`` stay what they are.
         domain: field that names the domain of the document, which stays, too; None: none.
+        is_of_texts: whether the documents are those of texts: what is wrong with one is said of its ``name`` then.
     """
 
     tokenizer: Tokenizer
     domain: str | None = None
+    is_of_texts: bool = False
 
     def __call__(self, sample: Sample) -> Sample:
         """Returns the tokens, in the smallest unsigned type.
 
         Raises:
             DataError: there is no text, no such field, or a token outside the vocabulary.
+            DocumentError: a document of texts has a token outside the vocabulary.
         """
         given = sample["tokens"] if "tokens" in sample else sample.get("text")
         if given is None:
             raise DataError(f"a document has no field 'text' or 'tokens', but {', '.join(sample) or 'none'}")
-        made = {"tokens": tokens_of(given, self.tokenizer, str(sample.get("name", "the document")))}
+        try:
+            made = {"tokens": tokens_of(given, self.tokenizer, str(sample.get("name", "the document")))}
+        except DataError as error:
+            if self.is_of_texts:
+                raise DocumentError(str(error)) from error
+            raise
         if self.domain is None:
             return made
         if self.domain not in sample:
@@ -117,19 +125,20 @@ class Corpus(NamedTuple):
 
 def corpora_of(config: DataConfig) -> list[Corpus]:
     """Returns the pipelines of a configuration, to the tokens of a document; texts are one without operators."""
-    tokens = Map(DocumentTokens(config.tokenizer, config.domain), name="tokenize the documents")
-    pipelines = [_pipeline_of(source).then(tokens) for source in config.sources]
+    pipelines = [_to_tokens(source, config) for source in config.sources]
     if len(pipelines) == 1:
         return [Corpus(pipelines[0], ("train", "validation"))]
     return [Corpus(pipelines[0], ("train",)), Corpus(pipelines[1], ("validation",))]
 
 
-def _pipeline_of(source: Any) -> Pipeline:
-    if isinstance(source, TextSource):
-        return Pipeline(Documents(source))
-    if not isinstance(source, Pipeline):
+def _to_tokens(source: Any, config: DataConfig) -> Pipeline:
+    is_of_texts = isinstance(source, TextSource)
+    pipeline = Pipeline(Documents(source)) if is_of_texts else source
+    if not isinstance(pipeline, Pipeline):
         raise SettingError("DataConfig.source", source, "must be a pipeline or texts: other data are read as they are")
-    return source
+    return pipeline.then(
+        Map(DocumentTokens(config.tokenizer, config.domain, is_of_texts), name="tokenize the documents")
+    )
 
 
 def reading(config: DataConfig) -> Pipeline:

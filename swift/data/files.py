@@ -27,6 +27,10 @@ class ChangedFile(DataError):
     """A file that is not as it was found."""
 
 
+class DocumentError(DataError):
+    """A fault of a document, which the message names; no operator is to blame."""
+
+
 class BeyondVocabulary(DataError):
     """A token in the data for which the model has no embedding."""
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from swift.data import DataConfig, DataError, InMemory
+from swift.data import DataConfig, DataError, InMemory, Pipeline, Rows, reading
+from swift.data.pipeline import profile_input
 from swift.data.stream import open_stream
 from swift.errors import SettingError
 
@@ -29,8 +30,15 @@ def test_documents_in_memory_are_texts_or_tokens():
 
 @pytest.mark.parametrize("document", [np.array([3, 256]), np.array([-1])])
 def test_a_token_that_is_none_of_the_vocabulary(document):
-    with pytest.raises(DataError, match="document-1 holds a token that is not from 0 to 255"):
-        open_stream(DataConfig(InMemory(["text", document, document]), validation_share=0.01), "train")
+    config = DataConfig(InMemory(["text", document, document]), validation_share=0.01)
+    said = "document-1 holds a token that is not from 0 to 255: set DataConfig.tokenizer to the one that wrote it"
+    with pytest.raises(DataError, match=f"^{said}$"):
+        open_stream(config, "train")
+    with pytest.raises(DataError, match=f"^{said}$"):  # also where a plan is made
+        profile_input(reading(config))
+    rows = Rows([{"tokens": np.array([3])}, {"tokens": document}])
+    with pytest.raises(DataError, match=r"^record 1: operator tokenize the documents: the document holds a token"):
+        open_stream(DataConfig(Pipeline(rows), validation_share=0.01), "train")
 
 
 def test_no_documents():

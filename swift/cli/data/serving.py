@@ -40,32 +40,43 @@ def _say(line: str) -> None:
     sys.stdout.flush()
 
 
-def input_hosts_of_runs(data: Sequence[DataConfig], options: argparse.Namespace) -> ConnectHosts | None:
+def input_hosts_of_runs(
+    data: Sequence[DataConfig], options: argparse.Namespace, *, has_network: bool = False
+) -> ConnectHosts | None:
     """Returns the function by which runs connect to the machines of ``--input-hosts``, see ``input_hosts``.
 
     Args:
         data: settings of the data of each run.
         options: see ``input_hosts``.
+        has_network: see ``input_hosts``.
 
     Raises:
         SettingError: see ``input_hosts``; or a run does not have documents of which samples are made.
     """
-    return input_hosts([] if options.input_hosts is None else list(map(reading, data)), options)
+    pipelines = [] if options.input_hosts is None else list(map(reading, data))
+    return input_hosts(pipelines, options, has_network=has_network)
 
 
-def input_hosts(pipelines: Sequence[Pipeline], options: argparse.Namespace) -> ConnectHosts | None:
+def input_hosts(
+    pipelines: Sequence[Pipeline], options: argparse.Namespace, *, has_network: bool = False
+) -> ConnectHosts | None:
     """Returns the function that connects to the machines of ``--input-hosts``; None: there are none.
 
     Args:
         pipelines: pipelines of which samples are made there.
         options: options ``input_hosts``, ``key_file`` and ``insecure_network``.
+        has_network: whether the command permits another network by the same option.
 
     Raises:
-        SettingError: an address or the key cannot be used, or a pipeline cannot be told from another.
+        SettingError: an option is set that goes with ``--input-hosts``; an address or the key cannot be used; or a
+            pipeline cannot be told from another.
     """
     if options.input_hosts is None:
+        allowed = "goes with --input-hosts, which is not set"
         if options.key_file is not None:
-            raise SettingError("--key-file", str(options.key_file), "goes with --input-hosts, which is not set")
+            raise SettingError("--key-file", str(options.key_file), allowed)
+        if options.insecure_network and not has_network:
+            raise SettingError("--insecure-network", Written("(set)"), allowed)
         return None
     addresses = [_address(text, is_trusted=options.insecure_network) for text in options.input_hosts.split(",")]
     key = find_key(_key_file(options.key_file))

@@ -91,7 +91,7 @@ class LaunchJob:
                 experiment.num_steps,
                 _why_unprepared(experiment, options.prepare, by_rank=by_rank),
             ),
-            connect=input_hosts_of_runs([experiment.data], options),
+            connect=input_hosts_of_runs([experiment.data], options, has_network=True),
         )
 
     @property

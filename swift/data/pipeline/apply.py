@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from swift.data.files import DataError
+from swift.data.files import DataError, DocumentError
 from swift.data.pipeline.operators import DropDuplicates, Element, Filter, Map, Sample, name_of
 from swift.errors import error_line
 
@@ -69,7 +69,7 @@ def applied(element: Element, number: int) -> Apply:
 def _called(name: str, function: Callable[..., Any], *given: Any) -> Any:
     try:
         return function(*given)
-    except OperatorError:
+    except (OperatorError, DocumentError):
         raise
     except DataError as error:  # which says what is wrong
         raise OperatorError(name, str(error)) from error

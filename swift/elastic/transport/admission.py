@@ -19,6 +19,8 @@ from swift.elastic.transport.handshake import MAX_BYTES, has_proof, line_of, pro
 _MAX_PENDING, _TIMEOUT_S = 128, 5.0
 _MAX_ACCEPTED = 64
 """Connections accepted before pending callers are read from again."""
+_FALSE_PROOF = "the proof is false"
+"""All that a caller without the key is told: it can tell a wrong key from a connection that has ended."""
 
 
 class _Caller(NamedTuple):
@@ -111,7 +113,11 @@ class Admission:
         """Admits a caller that has sent its whole line, or drops it."""
         call = _parse(bytes(caller.received))
         node = call.get("node")
-        if not isinstance(node, int) or not has_proof(call, self._key, f"node {node} {caller.challenge}"):
+        if not isinstance(node, int):
+            self._drop(caller)
+            return
+        if not has_proof(call, self._key, f"node {node} {caller.challenge}"):
+            _send(caller.connection, refused=_FALSE_PROOF)
             self._drop(caller)
             return
         refused = self._refusal(node, call.get("is_ready") is True)

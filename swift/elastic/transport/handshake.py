@@ -1,7 +1,8 @@
 """Handshake of two nodes: each proves to the other that it has the key of the run, without sending it.
 
 The first node sends a challenge. The other answers with its number, a challenge of its own and the proof for the first
-challenge. The first node answers with its own proof, and says whether it admits the other.
+challenge. The first node answers with its own proof, and says whether it admits the other. A false proof it refuses
+in a line without a proof of its own.
 """
 
 import hmac

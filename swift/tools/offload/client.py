@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 
 from swift.elastic.transport import MAX_BYTES, has_proof, line_of, proof
 from swift.errors import SettingError
-from swift.tools.offload.frames import Ended, receive_bytes, receive_frame, send_frame
+from swift.tools.offload.frames import receive_bytes, receive_frame, send_frame
 
 Address = tuple[str, int]
 """The host and the port."""
@@ -141,17 +141,24 @@ def connect(
 
 
 def _connected(name: str, address: Address, key: str) -> _Connection | None:
-    """Connects to a process of a host; None: none is free."""
+    """Connects to a process of a host; None: none is free.
+
+    Raises:
+        SettingError: what answers does not have the key.
+        OSError: it cannot be reached, or ends the connection before it has answered.
+    """
+    allowed = "is no input host, or has another key than --key-file"
     connection = socket.create_connection(address, _CONNECT_S)
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         challenge = secrets.token_hex(16)
-        first = _line(connection)
-        own_proof = proof(key, f"node 0 {first.get('challenge')}")
+        first = _line(connection).get("challenge")
+        if not isinstance(first, str):
+            raise SettingError("--input-hosts", name, allowed)
+        own_proof = proof(key, f"node 0 {first}")
         connection.sendall(line_of(node=0, is_ready=True, challenge=challenge, proof=own_proof).encode())
         answer = _line(connection)
-        if not answer or not has_proof(answer, key, f"first {challenge}"):
-            allowed = "is no input host, or has another key than --key-file"
+        if not has_proof(answer, key, f"first {challenge}"):
             raise SettingError("--input-hosts", name, allowed)
         if answer.get("refused") is not None:
             connection.close()
@@ -163,12 +170,11 @@ def _connected(name: str, address: Address, key: str) -> _Connection | None:
 
 
 def _line(connection: socket.socket) -> Mapping[str, object]:
-    """Reads a line of the handshake; an empty one if none comes."""
+    """Reads a line of the handshake; an empty one if what comes is none."""
     received, deadline = bytearray(), time.monotonic() + _CONNECT_S
-    with suppress(Ended):
-        while not received.endswith(b"\n") and len(received) < MAX_BYTES:
-            # What follows the line is not part of it.
-            received += receive_bytes(connection, 1, deadline - time.monotonic())
+    while not received.endswith(b"\n") and len(received) < MAX_BYTES:
+        # What follows the line is not part of it.
+        received += receive_bytes(connection, 1, deadline - time.monotonic())
     with suppress(ValueError, RecursionError):
         fields = json.loads(received)
         return fields if isinstance(fields, dict) else {}

@@ -146,11 +146,11 @@ class _Served:
         self._open()
 
     def _open(self) -> None:
-        self.pipeline = self._load()
-        try:
-            self._facts = pipeline_facts(self.pipeline)
-        except NoDigest:
-            self._facts = {}
+        pipeline, facts = self._load(), dict[str, str]()
+        with suppress(NoDigest):
+            facts = pipeline_facts(pipeline)
+        # Together: a pipeline whose facts cannot be found out replaces nothing.
+        self.pipeline, self._facts = pipeline, facts
 
     def differing(self, theirs: Mapping[str, str]) -> list[str]:
         """Names what a caller has otherwise; the pipeline is made anew before, whose files may have changed since."""

@@ -115,6 +115,7 @@ def test_a_place_where_nothing_can_be_kept_is_refused_whatever_the_plan(here, ca
         ),
         (("--input-hosts", "127.0.0.1:1"), "--key-file = (not set): the machines need a key"),
         (("--input-hosts", "127.0.0.1:1", "--key-file", "none"), "--key-file = 'none': cannot be read: No such file"),
+        (("--insecure-network",), "--insecure-network = (set): goes with --input-hosts, which is not set"),
     ],
 )
 @pytest.mark.usefixtures("here")

@@ -10,6 +10,8 @@ import pytest
 
 from swift.cli import main
 from swift.cli.configuration import load_stored
+from swift.cli.console import command_line
+from swift.cli.launch.job import LaunchJob
 from swift.runlog import read_run, scalars
 
 
@@ -102,6 +104,21 @@ def test_input_hosts_that_cannot_be_used_are_refused(here, capsys, command, word
     assert (out, err.count("\n")) == ("", 1)
     assert said in err
     assert not (here / "refused").exists()
+
+
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_a_network_is_permitted_to_nobody_where_there_are_no_input_hosts(here, capsys, command):
+    assert main([command, "piped.gin", "--run-dir", "refused", "--insecure-network"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "--insecure-network = (set): goes with --input-hosts, which is not set" in err
+    assert not (here / "refused").exists()
+
+
+@pytest.mark.usefixtures("here")
+def test_launch_has_a_network_of_its_own():
+    words = ["launch", "piped.gin", "--processes", "1", "--run-dir", "launched", "--insecure-network"]
+    assert LaunchJob.of(command_line().parse_args(words)).connect is None
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Callers with the key are admitted at once, however many have none; those take up little, and not for long."""
 
+import json
 import resource
 import socket
 import threading
@@ -129,6 +130,21 @@ def test_who_says_something_else_is_not_heard_to_the_end(listener, said):
     with admitting(listener) as (admission, inside), stranger(listener) as other:
         other.sendall(said)
         assert is_ended(other)
+        assert len(admission) == 0
+        assert inside == []
+
+
+def test_a_false_proof_is_refused_in_a_line_that_says_nothing_else(listener):
+    with admitting(listener) as (admission, inside):
+        with stranger(listener) as other, other.makefile("rw") as lines:
+            assert json.loads(lines.readline()).keys() == {"challenge"}
+            lines.write('{"node": 1, "challenge": "mine", "proof": "false"}\n')
+            lines.flush()
+            assert json.loads(lines.readline()) == {"refused": "the proof is false"}
+            assert lines.readline() == ""
+        with closing(NodeConnection(stranger(listener))) as node:  # nor does it pass for the first node
+            why = "what answers at this address is not the first node of this run"
+            assert node.authenticate("another", 1) == why
         assert len(admission) == 0
         assert inside == []
 

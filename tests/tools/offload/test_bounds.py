@@ -184,17 +184,36 @@ def test_a_handshake_that_trickles_is_none(monkeypatch):
 
 
 def test_what_callers_have_to_have_is_found_out_once_and_again_when_it_differs(monkeypatch):
-    digests = []
-    monkeypatch.setattr(Numbers, "digest", lambda _: digests.append(0) or f"numbers {len(digests) // 3}")
+    files, reads = ["numbers 0"], []
+    monkeypatch.setattr(Numbers, "digest", lambda _: reads.append(0) or files[0])
     served = server._Served(lambda: Pipeline(Numbers()))
-    now = pipeline_facts(Pipeline(Numbers()))  # the second
+    now = pipeline_facts(Pipeline(Numbers()))
     later = now | {"data": "numbers 1"}
+    reads.clear()
     for _ in range(5):
         assert served.differing(now) == []
-    assert len(digests) == 2
-    assert served.differing(later) == []  # its files have changed since, as here
+    assert reads == []
+    files[0] = "numbers 1"
+    assert served.differing(later) == []
+    reads.clear()
     assert served.differing(now) == ["data"]
-    assert len(digests) == 4
+    assert reads
+    reads.clear()
+    assert served.differing(later) == []
+    assert reads == []
+
+
+def test_a_pipeline_whose_facts_cannot_be_found_out_replaces_none(monkeypatch):
+    served = server._Served(lambda: Pipeline(Numbers()))
+    before, facts = served.pipeline, pipeline_facts(served.pipeline)
+
+    def forbidden(_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Numbers, "digest", forbidden)
+    assert served.differing(facts | {"data": "numbers 1"}) == ["data"]
+    assert served.differing(facts) == []
+    assert served.pipeline is before
 
 
 def test_an_end_is_no_loss():

@@ -151,7 +151,7 @@ def saying(line: bytes):
                         caller.sendall(line)
                         caller.settimeout(1)
                         caller.recv(4096)
-                except TimeoutError:
+                except (TimeoutError, ConnectionResetError):  # the caller may not read to the end
                     pass
 
         thread = threading.Thread(target=work)
@@ -161,6 +161,24 @@ def saying(line: bytes):
         finally:
             is_over.set()
             thread.join()
+
+
+@pytest.mark.parametrize("said", [b"", b'{"chall', b'{"challenge": "a"}\n'])
+def test_a_host_that_ends_the_handshake_is_done_without(said):
+    told = list[str]()
+    with saying(said) as address:
+        assert connect([address], KEY, {}, told.append).num_workers == 0
+    why = "cannot be reached (the connection has ended): samples are made without it"
+    assert told == [f"input host 127.0.0.1:{address[1]} {why}"]
+
+
+def test_a_host_with_another_key_is_refused_whether_or_not_it_has_processes():
+    with serving(squares, 0) as (address, _):
+        with pytest.raises(SettingError, match="is no input host, or has another key than --key-file"):
+            connect([address], KEY + "?", {}, print)
+        told = list[str]()
+        assert connect([address], KEY, {}, told.append).num_workers == 0
+        assert "has no process that is free" in told[0]
 
 
 @pytest.mark.parametrize("line", [b"SSH-2.0-OpenSSH_9.6\r\n", b"[[[\n", b'{"challenge": 3}\n', b"x" * 5000])
