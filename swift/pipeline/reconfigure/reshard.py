@@ -136,10 +136,10 @@ def _reshard_group(name: str, slices: np.ndarray, old: StepSpec, new: StepSpec) 
     assert isinstance(after, Decoupled)
     if name in EMBEDDING_AND_HEAD:  # all stages have a copy, and one stage's is in use
         end = before.classes(slices[{"embedding": 0, "head": -1}[name]], None)
-        return _in_all_stages(after.init(end, None)[None], new)
+        return _in_all_stages(np.asarray(after.init(end, None))[None], new)
     whole = _by_stage(lambda of_stage: before.classes(of_stage, None), slices)
     whole = _cut_anew(whole, old.model_index[name], new.model_index[name])
-    return _by_stage(lambda of_stage: after.init(of_stage, None), whole)
+    return _by_stage(lambda of_stage: np.asarray(after.init(of_stage, None)), whole)
 
 
 def _by_stage(function: Callable[[np.ndarray], np.ndarray], array: np.ndarray) -> np.ndarray:
