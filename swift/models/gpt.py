@@ -16,14 +16,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.typing import DTypeLike
 
 from swift.experts import Load
 from swift.models.attention import Attention, AttentionKernel
 from swift.models.config import ModelConfig
-from swift.models.modules import Embedding, Head, Mlp, Router, look_up, make_network, positions_within
+from swift.models.modules import Embedding, Head, Mlp, Router, make_network, positions_within
 from swift.models.parameter_groups import Group, draw_parameters
 from swift.models.token_losses import are_many, sum_of_losses
-from swift.models.vocabulary import look_up_in_shares, share_size, sum_of_losses_in_shares
+from swift.models.vocabulary import embed, embedding_gradient, share_size, sum_of_losses_in_shares
 
 Weights = dict[str, list[Any]]
 """State of the module of every layer, by group; experts have a leading dim of slots or experts."""
@@ -167,20 +168,19 @@ class GPT:
 
         With an embedding in shares, ``weights`` has that of this rank, and all ranks have equally many tokens.
         """
-        return self._embed(weights["embedding"][0], tokens_BT, position_BT, fetches=True)
+        position_BT = self._positions(tokens_BT) if position_BT is None else position_BT
+        group, own = self.slot_groups["embedding"], weights["embedding"][0]
+        return embed(group, own, tokens_BT, position_BT, self.embedding_ranks)
 
-    def embedding_gradient(self, weights: Weights, tokens_BT: jax.Array, d_x_BTD: jax.Array) -> Any:
-        """Computes the gradient of the embedding's state from that of ``embed``; no row is looked up."""
-        embed = partial(self._embed, tokens_BT=tokens_BT, position_BT=None, fetches=False)
-        return jax.vjp(embed, weights["embedding"][0])[1](d_x_BTD)[0]
+    def embedding_gradient(self, weights: Weights, tokens_BT: jax.Array, d_x_BTD: jax.Array, wire: DTypeLike) -> Any:
+        """Computes the gradient of the embedding's state from that of ``embed``, see ``vocabulary``."""
+        group, own, position_BT = self.slot_groups["embedding"], weights["embedding"][0], self._positions(tokens_BT)
+        return embedding_gradient(group, own, tokens_BT, position_BT, d_x_BTD, self.embedding_ranks, wire)
 
-    def _embed(self, state: Any, tokens_BT: jax.Array, position_BT: jax.Array | None, *, fetches: bool) -> jax.Array:
+    def _positions(self, tokens_BT: jax.Array) -> jax.Array | None:
+        """Positions that begin again with each document, int32[B, T]; None if they are the first ones."""
         document_BT = self.documents(tokens_BT)
-        if position_BT is None and document_BT is not None and self.config.positions == "learned":
-            position_BT = positions_within(document_BT)
-        in_shares = partial(look_up_in_shares, num_ranks=self.embedding_ranks, fetches=fetches)
-        find = look_up if self.embedding_ranks == 1 else in_shares
-        return self.groups["embedding"].module(state)(tokens_BT, position_BT, find)
+        return None if document_BT is None or self.config.positions != "learned" else positions_within(document_BT)
 
     def documents(self, tokens_BT: jax.Array) -> jax.Array | None:
         """Numbers the documents of each sequence, int32[B, T]; None if they are not separated."""

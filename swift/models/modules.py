@@ -23,6 +23,9 @@ INIT_STD = 0.02  # GPT-2's
 ONE_HOT_AT_ONCE = 2**25
 """Most entries of one-hot tokens, 64 MiB in bfloat16."""
 
+RowsOf = Callable[[jax.Array, jax.Array], jax.Array]
+"""(table, tokens_BT) -> their rows, x_BTD."""
+
 
 def linear(rngs: nnx.Rngs, dim_in: int, dim_out: int, std: float = INIT_STD) -> nnx.Linear:
     """Makes a matrix without a bias."""
@@ -100,10 +103,10 @@ class Embedding(nnx.Module):
         self,
         tokens_BT: jax.Array,
         position_BT: jax.Array | None = None,
-        find: Callable[[jax.Array, jax.Array], jax.Array] = look_up,
+        rows_of: RowsOf = look_up,
     ) -> jax.Array:
-        """Embeds int32 tokens, as x_BTD, at given positions or at the first ones; ``find`` looks up their rows."""
-        x_BTD = find(self.token_VD[...], tokens_BT)
+        """Embeds int32 tokens, as x_BTD, at given positions or at the first ones; ``rows_of`` looks up their rows."""
+        x_BTD = rows_of(self.token_VD[...], tokens_BT)
         if not self.has_positions:
             return x_BTD
         position_TD = self.position_TD[...]

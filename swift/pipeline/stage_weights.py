@@ -40,7 +40,7 @@ class StageWeights(NamedTuple):
 
     def packed_embedding(self, gpt: GPT) -> jax.Array:
         """Packs the gradients of the embedding alone, ``[layer, slot, size]``."""
-        return gpt.groups["embedding"].pack_stack(self._ends["embedding"])[:, None]
+        return gpt.slot_groups["embedding"].pack_stack(self._ends["embedding"])[:, None]
 
     @property
     def _ends(self) -> dict[str, Any]:

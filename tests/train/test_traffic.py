@@ -1,5 +1,7 @@
 """No extra bytes: what a whole compiled iteration exchanges is the closed form, and no placement changes it."""
 
+import re
+
 import jax
 import pytest
 
@@ -46,3 +48,23 @@ def test_bytes_of_an_iteration(policy, capacity):
     # Metadata: popularity, drops and sums, a few numbers a rank.
     assert measured.keys() == {"all-reduce"} | ({"all-gather"} if capacity == "rank" else set())
     assert sum(measured.values()) < 1000
+
+
+@pytest.mark.parametrize(
+    ("compute", "wire", "types"), [("float32", "bfloat16", ["f32", "bf16"]), ("bfloat16", "float32", ["bf16", "f32"])]
+)
+def test_rows_travel_in_the_compute_type_and_their_gradients_in_that_of_the_wire(compute, wire, types):
+    """As the program says before it is compiled: XLA:CPU widens bfloat16. Buffers have a request from each rank."""
+    experiment = Experiment(
+        model=ModelConfig(1, 20, 2, 24, 8, (True,)),
+        experts=ExpertConfig(4, 2),
+        topology=Topology(num_expert_ranks=4),
+        compute_dtype=compute,
+        wire_dtype=wire,
+        embedding="shares",
+        sequences_per_microbatch=8,
+    )
+    spec = experiment.step_spec()
+    batch = put_batch(experiment.loader("train").batch(0), spec.live)
+    text = single_worker_step(spec).lower(spec.abstract(with_slots=True), batch).as_text()
+    assert re.findall(r"all_to_all.*: \(tensor<4x1x20x(\w+)>\)", text) == types

@@ -7,7 +7,9 @@ a library, which runs do not use yet.
 """
 
 from swift.models.vocabulary.column_shares import ColumnShares, share_size
+from swift.models.vocabulary.embedding import embed, embedding_gradient
 from swift.models.vocabulary.row_look_up import (
+    gradient_in_shares,
     hot_rows,
     look_up_in_shares,
     look_up_rows,
@@ -20,6 +22,9 @@ from swift.models.vocabulary.share_losses import sum_of_losses_in_shares
 __all__ = [
     "ColumnShares",
     "RowShares",
+    "embed",
+    "embedding_gradient",
+    "gradient_in_shares",
     "hot_rows",
     "look_up_in_shares",
     "look_up_rows",

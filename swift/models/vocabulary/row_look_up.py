@@ -18,16 +18,21 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from swift.mesh import EXPERT_AXIS
 from swift.models.modules import at_least_float32, look_up
+from swift.models.row_sums import sum_rows
 
 NONE = -1
 """Stands for no request."""
 
 ROUNDS = 32
 """Rounds in which requests for all tokens fit if none repeats and ranks have equally many; text takes a quarter."""
+
+COLUMNS_AT_ONCE = 256
+"""Columns of the gradients that are summed at once, a multiple of a TPU's 128 lanes."""
 
 
 def requests_at_once(num_tokens: int, num_ranks: int) -> int:
@@ -42,7 +47,7 @@ def rounds_if_different(num_tokens: int, num_rows: int, num_ranks: int) -> int:
 
 
 def look_up_in_shares(
-    own_vD: Float[Array, "v D"], tokens_BT: Int[Array, "B T"], num_ranks: int, *, fetches: bool = True
+    own_vD: Float[Array, "v D"], tokens_BT: Int[Array, "B T"], num_ranks: int
 ) -> Float[Array, "B T D"]:
     """Looks up the row of each token, where row r is on rank ``r % N``; differentiable.
 
@@ -52,12 +57,26 @@ def look_up_in_shares(
         own_vD: this rank's rows.
         tokens_BT: int32, tokens of this rank; all ranks have equally many.
         num_ranks: N.
-        fetches: False where the gradient alone is of use: the rows are then zeros, and nothing is sent for them, which
-            XLA does not find out by itself.
     """
     size = requests_at_once(tokens_BT.size, num_ranks)
-    found_TD = look_up_rows(own_vD, own_vD[:0], tokens_BT.reshape(-1), size, num_ranks, fetches=fetches)
-    return found_TD.reshape(*tokens_BT.shape, -1)
+    return fetch_rows(own_vD, tokens_BT.reshape(-1), size, num_ranks).reshape(*tokens_BT.shape, -1)
+
+
+def gradient_in_shares(
+    d_x_BTD: Float[Array, "B T D"], tokens_BT: Int[Array, "B T"], num_rows: int, num_ranks: int, wire_dtype: DTypeLike
+) -> Float[Array, "v D"]:
+    """Computes the gradient of ``look_up_in_shares`` alone, in at least float32: no row is sent.
+
+    Args:
+        d_x_BTD: gradients of the rows of this rank's tokens.
+        tokens_BT: int32, tokens of this rank; all ranks have equally many.
+        num_rows: rows of this rank, v.
+        num_ranks: N.
+        wire_dtype: dtype of gradients on the wire.
+    """
+    size, num_tokens = requests_at_once(tokens_BT.size, num_ranks), tokens_BT.size
+    d_rows_TD = d_x_BTD.reshape(num_tokens, -1)
+    return _sum_on_owners(d_rows_TD, tokens_BT.reshape(num_tokens), num_rows, size, num_ranks, wire_dtype)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
@@ -100,8 +119,6 @@ def look_up_rows(
     row_T: Int[Array, " T"],
     buffer_size: int,
     num_ranks: int,
-    *,
-    fetches: bool = True,
 ) -> Float[Array, "T D"]:
     """Looks up a row for each token; differentiable.
 
@@ -111,10 +128,9 @@ def look_up_rows(
         row_T: int32, the row of each token.
         buffer_size: Q.
         num_ranks: N.
-        fetches: see ``fetch_rows``; copies are looked up in any case.
     """
     num_hot = len(hot_HD)
-    cold_TD = fetch_rows(own_vD, jnp.where(row_T < num_hot, NONE, row_T), buffer_size, num_ranks, fetches)
+    cold_TD = fetch_rows(own_vD, jnp.where(row_T < num_hot, NONE, row_T), buffer_size, num_ranks)
     if not num_hot:
         return cold_TD
     hot_TD = look_up(hot_HD, jnp.minimum(row_T, num_hot - 1)[None])[0]
@@ -159,24 +175,21 @@ class _Requests(NamedTuple):
         return _exchanged(self.row_X.at[request_Z].get(mode="fill", fill_value=NONE), num_ranks)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def fetch_rows(
-    own_vD: Float[Array, "v D"], row_T: Int[Array, " T"], buffer_size: int, num_ranks: int, fetches: bool
+    own_vD: Float[Array, "v D"], row_T: Int[Array, " T"], buffer_size: int, num_ranks: int
 ) -> Float[Array, "T D"]:
     """Fetches the row of each token from its owner, each different one once; zeros where there is none.
 
-    Its gradient sums those of a row's tokens on their rank, sends the sum to the owner, and sums there those of all
-    ranks: in at least float32, and always in the same order.
+    Its gradient sums those of a row's tokens on their rank, sends the sum to the owner in the gradients' dtype, and
+    sums there those of all ranks: in at least float32, and always in the same order.
 
     Args:
         own_vD: this rank's rows.
         row_T: int32, the row of each token, or ``NONE``.
         buffer_size: Q.
         num_ranks: N.
-        fetches: False: returns zeros, and has the same gradient.
     """
-    if not fetches:
-        return jnp.zeros((len(row_T), own_vD.shape[1]), own_vD.dtype)
     wanted_X, index_T = distinct(row_T)
     requests = _Requests.of(wanted_X, buffer_size, num_ranks)
 
@@ -191,33 +204,54 @@ def fetch_rows(
 
 
 def _fetch_forward(
-    own_vD: jax.Array, row_T: jax.Array, buffer_size: int, num_ranks: int, fetches: bool
+    own_vD: jax.Array, row_T: jax.Array, buffer_size: int, num_ranks: int
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     # A column says how many rows there are, and their dtype.
-    return fetch_rows(own_vD, row_T, buffer_size, num_ranks, fetches), (own_vD[:, :1], row_T)
+    return fetch_rows(own_vD, row_T, buffer_size, num_ranks), (own_vD[:, :1], row_T)
 
 
 def _fetch_backward(
-    buffer_size: int, num_ranks: int, fetches: bool, kept: tuple[jax.Array, jax.Array], d_rows_TD: jax.Array
+    buffer_size: int, num_ranks: int, kept: tuple[jax.Array, jax.Array], d_rows_TD: jax.Array
 ) -> tuple[jax.Array, None]:
-    del fetches
-    (own_v1, row_T), wide = kept, at_least_float32(d_rows_TD.dtype)
+    own_v1, row_T = kept
+    total_vD = _sum_on_owners(d_rows_TD, row_T, len(own_v1), buffer_size, num_ranks, d_rows_TD.dtype)
+    return total_vD.astype(own_v1.dtype), None
+
+
+fetch_rows.defvjp(_fetch_forward, _fetch_backward)
+
+
+def _sum_on_owners(
+    d_rows_TD: jax.Array, row_T: jax.Array, num_rows: int, buffer_size: int, num_ranks: int, wire_dtype: DTypeLike
+) -> jax.Array:
+    """Sums the gradients of this rank's rows ``[v, D]`` over the tokens of all ranks, in at least float32."""
     wanted_X, index_T = distinct(row_T)
     requests = _Requests.of(wanted_X, buffer_size, num_ranks)
+    sums_XD = _sum_tokens(d_rows_TD, index_T, wire_dtype)
 
     def one_round(turn: jax.Array, total_vD: jax.Array) -> jax.Array:
         request_Z = requests.in_places(turn, buffer_size, num_ranks)
         asked_Z = requests.asked(request_Z, num_ranks)
-        # Of one round's requests only: the one-hot tokens of all would be larger than the gradients.
-        is_of_ZT = (request_Z[:, None] == index_T[None]).astype(d_rows_TD.dtype)
-        sent_ZD = jnp.einsum("zt,td->zd", is_of_ZT, d_rows_TD, preferred_element_type=wide)
-        return _added(total_vD, _exchanged(sent_ZD.astype(d_rows_TD.dtype), num_ranks), asked_Z, num_ranks)
+        sent_ZD = sums_XD.at[request_Z].get(mode="fill", fill_value=0)
+        return _added(total_vD, _exchanged(sent_ZD, num_ranks), asked_Z, num_ranks)
 
-    none_vD = jnp.zeros((len(own_v1), d_rows_TD.shape[1]), wide)
-    return lax.fori_loop(0, requests.rounds, one_round, none_vD).astype(own_v1.dtype), None
+    none_vD = jnp.zeros((num_rows, d_rows_TD.shape[1]), at_least_float32(d_rows_TD.dtype))
+    return lax.fori_loop(0, requests.rounds, one_round, none_vD)
 
 
-fetch_rows.defvjp(_fetch_forward, _fetch_backward)
+def _sum_tokens(d_rows_TD: jax.Array, index_T: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """Sums the gradients of each different row's tokens ``[X, D]``, X = T; at least in float32, and then rounded."""
+    num_columns = d_rows_TD.shape[1]
+    # Some columns at a time: the sums on the way to those of all would be larger than the gradients.
+    size = COLUMNS_AT_ONCE if num_columns % COLUMNS_AT_ONCE == 0 else num_columns
+    wide = at_least_float32(d_rows_TD.dtype)
+
+    def of_columns(turn: jax.Array, sums_XD: jax.Array) -> jax.Array:
+        part = lax.dynamic_slice_in_dim(d_rows_TD, turn * size, size, axis=1)
+        sums = sum_rows(part, index_T, len(index_T), wide).astype(dtype)
+        return lax.dynamic_update_slice_in_dim(sums_XD, sums, turn * size, axis=1)
+
+    return lax.fori_loop(0, num_columns // size, of_columns, jnp.zeros(d_rows_TD.shape, dtype))
 
 
 def _added(total_vD: jax.Array, came_ZD: jax.Array, asked_Z: jax.Array, num_ranks: int) -> jax.Array:

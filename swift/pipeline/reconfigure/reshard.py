@@ -8,7 +8,8 @@ Legend: P stages, L MoE layers of a stage, N ranks, S slots of a rank, E expert 
 w = W / N.
 """
 
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 import jax
@@ -52,8 +53,8 @@ class StateShape:
         embedding: Literal["shares"] | None = "shares" if spec.gpt.embedding_ranks > 1 else None
         return cls(spec.num_stages, spec.live.num_ranks, spec.experts.slots_per_rank, cut, embedding)
 
-    def is_alike_elsewhere(self, other: "StateShape") -> bool:
-        """Whether two shapes differ in the layout of the embedding at most."""
+    def equals_beside_embedding(self, other: "StateShape") -> bool:
+        """Whether two shapes are equal but for the layout of the embedding, or altogether."""
         return replace(self, embedding=None) == replace(other, embedding=None)
 
     def to_json(self) -> dict[str, Any]:
@@ -71,7 +72,7 @@ def reshaped(spec: StepSpec, shape: StateShape) -> StepSpec:
         return spec
     head_ranks = shape.num_ranks if spec.gpt.head_ranks > 1 else 1
     gpt = replace(spec.gpt, head_ranks=head_ranks, embedding_ranks=1 if shape.embedding is None else shape.num_ranks)
-    if shape.is_alike_elsewhere(own):
+    if shape.equals_beside_embedding(own):
         layouts = {**spec.layouts, "embedding": _of_embedding(spec.layouts["embedding"], gpt)}
         return replace(spec, gpt=gpt, layouts=layouts, worker_shapes=None)  # type: ignore[arg-type]
     layouts = {}
@@ -93,10 +94,10 @@ def reshaped(spec: StepSpec, shape: StateShape) -> StepSpec:
 def _of_embedding(layout: Layout, gpt: GPT) -> Layout:
     """The layout of an embedding on as many ranks, in shares if the model says so."""
     assert isinstance(layout, Decoupled)
-    shared = layout.num_classes, layout.size, layout.num_ranks, layout.compute_dtype, layout.wire_dtype
+    common = {field.name: getattr(layout, field.name) for field in fields(Decoupled)}
     if gpt.embedding_ranks == 1:
-        return Decoupled(*shared)
-    return RowShares(*shared, gpt.vocab_size, gpt.config.model_dim)
+        return Decoupled(**common)
+    return RowShares(**common, num_rows=gpt.vocab_size, row_size=gpt.config.model_dim)
 
 
 def reshape_state(state: TrainState, old: StepSpec, new: StepSpec) -> TrainState:
@@ -113,7 +114,7 @@ def reshape_state(state: TrainState, old: StepSpec, new: StepSpec) -> TrainState
     before, after = StateShape.of(old), StateShape.of(new)
     if before == after:
         return state
-    stays = after.is_alike_elsewhere(before)
+    stays = after.equals_beside_embedding(before)
 
     def reshard(path: tuple[Any, ...], leaf: np.ndarray) -> np.ndarray:
         names = [entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey)]
@@ -133,13 +134,23 @@ def _reshard_group(name: str, slices: np.ndarray, old: StepSpec, new: StepSpec) 
     before, after = old.layouts[name], new.layouts[name]
     assert isinstance(before, Decoupled)
     assert isinstance(after, Decoupled)
-    whole = np.stack([before.classes(of_stage, None) for of_stage in slices])
     if name in EMBEDDING_AND_HEAD:  # all stages have a copy, and one stage's is in use
-        end = whole[{"embedding": 0, "head": -1}[name]]
-        whole = np.broadcast_to(end, (new.num_stages, *end.shape))
-    else:
-        whole = _cut_anew(whole, old.model_index[name], new.model_index[name])
-    return np.stack([after.init(of_stage, None) for of_stage in whole])
+        end = before.classes(slices[{"embedding": 0, "head": -1}[name]], None)
+        return _in_all_stages(np.asarray(after.init(end, None))[None], new)
+    whole = _by_stage(lambda of_stage: before.classes(of_stage, None), slices)
+    whole = _cut_anew(whole, old.model_index[name], new.model_index[name])
+    return _by_stage(lambda of_stage: np.asarray(after.init(of_stage, None)), whole)
+
+
+def _by_stage(function: Callable[[np.ndarray], np.ndarray], array: np.ndarray) -> np.ndarray:
+    """Applies a function to each stage's part; besides the result, that of one stage is in memory."""
+    first = function(array[0])
+    result = np.empty((len(array), *first.shape), first.dtype)
+    result[0] = first
+    del first
+    for stage in range(1, len(array)):
+        result[stage] = function(array[stage])
+    return result
 
 
 def _cut_anew(array: np.ndarray, old_index: np.ndarray, new_index: np.ndarray) -> np.ndarray:
@@ -149,14 +160,16 @@ def _cut_anew(array: np.ndarray, old_index: np.ndarray, new_index: np.ndarray) -
         array: array of the old cut.
         old_index, new_index: see ``StepSpec.model_index``.
     """
-    blocks = array[old_index >= 0]  # in the order of the model
-    is_block = (new_index >= 0)[(..., *[None] * (array.ndim - 2))]
-    return np.where(is_block, blocks[new_index], np.zeros((), array.dtype))
+    block_at = np.argwhere(old_index >= 0)  # in the order of the model
+    result = np.zeros((*new_index.shape, *array.shape[2:]), array.dtype)
+    for stage, layer in np.argwhere(new_index >= 0):
+        result[stage, layer] = array[tuple(block_at[new_index[stage, layer]])]
+    return result
 
 
-def _in_all_stages(counter: np.ndarray, new: StepSpec) -> np.ndarray:
-    """A counter ``[P]`` for other stages; all stages have the same."""
-    return np.broadcast_to(counter[:1], (new.num_stages, *counter.shape[1:])).copy()
+def _in_all_stages(array: np.ndarray, new: StepSpec) -> np.ndarray:
+    """An array ``[P, ...]`` for other stages, such as a counter; all stages have the same."""
+    return np.broadcast_to(array[:1], (new.num_stages, *array.shape[1:])).copy()
 
 
 def _place(placement_PLNS: np.ndarray, old: StepSpec, new: StepSpec) -> tuple[np.ndarray, Any]:

@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Int
 
 from swift.errors import SettingError
-from swift.experts import ExpertConfig, Layout
+from swift.experts import Decoupled, ExpertConfig, Layout
 from swift.experts.placement import PlacementPolicy
 from swift.mesh import RANKED, SHARED, LiveMesh
 from swift.models import Chunks, Cut, make_cut
@@ -103,6 +103,13 @@ class StepSpec(WorkerChunks):
     def accumulate_dtype(self) -> DTypeLike:
         """Type of master weights, moments and sums of gradients."""
         return jnp.promote_types(self.compute_dtype, jnp.float32)
+
+    @property
+    def row_wire_dtype(self) -> DTypeLike:
+        """Type on the wire of gradients of the embedding's rows, where ranks share these."""
+        layout = self.layouts["embedding"]
+        assert isinstance(layout, Decoupled)
+        return layout.wire_dtype
 
     def stages_mesh(self) -> LiveMesh:
         """The live mesh of one worker for each stage, which a checkpoint's state is on."""

@@ -138,8 +138,9 @@ def looked_up_rows(found: Sequence[Collective], runs: Runs, num_sequences: int) 
     spec, config, ranks = runs.spec, runs.spec.gpt.config, runs.spec.live.num_ranks
     compiled = sum(moved_bytes(one, runs.of(one), ranks) for one in found if scopes.EMBEDDING in one.path)
     size = requests_at_once(num_sequences * config.sequence_length, ranks)
-    request = 4 + config.model_dim * jnp.dtype(spec.compute_dtype).itemsize
-    per_device = 2 * (runs.look_up_rounds * ranks * size * request + 4)
+    values = jnp.dtype(spec.compute_dtype).itemsize + jnp.dtype(spec.row_wire_dtype).itemsize
+    requests = 2 * 4 + config.model_dim * values  # of F and B
+    per_device = runs.look_up_rounds * ranks * size * requests + 2 * 4
     return {
         "rounds": runs.look_up_rounds,
         "compiled_bytes": compiled / runs.num_iterations,

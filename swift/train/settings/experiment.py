@@ -1,7 +1,7 @@
 """The experiment: all settings of a run, and the data, specs and engine that follow from them."""
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -200,10 +200,10 @@ class Experiment:
         compatibility.check_vocabulary(self.vocab_size, self.data.vocab_size)
         separator = self.data.separator if self.separate_documents else None
         kernel = layouts.kernel(self.attention, live, self.compute_dtype, self.model, separates=self.separate_documents)
-        sizes = self.vocab_size, self.experts.num_classes
-        sent = self.topology.num_expert_ranks, self.compute_dtype, self.wire_dtype
-        shared_by = [layouts.ranks_sharing(one, live) for one in (self.head, self.embedding)]
-        gpt = GPT(self.model, *sizes, kernel, separator, self.experts.is_exact, *shared_by)
+        sizes = {"vocab_size": self.vocab_size, "num_classes": self.experts.num_classes}
+        shares = layouts.sharing_ranks(live, embedding=self.embedding, head=self.head)
+        gpt = GPT(self.model, **sizes, **shares, kernel=kernel, separator=separator, has_slices=self.experts.is_exact)
+        layouts_of = partial(layouts.make_layouts, compute_dtype=self.compute_dtype, wire_dtype=self.wire_dtype)
         with renamed_settings({"StepSpec.policy": "Experiment.placement"}):
             return StepSpec(
                 gpt=gpt,
@@ -214,7 +214,7 @@ class Experiment:
                 learning_rate=learning_rate(self.optimizer, self.num_steps),
                 clip_norm=self.optimizer.clip_norm,
                 decays_matrices_only=self.optimizer.decayed == "matrices",
-                layouts=layouts.make_layouts(gpt, self.experts, self.optimizer, self.placement, *sent),
+                layouts=layouts_of(gpt, self.experts, self.optimizer, self.placement, num_ranks=live.num_ranks),
                 compute_dtype=jnp.dtype(self.compute_dtype),
                 num_microbatches=self.topology.num_pipelines * self.num_microbatches,
                 remat=compatibility.recomputed(self.remat),

@@ -48,9 +48,10 @@ def make_layouts(
     return layouts
 
 
-def ranks_sharing(setting: str, live: LiveMesh) -> int:
-    """Expert ranks that share the embedding, or the head's matrix; 1: it is whole."""
-    return live.num_ranks if setting == "shares" else 1
+def sharing_ranks(live: LiveMesh, *, embedding: str, head: str) -> dict[str, int]:
+    """Expert ranks that share the embedding, and the head's matrix, by the names of ``GPT``; 1: it is whole."""
+    settings = ("embedding", embedding), ("head", head)
+    return {f"{name}_ranks": live.num_ranks if setting == "shares" else 1 for name, setting in settings}
 
 
 def kernel(asked: str, live: LiveMesh, dtype: str, model: ModelConfig, *, separates: bool) -> AttentionKernel:

@@ -1,7 +1,5 @@
 """The look-up in shares against NumPy, which indexes the whole table."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +7,14 @@ import pytest
 from jax import lax
 
 from swift.mesh import EXPERT_AXIS, RANKED, collective_bytes, live_mesh
-from swift.models.vocabulary import hot_rows, look_up_in_shares, look_up_rows, requests_at_once, rounds_if_different
+from swift.models.vocabulary import (
+    gradient_in_shares,
+    hot_rows,
+    look_up_in_shares,
+    look_up_rows,
+    requests_at_once,
+    rounds_if_different,
+)
 from swift.models.vocabulary.row_look_up import _Requests, distinct
 from swift.topology import Topology
 
@@ -86,8 +91,8 @@ def test_it_takes_no_more_memory_than_a_plain_look_up(dtype):
     live = live_mesh(Topology(num_expert_ranks=ranks), "emulated")
 
     def in_shares(own_vD, tokens_BT, d_x_BTD):
-        _, pull_back = jax.vjp(lambda rows: look_up_in_shares(rows, tokens_BT, ranks, fetches=False), own_vD)
-        return look_up_in_shares(own_vD, tokens_BT, ranks), pull_back(d_x_BTD)[0]
+        gradient = gradient_in_shares(d_x_BTD, tokens_BT, own, ranks, d_x_BTD.dtype)
+        return look_up_in_shares(own_vD, tokens_BT, ranks), gradient.astype(own_vD.dtype)
 
     def exchanged(of_rank):
         by_rank = of_rank.reshape(ranks, -1, *of_rank.shape[1:])
@@ -113,24 +118,43 @@ def test_it_takes_no_more_memory_than_a_plain_look_up(dtype):
     assert memory(in_shares) <= 1.1 * memory(plain)
 
 
-def test_the_gradient_alone_sends_no_rows_to_tokens():
-    """Requests and gradients in rounds; the look-up itself would send rows, too."""
+def gradient_alone(wire_dtype):
+    """The gradient of all ranks' shares, from tokens and the gradients of their rows; as a run computes it."""
+
+    def gradient(row_T, d_rows_TD):
+        return gradient_in_shares(d_rows_TD, row_T, OWN, RANKS, wire_dtype)[None]
+
     live = live_mesh(Topology(num_expert_ranks=RANKS), "emulated")
+    return jax.jit(live.per_rank(gradient, (RANKED, RANKED), RANKED))
 
-    def sent(*, fetches):
-        def gradient(own_vD, row_T, d_rows_TD):
-            look_up = partial(look_up_in_shares, tokens_BT=row_T[0], num_ranks=RANKS, fetches=fetches)
-            found, pull_back = jax.vjp(look_up, own_vD[0])
-            return jnp.sum(found)[None], pull_back(d_rows_TD[0])[0][None]
 
-        shapes = ((OWN, WIDTH), jnp.float32), ((1, TOKENS), jnp.int32), ((1, TOKENS, WIDTH), jnp.float32)
-        given = [jax.ShapeDtypeStruct((1, 1, RANKS, *shape), dtype) for shape, dtype in shapes]
-        program = jax.jit(live.per_rank(gradient, (RANKED,) * 3, (RANKED,) * 2))
-        return collective_bytes(program.lower(*given).compile().as_text(), RANKS)["all-to-all"]
+def test_the_gradient_alone_sends_no_rows_to_tokens():
+    """Requests and gradients in rounds, these in the dtype that is asked for."""
+    shapes = ((1, TOKENS), jnp.int32), ((1, TOKENS, WIDTH), jnp.float32)
+    given = [jax.ShapeDtypeStruct((1, 1, RANKS, *shape), dtype) for shape, dtype in shapes]
+    for wire_dtype, size in (("float32", 4), ("float16", 2)):
+        text = gradient_alone(wire_dtype).lower(*given).compile().as_text()
+        assert collective_bytes(text, RANKS)["all-to-all"] == RANKS**2 * (4 + size * WIDTH)
 
-    of_requests, of_rows = (RANKS**2 * 4 * size for size in (1, WIDTH))
-    assert sent(fetches=False) == of_requests + of_rows
-    assert sent(fetches=True) == 2 * (of_requests + of_rows)
+
+@pytest.mark.parametrize(("wire_dtype", "wanted"), [("float32", 1029), ("bfloat16", 1026)])
+def test_gradients_travel_in_the_dtype_of_the_wire(wire_dtype, wanted):
+    """Ranks have 257 of two tokens or 258 of three: in bfloat16 257 would be 256, and the sum of all 1,024 or 1,032."""
+    row_NT = np.arange(TOKENS, dtype=np.int32) + np.zeros((RANKS, 1), np.int32)
+    row_NT[:, 1], d_rows_NTD = row_NT[:, 0], np.zeros((RANKS, TOKENS, WIDTH))
+    d_rows_NTD[:, 0], d_rows_NTD[:, 1], d_rows_NTD[0, 2] = 256, 1, 1
+    row_NT[0, 2] = row_NT[0, 0]
+    d_rows = jnp.asarray(d_rows_NTD, jnp.bfloat16)
+    gradient = gradient_alone(wire_dtype)(row_NT[None, None, :, None], d_rows[None, None, :, None])
+    assert gradient.dtype == jnp.float32
+    assert np.asarray(gradient)[0, 0, 0, 0].tolist() == [wanted] * WIDTH
+
+
+def test_the_gradient_has_no_matmul():
+    """Neither with one-hot tokens nor otherwise: the FLOPs are additions alone."""
+    shapes = ((1, 1, RANKS, 1, 512), jnp.int32), ((1, 1, RANKS, 1, 512, 64), jnp.float32)
+    lowered = gradient_alone("float32").lower(*(jax.ShapeDtypeStruct(*one) for one in shapes))
+    assert "dot_general" not in lowered.as_text()
 
 
 def test_a_buffer_is_small_and_rounds_are_few():

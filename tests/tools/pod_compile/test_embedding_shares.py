@@ -14,15 +14,20 @@ WIDTH, LENGTH, VOCABULARY = 16, 8, 256
 POSITIONS = LENGTH * WIDTH
 
 
+def looked_up_bytes(*, ranks, microbatches, wire=4):
+    """(rounds, bytes) of F and B, whose numbers have 4 and ``wire`` bytes: in each round a request and a row."""
+    tokens = 2 * LENGTH
+    places = math.ceil(tokens / (32 * ranks))
+    rounds = math.ceil(math.ceil(min(tokens, VOCABULARY) / ranks) / places)
+    # To every rank; and in F and in B once the number of rounds.
+    return rounds, microbatches * ranks * (rounds * ranks * places * (8 + (4 + wire) * WIDTH) + 8)
+
+
 def assert_bytes(report, *, ranks, updates, microbatches):
     """Positions are whole on every rank, rows are not exchanged; an op sends a request's number and a row."""
     group, moved = report["exchange"]["groups"]["embedding"], updates * 2 * ranks * POSITIONS * 4
     assert group["compiled_bytes"] == group["formula_bytes"] == moved
-    tokens = 2 * LENGTH
-    places = math.ceil(tokens / (32 * ranks))
-    rounds = math.ceil(math.ceil(min(tokens, VOCABULARY) / ranks) / places)
-    # F and B: in each round number and row, to every rank; and once the number of rounds.
-    looked_up = microbatches * ranks * 2 * (rounds * ranks * places * (4 + 4 * WIDTH) + 4)
+    rounds, looked_up = looked_up_bytes(ranks=ranks, microbatches=microbatches)
     assert report["embedding"] == {"rounds": rounds, "compiled_bytes": looked_up, "formula_bytes": looked_up}
     assert report["tokens"]["compiled_bytes"] == report["tokens"]["formula_bytes"]
 
@@ -33,6 +38,14 @@ def test_bytes_of_a_lone_worker(lone):
     assert_bytes(report, ranks=4, updates=1, microbatches=3)
     assert report["tokens"] == whole["tokens"]
     assert "embedding" not in whole
+
+
+def test_gradients_of_rows_on_a_narrow_wire():
+    """By the closed form, as a wire that is narrower is: XLA:CPU widens bfloat16 before it sends it."""
+    one = experiment(Topology(num_expert_ranks=4), num_microbatches=2, wire_dtype="bfloat16", embedding="shares")
+    report = compile_one(one, Pod.parse("cpu:4"), NOBODY)["embedding"]
+    assert report["formula_bytes"] == looked_up_bytes(ranks=4, microbatches=2, wire=2)[1]
+    assert report["compiled_bytes"] == looked_up_bytes(ranks=4, microbatches=2, wire=4)[1]
 
 
 @pytest.mark.slow

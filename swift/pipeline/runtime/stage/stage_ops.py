@@ -184,7 +184,7 @@ class StageOps(EvaluationOps):
         def embed(embedding: Any) -> Any:
             weights = {"embedding": [layer_of(self.weights.embedding, 0)]}
             with _named(scopes.EMBEDDING, self.spec.gpt.embedding_ranks):
-                more = self.spec.gpt.embedding_gradient(weights, data.inputs, dx)
+                more = self.spec.gpt.embedding_gradient(weights, data.inputs, dx, self.spec.row_wire_dtype)
             return add(embedding, jax.tree.map(lambda leaf: leaf[None], more))
 
         return where(self._ends(op).is_first, embed, lambda same: same, embedding)
