@@ -145,7 +145,7 @@ class Journal:
                 return [self._note("cannot_go_on", text, process=str(member.process), epoch=number)]
             case CutRefused(member, number, why, time):
                 self._fail(member, Failure(time, time), time)
-                refused = f"process {member.process} cannot take part in a move of blocks: {why}"
+                refused = f"process {member.process} cannot move blocks: {why}"
                 text = f"{refused}; blocks stay where they are until the run is resumed"
                 return [self._note("move_refused", text, process=str(member.process), epoch=number, why=why)]
             case Heartbeat():

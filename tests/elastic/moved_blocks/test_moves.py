@@ -93,5 +93,5 @@ def test_a_process_that_does_not_know_the_cut_is_told_in_a_sentence_and_blocks_s
     assert [event["process"] for event in run.events("death")] == ["0:1"]
     assert run.events("move", "restore") == []
     why = "the plan for it is missing among the programs of the run"
-    assert f"process 1:0 cannot take part in a move of blocks: {why}; blocks stay where they are" in "".join(run.said)
+    assert f"process 1:0 cannot move blocks: {why}; blocks stay where they are" in "".join(run.said)
     assert_losses_are_those_without_failures(config)
