@@ -70,7 +70,7 @@ class _Pieces(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Where such an array ends in its vector."""
+        """End of such an array in its vector."""
         return self.start + math.prod(self.shape)
 
     @property
