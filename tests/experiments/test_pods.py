@@ -40,7 +40,9 @@ def wanted_bytes(experiment: Experiment, failed: frozenset) -> tuple[dict[str, i
     vocab_size = model.vocab_size or experiment.data.vocab_size
     for name, group in GPT(model, vocab_size, experts.num_classes).groups.items():
         rows = {"embedding": first, "head": last}.get(name, len(live))
-        layers = 1 if name in ("embedding", "head") else group.num_layers // topology.num_stages
+        # A worker has, and exchanges, as many layers as the longest stage.
+        of_stage = group.num_layers // topology.num_stages if experiment.cut is None else max(experiment.cut)
+        layers = 1 if name in ("embedding", "head") else of_stage
         slots = experts.slots_per_rank if group.is_expert else 1
         size = math.ceil(group.size / ranks) * ranks
         exchange[name] = rows * layers * 2 * slots * ranks * size * num_bytes
