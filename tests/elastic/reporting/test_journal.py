@@ -358,8 +358,7 @@ def test_a_move_in_which_a_process_cannot_take_part_is_told_in_a_sentence(moving
     (refused,) = moving.noted("move_refused")
     assert refused.fields == {"process": "1:0", "epoch": 3, "why": "the plan is missing"}
     assert refused.text == (
-        "process 1:0 cannot move blocks: the plan is missing; "
-        "blocks stay where they are until the run is resumed"
+        "process 1:0 cannot move blocks: the plan is missing; blocks stay where they are until the run is resumed"
     )
 
 
