@@ -98,7 +98,7 @@ MUTATIONS = (
     Mutation("models/attention/blockwise.py", "- _take(mean, here)[..., None]", "", ATTENTION),
     Mutation("models/attention/plain.py", "document_BT[:, :, None] ==", "document_BT[:, :, None] >=", ATTENTION),
     Mutation("models/gpt.py", "dtype=jnp.int32) - ends_BT", "dtype=jnp.int32)", ATTENTION),
-    Mutation("models/gpt.py", "return position_1T - lax", "return position_1T - 0 * lax", ATTENTION),
+    Mutation("models/modules.py", "return position_1T - lax", "return position_1T - 0 * lax", ATTENTION),
     Mutation("models/rope.py", "first * cos - second * sin", "first * cos + second * sin", DECODERS),
     Mutation("models/modules.py", "jax.nn.silu(", "jax.nn.gelu(", DECODERS),
     Mutation("models/modules.py", "x_BTD + self.shared(normed_BTD)", "x_BTD - self.shared(normed_BTD)", DECODERS),
@@ -166,9 +166,12 @@ MUTATIONS = (
         ("tests/train/test_mathematics.py",),
     ),
     Mutation(
-        "experts/exchange.py", "split_axis=2, concat_axis=2)", "split_axis=2, concat_axis=2)[:, :, ::-1]", EXCHANGE
+        "experts/exchange.py",
+        "return lax.all_to_all(sent_LSNw, axis, split_axis=2, concat_axis=2)",
+        "return lax.all_to_all(sent_LSNw, axis, split_axis=2, concat_axis=2)[:, :, ::-1]",
+        EXCHANGE,
     ),
-    Mutation("experts/exchange.py", '"lnse,nlsw->lew"', '"lnse,lnsw->lew"', EXCHANGE),
+    Mutation("experts/exchange.py", '"lnse,lsnw->lew"', '"lnse,lnsw->lew"', EXCHANGE),
     Mutation(
         "experts/grouped_matmul.py",
         "weights_SXY.swapaxes(1, 2), groups, block)\n",
