@@ -191,7 +191,7 @@ class Episode:
         """Returns whether the run has reported that it lost updates: then losses show nothing more."""
         found = evidence.lost_updates_at(told)
         if found is not None:
-            self._exact_until = min(found, found if self._exact_until is None else self._exact_until)
+            self._exact_until = found if self._exact_until is None else min(found, self._exact_until)
             after.observed["lost_updates_at"] = self._exact_until
         return found is not None
 

@@ -112,21 +112,18 @@ class Group:
         """Packs as ``pack`` does; on TPUs a few rows at a time, where their positions fit 32 bits."""
         if self.size >= 1 << 31:
             return self.pack(state)
-        return jax.lax.platform_dependent(state, tpu=self.pack_by_rows, default=self.pack)
+        return jax.lax.platform_dependent(state, tpu=self._pack_by_rows, default=self.pack)
 
     def unpack_stack(self, vectors: jax.Array) -> Any:
         """Unpacks as ``unpack`` does; on TPUs a few rows at a time, where their positions fit 32 bits."""
         if self.size >= 1 << 31:
             return self.unpack(vectors)
-        return jax.lax.platform_dependent(vectors, tpu=self.unpack_by_rows, default=self.unpack)
+        return jax.lax.platform_dependent(vectors, tpu=self._unpack_by_rows, default=self.unpack)
 
-    def pack_by_rows(self, state: Any) -> jax.Array:
-        """Packs as ``pack`` does."""
-        leaves = self._template.treedef.flatten_up_to(state)
-        return join_by_rows(leaves, self._template.shapes)
+    def _pack_by_rows(self, state: Any) -> jax.Array:
+        return join_by_rows(self._template.treedef.flatten_up_to(state), self._template.shapes)
 
-    def unpack_by_rows(self, vectors: jax.Array) -> Any:
-        """Unpacks as ``unpack`` does."""
+    def _unpack_by_rows(self, vectors: jax.Array) -> Any:
         return jax.tree.unflatten(self._template.treedef, split_by_rows(vectors, self._template.shapes))
 
     def module(self, state: Any) -> Any:

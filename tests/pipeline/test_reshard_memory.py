@@ -13,7 +13,7 @@ STAGES, LAYERS, CLASSES, SIZE = 16, 2, 3, 1000
 
 
 def spec(num_stages, num_ranks):
-    """What a group's conversion reads of a spec whose stages have equally many blocks."""
+    """Stand-in for a spec whose stages have equally many blocks, with the attributes that a conversion reads."""
     index = np.arange(STAGES * LAYERS).reshape(num_stages, -1)
     layout = Decoupled(CLASSES, SIZE, num_ranks, jnp.dtype("float32"), jnp.dtype("float32"))
     return SimpleNamespace(layouts={"expert": layout}, model_index={"expert": index}, num_stages=num_stages)

@@ -11,6 +11,7 @@ from swift.experts import from_slices, to_slices
 from swift.mesh import EXPERT_AXIS, RANKED, collective_bytes, live_mesh
 from swift.models import ColumnShares
 from swift.topology import Topology
+from tests.models.vocabulary.layouts import run
 
 pytestmark = pytest.mark.usefixtures("strict_types")
 
@@ -35,15 +36,6 @@ def shares_of(norm, matrix, num_ranks):
     share = -(-matrix.shape[1] // num_ranks)
     wide = np.concatenate([matrix, np.zeros((len(matrix), share * num_ranks - matrix.shape[1]), matrix.dtype)], axis=1)
     return np.stack([np.append(norm, wide[:, n * share : (n + 1) * share]) for n in range(num_ranks)])
-
-
-def run(function, layout, kind, array):
-    """A per-rank function of ``[layer, ...]`` on an array ``[layer, rank, ...]``; placements have no effect."""
-    live = live_mesh(Topology(num_expert_ranks=layout.num_ranks), kind)
-    per_rank = live.per_rank(
-        lambda own: function(own, jnp.zeros((1, layout.num_ranks, 1), jnp.int32)), (RANKED,), RANKED
-    )
-    return np.asarray(jax.jit(per_rank)(array[None]))[0]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

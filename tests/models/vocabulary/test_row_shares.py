@@ -10,6 +10,7 @@ import pytest
 from swift.mesh import RANKED, collective_bytes, live_mesh
 from swift.models import RowShares
 from swift.topology import Topology
+from tests.models.vocabulary.layouts import run
 
 pytestmark = pytest.mark.usefixtures("strict_types")
 
@@ -43,16 +44,6 @@ def sliced(before_P, num_ranks):
     return np.stack(
         [np.pad(before_P, (0, width * num_ranks - len(before_P)))[n * width :][:width] for n in range(num_ranks)]
     )
-
-
-def run(function, layout, kind, array):
-    """A per-rank function of ``[layer, ...]`` on an array ``[layer, rank, ...]``; placements have no effect."""
-    live, nowhere = (
-        live_mesh(Topology(num_expert_ranks=layout.num_ranks), kind),
-        jnp.zeros((1, layout.num_ranks, 1), jnp.int32),
-    )
-    per_rank = live.per_rank(lambda own: function(own, nowhere), (RANKED,), RANKED)
-    return np.asarray(jax.jit(per_rank)(array[None]))[0]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -87,7 +87,7 @@ def connecting(address, happens=lambda _: None, key=KEY):
 
 
 def content(path) -> dict:
-    """What an index holds."""
+    """Digests of the files of an index."""
     return {name: one["digest"] for name, one in json.loads((path / "index.json").read_text())["files"].items()}
 
 

@@ -1,4 +1,4 @@
-"""What real runs of these tests do besides: they heed marks, files in the directory ``SWIFT_TEST``.
+"""Hooks for the real runs of these tests, controlled by marks: files in the directory ``SWIFT_TEST``.
 
 Python imports this first where ``PYTHONPATH`` has this directory.
 
@@ -39,7 +39,7 @@ def mend_supervisor():
 
 
 class Moments:
-    """Where a member is on its way into a generation."""
+    """Progress of a member into a generation, and what happens at a moment of it."""
 
     def __init__(self, who):
         self.who, self.kind, self.newest, self.kept = who, "", None, None
