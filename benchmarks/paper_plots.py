@@ -66,6 +66,16 @@ def aux_loss(axes: Axes, found: dict[str, Any]) -> None:
     axes.legend(frameon=False)
 
 
+def balance(axes: Axes, found: dict[str, Any]) -> None:
+    """Share of dropped tokens over the iterations, without balancing; the mean over seeds."""
+    systems = found["by_balance"]["none"]
+    for color, (name, of) in zip(colors_of([*systems], POLICY_COLORS), systems.items(), strict=True):
+        middles = of["every"] * (np.arange(len(of["drop_shares"])) + 0.5)
+        axes.plot(middles, 100 * np.array(of["drop_shares"]), color=color, label=name)
+    axes.set(xlabel="iteration", ylabel="tokens dropped (%)", ylim=(0, None))
+    axes.legend(ncols=3, frameon=False)
+
+
 def locality(axes: Axes, found: dict[str, Any]) -> None:
     """Dropped tokens by locality."""
     by = found["by_locality"]
@@ -168,6 +178,7 @@ PLOTS: dict[str, tuple[str, Callable[[Axes, dict[str, Any]], None]]] = {
     "symi_survival": ("symi_drops", survival),
     "symi_loss": ("symi_drops", loss),
     "symi_aux_loss": ("symi_aux_loss", aux_loss),
+    "balance_drops": ("balance_long", balance),
     "locality_drops": ("locality", locality),
     "recycle_ablation": ("recycle_ablation", ablation),
     "recycle_failures": ("recycle_failures", failures),

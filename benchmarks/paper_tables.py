@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from balance_tables import balance_drops, balance_saved
 from markdown_tables import by_strategy, markdown, percent
 from placement_tables import placement_drift, placement_eplb, placement_time
 
@@ -313,6 +314,10 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "placement_eplb": ("placement", placement_eplb),
     "placement_time": ("placement", placement_time),
     "placement_drift": ("placement", placement_drift),
+    "balance_drops": ("balance", balance_drops),
+    "balance_saved": ("balance", balance_saved),
+    "balance_long_drops": ("balance_long", balance_drops),
+    "balance_long_saved": ("balance_long", balance_saved),
     "locality_drops": ("locality", locality_drops),
     "moc_sizes": ("moc_checkpoint", moc_sizes),
     "moc_stall": ("moc_checkpoint", moc_stall),

@@ -51,6 +51,8 @@ ALL = (
     Result("beyond", ("bench_packed.py",), is_quick=False),
     Result("placement", ("bench_placement.py",)),
     Result("spare_slots", ("study_spare_slots.py",), is_quick=False),
+    Result("balance", ("study_balance.py", "table"), is_quick=False),
+    Result("balance_long", ("study_balance.py", "long"), is_quick=False),
     Result("locality", ("study_locality.py", "--steps", "192"), is_quick=False),
     Result("moc_checkpoint", ("bench_checkpoint.py", "--saves", "24")),
     Result("agents", ("bench_agents.py",)),

@@ -1,0 +1,214 @@
+"""What balancing experts and dropping fewer tokens are worth: placements, and what balances them, over several seeds.
+
+``table`` is 300 iterations of the demo: static, SYMI's and packed placement, each with no balancing, with an auxiliary
+loss and with an expert bias. ``long`` is 2,000 iterations, with more systems. A run takes 2 to 20 CPU-minutes,
+so a run is written to a record once it has ended, and one that is there is not run again: a study may
+take several sittings.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from children import ROOT, tell
+from faults.evidence import read_lines
+from faults.record import commit
+from measure import cpu_seconds, publish
+
+from swift.cli.configuration import config_text, load_experiment
+from swift.data.sources import StandardLibrary
+from swift.runlog import Run, measure, read_run, scalars, steps_to_target
+from swift.train import TrainOptions, train
+
+RECORD = ROOT / "experiments" / "results" / "balance_runs.jsonl"
+SYSTEMS = {
+    "static": ("symi/demo/static.gin", ()),
+    "flexmoe10": ("symi/demo/flexmoe10.gin", ()),
+    "symi": ("symi/demo/symi.gin", ()),
+    "packed": ("beyond/packed_rank_best.gin", ()),
+    "exact": ("demo.gin", ("ExpertConfig.capacity='exact'",)),
+}
+"""Files below ``experiments``, and settings. With exact capacity a run computes what one device without limits does."""
+BALANCES = {"none": (0.0, False), "aux": (1e-2, False), "bias": (0.0, True)}
+"""Coefficient of the auxiliary loss, and whether the router has a bias."""
+TARGETS = (2.5, 2.25, 2.0, 1.9, 1.8, 1.7, 1.6)
+"""Training losses in nats per byte."""
+T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
+"""Student's t, two-sided, by the number of seeds."""
+POINTS = 40
+"""Points of a curve."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run of a study: its key in the record."""
+
+    steps: int
+    balance: str
+    system: str
+    seed: int
+
+
+def cases_of(study: str, seeds: int) -> Iterator[Case]:
+    """Yields the runs of a study, the most telling first."""
+    for seed in range(seeds):
+        if study == "table":
+            for balance in BALANCES:
+                yield from (Case(300, balance, system, seed) for system in ("static", "symi", "packed"))
+        else:
+            yield from (Case(2000, "none", system, seed) for system in ("static", "symi", "exact", "packed"))
+    if study == "long":
+        for seed in range(seeds):
+            yield from (
+                Case(2000, balance, system, seed) for balance in ("aux", "bias") for system in ("static", "symi")
+            )
+            yield Case(2000, "none", "flexmoe10", seed)
+
+
+def run(case: Case) -> dict[str, Any]:
+    """Trains a case to its end and returns what the record keeps of it."""
+    (file, settings), (coefficient, has_bias) = SYSTEMS[case.system], BALANCES[case.balance]
+    counts = (f"Experiment.num_steps={case.steps}", f"Experiment.eval_every={case.steps}", "CheckpointConfig.every=0")
+    balance = f"ExpertConfig.aux_loss_coefficient={coefficient}"
+    settings = [*settings, *counts, balance, f"Experiment.seed={case.seed}"]
+    experiment = load_experiment(ROOT / "experiments" / file, settings)
+    experiment = replace(experiment, model=replace(experiment.model, router_bias=has_bias))
+    with tempfile.TemporaryDirectory() as directory:
+        train(experiment, TrainOptions(Path(directory) / "run", config_text(experiment)))
+        return figures_of(read_run(Path(directory) / "run"))
+
+
+def figures_of(found: Run) -> dict[str, Any]:
+    """Computes the figures of a run: drops, losses, iterations to targets, curves."""
+    losses_T, drops_T = scalars(found, "loss"), scalars(found, "drop_share")
+    every = max(1, len(losses_T) // POINTS)
+    whole = len(losses_T) // every * every
+    tail = losses_T[-len(losses_T) // 20 :]
+    figures = measure(found, None)
+    return {
+        "dropped_percent": round(figures["dropped_percent"], 3),
+        "loss": round(float(tail.mean()), 4),
+        "validation_loss": round(figures["validation_loss"], 4),
+        "steps_to": {f"{target:g}": steps_to_target(losses_T, target) for target in TARGETS},
+        "every": every,
+        "losses": [round(float(x), 3) for x in losses_T[:whole].reshape(-1, every).mean(axis=1)],
+        "drop_shares": [round(float(x), 4) for x in drops_T[:whole].reshape(-1, every).mean(axis=1)],
+    }
+
+
+def entropy_of_next_byte(text: bytes, known: int) -> float:
+    """Computes the entropy of a byte given those before it, in nats: what a table of n-grams reaches on its own corpus.
+
+    Args:
+        text: corpus.
+        known: bytes before it that are known, up to 3.
+    """
+    codes = np.frombuffer(text, np.uint8).astype(np.int64)
+    places = len(codes) - known
+    context = sum(codes[back : back + places] << (8 * back) for back in range(known)) + np.zeros(places, np.int64)
+    joint, of_context = (np.unique(x, return_counts=True)[1] for x in (context << 8 | codes[known:], context))
+    entropies = [np.log(places) - (n * np.log(n)).sum() / places for n in (joint, of_context)]
+    return round(float(entropies[0] - entropies[1]), 3)
+
+
+def fill(cases: list[Case], record: Path) -> None:
+    """Runs the cases that the record does not have."""
+    known = {Case(**line["case"]) for line in read_lines(record).records}
+    missing = [case for case in cases if case not in known]
+    if record.exists() and not record.read_bytes().endswith(b"\n"):
+        record.write_bytes(record.read_bytes() + b"\n")  # of a sitting that was cut off in the midst of a line
+    for number, case in enumerate(missing, start=1):
+        tell(f"{number} of {len(missing)}: {case}")
+        begun = cpu_seconds()
+        figures = run(case)
+        line = {"case": asdict(case), "commit": commit(ROOT), "cpu_s": round(cpu_seconds() - begun), **figures}
+        with record.open("ab") as file:
+            file.write((json.dumps(line) + "\n").encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def summary(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """Joins the seeds of a system and a balance: mean, smallest and largest of every figure."""
+    found: dict[str, Any] = {}
+    for name in ("dropped_percent", "loss", "validation_loss"):
+        values = [line[name] for line in lines]
+        found[name] = {"mean": round(statistics.mean(values), 4), "least": min(values), "most": max(values)}
+    found["steps_to"] = {target: [line["steps_to"][target] for line in lines] for target in lines[0]["steps_to"]}
+    found["every"] = lines[0]["every"]
+    for name in ("losses", "drop_shares"):
+        found[name] = np.mean([line[name] for line in lines], axis=0).round(4).tolist()
+    return found | {"seeds": sorted(line["case"]["seed"] for line in lines)}
+
+
+def fewer_iterations(lines: list[dict[str, Any]], balance: str, system: str) -> dict[str, Any]:
+    """Computes by target the share of ``static``'s iterations that a system saves: mean over seeds, and 95 % interval.
+
+    Seeds at which either does not reach the target are left out, and counted.
+    """
+    by_case = {
+        (line["case"]["system"], line["case"]["seed"]): line for line in lines if line["case"]["balance"] == balance
+    }
+    seeds = sorted(seed for name, seed in by_case if name == system and ("static", seed) in by_case)
+    found = {}
+    for target in map("{:g}".format, TARGETS):
+        pairs = [
+            (by_case[system, seed]["steps_to"][target], by_case["static", seed]["steps_to"][target]) for seed in seeds
+        ]
+        saved = [1 - ours / theirs for ours, theirs in pairs if ours and theirs]
+        if not saved:
+            continue
+        half = T_95[len(saved)] * statistics.stdev(saved) / len(saved) ** 0.5 if len(saved) in T_95 else None
+        mean = round(statistics.mean(saved), 4)
+        found[target] = {"mean": mean, "plus_minus": half and round(half, 4), "seeds": len(saved), "of": len(seeds)}
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("study", choices=("table", "long"))
+    parser.add_argument("--seeds", type=int, default=3, choices=(1, 2, 3, 4, 5))
+    parser.add_argument("--record", type=Path, default=RECORD, help="file of the runs that have ended")
+    parser.add_argument("--only-summary", action="store_true", help="run nothing: what the record has")
+    options = parser.parse_args()
+    cases = list(cases_of(options.study, options.seeds))
+    if not options.only_summary:
+        fill(cases, options.record)
+    wanted = {Case(**line["case"]): line for line in read_lines(options.record).records}
+    lines = [wanted[case] for case in cases if case in wanted]
+    groups: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for line in lines:
+        groups.setdefault(line["case"]["balance"], {}).setdefault(line["case"]["system"], []).append(line)
+    by_balance = {
+        balance: {system: summary(of) for system, of in systems.items()} for balance, systems in groups.items()
+    }
+    corpus = b"\0".join(document.read().encode() for document in StandardLibrary().documents())
+    drops = {system: of["dropped_percent"]["mean"] for system, of in by_balance["none"].items()}
+    return publish(
+        f"what balancing and placement are worth: {options.study}",
+        {
+            "runs": len(lines),
+            "runs_missing": len(cases) - len(lines),
+            "cpu_minutes_of_runs": round(sum(line["cpu_s"] for line in lines) / 60),
+            "entropy_of_next_byte": {f"{known} known": entropy_of_next_byte(corpus, known) for known in (1, 2, 3)},
+            "commits": sorted({line["commit"] for line in lines}),
+            "by_balance": by_balance,
+            "fewer_iterations": {
+                balance: {system: fewer_iterations(lines, balance, system) for system in systems if system != "static"}
+                for balance, systems in groups.items()
+            },
+        },
+        {"symi's drops over static's": (round(drops["symi"] / drops["static"], 4), 0.75)},
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
