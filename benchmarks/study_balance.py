@@ -1,7 +1,7 @@
 """What balancing experts and dropping fewer tokens are worth: placements, and what balances them, over several seeds.
 
-``table`` is 300 iterations of the demo: static, SYMI's and packed placement, each with no balancing, with an auxiliary
-loss and with an expert bias. ``long`` is 2,000 iterations, with more systems. A run takes 2 to 20 CPU-minutes,
+``table`` is 150 iterations of the demo: static, SYMI's and packed placement, each with no balancing, with an auxiliary
+loss and with an expert bias. ``long`` is 2,000 iterations, with more systems. A run takes 1 to 20 CPU-minutes,
 so a run is written to a record once it has ended, and one that is there is not run again: a study may
 take several sittings.
 """
@@ -62,7 +62,7 @@ def cases_of(study: str, seeds: int) -> Iterator[Case]:
     for seed in range(seeds):
         if study == "table":
             for balance in BALANCES:
-                yield from (Case(300, balance, system, seed) for system in ("static", "symi", "packed"))
+                yield from (Case(150, balance, system, seed) for system in ("static", "symi", "packed"))
         else:
             yield from (Case(2000, "none", system, seed) for system in ("static", "symi", "exact", "packed"))
     if study == "long":

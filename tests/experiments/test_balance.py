@@ -59,7 +59,7 @@ def test_a_run_that_is_in_the_record_is_not_run_again(monkeypatch, tmp_path):
     assert ran == cases
     assert len(cases) == len(set(cases)) == 18
     assert json.loads(record.read_text().splitlines()[0])["case"] == {
-        "steps": 300,
+        "steps": 150,
         "balance": "none",
         "system": "static",
         "seed": 0,
