@@ -45,10 +45,12 @@ _NUM_PORTS = 3
 _SOCKET, _MAX_PATH = "unix:", 107
 """Scheme of the address of a Unix socket, and the largest size of its path in bytes (see ``man 7 unix``)."""
 _ADDRESSES = "swift/addresses/{}"
-_DEVICES, _ALL_DEVICES = "cpu:local_topology/cpu/{}", "cpu:global_topology/cpu"
-"""XLA's own keys for the devices of each process, and for those of all, which the first process publishes. If XLA used
-other keys, a process that waits for a dead one could not be released, and would end after a time limit (see
-``swift.elastic.worker.worker``)."""
+_GLOO = "cpu:gloo"
+"""XLA's own directory of what gloo publishes of each process: a host, an address, and a number for each other process,
+with which that connects. If XLA used another one, a process that waits to be connected to by a dead one could not be
+released, and would end after a time limit (see ``swift.elastic.worker.worker``)."""
+_NUMBER = np.dtype("=i8")
+_CONNECT_S = 1.0
 
 
 def check_support() -> None:
@@ -148,7 +150,8 @@ class JaxGroup:
         self._state, _, _ = _internals()
         assert self._state.client is None, "this process is a member of another group"
         self._address, self._index, self._num_processes, self._timeout_s = address, index, num_processes, timeout_s
-        self._lock, self._addresses, self._is_connected = threading.Lock(), set[Address](), False
+        self._lock, self._is_connected, self._is_aborted = threading.Lock(), False, False
+        self._own, self._addresses = list[Address](), set[Address]()
         self._client: Any = _client(address, index, timeout_s)
 
     def join(self) -> None:
@@ -169,8 +172,8 @@ class JaxGroup:
         self._configure_backend(self._index)
         before = listening_at()
         jax.devices()  # makes the backend, which listens for the other processes
-        mine = sorted(listening_at() - before)
-        self._client.key_value_set(_ADDRESSES.format(self._index), json.dumps(mine))
+        self._own = sorted(listening_at() - before)
+        self._client.key_value_set(_ADDRESSES.format(self._index), json.dumps(self._own))
         keys = [_ADDRESSES.format(other) for other in range(self._num_processes)]
         published = [json.loads(self._client.blocking_key_value_get(key, 1000 * self._timeout_s)) for key in keys]
         self._addresses = {(host, port) for addresses in published for host, port in addresses}
@@ -206,20 +209,26 @@ class JaxGroup:
         with self._lock:
             if self._client is None or not self._is_connected:
                 return
-            if not self._addresses:
-                self._release_waiting()
+            if not self._is_aborted:
+                self._is_aborted = True
+                self._stop_waiting()
             for own, peer, connection in connections():
                 if {own, peer} & self._addresses:
                     with suppress(OSError):
                         connection.shutdown(socket.SHUT_RD)
 
-    def _release_waiting(self) -> None:
-        """Publishes invalid values for processes that have published none: waiting for them fails."""
-        invalid = {_DEVICES: b"-", _ADDRESSES: b"[]"}
-        values = {key.format(index): invalid[key] for index in range(self._num_processes) for key in invalid}
-        for key, value in (values | {_ALL_DEVICES: b"-"}).items():
-            with suppress(jax.errors.JaxRuntimeError):  # it was published before
-                self._client.key_value_set_bytes(key, value)
+    def _stop_waiting(self) -> None:
+        """Ends every wait for what another process publishes, and for a process that is to connect to this one."""
+        published = list[tuple[str, bytes]]()
+        with suppress(jax.errors.JaxRuntimeError):  # the service may be gone
+            published = self._client.key_value_dir_get_bytes(_GLOO)
+        # Gloo waits for the other side without a limit, and without a socket that could be shut down.
+        for number in range(1 + max((_largest_number(key, value) for key, value in published), default=-1)):
+            for address in self._own:
+                with suppress(OSError), socket.create_connection(address, _CONNECT_S) as connection:
+                    connection.sendall(_NUMBER.type(number).tobytes())
+        with suppress(jax.errors.JaxRuntimeError):
+            self._client.shutdown()
 
     def leave(self) -> None:
         """Leaves the group and drops the backend, with its arrays and compiled programs; may be called again."""
@@ -233,6 +242,12 @@ class JaxGroup:
         self._state.client = None
         self._state.process_id, self._state.num_processes = 0, 1
         gc.collect()  # a backend and its connections live as long as its last array
+
+
+def _largest_number(key: str, value: bytes) -> int:
+    """Returns the largest number with which a process is connected to, of those at the end of what gloo publishes."""
+    size = (key.split("/")[-2].count(",") + 1) * _NUMBER.itemsize
+    return int(np.frombuffer(value[-size:], _NUMBER).max()) if len(value) >= size else -1
 
 
 def _client(address: str, index: int, timeout_s: int) -> Any:

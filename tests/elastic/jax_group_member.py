@@ -38,9 +38,10 @@ def main() -> None:
         for link in links:
             link.leave()
         links[:] = [JaxGroup(order["address"], order["index"], order["count"])]
-        if dies := order.get("dies"):
-            if dies == "connected":
-                links[0]._client.connect()
+        dies = order.get("dies")
+        if dies == "connected":
+            links[0]._client.connect()
+        if dies in ("before it connects", "connected"):
             os._exit(9)
         run(order, links[0], orders)
     for link in links:
@@ -51,11 +52,22 @@ def run(order, link, orders):
     """Sums over all members until the next order, or until something fails."""
     try:
         link.join()
+        if order.get("dies") == "joined":
+            os._exit(9)
+        if order.get("dies") == "published":
+            threading.Thread(target=die_once_published, args=(link._client, order["index"]), daemon=True).start()
         add_up(order, link, orders)
     except Exception as error:
         if not is_aborted(error):
             raise
-        send(generation=order["generation"], broken=True)
+        send(generation=order["generation"], broken=True, why=str(error))
+
+
+def die_once_published(client, index):
+    """Ends the process once the others can know where it listens for them, most often before they have connected."""
+    while not any(key.endswith(f"/{index}") for key, _ in client.key_value_dir_get_bytes("cpu:gloo")):
+        pass
+    os._exit(9)
 
 
 def add_up(order, link, orders):

@@ -61,11 +61,14 @@ class Group:
             self.processes[name].stdin.flush()
 
     def hear(self, name, key):
+        return self.hear_all(name, key)[key]
+
+    def hear_all(self, name, key):
         said = {}
         while key not in said:
             said = self.heard[name].get(timeout=WAIT_S)
         assert said["generation"] == self.generation or key in ("broken", "away")
-        return said[key]
+        return said
 
     def kill(self, name):
         process = self.processes[name]
@@ -126,6 +129,23 @@ def test_who_waits_for_the_devices_of_the_dead_is_set_free(group, dead, dies):
     others = [name for name in "abc" if name != dead]
     group.form(others)
     assert [group.hear(name, "broken") for name in others] == [True] * 2
+    assert [group.hear(name, "total") for name in others] == [1.0 + 2.0] * 2
+
+
+@pytest.mark.parametrize("dead", ["a", pytest.param("b", marks=pytest.mark.slow), "c"])
+@pytest.mark.parametrize("dies", ["joined", "published"])
+def test_who_waits_for_the_dead_to_connect_is_set_free(group, dead, dies):
+    """Connections are made by the first sum: gloo waits for where the others are, then for those that connect to it."""
+    group.form("abc", **{dead: {"dies": dies}})
+    group.processes[dead].wait(WAIT_S)
+    time.sleep(0.5)  # so that the others wait; else they are set free a little sooner
+    others = [name for name in "abc" if name != dead]
+    group.form(others)
+    for name in others:
+        why = group.hear_all(name, "broken")["why"]
+        assert "Gloo" in why
+        assert "DEADLINE_EXCEEDED" not in why  # the limits of the runtime and of gloo, of 30 s
+        assert "imed out waiting" not in why
     assert [group.hear(name, "total") for name in others] == [1.0 + 2.0] * 2
 
 

@@ -290,6 +290,10 @@ def test_lockstep_period_by_hand():
     assert lockstep_period(one) == pytest.approx(3 * 7 + 8)
     two = adaptive(Problem(Topology(1, 2), 1, costs=costs, num_iterations=1))
     assert lockstep_period(two) == pytest.approx(1 + 1 + 2 + 2 + 4 + 8)  # the ticks of F, F, B, B, both Ws, both Us
+    talking = replace(two.problem, costs=replace(costs, t_comm=0.5))
+    assert lockstep_period(adaptive(talking)) == pytest.approx(18 + 2 * 0.5)  # after the first F and the first B
+    alone = replace(one.problem, costs=replace(costs, t_comm=0.5))
+    assert lockstep_period(adaptive(alone)) == pytest.approx(3 * 7 + 8)
 
 
 def test_ticks_of_equal_ops_are_the_schedules_own_times():

@@ -84,7 +84,7 @@ class CompileClient:
         """Returns whether the programs are prepared for the loss of a process of a worker, on top of those lost."""
         if self._request is None:
             return False
-        failed, num_ranks, cut = self._request
+        failed, num_ranks, cut, _ = self._request
         lost = CompileRequest(failed | {worker}, cut=cut)
         if num_ranks is not None:
             lost = CompileRequest(failed, num_ranks - 1)

@@ -205,7 +205,8 @@ class MembershipDriver:
         present = {process.worker for process in processes}
         failed = frozenset(process.worker for process in membership.processes if process.worker not in present)
         num_ranks = len(processes) if membership.policy.is_elastic else None
-        self._context.programs.request(CompileRequest(failed, num_ranks, form.cut))
+        seeks_cut = membership.moves.rule is not None
+        self._context.programs.request(CompileRequest(failed, num_ranks, form.cut, seeks_cut))
 
     def _start_process(self, process: Process) -> Started:
         spec, member = self._context.spec, Member(process, self.membership.statuses[process].member.incarnation + 1)

@@ -82,14 +82,14 @@ def jobs_for(experiment: Experiment, request: CompileRequest) -> list[CompileJob
     evaluates = bool(experiment.eval_every or experiment.checkpoint.every)
     kinds: tuple[StepKind, ...] = ("window" if experiment.window > 1 else "single",)
     kinds += ("evaluate",) if evaluates else ()
-    failed, num_ranks, cut = request
+    failed, num_ranks, cut, seeks_cut = request
     if num_ranks is not None:
         possible = range(1, experiment.topology.num_expert_ranks + 1)
         counts = (num_ranks, num_ranks - 1, num_ranks + 1)
         return [CompileJob(failed, kinds, num_ranks=count) for count in counts if count in possible]
     near = sorted(neighbours(experiment.topology, failed, experiment.chunks), key=len, reverse=True)
     jobs = [CompileJob(failed, kinds, is_better=bool(cut))]
-    if experiment.move_rule is not None and failed and not cut:
+    if experiment.move_rule is not None and seeks_cut and failed and not cut:
         jobs.append(CompileJob(failed, kinds, is_better=True))
     jobs += [CompileJob(other, kinds, next(iter(failed - other), None), before=cut) for other in near]
     if cut:  # a cut is used once: a generation that forms anew, with the same failures, has the run's own

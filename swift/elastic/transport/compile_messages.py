@@ -14,11 +14,13 @@ class CompileRequest(NamedTuple):
         failed: failure set.
         num_ranks: number of live expert ranks of an elastic run; None: it does not change.
         cut: stage that holds each block at present, by pipeline; empty: those of the run.
+        seeks_cut: whether to look for a better cut, too, where the run moves blocks.
     """
 
     failed: frozenset[Worker]
     num_ranks: int | None = None
     cut: Holders = ()
+    seeks_cut: bool = True
 
 
 class Prepared(NamedTuple):

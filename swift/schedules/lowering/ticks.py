@@ -46,7 +46,10 @@ def assign_ticks(schedule: Schedule) -> np.ndarray:
 
 
 def lockstep_period(schedule: Schedule, tick_n: np.ndarray | None = None) -> float:
-    """Period of an SPMD program, where every tick takes as long as its longest op; messages are not counted.
+    """Period of an SPMD program, where every tick takes as long as its longest op, and a message where any is sent.
+
+    Messages follow the ops of their tick, and all workers wait for them: none is sent behind an op, as at the workers'
+    own pace.
 
     Args:
         schedule: valid schedule.
@@ -59,6 +62,7 @@ def lockstep_period(schedule: Schedule, tick_n: np.ndarray | None = None) -> flo
     tick_n = assign_ticks(schedule) if tick_n is None else tick_n
     length_T = np.zeros(int(tick_n.max()) + 1)
     np.maximum.at(length_T, tick_n, durations(schedule))
+    length_T[tick_n[_senders_elsewhere(schedule)]] += schedule.problem.costs.t_comm
     last_K = np.zeros(schedule.problem.num_iterations, np.int64)
     np.maximum.at(last_K, schedule.iteration, tick_n)
     end_K = np.cumsum(length_T)[last_K]
@@ -144,6 +148,13 @@ def _senders(schedule: Schedule) -> np.ndarray:
     back = Kind.B if schedule.problem.decoupled else Kind.W
     sender_n[row_3KnP[Kind.B, ..., :-1]] = row_3KnP[back, ..., 1:]
     return sender_n
+
+
+def _senders_elsewhere(schedule: Schedule) -> np.ndarray:
+    """Finds the ops that send a message to another worker, each once."""
+    sender_n = _senders(schedule)
+    reads = np.flatnonzero(sender_n != NONE)
+    return np.unique(sender_n[reads[schedule.worker[reads] != schedule.worker[sender_n[reads]]]])
 
 
 class FixedOrder:

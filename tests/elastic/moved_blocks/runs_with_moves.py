@@ -82,11 +82,12 @@ class MovingRun:
             f"{num_members} processes went on with {' or '.join(names)}",
         )
 
-    def kill(self, who):
-        """Kills a process, and waits until that is known."""
-        begun = self.num_events
-        os.kill(members(self.config)[who], signal.SIGKILL)
-        self.wait_for_deaths((who,), begun)
+    def kill(self, *dying):
+        """Kills processes at once, and waits until that is known."""
+        begun, pids = self.num_events, members(self.config)
+        for who in dying:
+            os.kill(pids[who], signal.SIGKILL)
+        self.wait_for_deaths(dying, begun)
 
     def wait_for_deaths(self, dying, after):
         """Waits until all of these members have died, after so many events."""

@@ -62,6 +62,8 @@ def test_who_gives_or_takes_blocks_is_killed_in_the_midst_of_it(marks, stages, e
             begun = run.num_events
             dies(run, moment, num_processes)
             assert may_go_back(moment) or not run.events("restore", after=begun), moment
+            died = {event["process"] for event in run.events("death", after=begun)}
+            assert died == {LOST, *moment.dying} - {COMPILE_SERVICE}, moment  # nobody waits for the dead until it ends
         run.stop()
     assert_newest_is_restored(run)
     found = losses(marks / "run")

@@ -25,9 +25,8 @@ def test_survivors_take_over_blocks_and_give_them_back(marks, ranks, lost_then):
         run.wait_for_going_on(3 * ranks, 0, "move")
         saved = newest_checkpoint(config) or 0
         run.wait(lambda: (newest_checkpoint(config) or 0) > saved, "a checkpoint of moved blocks")
-        for who in lost_then:
-            run.kill(who)
-        if lost_then:
+        if lost_then:  # at once: a survivor of the first death would keep its state where its successor finds it
+            run.kill(*lost_then)
             run.wait(lambda: run.events("restore"), "the checkpoint is restored")
         begun = run.num_events
         run.mark("away")
@@ -92,6 +91,7 @@ def test_a_process_that_does_not_know_the_cut_is_told_in_a_sentence_and_blocks_s
         run.stop()
     assert [event["process"] for event in run.events("death")] == ["0:1"]
     assert run.events("move", "restore") == []
+    assert not [event for event in run.events("prepared", after=begun) if "cuts" in event]  # nobody seeks cuts any more
     why = "the plan for it is missing among the programs of the run"
     assert f"process 1:0 cannot move blocks: {why}; blocks stay where they are" in "".join(run.said)
     assert_losses_are_those_without_failures(config)

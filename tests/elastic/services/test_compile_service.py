@@ -143,6 +143,9 @@ def test_a_better_cut_for_the_survivors_comes_before_what_may_happen_next_and_on
         CompileJob(down, here, before=cut),
     ]
     assert not any(job.is_better for job in jobs_for(one, CompileRequest(NONE)))
+    assert jobs_for(one, CompileRequest(down, seeks_cut=False)) == [
+        job for job in jobs_for(one, CompileRequest(down)) if not job.is_better
+    ]
 
 
 def test_what_few_iterations_need_comes_last():
@@ -165,7 +168,9 @@ def test_programs_by_which_states_get_to_their_workers_are_prepared_with_those_o
     assert [job.is_better for job in jobs].count(True) == 2
 
 
-@pytest.mark.parametrize("wish", [CompileRequest(FIRST), CompileRequest(NONE, 3), CompileRequest(FIRST, cut=((0, 1),))])
+@pytest.mark.parametrize(
+    "wish", [CompileRequest(FIRST), CompileRequest(NONE, 3), CompileRequest(FIRST, None, ((0, 1),), False)]
+)
 def test_a_wish_is_understood(wish):
     assert COMPILE_REQUESTS.read(COMPILE_REQUESTS.line(wish)) == wish
 
