@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from markdown_tables import by_strategy, markdown, percent
-from placement_tables import placement_drift, placement_eplb, placement_time
+from placement_tables import placement_drift, placement_eplb, placement_time, spare_slots
 
 Results = dict[str, dict[str, Any]]
 """Documents by file name."""
@@ -313,6 +313,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "placement_eplb": ("placement", placement_eplb),
     "placement_time": ("placement", placement_time),
     "placement_drift": ("placement", placement_drift),
+    "spare_slots": ("spare_slots", spare_slots),
     "locality_drops": ("locality", locality_drops),
     "moc_sizes": ("moc_checkpoint", moc_sizes),
     "moc_stall": ("moc_checkpoint", moc_stall),

@@ -179,9 +179,20 @@ def test_what_is_split_or_assigned_exactly_equals_the_oracle(more):
     check_patterns(ExpertConfig(CLASSES, 3, top_k=1, aux_loss_coefficient=0.1, **more))
 
 
-@pytest.mark.parametrize("capacity", ["slot", "exact"])
-def test_a_token_whose_logits_are_no_numbers_spoils_its_own_output_alone(capacity):
-    parallel, _ = layer(ExpertConfig(CLASSES, 3, top_k=1, capacity=capacity))
+@pytest.mark.usefixtures("ragged")
+@pytest.mark.parametrize(
+    "more", [{"capacity": "exact"}, {"capacity": "rank"}, {"capacity": "rank", "spare_rounds": None}], ids=str
+)
+def test_rows_that_go_all_at_once_equal_the_oracle(more):
+    """As on TPU and GPU: what is dropped, the outputs and the gradients are those of the rounds."""
+    check_patterns(ExpertConfig(CLASSES, 3, top_k=1, aux_loss_coefficient=0.1, **more))
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"capacity": "rank"}, {"capacity": "rank", "spare_rounds": None}, {"capacity": "exact"}], ids=str
+)
+def test_a_token_whose_logits_are_no_numbers_spoils_its_own_output_alone(more):
+    parallel, _ = layer(ExpertConfig(CLASSES, 3, top_k=1, **more))
     random = np.random.default_rng(0)
     logits, x = pattern_logits("even", 0, random), random.standard_normal((RANKS, TOKENS, DIM)).astype(np.float32)
     logits[1, 3] = np.nan
