@@ -36,7 +36,7 @@ COLUMNS = {"static": "symi/demo/static"} | {
     name: f"beyond/{name}"
     for name in (
         *("symi", "packed_slot", "symi_rank_even"),
-        *("packed_rank_even", "packed_rank_spare2", "packed_rank_spare8"),
+        *("packed_rank_even", "packed_rank_spare2", "packed_rank_spare8", "packed_rank_best"),
     )
 }
 BEST = "packed_rank_spare8"
@@ -87,6 +87,8 @@ def trainees(num_sequences: int) -> dict[str, Trainee]:
         "symi": Trainee(by_slot),
         "rank_even": Trainee(replace(by_rank, experts=ExpertConfig(capacity="rank", spare_rounds=0))),
         "rank_spare8": Trainee(replace(by_rank, experts=ExpertConfig(capacity="rank", spare_rounds=8))),
+        "rank_best": Trainee(replace(by_rank, experts=ExpertConfig(capacity="rank", spare_rounds=None))),
+        "exact": Trainee(replace(by_rank, experts=ExpertConfig(capacity="exact"))),
     }
     for trainee in made.values():
         for _ in range(16):
@@ -98,20 +100,26 @@ def costs(num_sequences: int, rounds: int) -> dict[str, Any]:
     """Measures CPU-seconds of an iteration and of the split, and reads FLOPs and bytes from the programs."""
     made = trainees(num_sequences)
     measured = paired_costs(dict(made), rounds)
-    split_s = split_cost(made["rank_spare8"]) * made["rank_spare8"].spec.num_moe_layers
+    splits = {
+        name: split_cost(made[name]) * made[name].spec.num_moe_layers / statistics.median(measured[name])
+        for name in ("rank_spare8", "rank_best")
+    }
     flops = {name: iteration_flops(trainee) for name, trainee in made.items()}
-    sent = {name: token_bytes(trainee) for name, trainee in made.items()}
+    sent = {name: token_bytes(made[name]) for name in ("symi", "rank_spare8")}
     experiment = made["symi"].experiment
     return {
         "tokens_per_rank": experiment.tokens_per_step // experiment.topology.num_expert_ranks,
         "cpu_s": {name: median(values) for name, values in measured.items()},
         "rank_spare8_over_symi": ratio(measured, "rank_spare8", "symi"),
         "rank_even_over_symi": ratio(measured, "rank_even", "symi"),
-        "split_cpu_s": round(split_s, 7),
-        "split_share": round(split_s / statistics.median(measured["rank_spare8"]), 5),
+        "rank_best_over_symi": ratio(measured, "rank_best", "symi"),
+        "exact_over_symi": ratio(measured, "exact", "symi"),
+        "exact_over_rank_best": ratio(measured, "exact", "rank_best"),
+        "split_share": round(splits["rank_spare8"], 5),
+        "best_split_share": round(splits["rank_best"], 5),
         "flops_over_symi": round(flops["rank_spare8"] / flops["symi"], 5),
-        "exchanged_token_bytes": sent,
         "exchanged_token_bytes_over_symi": round(sent["rank_spare8"] / sent["symi"], 4),
+        "all_to_all_bytes": {name: all_to_all_bytes(trainee) for name, trainee in made.items()},
     }
 
 
@@ -122,10 +130,14 @@ def iteration_flops(trainee: Trainee) -> int:
 
 def token_bytes(trainee: Trainee) -> int:
     """Bytes of the all-to-alls in a compiled iteration, without weights and gradients, equal in all programs."""
-    compiled = trainee.step.lower(trainee.state, trainee.batches[0]).compile()
-    found = collective_bytes(compiled.as_text(), trainee.spec.live.num_ranks)["all-to-all"]
     weights = sum(leaf.nbytes for leaf in jax.tree.leaves(trainee.state.slots))
-    return found - 2 * weights
+    return all_to_all_bytes(trainee) - 2 * weights
+
+
+def all_to_all_bytes(trainee: Trainee) -> int:
+    """Bytes of all all-to-alls in a compiled iteration; of an exchange in rounds the first and one more."""
+    compiled = trainee.step.lower(trainee.state, trainee.batches[0]).compile()
+    return collective_bytes(compiled.as_text(), trainee.spec.live.num_ranks)["all-to-all"]
 
 
 def split_cost(trainee: Trainee) -> float:

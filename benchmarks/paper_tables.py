@@ -11,7 +11,7 @@ from typing import Any
 
 from balance_tables import balance_drops, balance_saved
 from markdown_tables import by_strategy, markdown, percent
-from placement_tables import placement_drift, placement_eplb, placement_time
+from placement_tables import placement_drift, placement_eplb, placement_time, spare_slots
 
 Results = dict[str, dict[str, Any]]
 """Documents by file name."""
@@ -318,6 +318,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "balance_saved": ("balance", balance_saved),
     "balance_long_drops": ("balance_long", balance_drops),
     "balance_long_saved": ("balance_long", balance_saved),
+    "spare_slots": ("spare_slots", spare_slots),
     "locality_drops": ("locality", locality_drops),
     "moc_sizes": ("moc_checkpoint", moc_sizes),
     "moc_stall": ("moc_checkpoint", moc_stall),

@@ -45,6 +45,15 @@ def placement_time(found: dict[str, Any]) -> str:
     return markdown([*heading, "time over EPLB's"], rows)
 
 
+def spare_slots(found: dict[str, Any]) -> str:
+    """Tokens dropped by the best split, and at least, by spare slots."""
+    keys = ("balanced_flow_percent", "dropped_percent", "least_percent")
+    rows = [
+        [spare, row["slots_per_rank"], *(f"{row[key]:.2f} %" for key in keys)] for spare, row in found["spare"].items()
+    ]
+    return markdown(["spare slots", "slots", "balanced flow alone", "best split drops", "least possible"], rows)
+
+
 def placement_drift(found: dict[str, Any]) -> str:
     """The largest rank load over the mean by rule, after drifts."""
     by_drift = found["drifting"]["by_drift"]

@@ -45,6 +45,7 @@ CAPACITY = (
     "tests/experts/rank_capacity/test_limits.py",
     "tests/experts/rank_capacity/test_fixed_point.py",
 )
+ROW_EXCHANGE = ("tests/experts/rank_capacity/test_row_exchange.py",)
 LEAST_DROPS = ("tests/experts/rank_capacity/test_least_drops.py",)
 LAYER = ("tests/experts/test_layer.py",)
 EXCHANGE = ("tests/experts/test_exchange.py",)
@@ -177,6 +178,29 @@ MUTATIONS = (
         "weights_SXY.swapaxes(1, 2), groups, block)\n",
         "weights_SXY, groups, block)\n",
         ("tests/experts/test_grouped_matmul.py",),
+    ),
+    Mutation(
+        "experts/rank_capacity/row_exchange.py",
+        "counts_NN[own], counts_NN[:, own]",
+        "counts_NN[:, own], counts_NN[own]",
+        ROW_EXCHANGE,
+    ),
+    Mutation(
+        "experts/rank_capacity/row_exchange.py",
+        "sent_N, starts_NN[own], arr",
+        "sent_N, starts_NN[:, own], arr",
+        ROW_EXCHANGE,
+    ),
+    Mutation(
+        "experts/rank_capacity/row_exchange.py", "mine, counts_NN.T, buffers", "mine, counts_NN, buffers", ROW_EXCHANGE
+    ),
+    Mutation("experts/rank_capacity/row_exchange.py", "+ size - 1, 0) // size", ", 0) // size", ROW_EXCHANGE),
+    Mutation(
+        "experts/rank_capacity/row_exchange.py", 'device.platform != "cpu"', 'device.platform == "tpu"', ROW_EXCHANGE
+    ),
+    Mutation("experts/layer.py", "counts_NN.T, buffers", "counts_NN, buffers", LAYER),
+    Mutation(
+        "mesh/hlo_collectives.py", "min(sizes[-1], _op", "max(sizes[-1], _op", ("tests/mesh/test_hlo_collectives.py",)
     ),
     Mutation("experts/rank_capacity/balanced_flow.py", "load_N < room,", "load_N < room - 1,", LEAST_DROPS),
     # Placement.

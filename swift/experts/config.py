@@ -38,9 +38,9 @@ class ExpertConfig:
             effect then.
         spare_rounds: with ``rank``, rounds of scaling the split of an expert's tokens over its replicas towards ranks
             with spare room; 0 for an even split, None for the best one there is.
-        headroom: with ``rank``, rows that one rank can send to another, as a multiple of an even share: the extra cost
-            of the token exchange compared with ``slot``. Without ``spare_rounds`` those of the first of several rounds
-            of the exchange, in which all rows find room.
+        headroom: with ``rank``, rows that one rank can send to another, as a multiple of an even share: on CPU the
+            extra cost of the token exchange compared with ``slot``. Without ``spare_rounds`` those of the first of
+            several rounds of the exchange, in which all rows find room: on TPU and GPU there are no rounds.
         rules: ``swift``, or ``deepspeed`` for those of its gates with one or two choices: room by expert, and at least
             ``min_capacity`` tokens of it; all first choices before any second one; gates that are normalized after
             drops; and an auxiliary loss of first choices.
@@ -170,14 +170,17 @@ class ExpertConfig:
             return Buffers(first, None)
         return Buffers(first, math.ceil(first / _PARTS))
 
-    def rows_sent(self, local_tokens: int, num_ranks: int) -> int:
+    def rows_sent(self, local_tokens: int, num_ranks: int, *, at_once: bool = False) -> int:
         """Rows of the buffers that one source rank sends to all ranks, including itself, for a micro-batch.
 
-        Those of the first round, where there may be several.
+        Those of the first round, where there may be several. With ``at_once``, where ranks send each other no rows but
+        those that there are (not with capacity by slot): as many as a rank has, or all that another has room for.
         """
-        if self.capacity != "slot":
-            return num_ranks * self.rows_per_buffer(local_tokens, num_ranks)
-        return num_ranks * self.slots_per_rank * self.rows_per_slot(local_tokens, num_ranks)
+        if self.capacity == "slot":
+            return num_ranks * self.slots_per_rank * self.rows_per_slot(local_tokens, num_ranks)
+        if at_once:
+            return min(local_tokens * self.top_k, self.rows_per_rank(local_tokens, num_ranks))
+        return num_ranks * self.rows_per_buffer(local_tokens, num_ranks)
 
     def _capacity_of(self, local_tokens: int) -> Fraction:
         # A fraction is exact: in floating point 1.1 * 100 / 10 is a little over 11, and its ceiling is 12.

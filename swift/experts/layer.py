@@ -21,7 +21,6 @@ from swift.experts.rank_capacity import (
     assign_slots,
     by_source,
     exchange_rows,
-    further_rounds,
     received_rows,
     sent_pairs,
     serve,
@@ -203,15 +202,15 @@ def _in_shared_rows(
     num_ranks, num_slots = placement_NS.shape
     num_tokens, own = x_TD.shape[0], lax.axis_index(axis)
     num_rows, buffers = config.rows_per_rank(num_tokens, num_ranks), config.buffers(num_tokens, num_ranks)
-    rounds = further_rounds(buffers, jnp.max(jnp.sum(kept_NDS, axis=2, dtype=jnp.int32)))
+    counts_NN = jnp.sum(kept_NDS, axis=2, dtype=jnp.int32)
 
     block = block_rows(num_rows, num_slots)
     sent = sent_pairs(pairs, kept_NDS[own], Slots.of(placement_NS, config.num_classes))
     received, groups = received_rows(kept_NDS[:, own], padded_rows(num_rows, num_slots), block)
     rows_AD = jnp.repeat(x_TD, config.top_k, axis=0)
-    rows_PD = exchange_rows(rows_AD, sent, received, rounds, buffers, num_ranks, axis)
+    rows_PD = exchange_rows(rows_AD, sent, received, counts_NN, buffers, axis)
     done_PD = apply_slots(rows_PD, partial(grouped_matmul, groups=groups, block=block))
-    done_AD = exchange_rows(done_PD, received, sent, rounds, buffers, num_ranks, axis)
+    done_AD = exchange_rows(done_PD, received, sent, counts_NN.T, buffers, axis)
     return weigh(done_AD, routing.gates_TK)
 
 

@@ -9,7 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-_KINDS = ("all-to-all", "all-reduce", "all-gather", "reduce-scatter", "collective-permute")
+_RAGGED = "ragged-all-to-all"
+ALL_TO_ALL = ("all-to-all", _RAGGED)
+"""Kinds in which every device sends something else to every other."""
+_KINDS = (*ALL_TO_ALL, "all-reduce", "all-gather", "reduce-scatter", "collective-permute")
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+)(?: \(.*)? \{$")
 _COLLECTIVE = re.compile(rf"= (?P<result>\(?[^=]*?\)?) (?P<kind>{'|'.join(_KINDS)})(?P<start>-start)?\((?P<rest>.*)$")
 _ARRAY = re.compile(r"\b(pred|[a-z]+(\d+)(?:[a-z]\w*)?)\[([\d,]*)\]")
@@ -21,6 +24,7 @@ _CALLED = re.compile(r"\b(?:calls|to_apply|body|condition|(?:true|false)_computa
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _NAME = re.compile(r'op_name="([^"]*)"')
+_OPERAND = re.compile(r"^%?([\w.\-]+)")
 
 
 class Loop(NamedTuple):
@@ -37,7 +41,9 @@ class Collective:
     Attributes:
         kind: HLO name, such as ``all-to-all``.
         num_bytes: input or output bytes per device, whichever is larger, including chunks that a device keeps for
-            itself: the convention of SYMI's D = s * N * G.
+            itself: the convention of SYMI's D = s * N * G. Of a ``ragged-all-to-all``, which moves as many rows as the
+            counts say, those of the smaller of both arrays: a device cannot send more than it has room for in the one,
+            nor receive more than in the other.
         groups: groups of devices that exchange with each other, by position in the program's mesh; empty: one group of
             all devices.
         pairs: (source, target) pairs of a permutation.
@@ -91,15 +97,17 @@ def collectives(hlo_text: str, num_devices: int) -> list[Collective]:
         for line in computation.lines:
             match = _COLLECTIVE.search(line)
             if match:
-                found.append(_read(match, num_devices, _loops(computation, computations)))
+                found.append(_read(match, num_devices, computation.lines, _loops(computation, computations)))
     return found
 
 
-def _read(match: re.Match[str], num_devices: int, loops: tuple[Loop, ...]) -> Collective:
+def _read(match: re.Match[str], num_devices: int, lines: list[str], loops: tuple[Loop, ...]) -> Collective:
     kind, rest = match["kind"], match["rest"]
     sizes = _sizes(match["result"])
+    if kind == _RAGGED:
+        sizes = [min(sizes[-1], _operand_size(rest, lines))]  # a start lists operands before the result
     # An asynchronous start lists operands before results, followed by counters on TPU.
-    if match["start"] and kind != "all-reduce" and match["result"].startswith("("):
+    elif match["start"] and kind != "all-reduce" and match["result"].startswith("("):
         sizes = _sizes(_COUNTER.sub("", match["result"]))
         sizes = sizes[len(sizes) // 2 :]
     groups, pairs = _groups(rest), _PAIRS.search(rest)
@@ -149,6 +157,14 @@ def _sizes(shapes: str) -> list[int]:
         max(int(bits or 8), 8) // 8 * math.prod(map(int, filter(None, dims.split(","))))
         for _, bits, dims in _ARRAY.findall(shapes)
     ]
+
+
+def _operand_size(rest: str, lines: list[str]) -> int:
+    """Bytes of an instruction's first operand, from the line that makes it."""
+    operand = _OPERAND.search(rest)
+    assert operand is not None
+    makes = re.compile(rf"^\s*(?:ROOT )?%?{re.escape(operand[1])} = (\S+)")
+    return next(sum(_sizes(made[1])) for made in map(makes.search, lines) if made)
 
 
 def _groups(rest: str) -> tuple[tuple[int, ...], ...]:

@@ -122,6 +122,8 @@ def pattern_logits(name, step, random):
     }
     if name in hot:
         logits[hot[name]] += 20
+    if name == "a router that has collapsed":
+        logits[:] = 0
     if name == "an idle expert":
         logits[:, :, 3] -= 20
     return logits
@@ -129,7 +131,7 @@ def pattern_logits(name, step, random):
 
 PATTERNS = [
     *("even", "one hot expert", "a hot rank", "rotating hot spot", "burst", "an idle expert", "no tokens"),
-    "one token",
+    *("one token", "a router that has collapsed"),
 ]
 WEIGHTS = np.random.default_rng(0).standard_normal((CLASSES, DIM, DIM)).astype(np.float32)
 
@@ -179,9 +181,20 @@ def test_what_is_split_or_assigned_exactly_equals_the_oracle(more):
     check_patterns(ExpertConfig(CLASSES, 3, top_k=1, aux_loss_coefficient=0.1, **more))
 
 
-@pytest.mark.parametrize("capacity", ["slot", "exact"])
-def test_a_token_whose_logits_are_no_numbers_spoils_its_own_output_alone(capacity):
-    parallel, _ = layer(ExpertConfig(CLASSES, 3, top_k=1, capacity=capacity))
+@pytest.mark.usefixtures("ragged")
+@pytest.mark.parametrize(
+    "more", [{"capacity": "exact"}, {"capacity": "rank"}, {"capacity": "rank", "spare_rounds": None}], ids=str
+)
+def test_rows_that_go_all_at_once_equal_the_oracle(more):
+    """As on TPU and GPU: what is dropped, the outputs and the gradients are those of the rounds."""
+    check_patterns(ExpertConfig(CLASSES, 3, top_k=1, aux_loss_coefficient=0.1, **more))
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"capacity": "rank"}, {"capacity": "rank", "spare_rounds": None}, {"capacity": "exact"}], ids=str
+)
+def test_a_token_whose_logits_are_no_numbers_spoils_its_own_output_alone(more):
+    parallel, _ = layer(ExpertConfig(CLASSES, 3, top_k=1, **more))
     random = np.random.default_rng(0)
     logits, x = pattern_logits("even", 0, random), random.standard_normal((RANKS, TOKENS, DIM)).astype(np.float32)
     logits[1, 3] = np.nan
@@ -194,6 +207,17 @@ def test_a_token_whose_logits_are_no_numbers_spoils_its_own_output_alone(capacit
     others[1, 3] = False
     assert np.isfinite(y[0][others]).all()
     assert np.isfinite(gradient[0][others]).all()
+
+
+@pytest.mark.parametrize("more", [{"capacity": "rank", "spare_rounds": None}, {"capacity": "exact"}], ids=str)
+def test_a_router_without_a_number_spoils_all_outputs_and_loses_no_count(more):
+    parallel, _ = layer(ExpertConfig(CLASSES, 3, top_k=1, **more))
+    x = np.random.default_rng(0).standard_normal((RANKS, TOKENS, DIM)).astype(np.float32)
+    logits, valid = np.full((RANKS, TOKENS, CLASSES), np.nan, np.float32), np.ones((RANKS, TOKENS), bool)
+    placement = (np.arange(RANKS * 3) % CLASSES).astype(np.int32).reshape(RANKS, 3)
+    y, _, load = jax.device_get(parallel(*(leaf[None, None] for leaf in (logits, x, valid)), placement[None]))
+    assert np.isnan(y).all()
+    assert load.popularity_E.sum() == RANKS * TOKENS
 
 
 def check_patterns(config):

@@ -54,3 +54,23 @@ def test_what_a_collective_is_and_where_it_stands():
     assert (every.kind, every.num_bytes, every.groups) == ("all-gather", 7, ((0, 1, 2), (3, 4, 5)))
     assert "U" in every.path
     assert every.loops == ()
+
+
+RAGGED = """
+ENTRY %main (x: bf16[8,256], n: s32[2]) -> bf16[6,256] {
+  %x = bf16[8,256]{1,0} parameter(0)
+  %rows.1 = bf16[6,256]{1,0:T(8,128)(2,1)} fusion(%x), kind=kLoop, calls=%wrapped
+  %none.1 = bf16[9,256]{1,0} broadcast(%zero), dimensions={}
+  %on_tpu = bf16[9,256]{1,0} ragged-all-to-all(%rows.1, %none.1, %n, %n, %n, /*index=5*/%n), replica_groups={{0,1},{2,3}}
+  %start = ((bf16[8,256]{1,0}, bf16[6,256]{1,0}, s64[2]{0}, s64[2]{0}, s64[2]{0}, /*index=5*/s64[2]{0}), bf16[6,256]{1,0}) ragged-all-to-all-start(%x, %none, %n, %n, %n, /*index=5*/%n), replica_groups={{0,1},{2,3}}
+  ROOT %done = bf16[6,256]{1,0} ragged-all-to-all-done(%start)
+}
+"""  # noqa: E501
+
+
+def test_a_ragged_exchange_counts_the_smaller_of_both_arrays():
+    """The operand of one, the result of the other, as TPU's and GPU's compilers write them."""
+    found = collectives(RAGGED, num_devices=4)
+    assert [(one.kind, one.num_bytes, one.groups) for one in found] == [
+        ("ragged-all-to-all", 2 * 6 * 256, ((0, 1), (2, 3)))
+    ] * 2

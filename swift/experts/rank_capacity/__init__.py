@@ -10,7 +10,7 @@ from swift.experts.rank_capacity.balanced_flow import Holders, balance, relieve
 from swift.experts.rank_capacity.buffers import received_rows, sent_pairs
 from swift.experts.rank_capacity.even_shares import assign_slots, check_exact, exact_slots
 from swift.experts.rank_capacity.limits import serve
-from swift.experts.rank_capacity.row_exchange import exchange_rows, further_rounds
+from swift.experts.rank_capacity.row_exchange import exchange_rows
 from swift.experts.rank_capacity.sources import by_source
 from swift.experts.rank_capacity.token_split import Slots
 
@@ -23,7 +23,6 @@ __all__ = [
     "check_exact",
     "exact_slots",
     "exchange_rows",
-    "further_rounds",
     "received_rows",
     "relieve",
     "sent_pairs",

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from swift.experts import Decoupled, exchange_bytes
-from swift.mesh import Collective
+from swift.mesh import ALL_TO_ALL, Collective
 from swift.models import ColumnShares, RowShares, requests_at_once, tokens_at_once
 from swift.pipeline import EMBEDDING_AND_HEAD, KINDS, scopes
 from swift.tools.pod_compile.repetitions import Runs
@@ -100,14 +100,15 @@ def tokens(found: Sequence[Collective], runs: Runs, num_sequences: int) -> Mappi
     compiled = sum(
         moved_bytes(one, runs.of(one), ranks)
         for one in found
-        if runs.part(one) in _TOKENS and one.kind == "all-to-all" and not set(_SHARES) & set(one.path)
+        if runs.part(one) in _TOKENS and one.kind in ALL_TO_ALL and not set(_SHARES) & set(one.path)
     )
     total = {"compiled_bytes": compiled / runs.num_iterations}
     if spec.remat == "block":
         return total
     local_tokens = num_sequences * spec.gpt.config.sequence_length
     width = spec.gpt.config.model_dim * jnp.dtype(spec.compute_dtype).itemsize
-    size = spec.experts.rows_sent(local_tokens, ranks) * width
+    at_once = spec.live.mesh.devices.flat[0].platform != "cpu"
+    size = spec.experts.rows_sent(local_tokens, ranks, at_once=at_once) * width
     num_layers = sum(spec.cut.counts(is_moe=True))
     return total | {"formula_bytes": 4 * num_layers * spec.num_microbatches * ranks * size * (ranks > 1)}
 

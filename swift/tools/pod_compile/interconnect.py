@@ -4,7 +4,7 @@ The chips of a TPU form a mesh whose long dims wrap around; a message travels on
 direction. A GPU has one link in each direction to the switch of its host, and one in each direction to other hosts. All
 groups of a collective run concurrently. Kinds:
 
-- ``all-to-all``: every device sends an equal share to every other.
+- ``all-to-all``: every device sends an equal share to every other; so it is taken to be for ``ragged-all-to-all``.
 - ``all-gather``, ``reduce-scatter``: along a ring of the group, half of the bytes in each direction.
 - ``all-reduce``: the two, one after the other.
 - ``collective-permute``: its pairs.
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from swift.mesh import Collective
+from swift.mesh import ALL_TO_ALL, Collective
 from swift.tools.pod_compile.pods import Pod
 
 _TPU_HOP_S, _GPU_MESSAGE_S = 1e-6, 5e-6
@@ -57,7 +57,7 @@ class Interconnect:
             size = len(group)
             if size == 1:
                 continue
-            if one.kind == "all-to-all":
+            if one.kind in ALL_TO_ALL:
                 share = one.num_bytes / size
                 yield from (_Message(a, b, share) for a in group for b in group if a != b)
                 continue
@@ -68,7 +68,7 @@ class Interconnect:
                 yield from (_Message(a, b, around / 2), _Message(b, a, around / 2))
 
     def _num_steps(self, one: Collective) -> int:
-        if one.kind in ("collective-permute", "all-to-all"):
+        if one.kind in ("collective-permute", *ALL_TO_ALL):
             return 1
         size = max(map(len, one.groups), default=len(self.coords))
         return (2 if one.kind == "all-reduce" else 1) * size // 2

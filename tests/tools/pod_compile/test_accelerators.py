@@ -40,8 +40,8 @@ def needs(module: str):
 def report(tmp_path, capfd):
     """The exit code and the only configuration's report."""
 
-    def run(topology, *more, **sizes):
-        (tmp_path / "small.gin").write_text(_SMALL.format(**sizes))
+    def run(topology, *more, changes="", **sizes):
+        (tmp_path / "small.gin").write_text(_SMALL.format(**sizes) + changes)
         code = main(["compile", str(tmp_path / "small.gin"), "--topology", topology, "--format", "json", *more])
         (found,) = json.loads(capfd.readouterr().out)["configurations"]
         return code, found
@@ -72,6 +72,27 @@ def test_what_does_not_fit_is_told_with_both_sizes(report):
     code, found = report("v5e:2x2", **sizes)
     assert (code, found["result"]) == (3, "too large")
     assert found["memory"]["needed_bytes"] > found["memory"]["capacity_bytes"] == int(15.75 * 2**30)
+
+
+_AT_ONCE = {
+    "the best split": "ExpertConfig.capacity = 'rank'\nExpertConfig.spare_rounds = None\n",
+    "exact": "ExpertConfig.capacity = 'exact'\nExpertConfig.slots_per_rank = 3\n",
+}
+
+
+@pytest.mark.parametrize("changes", _AT_ONCE.values(), ids=_AT_ONCE)
+@pytest.mark.parametrize(
+    "topology",
+    [pytest.param("v5e:2x2", marks=needs("libtpu")), pytest.param("h100:1x4", marks=needs("jax_plugins.xla_cuda13"))],
+)
+def test_rows_travel_all_at_once_and_no_others(topology, changes, report):
+    """Bytes that could travel are those of the tokens' rows, in F, B and W of both stages."""
+    code, found = report(topology, pipelines=1, stages=2, layers=4, dim=256, ffn=256, changes=changes)
+    assert (code, found["result"]) == (0, "fits")
+    assert_bytes(found)
+    assert found["collectives"]["ragged-all-to-all"]["bytes"] == found["tokens"]["compiled_bytes"]
+    # 2 layers, 2 micro-batches of 2 sequences, 2 bytes; there and back, forward and backward.
+    assert found["tokens"]["compiled_bytes"] == 4 * 2 * 2 * (2 * 64) * 256 * 2
 
 
 @needs("jax_plugins.xla_cuda13")
