@@ -77,11 +77,14 @@ def balance(axes: Axes, found: dict[str, Any]) -> None:
 
 
 def locality(axes: Axes, found: dict[str, Any]) -> None:
-    """Dropped tokens by locality."""
+    """Dropped tokens by locality: means over the seeds, and from the least to the most."""
     by = found["by_locality"]
     for policy in ("static", "symi"):
         dropped = [row[policy]["dropped_percent"] for row in by.values()]
-        axes.plot([float(one) for one in by], dropped, "o-", color=POLICY_COLORS[policy], label=policy)
+        means = [one["mean"] for one in dropped]
+        beyond = [[abs(one["range"][end] - one["mean"]) for one in dropped] for end in (0, 1)]
+        places = [float(one) for one in by]
+        axes.errorbar(places, means, beyond, fmt="o-", capsize=3, color=POLICY_COLORS[policy], label=policy)
     axes.set(xlabel="locality", ylabel="tokens dropped (%)", ylim=(0, None))
     axes.legend(frameon=False)
 

@@ -279,12 +279,16 @@ def agents(found: dict[str, Any]) -> str:
 
 
 def locality_drops(found: dict[str, Any]) -> str:
-    """Dropped tokens, loss and input time by locality."""
+    """Dropped tokens, loss and input time by locality: means over the seeds, least and most in brackets."""
     policies = ("static", "symi")
+
+    def told(of: dict[str, Any], digits: int) -> str:
+        low, high = (f"{one:.{digits}f}" for one in of["range"])
+        return f"{of['mean']:.{digits}f} ({low} to {high})"
 
     def row(label: str, figure: str, digits: int) -> list[list[str]]:
         return [
-            [f"{label}, {policy}", *(f"{by[policy][figure]:.{digits}f}" for by in found["by_locality"].values())]
+            [f"{label}, {policy}", *(told(by[policy][figure], digits) for by in found["by_locality"].values())]
             for policy in policies
         ]
 

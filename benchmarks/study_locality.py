@@ -1,14 +1,16 @@
 """Tokens dropped, loss and input time by locality of the data, under a static and under SYMI's placement.
 
-Runs ``experiments/locality/*.gin``. Batches of one domain skew the load of experts; a placement that follows the load
-drops fewer tokens then, and has the more to gain the purer the batches are. The iterations are whole stretches of 64
-batches, so that a domain has come in full.
+Runs ``experiments/locality/*.gin`` with several seeds. Batches of one domain skew the load of experts; a placement that
+follows the load drops fewer tokens then, and has the more to gain the purer the batches are. The iterations are whole
+stretches of 64 batches, so that a domain has come in full. A seed has another model and another order of the data: the
+effect of locality is that within a seed.
 """
 
 import argparse
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from measure import publish
@@ -42,25 +44,44 @@ def run(name: str, directory: Path, settings: list[str]) -> dict[str, float]:
     }
 
 
+def spread(runs: dict[str, dict[str, float]]) -> dict[str, Any]:
+    """Returns each figure's mean over the seeds, least and most, and all of them."""
+    figures = {name: [one[name] for one in runs.values()] for name in next(iter(runs.values()))}
+    told = {
+        name: {"mean": round(float(np.mean(found)), 4), "range": [round(min(found), 4), round(max(found), 4)]}
+        for name, found in figures.items()
+    }
+    return told | {"by_seed": runs}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=3 * STRETCH_BATCHES)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], metavar="SEED")
     parser.add_argument("--localities", type=int, nargs="+", choices=LOCALITIES, default=LOCALITIES, metavar="PERCENT")
     parser.add_argument("--runs", type=Path, help="directory where runs are kept, and found again if they are whole")
     options = parser.parse_args()
-    settings = [f"Experiment.num_steps={options.steps}", f"Experiment.seed={options.seed}"]
     with tempfile.TemporaryDirectory() as temporary:
         directory = options.runs or Path(temporary)
+
+        def of_seeds(name: str) -> dict[str, Any]:
+            settings = [f"Experiment.num_steps={options.steps}"]
+            return spread(
+                {
+                    str(seed): run(name, directory / f"seed_{seed}", [*settings, f"Experiment.seed={seed}"])
+                    for seed in options.seeds
+                }
+            )
+
         by_locality = {
-            f"{locality / 100:g}": {name: run(f"{name}_{locality}", directory, settings) for name in POLICIES}
+            f"{locality / 100:g}": {name: of_seeds(f"{name}_{locality}") for name in POLICIES}
             for locality in options.localities
         }
     purest = by_locality[f"{max(options.localities) / 100:g}"]
-    ratio = purest["symi"]["dropped_percent"] / purest["static"]["dropped_percent"]
+    ratio = purest["symi"]["dropped_percent"]["mean"] / purest["static"]["dropped_percent"]["mean"]
     return publish(
         "drops, loss and input time by locality",
-        {"steps": options.steps, "seed": options.seed, "by_locality": by_locality},
+        {"steps": options.steps, "seeds": options.seeds, "by_locality": by_locality},
         {"symi's drops over static's at the highest locality": (round(ratio, 4), 1.0)},
     )
 

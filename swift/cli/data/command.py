@@ -12,7 +12,7 @@ from typing import Any
 
 from swift.cli.configuration import load_pipeline
 from swift.cli.data.serving import input_hosts, serve
-from swift.data import Pipeline, Samples
+from swift.data import DataError, Pipeline, Samples
 from swift.data.pipeline import (
     InputHosts,
     InputPlan,
@@ -27,7 +27,7 @@ from swift.data.pipeline import (
     profile_hosts,
     profile_input,
 )
-from swift.errors import check_count, check_number, renamed_settings
+from swift.errors import SettingError, check_count, check_number, renamed_settings
 
 _ROUNDS = 3
 """Turns of each plan, one after the other, so that a change of the machine's speed meets both."""
@@ -48,22 +48,28 @@ def data(options: argparse.Namespace) -> None:
     if options.action == "bench":
         check_number("--seconds", options.seconds, above=0)
     pipeline = load_pipeline(options.config, options.set)
-    if options.action == "profile":
-        facts, lines = _profile(profile_input(pipeline, options.records))
-    else:
-        with renamed_settings(_OPTIONS):
-            used = _resources(options)
-            connect = input_hosts([pipeline], options)
-            with nullcontext() if connect is None else connect(pipeline, _report) as hosts:
-                profile = profile_input(pipeline, options.records)
-                if hosts is not None:
-                    used = replace(used, hosts=profile_hosts(hosts, pipeline, profile))
-                if options.action == "plan":
-                    facts, lines = _plan(pipeline, used, profile)
-                else:
-                    facts, lines = _bench(pipeline, used, profile, options.seconds, hosts)
+    try:
+        facts, lines = _found(pipeline, options)
+    except DataError as error:  # as a run that reads the same at its start says it
+        raise SettingError("Pipeline.source", pipeline.source, str(error)) from error
     sys.stdout.write(json.dumps(facts) + "\n" if options.format == "json" else "\n".join(lines) + "\n")
     sys.stdout.flush()
+
+
+def _found(pipeline: Pipeline, options: argparse.Namespace) -> tuple[dict[str, Any], Iterator[str]]:
+    """Returns what an action finds out, as facts and as lines."""
+    if options.action == "profile":
+        return _profile(profile_input(pipeline, options.records))
+    with renamed_settings(_OPTIONS):
+        used = _resources(options)
+        connect = input_hosts([pipeline], options)
+        with nullcontext() if connect is None else connect(pipeline, _report) as hosts:
+            profile = profile_input(pipeline, options.records)
+            if hosts is not None:
+                used = replace(used, hosts=profile_hosts(hosts, pipeline, profile))
+            if options.action == "plan":
+                return _plan(pipeline, used, profile)
+            return _bench(pipeline, used, profile, options.seconds, hosts)
 
 
 def _resources(options: argparse.Namespace) -> Resources:

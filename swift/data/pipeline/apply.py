@@ -44,8 +44,8 @@ def applied(element: Element, number: int) -> Apply:
             raise OperatorError(name, f"there is no field {missing[0]!r}, there are {', '.join(sample)}")
         return {field: sample[field] for field in reads}
 
-    if isinstance(element, DropDuplicates):
-        return lambda sample, _: sample
+    if isinstance(element, DropDuplicates):  # which leaves out nothing by itself, and needs its field
+        return lambda sample, _: sample if given(sample) else None
     if isinstance(element, Filter):
         test = element.function
         return lambda sample, _: sample if _called(name, test, given(sample)) else None

@@ -63,7 +63,5 @@ def _digest_of(name: str, sample: Any, of: str) -> bytes:
     """Returns the digest of a field."""
     try:
         return hashlib.blake2b(field_bytes(sample[of]), digest_size=16).digest()
-    except KeyError as error:
-        raise OperatorError(name, f"there is no field {error}") from error
     except Unencodable as error:
         raise OperatorError(name, f"field {of!r} cannot be compared: {error}") from error

@@ -1,4 +1,7 @@
-"""Samples as bytes, and back: a head in JSON that says what the fields are, then their content. Never a program."""
+"""Samples as bytes, and back: a head in JSON that says what the fields are, then their content. Never a program.
+
+In memory of the same process a copy does: what may be kept is the same.
+"""
 
 import json
 import struct
@@ -55,6 +58,31 @@ def _array(content: bytes, dtype: str, shape: Sequence[int] | None, axes: Sequen
     return array[()] if shape is None else array.transpose(np.argsort(axes).tolist())
 
 
+def held(sample: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a copy of a sample for memory: nothing that is done to the sample afterwards changes it.
+
+    Raises:
+        Unencodable: see ``encoded``, so that memory keeps what files do and nothing else.
+    """
+    for name, value in sample.items():
+        _check_field(name, value)
+    return copied(sample)
+
+
+def copied(sample: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a sample whose arrays and lists are its own; arrays lie in memory as they did, without gaps."""
+    return {name: _copied(value) for name, value in sample.items()}
+
+
+def _copied(value: Any) -> Any:
+    if not isinstance(value, np.ndarray):
+        return list(value) if type(value) is list else value
+    if value.flags.c_contiguous:
+        return np.array(value)
+    axes = _axes_in_memory(value)
+    return np.array(value.transpose(axes), order="C").transpose(np.argsort(axes).tolist())
+
+
 def field_bytes(value: Any) -> bytes:
     """Returns bytes that are equal for equal fields only; how arrays lie in memory does not count.
 
@@ -66,28 +94,40 @@ def field_bytes(value: Any) -> bytes:
 
 
 def _encoded_field(name: str, value: Any) -> tuple[Any, bytes]:
+    _check_field(name, value)
     if isinstance(value, str):
         return "text", value.encode("utf-8", errors="surrogatepass")
     if isinstance(value, bytes):
         return "bytes", value
     if isinstance(value, np.ndarray | np.generic):
+        shape = list(value.shape) if isinstance(value, np.ndarray) else None
+        array = np.asarray(value)
+        axes = _axes_in_memory(array)
+        return [array.dtype.str, shape, axes], np.ascontiguousarray(array.transpose(axes)).tobytes()
+    return "plain", json.dumps(value).encode()
+
+
+def _axes_in_memory(array: np.ndarray) -> list[int]:
+    """Returns the axes as they lie in memory: the order of a sum over an array depends on it, and so its last bits."""
+    return sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
+
+
+def _check_field(name: str, value: Any) -> None:
+    if isinstance(value, np.ndarray | np.generic):
         if value.dtype.hasobject or value.dtype.names:
             raise Unencodable(f"field {name!r} is an array of {value.dtype}")
-        shape = list(value.shape) if isinstance(value, np.ndarray) else None
-        # Axes as they lie in memory: the order of a sum over a transposed array is another than over its copy.
-        array = np.asarray(value)
-        axes = sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
-        return [array.dtype.str, shape, axes], np.ascontiguousarray(array.transpose(axes)).tobytes()
+        return
     is_list = type(value) is list and all(type(item) in _PLAIN for item in value)
-    if type(value) in _PLAIN or is_list:
-        return "plain", json.dumps(value).encode()
-    raise Unencodable(f"field {name!r} is a {type(value).__name__}")
+    if not isinstance(value, str | bytes) and type(value) not in _PLAIN and not is_list:
+        raise Unencodable(f"field {name!r} is a {type(value).__name__}")
 
 
 def num_bytes(value: Any) -> int:
     """Size of a field, or a sample, in bytes; that of its text for what cannot be encoded."""
     if isinstance(value, Mapping):
         return sum(map(num_bytes, value.values()))
+    if isinstance(value, np.ndarray | np.generic):
+        return int(value.nbytes)  # without a copy of it
     try:
         return len(_encoded_field("field", value)[1])
     except Unencodable:

@@ -68,6 +68,17 @@ def test_a_bench_measures_both(capsys):
     assert all(one["samples"] > 0 for one in facts.values())
 
 
+@pytest.mark.parametrize("action", ["profile", "plan", "bench"])
+@pytest.mark.parametrize("line", ['{"txt": "a"}\n', "{\n", "3\n"])
+def test_records_that_operators_cannot_read_are_refused_by_name(here, capsys, action, line):
+    (here / "texts.jsonl").write_text(line)
+    assert main(["data", action, "pipeline.gin"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "Pipeline.source = JsonLines(pattern='texts.jsonl'): texts.jsonl" in err
+    assert sorted(path.name for path in here.iterdir()) == ["pipeline.gin", "texts.jsonl", "trained.gin"]
+
+
 def test_an_experiment_whose_data_are_no_documents_is_refused(here, capsys):
     (here / "tokens.gin").write_text(
         "Experiment.data = @DataConfig()\nDataConfig.source = @TokenFile()\nTokenFile.path='x'"

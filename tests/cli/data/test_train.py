@@ -35,6 +35,17 @@ many/Filter.reads = ('text',)
 HasManyWords.least = 50
 """
 
+LAUNCHED = """
+import sys
+from swift.cli import main
+from swift.data import corpus
+from swift.data.pipeline.optimizer import offload
+
+corpus._FEW, offload._GAIN, offload._LEAST_S = 1, 0.0, -1e9
+sys.exit(main(sys.argv[1:]))
+"""
+"""A command that asks input hosts however little that saves; a launch needs a process where JAX has not begun."""
+
 
 @pytest.fixture
 def here(home, tmp_path, monkeypatch):
@@ -146,11 +157,20 @@ def test_an_input_host_serves_runs_that_have_its_key_and_data(here, capsys, monk
             assert "is no input host, or has another key than --key-file\n" in ended.stderr
             assert main(["train", "own.gin", "--run-dir", "helped", *words, "key"]) == 0
             assert "offload: all up to " in capsys.readouterr().err
+            (here / ".cache").rename(here / "built with the host")
+            launch = ["launch", "own.gin", "--processes", "1", "--run-dir", "launched", *words, "key"]
+            program = [sys.executable, "-c", LAUNCHED, *launch]
+            ended = subprocess.run(program, cwd=here, capture_output=True, text=True, check=True)
+            assert "offload: all up to " in ended.stderr
             (here / "copy.jsonl").write_text((here / "texts.jsonl").read_text())
             pattern = ["--set", "JsonLines.pattern=copy.jsonl"]
             assert main(["train", "own.gin", "--run-dir", "changed", *pattern, *words, "key"]) == 2
             assert "has another data: all machines need the same\n" in capsys.readouterr().err
         finally:
             host.kill()
-    alone, helped = (read_run(here / name) for name in ("alone", "helped"))
-    assert scalars(alone, "loss").tolist() == scalars(helped, "loss").tolist()
+    alone, *helped = (scalars(read_run(here / name), "loss").tolist() for name in ("alone", "helped", "launched"))
+    assert helped == [alone, alone]
+    built = [here / name for name in ("built before", "built with the host", ".cache")]
+    trained = [[path.read_bytes() for path in one.rglob("swift/corpora/*/train")] for one in built]
+    assert trained[0] == trained[1] == trained[2]
+    assert len(trained[0]) == 1

@@ -7,8 +7,10 @@ import sys
 import numpy as np
 import pytest
 
-from swift.data.pipeline.encoding import decoded, encoded, field_bytes
+from swift.data.pipeline.encoding import Unencodable, copied, decoded, encoded, field_bytes, held
 
+THROUGH = {"files": lambda sample: decoded(encoded(sample)), "memory": lambda sample: copied(held(sample))}
+"""A sample that is kept and read again."""
 BLOCK = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 ARRAYS = {
     "plain": BLOCK,
@@ -23,22 +25,41 @@ ARRAYS = {
 }
 
 
+@pytest.mark.parametrize("through", THROUGH.values(), ids=THROUGH)
 @pytest.mark.parametrize("value", ARRAYS.values(), ids=ARRAYS)
-def test_an_array_comes_back_as_it_was(value):
-    found = decoded(encoded({"x": value}))["x"]
+def test_an_array_comes_back_as_it_was(value, through):
+    found = through({"x": value})["x"]
     np.testing.assert_array_equal(found, value)
     assert (type(found), found.dtype) == (type(value), value.dtype)
     assert field_bytes(found) == field_bytes(value)
 
 
-def test_the_axes_of_an_array_lie_in_memory_as_they_did():
+@pytest.mark.parametrize("through", THROUGH.values(), ids=THROUGH)
+def test_the_axes_of_an_array_lie_in_memory_as_they_did(through):
     """The order of a sum depends on it, and so do its last bits."""
     value = np.random.default_rng(0).random((7, 1000, 3)).astype(np.float32).transpose(2, 0, 1)
-    found = decoded(encoded({"x": value}))["x"]
+    found = through({"x": value})["x"]
     assert found.strides == value.strides
     assert found.mean(axis=(1, 2)).tobytes() == value.mean(axis=(1, 2)).tobytes()
     found[0, 0, 0] = 1  # it can be written to
     assert field_bytes(np.ascontiguousarray(value)) == field_bytes(value)
+
+
+def test_what_is_done_to_a_sample_changes_nothing_that_memory_keeps():
+    sample = {"x": np.arange(3), "names": ["a"]}
+    kept = held(sample)
+    for changed in (sample, copied(kept)):
+        changed["x"][0] = 7
+        changed["names"].append("b")
+    assert copied(kept)["x"].tolist() == [0, 1, 2]
+    assert copied(kept)["names"] == ["a"]
+
+
+@pytest.mark.parametrize("value", [object(), {"a": 1}, [[1]], np.array([None]), np.zeros(1, [("a", int)]), {1}])
+def test_memory_keeps_what_files_do_and_nothing_else(value):
+    for keep in (encoded, held):
+        with pytest.raises(Unencodable, match="field 'x' is a"):
+            keep({"x": value})
 
 
 DIGEST = """

@@ -20,7 +20,7 @@ import numpy as np
 
 from swift.data.files import DataError
 from swift.data.pipeline.elsewhere import InputHosts
-from swift.data.pipeline.encoding import decoded, encoded
+from swift.data.pipeline.encoding import copied, decoded, encoded, held
 from swift.data.pipeline.keeping.digests import NoDigest, survey_digest
 from swift.data.pipeline.plan import InputPlan
 from swift.data.pipeline.survey import Survey, survey
@@ -36,20 +36,20 @@ _PROBE_BYTES = 1 << 16
 class _InMemory:
     """Samples in memory."""
 
-    form = staticmethod(encoded)
+    form = staticmethod(held)
 
     def __init__(self) -> None:
-        self._contents: list[bytes] = []
+        self._kept: list[dict[str, Any]] = []
 
-    def add(self, number: int, kept: bytes) -> None:
+    def add(self, number: int, kept: dict[str, Any]) -> None:
         del number
-        self._contents.append(kept)
+        self._kept.append(kept)
 
     def closed(self) -> "_InMemory":
         return self
 
     def __getitem__(self, place: int) -> dict[str, Any]:
-        return decoded(self._contents[place])
+        return copied(self._kept[place])
 
 
 class _Files:

@@ -1,11 +1,13 @@
 """A profile of a pipeline: time and bytes of each operator on the first records."""
 
 import resource
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from swift.data.files import DataError
@@ -17,9 +19,11 @@ from swift.errors import SettingError
 
 _AT_MOST_S = 1.0
 """Seconds after which no further record is profiled."""
+_SHARE, _LEAST, _MOST = 50, 16, 100
+"""Of so many records one is profiled, but 16 to 100: a profile of more would take as long as its plan saves."""
 _THREADS = 2
-_TRIED_S = 0.05
-"""Seconds for which a thread is tried alone; two of them take as long together, or twice as long."""
+_TRIED_S, _TRIED_AT_MOST_S = 0.03, 0.3
+"""Seconds for which one thread is tried, and two together: without those in which others have its core, and in all."""
 
 
 @dataclass(frozen=True)
@@ -133,12 +137,13 @@ class _Sums:
         )
 
 
-def profile_input(pipeline: Pipeline, num_records: int = 100) -> InputProfile:
+def profile_input(pipeline: Pipeline, num_records: int | None = None) -> InputProfile:
     """Runs the operators of records on the first ones, in the order in which they are written, and times each.
 
     Args:
         pipeline: pipeline to profile.
-        num_records: records at most; fewer where these take longer than a second.
+        num_records: records at most, and fewer where these take longer than a second; None: as many as a source of this
+            length is worth. The first one is made once before, untimed: it may load a library.
 
     Raises:
         SettingError: the source has no records.
@@ -149,10 +154,12 @@ def profile_input(pipeline: Pipeline, num_records: int = 100) -> InputProfile:
         raise SettingError("Pipeline.source", source, "has no records: there is nothing to read")
     numbers = {name_of(one): number for number, one in enumerate(pipeline.operators)}
     functions = [applied(one, numbers[name_of(one)]) for one in elements]
+    _made(pipeline, functions, 0)
     reading, sums = _Sums(None), [_Sums(element) for element in elements]
     keeping = [_Keeping() for _ in range(len(elements) + 1)]
     begun, num_profiled, num_tokens, num_kept = time.perf_counter(), 0, 0, 0
-    for number in range(min(num_records, len(source))):
+    usual = min(_MOST, max(_LEAST, len(source) // _SHARE))
+    for number in range(min(len(source), usual if num_records is None else num_records)):
         if number and time.perf_counter() - begun > _AT_MOST_S:
             break
         num_profiled += 1
@@ -215,24 +222,44 @@ def _rates(keeping: list[_Keeping]) -> tuple[float, float]:
 
 
 def _thread_gain(pipeline: Pipeline, functions: list[Any], num_records: int) -> float:
-    """Measures what a second thread brings, on as many records as one thread makes in a moment."""
+    """Measures what a second thread brings: the records of two threads over those of one, in the same time."""
 
-    def make(number: int) -> None:
-        sample: Any = pipeline.source[number % num_records]
-        try:
-            for function in functions:
-                if sample is not None:
-                    sample = function(sample, draws(0, 0, number))
-        except OperatorError:
-            return
+    def rate(together: threading.Barrier, ended: threading.Event) -> float:
+        together.wait()
+        begun, waited, took_s, num = time.perf_counter(), _waited_s(), 0.0, 0
+        while not num or (not ended.is_set() and took_s < _TRIED_S):
+            _made(pipeline, functions, num % num_records)
+            num += 1
+            now = time.perf_counter() - begun
+            took_s = now - (_waited_s() - waited)
+            if now > _TRIED_AT_MOST_S:
+                break
+        ended.set()
+        return num / max(took_s, 1e-9)
 
-    begun, num = time.perf_counter(), 0
-    while time.perf_counter() - begun < _TRIED_S:
-        make(num)
-        num += 1
-    alone = (time.perf_counter() - begun) / num
-    with ThreadPoolExecutor(_THREADS) as pool:
-        begun = time.perf_counter()
-        list(pool.map(make, range(2 * num), chunksize=max(1, num // 8)))
-        together = (time.perf_counter() - begun) / (2 * num)
-    return max(1.0, min(float(_THREADS), alone / together))
+    rates = dict[int, float]()
+    for num in (1, _THREADS):
+        with ThreadPoolExecutor(num) as pool:
+            shared = threading.Barrier(num), threading.Event()
+            rates[num] = sum(pool.map(lambda _, shared=shared: rate(*shared), range(num)))
+    return max(1.0, min(float(_THREADS), rates[_THREADS] / rates[1]))
+
+
+def _waited_s() -> float:
+    """Seconds for which this thread could have run and had no core; 0 where the kernel does not tell."""
+    try:
+        told = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat").read_text()
+        return int(told.split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def _made(pipeline: Pipeline, functions: list[Any], number: int) -> None:
+    """Makes a record and drops it, whatever the operators raise."""
+    sample: Any = pipeline.source[number]
+    try:
+        for function in functions:
+            if sample is not None:
+                sample = function(sample, draws(0, 0, number))
+    except OperatorError:
+        return

@@ -1,0 +1,56 @@
+"""Waiting for input: milliseconds to read a batch over those of a step, in the demo and with the tokens of 64 ranks.
+
+The batch is read by the cores that also compute, while the step before is computed: a step waits at most for what
+reading takes longer. All of it counts here as if nothing overlapped, so the figure is also the share of the cores' time
+that the input takes. For 64 ranks, the demo's eight have eight times the tokens each: as much is read.
+"""
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from children import ROOT
+from measure import publish
+
+from swift.cli.configuration import config_text, load_experiment
+from swift.runlog import read_run, scalars
+from swift.train import TrainOptions, train
+
+LIMIT = 0.01
+RANKS, STEPS = {"the demo's 8 ranks": 8, "the tokens of 64 ranks": 64}, {8: 40, 64: 10}
+USUAL = 16
+"""Sequences of a micro-batch in the demo."""
+
+
+def measure(num_ranks: int, directory: Path) -> dict[str, Any]:
+    """Trains a few iterations of the demo with batches of the tokens of so many ranks; the index is built before."""
+    sequences = USUAL * num_ranks // 8
+    settings = [f"Experiment.sequences_per_microbatch={sequences}", f"Experiment.num_steps={STEPS[num_ranks]}"]
+    experiment = load_experiment(ROOT / "experiments" / "demo.gin", ["CheckpointConfig.every=0", *settings])
+    train(experiment, TrainOptions(directory, config_text(experiment)))
+    found = read_run(directory)
+    input_ms, step_ms = (np.asarray(scalars(found, name)) for name in ("input_ms", "step_ms"))
+    return {
+        "sequences": sequences,
+        "input_ms": round(float(np.median(input_ms)), 3),
+        "input_ms_max": round(float(input_ms.max()), 3),
+        "step_ms": round(float(np.median(step_ms)), 1),
+        "share": round(float(input_ms.sum() / step_ms.sum()), 5),
+        "waited": round(float((input_ms - step_ms).clip(0).sum() / step_ms.sum()), 5),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        found = {name: measure(num, Path(directory) / str(num)) for name, num in RANKS.items()}
+    claims = {f"reading over computing, {name}": (one["share"], LIMIT) for name, one in found.items()}
+    return publish("waiting for input", {"by_tokens": found}, claims)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
