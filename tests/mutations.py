@@ -110,6 +110,7 @@ MUTATIONS = (
     Mutation("models/vocabulary/hot_rows.py", "most_H > 1", "most_H > 0", LOOK_UP),
     Mutation("models/vocabulary/hot_rows.py", "is_needed_V & counts", "is_needed_V", LOOK_UP),
     Mutation("models/vocabulary/row_shares.py", "self.row_size), 1, 3)", "self.row_size), 1, 2)", ROW_SHARES),
+    Mutation("experts/exchange.py", "(pairs >> 16).astype", "(pairs >> 8).astype", EXCHANGE),
     Mutation("models/row_copies.py", "self.start + row * self.row_size", "row * self.row_size", ROW_COPIES),
     Mutation("pipeline/runtime/train_step.py", "iteration + 1, rank.ends", "iteration, rank.ends", LAW),
     Mutation(

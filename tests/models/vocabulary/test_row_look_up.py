@@ -233,6 +233,12 @@ def test_the_gradient_has_no_matmul():
     assert "dot_general" not in lowered.as_text()
 
 
+def test_there_is_room_for_few_hot_rows_and_none_where_no_micro_batch_shares_them():
+    """A sixteenth of the tokens, at most the vocabulary; a single micro-batch asks for each row once anyway."""
+    assert [num_hot_rows(4096, 50_304, microbatches) for microbatches in (1, 2, 16)] == [0, 256, 256]
+    assert (num_hot_rows(10, 256, 2), num_hot_rows(4096, 100, 2)) == (1, 100)
+
+
 def test_a_buffer_is_small_and_rounds_are_few():
     """64 rounds if all tokens differ, fewer where a rank has fewer rows; a buffer of one where there are few tokens."""
     assert (requests_at_once(4096, 8), rounds_if_different(4096, 50_304, 8)) == (8, 64)
