@@ -52,6 +52,9 @@ EXCHANGE = ("tests/experts/test_exchange.py",)
 PLACEMENT = ("tests/experts/placement",)
 OPTIMIZER = ("tests/experts/test_optimizer_config.py", "tests/models/test_oracles.py")
 MODEL = ("tests/models/test_oracles.py",)
+LOOK_UP = ("tests/models/vocabulary/test_row_look_up.py",)
+ROW_SHARES = ("tests/models/vocabulary/test_row_shares.py",)
+ROW_COPIES = ("tests/models/test_row_copies.py",)
 LAW = ("tests/pipeline/test_law.py",)
 CHUNKS = ("tests/pipeline/test_chunks.py",)
 HALVES = ("tests/pipeline/test_split.py",)
@@ -100,6 +103,23 @@ MUTATIONS = (
     Mutation("models/attention/plain.py", "document_BT[:, :, None] ==", "document_BT[:, :, None] >=", ATTENTION),
     Mutation("models/gpt.py", "dtype=jnp.int32) - ends_BT", "dtype=jnp.int32)", ATTENTION),
     Mutation("models/modules.py", "return position_1T - lax", "return position_1T - 0 * lax", ATTENTION),
+    Mutation("models/vocabulary/row_look_up.py", "(position_X < self.buffer_size)", "(position_X < 1)", LOOK_UP),
+    Mutation(
+        "models/vocabulary/row_look_up.py", "jnp.where(is_hot_X[:, None],", "jnp.where(~is_hot_X[:, None],", LOOK_UP
+    ),
+    Mutation("models/vocabulary/row_look_up.py", "most = lax.pmax(jnp.max(", "most = lax.pmax(jnp.min(", LOOK_UP),
+    Mutation("models/vocabulary/hot_rows.py", "most_H > 1", "most_H > 0", LOOK_UP),
+    Mutation("models/vocabulary/hot_rows.py", "is_needed_V & counts", "is_needed_V", LOOK_UP),
+    Mutation("models/vocabulary/row_shares.py", "self.row_size), 1, 3)", "self.row_size), 1, 2)", ROW_SHARES),
+    Mutation("experts/exchange.py", "(pairs >> 16).astype", "(pairs >> 8).astype", EXCHANGE),
+    Mutation("models/row_copies.py", "self.start + row * self.row_size", "row * self.row_size", ROW_COPIES),
+    Mutation("pipeline/runtime/train_step.py", "iteration + 1, rank.ends", "iteration, rank.ends", LAW),
+    Mutation(
+        "pipeline/runtime/stage/hot_rows.py",
+        "where(is_first, added, lambda same: same, totals.embedding)",
+        "totals.embedding",
+        LAW,
+    ),
     Mutation("models/rope.py", "first * cos - second * sin", "first * cos + second * sin", DECODERS),
     Mutation("models/modules.py", "jax.nn.silu(", "jax.nn.gelu(", DECODERS),
     Mutation("models/modules.py", "x_BTD + self.shared(normed_BTD)", "x_BTD - self.shared(normed_BTD)", DECODERS),

@@ -16,7 +16,17 @@ from swift.models.parameter_groups import Group
 from swift.models.reference_model import plain_logits, plain_sums
 from swift.models.sizes import MODEL_SIZES, model_size
 from swift.models.token_losses import tokens_at_once
-from swift.models.vocabulary import ColumnShares, RowShares, requests_at_once, rounds_if_different
+from swift.models.vocabulary import (
+    ColumnShares,
+    Copies,
+    RowShares,
+    add_gradients_of_copies,
+    choose_hot_rows,
+    fetch_copies,
+    num_hot_rows,
+    requests_at_once,
+    rounds_if_different,
+)
 
 __all__ = [
     "BLOCK_GROUPS",
@@ -27,6 +37,7 @@ __all__ = [
     "BlockStacks",
     "Chunks",
     "ColumnShares",
+    "Copies",
     "Cut",
     "Group",
     "ModelConfig",
@@ -35,11 +46,15 @@ __all__ = [
     "RowShares",
     "StackedWeights",
     "Weights",
+    "add_gradients_of_copies",
+    "choose_hot_rows",
     "choose_kernel",
+    "fetch_copies",
     "linear",
     "make_cut",
     "make_norm",
     "model_size",
+    "num_hot_rows",
     "plain_logits",
     "plain_sums",
     "requests_at_once",

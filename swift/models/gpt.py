@@ -24,7 +24,7 @@ from swift.models.config import ModelConfig
 from swift.models.modules import Embedding, Head, Mlp, Router, make_network, positions_within
 from swift.models.parameter_groups import Group, draw_parameters
 from swift.models.token_losses import are_many, sum_of_losses
-from swift.models.vocabulary import embed, embedding_gradient, share_size, sum_of_losses_in_shares
+from swift.models.vocabulary import Copies, embed, embedding_gradient, share_size, sum_of_losses_in_shares
 
 Weights = dict[str, list[Any]]
 """State of the module of every layer, by group; experts have a leading dim of slots or experts."""
@@ -131,11 +131,10 @@ class GPT:
 
     def unpack(self, packed: Mapping[str, jax.Array | np.ndarray]) -> Weights:
         """Unpacks ``[layers, slots or experts, size]`` for each group into the weights that the forward pass reads."""
-        weights: Weights = {}
-        for name, group in self.groups.items():
-            layers = [packed[name][layer] for layer in range(packed[name].shape[0])]
-            weights[name] = [group.unpack(layer if group.is_expert else layer[0]) for layer in layers]
-        return weights
+        return {
+            name: [group.unpack(stack[i] if group.is_expert else stack[i][0]) for i in range(stack.shape[0])]
+            for name, group, stack in ((name, group, packed[name]) for name, group in self.groups.items())
+        }
 
     def pack(self, weights: Weights) -> dict[str, jax.Array]:
         """Packs weights into one array per group: the inverse of ``unpack``."""
@@ -163,19 +162,20 @@ class GPT:
         }
         return {name: stack if self.groups[name].is_expert else stack[:, None] for name, stack in packed.items()}
 
-    def embed(self, weights: Weights, tokens_BT: jax.Array, position_BT: jax.Array | None = None) -> jax.Array:
-        """Embeds int32 tokens, as x_BTD, at given positions; None: at the first ones, in each document of its own.
-
-        With an embedding in shares, ``weights`` has that of this rank, and all ranks have equally many tokens.
-        """
+    def embed(
+        self, weights: Weights, tokens_BT: jax.Array, position_BT: jax.Array | None = None, copies: Copies | None = None
+    ) -> jax.Array:
+        """Embeds int32 tokens, as x_BTD, at given positions; None: at the first ones, in each document of its own."""
         position_BT = self._positions(tokens_BT) if position_BT is None else position_BT
         group, own = self.slot_groups["embedding"], weights["embedding"][0]
-        return embed(group, own, tokens_BT, position_BT, self.embedding_ranks)
+        return embed(group, own, copies, tokens_BT, position_BT, self.embedding_ranks)
 
-    def embedding_gradient(self, weights: Weights, tokens_BT: jax.Array, d_x_BTD: jax.Array, wire: DTypeLike) -> Any:
-        """Computes the gradient of the embedding's state from that of ``embed``, see ``vocabulary``."""
+    def embedding_gradient(
+        self, weights: Weights, tokens_BT: jax.Array, copies: Copies | None, d_x_BTD: jax.Array, wire: DTypeLike
+    ) -> tuple[Any, jax.Array]:
+        """Computes the gradients of the embedding's state and of copies from that of ``embed``, see ``vocabulary``."""
         group, own, position_BT = self.slot_groups["embedding"], weights["embedding"][0], self._positions(tokens_BT)
-        return embedding_gradient(group, own, tokens_BT, position_BT, d_x_BTD, self.embedding_ranks, wire)
+        return embedding_gradient(group, own, copies, tokens_BT, position_BT, d_x_BTD, self.embedding_ranks, wire)
 
     def _positions(self, tokens_BT: jax.Array) -> jax.Array | None:
         """Positions that begin again with each document, int32[B, T]; None if they are the first ones."""

@@ -75,7 +75,9 @@ def _look_up_backward(residuals: tuple[jax.Array, jax.Array], dy_BTD: jax.Array)
         rows_RD = dy_BTD.reshape(tokens_BT.size, -1)
         return sum_rows(rows_RD, tokens_BT.reshape(-1), len(table_VD), wide).astype(table_VD.dtype), None
     is_token_BTV = jax.nn.one_hot(tokens_BT, table_VD.shape[0], dtype=dy_BTD.dtype)
-    return jnp.einsum("btv,btd->vd", is_token_BTV, dy_BTD, preferred_element_type=wide).astype(table_VD.dtype), None
+    # By default a TPU rounds float32 factors to bfloat16 and a GPU to TensorFloat-32, which is exact for tokens alone.
+    sums_VD = jnp.einsum("btv,btd->vd", is_token_BTV, dy_BTD, precision="highest", preferred_element_type=wide)
+    return sums_VD.astype(table_VD.dtype), None
 
 
 look_up.defvjp(_look_up_forward, _look_up_backward)

@@ -20,19 +20,28 @@ Layers: TypeAlias = dict[bool, dict[str, Any]]
 block is a mixture of experts."""
 
 
+class EmbeddingWeights(NamedTuple):
+    """The embedding of a rank, or its gradients."""
+
+    own: Any  # leaves [1, ...]
+    copies: Any = ()  # copies of other ranks' rows [H, D], if there are any
+
+
 class StageWeights(NamedTuple):
     """Weights of a stage, or their gradients summed over micro-batches."""
 
     layers: Layers
-    embedding: Any  # leaves [1, ...]; used in the first stage
+    embedding: EmbeddingWeights  # used in the first stage
     head: dict[str, Any]  # what the head reads, by group; leaves [1, ...]; used in the last stage
 
     @classmethod
-    def of(cls, gpt: GPT, cut: BlockStacks, slots: Mapping[str, jax.Array], stage: Index) -> "StageWeights":
-        """Unpacks the slots of a rank that serves a stage, ``[layer, slot, size]`` by group."""
+    def of(
+        cls, gpt: GPT, cut: BlockStacks, slots: Mapping[str, jax.Array], stage: Index, copies: Any = ()
+    ) -> "StageWeights":
+        """Unpacks the slots of a rank that serves a stage, ``[layer, slot, size]`` by group; ``copies`` are as kept."""
         stacks = gpt.unpack_stacks(slots)
         head = {name: stacks[name] for name in gpt.head_groups}
-        return cls(_by_kind(cut, stacks, stage), stacks["embedding"], head)
+        return cls(_by_kind(cut, stacks, stage), EmbeddingWeights(stacks["embedding"], copies), head)
 
     def packed(self, gpt: GPT, cut: BlockStacks, stage: Index) -> dict[str, jax.Array]:
         """Packs gradients into an array ``[layer, slot, size]`` for each group, in the layout of the slots."""
@@ -44,8 +53,8 @@ class StageWeights(NamedTuple):
 
     @property
     def _ends(self) -> dict[str, Any]:
-        """Gradients of embedding and head; those of a table that both read are summed."""
-        embedding = self.embedding
+        """Gradients of embedding and head; those of a table that both read are summed, those of copies left out."""
+        embedding = self.embedding.own
         if "embedding" in self.head:
             embedding = jax.tree.map(jnp.add, embedding, self.head["embedding"])
         return {"embedding": embedding, "head": self.head["head"]}

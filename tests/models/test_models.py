@@ -127,6 +127,14 @@ def test_a_frequent_token_gets_its_whole_gradient(dtype):
     np.testing.assert_allclose(found[:, 0], [0, 2.56, 0, 17.92, 0], rtol=0.01)
 
 
+def test_gradients_of_a_small_table_are_not_rounded_on_the_way_to_its_matmul():
+    """By default a TPU multiplies float32 as bfloat16, and a GPU as TensorFloat-32."""
+    gradient = jax.grad(lambda table: jnp.sum(look_up(table, jnp.zeros((2, 4), jnp.int32))))
+    lowered = jax.jit(gradient).trace(jnp.zeros((5, 2))).lower(lowering_platforms=("tpu",)).as_text()
+    (matmul,) = [line for line in lowered.splitlines() if "dot_general" in line]
+    assert "precision = [HIGHEST, HIGHEST]" in matmul
+
+
 def test_scores_and_logits_in_bfloat16_are_as_good_as_their_inputs(tiny):
     gpt, params = tiny
     query, key, value = jax.random.normal(jax.random.key(0), (3, 2, 64, 4, 8)).astype(jnp.bfloat16) * 4

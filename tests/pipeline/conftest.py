@@ -223,6 +223,8 @@ class Rig:
         tokens = random.integers(0, setup.data.vocab_size, (*shape, length + 1), dtype=np.int32)
         if self.case.separates:
             tokens %= 3  # documents are short
+        if self.case.embedding == "shares":
+            tokens[..., ::2] %= 7  # some tokens are frequent
         valid = np.arange(length) < random.integers(0, length + 1, shape)[..., None]
         valid[0, 0] = True  # gradients of no token at all are zeros
         return Batch(tokens[..., :-1], tokens[..., 1:], valid)

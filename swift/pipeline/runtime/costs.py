@@ -113,7 +113,7 @@ def embedding_and_head(spec: StepSpec, num_sequences: int, x: Any) -> tuple[tupl
     read = {name: weights[name] for name in spec.gpt.head_groups}
 
     def embed(embedding: Any, inputs: jax.Array, dx: jax.Array) -> Any:
-        return spec.gpt.embedding_gradient({"embedding": [embedding]}, inputs, dx, spec.row_wire_dtype)
+        return spec.gpt.embedding_gradient({"embedding": [embedding]}, inputs, None, dx, spec.row_wire_dtype)
 
     def loss(head: Any, y: jax.Array, labels: jax.Array, valid: jax.Array) -> jax.Array:
         return spec.gpt.head_loss(head, y, labels, valid)

@@ -18,7 +18,7 @@ from swift.pipeline.chunk_rounds import SumInRound
 from swift.pipeline.runtime.chunk_layers import ChunkLayers
 from swift.pipeline.runtime.interpreter import Carry, Interpreter, empty_carry
 from swift.pipeline.runtime.metrics import Sums, UpdateRecord, metrics_of, over_stages
-from swift.pipeline.runtime.stage import Extras, ForwardStage, Stage, StageOps
+from swift.pipeline.runtime.stage import Extras, ForwardStage, HotRows, Stage, StageOps
 from swift.pipeline.runtime.step_spec import StepSpec
 from swift.pipeline.runtime.tick_arrays import Columns, Common
 from swift.pipeline.runtime.update import (
@@ -42,6 +42,7 @@ class RankContext(NamedTuple):
     batch: DeviceBatch
     tokens_K: jax.Array  # int32, of the iterations' global batches
     layers: ChunkLayers
+    hot_rows: HotRows
 
     @classmethod
     def enter(
@@ -59,7 +60,8 @@ class RankContext(NamedTuple):
         """Splits the blocks, unless they are only evaluated, counts the tokens and empties the buffers."""
         message = jnp.zeros((*batch.inputs.shape[1:], spec.gpt.config.model_dim), spec.compute_dtype)
         holding = jnp.asarray(spec.holding_R)[spec.live.row_index()]
-        weights = StageWeights.of(spec.gpt, spec.chunks, state.slots, holding)
+        hot_rows = HotRows.choose(spec, batch.inputs, jnp.asarray(columns.token_iteration_n), num_iterations)
+        weights = StageWeights.of(spec.gpt, spec.chunks, state.slots, holding, hot_rows.no_copies)
         extras = Extras.of(spec, state.placement, jax.tree.map(lambda leaf: leaf[0], batch))
         stage = Stage.of(spec, weights.layers, extras, message, holding) if trains else ForwardStage(spec, holding)
         permutations = table.activations.permutations, table.gradients.permutations
@@ -73,6 +75,7 @@ class RankContext(NamedTuple):
             batch,
             everywhere(spec, jnp.sum(is_of_Kn * tokens_n[None], axis=1, dtype=jnp.int32)),
             ChunkLayers(spec, holding),
+            hot_rows,
         )
 
     @property
@@ -99,13 +102,20 @@ class RankContext(NamedTuple):
         """Whether a chunk is the model's first and last."""
         return EmbeddingAndHead.of(self.spec, chunk)
 
-    def ops(self, state: TrainState) -> StageOps:
-        """The worker's ops with the weights of a state, which hold until the next update."""
+    def first_copies(self, state: TrainState) -> Any:
+        """Copies of the embedding's rows for the first iteration, on workers that embed tokens."""
+        embeds = jnp.asarray(self.spec.chunks.holds_HC[:, 0])[self.layers.holding]
+        return self.hot_rows.fetch(state.slots, 0, embeds, self.hot_rows.no_copies)
+
+    def ops(self, state: TrainState, copies: Any) -> StageOps:
+        """The worker's ops with the weights of a state and copies of rows, which hold until the next update."""
         spec = self.spec
         assert isinstance(self.stage, Stage)
-        weights = StageWeights.of(spec.gpt, spec.chunks, state.slots, self.layers.holding)
+        weights = StageWeights.of(spec.gpt, spec.chunks, state.slots, self.layers.holding, copies)
         aux_weight_K = spec.experts.auxiliary_weight * self.divisor_K / spec.num_microbatches
-        return StageOps(spec, self.stage, weights, state.placement, self.own_chunk, self.batch, aux_weight_K)
+        return StageOps(
+            spec, self.stage, weights, state.placement, self.own_chunk, self.batch, aux_weight_K, self.hot_rows
+        )
 
     def reduce(
         self,
@@ -129,6 +139,7 @@ class RankContext(NamedTuple):
             tied: gradients that are reduced already, see ``tied``; their norm counts with the first chunk.
         """
         spec, of_chunk, ends = self.spec, self.layers.state(state, chunk), self.ends(chunk)
+        totals = self.hot_rows.collect(totals, iteration, ends.is_first)
         packed = self.layers.totals(totals, chunk).packed(spec.gpt, spec.chunks.ops, chunk)
         packed = {name: stack for name, stack in packed.items() if name not in tied}
         gradients = reduce_gradients(spec, of_chunk, packed, self.divisor_K[iteration], ends, peer_sum)

@@ -18,7 +18,7 @@ from swift.mesh import EXPERT_AXIS, RANKED, SHARED, LiveMesh
 from swift.pipeline import scopes
 from swift.pipeline.batch_layout import share_sequences
 from swift.pipeline.runtime.metrics import Sums, UpdateRecord, metrics_of
-from swift.pipeline.runtime.stage import EvaluationOps, Extras, ForwardStage, Stage, StageOps
+from swift.pipeline.runtime.stage import EvaluationOps, Extras, ForwardStage, HotRows, Stage, StageOps
 from swift.pipeline.runtime.step_spec import StepSpec
 from swift.pipeline.runtime.tick_arrays import TickOp
 from swift.pipeline.runtime.update import EmbeddingAndHead, apply_gradients, clip_scale, reduce_gradients, square_norm
@@ -54,11 +54,13 @@ def single_worker_gradients(spec: StepSpec, state: TrainState, batch: DeviceBatc
     """
     tokens = lax.psum(batch.valid.sum(dtype=jnp.int32), EXPERT_AXIS)
     divisor = jnp.maximum(tokens, 1).astype(spec.accumulate_dtype)
-    weights = StageWeights.of(spec.gpt, spec.chunks, state.slots, 0)
+    hot_rows = HotRows.choose(spec, batch.inputs, jnp.zeros(len(batch.inputs), jnp.int32), 1)
+    copies = hot_rows.fetch(state.slots, 0, _BOTH.is_first, hot_rows.no_copies)
+    weights = StageWeights.of(spec.gpt, spec.chunks, state.slots, 0, copies)
     extras = Extras.of(spec, state.placement, jax.tree.map(lambda leaf: leaf[0], batch))
     stage = Stage.of(spec, weights.layers, extras, _message(spec, batch), holding=0)
     aux_weight = spec.experts.auxiliary_weight * divisor / spec.num_microbatches
-    ops = StageOps(spec, stage, weights, state.placement, 0, batch, aux_weight[None])
+    ops = StageOps(spec, stage, weights, state.placement, 0, batch, aux_weight[None], hot_rows)
     none = jax.tree.map(lambda w: jnp.zeros(w.shape, spec.accumulate_dtype), ops.weights)
     message, (b_stash, held) = _message(spec, batch), _empty(stage)
 
@@ -75,9 +77,8 @@ def single_worker_gradients(spec: StepSpec, state: TrainState, batch: DeviceBatc
     start = (none, Sums.zeros(spec, 1), b_stash, held)
     (totals, sums, *_), _ = lax.scan(accumulate, start, jnp.arange(len(batch.inputs), dtype=jnp.int32))
     sums = jax.tree.map(lambda leaf: leaf[0], sums).over_ranks()
-    return reduce_gradients(
-        spec, state, totals.packed(spec.gpt, spec.chunks, 0), divisor, _BOTH, spec.rounds.sums[0]
-    ), sums
+    packed = hot_rows.collect(totals, 0, _BOTH.is_first).packed(spec.gpt, spec.chunks, 0)
+    return reduce_gradients(spec, state, packed, divisor, _BOTH, spec.rounds.sums[0]), sums
 
 
 def _message(spec: StepSpec, batch: DeviceBatch) -> jax.Array:

@@ -36,6 +36,7 @@ class StepSpec(WorkerChunks):
         layouts: layout of the master weights, by group.
         compute_dtype: dtype of slots and activations.
         num_microbatches: micro-batches of an iteration, of all pipelines together.
+        num_hot_rows: rows of an embedding in shares that a rank may have copies of in an iteration, H.
         decays_matrices_only: whether weight decay leaves out embeddings, norms and biases.
         remat: what keeps only its input for the backward pass and is computed again: nothing, attention, or a block.
         cut: blocks of every stage in the first pipeline, and in checkpoints; None: equally many.
@@ -51,6 +52,7 @@ class StepSpec(WorkerChunks):
     layouts: Mapping[str, Layout]
     compute_dtype: DTypeLike
     num_microbatches: int
+    num_hot_rows: int = 0
     decays_matrices_only: bool = False
     remat: Remat = "none"
     cut: Cut = None  # type: ignore[assignment]

@@ -17,6 +17,7 @@ from jax import lax
 from jax.stages import Wrapped
 
 from swift.mesh import RANKED, REPLICATED, SHARED
+from swift.pipeline import scopes
 from swift.pipeline.runtime.metrics import Sums
 from swift.pipeline.runtime.rank_context import RankContext, everywhere
 from swift.pipeline.runtime.stage import EvaluationOps
@@ -52,11 +53,11 @@ def window_step(spec: StepSpec, table: TickTable, num_iterations: int, *, keep_g
         rank = RankContext.enter(spec, table, num_iterations, state, common, columns, batch)
 
         def phase(loop: Any, now: Any) -> tuple[Any, None]:
-            (state, carry, outcome), ((first, end), iteration, chunk, ends_iteration) = loop, now
+            (state, copies, carry, outcome), ((first, end), iteration, chunk, ends_iteration) = loop, now
             chunk = chunk if rank.own_chunk is None else rank.own_chunk
-            carry = rank.interpreter.run(rank.ops(state), first, end, carry)
+            carry = rank.interpreter.run(rank.ops(state, copies), first, end, carry)
 
-            def update(state: TrainState, totals: StageWeights, outcome: Any) -> Any:
+            def update(state: TrainState, copies: Any, totals: StageWeights, outcome: Any) -> Any:
                 of_chunk, gradients, record = rank.reduce(
                     state, totals, carry.sums, iteration, chunk, spec.rounds.sum_of(chunk)
                 )
@@ -65,18 +66,24 @@ def window_step(spec: StepSpec, table: TickTable, num_iterations: int, *, keep_g
                 scale = clip_scale(spec, jnp.sqrt(record.square_norm))
                 of_chunk = apply_gradients(spec, of_chunk, gradients, record.load.popularity_E, rank.ends(chunk), scale)
                 after = rank.layers.put_state(state, of_chunk, chunk, ends_iteration=ends_iteration)
+                with jax.named_scope(scopes.UPDATE):
+                    copies = rank.hot_rows.fetch(after.slots, iteration + 1, rank.ends(chunk).is_first, copies)
                 return (
                     after,
+                    copies,
                     rank.layers.cleared(totals, chunk),
                     rank.kept(outcome, record, gradients, chunk, iteration),
                 )
 
-            state, totals, outcome = lax.cond(iteration >= 0, update, lambda *same: same, state, carry.totals, outcome)
-            return (state, carry.with_totals(totals), outcome), None
+            state, copies, totals, outcome = lax.cond(
+                iteration >= 0, update, lambda *same: same, state, copies, carry.totals, outcome
+            )
+            return (state, copies, carry.with_totals(totals), outcome), None
 
-        start = state, rank.start, rank.nothing_kept(state, num_iterations, keep_gradients=keep_gradients)
+        kept = rank.nothing_kept(state, num_iterations, keep_gradients=keep_gradients)
+        start = state, rank.first_copies(state), rank.start, kept
         loop, _ = lax.scan(phase, start, (common.phases_H2, *columns.updates))
-        after, carry, (record, *gradients_K) = loop
+        after, _, carry, (record, *gradients_K) = loop
         norm_K = rank.norm(record.square_norm)
         most = jnp.inf if spec.clip_norm is None else spec.clip_norm
         ok = jnp.all(jnp.isfinite(norm_K) & (norm_K <= most))
@@ -101,7 +108,7 @@ def barrier_step(spec: StepSpec, table: TickTable, *, keep_state: bool = False) 
 
     def per_rank(state: TrainState, common: Common, columns: Columns, batch: DeviceBatch) -> Any:
         rank = RankContext.enter(spec, table, 1, state, common, columns, batch)
-        carry = rank.interpreter.run(rank.ops(state), 0, common.phases_H2[-1, 1], rank.start)
+        carry = rank.interpreter.run(rank.ops(state, rank.first_copies(state)), 0, common.phases_H2[-1, 1], rank.start)
         kept, updates, tied = rank.nothing_kept(state, 1), [], rank.tied(state, carry.totals)
         for turn, (chunk, peer_sum) in enumerate(rank.chunks()):
             with rank.named_round(turn):

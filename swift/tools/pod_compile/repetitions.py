@@ -63,6 +63,9 @@ class Runs:
         name = self._name(one)
         inner = [loop for loop in one.loops if name == OTHER or name in loop.path]
         over_blocks = [loop for loop in inner if scopes.BLOCKS in loop.path][-1:]  # the others are inside a block
+        if scopes.COPIES in one.path:  # the rounds are none: no row is assumed to be needed twice in an iteration
+            is_in_round = any(scopes.COPIES in loop.path for loop in one.loops)
+            return np.array([0 if is_in_round else 1] * len(self.spec.chunks.sizes))
         if scopes.EMBEDDING in one.path:  # of the first chunk alone, and in no block
             return np.array([self._look_up_trips(one)] + [0] * (len(self.spec.chunks.sizes) - 1))
         trips = math.prod(self._trips(loop.num_trips) for loop in inner if loop not in over_blocks)

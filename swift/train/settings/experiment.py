@@ -192,17 +192,16 @@ class Experiment:
             return live_mesh(self.topology, self.ranks)
 
     def step_spec(self, live: LiveMesh | None = None) -> StepSpec:
-        """Makes the spec of a step, on a new mesh unless one is given."""
+        """Makes the spec of a step, on a new mesh unless one is given; reads the tokenizer, whose file may be lost."""
         if self.compute_dtype == "float64" and jax.dtypes.canonicalize_dtype(jnp.float64) != jnp.float64:
             raise SettingError("Experiment.compute_dtype", "float64", "needs the JAX setting jax_enable_x64")
         live = live or self.live_mesh()
-        # Not in __post_init__: this reads the tokenizer's file, which a stored configuration may have lost.
         compatibility.check_vocabulary(self.vocab_size, self.data.vocab_size)
         separator = self.data.separator if self.separate_documents else None
         kernel = layouts.kernel(self.attention, live, self.compute_dtype, self.model, separates=self.separate_documents)
-        sizes = {"vocab_size": self.vocab_size, "num_classes": self.experts.num_classes}
         shares = layouts.sharing_ranks(live, embedding=self.embedding, head=self.head)
-        gpt = GPT(self.model, **sizes, **shares, kernel=kernel, separator=separator, has_slices=self.experts.is_exact)
+        sizes = self.vocab_size, self.experts.num_classes
+        gpt = GPT(self.model, *sizes, kernel, separator, self.experts.is_exact, **shares)
         layouts_of = partial(layouts.make_layouts, compute_dtype=self.compute_dtype, wire_dtype=self.wire_dtype)
         with renamed_settings({"StepSpec.policy": "Experiment.placement"}):
             return StepSpec(
@@ -217,6 +216,7 @@ class Experiment:
                 layouts=layouts_of(gpt, self.experts, self.optimizer, self.placement, num_ranks=live.num_ranks),
                 compute_dtype=jnp.dtype(self.compute_dtype),
                 num_microbatches=self.topology.num_pipelines * self.num_microbatches,
+                num_hot_rows=layouts.num_hot(gpt, self.sequences_per_microbatch, self.num_microbatches),
                 remat=compatibility.recomputed(self.remat),
                 cut=self.blocks,
                 chunks=self.chunks,

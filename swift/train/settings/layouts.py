@@ -6,7 +6,8 @@ from swift.errors import renamed_settings
 from swift.experts import Decoupled, ExpertConfig, Fetched, Instances, Layout, OptimizerConfig, ReplicaShards
 from swift.experts.placement import PlacementPolicy, Static
 from swift.mesh import LiveMesh
-from swift.models import GPT, AttentionKernel, ColumnShares, ModelConfig, RowShares, choose_kernel
+from swift.models import GPT, AttentionKernel, ColumnShares, ModelConfig, RowShares, choose_kernel, num_hot_rows
+from swift.pipeline import sequences_per_rank
 
 
 def make_layouts(
@@ -52,6 +53,20 @@ def sharing_ranks(live: LiveMesh, *, embedding: str, head: str) -> dict[str, int
     """Expert ranks that share the embedding, and the head's matrix, by the names of ``GPT``; 1: it is whole."""
     settings = ("embedding", embedding), ("head", head)
     return {f"{name}_ranks": live.num_ranks if setting == "shares" else 1 for name, setting in settings}
+
+
+def num_hot(gpt: GPT, num_sequences: int, num_microbatches: int) -> int:
+    """Rows of an embedding in shares that a rank may have copies of; none of a whole one.
+
+    Args:
+        gpt: architecture of the model.
+        num_sequences: sequences of a micro-batch, of all ranks.
+        num_microbatches: micro-batches of an iteration in a pipeline.
+    """
+    if gpt.embedding_ranks == 1:
+        return 0
+    num_tokens = sequences_per_rank(num_sequences, gpt.embedding_ranks) * gpt.config.sequence_length
+    return num_hot_rows(num_tokens, gpt.vocab_size, num_microbatches)
 
 
 def kernel(asked: str, live: LiveMesh, dtype: str, model: ModelConfig, *, separates: bool) -> AttentionKernel:

@@ -17,7 +17,7 @@ POSITIONS = LENGTH * WIDTH
 def looked_up_bytes(*, ranks, microbatches, wire=4):
     """(rounds, bytes) of F and B, whose numbers have 4 and ``wire`` bytes: in each round a request and a row."""
     tokens = 2 * LENGTH
-    places = math.ceil(tokens / (32 * ranks))
+    places = math.ceil(tokens / (64 * ranks))
     rounds = math.ceil(math.ceil(min(tokens, VOCABULARY) / ranks) / places)
     # To every rank; and in F and in B once the number of rounds.
     return rounds, microbatches * ranks * (rounds * ranks * places * (8 + (4 + wire) * WIDTH) + 8)

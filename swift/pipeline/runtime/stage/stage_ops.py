@@ -13,16 +13,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from swift.models import Copies
 from swift.pipeline import scopes
 from swift.pipeline.runtime.metrics import Sums
 from swift.pipeline.runtime.stage.block import Extras
 from swift.pipeline.runtime.stage.forward_stage import ForwardStage
+from swift.pipeline.runtime.stage.hot_rows import HotRows
 from swift.pipeline.runtime.stage.stage import Stage, Stash
 from swift.pipeline.runtime.step_spec import StepSpec
 from swift.pipeline.runtime.tick_arrays import TickOp
 from swift.pipeline.runtime.update import EmbeddingAndHead, where
 from swift.pipeline.stacks import Index, layer_of, put
-from swift.pipeline.stage_weights import Layers, StageWeights
+from swift.pipeline.stage_weights import EmbeddingWeights, Layers, StageWeights
 from swift.pipeline.train_state import DeviceBatch
 
 
@@ -67,9 +69,15 @@ class EvaluationOps:
     def _ends(self, op: TickOp) -> EmbeddingAndHead:
         return EmbeddingAndHead.of(self.spec, self._chunk(op))
 
-    def _embed(self, embedding: Any, data: DeviceBatch) -> jax.Array:
+    def _embed(self, op: TickOp, data: DeviceBatch) -> jax.Array:
+        weights = {"embedding": [layer_of(self.weights.embedding.own, 0)]}
         with _named(scopes.EMBEDDING, self.spec.gpt.embedding_ranks):
-            return self.spec.gpt.embed({"embedding": [layer_of(embedding, 0)]}, data.inputs)
+            return self.spec.gpt.embed(weights, data.inputs, copies=self._copies(op))
+
+    def _copies(self, op: TickOp) -> Copies | None:
+        """Copies of rows that an op looks up: none in an evaluation."""
+        del op
+        return None
 
     def _loss(self, head: Any, y: jax.Array, data: DeviceBatch) -> jax.Array:
         weights = {name: [layer_of(stack, 0)] for name, stack in head.items()}
@@ -83,8 +91,7 @@ class EvaluationOps:
         return Extras.of(self.spec, self.placement_LNS, data)
 
     def _input(self, op: TickOp, data: DeviceBatch, activations: jax.Array) -> jax.Array:
-        embed = lambda: self._embed(self.weights.embedding, data)  # noqa: E731
-        return where(self._ends(op).is_first, embed, lambda: activations[op.inbox])
+        return where(self._ends(op).is_first, lambda: self._embed(op, data), lambda: activations[op.inbox])
 
 
 @dataclass(frozen=True)
@@ -94,10 +101,12 @@ class StageOps(EvaluationOps):
     Attributes:
         stage: the stage's blocks as F, B and W.
         aux_weight_K: weight of the auxiliary loss in each iteration, beside the sum of the tokens' losses.
+        hot_rows: rows of the embedding that the weights have copies of.
     """
 
     stage: Stage
     aux_weight_K: jax.Array
+    hot_rows: HotRows
 
     def forward(
         self,
@@ -175,17 +184,23 @@ class StageOps(EvaluationOps):
         )
         return layers, self._embedded(op, data, dx, embedding)
 
+    def _copies(self, op: TickOp) -> Copies | None:
+        return self.hot_rows.at(op.iteration, self.weights.embedding.copies)
+
     def _d_out(self, op: TickOp, gradients: jax.Array) -> tuple[jax.Array, jax.Array]:
         return gradients[op.inbox], self.aux_weight_K[op.iteration]
 
     def _embedded(self, op: TickOp, data: DeviceBatch, dx: jax.Array, embedding: Any) -> Any:
         """The accumulated gradient of the embedding, if the op is on the first chunk."""
 
-        def embed(embedding: Any) -> Any:
-            weights = {"embedding": [layer_of(self.weights.embedding, 0)]}
+        def embed(embedding: EmbeddingWeights) -> EmbeddingWeights:
+            weights, copies = {"embedding": [layer_of(self.weights.embedding.own, 0)]}, self._copies(op)
             with _named(scopes.EMBEDDING, self.spec.gpt.embedding_ranks):
-                more = self.spec.gpt.embedding_gradient(weights, data.inputs, dx, self.spec.row_wire_dtype)
-            return add(embedding, jax.tree.map(lambda leaf: leaf[None], more))
+                more, of_copies = self.spec.gpt.embedding_gradient(
+                    weights, data.inputs, copies, dx, self.spec.row_wire_dtype
+                )
+            more = jax.tree.map(lambda leaf: leaf[None], more)
+            return add(embedding, EmbeddingWeights(more, () if copies is None else of_copies))
 
         return where(self._ends(op).is_first, embed, lambda same: same, embedding)
 
