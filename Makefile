@@ -62,7 +62,7 @@ $(VENV)/.docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	@touch $@
 
-mutations: install  ## make 79 lines wrong, one at a time; the quick tests have to find each (about an hour)
+mutations: install  ## make 86 lines wrong, one at a time; the quick tests have to find each (about an hour)
 	$(BIN)/python tests/mutations.py
 
 lint: install  ## style, types
