@@ -220,7 +220,10 @@ MUTATIONS = (
     ),
     Mutation("experts/layer.py", "counts_NN.T, buffers", "counts_NN, buffers", LAYER),
     Mutation(
-        "mesh/hlo_collectives.py", "min(sizes[-1], _op", "max(sizes[-1], _op", ("tests/mesh/test_hlo_collectives.py",)
+        "mesh/hlo_collectives.py",
+        "min(results[-1], _op",
+        "max(results[-1], _op",
+        ("tests/mesh/test_hlo_collectives.py",),
     ),
     Mutation("experts/rank_capacity/balanced_flow.py", "load_N < room,", "load_N < room - 1,", LEAST_DROPS),
     # Placement.

@@ -105,7 +105,8 @@ def _read(match: re.Match[str], num_devices: int, lines: list[str], loops: tuple
     kind, rest = match["kind"], match["rest"]
     sizes = _sizes(match["result"])
     if kind == _RAGGED:
-        sizes = [min(sizes[-1], _operand_size(rest, lines))]  # a start lists operands before the result
+        results = _sizes(_COUNTER.sub("", match["result"]))  # a start lists operands before the result
+        sizes = [min(results[-1], _operand_size(rest, lines))]
     # An asynchronous start lists operands before results, followed by counters on TPU.
     elif match["start"] and kind != "all-reduce" and match["result"].startswith("("):
         sizes = _sizes(_COUNTER.sub("", match["result"]))
