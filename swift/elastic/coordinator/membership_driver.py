@@ -46,6 +46,7 @@ from swift.elastic.transport import (
     NODES,
     WORKER_COMMANDS,
     WORKER_MESSAGES,
+    Begin,
     CompileRequest,
     FormGroup,
     Halt,
@@ -160,6 +161,14 @@ class MembershipDriver:
                 pass
         return None
 
+    def hold_ready(self) -> None:
+        """Holds ready the process that is to follow each one, which has then imported all that it needs."""
+        spec = self._context.spec
+        for process, status in self.membership.statuses.items():
+            if status.is_alive:
+                after = Member(process, status.member.incarnation + 1)
+                self._children.hold(after, spec.command(process), spec.log(str(process)))
+
     def send(self, members: Sequence[Member], command: WorkerCommand) -> None:
         """Sends a command to members."""
         line = WORKER_COMMANDS.line(command)
@@ -209,8 +218,8 @@ class MembershipDriver:
 
     def _start_process(self, process: Process) -> Started:
         spec, member = self._context.spec, Member(process, self.membership.statuses[process].member.incarnation + 1)
-        command = spec.command(process, self._reporter.written)
-        self._children.start(member, command, spec.log(str(process)))
+        self._children.start(member, spec.command(process), spec.log(str(process)))
+        self.send([member], Begin(self._reporter.written))
         return Started(member, time.monotonic())
 
     def _give_up(self, process: Process, why: str) -> NoReturn:
