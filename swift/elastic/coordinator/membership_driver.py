@@ -78,6 +78,7 @@ class MembershipDriver:
         self.membership = Membership.of(spec.processes, spec.deadlines, now, spec.policy)
         self.services, self.results = ServiceMonitor(context), WorkerResults(context)
         self._coordination: list[CoordinationService] = []  # of the newest generations
+        self._held: dict[Process, Member] = {}
 
     def close(self) -> None:
         """Ends the coordination services."""
@@ -165,8 +166,9 @@ class MembershipDriver:
         """Holds ready the process that is to follow each one, which has then imported all that it needs."""
         spec = self._context.spec
         for process, status in self.membership.statuses.items():
-            if status.is_alive:
-                after = Member(process, status.member.incarnation + 1)
+            after = Member(process, status.member.incarnation + 1)
+            if status.is_alive and self._held.get(process) != after:
+                self._held[process] = after
                 self._children.hold(after, spec.command(process), spec.log(str(process)))
 
     def send(self, members: Sequence[Member], command: WorkerCommand) -> None:
