@@ -1,7 +1,8 @@
 """Recovery after killing real processes, one after the other: time until the others resume, by cause.
 
 Each is killed at a random moment of an iteration and rejoins. At the end the losses are compared with those of the
-same run in one process without failures.
+same run in one process without failures. With `--recovery restart` all start again each time, in processes that were
+held ready; they need the program with all workers alone, so that no other is prepared.
 """
 
 import argparse
@@ -26,9 +27,9 @@ from swift.runlog import Run, read_run
 
 _SWIFT = [sys.executable, "-m", "swift"]
 _CONFIG = Path(__file__).parent.parent / "experiments" / "recycle" / "kill.gin"
-_PATIENCE_S = 180.0
+_PATIENCE_S = 600.0
 _MAX_LOSS_DISTANCE = 1e-8
-_MAX_MEDIAN_S = {"live": 1.0, "restart": 15.0}
+_MAX_MEDIAN_S = {"live": 1.0, "restart": 12.0}
 
 
 def main() -> int:
@@ -38,16 +39,21 @@ def main() -> int:
         shared = [str(options.config), "--set", "Experiment.num_steps=1000000"]
         command = [*_SWIFT, "launch", "--processes", str(options.processes), *shared, "--run-dir", str(run_dir)]
         command += ["--recovery", options.recovery, "--restarts", str(options.kills), "--trim-executables"]
+        if options.recovery == "restart":
+            command += ["--copy-every", str(options.copy_every), "--prepare", "none"]
         begun = time.monotonic()
         with subprocess.Popen(command, stderr=sys.stderr) as supervisor:
-            pids_stay = _kill_one_by_one(supervisor, run_dir, options)
-            supervisor.send_signal(signal.SIGINT)
+            try:
+                pids_stay = _kill_one_by_one(supervisor, run_dir, options)
+            finally:
+                supervisor.send_signal(signal.SIGINT)
         seconds, run = time.monotonic() - begun, read_run(run_dir)
         whole_dir, num_steps = Path(directory) / "whole", len(run.metrics)
         whole = ["train", *shared, "--run-dir", str(whole_dir), "--stop-at", str(num_steps), "--prepare", "none"]
         subprocess.run([*_SWIFT, *whole], check=True, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         distance = float(np.abs(_losses(run) - _losses(read_run(whole_dir))).max())
     recoveries = [event for event in run.events if event["event"] == "recovery"]
+    rerun = max(event["rerun_steps"] for event in recoveries)
     figures = {
         "recovery": options.recovery,
         "processes": options.processes,
@@ -57,7 +63,7 @@ def main() -> int:
         "survivors_keep_their_process_ids": pids_stay,
         "largest_loss_distance": distance,
         "recoveries": len(recoveries),
-        "rerun_steps_at_most": max(event["rerun_steps"] for event in recoveries),
+        "rerun_steps_at_most": rerun,
         "distribution_s": {name: _spread([event[name] for event in recoveries]) for name in _seconds(recoveries)},
         "joins_s": _spread([event["join_s"] for event in run.events if event["event"] == "join"]),
     }
@@ -66,6 +72,7 @@ def main() -> int:
         figures,
         {
             "loss of the run with kills over that without": (distance, _MAX_LOSS_DISTANCE),
+            "iterations run again": (rerun, 1 if options.recovery == "live" else max(1, options.copy_every - 1)),
             "median seconds from a death to the next finished step": (
                 statistics.median(event["recovery_s"] for event in recoveries),
                 _MAX_MEDIAN_S[options.recovery],
@@ -80,6 +87,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=6)
     parser.add_argument("--kills", type=int, default=40)
     parser.add_argument("--recovery", choices=list(_MAX_MEDIAN_S), default="live")
+    parser.add_argument("--copy-every", type=int, default=10, help="iterations between copies, for restart alone")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
@@ -92,7 +100,9 @@ def _kill_one_by_one(supervisor: subprocess.Popen[bytes], run_dir: Path, options
     """
     order, same = random.Random(options.seed), True
     for kill in range(options.kills):
-        _wait(supervisor, lambda: _has_settled(run_dir, options.processes))
+        _wait(supervisor, lambda: _has_settled(run_dir, options))
+        if options.recovery == "restart":
+            _wait(supervisor, lambda: _are_ready(supervisor.pid, options.processes))
         time.sleep(order.uniform(0.5, 1.5))  # at any moment of an iteration
         before = _members(supervisor.pid)
         who = sorted(before)[kill % len(before)]
@@ -102,7 +112,7 @@ def _kill_one_by_one(supervisor: subprocess.Popen[bytes], run_dir: Path, options
         after = _members(supervisor.pid)
         same &= all(after.get(other) == pid for other, pid in before.items() if other != who)
         print(f"{kill + 1} of {options.kills} killed: {' '.join(who)}", file=sys.stderr)
-    _wait(supervisor, lambda: _has_settled(run_dir, options.processes))
+    _wait(supervisor, lambda: _has_settled(run_dir, options))
     return same
 
 
@@ -114,25 +124,38 @@ def _wait(supervisor: subprocess.Popen[bytes], is_there: Any) -> None:
         time.sleep(0.1)
 
 
-def _has_settled(run_dir: Path, num_processes: int) -> bool:
+def _has_settled(run_dir: Path, options: argparse.Namespace) -> bool:
     """Checks that all run in a generation with some iterations, and that the next programs are compiled."""
     epochs = [event for event in _events(run_dir) if event["event"] == "epoch"]
-    if not epochs or len(epochs[-1]["members"]) < num_processes:
+    if not epochs or len(epochs[-1]["members"]) < options.processes:
         return False
     ready = {tuple(event["failed"]) for event in _events(run_dir) if event["event"] == "prepared"}
-    return len(ready) > num_processes and _last_step(run_dir) >= epochs[-1]["step"] + 3
+    is_prepared = len(ready) > options.processes or options.recovery == "restart"
+    return is_prepared and _last_step(run_dir) >= epochs[-1]["step"] + 3
 
 
 def _members(supervisor: int) -> dict[tuple[str, ...], int]:
-    """Finds the process ids of the members of a run, by worker and rank."""
-    found = {}
+    """Finds the process ids of the members of a run, by worker and rank: of two of a name, the second is held ready."""
+    return {name: pid for name, (_, pid, _) in reversed(_started_members(supervisor))}
+
+
+def _started_members(supervisor: int) -> list[tuple[tuple[str, ...], tuple[int, int, int]]]:
+    """Finds all processes of members: worker and rank; and time of start, process id and time on the processor."""
+    found = []
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, IndexError):
             words = (path / "cmdline").read_text().split("\0")
-            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == supervisor and "member" in words:
-                found[tuple(words[-4:-1])] = int(path.name)
-    return found
+            stat = (path / "stat").read_text().rpartition(")")[2].split()
+            if int(stat[1]) == supervisor and "member" in words and stat[0] != "Z":
+                found.append((tuple(words[-4:-1]), (int(stat[19]), int(path.name), int(stat[11]) + int(stat[12]))))
+    return sorted(found, key=lambda one: one[1])
+
+
+def _are_ready(supervisor: int, num_processes: int) -> bool:
+    """Checks that a process is held ready for each one, and has come to rest."""
+    held = _started_members(supervisor)[num_processes:]
+    time.sleep(0.5)
+    return len(held) == num_processes and _started_members(supervisor)[num_processes:] == held
 
 
 def _events(run_dir: Path) -> list[dict[str, Any]]:

@@ -28,16 +28,19 @@ class Found:
 
 
 def find(mark: str) -> list[Found]:
-    """Finds all processes of the run with a mark, except zombies."""
-    found = []
+    """Finds all processes of the run with a mark, except zombies and members that are only held ready."""
+    found: dict[tuple[str, ...], tuple[int, Found]] = {}
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, IndexError):
             if f"{MARK}={mark}\0".encode() in (path / "environ").read_bytes() + b"\0":
                 words = (path / "cmdline").read_bytes().decode(errors="replace").split("\0")
-                state = (path / "stat").read_text().rpartition(")")[2].split()[0]
-                if state != "Z":
-                    found.append(_found(int(path.name), words, state))
-    return found
+                stat = (path / "stat").read_text().rpartition(")")[2].split()
+                if stat[0] != "Z":
+                    one, started = _found(int(path.name), words, stat[0]), int(stat[19])
+                    # The process that is to follow a member was started after it, with the same command.
+                    key = (one.kind, one.name) if one.kind == "member" else (path.name,)
+                    found[key] = min(found.get(key, (started, one)), (started, one))
+    return [one for _, one in found.values()]
 
 
 def _found(pid: int, words: list[str], state: str) -> Found:

@@ -13,7 +13,7 @@ from swift.cli.configuration import load_experiment
 from swift.elastic.membership import Process
 from swift.elastic.services import run_checkpoint_service, run_compile_service
 from swift.elastic.state import RunFiles
-from swift.elastic.worker import WorkerProcess, WorkerSpec, configure_jax
+from swift.elastic.worker import WorkerProcess, WorkerSpec, configure_jax, wait_to_begin
 from swift.errors import SettingError
 from swift.train import Experiment
 
@@ -28,11 +28,12 @@ def member(options: argparse.Namespace) -> None:
         process=process,
         by_rank=options.by_rank,
         scratch=scratch,
-        keeps_all=options.keeps_all,
-        done=options.done,
+        copy_every=options.copy_every,
     )
     try:
-        WorkerProcess(worker_spec, sys.stdin).run()
+        # It may have been started ahead: it has imported everything by now, and begins when the supervisor says so.
+        begin = wait_to_begin(sys.stdin, worker_spec.gone)
+        WorkerProcess(worker_spec, sys.stdin).run(begin.done)
     except SettingError:
         raise
     except BaseException:

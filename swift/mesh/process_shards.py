@@ -23,15 +23,17 @@ Shards = list[np.ndarray]
 
 
 def fetch_shards(tree: Any) -> Any:
-    """Fetches this process's share of every array to the host, as a tree of ``Shards``."""
+    """Fetches this process's share of every array to the host, as a tree of ``Shards``.
+
+    On CPU they are views of the devices' own buffers, which are freed with their arrays or with the backend.
+    """
 
     def shards(leaf: jax.Array) -> list[jax.Array]:
         shard_on = {shard.device: shard.data for shard in leaf.addressable_shards}
         order = [device for device in leaf.sharding.mesh.devices.flat if device in shard_on]  # type: ignore[attr-defined]
         return [shard_on[device] for device in order]
 
-    # np.array copies: on CPU a fetched array may be the device's own buffer, which is freed with its backend.
-    return jax.tree.map(np.array, jax.device_get(jax.tree.map(shards, tree)))
+    return jax.device_get(jax.tree.map(shards, tree))
 
 
 def shard_shapes(specs: Any, shapes: Any, num_devices: int) -> Any:

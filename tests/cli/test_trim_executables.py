@@ -19,12 +19,12 @@ def test_the_option_reaches_the_process_that_prepares(flags):
         processes=[],
         nodes=Nodes(),
         by_rank=False,
-        keeps_all=False,
+        copy_every=0,
         trims=launch.trim_executables,
     )
     _, _, _, *words = commands.compile_service()
     assert command_line().parse_args(words).trim_executables == bool(flags)
     assert "--trim-executables" not in commands.checkpoint_service(Path("run"))
-    _, _, _, *words = commands.member(Process((1, 2), 3), 40)
+    _, _, _, *words = commands.member(Process((1, 2), 3))
     member = command_line().parse_args(words)
-    assert (member.pipeline, member.stage, member.rank, member.done) == (1, 2, 3, 40)
+    assert (member.pipeline, member.stage, member.rank) == (1, 2, 3)

@@ -96,6 +96,13 @@ def command_line() -> argparse.ArgumentParser:
         "(default: %(default)s)",
     )
     launch.add_argument(
+        "--copy-every",
+        type=int,
+        metavar="N",
+        help="with --recovery restart: iterations between copies of the state in memory, from which all start again "
+        "(default: 1)",
+    )
+    launch.add_argument(
         "--restarts",
         type=int,
         default=10,
@@ -134,8 +141,7 @@ def command_line() -> argparse.ArgumentParser:
         hidden.add_argument("memory", type=path_of)
         hidden.add_argument("--by-rank", action="store_true")
         if kind == "member":
-            hidden.add_argument("--keeps-all", action="store_true")
-            hidden.add_argument("--done", type=int, default=0)
+            hidden.add_argument("--copy-every", type=int, default=0)
             for name in ("pipeline", "stage", "rank"):
                 hidden.add_argument(name, type=int)
         elif kind == "keeper":

@@ -77,6 +77,7 @@ class LaunchJob:
         _check_snapshots(experiment, by_rank)
         _check_shares(experiment, by_rank)
         check_count("--restarts", options.restarts, least=0)
+        _check_copies(options)
         return cls(
             experiment=experiment,
             options=options,
@@ -135,7 +136,7 @@ class LaunchJob:
             processes=self.processes,
             nodes=self.nodes,
             by_rank=self.by_rank,
-            keeps_all=self.options.recovery == "restart",
+            copy_every=self.options.copy_every or 1 if self.options.recovery == "restart" else 0,
             trims=self.options.trim_executables,
             init_from=self.options.init_from,
             init_config=self.options.init_config,
@@ -191,6 +192,16 @@ def _check(experiment: Experiment) -> None:
     for name, (is_wrong, allowed) in refused.items():
         if is_wrong:
             raise SettingError(f"Experiment.{name}", getattr(experiment, name), allowed)
+
+
+def _check_copies(options: argparse.Namespace) -> None:
+    """Raises SettingError if copies of the state are asked for that nobody would need, or none where all do."""
+    if options.copy_every is None:
+        return
+    check_count("--copy-every", options.copy_every, least=1)
+    if options.recovery != "restart":
+        allowed = "would change nothing without --recovery restart: the others keep their states when a process dies"
+        raise SettingError("--copy-every", options.copy_every, allowed)
 
 
 def _check_shares(experiment: Experiment, by_rank: bool) -> None:

@@ -87,7 +87,7 @@ class ProcessCommands:
         processes: all processes of the run.
         nodes: machines of the run.
         by_rank: whether each expert rank is a process.
-        keeps_all: whether processes keep the state of every window.
+        copy_every: iterations between copies of states for the incarnations that follow; 0: none are made.
         trims: whether executables are trimmed.
         init_from: directory of the run whose weights this one begins with; None: it draws its own.
         init_config: gin file that has the classes of the user's own which that run has; None: this run's has them.
@@ -97,7 +97,7 @@ class ProcessCommands:
     processes: Sequence[Process]
     nodes: Nodes
     by_rank: bool
-    keeps_all: bool
+    copy_every: int
     trims: bool
     init_from: Path | None = None
     init_config: Path | None = None
@@ -109,10 +109,9 @@ class ProcessCommands:
             return 0
         return self.nodes.node_of(self.processes.index(process), len(self.processes))
 
-    def member(self, process: Process, done: int) -> list[str]:
-        """Returns the command that starts a worker process of a run that has done so many iterations."""
-        flags = [f"--done={done}", *["--keeps-all"] * self.keeps_all]
-        return self._command("member", *flags, *map(str, (*process.worker, process.rank)))
+    def member(self, process: Process) -> list[str]:
+        """Returns the command that starts a worker process."""
+        return self._command("member", f"--copy-every={self.copy_every}", *map(str, (*process.worker, process.rank)))
 
     def checkpoint_service(self, run_dir: Path) -> list[str]:
         """Returns the command that starts the checkpoint service."""

@@ -46,6 +46,7 @@ from swift.elastic.transport import (
     NODES,
     WORKER_COMMANDS,
     WORKER_MESSAGES,
+    Begin,
     CompileRequest,
     FormGroup,
     Halt,
@@ -77,6 +78,7 @@ class MembershipDriver:
         self.membership = Membership.of(spec.processes, spec.deadlines, now, spec.policy)
         self.services, self.results = ServiceMonitor(context), WorkerResults(context)
         self._coordination: list[CoordinationService] = []  # of the newest generations
+        self._held: dict[Process, Member] = {}
 
     def close(self) -> None:
         """Ends the coordination services."""
@@ -160,6 +162,15 @@ class MembershipDriver:
                 pass
         return None
 
+    def hold_ready(self) -> None:
+        """Holds ready the process that is to follow each one, which has then imported all that it needs."""
+        spec = self._context.spec
+        for process, status in self.membership.statuses.items():
+            after = Member(process, status.member.incarnation + 1)
+            if status.is_alive and self._held.get(process) != after:
+                self._held[process] = after
+                self._children.hold(after, spec.command(process), spec.log(str(process)))
+
     def send(self, members: Sequence[Member], command: WorkerCommand) -> None:
         """Sends a command to members."""
         line = WORKER_COMMANDS.line(command)
@@ -210,8 +221,8 @@ class MembershipDriver:
 
     def _start_process(self, process: Process) -> Started:
         spec, member = self._context.spec, Member(process, self.membership.statuses[process].member.incarnation + 1)
-        command = spec.command(process, self._reporter.written)
-        self._children.start(member, command, spec.log(str(process)))
+        self._children.start(member, spec.command(process), spec.log(str(process)))
+        self.send([member], Begin(self._reporter.written))
         return Started(member, time.monotonic())
 
     def _give_up(self, process: Process, why: str) -> NoReturn:

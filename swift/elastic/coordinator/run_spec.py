@@ -20,7 +20,7 @@ class RunSpec:
 
     Attributes:
         processes: all processes of the run.
-        command: function of a process and the number of iterations done that returns the command that starts it.
+        command: function that returns the command that starts a process.
         logs: directory of the logs; a process has one log for all its incarnations.
         deadlines: time limits.
         policy: settings of recovery from failures.
@@ -29,7 +29,7 @@ class RunSpec:
     """
 
     processes: Sequence[Process]
-    command: Callable[[Process, int], Sequence[str]]
+    command: Callable[[Process], Sequence[str]]
     logs: Path
     deadlines: Deadlines = field(default_factory=Deadlines)
     policy: RecoveryPolicy = field(default_factory=RecoveryPolicy)

@@ -111,6 +111,8 @@ class Supervisor:
         self._restart_dead(newest)
         if self._driver.membership.generation is not None and not self._driver.membership.is_recovering:
             self._context.programs.send_request()  # members that recover need the cores more
+            if self._spec.policy.recovery == "restart":
+                self._driver.hold_ready()
         self._reporter.show(self._driver.membership)
 
     def _inject(self, fault: Fault) -> None:

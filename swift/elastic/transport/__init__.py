@@ -36,6 +36,7 @@ from swift.elastic.transport.rendezvous import Rendezvous, check_network
 from swift.elastic.transport.worker_messages import (
     WORKER_COMMANDS,
     WORKER_MESSAGES,
+    Begin,
     DataUnreadable,
     FormGroup,
     Halt,
@@ -62,6 +63,7 @@ __all__ = [
     "WORKER_MESSAGES",
     "Admission",
     "Alive",
+    "Begin",
     "CheckpointAnswer",
     "CheckpointCommand",
     "Children",

@@ -61,6 +61,13 @@ class Children(Protocol):
             log: file to which its standard error is appended.
         """
 
+    def hold(self, child: Hashable, command: Sequence[str], log: Path) -> None:
+        """Starts a process ahead, as which ``start`` starts this child; does nothing if there is one already.
+
+        Until then it is no child: nothing is sent to it, and its death is not reported; ``start`` starts another one if
+        it has died. Until its first line comes it has to say nothing.
+        """
+
     def send(self, child: Hashable, line: str) -> None:
         """Sends a line to a child, if it is alive."""
 
@@ -190,12 +197,15 @@ class LocalChildren:
         self._environment, self._memory = dict(environment), str(memory)
         self._children: dict[Hashable, _Child] = {}
         self._abandoned: dict[Hashable, _Child] = {}
+        self._held: dict[Hashable, _Child] = {}
         self.lines = SimpleQueue[ReceivedLine]()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._children = {**self._held, **self._children}  # a held one is no longer held once it was started
+        self._held.clear()
         for child in list(self._children):
             self.signal(child, signal.SIGKILL)
         self.wait_for(list(self._children))
@@ -210,8 +220,20 @@ class LocalChildren:
     def start(self, child: Hashable, command: Sequence[str], log: Path) -> None:
         """See ``Children``."""
         assert child not in self._children, f"{child} is running already"
+        process = self._held.pop(child, None)
+        if process is not None and process.is_dead():
+            process.reap()
+            process = None
+        self._children[child] = process or self._process(child, command, log)
+
+    def hold(self, child: Hashable, command: Sequence[str], log: Path) -> None:
+        """See ``Children``."""
+        if child not in self._children and child not in self._held:
+            self._held[child] = self._process(child, command, log)
+
+    def _process(self, child: Hashable, command: Sequence[str], log: Path) -> _Child:
         words = [self._memory if word == MEMORY else word for word in command]
-        self._children[child] = _Child(child, lambda: self._popen(words, log), self.lines)
+        return _Child(child, lambda: self._popen(words, log), self.lines)
 
     def _popen(self, command: Sequence[str], log: Path) -> subprocess.Popen[str]:
         with log.open("ab") as errors:

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Hashable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
@@ -25,6 +24,7 @@ from swift.elastic.transport.node_messages import (
     ChildDied,
     ChildSent,
     EndNode,
+    HoldChild,
     NodeHeartbeat,
     NodeMessage,
     NodeUpdate,
@@ -32,32 +32,13 @@ from swift.elastic.transport.node_messages import (
     SignalChild,
     StartChild,
 )
-from swift.elastic.transport.rendezvous import NodeConnection
+from swift.elastic.transport.rendezvous import ConnectedNode, NodeConnection
 from swift.errors import RunError
 
 NODES = "nodes"
 """Sender of the lines, among those received, that report connected and lost nodes: ``NodeUpdate``."""
 _HEARTBEAT_S, _PAUSE_S, _ASLEEP_S = 0.5, 0.02, 1.0
 _STOP_S, _KILL_S, _END_S = 10.0, 2.0, 1.0
-
-
-@dataclass(eq=False)
-class _Node:
-    """A connected node.
-
-    Attributes:
-        number: number of the node, from 1.
-        connection: connection to it.
-        seen: when it last sent a message, in seconds.
-        children: its children.
-        abandoned: its children that were killed and do not die.
-    """
-
-    number: int
-    connection: NodeConnection
-    seen: float
-    children: set[Hashable] = field(default_factory=set)
-    abandoned: set[Hashable] = field(default_factory=set)
 
 
 class MultiNodeChildren:
@@ -87,7 +68,7 @@ class MultiNodeChildren:
         self._own, self._node_of, self._listener, self._silence_s = own, node_of, listener, silence_s
         self._is_first, self._is_superseded = is_first, False
         self._lock = threading.Lock()
-        self._nodes: dict[int, _Node] = {}
+        self._nodes: dict[int, ConnectedNode] = {}
         self._away = dict.fromkeys(range(1, num_nodes), time.monotonic())
         self._deaths: list[Death] = []
         self._excluded: set[int] = set()
@@ -143,8 +124,23 @@ class MultiNodeChildren:
             if node is None:
                 self._deaths.append(Death(child, f"node {number} is gone", time.monotonic(), is_own=False))
             else:
+                node.held.discard(child)
                 node.children.add(child)
                 node.connection.send(NODE_MESSAGES.line(StartChild(name, list(command), str(log.absolute()))))
+
+    def hold(self, child: Hashable, command: Sequence[str], log: Path) -> None:
+        """See ``Children``; a node that is lost ends what it holds."""
+        number = self._node_of(child)
+        if number == 0:
+            self._own.hold(child, command, log)
+            return
+        with self._lock:
+            node = self._nodes.get(number)
+            if node is not None and child not in node.children | node.held:
+                name = repr(child)
+                self._names[name] = child
+                node.held.add(child)
+                node.connection.send(NODE_MESSAGES.line(HoldChild(name, list(command), str(log.absolute()))))
 
     def send(self, child: Hashable, line: str) -> None:
         """See ``Children``."""
@@ -201,7 +197,7 @@ class MultiNodeChildren:
             if child in node.children | node.abandoned:
                 node.connection.send(NODE_MESSAGES.line(message))
 
-    def _connected(self) -> list[_Node]:
+    def _connected(self) -> list[ConnectedNode]:
         with self._lock:
             return list(self._nodes.values())
 
@@ -241,7 +237,7 @@ class MultiNodeChildren:
     def _read_from(self, number: int, connection: NodeConnection) -> None:
         """Reads from an admitted node until its connection ends."""
         with closing(connection):
-            node = _Node(number, connection, time.monotonic())
+            node = ConnectedNode(number, connection, time.monotonic())
             with self._lock:
                 if self._is_closed or self._away.pop(number, None) is None:  # it has connected a second time
                     return
@@ -268,7 +264,7 @@ class MultiNodeChildren:
                 return f"node {number} is connected already"  # or was lost, and is not yet silent for long enough
             return None if number in self._away else f"there is no node {number}"
 
-    def _take(self, node: _Node, message: NodeMessage) -> None:
+    def _take(self, node: ConnectedNode, message: NodeMessage) -> None:
         match message:
             case ChildSent(name, line):
                 self._own.lines.put(ReceivedLine(self._names[name], line, node.seen))
@@ -278,7 +274,7 @@ class MultiNodeChildren:
                         node.children.remove(child)
                         self._deaths.append(Death(child, why, node.seen))
 
-    def _lose(self, node: _Node) -> None:
+    def _lose(self, node: ConnectedNode) -> None:
         now = time.monotonic()
         with self._lock:
             if self._nodes.get(node.number) is not node:

@@ -16,6 +16,14 @@ class StartChild(NamedTuple):
     log: str
 
 
+class HoldChild(NamedTuple):
+    """Command to a node: hold a child ready, see ``Children.hold``."""
+
+    child: str
+    command: list[str]
+    log: str
+
+
 class SendToChild(NamedTuple):
     """Command to a node: send a line to a child."""
 
@@ -65,7 +73,10 @@ class NodeUpdate(NamedTuple):
     is_there: bool
 
 
-NodeMessage = StartChild | SendToChild | SignalChild | EndNode | ChildSent | ChildDied | NodeHeartbeat
+NodeMessage = StartChild | HoldChild | SendToChild | SignalChild | EndNode | ChildSent | ChildDied | NodeHeartbeat
 
-NODE_MESSAGES = Codec[NodeMessage](StartChild, SendToChild, SignalChild, EndNode, ChildSent, ChildDied, NodeHeartbeat)
+NODE_MESSAGES = Codec[NodeMessage](
+    *(StartChild, HoldChild, SendToChild, SignalChild, EndNode),
+    *(ChildSent, ChildDied, NodeHeartbeat),
+)
 NODE_UPDATES = Codec[NodeUpdate](NodeUpdate)

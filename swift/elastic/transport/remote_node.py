@@ -21,6 +21,7 @@ from swift.elastic.transport.node_messages import (
     ChildDied,
     ChildSent,
     EndNode,
+    HoldChild,
     NodeHeartbeat,
     NodeMessage,
     SendToChild,
@@ -211,6 +212,8 @@ class _Relay:
         match message:
             case StartChild(child, command, log):
                 self._children.start(child, command, Path(log))
+            case HoldChild(child, command, log):
+                self._children.hold(child, command, Path(log))
             case SendToChild(child, line):
                 self._children.send(child, line)
             case SignalChild(child, number):

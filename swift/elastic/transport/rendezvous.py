@@ -11,9 +11,9 @@ import secrets
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Self
 
@@ -161,3 +161,24 @@ class NodeConnection:
             return {}
         finally:
             timer.cancel()
+
+
+@dataclass(eq=False)
+class ConnectedNode:
+    """A node that is connected to the first one.
+
+    Attributes:
+        number: number of the node, from 1.
+        connection: connection to it.
+        seen: when it last sent a message, in seconds.
+        children: its children.
+        abandoned: its children that were killed and do not die.
+        held: children that it was told to hold ready.
+    """
+
+    number: int
+    connection: NodeConnection
+    seen: float
+    children: set[Hashable] = field(default_factory=set)
+    abandoned: set[Hashable] = field(default_factory=set)
+    held: set[Hashable] = field(default_factory=set)

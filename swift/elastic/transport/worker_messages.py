@@ -23,6 +23,16 @@ from swift.elastic.membership import (
 from swift.elastic.transport.codec import Codec
 
 
+class Begin(NamedTuple):
+    """First command to every member: until it comes, the process has imported all that it needs, and has no devices.
+
+    Attributes:
+        done: iterations that the run has done.
+    """
+
+    done: int
+
+
 class FormGroup(NamedTuple):
     """``Form`` as members receive it.
 
@@ -100,11 +110,11 @@ class DataUnreadable(NamedTuple):
     why: str
 
 
-WorkerCommand = FormGroup | Enter | StartGeneration | Halt | Hang | Stop
+WorkerCommand = Begin | FormGroup | Enter | StartGeneration | Halt | Hang | Stop
 WorkerMessage = Message | Record | Planned | SnapshotKept | SnapshotMissed | DataUnreadable
 
 
-WORKER_COMMANDS = Codec[WorkerCommand](FormGroup, Enter, StartGeneration, Halt, Hang, Stop)
+WORKER_COMMANDS = Codec[WorkerCommand](Begin, FormGroup, Enter, StartGeneration, Halt, Hang, Stop)
 WORKER_MESSAGES = Codec[WorkerMessage](
     *(Ready, Departed, Formed, Heartbeat, PhaseTimed, CutRefused, Done),
     *(Record, Planned, SnapshotKept, SnapshotMissed, DataUnreadable),

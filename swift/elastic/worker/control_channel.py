@@ -12,6 +12,7 @@ from swift.elastic.membership import Enter, Heartbeat, PhaseTimed, StartGenerati
 from swift.elastic.transport import (
     WORKER_COMMANDS,
     WORKER_MESSAGES,
+    Begin,
     FormGroup,
     Halt,
     Hang,
@@ -22,6 +23,23 @@ from swift.elastic.transport import (
 from swift.elastic.worker.process_setup import LineWriter
 
 _ABORT_S = 0.05
+
+
+def wait_to_begin(source: TextIO, gone: Callable[[], NoReturn]) -> Begin:
+    """Waits for the first command of the supervisor.
+
+    Args:
+        source: stream of commands, a line each.
+        gone: function called when the supervisor is gone; does not return.
+    """
+    line = source.readline()
+    if not line.endswith("\n"):
+        gone()
+    command = WORKER_COMMANDS.read(line)
+    if isinstance(command, Stop):
+        os._exit(0)
+    assert isinstance(command, Begin), f"{command} has come first"
+    return command
 
 
 class CommandListener:

@@ -80,7 +80,7 @@ class GenerationStates(StateKeeper):
         records: records by iteration that may not be written yet.
         snapshots: store of states to be saved and of restored ones.
         copies: copies of another rank's slices; None if none are needed.
-        keep: function that puts the states on the devices into shared memory, if every window's is wanted there.
+        copy_if_due: function that copies the newest state to shared memory, if the next incarnation is to find it.
         restored: stamp of the state that was loaded or resharded for the generation; None if there is none.
         saved: iteration of the newest state kept to be saved; 0 if there is none.
     """
@@ -90,7 +90,7 @@ class GenerationStates(StateKeeper):
     records: dict[int, dict[str, Any]]
     snapshots: SharedMemoryStore
     copies: NeighbourCopies | None
-    keep: Callable[[], None]
+    copy_if_due: Callable[[], None]
     restored: Stamp | None
     saved: int = 0
 
@@ -138,8 +138,8 @@ class GenerationStates(StateKeeper):
         self.saved = done
 
     def end_window(self) -> None:
-        """Keeps the state of a window, and removes the restored one once there are two later ones."""
-        self.keep()
+        """Copies the state of a window if that is due, and removes the restored one once there are two later ones."""
+        self.copy_if_due()
         restored = self.restored
         if restored is not None and restored not in self.states and self.saved != restored.step:
             self.snapshots.keep_only(self.snapshots.stamps() - {restored})

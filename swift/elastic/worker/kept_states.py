@@ -2,6 +2,7 @@
 
 import sys
 import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from swift.elastic.membership import Stamp
@@ -15,6 +16,8 @@ class KeptStates:
 
     Args:
         store: store in shared memory.
+        copy_every: iterations between copies that a thread makes while training continues, for an incarnation that
+            follows this one; 0: states are kept at the end of a generation alone.
 
     Attributes:
         store: the same.
@@ -22,13 +25,16 @@ class KeptStates:
         records: records by iteration of which states may be kept; the processes that ran them may have died unreported.
     """
 
-    def __init__(self, store: SharedMemoryStore):
-        self.store = store
+    def __init__(self, store: SharedMemoryStore, copy_every: int = 0):
+        self.store, self._copy_every = store, copy_every
         self.on_devices: dict[Stamp, TrainState] = {}
         self.records: dict[int, dict[str, Any]] = store.records()
         self._keeping = threading.Lock()
         self._own_stamps: set[Stamp] = set()  # kept by this incarnation
         self._moved_from: Stamp | None = None  # a kept state that others may still need for their blocks
+        self._thread = ThreadPoolExecutor(1, "copies")
+        self._copying: Future[None] | None = None
+        self._copied: tuple[Stamp, ...] = ()  # copies that were begun, from the one on that all may need
 
     def begin(self, stamp: Stamp, state: TrainState, moved: Stamp | None) -> None:
         """Notes the state on the devices with which a generation begins, and removes all others from the store.
@@ -43,6 +49,7 @@ class KeptStates:
         self.on_devices[moved or stamp] = state
         self._own_stamps &= {stamp}
         self.store.keep_only(frozenset({stamp}))
+        self._copied = tuple(self.store.stamps())
 
     def load(self, stamp: Stamp, like: Any) -> Any:
         """Loads this process's part of a state from the store; see ``SharedMemoryStore.load``."""
@@ -54,16 +61,47 @@ class KeptStates:
         Without room for them this process has lost its part of these states, and still has what it kept before; the
         membership chooses the state to resume from accordingly.
         """
+        self._settle()
         with self._keeping:
             for stamp in sorted(self.on_devices.keys() - self._own_stamps):
-                records = [record for step, record in list(self.records.items()) if step <= stamp.step]
-                try:
-                    self.store.save(stamp, fetch_shards(self.on_devices[stamp]), records)
-                    self._own_stamps.add(stamp)
-                except OSError as error:
-                    print(f"the state after iteration {stamp.step} is not kept: {error}", file=sys.stderr, flush=True)
+                self._save(stamp, self.on_devices[stamp])
             if self.on_devices and self.on_devices.keys() <= self._own_stamps:
                 # After an iteration it is known that all have their blocks; before, they may need those of this state.
                 kept = self.on_devices.keys() | ({self._moved_from} if len(self.on_devices) == 1 else set())
                 self._own_stamps &= kept
                 self.store.keep_only(frozenset(filter(None, kept)))
+
+    def copy_if_due(self) -> None:
+        """Begins to copy the newest state if that is due, at the end of a window; waits for the copy before.
+
+        It is due when a multiple of ``copy_every`` has been reached, and in the first window of a generation. A process
+        that has ended a later window than that of a copy knows that all others have ended that one: all have the copy
+        before, for which they waited there. So older ones are removed, and two are left.
+        """
+        if not self._copy_every:
+            return
+        before, newest = sorted(self.on_devices)
+        if self._copying is not None and self._copying.done():
+            self._settle()
+        is_first = not self._copied or self._copied[-1].generation < newest.generation
+        if is_first or newest.step // self._copy_every > before.step // self._copy_every:
+            self._settle()
+            self._copied = (*self._copied, newest)
+            self._copying = self._thread.submit(self._save, newest, self.on_devices[newest])
+
+    def _settle(self) -> None:
+        """Waits for the copy in progress, and removes those that nobody needs any more."""
+        if self._copying is not None:
+            self._copying.result()
+            self._copying = None
+            self._copied = self._copied[-2:]
+            self.store.keep_only(frozenset(self._copied))
+
+    def _save(self, stamp: Stamp, state: TrainState) -> None:
+        """Puts a state into the store, with the records up to it."""
+        records = [record for step, record in list(self.records.items()) if step <= stamp.step]
+        try:
+            self.store.save(stamp, fetch_shards(state), records)
+            self._own_stamps.add(stamp)
+        except OSError as error:
+            print(f"the state after iteration {stamp.step} is not kept: {error}", file=sys.stderr, flush=True)

@@ -66,7 +66,8 @@ class WorkerProcess:
         scratch = worker_spec.scratch
         self._data = tuple(self._experiment.loader(split, scratch.corpus) for split in ("train", "validation"))
         check_same_data(scratch.data(), self._data[0].state())
-        self._executables, self._kept = ExecutableCache(scratch.programs), KeptStates(worker_spec.states())
+        self._executables = ExecutableCache(scratch.programs)
+        self._kept = KeptStates(worker_spec.states(), worker_spec.copy_every)
         # No array of this backend is kept: each generation has a backend of its own.
         self._specs = ElasticSpecs(self._experiment)
         spec = self._specs.on(self._experiment.topology.num_expert_ranks)
@@ -90,10 +91,14 @@ class WorkerProcess:
         self._channel = ControlChannel(worker_spec.gone)
         self._commands = CommandListener(commands, self._aborter, worker_spec.gone)
 
-    def run(self) -> None:
-        """Forms and runs generations until the supervisor ends the process."""
+    def run(self, done: int) -> None:
+        """Forms and runs generations until the supervisor ends the process.
+
+        Args:
+            done: iterations that the run had done when this process began.
+        """
         # Done before it reports ready, since a generation that it joins would wait; heartbeats are sent meanwhile.
-        self._data[0].skip_to(self._worker_spec.done)
+        self._data[0].skip_to(done)
         self._channel.send(Ready, number=0)
         number, grace_s = 0, None
         while True:
@@ -165,7 +170,7 @@ class WorkerProcess:
             records=self._kept.records,
             snapshots=self._worker_spec.snapshots(),
             copies=self._neighbour_copies,
-            keep=self._kept.keep if self._worker_spec.keeps_all else lambda: None,
+            copy_if_due=self._kept.copy_if_due,
             restored=max(self._kept.on_devices) if start.is_restored else None,
         )
         run_generation(generation, start, states)

@@ -23,16 +23,14 @@ class WorkerSpec:
         process: identity of this process in the run.
         by_rank: whether each expert rank has a process.
         scratch: files that it shares with the others.
-        keeps_all: whether to keep the state after every window, so that its next incarnation finds it.
-        done: iterations that the run had done when this process was started.
+        copy_every: iterations between copies of its state that its next incarnation finds; 0: none are made.
     """
 
     experiment: Experiment
     process: Process
     by_rank: bool
     scratch: RunFiles
-    keeps_all: bool = False
-    done: int = 0
+    copy_every: int = 0
     _ending: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def gone(self) -> NoReturn:

@@ -11,12 +11,24 @@ from swift.deadlines import Deadlines
 from swift.elastic.coordinator import membership_driver, parse_chaos
 from swift.elastic.coordinator.run_spec import RunContext, RunSpec
 from swift.elastic.coordinator.supervisor import Supervisor
-from swift.elastic.membership import Departed, Enter, Formed, Heartbeat, Member, PhaseTimed, Ready, Stamp, processes_of
+from swift.elastic.membership import (
+    Departed,
+    Enter,
+    Formed,
+    Heartbeat,
+    Member,
+    PhaseTimed,
+    Ready,
+    RecoveryPolicy,
+    Stamp,
+    processes_of,
+)
 from swift.elastic.transport.checkpoint_messages import SaveCheckpoint
 from swift.elastic.transport.child_processes import Death, ReceivedLine
 from swift.elastic.transport.worker_messages import (
     WORKER_COMMANDS,
     WORKER_MESSAGES,
+    Begin,
     Done,
     FormGroup,
     Halt,
@@ -78,7 +90,7 @@ class Stage:
     """Children, of which members act."""
 
     def __init__(self):
-        self.there, self.dead, self.halts, self.commands = {}, [], [], {}
+        self.there, self.dead, self.halts, self.begun, self.held = {}, [], [], {}, set()
 
     def __contains__(self, who):
         return who in self.there
@@ -86,15 +98,17 @@ class Stage:
     def away_s(self, _):
         return 0.0
 
-    def start(self, who, command, _log):
-        self.there[who], self.commands[who] = Acting(), command
+    def start(self, who, _command, _log):
+        self.there[who] = Acting()
 
     def send(self, who, line):
         if who not in self.there:
             return  # the dead are told, too
         order = WORKER_COMMANDS.read(line)
         self.halts += [order] if isinstance(order, Halt) and order not in self.halts else []
-        if not isinstance(order, Stop):
+        if isinstance(order, Begin):
+            self.begun[who] = order.done
+        elif not isinstance(order, Stop):
             self.there[who].obey(order)
 
     def signal(self, who, _):
@@ -189,7 +203,7 @@ class Told:
 class Run:
     """A run of two members that is told to stop after some iterations."""
 
-    def __init__(self, monkeypatch, *, saved=None, turns=20, stopping=60.0, chaos=()):
+    def __init__(self, monkeypatch, *, saved=None, turns=20, stopping=60.0, chaos=(), recovery="live"):
         monkeypatch.setattr(
             membership_driver, "CoordinationService", lambda *_: SimpleNamespace(address="", close=lambda: None)
         )
@@ -205,9 +219,10 @@ class Run:
         self.is_prepared = False
         run_spec = RunSpec(
             processes=PROCESSES,
-            command=lambda _, done: [str(done)],
+            command=lambda _: [],
             logs=Path("logs"),
             deadlines=Deadlines(stopping=stopping),
+            policy=RecoveryPolicy(recovery),
             faults=parse_chaos(chaos, TOPOLOGY, PROCESSES, num_steps=99),
         )
         self.supervisor = Supervisor(
@@ -253,9 +268,21 @@ def test_who_starts_again_is_told_how_far_the_run_is(monkeypatch):
 
     with run.supervisor:
         run.supervisor.run(is_back)
-    first, (done,) = run.stage.commands[Member(killed, 0)], run.stage.commands[Member(killed, 1)]
-    assert first == ["0"]
-    assert 5 <= int(done) <= run.told.written
+    assert run.stage.begun[Member(killed, 0)] == 0
+    assert 5 <= run.stage.begun[Member(killed, 1)] <= run.told.written
+
+
+@pytest.mark.parametrize("recovery", ["live", "restart"])
+def test_where_all_are_restarted_the_process_that_follows_each_is_held_ready_once_all_run(monkeypatch, recovery):
+    run = Run(monkeypatch, recovery=recovery)
+
+    def hold(who, *_):
+        assert not run.supervisor._driver.membership.is_recovering, "the processes that run need the cores"
+        run.stage.held.add(who)
+
+    run.stage.hold = hold
+    run.stops_after(5)
+    assert run.stage.held == ({Member(process, 1) for process in PROCESSES} if recovery == "restart" else set())
 
 
 MISSED = "--chaos 'step 3: kill 0:0' waited until the run ended, and did not happen: "

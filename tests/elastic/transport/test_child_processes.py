@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -118,6 +119,70 @@ def test_one_that_cannot_be_started_is_dead(children, tmp_path):
     (dead,) = until_dead(children)
     assert dead.why.startswith("cannot be started: ")
     assert "a" not in children
+
+
+HELD = "import os; print(input(), os.getpid(), flush=True); input()"
+"""Says nothing before its first line, as a child that is held has to."""
+
+
+def pids_of(word):
+    """Processes with a word in their command."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if word in (path / "cmdline").read_text().split("\0"):
+                found.append(int(path.name))
+    return found
+
+
+def until(holds):
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_child_that_is_held_is_none_before_it_is_started_and_then_is_the_same_process(children, tmp_path):
+    command = [sys.executable, "-c", HELD, str(tmp_path / "marks-it")]
+    for _ in range(2):
+        children.hold("a", command, tmp_path / "log")
+    until(lambda: pids_of(command[-1]))
+    (held,) = pids_of(command[-1])
+    children.send("a", "not yet\n")
+    children.signal("a", signal.SIGKILL)
+    assert "a" not in children
+    children.start("a", command, tmp_path / "log")
+    children.hold("a", command, tmp_path / "log")
+    children.send("a", "hello\n")
+    assert [heard.line for heard in children.received(30.0)] == [f"hello {held}\n"]
+    assert pids_of(command[-1]) == [held]
+    children.signal("a", signal.SIGKILL)
+    assert [dead.why for dead in until_dead(children)] == ["signal 9"]
+
+
+def test_one_that_dies_while_it_is_held_is_not_mourned_nor_held_again_and_another_is_started(children, tmp_path):
+    command = [sys.executable, "-c", HELD, str(tmp_path / "marks-it")]
+    children.hold("a", command, tmp_path / "log")
+    until(lambda: pids_of(command[-1]))
+    (held,) = pids_of(command[-1])
+    os.kill(held, signal.SIGKILL)
+    until(lambda: not pids_of(command[-1]))
+    children.hold("a", command, tmp_path / "log")
+    assert children.deaths() == []
+    assert pids_of(command[-1]) == []
+    children.start("a", command, tmp_path / "log")
+    children.send("a", "hello\n")
+    (heard,) = children.received(30.0)
+    assert heard.line.startswith("hello ")
+    assert heard.line != f"hello {held}\n"
+
+
+def test_none_that_is_held_is_left(tmp_path):
+    command = [sys.executable, "-c", HELD, str(tmp_path / "marks-it")]
+    with LocalChildren(os.environ, tmp_path) as children:
+        children.hold("a", command, tmp_path / "log")
+        until(lambda: pids_of(command[-1]))
+    assert pids_of(command[-1]) == []
 
 
 def test_none_is_left_not_even_one_that_is_stopped(tmp_path):

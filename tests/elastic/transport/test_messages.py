@@ -22,6 +22,7 @@ from swift.elastic.transport.checkpoint_messages import CHECKPOINT_ANSWERS
 from swift.elastic.transport.worker_messages import (
     WORKER_COMMANDS,
     WORKER_MESSAGES,
+    Begin,
     DataUnreadable,
     Done,
     FormGroup,
@@ -49,6 +50,7 @@ OTHER = Member(Process((0, 0), rank=1), 0)
         Enter(4, (MEMBER, OTHER)),
         StartGeneration(GoLive(4, Stamp(3, 16), (MEMBER,)), written=15, is_restored=True),
         StartGeneration(GoLive(1, None, ())),
+        Begin(40),
         Halt(2, 9),
         Hang(),
         Stop(),

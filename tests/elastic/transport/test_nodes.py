@@ -169,6 +169,25 @@ def test_children_here_and_there_are_heard_spoken_to_and_mourned_alike(fleet, tm
             assert who not in fleet
 
 
+def test_a_child_is_held_there_as_it_is_here(fleet, tmp_path):
+    code = "import os; print(os.getpid(), flush=True); print(input(), flush=True); input()"
+    with node(tmp_path):
+        assert hear(fleet) == [come()]
+        for who in ("near", "far"):
+            for _ in range(2):
+                fleet.hold(who, [sys.executable, "-c", code], tmp_path / who)
+            ((_, held),) = hear(fleet)
+            assert who not in fleet
+            start(fleet, who, code, tmp_path / who)
+            fleet.send(who, "hello\n")
+            assert hear(fleet) == [(who, "hello\n")]
+            assert who in fleet
+            assert is_alive(held)
+            fleet.signal(who, signal.SIGKILL)
+            assert until_dead(fleet) == [(who, "signal 9")]
+            assert until_gone(held)
+
+
 @pytest.mark.parametrize("what", ["the child", "its node"])
 def test_who_has_died_there_is_among_the_children_until_that_is_told(fleet, tmp_path, what):
     """Otherwise it would be started again by who does not know yet that it is dead."""

@@ -22,7 +22,7 @@ def test_a_member_reads_its_data_up_to_where_the_run_is_before_it_is_ready():
 
     member = object.__new__(WorkerProcess)  # without programs
     member._data = SimpleNamespace(skip_to=lambda step: done.append(step)), None
-    member._worker_spec, member._channel = SimpleNamespace(done=40), SimpleNamespace(send=send)
+    member._worker_spec, member._channel = SimpleNamespace(), SimpleNamespace(send=send)
     with pytest.raises(Reached):
-        member.run()
+        member.run(40)
     assert done == [40, Ready]

@@ -1,0 +1,67 @@
+"""Runs in which all processes start again after a death, from copies of their states in memory."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from swift.runlog import read_run
+from tests.elastic.runs import (
+    NO_CHECKPOINTS,
+    launched,
+    losses,
+    stop,
+    tell,
+    wait_for,
+    wait_for_steps,
+    whole,
+    write_config,
+)
+
+pytestmark = pytest.mark.slow
+EVERY = 4
+RESTART = "--recovery", "restart", "--copy-every", EVERY
+
+
+def test_all_start_again_from_the_newest_copy_that_they_have_in_common(tmp_path):
+    config = write_config(tmp_path, (2, 2, 1), 40)
+    chaos = ["--chaos", "step 14: kill 0:1", "step 27: kill 1:0"]
+    code, said = tell(config, "--processes", 4, "--run-dir", tmp_path / "run", *RESTART, *chaos)
+    assert code == 0, said
+    np.testing.assert_allclose(losses(tmp_path / "run"), whole(config, *NO_CHECKPOINTS), rtol=1e-8)
+    events = read_run(tmp_path / "run").events
+    assert "restore" not in {event["event"] for event in events}
+    recoveries = [event for event in events if event["event"] == "recovery"]
+    assert len(recoveries) == 2
+    assert max(event["rerun_steps"] for event in recoveries) <= EVERY
+
+
+def test_the_processes_that_start_again_were_held_ready_and_none_is_left(tmp_path):
+    config = write_config(tmp_path, (2, 1, 1), 10**6)
+    with launched(config, *map(str, RESTART)) as process:
+        wait_for(process, "running with 2 processes")
+        wait_for_steps(process, config, 2 * EVERY)
+        before = member_pids(process.pid)
+        assert len(before) == 4
+        os.kill(before[0], signal.SIGKILL)
+        wait_for(process, "resumed after iteration")
+        assert member_pids(process.pid)[:2] == before[2:]
+        stop(process, config)
+    found = losses(tmp_path / "run")
+    np.testing.assert_allclose(found, whole(config, "--stop-at", len(found), *NO_CHECKPOINTS), rtol=1e-8)
+
+
+def member_pids(supervisor):
+    """Process ids of the members and of those that are held ready, in the order of their starts."""
+    found = []
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        try:
+            with open(f"/proc/{pid}/stat") as stat, open(f"/proc/{pid}/cmdline") as command:
+                fields = stat.read().rpartition(")")[2].split()
+                words = command.read().split("\0")
+        except OSError:
+            continue
+        if int(fields[1]) == supervisor and fields[0] != "Z" and "member" in words:
+            found.append((int(fields[19]), pid))
+    return [pid for _, pid in sorted(found)]
