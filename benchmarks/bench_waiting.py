@@ -29,7 +29,9 @@ def measure(num_ranks: int, directory: Path) -> dict[str, Any]:
     """Trains a few iterations of the demo with batches of the tokens of so many ranks; the index is built before."""
     sequences = USUAL * num_ranks // 8
     settings = [f"Experiment.sequences_per_microbatch={sequences}", f"Experiment.num_steps={STEPS[num_ranks]}"]
-    experiment = load_experiment(ROOT / "experiments" / "demo.gin", ["CheckpointConfig.every=0", *settings])
+    experiment = load_experiment(
+        ROOT / "experiments" / "demo.gin", ["CheckpointConfig.every=0", "OptimizerConfig.warmup_steps=2", *settings]
+    )
     train(experiment, TrainOptions(directory, config_text(experiment)))
     found = read_run(directory)
     input_ms, step_ms = (np.asarray(scalars(found, name)) for name in ("input_ms", "step_ms"))

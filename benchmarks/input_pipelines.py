@@ -17,6 +17,7 @@ from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from swift.data import Pipeline, Rows, StandardLibrary, TokenizerFile
+from swift.data.records import JsonLines
 
 CASES = ("text", "images", "audio")
 ROW, BATCH = 256, 8
@@ -139,6 +140,18 @@ def sounds(num_records: int) -> Case:
     pipeline = read.map(mask, **field, is_random=True).shuffle().batch(BATCH)
 
     return Case("audio", pipeline, records, (decode, resample, spectrum), (mask,))
+
+
+def spectrogram(sample: Any) -> dict[str, Any]:
+    """Makes a sound of a seed, resamples it, and returns its spectrogram."""
+    sound = np.random.default_rng(sample["seed"]).standard_normal(4 * RATE, np.float32)
+    found = scipy.signal.stft(scipy.signal.resample_poly(sound, 1, 2), nperseg=FRAME)[2]
+    return {"sound": np.log1p(np.abs(found)).astype(np.float32)}
+
+
+def noises(path: str) -> Pipeline:
+    """Makes a pipeline of the seeds in a file of JSON lines, the same in every process."""
+    return Pipeline(JsonLines(path)).map(spectrogram, reads=("seed",), writes=("sound",))
 
 
 def case_of(name: str, scale: float, directory: Path) -> Case:
