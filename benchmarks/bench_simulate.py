@@ -97,10 +97,11 @@ def against_recycle() -> dict[str, dict[str, float]]:
         ("30m", "bert-large", (5, 6)),
     ):
         problem = Problem(Topology(D, P), 2 * P)
-        names = ("swift", "recycle", "oobleck", "bamboo")
+        names = ("ideal", "adapt", "swift", "recycle", "oobleck", "bamboo")
         outcomes = run(Job(problem), removals(*REMOVALS[often]), names, model)
         row = {"schedule": period(one_f_one_b(problem)) / period(zero_bubble(problem))}
-        for ours in ("swift", "recycle"):
+        row["adapt over the ideal"] = outcomes["adapt"].ettr / outcomes["ideal"].ettr
+        for ours in ("swift", "recycle", "adapt"):
             for theirs in ("oobleck", "bamboo"):
                 if theirs in outcomes:
                     row[f"{ours} over {theirs}"] = outcomes[ours].ettr / outcomes[theirs].ettr

@@ -181,7 +181,7 @@ PLOTS: dict[str, tuple[str, Callable[[Axes, dict[str, Any]], None]]] = {
     "symi_survival": ("symi_drops", survival),
     "symi_loss": ("symi_drops", loss),
     "symi_aux_loss": ("symi_aux_loss", aux_loss),
-    "balance_drops": ("balance_long", balance),
+    "balance_drops": ("balance", balance),
     "locality_drops": ("locality", locality),
     "recycle_ablation": ("recycle_ablation", ablation),
     "recycle_failures": ("recycle_failures", failures),
