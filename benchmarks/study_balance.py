@@ -1,4 +1,4 @@
-"""What balancing experts and dropping fewer tokens are worth: placements, and what balances them, over several seeds.
+"""The worth of balancing experts and of dropping fewer tokens: placements, and what balances them, over several seeds.
 
 ``table`` is 150 iterations of the demo: static, SYMI's and packed placement, each with no balancing, with an auxiliary
 loss and with an expert bias. ``long`` is 2,000 iterations, with more systems. A run takes 1 to 20 CPU-minutes,

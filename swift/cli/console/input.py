@@ -29,7 +29,7 @@ def add_data(commands: Any) -> None:
             _add_serving(action)
             continue
         action.add_argument(
-            "--records", type=int, default=100, help="records of the profile at most (default: %(default)s)"
+            "--records", type=int, help="records of the profile at most (default: one in 50, but 16 to 100)"
         )
         action.add_argument("--format", choices=["text", "json"], default="text", help="format of the result on stdout")
         if name != "profile":

@@ -44,7 +44,8 @@ def data(options: argparse.Namespace) -> None:
     if options.action == "serve":
         serve(options)
         return
-    check_count("--records", options.records, least=1)
+    if options.records is not None:
+        check_count("--records", options.records, least=1)
     if options.action == "bench":
         check_number("--seconds", options.seconds, above=0)
     pipeline = load_pipeline(options.config, options.set)

@@ -91,8 +91,8 @@ class KeptStates:
 
     def _settle(self) -> None:
         """Waits for the copy in progress, and removes those that nobody needs any more."""
-        if self._copying is not None:
-            self._copying.result()
+        if (copying := self._copying) is not None:  # read once: the thread that aborts may settle it at the same time
+            copying.result()
             self._copying = None
             self._copied = self._copied[-2:]
             self.store.keep_only(frozenset(self._copied))

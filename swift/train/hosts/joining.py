@@ -50,6 +50,8 @@ def join_hosts(place: HostPlace) -> Hosts:
     Raises:
         SettingError: the surroundings do not say where the other hosts are, or host 0 cannot listen there.
     """
+    # On by default: it catches SIGTERM, which then has no effect until a run holds it back (``swift.train.Interrupt``).
+    jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
             place.coordinator,

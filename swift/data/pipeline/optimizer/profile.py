@@ -20,7 +20,7 @@ from swift.errors import SettingError
 _AT_MOST_S = 1.0
 """Seconds after which no further record is profiled."""
 _SHARE, _LEAST, _MOST = 50, 16, 100
-"""Records of which one is profiled, but 16 to 100 in all: a profile of more would take as long as its plan saves."""
+"""One record in 50 is profiled, but 16 to 100: a profile of more would take as long as its plan saves."""
 _THREADS = 2
 _TRIED_S, _TRIED_AT_MOST_S = 0.03, 0.3
 """Seconds for which one thread is tried, and two together: without those in which others have its core, and in all."""
