@@ -24,7 +24,7 @@ class EmbeddingWeights(NamedTuple):
     """The embedding of a rank, or its gradients."""
 
     own: Any  # leaves [1, ...]
-    copies: Any = ()  # copies of other ranks' rows [H, D], if there are any
+    copies: Any = ()  # copies [H, D] of tokens' vectors that other ranks hold, if there are any
 
 
 class StageWeights(NamedTuple):

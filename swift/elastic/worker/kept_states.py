@@ -94,7 +94,8 @@ class KeptStates:
         if (copying := self._copying) is not None:  # read once: the thread that aborts may settle it at the same time
             copying.result()
             self._copying = None
-            self._copied = self._copied[-2:]
+            written = self.store.stamps()  # without room for the newest, the last two that are there stay
+            self._copied = tuple(stamp for stamp in self._copied if stamp in written)[-2:]
             self.store.keep_only(frozenset(self._copied))
 
     def _save(self, stamp: Stamp, state: TrainState) -> None:

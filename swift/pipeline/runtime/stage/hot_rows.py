@@ -1,8 +1,8 @@
-"""Copies of the embedding's hot rows, for as long as an iteration: fetched before it, their gradients sent after it.
+"""Copies of what the embedding has for hot tokens: fetched before an iteration, their gradients sent after it.
 
 All expert ranks of a worker begin and end an iteration at once, so what they exchange may be in a branch of a worker.
 
-Legend: K iterations of the window, n micro-batches of a worker, H hot rows of a rank, D model dim.
+Legend: K iterations of the window, n micro-batches of a worker, H hot tokens of a rank, D model dim.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from swift.pipeline.stage_weights import EmbeddingWeights, StageWeights
 
 @dataclass(frozen=True)
 class HotRows:
-    """The hot rows of a rank in each iteration of a window; without effect where a spec has none.
+    """The hot tokens of a rank in each iteration of a window; without effect where a spec has none.
 
     Attributes:
         spec: step spec.
@@ -60,7 +60,7 @@ class HotRows:
         return jnp.zeros(shape, self.spec.compute_dtype) if self.spec.num_hot_rows else ()
 
     def at(self, iteration: Any, copies: Any) -> Copies | None:
-        """The copies of an iteration, with the rows that they are of."""
+        """The copies of an iteration, with the tokens that they are of."""
         return Copies(self.hot_KH[iteration], copies) if self.spec.num_hot_rows else None
 
     def fetch(self, slots: dict[str, jax.Array], iteration: Any, is_first: Any, copies: Any) -> Any:
@@ -83,17 +83,17 @@ class HotRows:
             return where(is_first & (iteration < len(self.hot_KH)), fetched, lambda: copies)
 
     def collect(self, totals: StageWeights, iteration: Any, is_first: Any) -> StageWeights:
-        """Adds the gradients of an iteration's copies to those of the rows, on their owners; of the first chunk."""
+        """Adds the gradients of an iteration's copies to the embedding's, on their owners; of the first chunk."""
         spec = self.spec
         if not spec.num_hot_rows:
             return totals
 
         def added(embedding: EmbeddingWeights) -> EmbeddingWeights:
             own = jax.tree.map(lambda leaf: leaf, embedding.own)  # a copy of the tree, which is changed
-            rows, hot_H = own["token_VD"], self.hot_KH[iteration]
+            shares, hot_H = own["token_VD"], self.hot_KH[iteration]
             ranks, wire = spec.live.num_ranks, spec.row_wire_dtype
-            total_vD = add_gradients_of_copies(rows[...][0], embedding.copies, hot_H, ranks, wire)
-            own["token_VD"] = rows.replace(total_vD[None])
+            total_vD = add_gradients_of_copies(shares[...][0], embedding.copies, hot_H, ranks, wire)
+            own["token_VD"] = shares.replace(total_vD[None])
             return EmbeddingWeights(own, jnp.zeros_like(embedding.copies))
 
         with jax.named_scope(f"{scopes.UPDATE}/{scopes.COPIES}/embedding"):

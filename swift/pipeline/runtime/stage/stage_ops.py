@@ -75,7 +75,7 @@ class EvaluationOps:
             return self.spec.gpt.embed(weights, data.inputs, copies=self._copies(op))
 
     def _copies(self, op: TickOp) -> Copies | None:
-        """Copies of rows that an op looks up: none in an evaluation."""
+        """Copies that an op looks tokens up in: none in an evaluation."""
         del op
         return None
 
@@ -101,7 +101,7 @@ class StageOps(EvaluationOps):
     Attributes:
         stage: the stage's blocks as F, B and W.
         aux_weight_K: weight of the auxiliary loss in each iteration, beside the sum of the tokens' losses.
-        hot_rows: rows of the embedding that the weights have copies of.
+        hot_rows: tokens of which the weights have copies.
     """
 
     stage: Stage
