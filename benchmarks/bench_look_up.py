@@ -66,8 +66,8 @@ def bytes_of(row_MRT: np.ndarray, num_hot: int, *, once: bool, buffer: int | Non
 def bytes_in_runs(token_MRT: np.ndarray, *, copies: bool) -> float:
     """Bytes of a rank in an iteration of a run, with or without copies of hot rows."""
     num_hot = num_hot_rows(TOKENS, VOCABULARY, len(token_MRT)) * copies
-    counts = np.ones(len(token_MRT), bool)
-    hot_R = [np.asarray(choose_hot_rows(token_MRT[:, rank], counts, VOCABULARY, num_hot)) for rank in range(RANKS)]
+    one = np.zeros(len(token_MRT), np.int32)
+    hot_R = [np.asarray(choose_hot_rows(token_MRT[:, rank], one, 1, VOCABULARY, num_hot)[0]) for rank in range(RANKS)]
     wanted = [
         [np.setdiff1d(token_T, hot) for token_T, hot in zip(token_RT, hot_R, strict=True)] for token_RT in token_MRT
     ]

@@ -191,6 +191,8 @@ def main() -> int:
         balance: {system: summary(of) for system, of in systems.items()} for balance, systems in groups.items()
     }
     corpus = b"\0".join(document.read().encode() for document in StandardLibrary().documents())
+    if not {"static", "symi"} <= by_balance.get("none", {}).keys():
+        parser.error(f"{options.record} has no run of static and symi without balancing, which the others are held to")
     drops = {system: of["dropped_percent"]["mean"] for system, of in by_balance["none"].items()}
     return publish(
         f"what balancing and placement are worth: {options.study}",

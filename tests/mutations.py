@@ -108,8 +108,13 @@ MUTATIONS = (
         "models/vocabulary/row_look_up.py", "jnp.where(is_hot_X[:, None],", "jnp.where(~is_hot_X[:, None],", LOOK_UP
     ),
     Mutation("models/vocabulary/row_look_up.py", "most = lax.pmax(jnp.max(", "most = lax.pmax(jnp.min(", LOOK_UP),
-    Mutation("models/vocabulary/hot_rows.py", "most_H > 1", "most_H > 0", LOOK_UP),
-    Mutation("models/vocabulary/hot_rows.py", "is_needed_V & counts", "is_needed_V", LOOK_UP),
+    Mutation("models/vocabulary/hot_rows.py", "most_KH > 1", "most_KH > 0", LOOK_UP),
+    Mutation(
+        "models/vocabulary/hot_rows.py",
+        "iteration_n < 0, num_iterations, iteration_n",
+        "iteration_n < 0, 0, iteration_n",
+        LOOK_UP,
+    ),
     Mutation("models/vocabulary/row_shares.py", "self.row_size), 1, 3)", "self.row_size), 1, 2)", ROW_SHARES),
     Mutation("experts/exchange.py", "(pairs >> 16).astype", "(pairs >> 8).astype", EXCHANGE),
     Mutation("models/row_copies.py", "self.start + row * self.row_size", "row * self.row_size", ROW_COPIES),

@@ -73,14 +73,13 @@ class GPT:
 
     def __post_init__(self) -> None:
         config, num_moe = self.config, sum(self.config.moe_layers)
+        network = partial(make_network, config, config.expert_width)
         groups = [
             Group("embedding", 1, 1, lambda rngs: Embedding(config, self.vocab_size, rngs)),
             Group("attention", config.num_layers, 1, self._attention),
             Group("mlp", config.num_layers - num_moe, 1, lambda rngs: Mlp(config, rngs)),
             Group("router", num_moe, 1, lambda rngs: Router(config, self.num_classes, rngs)),
-            Group(
-                "expert", num_moe, self.num_classes, partial(make_network, config, config.expert_width), is_expert=True
-            ),
+            Group("expert", num_moe, self.num_classes, network, is_expert=True),
             Group("head", 1, 1, lambda rngs: Head(config, self.vocab_size, rngs)),
         ]
         object.__setattr__(self, "groups", {group.name: group for group in groups if group.num_layers})
@@ -131,10 +130,11 @@ class GPT:
 
     def unpack(self, packed: Mapping[str, jax.Array | np.ndarray]) -> Weights:
         """Unpacks ``[layers, slots or experts, size]`` for each group into the weights that the forward pass reads."""
-        return {
-            name: [group.unpack(stack[i] if group.is_expert else stack[i][0]) for i in range(stack.shape[0])]
-            for name, group, stack in ((name, group, packed[name]) for name, group in self.groups.items())
-        }
+        weights: Weights = {}
+        for name, group in self.groups.items():
+            layers = [packed[name][layer] for layer in range(packed[name].shape[0])]
+            weights[name] = [group.unpack(layer if group.is_expert else layer[0]) for layer in layers]
+        return weights
 
     def pack(self, weights: Weights) -> dict[str, jax.Array]:
         """Packs weights into one array per group: the inverse of ``unpack``."""

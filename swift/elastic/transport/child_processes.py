@@ -204,7 +204,7 @@ class LocalChildren:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._children = {**self._held, **self._children}  # a held one is no longer held once it was started
+        self._children |= self._held
         self._held.clear()
         for child in list(self._children):
             self.signal(child, signal.SIGKILL)

@@ -6,14 +6,14 @@ tokens are known when it begins: so nothing has to be remembered from one iterat
 where it saves a request at least. What all ranks need often, all of them have.
 
 Legend: N ranks, V rows of the table, v = V / N those of a rank, H hot rows of a rank, n micro-batches, T tokens of a
-rank in each, D width.
+rank in each, K iterations, D width.
 """
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from swift.models.vocabulary.row_look_up import NONE, Requests, requests_at_once
 
@@ -34,25 +34,30 @@ def num_hot_rows(num_tokens: int, vocab_size: int, num_microbatches: int) -> int
 
 
 def choose_hot_rows(
-    tokens_nT: Int[Array, "n T"], counts_n: Bool[Array, " n"], vocab_size: int, num_hot: int
-) -> Int[Array, " H"]:
-    """Chooses the rows that most micro-batches need, of those that at least two do: ascending, after ``NONE`` for none.
+    tokens_nT: Int[Array, "n T"], iteration_n: Int[Array, " n"], num_iterations: int, vocab_size: int, num_hot: int
+) -> Int[Array, "K H"]:
+    """Chooses the rows that most micro-batches of an iteration need, of those that at least two do.
 
     Args:
         tokens_nT: int32, tokens of this rank.
-        counts_n: whether a micro-batch is one of the iteration.
+        iteration_n: int32, the iteration of a micro-batch; -1: it counts in none.
+        num_iterations: K.
         vocab_size: V.
         num_hot: H.
+
+    Returns:
+        int32, for each iteration ascending, after ``NONE`` for none.
     """
 
-    def add(count_V: jax.Array, microbatch: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-        tokens_T, counts = microbatch
-        is_needed_V = jnp.zeros(vocab_size, bool).at[tokens_T].set(True)
-        return count_V + (is_needed_V & counts), None
+    def add(count_KV: jax.Array, microbatch: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        tokens_T, iteration = microbatch
+        is_needed_V = jnp.zeros(vocab_size, jnp.int32).at[tokens_T].set(1)
+        return count_KV.at[iteration].add(is_needed_V, mode="drop"), None
 
-    count_V, _ = lax.scan(add, jnp.zeros(vocab_size, jnp.int32), (tokens_nT, counts_n))
-    most_H, row_H = lax.top_k(count_V, num_hot)
-    return jnp.sort(jnp.where(most_H > 1, row_H.astype(jnp.int32), NONE))
+    row_n = jnp.where(iteration_n < 0, num_iterations, iteration_n)  # -1 would be the last one
+    count_KV, _ = lax.scan(add, jnp.zeros((num_iterations, vocab_size), jnp.int32), (tokens_nT, row_n))
+    most_KH, row_KH = lax.top_k(count_KV, num_hot)
+    return jnp.sort(jnp.where(most_KH > 1, row_KH.astype(jnp.int32), NONE))
 
 
 def fetch_copies(own_vD: Float[Array, "v D"], hot_H: Int[Array, " H"], num_ranks: int) -> Float[Array, "H D"]:

@@ -60,10 +60,8 @@ def look_up_in_shares(
         tokens_BT: int32, tokens of this rank; all ranks have equally many.
         num_ranks: N.
     """
-    wanted_X, index_T = distinct(tokens_BT.reshape(-1))
-    place_X, is_hot_X = _place_in(hot_H, wanted_X)
-    requests = Requests.of(jnp.where(is_hot_X, NONE, wanted_X), requests_at_once(tokens_BT.size, num_ranks), num_ranks)
-    rows_XD = jnp.zeros((len(wanted_X), own_vD.shape[1]), own_vD.dtype)
+    requests, index_T, place_X, is_hot_X = _requests_of(tokens_BT, hot_H, num_ranks)
+    rows_XD = jnp.zeros((len(index_T), own_vD.shape[1]), own_vD.dtype)
     if len(hot_H):
         rows_XD = jnp.where(is_hot_X[:, None], jnp.take(copies_HD, place_X, axis=0, mode="clip"), rows_XD)
     return requests.fetch(own_vD, rows_XD)[index_T].reshape(*tokens_BT.shape, -1)
@@ -94,20 +92,33 @@ def gradient_in_shares(
         Gradients of this rank's rows, for the tokens of all ranks; and of its copies, for its own tokens.
     """
     d_rows_TD = d_x_BTD.reshape(tokens_BT.size, -1)
-    wanted_X, index_T = distinct(tokens_BT.reshape(-1))
-    place_X, is_hot_X = _place_in(hot_H, wanted_X)
-    requests = Requests.of(jnp.where(is_hot_X, NONE, wanted_X), requests_at_once(tokens_BT.size, num_ranks), num_ranks)
+    requests, index_T, place_X, is_hot_X = _requests_of(tokens_BT, hot_H, num_ranks)
     sums_XD = _sum_tokens(d_rows_TD, index_T, wire_dtype)
     wide = at_least_float32(d_x_BTD.dtype)
     total_vD = requests.add_on_owners(sums_XD, jnp.zeros((num_rows, d_rows_TD.shape[1]), wide))
     if not len(hot_H):
         return total_vD, jnp.zeros((0, d_rows_TD.shape[1]), wide)
     # Where in the sums those of each copy are; beyond them for a row that no token needs.
-    beyond_X = len(hot_H) + jnp.arange(len(wanted_X), dtype=jnp.int32)
-    index_X = jnp.arange(len(wanted_X), dtype=jnp.int32)
-    source_H = jnp.full(len(hot_H), len(wanted_X), jnp.int32)
-    source_H = source_H.at[jnp.where(is_hot_X, place_X, beyond_X)].set(index_X, mode="drop", unique_indices=True)
+    index_X = jnp.arange(len(sums_XD), dtype=jnp.int32)
+    source_H = jnp.full(len(hot_H), len(sums_XD), jnp.int32)
+    copy_X = jnp.where(is_hot_X, place_X, len(hot_H) + index_X)
+    source_H = source_H.at[copy_X].set(index_X, mode="drop", unique_indices=True)
     return total_vD, sums_XD.at[source_H].get(mode="fill", fill_value=0).astype(wide)
+
+
+def _requests_of(
+    tokens_BT: jax.Array, hot_H: jax.Array, num_ranks: int
+) -> tuple["Requests", jax.Array, jax.Array, jax.Array]:
+    """Requests for the rows that tokens need and this rank has no copy of.
+
+    Returns:
+        (requests, where each token's row is among the rows [T], and of each row where among the copies it would be and
+        whether it is there [X]); there are as many places for rows as tokens.
+    """
+    wanted_X, index_T = distinct(tokens_BT.reshape(-1))
+    place_X, is_hot_X = _place_in(hot_H, wanted_X)
+    size = requests_at_once(tokens_BT.size, num_ranks)
+    return Requests.of(jnp.where(is_hot_X, NONE, wanted_X), size, num_ranks), index_T, place_X, is_hot_X
 
 
 def _place_in(hot_H: jax.Array, row_X: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -200,8 +200,8 @@ class Experiment:
         separator = self.data.separator if self.separate_documents else None
         kernel = layouts.kernel(self.attention, live, self.compute_dtype, self.model, separates=self.separate_documents)
         shares = layouts.sharing_ranks(live, embedding=self.embedding, head=self.head)
-        sizes = self.vocab_size, self.experts.num_classes
-        gpt = GPT(self.model, *sizes, kernel, separator, self.experts.is_exact, **shares)
+        sizes = {"vocab_size": self.vocab_size, "num_classes": self.experts.num_classes} | shares
+        gpt = GPT(self.model, **sizes, kernel=kernel, separator=separator, has_slices=self.experts.is_exact)
         layouts_of = partial(layouts.make_layouts, compute_dtype=self.compute_dtype, wire_dtype=self.wire_dtype)
         with renamed_settings({"StepSpec.policy": "Experiment.placement"}):
             return StepSpec(

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from swift.runlog import read_run
 from tests.elastic.runs import (
     NO_CHECKPOINTS,
     launched,
+    left_behind,
     losses,
     stop,
     tell,
@@ -42,26 +44,20 @@ def test_the_processes_that_start_again_were_held_ready_and_none_is_left(tmp_pat
     with launched(config, *map(str, RESTART)) as process:
         wait_for(process, "running with 2 processes")
         wait_for_steps(process, config, 2 * EVERY)
-        before = member_pids(process.pid)
+        before = member_pids(config)
         assert len(before) == 4
         os.kill(before[0], signal.SIGKILL)
         wait_for(process, "resumed after iteration")
-        assert member_pids(process.pid)[:2] == before[2:]
+        assert member_pids(config)[:2] == before[2:]
         stop(process, config)
     found = losses(tmp_path / "run")
     np.testing.assert_allclose(found, whole(config, "--stop-at", len(found), *NO_CHECKPOINTS), rtol=1e-8)
 
 
-def member_pids(supervisor):
+def member_pids(config):
     """Process ids of the members and of those that are held ready, in the order of their starts."""
-    found = []
-    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
-        try:
-            with open(f"/proc/{pid}/stat") as stat, open(f"/proc/{pid}/cmdline") as command:
-                fields = stat.read().rpartition(")")[2].split()
-                words = command.read().split("\0")
-        except OSError:
-            continue
-        if int(fields[1]) == supervisor and fields[0] != "Z" and "member" in words:
-            found.append((int(fields[19]), pid))
-    return [pid for _, pid in sorted(found)]
+
+    def started(pid):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+    return sorted((pid for pid, kind in left_behind(config).items() if kind == "member"), key=started)

@@ -137,6 +137,10 @@ def test_a_copy_for_which_there_is_no_room_is_missing_and_the_run_goes_on(tmp_pa
     assert "the state after iteration 2 is not kept: no room" in capsys.readouterr().err
     worker.iterate()
     assert worker.steps() == [1]
+    for _ in range(4):  # two more copies find no room
+        worker.iterate()
+        worker.settle()
+    assert worker.steps() == [1]
 
 
 def test_without_copies_nothing_is_kept_before_the_generation_ends(tmp_path):

@@ -107,15 +107,17 @@ def test_gradients_of_a_row_are_summed_wider_than_they_are(num_hot):
 
 
 def test_hot_rows_are_those_that_most_micro_batches_need():
-    """Against a count by hand, of the micro-batches that count; a row of one micro-batch is not hot."""
+    """Against a count by hand, of each iteration's micro-batches; a row of one micro-batch is not hot."""
     random = np.random.default_rng(0)
     for num_hot in (2, 6, ROWS):
-        tokens_nT = (random.zipf(1.3, (5, 8)) % ROWS).astype(np.int32)
-        counts_n = np.array([True, False, True, True, True])
-        needed = [sum(row in of for of in tokens_nT[counts_n]) for row in range(ROWS)]
-        most = sorted(range(ROWS), key=lambda row: (-needed[row], row))[:num_hot]
-        wanted = sorted(row if needed[row] > 1 else NONE for row in most)
-        assert choose_hot_rows(tokens_nT, counts_n, ROWS, num_hot).tolist() == wanted
+        tokens_nT = (random.zipf(1.3, (8, 8)) % ROWS).astype(np.int32)
+        iteration_n = np.array([0, -1, 0, 0, 1, 0, -1, 1], np.int32)
+        wanted = []
+        for iteration in range(2):
+            needed = [sum(row in of for of in tokens_nT[iteration_n == iteration]) for row in range(ROWS)]
+            most = sorted(range(ROWS), key=lambda row: (-needed[row], row))[:num_hot]
+            wanted.append(sorted(row if needed[row] > 1 else NONE for row in most))
+        assert choose_hot_rows(tokens_nT, iteration_n, 2, ROWS, num_hot).tolist() == wanted
 
 
 @pytest.mark.parametrize("buffer_size", [2, 64])

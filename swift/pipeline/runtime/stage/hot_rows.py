@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Int
 
 from swift.models import Copies, add_gradients_of_copies, choose_hot_rows, fetch_copies
@@ -44,14 +43,12 @@ class HotRows:
             iteration_n: int32, the iteration in which the worker embeds a micro-batch; -1: another worker does.
             num_iterations: K.
         """
-        tokens_nT = inputs_nBT.reshape(len(inputs_nBT), -1)
-
-        def of_iteration(iteration: jax.Array) -> jax.Array:
-            return choose_hot_rows(tokens_nT, iteration_n == iteration, spec.gpt.vocab_size, spec.num_hot_rows)
-
         if not spec.num_hot_rows:
             return cls(spec, jnp.zeros((num_iterations, 0), jnp.int32))
-        return cls(spec, lax.map(of_iteration, jnp.arange(num_iterations, dtype=jnp.int32)))
+        tokens_nT = inputs_nBT.reshape(len(inputs_nBT), -1)
+        return cls(
+            spec, choose_hot_rows(tokens_nT, iteration_n, num_iterations, spec.gpt.vocab_size, spec.num_hot_rows)
+        )
 
     @property
     def no_copies(self) -> Any:
