@@ -166,7 +166,7 @@ def test_one_that_dies_while_it_is_held_is_not_mourned_nor_held_again_and_anothe
     until(lambda: pids_of(command[-1]))
     (held,) = pids_of(command[-1])
     os.kill(held, signal.SIGKILL)
-    until(lambda: not pids_of(command[-1]))
+    os.waitid(os.P_PID, held, os.WEXITED | os.WNOWAIT)  # its command is gone from /proc a moment before
     children.hold("a", command, tmp_path / "log")
     assert children.deaths() == []
     assert pids_of(command[-1]) == []
