@@ -49,7 +49,8 @@ _GLOO = "cpu:gloo"
 """XLA's own directory of what gloo publishes of each process: a host, an address, and a number for each other process,
 with which that connects. If XLA used another one, a process that waits to be connected to by a dead one could not be
 released, and would end after a time limit (see ``swift.elastic.worker.worker``)."""
-_NUMBER = np.dtype("=i8")
+_NUMBER, _MAX_NUMBER = np.dtype("=i8"), 1 << 14
+"""Numbers count a process's connections from 0; a larger one is none of gloo's, but of a layout that is not known."""
 _CONNECT_S = 1.0
 
 
@@ -245,9 +246,13 @@ class JaxGroup:
 
 
 def _largest_number(key: str, value: bytes) -> int:
-    """Returns the largest number with which a process is connected to, of those at the end of what gloo publishes."""
-    size = (key.split("/")[-2].count(",") + 1) * _NUMBER.itemsize
-    return int(np.frombuffer(value[-size:], _NUMBER).max()) if len(value) >= size else -1
+    """Returns the largest number with which a process is connected to, of those at the end of what gloo publishes.
+
+    -1 where what is published has another layout.
+    """
+    size = (key.count(",") + 1) * _NUMBER.itemsize  # the key lists the processes
+    number = int(np.frombuffer(value[-size:], _NUMBER).max()) if len(value) >= size else -1
+    return number if number <= _MAX_NUMBER else -1
 
 
 def _client(address: str, index: int, timeout_s: int) -> Any:
