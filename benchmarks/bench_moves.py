@@ -24,7 +24,7 @@ from measure import median, publish
 from swift.runlog import read_run
 
 _COPIED_BYTES = 1 << 28
-_BETWEEN = 14
+_BETWEEN = 30
 """Iterations from a failure to the return, and from there to the next failure: time to find a cut and to compile."""
 
 
@@ -102,7 +102,7 @@ def of_processes(options: argparse.Namespace, directory: Path) -> Iterator[dict[
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--failures", type=int, default=6, help="failures in one process, and with real ones")
+    parser.add_argument("--failures", type=int, default=3, help="failures in one process, and with real ones")
     parser.add_argument("--width", type=int, default=256, help="of the model (default: %(default)s)")
     options = parser.parse_args()
     bandwidth = copies_a_second()
