@@ -73,6 +73,7 @@ def test_what_a_platform_cannot_do_is_refused(experiment, given, told):
     [
         ("gpu", GPUS, (), 2, 2, None),
         ("gpu", GPUS, (), 5, 1, "needs 5 on this machine, one for each expert rank, and JAX has 4 x NVIDIA H100 there"),
+        ("gpu", GPUS, (), 3, 2, "needs 6 on this machine, one for each expert rank, and JAX has 4"),
         (
             "gpu",
             JaxAnswer("cpu", 1, "cpu"),
