@@ -12,8 +12,8 @@ generation can be loaded in the next (see ``swift.pipeline.reconfigure.executabl
 dead group is ever used again. Everything on a backend's devices is lost with it: states are copied to the host before.
 
 CPU collectives (gloo) are aborted here, through their sockets: a process that waits for a dead process gets an error at
-once, but one that waits for a third process would wait forever. On GPU the runtime aborts NCCL by itself (not run
-here).
+once, but one that waits for a third process would wait forever. A group of accelerators is formed once in the life of
+its processes, and not mended: see ``swift.elastic.accelerators``.
 
 By default gloo listens at the address that the machine's own name resolves to. Here the CPU backend is given the
 address from which this process reaches the coordination service: the loopback device, unless the service is on a
@@ -189,10 +189,14 @@ class JaxGroup:
 
     def _configure_backend(self, index: int) -> None:
         """Configures JAX to make the next backend as process ``index``."""
+        self._take_place(index)
+        register_backend_factory("cpu", self._cpu_client, fail_quietly=False)
+
+    def _take_place(self, index: int) -> None:
+        """Gives JAX what ``jax.distributed.initialize`` would, as process ``index``."""
         state = self._state
         state.coordinator_address, state.process_id, state.num_processes = self._address, index, self._num_processes
         state.client = self._client
-        register_backend_factory("cpu", self._cpu_client, fail_quietly=False)
 
     def grid(self, num_ranks: int) -> np.ndarray:
         """Returns the devices of the group ``[rows, num_ranks]``, in the order of the processes."""
