@@ -67,7 +67,8 @@ def add_input_hosts(parser: argparse.ArgumentParser, *, has_network: bool = Fals
     parser.add_argument(
         "--input-hosts",
         metavar="HOST:PORT,...",
-        help="machines where `swift data serve` makes samples of this pipeline (default: none)",
+        help="machines where `swift data serve` makes samples of this pipeline, or of the sources of this mixture "
+        "(default: none)",
     )
     add_key(parser)
     if not has_network:
