@@ -35,6 +35,7 @@ import jax
 import numpy as np
 from jax.extend.backend import clear_backends, register_backend_factory
 
+from swift.elastic.gloo_connections import GLOO, connect_as_all
 from swift.elastic.own_sockets import Address, connections, listening_at
 from swift.errors import RunError
 
@@ -45,13 +46,6 @@ _NUM_PORTS = 3
 _SOCKET, _MAX_PATH = "unix:", 107
 """Scheme of the address of a Unix socket, and the largest size of its path in bytes (see ``man 7 unix``)."""
 _ADDRESSES = "swift/addresses/{}"
-_GLOO = "cpu:gloo"
-"""XLA's own directory of what gloo publishes of each process: a host, an address, and a number for each other process,
-with which that connects. If XLA used another one, a process that waits to be connected to by a dead one could not be
-released, and would end after a time limit (see ``swift.elastic.worker.worker``)."""
-_NUMBER, _MAX_NUMBER = np.dtype("=i8"), 1 << 14
-"""Numbers count a process's connections from 0; a larger one is none of gloo's, but of a layout that is not known."""
-_CONNECT_S = 1.0
 
 
 def check_support() -> None:
@@ -224,14 +218,10 @@ class JaxGroup:
 
     def _stop_waiting(self) -> None:
         """Ends every wait for what another process publishes, and for a process that is to connect to this one."""
-        published = list[tuple[str, bytes]]()
+        published = dict[str, bytes]()
         with suppress(jax.errors.JaxRuntimeError):  # the service may be gone
-            published = self._client.key_value_dir_get_bytes(_GLOO)
-        # Gloo waits for the other side without a limit, and without a socket that could be shut down.
-        for number in range(1 + max((_largest_number(key, value) for key, value in published), default=-1)):
-            for address in self._own:
-                with suppress(OSError), socket.create_connection(address, _CONNECT_S) as connection:
-                    connection.sendall(_NUMBER.type(number).tobytes())
+            published |= self._client.key_value_dir_get_bytes(GLOO)
+        connect_as_all(published, self._own)
         with suppress(jax.errors.JaxRuntimeError):
             self._client.shutdown()
 
@@ -247,16 +237,6 @@ class JaxGroup:
         self._state.client = None
         self._state.process_id, self._state.num_processes = 0, 1
         gc.collect()  # a backend and its connections live as long as its last array
-
-
-def _largest_number(key: str, value: bytes) -> int:
-    """Returns the largest number with which a process is connected to, of those at the end of what gloo publishes.
-
-    -1 where what is published has another layout.
-    """
-    size = (key.count(",") + 1) * _NUMBER.itemsize  # the key lists the processes
-    number = int(np.frombuffer(value[-size:], _NUMBER).max()) if len(value) >= size else -1
-    return number if number <= _MAX_NUMBER else -1
 
 
 def _client(address: str, index: int, timeout_s: int) -> Any:

@@ -15,7 +15,8 @@ import jax
 import numpy as np
 import pytest
 
-from swift.elastic.jax_group import LOOPBACK, CoordinationService, _largest_number, check_support
+from swift.elastic.gloo_connections import largest_number
+from swift.elastic.jax_group import LOOPBACK, CoordinationService, check_support
 from swift.errors import RunError
 
 WAIT_S = 120
@@ -155,9 +156,9 @@ def test_who_waits_for_the_dead_to_connect_is_set_free(group, dead, dies):
 
 def test_numbers_in_an_unknown_layout_are_not_connected_with():
     published = np.array([7, 0, 5], "=i8").tobytes()
-    assert _largest_number("cpu:gloo/0,1,2/1", b"host and address" + published) == 7
-    assert _largest_number("cpu:gloo/0,1,2/1", published[:-8]) == -1
-    assert _largest_number("cpu:gloo/0,1,2/1", b"a text where the numbers would be") == -1
+    assert largest_number("cpu:gloo/0,1,2/1", b"host and address" + published) == 7
+    assert largest_number("cpu:gloo/0,1,2/1", published[:-8]) == -1
+    assert largest_number("cpu:gloo/0,1,2/1", b"a text where the numbers would be") == -1
 
 
 def test_an_unknown_jax_is_told_before_anything_starts(monkeypatch):

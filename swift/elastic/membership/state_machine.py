@@ -176,8 +176,8 @@ class Membership(RunStatus):
     ) -> tuple["Membership", Commands]:
         """Forms a generation that follows another one; where processes join only one, all are restarted before.
 
-        Those that are starting are waited for, so that all that rejoin about now cost one restart; there is none for them
-        once all iterations are done.
+        Those that are starting are waited for, so that all that rejoin about now cost one restart; there is none for
+        them once all iterations are done.
         """
         if not self.policy.joins_once:
             return self._form(time, after=after)
