@@ -54,10 +54,14 @@ def choose_hot_rows(
         is_needed_V = jnp.zeros(vocab_size, jnp.int32).at[tokens_T].set(1)
         return count_KV.at[iteration].add(is_needed_V, mode="drop"), None
 
-    row_n = jnp.where(iteration_n < 0, num_iterations, iteration_n)  # -1 would be the last one
-    count_KV, _ = lax.scan(add, jnp.zeros((num_iterations, vocab_size), jnp.int32), (tokens_nT, row_n))
-    most_KH, row_KH = lax.top_k(count_KV, num_hot)
-    return jnp.sort(jnp.where(most_KH > 1, row_KH.astype(jnp.int32), NONE))
+    def choose() -> jax.Array:
+        row_n = jnp.where(iteration_n < 0, num_iterations, iteration_n)  # -1 would be the last one
+        count_KV, _ = lax.scan(add, jnp.zeros((num_iterations, vocab_size), jnp.int32), (tokens_nT, row_n))
+        most_KH, row_KH = lax.top_k(count_KV, num_hot)
+        return jnp.sort(jnp.where(most_KH > 1, row_KH.astype(jnp.int32), NONE))
+
+    # Most workers of a pipeline embed nothing. Counting is local, so it may be in a branch that only some of them take.
+    return lax.cond(jnp.any(iteration_n >= 0), choose, lambda: jnp.full((num_iterations, num_hot), NONE, jnp.int32))
 
 
 def fetch_copies(own_vD: Float[Array, "v D"], hot_H: Int[Array, " H"], num_ranks: int) -> Float[Array, "H D"]:

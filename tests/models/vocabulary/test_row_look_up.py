@@ -120,6 +120,19 @@ def test_hot_rows_are_those_that_most_micro_batches_need():
         assert choose_hot_rows(tokens_nT, iteration_n, 2, ROWS, num_hot).tolist() == wanted
 
 
+def test_a_worker_that_embeds_nothing_counts_nothing():
+    """It has no hot rows, and counts are only in a branch that it does not take."""
+
+    def choose(iteration_n):
+        return choose_hot_rows(np.zeros((4, TOKENS), np.int32), iteration_n, 2, ROWS, 3)
+
+    nowhere = np.full(4, -1, np.int32)
+    assert choose(nowhere).tolist() == [[NONE] * 3] * 2
+    outside = {equation.primitive.name for equation in jax.make_jaxpr(choose)(nowhere).eqns}
+    assert "cond" in outside
+    assert not outside & {"scan", "top_k", "sort", "scatter", "scatter-add"}
+
+
 @pytest.mark.parametrize("buffer_size", [2, 64])
 def test_requests_travel_in_rounds_of_any_size(buffer_size):
     """Each rank gets the rows that it wants, and sends one for each: an owner counts the ranks that want a row."""
