@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from eplb import eplb, largest_rank_load
 from jax import lax
+from jax.extend.core import JaxprEqn, jaxprs_in_params
 from measure import Trainee, cost_of, demo, median, paired_costs, publish, ratio
 
 from swift.cli.configuration import config_text, load_experiment
@@ -119,7 +120,7 @@ def costs(num_sequences: int, rounds: int) -> dict[str, Any]:
         "best_split_share": round(splits["rank_best"], 5),
         "flops_over_symi": round(flops["rank_spare8"] / flops["symi"], 5),
         "exchanged_token_bytes_over_symi": round(sent["rank_spare8"] / sent["symi"], 4),
-        "all_to_all_bytes": {name: all_to_all_bytes(trainee) for name, trainee in made.items()},
+        "exchanged_bytes": {name: exchanged_bytes(trainee) for name, trainee in made.items()},
     }
 
 
@@ -130,14 +131,29 @@ def iteration_flops(trainee: Trainee) -> int:
 
 def token_bytes(trainee: Trainee) -> int:
     """Bytes of the all-to-alls in a compiled iteration, without weights and gradients, equal in all programs."""
-    weights = sum(leaf.nbytes for leaf in jax.tree.leaves(trainee.state.slots))
-    return all_to_all_bytes(trainee) - 2 * weights
-
-
-def all_to_all_bytes(trainee: Trainee) -> int:
-    """Bytes of all all-to-alls in a compiled iteration; of an exchange in rounds the first and one more."""
     compiled = trainee.step.lower(trainee.state, trainee.batches[0]).compile()
-    return collective_bytes(compiled.as_text(), trainee.spec.live.num_ranks)["all-to-all"]
+    weights = sum(leaf.nbytes for leaf in jax.tree.leaves(trainee.state.slots))
+    return collective_bytes(compiled.as_text(), trainee.spec.live.num_ranks)["all-to-all"] - 2 * weights
+
+
+def exchanged_bytes(trainee: Trainee) -> int:
+    """Counts the bytes that a rank gives to all all-to-alls of an iteration, weights and gradients included.
+
+    Loops count as often as they run; of an exchange in rounds the first and one more.
+    """
+
+    def of_all(jaxpr: Any) -> int:
+        return sum(map(of_one, getattr(jaxpr, "jaxpr", jaxpr).eqns))
+
+    def of_one(equation: JaxprEqn) -> int:
+        if equation.primitive.name == "all_to_all":
+            return sum(atom.aval.size * atom.aval.dtype.itemsize for atom in equation.invars)
+        inner = list(map(of_all, jaxprs_in_params(equation.params)))
+        if equation.primitive.name == "cond":
+            return max(inner)
+        return equation.params.get("length", 1) * sum(inner) if equation.primitive.name == "scan" else sum(inner)
+
+    return of_all(jax.make_jaxpr(trainee.step)(trainee.state, trainee.batches[0]))
 
 
 def split_cost(trainee: Trainee) -> float:

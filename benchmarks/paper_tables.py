@@ -226,8 +226,8 @@ def beyond_costs(found: dict[str, Any]) -> str:
         "CPU-seconds, even split": lambda of: f"{of['rank_even_over_symi']['median']:.3f}",
         "CPU-seconds, best split": lambda of: f"{of['rank_best_over_symi']['median']:.3f}",
         "CPU-seconds, `exact`": lambda of: f"{of['exact_over_symi']['median']:.3f}",
-        "all-to-all bytes of a program, best split": lambda of: over_symi(of["all_to_all_bytes"], "rank_best"),
-        "all-to-all bytes of a program, `exact`": lambda of: over_symi(of["all_to_all_bytes"], "exact"),
+        "all-to-all bytes, best split": lambda of: over_symi(of["exchanged_bytes"], "rank_best"),
+        "all-to-all bytes, `exact`": lambda of: over_symi(of["exchanged_bytes"], "exact"),
         "share of the iteration that splits in 8 rounds": lambda of: f"{100 * of['split_share']:.2f} %",
         "share of the iteration that finds the best split": lambda of: f"{100 * of['best_split_share']:.2f} %",
     }
