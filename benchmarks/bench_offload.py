@@ -20,7 +20,7 @@ from typing import Any
 from input_pipelines import noises
 from measure import publish
 
-from swift.data import Samples, plain_plan
+from swift.data import Pipeline, Samples, plain_plan
 from swift.data.pipeline import in_order, pipeline_facts
 from swift.tools.offload import connect, serve_input
 
@@ -29,12 +29,17 @@ RECORDS = 300
 LIMIT = 0.5
 
 
+def served(path: str) -> list[Pipeline]:
+    """The pipelines of the host."""
+    return [noises(path)]
+
+
 def serve(path: str) -> None:
     """Serves the pipeline with one process on the last core, until this program ends."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        serve_input(listener, KEY, partial(noises, path), 1, lambda _: print(port, flush=True), lambda: False)
+        serve_input(listener, KEY, partial(served, path), 1, lambda _: print(port, flush=True), lambda: False)
 
 
 def cost(samples: Samples, plan: Any, hosts: Any) -> tuple[float, float]:

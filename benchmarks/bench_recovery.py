@@ -6,7 +6,6 @@ held ready; they need the program with all workers alone, so that no other is pr
 """
 
 import argparse
-import json
 import os
 import random
 import signal
@@ -15,19 +14,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from launched import CONFIG, SWIFT, count, events, last_step, members, started_members, wait
 from measure import publish
 
 from swift.runlog import Run, read_run
 
-_SWIFT = [sys.executable, "-m", "swift"]
-_CONFIG = Path(__file__).parent.parent / "experiments" / "recycle" / "kill.gin"
-_PATIENCE_S = 600.0
 _MAX_LOSS_DISTANCE = 1e-8
 _MAX_MEDIAN_S = {"live": 1.0, "restart": 12.0}
 
@@ -37,7 +34,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         run_dir = Path(directory) / "run"
         shared = [str(options.config), "--set", "Experiment.num_steps=1000000"]
-        command = [*_SWIFT, "launch", "--processes", str(options.processes), *shared, "--run-dir", str(run_dir)]
+        command = [*SWIFT, "launch", "--processes", str(options.processes), *shared, "--run-dir", str(run_dir)]
         command += ["--recovery", options.recovery, "--restarts", str(options.kills), "--trim-executables"]
         if options.recovery == "restart":
             command += ["--copy-every", str(options.copy_every), "--prepare", "none"]
@@ -50,7 +47,7 @@ def main() -> int:
         seconds, run = time.monotonic() - begun, read_run(run_dir)
         whole_dir, num_steps = Path(directory) / "whole", len(run.metrics)
         whole = ["train", *shared, "--run-dir", str(whole_dir), "--stop-at", str(num_steps), "--prepare", "none"]
-        subprocess.run([*_SWIFT, *whole], check=True, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        subprocess.run([*SWIFT, *whole], check=True, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         distance = float(np.abs(_losses(run) - _losses(read_run(whole_dir))).max())
     recoveries = [event for event in run.events if event["event"] == "recovery"]
     rerun = max(event["rerun_steps"] for event in recoveries)
@@ -83,7 +80,7 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--config", type=Path, default=_CONFIG)
+    parser.add_argument("--config", type=Path, default=CONFIG)
     parser.add_argument("--processes", type=int, default=6)
     parser.add_argument("--kills", type=int, default=40)
     parser.add_argument("--recovery", choices=list(_MAX_MEDIAN_S), default="live")
@@ -100,80 +97,37 @@ def _kill_one_by_one(supervisor: subprocess.Popen[bytes], run_dir: Path, options
     """
     order, same = random.Random(options.seed), True
     for kill in range(options.kills):
-        _wait(supervisor, lambda: _has_settled(run_dir, options))
+        wait(supervisor, lambda: _has_settled(run_dir, options))
         if options.recovery == "restart":
-            _wait(supervisor, lambda: _are_ready(supervisor.pid, options.processes))
+            wait(supervisor, lambda: _are_ready(supervisor.pid, options.processes))
         time.sleep(order.uniform(0.5, 1.5))  # at any moment of an iteration
-        before = _members(supervisor.pid)
+        before = members(supervisor.pid)
         who = sorted(before)[kill % len(before)]
         with suppress(ProcessLookupError):
             os.kill(before[who], signal.SIGKILL)
-        _wait(supervisor, lambda: _count(run_dir, "recovery") > kill)  # noqa: B023
-        after = _members(supervisor.pid)
+        wait(supervisor, lambda: count(run_dir, "recovery") > kill)  # noqa: B023
+        after = members(supervisor.pid)
         same &= all(after.get(other) == pid for other, pid in before.items() if other != who)
         print(f"{kill + 1} of {options.kills} killed: {' '.join(who)}", file=sys.stderr)
-    _wait(supervisor, lambda: _has_settled(run_dir, options))
+    wait(supervisor, lambda: _has_settled(run_dir, options))
     return same
-
-
-def _wait(supervisor: subprocess.Popen[bytes], is_there: Any) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
-    while not is_there():
-        if supervisor.poll() is not None or time.monotonic() > deadline:
-            raise SystemExit("the run ended, or did not resume, before all were killed")
-        time.sleep(0.1)
 
 
 def _has_settled(run_dir: Path, options: argparse.Namespace) -> bool:
     """Checks that all run in a generation with some iterations, and that the next programs are compiled."""
-    epochs = [event for event in _events(run_dir) if event["event"] == "epoch"]
+    epochs = [event for event in events(run_dir) if event["event"] == "epoch"]
     if not epochs or len(epochs[-1]["members"]) < options.processes:
         return False
-    ready = {tuple(event["failed"]) for event in _events(run_dir) if event["event"] == "prepared"}
+    ready = {tuple(event["failed"]) for event in events(run_dir) if event["event"] == "prepared"}
     is_prepared = len(ready) > options.processes or options.recovery == "restart"
-    return is_prepared and _last_step(run_dir) >= epochs[-1]["step"] + 3
-
-
-def _members(supervisor: int) -> dict[tuple[str, ...], int]:
-    """Finds the process ids of the members of a run, by worker and rank: of two of a name, the second is held ready."""
-    return {name: pid for name, (_, pid, _) in reversed(_started_members(supervisor))}
-
-
-def _started_members(supervisor: int) -> list[tuple[tuple[str, ...], tuple[int, int, int]]]:
-    """Finds all processes of members: worker and rank; and time of start, process id and time on the processor."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError, IndexError):
-            words = (path / "cmdline").read_text().split("\0")
-            stat = (path / "stat").read_text().rpartition(")")[2].split()
-            if int(stat[1]) == supervisor and "member" in words and stat[0] != "Z":
-                found.append((tuple(words[-4:-1]), (int(stat[19]), int(path.name), int(stat[11]) + int(stat[12]))))
-    return sorted(found, key=lambda one: one[1])
+    return is_prepared and last_step(run_dir) >= epochs[-1]["step"] + 3
 
 
 def _are_ready(supervisor: int, num_processes: int) -> bool:
     """Checks that a process is held ready for each one, and has come to rest."""
-    held = _started_members(supervisor)[num_processes:]
+    held = started_members(supervisor)[num_processes:]
     time.sleep(0.5)
-    return len(held) == num_processes and _started_members(supervisor)[num_processes:] == held
-
-
-def _events(run_dir: Path) -> list[dict[str, Any]]:
-    return list(_lines(run_dir / "events.jsonl"))
-
-
-def _count(run_dir: Path, event: str) -> int:
-    return sum(found["event"] == event for found in _events(run_dir))
-
-
-def _last_step(run_dir: Path) -> int:
-    return max((record["step"] for record in _lines(run_dir / "metrics.jsonl")), default=0)
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Reads the events so far; the last line may be incomplete."""
-    for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else []:
-        yield json.loads(line)
+    return len(held) == num_processes and started_members(supervisor)[num_processes:] == held
 
 
 def _losses(run: Run) -> np.ndarray:

@@ -224,8 +224,14 @@ def beyond_costs(found: dict[str, Any]) -> str:
         "FLOPs, all blocks counted as full": lambda of: f"{of['flops_over_symi']:.3f}",
         "CPU-seconds, 8 rounds": lambda of: f"{of['rank_spare8_over_symi']['median']:.3f}",
         "CPU-seconds, even split": lambda of: f"{of['rank_even_over_symi']['median']:.3f}",
-        "the split's share of an iteration": lambda of: f"{100 * of['split_share']:.2f} %",
+        "CPU-seconds, best split": lambda of: f"{of['rank_best_over_symi']['median']:.3f}",
+        "CPU-seconds, `exact`": lambda of: f"{of['exact_over_symi']['median']:.3f}",
+        "all-to-all bytes of a program, best split": lambda of: over_symi(of["all_to_all_bytes"], "rank_best"),
+        "all-to-all bytes of a program, `exact`": lambda of: over_symi(of["all_to_all_bytes"], "exact"),
+        "share of the iteration that splits in 8 rounds": lambda of: f"{100 * of['split_share']:.2f} %",
+        "share of the iteration that finds the best split": lambda of: f"{100 * of['best_split_share']:.2f} %",
     }
+    over_symi = lambda bytes_of, name: f"{bytes_of[name] / bytes_of['symi']:.2f}"  # noqa: E731
     sizes = [found["iteration_of_the_demo"], found["iteration_with_the_paper's_tokens_per_rank"]]
     heading = ["over `symi`'s", *(f"{of['tokens_per_rank']:,} tokens a rank" for of in sizes)]
     return markdown(heading, [[name, *map(show, sizes)] for name, show in names.items()])

@@ -54,6 +54,7 @@ ALL = (
     Result("balance", ("study_balance.py", "table"), is_quick=False),
     Result("balance_long", ("study_balance.py", "long"), is_quick=False),
     Result("locality", ("study_locality.py", "--steps", "192", "--seeds", "0", "1"), is_quick=False),
+    Result("waiting", ("bench_waiting.py",), is_quick=False),
     Result("moc_checkpoint", ("bench_checkpoint.py", "--saves", "24")),
     Result("agents", ("bench_agents.py",)),
     Result("moc_faults", ("bench_faults.py", "--seeds", "1")),

@@ -29,7 +29,7 @@ from swift.data import (
     TextFiles,
     TokenFile,
     TokenizerFile,
-    reading,
+    readings,
 )
 from swift.data.pipeline import DropDuplicates, Filter, Map, Pack, Shuffle, Stack, Tokenize
 from swift.data.records import ArrayRecords, DatasetDirectory, Documents, JsonLines, ParquetFiles
@@ -46,6 +46,7 @@ __all__ = [
     "config_text",
     "load_experiment",
     "load_pipeline",
+    "load_pipelines",
     "load_stored",
 ]
 
@@ -89,7 +90,22 @@ def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
 
 
 def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
-    """Reads the pipeline of an experiment's training data, as a run reads it; or one that a file has alone.
+    """Reads the one pipeline of a file, see ``load_pipelines``.
+
+    Raises:
+        SettingError: see ``load_pipelines``; or there are several.
+    """
+    pipelines = load_pipelines(path, overrides)
+    if len(pipelines) > 1:
+        allowed = (
+            f"has {len(pipelines)} sources of documents: name one, as with --set DataConfig.source=@NAME/Pipeline()"
+        )
+        raise SettingError("DataConfig.source", Written("@Mixture()"), allowed)
+    return pipelines[0]
+
+
+def load_pipelines(path: Path, overrides: Sequence[str] = ()) -> tuple[Pipeline, ...]:
+    """Reads the pipelines of an experiment's training data, see ``readings``; or the one that a file has alone.
 
     Args:
         path: gin file.
@@ -102,8 +118,8 @@ def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
     _parse_file(path)
     names = _bound(gin.config_str())
     if "Pipeline.source" in names and not any(name.startswith(("Experiment.", "DataConfig.")) for name in names):
-        return _built("Pipeline", path, overrides)
-    return reading(_built("Experiment", path, overrides).data)
+        return (_built("Pipeline", path, overrides),)
+    return readings(_built("Experiment", path, overrides).data)
 
 
 def _built(kind: str, path: Path, overrides: Sequence[str]) -> Any:

@@ -10,6 +10,7 @@ import traceback
 
 from swift.cli.commands import weights_of
 from swift.cli.configuration import load_experiment
+from swift.elastic import MemberDevices
 from swift.elastic.membership import Process
 from swift.elastic.services import run_checkpoint_service, run_compile_service
 from swift.elastic.state import RunFiles
@@ -29,6 +30,7 @@ def member(options: argparse.Namespace) -> None:
         by_rank=options.by_rank,
         scratch=scratch,
         copy_every=options.copy_every,
+        devices=None if options.platform is None else MemberDevices(options.platform, tuple(options.device)),
     )
     try:
         # It may have been started ahead: it has imported everything by now, and begins when the supervisor says so.

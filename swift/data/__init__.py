@@ -1,7 +1,7 @@
 """Data: documents from a source, cut into batches of token sequences that any worker can load by number."""
 
 from swift.data.config import DataConfig, Mixture, Split
-from swift.data.corpus import reading
+from swift.data.corpus import readings
 from swift.data.files import DataError
 from swift.data.index_cache import find_index
 from swift.data.loader import Loader, check_same_data
@@ -39,5 +39,5 @@ __all__ = [
     "plain_plan",
     "plan_input",
     "prompt_tokens",
-    "reading",
+    "readings",
 ]

@@ -27,7 +27,7 @@ from swift.data.pipeline import (
     survey,
 )
 from swift.data.records import ChosenRecords, Documents, RecordSource
-from swift.data.sources import Text, TextSource
+from swift.data.sources import Text, TextSource, TokenFile
 from swift.data.tokenizer import Tokenizer
 from swift.errors import SettingError
 
@@ -141,13 +141,16 @@ def _to_tokens(source: Any, config: DataConfig) -> Pipeline:
     )
 
 
-def reading(config: DataConfig) -> Pipeline:
-    """Returns the pipeline by which a run reads its documents for training, to their tokens.
+def readings(config: DataConfig) -> tuple[Pipeline, ...]:
+    """Returns the pipelines by which a run reads its documents for training, to their tokens: one of each source.
+
+    The token files of a mixture are left out: no sample is made of them.
 
     Raises:
-        SettingError: the source does not have documents that can be read in any order.
+        SettingError: no source has documents that can be read in any order.
     """
-    return corpora_of(replace(config, validation_source=None))[0].pipeline
+    made = [one for one in config.components if not isinstance(one.source, TokenFile)] or config.components
+    return tuple(corpora_of(replace(one, validation_source=None))[0].pipeline for one in made)
 
 
 def _sides(config: DataConfig, corpus: Corpus) -> list[Split | None]:

@@ -38,8 +38,8 @@ def find_index(
         report: called with a line on the progress, or on why there is no index.
         patience_s: seconds without a sign of life from the process that builds the index, after which others stop
             waiting for it.
-        connect: function that connects to other hosts, which begin the documents of texts or a pipeline while an index
-            is built, not those of a mixture; None: there are none.
+        connect: function that connects to other hosts, which begin the documents of texts and pipelines while an index
+            of them is built; of a mixture it is called for one source after the other; None: there are none.
 
     Returns:
         Directory of the index, or of all those of a mixture; None if it cannot be distinguished from that of another
@@ -49,7 +49,7 @@ def find_index(
         SettingError: the source cannot be read, a split would have no document, or a host has something else.
     """
     if isinstance(config.source, Mixture):
-        found = [find_index(one, cache, report, patience_s) for one in config.components]
+        found = [find_index(one, cache, report, patience_s, connect) for one in config.components]
         return cache if any(found) else None
     try:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)

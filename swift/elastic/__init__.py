@@ -3,10 +3,12 @@
 ``membership`` decides which processes form each generation and how the run recovers; ``coordinator`` carries that out;
 ``worker`` trains; ``services`` write checkpoints and compile programs ahead; ``transport`` starts processes and carries
 messages within and between nodes; ``state`` outlives processes; ``reporting`` records what happens. The groups of
-processes that JAX forms are here: ``jax_group``, and ``compile_only_group`` to compile for one that does not exist.
+processes that JAX forms are here: ``jax_group``, ``accelerators`` where they hold GPUs or TPU chips, and
+``compile_only_group`` to compile for one that does not exist.
 """
 
+from swift.elastic.accelerators import Accelerator, MemberDevices
 from swift.elastic.elastic_ranks import is_elastic
 from swift.elastic.jax_group import LOOPBACK, check_support
 
-__all__ = ["LOOPBACK", "check_support", "is_elastic"]
+__all__ = ["LOOPBACK", "Accelerator", "MemberDevices", "check_support", "is_elastic"]

@@ -12,8 +12,8 @@ generation can be loaded in the next (see ``swift.pipeline.reconfigure.executabl
 dead group is ever used again. Everything on a backend's devices is lost with it: states are copied to the host before.
 
 CPU collectives (gloo) are aborted here, through their sockets: a process that waits for a dead process gets an error at
-once, but one that waits for a third process would wait forever. On GPU the runtime aborts NCCL by itself (not run
-here).
+once, but one that waits for a third process would wait forever. A group of accelerators is formed once in the life of
+its processes, and not mended: see ``swift.elastic.accelerators``.
 
 By default gloo listens at the address that the machine's own name resolves to. Here the CPU backend is given the
 address from which this process reaches the coordination service: the loopback device, unless the service is on a
@@ -35,6 +35,7 @@ import jax
 import numpy as np
 from jax.extend.backend import clear_backends, register_backend_factory
 
+from swift.elastic.gloo_connections import GLOO, connect_as_all
 from swift.elastic.own_sockets import Address, connections, listening_at
 from swift.errors import RunError
 
@@ -45,12 +46,6 @@ _NUM_PORTS = 3
 _SOCKET, _MAX_PATH = "unix:", 107
 """Scheme of the address of a Unix socket, and the largest size of its path in bytes (see ``man 7 unix``)."""
 _ADDRESSES = "swift/addresses/{}"
-_GLOO = "cpu:gloo"
-"""XLA's own directory of what gloo publishes of each process: a host, an address, and a number for each other process,
-with which that connects. If XLA used another one, a process that waits to be connected to by a dead one could not be
-released, and would end after a time limit (see ``swift.elastic.worker.worker``)."""
-_NUMBER = np.dtype("=i8")
-_CONNECT_S = 1.0
 
 
 def check_support() -> None:
@@ -188,10 +183,14 @@ class JaxGroup:
 
     def _configure_backend(self, index: int) -> None:
         """Configures JAX to make the next backend as process ``index``."""
+        self._take_place(index)
+        register_backend_factory("cpu", self._cpu_client, fail_quietly=False)
+
+    def _take_place(self, index: int) -> None:
+        """Gives JAX what ``jax.distributed.initialize`` would, as process ``index``."""
         state = self._state
         state.coordinator_address, state.process_id, state.num_processes = self._address, index, self._num_processes
         state.client = self._client
-        register_backend_factory("cpu", self._cpu_client, fail_quietly=False)
 
     def grid(self, num_ranks: int) -> np.ndarray:
         """Returns the devices of the group ``[rows, num_ranks]``, in the order of the processes."""
@@ -219,14 +218,10 @@ class JaxGroup:
 
     def _stop_waiting(self) -> None:
         """Ends every wait for what another process publishes, and for a process that is to connect to this one."""
-        published = list[tuple[str, bytes]]()
+        published = dict[str, bytes]()
         with suppress(jax.errors.JaxRuntimeError):  # the service may be gone
-            published = self._client.key_value_dir_get_bytes(_GLOO)
-        # Gloo waits for the other side without a limit, and without a socket that could be shut down.
-        for number in range(1 + max((_largest_number(key, value) for key, value in published), default=-1)):
-            for address in self._own:
-                with suppress(OSError), socket.create_connection(address, _CONNECT_S) as connection:
-                    connection.sendall(_NUMBER.type(number).tobytes())
+            published |= self._client.key_value_dir_get_bytes(GLOO)
+        connect_as_all(published, self._own)
         with suppress(jax.errors.JaxRuntimeError):
             self._client.shutdown()
 
@@ -242,12 +237,6 @@ class JaxGroup:
         self._state.client = None
         self._state.process_id, self._state.num_processes = 0, 1
         gc.collect()  # a backend and its connections live as long as its last array
-
-
-def _largest_number(key: str, value: bytes) -> int:
-    """Returns the largest number with which a process is connected to, of those at the end of what gloo publishes."""
-    size = (key.split("/")[-2].count(",") + 1) * _NUMBER.itemsize
-    return int(np.frombuffer(value[-size:], _NUMBER).max()) if len(value) >= size else -1
 
 
 def _client(address: str, index: int, timeout_s: int) -> Any:

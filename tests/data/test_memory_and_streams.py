@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from swift.data import DataConfig, DataError, InMemory, Pipeline, Rows, reading
+from swift.data import DataConfig, DataError, InMemory, Pipeline, Rows, readings
 from swift.data.pipeline import profile_input
 from swift.data.stream import open_stream
 from swift.errors import SettingError
@@ -35,7 +35,7 @@ def test_a_token_that_is_none_of_the_vocabulary(document):
     with pytest.raises(DataError, match=f"^{said}$"):
         open_stream(config, "train")
     with pytest.raises(DataError, match=f"^{said}$"):  # also where a plan is made
-        profile_input(reading(config))
+        profile_input(*readings(config))
     rows = Rows([{"tokens": np.array([3])}, {"tokens": document}])
     with pytest.raises(DataError, match=r"^record 1: operator tokenize the documents: the document holds a token"):
         open_stream(DataConfig(Pipeline(rows), validation_share=0.01), "train")

@@ -33,18 +33,6 @@ def test_each_source_is_whole_in_each_of_its_epochs(make_loader):
     assert Counter(others[:size]) == Counter(others[size:]) == whole
 
 
-def test_the_sources_are_read_here_and_not_by_other_hosts(tmp_path):
-    def connect(pipeline, _):
-        raise AssertionError(f"{pipeline} is to be begun elsewhere")
-
-    (tmp_path / "corpus").mkdir()
-    for number in range(5):
-        (tmp_path / "corpus" / f"{number}.txt").write_text(f"text {number} " * 9)
-    source = TextFiles(f"{tmp_path}/corpus/*.txt")
-    mixed = DataConfig(Mixture((source, source), (1.0, 1.0)), validation_share=0.2)
-    assert find_index(mixed, tmp_path / "kept", print, connect=connect) == tmp_path / "kept"
-
-
 def test_validation_has_every_token_of_every_source_once(make_loader):
     loader = make_loader(MIXED, "validation", shape=(1, 4, 5))
     singles = [make_loader(replace(MIXED, source=one), "validation", shape=(1, 1, 5)) for one in (ONE, OTHER)]

@@ -12,8 +12,10 @@ from pathlib import Path
 from queue import Queue
 
 import jax
+import numpy as np
 import pytest
 
+from swift.elastic.gloo_connections import largest_number
 from swift.elastic.jax_group import LOOPBACK, CoordinationService, check_support
 from swift.errors import RunError
 
@@ -132,8 +134,11 @@ def test_who_waits_for_the_devices_of_the_dead_is_set_free(group, dead, dies):
     assert [group.hear(name, "total") for name in others] == [1.0 + 2.0] * 2
 
 
-@pytest.mark.parametrize("dead", ["a", pytest.param("b", marks=pytest.mark.slow), "c"])
-@pytest.mark.parametrize("dies", ["joined", "published"])
+@pytest.mark.parametrize(
+    ("dies", "dead"),
+    [("joined", "a"), ("published", "c")]
+    + [pytest.param(*case, marks=pytest.mark.slow) for case in zip(["joined", "published"] * 2, "bbca", strict=True)],
+)
 def test_who_waits_for_the_dead_to_connect_is_set_free(group, dead, dies):
     """Connections are made by the first sum: gloo waits for where the others are, then for those that connect to it."""
     group.form("abc", **{dead: {"dies": dies}})
@@ -147,6 +152,13 @@ def test_who_waits_for_the_dead_to_connect_is_set_free(group, dead, dies):
         assert "DEADLINE_EXCEEDED" not in why  # the limits of the runtime and of gloo, of 30 s
         assert "imed out waiting" not in why
     assert [group.hear(name, "total") for name in others] == [1.0 + 2.0] * 2
+
+
+def test_numbers_in_an_unknown_layout_are_not_connected_with():
+    published = np.array([7, 0, 5], "=i8").tobytes()
+    assert largest_number("cpu:gloo/0,1,2/1", b"host and address" + published) == 7
+    assert largest_number("cpu:gloo/0,1,2/1", published[:-8]) == -1
+    assert largest_number("cpu:gloo/0,1,2/1", b"a text where the numbers would be") == -1
 
 
 def test_an_unknown_jax_is_told_before_anything_starts(monkeypatch):

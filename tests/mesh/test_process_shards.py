@@ -83,6 +83,18 @@ def test_parts_on_the_host_are_put_back_as_they_were(live):
     assert placed["master"].sharding.is_equivalent_to(live.shardings(RANKED), 4)
 
 
+def test_parts_on_the_host_stay_as_they_were_when_their_arrays_are_donated(live):
+    """On CPU they are views; on other platforms copies, and the arrays are gone."""
+    tree = live.put(state(live, jnp.float32), SPECS)
+    parts = fetch_shards(tree)
+    before = [part.tobytes() for part in jax.tree.leaves(parts)]
+    step = jax.jit(lambda tree: jax.tree.map(lambda leaf: 3 * leaf + 1, tree), donate_argnums=0)
+    for _ in range(3):
+        tree = step(tree)
+    jax.block_until_ready(tree)
+    assert [part.tobytes() for part in jax.tree.leaves(parts)] == before
+
+
 def test_who_has_nothing_puts_zeros(live):
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state(live, jnp.float32))
     placed = jax.device_get(place_shards(None, live, SPECS, shapes))

@@ -108,6 +108,7 @@ def test_the_block_of_the_guide_and_experts_balanced_by_a_bias(rig):
         one.check(one.draw(seed))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compiled_well")
 def test_a_program_as_a_run_compiles_it(rig):
     one = rig(**CASES[0])

@@ -69,6 +69,13 @@ def test_near_the_proven_optimum(D, factor):
         assert period(adaptive(problem)) <= 1.03 * proof.bound
 
 
+def test_the_search_goes_on_where_a_proven_optimum_is_far():
+    """Two stashes for three stages: 34.6 is the optimum, proved by ``milp``, and 36.1 what the first policies reach."""
+    costs = Costs(t_f=2, t_b=1.3, t_w=1.5, t_u=0.4)
+    problem = Problem(Topology(5, 3), 4, frozenset({(3, 0)}), costs=costs).limited(2.0)
+    assert period(adaptive(problem)) <= 1.01 * 34.6
+
+
 @pytest.mark.parametrize("pipeline", range(3))
 @pytest.mark.parametrize("stage", range(4))
 def test_the_papers_example(pipeline, stage):

@@ -85,7 +85,7 @@ def whole_state(experiment, directory):
     [
         ("shares", {"embedding": "whole"}),
         ("whole", {}),
-        ("shares", {"topology": Topology(1, 1, 2)}),
+        pytest.param("shares", {"topology": Topology(1, 1, 2)}, marks=pytest.mark.slow),
         pytest.param("shares", {"topology": Topology(1, 1, 1)}, marks=pytest.mark.slow),
         pytest.param("shares", {"topology": Topology(1, 1, 2), "embedding": "whole"}, marks=pytest.mark.slow),
         pytest.param("whole", {"topology": Topology(2, 1, 2), "num_microbatches": 1}, marks=pytest.mark.slow),

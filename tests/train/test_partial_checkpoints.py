@@ -395,6 +395,7 @@ def test_the_record_is_on_the_disk_before_a_checkpoint_counts_on_it(experiment, 
         raise OSError("is not written")
 
     monkeypatch.setattr("swift.train.checkpoints.checkpointer.save_checkpoint", save)
+    monkeypatch.setattr("swift.train.checkpoints.attempts.RETRY_PAUSES_S", ())
     run_dir = tmp_path / "run"
     with pytest.raises(RunError, match="is not written"):
         train(experiment, TrainOptions(run_dir, "", prepare="none", stop_at=1))

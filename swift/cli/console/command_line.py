@@ -89,11 +89,17 @@ def command_line() -> argparse.ArgumentParser:
         help="the network between the nodes, and to input hosts, is trusted: what is said there is not encrypted",
     )
     launch.add_argument(
+        "--platform",
+        choices=["cpu", "gpu", "tpu"],
+        default="cpu",
+        help="what the processes compute on: a GPU for each expert rank, or all chips of a TPU host for each process "
+        "(default: %(default)s)",
+    )
+    launch.add_argument(
         "--recovery",
         choices=["live", "restart"],
-        default="live",
         help="after a death the others continue in their processes, or are started again and find their state "
-        "(default: %(default)s)",
+        "(default: live; restart on GPUs and TPUs, where there is no other way)",
     )
     launch.add_argument(
         "--copy-every",
@@ -118,7 +124,7 @@ def command_line() -> argparse.ArgumentParser:
     )
     add_input_hosts(launch, has_network=True)
     add_progress(launch)
-    add_prepare(launch)
+    add_prepare(launch, depends_on="; none on GPUs and TPUs")
     launch.add_argument(
         "--trim-executables",
         action="store_true",
@@ -142,6 +148,8 @@ def command_line() -> argparse.ArgumentParser:
         hidden.add_argument("--by-rank", action="store_true")
         if kind == "member":
             hidden.add_argument("--copy-every", type=int, default=0)
+            hidden.add_argument("--platform", choices=["gpu", "tpu"])
+            hidden.add_argument("--device", type=int, action="append", default=[])
             for name in ("pipeline", "stage", "rank"):
                 hidden.add_argument(name, type=int)
         elif kind == "keeper":

@@ -67,7 +67,8 @@ def add_input_hosts(parser: argparse.ArgumentParser, *, has_network: bool = Fals
     parser.add_argument(
         "--input-hosts",
         metavar="HOST:PORT,...",
-        help="machines where `swift data serve` makes samples of this pipeline (default: none)",
+        help="machines where `swift data serve` makes samples of this pipeline, or of the sources of this mixture "
+        "(default: none)",
     )
     add_key(parser)
     if not has_network:
@@ -94,14 +95,14 @@ def add_insecure_network(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_prepare(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--prepare``."""
+def add_prepare(parser: argparse.ArgumentParser, *, depends_on: str = "") -> None:
+    """Adds ``--prepare``; its default is None where it depends on something, which the help then says."""
     parser.add_argument(
         "--prepare",
         choices=["none", "next"],
-        default="next",
+        default=None if depends_on else "next",
         help="plan and compile in the background what the next failure or return of a worker would need, or none "
-        "(default: %(default)s)",
+        f"(default: next{depends_on})",
     )
 
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from swift.cli.configuration import load_pipeline
+from swift.cli.configuration import load_pipelines
 from swift.cli.options import Written, listening_address
-from swift.data import ConnectHosts, DataConfig, Pipeline, reading
+from swift.data import ConnectHosts, DataConfig, Pipeline, readings
 from swift.data.pipeline import NoDigest, pipeline_facts
 from swift.elastic.transport import check_network
 from swift.errors import SettingError, check_count, renamed_settings
@@ -24,8 +24,9 @@ def serve(options: argparse.Namespace) -> None:
     check_count("--processes", options.processes, least=1)
     host, port = listening_address(options.listen)
     check_network(host, is_trusted=options.insecure_network)
-    load = functools.partial(load_pipeline, options.config, options.set)
-    _facts(load())
+    load = functools.partial(load_pipelines, options.config, options.set)
+    for pipeline in load():
+        _facts(pipeline)
     key = find_key(_key_file(options.key_file), makes=True)
     try:
         listener = socket.create_server((host, port), backlog=_BACKLOG)
@@ -53,7 +54,7 @@ def input_hosts_of_runs(
     Raises:
         SettingError: see ``input_hosts``; or a run does not have documents of which samples are made.
     """
-    pipelines = [] if options.input_hosts is None else list(map(reading, data))
+    pipelines = [] if options.input_hosts is None else [pipeline for one in data for pipeline in readings(one)]
     return input_hosts(pipelines, options, has_network=has_network)
 
 

@@ -101,7 +101,7 @@ def _launch(job: LaunchJob, run: TrainOptions, lease: Lease, storage: StorageLoc
     start = find_start(experiment, run)
     done = 0 if start is None else start.step
     if is_to_conclude(experiment, run, done):
-        return conclude(experiment, run, lease, "cpu")
+        return conclude(experiment, run, lease, job.options.platform)
     check_range(experiment, run, done, experiment.num_steps)
     find_weights(experiment, run)  # so that a mistake is reported once, and here; the checkpoint service loads them
     corpus = job.corpus()
@@ -158,7 +158,7 @@ def _supervise(
         goodput = reporter.goodput()
         reporter.note("finish", experiment.num_steps, None, goodput=goodput)
         background.settle()
-        summary = summarize(experiment, directory, "cpu", goodput=goodput)
+        summary = summarize(experiment, directory, job.options.platform, goodput=goodput)
     Console(stderr=True).print(goodput_table(goodput))
     return summary
 
@@ -200,7 +200,7 @@ def _context(
     )
     programs = CompileClient(
         children=children,
-        command=commands.compile_service() if job.options.prepare == "next" else None,
+        command=commands.compile_service() if job.platform.prepare == "next" else None,
         log=run_spec.log(COMPILE_SERVICE),
         start_s=limits.start,
         silence_s=limits.heartbeat,

@@ -14,6 +14,7 @@ from swift.cli.commands import corpora_directory
 from swift.cli.configuration import load_experiment
 from swift.cli.data import input_hosts_of_runs
 from swift.cli.launch.nodes import Nodes, ProcessCommands, nodes_of
+from swift.cli.launch.platforms import Platform
 from swift.cli.options import OF_PROCESSES, deadlines_of
 from swift.data import ConnectHosts, find_index
 from swift.deadlines import Deadlines
@@ -26,7 +27,7 @@ from swift.elastic.coordinator import (
     choose_storage,
     parse_chaos,
 )
-from swift.elastic.membership import Holders, Process, RecoveryPolicy, processes_of
+from swift.elastic.membership import Holders, Process, Recovery, RecoveryPolicy, processes_of
 from swift.elastic.state import RunFiles
 from swift.elastic.worker import configure_jax
 from swift.errors import SettingError, check_count
@@ -51,6 +52,7 @@ class LaunchJob:
         processes: all processes of the run.
         by_rank: whether each expert rank is a process, rather than each worker.
         nodes: machines of the run.
+        platform: what its processes compute on, and the options that depend on that.
         deadlines: time limits.
         faults: faults to be injected.
         connect: function that connects to input hosts while the index of the corpus is built; None: there are none.
@@ -61,6 +63,7 @@ class LaunchJob:
     processes: Sequence[Process]
     by_rank: bool
     nodes: Nodes
+    platform: Platform
     deadlines: Deadlines
     faults: FaultInjection
     connect: ConnectHosts | None
@@ -72,25 +75,29 @@ class LaunchJob:
         by_rank = _is_by_rank(options.processes, experiment.topology)
         processes = processes_of(experiment.topology, by_rank=by_rank)
         _check(experiment)
-        if experiment.move_rule is not None and options.prepare == "none":
+        platform = Platform.of(options.platform, experiment, options.recovery, options.prepare)
+        if experiment.move_rule is not None and platform.prepare == "none":
             raise SettingError("--prepare", "none", f"finds no blocks to move: Experiment.adapt = {experiment.adapt!r}")
         _check_snapshots(experiment, by_rank)
         _check_shares(experiment, by_rank)
         check_count("--restarts", options.restarts, least=0)
-        _check_copies(options)
+        _check_copies(options.copy_every, platform.recovery)
+        nodes = nodes_of(options, os.environ)
+        platform.check_node(len(nodes.own_of(processes)), _devices_per_process(experiment, by_rank))
         return cls(
             experiment=experiment,
             options=options,
             processes=processes,
             by_rank=by_rank,
             deadlines=deadlines_of(options.deadline, OF_PROCESSES),
-            nodes=nodes_of(options, os.environ),
+            nodes=nodes,
+            platform=platform,
             faults=parse_chaos(
                 options.chaos,
                 experiment.topology,
                 processes,
                 experiment.num_steps,
-                _why_unprepared(experiment, options.prepare, by_rank=by_rank),
+                _why_unprepared(experiment, platform.prepare, by_rank=by_rank),
             ),
             connect=input_hosts_of_runs([experiment.data], options, has_network=True),
         )
@@ -114,9 +121,7 @@ class LaunchJob:
     def storage(self, run_dir: Path) -> StorageLocation:
         """Chooses where the processes of this node keep states; raises SettingError if there is no room."""
         configure_jax(self.experiment, num_devices=1)
-        count = len(self.processes)
-        here = [one for index, one in enumerate(self.processes) if self.nodes.node_of(index, count) == self.nodes.own]
-        is_alone = self.nodes.count == 1
+        here, is_alone = self.nodes.own_of(self.processes), self.nodes.count == 1
         demand = MemoryDemand.of(self.experiment, here, by_rank=self.by_rank, is_alone=is_alone)
         clear_backends()  # the supervisor has no use for devices
         return choose_storage(demand, run_dir)
@@ -136,8 +141,10 @@ class LaunchJob:
             processes=self.processes,
             nodes=self.nodes,
             by_rank=self.by_rank,
-            copy_every=self.options.copy_every or 1 if self.options.recovery == "restart" else 0,
+            copy_every=self.options.copy_every or 1 if self.platform.recovery == "restart" else 0,
             trims=self.options.trim_executables,
+            platform=self.platform.accelerator,
+            devices_per_process=_devices_per_process(self.experiment, self.by_rank),
             init_from=self.options.init_from,
             init_config=self.options.init_config,
         )
@@ -150,12 +157,14 @@ class LaunchJob:
             logs=logs,
             deadlines=self.deadlines,
             policy=RecoveryPolicy(
-                recovery=self.options.recovery,
+                recovery=self.platform.recovery,
                 max_restarts=self.options.restarts,
                 begins_with_state=self.options.resume or self.options.init_from is not None,
                 is_elastic=self.is_elastic,
                 stage_of_chunk=self.stage_of_chunk,
                 move_rule=self.experiment.move_rule,
+                joins_once=self.platform.accelerator is not None,
+                needs_all=self.platform.accelerator == "tpu",
             ),
             faults=self.faults,
             services=scratch.sockets if self.nodes.count == 1 else self.nodes.host,
@@ -187,7 +196,6 @@ def _check(experiment: Experiment) -> None:
         "failures": (bool(experiment.failures), "must be empty: processes fail for real, see --chaos"),
         "planner": (experiment.planner in FAULT_FREE, "plans without failures"),
         "move_roles": (experiment.move_roles, "must be False: a process keeps its stage"),
-        "ranks": (experiment.ranks != "emulated", "must be 'emulated': processes run on the CPU so far"),
     }
     for name, (is_wrong, allowed) in refused.items():
         if is_wrong:
@@ -196,14 +204,18 @@ def _check(experiment: Experiment) -> None:
         raise SettingError("OptimizerConfig.memory", memory, "must be 'device': processes hand states over from there")
 
 
-def _check_copies(options: argparse.Namespace) -> None:
+def _devices_per_process(experiment: Experiment, by_rank: bool) -> int:
+    return 1 if by_rank else experiment.topology.num_expert_ranks
+
+
+def _check_copies(copy_every: int | None, recovery: Recovery) -> None:
     """Raises SettingError if copies of the state are asked for that nobody would need, or none where all do."""
-    if options.copy_every is None:
+    if copy_every is None:
         return
-    check_count("--copy-every", options.copy_every, least=1)
-    if options.recovery != "restart":
+    check_count("--copy-every", copy_every, least=1)
+    if recovery != "restart":
         allowed = "would change nothing without --recovery restart: the others keep their states when a process dies"
-        raise SettingError("--copy-every", options.copy_every, allowed)
+        raise SettingError("--copy-every", copy_every, allowed)
 
 
 def _check_shares(experiment: Experiment, by_rank: bool) -> None:

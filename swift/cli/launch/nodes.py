@@ -13,7 +13,7 @@ from typing import Self
 
 from swift.cli.options import Written, listening_address, node_count, own_node
 from swift.deadlines import Deadlines
-from swift.elastic import LOOPBACK
+from swift.elastic import LOOPBACK, Accelerator, MemberDevices
 from swift.elastic.membership import Member, Process
 from swift.elastic.state import RunFiles
 from swift.elastic.transport import MEMORY, Children, LocalChildren, MultiNodeChildren, Rendezvous, check_network
@@ -48,6 +48,19 @@ class Nodes:
         [0, 0, 0, 1, 1, 1]
         """
         return index * self.count // num_processes
+
+    def own_of(self, processes: Sequence[Process]) -> list[Process]:
+        """Returns those of a run's processes that are on this machine."""
+        return [one for index, one in enumerate(processes) if self.node_of(index, len(processes)) == self.own]
+
+    def position_of(self, index: int, num_processes: int) -> int:
+        """Returns the number of processes before this one on its node.
+
+        >>> [Nodes(count=2).position_of(index, 6) for index in range(6)]
+        [0, 1, 2, 0, 1, 2]
+        """
+        own = self.node_of(index, num_processes)
+        return sum(self.node_of(before, num_processes) == own for before in range(index))
 
 
 def nodes_of(options: Namespace, environment: Mapping[str, str]) -> Nodes:
@@ -89,6 +102,8 @@ class ProcessCommands:
         by_rank: whether each expert rank is a process.
         copy_every: iterations between copies of states for the incarnations that follow; 0: none are made.
         trims: whether executables are trimmed.
+        platform: accelerators that the processes hold; None: they compute on CPUs.
+        devices_per_process: number of devices of each process.
         init_from: directory of the run whose weights this one begins with; None: it draws its own.
         init_config: gin file that has the classes of the user's own which that run has; None: this run's has them.
     """
@@ -99,6 +114,8 @@ class ProcessCommands:
     by_rank: bool
     copy_every: int
     trims: bool
+    platform: Accelerator | None = None
+    devices_per_process: int = 1
     init_from: Path | None = None
     init_config: Path | None = None
 
@@ -111,7 +128,12 @@ class ProcessCommands:
 
     def member(self, process: Process) -> list[str]:
         """Returns the command that starts a worker process."""
-        return self._command("member", f"--copy-every={self.copy_every}", *map(str, (*process.worker, process.rank)))
+        options = [f"--copy-every={self.copy_every}"]
+        if self.platform is not None:
+            position = self.nodes.position_of(self.processes.index(process), len(self.processes))
+            numbers = MemberDevices.at(self.platform, position, self.devices_per_process).numbers
+            options += [f"--platform={self.platform}", *(f"--device={number}" for number in numbers)]
+        return self._command("member", *options, *map(str, (*process.worker, process.rank)))
 
     def checkpoint_service(self, run_dir: Path) -> list[str]:
         """Returns the command that starts the checkpoint service."""

@@ -56,7 +56,7 @@ from swift.elastic.membership.members import (
     processes_of,
     whole_workers,
 )
-from swift.elastic.membership.run_status import ProcessState, ProcessStatus, RecoveryPolicy
+from swift.elastic.membership.run_status import ProcessState, ProcessStatus, Recovery, RecoveryPolicy
 from swift.elastic.membership.shard_ownership import FoundSlices
 from swift.elastic.membership.state_machine import Membership
 
@@ -89,6 +89,7 @@ __all__ = [
     "ProcessState",
     "ProcessStatus",
     "Ready",
+    "Recovery",
     "RecoveryPolicy",
     "ReshardState",
     "RestartAll",

@@ -81,6 +81,8 @@ class RecoveryPolicy:
         is_elastic: whether any processes can run without the others, see ``swift.elastic.membership.shard_ownership``.
         stage_of_chunk: see ``Holders``.
         move_rule: whether survivors take over blocks; None: they never do.
+        joins_once: whether a process joins one generation only, as on accelerators: all are restarted for the next one.
+        needs_all: whether no generation can form without all processes, as on the hosts of a TPU slice.
     """
 
     recovery: Recovery = "live"
@@ -89,6 +91,8 @@ class RecoveryPolicy:
     is_elastic: bool = False
     stage_of_chunk: Holders = ()
     move_rule: MoveRule | None = None
+    joins_once: bool = False
+    needs_all: bool = False
 
 
 @dataclass(frozen=True)
@@ -138,7 +142,7 @@ class RunStatus:
 
     @property
     def unserved_stages(self) -> tuple[int, ...]:
-        """Stages without any worker that could be a member of a new generation, see ``lost_stages``."""
+        """Stages that keep a new generation from forming: no worker of theirs is there, see ``lost_stages``."""
         return self._lost([member.process for member in self.present()])
 
     def lost_without(self, processes: Collection[Process]) -> tuple[int, ...]:
@@ -146,6 +150,8 @@ class RunStatus:
         return self._lost([process for process in self.processes if process not in processes])
 
     def _lost(self, there: Collection[Process]) -> tuple[int, ...]:
+        if self.policy.needs_all:
+            return tuple(sorted({process.worker[1] for process in self.processes if process not in there}))
         is_elastic, holders = self.policy.is_elastic, self.policy.stage_of_chunk
         return lost_stages(self.processes, there, is_elastic=is_elastic, stage_of_chunk=holders)
 

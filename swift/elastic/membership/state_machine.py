@@ -132,7 +132,7 @@ class Membership(RunStatus):
         if generation is None:
             return self._form(time) if self._is_assembled(time) else (self, ())
         if self.is_broken(generation):
-            return self._form(time)
+            return self._form_next(generation, time, "a process could not continue")
         return self._decide_live(generation, time) if generation.is_live else self._decide_forming(generation, time)
 
     def _decide_live(self, generation: Generation, time: float) -> tuple["Membership", Commands]:
@@ -143,13 +143,14 @@ class Membership(RunStatus):
         entered = [status.entered for status in self.members_of(generation)]
         if time - generation.since > self.deadlines.progress:
             # A hanging process does not leave, which identifies it; the others keep their state.
-            if self.retried != generation.form.number:
+            if self.retried != generation.form.number and not self.policy.joins_once:
                 again, commands = self._form(time)
                 return replace(again, retried=again.number), commands
             why = f"no process finished an iteration for {self.deadlines.progress:g} s, and all are in {entered[0]}"
             return restarted(self, why, time)
-        if min(entered) > 0 and set(self.present()) - set(generation.form.members):
-            return self._form(time, after=max(entered) + 1)
+        if min(entered) > 0 and (joiners := set(self.present()) - set(generation.form.members)):
+            joined = ", ".join(sorted(str(member.process) for member in joiners))
+            return self._form_next(generation, time, f"{joined} can rejoin", after=max(entered) + 1)
         if min(entered) > 0 and self.moves.found is not None and (better := self.moves.better(self._failed)):
             return self._form(time, after=max(entered) + 1, better=better)
         return self, ()
@@ -169,6 +170,22 @@ class Membership(RunStatus):
         if self.is_finishing_previous(generation) and time - generation.since > limit_s:
             return self._form(time)
         return self, ()
+
+    def _form_next(
+        self, generation: Generation, time: float, why: str, after: int | None = None
+    ) -> tuple["Membership", Commands]:
+        """Forms a generation that follows another one; where processes join only one, all are restarted before.
+
+        Those that are starting are waited for, so that all that rejoin about now cost one restart; there is none for
+        them once all iterations are done.
+        """
+        if not self.policy.joins_once:
+            return self._form(time, after=after)
+        is_starting = any(status.state is ProcessState.STARTING for status in self.statuses.values())
+        if after is not None and (is_starting or generation.is_done):
+            return self, ()
+        have_joined = [one for one in self.statuses.values() if one.member in generation.form.members]
+        return restarted(self, why, time) if any(one.is_alive for one in have_joined) else self._form(time)
 
     def _form(
         self, time: float, after: int | None = None, better: CutFound | None = None

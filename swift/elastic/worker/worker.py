@@ -43,14 +43,14 @@ from swift.elastic.worker.worker_spec import STUCK, WorkerSpec
 from swift.errors import RunError
 from swift.mesh import AXES, LiveMesh, own_row, place_shards, shard_shapes
 from swift.pipeline import Configuration, Cuts, Steps, StepSpec, TrainState, UnknownCut
-from swift.pipeline.reconfigure import ExecutableCache, blocks_spec, compiled_init, compiled_share, compiled_slots
+from swift.pipeline.reconfigure import blocks_spec, compiled_init, compiled_share, compiled_slots
 from swift.train.checkpoints import split_of
 
 _GRACE_S = 5.0
 """Time that a worker that cannot continue waits for a new generation before it asks for one: deaths are found first."""
 _STUCK_S, _STUCK_FACTOR = 5.0, 3.0
 """Time limit of a program to end once it is aborted, in seconds and as a multiple of its usual duration."""
-_CONNECT_S = 10
+_LINK_S = 15.0
 
 
 class WorkerProcess:
@@ -66,7 +66,7 @@ class WorkerProcess:
         scratch = worker_spec.scratch
         self._data = tuple(self._experiment.loader(split, scratch.corpus) for split in ("train", "validation"))
         check_same_data(scratch.data(), self._data[0].state())
-        self._executables = ExecutableCache(scratch.programs)
+        self._executables = worker_spec.programs()
         self._kept = KeptStates(worker_spec.states(), worker_spec.copy_every)
         # No array of this backend is kept: each generation has a backend of its own.
         self._specs = ElasticSpecs(self._experiment)
@@ -206,9 +206,9 @@ class WorkerProcess:
             index = [row.worker for row in rows].index(process.worker)
             per_worker = topology.num_expert_ranks // self._num_devices
             rank = processes.index(process) if self._worker_spec.is_elastic else process.rank
-            with self._abortable(_CONNECT_S + _STUCK_S):
+            with self._abortable(_LINK_S):
                 index, num_processes = index * per_worker + rank, len(rows) * per_worker
-                self._group = JaxGroup(command.address, index, num_processes, _CONNECT_S)
+                self._group = self._worker_spec.group(command.address, index, num_processes)
                 self._group.join()
         with self._channel.timed(number, "program"):
             live = LiveMesh(topology, rows, Mesh(self._group.grid(topology.num_expert_ranks), AXES))

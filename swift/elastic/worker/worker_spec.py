@@ -5,13 +5,17 @@ import threading
 from dataclasses import dataclass, field
 from typing import NoReturn
 
+from swift.elastic.accelerators import AcceleratorGroup, MemberDevices
 from swift.elastic.elastic_ranks import is_elastic
+from swift.elastic.jax_group import JaxGroup
 from swift.elastic.membership import Process
 from swift.elastic.state import RunFiles, SharedMemoryStore, SliceCopies
+from swift.pipeline.reconfigure import ExecutableCache
 from swift.train import Experiment
 
 GONE, STUCK = 70, 71
 """Exit codes of a process whose supervisor is gone, and of one that could not be brought out of a generation."""
+_CONNECT_S = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +28,7 @@ class WorkerSpec:
         by_rank: whether each expert rank has a process.
         scratch: files that it shares with the others.
         copy_every: iterations between copies of its state that its next incarnation finds; 0: none are made.
+        devices: accelerators that it holds; None: it computes on the CPU.
     """
 
     experiment: Experiment
@@ -31,6 +36,7 @@ class WorkerSpec:
     by_rank: bool
     scratch: RunFiles
     copy_every: int = 0
+    devices: MemberDevices | None = None
     _ending: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def gone(self) -> NoReturn:
@@ -38,6 +44,19 @@ class WorkerSpec:
         with self._ending:  # a second thread that detects it must not exit while the first is still removing
             self.scratch.remove()
             os._exit(GONE)
+
+    def group(self, address: str, index: int, num_processes: int) -> JaxGroup:
+        """Makes the process's side of a generation's group, to be joined; see ``JaxGroup``."""
+        if self.devices is None:
+            return JaxGroup(address, index, num_processes, _CONNECT_S)
+        return AcceleratorGroup(self.devices, address, index, num_processes)
+
+    def programs(self) -> ExecutableCache:
+        """Cache of compiled programs."""
+        if self.devices is None:
+            return ExecutableCache(self.scratch.programs)
+        # The compilers of a group of GPUs share the search for the fastest kernels, and so work at the same time.
+        return ExecutableCache(self.scratch.programs, patience_s=0)
 
     def states(self) -> SharedMemoryStore:
         """Store of whole states, between two generations."""

@@ -27,7 +27,9 @@ _MANY_TRIALS = 1_000
 _FIRST_OF_MANY_TRIALS = 50
 LEAST_TRIALS = 5
 _NUM_LEADERS = 3
-_MOST_IN_VAIN = 400
+_MOST_IN_VAIN, _NEAR = 400, 1.03
+"""Policies that change nothing before the search ends. It goes on where the best is not so near to the target, unless
+workers hold several chunks: the target is no measure there."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,9 @@ def best_listing(problem: Problem, target: float, max_ops: int) -> Candidate:
         leaders.insert(0, Candidate(cost, policy, listing))  # ahead of its equals: drifting among them helps
         num_in_vain = 0 if cost < min((leader.cost for leader in leaders[1:]), default=(math.inf,)) else num_in_vain + 1
         leaders.sort(key=lambda candidate: candidate.cost)
-        if leaders[0].cost[0] <= goal or num_in_vain == _MOST_IN_VAIN:
+        shortest = leaders[0].cost[0]
+        is_enough = shortest <= _NEAR * target or not problem.is_plain
+        if shortest <= goal or (num_in_vain >= _MOST_IN_VAIN and is_enough):
             break
         leaders[:] = _best_of_each_kind(leaders) if climbs_twice else leaders[:_NUM_LEADERS]
     return leaders[0]

@@ -3,7 +3,7 @@
 Nothing here loads JAX, which may be what is broken; it is tried in a process of its own.
 """
 
-from swift.tools.doctor.devices import DeviceEvidence, JaxAnswer, examine_devices, judge_devices
+from swift.tools.doctor.devices import DeviceEvidence, JaxAnswer, ask_jax, examine_devices, judge_devices, tpu_chips
 from swift.tools.doctor.directory import examine_directory
 from swift.tools.doctor.finding import Finding, Verdict
 from swift.tools.doctor.machine import examine_machine
@@ -18,6 +18,7 @@ __all__ = [
     "JaxAnswer",
     "Meeting",
     "Verdict",
+    "ask_jax",
     "attending",
     "examine_devices",
     "examine_directory",
@@ -25,4 +26,5 @@ __all__ = [
     "examine_network",
     "examine_software",
     "judge_devices",
+    "tpu_chips",
 ]

@@ -69,10 +69,10 @@ def examine_devices(root: Path = Path("/")) -> Iterator[Finding]:
     """
     yield from judge_devices(
         DeviceEvidence(
-            jax=_ask_jax(),
+            jax=ask_jax(),
             nvidia=_files(root / "dev", r"nvidia\d+"),
             driver=_driver(root / "proc/driver/nvidia/version"),
-            tpu=_files(root / "dev", r"accel\d+") or _files(root / "dev/vfio", r"\d+"),
+            tpu=tpu_chips(root),
             plugins=dict(_installed()),
         )
     )
@@ -129,6 +129,11 @@ def _tpu_faults(found: DeviceEvidence) -> Iterator[str]:
             yield f"{chips} and libtpu, but JAX uses the CPU: another process may hold the chips"
 
 
+def tpu_chips(root: Path = Path("/")) -> tuple[str, ...]:
+    """Returns the device files of what may be TPU chips, below the root of a file system."""
+    return _files(root / "dev", r"accel\d+") or _files(root / "dev/vfio", r"\d+")
+
+
 def _files(directory: Path, pattern: str) -> tuple[str, ...]:
     names = (path.name for path in directory.iterdir()) if directory.is_dir() else ()
     return tuple(sorted(name for name in names if re.fullmatch(pattern, name)))
@@ -147,7 +152,7 @@ def _installed() -> Iterator[tuple[str, str]]:
             continue
 
 
-def _ask_jax() -> JaxAnswer:
+def ask_jax() -> JaxAnswer:
     """Starts JAX in a process, which may crash, hang, or take the devices for itself."""
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen([sys.executable, "-c", _ASK], **pipes)

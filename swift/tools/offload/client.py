@@ -20,6 +20,8 @@ _CONNECT_S = 5.0
 _SILENCE_S = 10.0
 """Seconds in which an answer has to begin, and then be whole, or the host is lost; what takes longer is made here."""
 _MOST_WORKERS = 256
+_LEAVE_S = 1.0
+"""Seconds at most in which processes confirm that they are free again."""
 
 
 @dataclass(eq=False)
@@ -84,10 +86,23 @@ class ConnectedHosts:
             self._report(f"input host {host} {line}; what it cannot make is made here")
 
     def close(self) -> None:
-        """Ends all connections, also those that are in use: what they answer is not wanted any longer."""
+        """Ends all connections, also those that are in use: what they answer is not wanted any longer.
+
+        Waits until the processes that were not in use serve another caller: the next one may be this machine.
+        """
         self._is_closed = True
+        idle = list[_Connection]()
+        with suppress(Empty):
+            while True:
+                idle.append(self._free.get_nowait())
         for one in self._all:
-            _end(one.socket)
+            _end(one.socket, socket.SHUT_WR if one in idle and not one.is_lost else socket.SHUT_RDWR)
+        deadline = time.monotonic() + _LEAVE_S
+        for one in idle:
+            with suppress(OSError):
+                one.socket.settimeout(max(deadline - time.monotonic(), 0.001))
+                one.socket.recv(1)
+        for one in self._all:
             one.socket.close()
 
     def _lose(self, one: _Connection, error: OSError) -> None:
@@ -192,6 +207,6 @@ def _compare(one: _Connection, facts: Mapping[str, str]) -> None:
         raise SettingError("--input-hosts", one.host, f"has another {' and '.join(names)}: all machines need the same")
 
 
-def _end(connection: socket.socket) -> None:
+def _end(connection: socket.socket, how: int = socket.SHUT_RDWR) -> None:
     with suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
+        connection.shutdown(how)

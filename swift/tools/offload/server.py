@@ -8,7 +8,7 @@ import multiprocessing
 import select
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -48,7 +48,7 @@ class _Worker:
 def serve_input(
     listener: socket.socket,
     key: str,
-    load: Callable[[], Pipeline],
+    load: Callable[[], Sequence[Pipeline]],
     num_workers: int,
     report: Callable[[str], None],
     is_over: Callable[[], bool] = lambda: False,
@@ -58,15 +58,20 @@ def serve_input(
     Args:
         listener: socket on which they call.
         key: key.
-        load: function that makes the pipeline, which each process gets as a pickle.
+        load: function that makes the pipelines, which each process gets as a pickle.
         num_workers: number of processes.
         report: called with a line once all processes are ready, and when one has died.
         is_over: whether to stop.
     """
     workers = [_started(load) for _ in range(num_workers)]
 
+    def look() -> None:
+        for place, one in enumerate(workers):
+            workers[place] = _seen(one, load, report)
+
     def refusal(node: int, is_ready: bool) -> str | None:
         del node, is_ready
+        look()  # a caller may be back at once, for the next source of a mixture
         return None if any(one.is_free for one in workers) else BUSY
 
     def admit(node: int, connection: socket.socket) -> None:
@@ -84,8 +89,7 @@ def serve_input(
                 admission.turn(_TURN_S)
             except OSError:  # too many files are open, for the moment
                 time.sleep(_TURN_S)
-            for place, one in enumerate(workers):
-                workers[place] = _seen(one, load, report)
+            look()
             if not was_ready and all(one.is_free for one in workers):
                 host, port = listener.getsockname()[:2]
                 report(f"{host}:{port} is ready, with {num_workers} process{'es' if num_workers > 1 else ''}")
@@ -98,7 +102,7 @@ def serve_input(
             one.link.close()
 
 
-def _seen(worker: _Worker, load: Callable[[], Pipeline], report: Callable[[str], None]) -> _Worker:
+def _seen(worker: _Worker, load: Callable[[], Sequence[Pipeline]], report: Callable[[str], None]) -> _Worker:
     """Takes note of a process that is free; starts one that has died again, after a pause."""
     if not worker.process.is_alive():
         worker.is_free = False
@@ -113,7 +117,7 @@ def _seen(worker: _Worker, load: Callable[[], Pipeline], report: Callable[[str],
     return worker
 
 
-def _started(load: Callable[[], Pipeline]) -> _Worker:
+def _started(load: Callable[[], Sequence[Pipeline]]) -> _Worker:
     here, there = socket.socketpair()
     with there:
         process = multiprocessing.get_context("spawn").Process(target=_work, args=(there, load), daemon=True)
@@ -121,46 +125,55 @@ def _started(load: Callable[[], Pipeline]) -> _Worker:
     return _Worker(process, here, is_free=False, started=time.monotonic())
 
 
-def _work(link: socket.socket, load: Callable[[], Pipeline]) -> None:
+def _work(link: socket.socket, load: Callable[[], Sequence[Pipeline]]) -> None:
     """Serves one caller after the other, until the process that admits them is gone."""
     served = _Served(load)
     with suppress(OSError):
+        link.sendall(_FREE)
         while True:
-            link.sendall(_FREE)
             _, descriptors, _, _ = socket.recv_fds(link, 1, 1)
             if not descriptors:
                 return
             with socket.socket(fileno=descriptors[0]) as connection:
                 _serve(served, connection, link)
+                link.sendall(_FREE)  # before the connection ends, which tells its caller that it may call again
 
 
 class _Served:
-    """The pipeline of a process, with what callers have to have in common with it, found out once and not for each.
+    """The pipelines of a process, with what callers have to have in common with one, found out once and not for each.
 
     Args:
-        load: function that makes the pipeline.
+        load: function that makes the pipelines, of which there is at least one.
     """
 
-    def __init__(self, load: Callable[[], Pipeline]):
+    def __init__(self, load: Callable[[], Sequence[Pipeline]]):
         self._load = load
-        self._open()
+        self._all = self._opened()
 
-    def _open(self) -> None:
-        pipeline, facts = self._load(), dict[str, str]()
-        with suppress(NoDigest):
-            facts = pipeline_facts(pipeline)
-        # Together: a pipeline whose facts cannot be found out replaces nothing.
-        self.pipeline, self._facts = pipeline, facts
+    def _opened(self) -> list[tuple[Pipeline, dict[str, str]]]:
+        found = []
+        for pipeline in self._load():
+            facts = dict[str, str]()
+            with suppress(NoDigest):
+                facts = pipeline_facts(pipeline)
+            found.append((pipeline, facts))
+        return found
 
-    def differing(self, theirs: Mapping[str, str]) -> list[str]:
-        """Names what a caller has otherwise; the pipeline is made anew before, whose files may have changed since."""
-        if self._compared(theirs):
-            with suppress(SettingError, DataError, OSError):  # then the old one stays, and differs
-                self._open()
+    def nearest(self, theirs: Mapping[str, str]) -> tuple[Pipeline, list[str]]:
+        """Returns the pipeline that has most in common with a caller's, and names what it has otherwise.
+
+        If there is something all are made anew before, whose files may have changed since.
+        """
+        if self._compared(theirs)[1]:
+            with suppress(SettingError, DataError, OSError):  # then the old ones stay, and differ
+                self._all = self._opened()
         return self._compared(theirs)
 
-    def _compared(self, theirs: Mapping[str, str]) -> list[str]:
-        return [name for name in theirs if theirs[name] != self._facts.get(name)]
+    def _compared(self, theirs: Mapping[str, str]) -> tuple[Pipeline, list[str]]:
+        compared = [
+            (pipeline, [name for name in theirs if theirs[name] != facts.get(name)]) for pipeline, facts in self._all
+        ]
+        return min(compared, key=lambda one: len(one[1]))
 
 
 def _serve(served: _Served, connection: socket.socket, link: socket.socket) -> None:
@@ -173,12 +186,13 @@ def _serve(served: _Served, connection: socket.socket, link: socket.socket) -> N
         theirs = json.loads(receive_frame(connection, _STALL_S))
         if not isinstance(theirs, dict):
             return
-        send_frame(connection, json.dumps(served.differing(theirs)).encode(), _STALL_S)
+        pipeline, differing = served.nearest(theirs)
+        send_frame(connection, json.dumps(differing).encode(), _STALL_S)
         while True:
             ready = select.select([connection, link], [], [])[0]
             if link in ready:  # the process that admits callers is gone
                 return
-            answer = answer_of(served.pipeline, receive_frame(connection, _STALL_S))
+            answer = answer_of(pipeline, receive_frame(connection, _STALL_S))
             if len(answer) > MOST_BYTES:
                 answer = refused(f"it has {len(answer)} bytes, and {MOST_BYTES} can be sent")
             send_frame(connection, answer, _STALL_S)

@@ -13,6 +13,7 @@ from swift.cli.configuration import load_stored
 from swift.cli.console import command_line
 from swift.cli.launch.job import LaunchJob
 from swift.runlog import read_run, scalars
+from tests.tools.offload.hosts import always_asked
 
 
 @gin.configurable
@@ -132,11 +133,69 @@ def test_launch_has_a_network_of_its_own():
     assert LaunchJob.of(command_line().parse_args(words)).connect is None
 
 
+MIXED = """
+include 'tiny.gin'
+DataConfig.source = @Mixture()
+Mixture.sources = (@lines/Pipeline(), @whole/TextFiles())
+Mixture.weights = (3.0, 1.0)
+lines/Pipeline.source = @JsonLines()
+JsonLines.pattern = 'texts.jsonl'
+lines/Pipeline.operators = (@DropDuplicates(),)
+whole/TextFiles.pattern = 'whole/*.txt'
+"""
+
+
+@pytest.fixture
+def mixed(here):
+    (here / "mixed.gin").write_text(MIXED)
+    (here / "whole").mkdir()
+    for number in range(9):
+        (here / "whole" / f"{number}.txt").write_text(f"whole {number} " * 99)
+    return here
+
+
+@pytest.mark.usefixtures("mixed")
+def test_one_source_of_a_mixture_is_planned_at_a_time(capsys):
+    assert main(["data", "plan", "mixed.gin"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    said = "DataConfig.source = @Mixture(): has 2 sources of documents: name one, as with --set DataConfig.source=@"
+    assert said in err
+    assert main(["data", "plan", "mixed.gin", "--set", "DataConfig.source=@lines/Pipeline()"]) == 0
+    assert "as written: drop_duplicates -> tokenize the documents" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_an_input_host_serves_the_sources_of_a_mixture(mixed, capsys, monkeypatch):
+    always_asked(monkeypatch)
+    serve = ["data", "serve", "mixed.gin", "--listen", "127.0.0.1:0", "--key-file", "key"]
+    assert main(["train", "mixed.gin", "--run-dir", "alone"]) == 0
+    (mixed / ".cache").rename(mixed / "built before")
+    with subprocess.Popen(
+        [sys.executable, "-m", "swift", *serve], cwd=mixed, stdout=subprocess.PIPE, text=True
+    ) as host:
+        try:
+            assert host.stdout is not None
+            words = ["--input-hosts", host.stdout.readline().split()[1], "--key-file", "key"]
+            capsys.readouterr()
+            assert main(["train", "mixed.gin", "--run-dir", "helped", "--stop-at", "4", *words]) == 0
+            assert capsys.readouterr().err.count("offload: all up to ") == 2
+        finally:
+            host.kill()
+    assert main(["train", "mixed.gin", "--run-dir", "helped", "--resume"]) == 0
+    alone, helped = (scalars(read_run(mixed / name), "loss").tolist() for name in ("alone", "helped"))
+    assert helped == alone
+    built = [
+        [path.read_bytes() for path in sorted(one.rglob("swift/corpora/*/train"))]
+        for one in (mixed / "built before", mixed / ".cache")
+    ]
+    assert built[0] == built[1]
+    assert len(built[0]) == 2
+
+
 @pytest.mark.slow
 def test_an_input_host_serves_runs_that_have_its_key_and_data(here, capsys, monkeypatch):
-    monkeypatch.setattr("swift.data.corpus._FEW", 1)
-    monkeypatch.setattr("swift.data.pipeline.optimizer.offload._GAIN", 0.0)
-    monkeypatch.setattr("swift.data.pipeline.optimizer.offload._LEAST_S", -1e9)
+    always_asked(monkeypatch)
     (here / "own.gin").write_text(PIPED.replace("@many/Filter()", "").replace("many/", "# ").replace("Has", "# "))
     serve = ["data", "serve", "own.gin", "--listen", "127.0.0.1:0", "--key-file", "key"]
     assert main(["train", "own.gin", "--run-dir", "alone"]) == 0

@@ -781,6 +781,65 @@ def test_all_are_restarted_after_a_death_where_that_was_asked_for(live):
     assert live.die(A, B, C) == [], "they were killed with it"
 
 
+def once(**policy):
+    """A run whose processes join one generation each, of which the first has lost D and all have been killed."""
+    script = script_live(recovery="restart", joins_once=True, **policy)
+    assert script.die(D) == [RestartAll("1:1 died")]
+    script.die(A, B, C)
+    script.tick()
+    return script
+
+
+def test_where_processes_join_once_all_are_restarted_for_those_that_return():
+    script = once()
+    script.start(A, B, C)
+    script.ready(A, B, C)
+    assert script.tick() == [Form(2, script.now(A, B, C))]
+    script.formed({process: {4} for process in (A, B, C)}, of=1)
+    assert script.tick() == [GoLive(2, Stamp(1, 4), script.now(A, B, C))]
+    script.beat(dict.fromkeys([A, B, C], 6))
+    script.start(D)
+    assert script.tick() == []
+    script.ready(D)
+    before = script.membership
+    for process in (A, B, C):
+        script.tell(Done, process, 2, 0)
+    assert script.tick() == [], "nothing is left to do"
+    script.membership = before
+    assert script.tick() == [RestartAll("1:1 can rejoin")]
+    script.die(A, B, C, D)
+    script.tick()
+    script.start(A, B, C, D)
+    script.ready(A, B, C, D)
+    assert script.tick() == [Form(3, script.now(A, B, C, D))]
+
+
+def test_where_processes_join_once_all_are_restarted_if_one_could_not_continue_or_none_does():
+    script = script_live(recovery="restart", joins_once=True)
+    script.tell(Ready, B, 0, 1)
+    assert script.tick() == [RestartAll("a process could not continue")]
+    script = script_live(recovery="restart", joins_once=True)
+    for _ in range(4):
+        script.beat(dict.fromkeys([A, B, C, D], 6))
+        assert script.tick(1.5) == []
+    script.alive()
+    assert script.tick(0.5) == [RestartAll("no process finished an iteration for 6 s, and all are in 6")]
+
+
+def test_where_all_are_needed_a_generation_waits_for_them_and_the_run_ends_without_one():
+    script = once(needs_all=True)
+    script.start(A, B, C)
+    script.ready(A, B, C)
+    assert StageLost not in map(type, script.tick())
+    assert may_restart(script, held_down=frozenset({D})) == [StartProcess(D)]
+    assert may_restart(script, away={D: 9.0}) == []
+    why = "stage 1 has no process left that may be restarted (or whose node has returned)"
+    assert may_restart(script, away={D: 11.0}) == [StopRun(why)]
+    script.start(D)
+    script.ready(D)
+    assert script.tick() == [Form(2, script.now(A, B, C, D))]
+
+
 def test_nothing_is_decided_until_a_supervisor_that_slept_has_heard_all(live):
     live.time += 60.0
     live.membership, _ = live.membership.on(Woke(live.time))

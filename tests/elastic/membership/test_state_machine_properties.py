@@ -293,6 +293,9 @@ class World:
         match one.inbox.popleft():
             case Form(number, members, after) as form:
                 assert number > one.number, "the number of a generation goes back"
+                policy = self.membership.policy
+                assert one.number == 0 or not policy.joins_once, "a process joins a second generation"
+                assert set(self.newest) == {process for process, _ in members} or not policy.needs_all
                 assert one.member in members
                 if one.runs and after is not None and max(one.begun, one.done + 1) <= after:
                     one.leaving = form
@@ -545,6 +548,8 @@ class World:
         """Processes that can be members; none, where a stage has only retired ones."""
         gone = self.retired | {process for process in self.spent() if self.newest[process].is_dead}
         there = set(self.newest) - gone
+        if self.membership.policy.needs_all and gone:
+            return set()
         maimed = set() if self.is_elastic else {process.worker for process in gone}
         able = {process for process in there if process.worker not in maimed}
         return (
@@ -574,12 +579,20 @@ class Chaos(RuleBasedStateMachine):
 
     @initialize(
         shape=st.sampled_from([(2, 2, 1), (3, 2, 1), (3, 1, 1), (1, 1, 3), (1, 1, 4)]),
-        recovery=st.sampled_from(["live", "live", "live", "restart"]),
+        recovery=st.sampled_from(["live", "live", "live", "restart", "once", "all at once"]),
         max_restarts=st.sampled_from([1, 4, 1000, 1000]),
     )
     def begin(self, shape, recovery, max_restarts):
-        rule = MoveRule(is_always=True) if shape[0] > 1 else None
-        policy = RecoveryPolicy(recovery, max_restarts, is_elastic=shape[2] == 4, move_rule=rule)
+        joins_once, needs_all = "once" in recovery, recovery == "all at once"
+        rule = MoveRule(is_always=True) if shape[0] > 1 and not joins_once else None
+        policy = RecoveryPolicy(
+            "restart" if joins_once else recovery,
+            max_restarts,
+            is_elastic=shape[2] == 4,
+            move_rule=rule,
+            joins_once=joins_once,
+            needs_all=needs_all,
+        )
         self.world = World(Topology(*shape), by_rank=shape[2] > 1, policy=policy)
         self.world.settle(3)
 

@@ -36,7 +36,8 @@ def test_all_start_again_from_the_newest_copy_that_they_have_in_common(tmp_path)
     assert "restore" not in {event["event"] for event in events}
     recoveries = [event for event in events if event["event"] == "recovery"]
     assert len(recoveries) == 2
-    assert max(event["rerun_steps"] for event in recoveries) <= EVERY
+    # From the copy before, where a process dies before all have written the newest one.
+    assert max(event["rerun_steps"] for event in recoveries) <= 2 * EVERY
 
 
 def test_the_processes_that_start_again_were_held_ready_and_none_is_left(tmp_path):

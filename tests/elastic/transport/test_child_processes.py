@@ -54,6 +54,23 @@ def test_a_child_hears_what_is_said_and_the_dead_are_spoken_to_in_vain(children,
     children.send("a", "and now?\n")
 
 
+def test_one_that_hears_nothing_and_ignores_requests_to_end_is_killed(tmp_path, monkeypatch):
+    """As a process that waits in a collective for a dead one."""
+    monkeypatch.setattr(child_processes, "_STOP_S", 0.2)
+    code = "import signal as s; s.signal(s.SIGTERM, s.SIG_IGN); print(1, flush=True)\nwhile True: s.pause()"
+    with LocalChildren(os.environ, tmp_path) as children:
+        start(children, "a", code, tmp_path / "log")
+        assert children.received(30.0)
+        children.signal("a", signal.SIGTERM)
+        children.send("a", "stop\n")
+        children.wait_for(["a"])
+        assert "a" not in children
+        start(children, "b", code, tmp_path / "log")
+        assert children.received(30.0)
+        children.signal("b", signal.SIGKILL)
+        assert [(dead.child, dead.why) for dead in until_dead(children)] == [("b", "signal 9")]
+
+
 def test_one_that_cannot_be_killed_is_given_up_and_holds_nobody_up(tmp_path, monkeypatch):
     monkeypatch.setattr(child_processes, "_STOP_S", 0.1)
     monkeypatch.setattr(child_processes, "_KILL_S", 0.1)

@@ -42,7 +42,7 @@ def test_devices_and_drivers(found, verdict, text):
 
 def test_signs_are_found_in_the_files_of_the_kernel(tmp_path, monkeypatch):
     """The driver's version is that of the proprietary module and of the open one, which word it differently."""
-    monkeypatch.setattr("swift.tools.doctor.devices._ask_jax", lambda: CPU)
+    monkeypatch.setattr("swift.tools.doctor.devices.ask_jax", lambda: CPU)
     for name in ("nvidia0", "nvidiactl", "nvidia-uvm"):
         (tmp_path / "dev").mkdir(exist_ok=True)
         (tmp_path / "dev" / name).touch()

@@ -84,7 +84,7 @@ def test_two_nodes_of_the_same_number(tmp_path):
     assert "another process is node 1, too: each needs its own --node" in texts
 
 
-@pytest.mark.parametrize("left", ["closed", "another", "nonsense"])
+@pytest.mark.parametrize("left", ["closed", pytest.param("another", marks=pytest.mark.slow), "nonsense"])
 def test_what_an_earlier_meeting_left_behind(tmp_path, left):
     """A port that is closed, or somebody else's, or a file that is no file of a node."""
     with socket.create_server(("127.0.0.1", 0)) as other:

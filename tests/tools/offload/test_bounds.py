@@ -41,7 +41,7 @@ def caller(monkeypatch):
     monkeypatch.setattr(socket.socket, "setsockopt", lambda *_: None)  # which are TCP's
     here, there = socket.socketpair()
     link, of_process = socket.socketpair()
-    served = server._Served(lambda: Pipeline(Numbers()))
+    served = server._Served(lambda: [Pipeline(Numbers())])
 
     def serve():
         with there:
@@ -186,34 +186,44 @@ def test_a_handshake_that_trickles_is_none(monkeypatch):
 def test_what_callers_have_to_have_is_found_out_once_and_again_when_it_differs(monkeypatch):
     files, reads = ["numbers 0"], []
     monkeypatch.setattr(Numbers, "digest", lambda _: reads.append(0) or files[0])
-    served = server._Served(lambda: Pipeline(Numbers()))
+    served = server._Served(lambda: [Pipeline(Numbers())])
     now = pipeline_facts(Pipeline(Numbers()))
     later = now | {"data": "numbers 1"}
     reads.clear()
     for _ in range(5):
-        assert served.differing(now) == []
+        assert served.nearest(now)[1] == []
     assert reads == []
     files[0] = "numbers 1"
-    assert served.differing(later) == []
+    assert served.nearest(later)[1] == []
     reads.clear()
-    assert served.differing(now) == ["data"]
+    assert served.nearest(now)[1] == ["data"]
     assert reads
     reads.clear()
-    assert served.differing(later) == []
+    assert served.nearest(later)[1] == []
     assert reads == []
+
+
+def test_a_caller_gets_the_pipeline_that_it_has_itself():
+    one, other = Pipeline(Numbers()), Pipeline(Numbers()).filter(bool)
+    served = server._Served(lambda: [one, other])
+    for pipeline in (one, other):
+        facts = pipeline_facts(pipeline)
+        assert served.nearest(facts) == (pipeline, [])
+        assert served.nearest(facts | {"data": "numbers 1"}) == (pipeline, ["data"])
 
 
 def test_a_pipeline_whose_facts_cannot_be_found_out_replaces_none(monkeypatch):
-    served = server._Served(lambda: Pipeline(Numbers()))
-    before, facts = served.pipeline, pipeline_facts(served.pipeline)
+    served = server._Served(lambda: [Pipeline(Numbers())])
+    (before, facts), *_ = served._all
 
     def forbidden(_):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Numbers, "digest", forbidden)
-    assert served.differing(facts | {"data": "numbers 1"}) == ["data"]
-    assert served.differing(facts) == []
-    assert served.pipeline is before
+    assert served.nearest(facts | {"data": "numbers 1"})[1] == ["data"]
+    pipeline, differing = served.nearest(facts)
+    assert differing == []
+    assert pipeline is before
 
 
 def test_an_end_is_no_loss():
@@ -227,6 +237,23 @@ def test_an_end_is_no_loss():
     asking.join(20)
     there.close()
     assert told == []
+
+
+def test_an_end_waits_until_the_process_serves_others():
+    here, there = socket.socketpair()
+    ended = []
+
+    def serve():
+        ended.append(there.recv(1))
+        time.sleep(0.2)
+        ended.append("free")
+        there.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    ConnectedHosts([_Connection("host", here)], print).close()
+    assert ended == [b"", "free"]
+    thread.join(LIMIT_S)
 
 
 def test_hosts_that_make_a_key_at_once_have_the_same(tmp_path):

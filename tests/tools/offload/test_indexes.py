@@ -3,22 +3,18 @@
 import json
 import os
 import signal
-from contextlib import contextmanager, nullcontext
-from copy import copy
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import pytest
 
-from swift.data import DataConfig, Loader, Pipeline, TextFiles, find_index, reading
-from swift.data import corpus as corpus_module
-from swift.data.pipeline import answer_of, pipeline_facts
-from swift.data.pipeline.optimizer import offload
+from swift.data import DataConfig, Loader, Pipeline, TextFiles, find_index, readings
+from swift.data.pipeline import answer_of
 from swift.data.records import JsonLines
 from swift.errors import SettingError
-from swift.tools.offload import connect
-from tests.tools.offload.hosts import KEY, processes, serving
+from tests.tools.offload.hosts import KEY, always_asked, connecting, content, processes, serving
 
 NUM_TEXTS = 40
 
@@ -38,9 +34,7 @@ class Marked:
 @pytest.fixture(params=["pipeline", "texts"])
 def config(request, tmp_path, monkeypatch) -> DataConfig:
     """Data of both kinds, whose records are begun elsewhere even where that takes longer."""
-    monkeypatch.setattr(corpus_module, "_FEW", 1)
-    monkeypatch.setattr(offload, "_GAIN", 0.0)
-    monkeypatch.setattr(offload, "_LEAST_S", -1e9)
+    always_asked(monkeypatch)
     texts = [f"text {number} " * (number % 5) for number in range(NUM_TEXTS)]
     if request.param == "texts":
         for number, text in enumerate(texts):
@@ -49,46 +43,6 @@ def config(request, tmp_path, monkeypatch) -> DataConfig:
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     made = Pipeline(JsonLines(f"{tmp_path}/*.jsonl")).drop_duplicates().filter(NotEmpty(), reads=("text",))
     return DataConfig(made.map(Marked(), reads=("text",), writes=("text",)), validation_share=0.3)
-
-
-class Watched:
-    """Hosts of which it is known what they were asked, and what happens before some request."""
-
-    def __init__(self, hosts, happens):
-        self.hosts, self.happens, self.num_answers = hosts, happens, 0
-        self.tell = hosts.tell
-
-    @property
-    def num_workers(self) -> int:
-        return self.hosts.num_workers
-
-    def ask(self, request):
-        if b'"number"' in request:
-            self.happens(self.num_answers)
-        answer = self.hosts.ask(request)
-        self.num_answers += answer is not None and b'"number"' in request
-        return answer
-
-
-def connecting(address, happens=lambda _: None, key=KEY):
-    """A way to connect to a host, and all that were connected."""
-    found = []
-
-    @contextmanager
-    def connected(pipeline, report):
-        hosts = connect([address], key, pipeline_facts(pipeline), report)
-        found.append(Watched(hosts, happens))
-        try:
-            yield found[-1]
-        finally:
-            hosts.close()
-
-    return connected, found
-
-
-def content(path) -> dict:
-    """Digests of the files of an index."""
-    return {name: one["digest"] for name, one in json.loads((path / "index.json").read_text())["files"].items()}
 
 
 def first_batches(config, index):
@@ -101,7 +55,7 @@ def first_batches(config, index):
 @pytest.mark.parametrize("lost", ["none", "one", "all", "silent"])
 def test_the_index_is_that_of_this_machine_alone(config, lost, tmp_path, monkeypatch):
     plain = find_index(config, tmp_path / "plain", print)
-    with serving(partial(reading, config), 2) as (address, _):
+    with serving(partial(readings, config), 2) as (address, _):
 
         def happens(num_answers: int) -> None:
             if num_answers == 20 and lost != "none":
@@ -127,8 +81,9 @@ def test_the_index_is_that_of_this_machine_alone(config, lost, tmp_path, monkeyp
 
 @pytest.mark.slow
 def test_a_host_with_another_key_or_operator_is_refused_and_nothing_stays(config, tmp_path):
-    others = reading(config).map(Marked(), reads=("text",), writes=("text",), name="more")
-    with serving(partial(copy, others), 1) as (address, _):
+    (one,) = readings(config)
+    others = one.map(Marked(), reads=("text",), writes=("text",), name="more")
+    with serving(partial(list, [others]), 1) as (address, _):
         for key, said in (("?" * 32, "is no input host, or has another key"), (KEY, "has another operators: all")):
             with pytest.raises(SettingError, match=f"--input-hosts = '127.0.0.1:.*': {said}"):
                 find_index(config, tmp_path / "kept", print, connect=connecting(address, key=key)[0])

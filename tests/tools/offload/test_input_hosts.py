@@ -32,6 +32,10 @@ def squares() -> Pipeline:
     return Pipeline(ROWS).filter(lambda sample: sample["a"] % 7 > 0, name="some").map(squared, reads=("a",)).shuffle()
 
 
+def served() -> list[Pipeline]:
+    return [squares()]
+
+
 @contextmanager
 def connected(*addresses, facts=None, key=KEY, is_full=True):
     """Connections to hosts, and what is told; a host may still be busy with the caller before."""
@@ -65,7 +69,7 @@ def expected() -> list[int]:
 
 @pytest.mark.slow
 def test_samples_are_those_of_this_machine_whatever_happens_to_the_others(expected, monkeypatch):
-    with serving(squares, 2) as (address, said):
+    with serving(served, 2) as (address, said):
         pids = {one.pid for one in multiprocessing.active_children()}
         assert said == [f"127.0.0.1:{address[1]} is ready, with 2 processes"]
         with connected(address) as (hosts, told):
@@ -110,7 +114,7 @@ def test_samples_are_those_of_this_machine_whatever_happens_to_the_others(expect
 @pytest.mark.slow
 def test_only_those_with_the_key_and_the_same_pipeline_are_served(expected):
     facts = pipeline_facts(squares())
-    with serving(squares, 2) as (address, _):
+    with serving(served, 2) as (address, _):
         for name in facts:
             other = facts | {name: "another"}
             with pytest.raises(
@@ -173,7 +177,7 @@ def test_a_host_that_ends_the_handshake_is_done_without(said):
 
 
 def test_a_host_with_another_key_is_refused_whether_or_not_it_has_processes():
-    with serving(squares, 0) as (address, _):
+    with serving(served, 0) as (address, _):
         with pytest.raises(SettingError, match="is no input host, or has another key than --key-file"):
             connect([address], KEY + "?", {}, print)
         told = list[str]()

@@ -1,0 +1,67 @@
+"""A run of `swift launch` under way, for benchmarks that kill its processes: its members and what it has recorded."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+SWIFT = [sys.executable, "-m", "swift"]
+CONFIG = Path(__file__).parent.parent / "experiments" / "recycle" / "kill.gin"
+"""Three pipelines of two stages, a real process for each worker."""
+_PATIENCE_S = 600.0
+
+
+def wait(supervisor: subprocess.Popen[bytes], is_there: Callable[[], bool]) -> None:
+    """Waits until something is there, while the run goes on."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while not is_there():
+        if supervisor.poll() is not None or time.monotonic() > deadline:
+            raise SystemExit("the run ended, or did not resume, before all were killed")
+        time.sleep(0.1)
+
+
+def members(supervisor: int) -> dict[tuple[str, ...], int]:
+    """Finds the process ids of the members of a run, by worker and rank: of two of a name, the second is held ready."""
+    return {name: pid for name, (_, pid, _) in reversed(started_members(supervisor))}
+
+
+def started_members(supervisor: int) -> list[tuple[tuple[str, ...], tuple[int, int, int]]]:
+    """Finds all processes of members: worker and rank; and time of start, process id and time on the processor."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, IndexError):
+            words = (path / "cmdline").read_text().split("\0")
+            stat = (path / "stat").read_text().rpartition(")")[2].split()
+            if int(stat[1]) == supervisor and "member" in words and stat[0] != "Z":
+                found.append((tuple(words[-4:-1]), (int(stat[19]), int(path.name), int(stat[11]) + int(stat[12]))))
+    return sorted(found, key=lambda one: one[1])
+
+
+def events(run_dir: Path) -> list[dict[str, Any]]:
+    """The events so far."""
+    return list(_lines(run_dir / "events.jsonl"))
+
+
+def count(run_dir: Path, event: str) -> int:
+    """Counts the events of a name so far."""
+    return sum(found["event"] == event for found in events(run_dir))
+
+
+def metrics(run_dir: Path) -> list[dict[str, Any]]:
+    """The records of iterations so far."""
+    return list(_lines(run_dir / "metrics.jsonl"))
+
+
+def last_step(run_dir: Path) -> int:
+    """The last iteration that is recorded; 0 before the first."""
+    return max((record["step"] for record in _lines(run_dir / "metrics.jsonl")), default=0)
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Reads the lines so far; the last one may be incomplete."""
+    for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else []:
+        yield json.loads(line)
