@@ -15,6 +15,12 @@ from swift.errors import SettingError, check_count, check_number, error_line
 from swift.experts.decay_probe import only_decays
 
 LAYOUTS = ("decoupled", "coupled")
+_CHOICES = {
+    "decayed": ("all", "matrices"),
+    "moments": ("master", "bfloat16"),
+    "memory": ("device", "pinned_host"),
+    "layout": LAYOUTS,
+}
 
 # Primitives that mix the elements of an array: an update that applies one of these to a whole array is not elementwise.
 # Reductions of one-element arrays, which learning-rate schedules use, do not count. Random numbers are listed too,
@@ -66,6 +72,8 @@ class OptimizerConfig:
         clip_norm: largest global norm of the gradient; None for no clipping.
         moments: type of the moments: that of the ``master`` weights, or ``bfloat16``, in which averages with a rate of
             more than 0.99 stand still.
+        memory: where master weights and moments are between updates: ``device``, or ``pinned_host``, from which an
+            update brings in one layer at a time.
         layout: ``decoupled``, or ``coupled`` for the baselines' optimizer state, tied to where experts are placed.
     """
 
@@ -81,6 +89,7 @@ class OptimizerConfig:
     clip_norm: float | None = 1.0
     layout: Literal["decoupled", "coupled"] = "decoupled"
     moments: Literal["master", "bfloat16"] = "master"
+    memory: Literal["device", "pinned_host"] = "device"
 
     def __post_init__(self) -> None:
         check_number("OptimizerConfig.peak_learning_rate", self.peak_learning_rate, least=0)
@@ -90,12 +99,10 @@ class OptimizerConfig:
             check_count("OptimizerConfig.decay_steps", self.decay_steps, least=1)
         if self.clip_norm is not None:
             check_number("OptimizerConfig.clip_norm", self.clip_norm, above=0)
-        if self.decayed not in ("all", "matrices"):
-            raise SettingError("OptimizerConfig.decayed", self.decayed, "choose one of all, matrices")
-        if self.moments not in ("master", "bfloat16"):
-            raise SettingError("OptimizerConfig.moments", self.moments, "choose one of master, bfloat16")
-        if self.layout not in LAYOUTS:
-            raise SettingError("OptimizerConfig.layout", self.layout, f"choose one of {', '.join(LAYOUTS)}")
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                allowed = f"choose one of {', '.join(choices)}"
+                raise SettingError(f"OptimizerConfig.{name}", getattr(self, name), allowed)
 
     @property
     def moments_of(self) -> str:

@@ -103,6 +103,11 @@ class LiveMesh:
         return tuple(rows[0] for rows in self.peers)
 
     @property
+    def memory_kinds(self) -> frozenset[str]:
+        """Kinds of memory, as shardings name them, that the devices have; the platform decides."""
+        return frozenset(memory.kind for memory in self.mesh.devices.flat[0].addressable_memories())
+
+    @property
     def is_here(self) -> bool:
         """Whether this process has some of the mesh's devices."""
         return jax.process_index() in {device.process_index for device in self.mesh.devices.flat}

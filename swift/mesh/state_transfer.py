@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import PartitionSpec
+from jax.sharding import PartitionSpec, SingleDeviceSharding
 
 from swift.mesh.live import LiveMesh
 from swift.mesh.per_rank import RANKED, REPLICATED, map_specs
@@ -61,11 +61,17 @@ def move_rows(tree: Any, old: LiveMesh, new: LiveMesh, specs: Any, source_R: Seq
 
     def move(spec: PartitionSpec, leaf: jax.Array) -> jax.Array:
         assert spec != REPLICATED, "only arrays with rows can be moved"
-        assert leaf.sharding.is_equivalent_to(old.shardings(spec), leaf.ndim), f"{leaf.sharding} is not on the old mesh"
+        kind = leaf.sharding.memory_kind
+        before, after = (mesh.shardings(spec).with_memory_kind(kind) for mesh in (old, new))
+        assert leaf.sharding.is_equivalent_to(before, leaf.ndim), f"{leaf.sharding} is not on the old mesh"
         shard_on = {shard.device: shard.data for shard in leaf.addressable_shards}
-        shards = [shard_on[here] if here == there else jax.device_put(shard_on[here], there) for here, there in routes]
+
+        def moved(here: jax.Device, there: jax.Device) -> jax.Array:
+            at = SingleDeviceSharding(there, memory_kind=kind)
+            return shard_on[here] if here == there else jax.device_put(shard_on[here], at)
+
         shape = (new.num_live, *leaf.shape[1:])
-        return jax.make_array_from_single_device_arrays(shape, new.shardings(spec), shards)
+        return jax.make_array_from_single_device_arrays(shape, after, [moved(*route) for route in routes])
 
     return map_specs(move, specs, tree)
 

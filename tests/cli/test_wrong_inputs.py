@@ -124,6 +124,7 @@ VALUES = {
     "DataConfig.source=@TextFile()": "DataConfig.source = @TextFile(): there is no TextFile; did you mean TextFiles?",
     "Experiment.planner=adaptve": "Experiment.planner = 'adaptve': choose one of adaptive, lockstep, milp, gpipe, "
     "one_f_one_b, zero_bubble, v; did you mean adaptive?",
+    "OptimizerConfig.memory=host": "OptimizerConfig.memory = 'host': choose one of device, pinned_host",
     "Experiment.ranks=device": "Experiment.ranks = 'device': must be one of emulated, devices, virtual; did you mean "
     "devices?",
 }
@@ -197,6 +198,11 @@ def test_blocks_that_could_never_move_are_refused(refusal):
     words = [word for one in settings for word in ("--set", one)]
     line = refusal("launch", "tiny.gin", *words, "--processes", "2", "--prepare", "none")
     assert line == "--prepare = 'none': finds no blocks to move: Experiment.adapt = 'auto'"
+
+
+def test_states_that_processes_hand_over_are_in_device_memory(refusal):
+    line = refusal("launch", "tiny.gin", "--set", "OptimizerConfig.memory='pinned_host'", "--processes", "1")
+    assert line == "OptimizerConfig.memory = 'pinned_host': must be 'device': processes hand states over from there"
 
 
 def test_a_duration_without_a_unit_is_taken_for_seconds_and_said(tell):

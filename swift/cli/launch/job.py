@@ -200,6 +200,8 @@ def _check(experiment: Experiment) -> None:
     for name, (is_wrong, allowed) in refused.items():
         if is_wrong:
             raise SettingError(f"Experiment.{name}", getattr(experiment, name), allowed)
+    if (memory := experiment.optimizer.memory) != "device":
+        raise SettingError("OptimizerConfig.memory", memory, "must be 'device': processes hand states over from there")
 
 
 def _devices_per_process(experiment: Experiment, by_rank: bool) -> int:

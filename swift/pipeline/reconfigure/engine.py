@@ -205,7 +205,8 @@ class Engine:
         steps.compiled(steps.main)
         compiled = time.perf_counter()
         move = move_state if jax.process_count() == 1 else move_between_processes
-        state, num_bytes = move(state, self.spec, steps.spec)
+        state, num_bytes = move(self.spec.in_device_memory(state), self.spec, steps.spec)
+        state = steps.spec.at_rest(state)
         jax.block_until_ready(state)
         moved = time.perf_counter()
         self.steps, self._recut = steps, recut

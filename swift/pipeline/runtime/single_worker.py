@@ -118,7 +118,7 @@ def single_worker_step(spec: StepSpec, *, keep_state: bool = False) -> Wrapped:
 
     run = spec.live.per_rank(per_rank, (spec.specs, RANKED), (spec.specs, SHARED))
     # Explicit shardings, so that the states of init, of a restore and of a previous call run the same program.
-    state, batch, metrics = map(spec.live.shardings, (spec.specs, RANKED, SHARED))
+    state, batch, metrics = map(spec.shardings_of, (spec.specs, RANKED, SHARED))
     return jax.jit(
         run, in_shardings=(state, batch), out_shardings=(state, metrics), donate_argnums=() if keep_state else 0
     )

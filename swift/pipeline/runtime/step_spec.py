@@ -9,18 +9,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Int
 
 from swift.errors import SettingError
 from swift.experts import Decoupled, ExpertConfig, Layout
 from swift.experts.placement import PlacementPolicy
-from swift.mesh import RANKED, SHARED, LiveMesh
+from swift.mesh import RANKED, SHARED, LiveMesh, is_spec
 from swift.models import Chunks, Cut, make_cut
+from swift.pipeline.layers_in_turn import are_by_group
 from swift.pipeline.runtime.worker_chunks import WorkerChunks
 from swift.pipeline.train_state import EMBEDDING_AND_HEAD, TrainState
 
 Remat: TypeAlias = Literal["none", "attention", "block"]
+SliceMemory: TypeAlias = Literal["device", "pinned_host"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +42,7 @@ class StepSpec(WorkerChunks):
         num_hot_rows: rows of an embedding in shares that a rank may have copies of in an iteration, H.
         decays_matrices_only: whether weight decay leaves out embeddings, norms and biases.
         remat: what keeps only its input for the backward pass and is computed again: nothing, attention, or a block.
+        memory: where master weights and moments are between updates.
         cut: blocks of every stage in the first pipeline, and in checkpoints; None: equally many.
         chunks: what every worker holds; None: pipelines are cut alike, and a chunk is a stage.
         worker_shapes: shapes of a worker's state; found by tracing unless given.
@@ -55,6 +59,7 @@ class StepSpec(WorkerChunks):
     num_hot_rows: int = 0
     decays_matrices_only: bool = False
     remat: Remat = "none"
+    memory: SliceMemory = "device"
     cut: Cut = None  # type: ignore[assignment]
     chunks: Chunks = None  # type: ignore[assignment]
     worker_shapes: TrainState = field(default=None, repr=False)  # type: ignore[assignment]
@@ -81,6 +86,17 @@ class StepSpec(WorkerChunks):
             policy=SHARED,
         )
         object.__setattr__(self, "specs", specs)
+        if self.memory != "device":
+            self._check_memory()
+
+    def _check_memory(self) -> None:
+        kinds = self.live.memory_kinds
+        if self.memory not in kinds:
+            allowed = f"is not a memory of these devices, which have {', '.join(sorted(kinds))}: use device"
+            raise SettingError("StepSpec.memory", self.memory, allowed)
+        if not are_by_group(self.worker_shapes.moments, self.worker_shapes.master):
+            allowed = "needs an optimizer whose arrays are in trees like that of the parameters: use device"
+            raise SettingError("StepSpec.memory", self.memory, allowed)
 
     def _check_policy(self) -> None:
         if self.chunks.are_single or not self.num_moe_layers:
@@ -163,15 +179,49 @@ class StepSpec(WorkerChunks):
 
     def lay_out(self, params: Mapping[str, jax.Array]) -> TrainState:
         """The same without slots."""
-        return jax.jit(self._lay_out, out_shardings=self._layout_shardings())(dict(params))
+        return jax.jit(self._lay_out, out_shardings=replace(self.shardings, slots={}))(dict(params))
 
     def fill_slots(self, state: TrainState) -> TrainState:
         """Fills the slots from the master weights and the placement, as after a restore."""
-        return replace(state, slots=self._make_slots(state.master, state.placement))
+        filled = replace(state, slots=self._make_slots(self.in_device_memory(state).master, state.placement))
+        return self.at_rest(filled)
+
+    @property
+    def shardings(self) -> TrainState:
+        """Shardings of a state between iterations, a prefix tree of it."""
+        shardings = self.live.shardings(self.specs)
+        if self.memory == "device":
+            return shardings
+
+        def slices(spec: PartitionSpec, sharding: NamedSharding) -> NamedSharding:
+            return sharding.with_memory_kind(self.memory) if spec == RANKED else sharding
+
+        pairs = ((of.master, of.moments) for of in (self.specs, shardings))
+        master, moments = jax.tree.map(slices, *pairs, is_leaf=is_spec)
+        return replace(shardings, master=master, moments=moments)
+
+    def shardings_of(self, specs: Any) -> Any:
+        """Maps a tree of specs to shardings; those of a state are where it is between iterations."""
+
+        def is_state(node: Any) -> bool:
+            return node is self.specs
+
+        def sharding(node: Any) -> Any:
+            return self.shardings if is_state(node) else self.live.shardings(node)
+
+        return jax.tree.map(sharding, specs, is_leaf=lambda node: is_state(node) or is_spec(node))
+
+    def at_rest(self, state: TrainState) -> TrainState:
+        """Puts master weights and moments where they are between iterations."""
+        return state if self.memory == "device" else jax.device_put(state, self.shardings)
+
+    def in_device_memory(self, state: TrainState) -> TrainState:
+        """Puts everything in device memory, as programs other than iterations take it."""
+        return state if self.memory == "device" else jax.device_put(state, self.live.shardings(self.specs))
 
     def abstract(self, *, with_slots: bool = False) -> TrainState:
         """Shapes, dtypes and shardings of a state; without slots, of what a checkpoint holds."""
-        shardings, state, num_live = self.live.shardings(self.specs), self.worker_shapes, self.live.num_live
+        shardings, state, num_live = self.shardings, self.worker_shapes, self.live.num_live
         if not with_slots:
             shardings, state = replace(shardings, slots={}), replace(state, slots={})
         return jax.tree.map(
@@ -207,9 +257,6 @@ class StepSpec(WorkerChunks):
             return materialize_all(self, master, placement_LNS)
 
         return jax.jit(self.live.per_rank(make, (RANKED, SHARED), RANKED))
-
-    def _layout_shardings(self) -> TrainState:
-        return self.live.shardings(replace(self.specs, slots={}))
 
     def _find_worker_shapes(self) -> TrainState:
         state = jax.eval_shape(lambda: self._lay_out(self.gpt.init(jax.random.key(0))))

@@ -148,5 +148,5 @@ def _jitted(spec: StepSpec, per_rank: Callable[..., Any], out_specs: Any, **opti
     in_specs = (spec.specs, *_IN)
     run = spec.live.per_rank(per_rank, in_specs, out_specs)
     # Explicit shardings, so that the states of init, of a restore and of a previous call run the same program.
-    ins, outs = map(spec.live.shardings, (in_specs, out_specs))
+    ins, outs = map(spec.shardings_of, (in_specs, out_specs))
     return jax.jit(run, in_shardings=ins, out_shardings=outs, **options)

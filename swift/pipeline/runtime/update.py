@@ -21,6 +21,7 @@ from swift.experts import balancing_step
 from swift.mesh import EXPERT_AXIS, WORKER_AXIS, PeerSum
 from swift.pipeline import scopes
 from swift.pipeline.chunk_rounds import SumInRound
+from swift.pipeline.layers_in_turn import LayerGradients, LayerState, update_in_turn
 from swift.pipeline.runtime.step_spec import StepSpec
 from swift.pipeline.stacks import Index
 from swift.pipeline.train_state import EMBEDDING_AND_HEAD, TrainState
@@ -87,8 +88,12 @@ def reduce_gradients(
         def collect() -> jax.Array:
             return spec.layouts[name].collect(packed, placements[name])
 
+        def none() -> jax.Array:
+            like = state.master[name]
+            return jnp.zeros(like.shape, like.dtype)  # in device memory, wherever the master weights are
+
         with jax.named_scope(f"{scopes.COLLECT}/{name}"):
-            mine = used(spec, name, ends, collect, lambda: jnp.zeros_like(state.master[name]))
+            mine = used(spec, name, ends, collect, none)
         with jax.named_scope(f"{scopes.PEERS}/{name}"):
             if peer_sum.is_tree:
                 return peer_sum(mine) / divisor
@@ -156,24 +161,35 @@ def apply_gradients(
         ends: see ``reduce_gradients``.
         scale: factor for the gradients; None: 1.
     """
-    if scale is not None:
-        gradients = jax.tree.map(lambda g: g * scale, gradients)
-    updates, moments = spec.optimizer.update(gradients, state.moments, _decayed(spec, state.master))
-    master = _balanced(spec, optax.apply_updates(state.master, updates), state.master, popularity_LE)
-
     placement, policy = state.placement, state.policy
     if spec.num_moe_layers:
         placement, policy = spec.policy(popularity_LE, placement, policy)
-        master, moments = _migrate(spec, (master, moments), state.placement, placement)
-    placements = spec.placements(placement, master)
+    given = LayerGradients(gradients, popularity_LE, state.placement, placement)
+    held, update = LayerState(state.master, state.moments), partial(_update_layers, spec, scale)
+    if spec.memory == "device":
+        after = update(held, given)
+        weights = after.master
+    else:
+        after, weights = update_in_turn(update, held, given, spec.compute_dtype)
+    placements = spec.placements(placement, weights)
 
     def fill(name: str) -> jax.Array:
         with jax.named_scope(f"{scopes.MATERIALIZE}/{name}"):
-            full = partial(spec.layouts[name].materialize, master[name], placements[name])
+            full = partial(spec.layouts[name].materialize, weights[name], placements[name])
             return used(spec, name, ends, full, lambda: state.slots[name])
 
-    slots = {name: fill(name) for name in master}
-    return TrainState(state.step + 1, master, moments, slots, placement, policy)
+    slots = {name: fill(name) for name in weights}
+    return TrainState(state.step + 1, after.master, after.moments, slots, placement, policy)
+
+
+def _update_layers(spec: StepSpec, scale: jax.Array | None, held: LayerState, given: LayerGradients) -> LayerState:
+    """Updates layers of some groups, or all of them."""
+    gradients = given.gradients if scale is None else jax.tree.map(lambda g: g * scale, given.gradients)
+    updates, moments = spec.optimizer.update(gradients, held.moments, _decayed(spec, held.master))
+    master = _balanced(spec, optax.apply_updates(held.master, updates), held.master, given.popularity_LE)
+    if "expert" in master:
+        master, moments = _migrate(spec, (master, moments), given.before_LNS, given.after_LNS)
+    return LayerState(master, moments)
 
 
 def _decayed(spec: StepSpec, master: dict[str, jax.Array]) -> dict[str, jax.Array]:

@@ -154,9 +154,14 @@ def _memory(compiled: Compiled, pod: Pod) -> dict[str, Any]:
         "temporary_bytes": stats.temp_size_in_bytes,
         "code_bytes": stats.generated_code_size_in_bytes,
     }
+    host = {
+        "host_arguments_bytes": stats.host_argument_size_in_bytes,
+        "host_results_bytes": stats.host_output_size_in_bytes - stats.host_alias_size_in_bytes,
+        "host_temporary_bytes": stats.host_temp_size_in_bytes,
+    }
     needed, capacity = sum(parts.values()), pod.chip.memory_bytes
     result = FITS if capacity is None or needed <= capacity else TOO_LARGE
-    return {"result": result, "memory": {"needed_bytes": needed, "capacity_bytes": capacity, **parts}}
+    return {"result": result, "memory": {"needed_bytes": needed, "capacity_bytes": capacity, **parts, **host}}
 
 
 def _facts(compiled: Compiled, steps: Steps, experiment: Experiment, pod: Pod) -> dict[str, Any]:

@@ -102,6 +102,8 @@ def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def _details(report: Mapping[str, Any]) -> Iterator[str]:
+    if host := sum(num_bytes for name, num_bytes in report["memory"].items() if name.startswith("host_")):
+        yield f"{name_of(report)}: {host / _GIB:.3g} GiB of its host's memory for each device"
     yield f"{name_of(report)}, in one iteration, all devices together:"
     for kind, found in report["collectives"].items():
         yield f"  {kind:<20}{found['runs']:>9,.4g} runs {found['bytes'] / 1e6:>14,.3f} MB"

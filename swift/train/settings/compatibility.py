@@ -30,6 +30,8 @@ _CHOICES = {
     "head": ("whole", "shares"),
     "adapt": ("reroute", "recut", "auto"),
 }
+STEP_SETTINGS = {"StepSpec.policy": "Experiment.placement", "StepSpec.memory": "OptimizerConfig.memory"}
+"""Settings that a step's spec knows by names of its own."""
 _SWITCHES = ("move_roles", "separate_documents")
 
 
@@ -80,16 +82,10 @@ def check_snapshots(checkpoint: CheckpointConfig, topology: Topology) -> None:
         raise SettingError(setting, every, "must be 0 with one expert rank: there is no other to keep its snapshot")
 
 
-def check_coupled(
-    experts: ExpertConfig,
-    placement: PlacementPolicy,
-    topology: Topology,
-    ranks: RankKind,
-    checkpoint: CheckpointConfig,
-    failures: Sequence[str],
-) -> None:
+def check_coupled(settings: Mapping[str, Any]) -> None:
     """Raises SettingError if the state cannot be tied to its ranks and slots, the layout ``coupled``."""
-    setting = "OptimizerConfig.layout"
+    setting, topology, experts = "OptimizerConfig.layout", settings["topology"], settings["experts"]
+    checkpoint = settings["checkpoint"]
     if len(topology.workers) > 1:
         shape = (topology.num_pipelines, topology.num_stages)
         allowed = f"runs with one pipeline of one stage only, and the topology has {shape}: use decoupled"
@@ -103,12 +99,12 @@ def check_coupled(
     if checkpoint.snapshot_every:
         allowed = "must be 0 with OptimizerConfig.layout = 'coupled', whose state is tied to its ranks"
         raise SettingError("CheckpointConfig.snapshot_every", checkpoint.snapshot_every, allowed)
-    if failures:
+    if settings["failures"]:
         allowed = "ties state to its ranks, and some fail in Experiment.failures: use decoupled"
         raise SettingError(setting, "coupled", allowed)
-    if not isinstance(placement, Static):
+    if not isinstance(settings["placement"], Static):
         return
-    if ranks == "virtual":
+    if settings["ranks"] == "virtual":
         allowed = "with a static placement reduces over groups of ranks, which virtual ranks cannot: use decoupled"
         raise SettingError(setting, "coupled", allowed)
     classes, slots, num_ranks = experts.num_classes, experts.slots_per_rank, topology.num_expert_ranks
@@ -116,6 +112,20 @@ def check_coupled(
         allowed = f"needs ExpertConfig.slots_per_rank = {slots} to divide ExpertConfig.num_classes = {classes}, "
         allowed += f"and the quotient to divide Topology.num_expert_ranks = {num_ranks}"
         raise SettingError(setting, "coupled", allowed)
+
+
+def check_memory(memory: str, ranks: RankKind, chunks: Chunks, adapt: str) -> None:
+    """Raises SettingError if optimizer slices in host memory are not possible."""
+    if memory == "device":
+        return
+    needs = {
+        "Experiment.ranks of one device each, not 'virtual'": ranks != "virtual",
+        "one run of layers for each worker: pipelines that are cut alike, and a planner of one": chunks.are_single,
+        "Experiment.adapt = 'reroute', which gives no worker blocks of another": adapt == "reroute",
+    }
+    for what, is_so in needs.items():
+        if not is_so:
+            raise SettingError("OptimizerConfig.memory", memory, f"needs {what}")
 
 
 def check_rules(experts: ExpertConfig, placement: PlacementPolicy) -> None:

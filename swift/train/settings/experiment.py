@@ -129,10 +129,9 @@ class Experiment:
         learning_rate(self.optimizer, self.num_steps)
         self._check_pipeline()
         compatibility.check_snapshots(self.checkpoint, self.topology)
+        compatibility.check_memory(self.optimizer.memory, self.ranks, self.chunks, self.adapt)
         if self.optimizer.layout == "coupled":
-            compatibility.check_coupled(
-                self.experts, self.placement, self.topology, self.ranks, self.checkpoint, self.failures
-            )
+            compatibility.check_coupled(vars(self))
 
     def _check_pipeline(self) -> None:
         is_single_worker = len(self.topology.workers) == 1
@@ -203,7 +202,7 @@ class Experiment:
         sizes = {"vocab_size": self.vocab_size, "num_classes": self.experts.num_classes} | shares
         gpt = GPT(self.model, **sizes, kernel=kernel, separator=separator, has_slices=self.experts.is_exact)
         layouts_of = partial(layouts.make_layouts, compute_dtype=self.compute_dtype, wire_dtype=self.wire_dtype)
-        with renamed_settings({"StepSpec.policy": "Experiment.placement"}):
+        with renamed_settings(compatibility.STEP_SETTINGS):
             return StepSpec(
                 gpt=gpt,
                 experts=self.experts,
@@ -218,6 +217,7 @@ class Experiment:
                 num_microbatches=self.topology.num_pipelines * self.num_microbatches,
                 num_hot_rows=layouts.num_hot(gpt, self.sequences_per_microbatch, self.num_microbatches),
                 remat=compatibility.recomputed(self.remat),
+                memory="device" if live.virtual else self.optimizer.memory,  # a virtual mesh only holds a state
                 cut=self.blocks,
                 chunks=self.chunks,
             )

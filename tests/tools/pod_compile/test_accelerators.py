@@ -74,6 +74,23 @@ def test_what_does_not_fit_is_told_with_both_sizes(report):
     assert found["memory"]["needed_bytes"] > found["memory"]["capacity_bytes"] == int(15.75 * 2**30)
 
 
+@needs("libtpu")
+@pytest.mark.parametrize(("pipelines", "stages"), [(2, 1), (1, 2)])
+def test_slices_in_host_memory_are_not_in_that_of_devices(pipelines, stages, report):
+    """Master weights and moments, 12 bytes a parameter: all of them are in one memory or in the other."""
+    sizes = {"pipelines": pipelines, "stages": stages, "layers": 8, "dim": 256, "ffn": 1024}
+    settings = "Experiment.optimizer = @OptimizerConfig()\nOptimizerConfig.memory = '{}'\n"
+    (_, before), (code, found) = (
+        report("v5p:2x2x1", changes=settings.format(memory), **sizes) for memory in ("device", "pinned_host")
+    )
+    assert (code, found["result"]) == (0, "fits")
+    assert_bytes(found)
+    device, host = before["memory"], found["memory"]
+    moved = device["arguments_bytes"] - host["arguments_bytes"]
+    assert device["host_arguments_bytes"] == 0
+    assert host["host_arguments_bytes"] == pytest.approx(moved, rel=0.01)
+
+
 _AT_ONCE = {
     "the best split": "ExpertConfig.capacity = 'rank'\nExpertConfig.spare_rounds = None\n",
     "exact": "ExpertConfig.capacity = 'exact'\nExpertConfig.slots_per_rank = 3\n",
