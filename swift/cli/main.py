@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from swift.cli.console import HIDDEN, Startup, command_line, watched, with_negative_values, with_suggestion
+from swift.cli.console import HIDDEN, Startup, command_line, guarded, watched, with_negative_values, with_suggestion
 from swift.errors import INTERRUPTED, STOPPED, RunError, SettingError
 
 _LONG = ("train", "compare", "launch", "evaluate")
@@ -38,11 +38,16 @@ _MODULES = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command.
 
+    Args:
+        arguments: words of the command; None: those of this process, which then has nothing else to do.
+
     Returns:
         The exit code: 0; 2 for a user's mistake, with one line on stderr; 3 for a run that cannot continue; as in a
         shell, 130 for Ctrl-C, or for SIGTERM once a run has saved a checkpoint, and 141 for a closed pipe.
     """
     options = command_line().parse_args(with_negative_values(sys.argv[1:] if arguments is None else arguments))
+    if arguments is None and options.command == "data" and options.action != "serve":  # whose host watches processes
+        return guarded(lambda: _run(options), f"data {options.action} {options.config}")
     if getattr(options, "coordinator", None) is None:
         return _run(options)
     return watched(lambda link: _run(argparse.Namespace(**vars(options), link=link)), options)

@@ -87,7 +87,7 @@ def watched(run: Callable[[ParentLink], int], options: argparse.Namespace) -> in
             _be_child(lambda: run(ParentLink(writer, said)), watch, options)
         os.close(watch)
         os.close(writer)
-        status, was_signalled = _wait(child)
+        status, was_signalled = wait_for(child)
         has_joined = bool(os.read(reader, 1))
         os.close(reader)
         os.close(alive)
@@ -113,7 +113,7 @@ def watched(run: Callable[[ParentLink], int], options: argparse.Namespace) -> in
 def _be_child(run: Callable[[], int], watch: int, options: argparse.Namespace) -> NoReturn:
     """Runs as the child, in a process group of its own: so the terminal's Ctrl-C comes once, from the parent."""
     os.setpgid(0, 0)
-    threading.Thread(target=_end_with_parent, args=(watch,), name="parent", daemon=True).start()
+    threading.Thread(target=end_with_parent, args=(watch,), name="parent", daemon=True).start()
     code = STOPPED
     try:
         code = run()
@@ -134,12 +134,13 @@ def _be_child(run: Callable[[], int], watch: int, options: argparse.Namespace) -
         os._exit(code)  # a regular exit would wait for hosts that are gone
 
 
-def _end_with_parent(watch: int) -> None:
+def end_with_parent(watch: int) -> None:
+    """Ends this process when its parent has ended, the only one with the other end of this pipe."""
     os.read(watch, 1)  # ends when the parent does
     os._exit(STOPPED)
 
 
-def _wait(child: int) -> tuple[int, bool]:
+def wait_for(child: int) -> tuple[int, bool]:
     """Waits for the child, to which it passes signals on; returns its status, and whether there was a signal."""
     passed: list[int] = []
 

@@ -1,12 +1,14 @@
 """``swift data``: a profile, a plan and a measurement, of an experiment's documents or of a pipeline alone."""
 
 import json
+import signal
 import subprocess
 import sys
 
 import pytest
 
 from swift.cli import main
+from tests.tools.offload.hosts import wait_for
 
 PIPELINE = """
 Pipeline.source = @JsonLines()
@@ -38,6 +40,73 @@ def here(tmp_path, monkeypatch):
 def told(capsys, *words: str) -> dict:
     assert main(["data", *words, "--format", "json"]) == 0
     return json.loads(capsys.readouterr().out)
+
+
+ENDING = """
+import os
+import signal
+import time
+from pathlib import Path
+
+import gin
+
+
+@gin.configurable
+def ending(sample, how):
+    if how == "exit":
+        os._exit(0)
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "wait":
+        Path("pid").write_text(str(os.getpid()))
+        time.sleep(600)
+    return sample
+"""
+"""An operator that ends its process, or waits."""
+
+
+@pytest.fixture
+def ending(here):
+    """A function that starts an action on a pipeline whose operator ends its process in some way."""
+    (here / "own_operators.py").write_text(ENDING)
+    mapped = "Pipeline.operators = (@ends/Map(),)\nends/Map.function = @ending\n"
+    config = "import own_operators\n" + TRAINED.rpartition("Pipeline.operators")[0] + mapped
+
+    def start(action: str, how: str) -> subprocess.Popen[str]:
+        (here / "ending.gin").write_text(config + f"ending.how = '{how}'\n")
+        words = ["data", action, "ending.gin"]
+        words += ["--seconds", "0.1"] if action == "bench" else []
+        program = [sys.executable, "-m", "swift", *words]
+        return subprocess.Popen(program, cwd=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    return start
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("action", ["profile", "plan", "bench"])
+@pytest.mark.parametrize(("how", "end"), [("exit", "exit code 0"), ("kill", "SIGKILL"), ("none", "")])
+def test_an_operator_that_ends_the_process_costs_a_line(ending, action, how, end):
+    with ending(action, how) as command:
+        out, err = command.communicate()
+    if how == "none":
+        assert (command.returncode, err) == (0, "")
+        assert out
+        return
+    said = f"the process that runs the operators was ended in the midst ({end})"
+    by = "by an operator, by what one calls, or from outside"
+    assert (command.returncode, out) == (3, "")
+    assert err == f"swift: data {action} ending.gin: {said}, {by}\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_a_signal_to_the_command_reaches_the_operators(here, ending, number, code):
+    with ending("profile", "wait") as command:
+        wait_for((here / "pid").exists)
+        wait_for((here / "pid").read_text)
+        command.send_signal(number)
+        out, err = command.communicate()  # whose pipes end with all that have them
+    assert (command.returncode, out, err) == (code, "", "")
 
 
 @pytest.mark.usefixtures("here")

@@ -1,0 +1,55 @@
+"""A command that runs the user's operators in a child: one that ends its process costs a line, too.
+
+No code in a process can say that something has called ``os._exit`` there, or killed it. The parent is this process
+before it has imported anything large, so that it costs a millisecond; see ``watching`` for a command on several hosts.
+"""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from swift.cli.console.watching import end_with_parent, wait_for
+from swift.errors import STOPPED
+
+
+def guarded(run: Callable[[], int], what: str) -> int:
+    """Runs a command in a child process, and waits for it. In the child this returns, too.
+
+    Args:
+        run: function of the child, which returns an exit code.
+        what: name of the command, for the line.
+
+    Returns:
+        Its exit code, that of its signal if it got one through the parent, or 3 where it was ended in the midst, with
+        a line.
+    """
+    watch, alive = os.pipe()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(alive)
+        os.close(reader)
+        os.setpgid(0, 0)  # so the terminal's Ctrl-C comes once, from the parent
+        threading.Thread(target=end_with_parent, args=(watch,), name="parent", daemon=True).start()
+        try:
+            return run()
+        finally:  # also with SystemExit, or an error and its traceback
+            os.write(writer, b"+")
+    os.close(watch)
+    os.close(writer)
+    (status, was_signalled), is_whole = wait_for(child), False
+    os.set_blocking(reader, False)  # a process that an operator has left behind may have the other end
+    with suppress(BlockingIOError):
+        is_whole = bool(os.read(reader, 1))
+    os.close(reader)
+    os.close(alive)
+    code = os.waitstatus_to_exitcode(status)
+    if is_whole or was_signalled:
+        return code if code >= 0 else 128 - code
+    how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+    by = "by an operator, by what one calls, or from outside"
+    print(f"swift: {what}: the process that runs the operators was ended in the midst ({how}), {by}", file=sys.stderr)
+    return STOPPED
