@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,24 +80,21 @@ def iteration_ms(records: Sequence[dict[str, Any]], step: int) -> float:
     return statistics.median(after)
 
 
-def of_processes(options: argparse.Namespace, directory: Path) -> Iterator[dict[str, float]]:
-    """Yields the moves of `launch`, one in each run: seconds from the decision to the end of the first iteration."""
-    for number in range(options.failures):
-        run_dir = directory / str(number)
-        command = [*SWIFT, "launch", "--processes", "6", *settings(options), "--run-dir", str(run_dir)]
-        command += ["--restarts", "0", "--set", "Experiment.num_steps = 1000000"]
-        with subprocess.Popen(command, stderr=sys.stderr) as supervisor:
-            try:
-                wait(supervisor, lambda: last_step(run_dir) >= 5)  # noqa: B023
-                pids = members(supervisor.pid)
-                os.kill(pids[sorted(pids)[(2 * number + 1) % len(pids)]], signal.SIGKILL)
-                wait(supervisor, lambda: count(run_dir, "move") > 0)  # noqa: B023
-                (move,) = (event for event in events(run_dir) if event["event"] == "move")
-                wait(supervisor, lambda: last_step(run_dir) >= move["after"] + _BETWEEN // 2)  # noqa: B023
-            finally:
-                supervisor.terminate()
-        print(f"moves of real processes: {number + 1} of {options.failures}", file=sys.stderr)
-        yield move | {"iteration_ms": iteration_ms(metrics(run_dir), move["after"] + 1)}
+def of_processes(options: argparse.Namespace, run_dir: Path, number: int) -> dict[str, float]:
+    """Kills a process of a run of `launch`; returns its move of blocks, to the end of the first iteration after it."""
+    command = [*SWIFT, "launch", "--processes", "6", *settings(options), "--run-dir", str(run_dir)]
+    command += ["--restarts", "0", "--set", "Experiment.num_steps = 1000000"]
+    with subprocess.Popen(command, stderr=sys.stderr) as supervisor:
+        try:
+            wait(supervisor, lambda: last_step(run_dir) >= 5)
+            pids = members(supervisor.pid)
+            os.kill(pids[sorted(pids)[(2 * number + 1) % len(pids)]], signal.SIGKILL)
+            wait(supervisor, lambda: count(run_dir, "move") > 0)
+            (move,) = (event for event in events(run_dir) if event["event"] == "move")
+            wait(supervisor, lambda: last_step(run_dir) >= move["after"] + _BETWEEN // 2)
+        finally:
+            supervisor.terminate()
+    return move | {"iteration_ms": iteration_ms(metrics(run_dir), move["after"] + 1)}
 
 
 def main() -> int:
@@ -108,7 +105,7 @@ def main() -> int:
     bandwidth = copies_a_second()
     with tempfile.TemporaryDirectory() as directory:
         here = of_one_process(options, Path(directory) / "train")
-        moves = list(of_processes(options, Path(directory)))
+        moves = [of_processes(options, Path(directory) / str(number), number) for number in range(options.failures)]
     moved_bytes = statistics.median(one["bytes"] for one in here["move"])
     figures: dict[str, Any] = {"copied_bytes_a_second": bandwidth, "moved_bytes": moved_bytes}
     claims: dict[str, tuple[float, float]] = {}

@@ -35,9 +35,11 @@ def main() -> int:
         run_dir = Path(directory) / "run"
         shared = [str(options.config), "--set", "Experiment.num_steps=1000000"]
         command = [*SWIFT, "launch", "--processes", str(options.processes), *shared, "--run-dir", str(run_dir)]
-        command += ["--recovery", options.recovery, "--restarts", str(options.kills), "--trim-executables"]
+        command += ["--recovery", options.recovery, "--restarts", str(options.kills)]
         if options.recovery == "restart":
             command += ["--copy-every", str(options.copy_every), "--prepare", "none"]
+        else:
+            command += ["--trim-executables"]
         begun = time.monotonic()
         with subprocess.Popen(command, stderr=sys.stderr) as supervisor:
             try:

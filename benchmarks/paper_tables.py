@@ -219,6 +219,10 @@ def beyond_drops(found: dict[str, Any]) -> str:
 
 def beyond_costs(found: dict[str, Any]) -> str:
     """Cost of capacity by rank compared with SYMI's."""
+
+    def over_symi(bytes_of: dict[str, int], name: str) -> str:
+        return f"{bytes_of[name] / bytes_of['symi']:.2f}"
+
     names = {
         "rows that are exchanged": lambda of: f"{of['exchanged_token_bytes_over_symi']:.2f}",
         "FLOPs, all blocks counted as full": lambda of: f"{of['flops_over_symi']:.3f}",
@@ -231,7 +235,6 @@ def beyond_costs(found: dict[str, Any]) -> str:
         "share of the iteration that splits in 8 rounds": lambda of: f"{100 * of['split_share']:.2f} %",
         "share of the iteration that finds the best split": lambda of: f"{100 * of['best_split_share']:.2f} %",
     }
-    over_symi = lambda bytes_of, name: f"{bytes_of[name] / bytes_of['symi']:.2f}"  # noqa: E731
     sizes = [found["iteration_of_the_demo"], found["iteration_with_the_paper's_tokens_per_rank"]]
     heading = ["over `symi`'s", *(f"{of['tokens_per_rank']:,} tokens a rank" for of in sizes)]
     return markdown(heading, [[name, *map(show, sizes)] for name, show in names.items()])

@@ -11,6 +11,8 @@ from swift.cli.configuration import config_text
 from swift.cli.console import command_line
 from swift.cli.launch import Nodes, ProcessCommands
 from swift.cli.launch.platforms import Platform
+from swift.deadlines import Deadlines
+from swift.elastic import accelerators
 from swift.elastic.membership import processes_of
 from swift.elastic.state import RunFiles
 from swift.errors import SettingError
@@ -174,3 +176,20 @@ def test_the_supervisor_makes_no_backend_but_that_of_the_cpu(tmp_path, experimen
     ended = subprocess.run(command, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.split()[-2:] == ["cpu", "gpu"]
+
+
+def test_processes_on_accelerators_have_more_time_and_stay_on_the_loopback_device_of_one_node():
+    gpu, cpu = Platform("gpu", "restart", "none"), Platform(None, "live", "next")
+    assert gpu.environment({"HOME": "here"}, 1) == {"HOME": "here", "NCCL_SOCKET_IFNAME": "lo"}
+    assert gpu.environment({"NCCL_SOCKET_IFNAME": "eth1"}, 1) == {"NCCL_SOCKET_IFNAME": "eth1"}
+    assert gpu.environment({}, 2) == cpu.environment({}, 1) == {}
+    assert gpu.deadlines.forming > accelerators._CONNECT_S
+    assert cpu.deadlines == Deadlines()
+
+
+def test_ranks_of_a_tpu_process_are_its_devices():
+    tpu = Platform("tpu", "restart", "none")
+    for devices_per_process in (4, 8):
+        tpu.check_node(1, devices_per_process, chips=lambda: tuple("abcd"))
+    with pytest.raises(SettingError, match=r"num_expert_ranks = 2: .* 4 chips are here"):
+        tpu.check_node(1, 2, chips=lambda: tuple("abcd"))

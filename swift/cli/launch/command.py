@@ -1,7 +1,6 @@
 """``swift launch``: the supervisor of a run, and the processes that it starts."""
 
 import argparse
-import os
 import sys
 import time
 from contextlib import AbstractContextManager, suppress
@@ -87,7 +86,7 @@ def _serve(job: LaunchJob) -> None:
             run_dir,
             job.nodes.own,
             deadlines=job.deadlines,
-            environment=os.environ,
+            environment=job.environment,
             storage=storage.path,
             corpus=corpus,
             is_end_requested=lambda: interrupt.requested,
@@ -114,7 +113,9 @@ def _launch(job: LaunchJob, run: TrainOptions, lease: Lease, storage: StorageLoc
         open_run(experiment, run, done, lease) as directory,
         RunFiles.of(run.config_text, data, storage.path, corpus, shared) as scratch,
     ):
-        children = entrance.children(directory.path, scratch, job.commands(scratch).node, job.deadlines)
+        children = entrance.children(
+            directory.path, scratch, job.commands(scratch).node, job.deadlines, job.environment
+        )
         return _supervise(job, directory, done, scratch, children, interrupt)
 
 

@@ -82,14 +82,16 @@ class LaunchJob:
         _check_shares(experiment, by_rank)
         check_count("--restarts", options.restarts, least=0)
         _check_copies(options.copy_every, platform.recovery)
+        if options.trim_executables and platform.prepare == "none":
+            allowed = "would change nothing: no programs are prepared, with --prepare none or on accelerators"
+            raise SettingError("--trim-executables", True, allowed)
         nodes = nodes_of(options, os.environ)
-        platform.check_node(len(nodes.own_of(processes)), _devices_per_process(experiment, by_rank))
-        return cls(
+        job = cls(
             experiment=experiment,
             options=options,
             processes=processes,
             by_rank=by_rank,
-            deadlines=deadlines_of(options.deadline, OF_PROCESSES),
+            deadlines=deadlines_of(options.deadline, OF_PROCESSES, platform.deadlines),
             nodes=nodes,
             platform=platform,
             faults=parse_chaos(
@@ -101,6 +103,19 @@ class LaunchJob:
             ),
             connect=input_hosts_of_runs([experiment.data], options, has_network=True),
         )
+        # The last check, as JAX takes seconds to start.
+        platform.check_node(len(nodes.own_of(processes)), _devices_per_process(experiment, by_rank))
+        return job
+
+    @property
+    def copy_every(self) -> int:
+        """Iterations between copies of the states for processes that are started again; 0: none are made."""
+        return self.options.copy_every or 1 if self.platform.recovery == "restart" else 0
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment variables of the processes."""
+        return self.platform.environment(os.environ, self.nodes.count)
 
     @property
     def is_elastic(self) -> bool:
@@ -141,7 +156,7 @@ class LaunchJob:
             processes=self.processes,
             nodes=self.nodes,
             by_rank=self.by_rank,
-            copy_every=self.options.copy_every or 1 if self.platform.recovery == "restart" else 0,
+            copy_every=self.copy_every,
             trims=self.options.trim_executables,
             platform=self.platform.accelerator,
             devices_per_process=_devices_per_process(self.experiment, self.by_rank),
@@ -163,6 +178,7 @@ class LaunchJob:
                 is_elastic=self.is_elastic,
                 stage_of_chunk=self.stage_of_chunk,
                 move_rule=self.experiment.move_rule,
+                copy_every=self.copy_every,
                 joins_once=self.platform.accelerator is not None,
                 needs_all=self.platform.accelerator == "tpu",
             ),

@@ -1,7 +1,6 @@
 """The machines of a run, and the processes of each."""
 
 import ipaddress
-import os
 import socket
 import sys
 from argparse import Namespace
@@ -178,7 +177,12 @@ class Entrance:
 
     @contextmanager
     def children(
-        self, run_dir: Path, scratch: RunFiles, node_of: Callable[[Hashable], int], deadlines: Deadlines
+        self,
+        run_dir: Path,
+        scratch: RunFiles,
+        node_of: Callable[[Hashable], int],
+        deadlines: Deadlines,
+        environment: Mapping[str, str],
     ) -> Iterator[Children]:
         """Starts and ends processes on all nodes of the run during the block, once all nodes have joined.
 
@@ -187,9 +191,10 @@ class Entrance:
             scratch: files that all processes share.
             node_of: function that returns the node of a process.
             deadlines: time limits of the run.
+            environment: environment variables of processes on this node.
         """
         if self._listener is None:
-            with LocalChildren(os.environ, scratch.memory) as children:
+            with LocalChildren(environment, scratch.memory) as children:
                 yield children
             return
         rendezvous = Rendezvous.of(self._listener, scratch.path, _SILENCE * deadlines.heartbeat)
@@ -200,7 +205,7 @@ class Entrance:
         with (
             rendezvous.announced(run_dir),
             MultiNodeChildren(
-                LocalChildren(os.environ, scratch.memory),
+                LocalChildren(environment, scratch.memory),
                 node_of=node_of,
                 num_nodes=self._nodes.count,
                 listener=self._listener,

@@ -3,10 +3,11 @@
 On accelerators the supervisor makes no backend, which would hold the devices: a process of its own asks JAX.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Self
 
+from swift.deadlines import Deadlines
 from swift.elastic import Accelerator
 from swift.elastic.membership import Recovery
 from swift.errors import SettingError
@@ -14,6 +15,8 @@ from swift.tools.doctor import JaxAnswer, ask_jax, tpu_chips
 from swift.train import Experiment
 
 _SEE = "see swift doctor --host"
+_CONNECTING_S, _DYING_S = 150.0, 60.0
+"""Above what a process waits for the others to have their backends, and what a driver takes to end a process."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,16 @@ class Platform:
             raise SettingError("Experiment.adapt", experiment.adapt, allowed)
         return cls(name, "restart", "none")
 
+    @property
+    def deadlines(self) -> Deadlines:
+        """Time limits that a command line may change; accelerators take longer to be taken and to be given back."""
+        return Deadlines() if self.accelerator is None else Deadlines(forming=_CONNECTING_S, dying=_DYING_S)
+
+    def environment(self, of_user: Mapping[str, str], num_nodes: int) -> dict[str, str]:
+        """Returns the environment of processes: NCCL uses the loopback device on one node unless told otherwise."""
+        own = {"NCCL_SOCKET_IFNAME": "lo"} if self.accelerator == "gpu" and num_nodes == 1 else {}
+        return own | dict(of_user)
+
     def check_node(
         self,
         num_here: int,
@@ -87,8 +100,12 @@ class Platform:
             if num_here != 1:
                 allowed = f"needs a process for each host, which holds all its chips; here are {num_here}: see --nodes"
                 raise SettingError("--platform", "tpu", allowed)
-            if not chips():
+            there = len(chips())
+            if not there:
                 raise SettingError("--platform", "tpu", f"needs TPU chips, and there are none: {_SEE}")
+            if devices_per_process not in (there, 2 * there):  # chips of TPU v2 and v3 are two devices
+                allowed = f"needs as many expert ranks a process as its host has devices, and {there} chips are here"
+                raise SettingError("Topology.num_expert_ranks", devices_per_process, allowed)
         if self.accelerator == "gpu":
             found = ask()
             if found.platform != "gpu":

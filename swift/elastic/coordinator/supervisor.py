@@ -147,7 +147,9 @@ class Supervisor:
 
     def _restart_dead(self, newest: int) -> None:
         """Has dead processes restarted, except those that fault injection keeps down after the ``newest`` iteration."""
-        if self._driver.results.is_stopping and self._spec.policy.recovery == "live":
+        generation = self._driver.membership.generation
+        continues = self._spec.policy.recovery == "live" or (generation is not None and generation.is_live)
+        if self._driver.results.is_stopping and continues:
             return  # a process that rejoins would only delay the others
         if dead := self._driver.membership.dead:
             times = {process: self._context.children.away_s(process) for process in self._spec.processes}

@@ -81,6 +81,7 @@ class RecoveryPolicy:
         is_elastic: whether any processes can run without the others, see ``swift.elastic.membership.shard_ownership``.
         stage_of_chunk: see ``Holders``.
         move_rule: whether survivors take over blocks; None: they never do.
+        copy_every: iterations between the copies that restarted processes find; 0: they find what their peers keep.
         joins_once: whether a process joins one generation only, as on accelerators: all are restarted for the next one.
         needs_all: whether no generation can form without all processes, as on the hosts of a TPU slice.
     """
@@ -91,6 +92,7 @@ class RecoveryPolicy:
     is_elastic: bool = False
     stage_of_chunk: Holders = ()
     move_rule: MoveRule | None = None
+    copy_every: int = 0
     joins_once: bool = False
     needs_all: bool = False
 

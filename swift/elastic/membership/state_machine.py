@@ -176,14 +176,17 @@ class Membership(RunStatus):
     ) -> tuple["Membership", Commands]:
         """Forms a generation that follows another one; where processes join only one, all are restarted before.
 
-        Those that are starting are waited for, so that all that rejoin about now cost one restart; there is none for
-        them once all iterations are done.
+        That waits until those that are starting are there, and until all members must have a copy of their state. There
+        is none for joiners once a member has run all its iterations.
         """
         if not self.policy.joins_once:
             return self._form(time, after=after)
-        is_starting = any(status.state is ProcessState.STARTING for status in self.statuses.values())
-        if after is not None and (is_starting or generation.is_done):
-            return self, ()
+        if after is not None:
+            is_starting = any(status.state is ProcessState.STARTING for status in self.statuses.values())
+            finished = min(status.finished for status in self.members_of(generation))
+            has_copies = finished >= (generation.base or 0) + 2 * self.policy.copy_every
+            if is_starting or generation.done or not has_copies:
+                return self, ()
         have_joined = [one for one in self.statuses.values() if one.member in generation.form.members]
         return restarted(self, why, time) if any(one.is_alive for one in have_joined) else self._form(time)
 

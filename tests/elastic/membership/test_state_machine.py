@@ -802,9 +802,8 @@ def test_where_processes_join_once_all_are_restarted_for_those_that_return():
     assert script.tick() == []
     script.ready(D)
     before = script.membership
-    for process in (A, B, C):
-        script.tell(Done, process, 2, 0)
-    assert script.tick() == [], "nothing is left to do"
+    script.tell(Done, A, 2, 0)
+    assert script.tick() == [], "a member has nothing left to do"
     script.membership = before
     assert script.tick() == [RestartAll("1:1 can rejoin")]
     script.die(A, B, C, D)
@@ -812,6 +811,23 @@ def test_where_processes_join_once_all_are_restarted_for_those_that_return():
     script.start(A, B, C, D)
     script.ready(A, B, C, D)
     assert script.tick() == [Form(3, script.now(A, B, C, D))]
+
+
+def test_where_processes_join_once_nobody_is_restarted_for_another_before_there_are_copies():
+    script = once(copy_every=2)
+    script.start(A, B, C)
+    script.ready(A, B, C)
+    script.tick()
+    script.formed({process: {4} for process in (A, B, C)}, of=1)
+    script.tick()
+    after_go(script)
+    script.start(D)
+    script.ready(D)
+    for process, finished in [(A, 8), (B, 8), (C, 5), (C, 7)]:
+        script.tell(Heartbeat, process, 2, finished + 1, finished, 0)
+        assert script.tick() == [], "a copy may not be complete"
+    script.tell(Heartbeat, C, 2, 9, 8, 0)
+    assert script.tick() == [RestartAll("1:1 can rejoin")]
 
 
 def test_where_processes_join_once_all_are_restarted_if_one_could_not_continue_or_none_does():
