@@ -148,32 +148,32 @@ class _Served:
 
     def __init__(self, load: Callable[[], Sequence[Pipeline]]):
         self._load = load
-        self._all = self._opened()
-
-    def _opened(self) -> list[tuple[Pipeline, dict[str, str]]]:
-        found = []
-        for pipeline in self._load():
-            facts = dict[str, str]()
-            with suppress(NoDigest):
-                facts = pipeline_facts(pipeline)
-            found.append((pipeline, facts))
-        return found
+        self._all = list(map(_with_facts, load()))
 
     def nearest(self, theirs: Mapping[str, str]) -> tuple[Pipeline, list[str]]:
         """Returns the pipeline that has most in common with a caller's, and names what it has otherwise.
 
-        If there is something all are made anew before, whose files may have changed since.
+        If there is something it is made anew before, as its files may have changed since; the others are not, which
+        would take a mixture longer than a caller waits.
         """
-        if self._compared(theirs)[1]:
-            with suppress(SettingError, DataError, OSError):  # then the old ones stay, and differ
-                self._all = self._opened()
-        return self._compared(theirs)
+        place, differing = self._compared(theirs)
+        if differing:
+            with suppress(SettingError, DataError, OSError):  # then the old one stays, and differs
+                self._all[place] = _with_facts(self._load()[place])
+        place, differing = self._compared(theirs)
+        return self._all[place][0], differing
 
-    def _compared(self, theirs: Mapping[str, str]) -> tuple[Pipeline, list[str]]:
-        compared = [
-            (pipeline, [name for name in theirs if theirs[name] != facts.get(name)]) for pipeline, facts in self._all
-        ]
-        return min(compared, key=lambda one: len(one[1]))
+    def _compared(self, theirs: Mapping[str, str]) -> tuple[int, list[str]]:
+        compared = [[name for name in theirs if theirs[name] != facts.get(name)] for _, facts in self._all]
+        place = min(range(len(compared)), key=lambda one: len(compared[one]))
+        return place, compared[place]
+
+
+def _with_facts(pipeline: Pipeline) -> tuple[Pipeline, dict[str, str]]:
+    """Returns a pipeline with what callers have to have in common with it; with nothing where it has no digest."""
+    with suppress(NoDigest):
+        return pipeline, pipeline_facts(pipeline)
+    return pipeline, {}
 
 
 def _serve(served: _Served, connection: socket.socket, link: socket.socket) -> None:
