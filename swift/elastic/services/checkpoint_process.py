@@ -2,6 +2,8 @@
 
 import os
 import sys
+import threading
+import time
 import traceback
 from pathlib import Path
 from typing import NoReturn, TextIO
@@ -12,6 +14,33 @@ from swift.elastic.state import RunFiles
 from swift.elastic.worker import LineWriter, configure_jax
 from swift.runlog import writes_checkpoints
 from swift.train import Experiment, WeightSource
+
+_ORPHANED_S = 1.0
+"""Longer than the system takes, after it has closed the files of a process, to give its children another parent."""
+
+
+class Leaving:
+    """The end of a service's process, after the last command or where nobody reads its answers any longer.
+
+    If its supervisor was killed it removes the memory of the run: members do so, too, but the end of their coordination
+    service, which is in the supervisor, may end them before they can.
+
+    Args:
+        scratch: files that the processes of the run share.
+    """
+
+    def __init__(self, scratch: RunFiles):
+        self._scratch, self._supervisor, self._lock = scratch, os.getppid(), threading.Lock()
+
+    def __call__(self) -> NoReturn:
+        """Ends this process."""
+        with self._lock:  # another thread that finds the same must not end the process in the midst of it
+            deadline = time.monotonic() + _ORPHANED_S
+            while os.getppid() == self._supervisor and time.monotonic() < deadline:
+                time.sleep(0.01)
+            if os.getppid() != self._supervisor:
+                self._scratch.remove()
+            os._exit(0)  # a regular exit would wait for threads of a failed save, which Orbax leaves behind for minutes
 
 
 def run_checkpoint_service(
@@ -36,7 +65,8 @@ def run_checkpoint_service(
         by_rank: whether a process is an expert rank, rather than a whole worker.
         init_from: run whose weights this one begins with; None: it draws its own.
     """
-    output = LineWriter(lambda: os._exit(0))  # called when nobody reads the answers any longer
+    leave = Leaving(scratch)
+    output = LineWriter(leave)
     configure_jax(experiment, num_devices=1)
     service = CheckpointService(
         experiment=experiment,
@@ -56,4 +86,4 @@ def run_checkpoint_service(
         traceback.print_exc()
         os._exit(1)
     sys.stdout.flush()
-    os._exit(0)  # a regular exit would wait for threads of a failed save, which Orbax leaves behind for minutes
+    leave()

@@ -1,4 +1,4 @@
-"""A member whose supervisor is gone."""
+"""Processes whose supervisor is gone."""
 
 import os
 import threading
@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from swift.elastic.services import checkpoint_process
 from swift.elastic.worker.worker_spec import WorkerSpec
 
 
@@ -43,3 +44,18 @@ def test_a_member_does_not_exit_before_what_all_shared_is_removed(monkeypatch):
     for thread in threads:
         thread.join(10)
     assert told == ["removed", "exited", "exited"]
+
+
+@pytest.mark.parametrize("is_orphan", [True, False])
+def test_the_checkpoint_service_removes_what_all_shared_if_its_supervisor_was_killed(monkeypatch, is_orphan):
+    def leave(_):
+        raise Exited
+
+    told, parents = list[str](), [7, 7, 7]
+    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(os, "getppid", lambda: parents.pop(0) if parents else 1 if is_orphan else 7)
+    monkeypatch.setattr(checkpoint_process, "_ORPHANED_S", 0.2)
+    leaving = checkpoint_process.Leaving(SimpleNamespace(remove=lambda: told.append("removed")))
+    with pytest.raises(Exited):
+        leaving()
+    assert told == ["removed"] * is_orphan
