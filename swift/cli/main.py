@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import logging
 import os
 import signal
 import sys
@@ -58,6 +59,7 @@ def _run(options: argparse.Namespace) -> int:
     # Ctrl-C ends the process at once, since an exception inside JAX can crash or get lost; see train.interrupt.
     previous = signal.signal(signal.SIGINT, signal.SIG_DFL), sys.unraisablehook
     sys.unraisablehook = _ignore_late_writes
+    logging.getLogger("asyncio").addFilter(_is_no_late_write)  # for good: tasks are told of when the interpreter ends
     try:
         # JAX takes a second to import: --help, a misspelt command and `plan` should not wait for it.
         is_long = options.command in _LONG
@@ -96,6 +98,12 @@ def _ignore_late_writes(unraisable: Any) -> None:
     """
     if not (isinstance(unraisable.exc_value, RuntimeError) and str(unraisable.exc_value) == "Event loop is closed"):
         sys.__unraisablehook__(unraisable)
+
+
+def _is_no_late_write(record: logging.LogRecord) -> bool:
+    """Whether a line of asyncio's is not on a write of Orbax's that failed after another one, which is raised."""
+    text = record.getMessage()
+    return not ("exception was never retrieved" in text and "orbax" in text)
 
 
 def _fail(line: str, code: int) -> int:

@@ -43,3 +43,35 @@ def test_a_failed_save_prints_tracebacks_outside(tmp_path):
     for directory in directories:
         directory.mkdir()
     assert any("Event loop is closed" in said_after_a_failed_save(directory, "outside") for directory in directories)
+
+
+TASKS = """
+import asyncio, sys
+from swift.cli import main, models
+
+def leave(options):
+    written = {}
+    exec(compile("async def write(): raise ValueError('a read-only file system')", sys.argv[2], "exec"), written)
+
+    async def save():
+        task = asyncio.create_task(written["write"]())
+        await asyncio.sleep(0)
+
+    asyncio.run(save())
+
+models.generate = leave
+sys.exit(main(["generate", "a-run"]) if sys.argv[1] == "in a command" else leave(None))
+"""
+
+
+def said_of_tasks_that_nobody_awaits(where, file):
+    done = subprocess.run(
+        [sys.executable, "-c", TASKS, where, file], capture_output=True, text=True, timeout=120, check=True
+    )
+    return done.stderr
+
+
+def test_writes_that_nobody_awaits_are_not_told_in_a_command_and_other_tasks_are():
+    assert said_of_tasks_that_nobody_awaits("in a command", "packages/orbax/handlers.py") == ""
+    assert "never retrieved" in said_of_tasks_that_nobody_awaits("in a command", "packages/another.py")
+    assert "never retrieved" in said_of_tasks_that_nobody_awaits("outside", "packages/orbax/handlers.py")
