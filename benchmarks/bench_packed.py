@@ -19,13 +19,14 @@ import jax.numpy as jnp
 import numpy as np
 from eplb import eplb, largest_rank_load
 from jax import lax
-from jax.extend.core import JaxprEqn, jaxprs_in_params
+from jax.extend.core import JaxprEqn
 from measure import Trainee, cost_of, demo, median, paired_costs, publish, ratio
 
 from swift.cli.configuration import config_text, load_experiment
 from swift.experts import ExpertConfig
 from swift.experts.placement import MinMax, Packed, Symi
 from swift.experts.rank_capacity.limits import serve
+from swift.jaxprs import total
 from swift.mesh import SHARED, collective_bytes
 from swift.pipeline.split_backward.flops import dot_flops
 from swift.runlog import Run, read_run
@@ -142,18 +143,12 @@ def exchanged_bytes(trainee: Trainee) -> int:
     Loops count as often as they run; of an exchange in rounds the first and one more.
     """
 
-    def of_all(jaxpr: Any) -> int:
-        return sum(map(of_one, getattr(jaxpr, "jaxpr", jaxpr).eqns))
+    def of_exchange(equation: JaxprEqn) -> int | None:
+        if equation.primitive.name != "all_to_all":
+            return None
+        return sum(atom.aval.size * atom.aval.dtype.itemsize for atom in equation.invars)
 
-    def of_one(equation: JaxprEqn) -> int:
-        if equation.primitive.name == "all_to_all":
-            return sum(atom.aval.size * atom.aval.dtype.itemsize for atom in equation.invars)
-        inner = list(map(of_all, jaxprs_in_params(equation.params)))
-        if equation.primitive.name == "cond":
-            return max(inner)
-        return equation.params.get("length", 1) * sum(inner) if equation.primitive.name == "scan" else sum(inner)
-
-    return of_all(jax.make_jaxpr(trainee.step)(trainee.state, trainee.batches[0]))
+    return total(jax.make_jaxpr(trainee.step)(trainee.state, trainee.batches[0]), of_exchange)
 
 
 def split_cost(trainee: Trainee) -> float:

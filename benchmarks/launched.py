@@ -51,11 +51,6 @@ def count(run_dir: Path, event: str) -> int:
     return sum(found["event"] == event for found in events(run_dir))
 
 
-def metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """The records of iterations so far."""
-    return list(_lines(run_dir / "metrics.jsonl"))
-
-
 def last_step(run_dir: Path) -> int:
     """The last iteration that is recorded; 0 before the first."""
     return max((record["step"] for record in _lines(run_dir / "metrics.jsonl")), default=0)

@@ -1,11 +1,11 @@
-"""Evaluation of a jaxpr equation by equation, for code that takes a traced computation apart."""
+"""Evaluation and counts of a jaxpr equation by equation, for code that takes a traced computation apart."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import jax
-from jax.extend.core import JaxprEqn, Literal, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxprs_in_params
 
 
 def read(env: Mapping[Var, Any], atom: Any) -> Any:
@@ -38,3 +38,25 @@ def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
     # jax 0.12 stores the trees of (constants, carry, inputs) instead; iterating over one yields its leaves.
     consts, carry, _ = (len(list(tree)) for tree in params["ft_in"].unpack())
     return consts, carry
+
+
+def total(jaxpr: Jaxpr | ClosedJaxpr, of_equation: Callable[[JaxprEqn], int | None]) -> int:
+    """Adds up a count over all equations of a program.
+
+    The body of a ``scan`` counts as often as it runs, a ``cond`` counts its most expensive branch, a
+    ``platform_dependent`` its default, and the body of a ``while``, whose length is not known, counts once.
+
+    Args:
+        jaxpr: program.
+        of_equation: count of an equation; None: that of the jaxprs in it.
+    """
+    return sum(_total_of(equation, of_equation) for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns)
+
+
+def _total_of(equation: JaxprEqn, of_equation: Callable[[JaxprEqn], int | None]) -> int:
+    if (count := of_equation(equation)) is not None:
+        return count
+    inner = [total(sub, of_equation) for sub in jaxprs_in_params(equation.params)]
+    if equation.primitive.name == "cond":
+        return inner[-1] if equation.params.get("branches_platforms") else max(inner)
+    return equation.params.get("length", 1) * sum(inner) if equation.primitive.name == "scan" else sum(inner)

@@ -7,11 +7,10 @@ before it has imported anything large, so that it costs a millisecond; see ``wat
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from swift.cli.console.watching import end_with_parent, wait_for
+from swift.cli.console.watching import follow_parent, wait_for
 from swift.errors import STOPPED
 
 
@@ -32,8 +31,7 @@ def guarded(run: Callable[[], int], what: str) -> int:
     if child == 0:
         os.close(alive)
         os.close(reader)
-        os.setpgid(0, 0)  # so the terminal's Ctrl-C comes once, from the parent
-        threading.Thread(target=end_with_parent, args=(watch,), name="parent", daemon=True).start()
+        follow_parent(watch)
         try:
             return run()
         finally:  # also with SystemExit, or an error and its traceback

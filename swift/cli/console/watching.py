@@ -111,9 +111,8 @@ def watched(run: Callable[[ParentLink], int], options: argparse.Namespace) -> in
 
 
 def _be_child(run: Callable[[], int], watch: int, options: argparse.Namespace) -> NoReturn:
-    """Runs as the child, in a process group of its own: so the terminal's Ctrl-C comes once, from the parent."""
-    os.setpgid(0, 0)
-    threading.Thread(target=end_with_parent, args=(watch,), name="parent", daemon=True).start()
+    """Runs as the child."""
+    follow_parent(watch)
     code = STOPPED
     try:
         code = run()
@@ -134,8 +133,13 @@ def _be_child(run: Callable[[], int], watch: int, options: argparse.Namespace) -
         os._exit(code)  # a regular exit would wait for hosts that are gone
 
 
-def end_with_parent(watch: int) -> None:
-    """Ends this process when its parent has ended, the only one with the other end of this pipe."""
+def follow_parent(watch: int) -> None:
+    """Has this process get signals from its parent, and end with it, the only one with the other end of this pipe."""
+    os.setpgid(0, 0)  # so the terminal's Ctrl-C comes once, from the parent
+    threading.Thread(target=_end_with_parent, args=(watch,), name="parent", daemon=True).start()
+
+
+def _end_with_parent(watch: int) -> None:
     os.read(watch, 1)  # ends when the parent does
     os._exit(STOPPED)
 

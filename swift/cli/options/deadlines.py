@@ -12,8 +12,8 @@ OF_ONE = ("stopping",)
 """Deadlines of a run in one process."""
 
 
-def deadlines_of(texts: Sequence[str], names: Sequence[str], defaults: Deadlines = Deadlines()) -> Deadlines:  # noqa: B008
-    """Returns the deadlines that a command line sets, and defaults for the others.
+def deadlines_of(texts: Sequence[str], names: Sequence[str], defaults: Deadlines | None = None) -> Deadlines:
+    """Returns the deadlines that a command line sets, and for the others these defaults, or those of ``Deadlines``.
 
     >>> deadlines_of(["heartbeat=2"], OF_PROCESSES).heartbeat
     2.0
@@ -27,4 +27,4 @@ def deadlines_of(texts: Sequence[str], names: Sequence[str], defaults: Deadlines
             name = ""
         if name not in names:
             raise SettingError("--deadline", text, f"must be NAME=SECONDS, with one of {', '.join(names)}")
-    return replace(defaults, **limits)  # type: ignore[arg-type]
+    return replace(defaults or Deadlines(), **limits)  # type: ignore[arg-type]

@@ -39,7 +39,7 @@ from swift.elastic.transport import DataUnreadable, FormGroup
 from swift.elastic.worker.control_channel import CommandListener, ControlChannel
 from swift.elastic.worker.generation_run import GenerationRun, GenerationStates, run_generation
 from swift.elastic.worker.kept_states import KeptStates
-from swift.elastic.worker.worker_spec import STUCK, WorkerSpec
+from swift.elastic.worker.worker_spec import CONNECT_S, STUCK, WorkerSpec
 from swift.errors import RunError
 from swift.mesh import AXES, LiveMesh, own_row, place_shards, shard_shapes
 from swift.pipeline import Configuration, Cuts, Steps, StepSpec, TrainState, UnknownCut
@@ -50,7 +50,6 @@ _GRACE_S = 5.0
 """Time that a worker that cannot continue waits for a new generation before it asks for one: deaths are found first."""
 _STUCK_S, _STUCK_FACTOR = 5.0, 3.0
 """Time limit of a program to end once it is aborted, in seconds and as a multiple of its usual duration."""
-_LINK_S = 15.0
 
 
 class WorkerProcess:
@@ -206,7 +205,7 @@ class WorkerProcess:
             index = [row.worker for row in rows].index(process.worker)
             per_worker = topology.num_expert_ranks // self._num_devices
             rank = processes.index(process) if self._worker_spec.is_elastic else process.rank
-            with self._abortable(_LINK_S):
+            with self._abortable(CONNECT_S + _STUCK_S):
                 index, num_processes = index * per_worker + rank, len(rows) * per_worker
                 self._group = self._worker_spec.group(command.address, index, num_processes)
                 self._group.join()

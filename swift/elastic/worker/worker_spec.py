@@ -15,7 +15,8 @@ from swift.train import Experiment
 
 GONE, STUCK = 70, 71
 """Exit codes of a process whose supervisor is gone, and of one that could not be brought out of a generation."""
-_CONNECT_S = 10
+CONNECT_S = 10
+"""Seconds in which all processes of a generation on CPUs have to connect."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,7 @@ class WorkerSpec:
     def group(self, address: str, index: int, num_processes: int) -> JaxGroup:
         """Makes the process's side of a generation's group, to be joined; see ``JaxGroup``."""
         if self.devices is None:
-            return JaxGroup(address, index, num_processes, _CONNECT_S)
+            return JaxGroup(address, index, num_processes, CONNECT_S)
         return AcceleratorGroup(self.devices, address, index, num_processes)
 
     def programs(self) -> ExecutableCache:

@@ -1,12 +1,14 @@
 """FLOPs and bytes of a traced function, of its matmuls alone: the planner's cost of an operation."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
+from swift.jaxprs import total
 from swift.pipeline.split_backward.equations import CUDNN_ATTENTION
+
+_KERNELS, _DOTS = ("pallas_call", *CUDNN_ATTENTION), ("dot_general", "ragged_dot_general")
 
 
 def dot_flops(jaxpr: Jaxpr | ClosedJaxpr) -> int:
@@ -14,15 +16,13 @@ def dot_flops(jaxpr: Jaxpr | ClosedJaxpr) -> int:
 
     What a kernel does inside is not counted: see ``counted_stage``.
 
-    A ``ragged_dot`` counts every row once, for the group that it belongs to. The body of a ``scan`` counts as often as
-    it runs, a ``cond`` counts its most expensive branch, a ``platform_dependent`` its default, and the body of a
-    ``while``, whose length is not known, counts once.
+    A ``ragged_dot`` counts every row once, for the group that it belongs to. Loops and branches: see ``total``.
 
     >>> import jax, jax.numpy as jnp
     >>> dot_flops(jax.make_jaxpr(jnp.matmul)(jnp.ones((2, 3)), jnp.ones((3, 5))))
     60
     """
-    return _total(jaxpr, _flops)
+    return total(jaxpr, _flops_of)
 
 
 def dot_bytes(jaxpr: Jaxpr | ClosedJaxpr) -> int:
@@ -32,22 +32,19 @@ def dot_bytes(jaxpr: Jaxpr | ClosedJaxpr) -> int:
     >>> dot_bytes(jax.make_jaxpr(jnp.matmul)(jnp.ones((2, 3)), jnp.ones((3, 5))))
     124
     """
-    return _total(jaxpr, _bytes)
+    return total(jaxpr, _bytes_of)
 
 
-def _total(jaxpr: Jaxpr | ClosedJaxpr, of_dot: Callable[[JaxprEqn], int]) -> int:
-    return sum(_of_equation(equation, of_dot) for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns)
+def _flops_of(equation: JaxprEqn) -> int | None:
+    """Returns the FLOPs of an equation, none of a kernel's; None: those of the jaxprs in it."""
+    if equation.primitive.name in _KERNELS:
+        return 0
+    return _flops(equation) if equation.primitive.name in _DOTS else None
 
 
-def _of_equation(equation: JaxprEqn, of_dot: Callable[[JaxprEqn], int]) -> int:
-    if equation.primitive.name in ("pallas_call", *CUDNN_ATTENTION):
-        return _bytes(equation) if of_dot is _bytes else 0
-    if equation.primitive.name in ("dot_general", "ragged_dot_general"):
-        return of_dot(equation)
-    inner = [_total(sub, of_dot) for sub in jaxprs_in_params(equation.params)]
-    if equation.primitive.name == "cond":
-        return inner[-1] if equation.params.get("branches_platforms") else max(inner)
-    return equation.params.get("length", 1) * sum(inner) if equation.primitive.name == "scan" else sum(inner)
+def _bytes_of(equation: JaxprEqn) -> int | None:
+    """Returns the bytes of an equation; None: those of the jaxprs in it."""
+    return _bytes(equation) if equation.primitive.name in (*_KERNELS, *_DOTS) else None
 
 
 def _flops(equation: JaxprEqn) -> int:

@@ -160,7 +160,7 @@ class _Served:
         if differing:
             with suppress(SettingError, DataError, OSError):  # then the old one stays, and differs
                 self._all[place] = _with_facts(self._load()[place])
-        place, differing = self._compared(theirs)
+                place, differing = self._compared(theirs)
         return self._all[place][0], differing
 
     def _compared(self, theirs: Mapping[str, str]) -> tuple[int, list[str]]:

@@ -8,16 +8,9 @@ import pytest
 from swift.data import ByteTokenizer, DataConfig, Pipeline, Rows, TextFiles, find_index
 from swift.data.records import Documents
 from swift.errors import SettingError
+from tests.data.operators import LongerThan
 
 TEXTS = [f"document {number} " * (1 + number % 5) for number in range(30)]
-
-
-@dataclass(frozen=True)
-class LongerThan:
-    least: int
-
-    def __call__(self, sample) -> bool:
-        return len(sample["text"]) > self.least
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 import json
 import multiprocessing
+import os
+import signal
 import socket
 import threading
 import time
@@ -34,6 +36,12 @@ def serving(load, num_workers: int):
 def processes() -> list[int]:
     """The process ids of the host."""
     return sorted(one.pid for one in multiprocessing.active_children())
+
+
+def lose(which: str) -> None:
+    """Kills ``one`` or ``all`` processes of the host; those that are to be ``silent`` are stopped."""
+    for pid in processes()[: 1 if which == "one" else None]:
+        os.kill(pid, signal.SIGSTOP if which == "silent" else signal.SIGKILL)
 
 
 def wait_for(happens) -> None:

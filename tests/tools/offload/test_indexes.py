@@ -1,8 +1,6 @@
 """Indexes that input hosts help to build: the same tokens, whoever dies, and only with the same pipeline."""
 
 import json
-import os
-import signal
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +12,7 @@ from swift.data import DataConfig, Loader, Pipeline, TextFiles, find_index, read
 from swift.data.pipeline import answer_of
 from swift.data.records import JsonLines
 from swift.errors import SettingError
-from tests.tools.offload.hosts import KEY, always_asked, connecting, content, processes, serving
+from tests.tools.offload.hosts import KEY, always_asked, connecting, content, lose, serving
 
 NUM_TEXTS = 40
 
@@ -59,8 +57,7 @@ def test_the_index_is_that_of_this_machine_alone(config, lost, tmp_path, monkeyp
 
         def happens(num_answers: int) -> None:
             if num_answers == 20 and lost != "none":
-                for pid in processes()[: 1 if lost == "one" else 2]:
-                    os.kill(pid, signal.SIGSTOP if lost == "silent" else signal.SIGKILL)
+                lose(lost)
 
         monkeypatch.setattr("swift.tools.offload.client._SILENCE_S", 0.5 if lost == "silent" else 60.0)
         connected, found = connecting(address, happens)

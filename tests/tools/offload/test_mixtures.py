@@ -1,9 +1,7 @@
 """Mixtures whose sources input hosts help to read: the batches of the mixture that is read here, whoever is lost."""
 
 import json
-import os
 import random
-import signal
 import tempfile
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -19,17 +17,10 @@ from swift.data import DataConfig, Loader, Mixture, Pipeline, TextFiles, TokenFi
 from swift.data.pipeline import answer_of
 from swift.data.records import JsonLines
 from swift.errors import SettingError
-from tests.tools.offload.hosts import KEY, always_asked, connecting, content, processes, serving
+from tests.data.operators import LongerThan
+from tests.tools.offload.hosts import KEY, always_asked, connecting, content, lose, serving
 
 NUM_DOCUMENTS = 40
-
-
-@dataclass(frozen=True)
-class LongerThan:
-    least: int
-
-    def __call__(self, sample) -> bool:
-        return len(sample["text"]) > self.least
 
 
 @dataclass(frozen=True)
@@ -74,7 +65,7 @@ def loader(config: DataConfig, corpus: Path | None = None) -> Loader:
 
 
 def assert_same(config: DataConfig, plain: Path, helped: Path) -> None:
-    """Compares the indexes, and batches; a run goes on with another index, and with parts of batches."""
+    """Checks that indexes and batches are equal, and that a run resumes with either, and reads single micro-batches."""
     built = [{path.name: content(path) for path in one.iterdir() if path.is_dir()} for one in (plain, helped)]
     assert built[0] == built[1]
     unoptimised, with_hosts = loader(config), loader(config, helped)
@@ -104,8 +95,7 @@ def test_the_batches_are_those_of_this_machine_alone(config, lost, tmp_path, mon
 
         def happens(num_answers: int) -> None:
             if num_answers == 20 and lost != "none" and len(found) == 1:
-                for pid in processes()[: 1 if lost == "one" else 2]:
-                    os.kill(pid, signal.SIGSTOP if lost == "silent" else signal.SIGKILL)
+                lose(lost)
 
         monkeypatch.setattr("swift.tools.offload.client._SILENCE_S", 0.5 if lost == "silent" else 60.0)
         connected, found = connecting(address, happens)
