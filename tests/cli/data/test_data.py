@@ -1,6 +1,7 @@
 """``swift data``: a profile, a plan and a measurement, of an experiment's documents or of a pipeline alone."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -44,6 +45,7 @@ def told(capsys, *words: str) -> dict:
 
 ENDING = """
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -239,7 +241,7 @@ def test_a_host_that_is_not_there_is_told_and_done_without(here, capsys):
 
 
 @pytest.mark.slow
-def test_what_one_command_serves_another_measures(here, capsys):
+def test_what_one_command_serves_another_measures(here, capsys, tmp_path_factory, monkeypatch):
     words = ["data", "serve", "pipeline.gin", "--listen", "127.0.0.1:0", "--key-file", "key"]
     with subprocess.Popen([sys.executable, "-m", "swift", *words], cwd=here, stdout=subprocess.PIPE, text=True) as host:
         try:
@@ -249,7 +251,11 @@ def test_what_one_command_serves_another_measures(here, capsys):
             address = line.split()[1]
             facts = told(capsys, "plan", "pipeline.gin", "--input-hosts", address, "--key-file", "key")
             assert [reason.partition(":")[0] for reason in facts["reasons"]][3] == "offload"
-            (here / "texts.jsonl").write_text('{"text": "another"}\n')
+            elsewhere = tmp_path_factory.mktemp("elsewhere")  # the host would look again at files that are its own
+            for name in ("pipeline.gin", "key"):
+                shutil.copy(here / name, elsewhere)
+            (elsewhere / "texts.jsonl").write_text('{"text": "another"}\n')
+            monkeypatch.chdir(elsewhere)
             assert main(["data", "plan", "pipeline.gin", "--input-hosts", address, "--key-file", "key"]) == 2
             assert "has another data: all machines need the same" in capsys.readouterr().err
         finally:
