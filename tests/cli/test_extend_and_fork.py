@@ -61,7 +61,7 @@ def test_a_run_from_before_a_setting_existed_is_resumed(tell, half):
     assert "OptimizerConfig.decayed" not in told.err
 
 
-@pytest.mark.usefixtures("half", "compiled_well")
+@pytest.mark.usefixtures("half")
 def test_a_run_begins_with_the_weights_of_another(tell, refusal):
     fork = ("train", "tiny.gin", "--init-from", "half", "--run-dir", "fork")
     line = refusal(*fork, *options("ModelConfig.ffn_dim=16"))

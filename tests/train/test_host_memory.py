@@ -82,7 +82,14 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("changes", CASES.values(), ids=CASES)
+SLOW = ("a lost rank",)
+"""It compiles four programs more; what is in which memory after a rank's loss, its snapshots say quickly enough."""
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [pytest.param(case, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, case in CASES.items()],
+)
 def test_memory_changes_no_number(changes, experiment, tmp_path, kinds):
     """Beyond rounding: XLA compiles the update of a layer in a loop to other instructions than that of all at once."""
     settings = dict(changes)
