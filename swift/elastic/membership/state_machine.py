@@ -56,7 +56,15 @@ from swift.elastic.membership.events import (
 )
 from swift.elastic.membership.failure_detector import overdue, unkillable
 from swift.elastic.membership.generation import Generation
-from swift.elastic.membership.lifecycle import after_death, after_start, killed, restarted, restarts, retired
+from swift.elastic.membership.lifecycle import (
+    after_death,
+    after_stall,
+    after_start,
+    killed,
+    restarted,
+    restarts,
+    retired,
+)
 from swift.elastic.membership.members import Member, Process, agreed_stamp
 from swift.elastic.membership.message_handlers import after_message
 from swift.elastic.membership.run_status import ProcessState, ProcessStatus, RecoveryPolicy, RunStatus
@@ -130,9 +138,9 @@ class Membership(RunStatus):
             return self, ()
         generation = self.generation
         if generation is None:
-            return self._form(time) if self._is_assembled(time) else (self, ())
+            return self._form(time) if self.is_assembled(time) else (self, ())
         if self.is_broken(generation):
-            return self._form_next(generation, time, "a process could not continue")
+            return self._form_after_break(generation, time)
         return self._decide_live(generation, time) if generation.is_live else self._decide_forming(generation, time)
 
     def _decide_live(self, generation: Generation, time: float) -> tuple["Membership", Commands]:
@@ -142,12 +150,15 @@ class Membership(RunStatus):
         """
         entered = [status.entered for status in self.members_of(generation)]
         if time - generation.since > self.deadlines.progress:
+            why = f"no process finished an iteration for {self.deadlines.progress:g} s, and all are in {entered[0]}"
+            stalled, stop = after_stall(self, generation, why)
+            if stop:
+                return stalled, stop
             # A hanging process does not leave, which identifies it; the others keep their state.
             if self.retried != generation.form.number and not self.policy.joins_once:
-                again, commands = self._form(time)
+                again, commands = stalled._form(time)
                 return replace(again, retried=again.number), commands
-            why = f"no process finished an iteration for {self.deadlines.progress:g} s, and all are in {entered[0]}"
-            return restarted(self, why, time)
+            return restarted(stalled, why, time)
         if min(entered) > 0 and (joiners := set(self.present()) - set(generation.form.members)):
             joined = ", ".join(sorted(str(member.process) for member in joiners))
             return self._form_next(generation, time, f"{joined} can rejoin", after=max(entered) + 1)
@@ -170,6 +181,13 @@ class Membership(RunStatus):
         if self.is_finishing_previous(generation) and time - generation.since > limit_s:
             return self._form(time)
         return self, ()
+
+    def _form_after_break(self, generation: Generation, time: float) -> tuple["Membership", Commands]:
+        why = "a process could not continue"
+        if self.policy.recovery == "live":
+            return self._form_next(generation, time, why)
+        stalled, stop = after_stall(self, generation, why)
+        return (stalled, stop) if stop else stalled._form_next(generation, time, why)
 
     def _form_next(
         self, generation: Generation, time: float, why: str, after: int | None = None
@@ -214,13 +232,6 @@ class Membership(RunStatus):
         waiting = replace(self.with_statuses(*statuses), generation=None, since=since, lost=lost)
         return waiting, (StageLost(lost),) if is_new else ()
 
-    def _is_assembled(self, time: float) -> bool:
-        """Returns whether a first generation, or one after a lost stage, need not wait for starting processes."""
-        if time - self.since > self.deadlines.start:
-            return True
-        states = {status.state for status in self.statuses.values()} - {ProcessState.RETIRED}
-        return ProcessState.STARTING not in states if self.number else states == {ProcessState.WAITING}
-
     def _go_live(self, generation: Generation, time: float) -> tuple["Membership", Commands]:
         """Makes a generation live, from the newest state of which every stage has a complete worker.
 
@@ -237,9 +248,7 @@ class Membership(RunStatus):
             holders = tuple(member for member in members if stamp in generation.held[member])
             go = GoLive(number, stamp, holders, cut=self.moves.cuts.get(stamp.generation, ()) if stamp else ())
         live = [
-            replace(
-                self.statuses[process], state=ProcessState.LIVE, last_live=number, quick_deaths=0, entered=0, finished=0
-            )
+            replace(self.statuses[process], state=ProcessState.LIVE, last_live=number, entered=0, finished=0)
             for process, _ in members
         ]
         generation = replace(generation, since=time, go=go)

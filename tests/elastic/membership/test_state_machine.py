@@ -116,14 +116,14 @@ def live():
     return script_live()
 
 
-def script_live(**policy):
-    script = Script(**policy)
-    script.start(A, B, C, D)
-    script.ready(A, B, C, D)
+def script_live(processes=(A, B, C, D), **policy):
+    script = Script(processes, **policy)
+    script.start(*processes)
+    script.ready(*processes)
     script.tick()
-    script.formed(dict.fromkeys([A, B, C, D], ()))
+    script.formed(dict.fromkeys(processes, ()))
     script.tick()
-    script.beat(dict.fromkeys([A, B, C, D], 5))
+    script.beat(dict.fromkeys(processes, 5))
     assert {status.state for status in script.membership.statuses.values()} == {ProcessState.LIVE}
     return script
 
