@@ -42,6 +42,7 @@ from swift.elastic.membership.events import (
     Restored,
     RestoreFailed,
     Started,
+    StopRequested,
     Tick,
     Woke,
 )
@@ -105,6 +106,7 @@ __all__ = [
     "StartGeneration",
     "StartProcess",
     "Started",
+    "StopRequested",
     "StopRun",
     "Tick",
     "Woke",

@@ -121,6 +121,7 @@ class RunStatus:
         holds_until: time before which nothing is decided, as messages may still be unread.
         layouts: layouts of the states of an elastic run, the newest last.
         moves: blocks that survivors may take over, or have taken over.
+        is_stopping: whether the run is to stop, see ``StopRequested``.
     """
 
     processes: tuple[Process, ...]
@@ -138,6 +139,7 @@ class RunStatus:
     holds_until: float = -float("inf")
     layouts: tuple[ShardLayout, ...] = ()
     moves: BlockMoves = field(default_factory=BlockMoves)
+    is_stopping: bool = False
 
     def present(self) -> tuple[Member, ...]:
         """Members that a new generation would have: the ready processes of complete workers.

@@ -51,6 +51,7 @@ from swift.elastic.membership.events import (
     Restored,
     RestoreFailed,
     Started,
+    StopRequested,
     Tick,
     Woke,
 )
@@ -113,6 +114,8 @@ class Membership(RunStatus):
                 return self, (StopRun(why, remedy),) if self.awaits_state(number) else ()
             case CutFound():
                 return replace(self, moves=self.moves.after_found(event)), ()
+            case StopRequested():
+                return replace(self, is_stopping=True), ()
             case MayRestart():
                 return self, restarts(self, event)
             case _:
@@ -159,6 +162,8 @@ class Membership(RunStatus):
                 again, commands = stalled._form(time)
                 return replace(again, retried=again.number), commands
             return restarted(stalled, why, time)
+        if self.is_stopping:
+            return self, ()
         if min(entered) > 0 and (joiners := set(self.present()) - set(generation.form.members)):
             joined = ", ".join(sorted(str(member.process) for member in joiners))
             return self._form_next(generation, time, f"{joined} can rejoin", after=max(entered) + 1)
