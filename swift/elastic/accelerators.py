@@ -23,8 +23,9 @@ Accelerator = Literal["gpu", "tpu"]
 """Kind of devices, as ``jax.default_backend`` names it."""
 _BACKENDS = {"gpu": "cuda", "tpu": "tpu"}
 """Name of the backend in ``jax_platforms``; "gpu" would also ask for the backends of other makers, and fail."""
-_CONNECT_S = 120
-"""Seconds in which all processes have to have their backends: the first use of a GPU takes several."""
+_CONNECT_S = 300
+"""Seconds in which all processes have to have their backends: more than ``--deadline forming``, after which the
+supervisor restarts all. One that gave up before would take the blame for another whose device does not answer."""
 _INDEX = "swift/process_index/{}"
 
 

@@ -81,7 +81,7 @@ def after_stall(run: RunT, generation: Generation, why: str) -> tuple[RunT, Comm
         why: what its members waited for.
     """
     form, members = generation.form, run.members_of(generation)
-    if not generation.is_live or not all(one.is_alive and one.member in form.members for one in members):
+    if not all(one.is_alive and one.member in form.members for one in members):
         return run, ()
     processes, before = {member.process for member in form.members}, run.stalled
     if before and (before[0].number <= run.last_worked or {one.process for one in before[0].members} != processes):
@@ -91,6 +91,12 @@ def after_stall(run: RunT, generation: Generation, why: str) -> tuple[RunT, Comm
         return replace(run, stalled=stalled), ()
     in_vain = f"{len(stalled)} generations in a row of the same members finished no iteration"
     return replace(run, stalled=stalled), (StopRun(f"{in_vain}: {why}"),)
+
+
+def restarted_or_ended(run: RunT, generation: Generation, why: str, time: float) -> tuple[RunT, Commands]:
+    """Returns the membership once all are restarted though no member has died, or the run ends, see ``after_stall``."""
+    stalled, stop = after_stall(run, generation, why)
+    return (stalled, stop) if stop else restarted(stalled, why, time)
 
 
 def restarted(run: RunT, why: str, time: float) -> tuple[RunT, Commands]:

@@ -11,6 +11,7 @@ from swift.elastic.membership.commands import Form, RestoreState
 from swift.elastic.membership.generation import Generation
 from swift.elastic.membership.members import Holders, Member, Process, ShardLayout, lost_stages, whole_workers
 from swift.schedules.adapt import MoveRule
+from swift.topology import Worker
 
 Recovery = Literal["live", "restart"]
 
@@ -114,8 +115,8 @@ class RunStatus:
         number: number of the newest generation ever formed.
         last_live: number of the newest generation that was ever live.
         last_worked: number of the newest generation in which any process has finished an iteration; 0: none.
-        stalled: generations of the same processes that went live, one after the other, and ended as none of these
-            finished an iteration, the newest last.
+        stalled: generations of the same processes, one after the other, that ended without an iteration though none of
+            these had died, the newest last.
         lost: stages reported as lost since the last generation.
         retried: newest generation that was formed because the one before made no progress; 0: none.
         holds_until: time before which nothing is decided, as messages may still be unread.
@@ -151,6 +152,12 @@ class RunStatus:
             return tuple(self.statuses[process].member for process in sorted(ready))
         whole = whole_workers(self.processes, ready)
         return tuple(self.statuses[process].member for process in sorted(ready) if process.worker in whole)
+
+    @property
+    def failed_workers(self) -> frozenset[Worker]:
+        """Workers that cannot be in a new generation."""
+        present = {member.process.worker for member in self.present()}
+        return frozenset(process.worker for process in self.processes) - present
 
     @property
     def unserved_stages(self) -> tuple[int, ...]:

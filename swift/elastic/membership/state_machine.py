@@ -55,7 +55,7 @@ from swift.elastic.membership.events import (
     Tick,
     Woke,
 )
-from swift.elastic.membership.failure_detector import overdue, unkillable
+from swift.elastic.membership.failure_detector import overdue, unconnected, unkillable
 from swift.elastic.membership.generation import Generation
 from swift.elastic.membership.lifecycle import (
     after_death,
@@ -63,6 +63,7 @@ from swift.elastic.membership.lifecycle import (
     after_start,
     killed,
     restarted,
+    restarted_or_ended,
     restarts,
     retired,
 )
@@ -70,7 +71,6 @@ from swift.elastic.membership.members import Member, Process, agreed_stamp
 from swift.elastic.membership.message_handlers import after_message
 from swift.elastic.membership.run_status import ProcessState, ProcessStatus, RecoveryPolicy, RunStatus
 from swift.elastic.membership.shard_ownership import Slices, elastic_go_live
-from swift.topology import Worker
 
 
 @dataclass(frozen=True)
@@ -167,20 +167,16 @@ class Membership(RunStatus):
         if min(entered) > 0 and (joiners := set(self.present()) - set(generation.form.members)):
             joined = ", ".join(sorted(str(member.process) for member in joiners))
             return self._form_next(generation, time, f"{joined} can rejoin", after=max(entered) + 1)
-        if min(entered) > 0 and self.moves.found is not None and (better := self.moves.better(self._failed)):
+        if min(entered) > 0 and self.moves.found is not None and (better := self.moves.better(self.failed_workers)):
             return self._form(time, after=max(entered) + 1, better=better)
         return self, ()
-
-    @property
-    def _failed(self) -> frozenset[Worker]:
-        """Workers that cannot be in a new generation."""
-        present = {member.process.worker for member in self.present()}
-        return frozenset(process.worker for process in self.processes) - present
 
     def _decide_forming(self, generation: Generation, time: float) -> tuple["Membership", Commands]:
         """Aborts members that do not finish the iteration after which they leave, or not together with the others."""
         if not generation.not_formed:
             return self._go_live(generation, time)
+        if why := unconnected(self, generation, time):
+            return restarted_or_ended(self, generation, why, time)
         has_left = any(self.statuses[member.process].last_live == self.last_live for member in generation.departed)
         limit_s = self.deadlines.forming if has_left else self.deadlines.progress
         if self.is_finishing_previous(generation) and time - generation.since > limit_s:
@@ -227,7 +223,7 @@ class Membership(RunStatus):
             if status.is_present
         ]
         formed = replace(self.with_statuses(*statuses), generation=Generation(form, time), number=form.number, lost=())
-        return replace(formed, moves=self.moves.after_form(form.number, self._failed, time, better)), (form,)
+        return replace(formed, moves=self.moves.after_form(form.number, self.failed_workers, time, better)), (form,)
 
     def _await_stages(self, lost: tuple[int, ...], time: float) -> tuple["Membership", Commands]:
         """Waits for joiners. No member leaves its generation: without the stage it finishes no iteration anyway."""

@@ -246,6 +246,45 @@ def test_processes_that_cannot_continue_again_and_again_end_the_run():
     assert stop.why.endswith("finished no iteration: a process could not continue")
 
 
+def connects(script, *processes):
+    """All have left the generation before and none gets connected; the commands that follow."""
+    form(script, *processes).left(*processes)
+    for _ in range(4):
+        script.alive()
+        assert script.tick(1.0) == []
+    script.alive()
+    return script.tick(0.1)
+
+
+@PLATFORMS
+def test_where_none_gets_connected_none_is_taken_to_be_the_one_that_fails(joins_once):
+    script = restarting(joins_once=joins_once)
+    end(script, D, A, B, C)
+    why = "no process was connected to all others in 4 s"
+    for _ in range(2):
+        assert connects(script, *ALL) == [RestartAll(why)]
+        script.die(*ALL)
+        script.tick()
+    stop = StopRun(f"3 generations in a row of the same members finished no iteration: {why}")
+    assert connects(script, *ALL) == [stop]
+    assert {status.quick_deaths for status in script.membership.statuses.values()} == {0}
+
+
+@pytest.mark.parametrize("others", [(), (A, B, C)])
+def test_who_alone_does_not_leave_or_does_not_connect_is_the_one_that_fails(others):
+    """Also one that forms a generation by itself."""
+    script = restarting(processes_of(Topology(2, 1))[:1] if not others else ALL)
+    who = script.membership.processes[-1]
+    end(script, who, *others)
+    form(script, who, *others).left(who if not others else A)
+    for _ in range(4):
+        script.alive()
+        assert script.tick(1.0) == []
+    script.alive()
+    late = (who,) if not others else (B, C, D)
+    assert script.tick(0.1) == [Kill(member, "did not form generation 2 in 4 s") for member in script.now(*late)]
+
+
 def test_a_generation_that_has_lost_a_member_has_not_stalled():
     """D can neither be heard nor killed."""
     script = first_stall(restarting(joins_once=True))

@@ -502,7 +502,7 @@ class World:
 
     def check_stall(self):
         """A run ends without progress only after three generations of the same processes that do nothing."""
-        idle = [number for number in self.goes if number > max(self.worked)]
+        idle = [number for number in self.forms if number > max(self.worked)]
         assert sum(self.processes_in(number) == self.processes_in(idle[-1]) for number in idle) >= 3
         World.num_stalls += 1
 
