@@ -9,6 +9,7 @@ restart``).
 Only the parts that do not depend on the platform were run, with CPU backends in place of accelerators; no GPU or TPU.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -23,8 +24,11 @@ Accelerator = Literal["gpu", "tpu"]
 """Kind of devices, as ``jax.default_backend`` names it."""
 _BACKENDS = {"gpu": "cuda", "tpu": "tpu"}
 """Name of the backend in ``jax_platforms``; "gpu" would also ask for the backends of other makers, and fail."""
-_CONNECT_S = 120
-"""Seconds in which all processes have to have their backends: the first use of a GPU takes several."""
+_CONNECT_S = 300
+"""Seconds in which all processes have to have their backends: more than ``--deadline forming``, after which the
+supervisor restarts all. One that gave up before would take the blame for another whose device does not answer."""
+_DEATHS_FOUND_S = 30
+"""Seconds in which the death of a process is found, including its driver's end of it, which takes seconds, too."""
 _INDEX = "swift/process_index/{}"
 
 
@@ -55,6 +59,16 @@ class MemberDevices:
         jax.config.update("jax_platforms", _BACKENDS[self.platform])
         if self.platform == "gpu":  # as ``jax.distributed.initialize(local_device_ids=...)`` does
             jax.config.update("jax_cuda_visible_devices", ",".join(map(str, self.numbers)))
+
+
+def await_deaths(error: Exception) -> None:
+    """Waits, before an error of the runtime ends this process, until another process's death would have been found.
+
+    Collectives report the death of a peer as an error. The supervisor restarts all once it finds that death; so the
+    process that reports it is killed here, and does not take the blame. Its own failure, it does.
+    """
+    if isinstance(error, jax.errors.JaxRuntimeError):
+        time.sleep(_DEATHS_FOUND_S)
 
 
 class AcceleratorGroup(JaxGroup):

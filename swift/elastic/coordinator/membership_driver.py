@@ -25,6 +25,7 @@ from swift.elastic.membership import (
     GiveUp,
     GoLive,
     Kill,
+    LeaveOut,
     Member,
     Membership,
     Message,
@@ -154,6 +155,8 @@ class MembershipDriver:
             case RestartAll():
                 for status in self.membership.statuses.values():
                     self._children.signal(status.member, signal.SIGKILL)
+            case LeaveOut(process, _):  # reading its log here could hold up the run
+                self._reporter.show_line(f"the log of process {process} is {self._context.spec.log(str(process))}")
             case GiveUp(process, why):
                 self._give_up(process, why)
             case StopRun(why, remedy):

@@ -14,7 +14,7 @@ from swift.elastic.coordinator.checkpoint_client import CHECKPOINT_SERVICE
 from swift.elastic.coordinator.fault_injection import Fault
 from swift.elastic.coordinator.membership_driver import MembershipDriver
 from swift.elastic.coordinator.run_spec import RunContext
-from swift.elastic.membership import FaultInjected, MayRestart, StartProcess
+from swift.elastic.membership import FaultInjected, MayRestart, StartProcess, StopRequested
 from swift.elastic.transport import Hang, Stop
 from swift.errors import RunError
 
@@ -163,6 +163,7 @@ class Supervisor:
         checkpoints, services, results = self._context.checkpoints, self._driver.services, self._driver.results
         self._stop_by, results.is_stopping = time.monotonic() + limit_s, True
         services.saved = checkpoints.newest or 0
+        self._driver.report(StopRequested(time.monotonic()))
         self._halt()
         while awaited := results.last_iteration.awaited(
             self._driver.membership, self._reporter.written, services.saved, is_busy=checkpoints.is_busy

@@ -112,8 +112,15 @@ class StageLost(NamedTuple):
     stages: tuple[int, ...]
 
 
+class LeaveOut(NamedTuple):
+    """Report that a process is restarted no more: the others continue without it."""
+
+    process: Process
+    why: str
+
+
 class GiveUp(NamedTuple):
-    """Stop the run: a process dies repeatedly before it is live."""
+    """Stop the run: a process dies repeatedly at its start, and the others cannot continue without it."""
 
     process: Process
     why: str
@@ -134,6 +141,6 @@ class StopRun(NamedTuple):
 Command = (
     (Form | Enter | GoLive | RestoreState | ReshardState | StartGeneration)
     | (Kill | Retire | StartProcess | RestartAll)
-    | (StageLost | GiveUp | StopRun)
+    | (StageLost | LeaveOut | GiveUp | StopRun)
 )
 Commands = tuple[Command, ...]

@@ -215,6 +215,12 @@ class MayRestart:
     held_down: frozenset[Process] = frozenset()
 
 
+class StopRequested(NamedTuple):
+    """The run is to stop after an iteration that its members finish: nobody else is admitted, and no blocks move."""
+
+    time: float
+
+
 class Tick(NamedTuple):
     """Everything observed so far has been reported: decide now."""
 
@@ -224,5 +230,5 @@ class Tick(NamedTuple):
 Message = Ready | Departed | Formed | Heartbeat | PhaseTimed | CutRefused | Done
 """Events that processes send; the supervisor observes the others."""
 Event = (Started | Died | FaultInjected | Message | Woke | Tick) | (
-    CheckpointsListed | Restored | RestoreFailed | CutFound | MayRestart
+    CheckpointsListed | Restored | RestoreFailed | CutFound | MayRestart | StopRequested
 )

@@ -47,7 +47,22 @@ def _behind(run: RunStatus, generation: Generation, waited_s: float) -> Iterator
 def _late(run: RunStatus, generation: Generation, waited_s: float) -> Iterator[Kill]:
     """Yields the members that the others wait for to form a generation."""
     limits = run.deadlines
+    if unconnected(run, generation, generation.since + waited_s):
+        return
     for member in generation.not_departed or generation.not_formed:
         limit_s = limits.progress if member in generation.linked else limits.forming
         if waited_s > limit_s:
             yield Kill(member, f"did not form generation {generation.form.number} in {limit_s:g} s")
+
+
+def unconnected(run: RunStatus, generation: Generation, time: float) -> str:
+    """Describes what several members wait for of which none has connected to the others in time; empty otherwise.
+
+    Any of them may be the one that the others wait for. Where all are restarted with it, no other is to take the blame.
+    """
+    limit_s = run.deadlines.forming
+    is_late = time - generation.since > limit_s and len(generation.form.members) > 1
+    is_any_known = generation.is_live or generation.not_departed or generation.linked or generation.held
+    if run.policy.recovery == "live" or is_any_known or not is_late:
+        return ""
+    return f"no process was connected to all others in {limit_s:g} s"

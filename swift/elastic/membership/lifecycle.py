@@ -1,15 +1,22 @@
-"""Lives of the processes: what the membership notes of their starts, kills and deaths, and which it restarts."""
+"""Lives of the processes: what the membership notes of their starts, kills and deaths, and which it restarts.
+
+Where all are restarted after a death (``--recovery restart``), a process that fails at its start again and again is
+left out, and the others continue without it. Restarts that bring no progress have a limit, too.
+"""
 
 from collections.abc import Collection
 from dataclasses import replace
 from typing import TypeVar
 
-from swift.elastic.membership.commands import Commands, GiveUp, RestartAll, Retire, StartProcess, StopRun
+from swift.elastic.membership.commands import Commands, GiveUp, LeaveOut, RestartAll, Retire, StartProcess, StopRun
 from swift.elastic.membership.events import Died, MayRestart
+from swift.elastic.membership.generation import Generation
 from swift.elastic.membership.members import Member, Process
 from swift.elastic.membership.run_status import ProcessState, ProcessStatus, RunStatus
 
 RunT = TypeVar("RunT", bound=RunStatus)
+_MAX_STALLS = 3
+"""Number of generations of the same processes, one after the other, without any iteration; then the run ends."""
 
 
 def after_start(run: RunT, member: Member, time: float) -> RunT:
@@ -26,18 +33,70 @@ def after_death(run: RunT, death: Died) -> tuple[RunT, Commands]:
     member, status = death.member, run.statuses[death.member.process]
     if member != status.member or not status.is_alive:
         return run, ()
-    # A process that is killed together with all others, or dies with its node, is not to blame.
-    is_to_blame = death.is_own and not status.is_blameless
-    quick_deaths = 0 if status.last_live else status.quick_deaths + is_to_blame
-    deaths = status.deaths + (is_to_blame and not status.has_injected_fault)
+    # A process that is killed together with all others or on purpose, or dies with its node, is not to blame.
+    is_to_blame = death.is_own and not status.is_blameless and not status.has_injected_fault
+    quick_deaths = 0 if has_started(run, status) else status.quick_deaths + is_to_blame
+    deaths = status.deaths + is_to_blame
     fresh = replace(status, state=ProcessState.DEAD, is_dying=False, is_blameless=False, deaths=deaths)
     dead = run.with_statuses(replace(fresh, quick_deaths=quick_deaths))
+    commands: Commands = ()
     if quick_deaths >= run.deadlines.max_quick_deaths:
-        why = f"died {quick_deaths} times in a row before it was live: {death.why}"
-        return dead, (GiveUp(member.process, why),)
+        start = "was live" if run.policy.recovery == "live" else "had finished an iteration"
+        why = f"died {quick_deaths} times in a row before it {start}: {death.why}"
+        if not _fails_alone(dead, member.process):
+            return dead, (GiveUp(member.process, why),)
+        commands = (LeaveOut(member.process, why),)
     if run.policy.recovery == "restart" and not status.is_blameless and run.generation is not None:
-        return restarted(dead, f"{member.process} died", death.time)
-    return dead, ()
+        killing, restart_all = restarted(dead, f"{member.process} died", death.time)
+        return killing, commands + restart_all
+    return dead, commands
+
+
+def has_started(run: RunStatus, status: ProcessStatus) -> bool:
+    """Returns whether an incarnation has got beyond its start.
+
+    Survivors that keep running are not held up by one that fails later. Where all are restarted with it, it has to
+    finish an iteration: a device may be found broken by the first computation.
+    """
+    return bool(status.last_live if run.policy.recovery == "live" else status.last_worked)
+
+
+def _fails_alone(run: RunStatus, process: Process) -> bool:
+    """Returns whether the others can continue without a process that fails at its start, and do not fail themselves.
+
+    Until any generation has finished an iteration, what fails in one process may fail in all.
+    """
+    if run.policy.recovery == "live" or run.lost_without([one for one in run.processes if run.is_spent(one)]):
+        return False
+    of_others = sum(status.quick_deaths for other, status in run.statuses.items() if other != process)
+    return run.last_worked > 0 or of_others < run.deadlines.max_quick_deaths
+
+
+def after_stall(run: RunT, generation: Generation, why: str) -> tuple[RunT, Commands]:
+    """Returns the membership once a generation is to end though all its members live, and maybe the end of the run.
+
+    Args:
+        run: present membership.
+        generation: newest generation.
+        why: what its members waited for.
+    """
+    form, members = generation.form, run.members_of(generation)
+    if not all(one.is_alive and one.member in form.members for one in members):
+        return run, ()
+    processes, before = {member.process for member in form.members}, run.stalled
+    if before and (before[0].number <= run.last_worked or {one.process for one in before[0].members} != processes):
+        before = ()
+    stalled = (*before, form) if form.number > run.last_worked else ()
+    if len(stalled) < _MAX_STALLS:
+        return replace(run, stalled=stalled), ()
+    in_vain = f"{len(stalled)} generations in a row of the same members finished no iteration"
+    return replace(run, stalled=stalled), (StopRun(f"{in_vain}: {why}"),)
+
+
+def restarted_or_ended(run: RunT, generation: Generation, why: str, time: float) -> tuple[RunT, Commands]:
+    """Returns the membership once all are restarted though no member has died, or the run ends, see ``after_stall``."""
+    stalled, stop = after_stall(run, generation, why)
+    return (stalled, stop) if stop else restarted(stalled, why, time)
 
 
 def restarted(run: RunT, why: str, time: float) -> tuple[RunT, Commands]:
@@ -73,21 +132,15 @@ def restarts(run: RunStatus, may: MayRestart) -> Commands:
     dead = run.dead
     if not dead or run.is_recovering:
         return ()
-    gone = [one for one in dead if is_spent(run, one) or may.away.get(one, 0.0) > run.deadlines.start]
+    gone = [one for one in dead if run.is_spent(one) or may.away.get(one, 0.0) > run.deadlines.start]
     lost = run.lost_without(gone)
     if lost:
         stages = ", ".join(map(str, lost))
         away = " (or whose node has returned)" if any(may.away.values()) else ""
         which = f"stage {stages} has" if not run.policy.stage_of_chunk else f"layers of stages {stages} have"
         return (StopRun(f"{which} no process left that may be restarted{away}"),)
-    startable = [one for one in dead if not is_spent(run, one) and not may.away.get(one)]
+    startable = [one for one in dead if not run.is_spent(one) and not may.away.get(one)]
     # Without a stage no iteration is ever finished, so a process held down until a later iteration would never return.
     down = may.held_down
     needed = run.lost_without([process for process in dead if process in down or process not in startable])
     return tuple(StartProcess(one) for one in startable if one not in down or one.worker[1] in needed)
-
-
-def is_spent(run: RunStatus, process: Process) -> bool:
-    """Returns whether a process must not be restarted."""
-    status = run.statuses[process]
-    return status.state is ProcessState.RETIRED or status.deaths > run.policy.max_restarts

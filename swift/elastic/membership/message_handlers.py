@@ -72,7 +72,13 @@ def _after_heartbeat(run: RunT, status: ProcessStatus, beat: Heartbeat) -> RunT:
     generation = run.generation
     if generation is None or beat.number != run.last_live or status.last_live != run.last_live:
         return run.with_statuses(replace(status, seen=beat.time))
-    updated = run.with_statuses(replace(status, seen=beat.time, entered=beat.entered, finished=beat.finished))
+    beaten = replace(status, seen=beat.time, entered=beat.entered, finished=beat.finished)
+    updated = run.with_statuses(beaten)
+    # The first heartbeat of a generation tells the iteration after which it runs; none is about to end before that.
+    finished_before = (generation.base or 0) if generation.is_live else status.finished
+    if beat.finished > finished_before and status.last_worked != beat.number:
+        worked = replace(beaten, last_worked=beat.number)
+        updated = replace(run.with_statuses(worked), last_worked=beat.number)
     if beat.finished > status.finished and (generation.is_live or generation.form.after is not None):
         return replace(updated, generation=replace(generation, since=beat.time))
     return updated

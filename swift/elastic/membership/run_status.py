@@ -7,10 +7,11 @@ from typing import Literal, Self
 
 from swift.deadlines import Deadlines
 from swift.elastic.membership.block_moves import BlockMoves
-from swift.elastic.membership.commands import RestoreState
+from swift.elastic.membership.commands import Form, RestoreState
 from swift.elastic.membership.generation import Generation
 from swift.elastic.membership.members import Holders, Member, Process, ShardLayout, lost_stages, whole_workers
 from swift.schedules.adapt import MoveRule
+from swift.topology import Worker
 
 Recovery = Literal["live", "restart"]
 
@@ -39,8 +40,10 @@ class ProcessStatus:
         is_blameless: whether it is killed together with all others, through no fault of its own.
         has_injected_fault: whether a fault was injected into this incarnation.
         last_live: newest generation in which it was live; 0: none.
+        last_worked: newest generation in which it has finished an iteration; 0: none.
         deaths: number of its deaths that count towards the limit of restarts.
-        quick_deaths: number of consecutive incarnations, up to the last that died, that were never live.
+        quick_deaths: number of consecutive incarnations, up to the last that died, that failed at their start, see
+            ``lifecycle.has_started``.
         entered: newest iteration that it has begun in the newest live generation; 0: none yet.
         finished: newest iteration that it has finished there.
     """
@@ -53,6 +56,7 @@ class ProcessStatus:
     is_blameless: bool = False
     has_injected_fault: bool = False
     last_live: int = 0
+    last_worked: int = 0
     deaths: int = 0
     quick_deaths: int = 0
     entered: int = 0
@@ -110,11 +114,15 @@ class RunStatus:
         generation: newest generation; None at the beginning, and while a stage has no process.
         number: number of the newest generation ever formed.
         last_live: number of the newest generation that was ever live.
+        last_worked: number of the newest generation in which any process has finished an iteration; 0: none.
+        stalled: generations of the same processes, one after the other, that ended without an iteration though none of
+            these had died, the newest last.
         lost: stages reported as lost since the last generation.
         retried: newest generation that was formed because the one before made no progress; 0: none.
         holds_until: time before which nothing is decided, as messages may still be unread.
         layouts: layouts of the states of an elastic run, the newest last.
         moves: blocks that survivors may take over, or have taken over.
+        is_stopping: whether the run is to stop, see ``StopRequested``.
     """
 
     processes: tuple[Process, ...]
@@ -125,11 +133,14 @@ class RunStatus:
     generation: Generation | None = None
     number: int = 0
     last_live: int = 0
+    last_worked: int = 0
+    stalled: tuple[Form, ...] = ()
     lost: tuple[int, ...] = ()
     retried: int = 0
     holds_until: float = -float("inf")
     layouts: tuple[ShardLayout, ...] = ()
     moves: BlockMoves = field(default_factory=BlockMoves)
+    is_stopping: bool = False
 
     def present(self) -> tuple[Member, ...]:
         """Members that a new generation would have: the ready processes of complete workers.
@@ -141,6 +152,12 @@ class RunStatus:
             return tuple(self.statuses[process].member for process in sorted(ready))
         whole = whole_workers(self.processes, ready)
         return tuple(self.statuses[process].member for process in sorted(ready) if process.worker in whole)
+
+    @property
+    def failed_workers(self) -> frozenset[Worker]:
+        """Workers that cannot be in a new generation."""
+        present = {member.process.worker for member in self.present()}
+        return frozenset(process.worker for process in self.processes) - present
 
     @property
     def unserved_stages(self) -> tuple[int, ...]:
@@ -171,6 +188,20 @@ class RunStatus:
     def dead(self) -> tuple[Process, ...]:
         """Processes whose newest incarnation is dead or retired."""
         return tuple(process for process, status in self.statuses.items() if not status.is_alive)
+
+    def is_spent(self, process: Process) -> bool:
+        """Returns whether a process must not be restarted."""
+        status = self.statuses[process]
+        if status.state is ProcessState.RETIRED or status.deaths > self.policy.max_restarts:
+            return True
+        return status.quick_deaths >= self.deadlines.max_quick_deaths
+
+    def is_assembled(self, time: float) -> bool:
+        """Returns whether a first generation, or one after a lost stage, need not wait for starting processes."""
+        if time - self.since > self.deadlines.start:
+            return True
+        states = {status.state for process, status in self.statuses.items() if not self.is_spent(process)}
+        return ProcessState.STARTING not in states if self.number else states == {ProcessState.WAITING}
 
     @property
     def is_done(self) -> bool:

@@ -51,17 +51,26 @@ from swift.elastic.membership.events import (
     Restored,
     RestoreFailed,
     Started,
+    StopRequested,
     Tick,
     Woke,
 )
-from swift.elastic.membership.failure_detector import overdue, unkillable
+from swift.elastic.membership.failure_detector import overdue, unconnected, unkillable
 from swift.elastic.membership.generation import Generation
-from swift.elastic.membership.lifecycle import after_death, after_start, killed, restarted, restarts, retired
+from swift.elastic.membership.lifecycle import (
+    after_death,
+    after_stall,
+    after_start,
+    killed,
+    restarted,
+    restarted_or_ended,
+    restarts,
+    retired,
+)
 from swift.elastic.membership.members import Member, Process, agreed_stamp
 from swift.elastic.membership.message_handlers import after_message
 from swift.elastic.membership.run_status import ProcessState, ProcessStatus, RecoveryPolicy, RunStatus
 from swift.elastic.membership.shard_ownership import Slices, elastic_go_live
-from swift.topology import Worker
 
 
 @dataclass(frozen=True)
@@ -105,6 +114,8 @@ class Membership(RunStatus):
                 return self, (StopRun(why, remedy),) if self.awaits_state(number) else ()
             case CutFound():
                 return replace(self, moves=self.moves.after_found(event)), ()
+            case StopRequested():
+                return replace(self, is_stopping=True), ()
             case MayRestart():
                 return self, restarts(self, event)
             case _:
@@ -130,9 +141,9 @@ class Membership(RunStatus):
             return self, ()
         generation = self.generation
         if generation is None:
-            return self._form(time) if self._is_assembled(time) else (self, ())
+            return self._form(time) if self.is_assembled(time) else (self, ())
         if self.is_broken(generation):
-            return self._form_next(generation, time, "a process could not continue")
+            return self._form_after_break(generation, time)
         return self._decide_live(generation, time) if generation.is_live else self._decide_forming(generation, time)
 
     def _decide_live(self, generation: Generation, time: float) -> tuple["Membership", Commands]:
@@ -142,34 +153,42 @@ class Membership(RunStatus):
         """
         entered = [status.entered for status in self.members_of(generation)]
         if time - generation.since > self.deadlines.progress:
+            why = f"no process finished an iteration for {self.deadlines.progress:g} s, and all are in {entered[0]}"
+            stalled, stop = after_stall(self, generation, why)
+            if stop:
+                return stalled, stop
             # A hanging process does not leave, which identifies it; the others keep their state.
             if self.retried != generation.form.number and not self.policy.joins_once:
-                again, commands = self._form(time)
+                again, commands = stalled._form(time)
                 return replace(again, retried=again.number), commands
-            why = f"no process finished an iteration for {self.deadlines.progress:g} s, and all are in {entered[0]}"
-            return restarted(self, why, time)
+            return restarted(stalled, why, time)
+        if self.is_stopping:
+            return self, ()
         if min(entered) > 0 and (joiners := set(self.present()) - set(generation.form.members)):
             joined = ", ".join(sorted(str(member.process) for member in joiners))
             return self._form_next(generation, time, f"{joined} can rejoin", after=max(entered) + 1)
-        if min(entered) > 0 and self.moves.found is not None and (better := self.moves.better(self._failed)):
+        if min(entered) > 0 and self.moves.found is not None and (better := self.moves.better(self.failed_workers)):
             return self._form(time, after=max(entered) + 1, better=better)
         return self, ()
-
-    @property
-    def _failed(self) -> frozenset[Worker]:
-        """Workers that cannot be in a new generation."""
-        present = {member.process.worker for member in self.present()}
-        return frozenset(process.worker for process in self.processes) - present
 
     def _decide_forming(self, generation: Generation, time: float) -> tuple["Membership", Commands]:
         """Aborts members that do not finish the iteration after which they leave, or not together with the others."""
         if not generation.not_formed:
             return self._go_live(generation, time)
+        if why := unconnected(self, generation, time):
+            return restarted_or_ended(self, generation, why, time)
         has_left = any(self.statuses[member.process].last_live == self.last_live for member in generation.departed)
         limit_s = self.deadlines.forming if has_left else self.deadlines.progress
         if self.is_finishing_previous(generation) and time - generation.since > limit_s:
             return self._form(time)
         return self, ()
+
+    def _form_after_break(self, generation: Generation, time: float) -> tuple["Membership", Commands]:
+        why = "a process could not continue"
+        if self.policy.recovery == "live":
+            return self._form_next(generation, time, why)
+        stalled, stop = after_stall(self, generation, why)
+        return (stalled, stop) if stop else stalled._form_next(generation, time, why)
 
     def _form_next(
         self, generation: Generation, time: float, why: str, after: int | None = None
@@ -204,7 +223,7 @@ class Membership(RunStatus):
             if status.is_present
         ]
         formed = replace(self.with_statuses(*statuses), generation=Generation(form, time), number=form.number, lost=())
-        return replace(formed, moves=self.moves.after_form(form.number, self._failed, time, better)), (form,)
+        return replace(formed, moves=self.moves.after_form(form.number, self.failed_workers, time, better)), (form,)
 
     def _await_stages(self, lost: tuple[int, ...], time: float) -> tuple["Membership", Commands]:
         """Waits for joiners. No member leaves its generation: without the stage it finishes no iteration anyway."""
@@ -213,13 +232,6 @@ class Membership(RunStatus):
         statuses = [replace(one, state=ProcessState.WAITING) for one in self.statuses.values() if one.is_present]
         waiting = replace(self.with_statuses(*statuses), generation=None, since=since, lost=lost)
         return waiting, (StageLost(lost),) if is_new else ()
-
-    def _is_assembled(self, time: float) -> bool:
-        """Returns whether a first generation, or one after a lost stage, need not wait for starting processes."""
-        if time - self.since > self.deadlines.start:
-            return True
-        states = {status.state for status in self.statuses.values()} - {ProcessState.RETIRED}
-        return ProcessState.STARTING not in states if self.number else states == {ProcessState.WAITING}
 
     def _go_live(self, generation: Generation, time: float) -> tuple["Membership", Commands]:
         """Makes a generation live, from the newest state of which every stage has a complete worker.
@@ -237,9 +249,7 @@ class Membership(RunStatus):
             holders = tuple(member for member in members if stamp in generation.held[member])
             go = GoLive(number, stamp, holders, cut=self.moves.cuts.get(stamp.generation, ()) if stamp else ())
         live = [
-            replace(
-                self.statuses[process], state=ProcessState.LIVE, last_live=number, quick_deaths=0, entered=0, finished=0
-            )
+            replace(self.statuses[process], state=ProcessState.LIVE, last_live=number, entered=0, finished=0)
             for process, _ in members
         ]
         generation = replace(generation, since=time, go=go)

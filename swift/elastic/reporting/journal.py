@@ -20,6 +20,7 @@ from swift.elastic.membership import (
     Heartbeat,
     Holders,
     Kill,
+    LeaveOut,
     Member,
     Membership,
     PhaseTimed,
@@ -246,6 +247,9 @@ class Journal:
             case StageLost(stages):
                 text = stage_lost_text(stages, is_one_cut=not after.policy.stage_of_chunk)
                 return [self._note("stage_lost", text, stages=list(stages))]
+            case LeaveOut(process, why):
+                text = f"process {process} {why}: the run continues without it"
+                return [self._note("left_out", text, process=str(process), why=why)]
             case GiveUp(process, why):
                 # The error that ends the run is shown on the terminal.
                 return [self._note("give_up", None, process=str(process), why=why)]

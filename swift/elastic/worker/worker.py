@@ -116,6 +116,7 @@ class WorkerProcess:
                 self._channel.send(CutRefused, number=number, why=str(error))
             except Exception as error:
                 if not is_aborted(error):
+                    self._worker_spec.await_deaths(error)
                     raise
                 print(f"generation {number} ends: {error}", file=sys.stderr)
                 grace_s = _GRACE_S

@@ -5,7 +5,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from swift.elastic.accelerators import AcceleratorGroup, MemberDevices
+from swift.elastic.accelerators import AcceleratorGroup, MemberDevices, await_deaths
 from swift.elastic.elastic_ranks import is_elastic
 from swift.elastic.jax_group import JaxGroup
 from swift.elastic.membership import Process
@@ -75,3 +75,8 @@ class WorkerSpec:
     def is_elastic(self) -> bool:
         """Returns whether the run can continue on any ranks, see ``swift.elastic.membership.shard_ownership``."""
         return is_elastic(self.experiment, by_rank=self.by_rank)
+
+    def await_deaths(self, error: Exception) -> None:
+        """Waits before an error ends the process, if it may be the death of another one, see ``accelerators``."""
+        if self.devices is not None:
+            await_deaths(error)

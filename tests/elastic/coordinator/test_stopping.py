@@ -384,6 +384,21 @@ def test_before_the_first_iteration_it_stops_at_once(monkeypatch):
     assert (run.stage.halts, run.told.texts) == ([], [])
 
 
+def test_who_is_starting_is_not_waited_for(monkeypatch):
+    """It is ready at once, and would end the generation of the others to join them."""
+    run, victim = Run(monkeypatch), PROCESSES[1]
+
+    def is_starting():
+        if run.told.written >= 5 and Member(victim, 0) in run.stage.there:
+            run.stage.kill(Member(victim, 0))
+        return Member(victim, 1) in run.stage.there
+
+    with run.supervisor:
+        run.supervisor.run(is_starting)
+    assert [halt.number for halt in run.stage.halts] == [2]
+    assert run.kept.newest == run.told.written
+
+
 def test_who_dies_meanwhile_costs_the_others_nothing(monkeypatch):
     run = Run(monkeypatch)
     victim = Member(PROCESSES[1], 0)

@@ -39,6 +39,7 @@ from swift.elastic.membership import (
     Started,
     StartGeneration,
     StartProcess,
+    StopRequested,
     StopRun,
     Tick,
     Woke,
@@ -116,14 +117,14 @@ def live():
     return script_live()
 
 
-def script_live(**policy):
-    script = Script(**policy)
-    script.start(A, B, C, D)
-    script.ready(A, B, C, D)
+def script_live(processes=(A, B, C, D), **policy):
+    script = Script(processes, **policy)
+    script.start(*processes)
+    script.ready(*processes)
     script.tick()
-    script.formed(dict.fromkeys([A, B, C, D], ()))
+    script.formed(dict.fromkeys(processes, ()))
     script.tick()
-    script.beat(dict.fromkeys([A, B, C, D], 5))
+    script.beat(dict.fromkeys(processes, 5))
     assert {status.state for status in script.membership.statuses.values()} == {ProcessState.LIVE}
     return script
 
@@ -840,6 +841,35 @@ def test_where_processes_join_once_all_are_restarted_if_one_could_not_continue_o
         assert script.tick(1.5) == []
     script.alive()
     assert script.tick(0.5) == [RestartAll("no process finished an iteration for 6 s, and all are in 6")]
+
+
+@pytest.mark.parametrize("policy", [{}, {"recovery": "restart", "joins_once": True}])
+def test_a_run_that_is_to_stop_admits_nobody_and_still_recovers(policy):
+    script = once() if policy else script_live()
+    if not policy:
+        script.die(D)
+        assert script.tick() == [Form(2, script.now(A, B, C))]
+    else:
+        script.start(A, B, C)
+        script.ready(A, B, C)
+        script.tick()
+    script.formed({process: {4} for process in (A, B, C)}, of=1)
+    script.tick()
+    script.start(D)
+    script.membership, commands = script.membership.on(StopRequested(script.time))
+    assert commands == ()
+    script.ready(D)
+    script.beat(dict.fromkeys([A, B, C], 6))
+    assert script.tick() == []
+    expected = [RestartAll("0:0 died")] if policy else []
+    assert script.die(A) == expected
+    assert [type(command) for command in script.tick()] == ([] if policy else [Form])
+
+
+def test_blocks_do_not_move_in_a_run_that_is_to_stop():
+    script = lost()
+    script.membership, _ = script.membership.on(StopRequested(script.time))
+    assert found(script) == []
 
 
 def test_where_all_are_needed_a_generation_waits_for_them_and_the_run_ends_without_one():

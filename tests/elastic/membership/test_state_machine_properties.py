@@ -1,7 +1,7 @@
 """The membership of real processes: a simulated run in which everything may go wrong, in any order."""
 
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 import pytest
@@ -20,9 +20,11 @@ from swift.elastic.membership import (
     FaultInjected,
     Form,
     Formed,
+    GiveUp,
     GoLive,
     Heartbeat,
     Kill,
+    LeaveOut,
     MayRestart,
     Member,
     Membership,
@@ -63,6 +65,7 @@ class Simulated:
         is_cut_off: whether it can neither be heard nor killed.
         is_dead: whether the supervisor has been told that it died, or does not count on that any more.
         is_excused: whether its death is no fault of its own.
+        has_worked: whether the supervisor has heard of an iteration that it has finished.
         is_unlike: whether it has other plans than the others, and takes part in no move of blocks.
         is_undead: whether it cannot be killed, nor dies by itself; it may continue as if nothing had happened.
         killed_at: when it was to be killed first; None: never.
@@ -83,6 +86,7 @@ class Simulated:
     is_cut_off: bool = False
     is_dead: bool = False
     is_excused: bool = False
+    has_worked: bool = False
     is_unlike: bool = False
     is_undead: bool = False
     killed_at: float | None = None
@@ -109,14 +113,18 @@ class Simulated:
 class World:
     """Simulated processes, what is on its way between them and the supervisor, and what must always hold."""
 
-    num_generations = num_moves = num_refusals = 0
+    num_generations = num_moves = num_refusals = num_left_out = num_stalls = 0
 
     def __init__(self, topology, by_rank, policy):
         processes = processes_of(topology, by_rank=by_rank)
         self.topology = topology
-        self.time, self.membership = 0.0, Membership.of(processes, LIMITS, 0.0, policy)
+        # Where the others keep running, one that fails at its start ends the run; here it may always fail again.
+        limits = LIMITS if policy.recovery == "restart" else replace(LIMITS, max_quick_deaths=1000)
+        self.time, self.membership = 0.0, Membership.of(processes, limits, 0.0, policy)
         self.is_elastic, self.cut_of, self.handed_over = policy.is_elastic, {}, {}
         self.newest_saved, self.is_full, self.asked, self.starts, self.restored = 0, True, deque(), {}, {}
+        self.failed_at_start, self.left_out, self.worked = Counter(), set(), {0}
+        self.broken, self.is_jammed = set(), False  # who always dies in its first iteration; whether none ever ends
         self.blamed, self.chance, self.down, self.is_stopped = Counter(), None, set(), False
         self.everybody, self.newest, self.retired = [], {}, set()
         self.is_refused = False
@@ -154,8 +162,15 @@ class World:
                 case StartProcess(process):
                     self.check_restart(process)
                     self.start(process)
-                case StopRun():
-                    self.check_stop()
+                case StopRun(why):
+                    self.check_stall() if "generations in a row" in why else self.check_stop()
+                    self.is_stopped = True
+                case LeaveOut(process):
+                    self.check_left_out(process)
+                    self.left_out.add(process)
+                    World.num_left_out += 1
+                case GiveUp(process):
+                    self.check_give_up(process)
                     self.is_stopped = True
                 case Kill(member):
                     self.kill(self.by_member(member))
@@ -251,7 +266,7 @@ class World:
     def spent(self):
         """Those that must not be started again."""
         limit = self.membership.policy.max_restarts
-        return {process for process, count in self.blamed.items() if count > limit}
+        return {process for process, count in self.blamed.items() if count > limit} | self.left_out
 
     def reap(self, order=None):
         """Carries out what is due, and reports deaths, sooner or later; a process that is cut off is declared dead."""
@@ -263,12 +278,18 @@ class World:
             if not one.is_dead and (not one.is_up or one.kill_is_due):
                 one.is_dead = True
                 self.blamed[one.member.process] += not one.is_excused
+                fails = 0 if one.has_worked else self.failed_at_start[one.member.process] + (not one.is_excused)
+                self.failed_at_start[one.member.process] = fails
                 self.tell(Died(one.member, self.time, "died"))
             one.kill_is_due = False
 
     def deliver(self, one):
         if one.outbox and not one.is_cut_off:
             before, message = self.membership, one.outbox.popleft()
+            is_current = isinstance(message, Heartbeat) and message.number == before.last_live and not one.is_dead
+            if is_current and message.finished and before.generation is not None:
+                one.has_worked = True
+                self.worked.add(message.number)
             self.tell(message._replace(time=self.time))
             if isinstance(message, CutRefused) and one is self.newest[one.member.process] and not one.is_dead:
                 self.is_refused = True
@@ -348,9 +369,11 @@ class World:
         if not (one.can_act and one.runs):
             return
         begun = self.begun[one.number]
-        if one.begun <= one.done:
+        if one.member.process in self.broken and not one.ended and not one.is_undead:
+            one.is_up = False
+        elif one.begun <= one.done:
             one.begun = begun[one.member] = one.done + 1
-        elif all(begun.get(member, 0) >= one.begun for member in self.forms[one.number].members):
+        elif not self.is_jammed and all(begun.get(member, 0) >= one.begun for member in self.forms[one.number].members):
             one.done = one.ended = one.begun
             one.states[Stamp(one.number, one.done)] = f"iteration {one.done} of generation {one.number}"
             self.cut_of[Stamp(one.number, one.done)] = self.processes_in(one.number)
@@ -458,8 +481,30 @@ class World:
 
     def check_stop(self):
         """The run ends only where a stage has nobody who may be started again."""
-        hopeless = self.retired | {process for process in self.spent() if self.newest[process].is_dead}
-        assert self.membership.lost_without(hopeless), "a run ends that could continue"
+        assert self.membership.lost_without(self.hopeless()), "a run ends that could continue"
+
+    def hopeless(self):
+        """Those that are never there again."""
+        return self.retired | {process for process in self.spent() if self.newest[process].is_dead}
+
+    def check_left_out(self, process):
+        """A process is left out once, for failing at its start again and again, where the others can continue."""
+        assert self.failed_at_start[process] == LIMITS.max_quick_deaths, "a process is left out that does not fail"
+        assert process not in self.left_out
+        assert not self.membership.lost_without({process, *self.hopeless()}), "nobody is left to continue"
+
+    def check_give_up(self, process):
+        """A process that fails at its start ends the run where the others need it, or have never worked either."""
+        assert self.failed_at_start[process] == LIMITS.max_quick_deaths, "a run ends for one that does not fail"
+        others = self.failed_at_start.total() - self.failed_at_start[process]
+        is_needed = self.membership.lost_without({process, *self.hopeless()})
+        assert is_needed or (self.worked == {0} and others >= LIMITS.max_quick_deaths), "the others could continue"
+
+    def check_stall(self):
+        """A run ends without progress only after three generations of the same processes that do nothing."""
+        idle = [number for number in self.forms if number > max(self.worked)]
+        assert sum(self.processes_in(number) == self.processes_in(idle[-1]) for number in idle) >= 3
+        World.num_stalls += 1
 
     def check_deadlines(self):
         """No process is waited for beyond its deadline after a decision, unless it is being killed."""
@@ -546,7 +591,7 @@ class World:
 
     def able(self):
         """Processes that can be members; none, where a stage has only retired ones."""
-        gone = self.retired | {process for process in self.spent() if self.newest[process].is_dead}
+        gone = self.hopeless()
         there = set(self.newest) - gone
         if self.membership.policy.needs_all and gone:
             return set()
@@ -690,6 +735,10 @@ class Chaos(RuleBasedStateMachine):
         for nth in range(how_many):
             setattr(self.one(who + nth), how, True)
 
+    @rule(who=WHO, how_many=st.sampled_from([1, 1, 2]))
+    def break_for_good(self, who, how_many):
+        self.world.broken |= {self.one(who + nth).member.process for nth in range(how_many)}
+
     @rule(who=WHO)
     def recover(self, who):
         self.one(who).is_frozen = self.one(who).is_cut_off = False
@@ -712,11 +761,14 @@ class Chaos(RuleBasedStateMachine):
             return
         for one in self.world.everybody:
             one.is_frozen = one.is_cut_off = one.is_undead = False
+        if self.world.membership.policy.recovery == "live":
+            self.world.broken.clear()
         if self.world.is_stopped:
             return
         # As long as it takes to find out about heartbeats that were missed before.
         self.world.settle(8)
-        rounds = next((n for n in range(80) if self.is_over() or self.world.settle(1)), None)
+        patience = 80 * (1 + len(self.world.broken))
+        rounds = next((n for n in range(patience) if self.is_over() or self.world.settle(1)), None)
         if self.world.is_stopped:
             return
         assert rounds is not None, "no generation of everybody comes"
@@ -726,10 +778,29 @@ class Chaos(RuleBasedStateMachine):
         assert not members or min(one.done for one in members) > min(done), "a generation of everybody does nothing"
 
 
+@pytest.mark.parametrize("recovery", ["live", "restart", "once"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_run_in_which_no_iteration_ends_any_more_comes_to_its_end(recovery, seed):
+    """Now and then a process is killed besides."""
+    policy = RecoveryPolicy("live" if recovery == "live" else "restart", 1000, joins_once=recovery == "once")
+    world, order, num_stalls = World(Topology(2, 2), by_rank=False, policy=policy), Random(seed), World.num_stalls
+    world.settle(8)
+    world.is_jammed = True
+    for _ in range(20):
+        world.settle(12)
+        if world.is_stopped:
+            break
+        if seed and order.random() < 0.2:
+            order.choice(world.everybody).is_up = False
+    assert World.num_stalls == num_stalls + 1
+
+
 def test_in_a_thousand_generations_and_more_members_never_disagree_and_always_come_together_again():
-    World.num_generations = World.num_moves = World.num_refusals = 0
+    World.num_generations = World.num_moves = World.num_refusals = World.num_left_out = 0
     for _ in range(4):  # the examples are random, and few of them move blocks: now and then one round has too few
         run_state_machine_as_test(Chaos, settings=settings(max_examples=250, stateful_step_count=80, deadline=None))
-        if World.num_generations >= 1000 and World.num_moves >= 20 and World.num_refusals:
+        are_rare_seen = World.num_refusals and World.num_left_out
+        if World.num_generations >= 1000 and World.num_moves >= 20 and are_rare_seen:
             return
-    pytest.fail(f"only {World.num_generations} generations, {World.num_moves} moves, {World.num_refusals} refusals")
+    rare = f"{World.num_refusals} refusals, {World.num_left_out} left out"
+    pytest.fail(f"only {World.num_generations} generations, {World.num_moves} moves, {rare}")

@@ -24,6 +24,23 @@ from tests.elastic.runs import (
 pytestmark = pytest.mark.slow
 EVERY = 4
 RESTART = "--recovery", "restart", "--copy-every", EVERY
+BREAKING = """
+import sys
+from pathlib import Path
+
+if "member" in sys.orig_argv and sys.orig_argv[-3] == "1":
+    from swift.train import TrainLoop
+
+    compute = TrainLoop._compute
+
+    def computing(*arguments):
+        if Path({mark!r}).exists():
+            raise RuntimeError("uncorrectable ECC error")
+        return compute(*arguments)
+
+    TrainLoop._compute = computing
+"""
+"""A device of the second pipeline that computes nothing from some time on."""
 
 
 def test_all_start_again_from_the_newest_copy_that_they_have_in_common(tmp_path):
@@ -53,6 +70,27 @@ def test_the_processes_that_start_again_were_held_ready_and_none_is_left(tmp_pat
         stop(process, config)
     found = losses(tmp_path / "run")
     np.testing.assert_allclose(found, whole(config, "--stop-at", len(found), *NO_CHECKPOINTS), rtol=1e-8)
+
+
+def test_the_others_go_on_without_a_process_whose_device_is_broken_for_good(tmp_path, monkeypatch):
+    """It is found broken by the first computation, when its process has already been live."""
+    mark = tmp_path / "broken"
+    (tmp_path / "sitecustomize.py").write_text(BREAKING.format(mark=str(mark)))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    config = write_config(tmp_path, (2, 1, 1), 10**6)
+    with launched(config, *map(str, RESTART)) as process:
+        wait_for(process, "running with 2 processes")
+        wait_for_steps(process, config, 2 * EVERY)
+        mark.touch()
+        wait_for(process, "process 1:0 died 3 times in a row before it had finished an iteration: exit code 1")
+        assert "1-0.log" in wait_for(process, "the log of process 1:0")
+        wait_for(process, "with 1 process")
+        wait_for_steps(process, config, len(losses(tmp_path / "run")) + 2 * EVERY)
+        stop(process, config)
+    found = losses(tmp_path / "run")
+    np.testing.assert_allclose(found, whole(config, "--stop-at", len(found), *NO_CHECKPOINTS), rtol=1e-8)
+    events = [event["event"] for event in read_run(tmp_path / "run").events]
+    assert (events.count("death"), events.count("left_out"), events.count("restore")) == (4 + 4, 1, 0)
 
 
 def member_pids(config):

@@ -532,6 +532,16 @@ def test_who_is_given_up_is_noted_and_the_error_says_it_to_people(live):
     assert note.text is None
 
 
+def test_who_is_left_out_after_failing_at_its_start_is_told():
+    history = History(policy=RecoveryPolicy("restart")).start(*ALL[:3])
+    for incarnation in (1, 2, 3):
+        history.tell(Started(Member(D, incarnation), history.time)).die(D, why="exit code 1")
+    (note,) = history.noted("left_out")
+    why = "died 3 times in a row before it had finished an iteration: exit code 1"
+    assert note.fields == {"process": "1:1", "why": why}
+    assert note.text == f"process 1:1 {why}: the run continues without it"
+
+
 def test_news_that_were_heard_before_what_was_seen_meanwhile_take_no_time():
     goodput = Goodput(0)
     goodput.go_live(0, 2)
