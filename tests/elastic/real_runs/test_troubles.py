@@ -155,7 +155,9 @@ def test_a_kill_while_a_checkpoint_is_made(tmp_path, who):
 
 
 def test_who_dies_at_once_again_and_again_is_given_up_with_the_end_of_its_log(tmp_path, monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", "--xla_no_such_flag=1")  # which only a process with devices stumbles over
+    of_members = "import os, sys\nif 'member' in sys.orig_argv: os.environ['XLA_FLAGS'] = '--xla_no_such_flag=1'\n"
+    (tmp_path / "sitecustomize.py").write_text(of_members)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     config = write_config(tmp_path, (2, 1, 1), 10)
     code, said = tell(config, "--processes", 2, "--run-dir", tmp_path / "run")
     assert code == 3
