@@ -82,8 +82,8 @@ CASES = {
 }
 
 
-SLOW = ("a lost rank",)
-"""It compiles four programs more; what is in which memory after a rank's loss, its snapshots say quickly enough."""
+SLOW = ("a lost rank", "windows, and a worker that is lost and returns")
+"""They compile a program more for each failure, and twice; an update is the same program text in all."""
 
 
 @pytest.mark.parametrize(
