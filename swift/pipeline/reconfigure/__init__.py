@@ -5,7 +5,7 @@ workers.
 """
 
 from swift.pipeline.reconfigure.block_sharing import saving_rows, share_blocks
-from swift.pipeline.reconfigure.block_transfer import LocalPiece, local_pieces, move_on_host, move_state, put_moved
+from swift.pipeline.reconfigure.block_transfer import LocalPiece, local_pieces, move_on_host, put_moved
 from swift.pipeline.reconfigure.compiled_steps import StepKind, Steps, WindowResult, program_key
 from swift.pipeline.reconfigure.cut_search import CutSearch
 from swift.pipeline.reconfigure.engine import Engine, Prepare, Reconfiguration
@@ -22,6 +22,7 @@ from swift.pipeline.reconfigure.failure_config import (
 from swift.pipeline.reconfigure.join_programs import compiled_init, compiled_share, compiled_slots, share_key, slots_key
 from swift.pipeline.reconfigure.recut import BetterCut, Cuts, Recut, UnknownCut, blocks_spec
 from swift.pipeline.reconfigure.reshard import StateShape, reshape_state, reshaped
+from swift.pipeline.reconfigure.state_move import StateMove, move_state
 
 __all__ = [
     "BetterCut",
@@ -37,6 +38,7 @@ __all__ = [
     "Prepare",
     "Reconfiguration",
     "Recut",
+    "StateMove",
     "StateShape",
     "StepKind",
     "Steps",
