@@ -9,7 +9,7 @@ import pytest
 from swift.experts import ExpertConfig
 from swift.models import ModelConfig
 from swift.pipeline import Recut
-from swift.pipeline.reconfigure import StateMove, compiled_steps
+from swift.pipeline.reconfigure import StateMove, compiled_steps, move_on_host
 from swift.pipeline.reconfigure.block_transfer import Piece
 from swift.pipeline.reconfigure.recut import recut_spec
 from swift.pipeline.reconfigure.state_move import merged
@@ -58,7 +58,7 @@ def trivial(spec, table, **options):
     return jax.jit(lambda state, *_: (state, {}))
 
 
-def test_a_run_prepares_the_move_to_a_better_cut_and_the_way_back(monkeypatch, caplog):
+def test_a_run_without_experts_prepares_the_move_to_a_better_cut_and_the_way_back(monkeypatch, caplog):
     monkeypatch.setattr(compiled_steps, "barrier_step", trivial)
     monkeypatch.setattr(compiled_steps, "evaluation_step", trivial)
     experiment = Experiment(
@@ -70,11 +70,14 @@ def test_a_run_prepares_the_move_to_a_better_cut_and_the_way_back(monkeypatch, c
     )
     with experiment.engine(FAILED, "next") as engine:
         spec = engine.spec
-        host = jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), spec.abstract(with_slots=True))
+        shapes, random = spec.abstract(with_slots=True), np.random.default_rng(0)
+        host = jax.tree.map(lambda leaf: random.integers(9, size=leaf.shape).astype(leaf.dtype), shapes)
         state, better = spec.live.put(host, spec.specs), engine.better_cut(FAILED)
         assert better is not None
         with compilations(caplog) as told:
             state, there = engine.reconfigure(state, FAILED, better.recut)
+            on_host = move_on_host(host, spec, engine.spec)
+            jax.tree.map(np.testing.assert_array_equal, on_host, jax.device_get(state))
             engine.settle()
             _, back = engine.reconfigure(state, frozenset())
         assert told == []

@@ -163,7 +163,8 @@ class BlockMove:
         """The pieces of an array in a row of the new mesh: of a group, of the ``placement``, or of neither (empty)."""
         if self._keeps(name, row):
             return [Piece(self._kept_R[row], ALL)]
-        return [equal[0] for equal in self._sources(name, row)]
+        # Of no layers, as the placement of a model without experts, any worker's array is whole.
+        return [equal[0] for equal in self._sources(name, row)] or [Piece(self._order[0], ALL)]
 
     def _sources(self, name: str, row: int) -> list[tuple[Piece, ...]]:
         """The same piece by piece, from all workers that have a piece: the best to copy it from is first."""

@@ -151,9 +151,7 @@ class StateMove:
         """
         grid, whole, made_of = self._old.live.mesh.devices, dict[int, jax.Device](), dict[int, list[Piece]]()
         for leaf, of_leaf in enumerate(pieces):
-            if not of_leaf:  # an array of no layers, such as the placement of a model without experts
-                whole[leaf] = grid[0, rank]
-            elif of_leaf[0].layers == ALL:
+            if of_leaf[0].layers == ALL:
                 whole[leaf] = grid[of_leaf[0].worker, rank]
             else:
                 made_of[leaf] = merged(of_leaf)
