@@ -10,7 +10,7 @@ from swift.experts import ExpertConfig
 from swift.models import ModelConfig
 from swift.pipeline import Recut
 from swift.pipeline.reconfigure import StateMove, compiled_steps, move_on_host
-from swift.pipeline.reconfigure.block_transfer import Piece
+from swift.pipeline.reconfigure.block_transfer import BlockPiece
 from swift.pipeline.reconfigure.recut import recut_spec
 from swift.pipeline.reconfigure.state_move import merged
 from swift.topology import Topology
@@ -97,5 +97,5 @@ def test_a_run_without_experts_prepares_the_move_to_a_better_cut_and_the_way_bac
     ],
 )
 def test_consecutive_layers_of_a_worker_are_one_piece(pieces, expected):
-    found = merged([Piece(worker, slice(at, at + 1), is_padding) for worker, at, is_padding in pieces])
+    found = merged([BlockPiece(worker, slice(at, at + 1), is_padding) for worker, at, is_padding in pieces])
     assert [(one.worker, one.layers.start, one.layers.stop, one.is_padding) for one in found] == expected

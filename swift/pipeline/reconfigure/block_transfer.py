@@ -21,7 +21,7 @@ from swift.pipeline.runtime import KINDS, StepSpec, TrainState
 ALL = slice(None)
 
 
-class Piece(NamedTuple):
+class BlockPiece(NamedTuple):
     """Layers of a worker's stacks."""
 
     worker: int  # mesh row
@@ -137,7 +137,7 @@ class BlockMove:
     def on_host(self, name: str, leaf: np.ndarray) -> np.ndarray:
         """An array on the host in the rows of the new mesh: of a group, the ``placement``, or neither (empty)."""
 
-        def row_of(pieces: list[Piece]) -> np.ndarray:
+        def row_of(pieces: list[BlockPiece]) -> np.ndarray:
             taken = [_taken(leaf[piece.worker, None], piece) for piece in pieces]
             return taken[0] if len(taken) == 1 else np.concatenate(taken, axis=1)
 
@@ -159,30 +159,32 @@ class BlockMove:
                         taken = LocalPiece(place[: leaf.ndim], _copied(shard_on[device], piece))
                         yield _own_part(taken, rank, mine[0], len(homes)) if spec == RANKED else taken
 
-    def pieces(self, name: str, row: int) -> list[Piece]:
+    def pieces(self, name: str, row: int) -> list[BlockPiece]:
         """The pieces of an array in a row of the new mesh: of a group, of the ``placement``, or of neither (empty)."""
         if self._keeps(name, row):
-            return [Piece(self._kept_R[row], ALL)]
+            return [BlockPiece(self._kept_R[row], ALL)]
         # Of no layers, as the placement of a model without experts, any worker's array is whole.
-        return [equal[0] for equal in self._sources(name, row)] or [Piece(self._order[0], ALL)]
+        return [equal[0] for equal in self._sources(name, row)] or [BlockPiece(self._order[0], ALL)]
 
-    def _sources(self, name: str, row: int) -> list[tuple[Piece, ...]]:
+    def _sources(self, name: str, row: int) -> list[tuple[BlockPiece, ...]]:
         """The same piece by piece, from all workers that have a piece: the best to copy it from is first."""
         if name not in KINDS and self._keeps(name, row):
             kept, blocks = self._kept_R[row], self._blocks[0]
-            return [tuple(Piece(one, ALL) for one in [kept, *self._order] if blocks[one] == blocks[kept])]
+            return [tuple(BlockPiece(one, ALL) for one in [kept, *self._order] if blocks[one] == blocks[kept])]
         if name not in (*KINDS, "placement"):
-            return [tuple(Piece(worker, ALL) for worker in self._givers(name))]
+            return [tuple(BlockPiece(worker, ALL) for worker in self._givers(name))]
         kind = KINDS.get(name, True)
         index_RL = self._old.chunks.model_index(kind)[self._old.holding_R]
         mine = self._new.chunks.model_index(kind)[self._new.holding_R[row]]
-        pieces: list[tuple[Piece, ...]] = []
+        pieces: list[tuple[BlockPiece, ...]] = []
         for block in mine.tolist():
             if block < 0:
-                pieces.append((Piece(self._order[0], slice(0, 1), is_padding=name != "placement"),))
+                pieces.append((BlockPiece(self._order[0], slice(0, 1), is_padding=name != "placement"),))
                 continue
             found = [(worker, np.flatnonzero(index_RL[worker] == block)) for worker in self._order]
-            pieces.append(tuple(Piece(worker, slice(int(at[0]), int(at[0]) + 1)) for worker, at in found if len(at)))
+            pieces.append(
+                tuple(BlockPiece(worker, slice(int(at[0]), int(at[0]) + 1)) for worker, at in found if len(at))
+            )
         return pieces
 
     def _keeps(self, name: str, row: int) -> bool:
@@ -222,7 +224,7 @@ def _own_part(piece: LocalPiece, rank: int, nth: int, num_homes: int) -> LocalPi
     return LocalPiece(place, _slice(piece.values, -1, first, last - first))
 
 
-def _copied(array: jax.Array, piece: Piece) -> jax.Array:
+def _copied(array: jax.Array, piece: BlockPiece) -> jax.Array:
     """The layers of a piece as an array of their own."""
     if piece.layers == ALL:
         return jnp.copy(array)
@@ -236,7 +238,7 @@ def _slice(array: jax.Array, dim: int, start: int, size: int) -> jax.Array:
     return lax.dynamic_slice_in_dim(array, start, size, dim)
 
 
-def _taken(array: np.ndarray, piece: Piece) -> np.ndarray:
+def _taken(array: np.ndarray, piece: BlockPiece) -> np.ndarray:
     """The layers of a piece, of an array on the host."""
     if piece.layers == ALL:
         return array

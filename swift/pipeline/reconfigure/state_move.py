@@ -17,7 +17,7 @@ from jax.sharding import SingleDeviceSharding
 from jax.stages import Compiled
 
 from swift.mesh import RANKED, map_specs, move_rows, moved_bytes, source_rows
-from swift.pipeline.reconfigure.block_transfer import ALL, BlockMove, Piece, name_of
+from swift.pipeline.reconfigure.block_transfer import ALL, BlockMove, BlockPiece, name_of
 from swift.pipeline.runtime import StepSpec, TrainState
 
 
@@ -37,7 +37,7 @@ class _Padding(NamedTuple):
 
 
 _Plan = tuple[tuple[_Run | _Padding, ...], ...]
-"""What a program makes: for each of its results, what it joins along the dim of layers."""
+"""The parts that a program joins along the dim of layers, for each of its results."""
 _Taken = tuple[tuple[_Run], ...]
 """A plan that joins nothing."""
 
@@ -57,7 +57,7 @@ class _Gift(NamedTuple):
 
 
 class _Receipt(NamedTuple):
-    """How a worker's arrays are made on one device.
+    """The making of a worker's arrays on one device.
 
     Attributes:
         device: the device.
@@ -141,7 +141,7 @@ class StateMove:
 
         return map_specs(whole, specs, jax.tree.unflatten(tree, range(len(leaves)))), num_bytes
 
-    def _receipt(self, pieces: Sequence[Sequence[Piece]], rank: int, device: jax.Device) -> _Receipt:
+    def _receipt(self, pieces: Sequence[Sequence[BlockPiece]], rank: int, device: jax.Device) -> _Receipt:
         """Plans how the arrays of a worker are made on one device.
 
         Args:
@@ -149,7 +149,7 @@ class StateMove:
             rank: expert rank of the device.
             device: the device.
         """
-        grid, whole, made_of = self._old.live.mesh.devices, dict[int, jax.Device](), dict[int, list[Piece]]()
+        grid, whole, made_of = self._old.live.mesh.devices, dict[int, jax.Device](), dict[int, list[BlockPiece]]()
         for leaf, of_leaf in enumerate(pieces):
             if of_leaf[0].layers == ALL:
                 whole[leaf] = grid[of_leaf[0].worker, rank]
@@ -168,7 +168,7 @@ class StateMove:
             gifts.append(_Gift(giver, leaves, tuple((run._replace(array=leaves.index(run.array)),) for run in runs)))
             place |= {(giver, run): len(own) + len(place) + nth for nth, run in enumerate(runs)}
 
-        def part(leaf: int, piece: Piece) -> _Run | _Padding:
+        def part(leaf: int, piece: BlockPiece) -> _Run | _Padding:
             first, end = piece.layers.start, piece.layers.stop
             if piece.is_padding:
                 before, _, *after = self._shards[leaf].shape
@@ -215,9 +215,9 @@ def move_state(state: TrainState, old: StepSpec, new: StepSpec) -> tuple[TrainSt
     return StateMove(old, new, with_slots=bool(state.slots))(state)
 
 
-def merged(pieces: Sequence[Piece]) -> list[Piece]:
+def merged(pieces: Sequence[BlockPiece]) -> list[BlockPiece]:
     """Joins pieces of consecutive layers, and pieces of padding, into one."""
-    found: list[Piece] = []
+    found: list[BlockPiece] = []
     for piece in pieces:
         last, layers = found[-1] if found else None, piece.layers
         if last and piece.is_padding and last.is_padding:
