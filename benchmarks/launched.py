@@ -15,12 +15,12 @@ CONFIG = Path(__file__).parent.parent / "experiments" / "recycle" / "kill.gin"
 _PATIENCE_S = 600.0
 
 
-def wait(supervisor: subprocess.Popen[bytes], is_there: Callable[[], bool]) -> None:
+def wait(supervisor: subprocess.Popen[bytes], is_there: Callable[[], bool], patience_s: float = _PATIENCE_S) -> None:
     """Waits until something is there, while the run goes on."""
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + patience_s
     while not is_there():
         if supervisor.poll() is not None or time.monotonic() > deadline:
-            raise SystemExit("the run ended, or did not resume, before all were killed")
+            raise SystemExit("the run ended, or did not go on, before all was measured")
         time.sleep(0.1)
 
 
@@ -51,9 +51,14 @@ def count(run_dir: Path, event: str) -> int:
     return sum(found["event"] == event for found in events(run_dir))
 
 
+def records(run_dir: Path) -> list[dict[str, Any]]:
+    """The records of iterations so far."""
+    return list(_lines(run_dir / "metrics.jsonl"))
+
+
 def last_step(run_dir: Path) -> int:
     """The last iteration that is recorded; 0 before the first."""
-    return max((record["step"] for record in _lines(run_dir / "metrics.jsonl")), default=0)
+    return max((record["step"] for record in records(run_dir)), default=0)
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -4,8 +4,16 @@ The plan of a failure set, its compiled steps, the cache of executables, and mov
 workers.
 """
 
-from swift.pipeline.reconfigure.block_sharing import saving_rows, share_blocks
-from swift.pipeline.reconfigure.block_transfer import LocalPiece, local_pieces, move_on_host, move_state, put_moved
+from swift.pipeline.reconfigure.block_sharing import (
+    compiled_init,
+    compiled_share,
+    compiled_slots,
+    saving_rows,
+    share_blocks,
+    share_key,
+    slots_key,
+)
+from swift.pipeline.reconfigure.block_transfer import LocalPiece, local_pieces, move_on_host, put_moved
 from swift.pipeline.reconfigure.compiled_steps import StepKind, Steps, WindowResult, program_key
 from swift.pipeline.reconfigure.cut_search import CutSearch
 from swift.pipeline.reconfigure.engine import Engine, Prepare, Reconfiguration
@@ -19,9 +27,9 @@ from swift.pipeline.reconfigure.failure_config import (
     neighbours,
     survives,
 )
-from swift.pipeline.reconfigure.join_programs import compiled_init, compiled_share, compiled_slots, share_key, slots_key
 from swift.pipeline.reconfigure.recut import BetterCut, Cuts, Recut, UnknownCut, blocks_spec
 from swift.pipeline.reconfigure.reshard import StateShape, reshape_state, reshaped
+from swift.pipeline.reconfigure.state_move import StateMove, move_state
 
 __all__ = [
     "BetterCut",
@@ -37,6 +45,7 @@ __all__ = [
     "Prepare",
     "Reconfiguration",
     "Recut",
+    "StateMove",
     "StateShape",
     "StepKind",
     "Steps",

@@ -2,7 +2,7 @@
 
 A process that joins has no state. Each chunk that it holds comes from a worker that has it, over the mesh: where
 pipelines are cut differently, its blocks may come from several workers. In one process, which has all devices, states
-move without a program, see ``block_transfer``.
+move otherwise, see ``state_move``. The programs that give a generation of processes its first state are here, too.
 
 C chunks, R mesh rows, T rounds.
 """
@@ -23,6 +23,7 @@ from swift.errors import RunError
 from swift.mesh import RANKED, SHARED, LiveMesh, PeerSum, copy_bits, how_unequal, map_specs, own_rows
 from swift.models import Chunks
 from swift.pipeline.chunk_rounds import NONE, Rounds
+from swift.pipeline.reconfigure.executable_cache import ExecutableCache
 from swift.pipeline.runtime import EMBEDDING_AND_HEAD, ChunkLayers, StepSpec, TrainState, group_of
 
 
@@ -207,3 +208,46 @@ def _in_common(old: StepSpec, new: StepSpec) -> tuple[Chunks, Chunks]:
         return Chunks(chunks.moe_layers, sizes, stages)
 
     return finer(old.chunks), finer(new.chunks)
+
+
+def compiled_init(spec: StepSpec, store: ExecutableCache, seed: int) -> Callable[[], TrainState]:
+    """The program that makes the state before the first iteration."""
+    live = spec.live
+    init = jax.jit(lambda: spec.init(jax.random.key(seed)))
+    key = "init", live.num_ranks, spec.holding_R.tolist()
+    return store.get(key, lambda: init.lower().compile(), list(live.mesh.devices.flat))
+
+
+def compiled_slots(spec: StepSpec, store: ExecutableCache) -> Callable[[TrainState], TrainState]:
+    """The program that fills the slots of a state without them, such as that of a checkpoint."""
+    live = spec.live
+    fill = jax.jit(spec.fill_slots)
+    key = slots_key(spec)
+    return store.get(key, lambda: fill.lower(spec.abstract()).compile(), list(live.mesh.devices.flat))
+
+
+def slots_key(spec: StepSpec) -> object:
+    """The cache key of the program of ``compiled_slots``; the mesh of ``spec`` may be on any devices."""
+    return "slots", spec.live.num_ranks, spec.holding_R.tolist()
+
+
+def compiled_share(
+    old: StepSpec, new: StepSpec, store: ExecutableCache, has_R: Sequence[bool]
+) -> Callable[[TrainState], tuple[TrainState, jax.Array]]:
+    """The program that gives every row the blocks that it is to hold, see ``share_blocks``.
+
+    Args:
+        old: step spec of the state that rows have, on the live mesh.
+        new: step spec of the state that they get, on the same mesh.
+        store: cache of the run.
+        has_R: whether each row has the state; one that holds it has to, for every chunk.
+    """
+    share = jax.jit(share_blocks(old, new, has_R))
+    state, devices = old.abstract(with_slots=True), list(new.live.mesh.devices.flat)
+    return store.get(share_key(old, new, has_R), lambda: share.lower(state).compile(), devices)
+
+
+def share_key(old: StepSpec, new: StepSpec, has_R: Sequence[bool]) -> object:
+    """The cache key of the program of ``compiled_share``: it depends on the rows that give, not on those that take."""
+    holds = [(spec.chunks.sizes, spec.chunks.stage_DC, spec.holding_R.tolist()) for spec in (old, new)]
+    return "share", new.live.num_ranks, holds, Routes.of(old, new, has_R).giver_C

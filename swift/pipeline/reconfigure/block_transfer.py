@@ -1,7 +1,7 @@
 """Moving a state to other workers, block by block where they hold other blocks than those that have them now.
 
-From device to device, within a single process, which has all of them, or on the host. Between processes, states are
-copied by a program, see ``block_sharing``; for a checkpoint each process copies the pieces that it has.
+On the host; ``state_move`` does it from device to device in a single process, which has all of them. Between processes,
+states are copied by a program, see ``block_sharing``; for a checkpoint each process copies the pieces that it has.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,49 +15,18 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from swift.mesh import RANKED, is_spec, move_rows, moved_bytes, source_rows
+from swift.mesh import RANKED, is_spec
 from swift.pipeline.runtime import KINDS, StepSpec, TrainState
 
-_ALL = slice(None)
+ALL = slice(None)
 
 
-class _Piece(NamedTuple):
+class BlockPiece(NamedTuple):
     """Layers of a worker's stacks."""
 
     worker: int  # mesh row
     layers: slice
     is_padding: bool = False
-
-
-def move_state(state: TrainState, old: StepSpec, new: StepSpec) -> tuple[TrainState, int]:
-    """Moves a state to the live mesh of another spec of the same model, without using the host.
-
-    Workers that keep their role share their arrays with it, so neither state may be donated while the other is in use.
-
-    Args:
-        state: arrays ``[worker, ...]`` on the mesh of ``old``, with or without slots.
-        old: spec of the state.
-        new: spec of the state to make; it differs in its mesh and in who holds what.
-
-    Returns:
-        The state on the mesh of ``new``, and the number of bytes moved between devices.
-    """
-    specs = new.specs if state.slots else replace(new.specs, slots={})
-    if old.chunks.are_stages and new.chunks.are_stages:
-        sources = source_rows(old.live, new.live)
-        return move_rows(state, old.live, new.live, specs, sources), moved_bytes(state, old.live, new.live, sources)
-    move, total = _BlockMove(old, new), 0
-
-    def moved(path: Sequence[Any], spec: PartitionSpec, leaf: jax.Array) -> jax.Array:
-        nonlocal total
-        array, num_bytes = move.array(_name(path), spec, leaf)
-        total += num_bytes
-        return array
-
-    def of_spec(path: Sequence[Any], spec: PartitionSpec, sub: Any) -> Any:
-        return jax.tree_util.tree_map_with_path(lambda inner, leaf: moved((*path, *inner), spec, leaf), sub)
-
-    return jax.tree_util.tree_map_with_path(of_spec, specs, state, is_leaf=is_spec), total
 
 
 def move_on_host(state: TrainState, old: StepSpec, new: StepSpec) -> TrainState:
@@ -71,7 +40,7 @@ def move_on_host(state: TrainState, old: StepSpec, new: StepSpec) -> TrainState:
     Returns:
         The state of ``new``; the same arrays where its mesh rows hold what those of ``old`` do.
     """
-    move = _BlockMove(old, new)
+    move = BlockMove(old, new)
     if move.changes_nothing:
         return state
     return _each_on_host(state, move, new, lambda _, leaf: leaf)
@@ -85,17 +54,17 @@ def put_moved(state: TrainState, old: StepSpec, new: StepSpec) -> TrainState:
         old: see ``move_on_host``.
         new: see ``move_on_host``.
     """
-    return _each_on_host(state, _BlockMove(old, new), new, lambda spec, leaf: new.live.put(leaf, spec))
+    return _each_on_host(state, BlockMove(old, new), new, lambda spec, leaf: new.live.put(leaf, spec))
 
 
 def _each_on_host(
-    state: TrainState, move: "_BlockMove", new: StepSpec, put: Callable[[PartitionSpec, np.ndarray], Any]
+    state: TrainState, move: "BlockMove", new: StepSpec, put: Callable[[PartitionSpec, np.ndarray], Any]
 ) -> TrainState:
     specs = new.specs if state.slots else replace(new.specs, slots={})
 
     def of_spec(path: Sequence[Any], spec: PartitionSpec, sub: Any) -> Any:
         return jax.tree_util.tree_map_with_path(
-            lambda inner, leaf: put(spec, move.on_host(_name((*path, *inner)), leaf)), sub
+            lambda inner, leaf: put(spec, move.on_host(name_of((*path, *inner)), leaf)), sub
         )
 
     return jax.tree_util.tree_map_with_path(of_spec, specs, state, is_leaf=is_spec)
@@ -127,24 +96,25 @@ def local_pieces(state: TrainState, old: StepSpec, new: StepSpec) -> dict[str, l
     Returns:
         Pieces by name of the array, such as ``master.expert``.
     """
-    move, pieces = _BlockMove(old, new), dict[str, list[LocalPiece]]()
+    move, pieces = BlockMove(old, new), dict[str, list[LocalPiece]]()
 
     def of_spec(path: Sequence[Any], spec: PartitionSpec, sub: Any) -> None:
         for inner, leaf in jax.tree_util.tree_leaves_with_path(sub):
             whole = (*path, *inner)
             name = jax.tree_util.keystr(whole, simple=True, separator=".")
-            pieces[name] = list(move.local(_name(whole), spec, leaf))
+            pieces[name] = list(move.local(name_of(whole), spec, leaf))
 
     specs = replace(new.specs, slots={})
     jax.tree_util.tree_map_with_path(of_spec, specs, state, is_leaf=is_spec)
     return pieces
 
 
-class _BlockMove:
+class BlockMove:
     """The pieces of which the arrays of every worker are made.
 
     Args:
-        old, new: see ``move_state``.
+        old: spec of a state.
+        new: spec of the state to make; it differs in its mesh and in who holds what.
     """
 
     def __init__(self, old: StepSpec, new: StepSpec):
@@ -167,28 +137,11 @@ class _BlockMove:
     def on_host(self, name: str, leaf: np.ndarray) -> np.ndarray:
         """An array on the host in the rows of the new mesh: of a group, the ``placement``, or neither (empty)."""
 
-        def row_of(pieces: list[_Piece]) -> np.ndarray:
+        def row_of(pieces: list[BlockPiece]) -> np.ndarray:
             taken = [_taken(leaf[piece.worker, None], piece) for piece in pieces]
             return taken[0] if len(taken) == 1 else np.concatenate(taken, axis=1)
 
-        return np.concatenate([row_of(self._pieces(name, row)) for row in range(self._new.live.num_live)])
-
-    def array(self, name: str, spec: PartitionSpec, leaf: jax.Array) -> tuple[jax.Array, int]:
-        """An array on the new mesh, and the bytes moved: of a group, of the ``placement``, or of neither (empty)."""
-        grid, shard_on = self._old.live.mesh.devices, {shard.device: shard.data for shard in leaf.addressable_shards}
-        shards, num_bytes = [], 0
-        for row, devices in enumerate(self._new.live.mesh.devices):
-            pieces = self._pieces(name, row)
-            for rank, device in enumerate(devices):
-                froms = [grid[piece.worker, rank] for piece in pieces]
-                taken = [_taken(shard_on[there], piece) for there, piece in zip(froms, pieces, strict=True)]
-                num_bytes += sum(one.nbytes for one, there in zip(taken, froms, strict=True) if there != device)
-                here = [jax.device_put(one, device) for one in taken]
-                shards.append(here[0] if len(here) == 1 else jnp.concatenate(here, axis=1))
-        shape = [self._new.live.num_live, *shards[0].shape[1:]]
-        if spec == RANKED:
-            shape[2] = self._new.live.num_ranks
-        return jax.make_array_from_single_device_arrays(tuple(shape), self._new.live.shardings(spec), shards), num_bytes
+        return np.concatenate([row_of(self.pieces(name, row)) for row in range(self._new.live.num_live)])
 
     def local(self, name: str, spec: PartitionSpec, leaf: jax.Array) -> Iterator[LocalPiece]:
         """The pieces of an array that this process gives: of a group, of the ``placement``, or of neither (empty)."""
@@ -200,35 +153,38 @@ class _BlockMove:
                 if not mine:
                     continue
                 piece = list(homes.values())[mine[0]]
-                place = slice(row, row + 1), *([_ALL] if piece.layers == _ALL else [slice(at, at + 1)])
+                place = slice(row, row + 1), *([ALL] if piece.layers == ALL else [slice(at, at + 1)])
                 for rank, device in enumerate(grid[piece.worker]):
                     if device in shard_on and (spec == RANKED or (rank, mine[0]) == (0, 0)):
                         taken = LocalPiece(place[: leaf.ndim], _copied(shard_on[device], piece))
                         yield _own_part(taken, rank, mine[0], len(homes)) if spec == RANKED else taken
 
-    def _pieces(self, name: str, row: int) -> list[_Piece]:
-        """The pieces of the arrays of a group in a row of the new mesh."""
+    def pieces(self, name: str, row: int) -> list[BlockPiece]:
+        """The pieces of an array in a row of the new mesh: of a group, of the ``placement``, or of neither (empty)."""
         if self._keeps(name, row):
-            return [_Piece(self._kept_R[row], _ALL)]
-        return [equal[0] for equal in self._sources(name, row)]
+            return [BlockPiece(self._kept_R[row], ALL)]
+        # Of no layers, as the placement of a model without experts, any worker's array is whole.
+        return [equal[0] for equal in self._sources(name, row)] or [BlockPiece(self._order[0], ALL)]
 
-    def _sources(self, name: str, row: int) -> list[tuple[_Piece, ...]]:
+    def _sources(self, name: str, row: int) -> list[tuple[BlockPiece, ...]]:
         """The same piece by piece, from all workers that have a piece: the best to copy it from is first."""
         if name not in KINDS and self._keeps(name, row):
             kept, blocks = self._kept_R[row], self._blocks[0]
-            return [tuple(_Piece(one, _ALL) for one in [kept, *self._order] if blocks[one] == blocks[kept])]
+            return [tuple(BlockPiece(one, ALL) for one in [kept, *self._order] if blocks[one] == blocks[kept])]
         if name not in (*KINDS, "placement"):
-            return [tuple(_Piece(worker, _ALL) for worker in self._givers(name))]
+            return [tuple(BlockPiece(worker, ALL) for worker in self._givers(name))]
         kind = KINDS.get(name, True)
         index_RL = self._old.chunks.model_index(kind)[self._old.holding_R]
         mine = self._new.chunks.model_index(kind)[self._new.holding_R[row]]
-        pieces: list[tuple[_Piece, ...]] = []
+        pieces: list[tuple[BlockPiece, ...]] = []
         for block in mine.tolist():
             if block < 0:
-                pieces.append((_Piece(self._order[0], slice(0, 1), is_padding=name != "placement"),))
+                pieces.append((BlockPiece(self._order[0], slice(0, 1), is_padding=name != "placement"),))
                 continue
             found = [(worker, np.flatnonzero(index_RL[worker] == block)) for worker in self._order]
-            pieces.append(tuple(_Piece(worker, slice(int(at[0]), int(at[0]) + 1)) for worker, at in found if len(at)))
+            pieces.append(
+                tuple(BlockPiece(worker, slice(int(at[0]), int(at[0]) + 1)) for worker, at in found if len(at))
+            )
         return pieces
 
     def _keeps(self, name: str, row: int) -> bool:
@@ -247,7 +203,7 @@ class _BlockMove:
         return [worker for worker in self._order if worker in holding]
 
 
-def _name(path: Sequence[Any]) -> str:
+def name_of(path: Sequence[Any]) -> str:
     """The group of an array of a state; ``placement``; empty for what has no layers."""
     attribute, *more = path
     if attribute.name in ("placement", "policy", "step"):
@@ -264,13 +220,13 @@ def _own_part(piece: LocalPiece, rank: int, nth: int, num_homes: int) -> LocalPi
     """One of equal parts of the piece of a RANKED array."""
     width = piece.values.shape[-1]
     first, last = width * nth // num_homes, width * (nth + 1) // num_homes
-    place = *piece.place, slice(rank, rank + 1), *[_ALL] * (piece.values.ndim - 4), slice(first, last)
+    place = *piece.place, slice(rank, rank + 1), *[ALL] * (piece.values.ndim - 4), slice(first, last)
     return LocalPiece(place, _slice(piece.values, -1, first, last - first))
 
 
-def _copied(array: jax.Array, piece: _Piece) -> jax.Array:
+def _copied(array: jax.Array, piece: BlockPiece) -> jax.Array:
     """The layers of a piece as an array of their own."""
-    if piece.layers == _ALL:
+    if piece.layers == ALL:
         return jnp.copy(array)
     layers = _slice(array, 1, piece.layers.start, 1)
     return jnp.zeros_like(layers) if piece.is_padding else layers
@@ -282,11 +238,9 @@ def _slice(array: jax.Array, dim: int, start: int, size: int) -> jax.Array:
     return lax.dynamic_slice_in_dim(array, start, size, dim)
 
 
-def _taken(array: Any, piece: _Piece) -> Any:
-    """The layers of a piece, of an array on a device or on the host."""
-    if piece.layers == _ALL:
+def _taken(array: np.ndarray, piece: BlockPiece) -> np.ndarray:
+    """The layers of a piece, of an array on the host."""
+    if piece.layers == ALL:
         return array
     layers = array[:, piece.layers]
-    if not piece.is_padding:
-        return layers
-    return np.zeros_like(layers) if isinstance(layers, np.ndarray) else jnp.zeros_like(layers)
+    return np.zeros_like(layers) if piece.is_padding else layers

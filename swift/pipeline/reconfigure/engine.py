@@ -13,10 +13,10 @@ import jax
 
 from swift.data import Batch
 from swift.pipeline.reconfigure.block_sharing import move_between_processes
-from swift.pipeline.reconfigure.block_transfer import move_state
 from swift.pipeline.reconfigure.compiled_steps import Steps, WindowResult
 from swift.pipeline.reconfigure.failure_config import Configuration, PlanSettings, neighbours
 from swift.pipeline.reconfigure.recut import BetterCut, Cuts, Recut, check_recut
+from swift.pipeline.reconfigure.state_move import StateMove
 from swift.pipeline.runtime import DeviceBatch, StepSpec, Sums, TrainState
 from swift.schedules import FAULT_FREE, allocated_bytes
 from swift.topology import Worker
@@ -70,6 +70,7 @@ class Engine:
         self._recut: Recut | None = None
         self._looks_ahead = prepare == "next" and settings.planner not in FAULT_FREE
         self._steps: dict[tuple[Recut | None, frozenset[Worker]], Steps] = {}
+        self._moves: dict[tuple[Steps, Steps], StateMove] = {}  # whose programs are compiled
         self._background = ThreadPoolExecutor(1, "prepare")
         self._pending: list[Future[None]] = []
         self._troubles: SimpleQueue[str] = SimpleQueue()
@@ -158,6 +159,7 @@ class Engine:
             better = BetterCut.of(recut, self._cuts.spec(None), steps.plan, rerouted.plan)
             if better is not None:
                 steps.compiled(steps.main)
+                self._prepare_move(rerouted, steps)
             return better
 
     def settle(self) -> None:
@@ -204,8 +206,7 @@ class Engine:
         planned = time.perf_counter()
         steps.compiled(steps.main)
         compiled = time.perf_counter()
-        move = move_state if jax.process_count() == 1 else move_between_processes
-        state, num_bytes = move(self.spec.in_device_memory(state), self.spec, steps.spec)
+        state, num_bytes = self._move(self.spec.in_device_memory(state), steps)
         state = steps.spec.at_rest(state)
         jax.block_until_ready(state)
         moved = time.perf_counter()
@@ -213,6 +214,19 @@ class Engine:
         self._prepare_next()
         plan_ms, compile_ms, move_ms = (1000 * (b - a) for a, b in pairwise((begun, planned, compiled, moved)))
         return state, Reconfiguration(is_prepared, plan_ms, compile_ms, move_ms, num_bytes)
+
+    def _move(self, state: TrainState, steps: Steps) -> tuple[TrainState, int]:
+        if jax.process_count() > 1:
+            return move_between_processes(state, self.spec, steps.spec)
+        move = self._moves.get((self.steps, steps)) or StateMove(self.spec, steps.spec)
+        return move(state)
+
+    def _prepare_move(self, before: Steps, after: Steps) -> None:
+        """Compiles what moves the state between two configurations, unless it was compiled before."""
+        if jax.process_count() == 1 and (before, after) not in self._moves:
+            move = StateMove(before.spec, after.spec)
+            move.prepare()
+            self._moves[before, after] = move
 
     def _steps_for(self, failed: frozenset[Worker], recut: Recut | None) -> Steps:
         # Without a lock: two threads may plan the same, but neither waits for a plan that only the other needs.
@@ -234,6 +248,7 @@ class Engine:
             if planned not in kept and planned[1] != failed:
                 del self._steps[planned]
         self._cuts.keep_only([recut for recut, _ in list(self._steps)])  # other threads add to it
+        self._moves = {pair: move for pair, move in list(self._moves.items()) if pair[0] is self.steps}
         if self._looks_ahead:
             jobs = [(*one, is_main) for is_main in (True, False) for one in dict.fromkeys(kept)]
             self._pending = [self._background.submit(self._make_ready, *job) for job in jobs]
@@ -243,8 +258,9 @@ class Engine:
         try:
             with jax.enable_x64(self._is_x64):  # a setting of each thread
                 if is_main:
-                    steps = self._steps_for(failed, recut)
+                    now, steps = self.steps, self._steps_for(failed, recut)
                     steps.compiled(steps.main)
+                    self._prepare_move(now, steps)
                 elif planned := self._steps.get((recut, failed)):  # if not, the first job has reported why
                     for kind in planned.others:
                         planned.compiled(kind)

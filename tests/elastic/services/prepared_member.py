@@ -16,8 +16,8 @@ from swift.elastic.jax_group import JaxGroup
 from swift.mesh import AXES, LiveMesh, own_row, storage_mesh
 from swift.mesh.process_shards import place_shards, shard_shapes
 from swift.pipeline import Configurator, Steps
+from swift.pipeline.reconfigure.block_sharing import compiled_share
 from swift.pipeline.reconfigure.executable_cache import ExecutableCache
-from swift.pipeline.reconfigure.join_programs import compiled_share
 
 ITERATIONS_DONE = 7
 

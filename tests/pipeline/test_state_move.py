@@ -1,0 +1,101 @@
+"""A state moves between devices by programs that were compiled before, which move what has to be moved and no more."""
+
+from contextlib import contextmanager
+
+import jax
+import numpy as np
+import pytest
+
+from swift.experts import ExpertConfig
+from swift.models import ModelConfig
+from swift.pipeline import Recut
+from swift.pipeline.reconfigure import StateMove, compiled_steps, move_on_host
+from swift.pipeline.reconfigure.block_transfer import BlockPiece
+from swift.pipeline.reconfigure.recut import recut_spec
+from swift.pipeline.reconfigure.state_move import merged
+from swift.topology import Topology
+from swift.train import Experiment
+from tests.pipeline.held_rows import rows_of
+
+FAILED = frozenset({(0, 1)})
+
+
+@contextmanager
+def compilations(caplog):
+    """The messages about programs that this thread compiles in the block."""
+    caplog.clear()
+    told = []
+    with jax.log_compiles():
+        yield told
+    told += [message for message in caplog.messages if "Finished XLA compilation" in message]
+
+
+def test_a_prepared_move_compiles_nothing_and_moves_the_same_as_one_that_is_not(rig, caplog):
+    shape = {"topology": (2, 2, 1), "pattern": (False, True, True, False), "cut": (2, 2)}
+    with jax.enable_x64(True):
+        one = rig(**shape)
+        home, rerouted = one.spec, rig(**shape, failed=[(0, 1)]).spec
+        alone = recut_spec(home, Recut(((4, 0), (2, 2)), (1, 3))).at(rerouted.live)
+        state, _ = StateMove(home, rerouted)(one.start(one.draw(0)))
+        prepared = StateMove(rerouted, alone)
+        with compilations(caplog) as told:
+            prepared.prepare()
+        assert len(told) > 0
+        with compilations(caplog) as told:
+            moved, num_bytes = prepared(state)
+        assert told == []
+        other, also = StateMove(rerouted, alone)(state)
+        assert num_bytes == also
+        assert rows_of(alone, moved) == rows_of(alone, other)
+        assert rows_of(alone, moved)[0] == {
+            key: value for row in rows_of(rerouted, state) for key, value in row.items()
+        }
+
+
+def trivial(spec, table, **options):
+    """A program that costs nothing to compile."""
+    del spec, table, options
+    return jax.jit(lambda state, *_: (state, {}))
+
+
+def test_a_run_without_experts_prepares_the_move_to_a_better_cut_and_the_way_back(monkeypatch, caplog):
+    monkeypatch.setattr(compiled_steps, "barrier_step", trivial)
+    monkeypatch.setattr(compiled_steps, "evaluation_step", trivial)
+    experiment = Experiment(
+        model=ModelConfig(2, 16, 2, 64, sequence_length=8, moe_pattern=(False,)),
+        experts=ExpertConfig(num_classes=1),
+        topology=Topology(2, 2, 1),
+        num_microbatches=4,
+        sequences_per_microbatch=2,
+    )
+    with experiment.engine(FAILED, "next") as engine:
+        spec = engine.spec
+        shapes, random = spec.abstract(with_slots=True), np.random.default_rng(0)
+        host = jax.tree.map(lambda leaf: random.integers(9, size=leaf.shape).astype(leaf.dtype), shapes)
+        state, better = spec.live.put(host, spec.specs), engine.better_cut(FAILED)
+        assert better is not None
+        with compilations(caplog) as told:
+            state, there = engine.reconfigure(state, FAILED, better.recut)
+            on_host = move_on_host(host, spec, engine.spec)
+            jax.tree.map(np.testing.assert_array_equal, on_host, jax.device_get(state))
+            engine.settle()
+            _, back = engine.reconfigure(state, frozenset())
+        assert told == []
+        assert there.prepared
+        assert back.prepared
+        assert min(there.moved_bytes, back.moved_bytes) > 0
+
+
+@pytest.mark.parametrize(
+    ("pieces", "expected"),
+    [
+        ([(0, 1, False), (0, 2, False)], [(0, 1, 3, False)]),
+        ([(0, 1, False), (0, 1, False)], [(0, 1, 2, False), (0, 1, 2, False)]),
+        ([(0, 1, False), (1, 2, False)], [(0, 1, 2, False), (1, 2, 3, False)]),
+        ([(0, 0, True), (0, 0, True), (0, 0, False)], [(0, 0, 2, True), (0, 0, 1, False)]),
+        ([(0, 0, True), (0, 1, False)], [(0, 0, 1, True), (0, 1, 2, False)]),
+    ],
+)
+def test_consecutive_layers_of_a_worker_are_one_piece(pieces, expected):
+    found = merged([BlockPiece(worker, slice(at, at + 1), is_padding) for worker, at, is_padding in pieces])
+    assert [(one.worker, one.layers.start, one.layers.stop, one.is_padding) for one in found] == expected
