@@ -40,6 +40,8 @@ _Plan = tuple[tuple[_Run | _Padding, ...], ...]
 """The parts that a program joins along the dim of layers, for each of its results."""
 _Taken = tuple[tuple[_Run], ...]
 """A plan that joins nothing."""
+_Shapes = tuple[tuple[tuple[int, ...], str], ...]
+"""Shapes and types of what a program gets: layers of either kind may be taken by the same plan."""
 
 
 class _Gift(NamedTuple):
@@ -87,7 +89,7 @@ class StateMove:
 
     def __init__(self, old: StepSpec, new: StepSpec, *, with_slots: bool = True):
         self._old, self._new = old, new
-        self._programs: dict[tuple[jax.Device, _Plan], Compiled] = {}
+        self._programs: dict[tuple[jax.Device, _Plan, _Shapes], Compiled] = {}
         state = old.abstract(with_slots=with_slots)
         named = jax.tree_util.tree_flatten_with_path(state)[0]
         self._shards = [jax.ShapeDtypeStruct(leaf.sharding.shard_shape(leaf.shape), leaf.dtype) for _, leaf in named]
@@ -202,10 +204,10 @@ class StateMove:
     def _compile(self, device: jax.Device, plan: _Plan, like: Sequence[jax.ShapeDtypeStruct]) -> None:
         here = SingleDeviceSharding(device)
         shapes = [jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=here) for one in like]
-        self._programs[device, plan] = _joined.lower(plan, shapes).compile()
+        self._programs[device, plan, _shapes_of(like)] = _joined.lower(plan, shapes).compile()
 
     def _run(self, device: jax.Device, plan: _Plan, arrays: list[jax.Array]) -> list[jax.Array]:
-        program = self._programs.get((device, plan))
+        program = self._programs.get((device, plan, _shapes_of(arrays)))
         made: list[jax.Array] = _joined(plan, arrays) if program is None else program(arrays)
         return made
 
@@ -228,6 +230,10 @@ def merged(pieces: Sequence[BlockPiece]) -> list[BlockPiece]:
         else:
             found.append(piece)
     return found
+
+
+def _shapes_of(arrays: Sequence[jax.Array | jax.ShapeDtypeStruct]) -> _Shapes:
+    return tuple((array.shape, str(array.dtype)) for array in arrays)
 
 
 def _shape_of(run: _Run, array: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
