@@ -83,7 +83,7 @@ CASES = {
 
 
 SLOW = ("a lost rank", "windows, and a worker that is lost and returns")
-"""They compile a program more for each failure, and twice; an update is the same program text in all."""
+"""Those with failures: each failure is one more program to compile, with either memory."""
 
 
 @pytest.mark.parametrize(

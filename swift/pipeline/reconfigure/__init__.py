@@ -5,19 +5,16 @@ workers.
 """
 
 from swift.pipeline.reconfigure.block_sharing import (
-    compiled_init,
     compiled_share,
-    compiled_slots,
     saving_rows,
     share_blocks,
     share_key,
-    slots_key,
 )
 from swift.pipeline.reconfigure.block_transfer import LocalPiece, local_pieces, move_on_host, put_moved
 from swift.pipeline.reconfigure.compiled_steps import StepKind, Steps, WindowResult, program_key
 from swift.pipeline.reconfigure.cut_search import CutSearch
 from swift.pipeline.reconfigure.engine import Engine, Prepare, Reconfiguration
-from swift.pipeline.reconfigure.executable_cache import ExecutableCache
+from swift.pipeline.reconfigure.executable_cache import ExecutableCache, compiled_init, compiled_slots, slots_key
 from swift.pipeline.reconfigure.failure_config import (
     Configuration,
     Configurator,

@@ -2,7 +2,7 @@
 
 A process that joins has no state. Each chunk that it holds comes from a worker that has it, over the mesh: where
 pipelines are cut differently, its blocks may come from several workers. In one process, which has all devices, states
-move otherwise, see ``state_move``. The programs that give a generation of processes its first state are here, too.
+move otherwise, see ``state_move``.
 
 C chunks, R mesh rows, T rounds.
 """
@@ -208,27 +208,6 @@ def _in_common(old: StepSpec, new: StepSpec) -> tuple[Chunks, Chunks]:
         return Chunks(chunks.moe_layers, sizes, stages)
 
     return finer(old.chunks), finer(new.chunks)
-
-
-def compiled_init(spec: StepSpec, store: ExecutableCache, seed: int) -> Callable[[], TrainState]:
-    """The program that makes the state before the first iteration."""
-    live = spec.live
-    init = jax.jit(lambda: spec.init(jax.random.key(seed)))
-    key = "init", live.num_ranks, spec.holding_R.tolist()
-    return store.get(key, lambda: init.lower().compile(), list(live.mesh.devices.flat))
-
-
-def compiled_slots(spec: StepSpec, store: ExecutableCache) -> Callable[[TrainState], TrainState]:
-    """The program that fills the slots of a state without them, such as that of a checkpoint."""
-    live = spec.live
-    fill = jax.jit(spec.fill_slots)
-    key = slots_key(spec)
-    return store.get(key, lambda: fill.lower(spec.abstract()).compile(), list(live.mesh.devices.flat))
-
-
-def slots_key(spec: StepSpec) -> object:
-    """The cache key of the program of ``compiled_slots``; the mesh of ``spec`` may be on any devices."""
-    return "slots", spec.live.num_ranks, spec.holding_R.tolist()
 
 
 def compiled_share(

@@ -126,6 +126,8 @@ class BlockMove:
             index if (index := before.get(row, -1)) >= 0 and blocks[0][index] == mine else -1
             for row, mine in zip(new.live.rows, blocks[1], strict=True)
         ]
+        workers = {worker: index for index, worker in enumerate(old.live.workers)}
+        self._own_R = [workers.get(worker) for worker in new.live.workers]  # where a worker's own arrays are
         living = set(new.live.workers)
         self._order = sorted(range(old.live.num_live), key=lambda row: (old.live.workers[row] not in living, row))
 
@@ -176,12 +178,14 @@ class BlockMove:
         kind = KINDS.get(name, True)
         index_RL = self._old.chunks.model_index(kind)[self._old.holding_R]
         mine = self._new.chunks.model_index(kind)[self._new.holding_R[row]]
+        own = [worker for worker in (self._own_R[row],) if worker is not None]
+        order = list(dict.fromkeys([*own, *self._order]))
         pieces: list[tuple[BlockPiece, ...]] = []
         for block in mine.tolist():
             if block < 0:
-                pieces.append((BlockPiece(self._order[0], slice(0, 1), is_padding=name != "placement"),))
+                pieces.append((BlockPiece(order[0], slice(0, 1), is_padding=name != "placement"),))
                 continue
-            found = [(worker, np.flatnonzero(index_RL[worker] == block)) for worker in self._order]
+            found = [(worker, np.flatnonzero(index_RL[worker] == block)) for worker in order]
             pieces.append(
                 tuple(BlockPiece(worker, slice(int(at[0]), int(at[0]) + 1)) for worker, at in found if len(at))
             )

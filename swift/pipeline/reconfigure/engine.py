@@ -159,7 +159,10 @@ class Engine:
             better = BetterCut.of(recut, self._cuts.spec(None), steps.plan, rerouted.plan)
             if better is not None:
                 steps.compiled(steps.main)
-                self._prepare_move(rerouted, steps)
+                try:
+                    self._prepare_move(rerouted, steps)
+                except Exception as error:  # of any kind: the cut is as good, and its move is compiled when it is made
+                    self._troubles.put(f"the move to a better cut: {error}")
             return better
 
     def settle(self) -> None:
@@ -206,26 +209,34 @@ class Engine:
         planned = time.perf_counter()
         steps.compiled(steps.main)
         compiled = time.perf_counter()
-        state, num_bytes = self._move(self.spec.in_device_memory(state), steps)
+        state, num_bytes, is_move_prepared = self._move(self.spec.in_device_memory(state), steps)
         state = steps.spec.at_rest(state)
         jax.block_until_ready(state)
         moved = time.perf_counter()
         self.steps, self._recut = steps, recut
         self._prepare_next()
         plan_ms, compile_ms, move_ms = (1000 * (b - a) for a, b in pairwise((begun, planned, compiled, moved)))
-        return state, Reconfiguration(is_prepared, plan_ms, compile_ms, move_ms, num_bytes)
+        return state, Reconfiguration(is_prepared and is_move_prepared, plan_ms, compile_ms, move_ms, num_bytes)
 
-    def _move(self, state: TrainState, steps: Steps) -> tuple[TrainState, int]:
+    def _move(self, state: TrainState, steps: Steps) -> tuple[TrainState, int, bool]:
+        """Returns the state of a configuration, the bytes that were moved, and whether nothing had to be compiled."""
         if jax.process_count() > 1:
-            return move_between_processes(state, self.spec, steps.spec)
-        move = self._moves.get((self.steps, steps)) or StateMove(self.spec, steps.spec)
-        return move(state)
+            return *move_between_processes(state, self.spec, steps.spec), True
+        prepared = self._moves.get((self.steps, steps))
+        move = prepared or StateMove(self.spec, steps.spec)
+        return *move(state), prepared is not None or not move.has_blocks
 
     def _prepare_move(self, before: Steps, after: Steps) -> None:
-        """Compiles what moves the state between two configurations, unless it was compiled before."""
-        if jax.process_count() == 1 and (before, after) not in self._moves:
-            move = StateMove(before.spec, after.spec)
-            move.prepare()
+        """Compiles what moves the state from the present configuration to another one, unless it was compiled before.
+
+        Nothing is kept if the configuration changes meanwhile.
+        """
+        is_known = before is after or (before, after) in self._moves
+        if jax.process_count() > 1 or is_known or before is not self.steps:
+            return
+        move = StateMove(before.spec, after.spec)
+        move.prepare()
+        if before is self.steps:
             self._moves[before, after] = move
 
     def _steps_for(self, failed: frozenset[Worker], recut: Recut | None) -> Steps:
@@ -258,9 +269,9 @@ class Engine:
         try:
             with jax.enable_x64(self._is_x64):  # a setting of each thread
                 if is_main:
-                    now, steps = self.steps, self._steps_for(failed, recut)
+                    steps = self._steps_for(failed, recut)
                     steps.compiled(steps.main)
-                    self._prepare_move(now, steps)
+                    self._prepare_move(self.steps, steps)
                 elif planned := self._steps.get((recut, failed)):  # if not, the first job has reported why
                     for kind in planned.others:
                         planned.compiled(kind)

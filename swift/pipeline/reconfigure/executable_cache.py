@@ -27,6 +27,7 @@ from jax.stages import Compiled
 
 from swift.files import replace_file
 from swift.pipeline.reconfigure.trimming import trimmed
+from swift.pipeline.runtime import StepSpec, TrainState
 
 _PATIENCE_S, _PAUSE_S = 30.0, 0.05
 _Value = TypeVar("_Value")
@@ -173,3 +174,24 @@ def _made(path: Path) -> int | None:
     with suppress(OSError):
         return path.stat().st_ino
     return None
+
+
+def compiled_init(spec: StepSpec, store: ExecutableCache, seed: int) -> Callable[[], TrainState]:
+    """The program that makes the state before the first iteration."""
+    live = spec.live
+    init = jax.jit(lambda: spec.init(jax.random.key(seed)))
+    key = "init", live.num_ranks, spec.holding_R.tolist()
+    return store.get(key, lambda: init.lower().compile(), list(live.mesh.devices.flat))
+
+
+def compiled_slots(spec: StepSpec, store: ExecutableCache) -> Callable[[TrainState], TrainState]:
+    """The program that fills the slots of a state without them, such as that of a checkpoint."""
+    live = spec.live
+    fill = jax.jit(spec.fill_slots)
+    key = slots_key(spec)
+    return store.get(key, lambda: fill.lower(spec.abstract()).compile(), list(live.mesh.devices.flat))
+
+
+def slots_key(spec: StepSpec) -> object:
+    """The cache key of the program of ``compiled_slots``; the mesh of ``spec`` may be on any devices."""
+    return "slots", spec.live.num_ranks, spec.holding_R.tolist()

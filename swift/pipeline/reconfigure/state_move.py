@@ -41,7 +41,7 @@ _Plan = tuple[tuple[_Run | _Padding, ...], ...]
 _Taken = tuple[tuple[_Run], ...]
 """A plan that joins nothing."""
 _Shapes = tuple[tuple[tuple[int, ...], str], ...]
-"""Shapes and types of what a program gets: layers of either kind may be taken by the same plan."""
+"""Shapes and types of what a program gets: whole stacks and layers taken of them may have the same plan."""
 
 
 class _Gift(NamedTuple):
@@ -93,9 +93,9 @@ class StateMove:
         state = old.abstract(with_slots=with_slots)
         named = jax.tree_util.tree_flatten_with_path(state)[0]
         self._shards = [jax.ShapeDtypeStruct(leaf.sharding.shard_shape(leaf.shape), leaf.dtype) for _, leaf in named]
-        self._has_blocks = not (old.chunks.are_stages and new.chunks.are_stages)
+        self.has_blocks = not (old.chunks.are_stages and new.chunks.are_stages)
         self._receipts: list[_Receipt] = []
-        if self._has_blocks:
+        if self.has_blocks:
             move, names = BlockMove(old, new), [name_of(path) for path, _ in named]
             for row, devices in enumerate(new.live.mesh.devices):
                 pieces = [move.pieces(name, row) for name in names]
@@ -103,7 +103,7 @@ class StateMove:
 
     def prepare(self) -> None:
         """Compiles the programs of the move; may be called from another thread than the rest."""
-        for receipt in self._receipts:
+        for receipt in filter(lambda one: one.joined, self._receipts):
             inputs = [self._shards[leaf] for leaf in receipt.own]
             for gift in receipt.gifts:
                 self._compile(gift.giver, gift.plan, [self._shards[leaf] for leaf in gift.leaves])
@@ -123,7 +123,7 @@ class StateMove:
         """
         old, new = self._old, self._new
         specs = new.specs if state.slots else replace(new.specs, slots={})
-        if not self._has_blocks:
+        if not self.has_blocks:
             sources = source_rows(old.live, new.live)
             return move_rows(state, old.live, new.live, specs, sources), moved_bytes(state, old.live, new.live, sources)
         leaves, tree = jax.tree.flatten(state)
@@ -202,9 +202,12 @@ class StateMove:
         return arrays, num_bytes
 
     def _compile(self, device: jax.Device, plan: _Plan, like: Sequence[jax.ShapeDtypeStruct]) -> None:
+        key = device, plan, _shapes_of(like)
+        if key in self._programs:
+            return
         here = SingleDeviceSharding(device)
         shapes = [jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=here) for one in like]
-        self._programs[device, plan, _shapes_of(like)] = _joined.lower(plan, shapes).compile()
+        self._programs[key] = _joined.lower(plan, shapes).compile()
 
     def _run(self, device: jax.Device, plan: _Plan, arrays: list[jax.Array]) -> list[jax.Array]:
         program = self._programs.get((device, plan, _shapes_of(arrays)))
