@@ -113,16 +113,32 @@ def after_stall(run: RunT, generation: Generation, stall: Stall) -> tuple[RunT, 
         generation: newest generation.
         stall: what its members waited for.
     """
-    form, before = generation.form, run.stalled
-    processes = {member.process for member in form.members}
-    if before and (before[0].number <= run.last_worked or {one.process for one in before[0].members} != processes):
-        before = ()
-    stalled = (*before, form) if form.number > run.last_worked else ()
+    stalled = (*_stalled_before(run, generation), generation) if generation.form.number > run.last_worked else ()
     if len(stalled) < _MAX_STALLS:
         return replace(run, stalled=stalled), ()
     in_vain = f"{len(stalled)} generations in a row of the same members finished no iteration"
     remedy = f" (where it takes longer: --deadline {stall.deadline}=SECONDS)" if stall.deadline else ""
     return replace(run, stalled=stalled), (StopRun(f"{in_vain}: {stall.why}{remedy}"),)
+
+
+def after_break(run: RunT, generation: Generation, why: str, time: float) -> tuple[RunT, Commands]:
+    """Returns the membership once members that all live cannot continue, and maybe the end of the run.
+
+    Connections may fail for a while, and each attempt takes seconds only. So a generation that was never live counts
+    where it is the first that stalls, or that was ``Deadlines.progress`` ago.
+    """
+    before = _stalled_before(run, generation)
+    if before and not generation.is_live and time - before[0].since <= run.deadlines.progress:
+        return run, ()
+    return after_stall(run, generation, Stall(why))
+
+
+def _stalled_before(run: RunStatus, generation: Generation) -> tuple[Generation, ...]:
+    """Returns the generations of the same processes that have stalled since the last iteration of any."""
+    if not run.stalled or run.stalled[0].form.number <= run.last_worked:
+        return ()
+    now, then = ({process for process, _ in one.form.members} for one in (generation, run.stalled[0]))
+    return run.stalled if now == then else ()
 
 
 def restarted_or_ended(run: RunT, generation: Generation, stall: Stall, time: float) -> tuple[RunT, Commands]:

@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from swift.deadlines import Deadlines
 from swift.elastic.membership.block_moves import BlockMoves
-from swift.elastic.membership.commands import Form, RestoreState
+from swift.elastic.membership.commands import RestoreState
 from swift.elastic.membership.events import Died
 from swift.elastic.membership.generation import Generation
 from swift.elastic.membership.members import Holders, Member, Process, ShardLayout, lost_stages, whole_workers
@@ -137,7 +137,7 @@ class RunStatus:
     number: int = 0
     last_live: int = 0
     last_worked: int = 0
-    stalled: tuple[Form, ...] = ()
+    stalled: tuple[Generation, ...] = ()
     failed: tuple[Died, ...] = ()
     lost: tuple[int, ...] = ()
     retried: int = 0

@@ -58,6 +58,7 @@ from swift.elastic.membership.events import (
 from swift.elastic.membership.failure_detector import Stall, overdue, unformed, unkillable
 from swift.elastic.membership.generation import Generation
 from swift.elastic.membership.lifecycle import (
+    after_break,
     after_death,
     after_failures,
     after_stall,
@@ -191,7 +192,7 @@ class Membership(RunStatus):
         is_any_lost = any(not one.is_alive for one in self.members_of(generation))
         if self.policy.recovery == "live" or is_any_lost:
             return self._form_next(generation, time, why)
-        stalled, stop = after_stall(self, generation, Stall(why))
+        stalled, stop = after_break(self, generation, why, time)
         return (stalled, stop) if stop else stalled._form_next(generation, time, why)
 
     def _form_next(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from swift.elastic.membership import Kill, PhaseTimed, RestartAll, StopRun
+from swift.elastic.membership import Form, Kill, PhaseTimed, Ready, RestartAll, StopRun
 from tests.elastic.membership.test_restart_limits import (
     ALL,
     IN_VAIN,
@@ -126,3 +126,36 @@ def test_those_that_are_killed_because_they_are_late_together_are_not_to_blame()
     assert script.tick() == [RestartAll("0:1, 1:0, 1:1 died at the same time")]
     assert [script.membership.statuses[process].quick_deaths for process in ALL] == [0, 0, 0, 0]
     assert len(script.membership.stalled) == 1
+
+
+def breaks(script, after):
+    """All leave, and one cannot connect to the others; the commands that follow."""
+    script.left(*ALL)
+    assert soon(script, after) == []
+    script.tell(Ready, A, 0, script.membership.number)
+    return script.tick()
+
+
+def test_connections_that_fail_for_a_while_do_not_end_a_run():
+    """On CPU, where processes live on and try again; at last the limit is the same."""
+    script = restarting()
+    end(script, D, A, B, C)
+    form(script, *ALL)
+    for _ in range(6):
+        assert [type(command) for command in breaks(script, 1.0)] == [Form]
+    assert len(script.membership.stalled) == 1, "the first, and then none for 6 s"
+    assert [type(command) for command in breaks(script, 1.0)] == [Form]
+    stop = StopRun(f"{IN_VAIN}: a process could not continue")
+    assert breaks(script, 1.0) == [stop]
+    assert deaths(script)[A] == (0, 0)
+
+
+def test_a_live_generation_in_which_one_cannot_continue_counts_at_once():
+    script = restarting()
+    end(script, D, A, B, C)
+    form(script, *ALL)
+    for expected in (Form, Form, StopRun):
+        script.formed(dict.fromkeys(ALL, (4,)), of=1)
+        script.tick()
+        script.tell(Ready, A, 0, script.membership.number)
+        assert [type(command) for command in script.tick()] == [expected]
