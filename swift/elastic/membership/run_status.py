@@ -149,9 +149,11 @@ class RunStatus:
     def present(self) -> tuple[Member, ...]:
         """Members that a new generation would have: the ready processes of complete workers.
 
-        In an elastic run, all ready processes.
+        In an elastic run, all ready processes. In one that is to stop, no others than the members of the newest.
         """
         ready = [process for process, status in self.statuses.items() if status.is_present]
+        if self.is_stopping and self.generation is not None:
+            ready = [process for process in ready if self.statuses[process].member in self.generation.form.members]
         if self.policy.is_elastic:
             return tuple(self.statuses[process].member for process in sorted(ready))
         whole = whole_workers(self.processes, ready)
