@@ -18,7 +18,8 @@ class Deadlines:
             checkpoint.
         dying: from killing a process until it has exited; after that the run continues without it, see ``Retire``.
         stopping: from Ctrl-C or SIGTERM until the last iteration is saved; anything not saved by then is lost.
-        max_quick_deaths: how often in a row a process may die before it is ever live; then it is given up.
+        max_quick_deaths: how often in a row a process may die before it is ever live; then the run ends. Where all are
+            restarted after a death: before it has finished an iteration; then the others continue without it.
     """
 
     start: float = 120.0

@@ -31,6 +31,7 @@ def member(options: argparse.Namespace) -> None:
         scratch=scratch,
         copy_every=options.copy_every,
         devices=None if options.platform is None else MemberDevices(options.platform, tuple(options.device)),
+        forming_s=options.forming,
     )
     try:
         # It may have been started ahead: it has imported everything by now, and begins when the supervisor says so.

@@ -24,9 +24,6 @@ Accelerator = Literal["gpu", "tpu"]
 """Kind of devices, as ``jax.default_backend`` names it."""
 _BACKENDS = {"gpu": "cuda", "tpu": "tpu"}
 """Name of the backend in ``jax_platforms``; "gpu" would also ask for the backends of other makers, and fail."""
-_CONNECT_S = 300
-"""Seconds in which all processes have to have their backends: more than ``--deadline forming``, after which the
-supervisor restarts all. One that gave up before would take the blame for another whose device does not answer."""
 _DEATHS_FOUND_S = 30
 """Seconds in which the death of a process is found, including its driver's end of it, which takes seconds, too."""
 _INDEX = "swift/process_index/{}"
@@ -65,7 +62,7 @@ def await_deaths(error: Exception) -> None:
     """Waits, before an error of the runtime ends this process, until another process's death would have been found.
 
     Collectives report the death of a peer as an error. The supervisor restarts all once it finds that death; so the
-    process that reports it is killed here, and does not take the blame. Its own failure, it does.
+    process that reports it is killed here, and does not take the blame. If no other dies, the error is its own.
     """
     if isinstance(error, jax.errors.JaxRuntimeError):
         time.sleep(_DEATHS_FOUND_S)
@@ -79,12 +76,10 @@ class AcceleratorGroup(JaxGroup):
         address: address of the generation's coordination service.
         index: index of this process, from 0.
         num_processes: number of processes of the generation.
-        timeout_s: time limit for all of them to connect, in seconds.
+        timeout_s: time limit for all of them to connect and to have their backends, in seconds.
     """
 
-    def __init__(
-        self, devices: MemberDevices, address: str, index: int, num_processes: int, timeout_s: int = _CONNECT_S
-    ):
+    def __init__(self, devices: MemberDevices, address: str, index: int, num_processes: int, timeout_s: int):
         super().__init__(address, index, num_processes, timeout_s)
         self._devices = devices
         self._process_indices: Sequence[int] = ()

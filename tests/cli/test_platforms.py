@@ -4,17 +4,19 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from swift.cli import processes
 from swift.cli.configuration import config_text
 from swift.cli.console import command_line
 from swift.cli.launch import Nodes, ProcessCommands
 from swift.cli.launch.platforms import Platform
 from swift.deadlines import Deadlines
-from swift.elastic import accelerators
 from swift.elastic.membership import processes_of
 from swift.elastic.state import RunFiles
+from swift.elastic.worker import worker_spec
 from swift.errors import SettingError
 from swift.experts import ExpertConfig
 from swift.tools.doctor import JaxAnswer, ask_jax, devices
@@ -130,6 +132,7 @@ def devices_of(platform, topology, num_nodes, *, by_rank):
         nodes=Nodes(num_nodes),
         by_rank=by_rank,
         copy_every=1,
+        forming_s=600.0,
         trims=False,
         platform=platform,
         devices_per_process=1 if by_rank else topology.num_expert_ranks,
@@ -138,6 +141,7 @@ def devices_of(platform, topology, num_nodes, *, by_rank):
     assert [(member.pipeline, member.stage, member.rank) for member in members] == [
         (*process.worker, process.rank) for process in processes
     ]
+    assert {member.forming for member in members} == {600.0}
     return [(member.platform, member.device) for member in members]
 
 
@@ -156,14 +160,16 @@ import jax
 from jax._src import xla_bridge
 from swift.cli.console import command_line
 from swift.cli.launch.job import LaunchJob
+from swift.elastic.state import RunFiles
 from swift.tools.doctor import devices
 
 devices._ASK = "print('[\\"gpu\\", 4, \\"stub\\"]')"
-options = command_line().parse_args(["launch", "--processes", "2", sys.argv[1], "--platform", "gpu"])
-job = LaunchJob.of(options)
+words = ["launch", "--processes", "2", sys.argv[1], "--platform", "gpu", "--deadline", "forming=600"]
+job = LaunchJob.of(command_line().parse_args(words))
 assert not xla_bridge.backends_are_initialized()
 job.storage(Path(sys.argv[2]))
 assert not xla_bridge.backends_are_initialized()
+assert "--forming=600.0" in job.commands(RunFiles(Path("files"), Path("memory"))).member(job.processes[0])
 print(jax.config.jax_platforms, job.platform.accelerator)
 """
 
@@ -183,8 +189,25 @@ def test_processes_on_accelerators_have_more_time_and_stay_on_the_loopback_devic
     assert gpu.environment({"HOME": "here"}, 1) == {"HOME": "here", "NCCL_SOCKET_IFNAME": "lo"}
     assert gpu.environment({"NCCL_SOCKET_IFNAME": "eth1"}, 1) == {"NCCL_SOCKET_IFNAME": "eth1"}
     assert gpu.environment({}, 2) == cpu.environment({}, 1) == {}
-    assert gpu.deadlines.forming > accelerators._CONNECT_S
+    assert gpu.deadlines.forming > cpu.deadlines.forming
+    assert gpu.deadlines.dying > cpu.deadlines.dying
     assert cpu.deadlines == Deadlines()
+
+
+@pytest.mark.parametrize("forming_s", [0.5, 150.0, 600.0])
+def test_no_process_gives_up_before_the_run_does(monkeypatch, forming_s):
+    """Whatever ``--deadline forming`` is: it would take the blame for another whose device does not answer."""
+    waits, made = [], SimpleNamespace(run=lambda _: None)
+    monkeypatch.setattr(worker_spec, "AcceleratorGroup", lambda *arguments: waits.append(arguments[-1]))
+    monkeypatch.setattr(processes, "load_experiment", lambda _: SimpleNamespace(topology=Topology(2, 1, 2)))
+    monkeypatch.setattr(processes, "configure_jax", lambda *_: None)
+    monkeypatch.setattr(processes, "wait_to_begin", lambda *_: SimpleNamespace(done=0))
+    monkeypatch.setattr(processes, "WorkerProcess", lambda spec, _: (spec.group("unix:/nowhere", 0, 2), made)[1])
+    options = ["member", "files", "memory", f"--forming={forming_s}", "--platform=gpu", "--device=0", "0", "0", "0"]
+    processes.member(command_line().parse_args(options))
+    (timeout_s,) = waits
+    assert isinstance(timeout_s, int)
+    assert timeout_s > forming_s
 
 
 def test_ranks_of_a_tpu_process_are_its_devices():

@@ -20,6 +20,7 @@ def test_the_option_reaches_the_process_that_prepares(flags):
         nodes=Nodes(),
         by_rank=False,
         copy_every=0,
+        forming_s=30.0,
         trims=launch.trim_executables,
     )
     _, _, _, *words = commands.compile_service()

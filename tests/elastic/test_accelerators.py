@@ -49,7 +49,7 @@ def group(monkeypatch):
         monkeypatch.setattr(jax, "process_index", lambda: own)
         monkeypatch.setattr(jax, "process_count", lambda: num_processes)
         monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(process_index=k // 2, id=k) for k in range(4)])
-        made = AcceleratorGroup(MemberDevices(platform, (2, 3)), "unix:/nowhere", 0, 2)
+        made = AcceleratorGroup(MemberDevices(platform, (2, 3)), "unix:/nowhere", 0, 2, timeout_s=300)
         made.settings = settings
         return made
 

@@ -148,6 +148,7 @@ def command_line() -> argparse.ArgumentParser:
         hidden.add_argument("--by-rank", action="store_true")
         if kind == "member":
             hidden.add_argument("--copy-every", type=int, default=0)
+            hidden.add_argument("--forming", type=float, required=True)
             hidden.add_argument("--platform", choices=["gpu", "tpu"])
             hidden.add_argument("--device", type=int, action="append", default=[])
             for name in ("pipeline", "stage", "rank"):

@@ -157,6 +157,7 @@ class LaunchJob:
             nodes=self.nodes,
             by_rank=self.by_rank,
             copy_every=self.copy_every,
+            forming_s=self.deadlines.forming,
             trims=self.options.trim_executables,
             platform=self.platform.accelerator,
             devices_per_process=_devices_per_process(self.experiment, self.by_rank),

@@ -100,6 +100,7 @@ class ProcessCommands:
         nodes: machines of the run.
         by_rank: whether each expert rank is a process.
         copy_every: iterations between copies of states for the incarnations that follow; 0: none are made.
+        forming_s: the run's ``Deadlines.forming``, in seconds.
         trims: whether executables are trimmed.
         platform: accelerators that the processes hold; None: they compute on CPUs.
         devices_per_process: number of devices of each process.
@@ -112,6 +113,7 @@ class ProcessCommands:
     nodes: Nodes
     by_rank: bool
     copy_every: int
+    forming_s: float
     trims: bool
     platform: Accelerator | None = None
     devices_per_process: int = 1
@@ -127,7 +129,7 @@ class ProcessCommands:
 
     def member(self, process: Process) -> list[str]:
         """Returns the command that starts a worker process."""
-        options = [f"--copy-every={self.copy_every}"]
+        options = [f"--copy-every={self.copy_every}", f"--forming={self.forming_s}"]
         if self.platform is not None:
             position = self.nodes.position_of(self.processes.index(process), len(self.processes))
             numbers = MemberDevices.at(self.platform, position, self.devices_per_process).numbers

@@ -16,7 +16,7 @@ from swift.train import Experiment
 
 _SEE = "see swift doctor --host"
 _CONNECTING_S, _DYING_S = 150.0, 60.0
-"""Above what a process waits for the others to have their backends, and what a driver takes to end a process."""
+"""Above what it takes until all processes have their backends, and what a driver takes to end a process."""
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,23 @@ The exit of a process is detected where its parent collects it, see ``swift.elas
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from swift.elastic.membership.commands import Kill
 from swift.elastic.membership.generation import Generation
 from swift.elastic.membership.run_status import ProcessState, ProcessStatus, RunStatus
+
+
+class Stall(NamedTuple):
+    """End of a generation of which no single member is known to have failed.
+
+    Attributes:
+        why: cause, in a few words.
+        deadline: name of the deadline that all of them have exceeded; empty if there is none.
+    """
+
+    why: str
+    deadline: str = ""
 
 
 def unkillable(run: RunStatus, time: float) -> list[ProcessStatus]:
@@ -47,7 +60,7 @@ def _behind(run: RunStatus, generation: Generation, waited_s: float) -> Iterator
 def _late(run: RunStatus, generation: Generation, waited_s: float) -> Iterator[Kill]:
     """Yields the members that the others wait for to form a generation."""
     limits = run.deadlines
-    if unconnected(run, generation, generation.since + waited_s):
+    if unformed(run, generation, generation.since + waited_s):
         return
     for member in generation.not_departed or generation.not_formed:
         limit_s = limits.progress if member in generation.linked else limits.forming
@@ -55,14 +68,18 @@ def _late(run: RunStatus, generation: Generation, waited_s: float) -> Iterator[K
             yield Kill(member, f"did not form generation {generation.form.number} in {limit_s:g} s")
 
 
-def unconnected(run: RunStatus, generation: Generation, time: float) -> str:
-    """Describes what several members wait for of which none has connected to the others in time; empty otherwise.
+def unformed(run: RunStatus, generation: Generation, time: float) -> Stall | None:
+    """Returns the end of a generation that all members are late to form; None if some are not, or none is.
 
-    Any of them may be the one that the others wait for. Where all are restarted with it, no other is to take the blame.
+    Any of them may be the one for which the others wait, or all have the same trouble. Where a death restarts all,
+    no single one is to take the blame.
     """
-    limit_s = run.deadlines.forming
-    is_late = time - generation.since > limit_s and len(generation.form.members) > 1
-    is_any_known = generation.is_live or generation.not_departed or generation.linked or generation.held
-    if run.policy.recovery == "live" or is_any_known or not is_late:
-        return ""
-    return f"no process was connected to all others in {limit_s:g} s"
+    waited_s, limits, members = time - generation.since, run.deadlines, generation.form.members
+    is_any_further = generation.is_live or generation.not_departed or generation.held
+    if run.policy.recovery == "live" or is_any_further or len(members) == 1:
+        return None
+    if not generation.linked and waited_s > limits.forming:
+        return Stall(f"no process was connected to all others in {limits.forming:g} s", "forming")
+    if generation.linked >= set(members) and waited_s > limits.progress:
+        return Stall(f"no process had its program in {limits.progress:g} s", "progress")
+    return None

@@ -7,7 +7,8 @@ from typing import Literal, Self
 
 from swift.deadlines import Deadlines
 from swift.elastic.membership.block_moves import BlockMoves
-from swift.elastic.membership.commands import Form, RestoreState
+from swift.elastic.membership.commands import RestoreState
+from swift.elastic.membership.events import Died
 from swift.elastic.membership.generation import Generation
 from swift.elastic.membership.members import Holders, Member, Process, ShardLayout, lost_stages, whole_workers
 from swift.schedules.adapt import MoveRule
@@ -116,7 +117,9 @@ class RunStatus:
         last_live: number of the newest generation that was ever live.
         last_worked: number of the newest generation in which any process has finished an iteration; 0: none.
         stalled: generations of the same processes, one after the other, that ended without an iteration though none of
-            these had died, the newest last.
+            these alone had failed, the newest last.
+        failed: deaths since one of a process at its start, for which all are to be restarted; see
+            ``lifecycle.after_failures``.
         lost: stages reported as lost since the last generation.
         retried: newest generation that was formed because the one before made no progress; 0: none.
         holds_until: time before which nothing is decided, as messages may still be unread.
@@ -134,7 +137,8 @@ class RunStatus:
     number: int = 0
     last_live: int = 0
     last_worked: int = 0
-    stalled: tuple[Form, ...] = ()
+    stalled: tuple[Generation, ...] = ()
+    failed: tuple[Died, ...] = ()
     lost: tuple[int, ...] = ()
     retried: int = 0
     holds_until: float = -float("inf")
@@ -145,9 +149,11 @@ class RunStatus:
     def present(self) -> tuple[Member, ...]:
         """Members that a new generation would have: the ready processes of complete workers.
 
-        In an elastic run, all ready processes.
+        In an elastic run, all ready processes. In one that is to stop, no others than the members of the newest.
         """
         ready = [process for process, status in self.statuses.items() if status.is_present]
+        if self.is_stopping and self.generation is not None:
+            ready = [process for process in ready if self.statuses[process].member in self.generation.form.members]
         if self.policy.is_elastic:
             return tuple(self.statuses[process].member for process in sorted(ready))
         whole = whole_workers(self.processes, ready)

@@ -55,10 +55,12 @@ from swift.elastic.membership.events import (
     Tick,
     Woke,
 )
-from swift.elastic.membership.failure_detector import overdue, unconnected, unkillable
+from swift.elastic.membership.failure_detector import Stall, overdue, unformed, unkillable
 from swift.elastic.membership.generation import Generation
 from swift.elastic.membership.lifecycle import (
+    after_break,
     after_death,
+    after_failures,
     after_stall,
     after_start,
     killed,
@@ -142,6 +144,8 @@ class Membership(RunStatus):
         generation = self.generation
         if generation is None:
             return self._form(time) if self.is_assembled(time) else (self, ())
+        if self.failed:
+            return after_failures(self, generation, time)
         if self.is_broken(generation):
             return self._form_after_break(generation, time)
         return self._decide_live(generation, time) if generation.is_live else self._decide_forming(generation, time)
@@ -154,7 +158,7 @@ class Membership(RunStatus):
         entered = [status.entered for status in self.members_of(generation)]
         if time - generation.since > self.deadlines.progress:
             why = f"no process finished an iteration for {self.deadlines.progress:g} s, and all are in {entered[0]}"
-            stalled, stop = after_stall(self, generation, why)
+            stalled, stop = after_stall(self, generation, Stall(why, "progress"))
             if stop:
                 return stalled, stop
             # A hanging process does not leave, which identifies it; the others keep their state.
@@ -175,8 +179,8 @@ class Membership(RunStatus):
         """Aborts members that do not finish the iteration after which they leave, or not together with the others."""
         if not generation.not_formed:
             return self._go_live(generation, time)
-        if why := unconnected(self, generation, time):
-            return restarted_or_ended(self, generation, why, time)
+        if stall := unformed(self, generation, time):
+            return restarted_or_ended(self, generation, stall, time)
         has_left = any(self.statuses[member.process].last_live == self.last_live for member in generation.departed)
         limit_s = self.deadlines.forming if has_left else self.deadlines.progress
         if self.is_finishing_previous(generation) and time - generation.since > limit_s:
@@ -185,9 +189,10 @@ class Membership(RunStatus):
 
     def _form_after_break(self, generation: Generation, time: float) -> tuple["Membership", Commands]:
         why = "a process could not continue"
-        if self.policy.recovery == "live":
+        is_any_lost = any(not one.is_alive for one in self.members_of(generation))
+        if self.policy.recovery == "live" or is_any_lost:
             return self._form_next(generation, time, why)
-        stalled, stop = after_stall(self, generation, why)
+        stalled, stop = after_break(self, generation, why, time)
         return (stalled, stop) if stop else stalled._form_next(generation, time, why)
 
     def _form_next(

@@ -166,7 +166,7 @@ class Journal:
         text = f"process {process} died ({why})"
         if before.last_live and before.generation is not None and member in before.generation.form.members:
             self._fail(member, failure, time)
-            if not after.unserved_stages:
+            if not after.unserved_stages and not after.failed:
                 text += f"; {continue_text(len(after.present()), len(after.processes))}"
         elif status.state is ProcessState.STARTING:
             text += " before it was ready"

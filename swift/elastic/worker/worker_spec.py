@@ -1,10 +1,12 @@
 """Specification of a worker process, and the stores that it shares with others."""
 
+import math
 import os
 import threading
 from dataclasses import dataclass, field
 from typing import NoReturn
 
+from swift.deadlines import Deadlines
 from swift.elastic.accelerators import AcceleratorGroup, MemberDevices, await_deaths
 from swift.elastic.elastic_ranks import is_elastic
 from swift.elastic.jax_group import JaxGroup
@@ -17,6 +19,9 @@ GONE, STUCK = 70, 71
 """Exit codes of a process whose supervisor is gone, and of one that could not be brought out of a generation."""
 CONNECT_S = 10
 """Seconds in which all processes of a generation on CPUs have to connect."""
+_CONNECT_FACTOR = 2
+"""Time in which all processes have to have their accelerators, as a multiple of ``Deadlines.forming``. The supervisor
+acts on that; a process that gave up before would take the blame for another whose device does not answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +35,7 @@ class WorkerSpec:
         scratch: files that it shares with the others.
         copy_every: iterations between copies of its state that its next incarnation finds; 0: none are made.
         devices: accelerators that it holds; None: it computes on the CPU.
+        forming_s: the run's ``Deadlines.forming``, in seconds.
     """
 
     experiment: Experiment
@@ -38,6 +44,7 @@ class WorkerSpec:
     scratch: RunFiles
     copy_every: int = 0
     devices: MemberDevices | None = None
+    forming_s: float = Deadlines.forming
     _ending: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def gone(self) -> NoReturn:
@@ -50,7 +57,8 @@ class WorkerSpec:
         """Makes the process's side of a generation's group, to be joined; see ``JaxGroup``."""
         if self.devices is None:
             return JaxGroup(address, index, num_processes, CONNECT_S)
-        return AcceleratorGroup(self.devices, address, index, num_processes)
+        timeout_s = math.ceil(_CONNECT_FACTOR * self.forming_s)
+        return AcceleratorGroup(self.devices, address, index, num_processes, timeout_s)
 
     def programs(self) -> ExecutableCache:
         """Cache of compiled programs."""

@@ -65,6 +65,7 @@ class Simulated:
         is_cut_off: whether it can neither be heard nor killed.
         is_dead: whether the supervisor has been told that it died, or does not count on that any more.
         is_excused: whether its death is no fault of its own.
+        is_one_of_all: whether all are killed with it.
         has_worked: whether the supervisor has heard of an iteration that it has finished.
         is_unlike: whether it has other plans than the others, and takes part in no move of blocks.
         is_undead: whether it cannot be killed, nor dies by itself; it may continue as if nothing had happened.
@@ -86,6 +87,7 @@ class Simulated:
     is_cut_off: bool = False
     is_dead: bool = False
     is_excused: bool = False
+    is_one_of_all: bool = False
     has_worked: bool = False
     is_unlike: bool = False
     is_undead: bool = False
@@ -124,6 +126,7 @@ class World:
         self.is_elastic, self.cut_of, self.handed_over = policy.is_elastic, {}, {}
         self.newest_saved, self.is_full, self.asked, self.starts, self.restored = 0, True, deque(), {}, {}
         self.failed_at_start, self.left_out, self.worked = Counter(), set(), {0}
+        self.together, self.failing_since = [], 0.0  # who has failed since one did so at its start
         self.broken, self.is_jammed = set(), False  # who always dies in its first iteration; whether none ever ends
         self.blamed, self.chance, self.down, self.is_stopped = Counter(), None, set(), False
         self.everybody, self.newest, self.retired = [], {}, set()
@@ -141,6 +144,10 @@ class World:
         if self.is_stopped:
             return
         self.membership, commands = self.membership.on(event)
+        if isinstance(event, Tick) and any(
+            isinstance(one, RestartAll | LeaveOut | GiveUp | StopRun) for one in commands
+        ):
+            self.blame_alone()
         for command in commands:
             match command:
                 case Form():
@@ -178,7 +185,8 @@ class World:
                     self.retire(self.by_member(member))
                 case RestartAll():
                     for one in self.everybody:
-                        one.is_excused = one.is_excused or not one.is_dead
+                        one.is_one_of_all = one.is_one_of_all or not one.is_dead
+                        one.is_excused = one.is_excused or one.is_one_of_all
                         self.kill(one)
         if isinstance(event, Tick) and self.time >= self.membership.holds_until:
             self.check_patience()
@@ -277,11 +285,31 @@ class World:
                 one.is_up = False
             if not one.is_dead and (not one.is_up or one.kill_is_due):
                 one.is_dead = True
-                self.blamed[one.member.process] += not one.is_excused
-                fails = 0 if one.has_worked else self.failed_at_start[one.member.process] + (not one.is_excused)
-                self.failed_at_start[one.member.process] = fails
+                self.note_death(one)
                 self.tell(Died(one.member, self.time, "died"))
             one.kill_is_due = False
+
+    def note_death(self, one):
+        """Where all are restarted for one that fails at its start, it counts unless others fail, too."""
+        process, generation = one.member.process, self.membership.generation
+        restarts_all = self.membership.policy.recovery == "restart" and generation is not None and not one.is_one_of_all
+        if one.has_worked:
+            self.failed_at_start[process] = 0
+        if restarts_all and (self.together or not (one.has_worked or one.is_excused)):
+            self.together.append(process)
+            self.failing_since = self.failing_since if self.together[1:] else self.time
+            return
+        self.blamed[process] += not one.is_excused
+        self.failed_at_start[process] += not (one.is_excused or one.has_worked)
+
+    def blame_alone(self):
+        """It is known by now who has failed together; only one that did so alone is to blame."""
+        if self.together:
+            assert self.time - self.failing_since > 1, "others may still fail, too"
+        if len(self.together) == 1:
+            self.blamed[self.together[0]] += 1
+            self.failed_at_start[self.together[0]] += 1
+        self.together = []
 
     def deliver(self, one):
         if one.outbox and not one.is_cut_off:
@@ -514,7 +542,7 @@ class World:
             assert not status.is_present or silent_s <= LIMITS.heartbeat, "a silent process is not killed"
             is_starting = status.state is ProcessState.STARTING and not status.is_dying
             assert not is_starting or silent_s <= LIMITS.start, "a process that is never ready is not killed"
-        if generation is None or any(status.is_dying for status in membership.statuses.values()):
+        if generation is None or membership.failed or any(one.is_dying for one in membership.statuses.values()):
             return
         waited_s = self.time - generation.since
         assert membership.is_broken(generation) or waited_s <= LIMITS.progress, "a generation makes no progress"

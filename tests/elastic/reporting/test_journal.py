@@ -542,6 +542,13 @@ def test_who_is_left_out_after_failing_at_its_start_is_told():
     assert note.text == f"process 1:1 {why}: the run continues without it"
 
 
+def test_where_one_fails_at_its_start_and_all_are_restarted_nobody_is_said_to_continue():
+    history = History(policy=RecoveryPolicy("restart")).start(*ALL).form(held=())
+    history.texts()
+    history.die(D, why="exit code 1").at(1.1).tick()
+    assert history.texts() == ["process 1:1 died (exit code 1)", "all processes are restarted: 1:1 died"]
+
+
 def test_news_that_were_heard_before_what_was_seen_meanwhile_take_no_time():
     goodput = Goodput(0)
     goodput.go_live(0, 2)

@@ -57,7 +57,7 @@ def wait_to_begin(*_):
     os._exit(0)
 
 processes.wait_to_begin = wait_to_begin
-place = {"pipeline": 0, "stage": 0, "rank": 0, "platform": "gpu", "device": [0]}
+place = {"pipeline": 0, "stage": 0, "rank": 0, "platform": "gpu", "device": [0], "forming": 150.0}
 processes.member(Namespace(scratch=Path(sys.argv[1]), memory=Path(sys.argv[1]), by_rank=False, copy_every=1, **place))
 """
 
