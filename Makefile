@@ -32,7 +32,7 @@ faults: install  ## break real runs in every way that is known, and judge each t
 	$(BIN)/python -m benchmarks.faults $(FAULTS)
 
 # Three processes on two cores: a quarter of the time a test waits, for processes that it has started or for others.
-test: install  ## the quick tests (11 to 14 minutes on 2 quiet cores, as fast as these are)
+test: install  ## the quick tests (11 to 14 minutes on 2 quiet cores, by their speed)
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m 'not slow'
 
 test-all: install  ## all tests, and the quick ones on every newer Python that is installed
