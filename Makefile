@@ -63,8 +63,8 @@ $(VENV)/.docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	@touch $@
 
-mutations: install  ## make 96 lines wrong, one at a time; the quick tests have to find each (about an hour)
-	$(BIN)/python tests/mutations.py
+mutations: install  ## make 103 lines wrong, one at a time; the quick tests have to find each (about an hour)
+	$(BIN)/python -m tests.mutations
 
 lint: install  ## style, types
 	$(BIN)/ruff check .

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import mutations
-from tests.mutations import MUTATIONS, ROOT
+from tests.mutations import MUTATIONS
+from tests.mutations.trial import ROOT, main
 
 
 def test_every_mutation_changes_one_place_and_names_tests_that_are_there():
@@ -15,9 +15,9 @@ def test_every_mutation_changes_one_place_and_names_tests_that_are_there():
         assert mutation.wrong != mutation.right
         assert all((ROOT / test).exists() for test in mutation.tests), mutation.tests
     assert len({(mutation.path, mutation.right) for mutation in MUTATIONS}) == len(MUTATIONS) >= 30
-    assert {"experts", "pipeline", "schedules", "checkpoint"} <= {Path(m.path).parts[0] for m in MUTATIONS}
+    assert {"experts", "pipeline", "schedules", "checkpoint", "elastic"} <= {Path(m.path).parts[0] for m in MUTATIONS}
 
 
 @pytest.mark.slow
 def test_the_quick_tests_find_every_mutation():
-    assert mutations.main() == 0
+    assert main(MUTATIONS) == 0

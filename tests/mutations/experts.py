@@ -1,0 +1,140 @@
+"""Mistakes in routing, capacity by rank and by slot, the layer, the exchange, the update and placement."""
+
+from tests.mutations.mutation import Mutation
+
+DECODERS = ("tests/models/test_decoders.py",)
+ROUTING = ("tests/experts/test_routing.py", "tests/models/test_oracles.py")
+CAPACITY = (
+    "tests/experts/rank_capacity/test_token_split.py",
+    "tests/experts/rank_capacity/test_limits.py",
+    "tests/experts/rank_capacity/test_fixed_point.py",
+)
+ROW_EXCHANGE = ("tests/experts/rank_capacity/test_row_exchange.py",)
+LEAST_DROPS = ("tests/experts/rank_capacity/test_least_drops.py",)
+LAYER = ("tests/experts/test_layer.py",)
+EXCHANGE = ("tests/experts/test_exchange.py",)
+PLACEMENT = ("tests/experts/placement",)
+OPTIMIZER = ("tests/experts/test_optimizer_config.py", "tests/models/test_oracles.py")
+
+MUTATIONS = (
+    Mutation("experts/routing.py", "_, choices_TK = lax.top_k(lax", "_, choices_TK = lax.top_k(-lax", ROUTING),
+    Mutation("experts/routing.py", "gates_TK = gates_TK / jnp.sum(", "gates_TK = 3 * gates_TK / jnp.sum(", ROUTING),
+    Mutation(
+        "experts/routing.py",
+        "gates_TK = jnp.take_along_axis(scores_TE, choices_TK, axis=-1)",
+        "gates_TK = 3 * jnp.take_along_axis(scores_TE, choices_TK, axis=-1)",
+        ROUTING,
+    ),
+    Mutation(
+        "experts/routing.py", "return probs_TE.shape[1] * jnp.sum(", "return -probs_TE.shape[1] * jnp.sum(", ROUTING
+    ),
+    Mutation("experts/routing.py", "/ (tokens * top_k)", "/ tokens", ROUTING),
+    Mutation(
+        "experts/routing.py",
+        "(tokens * top_k)\n    sum_probs_E = jnp.sum(jnp.where(valid_T[:, None], probs_TE,",
+        "(tokens * top_k)\n    sum_probs_E = jnp.sum(jnp.where(True, probs_TE,",
+        ROUTING,
+    ),
+    Mutation("experts/exchange.py", "(pairs >> 16).astype", "(pairs >> 8).astype", EXCHANGE),
+    Mutation("experts/routing.py", "jnp.square(jax.nn.logsumexp(", "jnp.abs(jax.nn.logsumexp(", ROUTING),
+    Mutation("experts/routing.py", "keepdims=True) - counts_LE)", "keepdims=True) + counts_LE)", ROUTING),
+    Mutation("experts/routing.py", "gates_TK * gating.scale", "gates_TK / gating.scale", DECODERS),
+    Mutation("experts/optimizer_config.py", "schedule(count + 1)", "schedule(count)", OPTIMIZER),
+    Mutation("experts/optimizer_config.py", '"weight_decay": 0.1', '"weight_decay": 0.2', OPTIMIZER),
+    Mutation("experts/optimizer_config.py", '"b2": 0.95', '"b2": 0.9', OPTIMIZER),
+    Mutation(
+        "experts/rank_capacity/token_split.py",
+        "lax.scan(give, ",
+        "lax.scan(lambda g, s: (0 * g, give(g, s)[1]), ",
+        CAPACITY,
+    ),
+    Mutation(
+        "experts/rank_capacity/token_split.py", "return given_M + ends_M, ends_M", "return so_far_M, ends_M", CAPACITY
+    ),
+    Mutation(
+        "experts/rank_capacity/token_split.py",
+        "shares_NM << (BITS - _SHARE_BITS)",
+        "shares_NM << (BITS - _SHARE_BITS - 1)",
+        CAPACITY,
+    ),
+    Mutation(
+        "experts/rank_capacity/token_split.py",
+        "ratio(buffer, load_ND, 1 << _RATIO_BITS)",
+        "ratio(room, load_ND, 1 << _RATIO_BITS)",
+        CAPACITY,
+    ),
+    Mutation("experts/rank_capacity/limits.py", "room + 1), most) + 1", "room + 1), most)", CAPACITY),
+    Mutation(
+        "experts/rank_capacity/limits.py",
+        "counts_NE - by_class(kept_NDS), counts",
+        "counts_NE - sent_NE, counts",
+        CAPACITY,
+    ),
+    Mutation("experts/rank_capacity/fixed_point.py", "+ (lowest >> _HALF)", "", CAPACITY),
+    Mutation("experts/rank_capacity/fixed_point.py", "(high + low) >> _HALF", "high >> _HALF", CAPACITY),
+    Mutation(
+        "experts/rank_capacity/buffers.py", "axis=0, dtype=jnp.int32) - kept_NS", "axis=0, dtype=jnp.int32)", LAYER
+    ),
+    Mutation(
+        "experts/slot_capacity.py", "position_A // replicas_A, num_rows", "position_A % rows_per_slot, num_rows", LAYER
+    ),
+    Mutation(
+        "experts/slot_capacity.py", "slot_class[:, None] < classes_1E", "slot_class[:, None] <= classes_1E", LAYER
+    ),
+    Mutation(
+        "experts/slot_capacity.py",
+        "return take_rows(dy_YD, inverse_X, index_Y)",
+        "return take_rows(dy_YD, index_Y, inverse_X)",
+        LAYER,
+    ),
+    Mutation(
+        "experts/layer.py",
+        "popularity_E = lax.psum(pairs.popularity_E, axis)",
+        "popularity_E = pairs.popularity_E",
+        ("tests/train/test_mathematics.py",),
+    ),
+    Mutation(
+        "experts/exchange.py",
+        "return lax.all_to_all(sent_LSNw, axis, split_axis=2, concat_axis=2)",
+        "return lax.all_to_all(sent_LSNw, axis, split_axis=2, concat_axis=2)[:, :, ::-1]",
+        EXCHANGE,
+    ),
+    Mutation("experts/exchange.py", '"lnse,lsnw->lew"', '"lnse,lnsw->lew"', EXCHANGE),
+    Mutation(
+        "experts/grouped_matmul.py",
+        "weights_SXY.swapaxes(1, 2), groups, block)\n",
+        "weights_SXY, groups, block)\n",
+        ("tests/experts/test_grouped_matmul.py",),
+    ),
+    Mutation(
+        "experts/rank_capacity/row_exchange.py",
+        "counts_NN[own], counts_NN[:, own]",
+        "counts_NN[:, own], counts_NN[own]",
+        ROW_EXCHANGE,
+    ),
+    Mutation(
+        "experts/rank_capacity/row_exchange.py",
+        "sent_N, starts_NN[own], arr",
+        "sent_N, starts_NN[:, own], arr",
+        ROW_EXCHANGE,
+    ),
+    Mutation(
+        "experts/rank_capacity/row_exchange.py", "mine, counts_NN.T, buffers", "mine, counts_NN, buffers", ROW_EXCHANGE
+    ),
+    Mutation("experts/rank_capacity/row_exchange.py", "+ size - 1, 0) // size", ", 0) // size", ROW_EXCHANGE),
+    Mutation(
+        "experts/rank_capacity/row_exchange.py", 'device.platform != "cpu"', 'device.platform == "tpu"', ROW_EXCHANGE
+    ),
+    Mutation("experts/layer.py", "counts_NN.T, buffers", "counts_NN, buffers", LAYER),
+    Mutation("experts/rank_capacity/balanced_flow.py", "load_N < room,", "load_N < room - 1,", LEAST_DROPS),
+    Mutation("experts/placement/minmax.py", "tokens_E / counts_E.astype", "tokens_E * counts_E.astype", PLACEMENT),
+    Mutation("experts/placement/symi.py", "jnp.argmin(diff_E(counts_E))", "jnp.argmax(diff_E(counts_E))", PLACEMENT),
+    Mutation(
+        "experts/placement/packed.py", "jnp.argmin(jnp.where(filled_N", "jnp.argmax(jnp.where(filled_N", PLACEMENT
+    ),
+    Mutation("experts/placement/packed.py", "jnp.array([False, True])", "jnp.array([False, False])", PLACEMENT),
+    Mutation(
+        "experts/placement/packed.py", "helps = larger_M[other] < most", "helps = larger_M[other] > most", PLACEMENT
+    ),
+    Mutation("experts/placement/soundness.py", "if stray:", "if stray < 0:", PLACEMENT),
+)
