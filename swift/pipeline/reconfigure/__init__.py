@@ -4,12 +4,7 @@ The plan of a failure set, its compiled steps, the cache of executables, and mov
 workers.
 """
 
-from swift.pipeline.reconfigure.block_sharing import (
-    compiled_share,
-    saving_rows,
-    share_blocks,
-    share_key,
-)
+from swift.pipeline.reconfigure.block_sharing import compiled_share, saving_rows, share_blocks, share_key
 from swift.pipeline.reconfigure.block_transfer import LocalPiece, local_pieces, move_on_host, put_moved
 from swift.pipeline.reconfigure.compiled_steps import StepKind, Steps, WindowResult, program_key
 from swift.pipeline.reconfigure.cut_search import CutSearch

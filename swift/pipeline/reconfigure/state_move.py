@@ -90,12 +90,13 @@ class StateMove:
     def __init__(self, old: StepSpec, new: StepSpec, *, with_slots: bool = True):
         self._old, self._new = old, new
         self._programs: dict[tuple[jax.Device, _Plan, _Shapes], Compiled] = {}
-        state = old.abstract(with_slots=with_slots)
-        named = jax.tree_util.tree_flatten_with_path(state)[0]
-        self._shards = [jax.ShapeDtypeStruct(leaf.sharding.shard_shape(leaf.shape), leaf.dtype) for _, leaf in named]
-        self.has_blocks = not (old.chunks.are_stages and new.chunks.are_stages)
+        self._shards: list[jax.ShapeDtypeStruct] = []
         self._receipts: list[_Receipt] = []
+        self.has_blocks = not (old.chunks.are_stages and new.chunks.are_stages)
         if self.has_blocks:
+            named = jax.tree_util.tree_flatten_with_path(old.abstract(with_slots=with_slots))[0]
+            shapes = [(leaf.sharding.shard_shape(leaf.shape), leaf.dtype) for _, leaf in named]
+            self._shards = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
             move, names = BlockMove(old, new), [name_of(path) for path, _ in named]
             for row, devices in enumerate(new.live.mesh.devices):
                 pieces = [move.pieces(name, row) for name in names]

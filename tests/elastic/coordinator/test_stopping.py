@@ -258,16 +258,21 @@ def test_all_have_a_second_to_hear_which_iteration_is_the_last(monkeypatch):
     assert halt.after >= 5 + 1 / STEP_S
 
 
-def test_who_starts_again_is_told_how_far_the_run_is(monkeypatch):
-    run, (killed, _) = Run(monkeypatch), PROCESSES
+def runs_until_started_again(run, process):
+    """Kills a process after five iterations, and asks the run to stop once it is started again."""
 
-    def is_back():
-        if run.told.written >= 5 and Member(killed, 0) in run.stage.there:
-            run.stage.kill(Member(killed, 0))
-        return Member(killed, 1) in run.stage.there
+    def is_started():
+        if run.told.written >= 5 and Member(process, 0) in run.stage.there:
+            run.stage.kill(Member(process, 0))
+        return Member(process, 1) in run.stage.there
 
     with run.supervisor:
-        run.supervisor.run(is_back)
+        run.supervisor.run(is_started)
+
+
+def test_who_starts_again_is_told_how_far_the_run_is(monkeypatch):
+    run, (killed, _) = Run(monkeypatch), PROCESSES
+    runs_until_started_again(run, killed)
     assert run.stage.begun[Member(killed, 0)] == 0
     assert 5 <= run.stage.begun[Member(killed, 1)] <= run.told.written
 
@@ -387,14 +392,7 @@ def test_before_the_first_iteration_it_stops_at_once(monkeypatch):
 def test_who_is_starting_is_not_waited_for(monkeypatch):
     """It is ready at once, and would end the generation of the others to join them."""
     run, victim = Run(monkeypatch), PROCESSES[1]
-
-    def is_starting():
-        if run.told.written >= 5 and Member(victim, 0) in run.stage.there:
-            run.stage.kill(Member(victim, 0))
-        return Member(victim, 1) in run.stage.there
-
-    with run.supervisor:
-        run.supervisor.run(is_starting)
+    runs_until_started_again(run, victim)
     assert [halt.number for halt in run.stage.halts] == [2]
     assert run.kept.newest == run.told.written
 

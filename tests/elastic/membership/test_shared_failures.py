@@ -33,17 +33,24 @@ def connects(script, *processes):
     return script.tick(0.1)
 
 
+def all_are_restarted_twice(script, attempt, why, deadline):
+    """Three attempts of all fail, for which nobody is blamed: then the run ends and names the deadline to raise."""
+    before = deaths(script)
+    for _ in range(2):
+        assert attempt(script, *ALL) == [RestartAll(why)]
+        script.die(*ALL)
+        script.tick()
+    assert attempt(script, *ALL) == [
+        StopRun(f"{IN_VAIN}: {why} (where it takes longer: --deadline {deadline}=SECONDS)")
+    ]
+    assert deaths(script) == before
+
+
 @PLATFORMS
 def test_where_none_gets_connected_none_is_taken_to_be_the_one_that_fails(joins_once):
     script = restarting(joins_once=joins_once)
     end(script, D, A, B, C)
-    before, why = deaths(script), "no process was connected to all others in 4 s"
-    for _ in range(2):
-        assert connects(script, *ALL) == [RestartAll(why)]
-        script.die(*ALL)
-        script.tick()
-    assert connects(script, *ALL) == [StopRun(f"{IN_VAIN}: {why} (where it takes longer: --deadline forming=SECONDS)")]
-    assert deaths(script) == before
+    all_are_restarted_twice(script, connects, "no process was connected to all others in 4 s", "forming")
 
 
 def compiles(script, *processes):
@@ -59,14 +66,8 @@ def compiles(script, *processes):
 @PLATFORMS
 def test_where_none_gets_its_program_none_is_taken_to_be_the_one_that_fails(joins_once):
     """From the very first generation of the run, in which nothing is known of anybody."""
-    script, why = Script(recovery="restart", joins_once=joins_once), "no process had its program in 6 s"
-    before = deaths(script)
-    for _ in range(2):
-        assert compiles(script, *ALL) == [RestartAll(why)]
-        script.die(*ALL)
-        script.tick()
-    assert compiles(script, *ALL) == [StopRun(f"{IN_VAIN}: {why} (where it takes longer: --deadline progress=SECONDS)")]
-    assert deaths(script) == before
+    script = Script(recovery="restart", joins_once=joins_once)
+    all_are_restarted_twice(script, compiles, "no process had its program in 6 s", "progress")
 
 
 def test_who_alone_does_not_get_its_program_is_the_one_that_fails():

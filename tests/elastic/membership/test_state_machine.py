@@ -882,7 +882,7 @@ def test_a_run_that_is_to_stop_admits_who_is_the_last_of_a_stage():
 
 
 def test_a_run_that_is_to_stop_admits_no_part_of_a_worker():
-    """Of a worker of two processes one has died and is back."""
+    """One of a worker's two processes has died and is back."""
     processes = processes_of(Topology(2, 1, 2), by_rank=True)
     script = script_live(processes)
     script.membership, _ = script.membership.on(StopRequested(script.time))

@@ -290,7 +290,7 @@ class World:
             one.kill_is_due = False
 
     def note_death(self, one):
-        """Where all are restarted for one that fails at its start, it counts unless others fail, too."""
+        """Counts a failure at a start, for which all are restarted, unless others fail at the same time."""
         process, generation = one.member.process, self.membership.generation
         restarts_all = self.membership.policy.recovery == "restart" and generation is not None and not one.is_one_of_all
         if one.has_worked:
