@@ -26,6 +26,7 @@ from swift.elastic.membership import (
     GoLive,
     Kill,
     LeaveOut,
+    LoadAhead,
     Member,
     Membership,
     Message,
@@ -134,9 +135,10 @@ class MembershipDriver:
         checkpoints = self._context.checkpoints
         match command:
             case Form(_, members):
-                self._coordination.append(CoordinationService(len(members), self._context.spec.services))
+                if not command.stays_connected:
+                    self._coordination.append(CoordinationService(len(members), self._context.spec.services))
                 self.send(members, FormGroup(command, self._coordination[-1].address))
-            case Enter(_, members):
+            case LoadAhead(_, members) | Enter(_, members):
                 self.send(members, command)
             case GoLive():
                 return self._list_checkpoints()

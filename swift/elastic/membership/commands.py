@@ -13,12 +13,28 @@ class Form(NamedTuple):
         members: its members, sorted by process.
         after: iteration to finish before leaving; None: abort the current iteration at once.
         cut: stage that holds each block, by pipeline, while it runs; empty: those of the run.
+        stays_connected: whether the members, who are those of the live generation, keep its connections and devices.
     """
 
     number: int
     members: tuple[Member, ...]
     after: int | None = None
     cut: Holders = ()
+    stays_connected: bool = False
+
+
+class LoadAhead(NamedTuple):
+    """Command to all members of a live generation: load the programs of the next one as they run; answer ``Loaded``.
+
+    Attributes:
+        number: number of the live generation.
+        members: its members, which will be those of the next one.
+        cut: stage that will hold each block, by pipeline.
+    """
+
+    number: int
+    members: tuple[Member, ...]
+    cut: Holders
 
 
 class Enter(NamedTuple):
@@ -139,7 +155,7 @@ class StopRun(NamedTuple):
 
 
 Command = (
-    (Form | Enter | GoLive | RestoreState | ReshardState | StartGeneration)
+    (Form | LoadAhead | Enter | GoLive | RestoreState | ReshardState | StartGeneration)
     | (Kill | Retire | StartProcess | RestartAll)
     | (StageLost | LeaveOut | GiveUp | StopRun)
 )

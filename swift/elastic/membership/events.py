@@ -118,6 +118,18 @@ class CutRefused(NamedTuple):
     time: float
 
 
+class Loaded(NamedTuple):
+    """A member has loaded the programs that were to be loaded ahead, or cannot: it will as it forms the generation.
+
+    Attributes:
+        number: generation that it runs meanwhile.
+    """
+
+    member: Member
+    number: int
+    time: float
+
+
 class Done(NamedTuple):
     """A member has run all its iterations of this generation."""
 
@@ -227,7 +239,7 @@ class Tick(NamedTuple):
     time: float
 
 
-Message = Ready | Departed | Formed | Heartbeat | PhaseTimed | CutRefused | Done
+Message = Ready | Departed | Formed | Heartbeat | PhaseTimed | CutRefused | Loaded | Done
 """Events that processes send; the supervisor observes the others."""
 Event = (Started | Died | FaultInjected | Message | Woke | Tick) | (
     CheckpointsListed | Restored | RestoreFailed | CutFound | MayRestart | StopRequested

@@ -1,6 +1,17 @@
 """Detection of failed processes by their deadlines: silent or late ones, and killed ones that do not die.
 
 The exit of a process is detected where its parent collects it, see ``swift.elastic.transport.child_processes``.
+
+A process in a system call that does not return (state D) cannot be killed: after ``Deadlines.dying`` it is retired, and
+the next generation forms without it. Nothing that it may still do can harm the run:
+
+- Once SIGKILL was sent, it runs no further instruction of its own. The kernel may complete the system call: a write to
+  a file under a temporary name, which is never renamed. Its sockets and memory belong to the old generation, which no
+  other process still uses.
+- If the signal has not reached it because its node does not respond either, it is alone: the others have left the
+  generation and closed their sockets, so it can finish no iteration that needs them. The next generation has new
+  sockets, its own coordination service and devices, and admits its members only. Messages of a retired process are
+  ignored; states that it keeps have the stamp of an older generation and belong to a process that is never restarted.
 """
 
 from collections.abc import Iterator

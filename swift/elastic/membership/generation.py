@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from swift.elastic.membership.commands import Form, GoLive, ReshardState, RestoreState
+from swift.elastic.membership.commands import Form, GoLive, LoadAhead, ReshardState, RestoreState
 from swift.elastic.membership.members import Member, Process, Stamp
 
 
@@ -24,6 +24,9 @@ class Generation:
         restoring: command for the state that its members wait for; None: they wait for none.
         base: iteration after which its members run; None before they do.
         done: members that have run all their iterations.
+        ahead: command to load the programs of the next one while it runs; None: there was none.
+        ahead_since: time of that command, in seconds.
+        loaded: members that have done so.
     """
 
     form: Form
@@ -37,6 +40,9 @@ class Generation:
     restoring: RestoreState | ReshardState | None = None
     base: int | None = None
     done: frozenset[Member] = frozenset()
+    ahead: LoadAhead | None = None
+    ahead_since: float = 0.0
+    loaded: frozenset[Member] = frozenset()
 
     @property
     def is_live(self) -> bool:

@@ -166,7 +166,7 @@ def killed(run: RunT, members: Collection[Member], time: float, *, is_blameless:
 
 
 def retired(run: RunT, late: Collection[ProcessStatus]) -> tuple[RunT, Commands]:
-    """Returns the membership without processes that were killed and do not die, see ``state_machine``."""
+    """Returns the membership without processes that were killed and do not die, see ``failure_detector``."""
     why = f"was killed, and has not died in {run.deadlines.dying:g} s"
     statuses = [replace(one, state=ProcessState.RETIRED, is_dying=False, is_blameless=False) for one in late]
     return run.with_statuses(*statuses), tuple(Retire(status.member, why) for status in late)

@@ -4,7 +4,17 @@ from dataclasses import replace
 from typing import TypeVar
 
 from swift.elastic.membership.commands import Commands, Enter, Kill
-from swift.elastic.membership.events import CutRefused, Departed, Done, Formed, Heartbeat, Message, PhaseTimed, Ready
+from swift.elastic.membership.events import (
+    CutRefused,
+    Departed,
+    Done,
+    Formed,
+    Heartbeat,
+    Loaded,
+    Message,
+    PhaseTimed,
+    Ready,
+)
 from swift.elastic.membership.run_status import ProcessState, ProcessStatus, RunStatus
 
 RunT = TypeVar("RunT", bound=RunStatus)
@@ -36,6 +46,8 @@ def after_message(run: RunT, message: Message) -> tuple[RunT, Commands]:
             return _after_formed(run.with_statuses(status), message), ()
         case PhaseTimed():
             return _after_phase(run.with_statuses(status), message), ()
+        case Loaded():
+            return _after_loaded(run.with_statuses(status), message), ()
         case Done():
             return _after_done(run.with_statuses(status), message), ()
 
@@ -93,6 +105,13 @@ def _after_phase(run: RunT, timed: PhaseTimed) -> RunT:
     if timed.phase != "link" or generation.is_live:
         return run
     return replace(run, generation=replace(generation, since=timed.time, linked=generation.linked | {timed.member}))
+
+
+def _after_loaded(run: RunT, loaded: Loaded) -> RunT:
+    generation = run.generation
+    if generation is None or generation.ahead is None or loaded.number != generation.form.number:
+        return run
+    return replace(run, generation=replace(generation, loaded=generation.loaded | {loaded.member}))
 
 
 def _after_done(run: RunT, done: Done) -> RunT:

@@ -11,19 +11,8 @@ process that may still be running is never left out of a generation: it is kille
 death.
 
 When a member is lost, the others continue re-routed. Once a better cut is prepared for them, and moving pays, they
-form a generation with it, as for a joiner; every other generation has the cuts of the run, so that blocks move back
-when anything changes.
-
-A process in a system call that does not return (state D) cannot be killed: after ``Deadlines.dying`` it is retired, and
-the next generation forms without it. Nothing that it may still do can harm the run:
-
-- Once SIGKILL was sent, it runs no further instruction of its own. The kernel may complete the system call: a write to
-  a file under a temporary name, which is never renamed. Its sockets and memory belong to the old generation, which no
-  other process still uses.
-- If the signal has not reached it because its node does not respond either, it is alone: the others have left the
-  generation and closed their sockets, so it can finish no iteration that needs them. The next generation has new
-  sockets, its own coordination service and devices, and admits its members only. Messages of a retired process are
-  ignored; states that it keeps have the stamp of an older generation and belong to a process that is never restarted.
+load its programs while they run, and then form a generation with it, in which they keep their connections and devices.
+Every other generation has the cuts of the run, so that blocks move back when anything changes.
 """
 
 from collections.abc import Sequence
@@ -35,6 +24,7 @@ from swift.elastic.membership.commands import (
     Commands,
     Form,
     GoLive,
+    LoadAhead,
     ReshardState,
     RestoreState,
     StageLost,
@@ -172,7 +162,18 @@ class Membership(RunStatus):
             joined = ", ".join(sorted(str(member.process) for member in joiners))
             return self._form_next(generation, time, f"{joined} can rejoin", after=max(entered) + 1)
         if min(entered) > 0 and self.moves.found is not None and (better := self.moves.better(self.failed_workers)):
-            return self._form(time, after=max(entered) + 1, better=better)
+            return self._move(generation, time, better, after=max(entered) + 1)
+        return self, ()
+
+    def _move(self, live: Generation, time: float, better: CutFound, after: int) -> tuple["Membership", Commands]:
+        """Forms a generation with a better cut once its members have loaded the programs, or that takes too long."""
+        ahead = LoadAhead(live.form.number, live.form.members, better.cut)
+        if live.ahead != ahead:
+            asked = replace(live, ahead=ahead, ahead_since=time, loaded=frozenset())
+            return replace(self, generation=asked), (ahead,)
+        is_late = time - live.ahead_since > self.deadlines.progress
+        if is_late or live.loaded >= set(ahead.members):
+            return self._form(time, after=after, better=better)
         return self, ()
 
     def _decide_forming(self, generation: Generation, time: float) -> tuple["Membership", Commands]:
@@ -221,7 +222,9 @@ class Membership(RunStatus):
         lost = self.unserved_stages
         if lost:
             return self._await_stages(lost, time)
-        form = Form(self.number + 1, self.present(), after, () if better is None else better.cut)
+        form = Form(self.number + 1, self.present(), after)
+        if better is not None:  # of a live generation whose members are all there
+            form = form._replace(cut=better.cut, stays_connected=not self.policy.joins_once)
         statuses = [
             replace(status, state=ProcessState.FORMING if status.member in form.members else ProcessState.WAITING)
             for status in self.statuses.values()

@@ -21,6 +21,7 @@ from swift.elastic.membership import (
     Holders,
     Kill,
     LeaveOut,
+    LoadAhead,
     Member,
     Membership,
     PhaseTimed,
@@ -224,7 +225,9 @@ class Journal:
         match command:
             case Form():
                 return [self._on_form(command, time)]
-            case Enter() | RestoreState() | ReshardState() | StartGeneration() | StartProcess() | StopRun():
+            case (
+                LoadAhead() | Enter() | RestoreState() | ReshardState() | StartGeneration() | StartProcess() | StopRun()
+            ):
                 return []
             case GoLive():
                 return [self._on_go_live(command, time, after)]

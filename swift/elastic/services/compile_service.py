@@ -19,7 +19,6 @@ from typing import NamedTuple, NoReturn, TextIO
 
 import jax
 from jax.extend.backend import clear_backends
-from jax.sharding import Mesh
 
 from swift.elastic.compile_only_group import CompileOnlyGroup
 from swift.elastic.elastic_ranks import ElasticSpecs
@@ -36,7 +35,6 @@ from swift.elastic.transport import (
 )
 from swift.elastic.worker import LineWriter, configure_jax
 from swift.errors import RunError
-from swift.mesh import AXES, LiveMesh
 from swift.pipeline import BetterCut, Configuration, Cuts, Plan, Recut, Steps, StepSpec, neighbours
 from swift.pipeline.reconfigure import (
     ExecutableCache,
@@ -170,7 +168,7 @@ class CompileService:
         keys = [program_key(configuration, num_ranks, kind, keep_state=True) for kind in job.kinds]
         has_R = _has_state(job, configuration)
         if not all(has_R) or before.chunks != spec.chunks:
-            keys.append(share_key(before, spec, has_R))
+            keys.append(share_key(before, spec, has_R, configuration.device_rows))
         if job.num_ranks is not None:
             keys.append(slots_key(spec))
             keys += [neighbour_key(num_ranks, k) for k in self._experts_of_copies(job.num_ranks)]
@@ -192,8 +190,7 @@ class CompileService:
     ) -> None:
         """Compiles just as a process of the run does when it forms a generation."""
         topology, num_sequences = spec.live.topology, self._experiment.sequences_per_microbatch
-        grid = Mesh(group.grid(topology.num_expert_ranks), AXES)
-        live = LiveMesh(topology, configuration.rows, grid)
+        live = configuration.live_mesh(topology, group.grid(topology.num_expert_ranks))
         before, spec = before.at(live), spec.at(live)
         steps = Steps(spec, configuration, num_sequences, self._executables, keep_state=True)
         for kind in job.kinds:
@@ -201,7 +198,7 @@ class CompileService:
                 steps.compiled(kind)
         has_R = _has_state(job, configuration)
         if not all(has_R) or before.chunks != spec.chunks:
-            compiled_share(before, spec, self._executables, has_R)
+            compiled_share(before, spec, self._executables, has_R, configuration.device_rows)
         if job.num_ranks is not None:
             compiled_slots(spec, self._executables)
             for k in self._experts_of_copies(job.num_ranks):

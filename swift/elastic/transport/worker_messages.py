@@ -13,6 +13,8 @@ from swift.elastic.membership import (
     Form,
     Formed,
     Heartbeat,
+    LoadAhead,
+    Loaded,
     Member,
     Message,
     PhaseTimed,
@@ -110,13 +112,13 @@ class DataUnreadable(NamedTuple):
     why: str
 
 
-WorkerCommand = Begin | FormGroup | Enter | StartGeneration | Halt | Hang | Stop
+WorkerCommand = Begin | FormGroup | LoadAhead | Enter | StartGeneration | Halt | Hang | Stop
 WorkerMessage = Message | Record | Planned | SnapshotKept | SnapshotMissed | DataUnreadable
 
 
-WORKER_COMMANDS = Codec[WorkerCommand](Begin, FormGroup, Enter, StartGeneration, Halt, Hang, Stop)
+WORKER_COMMANDS = Codec[WorkerCommand](Begin, FormGroup, LoadAhead, Enter, StartGeneration, Halt, Hang, Stop)
 WORKER_MESSAGES = Codec[WorkerMessage](
-    *(Ready, Departed, Formed, Heartbeat, PhaseTimed, CutRefused, Done),
+    *(Ready, Departed, Formed, Heartbeat, PhaseTimed, CutRefused, Loaded, Done),
     *(Record, Planned, SnapshotKept, SnapshotMissed, DataUnreadable),
     implied=("member", "time"),  # the supervisor knows the sender of a line, and when it came
 )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, TextIO
 
-from swift.elastic.membership import Enter, Heartbeat, PhaseTimed, StartGeneration
+from swift.elastic.membership import Enter, Heartbeat, LoadAhead, PhaseTimed, StartGeneration
 from swift.elastic.transport import (
     WORKER_COMMANDS,
     WORKER_MESSAGES,
@@ -49,6 +49,7 @@ class CommandListener:
         source: stream of commands, a line each.
         aborter: function called with the number of a generation for which the current one has to be left at once, also
             during a collective; returns a function to call repeatedly until the main thread has taken the command.
+        load_ahead: function called with a command to load programs; returns at once.
         gone: function called when the supervisor is gone; does not return.
 
     Attributes:
@@ -57,8 +58,14 @@ class CommandListener:
         hangs: whether the next iteration is never to end.
     """
 
-    def __init__(self, source: TextIO, aborter: Callable[[int], Callable[[], None]], gone: Callable[[], NoReturn]):
-        self._source, self._aborter, self._gone = source, aborter, gone
+    def __init__(
+        self,
+        source: TextIO,
+        aborter: Callable[[int], Callable[[], None]],
+        load_ahead: Callable[[LoadAhead], None],
+        gone: Callable[[], NoReturn],
+    ):
+        self._source, self._aborter, self._load_ahead, self._gone = source, aborter, load_ahead, gone
         self._changed = threading.Condition()
         self._step: Enter | StartGeneration | None = None  # newest command to enter or to run
         self._taken = 0  # generation that the main thread forms
@@ -117,6 +124,8 @@ class CommandListener:
             # Before the main thread knows the command: until then, its present generation is the one to abort.
             abort = self._aborter(command.form.number)
             threading.Thread(target=self._abort_until_taken, args=(command.form.number, abort), daemon=True).start()
+        if isinstance(command, LoadAhead):
+            self._load_ahead(command)
         with self._changed:
             match command:
                 case FormGroup():

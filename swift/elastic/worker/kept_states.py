@@ -5,10 +5,13 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import jax
+
 from swift.elastic.membership import Stamp
 from swift.elastic.state import SharedMemoryStore
-from swift.mesh import fetch_shards
-from swift.pipeline import TrainState
+from swift.mesh import fetch_shards, place_shards, shard_shapes
+from swift.pipeline import StepSpec, TrainState
+from swift.pipeline.reconfigure import on_mesh
 
 
 class KeptStates:
@@ -46,14 +49,28 @@ class KeptStates:
                 store stays until they have them. None: they hold the same.
         """
         self._moved_from = None if moved is None else stamp
+        self.on_devices.clear()
         self.on_devices[moved or stamp] = state
         self._own_stamps &= {stamp}
         self.store.keep_only(frozenset({stamp}))
         self._copied = tuple(self.store.stamps())
 
-    def load(self, stamp: Stamp, like: Any) -> Any:
-        """Loads this process's part of a state from the store; see ``SharedMemoryStore.load``."""
-        return self.store.load(stamp, like, is_own=stamp in self._own_stamps)
+    def placed(self, stamp: Stamp, spec: StepSpec, *, is_there: bool) -> TrainState:
+        """Puts this process's part of a state on its devices, those of the mesh of ``spec``; zeros if it has none.
+
+        Args:
+            stamp: stamp of the state.
+            spec: spec of the state.
+            is_there: whether this process has its part, see ``SharedMemoryStore.load``.
+        """
+        live, shapes, parts = spec.live, spec.abstract(with_slots=True), None
+        if is_there and stamp in self.on_devices:  # they are those of the generation before
+            return on_mesh(self.on_devices[stamp], live, spec.specs)
+        if is_there:
+            num_devices = sum(device.process_index == jax.process_index() for device in live.mesh.devices.flat)
+            like = shard_shapes(spec.specs, shapes, num_devices)
+            parts = self.store.load(stamp, like, is_own=stamp in self._own_stamps)
+        return place_shards(parts, live, spec.specs, shapes)
 
     def keep(self) -> None:
         """Keeps the states on the devices, and removes older ones.

@@ -6,26 +6,23 @@ run's executable cache.
 """
 
 import gc
-import os
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TextIO
 
 import jax
 from jax.extend.backend import clear_backends
-from jax.sharding import Mesh
 
 from swift.data import DataError, check_same_data
 from swift.elastic.elastic_ranks import ElasticSpecs
-from swift.elastic.jax_group import JaxGroup, is_aborted
+from swift.elastic.jax_group import is_aborted
 from swift.elastic.membership import (
     CutRefused,
     Departed,
     Formed,
     Holders,
+    Loaded,
     Member,
     Process,
     Ready,
@@ -37,13 +34,15 @@ from swift.elastic.membership import (
 from swift.elastic.state import Handover, NeighbourCopies
 from swift.elastic.transport import DataUnreadable, FormGroup
 from swift.elastic.worker.control_channel import CommandListener, ControlChannel
+from swift.elastic.worker.generation_programs import AheadLoader, GenerationPrograms
 from swift.elastic.worker.generation_run import GenerationRun, GenerationStates, run_generation
+from swift.elastic.worker.group_waits import GroupWaits
 from swift.elastic.worker.kept_states import KeptStates
-from swift.elastic.worker.worker_spec import CONNECT_S, STUCK, WorkerSpec
+from swift.elastic.worker.worker_spec import CONNECT_S, WorkerSpec
 from swift.errors import RunError
-from swift.mesh import AXES, LiveMesh, own_row, place_shards, shard_shapes
+from swift.mesh import own_row, place_shards, shard_shapes
 from swift.pipeline import Configuration, Cuts, Steps, StepSpec, TrainState, UnknownCut
-from swift.pipeline.reconfigure import blocks_spec, compiled_init, compiled_share, compiled_slots
+from swift.pipeline.reconfigure import blocks_spec, compiled_init, compiled_slots
 from swift.train.checkpoints import split_of
 
 _GRACE_S = 5.0
@@ -82,13 +81,13 @@ class WorkerProcess:
         gc.collect()
         gc.freeze()  # objects that exist now stay: leaving a generation need not traverse them
         self._num_devices = 1 if worker_spec.by_rank else self._experiment.topology.num_expert_ranks
-        self._group: JaxGroup | None = None
-        self._number = 0  # of the generation that the main thread forms or runs
+        self._waits = GroupWaits(self._kept.keep)
         self._members: tuple[Member, ...] = ()  # of the last generation
         self._neighbour_copies: NeighbourCopies | None = None
-        self._abort_limit_s: float | None = None  # time limit of the main thread to react to an abort
         self._channel = ControlChannel(worker_spec.gone)
-        self._commands = CommandListener(commands, self._aborter, worker_spec.gone)
+        loaded = partial(self._channel.send, Loaded)
+        self._ahead = AheadLoader(self._cuts, self._executables, num_sequences, loaded)
+        self._commands = CommandListener(commands, self._waits.aborter, self._ahead.load, worker_spec.gone)
 
     def run(self, done: int) -> None:
         """Forms and runs generations until the supervisor ends the process.
@@ -124,10 +123,11 @@ class WorkerProcess:
     def _join_generation(self, command: FormGroup) -> None:
         """Leaves the last generation, forms this one and runs it, unless it is aborted before."""
         number, members = command.form.number, command.form.members
-        self._number = number
+        self._waits.number = number
         self._channel.generation = self._channel.entered = self._channel.finished = 0
         with self._channel.timed(number, "leave"):
-            self._leave()
+            loaded = self._ahead.end(command.form.cut)
+            self._leave(stays_connected=command.form.stays_connected)
             self._hand_over(members)
             present = {member.process.worker for member in members}
             failed = frozenset(self._experiment.topology.workers) - present
@@ -135,11 +135,12 @@ class WorkerProcess:
             spec, configuration = self._cuts.spec(recut), self._cuts.configure(recut, failed)
             if self._worker_spec.is_elastic:
                 spec = self._specs.on(len(members))
-            clear_backends()  # nothing of it may stay on devices
+            if self._waits.group is None:
+                clear_backends()  # nothing of it may stay on devices
         self._channel.send(Departed, number=number)
         if not self._commands.wait_to_enter(number):
             return
-        steps = self._form_group(command, configuration, spec)
+        programs = loaded or GenerationPrograms(self._form_group(command, configuration, spec))
         held, found = self._kept.store.stamps(), frozenset[tuple[Process, Stamp]]()
         if self._handover is not None:
             found = self._handover.found(self._worker_spec.process, held, self._num_classes)
@@ -147,8 +148,8 @@ class WorkerProcess:
         start = self._commands.wait_to_start(number)
         if start is not None:
             with self._channel.timed(number, "state"):
-                self._restore_state(steps, start, command.form.cut)
-            self._run_generation(command, steps, start)
+                self._restore_state(programs, start, command.form.cut)
+            self._run_generation(command, programs.steps, start)
 
     def _run_generation(self, command: FormGroup, steps: Steps, start: StartGeneration) -> None:
         plans, (train, validation) = self._cuts.configure(None, frozenset()).plans, self._data
@@ -162,7 +163,7 @@ class WorkerProcess:
             validation=validation,
             channel=self._channel,
             commands=self._commands,
-            abortable=lambda window_s: self._abortable(max(_STUCK_S, _STUCK_FACTOR * window_s)),
+            abortable=lambda window_s: self._waits.abortable(max(_STUCK_S, _STUCK_FACTOR * window_s)),
         )
         states = GenerationStates(
             generation=generation,
@@ -173,18 +174,22 @@ class WorkerProcess:
             copy_if_due=self._kept.copy_if_due,
             restored=max(self._kept.on_devices) if start.is_restored else None,
         )
+        assert self._waits.group is not None, "it has formed the generation"
+        self._ahead.begin(command.form.number, steps, self._waits.group.grid(steps.spec.live.num_ranks))
         run_generation(generation, start, states)
 
-    def _leave(self) -> None:
-        """Leaves the last generation, after keeping its states; everything on its devices is dropped."""
+    def _leave(self, *, stays_connected: bool) -> None:
+        """Leaves the last generation, after keeping its states; unless it stays connected, everything is dropped."""
         if self._neighbour_copies is not None:
             self._neighbour_copies.close()
         self._neighbour_copies = None
         self._kept.keep()
+        if stays_connected:
+            return
         self._kept.on_devices.clear()
-        if self._group is not None:
-            self._group.leave()
-        self._group = None
+        if self._waits.group is not None:
+            self._waits.group.leave()
+        self._waits.group = None
 
     def _hand_over(self, members: tuple[Member, ...]) -> None:
         """Hands over what others may need of this process, if the members are not those of the last generation."""
@@ -199,19 +204,21 @@ class WorkerProcess:
         self._members = members
 
     def _form_group(self, command: FormGroup, configuration: Configuration, spec: StepSpec) -> Steps:
-        """Connects to the other members, and loads or compiles the program."""
-        number, rows, topology = command.form.number, configuration.rows, spec.live.topology
+        """Connects to the other members, unless it stays connected, and loads or compiles the program."""
+        number, topology = command.form.number, spec.live.topology
         processes, process = [member.process for member in command.form.members], self._worker_spec.process
         with self._channel.timed(number, "link"):
-            index = [row.worker for row in rows].index(process.worker)
-            per_worker = topology.num_expert_ranks // self._num_devices
-            rank = processes.index(process) if self._worker_spec.is_elastic else process.rank
-            with self._abortable(CONNECT_S + _STUCK_S):
-                index, num_processes = index * per_worker + rank, len(rows) * per_worker
-                self._group = self._worker_spec.group(command.address, index, num_processes)
-                self._group.join()
+            if self._waits.group is None:
+                row = [row.worker for row in configuration.rows].index(process.worker)
+                per_worker = topology.num_expert_ranks // self._num_devices
+                rank = processes.index(process) if self._worker_spec.is_elastic else process.rank
+                index = configuration.device_rows[row] * per_worker + rank
+                with self._waits.abortable(CONNECT_S + _STUCK_S):
+                    num_processes = len(configuration.rows) * per_worker
+                    self._waits.group = self._worker_spec.group(command.address, index, num_processes)
+                    self._waits.group.join()
         with self._channel.timed(number, "program"):
-            live = LiveMesh(topology, rows, Mesh(self._group.grid(topology.num_expert_ranks), AXES))
+            live = configuration.live_mesh(topology, self._waits.group.grid(topology.num_expert_ranks))
             num_sequences = self._experiment.sequences_per_microbatch
             steps = Steps(spec.at(live), configuration, num_sequences, self._executables, keep_state=True)
             steps.compiled(steps.main)
@@ -221,12 +228,12 @@ class WorkerProcess:
             self._neighbour_copies = NeighbourCopies(steps.spec, self._executables, copies, process, processes, config)
         return steps
 
-    def _restore_state(self, steps: Steps, start: StartGeneration, cut: Holders) -> None:
+    def _restore_state(self, programs: GenerationPrograms, start: StartGeneration, cut: Holders) -> None:
         """Puts the state to resume from on the devices, and removes all other states.
 
         Where workers hold other blocks than those with which it was computed, it is kept until they have them.
         """
-        spec, go = steps.spec, start.go
+        spec, go = programs.steps.spec, start.go
         live, stamp = spec.live, go.stamp or Stamp(go.number, 0)
         moved = Stamp(go.number, stamp.step) if go.cut != cut else None
         if go.stamp is None:
@@ -239,61 +246,31 @@ class WorkerProcess:
             snapshots.keep_only(frozenset({stamp}))
         else:
             before = spec if go.cut == cut else blocks_spec(self._cuts.spec(None).at(live), go.cut)
-            state = self._state_of_members(before, spec, stamp, {member.process for member in go.holders})
+            holders = {member.process for member in go.holders}
+            state = self._state_of_members(before, programs, stamp, holders)
         self._kept.begin(stamp, jax.block_until_ready(state), moved)
         if self._handover is not None:
             self._handover.withdraw(self._worker_spec.process, kept=frozenset({stamp}))
 
-    def _state_of_members(self, before: StepSpec, spec: StepSpec, stamp: Stamp, holders: set[Process]) -> TrainState:
+    def _state_of_members(
+        self, before: StepSpec, programs: GenerationPrograms, stamp: Stamp, holders: set[Process]
+    ) -> TrainState:
         """Returns a state of which some members hold their parts: this process's own, and blocks of others.
 
         Args:
             before: spec of the parts.
-            spec: spec of the state to return, on the same mesh.
+            programs: programs for the state to return, on the same mesh.
             stamp: stamp of the state.
             holders: processes that hold their parts.
         """
-        live, shapes, parts = spec.live, before.abstract(with_slots=True), None
-        if self._worker_spec.process in holders:
-            like = shard_shapes(before.specs, shapes, self._num_devices)
-            parts = self._kept.load(stamp, like)
-        state = place_shards(parts, live, before.specs, shapes)
+        spec, live = programs.steps.spec, before.live
+        state = self._kept.placed(stamp, before, is_there=self._worker_spec.process in holders)
         whole = whole_workers(processes_of(live.topology, by_rank=self._worker_spec.by_rank), holders)
         has_R = [worker in whole for worker in live.workers]
         if not all(has_R) or before is not spec:
-            share = compiled_share(before, spec, self._executables, has_R)
-            with self._abortable(_STUCK_S):
+            share = programs.share(before, has_R, self._executables)
+            with self._waits.abortable(_STUCK_S):
                 state, has_arrived = jax.block_until_ready(share(state))
             if not own_row(has_arrived):
                 raise RunError(f"the state of a peer has not arrived as it was sent, after iteration {stamp.step}")
         return state
-
-    @contextmanager
-    def _abortable(self, limit_s: float) -> Iterator[None]:
-        """Context of calls that no signal interrupts: once aborted they end in ``limit_s``, or the process does."""
-        self._abort_limit_s = limit_s
-        try:
-            yield
-        finally:
-            self._abort_limit_s = None
-
-    def _aborter(self, number: int) -> Callable[[], None]:
-        """Returns the function that aborts the collectives of generations before this one, see ``CommandListener``."""
-        begun = time.monotonic()
-
-        def abort() -> None:
-            # Read anew each time, as the main thread may only now connect; and before the number, which is then its own
-            # or a later one's.
-            group, limit_s = self._group, self._abort_limit_s
-            if self._number >= number:
-                return
-            if group is not None:
-                group.abort()
-            if limit_s is not None and time.monotonic() - begun > limit_s:
-                # A connection that broke during a send may never be reported (see JaxGroup.abort), and nothing
-                # interrupts the creation of a backend. The next incarnation of this process finds the state.
-                print(f"cannot be aborted for {limit_s:g} s: this process ends", file=sys.stderr, flush=True)
-                self._kept.keep()
-                os._exit(STUCK)
-
-        return abort

@@ -4,7 +4,14 @@ The plan of a failure set, its compiled steps, the cache of executables, and mov
 workers.
 """
 
-from swift.pipeline.reconfigure.block_sharing import compiled_share, saving_rows, share_blocks, share_key
+from swift.pipeline.reconfigure.block_sharing import (
+    Share,
+    compiled_share,
+    on_mesh,
+    saving_rows,
+    share_blocks,
+    share_key,
+)
 from swift.pipeline.reconfigure.block_transfer import LocalPiece, local_pieces, move_on_host, put_moved
 from swift.pipeline.reconfigure.compiled_steps import StepKind, Steps, WindowResult, program_key
 from swift.pipeline.reconfigure.cut_search import CutSearch
@@ -37,6 +44,7 @@ __all__ = [
     "Prepare",
     "Reconfiguration",
     "Recut",
+    "Share",
     "StateMove",
     "StateShape",
     "StepKind",
@@ -52,6 +60,7 @@ __all__ = [
     "move_on_host",
     "move_state",
     "neighbours",
+    "on_mesh",
     "program_key",
     "put_moved",
     "reshape_state",

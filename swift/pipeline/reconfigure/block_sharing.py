@@ -9,7 +9,6 @@ C chunks, R mesh rows, T rounds.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -26,6 +25,9 @@ from swift.pipeline.chunk_rounds import NONE, Rounds
 from swift.pipeline.reconfigure.executable_cache import ExecutableCache
 from swift.pipeline.runtime import EMBEDDING_AND_HEAD, ChunkLayers, StepSpec, TrainState, group_of
 
+Share = Callable[[TrainState], tuple[TrainState, jax.Array]]
+"""A function from a state to one in which every row has its chunks, and bool[worker]: whether they have arrived."""
+
 
 def saving_rows(spec: StepSpec) -> tuple[int, ...]:
     """Rows of the mesh whose states together have every chunk; where a chunk is a stage, the lowest of each stage."""
@@ -36,9 +38,7 @@ def saving_rows(spec: StepSpec) -> tuple[int, ...]:
     return tuple(chosen)
 
 
-def share_blocks(
-    old: StepSpec, new: StepSpec, has_R: Sequence[bool]
-) -> Callable[[TrainState], tuple[TrainState, jax.Array]]:
+def share_blocks(old: StepSpec, new: StepSpec, has_R: Sequence[bool]) -> Share:
     """Makes a function, to be jitted, that gives every row all chunks that it is to hold.
 
     Args:
@@ -84,7 +84,7 @@ def move_between_processes(state: TrainState, old: StepSpec, new: StepSpec) -> t
     """
     before = set(old.live.rows)
     has_R = [row in before for row in new.live.rows]
-    kept = map_specs(partial(_kept, new.live, has_R), new.specs, state)
+    kept = on_mesh(state, new.live, new.specs, has_R)
     share = None if all(has_R) else jax.jit(share_blocks(new, new, has_R), donate_argnums=0).lower(kept).compile()
     # Collectives among some devices begin with all that take part: gloo waits for 30 s, and others may still compile.
     multihost_utils.sync_global_devices("reconfigured")
@@ -96,18 +96,29 @@ def move_between_processes(state: TrainState, old: StepSpec, new: StepSpec) -> t
     return kept, has_R.count(False) * new.live.num_ranks * new.state_bytes
 
 
-def _kept(live: LiveMesh, has_R: Sequence[bool], spec: PartitionSpec, leaf: jax.Array) -> jax.Array:
-    """An array on a live mesh, with zeros in rows that do not have it yet."""
-    shard_on = {shard.device: shard.data for shard in leaf.addressable_shards}
-    empty = np.zeros(leaf.sharding.shard_shape(leaf.shape), leaf.dtype)
-    shards = [
-        shard_on[device] if has else jax.device_put(empty, device)
-        for has, devices in zip(has_R, live.mesh.devices, strict=True)
-        for device in devices
-        if device.process_index == jax.process_index()
-    ]
-    shape = (live.num_live, *leaf.shape[1:])
-    return jax.make_array_from_single_device_arrays(shape, live.shardings(spec), shards)
+def on_mesh(state: TrainState, live: LiveMesh, specs: Any, has_R: Sequence[bool] | None = None) -> TrainState:
+    """A state that devices have, as arrays of another mesh: nothing is copied.
+
+    Args:
+        state: arrays ``[worker, ...]``.
+        live: mesh on which it is to be; its devices have the shards of this process, but for rows without state.
+        specs: RANKED or SHARED for each array, or a prefix tree of them.
+        has_R: whether each row has its state; the others get zeros. None: all have.
+    """
+
+    def moved(spec: PartitionSpec, leaf: jax.Array) -> jax.Array:
+        shard_on = {shard.device: shard.data for shard in leaf.addressable_shards}
+        empty = np.zeros(leaf.sharding.shard_shape(leaf.shape), leaf.dtype)
+        shards = [
+            shard_on[device] if has else jax.device_put(empty, device)
+            for has, devices in zip(has_R or [True] * live.num_live, live.mesh.devices, strict=True)
+            for device in devices
+            if device.process_index == jax.process_index()
+        ]
+        shape = (live.num_live, *leaf.shape[1:])
+        return jax.make_array_from_single_device_arrays(shape, live.shardings(spec), shards)
+
+    return map_specs(moved, specs, state)
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,8 +222,8 @@ def _in_common(old: StepSpec, new: StepSpec) -> tuple[Chunks, Chunks]:
 
 
 def compiled_share(
-    old: StepSpec, new: StepSpec, store: ExecutableCache, has_R: Sequence[bool]
-) -> Callable[[TrainState], tuple[TrainState, jax.Array]]:
+    old: StepSpec, new: StepSpec, store: ExecutableCache, has_R: Sequence[bool], device_rows: Sequence[int]
+) -> Share:
     """The program that gives every row the blocks that it is to hold, see ``share_blocks``.
 
     Args:
@@ -220,13 +231,14 @@ def compiled_share(
         new: step spec of the state that they get, on the same mesh.
         store: cache of the run.
         has_R: whether each row has the state; one that holds it has to, for every chunk.
+        device_rows: see ``Configuration``.
     """
     share = jax.jit(share_blocks(old, new, has_R))
     state, devices = old.abstract(with_slots=True), list(new.live.mesh.devices.flat)
-    return store.get(share_key(old, new, has_R), lambda: share.lower(state).compile(), devices)
+    return store.get(share_key(old, new, has_R, device_rows), lambda: share.lower(state).compile(), devices)
 
 
-def share_key(old: StepSpec, new: StepSpec, has_R: Sequence[bool]) -> object:
+def share_key(old: StepSpec, new: StepSpec, has_R: Sequence[bool], device_rows: Sequence[int]) -> object:
     """The cache key of the program of ``compiled_share``: it depends on the rows that give, not on those that take."""
     holds = [(spec.chunks.sizes, spec.chunks.stage_DC, spec.holding_R.tolist()) for spec in (old, new)]
-    return "share", new.live.num_ranks, holds, Routes.of(old, new, has_R).giver_C
+    return "share", new.live.num_ranks, holds, tuple(device_rows), Routes.of(old, new, has_R).giver_C

@@ -231,7 +231,7 @@ class Steps:
 def program_key(configuration: Configuration, num_ranks: int, kind: StepKind, *, keep_state: bool) -> object:
     """The cache key of a program of a run; configurations with equal keys share the program."""
     shape, holdings = _table(configuration, kind).shape, (configuration.roles, configuration.chunks)
-    return kind, keep_state, num_ranks, configuration.window, holdings, shape
+    return kind, keep_state, num_ranks, configuration.window, configuration.device_rows, holdings, shape
 
 
 def _table(configuration: Configuration, kind: StepKind) -> TickTable:

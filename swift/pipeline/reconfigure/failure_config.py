@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from jax.sharding import Mesh
 
 from swift.data import Batch
-from swift.mesh import MeshRow
+from swift.mesh import AXES, LiveMesh, MeshRow
 from swift.models import Chunks
 from swift.pipeline.reconfigure.executable_cache import ExecutableCache
 from swift.pipeline.runtime import share_sequences
@@ -92,12 +93,24 @@ class Configuration:
         rows: worker and stage of every mesh row.
         pipeline_D: for each pipeline of the plan, the pipeline whose micro-batches it runs.
         plans: plans by number of iterations: of a window, and of a single iteration that ends with a barrier.
+        device_rows: row of devices of every mesh row, in a group of processes. It depends on the failures alone, not on
+            the cut of the layers: processes need not form a new group to move blocks.
     """
 
     failed: frozenset[Worker]
     rows: tuple[MeshRow, ...]
     pipeline_D: tuple[int, ...]
     plans: Mapping[int, Plan]
+    device_rows: tuple[int, ...]
+
+    def live_mesh(self, topology: Topology, devices_RN: np.ndarray) -> LiveMesh:
+        """The live mesh on the devices of a group of processes, ``[R, N]`` in the order of the processes."""
+        return LiveMesh(topology, self.rows, Mesh(devices_RN[list(self.device_rows)], AXES))
+
+    def with_devices_of(self, other: "Configuration") -> "Configuration":
+        """The same configuration with every worker on the devices that it has in another one."""
+        row_of = dict(zip((row.worker for row in other.rows), other.device_rows, strict=True))
+        return replace(self, device_rows=tuple(row_of[row.worker] for row in self.rows))
 
     @property
     def window(self) -> int:
@@ -148,7 +161,8 @@ class Configurator:
         roles = canonical.topology.live_workers(canonical.failed)
         played = [(normalized.worker_PD[stage][pipeline], stage) for pipeline, stage in roles]
         rows = tuple(_mesh_row(players.get(role, role), role, is_alike=problem.is_alike) for role in played)
-        return Configuration(failed, rows, normalized.pipeline_D, self._plans[canonical])
+        in_order = tuple(range(len(rows)))
+        return Configuration(failed, rows, normalized.pipeline_D, self._plans[canonical], in_order)
 
     def _shared_plan(self, canonical: Problem) -> Mapping[int, Plan]:
         if self._store is None:

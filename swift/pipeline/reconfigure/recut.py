@@ -126,8 +126,11 @@ class Cuts:
         """
         if recut is None or self._store is None:
             return self.configurator(recut).configure(failed)
-        key = "configuration", recut.cuts, recut.microbatches, sorted(failed)
-        return self._store.value(key, lambda: self.configurator(recut).configure(failed))
+
+        def configure() -> Configuration:
+            return self.configurator(recut).configure(failed).with_devices_of(self.configure(None, failed))
+
+        return self._store.value(("configuration", recut.cuts, recut.microbatches, sorted(failed)), configure)
 
     def find(self, failed: frozenset[Worker]) -> Recut | None:
         """The best cut for survivors that stay in their pipelines, the same object each time; None if there is none.

@@ -20,6 +20,8 @@ from swift.elastic.membership import (
     GoLive,
     Heartbeat,
     Kill,
+    LoadAhead,
+    Loaded,
     MayRestart,
     Member,
     Membership,
@@ -979,18 +981,57 @@ def lost(rule=ALWAYS):
 
 
 def found(script, failed=B_DOWN, gain=0.5, most_bytes=1e9):
-    """A cut is prepared; the commands that come of it at once, and at the next decision."""
+    """A cut is prepared, and loaded by all that are told to; the commands that come of it at once, and then."""
     script.membership, commands = script.membership.on(CutFound(script.time, failed, MOVED, gain, most_bytes))
-    return list(commands) + script.tick()
+    assert commands == ()
+    commands = script.tick()
+    for command in commands:
+        if isinstance(command, LoadAhead):
+            assert command == LoadAhead(script.membership.number, script.membership.generation.form.members, MOVED)
+            for process, _ in command.members:
+                assert script.tick() == []
+                script.tell(Loaded, process, command.number, 0)
+            return script.tick()
+    return commands
 
 
 def test_survivors_take_over_blocks_in_a_planned_change_and_once():
     script = lost()
-    assert found(script) == [Form(3, script.now(A, C, D), 8, MOVED)]
+    assert found(script) == [Form(3, script.now(A, C, D), 8, MOVED, stays_connected=True)]
     script.formed({A: (7, 8), C: (7, 8), D: (7, 8)})
     assert script.tick() == [GoLive(3, Stamp(2, 8), script.now(A, C, D))]
     script.beat({A: 10, C: 10, D: 10})
     assert found(script) == []
+
+
+def test_programs_that_are_loaded_for_too_long_do_not_hold_up_a_move_for_ever():
+    script = lost()
+    script.membership, _ = script.membership.on(CutFound(script.time, B_DOWN, MOVED, 0.5, 1e9))
+    assert [type(command) for command in script.tick()] == [LoadAhead]
+    for process in (A, C):
+        script.tell(Loaded, process, 2, 0)
+    iteration = 7
+    for _ in range(LIMITS.progress):
+        assert script.tick(1.0) == []
+        iteration += 1
+        script.beat(dict.fromkeys((A, C, D), iteration))
+    form = Form(3, script.now(A, C, D), iteration + 1, MOVED, stays_connected=True)
+    assert script.tick(0.1) == [form]
+
+
+def test_programs_are_loaded_anew_once_another_process_has_died_meanwhile():
+    script = lost()
+    script.membership, _ = script.membership.on(CutFound(script.time, B_DOWN, MOVED, 0.5, 1e9))
+    script.tick()
+    script.die(C)
+    assert script.tick() == [Form(3, script.now(A, D))]
+    script.tell(Loaded, A, 2, 0)  # sent before it had heard of the death
+    script.formed({A: (6, 7), D: (6, 7)})
+    script.tick()
+    script.beat({A: 9, D: 9})
+    assert script.tick() == []
+    moved = Form(4, script.now(A, D), 10, MOVED, stays_connected=True)
+    assert found(script, B_DOWN | {C.worker}) == [moved]
 
 
 def test_who_does_not_know_the_cut_is_in_the_next_generation_and_blocks_stay_from_then_on():
@@ -1035,7 +1076,7 @@ def test_who_returns_ends_a_move_and_gets_blocks_of_those_who_took_them():
     script.formed(dict.fromkeys((A, C, D), (12, 13)))
     script.tick()
     script.beat({A: 15, C: 15, D: 15})
-    assert found(script) == [Form(6, script.now(A, C, D), 16, MOVED)]
+    assert found(script) == [Form(6, script.now(A, C, D), 16, MOVED, stays_connected=True)]
 
 
 def test_joiners_come_before_blocks():
@@ -1058,13 +1099,13 @@ def test_blocks_move_where_that_pays_before_the_return_that_is_expected():
     """At 12.5 GB/s the two moves of 1 GB take 0.16 s, which a gain of a half makes up for in 0.32 s."""
     assert found(lost(MoveRule(Outages(0.31)))) == []
     script = lost(MoveRule(Outages(0.33)))
-    assert found(script) == [Form(3, script.now(A, C, D), 8, MOVED)]
+    assert found(script) == [Form(3, script.now(A, C, D), 8, MOVED, stays_connected=True)]
 
 
 def test_how_long_a_move_takes_and_how_long_workers_stay_away_is_learnt():
     """A move for which all wait for two seconds, and outages of ten: then such a move does not pay any more."""
     script = lost(MoveRule(Outages()))
-    assert found(script) == [Form(3, script.now(A, C, D), 8, MOVED)]
+    assert found(script) == [Form(3, script.now(A, C, D), 8, MOVED, stays_connected=True)]
     script.formed({A: (7, 8), C: (7, 8), D: (7, 8)})
     script.tick()
     script.time += 2.0

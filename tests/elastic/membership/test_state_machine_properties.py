@@ -1,6 +1,6 @@
 """The membership of real processes: a simulated run in which everything may go wrong, in any order."""
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field, replace
 from random import Random
 
@@ -25,6 +25,8 @@ from swift.elastic.membership import (
     Heartbeat,
     Kill,
     LeaveOut,
+    LoadAhead,
+    Loaded,
     MayRestart,
     Member,
     Membership,
@@ -75,6 +77,7 @@ class Simulated:
         states: by stamp, what its state comes from.
         kept: the same when it last left a generation; its next life finds it.
         moved_from: state that it keeps until others have their blocks of it; None: there is none.
+        group: generation whose connections and devices it has; 0: it has none.
         done, begun, ended: iterations; the last two of this generation.
     """
 
@@ -98,6 +101,7 @@ class Simulated:
     states: dict = field(default_factory=dict)
     kept: dict = field(default_factory=dict)
     moved_from: Stamp | None = None
+    group: int = 0
     done: int = 0
     begun: int = 0
     ended: int = 0
@@ -115,7 +119,7 @@ class Simulated:
 class World:
     """Simulated processes, what is on its way between them and the supervisor, and what must always hold."""
 
-    num_generations = num_moves = num_refusals = num_left_out = num_stalls = 0
+    num_generations = num_moves = num_late = num_refusals = num_left_out = num_stalls = 0
 
     def __init__(self, topology, by_rank, policy):
         processes = processes_of(topology, by_rank=by_rank)
@@ -131,6 +135,7 @@ class World:
         self.blamed, self.chance, self.down, self.is_stopped = Counter(), None, set(), False
         self.everybody, self.newest, self.retired = [], {}, set()
         self.is_refused = False
+        self.loaded, self.ahead = defaultdict(set), {}  # by generation that runs meanwhile; and since when
         self.forms, self.goes, self.answers, self.begun, self.state_of, self.have_left = {}, {}, {}, {}, {}, {}
         for process in processes:
             self.start(process)
@@ -156,6 +161,9 @@ class World:
                 case Enter(number, members):
                     assert set(members) == self.have_left[number], "some enter while others have not left"
                     self.send(members, command)
+                case LoadAhead():
+                    self.check_load(command)
+                    self.send(command.members, command)
                 case GoLive():
                     self.check_go(command)
                     self.check_without_checkpoint(command)
@@ -318,6 +326,8 @@ class World:
             if is_current and message.finished and before.generation is not None:
                 one.has_worked = True
                 self.worked.add(message.number)
+            if isinstance(message, Loaded) and not one.is_dead:
+                self.loaded[message.number].add(one.member)
             self.tell(message._replace(time=self.time))
             if isinstance(message, CutRefused) and one is self.newest[one.member.process] and not one.is_dead:
                 self.is_refused = True
@@ -350,8 +360,11 @@ class World:
                     one.leaving = form
                 else:
                     self.leave(one, form)
+            case LoadAhead(number):
+                one.outbox.append(Loaded(one.member, number, 0))
             case Enter(number):
                 if number == one.number:
+                    one.group = one.group if self.forms[number].stays_connected else number
                     one.outbox.append(PhaseTimed(one.member, number, "link", 0.1, 0))
                     found = {(process, stamp) for process, stamps in self.handed_over.items() for stamp in stamps}
                     one.outbox.append(Formed(one.member, number, frozenset(one.states), 0, frozenset(found)))
@@ -378,6 +391,10 @@ class World:
 
     def leave(self, one, form):
         one.runs, one.leaving, one.number, one.kept = False, None, form.number, dict(one.states)
+        if form.stays_connected:
+            assert one.group == form.number - 1, "a process is to keep connections that it does not have"
+        else:
+            one.group = 0
         if form.cut and one.is_unlike:
             one.outbox.append(CutRefused(one.member, form.number, "another plan", 0))
             return
@@ -422,6 +439,7 @@ class World:
         left_out = [one for one in self.everybody if one.is_running and one.member not in form.members]
         assert not left_out, "who may still run is left out"
         assert not self.retired & {process for process, _ in form.members}, "a retired process is a member again"
+        assert form.cut or not form.stays_connected, "old connections are kept where they may be broken"
         if form.cut:
             self.check_move(form)
 
@@ -437,11 +455,26 @@ class World:
         assert not before.cut, "blocks move before they are back"
         assert form.after is not None, "blocks move in the midst of an iteration"
         assert not self.is_refused, "blocks move though a process cannot take part in it"
+        assert form.stays_connected, "connections are given up for a move"
+        assert form.number - 1 == max(self.goes), "connections are kept that may be broken"
+        cut, asked_at = self.ahead[before.number]
+        assert cut == form.cut, "other blocks move than those for which programs were loaded"
+        is_late = self.time - asked_at > LIMITS.progress
+        assert is_late or self.loaded[before.number] >= set(form.members), "a move does not wait for its programs"
+        World.num_late += is_late
+
+    def check_load(self, ahead):
+        """Programs are loaded ahead by all members of the generation that runs."""
+        assert ahead.number == max(self.goes)
+        assert ahead.members == self.forms[ahead.number].members
+        self.ahead[ahead.number] = ahead.cut, self.time
+        self.loaded[ahead.number].clear()
 
     def check_go(self, go):
         members, answers = self.forms[go.number].members, self.answers[go.number]
         assert set(answers) == set(members), "a generation goes before all have formed it"
         assert self.goes.setdefault(go.number, go.stamp) == go.stamp, "a generation continues from two states"
+        assert len({self.by_member(member).group for member in members}) == 1, "members are not all connected"
         held_by = {member.process: held for member, held in answers.items()}
         holders = {member.process for member in go.holders}
         if go.stamp is not None:

@@ -15,11 +15,14 @@ from tests.elastic.runs import launched, left_behind, members
 SMALL = {"ModelConfig__num_layers": 2, "ModelConfig__model_dim": 16, "ModelConfig__sequence_length": 16}
 MOVING = {"Experiment__adapt": "recut", "Experiment__num_microbatches": 4}
 HOOKS = Path(__file__).parent / "hooks"
-PHASES = (
-    *("form", "leave", "older written", "newest written", "left", "departed", "enter", "connected", "linked"),
-    *("loaded", "formed", "start", "share", "shared", "restored", "iterated", "running"),
-)
-"""From the first message of a move to the end of the first iteration after it."""
+LEAVING = ("form", "leave", "older written", "newest written", "left", "departed")
+CONNECTING = ("enter", "connected", "linked", "loaded")
+STARTING = ("formed", "start", "share", "shared", "restored", "iterated", "running")
+PHASES = {
+    "move": ("load", "loaded ahead", *LEAVING, *STARTING),
+    "return": (*LEAVING, *CONNECTING, *STARTING),
+}
+"""From the first message of a move to the end of the first iteration after it: survivors stay connected."""
 COMPILE_SERVICE = "preparer"
 
 
@@ -29,7 +32,7 @@ class Moment:
 
     Attributes:
         kind: ``move``: survivors take over blocks; ``return``: they give them back.
-        phase: one of ``PHASES``.
+        phase: one of the ``PHASES`` of its kind.
         who: process that reaches it.
         dying: processes that are killed; it may be one of them, and the compile service.
         delay_s: how long after it they are killed, in seconds.

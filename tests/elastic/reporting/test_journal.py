@@ -17,6 +17,7 @@ from swift.elastic.membership import (
     GoLive,
     Heartbeat,
     Kill,
+    Loaded,
     Member,
     Membership,
     PhaseTimed,
@@ -320,7 +321,10 @@ def moving():
     history.start(*ALL).at(2).form(held=()).enter(1).at(3).finish(1).enter(2)
     history.die(D).at(4).form(held={1}).enter(2).at(5).finish(2).enter(3).texts()
     cut = (0, 0, 0, 1), (0, 0, 0, 0)
-    return history.tell(CutFound(history.time, frozenset({D.worker}), cut, 0.2, 1e6)).tick()
+    history.tell(CutFound(history.time, frozenset({D.worker}), cut, 0.2, 1e6)).tick()
+    for process in (A, B, C):
+        history.of(Loaded, process, history.membership.number, 0)
+    return history.tick()
 
 
 def test_who_takes_over_blocks_is_told_and_costs_what_it_takes_after_the_last_iteration(moving):
@@ -365,7 +369,7 @@ def test_a_move_in_which_a_process_cannot_take_part_is_told_in_a_sentence(moving
 def test_a_move_that_is_given_up_is_no_move(moving):
     """No member leaves its iteration: all go on with the cuts of the run."""
     moving.at(12).alive()
-    assert moving.membership.generation.form[1:] == (tuple(moving.now(A, B, C)), None, ())
+    assert moving.membership.generation.form[1:] == (tuple(moving.now(A, B, C)), None, (), False)
     moving.form(held={2}).enter(3).at(13).finish(3)
     assert moving.noted("move") == moving.noted("join") == []
 

@@ -66,16 +66,16 @@ class Moments:
             with suppress(ProcessLookupError):  # it has died before
                 os.kill(pid, signal.SIGKILL)
 
-    def around(self, owner, name, before=None, after=None):
-        """Reaches phases before and after a function."""
+    def around(self, owner, name, before=None, after=None, kind=None):
+        """Reaches phases before and after a function; of the kind of the present generation, unless it is given."""
 
         def make(inner):
             def function(*arguments, **options):
                 if before:
-                    self.reach(before)
+                    self.reach(before, kind)
                 found = inner(*arguments, **options)
                 if after:
-                    self.reach(after)
+                    self.reach(after, kind)
                 return found
 
             return function
@@ -87,7 +87,7 @@ class Moments:
         from swift.elastic.jax_group import JaxGroup
         from swift.elastic.state import shared_memory_store
         from swift.elastic.transport import FormGroup
-        from swift.elastic.worker import worker
+        from swift.elastic.worker import generation_programs, worker
         from swift.elastic.worker.control_channel import CommandListener
         from swift.elastic.worker.generation_run import GenerationWorkers
         from swift.elastic.worker.kept_states import KeptStates
@@ -154,7 +154,8 @@ class Moments:
         wrapped(KeptStates, "keep", keeping)
         wrapped(shared_memory_store.SharedMemoryStore, "save", saving)
         wrapped(shared_memory_store, "write_or_spill", writing)
-        wrapped(worker, "compiled_share", sharing)
+        wrapped(generation_programs, "compiled_share", sharing)
+        self.around(generation_programs.AheadLoader, "_loaded", before="load", after="loaded ahead", kind="move")
         self.around(worker.WorkerProcess, "_leave", before="leave", after="left")
         self.around(CommandListener, "wait_to_enter", before="departed")
         self.around(worker.WorkerProcess, "_form_group", before="enter", after="loaded")

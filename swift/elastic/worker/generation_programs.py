@@ -1,0 +1,106 @@
+"""Programs of a generation, and those that a member loads ahead: for the next one, in which it keeps its devices.
+
+XLA binds a loaded program to its devices, so in any other transition a member loads its program only once it has the
+devices of the new generation, and training waits for that.
+"""
+
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from swift.elastic.membership import Holders, LoadAhead
+from swift.pipeline import Cuts, Steps, StepSpec
+from swift.pipeline.reconfigure import ExecutableCache, Share, compiled_share, program_key, share_key
+
+
+@dataclass(frozen=True, eq=False)
+class GenerationPrograms:
+    """The programs of a generation.
+
+    Attributes:
+        steps: its step functions.
+        before: step spec of a state that all members have, of which ``loaded`` makes that of the generation.
+        loaded: program that gives every member its blocks; None: it was not loaded ahead.
+    """
+
+    steps: Steps
+    before: StepSpec | None = None
+    loaded: Share | None = None
+
+    def share(self, before: StepSpec, has_R: Sequence[bool], executables: ExecutableCache) -> Share:
+        """Returns the program that gives every member its blocks, see ``compiled_share``."""
+        is_loaded = self.before is not None and before.chunks == self.before.chunks and all(has_R)
+        if is_loaded and self.loaded is not None:
+            return self.loaded
+        return compiled_share(before, self.steps.spec, executables, has_R, self.steps.configuration.device_rows)
+
+
+class AheadLoader:
+    """Loads programs in a thread of its own, on the devices of the generation that the main thread runs.
+
+    Args:
+        cuts: step specs and plans of the run.
+        executables: cache of the run's programs.
+        num_sequences: sequences of a micro-batch, over all expert ranks.
+        report: function called with ``number``, that of the generation, once programs are loaded, or cannot be.
+    """
+
+    def __init__(self, cuts: Cuts, executables: ExecutableCache, num_sequences: int, report: Callable[..., None]):
+        self._cuts, self._executables, self._num_sequences = cuts, executables, num_sequences
+        self._report = report
+        self._thread = ThreadPoolExecutor(1, "load ahead")
+        self._lock = threading.Lock()
+        self._live: tuple[int, Steps, np.ndarray] | None = None
+        self._cut: Holders = ()
+        self._loading: Future[GenerationPrograms | None] | None = None
+
+    def begin(self, number: int, steps: Steps, devices_RN: np.ndarray) -> None:
+        """Lets programs be loaded from now on, on the devices ``[R, N]`` of a generation that runs these steps."""
+        with self._lock:
+            self._live = number, steps, devices_RN
+
+    def load(self, command: LoadAhead) -> None:
+        """Begins to load programs, unless their generation has ended; from any thread."""
+        with self._lock:
+            if self._live is not None and self._live[0] == command.number:
+                self._cut = command.cut
+                self._loading = self._thread.submit(self._load, command, *self._live[1:])
+
+    def end(self, cut: Holders) -> GenerationPrograms | None:
+        """Ends the generation, and waits for programs that are being loaded: they use its devices.
+
+        Returns:
+            The programs for the cut of the next generation, if they are loaded.
+        """
+        with self._lock:
+            self._live, loading, self._loading = None, self._loading, None
+        loaded = None if loading is None else loading.result()
+        return loaded if self._cut == cut else None
+
+    def _load(self, command: LoadAhead, steps: Steps, devices_RN: np.ndarray) -> GenerationPrograms | None:
+        try:
+            return self._loaded(command.cut, steps, devices_RN)
+        except Exception as error:  # whatever it is comes again once the next generation forms, or does not
+            print(f"could not load programs ahead: {error}", file=sys.stderr, flush=True)
+            return None
+        finally:
+            self._report(number=command.number)
+
+    def _loaded(self, cut: Holders, steps: Steps, devices_RN: np.ndarray) -> GenerationPrograms | None:
+        """Loads programs; returns None if they have to be compiled, which nothing could end before a failure."""
+        live, failed = steps.spec.live, steps.configuration.failed
+        recut = self._cuts.agreed(failed, cut)
+        configuration = self._cuts.configure(recut, failed)
+        there = configuration.live_mesh(live.topology, devices_RN)
+        spec, before = self._cuts.spec(recut).at(there), self._cuts.spec(None).at(there)
+        ahead = Steps(spec, configuration, self._num_sequences, self._executables, keep_state=True)
+        shares = [True] * len(configuration.rows), configuration.device_rows
+        keys = program_key(configuration, live.num_ranks, ahead.main, keep_state=True), share_key(before, spec, *shares)
+        if not all(key in self._executables for key in keys):
+            return None
+        ahead.compiled(ahead.main)
+        return GenerationPrograms(ahead, before, compiled_share(before, spec, self._executables, *shares))
