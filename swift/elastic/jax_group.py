@@ -6,10 +6,11 @@ fault tolerance (``jax.distributed`` with ``jax_enable_recoverability``) keeps t
 ``CoordinationService`` and ``JaxGroup`` use what ``jax.distributed`` itself is made of. Another version of JAX may move
 these interfaces: then ``check_support`` says so before anything has started. Tried with jax 0.10.2 and 0.12.
 
-Each generation is a group, with its own coordination service and, in each process, its own backend, in which process i
-of n has the same device ids in every generation of n processes. So a program that any process compiled in one
-generation can be loaded in the next (see ``swift.pipeline.reconfigure.executable_cache``), and no communicator of a
-dead group is ever used again. Everything on a backend's devices is lost with it: states are copied to the host before.
+A generation is a group, with its own coordination service and, in each process, its own backend, in which process i
+of n has the same device ids in every generation of n processes; one in which blocks move keeps the group of the one
+before. So a program that any process compiled in one generation can be loaded in the next (see
+``swift.pipeline.reconfigure.executable_cache``), and no communicator of a dead group is ever used again. Everything on
+a backend's devices is lost with it: states are copied to the host before.
 
 CPU collectives (gloo) are aborted here, through their sockets: a process that waits for a dead process gets an error at
 once, but one that waits for a third process would wait forever. A group of accelerators is formed once in the life of

@@ -7,6 +7,7 @@ FAILURES = (
     "tests/elastic/membership/test_restart_limits.py",
 )
 MEMBERSHIP = ("tests/elastic/membership/test_state_machine.py",)
+LOADING, ABORT = ("tests/elastic/worker/test_loading_ahead.py",), ("tests/elastic/worker/test_abort.py",)
 
 MUTATIONS = (
     Mutation("elastic/membership/lifecycle.py", "    if others:\n", "    if not others:\n", FAILURES),
@@ -19,5 +20,22 @@ MUTATIONS = (
         "if self.is_stopping and self.generation is not None:",
         "if self.generation is None:",
         MEMBERSHIP,
+    ),
+    Mutation(
+        "elastic/membership/state_machine.py",
+        "is_loaded = live.loaded >= set(",
+        "is_loaded = set() <= set(",
+        MEMBERSHIP,
+    ),
+    Mutation(
+        "elastic/worker/generation_programs.py", "if loading[0] == cut else None", "if loading[0] else None", LOADING
+    ),
+    Mutation("elastic/worker/generation_programs.py", "self._live[0] == command.number", "self._live[0] > 0", LOADING),
+    Mutation("elastic/worker/worker.py", "if is_broken and command", "if not is_broken and command", ABORT),
+    Mutation(
+        "pipeline/reconfigure/failure_config.py",
+        "return replace(self, device_rows=",
+        "return self if row_of else replace(self, device_rows=",
+        ("tests/pipeline/test_recut.py",),
     ),
 )

@@ -7,8 +7,10 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 
-from swift.pipeline.reconfigure import move_on_host, saving_rows, share_blocks
+from swift.mesh import AXES
+from swift.pipeline.reconfigure import move_on_host, on_mesh, saving_rows, share_blocks
 from swift.pipeline.reconfigure.block_sharing import Routes, move_between_processes
 from tests.pipeline.held_rows import rows_of
 
@@ -60,6 +62,18 @@ def test_a_worker_that_rejoins_on_another_host_has_what_it_had(apart, state, fai
     again, num_bytes = move_between_processes(fewer, left, spec)
     assert rows_of(spec, again) == before
     assert num_bytes == spec.state_bytes
+
+
+def test_a_state_stays_on_its_devices_where_the_rows_of_the_mesh_have_another_order(apart, state):
+    live, order = apart.spec.live, [2, 0, 3, 1]
+    other = replace(live, rows=tuple(live.rows[row] for row in order), mesh=Mesh(live.mesh.devices[order], AXES))
+    moved = on_mesh(state, other, apart.spec.specs)
+    before = rows_of(apart.spec, state)
+    assert rows_of(apart.spec.at(other), moved) == [before[row] for row in order]
+    leaf, same = jax.tree.leaves(state)[0], jax.tree.leaves(moved)[0]
+    assert {shard.data.unsafe_buffer_pointer() for shard in leaf.addressable_shards} == {
+        shard.data.unsafe_buffer_pointer() for shard in same.addressable_shards
+    }
 
 
 def test_who_is_to_hold_other_blocks_gets_them_and_who_joins_meanwhile_does(rig, apart, state):

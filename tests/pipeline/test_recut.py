@@ -99,6 +99,22 @@ def test_nobody_plans_a_cut_while_training_waits_for_it(rig, tmp_path, monkeypat
     assert mine.agreed(failed, ()) is None
 
 
+def test_a_worker_has_the_same_devices_whatever_the_cut(rig, tmp_path):
+    """Re-routed plans are alike wherever a stage lost a worker, so that workers have another order than where cut."""
+    one = rig(**FOUR)
+    cuts = Cuts(one.spec, one.experiment.plan_settings(one.spec), 2, ExecutableCache(tmp_path))
+    orders = []
+    for lost in one.spec.live.workers:
+        failed = frozenset({lost})
+        found = [cuts.configure(recut, failed) for recut in (None, cuts.find(failed))]
+        devices = np.array(jax.devices()[:3])[:, None]
+        meshes = [configuration.live_mesh(one.spec.live.topology, devices) for configuration in found]
+        rerouted, anew = (dict(zip(live.workers, live.mesh.devices.flat, strict=True)) for live in meshes)
+        assert rerouted == anew
+        orders.append([live.workers for live in meshes])
+    assert any(rerouted != anew for rerouted, anew in orders)
+
+
 @pytest.mark.slow
 def test_sixty_steps_with_two_failures_two_moves_and_two_returns(rig):
     """After a failure its micro-batches are re-routed for some iterations; then the blocks move, and later back."""

@@ -13,14 +13,17 @@ class Form(NamedTuple):
         members: its members, sorted by process.
         after: iteration to finish before leaving; None: abort the current iteration at once.
         cut: stage that holds each block, by pipeline, while it runs; empty: those of the run.
-        stays_connected: whether the members, who are those of the live generation, keep its connections and devices.
     """
 
     number: int
     members: tuple[Member, ...]
     after: int | None = None
     cut: Holders = ()
-    stays_connected: bool = False
+
+    @property
+    def stays_connected(self) -> bool:
+        """Returns whether the members keep the connections and devices of the live generation, which has the same."""
+        return bool(self.cut)
 
 
 class LoadAhead(NamedTuple):

@@ -105,10 +105,11 @@ and running one iteration."""
 
 
 class CutRefused(NamedTuple):
-    """A member cannot form a generation whose members hold other blocks than those of the run; it waits for another.
+    """A member cannot take part in a move of blocks.
 
     Attributes:
-        number: the generation.
+        number: generation with these blocks, which it cannot form, so that it waits for another; or the one that it
+            runs, and goes on to run, as it was to load the programs ahead.
         why: reason, in a few words.
     """
 
@@ -119,7 +120,7 @@ class CutRefused(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """A member has loaded the programs that were to be loaded ahead, or cannot: it will as it forms the generation.
+    """A member has loaded the programs that were to be loaded ahead; or cannot, and will as it forms the generation.
 
     Attributes:
         number: generation that it runs meanwhile.

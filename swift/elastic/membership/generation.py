@@ -25,7 +25,6 @@ class Generation:
         base: iteration after which its members run; None before they do.
         done: members that have run all their iterations.
         ahead: command to load the programs of the next one while it runs; None: there was none.
-        ahead_since: time of that command, in seconds.
         loaded: members that have done so.
     """
 
@@ -41,7 +40,6 @@ class Generation:
     base: int | None = None
     done: frozenset[Member] = frozenset()
     ahead: LoadAhead | None = None
-    ahead_since: float = 0.0
     loaded: frozenset[Member] = frozenset()
 
     @property

@@ -38,7 +38,7 @@ def after_message(run: RunT, message: Message) -> tuple[RunT, Commands]:
             return run.with_statuses(replace(status, state=ProcessState.WAITING) if is_news else status), ()
         case CutRefused(number=number):
             refused = replace(run, moves=run.moves.after_refusal())
-            is_news = _is_current(run, number)
+            is_news = number == run.number and status.state is ProcessState.FORMING  # otherwise it goes on running
             return refused.with_statuses(replace(status, state=ProcessState.WAITING) if is_news else status), ()
         case Departed():
             return _after_departed(run.with_statuses(status), message)

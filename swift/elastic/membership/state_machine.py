@@ -166,15 +166,12 @@ class Membership(RunStatus):
         return self, ()
 
     def _move(self, live: Generation, time: float, better: CutFound, after: int) -> tuple["Membership", Commands]:
-        """Forms a generation with a better cut once its members have loaded the programs, or that takes too long."""
+        """Forms a generation with a better cut once its members have loaded the programs, however long that takes."""
         ahead = LoadAhead(live.form.number, live.form.members, better.cut)
         if live.ahead != ahead:
-            asked = replace(live, ahead=ahead, ahead_since=time, loaded=frozenset())
-            return replace(self, generation=asked), (ahead,)
-        is_late = time - live.ahead_since > self.deadlines.progress
-        if is_late or live.loaded >= set(ahead.members):
-            return self._form(time, after=after, better=better)
-        return self, ()
+            return replace(self, generation=replace(live, ahead=ahead, loaded=frozenset())), (ahead,)
+        is_loaded = live.loaded >= set(ahead.members)
+        return self._form(time, after=after, better=better) if is_loaded else (self, ())
 
     def _decide_forming(self, generation: Generation, time: float) -> tuple["Membership", Commands]:
         """Aborts members that do not finish the iteration after which they leave, or not together with the others."""
@@ -222,9 +219,7 @@ class Membership(RunStatus):
         lost = self.unserved_stages
         if lost:
             return self._await_stages(lost, time)
-        form = Form(self.number + 1, self.present(), after)
-        if better is not None:  # of a live generation whose members are all there
-            form = form._replace(cut=better.cut, stays_connected=not self.policy.joins_once)
+        form = Form(self.number + 1, self.present(), after, () if better is None else better.cut)
         statuses = [
             replace(status, state=ProcessState.FORMING if status.member in form.members else ProcessState.WAITING)
             for status in self.statuses.values()

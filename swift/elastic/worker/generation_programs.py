@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from swift.elastic.membership import Holders, LoadAhead
-from swift.pipeline import Cuts, Steps, StepSpec
+from swift.elastic.membership import CutRefused, Holders, LoadAhead, Loaded
+from swift.pipeline import Cuts, Steps, StepSpec, UnknownCut
 from swift.pipeline.reconfigure import ExecutableCache, Share, compiled_share, program_key, share_key
 
 
@@ -46,17 +46,16 @@ class AheadLoader:
         cuts: step specs and plans of the run.
         executables: cache of the run's programs.
         num_sequences: sequences of a micro-batch, over all expert ranks.
-        report: function called with ``number``, that of the generation, once programs are loaded, or cannot be.
+        send: function that sends a message to the supervisor, see ``ControlChannel.send``.
     """
 
-    def __init__(self, cuts: Cuts, executables: ExecutableCache, num_sequences: int, report: Callable[..., None]):
+    def __init__(self, cuts: Cuts, executables: ExecutableCache, num_sequences: int, send: Callable[..., None]):
         self._cuts, self._executables, self._num_sequences = cuts, executables, num_sequences
-        self._report = report
+        self._send = send
         self._thread = ThreadPoolExecutor(1, "load ahead")
         self._lock = threading.Lock()
         self._live: tuple[int, Steps, np.ndarray] | None = None
-        self._cut: Holders = ()
-        self._loading: Future[GenerationPrograms | None] | None = None
+        self._loading: tuple[Holders, Future[GenerationPrograms | None]] | None = None
 
     def begin(self, number: int, steps: Steps, devices_RN: np.ndarray) -> None:
         """Lets programs be loaded from now on, on the devices ``[R, N]`` of a generation that runs these steps."""
@@ -67,28 +66,32 @@ class AheadLoader:
         """Begins to load programs, unless their generation has ended; from any thread."""
         with self._lock:
             if self._live is not None and self._live[0] == command.number:
-                self._cut = command.cut
-                self._loading = self._thread.submit(self._load, command, *self._live[1:])
+                self._loading = command.cut, self._thread.submit(self._load, command, *self._live[1:])
 
     def end(self, cut: Holders) -> GenerationPrograms | None:
-        """Ends the generation, and waits for programs that are being loaded: they use its devices.
+        """Ends the generation, and waits for a program that is being loaded: it uses the devices.
 
         Returns:
             The programs for the cut of the next generation, if they are loaded.
         """
         with self._lock:
             self._live, loading, self._loading = None, self._loading, None
-        loaded = None if loading is None else loading.result()
-        return loaded if self._cut == cut else None
+        if loading is None:
+            return None
+        loaded = loading[1].result()
+        return loaded if loading[0] == cut else None
 
     def _load(self, command: LoadAhead, steps: Steps, devices_RN: np.ndarray) -> GenerationPrograms | None:
+        loaded = None
         try:
-            return self._loaded(command.cut, steps, devices_RN)
+            loaded = self._loaded(command.cut, steps, devices_RN)
+        except UnknownCut as error:
+            self._send(CutRefused, number=command.number, why=str(error))
+            return None
         except Exception as error:  # whatever it is comes again once the next generation forms, or does not
             print(f"could not load programs ahead: {error}", file=sys.stderr, flush=True)
-            return None
-        finally:
-            self._report(number=command.number)
+        self._send(Loaded, number=command.number)
+        return loaded
 
     def _loaded(self, cut: Holders, steps: Steps, devices_RN: np.ndarray) -> GenerationPrograms | None:
         """Loads programs; returns None if they have to be compiled, which nothing could end before a failure."""
@@ -103,4 +106,6 @@ class AheadLoader:
         if not all(key in self._executables for key in keys):
             return None
         ahead.compiled(ahead.main)
+        if self._live is None:  # the generation has ended, and the main thread waits
+            return None
         return GenerationPrograms(ahead, before, compiled_share(before, spec, self._executables, *shares))

@@ -1,14 +1,13 @@
 """A worker process: forms the generations that the supervisor requests, and runs the iterations of each.
 
 Between two generations its part of the state is in shared memory, once for each of the last two iterations, since
-another process may not have finished the last one. Nothing on devices outlives a generation; programs come from the
-run's executable cache.
+another process may not have finished the last one. Devices, with all that is on them, outlive a generation only where
+its members stay connected, as blocks move; programs come from the run's executable cache.
 """
 
 import gc
 import sys
 from dataclasses import replace
-from functools import partial
 from typing import TextIO
 
 import jax
@@ -20,9 +19,9 @@ from swift.elastic.jax_group import is_aborted
 from swift.elastic.membership import (
     CutRefused,
     Departed,
+    Form,
     Formed,
     Holders,
-    Loaded,
     Member,
     Process,
     Ready,
@@ -66,7 +65,7 @@ class WorkerProcess:
         check_same_data(scratch.data(), self._data[0].state())
         self._executables = worker_spec.programs()
         self._kept = KeptStates(worker_spec.states(), worker_spec.copy_every)
-        # No array of this backend is kept: each generation has a backend of its own.
+        # No array of this backend is kept: generations have backends of their own.
         self._specs = ElasticSpecs(self._experiment)
         spec = self._specs.on(self._experiment.topology.num_expert_ranks)
         num_sequences = self._experiment.sequences_per_microbatch
@@ -85,8 +84,7 @@ class WorkerProcess:
         self._members: tuple[Member, ...] = ()  # of the last generation
         self._neighbour_copies: NeighbourCopies | None = None
         self._channel = ControlChannel(worker_spec.gone)
-        loaded = partial(self._channel.send, Loaded)
-        self._ahead = AheadLoader(self._cuts, self._executables, num_sequences, loaded)
+        self._ahead = AheadLoader(self._cuts, self._executables, num_sequences, self._channel.send)
         self._commands = CommandListener(commands, self._waits.aborter, self._ahead.load, worker_spec.gone)
 
     def run(self, done: int) -> None:
@@ -98,7 +96,7 @@ class WorkerProcess:
         # Done before it reports ready, since a generation that it joins would wait; heartbeats are sent meanwhile.
         self._data[0].skip_to(done)
         self._channel.send(Ready, number=0)
-        number, grace_s = 0, None
+        number, grace_s, is_broken = 0, None, False
         while True:
             command = self._commands.wait_to_form(number, grace_s)
             grace_s = None
@@ -106,6 +104,10 @@ class WorkerProcess:
                 self._channel.send(Ready, number=number)
                 continue
             number = command.form.number
+            if is_broken and command.form.stays_connected:
+                self._channel.send(Ready, number=number)
+                continue
+            is_broken = False
             try:
                 self._join_generation(command)
             except DataError as error:
@@ -118,7 +120,7 @@ class WorkerProcess:
                     self._worker_spec.await_deaths(error)
                     raise
                 print(f"generation {number} ends: {error}", file=sys.stderr)
-                grace_s = _GRACE_S
+                grace_s, is_broken = _GRACE_S, True
 
     def _join_generation(self, command: FormGroup) -> None:
         """Leaves the last generation, forms this one and runs it, unless it is aborted before."""
@@ -126,8 +128,7 @@ class WorkerProcess:
         self._waits.number = number
         self._channel.generation = self._channel.entered = self._channel.finished = 0
         with self._channel.timed(number, "leave"):
-            loaded = self._ahead.end(command.form.cut)
-            self._leave(stays_connected=command.form.stays_connected)
+            programs = self._leave(command.form)
             self._hand_over(members)
             present = {member.process.worker for member in members}
             failed = frozenset(self._experiment.topology.workers) - present
@@ -140,7 +141,8 @@ class WorkerProcess:
         self._channel.send(Departed, number=number)
         if not self._commands.wait_to_enter(number):
             return
-        programs = loaded or GenerationPrograms(self._form_group(command, configuration, spec))
+        if programs is None:
+            programs = GenerationPrograms(self._form_group(command, configuration, spec))
         held, found = self._kept.store.stamps(), frozenset[tuple[Process, Stamp]]()
         if self._handover is not None:
             found = self._handover.found(self._worker_spec.process, held, self._num_classes)
@@ -149,7 +151,9 @@ class WorkerProcess:
         if start is not None:
             with self._channel.timed(number, "state"):
                 self._restore_state(programs, start, command.form.cut)
-            self._run_generation(command, programs.steps, start)
+            steps = programs.steps
+            del programs  # what has given the members their blocks is needed no more
+            self._run_generation(command, steps, start)
 
     def _run_generation(self, command: FormGroup, steps: Steps, start: StartGeneration) -> None:
         plans, (train, validation) = self._cuts.configure(None, frozenset()).plans, self._data
@@ -178,18 +182,24 @@ class WorkerProcess:
         self._ahead.begin(command.form.number, steps, self._waits.group.grid(steps.spec.live.num_ranks))
         run_generation(generation, start, states)
 
-    def _leave(self, *, stays_connected: bool) -> None:
-        """Leaves the last generation, after keeping its states; unless it stays connected, everything is dropped."""
+    def _leave(self, form: Form) -> GenerationPrograms | None:
+        """Leaves the last generation, after keeping its states; unless it stays connected, everything is dropped.
+
+        Returns:
+            The programs of the next one, if it stays connected and they are loaded.
+        """
         if self._neighbour_copies is not None:
             self._neighbour_copies.close()
         self._neighbour_copies = None
         self._kept.keep()
-        if stays_connected:
-            return
+        loaded = self._ahead.end(form.cut)
+        if form.stays_connected:
+            return loaded
         self._kept.on_devices.clear()
         if self._waits.group is not None:
             self._waits.group.leave()
         self._waits.group = None
+        return None
 
     def _hand_over(self, members: tuple[Member, ...]) -> None:
         """Hands over what others may need of this process, if the members are not those of the last generation."""
@@ -204,7 +214,7 @@ class WorkerProcess:
         self._members = members
 
     def _form_group(self, command: FormGroup, configuration: Configuration, spec: StepSpec) -> Steps:
-        """Connects to the other members, unless it stays connected, and loads or compiles the program."""
+        """Connects to the other members, unless it has stayed connected, and loads or compiles the program."""
         number, topology = command.form.number, spec.live.topology
         processes, process = [member.process for member in command.form.members], self._worker_spec.process
         with self._channel.timed(number, "link"):

@@ -229,7 +229,10 @@ class Steps:
 
 
 def program_key(configuration: Configuration, num_ranks: int, kind: StepKind, *, keep_state: bool) -> object:
-    """The cache key of a program of a run; configurations with equal keys share the program."""
+    """The cache key of a program of a run; configurations with equal keys share the program.
+
+    They do whichever workers have failed, but for those with cuts of their own, whose devices have another order.
+    """
     shape, holdings = _table(configuration, kind).shape, (configuration.roles, configuration.chunks)
     return kind, keep_state, num_ranks, configuration.window, configuration.device_rows, holdings, shape
 

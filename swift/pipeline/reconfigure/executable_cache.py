@@ -1,7 +1,8 @@
 """A cache of compiled programs and plans in files: one process makes them, all processes of the run load them.
 
 A program is bound to the ids of its devices, not to the process that compiled it. In generations of equally many
-processes the ids are the same (see ``swift.elastic.jax_group``), so a file serves all processes and later generations.
+processes the ids are the same (see ``swift.elastic.jax_group``), and keys tell in which order the mesh has them, so a
+file serves all processes and later generations.
 
 Reading never waits: files are renamed into place, so each is whole or absent. A lock keeps two processes from compiling
 the same program; its owner may be frozen, so others wait for it for a limited time only. Where the directory is full or

@@ -77,6 +77,7 @@ class Simulated:
         states: by stamp, what its state comes from.
         kept: the same when it last left a generation; its next life finds it.
         moved_from: state that it keeps until others have their blocks of it; None: there is none.
+        loading: generation for the next one of which it loads programs; 0: none.
         group: generation whose connections and devices it has; 0: it has none.
         done, begun, ended: iterations; the last two of this generation.
     """
@@ -101,6 +102,7 @@ class Simulated:
     states: dict = field(default_factory=dict)
     kept: dict = field(default_factory=dict)
     moved_from: Stamp | None = None
+    loading: int = 0
     group: int = 0
     done: int = 0
     begun: int = 0
@@ -119,7 +121,7 @@ class Simulated:
 class World:
     """Simulated processes, what is on its way between them and the supervisor, and what must always hold."""
 
-    num_generations = num_moves = num_late = num_refusals = num_left_out = num_stalls = 0
+    num_generations = num_moves = num_refusals = num_left_out = num_stalls = 0
 
     def __init__(self, topology, by_rank, policy):
         processes = processes_of(topology, by_rank=by_rank)
@@ -135,7 +137,7 @@ class World:
         self.blamed, self.chance, self.down, self.is_stopped = Counter(), None, set(), False
         self.everybody, self.newest, self.retired = [], {}, set()
         self.is_refused = False
-        self.loaded, self.ahead = defaultdict(set), {}  # by generation that runs meanwhile; and since when
+        self.loaded, self.ahead = defaultdict(set), {}  # by generation that runs meanwhile: by whom, and which cut
         self.forms, self.goes, self.answers, self.begun, self.state_of, self.have_left = {}, {}, {}, {}, {}, {}
         for process in processes:
             self.start(process)
@@ -361,7 +363,7 @@ class World:
                 else:
                     self.leave(one, form)
             case LoadAhead(number):
-                one.outbox.append(Loaded(one.member, number, 0))
+                one.loading = number
             case Enter(number):
                 if number == one.number:
                     one.group = one.group if self.forms[number].stays_connected else number
@@ -411,6 +413,15 @@ class World:
 
     def step(self, one):
         """Begins an iteration, or ends it, for which everybody has to have begun it."""
+        if one.can_act and one.loading:
+            refuses = one.is_unlike and one.number == one.loading
+            answer = (
+                CutRefused(one.member, one.loading, "another plan", 0)
+                if refuses
+                else Loaded(one.member, one.loading, 0)
+            )
+            one.outbox.append(answer)
+            one.loading = 0
         if not (one.can_act and one.runs):
             return
         begun = self.begun[one.number]
@@ -439,7 +450,6 @@ class World:
         left_out = [one for one in self.everybody if one.is_running and one.member not in form.members]
         assert not left_out, "who may still run is left out"
         assert not self.retired & {process for process, _ in form.members}, "a retired process is a member again"
-        assert form.cut or not form.stays_connected, "old connections are kept where they may be broken"
         if form.cut:
             self.check_move(form)
 
@@ -455,19 +465,15 @@ class World:
         assert not before.cut, "blocks move before they are back"
         assert form.after is not None, "blocks move in the midst of an iteration"
         assert not self.is_refused, "blocks move though a process cannot take part in it"
-        assert form.stays_connected, "connections are given up for a move"
         assert form.number - 1 == max(self.goes), "connections are kept that may be broken"
-        cut, asked_at = self.ahead[before.number]
-        assert cut == form.cut, "other blocks move than those for which programs were loaded"
-        is_late = self.time - asked_at > LIMITS.progress
-        assert is_late or self.loaded[before.number] >= set(form.members), "a move does not wait for its programs"
-        World.num_late += is_late
+        assert self.ahead[before.number] == form.cut, "other blocks move than those for which programs were loaded"
+        assert self.loaded[before.number] >= set(form.members), "a move does not wait for its programs"
 
     def check_load(self, ahead):
         """Programs are loaded ahead by all members of the generation that runs."""
         assert ahead.number == max(self.goes)
         assert ahead.members == self.forms[ahead.number].members
-        self.ahead[ahead.number] = ahead.cut, self.time
+        self.ahead[ahead.number] = ahead.cut
         self.loaded[ahead.number].clear()
 
     def check_go(self, go):

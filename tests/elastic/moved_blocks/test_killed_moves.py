@@ -19,7 +19,7 @@ goes through, too; and from which on all have kept their states."""
 
 
 def moments(seed, every):
-    """A moment in each phase of a move and in a third of those of a return, half of them a little later than its start.
+    """A moment in each phase of a move and in half of those of a return, half of them a little later than its start.
 
     Which processes die there is drawn by the seed, as is the moment of the compile service's death. Of all these one
     in ``every``.
@@ -28,7 +28,7 @@ def moments(seed, every):
     roles = cycle(draw.sample(ROLES, len(ROLES)))
     found = []
     for kind, phases in PHASES.items():
-        number = len(phases) if kind == "move" else len(phases) // 3
+        number = len(phases) if kind == "move" else len(phases) // 2
         for index, dying in zip(sorted(draw.sample(range(len(phases)), number)), roles, strict=False):
             if kind == "return" and index >= phases.index(LEFT):
                 dying = tuple(LOST if who == TAKER else who for who in dying)
@@ -57,7 +57,7 @@ def test_who_gives_or_takes_blocks_is_killed_in_the_midst_of_it(marks, stages, e
     settings = SMALL | MOVING | EVERY | {"ModelConfig__num_layers": stages}
     config, num_processes = write_config(marks, (2, stages, 1), 10**6, **settings), 2 * stages
     chosen = moments(stages, every)
-    assert len(chosen) == 22 // every
+    assert len(chosen) == 25 // every
     (marks / "pace").write_text("0.1")
     with moving_run(config, processes=num_processes) as run:
         wait_for_checkpoint(run.process, config)

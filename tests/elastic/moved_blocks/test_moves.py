@@ -33,6 +33,7 @@ def test_survivors_take_over_blocks_and_give_them_back(marks, ranks, lost_then):
         run.wait_for_going_on(4 * ranks, begun)
         run.stop()
     moves = run.events("move")
+    assert all(move["link_s"] is move["program_s"] is None for move in moves)  # connections stay, programs were loaded
     assert [move["cuts"] for move in moves] == len(moves) * [[[2, 0], [1, 1]]]
     assert len(run.events("restore")) == bool(lost_then)
     assert_losses_are_those_without_failures(config)

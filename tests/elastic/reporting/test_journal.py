@@ -369,7 +369,7 @@ def test_a_move_in_which_a_process_cannot_take_part_is_told_in_a_sentence(moving
 def test_a_move_that_is_given_up_is_no_move(moving):
     """No member leaves its iteration: all go on with the cuts of the run."""
     moving.at(12).alive()
-    assert moving.membership.generation.form[1:] == (tuple(moving.now(A, B, C)), None, (), False)
+    assert moving.membership.generation.form[1:] == (tuple(moving.now(A, B, C)), None, ())
     moving.form(held={2}).enter(3).at(13).finish(3)
     assert moving.noted("move") == moving.noted("join") == []
 

@@ -1,5 +1,13 @@
-"""Which group a worker aborts when a generation is to be formed at once."""
+"""Which group a worker aborts when a generation is to be formed at once, and which it keeps for the next one."""
 
+from types import SimpleNamespace
+
+import pytest
+
+from swift.elastic.jax_group import JaxGroupError
+from swift.elastic.membership import Form, Ready
+from swift.elastic.transport import FormGroup
+from swift.elastic.worker import WorkerProcess
 from swift.elastic.worker.group_waits import GroupWaits
 
 
@@ -22,3 +30,43 @@ def test_a_group_that_is_made_after_the_command_is_aborted_and_that_of_the_next_
     waits.number, waits.group = 4, Group()
     abort()
     assert (old.num_aborted, waits.group.num_aborted) == (1, 0)
+
+
+class Ended(Exception):
+    """There are no more commands."""
+
+
+class Worker(WorkerProcess):
+    """One that is to form these generations, whose connections fail in the first."""
+
+    def __init__(self, *forms):
+        self.forms, self.joined, self.sent = list(forms), [], []
+        self._data = [SimpleNamespace(skip_to=lambda _: None)]
+        self._channel = SimpleNamespace(send=lambda kind, **fields: self.sent.append((kind, fields)))
+        self._commands = SimpleNamespace(wait_to_form=lambda *_: self.next())
+
+    def next(self):
+        if not self.forms:
+            raise Ended
+        return FormGroup(self.forms.pop(0), "address")
+
+    def _join_generation(self, command):
+        self.joined.append(command.form.number)
+        if command.form.number == 1:
+            raise JaxGroupError("a connection is broken")
+
+
+def test_connections_that_are_broken_are_not_kept_as_blocks_move():
+    """Nobody has died, so the others would wait for this process in a collective."""
+    worker = Worker(Form(1, ()), Form(2, (), after=8, cut=((0, 0), (0, 1))), Form(3, ()))
+    with pytest.raises(Ended):
+        worker.run(0)
+    assert worker.joined == [1, 3]
+    assert worker.sent == [(Ready, {"number": 0}), (Ready, {"number": 2})]
+
+
+def test_connections_are_kept_as_blocks_move():
+    worker = Worker(Form(2, ()), Form(3, (), after=8, cut=((0, 0), (0, 1))))
+    with pytest.raises(Ended):
+        worker.run(0)
+    assert worker.joined == [2, 3]

@@ -71,7 +71,7 @@ def test_copies_are_made_in_the_first_window_and_when_a_multiple_is_reached_and_
         worker.settle()
         found.append(worker.steps())
     assert found == [[1], [1], [1, 3], [1, 3], [1, 3], [1, 3, 6], [3, 6], [3, 6], [3, 6, 9], [6, 9]]
-    np.testing.assert_array_equal(worker.kept.load(Stamp(1, 9), state(0))["weights"], np.full(5, 9))
+    np.testing.assert_array_equal(worker.kept.store.load(Stamp(1, 9), state(0), is_own=True)["weights"], np.full(5, 9))
     assert max(worker.store.records()) == 9
 
 
