@@ -7,8 +7,8 @@ from random import Random
 from .kinds import Aftermath, Draw, Kind, Parameters, is_launch
 from .processes import send
 from .running import Run
+from .shapes import STOPPING_S
 
-_ENDING_S = 60.0
 _NEVER = 1e9
 _MOST_DEATHS = 2
 """Most kills of one process in a volley: the third in a row, before it is live, rightly ends a run."""
@@ -94,7 +94,7 @@ def _ask_to_end(run: Run, parameters: Parameters, after: Aftermath) -> None:
 
 def _wait_for_end(run: Run) -> float:
     begun = time.monotonic()
-    run.wait(run.is_over, "it was asked to end, and has not", _ENDING_S)
+    run.wait(run.is_over, "it was asked to end, and has not", STOPPING_S)
     return time.monotonic() - begun
 
 

@@ -9,8 +9,8 @@ from . import evidence
 from .kinds import Aftermath, Draw, Kind, Parameters
 from .processes import send
 from .running import Run
+from .shapes import STOPPING_S
 
-_ENDING_S = 60.0
 _REFUSED = 2
 _HOW = ("flip", "truncate", "zero", "remove", "append", "empty")
 _LINES = ("metrics.jsonl", "events.jsonl")
@@ -48,7 +48,7 @@ def _damage(run: Run, parameters: Parameters, after: Aftermath) -> None:
     send([run.life.first.pid], signal.Signals[parameters["signal"]])
     after.codes |= {-signal.SIGKILL, 130}
     after.has_ended = True
-    run.wait(run.is_over, "it was asked to end", _ENDING_S)
+    run.wait(run.is_over, "it was asked to end", STOPPING_S)
     run.leftovers()
     files = sorted(_TARGETS[parameters["what"]](run.run_dir))
     files = choice.sample(files, min(len(files), parameters["number"]))

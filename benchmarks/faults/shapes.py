@@ -36,6 +36,8 @@ CheckpointConfig.every = {EVERY}
 """
 _DEADLINES = ("start=120", "forming=30", "progress=40", "saving=40")
 """Arguments of `swift launch`: short time-outs that still suffice on a busy machine."""
+STOPPING_S = 110.0 + 30.0
+"""Seconds from a signal to the end of a run: the default of ``stopping``, and the 30 s that may follow."""
 LATE_SERVICE_S = 120.0 + 40.0
 """Seconds until a checkpoint service that is frozen while it starts is killed: ``start`` and ``saving``."""
 
