@@ -147,7 +147,9 @@ def of_processes(setup: Experiment, directory: Path, number: int, *options: str)
             wait(supervisor, lambda: last_step(run_dir) >= move["after"] + BETWEEN)
         finally:
             supervisor.send_signal(signal.SIGINT)
-    parts = {name.removesuffix("_s"): value for name, value in move.items() if name.endswith("_s")}
+    parts = {
+        name.removesuffix("_s"): took_s for name, took_s in move.items() if name.endswith("_s") and took_s is not None
+    }
     return cost_of_change(run_dir, move["after"] + 1) | {"load": load, "parts_s": parts}
 
 
