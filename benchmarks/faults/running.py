@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,7 @@ class Run:
         self.tmp = self.directory / "tmp"
         self.tmp.mkdir(parents=True, exist_ok=True)
         self.mark = str(self.directory)
+        self._told: list[dict[str, Any]] = []
         self.config = self.shape.write(self.directory / "config.gin", self.place.corpus)
 
     @property
@@ -155,8 +156,10 @@ class Run:
         return [one for one in find(self.mark) if not kinds or one.kind in kinds]
 
     def events(self) -> list[dict[str, Any]]:
-        """Reads all recorded events."""
-        return evidence.events(self.run_dir)
+        """Reads all recorded events; while the disk gives errors only, those that were read last."""
+        with suppress(OSError):
+            self._told = evidence.events(self.run_dir)
+        return self._told
 
     def newest_step(self) -> int:
         """Reads the last recorded iteration."""

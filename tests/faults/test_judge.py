@@ -1,12 +1,14 @@
 """The judge of the campaign finds what is wrong, and nothing else."""
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from faults import evidence, judge
 from faults.episode import Episode
 from faults.kinds import Aftermath
+from faults.running import Run
 from faults.shapes import SHAPES
 
 EXPECTED = {step: 1.0 / step for step in range(1, 11)}
@@ -90,6 +92,16 @@ def test_lines_that_are_damaged_are_told_and_a_torn_one_is_left_out(tmp_path):
     path.write_bytes(json.dumps({"step": 1, "loss": 2.0}).encode() + b'\n{"step": \xff\n{"step": 3}\n{"st')
     assert evidence.read_lines(path) == evidence.Lines([{"step": 1, "loss": 2.0}, {"step": 3}], [2])
     assert evidence.losses(tmp_path) == {1: 2.0}
+
+
+def test_a_disk_that_fails_hides_no_event_that_was_read(tmp_path, monkeypatch):
+    run = object.__new__(Run)
+    run.run_dir, run._told = tmp_path, []
+    (tmp_path / "events.jsonl").write_text('{"event": "death"}\n')
+    told = run.events()
+    assert told == [{"event": "death"}]
+    monkeypatch.setattr(Path, "read_bytes", lambda _: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+    assert run.events() == told
 
 
 def test_updates_that_a_run_lost_before_a_fault_ended_it_are_known(tmp_path):
