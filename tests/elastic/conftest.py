@@ -18,6 +18,9 @@ from swift.runlog import CLASS_COUNTS, METRICS
 from swift.topology import Topology
 from swift.train import Experiment, TrainOptions, train
 
+# A failed assertion in a module of helpers shows its values only if pytest rewrites that module.
+pytest.register_assert_rewrite("tests.elastic.membership.script", "tests.elastic.membership.simulation")
+
 
 @pytest.fixture(scope="session", name="two_ranks")
 def _two_ranks(corpus):

@@ -6,7 +6,8 @@ FAILURES = (
     "tests/elastic/membership/test_shared_failures.py",
     "tests/elastic/membership/test_restart_limits.py",
 )
-MEMBERSHIP = ("tests/elastic/membership/test_state_machine.py",)
+STOPPING = ("tests/elastic/membership/test_stopping.py",)
+BLOCK_MOVES = ("tests/elastic/membership/test_block_moves.py",)
 LOADING, ABORT = ("tests/elastic/worker/test_loading_ahead.py",), ("tests/elastic/worker/test_abort.py",)
 
 MUTATIONS = (
@@ -19,13 +20,13 @@ MUTATIONS = (
         "elastic/membership/run_status.py",
         "if self.is_stopping and self.generation is not None:",
         "if self.generation is None:",
-        MEMBERSHIP,
+        STOPPING,
     ),
     Mutation(
         "elastic/membership/state_machine.py",
         "is_loaded = live.loaded >= set(",
         "is_loaded = set() <= set(",
-        MEMBERSHIP,
+        BLOCK_MOVES,
     ),
     Mutation(
         "elastic/worker/generation_programs.py", "if loading[0] == cut else None", "if loading[0] else None", LOADING

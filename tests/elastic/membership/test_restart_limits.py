@@ -15,7 +15,7 @@ from swift.elastic.membership import (
     processes_of,
 )
 from swift.topology import Topology
-from tests.elastic.membership.test_state_machine import (
+from tests.elastic.membership.script import (
     LIMITS,
     RANKS,
     A,

@@ -3,6 +3,7 @@
 import pytest
 
 from swift.elastic.membership import Form, Kill, PhaseTimed, Ready, RestartAll, StopRun
+from tests.elastic.membership.script import A, B, C, D, Script
 from tests.elastic.membership.test_restart_limits import (
     ALL,
     IN_VAIN,
@@ -13,7 +14,6 @@ from tests.elastic.membership.test_restart_limits import (
     restarting,
     soon,
 )
-from tests.elastic.membership.test_state_machine import A, B, C, D, Script
 
 TOGETHER = "0:0, 1:0 died at the same time"
 
