@@ -5,59 +5,25 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
-from swift.checkpoint import (
-    CheckpointConfig,
-    begin_pieces,
-    begin_snapshot,
-    checkpoint_steps,
-    join_pieces,
-    load_plan,
-    plan_restore,
-    read_manifest,
-)
-from swift.checkpoint.memory import snapshots
+from swift.checkpoint import CheckpointConfig, checkpoint_steps, plan_restore, read_manifest
 from swift.checkpoint.partial.expert_units import by_name
 from swift.checkpoint.storage import writer
 from swift.checkpoint.storage.inspection import coverage
 from swift.errors import RunError, SettingError
-from swift.experts import ExpertConfig
-from swift.experts.optimizer_config import OptimizerConfig
-from swift.experts.placement import FlexMoE
-from swift.models import ModelConfig
 from swift.runlog import CLASS_COUNTS, METRICS, RunDirectory, read_run
 from swift.tools.report.sections.coverage import coverage_of
-from swift.topology import Topology
-from swift.train import Experiment, TrainOptions, train
+from swift.train import TrainOptions, train
 from swift.train.checkpoints.saved_state import split_of
+from tests.train.partial_runs import events, lost_updates, saving_one_expert, state_of
 from tests.train.runs import run
-
-CLASSES = 4
-TINY = ModelConfig(num_layers=2, model_dim=16, num_heads=2, ffn_dim=16, sequence_length=16, moe_pattern=(True,))
 
 
 @pytest.fixture(scope="module")
 def experiment(corpus):
-    return Experiment(
-        model=TINY,
-        experts=ExpertConfig(num_classes=CLASSES, slots_per_rank=3),
-        topology=Topology(num_expert_ranks=2),
-        data=corpus,
-        optimizer=OptimizerConfig(warmup_steps=2, peak_learning_rate=1e-2),
-        num_steps=20,
-        sequences_per_microbatch=4,
-        eval_every=0,
-        checkpoint=CheckpointConfig(every=2, num_kept=3, experts_per_layer=1),
-    )
-
-
-def state_of(experiment, run_dir, step):
-    directory, split = run_dir / "checkpoints", split_of(experiment.step_spec())
-    state = load_plan(directory, plan_restore(directory, experiment.identity(), step), split)
-    return split.shapes.keys(), split, state
+    return saving_one_expert(corpus)
 
 
 @pytest.fixture(scope="module")
@@ -73,21 +39,6 @@ def lost(experiment, tmp_path_factory):
 def again(lost, tmp_path):
     """A copy of it."""
     return shutil.copytree(lost, tmp_path / "run")
-
-
-def events(run_dir, name):
-    return [event for event in read_run(run_dir).events if event["event"] == name]
-
-
-def lost_updates(metrics, sources, step):
-    """Counts by layer what the metrics say was routed to experts, and not dropped, after the copies they came from."""
-    lost = [0] * 2
-    for record in metrics[:step]:
-        for layer in range(2):
-            for class_ in range(CLASSES):
-                if record["step"] > sources[layer, class_]:
-                    lost[layer] += record["popularity"][layer][class_] - record["dropped"][layer][class_]
-    return lost
 
 
 def test_a_lost_run_goes_on_and_counts_what_it_has_lost(experiment, again):
@@ -149,54 +100,6 @@ def test_experts_are_those_of_the_saves_they_come_from(experiment, lost, tmp_pat
             mine, theirs = (array[0, layer, :, class_] for array in (arrays[name], whole[copy.step][name]))
             np.testing.assert_array_equal(mine, theirs)
             assert copy.step == 8 or np.any(mine != whole[8][name][0, layer, :, class_])
-
-
-@pytest.mark.parametrize(
-    ("topology", "ranks"),
-    [(Topology(1, 1, 2), "emulated"), (Topology(2, 2, 2), "emulated"), (Topology(1, 1, 2), "virtual")],
-)
-def test_a_snapshot_of_devices_is_one_of_the_host(experiment, topology, ranks):
-    spec, random = replace(experiment, topology=topology, ranks=ranks).step_spec(), np.random.default_rng(0)
-    split, live = split_of(spec), spec.live
-    host = jax.tree.map(lambda leaf: random.integers(0, 99, leaf.shape).astype(leaf.dtype), split.abstract)
-    specs = replace(spec.specs, slots={})
-    state = live.put(jax.tree.map(lambda leaf: leaf[live.stage_R], host), specs)
-    for chosen in (np.array([[2, 0], [1, 3]]), np.tile(np.arange(CLASSES), (2, 1))):
-        theirs = split.host_snapshot(host, chosen)
-        ours = begin_snapshot(split, state, live, chosen)()
-        jax.tree.map(np.testing.assert_array_equal, (ours.dense, ours.blocks), (theirs.dense, theirs.blocks))
-        again = begin_snapshot(split, state, live, chosen[:, ::-1], ours)()
-        assert all(again.blocks[name] is ours.blocks[name] for name in ours.blocks)  # written over
-
-
-@pytest.mark.parametrize("topology", [Topology(2, 2, 2), Topology(3, 1, 2)], ids=str)
-def test_peers_divide_what_they_all_have(experiment, topology, monkeypatch):
-    """As on several hosts, each a pipeline: equal parts that do not overlap, also where three divide two values."""
-    spec, random = replace(experiment, topology=topology).step_spec(), np.random.default_rng(0)
-    split, live = split_of(spec), spec.live
-    host = jax.tree.map(lambda leaf: random.integers(0, 99, leaf.shape).astype(leaf.dtype), split.abstract)
-    state = live.put(jax.tree.map(lambda leaf: leaf[live.stage_R], host), replace(spec.specs, slots={}))
-    monkeypatch.setattr(snapshots, "_givers", lambda live: [list(peers) for peers in live.peers])
-    for chosen in (np.array([[2, 0], [1, 3]]), np.tile(np.arange(CLASSES), (2, 1))):
-        pieces = begin_pieces(split, state, live, chosen)()
-        ours, theirs = join_pieces(split, pieces, chosen), split.host_snapshot(host, chosen)
-        jax.tree.map(np.testing.assert_array_equal, (ours.dense, ours.blocks), (theirs.dense, theirs.blocks))
-        largest = max(piece.values.size for piece in pieces if piece.name == "master.expert")
-        whole = split.shapes["master.expert"].size * chosen.shape[-1] // CLASSES
-        assert largest == pytest.approx(whole / topology.num_devices, rel=0.01)
-
-
-def test_a_snapshot_is_of_the_state_that_was_given_away_meanwhile(experiment):
-    spec = replace(experiment, topology=Topology(2, 1, 2)).step_spec()
-    split, live, chosen = split_of(spec), spec.live, np.array([[2, 0], [1, 3]])
-    state = spec.init(jax.random.key(0))
-    add_one = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf + 1, tree), donate_argnums=0)
-    for _ in range(20):
-        host = jax.tree.map(lambda leaf: leaf[list(live.first_rows)], jax.device_get(replace(state, slots={})))
-        take = begin_snapshot(split, state, live, chosen)
-        state = add_one(state)
-        ours, theirs = take(), split.host_snapshot(host, chosen)
-        jax.tree.map(np.testing.assert_array_equal, (ours.dense, ours.blocks), (theirs.dense, theirs.blocks))
 
 
 def test_dynamic_k_doubles_after_a_fault_that_was_too_dear(experiment, again):
@@ -349,41 +252,6 @@ def test_a_checkpoint_that_cannot_be_written_does_not_cost_the_next(experiment, 
     run(experiment, again, resume=True, stop_at=12)
     assert checkpoint_steps(again / "checkpoints") == [6, 8, 12]
     assert events(again, "checkpoint_failed")
-
-
-def test_partial_checkpoints_are_refused_where_no_expert_has_a_state_of_its_own(experiment):
-    with pytest.raises(SettingError, match="experts_per_layer = 1: must be 'all' with OptimizerConfig"):
-        replace(experiment, placement=FlexMoE(2), optimizer=replace(experiment.optimizer, layout="coupled"))
-    with pytest.raises(SettingError, match="experts_per_layer = 5: must be at most "):
-        replace(experiment, checkpoint=CheckpointConfig(experts_per_layer=5))
-
-
-@pytest.mark.parametrize(
-    ("settings", "line"),
-    [
-        ({"every": -1}, "CheckpointConfig.every = -1: must be a whole number of at least 0"),
-        ({"num_kept": 0}, "CheckpointConfig.num_kept = 0: must be a whole number of at least 1"),
-        ({"experts_per_layer": 0}, "experts_per_layer = 0: must be a whole number of at least 1, or 'all'"),
-        ({"experts_per_layer": "some"}, "experts_per_layer = 'some': must be a whole number of at least 1, or 'all'"),
-        ({"experts_per_layer": 1.5}, "experts_per_layer = 1.5: must be a whole number of at least 1, or 'all'"),
-        ({"selection": "random"}, "CheckpointConfig.selection = 'random': choose one of sequential, load_aware"),
-        ({"plt_budget": 0.1}, "plt_budget = 0.1: would change nothing: it needs a number as"),
-        ({"plt_budget": 1, "experts_per_layer": 1}, "CheckpointConfig.plt_budget = 1: must be below 1"),
-        ({"snapshot_every": -1}, "CheckpointConfig.snapshot_every = -1: must be a whole number of at least 0"),
-        (
-            {"snapshot_every": 1, "snapshot_experts_per_layer": 0},
-            "CheckpointConfig.snapshot_experts_per_layer = 0: must be a whole number of at least 1, or 'all'",
-        ),
-        (
-            {"snapshot_experts_per_layer": 2},
-            "snapshot_experts_per_layer = 2: would change nothing: it needs a number as",
-        ),
-        ({"plt_budget": float("nan"), "experts_per_layer": 1}, "CheckpointConfig.plt_budget = nan: must be a number"),
-    ],
-)
-def test_bad_settings_are_told_in_a_line(settings, line):
-    with pytest.raises(SettingError, match=line.replace("(", "\\(")):
-        CheckpointConfig(**settings)
 
 
 def test_the_record_is_on_the_disk_before_a_checkpoint_counts_on_it(experiment, tmp_path, monkeypatch):

@@ -1,0 +1,128 @@
+"""Processes that rejoin and blocks that move, in the journal, and deaths in the midst of either."""
+
+import pytest
+
+from swift.elastic.membership import CutFound, CutRefused, Loaded, RecoveryPolicy
+from swift.schedules.adapt import MoveRule
+from tests.elastic.reporting.histories import ALL, A, B, C, D, History, recovering
+
+
+def test_who_comes_back_is_admitted_and_costs_what_it_takes_after_the_last_iteration(live):
+    recovering(live)
+    live.enter(5).texts()
+    live.at(9.25).start(D)
+    assert live.texts() == ["process 1:1 has rejoined, admitted after iteration 6"]
+    live.at(9.75).finish(5, A, B, C).at(10.75).finish(6, A, B, C)
+    live.took(D, link=0.5).at(12).form(held={5, 6}).enter(7).at(13.25).finish(7)
+    (join,) = live.noted("join")
+    assert {name: join.fields[name] for name in ("epoch", "joined", "after", "join_s", "link_s", "rerun_steps")} == {
+        "epoch": 3,
+        "joined": ["1:1"],
+        "after": 6,
+        "join_s": 4,
+        "link_s": 0.5,
+        "rerun_steps": 0,
+    }
+    assert live.texts() == [
+        "resumed after iteration 6 with 4 processes: 4.00 s after process 1:1 was admitted (agreement 2.25, link 0.50)"
+    ]
+    assert live.spent()["reconfiguration"] == 2 + 1.25 + 0.25
+    assert live.journal.goodput(live.time)["num_joins"] == 1
+    assert live.journal.goodput(live.time)["num_recoveries"] == 1
+
+
+def test_joiners_do_not_hide_a_recovery_whose_first_iteration_still_runs(live):
+    live.die(D).at(6).form(held={3}).start(D).enter(4)
+    assert live.membership.generation.form.after == 5
+    live.at(7).finish(4, A, B, C)
+    assert [note.fields["recovery_s"] for note in live.noted("recovery")] == [2]
+    live.at(8).finish(5, A, B, C).at(9).form(held={5}).enter(6).at(10).finish(6)
+    assert [note.fields["join_s"] for note in live.noted("join")] == [4]
+
+
+def test_a_death_while_joiners_are_taken_in_makes_it_a_recovery(live):
+    live.die(D).at(6).form(held={3}).enter(4).at(7).finish(4).enter(5).start(D)
+    live.at(8).finish(5, A).at(8.5).die(C).at(9).form(held={4}).enter(5).at(10).finish(5)
+    assert live.noted("join") == []
+    recovery = live.noted("recovery")[-1]
+    assert [recovery.fields[name] for name in ("joined", "recovery_s", "rerun_steps")] == [["1:1"], 1.5, 1]
+    assert [note.text for note in live.noted("form")][2:] == [
+        "process 1:1 has rejoined, admitted after iteration 6",
+        None,
+    ]
+
+
+def test_a_death_after_the_last_iteration_before_joiners_breaks_nothing_off(live):
+    live.die(D).form(held={3}).enter(4).at(6).finish(4).enter(5).start(D)
+    live.at(7).finish(5).at(8).finish(6, A, B, C).at(10).die(C)
+    assert live.spent() == {"startup": 2, "useful": 6, "reconfiguration": 2}
+
+
+def test_an_iteration_to_which_joiners_were_promised_in_vain_is_broken_off(live):
+    live.die(D).form(held={3}).enter(4).at(6).finish(4).enter(5).start(D)
+    for second in (7.5, 9, 10.5, 12, 12.5):
+        live.at(second).alive()
+    assert live.membership.generation.form.after is None
+    live.at(13).form(held={4}).enter(5).at(14).finish(5)
+    assert live.spent() == {"startup": 2, "useful": 5, "reconfiguration": 0.5, "rerun": 6.5}
+    assert [note.fields["join_s"] for note in live.noted("join")] == [8]
+
+
+@pytest.fixture
+def moving():
+    """The fixture ``live`` of a run whose blocks may move: D is down, and C is to take over the fourth block."""
+    history = History(policy=RecoveryPolicy(move_rule=MoveRule(is_always=True)))
+    history.start(*ALL).at(2).form(held=()).enter(1).at(3).finish(1).enter(2)
+    history.die(D).at(4).form(held={1}).enter(2).at(5).finish(2).enter(3).texts()
+    cut = (0, 0, 0, 1), (0, 0, 0, 0)
+    history.tell(CutFound(history.time, frozenset({D.worker}), cut, 0.2, 1e6)).tick()
+    for process in (A, B, C):
+        history.of(Loaded, process, history.membership.number, 0)
+    return history.tick()
+
+
+def test_who_takes_over_blocks_is_told_and_costs_what_it_takes_after_the_last_iteration(moving):
+    moving.at(6).finish(3).at(7).finish(4).at(8).form(held={3, 4}).enter(5).at(9.5).finish(5)
+    (move,) = moving.noted("move")
+    assert {name: move.fields[name] for name in ("epoch", "joined", "cuts", "after", "move_s", "rerun_steps")} == {
+        "epoch": 3,
+        "joined": [],
+        "cuts": [[3, 1], [4, 0]],
+        "after": 4,
+        "move_s": 4.5,
+        "rerun_steps": 0,
+    }
+    assert moving.texts() == [
+        "blocks moved among the survivors, stages of 3, 1; 4, 0 layers: resumed after iteration 4 with 3 processes: "
+        "4.50 s after the decision (agreement 3.00)"
+    ]
+    goodput = moving.journal.goodput(moving.time)
+    assert (goodput["num_moves"], goodput["num_joins"], goodput["num_recoveries"]) == (1, 0, 1)
+    assert moving.spent()["reconfiguration"] == 1 + 1 + 0.5
+
+
+def test_a_death_in_the_midst_of_a_move_makes_it_a_recovery(moving):
+    moving.at(6).finish(3).at(6.5).die(C).at(7).form(held={3}).enter(4).at(8).finish(4)
+    assert moving.noted("move") == []
+    (recovery,) = [note for note in moving.noted("recovery") if note.fields["epoch"] == 4]
+    assert recovery.fields["failed"] == ["1:0"]
+    assert moving.journal.goodput(moving.time)["num_moves"] == 0
+
+
+def test_a_move_in_which_a_process_cannot_take_part_is_told_in_a_sentence(moving):
+    moving.at(6).finish(3).at(6.5).of(CutRefused, C, 3, "the plan is missing", 0).tick()
+    moving.at(7).form(held={3}).enter(4).at(8).finish(4)
+    assert moving.noted("move") == []
+    (refused,) = moving.noted("move_refused")
+    assert refused.fields == {"process": "1:0", "epoch": 3, "why": "the plan is missing"}
+    assert refused.text == (
+        "process 1:0 cannot move blocks: the plan is missing; blocks stay where they are until the run is resumed"
+    )
+
+
+def test_a_move_that_is_given_up_is_no_move(moving):
+    """No member leaves its iteration: all go on with the cuts of the run."""
+    moving.at(12).alive()
+    assert moving.membership.generation.form[1:] == (tuple(moving.now(A, B, C)), None, ())
+    moving.form(held={2}).enter(3).at(13).finish(3)
+    assert moving.noted("move") == moving.noted("join") == []
