@@ -59,8 +59,11 @@ class Rendezvous:
         try:
             yield
         finally:
-            if Rendezvous.find(run_dir) == self:
-                (run_dir / _FILE).unlink()
+            with suppress(
+                OSError
+            ):  # of a disk that fails: one that is left leads to nobody, and the next one replaces it
+                if Rendezvous.find(run_dir) == self:
+                    (run_dir / _FILE).unlink()
 
     @classmethod
     def find(cls, run_dir: Path) -> Self | None:

@@ -7,6 +7,7 @@ import threading
 import time
 from contextlib import closing
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
@@ -104,6 +105,18 @@ def test_a_node_with_another_version_of_the_program_is_refused(listener, tmp_pat
         pytest.raises(SettingError, match=r"its first node has another version of Swift"),
     ):
         serve(tmp_path, 5)
+
+
+def test_a_meeting_that_cannot_be_ended_hides_no_error(listener, tmp_path, monkeypatch):
+    """The disk has become read-only, which is why the run ends."""
+
+    def fails(*_, **__):
+        raise OSError(30, "Read-only file system")
+
+    meeting = Rendezvous.of(listener, tmp_path / "scratch", SILENCE_S)
+    monkeypatch.setattr(Path, "unlink", fails)
+    with pytest.raises(RunError, match="the record cannot be written"), meeting.announced(tmp_path):
+        raise RunError("the record cannot be written")
 
 
 @pytest.mark.parametrize("wrong", [{"host": 7}, {"host": "no address"}, {"port": "80"}, {"silence_s": None}, {"x": 1}])
