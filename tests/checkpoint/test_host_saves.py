@@ -126,8 +126,8 @@ def test_a_host_writes_its_share_and_reads_an_equal_part(small_run, num_hosts):
 
 
 def test_no_host_needs_memory_for_the_state(small_run):
-    """Beyond its pieces, a host has an expert of a layer in memory at most."""
-    run = small_run(size=50_000).run(3)
+    """Beyond its pieces, a host has an expert of a layer in memory at most, and a megabyte to read its files again."""
+    run = small_run(size=200_000).run(3)
     total = sum(leaf.nbytes for leaf in jax.tree.leaves(run.state))
     of_expert, hosts = total / (run.split.num_layers * CLASSES), saves(run, 4)
     tracemalloc.start()
