@@ -157,3 +157,13 @@ def found(script, failed=B_DOWN, gain=0.5, most_bytes=1e9):
                 script.tell(Loaded, process, command.number, 0)
             return script.tick()
     return commands
+
+
+def moved():
+    """A run without B whose other processes have taken over its blocks, everybody in iteration 10."""
+    script = lost()
+    found(script)
+    script.formed({A: (7, 8), C: (7, 8), D: (7, 8)})
+    script.tick()
+    script.beat({A: 10, C: 10, D: 10})
+    return script

@@ -1,7 +1,7 @@
 """Recovery where pipelines are cut differently, from the beginning or because blocks have moved."""
 
 from swift.elastic.membership import CheckpointsListed, Form, Formed, GoLive, StageLost, Stamp
-from tests.elastic.membership.script import MOVED, A, B, C, D, found, lost, script_live
+from tests.elastic.membership.script import MOVED, A, B, C, D, found, lost, moved, script_live
 
 APART = (0, 0, 1), (0, 1, 1)
 """Pipelines that are cut differently: A has the first two of three chunks, B the last, C the first, D the last two."""
@@ -35,11 +35,7 @@ def test_a_state_is_gone_on_with_only_if_workers_that_have_every_chunk_hold_it()
 
 
 def test_who_returns_ends_a_move_and_gets_blocks_of_those_who_took_them():
-    script = lost()
-    found(script)
-    script.formed({A: (7, 8), C: (7, 8), D: (7, 8)})
-    script.tick()
-    script.beat({A: 10, C: 10, D: 10})
+    script = moved()
     script.start(B)
     script.ready(B)
     assert script.tick() == [Form(4, script.now(A, B, C, D), 11)]
@@ -74,11 +70,7 @@ def test_a_second_failure_in_the_midst_of_a_move_is_survived_with_the_blocks_of_
 
 def test_blocks_that_one_worker_took_over_are_all_there_where_its_stage_alone_is_left_and_another_joins():
     """D dies, so that stage 1 waits for it; A has all blocks of the newest state, and D, which returns, has none."""
-    script = lost()
-    found(script)
-    script.formed({A: (7, 8), C: (7, 8), D: (7, 8)})
-    script.tick()
-    script.beat({A: 10, C: 10, D: 10})
+    script = moved()
     script.die(D)
     script.tick()
     script.start(D)
