@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.runtime
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo chaos faults test test-all test-peers test-eval test-slurm examples docs mutations lint bench reproduce clean
+.PHONY: help install demo chaos faults test test-long test-all test-peers test-eval test-slurm examples docs mutations lint bench reproduce clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -32,8 +32,11 @@ faults: install  ## break real runs in every way that is known, and judge each t
 	$(BIN)/python -m benchmarks.faults $(FAULTS)
 
 # Three processes on two cores: a quarter of the time a test waits, for processes that it has started or for others.
-test: install  ## the quick tests (11 to 14 minutes on 2 quiet cores, by their speed)
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m 'not slow'
+test: install  ## the quick tests (ten minutes on 2 quiet cores)
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m 'not slow and not long'
+
+test-long: install  ## whole runs, and more cases of what the quick tests try (three minutes)
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m long
 
 test-all: install  ## all tests, and the quick ones on every newer Python that is installed
 	$(BIN)/python -m pytest -n 2 --dist worksteal

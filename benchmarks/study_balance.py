@@ -1,18 +1,18 @@
 """The worth of balancing experts and of dropping fewer tokens: placements, and what balances them, over several seeds.
 
 ``table`` is 150 iterations of the demo: static, SYMI's and packed placement, each with no balancing, with an auxiliary
-loss and with an expert bias. ``long`` is 2,000 iterations, with more systems. A run takes 1 to 20 CPU-minutes,
-so a run is written to a record once it has ended, and one that is there is not run again: a study may
-take several sittings.
+loss and with an expert bias. ``long`` is 2,000 iterations, with more systems. A run takes 1 to 25 CPU-minutes,
+so a run is written to a record once it has ended, and one that is there is not run again; one that was interrupted goes
+on from its last checkpoint. A study may take several sittings, and be divided among processes (``--part 1/2``).
 """
 
 import argparse
 import json
 import os
+import shutil
 import statistics
 import sys
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -73,17 +73,25 @@ def cases_of(study: str, seeds: int) -> Iterator[Case]:
             yield Case(2000, "none", "flexmoe10", seed)
 
 
-def run(case: Case) -> dict[str, Any]:
-    """Trains a case to its end and returns what the record keeps of it."""
+def run(case: Case, runs: Path) -> dict[str, Any]:
+    """Trains a case to its end, from where another sitting left it, and returns what the record keeps of it."""
     (file, settings), (coefficient, has_bias) = SYSTEMS[case.system], BALANCES[case.balance]
-    counts = (f"Experiment.num_steps={case.steps}", f"Experiment.eval_every={case.steps}", "CheckpointConfig.every=0")
+    counts = (f"Experiment.num_steps={case.steps}", f"Experiment.eval_every={case.steps}", "CheckpointConfig.every=200")
     balance = f"ExpertConfig.aux_loss_coefficient={coefficient}"
     settings = [*settings, *counts, balance, f"Experiment.seed={case.seed}"]
     experiment = load_experiment(ROOT / "experiments" / file, settings)
     experiment = replace(experiment, model=replace(experiment.model, router_bias=has_bias))
-    with tempfile.TemporaryDirectory() as directory:
-        train(experiment, TrainOptions(Path(directory) / "run", config_text(experiment)))
-        return figures_of(read_run(Path(directory) / "run"))
+    directory = runs / f"{case.steps}-{case.balance}-{case.system}-{case.seed}"
+    spent = Path(f"{directory}.cpu_s")
+    before, begun = float(spent.read_text()) if spent.exists() else 0.0, cpu_seconds()
+    try:
+        train(experiment, TrainOptions(directory, config_text(experiment), resume=directory.exists()))
+    finally:
+        spent.write_text(f"{before + cpu_seconds() - begun}")
+    figures = {"cpu_s": round(float(spent.read_text())), **figures_of(read_run(directory))}
+    shutil.rmtree(directory)
+    spent.unlink()
+    return figures
 
 
 def figures_of(found: Run) -> dict[str, Any]:
@@ -119,17 +127,15 @@ def entropy_of_next_byte(text: bytes, known: int) -> float:
     return round(float(entropies[0] - entropies[1]), 3)
 
 
-def fill(cases: list[Case], record: Path) -> None:
-    """Runs the cases that the record does not have."""
+def fill(cases: Sequence[Case], record: Path, runs: Path) -> None:
+    """Runs the cases that the record does not have, each in a directory below ``runs``."""
     known = {Case(**line["case"]) for line in read_lines(record).records}
     missing = [case for case in cases if case not in known]
     if record.exists() and not record.read_bytes().endswith(b"\n"):
         record.write_bytes(record.read_bytes() + b"\n")  # of a sitting that was cut off in the midst of a line
     for number, case in enumerate(missing, start=1):
         tell(f"{number} of {len(missing)}: {case}")
-        begun = cpu_seconds()
-        figures = run(case)
-        line = {"case": asdict(case), "commit": commit(ROOT), "cpu_s": round(cpu_seconds() - begun), **figures}
+        line = {"case": asdict(case), "commit": commit(ROOT), **run(case, runs)}
         with record.open("ab") as file:
             file.write((json.dumps(line) + "\n").encode())
             file.flush()
@@ -172,16 +178,28 @@ def fewer_iterations(lines: list[dict[str, Any]], balance: str, system: str) -> 
     return found
 
 
+def part(text: str) -> tuple[int, int]:
+    """Parses ``K/N``: the K-th of N processes."""
+    one, of = map(int, text.split("/"))
+    if not 1 <= one <= of:
+        raise ValueError
+    return one, of
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("study", choices=("table", "long"))
     parser.add_argument("--seeds", type=int, default=3, choices=(1, 2, 3, 4, 5))
     parser.add_argument("--record", type=Path, default=RECORD, help="file of the runs that have ended")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "balance", help="directory of the runs meanwhile")
+    parser.add_argument("--part", type=part, default=(1, 1), metavar="K/N", help="of N processes that share the runs")
     parser.add_argument("--only-summary", action="store_true", help="run nothing: what the record has")
     options = parser.parse_args()
     cases = list(cases_of(options.study, options.seeds))
     if not options.only_summary:
-        fill(cases, options.record)
+        options.runs.mkdir(parents=True, exist_ok=True)
+        first, step = options.part
+        fill(cases[first - 1 :: step], options.record, options.runs)
     wanted = {Case(**line["case"]): line for line in read_lines(options.record).records}
     lines = [wanted[case] for case in cases if case in wanted]
     groups: dict[str, dict[str, list[dict[str, Any]]]] = {}

@@ -25,6 +25,7 @@ import pytest
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 from jaxtyping import install_import_hook
 
+from tests.case_tiers import LONG, QUICK
 from tests.compiling import compile_quickly, compiled_as_in_a_run
 
 ROOT = Path(__file__).parents[1]
@@ -63,12 +64,12 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Has the quick tests, and the processes that they start, compile quickly rather than well.
+    """Has the quick and the long tests, and the processes that they start, compile quickly rather than well.
 
     Most of what they take is to compile. Not for programs that have to agree to the bit: these are compiled as those of
     a run are (``compiled_well``), and so are all where slow tests run, too.
     """
-    if config.option.markexpr == "not slow":
+    if config.option.markexpr in (QUICK, LONG):
         compile_quickly()
 
 

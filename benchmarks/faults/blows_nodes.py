@@ -13,6 +13,8 @@ def _disturb(run: Run, parameters: Parameters, after: Aftermath) -> None:
     network = run.network
     assert network is not None
     network.say(State(parameters["delay_s"], tuple(parameters["cut"]), parameters["lost"]))
+    if parameters["cut"]:
+        after.out_of_reach.update(run.shape.members_of_node(1))
     after.heal_after(parameters["seconds"], lambda: network.say(State()))
 
 
@@ -31,12 +33,14 @@ def _kill_node(run: Run, parameters: Parameters, after: Aftermath) -> None:
     node = run.life.nodes[1]
     send([node.pid], signal.SIGKILL)
     node.wait()
+    after.out_of_reach.update(run.shape.members_of_node(1))
     after.heal_after(parameters["seconds"], run.start_missing_nodes)
 
 
 def _pause_node(run: Run, parameters: Parameters, after: Aftermath) -> None:
     pid = run.life.nodes[1].pid
     send([pid], signal.SIGSTOP)
+    after.out_of_reach.update(run.shape.members_of_node(1))
     after.heal_after(parameters["seconds"], lambda: send([pid], signal.SIGCONT))
 
 

@@ -177,7 +177,7 @@ class Episode:
             after.complaints += judge.of_restore(event, promised, after.may_be_older)
         if restores:
             after.observed["restored"] = [event["step"] for event in restores]
-            lost = set(map(self._run.shape.stage_of, after.dead))
+            lost = set(map(self._run.shape.stage_of, [*after.dead, *after.out_of_reach]))
             if not any(self._is_gone(stage, after) for stage in lost):
                 after.complaints.append(f"went back to iteration {restores[0]['step']} though every stage had a worker")
 
@@ -196,7 +196,7 @@ class Episode:
         return found is not None
 
     def _is_gone(self, stage: int, after: Aftermath) -> bool:
-        return self._workers(stage) <= set(after.dead) or self._run.shape.is_elastic
+        return self._workers(stage) <= set(after.dead) | after.out_of_reach or self._run.shape.is_elastic
 
     def _workers(self, stage: int) -> set[str]:
         return {name for name in self._run.shape.members if self._run.shape.stage_of(name) == stage}
@@ -243,7 +243,7 @@ class Episode:
             self._begin_anew(after)
             return
         # What a stage had done since the promise went with its last worker, if all were hit before the signal.
-        dead, shape = set(after.dead), self._run.shape
+        dead, shape = set(after.dead) | after.out_of_reach, self._run.shape
         lost_all = any(self._workers(stage) <= dead for stage in map(shape.stage_of, dead))
         may_have_lost = lost_all or (shape.is_elastic and len(dead) >= _NEIGHBOURS)
         step = after.observed.get("step_at_signal")

@@ -18,6 +18,7 @@ class Aftermath:
 
     Attributes:
         dead: names of members that were killed, or will be because they are frozen, each once for every time.
+        out_of_reach: names of members on a machine that was cut off, killed or paused, which may have ended with it.
         heals: ends of faults, with the times when they are due.
         codes: exit codes with which the life may end.
         has_ended: True if the life has to end, or has ended.
@@ -33,6 +34,7 @@ class Aftermath:
     """
 
     dead: list[str] = field(default_factory=list)
+    out_of_reach: set[str] = field(default_factory=set)
     heals: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
     codes: set[int] = field(default_factory=set)
     has_ended: bool = False

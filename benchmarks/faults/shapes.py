@@ -76,6 +76,11 @@ class Shape:
         """Checks if a process is an expert rank, without which others can continue."""
         return self.command == "launch" and self.topology[2] > 1
 
+    def members_of_node(self, node: int) -> list[str]:
+        """Names of the members on a machine: an equal part, in order."""
+        share = len(self.members) // self.num_nodes
+        return self.members[node * share : (node + 1) * share]
+
     def stage_of(self, member: str) -> int:
         """Finds the stage that a process serves."""
         return int(member.split()[0].split(":")[1])

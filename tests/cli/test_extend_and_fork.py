@@ -61,6 +61,7 @@ def test_a_run_from_before_a_setting_existed_is_resumed(tell, half):
     assert "OptimizerConfig.decayed" not in told.err
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("half")
 def test_a_run_begins_with_the_weights_of_another(tell, refusal):
     fork = ("train", "tiny.gin", "--init-from", "half", "--run-dir", "fork")
@@ -86,6 +87,7 @@ def test_a_run_begins_with_the_weights_of_another(tell, refusal):
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.long
 def test_a_comparison_continues_and_keeps_the_report_of_a_run(tell, refusal, half, here):
     both = here / "both"
     shutil.copytree(half, both / "tiny")

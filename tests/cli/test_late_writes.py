@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 SAVES = """
 import resource, sys, time
 from pathlib import Path
@@ -71,6 +73,7 @@ def said_of_tasks_that_nobody_awaits(where, file):
     return done.stderr
 
 
+@pytest.mark.long
 def test_writes_that_nobody_awaits_are_not_told_in_a_command_and_other_tasks_are():
     assert said_of_tasks_that_nobody_awaits("in a command", "packages/orbax/handlers.py") == ""
     assert "never retrieved" in said_of_tasks_that_nobody_awaits("in a command", "packages/another.py")

@@ -40,6 +40,7 @@ def test_a_stopped_run_goes_on_from_an_older_checkpoint_and_its_model_writes(tel
         assert refused.err.startswith(f"swift: {option} = {value}: must be ")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("compiled_well")
 def test_a_run_as_a_user_compiles_it_learns_what_the_others_do(tell, half):
     told = tell("train", "tiny.gin", "--run-dir", "new", "--stop-at", "4")
@@ -56,6 +57,7 @@ def options(*settings):
     return [word for setting in settings for word in ("--set", setting)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("checkpoint_every", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_loss_that_is_not_finite_stops_the_run_and_says_how_to_go_on(tell, here, checkpoint_every):
     every = f"CheckpointConfig.every={checkpoint_every}"

@@ -94,6 +94,7 @@ def test_random_access_equals_iteration(config, make_loader):
             assert_equal(other.microbatch(step, index), [array[index] for array in batch])
 
 
+@pytest.mark.long
 @settings(max_examples=10, deadline=None)
 @given(num_before=st.integers(0, 40), num_after=st.integers(1, 15))
 def test_a_resumed_run_sees_the_batches_it_would_have_seen(config, make_loader, num_before, num_after):

@@ -20,13 +20,15 @@ def named(row: list[str], folder: str) -> list[Path]:
     return [ROOT / path for path in re.findall(rf"\]\(\.\./({folder}/[\w/]+\.py)\)", row[2])]
 
 
-def is_quick(path: Path) -> bool:
-    """Whether some test of a file is not marked slow."""
+def is_quick(path: Path, longer: set[str]) -> bool:
+    """Whether some test of a file has none of the marks of those that take longer."""
     module = ast.parse(path.read_text())
-    if any("mark.slow" in ast.unparse(one) for one in module.body if ast.unparse(one).startswith("pytestmark")):
+    of_module = [ast.unparse(one) for one in module.body if ast.unparse(one).startswith("pytestmark")]
+    if any(f"pytest.mark.{mark}" in line for mark in longer for line in of_module):
         return False
     tests = [one for one in module.body if isinstance(one, ast.FunctionDef) and one.name.startswith("test_")]
-    return any("pytest.mark.slow" not in map(ast.unparse, one.decorator_list) for one in tests)
+    marks = [set(map(ast.unparse, one.decorator_list)) for one in tests]
+    return any(marks_of.isdisjoint({f"pytest.mark.{mark}" for mark in longer}) for marks_of in marks)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0][:60])
@@ -35,7 +37,9 @@ def test_a_claim_names_what_can_fail(row):
     tests, benchmarks = named(row, "tests"), named(row, "benchmarks")
     assert tests or benchmarks, claim
     if re.search(r"make test`", commands):
-        assert any(map(is_quick, tests)), f"no quick test holds: {claim}"
+        assert any(is_quick(path, {"slow", "long"}) for path in tests), f"no quick test holds: {claim}"
+    elif "make test-long`" in commands:
+        assert any(is_quick(path, {"slow"}) for path in tests), f"only slow tests hold: {claim}"
     elif "make test-all" in commands:
         assert tests, claim
     assert ("make bench`" in commands) == bool(benchmarks), claim

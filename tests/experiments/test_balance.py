@@ -49,13 +49,13 @@ def test_the_entropy_of_the_next_byte_is_that_of_a_table_of_n_grams():
 
 def test_a_run_that_is_in_the_record_is_not_run_again(monkeypatch, tmp_path):
     ran = []
-    monkeypatch.setattr(study_balance, "run", lambda case: ran.append(case) or {"loss": 1.0})
+    monkeypatch.setattr(study_balance, "run", lambda case, _: ran.append(case) or {"loss": 1.0})
     cases, record = list(study_balance.cases_of("table", 2)), tmp_path / "runs.jsonl"
-    study_balance.fill(cases[:3], record)
+    study_balance.fill(cases[:3], record, tmp_path)
     with record.open("ab") as file:
         file.write(b'{"case": cut off')
-    study_balance.fill(cases, record)
-    study_balance.fill(cases, record)
+    study_balance.fill(cases, record, tmp_path)
+    study_balance.fill(cases, record, tmp_path)
     assert ran == cases
     assert len(cases) == len(set(cases)) == 18
     assert json.loads(record.read_text().splitlines()[0])["case"] == {

@@ -127,3 +127,16 @@ def stop_after(told, source):
         after.dead, after.has_ended = ["0:0", "0:0 rank 1"], True
 
     return strike
+
+
+@pytest.mark.parametrize(
+    ("dead", "is_right"), [(["0:0", "0:1"], True), (["0:0"], True), ([], False), (["1:0", "1:1"], False)]
+)
+def test_a_run_goes_back_where_the_last_workers_of_a_stage_are_on_a_machine_out_of_reach(dead, is_right):
+    """The second machine of two has pipeline 1."""
+    told = [{"event": "restore", "step": 620, "dense": 620, "experts": {"620": "all"}}]
+    run = SimpleNamespace(shape=SHAPES["nodes"], events=lambda: told)
+    assert run.shape.members_of_node(1) == ["1:0", "1:1"]
+    after = Aftermath(dead=dead, out_of_reach=set(run.shape.members_of_node(1)))
+    Episode(run, {}, deck=None)._judge_restores(0, 600, after)
+    assert (after.complaints == []) is is_right

@@ -99,6 +99,7 @@ def test_every_token_is_the_likeliest_of_the_whole_model(plain, likeliest, sizes
     assert is_clean(engine)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("compiled_well")
 def test_tokens_of_programs_as_a_user_compiles_them(plain, likeliest):
     answers = engine_of(plain).answers([Request(text, COUNT, GREEDY) for text in TEXTS])

@@ -25,7 +25,7 @@ def drawn_by_modules(gpt: GPT, key: jax.Array) -> dict[str, jax.Array]:
     return drawn
 
 
-@pytest.mark.parametrize("is_wide", [False, True])
+@pytest.mark.parametrize("is_wide", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_parameters_begin_as_their_modules_draw_them(is_wide):
     gpt = GPT(CONFIG, vocab_size=50, num_classes=3)
     with jax.enable_x64(is_wide):

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.case_tiers import QUICK
 from tests.mutations.mutation import Mutation
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +55,7 @@ def found(mutation: Mutation, copy: Path) -> bool:
 
 def fails(tests: Sequence[str], copy: Path) -> bool:
     """Whether one of some tests fails in a copy of the tree, or hangs."""
-    pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not slow", *tests]
+    pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-m", QUICK, *tests]
     try:
         ended = subprocess.run(pytest, cwd=copy, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     except subprocess.TimeoutExpired:

@@ -16,6 +16,7 @@ from swift.pipeline import move_state, neighbours, survives
 from swift.pipeline.chunk_rounds import Rounds
 from swift.schedules import PLANNERS
 from swift.topology import Topology
+from tests.case_tiers import tiered
 from tests.pipeline.held_rows import rows_of
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -49,13 +50,15 @@ CASES = [
     },
     {**MOVING, "failed": [(1, 0), (2, 0)]},
 ]
-QUICK = (1, 2)
-"""Cuts and micro-batches that differ; two runs of a worker, with messages that stay there."""
+QUICK = (2,)
+"""Two runs of a worker, with messages that stay there."""
+LONG = (1,)
+"""Cuts and micro-batches that differ."""
 
 
 @pytest.mark.parametrize(
     "case",
-    [case if n in QUICK else pytest.param(case, marks=pytest.mark.slow) for n, case in enumerate(CASES)],
+    tiered(CASES, QUICK, LONG),
     ids=str,
 )
 def test_every_iteration_is_that_of_the_plain_model(rig, case):

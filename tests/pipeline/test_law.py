@@ -9,6 +9,7 @@ from swift.models.attention import blockwise
 from swift.pipeline import survives
 from swift.schedules import FAULT_FREE, PLANNERS, SHAPES
 from swift.topology import Topology
+from tests.case_tiers import tiered
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -73,15 +74,16 @@ CASES = [
 ]
 
 
-QUICK = (11, 17, 22, 23, 25)
-"""A failure, drops by slot, dense layers and an uneven cut, the first stage without experts; two runs of layers a
-worker, one of which is lost; windows of three, two failures in a stage and capacity by rank; a head, and an
+QUICK = (11, 23, 25)
+"""A failure, drops by slot, dense layers and an uneven cut, the first stage without experts; a head, and an
 embedding, in shares that do not divide the vocabulary. Today's decoders are those of the documents below."""
+LONG = (17, 22)
+"""Two runs of layers a worker, one of which is lost; windows of three, two failures in a stage and capacity by rank."""
 
 
 @pytest.mark.parametrize(
     "case",
-    [case if n in QUICK else pytest.param(case, marks=pytest.mark.slow) for n, case in enumerate(CASES)],
+    tiered(CASES, QUICK, LONG),
     ids=str,
 )
 @settings(max_examples=4, deadline=None, derandomize=True)

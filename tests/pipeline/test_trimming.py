@@ -15,6 +15,7 @@ from swift.pipeline.reconfigure.executable_cache import ExecutableCache
 from swift.pipeline.reconfigure.trimming import trimmed
 from tests.compiling import compiled_as_in_a_run
 
+pytestmark = pytest.mark.long
 CASE = {"topology": (2, 2, 1), "failed": {(1, 0)}, "dtype": "float32"}
 
 

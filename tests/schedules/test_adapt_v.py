@@ -108,6 +108,7 @@ def check_random(seed):
     check_choice(work, failed, lambda whole: period(v(whole)), seed)
 
 
+@pytest.mark.long
 @settings(max_examples=5)
 @given(some.integers(0, 10_000))
 def test_the_choice_is_never_worse_than_another_way(seed):

@@ -13,7 +13,7 @@ from swift.schedules.adapt import MoveRule, Outages
 from swift.topology import Topology
 from tests.train.runs import measured, run, two_stages
 
-pytestmark = pytest.mark.usefixtures("double_precision")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("double_precision")]
 
 AWAY = ("step 4: fail 0:1", "step 9: rejoin 0:1")
 

@@ -70,7 +70,7 @@ TWO_RUNS = {
     "changes",
     [
         pytest.param({"cut": (1, 3)}, marks=pytest.mark.slow),
-        APART,
+        pytest.param(APART, marks=pytest.mark.long),
         pytest.param({**APART, "failures": ("step 5: fail 0:1", "step 6: rejoin 0:1")}, marks=pytest.mark.slow),
         pytest.param(TWO_RUNS, marks=pytest.mark.slow),
     ],

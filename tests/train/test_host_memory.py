@@ -17,6 +17,7 @@ from swift.pipeline import Steps
 from swift.runlog import read_run
 from swift.topology import Topology
 from swift.train import Experiment
+from tests.case_tiers import tiered
 from tests.train.runs import measured, run
 
 pytestmark = pytest.mark.usefixtures("double_precision")
@@ -82,14 +83,11 @@ CASES = {
 }
 
 
-SLOW = ("a lost rank", "windows, and a worker that is lost and returns")
-"""Those with failures: each failure is one more program to compile, with either memory."""
+QUICK, LONG = (0,), (1,)
+"""Those with failures are slow: each failure is one more program to compile, with either memory."""
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [pytest.param(case, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, case in CASES.items()],
-)
+@pytest.mark.parametrize("changes", tiered(list(CASES.values()), QUICK, LONG), ids=CASES)
 def test_memory_changes_no_number(changes, experiment, tmp_path, kinds):
     """Beyond rounding: XLA compiles the update of a layer in a loop to other instructions than that of all at once."""
     settings = dict(changes)
@@ -106,7 +104,7 @@ def test_memory_changes_no_number(changes, experiment, tmp_path, kinds):
             np.testing.assert_allclose(one[name], other[name], rtol=1e-12)
 
 
-@pytest.mark.parametrize("first", ["device", "pinned_host"])
+@pytest.mark.parametrize("first", [pytest.param("device", marks=pytest.mark.long), "pinned_host"])
 def test_a_run_is_resumed_with_the_other_memory(first, experiment, tmp_path):
     saving = replace(experiment, checkpoint=CheckpointConfig(every=2))
     whole = measured(run(saving, tmp_path / "whole"))

@@ -128,6 +128,7 @@ def replicas_left(states, lost):
     return {(0, class_) for class_ in states[5]["placement"][0, 0, living].ravel().tolist()} | {None}
 
 
+@pytest.mark.long
 def test_with_a_snapshot_of_every_iteration_nothing_is_lost(experiment, whole, recovered, tmp_path):
     """Against a run that continues with seven ranks from a checkpoint of the same iteration."""
     unharmed, states = whole

@@ -23,6 +23,7 @@ from swift.models import ModelConfig, plain_sums
 from swift.pipeline import TrainState, materialize_all, put_batch, single_worker_gradients, single_worker_step
 from swift.topology import Topology
 from swift.train import Experiment
+from tests.case_tiers import tiered
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -90,8 +91,10 @@ CASES = [
 ]
 
 
-QUICK = (4, 8, 13)
-"""Eight ranks with few slots that drop; capacity by rank, and micro-batches; exact capacity, and virtual ranks."""
+QUICK = (4, 8)
+"""Eight ranks with few slots that drop; capacity by rank, and micro-batches."""
+LONG = (13,)
+"""Exact capacity, and virtual ranks."""
 
 
 def experiment(case):
@@ -183,7 +186,7 @@ def assert_close(spec, actual, expected, tolerance):
 
 @pytest.mark.parametrize(
     "case",
-    [case if n in QUICK else pytest.param(case, marks=pytest.mark.slow) for n, case in enumerate(CASES)],
+    tiered(CASES, QUICK, LONG),
     ids=str,
 )
 @settings(max_examples=8, deadline=None, derandomize=True)
@@ -235,7 +238,7 @@ def plain_training(spec, experiment, params, batches):
 @pytest.mark.parametrize(
     "case",
     [
-        Case(ranks=8, top_k=2, slots=2, microbatches=2),
+        pytest.param(Case(ranks=8, top_k=2, slots=2, microbatches=2), marks=pytest.mark.long),
         Case(ranks=8, slots=2, policy=FlexMoE(3), layout="coupled"),
         pytest.param(
             Case(ranks=8, slots=2, kind="virtual", policy=FlexMoE(2), layout="coupled"), marks=pytest.mark.slow

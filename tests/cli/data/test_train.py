@@ -60,6 +60,7 @@ def here(home, tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.long
 def test_a_run_trains_from_a_pipeline_and_resumes(here, capsys):
     assert main(["train", "piped.gin", "--run-dir", "whole"]) == 0
     assert main(["train", "piped.gin", "--run-dir", "halves", "--stop-at", "4"]) == 0

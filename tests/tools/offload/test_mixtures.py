@@ -155,6 +155,7 @@ PIPELINES = st.builds(
 SOURCES = st.lists(st.one_of(PIPELINES, st.just(texts), st.just(tokens)), min_size=1, max_size=3)
 
 
+@pytest.mark.long
 @settings(max_examples=5, deadline=None)
 @given(make=SOURCES, seed=st.integers(0, 99), is_lost_after=st.integers(4, 150), data=st.data())
 def test_any_mixture_is_the_one_that_is_read_here(make, seed, is_lost_after, data):

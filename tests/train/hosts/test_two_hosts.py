@@ -9,6 +9,7 @@ from tests.elastic.runs import losses
 from tests.train.hosts.runs import bytes_of_hosts, ended, start, write_config
 
 
+@pytest.mark.long
 def test_two_hosts_run_and_the_first_keeps_the_record(tmp_path):
     """Two pipelines, so both hosts have the same state: each writes half of the checkpoint."""
     settings = {"ModelConfig__num_layers": 1, "ModelConfig__moe_pattern": (True,), "Experiment__num_microbatches": 1}
