@@ -93,6 +93,7 @@ def test_every_iteration_is_that_of_the_plain_model(rig, case, seed):
     one.check(one.draw(seed))
 
 
+@pytest.mark.long
 def test_documents_in_blocks_of_scores(rig, monkeypatch):
     """Documents apart, mixed a block at a time, and attention computed again; the plain model has all scores."""
     monkeypatch.setattr(blockwise, "BLOCK", 2)

@@ -36,7 +36,10 @@ pytestmark = pytest.mark.usefixtures("x64")
     [
         {"topology": (3, 2, 2), "failed": [(0, 1), (2, 1)], "pattern": (False, True)},
         pytest.param({"topology": (2, 2, 2)}, marks=pytest.mark.slow),
-        {"topology": (2, 2, 1), "pattern": (False, True, True, False), "cut": ((3, 1), (1, 3))},
+        pytest.param(
+            {"topology": (2, 2, 1), "pattern": (False, True, True, False), "cut": ((3, 1), (1, 3))},
+            marks=pytest.mark.long,
+        ),
     ],
     ids=str,
 )

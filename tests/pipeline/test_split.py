@@ -93,7 +93,7 @@ def compiled(function, *args):
     ("moe", "remat"),
     [
         (True, False),
-        (False, True),
+        pytest.param(False, True, marks=pytest.mark.long),
         pytest.param(True, True, marks=pytest.mark.slow),
         pytest.param(False, False, marks=pytest.mark.slow),
     ],

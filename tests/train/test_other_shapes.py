@@ -84,7 +84,7 @@ def numbers(experiment, directory, step):
 
 
 ELSEWHERE = [
-    pytest.param((1, 1, 6), id="8 to 6 ranks, among which 8 sequences are not even"),
+    pytest.param((1, 1, 6), id="8 to 6 ranks, among which 8 sequences are not even", marks=pytest.mark.long),
     pytest.param((2, 2, 3), id="2 pipelines of 2 stages", marks=pytest.mark.slow),
     pytest.param((1, 1, 4), id="8 to 4 ranks", marks=pytest.mark.slow),
     pytest.param((1, 1, 8, 3), id="3 slots", marks=pytest.mark.slow),
