@@ -1,9 +1,12 @@
 """The worth of balancing experts and of dropping fewer tokens: placements, and what balances them, over several seeds.
 
 ``table`` is 150 iterations of the demo: static, SYMI's and packed placement, each with no balancing, with an auxiliary
-loss and with an expert bias. ``long`` is 2,000 iterations, with more systems. A run takes 1 to 25 CPU-minutes,
-so a run is written to a record once it has ended, and one that is there is not run again; one that was interrupted goes
-on from its last checkpoint. A study may take several sittings, and be divided among processes (``--part 1/2``).
+loss and with an expert bias. ``long`` is 2,000 iterations, with more systems; ``olmoe`` is the same, with no
+balancing, for a small model of OLMoE's architecture.
+
+A run takes 1 to 25 CPU-minutes. It is written to a record once it has ended, and one that is there is not run again; one
+that was interrupted continues from its last checkpoint. So a study may take several sittings, and be divided among
+processes (``--part 1/2``).
 """
 
 import argparse
@@ -37,6 +40,17 @@ SYSTEMS = {
     "exact": ("demo.gin", ("ExpertConfig.capacity='exact'",)),
 }
 """Files below ``experiments``, and settings. With exact capacity a run computes what one device without limits does."""
+SHAPES = {
+    "demo": (),
+    "olmoe": (
+        "model_size.name='olmoe-1b-7b-tiny'",
+        "ExpertConfig.num_classes=16",
+        "ExpertConfig.top_k=8",
+        "ExpertConfig.normalize_gates=False",
+        "Experiment.separate_documents=True",
+    ),
+}
+"""Settings of a model; systems, ranks, slots and batches are the same for all."""
 BALANCES = {"none": (0.0, False), "aux": (1e-2, False), "bias": (0.0, True)}
 """Coefficient of the auxiliary loss, and whether the router has a bias."""
 TARGETS = (2.5, 2.25, 2.0, 1.9, 1.8, 1.7, 1.6)
@@ -55,6 +69,7 @@ class Case:
     balance: str
     system: str
     seed: int
+    shape: str = "demo"
 
 
 def cases_of(study: str, seeds: int) -> Iterator[Case]:
@@ -64,7 +79,8 @@ def cases_of(study: str, seeds: int) -> Iterator[Case]:
             for balance in BALANCES:
                 yield from (Case(150, balance, system, seed) for system in ("static", "symi", "packed"))
         else:
-            yield from (Case(2000, "none", system, seed) for system in ("static", "symi", "exact", "packed"))
+            shape = "olmoe" if study == "olmoe" else "demo"
+            yield from (Case(2000, "none", system, seed, shape) for system in ("static", "symi", "exact", "packed"))
     if study == "long":
         for seed in range(seeds):
             yield from (
@@ -78,10 +94,10 @@ def run(case: Case, runs: Path) -> dict[str, Any]:
     (file, settings), (coefficient, has_bias) = SYSTEMS[case.system], BALANCES[case.balance]
     counts = (f"Experiment.num_steps={case.steps}", f"Experiment.eval_every={case.steps}", "CheckpointConfig.every=200")
     balance = f"ExpertConfig.aux_loss_coefficient={coefficient}"
-    settings = [*settings, *counts, balance, f"Experiment.seed={case.seed}"]
+    settings = [*SHAPES[case.shape], *settings, *counts, balance, f"Experiment.seed={case.seed}"]
     experiment = load_experiment(ROOT / "experiments" / file, settings)
     experiment = replace(experiment, model=replace(experiment.model, router_bias=has_bias))
-    directory = runs / f"{case.steps}-{case.balance}-{case.system}-{case.seed}"
+    directory = runs / f"{case.shape}-{case.steps}-{case.balance}-{case.system}-{case.seed}"
     spent = Path(f"{directory}.cpu_s")
     before, begun = float(spent.read_text()) if spent.exists() else 0.0, cpu_seconds()
     try:
@@ -188,7 +204,7 @@ def part(text: str) -> tuple[int, int]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("study", choices=("table", "long"))
+    parser.add_argument("study", choices=("table", "long", "olmoe"))
     parser.add_argument("--seeds", type=int, default=3, choices=(1, 2, 3, 4, 5))
     parser.add_argument("--record", type=Path, default=RECORD, help="file of the runs that have ended")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "balance", help="directory of the runs meanwhile")
