@@ -4,9 +4,9 @@
 loss and with an expert bias. ``long`` is 2,000 iterations, with more systems; ``olmoe`` is the same, with no
 balancing, for a small model of OLMoE's architecture.
 
-A run takes 1 to 25 CPU-minutes. It is written to a record once it has ended, and one that is there is not run again; one
-that was interrupted continues from its last checkpoint. So a study may take several sittings, and be divided among
-processes (``--part 1/2``).
+A run takes 1 to 25 CPU-minutes. It is written to a record once it has ended, and one that is there is not run again;
+one that was interrupted continues from its last checkpoint. So a study may take several sittings, and be divided
+among processes (``--part 1/2``).
 """
 
 import argparse

@@ -63,4 +63,5 @@ def test_a_run_that_is_in_the_record_is_not_run_again(monkeypatch, tmp_path):
         "balance": "none",
         "system": "static",
         "seed": 0,
+        "shape": "demo",
     }
