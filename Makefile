@@ -32,11 +32,11 @@ faults: install  ## break real runs in every way that is known, and judge each t
 	$(BIN)/python -m benchmarks.faults $(FAULTS)
 
 # Three processes on two cores: a quarter of the time a test waits, for processes that it has started or for others.
-test: install  ## the quick tests (ten minutes on 2 quiet cores)
+test: install  ## the quick tests (ten minutes on 2 idle cores)
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m 'not slow and not long'
 
 test-long: install  ## whole runs, and more cases of what the quick tests try (three minutes)
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m long
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m 'long and not slow'
 
 test-all: install  ## all tests, and the quick ones on every newer Python that is installed
 	$(BIN)/python -m pytest -n 2 --dist worksteal

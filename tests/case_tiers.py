@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-QUICK = "not slow and not long"
+QUICK_TESTS = "not slow and not long"
 """Expression of pytest's ``-m`` for ``make test``."""
-LONG = "long"
-"""The same for ``make test-long``, which runs wherever changes are checked."""
+LONG_TESTS = "long and not slow"
+"""The same for ``make test-long``, which CI runs, too."""
 
 
 def tiered(cases: Sequence[Any], quick: Collection[int], long: Collection[int] = ()) -> list[Any]:

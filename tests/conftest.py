@@ -25,7 +25,7 @@ import pytest
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 from jaxtyping import install_import_hook
 
-from tests.case_tiers import LONG, QUICK
+from tests.case_tiers import LONG_TESTS, QUICK_TESTS
 from tests.compiling import compile_quickly, compiled_as_in_a_run
 
 ROOT = Path(__file__).parents[1]
@@ -69,7 +69,7 @@ def pytest_configure(config: pytest.Config) -> None:
     Most of what they take is to compile. Not for programs that have to agree to the bit: these are compiled as those of
     a run are (``compiled_well``), and so are all where slow tests run, too.
     """
-    if config.option.markexpr in (QUICK, LONG):
+    if config.option.markexpr in (QUICK_TESTS, LONG_TESTS):
         compile_quickly()
 
 

@@ -1,12 +1,14 @@
 """Compiling as a run does among tests that compile quickly: nothing of theirs is taken, and nothing stays."""
 
 import os
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
 from jax._src import compiler
 
+from tests.case_tiers import LONG_TESTS, QUICK_TESTS
 from tests.compiling import compile_quickly, compiled_as_in_a_run
 
 
@@ -52,3 +54,13 @@ def test_processes_started_meanwhile_compile_as_a_run_does():
         assert os.environ["XLA_FLAGS"] == "--another"
         assert "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ
     assert dict(os.environ) == before
+
+
+def test_make_asks_for_the_tests_that_compile_quickly():
+    makefile = (Path(__file__).parents[1] / "Makefile").read_text()
+    assert [
+        line.rpartition(" -m ")[2] for line in makefile.splitlines() if "pytest" in line and line.count(" -m ") > 1
+    ] == [
+        f"'{QUICK_TESTS}'",
+        f"'{LONG_TESTS}'",
+    ]

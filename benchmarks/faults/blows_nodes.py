@@ -9,12 +9,17 @@ from .running import Run
 from .wire import State
 
 
+def _lose_sight(run: Run, after: Aftermath) -> None:
+    """Notes that the members of the second machine may be lost."""
+    after.out_of_reach.update(run.shape.members_of_node(1))
+
+
 def _disturb(run: Run, parameters: Parameters, after: Aftermath) -> None:
     network = run.network
     assert network is not None
     network.say(State(parameters["delay_s"], tuple(parameters["cut"]), parameters["lost"]))
     if parameters["cut"]:
-        after.out_of_reach.update(run.shape.members_of_node(1))
+        _lose_sight(run, after)
     after.heal_after(parameters["seconds"], lambda: network.say(State()))
 
 
@@ -33,14 +38,14 @@ def _kill_node(run: Run, parameters: Parameters, after: Aftermath) -> None:
     node = run.life.nodes[1]
     send([node.pid], signal.SIGKILL)
     node.wait()
-    after.out_of_reach.update(run.shape.members_of_node(1))
+    _lose_sight(run, after)
     after.heal_after(parameters["seconds"], run.start_missing_nodes)
 
 
 def _pause_node(run: Run, parameters: Parameters, after: Aftermath) -> None:
     pid = run.life.nodes[1].pid
     send([pid], signal.SIGSTOP)
-    after.out_of_reach.update(run.shape.members_of_node(1))
+    _lose_sight(run, after)
     after.heal_after(parameters["seconds"], lambda: send([pid], signal.SIGCONT))
 
 

@@ -146,7 +146,7 @@ class Episode:
             gives_up = {judge.GIVES_UP} if promised is None else set()
             self._end(after, after.codes | gives_up | {0})
             if run.life.first.returncode != 0:
-                self._resume(after)
+                self._resume(known, after)
 
     def _is_well_again(self, known: int, after: Aftermath) -> bool:
         """Waits until all processes have run some iterations together; False if the life has ended."""
@@ -177,8 +177,7 @@ class Episode:
             after.complaints += judge.of_restore(event, promised, after.may_be_older)
         if restores:
             after.observed["restored"] = [event["step"] for event in restores]
-            lost = set(map(self._run.shape.stage_of, [*after.dead, *after.out_of_reach]))
-            if not any(self._is_gone(stage, after) for stage in lost):
+            if not self._is_a_stage_lost(after.lost(told)) and not (after.dead and self._run.shape.is_elastic):
                 after.complaints.append(f"went back to iteration {restores[0]['step']} though every stage had a worker")
 
     def _judge_recuts(self, told: list[dict[str, Any]], after: Aftermath) -> None:
@@ -195,11 +194,10 @@ class Episode:
             after.observed["lost_updates_at"] = self._exact_until
         return found is not None
 
-    def _is_gone(self, stage: int, after: Aftermath) -> bool:
-        return self._workers(stage) <= set(after.dead) | after.out_of_reach or self._run.shape.is_elastic
-
-    def _workers(self, stage: int) -> set[str]:
-        return {name for name in self._run.shape.members if self._run.shape.stage_of(name) == stage}
+    def _is_a_stage_lost(self, lost: set[str]) -> bool:
+        """Returns whether some stage has no other members than those that are lost."""
+        shape = self._run.shape
+        return any(all(m in lost for m in shape.members if shape.stage_of(m) == shape.stage_of(one)) for one in lost)
 
     def _end(self, after: Aftermath, codes: set[int]) -> None:
         """Waits for the end of the life and judges it."""
@@ -236,24 +234,23 @@ class Episode:
         run.start(resume=False)
         self._begin(after)
 
-    def _resume(self, after: Aftermath) -> None:
+    def _resume(self, known: int, after: Aftermath) -> None:
         """Restarts the run, which has to resume from its promise."""
         run, promised = self._run, after.promised or self._promised()
         if promised is None and not evidence.checkpoints_there(run.run_dir):
             self._begin_anew(after)
             return
         # What a stage had done since the promise went with its last worker, if all were hit before the signal.
-        dead, shape = set(after.dead) | after.out_of_reach, self._run.shape
-        lost_all = any(self._workers(stage) <= dead for stage in map(shape.stage_of, dead))
-        may_have_lost = lost_all or (shape.is_elastic and len(dead) >= _NEIGHBOURS)
+        lost = after.lost(run.events()[known:])
+        may_have_lost = self._is_a_stage_lost(lost) or (run.shape.is_elastic and len(lost) >= _NEIGHBOURS)
         step = after.observed.get("step_at_signal")
         if step is not None and (promised or 0) < step and not may_have_lost:
             after.complaints.append(
                 f"the last whole iteration, {step}, was not kept: the newest checkpoint is {promised}"
             )
-        known = _count_resumes(run)
+        resumes = _count_resumes(run)
         run.start(resume=True)
-        if not run.wait(lambda: _has_resumed(run, known), "it is not resumed"):
+        if not run.wait(lambda: _has_resumed(run, resumes), "it is not resumed"):
             code, said = run.life.first.wait(), run.life.said
             after.observed["resume_code"] = code
             after.complaints += judge.of_exit(code, _REFUSED if after.undo else (), said)
@@ -262,7 +259,7 @@ class Episode:
                 return
             after.undo()
             run.start(resume=True)
-            if not run.wait(lambda: _has_resumed(run, known), "it is not resumed after repair"):
+            if not run.wait(lambda: _has_resumed(run, resumes), "it is not resumed after repair"):
                 after.complaints += judge.of_exit(run.life.first.wait(), (), run.life.said)
                 return
         resumed = next(event for event in reversed(run.events()) if event["event"] == "resume")

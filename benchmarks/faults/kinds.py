@@ -1,7 +1,7 @@
 """Kinds of faults, and the state of a volley after faults have struck."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -18,7 +18,7 @@ class Aftermath:
 
     Attributes:
         dead: names of members that were killed, or will be because they are frozen, each once for every time.
-        out_of_reach: names of members on a machine that was cut off, killed or paused, which may have ended with it.
+        out_of_reach: names of members on a machine that was cut off, killed or paused; those that die there are lost.
         heals: ends of faults, with the times when they are due.
         codes: exit codes with which the life may end.
         has_ended: True if the life has to end, or has ended.
@@ -47,6 +47,10 @@ class Aftermath:
     promised: int | None = None
     complaints: list[str] = field(default_factory=list)
     observed: dict[str, Any] = field(default_factory=dict)
+
+    def lost(self, told: Iterable[dict[str, Any]]) -> set[str]:
+        """Finds the members that were killed, and those out of reach whose death the run has reported since."""
+        return set(self.dead) | self.out_of_reach & {one["process"] for one in told if one["event"] == "death"}
 
     def heal_after(self, seconds: float, heal: Callable[[], None]) -> None:
         """Schedules the end of a fault after some seconds."""

@@ -78,7 +78,8 @@ class Shape:
 
     def members_of_node(self, node: int) -> list[str]:
         """Names of the members on a machine: an equal part, in order."""
-        share = len(self.members) // self.num_nodes
+        share, rest = divmod(len(self.members), self.num_nodes)
+        assert rest == 0, f"{self.name}: machines have equal parts of the members"
         return self.members[node * share : (node + 1) * share]
 
     def stage_of(self, member: str) -> int:

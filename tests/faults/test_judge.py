@@ -3,9 +3,11 @@
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 from faults import evidence, judge
+from faults.campaign import KINDS
 from faults.episode import Episode
 from faults.kinds import Aftermath
 from faults.running import Run
@@ -129,14 +131,45 @@ def stop_after(told, source):
     return strike
 
 
+RESTORE = {"event": "restore", "step": 620, "dense": 620, "experts": {"620": "all"}}
+
+
+def deaths(*names):
+    return [{"event": "death", "process": name} for name in names]
+
+
+@pytest.mark.parametrize("kind", ["cut-wire", "kill-node", "pause-node"])
 @pytest.mark.parametrize(
-    ("dead", "is_right"), [(["0:0", "0:1"], True), (["0:0"], True), ([], False), (["1:0", "1:1"], False)]
+    ("killed", "told", "is_right"),
+    [
+        (["0:0", "0:1"], ["0:0", "0:1", "1:0", "1:1"], True),
+        (["0:1"], ["0:1", "1:1"], True),
+        (["0:0", "0:1"], ["0:0", "0:1"], False),  # the wire was mended in time
+        (["0:1"], ["0:1", "1:0"], False),
+        ([], ["1:0", "1:1"], False),
+    ],
 )
-def test_a_run_goes_back_where_the_last_workers_of_a_stage_are_on_a_machine_out_of_reach(dead, is_right):
+def test_a_run_goes_back_where_the_last_workers_of_a_stage_died_out_of_reach(kind, killed, told, is_right):
     """The second machine of two has pipeline 1."""
-    told = [{"event": "restore", "step": 620, "dense": 620, "experts": {"620": "all"}}]
-    run = SimpleNamespace(shape=SHAPES["nodes"], events=lambda: told)
-    assert run.shape.members_of_node(1) == ["1:0", "1:1"]
-    after = Aftermath(dead=dead, out_of_reach=set(run.shape.members_of_node(1)))
+    events, node = [*deaths(*told), RESTORE], SimpleNamespace(pid=1, wait=lambda: None)
+    life = SimpleNamespace(nodes=[None, node], first=SimpleNamespace(returncode=0))
+    run = SimpleNamespace(shape=SHAPES["nodes"], events=lambda: events, life=life, start_missing_nodes=lambda: None)
+    run.network = SimpleNamespace(say=lambda _: None)
+    after = Aftermath(dead=killed)
+    with mock.patch("faults.blows_nodes.send"):
+        KINDS[kind].strike(run, {"delay_s": 0.0, "cut": [0, 1], "lost": 0.0, "seconds": 9.0}, after)
     Episode(run, {}, deck=None)._judge_restores(0, 600, after)
     assert (after.complaints == []) is is_right
+
+
+@pytest.mark.parametrize(("told", "is_right"), [(["1:1"], True), ([], False)])
+def test_iterations_may_be_lost_where_the_last_workers_of_a_stage_died_out_of_reach(told, is_right):
+    life = SimpleNamespace(first=SimpleNamespace(wait=lambda: 0), said="")
+    run = SimpleNamespace(shape=SHAPES["nodes"], events=lambda: deaths("0:1", *told), life=life)
+    run.start = lambda resume: run.__setattr__("was_resumed", resume)
+    run.wait = lambda *_: False
+    run.leftovers = list
+    after = Aftermath(dead=["0:1"], out_of_reach={"1:0", "1:1"}, promised=600, observed={"step_at_signal": 640})
+    Episode(run, {}, deck=None)._resume(0, after)
+    assert any("was not kept" in one for one in after.complaints) is not is_right
+    assert run.was_resumed

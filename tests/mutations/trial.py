@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.case_tiers import QUICK
+from tests.case_tiers import QUICK_TESTS
 from tests.mutations.mutation import Mutation
 
 ROOT = Path(__file__).parents[2]
@@ -55,7 +55,7 @@ def found(mutation: Mutation, copy: Path) -> bool:
 
 def fails(tests: Sequence[str], copy: Path) -> bool:
     """Whether one of some tests fails in a copy of the tree, or hangs."""
-    pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-m", QUICK, *tests]
+    pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-m", QUICK_TESTS, *tests]
     try:
         ended = subprocess.run(pytest, cwd=copy, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     except subprocess.TimeoutExpired:

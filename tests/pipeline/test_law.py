@@ -76,9 +76,10 @@ CASES = [
 
 QUICK = (11, 23, 25)
 """A failure, drops by slot, dense layers and an uneven cut, the first stage without experts; a head, and an
-embedding, in shares that do not divide the vocabulary. Today's decoders are those of the documents below."""
+embedding, in shares that do not divide the vocabulary."""
 LONG = (17, 22)
-"""Two runs of layers a worker, one of which is lost; windows of three, two failures in a stage and capacity by rank."""
+"""Two runs of layers a worker, one of which is lost; windows of three, two failures in a stage and capacity by rank.
+Today's decoders are those of the documents below."""
 
 
 @pytest.mark.parametrize(

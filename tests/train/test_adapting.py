@@ -13,7 +13,7 @@ from swift.schedules.adapt import MoveRule, Outages
 from swift.topology import Topology
 from tests.train.runs import measured, run, two_stages
 
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("double_precision")]
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 AWAY = ("step 4: fail 0:1", "step 9: rejoin 0:1")
 
@@ -50,6 +50,7 @@ def assert_nothing_is_lost(record, fault_free):
         np.testing.assert_array_equal(values(record, name), values(fault_free, name))
 
 
+@pytest.mark.long
 def test_blocks_move_to_the_survivors_and_back_and_nothing_is_lost(with_move, fault_free):
     assert_nothing_is_lost(with_move, fault_free)
     assert values(with_move, "live_workers").tolist() == [4] * 3 + [3] * 5 + [4] * 4

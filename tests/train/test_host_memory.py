@@ -84,7 +84,8 @@ CASES = {
 
 
 QUICK, LONG = (0,), (1,)
-"""Those with failures are slow: each failure is one more program to compile, with either memory."""
+"""One worker; state tied to slots. Those with failures are slow: each is one more program to compile, with either
+memory."""
 
 
 @pytest.mark.parametrize("changes", tiered(list(CASES.values()), QUICK, LONG), ids=CASES)
