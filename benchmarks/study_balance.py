@@ -1,8 +1,8 @@
 """The worth of balancing experts and of dropping fewer tokens: placements, and what balances them, over several seeds.
 
 ``table`` is 150 iterations of the demo: static, SYMI's and packed placement, each with no balancing, with an auxiliary
-loss and with an expert bias. ``long`` is 2,000 iterations, with more systems; ``olmoe`` is the same, with no
-balancing, for a small model of OLMoE's architecture.
+loss and with an expert bias. ``long`` is 2,000 iterations, with more systems; ``olmoe`` is 2,000 iterations of a
+small model of OLMoE's architecture, with no balancing.
 
 A run takes 1 to 25 CPU-minutes. It is written to a record once it has ended, and one that is there is not run again;
 one that was interrupted continues from its last checkpoint. So a study may take several sittings, and be divided
@@ -26,10 +26,12 @@ from faults.evidence import read_lines
 from faults.record import commit
 from measure import cpu_seconds, publish
 
+from swift.checkpoint import checkpoint_steps
 from swift.cli.configuration import config_text, load_experiment
 from swift.data.sources import StandardLibrary
+from swift.files import replace_file
 from swift.runlog import Run, measure, read_run, scalars, steps_to_target
-from swift.train import TrainOptions, train
+from swift.train import Experiment, TrainOptions, train
 
 RECORD = ROOT / "experiments" / "results" / "balance_runs.jsonl"
 SYSTEMS = {
@@ -50,7 +52,8 @@ SHAPES = {
         "Experiment.separate_documents=True",
     ),
 }
-"""Settings of a model; systems, ranks, slots and batches are the same for all."""
+"""Settings of a model; ranks, slots and batches are the same for all. OLMoE has 64 experts, 8 of which
+serve a token, and the small one 16: every token takes half of them, so that the load is more even."""
 BALANCES = {"none": (0.0, False), "aux": (1e-2, False), "bias": (0.0, True)}
 """Coefficient of the auxiliary loss, and whether the router has a bias."""
 TARGETS = (2.5, 2.25, 2.0, 1.9, 1.8, 1.7, 1.6)
@@ -89,25 +92,37 @@ def cases_of(study: str, seeds: int) -> Iterator[Case]:
             yield Case(2000, "none", "flexmoe10", seed)
 
 
-def run(case: Case, runs: Path) -> dict[str, Any]:
-    """Trains a case to its end, from where another sitting left it, and returns what the record keeps of it."""
+def experiment_of(case: Case) -> Experiment:
+    """Makes the experiment of a case, which saves a checkpoint every 200 iterations."""
     (file, settings), (coefficient, has_bias) = SYSTEMS[case.system], BALANCES[case.balance]
     counts = (f"Experiment.num_steps={case.steps}", f"Experiment.eval_every={case.steps}", "CheckpointConfig.every=200")
     balance = f"ExpertConfig.aux_loss_coefficient={coefficient}"
     settings = [*SHAPES[case.shape], *settings, *counts, balance, f"Experiment.seed={case.seed}"]
     experiment = load_experiment(ROOT / "experiments" / file, settings)
-    experiment = replace(experiment, model=replace(experiment.model, router_bias=has_bias))
-    directory = runs / f"{case.shape}-{case.steps}-{case.balance}-{case.system}-{case.seed}"
-    spent = Path(f"{directory}.cpu_s")
-    before, begun = float(spent.read_text()) if spent.exists() else 0.0, cpu_seconds()
-    try:
-        train(experiment, TrainOptions(directory, config_text(experiment), resume=directory.exists()))
-    finally:
-        spent.write_text(f"{before + cpu_seconds() - begun}")
-    figures = {"cpu_s": round(float(spent.read_text())), **figures_of(read_run(directory))}
-    shutil.rmtree(directory)
-    spent.unlink()
-    return figures
+    return replace(experiment, model=replace(experiment.model, router_bias=has_bias))
+
+
+def run(case: Case, directory: Path) -> dict[str, Any]:
+    """Trains a case to its end, from the checkpoint that another sitting left, and returns what the record keeps of it.
+
+    Args:
+        case: run of a study.
+        directory: directory of this run alone. Its CPU-seconds are there by sitting, 0 for one that was killed.
+    """
+    run_dir, spent = directory / "run", directory / "cpu_s.json"
+    if not checkpoint_steps(run_dir / "checkpoints"):
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+    sittings, begun = json.loads(spent.read_text()) if spent.exists() else [], cpu_seconds()
+    if not (run_dir / "summary.json").exists():
+        replace_file(spent, json.dumps([*sittings, 0.0]).encode())
+        experiment = experiment_of(case)
+        try:
+            train(experiment, TrainOptions(run_dir, config_text(experiment), resume=run_dir.exists()))
+        finally:
+            sittings.append(round(cpu_seconds() - begun, 1))
+            replace_file(spent, json.dumps(sittings).encode())
+    return {"cpu_s": round(sum(sittings)), "sittings": len(sittings), **figures_of(read_run(run_dir))}
 
 
 def figures_of(found: Run) -> dict[str, Any]:
@@ -148,14 +163,17 @@ def fill(cases: Sequence[Case], record: Path, runs: Path) -> None:
     known = {Case(**line["case"]) for line in read_lines(record).records}
     missing = [case for case in cases if case not in known]
     if record.exists() and not record.read_bytes().endswith(b"\n"):
-        record.write_bytes(record.read_bytes() + b"\n")  # of a sitting that was cut off in the midst of a line
+        with record.open("ab") as file:
+            file.write(b"\n")  # after a sitting that was cut off in the midst of a line
     for number, case in enumerate(missing, start=1):
         tell(f"{number} of {len(missing)}: {case}")
-        line = {"case": asdict(case), "commit": commit(ROOT), **run(case, runs)}
+        directory = runs / f"{case.shape}-{case.steps}-{case.balance}-{case.system}-{case.seed}"
+        line = {"case": asdict(case), "commit": commit(ROOT), **run(case, directory)}
         with record.open("ab") as file:
             file.write((json.dumps(line) + "\n").encode())
             file.flush()
             os.fsync(file.fileno())
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def summary(lines: list[dict[str, Any]]) -> dict[str, Any]:
@@ -195,11 +213,15 @@ def fewer_iterations(lines: list[dict[str, Any]], balance: str, system: str) -> 
 
 
 def part(text: str) -> tuple[int, int]:
-    """Parses ``K/N``: the K-th of N processes."""
-    one, of = map(int, text.split("/"))
-    if not 1 <= one <= of:
-        raise ValueError
-    return one, of
+    """Parses the K-th of N processes.
+
+    >>> part("1/2")
+    (1, 2)
+    """
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise argparse.ArgumentTypeError("must be K/N with 1 <= K <= N")
+    return int(number), int(count)
 
 
 def main() -> int:
@@ -216,6 +238,8 @@ def main() -> int:
         options.runs.mkdir(parents=True, exist_ok=True)
         first, step = options.part
         fill(cases[first - 1 :: step], options.record, options.runs)
+        if step > 1:
+            return 0  # the summary is of all parts: --only-summary
     wanted = {Case(**line["case"]): line for line in read_lines(options.record).records}
     lines = [wanted[case] for case in cases if case in wanted]
     groups: dict[str, dict[str, list[dict[str, Any]]]] = {}

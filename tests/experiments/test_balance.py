@@ -1,8 +1,10 @@
 """The study of balancing: its figures against SciPy and NumPy, and runs that are in the record are not run again."""
 
+import argparse
 import json
 
 import numpy as np
+import pytest
 import study_balance
 from scipy import stats
 
@@ -65,3 +67,52 @@ def test_a_run_that_is_in_the_record_is_not_run_again(monkeypatch, tmp_path):
         "seed": 0,
         "shape": "demo",
     }
+
+
+class CutOffError(Exception):
+    pass
+
+
+def test_a_run_goes_on_from_its_last_checkpoint_and_one_without_begins_anew(monkeypatch, tmp_path):
+    case, told = study_balance.Case(60, "none", "static", 0), []
+
+    def train(_, options):
+        told.append(options.resume)
+        options.run_dir.mkdir(exist_ok=options.resume)
+        (options.run_dir / "config.json").touch()
+        if len(told) == 2:
+            (options.run_dir / "checkpoints").mkdir()
+        if len(told) < 3:
+            raise CutOffError
+        (options.run_dir / "summary.json").touch()
+
+    monkeypatch.setattr(study_balance, "train", train)
+    monkeypatch.setattr(study_balance, "checkpoint_steps", lambda path: [3] if path.exists() else [])
+    monkeypatch.setattr(study_balance, "read_run", str)
+    monkeypatch.setattr(study_balance, "figures_of", lambda run_dir: {"of": run_dir})
+    for _ in range(2):
+        with pytest.raises(CutOffError):
+            study_balance.run(case, tmp_path / "case")
+    found = study_balance.run(case, tmp_path / "case")
+    assert told == [False, False, True]
+    assert found == {"cpu_s": found["cpu_s"], "sittings": 2, "of": str(tmp_path / "case" / "run")}
+    assert study_balance.run(case, tmp_path / "case") == found  # killed before it was recorded: it is not run again
+    assert len(told) == 3
+
+
+def test_the_directory_of_a_run_stays_until_its_line_is_there(monkeypatch, tmp_path):
+    def run(_, directory):
+        directory.mkdir(parents=True)
+        return {"loss": 1.0}
+
+    monkeypatch.setattr(study_balance, "run", run)
+    monkeypatch.setattr(study_balance.os, "fsync", lambda _: (_ for _ in ()).throw(CutOffError))
+    with pytest.raises(CutOffError):
+        study_balance.fill([study_balance.Case(6, "none", "static", 0)], tmp_path / "runs.jsonl", tmp_path / "runs")
+    assert len(list((tmp_path / "runs").iterdir())) == 1
+
+
+@pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/b", "1/2/3", "-1/2"])
+def test_a_part_that_is_none_is_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="must be K/N with 1 <= K <= N"):
+        study_balance.part(text)
