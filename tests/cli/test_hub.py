@@ -290,10 +290,10 @@ def test_a_signal_leaves_nothing_of_a_model(hub, imported, tmp_path, monkeypatch
 
 
 def told_soon(capfd):
-    """Text of stderr: a signal is answered by a thread, which may come later than the end of a command."""
+    """A line of stderr: a signal is answered by a thread, which may come later than the end of a command."""
     told, until = "", time.monotonic() + 20
-    while not told and time.monotonic() < until:
-        told = capfd.readouterr().err
+    while not told.endswith("\n") and time.monotonic() < until:
+        told += capfd.readouterr().err
         time.sleep(0.01)
     return told
 

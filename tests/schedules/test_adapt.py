@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as some
 
 from swift.errors import SettingError
@@ -77,6 +77,7 @@ def check_random(seed):
 
 @settings(max_examples=8)
 @given(some.integers(0, 10_000))
+@example(963)  # whole pipelines, whose planner finds less for all of them than for those that differ
 def test_the_choice_is_never_worse_than_another_way(seed):
     check_random(seed)
 

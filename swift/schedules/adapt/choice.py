@@ -187,11 +187,12 @@ def recut(
     found: list[Adaptation] = []
     left, shortest = _MAX_OPS, math.inf
     whole = None if stays else whole_pipelines(work, failed)
-    for mixture in _mixtures(work, layouts(work, failed, stays=stays), whole, in_lockstep):
+    possible = _mixtures(work, layouts(work, failed, stays=stays), in_lockstep)
+    for mixture, planner in sorted(possible + _as_whole(work, whole, in_lockstep), key=lambda one: one[0].load):
         is_spent = bool(found) and left < mixture.reduced.num_ops and mixture.layout != whole
         if mixture.load > shortest * _SAME or is_spent:
             continue
-        one, used = _scheduled(mixture, min(left, _MAX_OPS // 3), is_whole=mixture.layout == whole)
+        one, used = planner(mixture, min(left, _MAX_OPS // 3))
         left -= used
         if one is not None and (in_lockstep or one.period <= shortest * _SAME):
             schedule = Schedule.from_round(mixture.problem, "recut", mixture.expanded(one))
@@ -202,24 +203,36 @@ def recut(
     return min(as_good, key=lambda plan: (plan.relocation.moved_blocks, plan.period), default=None)
 
 
+Planner = Callable[[BlockMixture, int], tuple[Round | None, int]]
+"""Schedules a mixture, with a limit on the ops scheduled: the best iteration found, if any, and the ops scheduled."""
+
+
 def _mixtures(
-    work: BlockProblem, possible: Iterable[BlockLayout], whole: BlockLayout | None, one_block: bool
-) -> list[BlockMixture]:
-    """Lists what is worth planning, the least load first: layouts with the least loads, and whole pipelines."""
+    work: BlockProblem, possible: Iterable[BlockLayout], one_block: bool
+) -> list[tuple[BlockMixture, Planner]]:
+    """Lists the mixtures that are worth planning, those of the layouts with the least loads."""
     ranked = sorted(
         (least_load(*parts(work, layout, layout.bounds)), turn, layout) for turn, layout in enumerate(possible)
     )
     found = [mixture for _, _, layout in ranked[:_LAYOUTS] for mixture in mixtures(work, layout, one_block=one_block)]
-    if whole is not None:
-        found.append(unrouted(work, whole, one_block=one_block))
-    return sorted((mixture for mixture in found if mixture.fits_alone), key=lambda mixture: mixture.load)
+    return [(mixture, schedule_mixture) for mixture in found if mixture.fits_alone]
 
 
-def _scheduled(mixture: BlockMixture, max_ops: int, *, is_whole: bool) -> tuple[Round | None, int]:
-    """Schedules a mixture as ``schedule_mixture`` does; whole pipelines in a V have a planner of their own."""
-    if is_whole and mixture.work.in_v and not mixture.num_routed:
-        return round_of(v(mixture.reduced)), mixture.reduced.num_ops
-    return schedule_mixture(mixture, max_ops)
+def _as_whole(work: BlockProblem, whole: BlockLayout | None, in_lockstep: bool) -> list[tuple[BlockMixture, Planner]]:
+    """Lists how whole pipelines are planned: as others are, and by the planner that re-routing has; in a V by that."""
+    mixture = None if whole is None else unrouted(work, whole, one_block=in_lockstep)
+    if mixture is None or not mixture.fits_alone:
+        return []
+    if work.in_v:
+        return [(mixture, lambda one, _: (round_of(v(one.reduced)), one.reduced.num_ops))]
+    if in_lockstep:
+        return [(mixture, schedule_mixture)]
+    # The planner searches otherwise for pipelines that are alike than for one of them, and is compared with all.
+    each = replace(mixture, plans_each=True)
+    return [
+        (mixture, schedule_mixture),
+        (each, lambda one, _: (round_of(adaptive(one.reduced)), one.reduced.num_ops)),
+    ]
 
 
 def _as_cut(work: BlockProblem, empty: frozenset[Worker]) -> BlockLayout:

@@ -32,6 +32,7 @@ class BlockMixture:
         bounds: blocks at which the chunks begin, and the number of blocks.
         routes_D: for each pipeline the executors of its micro-batches, int64[J, K].
         load: time of F, B and W of the worker that has the most.
+        plans_each: whether pipelines that are alike are planned one by one.
     """
 
     work: BlockProblem
@@ -39,6 +40,7 @@ class BlockMixture:
     bounds: tuple[int, ...]
     routes_D: tuple[np.ndarray, ...]
     load: float
+    plans_each: bool = False
 
     @cached_property
     def problem(self) -> Problem:
@@ -62,7 +64,7 @@ class BlockMixture:
         visited = {d for e, routes in enumerate(self.routes_D) for d in np.unique(routes).tolist() if d != e}
         as_D = []
         for d, routes in enumerate(self.routes_D):
-            alone = d not in visited and bool((routes == d).all())
+            alone = d not in visited and bool((routes == d).all()) and not self.plans_each
             kind = (tuple(stages[d]), self.layout.runs_DP[d], len(routes)) if alone else d
             as_D.append(found.setdefault(kind, d))
         return tuple(as_D)
