@@ -2,9 +2,14 @@
 
 from dataclasses import replace
 
+from hypothesis import Phase
+
 from swift.schedules import violations
 from swift.schedules.adapt import adapt, rerouted, with_roles_moved
 from swift.topology import Topology
+
+UNSHRUNK = (Phase.explicit, Phase.generate)
+"""For examples drawn by a seed: a smaller seed is no smaller example, and to look for one takes minutes."""
 
 
 def check_choice(work, failed, planner_period, seed):

@@ -10,7 +10,7 @@ from swift.errors import SettingError
 from swift.schedules import Chunk, Costs, Problem, adaptive, lockstep_period, period, violations
 from swift.schedules.adapt import BlockProblem, adapt, fault_free, recut, relocate, rerouted
 from swift.topology import Topology
-from tests.schedules.adapt_checks import check_choice, whole_pipelines
+from tests.schedules.adapt_checks import UNSHRUNK, check_choice, whole_pipelines
 
 
 def of_blocks(D, P, a_stage, M, costs=None, limit=None, head=0.0):
@@ -75,14 +75,14 @@ def check_random(seed):
     assert plan.period >= least * (1 - 1e-9)
 
 
-@settings(max_examples=8)
+@settings(max_examples=8, phases=UNSHRUNK)
 @given(some.integers(0, 10_000))
 @example(963)  # whole pipelines, whose planner finds less for all of them than for those that differ
 def test_the_choice_is_never_worse_than_another_way(seed):
     check_random(seed)
 
 
-@settings(max_examples=10)
+@settings(max_examples=10, phases=UNSHRUNK)
 @given(some.integers(0, 10_000))
 def test_what_is_copied_is_what_a_worker_lacks(seed):
     work, failed = random_problem(seed)

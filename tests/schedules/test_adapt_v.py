@@ -13,7 +13,7 @@ from swift.schedules.adapt import BlockProblem, adapt, fault_free, recut, rerout
 from swift.schedules.adapt.block_order import BlockOrder
 from swift.schedules.plans import moves
 from swift.topology import Topology
-from tests.schedules.adapt_checks import check_choice
+from tests.schedules.adapt_checks import UNSHRUNK, check_choice
 
 
 def in_v(D, P, a_run, M, costs=None, limit=None):
@@ -109,7 +109,7 @@ def check_random(seed):
 
 
 @pytest.mark.long
-@settings(max_examples=5)
+@settings(max_examples=5, phases=UNSHRUNK)
 @given(some.integers(0, 10_000))
 def test_the_choice_is_never_worse_than_another_way(seed):
     check_random(seed)
