@@ -27,7 +27,7 @@ MUTATIONS = (
         "lambda total, value: total - value",
         LAW,
     ),
-    Mutation("pipeline/runtime/interpreter.py", "op.opcode == Kind.W + 1", "op.opcode == Kind.B + 1", LAW),
+    Mutation("pipeline/runtime/interpreter.py", "op.opcode == Kind.W + 1", "op.opcode == Kind.F + 1", LAW),
     Mutation(
         "pipeline/runtime/update.py",
         "lambda: peer_sum(mine), lambda: mine) / divisor",
