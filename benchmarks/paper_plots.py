@@ -76,6 +76,16 @@ def balance(axes: Axes, found: dict[str, Any]) -> None:
     axes.legend(ncols=3, frameon=False)
 
 
+def balance_loss(axes: Axes, found: dict[str, Any]) -> None:
+    """Training loss less that of ``static`` with the same seed, without balancing; the mean over seeds."""
+    systems, every = found["loss_less_static"]["none"], found["by_balance"]["none"]["static"]["every"]
+    for color, (name, losses) in zip(colors_of([*systems], POLICY_COLORS), systems.items(), strict=True):
+        axes.plot(every * (np.arange(len(losses)) + 0.5), losses, color=color, label=name)
+    axes.axhline(0, color=INK, linewidth=0.8)
+    axes.set(xlabel="iteration", ylabel="loss less that of static (nats per byte)")
+    axes.legend(ncols=3, frameon=False)
+
+
 def locality(axes: Axes, found: dict[str, Any]) -> None:
     """Dropped tokens by locality: means over the seeds, and from the least to the most."""
     by = found["by_locality"]
@@ -182,6 +192,7 @@ PLOTS: dict[str, tuple[str, Callable[[Axes, dict[str, Any]], None]]] = {
     "symi_loss": ("symi_drops", loss),
     "symi_aux_loss": ("symi_aux_loss", aux_loss),
     "balance_drops": ("balance", balance),
+    "balance_long_loss": ("balance_long", balance_loss),
     "locality_drops": ("locality", locality),
     "recycle_ablation": ("recycle_ablation", ablation),
     "recycle_failures": ("recycle_failures", failures),

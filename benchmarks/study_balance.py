@@ -194,22 +194,33 @@ def fewer_iterations(lines: list[dict[str, Any]], balance: str, system: str) -> 
 
     Seeds at which either does not reach the target are left out, and counted.
     """
-    by_case = {
-        (line["case"]["system"], line["case"]["seed"]): line for line in lines if line["case"]["balance"] == balance
-    }
-    seeds = sorted(seed for name, seed in by_case if name == system and ("static", seed) in by_case)
-    found = {}
+    runs, found = beside_static(lines, balance, system), {}
     for target in map("{:g}".format, TARGETS):
-        pairs = [
-            (by_case[system, seed]["steps_to"][target], by_case["static", seed]["steps_to"][target]) for seed in seeds
-        ]
-        saved = [1 - ours / theirs for ours, theirs in pairs if ours and theirs]
+        steps = [(one["steps_to"][target], other["steps_to"][target]) for one, other in runs]
+        saved = [1 - ours / theirs for ours, theirs in steps if ours and theirs]
         if not saved:
             continue
         half = T_95[len(saved)] * statistics.stdev(saved) / len(saved) ** 0.5 if len(saved) in T_95 else None
         mean = round(statistics.mean(saved), 4)
-        found[target] = {"mean": mean, "plus_minus": half and round(half, 4), "seeds": len(saved), "of": len(seeds)}
+        found[target] = {"mean": mean, "plus_minus": half and round(half, 4), "seeds": len(saved), "of": len(runs)}
     return found
+
+
+def loss_less_static(lines: list[dict[str, Any]], balance: str, system: str) -> list[float]:
+    """Computes the curve of a system's loss less that of ``static``, the mean over seeds."""
+    pairs = [(one["losses"], other["losses"]) for one, other in beside_static(lines, balance, system)]
+    return np.mean([np.subtract(ours, theirs) for ours, theirs in pairs], axis=0).round(4).tolist() if pairs else []
+
+
+def beside_static(
+    lines: list[dict[str, Any]], balance: str, system: str
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Pairs the runs of a system with those of ``static``, by seed; none that has no partner."""
+    by_case = {
+        (line["case"]["system"], line["case"]["seed"]): line for line in lines if line["case"]["balance"] == balance
+    }
+    seeds = sorted(seed for name, seed in by_case if name == system and ("static", seed) in by_case)
+    return [(by_case[system, seed], by_case["static", seed]) for seed in seeds]
 
 
 def part(text: str) -> tuple[int, int]:
@@ -261,9 +272,12 @@ def main() -> int:
             "entropy_of_next_byte": {f"{known} known": entropy_of_next_byte(corpus, known) for known in (1, 2, 3)},
             "commits": sorted({line["commit"] for line in lines}),
             "by_balance": by_balance,
-            "fewer_iterations": {
-                balance: {system: fewer_iterations(lines, balance, system) for system in systems if system != "static"}
-                for balance, systems in groups.items()
+            **{
+                of.__name__: {
+                    balance: {system: of(lines, balance, system) for system in systems if system != "static"}
+                    for balance, systems in groups.items()
+                }
+                for of in (fewer_iterations, loss_less_static)
             },
         },
         {"symi's drops over static's": (round(drops["symi"] / drops["static"], 4), 0.75)},

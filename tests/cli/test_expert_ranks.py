@@ -79,6 +79,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("both")
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_device_ever_has_more_than_its_share(tell, monkeypatch, command):

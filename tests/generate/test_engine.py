@@ -87,7 +87,12 @@ def is_clean(engine):
 
 
 @pytest.mark.parametrize(
-    "sizes", [pytest.param(name, marks=[pytest.mark.slow] if name == "an expert a rank" else []) for name in SIZES]
+    "sizes",
+    [
+        *("roomy", "little memory", "nothing shared"),
+        pytest.param("two expert ranks", marks=pytest.mark.long),
+        pytest.param("an expert a rank", marks=pytest.mark.slow),
+    ],
 )
 def test_every_token_is_the_likeliest_of_the_whole_model(plain, likeliest, sizes):
     """Beyond the window of positions, too, and whatever the other texts, the memory and the batch are."""

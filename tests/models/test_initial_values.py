@@ -37,6 +37,7 @@ def test_parameters_begin_as_their_modules_draw_them(is_wide):
         np.testing.assert_array_equal(begun[name], values, err_msg=name)
 
 
+@pytest.mark.long
 def test_numbers_do_not_depend_on_the_size_of_a_piece(monkeypatch):
     gpt = GPT(CONFIG, vocab_size=50, num_classes=3)
     begun = jax.jit(gpt.init)(jax.random.key(3))

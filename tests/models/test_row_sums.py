@@ -29,6 +29,7 @@ def test_sums_are_those_of_numpy(kind):
     np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.long
 def test_a_frequent_token_is_summed_wider_than_its_rows():
     """A sum of 2,048 ones in bfloat16 would stop at 256."""
     ones = jnp.ones((2048, 1), jnp.bfloat16)

@@ -39,7 +39,7 @@ def emptied(spec, state, rows):
     return spec.live.put(host, spec.specs)
 
 
-@pytest.mark.parametrize("missing", [[0], [1, 2]])
+@pytest.mark.parametrize("missing", [pytest.param([0], marks=pytest.mark.long), [1, 2]])
 def test_who_joins_gets_each_block_from_whoever_has_it(apart, state, missing):
     """With the second stage of one pipeline and the first of the other gone, blocks come from two workers."""
     spec, has_R = apart.spec, [row not in missing for row in range(4)]
@@ -48,7 +48,7 @@ def test_who_joins_gets_each_block_from_whoever_has_it(apart, state, missing):
     assert rows_of(spec, shared) == rows_of(spec, state)
 
 
-@pytest.mark.parametrize("failed", [(1, 1), (0, 0)])
+@pytest.mark.parametrize("failed", [pytest.param((1, 1), marks=pytest.mark.long), (0, 0)])
 def test_a_worker_that_rejoins_on_another_host_has_what_it_had(apart, state, failed):
     """The survivors keep their arrays meanwhile; also where the first row is the one that is gone."""
     spec = apart.spec

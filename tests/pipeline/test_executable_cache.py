@@ -155,6 +155,7 @@ def test_who_waits_has_the_program_as_soon_as_it_is_there(counted, tmp_path):
     assert counted.times == 1
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("compiled_well")
 def test_the_steps_of_a_pipeline_are_found_in_the_store(rig, tmp_path, monkeypatch):
     one = rig(topology=(2, 1, 1), failed=frozenset(), window=1, pattern=(False,), dtype="float32", capacity=None)

@@ -18,7 +18,7 @@ from swift.train.checkpoints.saved_state import load_state
 from swift.train.export import find_checkpoint, load_weights
 from tests.train.runs import run
 
-pytestmark = pytest.mark.usefixtures("double_precision")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("double_precision")]
 SAVED, LAST = 5, 10
 
 

@@ -193,6 +193,7 @@ def test_a_run_needs_only_an_experiment_and_a_directory(experiment, tmp_path, mo
     np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
+@pytest.mark.long
 def test_a_run_with_narrow_moments_is_resumed(experiment, tmp_path):
     """In two parts it has the losses of the whole, to the bit; with other moments it is refused."""
     optimizer = replace(experiment.optimizer, moments="bfloat16")

@@ -79,6 +79,7 @@ def test_a_run_trains_from_a_pipeline_and_resumes(here, capsys):
     assert stored.data.source.operators[1].function == HasManyWords(50)
 
 
+@pytest.mark.long
 def test_a_run_without_the_input_host_that_it_names_is_the_same(here, capsys):
     assert main(["train", "piped.gin", "--run-dir", "alone", "--stop-at", "2"]) == 0
     (here / ".cache").rename(here / "built before")

@@ -78,7 +78,7 @@ def test_any_popularity_gives_a_valid_placement(policy, data):
 
 
 @every_policy
-@pytest.mark.parametrize("pattern", ["zipf", "one hot class"])
+@pytest.mark.parametrize("pattern", ["zipf", pytest.param("one hot class", marks=pytest.mark.long)])
 def test_op_by_op_gives_what_jit_gives(policy, pattern):
     popularity_LE = jnp.asarray(popularities(*SMALL[:2])[pattern])
     start = policy.init(*SMALL)

@@ -132,6 +132,7 @@ def test_a_run_that_has_its_counts_in_the_metrics_has_the_same_page(make_run, tm
     assert pages[0] == pages[1]
 
 
+@pytest.mark.long
 def test_a_chart_is_there_where_its_numbers_are_recorded(make_run, changed):
     names = ["learning_rate", "grad_norm", "tokens_per_s", "input_ms", "mfu"]
     shown = {
