@@ -35,7 +35,7 @@ faults: install  ## break real runs in every way that is known, and judge each t
 test: install  ## the quick tests (ten minutes on 2 idle cores)
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m 'not slow and not long'
 
-test-long: install  ## whole runs, and more cases of what the quick tests try (three minutes)
+test-long: install  ## whole runs, and more cases of what the quick tests try (four minutes)
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m 'long and not slow'
 
 test-all: install  ## all tests, and the quick ones on every newer Python that is installed
