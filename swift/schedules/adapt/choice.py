@@ -18,6 +18,7 @@ from swift.schedules.lowering import lockstep_period
 from swift.schedules.measures import period
 from swift.schedules.planners import adaptive, lockstep, v, zero_bubble
 from swift.schedules.plans import after_moves, moves, spread
+from swift.schedules.problem import Problem
 from swift.schedules.rounds import round_of
 from swift.schedules.schedule import Round, Schedule
 from swift.schedules.verify import verify
@@ -30,6 +31,8 @@ _SAME = 1 + 1e-6
 """Periods that differ by less are the same, and fewer blocks to move count."""
 _LAYOUTS = 2
 """Layouts that are planned, of those with the least loads."""
+Planner = Callable[[BlockMixture, int], tuple[Round | None, int]]
+"""Schedules a mixture, with a limit on the ops scheduled: the best iteration found, if any, and the ops scheduled."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,10 +206,6 @@ def recut(
     return min(as_good, key=lambda plan: (plan.relocation.moved_blocks, plan.period), default=None)
 
 
-Planner = Callable[[BlockMixture, int], tuple[Round | None, int]]
-"""Schedules a mixture, with a limit on the ops scheduled: the best iteration found, if any, and the ops scheduled."""
-
-
 def _mixtures(
     work: BlockProblem, possible: Iterable[BlockLayout], one_block: bool
 ) -> list[tuple[BlockMixture, Planner]]:
@@ -224,15 +223,16 @@ def _as_whole(work: BlockProblem, whole: BlockLayout | None, in_lockstep: bool) 
     if mixture is None or not mixture.fits_alone:
         return []
     if work.in_v:
-        return [(mixture, lambda one, _: (round_of(v(one.reduced)), one.reduced.num_ops))]
+        return [(mixture, _by(v))]
     if in_lockstep:
         return [(mixture, schedule_mixture)]
-    # The planner searches otherwise for pipelines that are alike than for one of them, and is compared with all.
-    each = replace(mixture, plans_each=True)
-    return [
-        (mixture, schedule_mixture),
-        (each, lambda one, _: (round_of(adaptive(one.reduced)), one.reduced.num_ops)),
-    ]
+    # For pipelines that are alike the planner may find a shorter period than for one of them.
+    return [(mixture, schedule_mixture), (replace(mixture, plans_each=True), _by(adaptive))]
+
+
+def _by(planner: Callable[[Problem], Schedule]) -> Planner:
+    """Makes a planner of mixtures of one for problems in which no micro-batch changes pipelines."""
+    return lambda mixture, _: (round_of(planner(mixture.reduced)), mixture.reduced.num_ops)
 
 
 def _as_cut(work: BlockProblem, empty: frozenset[Worker]) -> BlockLayout:
