@@ -50,16 +50,13 @@ class Runs:
 
     def of(self, one: Collective) -> np.ndarray:
         """Runs of a collective in a call, int64 ``[R]``."""
-        name, trips_C = self._name(one), self._trips_C(one)
+        name, trips_C = self._name(one), self.trips_C(one)
         if name in _OPS:
             return self.ops(name) @ trips_C
         return int(trips_C.max()) * self._runs(name, one.path)
 
-    def trips(self, one: Collective) -> int:
-        """Runs of a collective per run of its part, for the chunk that has most."""
-        return int(self._trips_C(one).max())
-
-    def _trips_C(self, one: Collective) -> np.ndarray:
+    def trips_C(self, one: Collective) -> np.ndarray:
+        """Runs of a collective per run of its part, for each chunk, int64 ``[C]``."""
         name = self._name(one)
         inner = [loop for loop in one.loops if name == OTHER or name in loop.path]
         over_blocks = [loop for loop in inner if scopes.BLOCKS in loop.path][-1:]  # the others are inside a block

@@ -3,7 +3,7 @@
 No overlap is assumed. A tick of a pipeline takes as long as its longest op, because all workers wait for each other's
 messages.
 
-T: ticks, R: rows of the axis ``worker``.
+T: ticks, R: rows of the axis ``worker``, C: chunks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,24 +54,24 @@ def predict(
     if not chip.peak_flops or dtype not in chip.peak_flops:
         return None
     busy = {name: one.seconds(chip, dtype) for name, one in work.items()}
-    inside: dict[str, float] = dict.fromkeys((*_OPS.values(), scopes.MICROBATCH), 0.0)
+    nothing = dict.fromkeys((*_OPS.values(), scopes.MICROBATCH), np.zeros(len(runs.spec.chunks.sizes)))
+    inside_C = dict(nothing)
     update_R, messages, other = np.zeros(runs.spec.live.num_live), 0.0, 0.0
     for one in found:
         part, runs_R = runs.part(one).partition("/")[0], runs.of(one)
         seconds = links.seconds(one)
-        if part in inside:
-            inside[part] += runs.trips(one) * seconds
+        if part in inside_C:
+            inside_C[part] = inside_C[part] + runs.trips_C(one) * seconds
         elif part in _UPDATE:
             update_R += runs_R * seconds
         elif part == OTHER:
             other += int(runs_R.max()) * seconds
         else:
             messages += int(runs_R.max()) * seconds
-    nothing = dict.fromkeys(inside, 0.0)
     computing = _ticks(runs, busy, nothing)
     parts = {
         "compute": computing,
-        "tokens": _ticks(runs, busy, inside) - computing,
+        "tokens": _ticks(runs, busy, inside_C) - computing,
         "messages": messages,
         "update": K * busy[scopes.UPDATE],
         "exchange": float(update_R.max()),
@@ -87,15 +87,21 @@ def _by_chunk(runs: Runs, by_name: Mapping[str, _Value], name: str) -> list[_Val
     return [by_name[name] if name in by_name else by_name[f"{name}/{chunk}"] for chunk in chunks]
 
 
-def _ticks(runs: Runs, busy: Mapping[str, float], inside: Mapping[str, float]) -> float:
-    """Seconds of all ops of a call, where all workers wait for the longest op of every tick."""
+def _ticks(runs: Runs, busy: Mapping[str, float], inside_C: Mapping[str, np.ndarray]) -> float:
+    """Seconds of all ops of a call, where all workers wait for the longest op of every tick.
+
+    Args:
+        runs: run counts of the program's parts.
+        busy: seconds of computing of each part.
+        inside_C: seconds of the collectives in an op of each chunk, by part.
+    """
     if runs.table is None:
-        return runs.spec.num_microbatches * (busy[scopes.MICROBATCH] + inside[scopes.MICROBATCH])
+        return runs.spec.num_microbatches * (busy[scopes.MICROBATCH] + float(inside_C[scopes.MICROBATCH].max()))
     num_ticks = runs.table.phase_bounds[-1]
     opcode_TR, chunk_TR = runs.table.opcode_TR[:num_ticks], runs.table.chunk_TR[:num_ticks]
     took_TR = np.zeros(opcode_TR.shape)
     for kind, name in _OPS.items():
-        took_TR += (opcode_TR == kind + 1) * (np.array(_by_chunk(runs, busy, name))[chunk_TR] + inside[name])
+        took_TR += (opcode_TR == kind + 1) * (np.array(_by_chunk(runs, busy, name)) + inside_C[name])[chunk_TR]
     took_TR += (opcode_TR == Kind.F + 1) * (chunk_TR == len(runs.spec.chunks.sizes) - 1) * busy[HEAD]
     took_TR += (opcode_TR == Kind.B + 1) * (chunk_TR == 0) * busy[EMBEDDING]
     return float(took_TR.max(axis=1).sum())

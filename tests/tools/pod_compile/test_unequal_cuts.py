@@ -65,6 +65,26 @@ def test_a_tick_takes_as_long_as_its_longest_chunk(apart):
     assert told["step_ms"] == pytest.approx(1e3 * plan.period)
 
 
+def test_an_op_waits_for_the_collectives_of_its_own_chunk(apart):
+    """Tokens travel in the two later chunks, those of the head in the last one alone, each for a second."""
+    _, runs = apart
+    nothing = dict.fromkeys((f"{name}/{chunk}" for name in OPS for chunk in range(3)), Work(0, 0))
+    nothing |= dict.fromkeys((scopes.UPDATE, HEAD, EMBEDDING), Work(0, 0))
+    links = Interconnect(Pod.parse("v5e:4x4"), [(x, y) for y in range(4) for x in range(4)][:8])
+    pairs = tuple((2 * row, 2 * row + 1) for row in range(4))
+    in_blocks, in_head = ("F", "while", scopes.BLOCKS), ("F", scopes.HEAD)
+    found = [
+        Collective("collective-permute", 45 * 10**9, pairs=pairs, path=in_blocks, loops=(Loop(in_blocks, 2),)),
+        Collective("collective-permute", 45 * 10**9, pairs=pairs, path=in_head),
+    ]
+    assert [runs.trips_C(one).tolist() for one in found] == [[0, 1, 1], [0, 0, 1]]
+    told = predict(runs, nothing, found, links, "bfloat16")
+    table = runs.table
+    seconds_TR = np.where(table.opcode_TR == 1, np.array([0, 1, 2])[table.chunk_TR], 0)
+    assert seconds_TR.max() == 2
+    assert told["tokens_ms"] == pytest.approx(1e3 / 2 * seconds_TR.max(axis=1).sum(), rel=1e-5)
+
+
 def test_collectives_run_for_the_blocks_of_the_chunks_that_a_row_runs(apart):
     """The layers with experts are the first of the middle chunk and the last chunk's."""
     plan, runs = apart
