@@ -61,10 +61,18 @@ class Collective:
 
 @dataclass
 class _Computation:
-    """Lines of a computation, the name of the computation that calls it, and the loop, if it is a loop's body."""
+    """A computation, and the instruction that calls it.
+
+    Attributes:
+        lines: its instructions.
+        caller: name of the computation that calls it.
+        path: name scopes of the instruction that calls it.
+        loop: that instruction, if it is a loop with this body.
+    """
 
     lines: list[str] = field(default_factory=list)
     caller: str | None = None
+    path: tuple[str, ...] = ()
     loop: Loop | None = None
 
 
@@ -97,16 +105,18 @@ def collectives(hlo_text: str, num_devices: int) -> list[Collective]:
         for line in computation.lines:
             match = _COLLECTIVE.search(line)
             if match:
-                found.append(_read(match, num_devices, computation.lines, _loops(computation, computations)))
+                found.append(_read(match, num_devices, computation, computations))
     return found
 
 
-def _read(match: re.Match[str], num_devices: int, lines: list[str], loops: tuple[Loop, ...]) -> Collective:
+def _read(
+    match: re.Match[str], num_devices: int, inside: _Computation, computations: Mapping[str, _Computation]
+) -> Collective:
     kind, rest = match["kind"], match["rest"]
     sizes = _sizes(match["result"])
     if kind == _RAGGED:
         results = _sizes(_COUNTER.sub("", match["result"]))  # a start lists operands before the result
-        sizes = [min(results[-1], _operand_size(rest, lines))]
+        sizes = [min(results[-1], _operand_size(rest, inside.lines))]
     # An asynchronous start lists operands before results, followed by counters on TPU.
     elif match["start"] and kind != "all-reduce" and match["result"].startswith("("):
         sizes = _sizes(_COUNTER.sub("", match["result"]))
@@ -116,7 +126,12 @@ def _read(match: re.Match[str], num_devices: int, lines: list[str], loops: tuple
     if kind == "reduce-scatter":
         num_bytes *= len(groups[0]) if groups else num_devices
     return Collective(
-        kind, num_bytes, groups, tuple((a, b) for a, b in _tuples(pairs[1])) if pairs else (), _path(rest), loops
+        kind,
+        num_bytes,
+        groups,
+        tuple((a, b) for a, b in _tuples(pairs[1])) if pairs else (),
+        _path(rest) or _path_of_caller(inside, computations),
+        _loops(inside, computations),
     )
 
 
@@ -135,11 +150,20 @@ def _computations(text: str) -> Mapping[str, _Computation]:
             branches = _BRANCHES.search(line)
             called = [*_CALLED.findall(line), *(re.findall(r"[\w.\-]+", branches[1]) if branches else ())]
             trips = _TRIPS.search(line)
-            loop = Loop(_path(line), int(trips[1]) if trips else None) if " while(" in line else None
+            path = _path(line)
+            loop = Loop(path, int(trips[1]) if trips else None) if " while(" in line else None
             for other in called:
                 if other in computations:
-                    computations[other].caller, computations[other].loop = name, loop
+                    of = computations[other]
+                    of.caller, of.path, of.loop = name, path, loop
     return computations
+
+
+def _path_of_caller(computation: _Computation, computations: Mapping[str, _Computation]) -> tuple[str, ...]:
+    """Name scopes of an instruction without any: XLA for GPUs rewrites a ``ragged-all-to-all`` and drops its name."""
+    while not computation.path and computation.caller is not None:
+        computation = computations[computation.caller]
+    return computation.path
 
 
 def _loops(computation: _Computation, computations: Mapping[str, _Computation]) -> tuple[Loop, ...]:

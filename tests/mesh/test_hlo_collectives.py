@@ -56,6 +56,17 @@ def test_what_a_collective_is_and_where_it_stands():
     assert every.loops == ()
 
 
+def test_a_collective_without_a_name_has_that_of_the_nearest_caller_with_one():
+    names = ("W/psum", "activations/round_0/cond/branch_2_fun/ppermute", "transpose(jvp(U))/all_gather")
+    text = HLO
+    for name in names:
+        text = text.replace(f', metadata={{op_name="jit(f)/{name}"}}', "")
+    deep, moved, every = collectives(text, num_devices=6)
+    assert deep.path == ("jit", "f", "W", "while"), "the fusion has no name either"
+    assert (moved.path, every.path) == (("jit", "f", "while"), ())
+    assert (deep.loops, moved.loops) == tuple(one.loops for one in collectives(HLO, num_devices=6)[:2])
+
+
 RAGGED = """
 ENTRY %main (x: bf16[8,256], n: s32[2]) -> bf16[6,256] {
   %x = bf16[8,256]{1,0} parameter(0)
