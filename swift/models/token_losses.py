@@ -18,6 +18,9 @@ from swift.models.modules import at_least_float32
 
 LOGITS_AT_ONCE = 2**25
 """Logits of a chunk: 128 MiB in float32."""
+LEAST_AT_ONCE = 512
+"""Tokens of a chunk under a whole head, at least: with fewer, reading the head and adding up its gradient for every
+chunk takes longer than its matmuls."""
 
 
 def are_many(num_tokens: int, vocab_size: int) -> bool:
@@ -25,13 +28,18 @@ def are_many(num_tokens: int, vocab_size: int) -> bool:
     return num_tokens * vocab_size > LOGITS_AT_ONCE
 
 
-def tokens_at_once(num_tokens: int, vocab_size: int) -> int:
+def tokens_at_once(num_tokens: int, vocab_size: int, least: int = 1) -> int:
     """Tokens of a chunk: all of them, if their logits are not many.
 
     Otherwise a power of two, which divides most numbers of tokens: padding is computed, and 7 chunks of 667 tokens fit
     into no tile of a TPU.
+
+    Args:
+        num_tokens: number of tokens.
+        vocab_size: logits of each.
+        least: tokens of a chunk whose logits may be more than ``LOGITS_AT_ONCE``.
     """
-    most = max(1, LOGITS_AT_ONCE // vocab_size)
+    most = max(least, LOGITS_AT_ONCE // vocab_size)
     return num_tokens if num_tokens <= most else 1 << (most.bit_length() - 1)
 
 
@@ -56,7 +64,7 @@ def sum_of_losses(
         labels_R: int32, tokens to predict.
         valid_R: False for padding.
     """
-    size = tokens_at_once(len(x_RD), kernel_DV.shape[1])
+    size = tokens_at_once(len(x_RD), kernel_DV.shape[1], LEAST_AT_ONCE)
     return _sum(in_chunks(x_RD, size), kernel_DV, in_chunks(labels_R, size), in_chunks(valid_R, size))
 
 

@@ -16,6 +16,7 @@ VOCABULARY = 11
 def test_chunks_are_all_logits_at_once(monkeypatch, tokens_at_once):
     """Loss and gradients of twelve tokens, three of them padding, from gradients by hand."""
     monkeypatch.setattr(token_losses, "LOGITS_AT_ONCE", tokens_at_once * VOCABULARY)
+    monkeypatch.setattr(token_losses, "LEAST_AT_ONCE", 1)
     random = np.random.default_rng(0)
     x_RD, kernel_DV = random.standard_normal((12, 5)), random.standard_normal((5, VOCABULARY))
     labels_R, valid_R = random.integers(0, VOCABULARY, 12), np.arange(12) < 9
@@ -31,9 +32,35 @@ def test_chunks_are_all_logits_at_once(monkeypatch, tokens_at_once):
     np.testing.assert_allclose(evaluated, value, rtol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("vocab_size", "least", "at_once"),
+    [
+        (50_304, 1, 512),
+        (151_936, 1, 128),
+        (151_936, 512, 512),
+        (2**26, 1, 1),
+        (1_000, 512, 4_000),
+        (30_000, 512, 1_024),
+    ],
+)
+def test_chunks_have_a_power_of_two_tokens(vocab_size, least, at_once):
+    assert token_losses.tokens_at_once(4_000, vocab_size, least) == at_once
+
+
+def test_a_whole_head_is_not_read_for_a_few_tokens():
+    head, shape = jax.ShapeDtypeStruct((4, 2**18), jnp.bfloat16), (1_024,)
+    x, labels, valid = (
+        jax.ShapeDtypeStruct(of, t) for of, t in (((*shape, 4), jnp.bfloat16), (shape, int), (shape, bool))
+    )
+    text = str(jax.make_jaxpr(jax.grad(token_losses.sum_of_losses, argnums=(0, 1)))(x, head, labels, valid))
+    assert "[512,262144]" in text
+    assert "[1024,262144]" not in text
+
+
 def test_no_array_of_a_step_has_all_logits(monkeypatch):
     """Nor one as large, in the loss and its gradient."""
     monkeypatch.setattr(token_losses, "LOGITS_AT_ONCE", 32 * 640)
+    monkeypatch.setattr(token_losses, "LEAST_AT_ONCE", 1)
     config = ModelConfig(1, 16, 2, 8, sequence_length=64, moe_pattern=(False,))
     gpt = GPT(config, 640, 1)
     weights = jax.eval_shape(lambda: gpt.unpack(gpt.init(jax.random.key(0))))
