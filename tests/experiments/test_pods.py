@@ -45,6 +45,10 @@ def wanted_bytes(experiment: Experiment, failed: frozenset) -> tuple[dict[str, i
         layers = 1 if name in ("embedding", "head") else of_stage
         slots = experts.slots_per_rank if group.is_expert else 1
         size = math.ceil(group.size / ranks) * ranks
+        if name == "embedding" and experiment.embedding == "shares":
+            size = 0  # rows do not move, and with rotary positions there is nothing else
+        if name == "head" and experiment.head == "shares":
+            size = ranks * head_message(group.size, vocab_size, ranks)
         exchange[name] = rows * layers * 2 * slots * ranks * size * num_bytes
     tokens_of_rank = experiment.sequences_per_microbatch // ranks * model.sequence_length
     slots = experts.slots_per_rank * ranks
@@ -54,6 +58,14 @@ def wanted_bytes(experiment: Experiment, failed: frozenset) -> tuple[dict[str, i
     return exchange, 4 * rows * model.model_dim * num_bytes
 
 
+def head_message(size: int, vocab_size: int, ranks: int) -> int:
+    """Numbers that a rank sends each other of a head in shares: the norm, and a share of the rows that a slice has."""
+    of_norm, width = size % vocab_size, math.ceil(size / ranks)
+    starts = [rank * width - of_norm for rank in range(ranks)]
+    rows = max((start + width - 1) // vocab_size - start // vocab_size + 1 for start in starts)
+    return of_norm + rows * math.ceil(vocab_size / ranks)
+
+
 def assert_equal_to_the_byte(report: dict, experiment: Experiment) -> None:
     failed = frozenset(tuple(map(int, worker.split(":"))) for worker in report["failed"])
     exchange, tokens = wanted_bytes(experiment, failed)
@@ -61,6 +73,10 @@ def assert_equal_to_the_byte(report: dict, experiment: Experiment) -> None:
         assert {name: group[kind] for name, group in report["exchange"]["groups"].items()} == exchange
         assert report["exchange"][kind] == sum(exchange.values())
         assert report["tokens"][kind] == tokens
+    for shares in ("embedding", "head"):
+        assert (shares in report) == (getattr(experiment, shares) == "shares")
+        found = report.get(shares, {"compiled_bytes": 0, "formula_bytes": 0})
+        assert found["compiled_bytes"] == found["formula_bytes"]
 
 
 @pytest.mark.parametrize(("path", "number"), CONFIGURATIONS)
