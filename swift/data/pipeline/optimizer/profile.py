@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from swift.data.files import DataError
-from swift.data.pipeline.apply import OperatorError, applied, draws
+from swift.data.pipeline.apply import OperatorError, draws
 from swift.data.pipeline.encoding import Unencodable, decoded, encoded, num_bytes
 from swift.data.pipeline.operators import Element, name_of
 from swift.data.pipeline.pipeline import Pipeline
@@ -152,8 +152,7 @@ def profile_input(pipeline: Pipeline, num_records: int | None = None) -> InputPr
     source, elements = pipeline.source, pipeline.levels[0].elements
     if not len(source):
         raise SettingError("Pipeline.source", source, "has no records: there is nothing to read")
-    numbers = {name_of(one): number for number, one in enumerate(pipeline.operators)}
-    functions = [applied(one, numbers[name_of(one)]) for one in elements]
+    functions = [pipeline.applied(one) for one in elements]
     _made(pipeline, functions, 0)
     reading, sums = _Sums(None), [_Sums(element) for element in elements]
     keeping = [_Keeping() for _ in range(len(elements) + 1)]
