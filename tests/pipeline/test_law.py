@@ -75,6 +75,13 @@ CASES = {
         "decoder": "shared",
         "top_k": 3,
     },
+    "tokens that go to a rank once": {
+        "topology": (2, 2, 2),
+        "failed": [(1, 0)],
+        "decoder": "shared",
+        "top_k": 3,
+        "by": "rank",
+    },
     "sigmoid scores": {
         "topology": (2, 2, 2),
         "failed": [(0, 1)],
@@ -150,7 +157,7 @@ CASES = {
 QUICK = ("an uneven cut", "a head in shares", "an embedding in shares")
 """A failure, drops by slot, dense layers and an uneven cut, the first stage without experts; a head, and an
 embedding, in shares that do not divide the vocabulary."""
-LONG = ("two runs", "two failures in a stage, capacity by rank")
+LONG = ("two runs", "two failures in a stage, capacity by rank", "tokens that go to a rank once")
 """Two runs of layers a worker, one of which is lost; windows of three, two failures in a stage and capacity by rank.
 Today's decoders are those of the documents below."""
 

@@ -84,6 +84,7 @@ CASES = {
     "capacity by rank, no drops": Case(ranks=3, top_k=2, capacity=None, slots=2, sequences=6, by="rank"),
     "capacity by rank, virtual ranks": Case(ranks=4, top_k=2, slots=2, kind="virtual", by="rank"),
     "exact capacity": Case(ranks=4, top_k=2, microbatches=2, slots=2, by="exact"),
+    "tokens that go to a rank once": Case(ranks=2, top_k=3, microbatches=2, slots=3, kind="virtual", by="exact"),
     "exact capacity, virtual ranks": Case(ranks=3, slots=2, kind="virtual", sequences=6, by="exact"),
     "a head in shares": Case(ranks=3, slots=2, kind="virtual", sequences=6, microbatches=2, head="shares"),
     "an embedding in shares": Case(ranks=8, slots=2, microbatches=2, embedding="shares"),
@@ -94,7 +95,7 @@ CASES = {
 
 
 QUICK = ("eight ranks, drops", "capacity by rank")
-LONG = ("exact capacity, virtual ranks",)
+LONG = ("tokens that go to a rank once", "exact capacity, virtual ranks")
 
 
 def experiment(case):

@@ -10,7 +10,8 @@ _NAME_BYTES, _NUM_SLOTS = 128, 256
 class RunningNames:
     """Names of what each thread runs, in memory that a process shares with the children that it forks afterwards.
 
-    A note costs about a microsecond. Long names are cut, and of more than 256 threads some lose their note.
+    A note costs about a microsecond. Long names are cut, and of more than 256 threads some lose their note, as do
+    threads of an operator that forks and runs operators itself.
     """
 
     def __init__(self) -> None:

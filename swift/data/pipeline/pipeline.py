@@ -152,7 +152,14 @@ class Pipeline:
 
     def applied(self, element: Element) -> Apply:
         """Makes the function that applies one of the operators to a sample, see ``swift.data.pipeline.apply``."""
+        return self.unnoted(element)
+
+    def unnoted(self, element: Element) -> Apply:
+        """Makes the same function, also where others note what runs."""
         return applied(element, self._numbers[name_of(element)])
+
+    def notes(self, name: str) -> None:
+        """Notes the operator that this thread runs from now on, if anybody reads it."""
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
@@ -198,7 +205,7 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class NotedPipeline(Pipeline):
-    """A pipeline that notes each operator before it gets a sample; pickled for another process, it notes nothing.
+    """A pipeline that notes each operator before it gets a sample; a copy, or one pickled for a process, notes nothing.
 
     Args:
         note: called with the name of an operator before it runs, and with an empty one afterwards, in its thread.
@@ -213,7 +220,7 @@ class NotedPipeline(Pipeline):
 
     def applied(self, element: Element) -> Apply:
         """Makes the function that notes one of the operators and applies it to a sample."""
-        function, name, note = super().applied(element), name_of(element), self.note
+        function, name, note = self.unnoted(element), name_of(element), self.note
 
         def noted(sample: Sample, draw: Draw) -> Sample | None:
             note(name)
@@ -223,6 +230,10 @@ class NotedPipeline(Pipeline):
                 note("")
 
         return noted
+
+    def notes(self, name: str) -> None:
+        """Notes the operator that this thread runs from now on."""
+        self.note(name)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Pipeline, (self.source, self.operators, self.most_skipped)

@@ -152,8 +152,8 @@ def profile_input(pipeline: Pipeline, num_records: int | None = None) -> InputPr
     source, elements = pipeline.source, pipeline.levels[0].elements
     if not len(source):
         raise SettingError("Pipeline.source", source, "has no records: there is nothing to read")
-    functions = [pipeline.applied(one) for one in elements]
-    _made(pipeline, functions, 0)
+    functions = [pipeline.unnoted(one) for one in elements]  # a note takes as long as a quick operator
+    _made(pipeline, [pipeline.applied(one) for one in elements], 0)
     reading, sums = _Sums(None), [_Sums(element) for element in elements]
     keeping = [_Keeping() for _ in range(len(elements) + 1)]
     begun, num_profiled, num_tokens, num_kept = time.perf_counter(), 0, 0, 0
@@ -168,7 +168,9 @@ def profile_input(pipeline: Pipeline, num_records: int | None = None) -> InputPr
         try:
             for place, (one, function) in enumerate(zip(sums, functions, strict=True)):
                 draw = draws(0, 0, number)
+                pipeline.notes(name_of(elements[place]))
                 following = one.time(partial(function, sample, draw))
+                pipeline.notes("")
                 one.note(sample, following)
                 if following is None:
                     break
