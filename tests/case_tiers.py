@@ -1,6 +1,6 @@
 """Cases of a parametrized test by how often they are run."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import pytest
@@ -11,7 +11,9 @@ LONG_TESTS = "long and not slow"
 """The same for ``make test-long``, which CI runs, too."""
 
 
-def tiered(cases: Sequence[Any], quick: Collection[int], long: Collection[int] = ()) -> list[Any]:
-    """Marks cases, by number: those that are neither quick nor long are slow."""
-    marks = [[] if n in quick else [pytest.mark.long if n in long else pytest.mark.slow] for n in range(len(cases))]
-    return [pytest.param(case, marks=of) for case, of in zip(cases, marks, strict=True)]
+def tiered(cases: Mapping[str, Any], quick: Collection[str], long: Collection[str] = ()) -> list[Any]:
+    """Marks named cases: those that are neither quick nor long are slow."""
+    unknown = {*quick, *long} - cases.keys()
+    assert not unknown, f"there are no cases {sorted(unknown)}"
+    marks = {name: () if name in quick else (pytest.mark.long if name in long else pytest.mark.slow,) for name in cases}
+    return [pytest.param(case, marks=marks[name], id=name) for name, case in cases.items()]

@@ -142,7 +142,7 @@ class Episode:
         if not after.has_ended and self._is_well_again(known, after):
             self._judge_restores(known, promised, after)
         else:
-            self._judge_recuts(run.events()[known:], after)  # by a fault before that which ended it
+            self._judge_reshards(run.events()[known:], after)  # by a fault before that which ended it
             gives_up = {judge.GIVES_UP} if promised is None else set()
             self._end(after, after.codes | gives_up | {0})
             if run.life.first.returncode != 0:
@@ -172,7 +172,7 @@ class Episode:
         if self._loses_updates(restores, after):
             after.complaints.append("updates were lost though no checkpoint was damaged")
         else:
-            self._judge_recuts(told, after)
+            self._judge_reshards(told, after)
         for event in restores:
             after.complaints += judge.of_restore(event, promised, after.may_be_older)
         if restores:
@@ -180,10 +180,10 @@ class Episode:
             if not self._is_a_stage_lost(after.lost(told)) and not (after.dead and self._run.shape.is_elastic):
                 after.complaints.append(f"went back to iteration {restores[0]['step']} though every stage had a worker")
 
-    def _judge_recuts(self, told: list[dict[str, Any]], after: Aftermath) -> None:
+    def _judge_reshards(self, told: list[dict[str, Any]], after: Aftermath) -> None:
         """Checks that updates were lost with neighbouring ranks only."""
-        recuts = [event for event in told if event["event"] == "recut"]
-        if self._loses_updates(recuts, after) and len(set(after.dead)) < _NEIGHBOURS:
+        reshards = [event for event in told if event["event"] == "reshard"]
+        if self._loses_updates(reshards, after) and len(set(after.dead)) < _NEIGHBOURS:
             after.complaints.append("updates were lost though the neighbour of each lost rank was there")
 
     def _loses_updates(self, told: list[dict[str, Any]], after: Aftermath) -> bool:

@@ -90,7 +90,7 @@ def lost_updates_at(told: list[dict[str, Any]]) -> int | None:
     """
     for event in told:
         copies = [source.get(kind) or {} for source in event.get("sources", ()) for kind in ("weights", "moments")]
-        if event["event"] == "recut" and any(copy.get("step", event["step"]) < event["step"] for copy in copies):
+        if event["event"] == "reshard" and any(copy.get("step", event["step"]) < event["step"] for copy in copies):
             return int(event["step"])
         if event["event"] == "restore" and any(int(step) < event["step"] for step in event["experts"]):
             return int(event["step"])

@@ -48,7 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = command_line().parse_args(with_negative_values(sys.argv[1:] if arguments is None else arguments))
     if arguments is None and options.command == "data" and options.action != "serve":  # whose host watches processes
-        return guarded(lambda: _run(options), f"data {options.action} {options.config}")
+        what = f"data {options.action} {options.config}"
+        return guarded(lambda running: _run(argparse.Namespace(**vars(options), running=running)), what)
     if getattr(options, "coordinator", None) is None:
         return _run(options)
     return watched(lambda link: _run(argparse.Namespace(**vars(options), link=link)), options)

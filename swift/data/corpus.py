@@ -214,8 +214,9 @@ def pipeline_tokens(
             raise SettingError("Pipeline.source", corpus.pipeline.source, "has no records: there is nothing to read")
         is_begun = connect is not None and "train" in corpus.splits
         with connect(corpus.pipeline, say) if connect is not None and is_begun else nullcontext() as hosts:
+            is_helped = hosts is not None and hosts.num_workers > 0  # if not, the user has been told why
             plan, sides = _plan(corpus, hosts), _sides(config, corpus)
-            if hosts is not None:
+            if is_helped:
                 say(next(line for line in plan.reasons if line.startswith("offload: ")))
             if split is not None and not corpus.has_operators:
                 plan, sides = _only(split, plan, sides)

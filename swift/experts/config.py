@@ -10,6 +10,9 @@ from swift.experts.routing import Gating
 
 _PARTS = 8
 """Rows of the first round of an exchange, as a multiple of those of a further one."""
+_ONCE = Fraction(6, 10)
+"""Most ranks that a token's experts are on, over their number, for which it goes to each rank once: from measurements
+on a CPU."""
 
 
 class Buffers(NamedTuple):
@@ -162,11 +165,26 @@ class ExpertConfig:
         even = Fraction(self.rows_per_rank(local_tokens, num_ranks), num_ranks)
         return max(math.ceil(even), math.floor(even * Fraction(str(self.headroom))))
 
+    def ranks_of_token(self, num_ranks: int) -> Fraction:
+        """Number of ranks that a token's experts are on, the mean where each is on any rank as likely as on another."""
+        return num_ranks * (1 - Fraction(num_ranks - 1, num_ranks) ** self.top_k)
+
+    def sends_tokens_once(self, num_ranks: int) -> bool:
+        """Whether a token goes to a rank once, and not once for each of its experts there.
+
+        Not with capacity by slot, nor where most of a token's experts are on different ranks: what copies and sums on
+        the other side cost is then more than what is saved on the way.
+        """
+        return self.capacity != "slot" and self.ranks_of_token(num_ranks) <= _ONCE * self.top_k
+
     def buffers(self, local_tokens: int, num_ranks: int) -> Buffers:
         """Rows that one source rank sends to one rank in each round of the exchange."""
         first = self.rows_per_buffer(local_tokens, num_ranks)
-        has_limit = self.capacity == "rank" and self.spare_rounds is not None
-        if has_limit or first >= local_tokens * self.top_k:
+        most, has_limit = local_tokens * self.top_k, self.capacity == "rank" and self.spare_rounds is not None
+        if self.sends_tokens_once(num_ranks):
+            even, most = local_tokens * self.ranks_of_token(num_ranks) / num_ranks, local_tokens
+            first = min(first, most if has_limit else math.ceil(even * Fraction(str(self.headroom))), most)
+        if has_limit or first >= most:
             return Buffers(first, None)
         return Buffers(first, math.ceil(first / _PARTS))
 
@@ -179,8 +197,16 @@ class ExpertConfig:
         if self.capacity == "slot":
             return num_ranks * self.slots_per_rank * self.rows_per_slot(local_tokens, num_ranks)
         if at_once:
-            return min(local_tokens * self.top_k, self.rows_per_rank(local_tokens, num_ranks))
-        return num_ranks * self.rows_per_buffer(local_tokens, num_ranks)
+            of_token = num_ranks if self.sends_tokens_once(num_ranks) else self.top_k
+            return min(local_tokens * of_token, self.rows_per_rank(local_tokens, num_ranks))
+        return num_ranks * self.buffers(local_tokens, num_ranks).first
+
+    def rows_travelling(self, local_tokens: int, num_ranks: int) -> float:
+        """Mean of ``rows_sent`` at once that travel, if a token's experts are on any ranks and none is dropped."""
+        most = self.rows_sent(local_tokens, num_ranks, at_once=True)
+        if not self.sends_tokens_once(num_ranks):
+            return most
+        return min(float(local_tokens * self.ranks_of_token(num_ranks)), most)
 
     def _capacity_of(self, local_tokens: int) -> Fraction:
         # A fraction is exact: in floating point 1.1 * 100 / 10 is a little over 11, and its ceiling is 12.

@@ -18,12 +18,19 @@ from swift.experts.grouped_matmul import block_rows, grouped_matmul, padded_rows
 from swift.experts.rank_capacity import (
     Holders,
     Slots,
+    TokenRows,
     assign_slots,
     by_source,
+    copy_to_slots,
     exchange_rows,
-    received_rows,
+    received_pairs,
+    repeat_tokens,
     sent_pairs,
     serve,
+    slot_groups,
+    slots_of_pairs,
+    sum_over_slots,
+    sum_tokens,
 )
 from swift.experts.routing import Routing, balance_loss, first_choice_loss, normalize_kept, route, z_loss
 from swift.experts.slot_capacity import Pairs, assign_rows, combine, send, weigh
@@ -199,18 +206,36 @@ def _in_shared_rows(
     axis: str,
 ) -> jax.Array:
     """Runs the experts on the pairs that every source sends to every slot, whose rank has one array of rows for all."""
-    num_ranks, num_slots = placement_NS.shape
-    num_tokens, own = x_TD.shape[0], lax.axis_index(axis)
-    num_rows, buffers = config.rows_per_rank(num_tokens, num_ranks), config.buffers(num_tokens, num_ranks)
-    counts_NN = jnp.sum(kept_NDS, axis=2, dtype=jnp.int32)
+    (num_ranks, num_slots), num_tokens = placement_NS.shape, x_TD.shape[0]
+    own, slots = lax.axis_index(axis), Slots.of(placement_NS, config.num_classes)
+    num_served, buffers = config.rows_per_rank(num_tokens, num_ranks), config.buffers(num_tokens, num_ranks)
+    num_rows, block = padded_rows(num_served, num_slots), block_rows(num_served, num_slots)
+    kept_NS = kept_NDS[own]
+    groups = slot_groups(kept_NDS[:, own], block)
+    matmul = partial(grouped_matmul, groups=groups, block=block)
 
-    block = block_rows(num_rows, num_slots)
-    sent = sent_pairs(pairs, kept_NDS[own], Slots.of(placement_NS, config.num_classes))
-    received, groups = received_rows(kept_NDS[:, own], padded_rows(num_rows, num_slots), block)
+    if config.sends_tokens_once(num_ranks):
+        slot_TK = slots_of_pairs(pairs, kept_NS, slots).reshape(routing.gates_TK.shape)
+        rows = TokenRows.of(
+            slot_TK,
+            routing.gates_TK,
+            groups,
+            num_ranks=num_ranks,
+            num_received=min(num_ranks * num_tokens, num_served),
+            num_rows=num_rows,
+            axis=axis,
+        )
+        rows_YD = exchange_rows(repeat_tokens(x_TD, num_ranks), rows.sent, rows.received, rows.counts_NN, buffers, axis)
+        done_PD = apply_slots(copy_to_slots(rows_YD, rows.slot_rows), matmul)
+        done_YD = sum_over_slots(done_PD, rows.gates_YK, rows.slot_rows)
+        done_XD = exchange_rows(done_YD, rows.received, rows.sent, rows.counts_NN.T, buffers, axis)
+        return sum_tokens(done_XD, num_ranks)
+
+    counts_NN = jnp.sum(kept_NDS, axis=2, dtype=jnp.int32)
+    sent, received = sent_pairs(pairs, kept_NS, slots), received_pairs(kept_NDS[:, own], groups, num_rows)
     rows_AD = jnp.repeat(x_TD, config.top_k, axis=0)
     rows_PD = exchange_rows(rows_AD, sent, received, counts_NN, buffers, axis)
-    done_PD = apply_slots(rows_PD, partial(grouped_matmul, groups=groups, block=block))
-    done_AD = exchange_rows(done_PD, received, sent, counts_NN.T, buffers, axis)
+    done_AD = exchange_rows(apply_slots(rows_PD, matmul), received, sent, counts_NN.T, buffers, axis)
     return weigh(done_AD, routing.gates_TK)
 
 

@@ -7,7 +7,7 @@ meshes and between processes.
 
 from swift.mesh.chips import CHIPS, Chip, host_matmul_flops, peak_flops
 from swift.mesh.emulate import EmulationError, emulate_devices
-from swift.mesh.hlo_collectives import ALL_TO_ALL, Collective, collective_bytes, collectives
+from swift.mesh.hlo_collectives import ALL_TO_ALL, RAGGED, Collective, collective_bytes, collectives
 from swift.mesh.host_order import host_line, order_by_host
 from swift.mesh.live import LiveMesh, MeshRow, RankKind, live_mesh, own_row, own_rows, storage_mesh
 from swift.mesh.peer_reduce import PeerSum, Unequal, how_unequal
@@ -21,6 +21,7 @@ __all__ = [
     "AXES",
     "CHIPS",
     "EXPERT_AXIS",
+    "RAGGED",
     "RANKED",
     "REPLICATED",
     "SHARED",

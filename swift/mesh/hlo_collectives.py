@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-_RAGGED = "ragged-all-to-all"
-ALL_TO_ALL = ("all-to-all", _RAGGED)
+RAGGED = "ragged-all-to-all"
+ALL_TO_ALL = ("all-to-all", RAGGED)
 """Kinds in which every device sends something else to every other."""
 _KINDS = (*ALL_TO_ALL, "all-reduce", "all-gather", "reduce-scatter", "collective-permute")
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+)(?: \(.*)? \{$")
@@ -114,7 +114,7 @@ def _read(
 ) -> Collective:
     kind, rest = match["kind"], match["rest"]
     sizes = _sizes(match["result"])
-    if kind == _RAGGED:
+    if kind == RAGGED:
         results = _sizes(_COUNTER.sub("", match["result"]))  # a start lists operands before the result
         sizes = [min(results[-1], _operand_size(rest, inside.lines))]
     # An asynchronous start lists operands before results, followed by counters on TPU.

@@ -111,12 +111,12 @@ def test_taking_rows_has_the_gradient_of_indexing():
     assert take_rows(jnp.asarray(x), jnp.array([2, 9]), jnp.array([9, 9, 0])).tolist() == [x[2].tolist(), [0.0] * 4]
 
 
-def pattern_logits(name, step, random):
-    logits = random.standard_normal((RANKS, TOKENS, CLASSES)).astype(np.float32)
+def pattern_logits(name, step, random, num_classes=CLASSES):
+    logits = random.standard_normal((RANKS, TOKENS, num_classes)).astype(np.float32)
     hot = {
         "one hot expert": np.s_[:, :, 0],
         "a hot rank": np.s_[0, :, 0],
-        "rotating hot spot": np.s_[:, :, step % CLASSES],
+        "rotating hot spot": np.s_[:, :, step % num_classes],
         "burst": np.s_[:, : TOKENS if step == 2 else 0, 1],
         "even": np.s_[:, :0, 0],
     }
@@ -133,11 +133,16 @@ PATTERNS = [
     *("even", "one hot expert", "a hot rank", "rotating hot spot", "burst", "an idle expert", "no tokens"),
     *("one token", "a router that has collapsed"),
 ]
-WEIGHTS = np.random.default_rng(0).standard_normal((CLASSES, DIM, DIM)).astype(np.float32)
+MANY = 8
+"""Classes where a token has several experts on each rank."""
+WEIGHTS = np.random.default_rng(0).standard_normal((MANY, DIM, DIM)).astype(np.float32)
 
 
 def layer(config):
-    """(the layer on all ranks, the oracle) -> (y, gradient with respect to the input, load)."""
+    """(the layer on all ranks, the oracle) -> (y, gradient with respect to input and logits, load)."""
+
+    def joined(gradients):
+        return jnp.concatenate(gradients, axis=-1)
 
     def loss(x, logits, valid, run):
         y, aux, load = run(logits, x, valid)
@@ -152,17 +157,17 @@ def layer(config):
             apply = fetch if config.is_exact else fetch(placement)
             return expert_parallel_moe(config, logits, x, valid, placement, apply)
 
-        gradient, (y, load) = jax.grad(loss, has_aux=True)(x[0], logits[0], valid[0], run)
-        return y[None], gradient[None], jax.tree.map(lambda leaf: jax.lax.psum(leaf, "expert"), load)
+        gradient, (y, load) = jax.grad(loss, (0, 1), has_aux=True)(x[0], logits[0], valid[0], run)
+        return y[None], joined(gradient)[None], jax.tree.map(lambda leaf: jax.lax.psum(leaf, "expert"), load)
 
     def plain(logits, x, valid, placement):
         def run(logits, x, valid):
-            apply = lambda x: jnp.einsum("td,edf->etf", x, WEIGHTS)  # noqa: E731
+            apply = lambda x: jnp.einsum("td,edf->etf", x, WEIGHTS[: config.num_classes])  # noqa: E731
             return reference_moe(config, logits, x, valid, placement, RANKS, apply)
 
         flat = lambda leaf: leaf.reshape(-1, *leaf.shape[2:])  # noqa: E731
-        gradient, (y, load) = jax.grad(loss, has_aux=True)(flat(x), flat(logits), flat(valid), run)
-        return y.reshape(x.shape), gradient.reshape(x.shape), load
+        gradient, (y, load) = jax.grad(loss, (0, 1), has_aux=True)(flat(x), flat(logits), flat(valid), run)
+        return y.reshape(x.shape), joined(gradient).reshape(*x.shape[:2], -1), load
 
     live = live_mesh(Topology(num_expert_ranks=RANKS), "emulated")
     parallel = jax.jit(live.per_rank(per_rank, (RANKED, RANKED, RANKED, SHARED), (RANKED, RANKED, SHARED)))
@@ -181,6 +186,34 @@ def test_what_is_split_or_assigned_exactly_equals_the_oracle(more):
     check_patterns(ExpertConfig(CLASSES, 3, top_k=1, aux_loss_coefficient=0.1, **more))
 
 
+ONCE = {
+    "exact": {"capacity": "exact", "headroom": 1.0},
+    "the best split": {"capacity": "rank", "capacity_factor": 0.5, "spare_rounds": None},
+    "rounds of splitting": {"capacity": "rank"},
+    "room for all": {"capacity": "rank", "capacity_factor": None},
+}
+ONCE_CASES = [pytest.param(more, id=name, marks=[pytest.mark.long] * (name != "exact")) for name, more in ONCE.items()]
+
+
+@pytest.mark.parametrize("more", ONCE_CASES)
+def test_tokens_that_go_to_a_rank_once_equal_the_oracle(more):
+    check_patterns(once(more))
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("ragged")
+@pytest.mark.parametrize("more", [ONCE["exact"], ONCE["the best split"]], ids=["exact", "the best split"])
+def test_tokens_that_go_to_a_rank_once_and_all_at_once_equal_the_oracle(more):
+    check_patterns(once(more))
+
+
+def once(more):
+    """Six of eight experts for a token, on four ranks; some choices of a token may be dropped."""
+    config = ExpertConfig(MANY, 3, top_k=6, aux_loss_coefficient=0.1, **more)
+    assert config.sends_tokens_once(RANKS)
+    return config
+
+
 @pytest.mark.usefixtures("ragged")
 @pytest.mark.parametrize(
     "more", [{"capacity": "exact"}, {"capacity": "rank"}, {"capacity": "rank", "spare_rounds": None}], ids=str
@@ -191,17 +224,24 @@ def test_rows_that_go_all_at_once_equal_the_oracle(more):
 
 
 @pytest.mark.parametrize(
-    "more", [{}, {"capacity": "rank"}, {"capacity": "rank", "spare_rounds": None}, {"capacity": "exact"}], ids=str
+    "more",
+    [
+        *({}, {"capacity": "rank"}, {"capacity": "rank", "spare_rounds": None}, {"capacity": "exact"}),
+        {"capacity": "exact", "top_k": 6, "num_classes": MANY},
+    ],
+    ids=str,
 )
 def test_a_token_whose_logits_are_no_numbers_spoils_its_own_output_alone(more):
-    parallel, _ = layer(ExpertConfig(CLASSES, 3, top_k=1, **more))
+    config = ExpertConfig(**{"num_classes": CLASSES, "slots_per_rank": 3} | more)
+    parallel, _ = layer(config)
     random = np.random.default_rng(0)
-    logits, x = pattern_logits("even", 0, random), random.standard_normal((RANKS, TOKENS, DIM)).astype(np.float32)
+    logits = pattern_logits("even", 0, random, config.num_classes)
+    x = random.standard_normal((RANKS, TOKENS, DIM)).astype(np.float32)
     logits[1, 3] = np.nan
-    placement = (np.arange(RANKS * 3) % CLASSES).astype(np.int32).reshape(RANKS, 3)
+    placement = (np.arange(RANKS * 3) % config.num_classes).astype(np.int32).reshape(RANKS, 3)
     ranked = [leaf[None, None] for leaf in (logits, x, np.ones((RANKS, TOKENS), bool))]
     y, gradient, load = jax.tree.map(lambda leaf: leaf[0], jax.device_get(parallel(*ranked, placement[None])))
-    assert load.popularity_E.sum() == RANKS * TOKENS
+    assert load.popularity_E.sum() == RANKS * TOKENS * config.top_k
     assert np.isnan(y[0, 1, 3]).all()
     others = np.ones((RANKS, TOKENS), bool)
     others[1, 3] = False
@@ -222,15 +262,16 @@ def test_a_router_without_a_number_spoils_all_outputs_and_loses_no_count(more):
 
 def check_patterns(config):
     """The layer on all patterns against the oracle."""
-    slots, (parallel, plain) = config.slots_per_rank, layer(config)
+    slots, classes, (parallel, plain) = config.slots_per_rank, config.num_classes, layer(config)
     random = np.random.default_rng(5)
     for name in PATTERNS:
         for step in range(3):
-            logits, x = pattern_logits(name, step, random), random.standard_normal((RANKS, TOKENS, DIM))
+            logits = pattern_logits(name, step, random, classes)
+            x = random.standard_normal((RANKS, TOKENS, DIM))
             x, valid = x.astype(np.float32), np.full((RANKS, TOKENS), name not in ("no tokens", "one token"))
             valid[0, 0] |= name == "one token"
-            spare = random.integers(0, CLASSES, RANKS * slots - CLASSES)
-            placement = random.permutation(np.concatenate([np.arange(CLASSES), spare])).astype(np.int32)
+            spare = random.integers(0, classes, RANKS * slots - classes)
+            placement = random.permutation(np.concatenate([np.arange(classes), spare])).astype(np.int32)
             placement = placement.reshape(RANKS, slots)
             ranked = [leaf[None, None] for leaf in (logits, x, valid)]
             y, gradient, load = jax.tree.map(lambda leaf: leaf[0], jax.device_get(parallel(*ranked, placement[None])))
@@ -238,7 +279,7 @@ def check_patterns(config):
             np.testing.assert_array_equal(load.popularity_E, expected.popularity_E, err_msg=name)
             np.testing.assert_array_equal(load.dropped_E, expected.dropped_E, err_msg=name)
             np.testing.assert_array_equal(load.overflowed_E, expected.overflowed_E, err_msg=name)
-            assert load.popularity_E.sum() == valid.sum()
+            assert load.popularity_E.sum() == config.top_k * valid.sum()
             assert np.isfinite(y).all(), name
             assert np.isfinite(gradient).all(), name
             np.testing.assert_allclose(y[0], expected_y, rtol=2e-5, atol=2e-5)

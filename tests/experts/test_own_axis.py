@@ -21,12 +21,13 @@ AXIS = PartitionSpec("theirs")
         {"capacity": "rank"},
         *(pytest.param(one, marks=pytest.mark.slow) for one in ({}, {"capacity": "rank", "spare_rounds": None})),
         pytest.param({"capacity": "exact"}, marks=pytest.mark.slow),
+        pytest.param({"capacity": "exact", "top_k": 6}, marks=pytest.mark.slow),  # a token goes to a rank once
     ],
     ids=str,
 )
 def test_loss_and_gradients_are_those_of_the_oracle(more):
     """Checks those of the input, the router's logits, and the experts' weights, of which each rank holds a slice."""
-    config = ExpertConfig(E, S, top_k=2, aux_loss_coefficient=0.1, **more)
+    config = ExpertConfig(E, S, **{"top_k": 2, "aux_loss_coefficient": 0.1} | more)
     random = np.random.default_rng(0)
     draw = lambda *shape: random.standard_normal(shape).astype(np.float32)  # noqa: E731
     logits, x, weights, goal = draw(N * T, E), draw(N * T, D), draw(1, E, D * D), draw(N * T, D)

@@ -77,7 +77,7 @@ def test_a_promise_is_the_newest_checkpoint_that_was_not_gone_back_behind():
 @pytest.mark.parametrize(("step", "lost_at"), [(185, None), (180, 185)])
 def test_updates_are_lost_where_a_part_is_older(step, lost_at):
     source = {"rank": 0, "weights": {"source": "replica", "step": 185}, "moments": {"source": "storage", "step": step}}
-    told = [{"event": "recut", "step": 170}, {"event": "recut", "step": 185, "sources": [source]}]
+    told = [{"event": "reshard", "step": 170}, {"event": "reshard", "step": 185, "sources": [source]}]
     assert evidence.lost_updates_at(told) == lost_at
 
 
@@ -125,7 +125,7 @@ def test_updates_that_a_run_lost_before_a_fault_ended_it_are_known(tmp_path):
 
 def stop_after(told, source):
     def strike(_, __, after):
-        told.append({"event": "recut", "step": 681, "sources": [source]})
+        told.append({"event": "reshard", "step": 681, "sources": [source]})
         after.dead, after.has_ended = ["0:0", "0:0 rank 1"], True
 
     return strike

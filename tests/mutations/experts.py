@@ -9,6 +9,7 @@ CAPACITY = (
     "tests/experts/rank_capacity/test_limits.py",
     "tests/experts/rank_capacity/test_fixed_point.py",
 )
+TOKEN_ROWS = ("tests/experts/rank_capacity/test_token_rows.py",)
 ROW_EXCHANGE = ("tests/experts/rank_capacity/test_row_exchange.py",)
 LEAST_DROPS = ("tests/experts/rank_capacity/test_least_drops.py",)
 LAYER = ("tests/experts/test_layer.py",)
@@ -125,7 +126,17 @@ MUTATIONS = (
     Mutation(
         "experts/rank_capacity/row_exchange.py", 'device.platform != "cpu"', 'device.platform == "tpu"', ROW_EXCHANGE
     ),
-    Mutation("experts/layer.py", "counts_NN.T, buffers", "counts_NN, buffers", LAYER),
+    Mutation("experts/layer.py", "sent, counts_NN.T, buffers", "sent, counts_NN, buffers", LAYER),
+    Mutation("experts/layer.py", "rows.counts_NN.T, buffers", "rows.counts_NN, buffers", LAYER),
+    Mutation(
+        "experts/rank_capacity/token_rows.py",
+        "jnp.where(goes_TN, position_TN, -1)",
+        "position_TN",
+        TOKEN_ROWS,
+    ),
+    Mutation("experts/layer.py", "num_ranks * num_tokens, num_served", "num_tokens, num_served", LAYER),
+    Mutation("experts/rank_capacity/token_rows.py", "gate_P[:, None].astype(d_YD.dtype) * _cop", "_cop", TOKEN_ROWS),
+    Mutation("experts/rank_capacity/token_rows.py", "counts_NN[:, own], num", "counts_NN[own], num", TOKEN_ROWS),
     Mutation("experts/rank_capacity/balanced_flow.py", "load_N < room,", "load_N < room - 1,", LEAST_DROPS),
     Mutation("experts/placement/minmax.py", "tokens_E / counts_E.astype", "tokens_E * counts_E.astype", PLACEMENT),
     Mutation("experts/placement/symi.py", "jnp.argmin(diff_E(counts_E))", "jnp.argmax(diff_E(counts_E))", PLACEMENT),

@@ -24,11 +24,11 @@ pytestmark = pytest.mark.usefixtures("x64")
 APART = {"topology": (2, 2, 1), "pattern": (False, True, True, False), "cut": ((3, 1), (1, 3))}
 MOVING = APART | {"topology": (3, 2, 1), "cut": ((3, 1), (1, 3), (1, 3)), "move_roles": True}
 """With the first stages of two pipelines gone, the last one of the other moves to a stage of another cut."""
-CASES = [
-    {"topology": (2, 2, 1), "counts": (1, 3), "failed": [(0, 1)]},
-    {**APART, "counts": (3, 1)},
-    {"topology": (2, 2, 1), "pattern": (True,) * 4, "cut": (1, 1, 1, 1), "held_by": ((0, 1, 1, 0),) * 2},
-    {
+CASES = {
+    "micro-batches that differ": {"topology": (2, 2, 1), "counts": (1, 3), "failed": [(0, 1)]},
+    "cuts and micro-batches that differ": {**APART, "counts": (3, 1)},
+    "two runs": {"topology": (2, 2, 1), "pattern": (True,) * 4, "cut": (1, 1, 1, 1), "held_by": ((0, 1, 1, 0),) * 2},
+    "three cuts": {
         "topology": (3, 2, 2),
         "pattern": (False, True, True, True, False),
         "cut": ((3, 2), (2, 3), (4, 1)),
@@ -37,10 +37,27 @@ CASES = [
         "window": 3,
         "top_k": 2,
     },
-    {"topology": (2, 2, 2), "pattern": (False,) * 5, "cut": ((4, 1), (2, 3)), "remat": True, "planner": "adaptive"},
-    {"topology": (2, 3, 1), "pattern": (True,) * 4, "cut": ((2, 1, 1), (1, 1, 2)), "failed": [(1, 1)], "by": "rank"},
-    {"topology": (2, 2, 1), "pattern": (False, True), "cut": (1, 1), "held_by": ((0, 1), (1, 0))},
-    {
+    "dense layers, rematerialized": {
+        "topology": (2, 2, 2),
+        "pattern": (False,) * 5,
+        "cut": ((4, 1), (2, 3)),
+        "remat": True,
+        "planner": "adaptive",
+    },
+    "a lost worker, capacity by rank": {
+        "topology": (2, 3, 1),
+        "pattern": (True,) * 4,
+        "cut": ((2, 1, 1), (1, 1, 2)),
+        "failed": [(1, 1)],
+        "by": "rank",
+    },
+    "stages in either order": {
+        "topology": (2, 2, 1),
+        "pattern": (False, True),
+        "cut": (1, 1),
+        "held_by": ((0, 1), (1, 0)),
+    },
+    "two runs in either order": {
         "topology": (2, 2, 1),
         "pattern": (True, False, True, True, False),
         "cut": (1, 2, 1, 1),
@@ -48,19 +65,14 @@ CASES = [
         "failed": [(0, 1)],
         "counts": (3, 1),
     },
-    {**MOVING, "failed": [(1, 0), (2, 0)]},
-]
-QUICK = (2,)
-"""Two runs of a worker, with messages that stay there."""
-LONG = (1,)
-"""Cuts and micro-batches that differ."""
+    "a moved role": {**MOVING, "failed": [(1, 0), (2, 0)]},
+}
+QUICK = ("two runs",)
+"""With messages that stay on their worker."""
+LONG = ("cuts and micro-batches that differ",)
 
 
-@pytest.mark.parametrize(
-    "case",
-    tiered(CASES, QUICK, LONG),
-    ids=str,
-)
+@pytest.mark.parametrize("case", tiered(CASES, QUICK, LONG))
 def test_every_iteration_is_that_of_the_plain_model(rig, case):
     one = rig(**case)
     for seed in range(3):

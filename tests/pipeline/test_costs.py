@@ -23,6 +23,13 @@ def test_embedding_and_head_are_part_of_the_first_and_the_last_chunk(rig):
     assert [chunk.w for chunk in chunks] == pytest.approx([1 / 2, 1, 1 / 2])
 
 
+def test_an_embedding_in_shares_has_no_matmul_and_counts_as_nothing(rig):
+    fields = {"topology": (1, 2, 2), "pattern": (False,) * 2}
+    whole, shared = (plan_costs(rig(**fields, embedding=one).spec, 2)[1] for one in ("whole", "shares"))
+    assert whole[0].b > shared[0].b == 1
+    assert whole[1:] == shared[1:]
+
+
 def test_equal_stages_differ_by_embedding_and_head(rig):
     one = rig(topology=(2, 3, 1), pattern=(False, True))
     _, (first, middle, last), _ = plan_costs(one.spec, 2)

@@ -9,7 +9,9 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +21,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from swift.pipeline import Configurator, PlanSettings
-from swift.pipeline.reconfigure import executable_cache
+from swift.pipeline.reconfigure import executable_cache, program_key
 from swift.pipeline.reconfigure.compiled_steps import Steps
 from swift.pipeline.reconfigure.executable_cache import ExecutableCache
 from swift.schedules import Problem
@@ -168,6 +170,17 @@ def test_the_steps_of_a_pipeline_are_found_in_the_store(rig, tmp_path, monkeypat
         monkeypatch.setattr(Steps, "_function", None)
     np.testing.assert_array_equal(*losses)
     assert int(jax.device_get(state.step)[0]) == 1
+
+
+def test_the_steps_of_a_group_are_on_its_devices_and_keep_the_state(rig):
+    one, found = rig(topology=(2, 1, 1), window=1, pattern=(False,), dtype="float32", capacity=None), []
+    configuration = replace(one.configuration, device_rows=(1, 0))
+    devices_RN = np.array(jax.devices()[2:4]).reshape(2, 1)
+    store = SimpleNamespace(get=lambda key, _, devices: found.append((key, devices)))
+    steps = Steps.of_processes(one.spec, configuration, devices_RN, 2, store)
+    steps.compiled(steps.main)
+    key = program_key(configuration, 1, steps.main, keep_state=True)
+    assert found == [(key, [jax.devices()[3], jax.devices()[2]])]
 
 
 def test_a_store_that_cannot_be_written_or_read_costs_nobody_its_program(tmp_path, monkeypatch, capsys):

@@ -15,29 +15,59 @@ pytestmark = pytest.mark.usefixtures("x64")
 
 SEEDS = st.integers(0, 2**16)
 
-CASES = [
-    {"topology": (2, 2, 1), "failed": [(0, 1)], "microbatches": 3, "pattern": (False, True)},
-    {"topology": (2, 2, 1), "failed": [(1, 0)], "planner": "milp", "capacity": None},
-    {"topology": (3, 2, 2), "failed": [(0, 0), (2, 0)], "planner": "adaptive", "window": 3, "top_k": 2},
-    {"topology": (2, 3, 2), "failed": [(1, 0), (0, 2)], "planner": "adaptive"},
-    {"topology": (3, 3, 1), "failed": [(1, 1), (2, 1)], "move_roles": True, "top_k": 2},
-    {"topology": (1, 3, 2), "planner": "zero_bubble", "remat": True, "microbatches": 4},
-    {"topology": (2, 2, 3), "planner": "one_f_one_b", "pattern": (False,)},
-    {"topology": (1, 4, 1), "planner": "gpipe", "window": 1},
-    {"topology": (4, 1, 2), "failed": [(2, 0)], "window": 3},
-    {"topology": (2, 2, 2), "failed": [(0, 1)], "by": "rank", "capacity": 0.9},
-    {"topology": (1, 2, 3), "by": "rank", "remat": True, "top_k": 2, "planner": "zero_bubble"},
-    {
+CASES = {
+    "a lost worker": {"topology": (2, 2, 1), "failed": [(0, 1)], "microbatches": 3, "pattern": (False, True)},
+    "an exact plan": {"topology": (2, 2, 1), "failed": [(1, 0)], "planner": "milp", "capacity": None},
+    "two failures in a stage": {
+        "topology": (3, 2, 2),
+        "failed": [(0, 0), (2, 0)],
+        "planner": "adaptive",
+        "window": 3,
+        "top_k": 2,
+    },
+    "a failure in each pipeline": {"topology": (2, 3, 2), "failed": [(1, 0), (0, 2)], "planner": "adaptive"},
+    "a moved role": {"topology": (3, 3, 1), "failed": [(1, 1), (2, 1)], "move_roles": True, "top_k": 2},
+    "one pipeline, rematerialized": {"topology": (1, 3, 2), "planner": "zero_bubble", "remat": True, "microbatches": 4},
+    "dense layers": {"topology": (2, 2, 3), "planner": "one_f_one_b", "pattern": (False,)},
+    "four stages": {"topology": (1, 4, 1), "planner": "gpipe", "window": 1},
+    "one stage": {"topology": (4, 1, 2), "failed": [(2, 0)], "window": 3},
+    "capacity by rank": {"topology": (2, 2, 2), "failed": [(0, 1)], "by": "rank", "capacity": 0.9},
+    "capacity by rank, rematerialized": {
+        "topology": (1, 2, 3),
+        "by": "rank",
+        "remat": True,
+        "top_k": 2,
+        "planner": "zero_bubble",
+    },
+    "an uneven cut": {
         "topology": (2, 2, 2),
         "failed": [(0, 1)],
         "pattern": (False, False, True, False, True),
         "cut": (2, 3),
         "window": 3,
     },
-    {"topology": (1, 4, 2), "pattern": (False, *[True] * 6), "cut": (2, 2, 2, 1), "remat": True, "top_k": 2},
-    {"topology": (2, 3, 1), "failed": [(1, 0)], "pattern": (False,) * 7, "cut": (1, 4, 2), "move_roles": True},
-    {"topology": (3, 2, 1), "failed": [(0, 0), (2, 1)], "pattern": (True,) * 5, "cut": (4, 1), "by": "rank"},
-    {
+    "seven layers on four stages": {
+        "topology": (1, 4, 2),
+        "pattern": (False, *[True] * 6),
+        "cut": (2, 2, 2, 1),
+        "remat": True,
+        "top_k": 2,
+    },
+    "an uneven cut and a moved role": {
+        "topology": (2, 3, 1),
+        "failed": [(1, 0)],
+        "pattern": (False,) * 7,
+        "cut": (1, 4, 2),
+        "move_roles": True,
+    },
+    "an uneven cut, two failures, capacity by rank": {
+        "topology": (3, 2, 1),
+        "failed": [(0, 0), (2, 1)],
+        "pattern": (True,) * 5,
+        "cut": (4, 1),
+        "by": "rank",
+    },
+    "shared experts": {
         "topology": (2, 2, 2),
         "failed": [(1, 0)],
         "pattern": (False, True, True),
@@ -45,10 +75,30 @@ CASES = [
         "decoder": "shared",
         "top_k": 3,
     },
-    {"topology": (2, 2, 2), "failed": [(0, 1)], "decoder": "sigmoid", "by": "rank", "top_k": 2, "window": 1},
-    {"topology": (2, 2, 1), "failed": [(1, 1)], "pattern": (False, True), "planner": "v"},
-    {"topology": (3, 2, 2), "failed": [(0, 0), (2, 1)], "pattern": (True,) * 5, "cut": (1, 2, 1, 1), "planner": "v"},
-    {
+    "tokens that go to a rank once": {
+        "topology": (2, 2, 2),
+        "failed": [(1, 0)],
+        "decoder": "shared",
+        "top_k": 3,
+        "by": "rank",
+    },
+    "sigmoid scores": {
+        "topology": (2, 2, 2),
+        "failed": [(0, 1)],
+        "decoder": "sigmoid",
+        "by": "rank",
+        "top_k": 2,
+        "window": 1,
+    },
+    "two runs": {"topology": (2, 2, 1), "failed": [(1, 1)], "pattern": (False, True), "planner": "v"},
+    "two runs, uneven cuts": {
+        "topology": (3, 2, 2),
+        "failed": [(0, 0), (2, 1)],
+        "pattern": (True,) * 5,
+        "cut": (1, 2, 1, 1),
+        "planner": "v",
+    },
+    "two runs and a moved role": {
         "topology": (2, 3, 1),
         "failed": [(1, 0)],
         "pattern": (True, True),
@@ -56,9 +106,22 @@ CASES = [
         "window": 3,
         "move_roles": True,
     },
-    {"topology": (2, 2, 3), "failed": [(0, 1)], "by": "exact", "top_k": 2, "window": 3, "pattern": (False, True)},
-    {"topology": (1, 3, 2), "by": "exact", "remat": True, "planner": "zero_bubble", "microbatches": 4},
-    {
+    "exact capacity": {
+        "topology": (2, 2, 3),
+        "failed": [(0, 1)],
+        "by": "exact",
+        "top_k": 2,
+        "window": 3,
+        "pattern": (False, True),
+    },
+    "exact capacity, one pipeline": {
+        "topology": (1, 3, 2),
+        "by": "exact",
+        "remat": True,
+        "planner": "zero_bubble",
+        "microbatches": 4,
+    },
+    "two failures in a stage, capacity by rank": {
         "topology": (3, 2, 2),
         "failed": [(0, 0), (2, 0)],
         "planner": "adaptive",
@@ -66,27 +129,40 @@ CASES = [
         "by": "rank",
         "capacity": 0.9,
     },
-    {"topology": (2, 2, 3), "failed": [(0, 1)], "head": "shares"},
-    {"topology": (1, 3, 2), "head": "shares", "by": "exact", "planner": "zero_bubble"},
-    {"topology": (2, 2, 3), "failed": [(0, 0)], "embedding": "shares", "window": 3},
-    {"topology": (1, 3, 2), "embedding": "shares", "head": "shares", "decoder": "shared", "separates": True},
-    {"topology": (2, 2, 2), "failed": [(1, 0)], "embedding": "shares", "planner": "v", "pattern": (True, True)},
-]
+    "a head in shares": {"topology": (2, 2, 3), "failed": [(0, 1)], "head": "shares"},
+    "a head in shares, one pipeline": {
+        "topology": (1, 3, 2),
+        "head": "shares",
+        "by": "exact",
+        "planner": "zero_bubble",
+    },
+    "an embedding in shares": {"topology": (2, 2, 3), "failed": [(0, 0)], "embedding": "shares", "window": 3},
+    "embedding and head in shares": {
+        "topology": (1, 3, 2),
+        "embedding": "shares",
+        "head": "shares",
+        "decoder": "shared",
+        "separates": True,
+    },
+    "an embedding in shares, two runs": {
+        "topology": (2, 2, 2),
+        "failed": [(1, 0)],
+        "embedding": "shares",
+        "planner": "v",
+        "pattern": (True, True),
+    },
+}
 
 
-QUICK = (11, 23, 25)
+QUICK = ("an uneven cut", "a head in shares", "an embedding in shares")
 """A failure, drops by slot, dense layers and an uneven cut, the first stage without experts; a head, and an
 embedding, in shares that do not divide the vocabulary."""
-LONG = (17, 22)
+LONG = ("two runs", "two failures in a stage, capacity by rank", "tokens that go to a rank once")
 """Two runs of layers a worker, one of which is lost; windows of three, two failures in a stage and capacity by rank.
 Today's decoders are those of the documents below."""
 
 
-@pytest.mark.parametrize(
-    "case",
-    tiered(CASES, QUICK, LONG),
-    ids=str,
-)
+@pytest.mark.parametrize("case", tiered(CASES, QUICK, LONG))
 @settings(max_examples=4, deadline=None, derandomize=True)
 @given(seed=SEEDS)
 def test_every_iteration_is_that_of_the_plain_model(rig, case, seed):
@@ -115,19 +191,19 @@ def test_the_block_of_the_guide_and_experts_balanced_by_a_bias(rig):
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiled_well")
 def test_a_program_as_a_run_compiles_it(rig):
-    one = rig(**CASES[0])
+    one = rig(**CASES["a lost worker"])
     one.check(one.draw(0))
 
 
 @pytest.mark.slow
 def test_the_cases_are_what_they_are_for(rig):
     """Drops, an iteration's other placement, another order of rows than the workers', and a role that moved."""
-    assert {case.get("planner", "lockstep") for case in CASES} == set(PLANNERS)
-    dropping = rig(**CASES[0])
+    assert {case.get("planner", "lockstep") for case in CASES.values()} == set(PLANNERS)
+    dropping = rig(**CASES["a lost worker"])
     (first, second), *_ = dropping.plain(dropping.draw(0))
     assert first.dropped.any(axis=1).all()
     assert second.dropped.any()
-    permuted, moved = (rig(**CASES[number]).spec.live for number in (1, 4))
+    permuted, moved = (rig(**CASES[name]).spec.live for name in ("an exact plan", "a moved role"))
     assert [row.worker for row in permuted.rows] != sorted(permuted.workers)
     assert any(row.stage != row.worker[1] for row in moved.rows)
 

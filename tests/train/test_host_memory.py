@@ -83,12 +83,11 @@ CASES = {
 }
 
 
-QUICK, LONG = (0,), (1,)
-"""One worker; state tied to slots. Those with failures are slow: each is one more program to compile, with either
-memory."""
+QUICK, LONG = ("one worker",), ("state tied to slots",)
+"""Those with failures are slow: each is one more program to compile, with either memory."""
 
 
-@pytest.mark.parametrize("changes", tiered(list(CASES.values()), QUICK, LONG), ids=CASES)
+@pytest.mark.parametrize("changes", tiered(CASES, QUICK, LONG))
 def test_memory_changes_no_number(changes, experiment, tmp_path, kinds):
     """Beyond rounding: XLA compiles the update of a layer in a loop to other instructions than that of all at once."""
     settings = dict(changes)

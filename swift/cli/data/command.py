@@ -17,6 +17,7 @@ from swift.data.pipeline import (
     InputHosts,
     InputPlan,
     InputProfile,
+    NotedPipeline,
     Resources,
     alternatives,
     check_writable,
@@ -48,7 +49,9 @@ def data(options: argparse.Namespace) -> None:
         check_count("--records", options.records, least=1)
     if options.action == "bench":
         check_number("--seconds", options.seconds, above=0)
-    pipeline = load_pipeline(options.config, options.set)
+    pipeline, running = load_pipeline(options.config, options.set), getattr(options, "running", None)
+    if running is not None:  # the parent names the operator that has ended this process
+        pipeline = NotedPipeline.of(pipeline, running.note)
     try:
         facts, lines = _found(pipeline, options)
     except DataError as error:  # as a run that reads the same at its start says it

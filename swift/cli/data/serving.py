@@ -84,9 +84,16 @@ def input_hosts(
     for pipeline in pipelines:
         _facts(pipeline)  # before anything is read or written
 
+    told = set[tuple[Callable[[str], None], str]]()
+
     @contextmanager
     def connected(pipeline: Pipeline, report: Callable[[str], None]) -> Iterator[ConnectedHosts]:
-        hosts = connect(addresses, key, _facts(pipeline), report)
+        def report_once(line: str) -> None:  # a mixture connects for each source, to the same hosts
+            if (report, line) not in told:
+                told.add((report, line))
+                report(line)
+
+        hosts = connect(addresses, key, _facts(pipeline), report, report_once)
         try:
             yield hosts
         finally:

@@ -18,7 +18,7 @@ from swift.data.pipeline.optimizer import (
     profile_hosts,
     profile_input,
 )
-from swift.data.pipeline.pipeline import Pipeline
+from swift.data.pipeline.pipeline import NotedPipeline, Pipeline
 from swift.data.pipeline.plan import CachePoint, InputPlan, plain_plan
 from swift.data.pipeline.run import in_order
 from swift.data.pipeline.samples import Samples
@@ -35,6 +35,7 @@ __all__ = [
     "InputProfile",
     "Map",
     "NoDigest",
+    "NotedPipeline",
     "Pack",
     "Pipeline",
     "Resources",

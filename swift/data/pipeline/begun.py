@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from swift.data.pipeline.apply import Draw, OperatorError, applied
+from swift.data.pipeline.apply import Draw, OperatorError
 from swift.data.pipeline.encoding import Unencodable, field_bytes
 from swift.data.pipeline.operators import DropDuplicates, Element, Filter, Sample, name_of
 from swift.data.pipeline.plan import InputPlan
@@ -42,13 +42,12 @@ def advanced(plan: InputPlan, begun: Begun, elements: Sequence[Element], draw: D
     num_done = begun.num_done + len(elements)
     if sample is None or not elements:
         return begun
-    numbers = {name_of(one): number for number, one in enumerate(plan.pipeline.operators)}
     for element in elements:
         if not chooses and isinstance(element, Filter | DropDuplicates):
             continue
         name = name_of(element)
         try:
-            following = applied(element, numbers[name])(sample, draw)
+            following = plan.pipeline.applied(element)(sample, draw)
             if isinstance(element, DropDuplicates):
                 digests.append((name, _digest_of(name, sample, element.field)))
         except OperatorError as error:

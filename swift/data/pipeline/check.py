@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from swift.data.files import DataError
-from swift.data.pipeline.apply import Draw, OperatorError, applied
+from swift.data.pipeline.apply import Draw, OperatorError
 from swift.data.pipeline.encoding import Unencodable, field_bytes
 from swift.data.pipeline.operators import Element, name_of
 from swift.data.pipeline.plan import InputPlan
@@ -20,11 +20,10 @@ class UntrueOperator(DataError):
 
 def outcome(plan: InputPlan, elements: Sequence[Element], number: int, draw: Draw) -> Any:
     """Makes a record's sample by operators in an order; None if it is left out, or an operator raises."""
-    numbers = {name_of(one): place for place, one in enumerate(plan.pipeline.operators)}
     sample: Any = plan.pipeline.source[number]
     try:
         for element in elements:
-            sample = None if sample is None else applied(element, numbers[name_of(element)])(sample, draw)
+            sample = None if sample is None else plan.pipeline.applied(element)(sample, draw)
     except OperatorError as error:
         return error
     return sample

@@ -1,10 +1,12 @@
-"""Pipelines as a user writes them: a source, and operators one after the other."""
+"""Pipelines as a user writes them: a source, and operators one after the other; and pipelines that note which runs."""
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
+from swift.data.pipeline.apply import Apply, Draw, applied
 from swift.data.pipeline.operators import (
     DropDuplicates,
     Element,
@@ -148,6 +150,22 @@ class Pipeline:
                 levels[-1] = replace(last, elements=(*last.elements, operator))
         return tuple(levels)
 
+    def applied(self, element: Element) -> Apply:
+        """Makes the function that applies one of the operators to a sample, see ``swift.data.pipeline.apply``."""
+        return self.unnoted(element)
+
+    def unnoted(self, element: Element) -> Apply:
+        """Makes the same function, also where others note what runs."""
+        return applied(element, self._numbers[name_of(element)])
+
+    def notes(self, name: str) -> None:
+        """Notes the operator that this thread runs from now on, if anybody reads it."""
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        """Numbers of the operators as they are written, by name: they key random numbers."""
+        return {name_of(one): number for number, one in enumerate(self.operators)}
+
     def _check_names(self) -> None:
         counts = Counter(map(name_of, self.operators))
         before = set[str]()
@@ -183,3 +201,39 @@ class Pipeline:
             levels += isinstance(operator, Pack | Stack)
             if not random and (isinstance(operator, Pack | Stack | Shuffle) or getattr(operator, "is_random", False)):
                 random = name
+
+
+@dataclass(frozen=True)
+class NotedPipeline(Pipeline):
+    """A pipeline that notes each operator before it gets a sample; a copy, or one pickled for a process, notes nothing.
+
+    Args:
+        note: called with the name of an operator before it runs, and with an empty one afterwards, in its thread.
+    """
+
+    note: Callable[[str], None] = field(kw_only=True)
+
+    @classmethod
+    def of(cls, pipeline: Pipeline, note: Callable[[str], None]) -> "NotedPipeline":
+        """Makes one of a pipeline."""
+        return cls(pipeline.source, pipeline.operators, pipeline.most_skipped, note=note)
+
+    def applied(self, element: Element) -> Apply:
+        """Makes the function that notes one of the operators and applies it to a sample."""
+        function, name, note = self.unnoted(element), name_of(element), self.note
+
+        def noted(sample: Sample, draw: Draw) -> Sample | None:
+            note(name)
+            try:
+                return function(sample, draw)
+            finally:
+                note("")
+
+        return noted
+
+    def notes(self, name: str) -> None:
+        """Notes the operator that this thread runs from now on."""
+        self.note(name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Pipeline, (self.source, self.operators, self.most_skipped)

@@ -8,7 +8,7 @@ import grain
 import numpy as np
 
 from swift.data.files import DataError
-from swift.data.pipeline.apply import Apply, Draw, OperatorError, applied, chained, draws
+from swift.data.pipeline.apply import Apply, Draw, OperatorError, chained, draws
 from swift.data.pipeline.check import check_record, outcome
 from swift.data.pipeline.elsewhere import InputHosts, RecordRequest, begun_elsewhere
 from swift.data.pipeline.operators import DropDuplicates, Filter, Pack, Sample, Stack, name_of
@@ -212,9 +212,4 @@ def _order(plan: InputPlan, level: int, size: int, seed: int) -> Any:
 def _elements(plan: InputPlan, level: int, num_done: int = 0) -> Apply:
     """Returns the function of the operators of a level that change a sample, after the first ``num_done``."""
     kept = [one for one in plan.elements(level)[num_done:] if not isinstance(one, Filter | DropDuplicates)]
-    return chained([applied(one, number_of(plan, one)) for one in kept])
-
-
-def number_of(plan: InputPlan, element: Any) -> int:
-    """Number of an operator in the pipeline as it is written, which keys its random numbers."""
-    return next(number for number, one in enumerate(plan.pipeline.operators) if one is element)
+    return chained([plan.pipeline.applied(one) for one in kept])

@@ -104,7 +104,7 @@ class ServiceMonitor:
         if not membership.awaits_state(stamp.generation):
             return None
         if answer.is_resharded:
-            event, text = "recut", reshard_text(facts["ranks"], facts["ranks_before"], stamp.step)
+            event, text = "reshard", reshard_text(facts["ranks"], facts["ranks_before"], stamp.step)
         elif answer.is_origin:
             event, text = "init_from", "begins with the weights of {run}, iteration {of_step}".format(**facts)
         else:

@@ -133,7 +133,7 @@ class CheckpointService:
                     return StateRestored(stamp, restore_lines(plan, after), facts)
                 case Reshard():
                     lines, facts = self.resharding.reshard(command)
-                    facts |= {"recut_ms": 1000 * (time.perf_counter() - begun)}
+                    facts |= {"reshard_ms": 1000 * (time.perf_counter() - begun)}
                     stamp = Stamp(command.generation, command.stamp.step)
                     return StateRestored(stamp, lines, facts, is_resharded=True)
         except Exception as error:  # a checkpoint that cannot be saved, for whatever reason, must not cost the next one

@@ -190,9 +190,9 @@ class CompileService:
     ) -> None:
         """Compiles just as a process of the run does when it forms a generation."""
         topology, num_sequences = spec.live.topology, self._experiment.sequences_per_microbatch
-        live = configuration.live_mesh(topology, group.grid(topology.num_expert_ranks))
-        before, spec = before.at(live), spec.at(live)
-        steps = Steps(spec, configuration, num_sequences, self._executables, keep_state=True)
+        devices_RN = group.grid(topology.num_expert_ranks)
+        steps = Steps.of_processes(spec, configuration, devices_RN, num_sequences, self._executables)
+        spec, before = steps.spec, before.at(steps.spec.live)
         for kind in job.kinds:
             if program_key(configuration, topology.num_expert_ranks, kind, keep_state=True) not in self._executables:
                 steps.compiled(kind)

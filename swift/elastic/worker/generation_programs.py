@@ -95,14 +95,14 @@ class AheadLoader:
 
     def _loaded(self, cut: Holders, steps: Steps, devices_RN: np.ndarray) -> GenerationPrograms | None:
         """Loads programs; returns None if they have to be compiled, which nothing could end before a failure."""
-        live, failed = steps.spec.live, steps.configuration.failed
+        failed, num_sequences = steps.configuration.failed, self._num_sequences
         recut = self._cuts.agreed(failed, cut)
         configuration = self._cuts.configure(recut, failed)
-        there = configuration.live_mesh(live.topology, devices_RN)
-        spec, before = self._cuts.spec(recut).at(there), self._cuts.spec(None).at(there)
-        ahead = Steps(spec, configuration, self._num_sequences, self._executables, keep_state=True)
+        ahead = Steps.of_processes(self._cuts.spec(recut), configuration, devices_RN, num_sequences, self._executables)
+        spec, before = ahead.spec, self._cuts.spec(None).at(ahead.spec.live)
         shares = [True] * len(configuration.rows), configuration.device_rows
-        keys = program_key(configuration, live.num_ranks, ahead.main, keep_state=True), share_key(before, spec, *shares)
+        own_key = program_key(configuration, spec.live.num_ranks, ahead.main, keep_state=True)
+        keys = own_key, share_key(before, spec, *shares)
         if not all(key in self._executables for key in keys):
             return None
         ahead.compiled(ahead.main)

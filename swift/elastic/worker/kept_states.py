@@ -63,9 +63,10 @@ class KeptStates:
             spec: spec of the state.
             is_there: whether this process has its part, see ``SharedMemoryStore.load``.
         """
-        live, shapes, parts = spec.live, spec.abstract(with_slots=True), None
+        live, parts = spec.live, None
         if is_there and stamp in self.on_devices:  # they are those of the generation before
             return on_mesh(self.on_devices[stamp], live, spec.specs)
+        shapes = spec.abstract(with_slots=True)
         if is_there:
             num_devices = sum(device.process_index == jax.process_index() for device in live.mesh.devices.flat)
             like = shard_shapes(spec.specs, shapes, num_devices)

@@ -228,9 +228,9 @@ class WorkerProcess:
                     self._waits.group = self._worker_spec.group(command.address, index, num_processes)
                     self._waits.group.join()
         with self._channel.timed(number, "program"):
-            live = configuration.live_mesh(topology, self._waits.group.grid(topology.num_expert_ranks))
+            devices_RN = self._waits.group.grid(topology.num_expert_ranks)
             num_sequences = self._experiment.sequences_per_microbatch
-            steps = Steps(spec.at(live), configuration, num_sequences, self._executables, keep_state=True)
+            steps = Steps.of_processes(spec, configuration, devices_RN, num_sequences, self._executables)
             steps.compiled(steps.main)
         config = self._experiment.checkpoint
         if self._worker_spec.is_elastic and config.snapshot_every and len(processes) > 1:

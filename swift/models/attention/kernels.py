@@ -102,7 +102,7 @@ def choose_kernel(
         platform: platform of the devices.
         dtype: type of activations.
         config: shape of the model.
-        separates: whether documents of a sequence see each other.
+        separates: whether documents of a sequence are kept apart: no position sees another document.
 
     Raises:
         SettingError: the kernel asked for cannot do it.

@@ -106,12 +106,14 @@ def on_mesh(state: TrainState, live: LiveMesh, specs: Any, has_R: Sequence[bool]
         has_R: whether each row has its state; the others get zeros. None: all have.
     """
 
+    has_state = has_R or [True] * live.num_live
+
     def moved(spec: PartitionSpec, leaf: jax.Array) -> jax.Array:
         shard_on = {shard.device: shard.data for shard in leaf.addressable_shards}
-        empty = np.zeros(leaf.sharding.shard_shape(leaf.shape), leaf.dtype)
+        empty = None if all(has_state) else np.zeros(leaf.sharding.shard_shape(leaf.shape), leaf.dtype)
         shards = [
             shard_on[device] if has else jax.device_put(empty, device)
-            for has, devices in zip(has_R or [True] * live.num_live, live.mesh.devices, strict=True)
+            for has, devices in zip(has_state, live.mesh.devices, strict=True)
             for device in devices
             if device.process_index == jax.process_index()
         ]

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -76,6 +76,27 @@ class Steps:
         self._store, self._keeps_state = store, keep_state
         self._compiled: dict[StepKind, Callable[..., Any]] = {}
         self._lock = threading.Lock()
+
+    @classmethod
+    def of_processes(
+        cls,
+        spec: StepSpec,
+        configuration: Configuration,
+        devices_RN: np.ndarray,
+        num_sequences: int,
+        store: ExecutableCache,
+    ) -> Self:
+        """Makes the steps of a group of processes, which keep the state before an iteration.
+
+        Args:
+            spec: step spec, on any mesh.
+            configuration: planned failure set.
+            devices_RN: devices of the group, in the order of its processes.
+            num_sequences: sequences of a micro-batch, over all expert ranks.
+            store: cache that the processes share.
+        """
+        live = configuration.live_mesh(spec.live.topology, devices_RN)
+        return cls(spec.at(live), configuration, num_sequences, store, keep_state=True)
 
     @property
     def main(self) -> StepKind:

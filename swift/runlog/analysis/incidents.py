@@ -94,7 +94,7 @@ def _incidents(run: Run, timed: Timed) -> Iterator[Incident]:
             yield Incident("recovery", *at, (), "blocks move among the survivors", took_s)
         case "restore":
             yield Incident("restore", *at, (), f"from the checkpoint of iteration {at[1]}")
-        case "recut":
+        case "reshard":
             yield Incident("restore", *at, (), "the state is resharded for the live ranks")
         case "restart_all":
             yield Incident("restore", *at, (), f"all processes are restarted: {event.get('why')}")

@@ -226,7 +226,9 @@ def _as_whole(work: BlockProblem, whole: BlockLayout | None, in_lockstep: bool) 
         return [(mixture, _by(v))]
     if in_lockstep:
         return [(mixture, schedule_mixture)]
-    # For pipelines that are alike the planner may find a shorter period than for one of them.
+    # Two searches, of which neither is always the better one: also where all pipelines differ, so that both order the
+    # same problem, each finds a period that is up to 5 % shorter for some. And for pipelines that are alike the planner
+    # may find a shorter one than for one of them.
     return [(mixture, schedule_mixture), (replace(mixture, plans_each=True), _by(adaptive))]
 
 

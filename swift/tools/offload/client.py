@@ -122,7 +122,11 @@ class ConnectedHosts:
 
 
 def connect(
-    addresses: Sequence[Address], key: str, facts: Mapping[str, str], report: Callable[[str], None]
+    addresses: Sequence[Address],
+    key: str,
+    facts: Mapping[str, str],
+    report: Callable[[str], None],
+    report_missing: Callable[[str], None] | None = None,
 ) -> ConnectedHosts:
     """Connects to all free processes of input hosts.
 
@@ -131,6 +135,7 @@ def connect(
         key: key that both sides prove to have.
         facts: what both sides have to have in common, by its name.
         report: called with a line on a host that cannot be reached, or is lost later.
+        report_missing: called instead of ``report`` for a host that cannot be reached.
 
     Raises:
         SettingError: a host has another key, or something else than this machine.
@@ -145,7 +150,8 @@ def connect(
             if len(found) == before:
                 report(f"input host {name} has no process that is free: samples are made without it")
         except OSError as error:
-            report(f"input host {name} cannot be reached ({error.strerror or error}): samples are made without it")
+            why = f"cannot be reached ({error.strerror or error})"
+            (report_missing or report)(f"input host {name} {why}: samples are made without it")
             for one in found[before:]:
                 one.socket.close()
             del found[before:]

@@ -14,7 +14,14 @@ from swift.mesh import collectives, live_mesh
 from swift.models import choose_kernel, rounds_if_different
 from swift.pipeline import Configurator, Steps, neighbours, sequences_per_rank
 from swift.tools.pod_compile.devices import described_devices
-from swift.tools.pod_compile.exchanged_bytes import bytes_by_kind, exchange, head_tokens, looked_up_rows, tokens
+from swift.tools.pod_compile.exchanged_bytes import (
+    bytes_by_kind,
+    exchange,
+    head_tokens,
+    looked_up_rows,
+    tokens,
+    travelling,
+)
 from swift.tools.pod_compile.interconnect import Interconnect
 from swift.tools.pod_compile.op_work import works
 from swift.tools.pod_compile.pods import Pod
@@ -175,7 +182,8 @@ def _facts(compiled: Compiled, steps: Steps, experiment: Experiment, pod: Pod) -
     runs = Runs(spec, table, plan.schedule.problem.num_iterations, rounds)
     work, coords = works(spec, num_sequences), [_coords(device, pod) for device in live.mesh.devices.flat]
     num_flops, by_group = total_flops(runs, work), exchange(found, runs)
-    step = predict(runs, work, found, Interconnect(pod, coords), experiment.compute_dtype)
+    moved = travelling(found, runs, num_sequences)
+    step = predict(runs, work, moved, Interconnect(pod, coords), experiment.compute_dtype)
     if step is not None and pod.chip.peak_flops:
         peak = live.mesh.size * pod.chip.peak_flops[experiment.compute_dtype]
         step["flops_utilization"] = num_flops / peak / (step["step_ms"] / 1e3)

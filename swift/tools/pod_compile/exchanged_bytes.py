@@ -2,7 +2,8 @@
 
 The exchange moves gradients to optimizer slices and weights to slots: 2 * slots * ranks * W * bytes per layer (SYMI,
 section 3). Tokens travel to the experts and back, forward and backward: 4 * ranks * rows * D * bytes per layer and
-micro-batch.
+micro-batch. Where a token goes to a rank once, that is one row for each
+token and rank.
 
 A head in shares is exchanged once, instead of once for each rank; with it, the tokens of a rank travel to all ranks and
 their gradients back. An embedding in shares is not exchanged: rows travel to tokens, and their gradients back.
@@ -12,12 +13,13 @@ R: rows of the axis ``worker``.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import jax.numpy as jnp
 import numpy as np
 
 from swift.experts import Decoupled, exchange_bytes
-from swift.mesh import ALL_TO_ALL, Collective
+from swift.mesh import ALL_TO_ALL, RAGGED, Collective
 from swift.models import ColumnShares, RowShares, requests_at_once, tokens_at_once
 from swift.pipeline import EMBEDDING_AND_HEAD, KINDS, scopes
 from swift.tools.pod_compile.repetitions import Runs
@@ -111,6 +113,18 @@ def tokens(found: Sequence[Collective], runs: Runs, num_sequences: int) -> Mappi
     size = spec.experts.rows_sent(local_tokens, ranks, at_once=at_once) * width
     num_layers = sum(spec.cut.counts(is_moe=True))
     return total | {"formula_bytes": 4 * num_layers * spec.num_microbatches * ranks * size * (ranks > 1)}
+
+
+def travelling(found: Sequence[Collective], runs: Runs, num_sequences: int) -> list[Collective]:
+    """The collectives with the bytes of those rows that travel, ``num_sequences`` as for ``tokens``.
+
+    Of a collective that moves no rows but those that there are, the program knows how many there could be. In the mean
+    a token goes to fewer ranks.
+    """
+    spec, ranks = runs.spec, runs.spec.live.num_ranks
+    shape = num_sequences * spec.gpt.config.sequence_length, ranks
+    share = spec.experts.rows_travelling(*shape) / spec.experts.rows_sent(*shape, at_once=True)
+    return [replace(one, num_bytes=round(one.num_bytes * share)) if one.kind == RAGGED else one for one in found]
 
 
 def head_tokens(found: Sequence[Collective], runs: Runs, num_sequences: int) -> Mapping[str, float]:

@@ -67,6 +67,30 @@ def ending(sample, how):
 """An operator that ends its process, or waits."""
 
 
+GUARDED = """
+import os
+import sys
+import threading
+from swift.cli.console import guarded
+
+
+def ends(running):
+    note = running.note
+
+    def during(name):
+        thread = threading.Thread(target=note, args=(name,))
+        thread.start()
+        thread.join()
+
+    {ends}
+    os._exit(7)
+
+
+sys.exit(guarded(ends, "data bench"))
+"""
+"""A process that is ended while its threads run operators."""
+
+
 @pytest.fixture
 def ending(here):
     """A function that starts an action on a pipeline whose operator ends its process in some way."""
@@ -95,9 +119,26 @@ def test_an_operator_that_ends_the_process_costs_a_line(ending, action, how, end
         assert out
         return
     said = f"the process that runs the operators was ended in the midst ({end})"
-    by = "by an operator, by what one calls, or from outside"
+    by = "while operator ending ran: by it, by what it calls, or from outside"
     assert (command.returncode, out) == (3, "")
     assert err == f"swift: data {action} ending.gin: {said}, {by}\n"
+
+
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        ("note('cut')", "while operator cut ran: by it, by what it calls, or from outside"),
+        ("note('join'), during('cut')", "while operators cut and join ran: by one of them, by what one calls, or from"),
+        ("note('cut'), note('')", "while no operator ran: by what reads the source, by what an operator has left"),
+    ],
+    ids=["one", "two", "none"],
+)
+def test_the_operators_that_run_when_the_process_ends_are_named(ends, said):
+    program = [sys.executable, "-c", GUARDED.format(ends=ends)]
+    ended = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert ended.returncode == 3
+    how = "the process that runs the operators was ended in the midst (exit code 7)"
+    assert ended.stderr.startswith(f"swift: data bench: {how}, {said}")
 
 
 @pytest.mark.slow

@@ -4,14 +4,17 @@ import json
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import gin
 import pytest
 
 from swift.cli import main
-from swift.cli.configuration import load_stored
+from swift.cli.configuration import load_experiment, load_stored
 from swift.cli.console import command_line
+from swift.cli.data import input_hosts_of_runs
 from swift.cli.launch.job import LaunchJob
+from swift.data import find_index
 from swift.runlog import read_run, scalars
 from tests.tools.offload.hosts import always_asked
 
@@ -165,6 +168,18 @@ def test_one_source_of_a_mixture_is_planned_at_a_time(capsys):
     assert said in err
     assert main(["data", "plan", "mixed.gin", "--set", "DataConfig.source=@lines/Pipeline()"]) == 0
     assert "as written: drop_duplicates -> tokenize the documents" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("mixed")
+def test_a_host_that_cannot_be_reached_costs_one_line_for_all_sources_of_a_mixture():
+    Path("key").write_text("k" * 32)
+    Path("key").chmod(0o600)
+    words = ["train", "mixed.gin", "--run-dir", "run", "--input-hosts", "127.0.0.1:1", "--key-file", "key"]
+    options = command_line().parse_args(words)
+    data = load_experiment(options.config, options.set).data
+    said = []
+    find_index(data, Path("corpora"), said.append, connect=input_hosts_of_runs([data], options))
+    assert said == ["input host 127.0.0.1:1 cannot be reached (Connection refused): samples are made without it"]
 
 
 @pytest.mark.slow

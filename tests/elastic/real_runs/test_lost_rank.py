@@ -55,8 +55,8 @@ def test_the_others_go_on_without_a_killed_rank_and_nothing_is_lost(tmp_path):
     assert EXACT in said
     assert live_ranks(found) == [4, 3]
     np.testing.assert_allclose(losses(tmp_path / "run"), whole(config, *NO_CHECKPOINTS), rtol=1e-8)
-    (recut,) = [event for event in found.events if event["event"] == "recut"]
-    assert (recut["lost"], recut["updates_lost"], recut["plt"]) == (["0:0 rank 2"], [0, 0], 0.0)
+    (reshard,) = [event for event in found.events if event["event"] == "reshard"]
+    assert (reshard["lost"], reshard["updates_lost"], reshard["plt"]) == (["0:0 rank 2"], [0, 0], 0.0)
     saved = [event for event in found.events if event["event"] == "checkpoint"]
     assert [(event["step"], event["experts"]) for event in saved] == [(30, "all"), (40, "all")]
 
@@ -76,8 +76,8 @@ def test_a_rank_that_comes_back_is_taken_in_again(tmp_path):
         go_on(process, config)
     found = read_run(tmp_path / "run")
     assert live_ranks(found) == [4, 3, 4, 3, 4]
-    recuts = [event for event in found.events if event["event"] == "recut"]
-    assert [event.get("lost", []) for event in recuts] == [["0:0 rank 2"], [], ["0:0"], []]
+    reshards = [event for event in found.events if event["event"] == "reshard"]
+    assert [event.get("lost", []) for event in reshards] == [["0:0 rank 2"], [], ["0:0"], []]
 
 
 def test_what_a_rank_and_its_neighbour_had_comes_from_replicas_and_storage(tmp_path):

@@ -43,7 +43,8 @@ def main(config, programs, num_local, address, index, count):
     for part in parts.step:
         part[:] = 0 if is_first else ITERATIONS_DONE
     state = place_shards(parts, live, spec.specs, shapes)
-    state, is_whole = compiled_share(spec, spec, store, [row > 0 for row in range(live.num_live)])(state)
+    has_R = [row > 0 for row in range(live.num_live)]
+    state, is_whole = compiled_share(spec, spec, store, has_R, configuration.device_rows)(state)
     assert own_row(is_whole)
     batch = experiment.loader("train").batch(0)
     state, metrics = steps.run_single(state, steps.on_devices([batch]))

@@ -55,7 +55,7 @@ def handover(elastic, ranks):
     return Handover(elastic.handed_over, elastic.snapshots, ranks)
 
 
-def recut(checkpoint_service, cut, processes, stamp=NOW, generation=5):
+def resharded(checkpoint_service, cut, processes, stamp=NOW, generation=5):
     return checkpoint_service.carry_out(Reshard(stamp, ShardLayout(tuple(cut), (3,)), generation, tuple(processes)))
 
 
@@ -89,7 +89,7 @@ def is_as_it_was(checkpoint_service, process):
 def test_fewer_ranks_have_the_same_numbers_and_more_ranks_again(elastic, handover, ranks, whole):
     for process, part in zip(ranks, whole, strict=True):
         handover.states(process).save(NOW, part)
-    answer = recut(elastic, ranks, ranks[1:])
+    answer = resharded(elastic, ranks, ranks[1:])
     assert answer == StateRestored(Stamp(5, 4), [], answer.facts, is_resharded=True)
     assert (answer.facts["ranks"], answer.facts["ranks_before"]) == (1, 2)
     assert is_as_it_was(elastic, ranks[1])
@@ -106,7 +106,7 @@ def test_what_a_lost_rank_had_is_its_neighbours_copy(elastic, handover, ranks, w
     other = ranks[1 - lost]
     handover.states(other).save(NOW, whole[1 - lost])
     handover.copies.store(4, other, ranks[lost]).save(NOW, copy_of(elastic, whole[lost], lost))
-    answer = recut(elastic, ranks, [other])
+    answer = resharded(elastic, ranks, [other])
     assert answer.lines == [
         f"rank {lost} is lost: dense and experts 0-3: snapshot of rank {1 - lost}, 0 steps old",
     ]
@@ -120,7 +120,7 @@ def test_ranks_are_called_by_their_processes(elastic, handover, whole):
     first, third = Process((0, 0), 0), Process((0, 0), 2)
     handover.states(first).save(NOW, whole[0])
     handover.copies.store(4, first, third).save(NOW, copy_of(elastic, whole[1], 1))
-    answer = recut(elastic, [first, third], [first])
+    answer = resharded(elastic, [first, third], [first])
     assert answer.lines == ["rank 2 is lost: dense and experts 0-3: snapshot of rank 0, 0 steps old"]
 
 
@@ -129,7 +129,7 @@ def test_a_damaged_copy_is_passed_over(elastic, handover, ranks, whole, tmp_path
     handover.copies.store(4, *ranks).save(NOW, copy_of(elastic, whole[1], 1))
     (file,) = (tmp_path / "handed" / "copies").glob("*/*/*/state-*")
     file.write_bytes(file.read_bytes()[:-1] + b"?")
-    answer = recut(elastic, ranks, ranks[:1])
+    answer = resharded(elastic, ranks, ranks[:1])
     told = "; ".join(answer.lines)
     assert "replica" in told
     assert "storage, step 4" in told
@@ -140,13 +140,13 @@ def test_a_damaged_copy_is_passed_over(elastic, handover, ranks, whole, tmp_path
 def test_what_is_of_another_time_is_not_used(elastic, handover, ranks, whole):
     handover.states(ranks[0]).save(NOW, whole[0])
     handover.copies.store(4, *ranks).save(Stamp(2, 4), copy_of(elastic, whole[1], 1))
-    assert "snapshot" not in "; ".join(recut(elastic, ranks, ranks[:1]).lines)
+    assert "snapshot" not in "; ".join(resharded(elastic, ranks, ranks[:1]).lines)
 
 
 def test_what_is_nowhere_is_told_in_one_line(elastic, handover, ranks, whole, tmp_path):
     handover.states(ranks[0]).save(NOW, whole[0])
     nowhere = replace(elastic, checkpoints=tmp_path / "nowhere" / "checkpoints")
-    answer = recut(nowhere, ranks, ranks[:1])
+    answer = resharded(nowhere, ranks, ranks[:1])
     assert isinstance(answer, CommandFailed)
     assert answer[:2] == ("reshard", 4)
     assert answer.generation == 5
@@ -160,7 +160,7 @@ def test_what_an_older_copy_costs_is_in_the_next_checkpoint(elastic, handover, r
     handover.parts(ranks[0]).save(NOW, part)
     handover.copies.store(4, *ranks).save(BEFORE, copy)
     before = elastic._counts.contained(elastic.spec, 4) - elastic._counts.contained(elastic.spec, 2)
-    answer = recut(elastic, ranks, ranks[:1])
+    answer = resharded(elastic, ranks, ranks[:1])
     assert answer.lines == ["rank 1 is lost: dense and experts 0-3: snapshot of rank 0, 2 steps old"]
     lost_L = -(-before // 2).sum(axis=1)
     np.testing.assert_array_equal(answer.facts["updates_lost"], (-(-before // 2)).sum(axis=1))

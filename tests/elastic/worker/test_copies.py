@@ -2,6 +2,7 @@
 
 import threading
 from itertools import count
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -62,6 +63,12 @@ def state(step):
 @pytest.fixture(autouse=True)
 def _on_the_host(monkeypatch):
     monkeypatch.setattr(kept_states, "fetch_shards", lambda tree: tree)
+
+
+def test_a_state_on_the_devices_is_taken_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(kept_states, "on_mesh", lambda *given: given)
+    kept, spec = Worker(tmp_path, 0, every=0).kept, SimpleNamespace(live="mesh", specs="specs")  # no shapes are asked
+    assert kept.placed(Stamp(1, 0), spec, is_there=True) == (kept.on_devices[Stamp(1, 0)], "mesh", "specs")
 
 
 def test_copies_are_made_in_the_first_window_and_when_a_multiple_is_reached_and_two_are_left(tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from swift.data.files import DataError
-from swift.data.pipeline.apply import OperatorError, applied, draws
+from swift.data.pipeline.apply import OperatorError, draws
 from swift.data.pipeline.encoding import Unencodable, decoded, encoded, num_bytes
 from swift.data.pipeline.operators import Element, name_of
 from swift.data.pipeline.pipeline import Pipeline
@@ -152,9 +152,8 @@ def profile_input(pipeline: Pipeline, num_records: int | None = None) -> InputPr
     source, elements = pipeline.source, pipeline.levels[0].elements
     if not len(source):
         raise SettingError("Pipeline.source", source, "has no records: there is nothing to read")
-    numbers = {name_of(one): number for number, one in enumerate(pipeline.operators)}
-    functions = [applied(one, numbers[name_of(one)]) for one in elements]
-    _made(pipeline, functions, 0)
+    functions = [pipeline.unnoted(one) for one in elements]  # a note takes as long as a quick operator
+    _made(pipeline, [pipeline.applied(one) for one in elements], 0)
     reading, sums = _Sums(None), [_Sums(element) for element in elements]
     keeping = [_Keeping() for _ in range(len(elements) + 1)]
     begun, num_profiled, num_tokens, num_kept = time.perf_counter(), 0, 0, 0
@@ -169,7 +168,9 @@ def profile_input(pipeline: Pipeline, num_records: int | None = None) -> InputPr
         try:
             for place, (one, function) in enumerate(zip(sums, functions, strict=True)):
                 draw = draws(0, 0, number)
+                pipeline.notes(name_of(elements[place]))
                 following = one.time(partial(function, sample, draw))
+                pipeline.notes("")
                 one.note(sample, following)
                 if following is None:
                     break

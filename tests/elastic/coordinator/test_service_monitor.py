@@ -1,0 +1,47 @@
+"""Answers of the services: what the run records of them."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from swift.elastic.coordinator.service_monitor import ServiceMonitor
+from swift.elastic.membership import Stamp
+from swift.elastic.transport import StateRestored
+from swift.runlog import Metrics, Run, history_of, incidents_of
+
+
+class Recorder:
+    """A reporter that keeps events as a record does."""
+
+    written = 4
+
+    def __init__(self):
+        self.events = [{"event": "start", "step": 0, "pipelines": 1, "stages": 1, "ranks": 3}]
+
+    def note(self, event, step, _, **fields):
+        self.events.append({"event": event, "step": step, **fields})
+
+    def saved(self, step):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("is_resharded", "event", "said"),
+    [
+        (True, "reshard", "the state is resharded for the live ranks"),
+        (False, "restore", "from the checkpoint of iteration 4"),
+    ],
+    ids=["resharded", "restored"],
+)
+def test_a_state_that_is_there_again_is_an_event_that_the_report_knows(is_resharded, event, said):
+    reporter, facts = Recorder(), {"ranks": 2, "ranks_before": 3}
+    answer = StateRestored(Stamp(5, 4), [], facts, is_resharded=is_resharded)
+    checkpoints = SimpleNamespace(take_answer=lambda _: answer)
+    monitor = ServiceMonitor(SimpleNamespace(reporter=reporter, checkpoints=checkpoints))
+    membership = SimpleNamespace(awaits_state=lambda generation: generation == 5)
+    assert monitor.take_checkpoint_answer("", membership).stamp == Stamp(5, 4)
+    assert reporter.events[1:] == [{"event": event, "step": 4, "epoch": 5, **facts}]
+    timed = [one | {"time": "2026-01-01T00:00:00+00:00"} for one in reporter.events]
+    run = Run(Path("run"), "run", "", Metrics.of([]), timed, None)
+    assert [one.what for one in incidents_of(run, history_of(run))] == [said]
