@@ -20,11 +20,6 @@ LOGITS_AT_ONCE = 2**25
 """Logits of a chunk: 128 MiB in float32."""
 
 
-def are_many(num_tokens: int, vocab_size: int) -> bool:
-    """Whether the logits of this many tokens are more than a chunk's."""
-    return num_tokens * vocab_size > LOGITS_AT_ONCE
-
-
 def tokens_at_once(num_tokens: int, vocab_size: int) -> int:
     """Tokens of a chunk: all of them, if their logits are not many.
 
