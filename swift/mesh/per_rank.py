@@ -49,8 +49,8 @@ def sharded(mesh: Mesh, function: Callable, in_specs: tuple, out_specs: Any) -> 
     def leave(spec: PartitionSpec, shard: jax.Array) -> jax.Array:
         return shard[None, :, None] if spec == RANKED else shard[None]
 
-    has_peers, on_cpu = mesh.devices.size > 1, mesh.devices.flat[0].platform == "cpu"
-    run = in_order(function, AXES) if has_peers and on_cpu else function
+    on_cpu = mesh.devices.flat[0].platform == "cpu"
+    run = in_order(function, AXES) if on_cpu else function
 
     def body(*blocks: Any) -> Any:
         return map_specs(leave, out_specs, run(*map_specs(enter, in_specs, blocks)))

@@ -90,7 +90,7 @@ KERNELS: Mapping[AttentionKernel, Mix] = {
     "triton": triton_attention,
     "cudnn": _cudnn,
 }
-"""``plain`` keeps T x T scores; of the others ``tiled`` is for CPUs, ``splash`` for TPUs, ``triton`` and ``cudnn`` are for GPUs."""
+"""``plain`` keeps T x T scores; ``tiled`` is for CPUs, ``splash`` for TPUs, ``triton`` and ``cudnn`` are for GPUs."""
 
 
 def choose_kernel(

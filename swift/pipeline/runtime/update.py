@@ -185,8 +185,8 @@ def apply_gradients(
 def _update_layers(spec: StepSpec, scale: jax.Array | None, held: LayerState, given: LayerGradients) -> LayerState:
     """Updates layers of some groups, or all of them."""
     gradients = given.gradients if scale is None else jax.tree.map(lambda g: g * scale, given.gradients)
-    # The optimizer is elementwise, and works on the shapes in which a step gets its state and returns it: XLA:CPU copies
-    # all of the state before an update and after it if that writes to other shapes, though they differ by dims of 1.
+    # The optimizer is elementwise, so it can work on the shapes in which a step gets its state and returns it. Where an
+    # update writes other shapes, XLA:CPU copies the whole state before and after it, though they differ by dims of 1.
     given_1L1 = _with_mesh_dims((gradients, held.moments, _decayed(spec, held.master)))
     updates, moments = spec.optimizer.update(*given_1L1)
     updated = optax.apply_updates(_with_mesh_dims(held.master), updates)
