@@ -22,8 +22,8 @@ from swift.models.modules import at_least_float32
 
 BLOCK = 512
 """Positions of a block."""
-SMALLEST_TILE, TILE_SCORES = 64, 2**19
-"""Least positions of a tile, and most scores of one over all sequences and heads: 2 MiB in float32."""
+SMALLEST_TILE, TILE_SCORES = 64, 2**18
+"""Least positions of a tile, and most scores of one over all sequences and heads: 1 MiB in float32."""
 
 
 def blockwise_attention(
