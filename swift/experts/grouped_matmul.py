@@ -74,17 +74,23 @@ def _forward(x_PX: jax.Array, weights_SXY: jax.Array, groups: Groups, block: int
 
 def _backward(block: int, residuals: tuple, dy_PY: jax.Array) -> tuple[jax.Array, jax.Array, None]:
     x_PX, weights_SXY, groups = residuals
-    dx_PX = _multiply(dy_PY, weights_SXY.swapaxes(1, 2), groups, block)
+    dx_PX = _multiply(dy_PY, weights_SXY, groups, block, is_transposed=True)
     return dx_PX, _weight_gradient(x_PX, dy_PY, groups, block).astype(weights_SXY.dtype), None
 
 
 grouped_matmul.defvjp(_forward, _backward)
 
 
-def _multiply(x_PX: jax.Array, weights_SXY: jax.Array, groups: Groups, block: int) -> jax.Array:
-    return lax.platform_dependent(
-        x_PX, weights_SXY, groups, cpu=partial(multiply_in_loops, block=block), default=multiply_ragged
-    )
+def _multiply(
+    x_PX: jax.Array, weights: jax.Array, groups: Groups, block: int, *, is_transposed: bool = False
+) -> jax.Array:
+    """Multiplies rows by weights ``[S, X, Y]``, or ``[S, Y, X]`` if these are transposed."""
+
+    def ragged(x_PX: jax.Array, weights: jax.Array, groups: Groups) -> jax.Array:
+        return multiply_ragged(x_PX, weights.swapaxes(1, 2) if is_transposed else weights, groups)
+
+    in_loops = partial(multiply_in_loops, block=block, is_transposed=is_transposed)
+    return lax.platform_dependent(x_PX, weights, groups, cpu=in_loops, default=ragged)
 
 
 def _weight_gradient(x_PX: jax.Array, dy_PY: jax.Array, groups: Groups, block: int) -> jax.Array:
@@ -109,21 +115,35 @@ def weight_gradient_ragged(
 
 
 def multiply_in_loops(
-    x_PX: Float[Array, "P X"], weights_SXY: Float[Array, "S X Y"], groups: Groups, block: int
+    x_PX: Float[Array, "P X"],
+    weights: Float[Array, "S _ _"],
+    groups: Groups,
+    block: int,
+    *,
+    is_transposed: bool = False,
 ) -> Float[Array, "P Y"]:
-    """Computes ``grouped_matmul`` by loops over the slots and over the rows of each."""
+    """Computes ``grouped_matmul`` by loops over the slots and over the rows of each.
+
+    Args:
+        x_PX: see ``grouped_matmul``.
+        weights: weights of each slot ``[S, X, Y]``, or ``[S, Y, X]``.
+        groups: see ``grouped_matmul``.
+        block: rows of a block.
+        is_transposed: whether weights are ``[S, Y, X]``. They are multiplied as they lie: XLA:CPU is as fast, and a
+            transposed copy of all weights is not.
+    """
+    contracted, num_columns = ((1,), (1 if is_transposed else 0,)), weights.shape[1 if is_transposed else 2]
 
     def slot(s: jax.Array, y_PY: jax.Array) -> jax.Array:
-        weights_XY = lax.dynamic_index_in_dim(weights_SXY, s, keepdims=False)
+        own = lax.dynamic_index_in_dim(weights, s, keepdims=False)
 
         def step(at: jax.Array, size: int, y_PY: jax.Array) -> jax.Array:
             rows = lax.dynamic_slice_in_dim(x_PX, at, size)
-            return lax.dynamic_update_slice_in_dim(y_PY, rows @ weights_XY, at, 0)
+            return lax.dynamic_update_slice_in_dim(y_PY, lax.dot_general(rows, own, (contracted, ((), ()))), at, 0)
 
         return _in_steps(groups.start_S[s], groups.size_S[s], _steps(block, x_PX.shape[0]), step, y_PY)
 
-    none_PY = _zeros((x_PX.shape[0], weights_SXY.shape[2]), x_PX.dtype, groups)
-    return lax.fori_loop(0, weights_SXY.shape[0], slot, none_PY)
+    return lax.fori_loop(0, len(weights), slot, _zeros((x_PX.shape[0], num_columns), x_PX.dtype, groups))
 
 
 def weight_gradient_in_loops(

@@ -23,7 +23,7 @@ from swift.models.attention import Attention, AttentionKernel
 from swift.models.config import ModelConfig
 from swift.models.modules import Embedding, Head, Mlp, Router, make_network, positions_within
 from swift.models.parameter_groups import Group, draw_parameters
-from swift.models.token_losses import are_many, sum_of_losses
+from swift.models.token_losses import sum_of_losses
 from swift.models.vocabulary import Copies, embed, embedding_gradient, share_size, sum_of_losses_in_shares
 
 Weights = dict[str, list[Any]]
@@ -290,11 +290,7 @@ class GPT:
 
         With a head in shares, ``weights`` has that of this rank, and all ranks have equally many tokens.
         """
-        if self.head_ranks > 1 or are_many(labels_BT.size, self.vocab_size):
-            head, kernel_DV = self._head(weights)
-            x_RD = head.norm(x_BTD).reshape(labels_BT.size, -1)
-            tokens = x_RD, kernel_DV, labels_BT.reshape(-1), valid_BT.reshape(-1)
-            return sum_of_losses_in_shares(*tokens, self.vocab_size) if self.head_ranks > 1 else sum_of_losses(*tokens)
-        log_probs_BTV = jax.nn.log_softmax(self.logits(weights, x_BTD))
-        chosen_BT = jnp.take_along_axis(log_probs_BTV, labels_BT[..., None], axis=-1)[..., 0]
-        return -jnp.sum(jnp.where(valid_BT, chosen_BT, jnp.zeros_like(chosen_BT)))
+        head, kernel_DV = self._head(weights)
+        x_RD = head.norm(x_BTD).reshape(labels_BT.size, -1)
+        tokens = x_RD, kernel_DV, labels_BT.reshape(-1), valid_BT.reshape(-1)
+        return sum_of_losses_in_shares(*tokens, self.vocab_size) if self.head_ranks > 1 else sum_of_losses(*tokens)

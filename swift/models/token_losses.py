@@ -23,11 +23,6 @@ LEAST_AT_ONCE = 512
 chunk takes longer than its matmuls."""
 
 
-def are_many(num_tokens: int, vocab_size: int) -> bool:
-    """Whether the logits of this many tokens are more than a chunk's."""
-    return num_tokens * vocab_size > LOGITS_AT_ONCE
-
-
 def tokens_at_once(num_tokens: int, vocab_size: int, least: int = 1) -> int:
     """Tokens of a chunk: all of them, if their logits are not many.
 

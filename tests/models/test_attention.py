@@ -10,7 +10,7 @@ import pytest
 
 from swift.experts import ExpertConfig
 from swift.models import GPT, ModelConfig, plain_logits
-from swift.models.attention import KERNELS, blockwise, blockwise_attention, causal_attention
+from swift.models.attention import KERNELS, blockwise, blockwise_attention, causal_attention, tiled_attention
 from tests.models import decoder_oracle
 from tests.models.test_decoders import by_name
 
@@ -41,6 +41,20 @@ def test_blocks_are_the_plain_form(monkeypatch, length, kv_heads, separates):
     found = with_gradients(blockwise_attention, arrays, documents)
     for ours, plain in zip(found, with_gradients(KERNELS["plain"], arrays, documents), strict=True):
         np.testing.assert_allclose(ours, plain, rtol=1e-12, atol=1e-12)
+
+
+def test_tiles_are_the_plain_form_and_have_few_scores(monkeypatch):
+    """Blocks are halved until all scores of one are few: 2 sequences of 4 heads have 72 of them in 3 x 3."""
+    monkeypatch.setattr(blockwise, "BLOCK", 12)
+    monkeypatch.setattr(blockwise, "SMALLEST_TILE", 2)
+    monkeypatch.setattr(blockwise, "TILE_SCORES", 72)
+    arrays, documents = drawn(13, 4, 2, 6, jnp.float64)
+    found = with_gradients(tiled_attention, arrays, documents)
+    for ours, plain in zip(found, with_gradients(KERNELS["plain"], arrays, documents), strict=True):
+        np.testing.assert_allclose(ours, plain, rtol=1e-12, atol=1e-12)
+    text = str(jax.make_jaxpr(tiled_attention)(*arrays[:3], documents))
+    assert "[2,2,2,3,3]" in text
+    assert "6,6]" not in text
 
 
 def test_groups_read_their_head():

@@ -39,6 +39,7 @@ def needs(module):
     ("pod", "kernel"),
     [
         (None, "blockwise"),
+        (None, "tiled"),
         pytest.param("v5p:2x2x1", "splash", marks=[pytest.mark.slow, needs("libtpu")]),
         pytest.param("v5p:2x2x1", "blockwise", marks=[pytest.mark.slow, needs("libtpu")]),
         pytest.param("h100:1x1", "triton", marks=[pytest.mark.slow, needs("jax_cuda13_plugin")]),
@@ -70,7 +71,7 @@ def test_kernels_of_pallas_are_the_plain_form(name, separates):
 @pytest.mark.parametrize(
     ("platform", "dtype", "shape", "separates", "kernel"),
     [
-        ("cpu", "float32", {}, False, "blockwise"),
+        ("cpu", "float32", {}, False, "tiled"),
         ("cpu", "float64", {}, False, "plain"),
         ("tpu", "float64", {}, False, "plain"),
         ("tpu", "bfloat16", {}, True, "splash"),
@@ -89,7 +90,7 @@ def test_the_platform_chooses_the_kernel(platform, dtype, shape, separates, kern
 @pytest.mark.parametrize(
     ("asked", "platform", "separates", "line"),
     [
-        ("flash", "cpu", False, "choose one of auto, plain, blockwise, splash, triton, cudnn"),
+        ("flash", "cpu", False, "choose one of auto, plain, blockwise, tiled, splash, triton, cudnn"),
         ("splash", "cpu", False, "needs TPUs, and the devices are cpu"),
         ("triton", "tpu", False, "needs GPUs, and the devices are tpu"),
         ("cudnn", "gpu", True, "cannot separate documents"),

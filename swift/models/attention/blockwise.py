@@ -22,6 +22,8 @@ from swift.models.modules import at_least_float32
 
 BLOCK = 512
 """Positions of a block."""
+SMALLEST_TILE, TILE_SCORES = 64, 2**18
+"""Least positions of a tile, and most scores of one over all sequences and heads: 1 MiB in float32."""
 
 
 def blockwise_attention(
@@ -29,6 +31,7 @@ def blockwise_attention(
     key_BTKC: Float[Array, "B T K C"],
     value_BTKC: Float[Array, "B T K C"],
     document_BT: Int[Array, "B T"] | None = None,
+    block: int | None = None,
 ) -> Float[Array, "B T H C"]:
     """Mixes the values that each position sees: itself and those before it.
 
@@ -39,19 +42,21 @@ def blockwise_attention(
         key_BTKC: keys.
         value_BTKC: values.
         document_BT: int32, number of the document of each position, which sees no other; None: all are of one.
+        block: positions of a block; None: ``BLOCK``.
     """
     num_sequences, length, num_heads, channels = query_BTHC.shape
-    if length <= BLOCK:
+    block = BLOCK if block is None else block
+    if length <= block:
         sees = None if document_BT is None else sees_before(document_BT)
         return causal_attention(query_BTHC, key_BTKC, value_BTKC, sees)
-    kv_heads, num_blocks = key_BTKC.shape[2], -(-length // BLOCK)
+    kv_heads, num_blocks = key_BTKC.shape[2], -(-length // block)
 
     def blocks(of: jax.Array) -> jax.Array:
         """Cuts ``[B, T, ...]`` into ``[N, B, T, ...]``; keys of the padding are after all queries."""
-        padded = jnp.pad(of, [(0, 0), (0, num_blocks * BLOCK - length), *[(0, 0)] * (of.ndim - 2)])
-        return jnp.moveaxis(padded.reshape(num_sequences, num_blocks, BLOCK, *of.shape[2:]), 1, 0)
+        padded = jnp.pad(of, [(0, 0), (0, num_blocks * block - length), *[(0, 0)] * (of.ndim - 2)])
+        return jnp.moveaxis(padded.reshape(num_sequences, num_blocks, block, *of.shape[2:]), 1, 0)
 
-    query = blocks(query_BTHC).reshape(num_blocks, num_sequences, BLOCK, kv_heads, -1, channels)
+    query = blocks(query_BTHC).reshape(num_blocks, num_sequences, block, kv_heads, -1, channels)
     inputs = _Inputs(
         query.transpose(0, 1, 3, 4, 2, 5),
         blocks(key_BTKC).transpose(0, 1, 3, 2, 4),
@@ -59,7 +64,24 @@ def blockwise_attention(
     )
     document = None if document_BT is None else blocks(document_BT)
     mixed = _mix(inputs, document).transpose(1, 0, 4, 2, 3, 5)
-    return mixed.reshape(num_sequences, num_blocks * BLOCK, num_heads, channels)[:, :length]
+    return mixed.reshape(num_sequences, num_blocks * block, num_heads, channels)[:, :length]
+
+
+def tiled_attention(
+    query_BTHC: Float[Array, "B T H C"],
+    key_BTKC: Float[Array, "B T K C"],
+    value_BTKC: Float[Array, "B T K C"],
+    document_BT: Int[Array, "B T"] | None = None,
+) -> Float[Array, "B T H C"]:
+    """Mixes as ``blockwise_attention`` does, in blocks whose scores stay in a CPU's caches.
+
+    With many sequences and heads, blocks of 512 positions, or all scores at once, go through memory several times.
+    """
+    num_sequences, _, num_heads, _ = query_BTHC.shape
+    tile = BLOCK
+    while tile > SMALLEST_TILE and num_sequences * num_heads * tile**2 > TILE_SCORES:
+        tile //= 2
+    return blockwise_attention(query_BTHC, key_BTKC, value_BTKC, document_BT, tile)
 
 
 class _Inputs(NamedTuple):

@@ -12,11 +12,11 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from swift.errors import SettingError
-from swift.models.attention.blockwise import blockwise_attention
+from swift.models.attention.blockwise import blockwise_attention, tiled_attention
 from swift.models.attention.plain import causal_attention, sees_before
 from swift.models.config import ModelConfig
 
-AttentionKernel: TypeAlias = Literal["plain", "blockwise", "splash", "triton", "cudnn"]
+AttentionKernel: TypeAlias = Literal["plain", "blockwise", "tiled", "splash", "triton", "cudnn"]
 
 Mix: TypeAlias = Callable[[jax.Array, jax.Array, jax.Array, jax.Array | None], jax.Array]
 """(query_BTHC, key_BTKC, value_BTKC, document_BT or None) -> the values that each position sees, mixed [B, T, H, C]."""
@@ -85,11 +85,12 @@ def _cudnn(query: jax.Array, key: jax.Array, value: jax.Array, document: jax.Arr
 KERNELS: Mapping[AttentionKernel, Mix] = {
     "plain": _plain,
     "blockwise": blockwise_attention,
+    "tiled": tiled_attention,
     "splash": splash_attention,
     "triton": triton_attention,
     "cudnn": _cudnn,
 }
-"""``plain`` keeps T x T scores; of the others ``splash`` is for TPUs, ``triton`` and ``cudnn`` are for GPUs."""
+"""``plain`` keeps T x T scores; ``tiled`` is for CPUs, ``splash`` for TPUs, ``triton`` and ``cudnn`` are for GPUs."""
 
 
 def choose_kernel(
@@ -118,6 +119,8 @@ def choose_kernel(
         return kernel
     if jnp.dtype(dtype) == jnp.float64:
         return "plain"
+    if platform == "cpu":
+        return "tiled"
     order: tuple[AttentionKernel, ...] = ("splash", "cudnn", "triton", "blockwise")
     return next(name for name in order if not failings[name])
 

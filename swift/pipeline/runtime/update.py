@@ -185,11 +185,26 @@ def apply_gradients(
 def _update_layers(spec: StepSpec, scale: jax.Array | None, held: LayerState, given: LayerGradients) -> LayerState:
     """Updates layers of some groups, or all of them."""
     gradients = given.gradients if scale is None else jax.tree.map(lambda g: g * scale, given.gradients)
-    updates, moments = spec.optimizer.update(gradients, held.moments, _decayed(spec, held.master))
-    master = _balanced(spec, optax.apply_updates(held.master, updates), held.master, given.popularity_LE)
+    # The optimizer is elementwise, so it can work on the shapes in which a step gets its state and returns it. Where an
+    # update writes other shapes, XLA:CPU copies the whole state before and after it, though they differ by dims of 1.
+    given_1L1 = _with_mesh_dims((gradients, held.moments, _decayed(spec, held.master)))
+    updates, moments = spec.optimizer.update(*given_1L1)
+    updated = optax.apply_updates(_with_mesh_dims(held.master), updates)
+    master, moments = _without_mesh_dims((updated, moments))
+    master = _balanced(spec, master, held.master, given.popularity_LE)
     if "expert" in master:
         master, moments = _migrate(spec, (master, moments), given.before_LNS, given.after_LNS)
     return LayerState(master, moments)
+
+
+def _with_mesh_dims(tree: Any) -> Any:
+    """Arrays ``[L, ...]`` as the shards ``[1, L, 1, ...]`` of RANKED ones; scalars stay."""
+    return jax.tree.map(lambda leaf: leaf[None, :, None] if leaf.ndim else leaf, tree)
+
+
+def _without_mesh_dims(tree: Any) -> Any:
+    """The inverse of ``_with_mesh_dims``."""
+    return jax.tree.map(lambda leaf: leaf[0, :, 0] if leaf.ndim else leaf, tree)
 
 
 def _decayed(spec: StepSpec, master: dict[str, jax.Array]) -> dict[str, jax.Array]:

@@ -38,8 +38,8 @@ class Experiment:
         optimizer: optimizer and schedule.
         compute_dtype: type of slots and activations; master weights are at least float32.
         wire_dtype: type of gradients on the wire; ``compute`` is the compute type.
-        attention: kernel of attention: ``plain`` keeps T x T scores, ``blockwise`` a block of them; on TPUs ``splash``,
-            on GPUs ``triton`` and, in 16 bits, ``cudnn``; ``auto`` chooses, and takes ``plain`` for float64.
+        attention: kernel of attention: ``plain`` keeps T x T scores, ``blockwise`` a block of them; on CPUs ``tiled``,
+            on TPUs ``splash``, on GPUs ``triton`` or ``cudnn``; ``auto`` chooses, and takes ``plain`` for float64.
         separate_documents: whether documents of a sequence do not see each other.
         embedding: the embedding: ``whole`` on every expert rank, or in ``shares``, of which a rank's tokens fetch each
             row that they need once: less memory, and fewer bytes unless an iteration has many micro-batches
@@ -85,7 +85,7 @@ class Experiment:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     compute_dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     wire_dtype: Literal["compute", "float32", "bfloat16"] = "compute"
-    attention: Literal["auto", "plain", "blockwise", "splash", "triton", "cudnn"] = "auto"
+    attention: Literal["auto", "plain", "blockwise", "tiled", "splash", "triton", "cudnn"] = "auto"
     separate_documents: bool = False
     embedding: Literal["whole", "shares"] = "whole"
     head: Literal["whole", "shares"] = "whole"
