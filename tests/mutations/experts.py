@@ -103,8 +103,8 @@ MUTATIONS = (
     Mutation("experts/exchange.py", '"lnse,lsnw->lew"', '"lnse,lnsw->lew"', EXCHANGE),
     Mutation(
         "experts/grouped_matmul.py",
-        "weights_SXY.swapaxes(1, 2), groups, block)\n",
-        "weights_SXY, groups, block)\n",
+        "weights_SXY, groups, block, is_transposed=True)",
+        "weights_SXY, groups, block)",
         ("tests/experts/test_grouped_matmul.py",),
     ),
     Mutation(
