@@ -18,10 +18,10 @@ from dataclasses import replace
 import jax.numpy as jnp
 import numpy as np
 
-from swift.experts import Decoupled, exchange_bytes
+from swift.experts import Decoupled, Fetched, exchange_bytes, padded_size
 from swift.mesh import ALL_TO_ALL, RAGGED, Collective
 from swift.models import ColumnShares, RowShares, requests_at_once, tokens_at_once
-from swift.pipeline import EMBEDDING_AND_HEAD, KINDS, scopes
+from swift.pipeline import EMBEDDING_AND_HEAD, KINDS, StepSpec, scopes
 from swift.tools.pod_compile.repetitions import Runs
 
 _EXCHANGE = (scopes.COLLECT, scopes.MATERIALIZE)
@@ -73,8 +73,8 @@ def _exchange_formula(runs: Runs, name: str) -> float:
     spec, layout = runs.spec, runs.spec.layouts[name]
     assert isinstance(layout, Decoupled)
     num_ranks = spec.live.num_ranks
-    if num_ranks == 1:
-        return 0  # all data stays on the device
+    if num_ranks == 1 or isinstance(layout, Fetched):
+        return 0  # all data stays on the device, or travels in the ops
     is_first, is_last = runs.end_rows
     embeds = runs.num_updates if spec.ties_stages else is_first.sum()
     num_updates = {"embedding": embeds, "head": is_last.sum()}.get(name, runs.num_updates)
@@ -90,6 +90,8 @@ def _exchange_formula(runs: Runs, name: str) -> float:
 
 def tokens(found: Sequence[Collective], runs: Runs, num_sequences: int) -> Mapping[str, float]:
     """Bytes of tokens sent to experts and back in an iteration: compiled, and by the closed form.
+
+    With exact capacity those of the experts' weights and gradients, too, which travel in the same ops.
 
     Recomputation of blocks (``Experiment.remat``) has no closed form.
 
@@ -111,8 +113,17 @@ def tokens(found: Sequence[Collective], runs: Runs, num_sequences: int) -> Mappi
     width = spec.gpt.config.model_dim * jnp.dtype(spec.compute_dtype).itemsize
     at_once = spec.live.mesh.devices.flat[0].platform != "cpu"
     size = spec.experts.rows_sent(local_tokens, ranks, at_once=at_once) * width
-    num_layers = sum(spec.cut.counts(is_moe=True))
-    return total | {"formula_bytes": 4 * num_layers * spec.num_microbatches * ranks * size * (ranks > 1)}
+    times = sum(spec.cut.counts(is_moe=True)) * spec.num_microbatches * ranks
+    return total | {"formula_bytes": times * (4 * size + _fetched_bytes(spec)) * (ranks > 1)}
+
+
+def _fetched_bytes(spec: StepSpec) -> int:
+    """Bytes for a rank's slots in a micro-batch of a layer with exact capacity: weights, twice, and their gradients."""
+    layout = spec.layouts.get("expert")
+    if not isinstance(layout, Fetched):
+        return 0
+    compute, wire = (jnp.dtype(dtype).itemsize for dtype in (layout.compute_dtype, layout.wire_dtype))
+    return spec.experts.slots_per_rank * padded_size(layout.size, spec.live.num_ranks) * (2 * compute + wire)
 
 
 def travelling(found: Sequence[Collective], runs: Runs, num_sequences: int) -> list[Collective]:

@@ -92,29 +92,32 @@ def test_slices_in_host_memory_are_not_in_that_of_devices(pipelines, stages, rep
 
 
 _AT_ONCE = {
-    "the best split": ("ExpertConfig.capacity = 'rank'\nExpertConfig.spare_rounds = None\n", 1),
-    "exact": ("ExpertConfig.capacity = 'exact'\nExpertConfig.slots_per_rank = 3\n", 1),
+    "the best split": ("ExpertConfig.capacity = 'rank'\nExpertConfig.spare_rounds = None\n", 1, 0),
+    "exact": ("ExpertConfig.capacity = 'exact'\nExpertConfig.slots_per_rank = 3\n", 1, 3),
     "three experts on two ranks": (
         "ExpertConfig.capacity = 'exact'\nExpertConfig.slots_per_rank = 3\nExpertConfig.top_k = 3\n",
         2,
+        3,
     ),
 }
-"""Settings, and rows of a token."""
+"""Settings, rows of a token, and how often the weights of a slot or their gradients travel in a micro-batch."""
 
 
-@pytest.mark.parametrize(("changes", "rows"), _AT_ONCE.values(), ids=_AT_ONCE)
+@pytest.mark.parametrize(("changes", "rows", "fetched"), _AT_ONCE.values(), ids=_AT_ONCE)
 @pytest.mark.parametrize(
     "topology",
     [pytest.param("v5e:2x2", marks=needs("libtpu")), pytest.param("h100:1x4", marks=needs("jax_plugins.xla_cuda13"))],
 )
-def test_rows_travel_all_at_once_and_no_others(topology, changes, rows, report):
+def test_rows_travel_all_at_once_and_no_others(topology, changes, rows, fetched, report):
     """Bytes that could travel are those of the tokens' rows, in F, B and W of both stages."""
     code, found = report(topology, pipelines=1, stages=2, layers=4, dim=256, ffn=256, changes=changes)
     assert (code, found["result"]) == (0, "fits")
     assert_bytes(found)
-    assert found["collectives"]["ragged-all-to-all"]["bytes"] == found["tokens"]["compiled_bytes"]
     # 2 layers, 2 micro-batches of 2 sequences, 2 bytes; there and back, forward and backward.
-    assert found["tokens"]["compiled_bytes"] == 4 * 2 * 2 * (2 * 64 * rows) * 256 * 2
+    of_rows = 4 * 2 * 2 * (2 * 64 * rows) * 256 * 2
+    assert found["collectives"]["ragged-all-to-all"]["bytes"] == of_rows
+    # 2 ranks of 3 slots, each of two matrices.
+    assert found["tokens"]["compiled_bytes"] == of_rows + fetched * 2 * 2 * 2 * 3 * (2 * 256 * 256) * 2
 
 
 @needs("jax_plugins.xla_cuda13")

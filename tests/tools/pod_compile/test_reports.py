@@ -2,12 +2,14 @@
 
 import json
 import math
+from dataclasses import replace
 
 import jax
 import pytest
 
 from swift.errors import SettingError
-from swift.tools.pod_compile import FITS, REFUSED, TOO_LARGE, Pod, document, text_lines
+from swift.experts import ExpertConfig
+from swift.tools.pod_compile import FITS, REFUSED, TOO_LARGE, Pod, compile_one, document, text_lines
 from swift.tools.pod_compile.compiling import _compiled, check_pod, configurations
 from swift.topology import Topology
 from swift.train.emulated import Down
@@ -26,6 +28,19 @@ def test_exchange_of_a_lone_worker(lone):
     assert report["exchange"]["compiled_bytes"] == report["exchange"]["formula_bytes"] == wanted
     # 4 ways, 3 micro-batches, 1 layer, 4 ranks, 12 slots of ceil(16 tokens / 12) rows of 16 numbers.
     assert report["tokens"]["compiled_bytes"] == report["tokens"]["formula_bytes"] == 4 * 3 * 4 * 12 * 2 * 16 * 4
+
+
+def test_with_exact_capacity_weights_travel_with_the_tokens():
+    one = experiment(Topology(num_expert_ranks=2), num_microbatches=3)
+    one = replace(one, experts=ExpertConfig(4, 3, top_k=3, capacity="exact"))
+    report, size = compile_one(one, Pod.parse("cpu:2"), NOBODY), one.step_spec().gpt.groups["expert"].size
+    # 3 micro-batches, 1 layer, 2 ranks: 16 tokens of 16 numbers to each, there and back, forward and backward; and the
+    # weights of 3 slots, again for the backward pass, and their gradients.
+    wanted = 3 * 2 * (4 * 2 * 16 * 16 + 3 * 3 * padded(size, 2)) * 4
+    assert report["tokens"]["compiled_bytes"] == report["tokens"]["formula_bytes"] == wanted
+    experts = report["exchange"]["groups"]["expert"]
+    assert experts["compiled_bytes"] == experts["formula_bytes"] == 0
+    assert report["exchange"]["compiled_bytes"] == report["exchange"]["formula_bytes"] > 0
 
 
 @pytest.mark.slow
