@@ -130,7 +130,7 @@ def _read(
         num_bytes,
         groups,
         tuple((a, b) for a, b in _tuples(pairs[1])) if pairs else (),
-        _path(rest) or _path_of_caller(inside, computations),
+        _path(rest) or (_path_of_caller(inside, computations) if kind == RAGGED else ()),
         _loops(inside, computations),
     )
 
@@ -160,7 +160,7 @@ def _computations(text: str) -> Mapping[str, _Computation]:
 
 
 def _path_of_caller(computation: _Computation, computations: Mapping[str, _Computation]) -> tuple[str, ...]:
-    """Name scopes of an instruction without any: XLA for GPUs rewrites a ``ragged-all-to-all`` and drops its name."""
+    """Name scopes of what calls a computation: XLA for GPUs rewrites a ``ragged-all-to-all`` and drops its name."""
     while not computation.path and computation.caller is not None:
         computation = computations[computation.caller]
     return computation.path

@@ -77,10 +77,13 @@ def tiled_attention(
 
     With many sequences and heads, blocks of 512 positions, or all scores at once, go through memory several times.
     """
-    num_sequences, _, num_heads, _ = query_BTHC.shape
+    num_sequences, length, num_heads, _ = query_BTHC.shape
     tile = BLOCK
     while tile > SMALLEST_TILE and num_sequences * num_heads * tile**2 > TILE_SCORES:
         tile //= 2
+    num_tiles = -(-length // tile)
+    if num_tiles * (num_tiles + 1) // 2 * tile**2 >= length**2:  # padding is more than what nobody sees
+        tile = length
     return blockwise_attention(query_BTHC, key_BTKC, value_BTKC, document_BT, tile)
 
 

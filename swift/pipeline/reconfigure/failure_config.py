@@ -81,7 +81,7 @@ class Plan:
     def bubble_share(self) -> float:
         """Share of the live workers' time in which they idle."""
         busy = float((self.schedule.end - self.schedule.start).sum()) / self.schedule.problem.num_iterations
-        return 1.0 - busy / (len(self.table.workers) * self.period)
+        return max(0.0, 1.0 - busy / (len(self.table.workers) * self.period))
 
 
 @dataclass(frozen=True, eq=False)

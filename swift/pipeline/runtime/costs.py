@@ -49,8 +49,8 @@ def split_stage(spec: StepSpec, num_sequences: int) -> tuple[Stage, tuple[Layers
 
 
 def counted_stage(spec: StepSpec, stage: Stage, num_sequences: int) -> Stage:
-    """The stage itself, or one of the same work with a form of attention that can be counted: kernels hide theirs."""
-    if spec.gpt.kernel in ("plain", "blockwise", "tiled"):
+    """The stage itself, or one with the form of attention that is counted on every machine: kernels hide their work."""
+    if spec.gpt.kernel in ("plain", "blockwise"):
         return stage
     return split_stage(replace(spec, gpt=replace(spec.gpt, kernel="blockwise")), num_sequences)[0]
 
