@@ -32,8 +32,8 @@ _PROBE_SHAPE = (128, 128)  # two large dims, where Adafactor factors its moments
 class OwnOptimizer(Protocol):
     """Interface of a user's optimizer: a frozen dataclass, so that a configuration can name it.
 
-    Its transformation has to be elementwise, since every rank updates only a slice of each expert, in arrays of the
-    shape ``[1, L, 1, ...]``. Where weight decay acts on matrices only, it sees zeros in place of the other parameters:
+    Its transformation has to be elementwise, since every rank updates only a slice of each expert, in arrays of any
+    shape. Where weight decay acts on matrices only, it sees zeros in place of the other parameters:
     it has to use them for weight decay alone.
     """
 

@@ -56,15 +56,15 @@ def test_what_a_collective_is_and_where_it_stands():
     assert every.loops == ()
 
 
-def test_a_collective_without_a_name_has_that_of_the_nearest_caller_with_one():
-    names = ("W/psum", "activations/round_0/cond/branch_2_fun/ppermute", "transpose(jvp(U))/all_gather")
-    text = HLO
-    for name in names:
-        text = text.replace(f', metadata={{op_name="jit(f)/{name}"}}', "")
-    deep, moved, every = collectives(text, num_devices=6)
-    assert deep.path == ("jit", "f", "W", "while"), "the fusion has no name either"
-    assert (moved.path, every.path) == (("jit", "f", "while"), ())
-    assert (deep.loops, moved.loops) == tuple(one.loops for one in collectives(HLO, num_devices=6)[:2])
+def test_a_ragged_exchange_without_a_name_has_that_of_the_nearest_caller_with_one():
+    text = HLO.replace(', metadata={op_name="jit(f)/W/psum"}', "")
+    (deep, *_), (ragged, *_) = (
+        collectives(one, 6) for one in (text, text.replace("all-reduce(", "ragged-all-to-all("))
+    )
+    assert ragged.kind == "ragged-all-to-all"
+    assert ragged.path == ("jit", "f", "W", "while"), "the fusion has no name either"
+    assert deep.path == (), "others have none"
+    assert ragged.loops == deep.loops == collectives(HLO, 6)[0].loops
 
 
 RAGGED = """

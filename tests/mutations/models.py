@@ -12,9 +12,9 @@ ROW_COPIES = ("tests/models/test_row_copies.py",)
 
 MUTATIONS = (
     Mutation(
-        "models/gpt.py",
-        "return -jnp.sum(jnp.where(valid_BT, chosen",
-        "return jnp.sum(jnp.where(valid_BT, chosen",
+        "models/token_losses.py",
+        "return -jnp.sum(jnp.where(valid_R, chosen",
+        "return jnp.sum(jnp.where(valid_R, chosen",
         MODEL,
     ),
     Mutation("models/gpt.py", "aux = aux + layer_aux", "aux = aux - layer_aux", MODEL),

@@ -185,16 +185,24 @@ def apply_gradients(
 def _update_layers(spec: StepSpec, scale: jax.Array | None, held: LayerState, given: LayerGradients) -> LayerState:
     """Updates layers of some groups, or all of them."""
     gradients = given.gradients if scale is None else jax.tree.map(lambda g: g * scale, given.gradients)
+    trees = gradients, held.moments, held.master, _decayed(spec, held.master)
     # The optimizer is elementwise, so it can work on the shapes in which a step gets its state and returns it. Where an
     # update writes other shapes, XLA:CPU copies the whole state before and after it, though they differ by dims of 1.
-    given_1L1 = _with_mesh_dims((gradients, held.moments, _decayed(spec, held.master)))
-    updates, moments = spec.optimizer.update(*given_1L1)
-    updated = optax.apply_updates(_with_mesh_dims(held.master), updates)
-    master, moments = _without_mesh_dims((updated, moments))
+    # In a pipeline it does not: the bits of a window's updates would not be those of single iterations.
+    if spec.is_single_worker:
+        master, moments = _without_mesh_dims(_optimized(spec, *_with_mesh_dims(trees)))
+    else:
+        master, moments = _optimized(spec, *trees)
     master = _balanced(spec, master, held.master, given.popularity_LE)
     if "expert" in master:
         master, moments = _migrate(spec, (master, moments), given.before_LNS, given.after_LNS)
     return LayerState(master, moments)
+
+
+def _optimized(spec: StepSpec, gradients: Any, moments: Any, master: Any, decayed: Any) -> tuple[Any, Any]:
+    """Master weights and moments after an update by the optimizer."""
+    updates, moments = spec.optimizer.update(gradients, moments, decayed)
+    return optax.apply_updates(master, updates), moments
 
 
 def _with_mesh_dims(tree: Any) -> Any:

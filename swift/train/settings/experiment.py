@@ -38,9 +38,8 @@ class Experiment:
         optimizer: optimizer and schedule.
         compute_dtype: type of slots and activations; master weights are at least float32.
         wire_dtype: type of gradients on the wire; ``compute`` is the compute type.
-        attention: kernel of attention: ``plain`` keeps T x T scores, ``blockwise`` a block of them, ``tiled`` a smaller
-            one, for CPUs; on TPUs ``splash``, on GPUs, in 16 bits, ``triton`` and ``cudnn``; ``auto`` chooses, and
-            takes ``plain`` for float64.
+        attention: kernel: ``plain`` keeps T x T scores, ``blockwise`` a block, ``tiled`` a smaller one, for CPUs; on
+            TPUs ``splash``, on GPUs, in 16 bits, ``triton``, ``cudnn``; ``auto`` chooses, ``plain`` for float64.
         separate_documents: whether documents of a sequence do not see each other.
         embedding: the embedding: ``whole`` on every expert rank, or in ``shares``, of which a rank's tokens fetch each
             row that they need once: less memory, and fewer bytes unless an iteration has many micro-batches
