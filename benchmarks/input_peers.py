@@ -111,7 +111,8 @@ def ray_batches(case: Case) -> Iterator[Any]:
 
 def _packed(case: Case, columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     records = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-    return {"tokens": np.stack([row["tokens"] for row in rows_of(case, records)])}
+    rows = [row["tokens"] for row in rows_of(case, records)]  # none, if the filter keeps none of these records
+    return {"tokens": np.array(rows, np.int32).reshape(-1, ROW + 1)}
 
 
 def _drawn(draw: Callable[..., dict[str, Any]], sample: Any) -> dict[str, Any]:
