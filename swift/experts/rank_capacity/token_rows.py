@@ -11,6 +11,7 @@ Legend: T tokens, K choices, N ranks, Z = N * T, S slots of a rank, M = N * S, X
 P rows of the grouped matmul, D model dim.
 """
 
+from functools import reduce
 from typing import NamedTuple
 
 import jax
@@ -177,12 +178,10 @@ def _copied(rows_YD: jax.Array, slot_rows: SlotRows) -> jax.Array:
 def _weighted_sum(rows_PD: jax.Array, weights_YK: jax.Array, slot_rows: SlotRows) -> jax.Array:
     """Weighted sum over the choices, one after the other, in at least float32: all at once they would be Y * K rows."""
     wide = jnp.promote_types(rows_PD.dtype, jnp.float32)
-    total_YD: jax.Array | None = None
-    for row_Y, weight_Y in zip(slot_rows.row_YK.T, weights_YK.T, strict=True):
-        part_YD = _rows(rows_PD, row_Y).astype(wide) * weight_Y[:, None].astype(rows_PD.dtype).astype(wide)
-        total_YD = part_YD if total_YD is None else total_YD + part_YD
-    assert total_YD is not None, "a token has a choice"
-    return total_YD.astype(rows_PD.dtype)
+    weights_KY1 = weights_YK.T[..., None].astype(rows_PD.dtype).astype(wide)
+    choices = zip(slot_rows.row_YK.T, weights_KY1, strict=True)
+    parts = (_rows(rows_PD, row_Y).astype(wide) * weight_Y1 for row_Y, weight_Y1 in choices)
+    return reduce(jnp.add, parts).astype(rows_PD.dtype)
 
 
 def _rows(rows_XD: jax.Array, index_Y: jax.Array) -> jax.Array:

@@ -2,8 +2,7 @@
 
 The exchange moves gradients to optimizer slices and weights to slots: 2 * slots * ranks * W * bytes per layer (SYMI,
 section 3). Tokens travel to the experts and back, forward and backward: 4 * ranks * rows * D * bytes per layer and
-micro-batch. Where a token goes to a rank once, that is one row for each
-token and rank.
+micro-batch. Where a token goes to a rank once, that is one row for each token and rank.
 
 A head in shares is exchanged once, instead of once for each rank; with it, the tokens of a rank travel to all ranks and
 their gradients back. An embedding in shares is not exchanged: rows travel to tokens, and their gradients back.
