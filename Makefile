@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.runtime
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo chaos faults test test-long test-all test-peers test-eval test-slurm examples docs mutations lint bench reproduce clean
+.PHONY: help install demo chaos faults test test-long test-all test-peers test-eval test-gpu test-slurm examples docs mutations lint bench reproduce clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -52,6 +52,10 @@ $(VENV)/.peers: $(STAMP)
 test-eval: $(STAMP)  ## lm-eval drives the generation engine (a minute, after its installation)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[eval]'
 	$(BIN)/python -m pytest tests/evaluate/test_harness.py
+
+test-gpu: install  ## training and kernels on one NVIDIA GPU, held against a CPU (two minutes; installs the extra cuda13)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cuda13]'
+	$(BIN)/python -m pytest -n 4 --dist worksteal tests/on_gpu
 
 test-slurm: install  ## runs of a real Slurm with three nodes on this machine, one of which is lost (as root, with slurm-wlm; two minutes)
 	$(BIN)/python -m pytest -rs tests/elastic/real_runs/test_slurm.py

@@ -24,17 +24,18 @@ class ElasticSpecs:
 
     Args:
         experiment: settings of the run.
+        platform: platform of the devices that compute, if they are no CPUs.
     """
 
-    def __init__(self, experiment: Experiment):
-        self._experiment = experiment
+    def __init__(self, experiment: Experiment, platform: str | None = None):
+        self._experiment, self._platform = experiment, platform
         self._by_ranks: dict[int, StepSpec] = {}
 
     def on(self, num_ranks: int) -> StepSpec:
         """Returns the step spec on ``num_ranks`` ranks, to be put on a live mesh."""
         if num_ranks not in self._by_ranks:
             fewer = on_ranks(self._experiment, num_ranks)
-            self._by_ranks[num_ranks] = fewer.step_spec(storage_mesh(fewer.topology))
+            self._by_ranks[num_ranks] = fewer.step_spec(storage_mesh(fewer.topology), self._platform)
         return self._by_ranks[num_ranks]
 
 

@@ -9,7 +9,9 @@ from jax._src import xla_bridge
 from swift.elastic import jax_group
 from swift.elastic.accelerators import AcceleratorGroup, MemberDevices
 from swift.elastic.jax_group import JaxGroup, is_aborted
+from swift.elastic.worker import WorkerSpec
 from swift.errors import RunError
+from swift.train import Experiment
 
 
 class Service:
@@ -114,3 +116,18 @@ def test_an_abort_shuts_nothing_down_as_it_would_in_a_group_of_cpus(group, monke
     assert found == []
     JaxGroup.abort(made)
     assert found == ["sockets"]
+
+
+@pytest.mark.parametrize("separates", [False, True])
+def test_a_process_takes_the_kernel_of_attention_of_its_devices(separates, corpus):
+    """It makes its spec and its plans before it has them, where cuDNN's kernel cannot be traced."""
+    experiment = Experiment(data=corpus, compute_dtype="bfloat16", separate_documents=separates)
+    for devices, kernel in (
+        (None, "tiled"),
+        (MemberDevices("gpu", (0,)), "triton"),
+        (MemberDevices("tpu", (0,)), "splash"),
+    ):
+        member = WorkerSpec(experiment=experiment, process=None, by_rank=False, scratch=None, devices=devices)
+        spec = member.step_specs().on(8)
+        assert spec.gpt.kernel == kernel
+        assert experiment.plan_settings(spec).problem.costs

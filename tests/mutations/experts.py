@@ -102,9 +102,27 @@ MUTATIONS = (
     ),
     Mutation("experts/exchange.py", '"lnse,lsnw->lew"', '"lnse,lnsw->lew"', EXCHANGE),
     Mutation(
-        "experts/grouped_matmul.py",
+        "experts/grouped_matmul/multiply.py",
         "weights_SXY, groups, block, is_transposed=True)",
         "weights_SXY, groups, block)",
+        ("tests/experts/test_grouped_matmul.py",),
+    ),
+    Mutation(
+        "experts/grouped_matmul/tiles.py",
+        "start_G[slot_I] + (tile_I - before_I) * height",
+        "start_G[slot_I] + tile_I * height",
+        ("tests/experts/test_grouped_matmul.py",),
+    ),
+    Mutation(
+        "experts/grouped_matmul/tiles.py",
+        "total.astype(y_PY.dtype), mask=mask)",
+        "total.astype(y_PY.dtype))",
+        ("tests/experts/test_grouped_matmul.py",),
+    ),
+    Mutation(
+        "experts/grouped_matmul/tiles.py",
+        "(i * step + _numbers(step) < size)[:, None]",
+        "(i * step + _numbers(step) < num_slots * step)[:, None]",
         ("tests/experts/test_grouped_matmul.py",),
     ),
     Mutation(

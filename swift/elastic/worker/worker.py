@@ -14,7 +14,6 @@ import jax
 from jax.extend.backend import clear_backends
 
 from swift.data import DataError, check_same_data
-from swift.elastic.elastic_ranks import ElasticSpecs
 from swift.elastic.jax_group import is_aborted
 from swift.elastic.membership import (
     CutRefused,
@@ -66,7 +65,7 @@ class WorkerProcess:
         self._executables = worker_spec.programs()
         self._kept = KeptStates(worker_spec.states(), worker_spec.copy_every)
         # No array of this backend is kept: generations have backends of their own.
-        self._specs = ElasticSpecs(self._experiment)
+        self._specs = worker_spec.step_specs()
         spec = self._specs.on(self._experiment.topology.num_expert_ranks)
         num_sequences = self._experiment.sequences_per_microbatch
         self._cuts = Cuts(spec, self._experiment.plan_settings(spec), num_sequences, self._executables)

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from swift.deadlines import Deadlines
 from swift.elastic.accelerators import AcceleratorGroup, MemberDevices, await_deaths
-from swift.elastic.elastic_ranks import is_elastic
+from swift.elastic.elastic_ranks import ElasticSpecs, is_elastic
 from swift.elastic.jax_group import JaxGroup
 from swift.elastic.membership import Process
 from swift.elastic.state import RunFiles, SharedMemoryStore, SliceCopies
@@ -66,6 +66,10 @@ class WorkerSpec:
             return ExecutableCache(self.scratch.programs)
         # The compilers of a group of GPUs share the search for the fastest kernels, and so work at the same time.
         return ExecutableCache(self.scratch.programs, patience_s=0)
+
+    def step_specs(self) -> ElasticSpecs:
+        """Step specs of the run, with the kernel of attention for the devices of this process."""
+        return ElasticSpecs(self.experiment, None if self.devices is None else self.devices.platform)
 
     def states(self) -> SharedMemoryStore:
         """Store of whole states, between two generations."""

@@ -63,6 +63,8 @@ def _exchange(
     rows_XD: jax.Array, mine: Ends, theirs: Ends, counts_NN: jax.Array, buffers: Buffers | None, axis: str
 ) -> jax.Array:
     """``exchange_rows``, in rounds of ``buffers``, or all at once where there are none."""
+    if len(counts_NN) == 1:
+        return _within_rank(rows_XD, mine, theirs)
     if buffers is None:
         return _at_once(rows_XD, mine, theirs, counts_NN, axis)
     return _in_rounds(rows_XD, mine, theirs, counts_NN, buffers, axis)
@@ -82,6 +84,14 @@ def _backward(
 
 
 _exchange.defvjp(_forward, _backward)
+
+
+def _within_rank(rows_XD: jax.Array, mine: Ends, theirs: Ends) -> jax.Array:
+    """Moves the rows of an only rank: XLA:GPU's ``ragged_all_to_all`` would copy them at 1 % of the memory's rate."""
+    num_here, none_1 = mine.peer_X.size, jnp.zeros(1, jnp.int32)
+    here_Y = inverse_rows(_in_order(mine, none_1, num_here), num_here)
+    from_Y = here_Y.at[_in_order(theirs, none_1, num_here)].get(mode="fill", fill_value=num_here)
+    return rows_XD.at[from_Y].get(mode="fill", fill_value=0)
 
 
 def _at_once(rows_XD: jax.Array, mine: Ends, theirs: Ends, counts_NN: jax.Array, axis: str) -> jax.Array:

@@ -190,14 +190,14 @@ class Experiment:
         with renamed_settings({"ranks": "Experiment.ranks"}):
             return live_mesh(self.topology, self.ranks)
 
-    def step_spec(self, live: LiveMesh | None = None) -> StepSpec:
-        """Makes the spec of a step, on a new mesh unless one is given; reads the tokenizer, whose file may be lost."""
+    def step_spec(self, live: LiveMesh | None = None, platform: str | None = None) -> StepSpec:
+        """Makes the spec of a step, by default on a new mesh and for its platform; the tokenizer's file may be lost."""
         if self.compute_dtype == "float64" and jax.dtypes.canonicalize_dtype(jnp.float64) != jnp.float64:
             raise SettingError("Experiment.compute_dtype", "float64", "needs the JAX setting jax_enable_x64")
         live = live or self.live_mesh()
         compatibility.check_vocabulary(self.vocab_size, self.data.vocab_size)
         separator = self.data.separator if self.separate_documents else None
-        kernel = layouts.kernel(self.attention, live, self.compute_dtype, self.model, separates=self.separate_documents)
+        kernel = layouts.kernel(self.attention, live, platform, self.compute_dtype, self.model, separator)
         shares = layouts.sharing_ranks(live, embedding=self.embedding, head=self.head)
         sizes = {"vocab_size": self.vocab_size, "num_classes": self.experts.num_classes} | shares
         gpt = GPT(self.model, **sizes, kernel=kernel, separator=separator, has_slices=self.experts.is_exact)

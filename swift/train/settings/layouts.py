@@ -69,7 +69,12 @@ def num_hot(gpt: GPT, num_sequences: int, num_microbatches: int) -> int:
     return num_hot_rows(num_tokens, gpt.vocab_size, num_microbatches)
 
 
-def kernel(asked: str, live: LiveMesh, dtype: str, model: ModelConfig, *, separates: bool) -> AttentionKernel:
-    """Chooses the kernel of attention for the devices of a mesh; see ``choose_kernel``."""
+def kernel(
+    asked: str, live: LiveMesh, platform: str | None, dtype: str, model: ModelConfig, separator: int | None
+) -> AttentionKernel:
+    """Chooses the kernel of attention for the devices of a mesh, or of another platform; see ``choose_kernel``."""
+    here = live.mesh.devices.flat[0].platform
     with renamed_settings({"choose_kernel.asked": "Experiment.attention"}):
-        return choose_kernel(asked, live.mesh.devices.flat[0].platform, dtype, model, separates=separates)
+        # cuDNN's, which cannot separate documents, is traced only where its device is.
+        separates = separator is not None or platform not in (None, here)
+        return choose_kernel(asked, platform or here, dtype, model, separates=separates)

@@ -74,6 +74,24 @@ def test_rows_arrive_at_their_other_ends_all_at_once(counts_NN):
     check(counts_NN, Buffers(1, None), check_vma=True)
 
 
+@pytest.mark.parametrize("num_here", [12, 15])
+def test_an_only_rank_moves_its_rows_without_a_collective(num_here):
+    counts_NN, random = np.full((1, 1), 9), np.random.default_rng(0)
+    (mine, theirs), num_there = (shuffled(counts_NN, rows, random) for rows in (num_here, 13)), 13
+    rows_XD = random.standard_normal((num_here, D)).astype(np.float32)
+    d_YD = random.standard_normal((num_there, D)).astype(np.float32)
+
+    def run(rows_XD, d_YD):
+        ends = [Ends(*(leaf[0] for leaf in one)) for one in (mine, theirs)]
+        counts = jnp.asarray(counts_NN, jnp.int32)
+        there, back = jax.vjp(lambda rows: exchange_rows(rows, *ends, counts, Buffers(3, 2), "ranks"), rows_XD)
+        return there, *back(d_YD)
+
+    there_YD, d_XD = jax.jit(run)(rows_XD, d_YD)  # outside of a mesh there is no axis to communicate over
+    np.testing.assert_array_equal(there_YD, moved(rows_XD[None], mine, theirs)[0])
+    np.testing.assert_array_equal(d_XD, moved(d_YD[None], theirs, mine)[0])
+
+
 @pytest.mark.parametrize("counts_NN", COUNTS.values(), ids=COUNTS)
 def test_rows_arrive_at_their_other_ends_in_rounds(counts_NN):
     check(counts_NN, Buffers(3, 2), check_vma=True)
