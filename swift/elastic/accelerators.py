@@ -6,7 +6,7 @@ The platform's own collectives connect the devices. A process that waits in them
 process joins one group in its life: after a death the supervisor kills all, and others take their places (``--recovery
 restart``).
 
-It was run with one process on one GPU, and else with CPU backends in place of accelerators.
+It was run with one process on one GPU, otherwise with CPU backends in place of accelerators.
 """
 
 import time

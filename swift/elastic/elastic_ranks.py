@@ -24,7 +24,7 @@ class ElasticSpecs:
 
     Args:
         experiment: settings of the run.
-        platform: platform of the devices that compute, if they are no CPUs.
+        platform: see ``Experiment.step_spec``.
     """
 
     def __init__(self, experiment: Experiment, platform: str | None = None):

@@ -59,6 +59,7 @@ def find_checkpoint(experiment: Experiment, run_dir: Path, step: int | None) -> 
 
 def load_weights(experiment: Experiment, run_dir: Path, plan: RestorePlan) -> tuple[GPT, Weights]:
     """Reads the master weights of a checkpoint, as (architecture, weights of whole experts, on the host)."""
-    spec = experiment.step_spec(storage_mesh(experiment.topology))
+    # A state is the same with each kernel of attention, and this process may lack the devices of some.
+    spec = replace(experiment, attention="auto").step_spec(storage_mesh(experiment.topology))
     state = load_state(run_dir / "checkpoints", plan, spec)
     return replace(spec.gpt, head_ranks=1, embedding_ranks=1), spec.gpt.unpack(spec.stored.whole_classes(state))

@@ -92,7 +92,7 @@ def test_kernels_of_gpus_multiply_every_row_by_the_weights_of_its_slot(sizes, ma
 @pytest.mark.skipif(importlib.util.find_spec("jax_cuda13_plugin") is None, reason="jax_cuda13_plugin is not installed")
 @pytest.mark.parametrize("kind", ["one rank", "virtual ranks", "two devices"])
 def test_gpus_have_no_copy_of_the_rows_for_each_slot(kind):
-    """Beside what goes in and comes out there is a gradient in float32; ``ragged_dot`` has all rows for each slot."""
+    """Hardly anything is kept beside what goes in and comes out; ``ragged_dot`` has all rows for each slot."""
     num_rows, num_slots, dims = 8192, 16, (2048, 1024)
     mesh = Mesh(described_devices(Pod.parse("h100:1x2"))[: 2 if kind == "two devices" else 1], ("ranks",))
     lead, spec = ((), PartitionSpec()) if kind == "one rank" else ((2,), PartitionSpec())
@@ -114,9 +114,7 @@ def test_gpus_have_no_copy_of_the_rows_for_each_slot(kind):
     arguments += [jax.ShapeDtypeStruct((*lead, num_slots), jnp.int32, sharding=where)] * 2
     compiled = jax.jit(way).lower(*arguments).compile()
     assert " dot(" not in compiled.as_text()
-    num_here = 2 if kind == "virtual ranks" else 1
-    gradient = num_here * num_slots * dims[0] * dims[1] * 4
-    assert compiled.memory_analysis().temp_size_in_bytes < gradient * 1.01
+    assert compiled.memory_analysis().temp_size_in_bytes < 2**20
 
 
 @pytest.mark.parametrize("mapped", [False, True], ids=["one rank", "virtual ranks"])

@@ -115,12 +115,6 @@ MUTATIONS = (
     ),
     Mutation(
         "experts/grouped_matmul/tiles.py",
-        "total.astype(y_PY.dtype), mask=mask)",
-        "total.astype(y_PY.dtype))",
-        ("tests/experts/test_grouped_matmul.py",),
-    ),
-    Mutation(
-        "experts/grouped_matmul/tiles.py",
         "(i * step + _numbers(step) < size)[:, None]",
         "(i * step + _numbers(step) < num_slots * step)[:, None]",
         ("tests/experts/test_grouped_matmul.py",),

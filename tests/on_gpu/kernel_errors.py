@@ -75,6 +75,7 @@ def attention(kernel, document_BT):
 
 
 def main():
+    assert jax.default_backend() == "gpu", "JAX does not use the GPU"
     found = {}
     for name, sizes in SIZES.items():
         for dims in DIMS:

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+from swift.runlog import read_run
 from tests.elastic.runs import losses, write_config
 
 SWIFT = [sys.executable, "-m", "swift"]
@@ -23,6 +24,8 @@ def told(platform, *command, fails=False):
 def trained(directory, platform, config, *options):
     """The losses of a run."""
     told(platform, "train", config, "--run-dir", directory / platform, "--prepare", "none", *options)
+    started = [event for event in read_run(directory / platform).events if event["event"] == "start"]
+    assert {"NVIDIA" in event["device"] for event in started} == {platform == "cuda"}
     return losses(directory / platform)
 
 

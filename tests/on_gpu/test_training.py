@@ -34,16 +34,23 @@ NARROW = {"Experiment__compute_dtype": "bfloat16", "ModelConfig__sequence_length
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_a_resumed_run_has_the_same_bits(tmp_path, ranks):
     """In bfloat16, by the kernels that a run takes there: no sum is in an order of chance."""
-    narrow = NARROW | {
-        "ExpertConfig__capacity": "rank",
-        "ExpertConfig__top_k": 2,
-        "Experiment__separate_documents": True,
-    }
-    config = config_of(tmp_path, 20, ranks=ranks, **narrow)
+    experts = {"ExpertConfig__capacity": "rank", "ExpertConfig__top_k": 2}
+    config = config_of(tmp_path, 20, ranks=ranks, **NARROW, **experts, Experiment__separate_documents=True)
     at_once = trained(tmp_path / "at once", "cuda", config)
     trained(tmp_path / "in two parts", "cuda", config, "--stop-at", 9)
     in_parts = trained(tmp_path / "in two parts", "cuda", config, "--resume")
     np.testing.assert_array_equal(in_parts, at_once)
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("capacity", ["rank", "exact"])
+def test_kernels_of_experts_train_alike(tmp_path, capacity, ranks):
+    """float64, in which losses agree to the ninth digit, does not take these kernels."""
+    settings = {"ranks": ranks, "ExpertConfig__capacity": capacity, "ExpertConfig__top_k": 2}
+    wide = {"Experiment__compute_dtype": "float32", "ModelConfig__sequence_length": 128}
+    expected = trained(tmp_path, "cpu", config_of(tmp_path, 12, **settings, **wide))
+    found = trained(tmp_path, "cuda", config_of(tmp_path, 12, **settings, **NARROW))
+    np.testing.assert_allclose(found, expected, rtol=5e-3)
 
 
 @pytest.mark.parametrize("kernel", ["triton", "cudnn", "blockwise", "tiled", "plain"])

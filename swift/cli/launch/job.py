@@ -137,7 +137,8 @@ class LaunchJob:
         """Chooses where the processes of this node keep states; raises SettingError if there is no room."""
         configure_jax(self.experiment, num_devices=1)
         here, is_alone = self.nodes.own_of(self.processes), self.nodes.count == 1
-        demand = MemoryDemand.of(self.experiment, here, by_rank=self.by_rank, is_alone=is_alone)
+        platform = self.platform.accelerator
+        demand = MemoryDemand.of(self.experiment, here, by_rank=self.by_rank, is_alone=is_alone, platform=platform)
         clear_backends()  # the supervisor has no use for devices
         return choose_storage(demand, run_dir)
 

@@ -52,7 +52,13 @@ class MemoryDemand:
 
     @classmethod
     def of(
-        cls, experiment: Experiment, processes: Sequence[Process], *, by_rank: bool, is_alone: bool
+        cls,
+        experiment: Experiment,
+        processes: Sequence[Process],
+        *,
+        by_rank: bool,
+        is_alone: bool,
+        platform: str | None = None,
     ) -> "MemoryDemand":
         """Computes the demand of a run on one node from the shapes of its arrays, without making any.
 
@@ -61,12 +67,13 @@ class MemoryDemand:
             processes: processes of this node.
             by_rank: whether a process is an expert rank, rather than a whole worker.
             is_alone: whether there is no other node.
+            platform: see ``Experiment.step_spec``.
         """
         num_ranks = experiment.topology.num_expert_ranks
         counts = {num_ranks}
         if is_elastic(experiment, by_rank=by_rank) and num_ranks > 1:
             counts.add(num_ranks - 1)  # then each remaining rank has larger slices
-        specs = ElasticSpecs(experiment)
+        specs = ElasticSpecs(experiment, platform)
         found = [cls._on(specs, count, experiment, processes, by_rank, is_alone) for count in counts]
         return max(found, key=lambda one: one.total)
 

@@ -9,7 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,8 @@ class CheckpointService:
 
     @cached_property
     def _elastic_specs(self) -> ElasticSpecs:
-        return ElasticSpecs(self.experiment)
+        # A state is the same with each kernel of attention, and this process may lack the devices of some.
+        return ElasticSpecs(replace(self.experiment, attention="auto"))
 
     @cached_property
     def _counts(self) -> LedgerCounts:

@@ -10,6 +10,7 @@ On other platforms it is ``lax.ragged_dot``. docs/capacity.md has the measuremen
 Legend: P rows, S slots of a rank, X and Y dims.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -63,15 +64,22 @@ def _multiply(
     def ragged(x_PX: jax.Array, weights: jax.Array, groups: Groups) -> jax.Array:
         return multiply_ragged(x_PX, weights.swapaxes(1, 2) if is_transposed else weights, groups)
 
-    on_cpu = partial(multiply_in_loops, block=block, is_transposed=is_transposed)
-    on_gpu = partial(multiply_in_tiles, is_transposed=is_transposed) if have_tiles(x_PX.dtype, weights) else ragged
-    return lax.platform_dependent(x_PX, weights, groups, cpu=on_cpu, cuda=on_gpu, default=ragged)
+    ways = {"cpu": partial(multiply_in_loops, block=block, is_transposed=is_transposed)}
+    if have_tiles(x_PX.dtype, weights):
+        ways["cuda"] = partial(multiply_in_tiles, is_transposed=is_transposed)
+    return lax.platform_dependent(x_PX, weights, groups, **ways, default=ragged)
 
 
 def _weight_gradient(x_PX: jax.Array, dy_PY: jax.Array, groups: Groups, block: int) -> jax.Array:
-    on_cpu = partial(weight_gradient_in_loops, block=block)
-    on_gpu = weight_gradient_in_tiles if have_tiles(x_PX.dtype, x_PX, dy_PY) else weight_gradient_ragged
-    return lax.platform_dependent(x_PX, dy_PY, groups, cpu=on_cpu, cuda=on_gpu, default=weight_gradient_ragged)
+    """Computes the gradient of the weights in the type of the rows, of a sum that is at least float32."""
+
+    def rounded(way: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+        return lambda x_PX, dy_PY, groups: way(x_PX, dy_PY, groups).astype(x_PX.dtype)
+
+    ways = {"cpu": rounded(partial(weight_gradient_in_loops, block=block))}
+    if have_tiles(x_PX.dtype, x_PX, dy_PY):
+        ways["cuda"] = weight_gradient_in_tiles
+    return lax.platform_dependent(x_PX, dy_PY, groups, **ways, default=rounded(weight_gradient_ragged))
 
 
 def multiply_ragged(

@@ -1,15 +1,15 @@
 """The grouped matmul on GPUs: kernels in which each program multiplies a tile of rows of one slot.
 
 XLA:GPU makes one dense matmul of a ``ragged_dot``: every row with the weights of every slot, where those of other slots
-meet zeros. This is S times the operations, and a copy of the rows for each slot (jax 0.10.2; XLA is about to have a
-kernel, https://github.com/openxla/xla/pull/46000). The kernels here are for Pallas's Triton backend, which compiles for
-every GPU with tensor cores that know bfloat16, and under ``vmap``.
+meet zeros. This is S times the operations, and a copy of the rows for each slot (jax 0.10.2 and 0.11.2). The kernels
+here are for the Triton backend of Pallas, which knows NVIDIA's GPUs since Ampere, and will be removed from a later JAX;
+by then XLA should have one of its own, https://github.com/openxla/xla/pull/46000.
 
-Legend: P rows, S slots of a rank, X and Y dims, I tiles.
+Legend: P rows, S slots of a rank, G = S + 1 groups of rows, the last those after all slots', X and Y dims, I tiles.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,15 +22,12 @@ from jaxtyping import Array, Float
 from swift.experts.grouped_matmul.groups import Groups
 
 _SMALLEST_SIDE, _HEIGHT, _WIDTH = 16, 128, 128
-"""Sides of a tile: tensor cores multiply no smaller one, and a program's registers hold no larger one."""
+"""Sides of a tile: tensor cores multiply no smaller one, and many GPUs' shared memory does not hold a larger one."""
 _DEPTH_BYTES = 128
-"""Bytes of a row of a tile's factor that a program loads at a time; for the gradient of weights, as many rows."""
+"""Bytes of a tile's row that a program loads at a time; for a gradient of weights, as many rows as that has numbers."""
 _DTYPES = ("bfloat16", "float16", "float32")
 _OPTIONS = triton.CompilerParams(num_warps=8, num_stages=3)
 """Three stages of 32 KiB, for the factors of a step, fit into the shared memory of every GPU since Ampere."""
-
-Refs: TypeAlias = jax.Ref
-Kernel: TypeAlias = Callable[..., None]
 
 
 def have_tiles(dtype: DTypeLike, *factors: jax.Array) -> bool:
@@ -60,7 +57,9 @@ def multiply_in_tiles(
     num_slots, height = len(weights), _height(num_rows, len(weights))
     width, step = _side(num_columns, _WIDTH), _side(depth, _depth(x_PX.dtype))
 
-    def kernel(slot_I: Refs, start_I: Refs, end_I: Refs, x_PX: Refs, weights: Refs, y_PY: Refs) -> None:
+    def kernel(
+        slot_I: jax.Ref, start_I: jax.Ref, end_I: jax.Ref, x_PX: jax.Ref, weights: jax.Ref, y_PY: jax.Ref
+    ) -> None:
         tile, slot = pl.program_id(1), slot_I[pl.program_id(1)]
         start, columns = start_I[tile], pl.ds(pl.program_id(0) * width, width)
         rows, mask = pl.ds(start, height), (start + _numbers(height) < end_I[tile])[:, None]
@@ -69,7 +68,7 @@ def multiply_in_tiles(
             inner = pl.ds(i * step, step)
             x = triton.load(x_PX.at[rows, inner], mask=mask, other=0.0)
             w = weights[slot, columns, inner].T if is_transposed else weights[slot, inner, columns]
-            return total + triton.dot(x, w)
+            return total + jnp.dot(x, w, preferred_element_type=jnp.float32)
 
         # Rows after those of the last slot are zeros, and have no weights.
         num_steps = (slot < num_slots).astype(jnp.int32) * (depth // step)
@@ -85,12 +84,12 @@ def multiply_in_tiles(
 def weight_gradient_in_tiles(
     x_PX: Float[Array, "P X"], dy_PY: Float[Array, "P Y"], groups: Groups, *, interpret: bool = False
 ) -> Float[Array, "S X Y"]:
-    """Computes the gradient ``[S, X, Y]`` of the weights, in float32; for the arguments see ``multiply_in_tiles``."""
+    """Computes the gradient ``[S, X, Y]`` of the weights, a sum in float32; see ``multiply_in_tiles``."""
     dims, num_slots = (x_PX.shape[1], dy_PY.shape[1]), len(groups.size_S)
     height, width = _side(dims[0], _HEIGHT), _side(dims[1], _WIDTH)
     step = min(_height(x_PX.shape[0], num_slots), _depth(x_PX.dtype))
 
-    def kernel(start_S: Refs, size_S: Refs, x_PX: Refs, dy_PY: Refs, dw_SXY: Refs) -> None:
+    def kernel(start_S: jax.Ref, size_S: jax.Ref, x_PX: jax.Ref, dy_PY: jax.Ref, dw_SXY: jax.Ref) -> None:
         columns, rows = pl.ds(pl.program_id(0) * width, width), pl.ds(pl.program_id(1) * height, height)
         slot = pl.program_id(2)
         start, size = start_S[slot], size_S[slot]
@@ -98,15 +97,15 @@ def weight_gradient_in_tiles(
         def add(i: jax.Array, total: jax.Array) -> jax.Array:
             inner, mask = pl.ds(start + i * step, step), (i * step + _numbers(step) < size)[:, None]
             x, dy = (triton.load(ref, mask=mask, other=0.0) for ref in (x_PX.at[inner, rows], dy_PY.at[inner, columns]))
-            return total + triton.dot(x.T, dy)
+            return total + jnp.dot(x.T, dy, preferred_element_type=jnp.float32)
 
         total = lax.fori_loop(
             0, lax.div(size + (step - 1), jnp.int32(step)), add, jnp.zeros((height, width), jnp.float32)
         )
-        dw_SXY[slot, rows, columns] = total
+        dw_SXY[slot, rows, columns] = total.astype(dw_SXY.dtype)
 
     grid = (dims[1] // width, dims[0] // height, num_slots)
-    return _call(kernel, grid, (num_slots, *dims), jnp.float32, interpret, *groups, x_PX, dy_PY)
+    return _call(kernel, grid, (num_slots, *dims), x_PX.dtype, interpret, *groups, x_PX, dy_PY)
 
 
 class _Tiles(NamedTuple):
@@ -135,7 +134,7 @@ def _numbers(count: int) -> jax.Array:
 
 
 def _height(num_rows: int, num_slots: int) -> int:
-    """Rows of a tile: the power of two next to those of a slot in the mean, within the limits."""
+    """Rows of a tile: the largest power of two up to those of a slot in the mean, within the limits."""
     mean = max(num_rows // num_slots, 1)
     return min(max(1 << (mean.bit_length() - 1), _SMALLEST_SIDE), _HEIGHT)
 
@@ -150,7 +149,12 @@ def _side(dim: int, most: int) -> int:
 
 
 def _call(
-    kernel: Kernel, grid: tuple[int, ...], shape: tuple[int, ...], dtype: DTypeLike, interpret: bool, *arrays: jax.Array
+    kernel: Callable[..., None],
+    grid: tuple[int, ...],
+    shape: tuple[int, ...],
+    dtype: DTypeLike,
+    interpret: bool,
+    *arrays: jax.Array,
 ) -> jax.Array:
     """Runs a kernel over a grid. What it makes differs over the same mesh axes as the arrays together."""
 

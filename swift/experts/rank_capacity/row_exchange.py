@@ -6,7 +6,7 @@ the counts how many rows each has for each other.
 On TPU and GPU rows are put in order by their peers, and ``lax.ragged_all_to_all`` moves those and no others. XLA:CPU
 does not have it (https://github.com/jax-ml/jax/issues/34755), nor has ``vmap`` over ranks. There rows travel in rounds
 of even buffers: the first round sends the first rows of all pairs of ranks, in buffers large enough for most; what is
-left follows in rounds of small buffers, as many as the pair needs that has most.
+left follows in rounds of small buffers, as many as the pair needs that has most. An only rank sends nothing.
 
 Legend: X rows here, Y rows there, N ranks, Q rows of a buffer, D dim.
 """
@@ -62,7 +62,7 @@ def is_ragged(axis: str) -> bool:
 def _exchange(
     rows_XD: jax.Array, mine: Ends, theirs: Ends, counts_NN: jax.Array, buffers: Buffers | None, axis: str
 ) -> jax.Array:
-    """``exchange_rows``, in rounds of ``buffers``, or all at once where there are none."""
+    """``exchange_rows``: within the only rank, in rounds of ``buffers``, or all at once where there are none."""
     if len(counts_NN) == 1:
         return _within_rank(rows_XD, mine, theirs)
     if buffers is None:
@@ -89,8 +89,8 @@ _exchange.defvjp(_forward, _backward)
 def _within_rank(rows_XD: jax.Array, mine: Ends, theirs: Ends) -> jax.Array:
     """Moves the rows of an only rank: XLA:GPU's ``ragged_all_to_all`` would copy them at 1 % of the memory's rate."""
     num_here, none_1 = mine.peer_X.size, jnp.zeros(1, jnp.int32)
-    here_Y = inverse_rows(_in_order(mine, none_1, num_here), num_here)
-    from_Y = here_Y.at[_in_order(theirs, none_1, num_here)].get(mode="fill", fill_value=num_here)
+    order_X = inverse_rows(_in_order(mine, none_1, num_here), num_here)
+    from_Y = order_X.at[_in_order(theirs, none_1, num_here)].get(mode="fill", fill_value=num_here)
     return rows_XD.at[from_Y].get(mode="fill", fill_value=0)
 
 
@@ -105,8 +105,8 @@ def _at_once(rows_XD: jax.Array, mine: Ends, theirs: Ends, counts_NN: jax.Array,
     packed_XD = rows_XD.at[order_X].get(mode="fill", fill_value=0)
     # To ``shard_map`` with ``check_vma=True`` these zeros differ from rank to rank, as what replaces them does.
     none_YD = jnp.full((num_there, rows_XD.shape[1]), (leaves_N[0] * 0).astype(rows_XD.dtype))
-    there_YD = lax.ragged_all_to_all(packed_XD, none_YD, leaves_N, sent_N, starts_NN[own], arriving_N, axis_name=axis)
-    return there_YD.at[_in_order(theirs, starts_NN[:, own], num_there)].get(mode="fill", fill_value=0)
+    torder_XD = lax.ragged_all_to_all(packed_XD, none_YD, leaves_N, sent_N, starts_NN[own], arriving_N, axis_name=axis)
+    return torder_XD.at[_in_order(theirs, starts_NN[:, own], num_there)].get(mode="fill", fill_value=0)
 
 
 def _in_order(ends: Ends, start_N: Int[Array, " N"], num_rows: int) -> Int[Array, " X"]:
@@ -120,21 +120,21 @@ def _in_rounds(
     """Moves rows in even buffers: the first of every pair of ranks, then the others, a few at a time."""
     num_ranks = counts_NN.shape[0]
 
-    def one_round(first: Int[Array, ""] | int, size: int, there_YD: jax.Array) -> jax.Array:
+    def one_round(first: Int[Array, ""] | int, size: int, torder_XD: jax.Array) -> jax.Array:
         at_X, at_Y = (_in_buffers(ends, first, size, num_ranks) for ends in (mine, theirs))
         sent_QD = rows_XD.at[inverse_rows(at_X, num_ranks * size)].get(mode="fill", fill_value=0)
         sent_NQD = sent_QD.reshape(num_ranks, size, -1)
         received_NQD = lax.all_to_all(sent_NQD, axis, split_axis=0, concat_axis=0)
         arrived_YD = received_NQD.reshape(num_ranks * size, -1).at[at_Y].get(mode="fill", fill_value=0)
-        return there_YD + arrived_YD
+        return torder_XD + arrived_YD
 
     none_YD = jnp.zeros((theirs.peer_X.size, rows_XD.shape[1]), rows_XD.dtype)
-    there_YD = one_round(0, buffers.first, none_YD)
+    torder_XD = one_round(0, buffers.first, none_YD)
     if buffers.further is None:
-        return there_YD
+        return torder_XD
     size = buffers.further
     rounds = jnp.maximum(jnp.max(counts_NN) - buffers.first + size - 1, 0) // size
-    return lax.fori_loop(0, rounds, lambda i, there: one_round(buffers.first + i * size, size, there), there_YD)
+    return lax.fori_loop(0, rounds, lambda i, there: one_round(buffers.first + i * size, size, there), torder_XD)
 
 
 def _in_buffers(ends: Ends, first: Int[Array, ""] | int, size: int, num_ranks: int) -> Int[Array, " X"]:

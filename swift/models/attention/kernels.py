@@ -97,7 +97,7 @@ KERNELS: Mapping[AttentionKernel, Mix] = {
 
 
 def choose_kernel(
-    asked: str, platform: str, dtype: DTypeLike, config: ModelConfig, *, separates: bool
+    asked: str, platform: str, dtype: DTypeLike, config: ModelConfig, *, separates: bool, is_here: bool = True
 ) -> AttentionKernel:
     """Chooses the kernel of attention.
 
@@ -107,6 +107,7 @@ def choose_kernel(
         dtype: type of activations.
         config: shape of the model.
         separates: whether documents of a sequence are kept apart: no position sees another document.
+        is_here: whether this process has such devices; False if it only traces or compiles for them.
 
     Raises:
         SettingError: the kernel asked for cannot do it.
@@ -114,7 +115,7 @@ def choose_kernel(
     kernels: tuple[AttentionKernel, ...] = get_args(AttentionKernel)
     if asked not in ("auto", *kernels):
         raise SettingError("choose_kernel.asked", asked, f"choose one of auto, {', '.join(kernels)}")
-    failings = {name: _failing(name, platform, dtype, config, separates=separates) for name in kernels}
+    failings = {name: _failing(name, platform, dtype, config, separates, is_here) for name in kernels}
     if asked != "auto":
         (kernel,) = (name for name in kernels if name == asked)
         if failings[kernel]:
@@ -128,7 +129,9 @@ def choose_kernel(
     return next(name for name in order if not failings[name])
 
 
-def _failing(kernel: AttentionKernel, platform: str, dtype: DTypeLike, config: ModelConfig, *, separates: bool) -> str:
+def _failing(
+    kernel: AttentionKernel, platform: str, dtype: DTypeLike, config: ModelConfig, separates: bool, is_here: bool
+) -> str:
     """The reason why a kernel cannot be used; empty if it can."""
     length, channels, name = config.sequence_length, config.channels, jnp.dtype(dtype).name
     if kernel == "splash":
@@ -148,7 +151,10 @@ def _failing(kernel: AttentionKernel, platform: str, dtype: DTypeLike, config: M
                 (length % _TILE > 0, f"needs ModelConfig.sequence_length = {length} to be a multiple of {_TILE}")
             ]
         else:
-            failings += [(separates, "cannot separate documents; choose triton")]
+            failings += [
+                (separates, "cannot separate documents; choose triton"),
+                (not is_here, "can be traced only by a process that has GPUs; choose triton"),
+            ]
     else:
         failings = []
     return next((why for fails, why in failings if fails), "")

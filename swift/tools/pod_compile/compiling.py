@@ -3,7 +3,6 @@
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -11,7 +10,7 @@ from jax.stages import Compiled, Lowered
 
 from swift.errors import SettingError
 from swift.mesh import collectives, live_mesh
-from swift.models import choose_kernel, rounds_if_different
+from swift.models import rounds_if_different
 from swift.pipeline import Configurator, Steps, neighbours, sequences_per_rank
 from swift.tools.pod_compile.devices import described_devices
 from swift.tools.pod_compile.exchanged_bytes import (
@@ -99,12 +98,11 @@ def compile_one(experiment: Experiment, pod: Pod, down: Down) -> dict[str, Any]:
         SettingError: the pod's compiler is not installed, or there is no plan.
     """
     live = live_mesh(experiment.topology, "devices", devices=described_devices(pod))
-    experiment = _without_cudnn(experiment, pod)
     lost = {rank for _, rank in down.ranks}
     ranks = [rank for rank in range(live.num_ranks) if rank not in lost]
     if lost:
         experiment, live = on_ranks(experiment, len(ranks)), live.with_ranks(ranks)
-    spec = experiment.step_spec(live)
+    spec = experiment.step_spec(live, pod.chip.platform)
     configuration = Configurator(experiment.plan_settings(spec)).configure(down.workers)
     steps = Steps(spec.at(live.with_rows(configuration.rows)), configuration, experiment.sequences_per_microbatch)
     begun = time.perf_counter()
@@ -124,14 +122,6 @@ def compile_one(experiment: Experiment, pod: Pod, down: Down) -> dict[str, Any]:
     if not isinstance(result, Compiled):
         return report | result
     return report | _memory(result, pod) | _facts(result, steps, experiment, pod)
-
-
-def _without_cudnn(experiment: Experiment, pod: Pod) -> Experiment:
-    """Chooses the kernel of attention for GPUs: cuDNN, which ``auto`` prefers, compiles on a GPU only."""
-    if pod.chip.platform != "gpu" or experiment.attention != "auto":
-        return experiment
-    kernel = choose_kernel("auto", "cuda", experiment.compute_dtype, experiment.model, separates=True)
-    return replace(experiment, attention=kernel)
 
 
 def _compiled(lowered: Lowered, pod: Pod) -> Compiled | dict[str, Any]:

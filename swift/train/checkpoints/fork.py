@@ -67,7 +67,8 @@ class WeightSource:
     def parameters(self, plan: WeightPlan) -> dict[str, Any]:
         """Loads the weights of a plan, to the host: ``[layer, class, size]`` by group, see ``StepSpec.adopt``."""
         assert isinstance(plan, RestorePlan)
-        theirs = self.experiment.step_spec(storage_mesh(self.experiment.topology))
+        # A state is the same with each kernel of attention, and this process may lack the devices of some.
+        theirs = replace(self.experiment, attention="auto").step_spec(storage_mesh(self.experiment.topology))
         with renamed_settings({"checkpoint": _OPTION}):
             state = load_state(self.run_dir / "checkpoints", plan, theirs)
         return theirs.stored.whole_classes(state)

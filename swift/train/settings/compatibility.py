@@ -135,6 +135,15 @@ def check_rules(experts: ExpertConfig, placement: PlacementPolicy) -> None:
         raise SettingError("ExpertConfig.rules", experts.rules, allowed)
 
 
+def check_single_worker(settings: Mapping[str, Any]) -> None:
+    """Raises SettingError if a single worker has a setting that is for several."""
+    if len(settings["topology"].workers) > 1:
+        return
+    for name, only in (("window", 1), ("memory_limit", None), ("move_roles", False)):
+        if settings[name] != only:
+            raise SettingError(f"Experiment.{name}", settings[name], f"must be {only} with a single worker")
+
+
 def check_shares(embedding: str, head: str, model: ModelConfig, *, loses_ranks: bool) -> None:
     """Raises SettingError if embedding or head in shares are one table, or their ranks are to copy lost ones' parts."""
     if model.tied_embeddings:

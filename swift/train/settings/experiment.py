@@ -111,7 +111,7 @@ class Experiment:
     def __post_init__(self) -> None:
         compatibility.check_parts(vars(self))
         compatibility.check_choices(vars(self))
-        for name in ("num_steps", "num_microbatches", "sequences_per_microbatch", "num_eval_batches"):
+        for name in ("num_steps", "num_microbatches", "sequences_per_microbatch", "num_eval_batches", "window"):
             check_count(f"Experiment.{name}", getattr(self, name), least=1)
         check_count("Experiment.eval_every", self.eval_every, least=0)
         check_seed("Experiment.seed", self.seed)
@@ -134,17 +134,12 @@ class Experiment:
             compatibility.check_coupled(vars(self))
 
     def _check_pipeline(self) -> None:
-        is_single_worker = len(self.topology.workers) == 1
-        check_count("Experiment.window", self.window, least=1)
-        for name, only in (("window", 1), ("memory_limit", None), ("move_roles", False)):
-            if is_single_worker and getattr(self, name) != only:
-                raise SettingError(f"Experiment.{name}", getattr(self, name), f"must be {only} with a single worker")
+        compatibility.check_single_worker(vars(self))
         compatibility.check_window(self.window, self.num_steps, self.eval_every, self.checkpoint)
         self.problem(Costs())
-        failing = [event.rank for event in self.failure_list.events]
+        failing = {event.rank for event in self.failure_list.events}
         compatibility.check_planner(self.planner, fails=None in failing)
-        loses_ranks = any(rank is not None for rank in failing)
-        compatibility.check_shares(self.embedding, self.head, self.model, loses_ranks=loses_ranks)
+        compatibility.check_shares(self.embedding, self.head, self.model, loses_ranks=bool(failing - {None}))
 
     @property
     def failure_list(self) -> FailureList:
@@ -191,13 +186,18 @@ class Experiment:
             return live_mesh(self.topology, self.ranks)
 
     def step_spec(self, live: LiveMesh | None = None, platform: str | None = None) -> StepSpec:
-        """Makes the spec of a step, by default on a new mesh and for its platform; the tokenizer's file may be lost."""
+        """Makes the spec of a step; reads the tokenizer, whose file may be lost.
+
+        Args:
+            live: mesh; None: a new one.
+            platform: platform that will run it, if this process has no such devices; None: that of the mesh.
+        """
         if self.compute_dtype == "float64" and jax.dtypes.canonicalize_dtype(jnp.float64) != jnp.float64:
             raise SettingError("Experiment.compute_dtype", "float64", "needs the JAX setting jax_enable_x64")
         live = live or self.live_mesh()
         compatibility.check_vocabulary(self.vocab_size, self.data.vocab_size)
         separator = self.data.separator if self.separate_documents else None
-        kernel = layouts.kernel(self.attention, live, platform, self.compute_dtype, self.model, separator)
+        kernel = layouts.kernel(vars(self), live, platform)
         shares = layouts.sharing_ranks(live, embedding=self.embedding, head=self.head)
         sizes = {"vocab_size": self.vocab_size, "num_classes": self.experts.num_classes} | shares
         gpt = GPT(self.model, **sizes, kernel=kernel, separator=separator, has_slices=self.experts.is_exact)

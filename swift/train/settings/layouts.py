@@ -1,12 +1,15 @@
 """The layout of each group's master weights, and the kernel of attention, by the settings of a run."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import jax.numpy as jnp
 
 from swift.errors import renamed_settings
 from swift.experts import Decoupled, ExpertConfig, Fetched, Instances, Layout, OptimizerConfig, ReplicaShards
 from swift.experts.placement import PlacementPolicy, Static
 from swift.mesh import LiveMesh
-from swift.models import GPT, AttentionKernel, ColumnShares, ModelConfig, RowShares, choose_kernel, num_hot_rows
+from swift.models import GPT, AttentionKernel, ColumnShares, RowShares, choose_kernel, num_hot_rows
 from swift.pipeline import sequences_per_rank
 
 
@@ -69,12 +72,10 @@ def num_hot(gpt: GPT, num_sequences: int, num_microbatches: int) -> int:
     return num_hot_rows(num_tokens, gpt.vocab_size, num_microbatches)
 
 
-def kernel(
-    asked: str, live: LiveMesh, platform: str | None, dtype: str, model: ModelConfig, separator: int | None
-) -> AttentionKernel:
-    """Chooses the kernel of attention for the devices of a mesh, or of another platform; see ``choose_kernel``."""
-    here = live.mesh.devices.flat[0].platform
+def kernel(settings: Mapping[str, Any], live: LiveMesh, platform: str | None) -> AttentionKernel:
+    """Chooses the kernel of attention for the devices of a mesh, or of a platform that this process does not have."""
+    where = platform or live.mesh.devices.flat[0].platform
+    asked, dtype, model = (settings[name] for name in ("attention", "compute_dtype", "model"))
+    separates, is_here = settings["separate_documents"], platform is None
     with renamed_settings({"choose_kernel.asked": "Experiment.attention"}):
-        # cuDNN's, which cannot separate documents, is traced only where its device is.
-        separates = separator is not None or platform not in (None, here)
-        return choose_kernel(asked, platform or here, dtype, model, separates=separates)
+        return choose_kernel(asked, where, dtype, model, separates=separates, is_here=is_here)
