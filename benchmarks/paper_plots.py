@@ -193,6 +193,7 @@ PLOTS: dict[str, tuple[str, Callable[[Axes, dict[str, Any]], None]]] = {
     "symi_aux_loss": ("symi_aux_loss", aux_loss),
     "balance_drops": ("balance", balance),
     "balance_long_loss": ("balance_long", balance_loss),
+    "balance_olmoe_loss": ("balance_olmoe", balance_loss),
     "locality_drops": ("locality", locality),
     "recycle_ablation": ("recycle_ablation", ablation),
     "recycle_failures": ("recycle_failures", failures),

@@ -330,6 +330,8 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "balance_saved": ("balance", balance_saved),
     "balance_long_drops": ("balance_long", balance_drops),
     "balance_long_saved": ("balance_long", balance_saved),
+    "balance_olmoe_drops": ("balance_olmoe", balance_drops),
+    "balance_olmoe_saved": ("balance_olmoe", balance_saved),
     "spare_slots": ("spare_slots", spare_slots),
     "locality_drops": ("locality", locality_drops),
     "moc_sizes": ("moc_checkpoint", moc_sizes),

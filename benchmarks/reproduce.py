@@ -53,6 +53,7 @@ ALL = (
     Result("spare_slots", ("study_spare_slots.py",), is_quick=False),
     Result("balance", ("study_balance.py", "table"), is_quick=False),
     Result("balance_long", ("study_balance.py", "long"), is_quick=False),
+    Result("balance_olmoe", ("study_balance.py", "olmoe"), is_quick=False),
     Result("locality", ("study_locality.py", "--steps", "192", "--seeds", "0", "1"), is_quick=False),
     Result("waiting", ("bench_waiting.py",), is_quick=False),
     Result("moc_checkpoint", ("bench_checkpoint.py", "--saves", "24")),

@@ -65,7 +65,7 @@ def _multiply(
         return multiply_ragged(x_PX, weights.swapaxes(1, 2) if is_transposed else weights, groups)
 
     ways = {"cpu": partial(multiply_in_loops, block=block, is_transposed=is_transposed)}
-    if have_tiles(x_PX.dtype, weights):
+    if _may_be_on_gpu() and have_tiles(x_PX.dtype, weights):
         ways["cuda"] = partial(multiply_in_tiles, is_transposed=is_transposed)
     return lax.platform_dependent(x_PX, weights, groups, **ways, default=ragged)
 
@@ -77,9 +77,15 @@ def _weight_gradient(x_PX: jax.Array, dy_PY: jax.Array, groups: Groups, block: i
         return lambda x_PX, dy_PY, groups: way(x_PX, dy_PY, groups).astype(x_PX.dtype)
 
     ways = {"cpu": rounded(partial(weight_gradient_in_loops, block=block))}
-    if have_tiles(x_PX.dtype, x_PX, dy_PY):
+    if _may_be_on_gpu() and have_tiles(x_PX.dtype, x_PX, dy_PY):
         ways["cuda"] = weight_gradient_in_tiles
     return lax.platform_dependent(x_PX, dy_PY, groups, **ways, default=rounded(weight_gradient_ragged))
+
+
+def _may_be_on_gpu() -> bool:
+    """Whether a program's devices may be GPUs. ``shard_map`` knows them, and to trace kernels for nothing takes long."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return device is None or device.platform != "cpu"
 
 
 def multiply_ragged(
