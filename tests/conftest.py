@@ -22,6 +22,7 @@ import hypothesis
 import jax
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 from jaxtyping import install_import_hook
 
@@ -97,6 +98,16 @@ def compiled_well():
     """Compiles as a run does, for programs that have to agree to the bit."""
     with compiled_as_in_a_run():
         yield
+
+
+@pytest.fixture
+def no_cache():
+    """Turns JAX's own cache off, which cannot read programs for devices that are only described."""
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()
+    yield
+    jax.config.update("jax_enable_compilation_cache", True)
+    compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope="session")

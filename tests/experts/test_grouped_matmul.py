@@ -89,6 +89,7 @@ def test_kernels_of_gpus_multiply_every_row_by_the_weights_of_its_slot(sizes, ma
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_cache")
 @pytest.mark.skipif(importlib.util.find_spec("jax_cuda13_plugin") is None, reason="jax_cuda13_plugin is not installed")
 @pytest.mark.parametrize("kind", ["one rank", "virtual ranks", "two devices"])
 def test_gpus_have_no_copy_of_the_rows_for_each_slot(kind):

@@ -35,6 +35,7 @@ def needs(module):
     return pytest.mark.skipif(not is_there, reason=f"{module} is not installed")
 
 
+@pytest.mark.usefixtures("no_cache")
 @pytest.mark.parametrize(
     ("pod", "kernel"),
     [

@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from swift.pipeline import Configurator, PlanSettings
@@ -30,14 +29,7 @@ from swift.topology import Topology
 SUM = PartitionSpec("worker")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def no_cache():
-    """Turns JAX's own cache off, as in the processes of a run."""
-    jax.config.update("jax_enable_compilation_cache", False)
-    compilation_cache.reset_cache()
-    yield
-    jax.config.update("jax_enable_compilation_cache", True)
-    compilation_cache.reset_cache()
+pytestmark = pytest.mark.usefixtures("no_cache")  # as in the processes of a run
 
 
 class Counted:

@@ -83,7 +83,7 @@ def _weight_gradient(x_PX: jax.Array, dy_PY: jax.Array, groups: Groups, block: i
 
 
 def _may_be_on_gpu() -> bool:
-    """Whether a program's devices may be GPUs. ``shard_map`` knows them, and to trace kernels for nothing takes long."""
+    """Whether a program may run on GPUs: to trace kernels takes long, and ``shard_map`` knows its devices."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return device is None or device.platform != "cpu"
 
