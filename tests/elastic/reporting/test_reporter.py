@@ -29,8 +29,15 @@ def test_a_record_that_cannot_be_written_is_not_in_the_file(tmp_path):
     with RunDirectory.create(tmp_path / "run", "") as directory:
         behind = BackgroundCalls()
         reporter = Reporter(Journal(0.0), Mock(), directory, behind, 2)
-        directory.log_step = Mock(side_effect=RunError("no room"))
+        is_told = threading.Event()  # else the thread may be so quick that the call after it reports the error
+
+        def no_room(_record):
+            is_told.wait()
+            raise RunError("no room")
+
+        directory.log_step = no_room
         reporter.record({"step": 3, "loss": 1.0})
+        is_told.set()
         with pytest.raises(RunError, match="no room"):
             behind.settle()
         with pytest.raises(RunError, match="no room"):
