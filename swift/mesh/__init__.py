@@ -11,7 +11,17 @@ from swift.mesh.hlo_collectives import ALL_TO_ALL, RAGGED, Collective, collectiv
 from swift.mesh.host_order import host_line, order_by_host
 from swift.mesh.live import LiveMesh, MeshRow, RankKind, live_mesh, own_row, own_rows, storage_mesh
 from swift.mesh.peer_reduce import PeerSum, Unequal, how_unequal
-from swift.mesh.per_rank import AXES, EXPERT_AXIS, RANKED, REPLICATED, SHARED, WORKER_AXIS, is_spec, map_specs
+from swift.mesh.per_rank import (
+    AXES,
+    EXPERT_AXIS,
+    RANKED,
+    REPLICATED,
+    SHARED,
+    WORKER_AXIS,
+    is_spec,
+    known_platform,
+    map_specs,
+)
 from swift.mesh.process_shards import Shards, copy_bits, fetch_shards, place_shards, shard_shapes
 from swift.mesh.program_cache import keep_programs
 from swift.mesh.state_transfer import host_stages, move_rows, moved_bytes, source_rows
@@ -46,6 +56,7 @@ __all__ = [
     "how_unequal",
     "is_spec",
     "keep_programs",
+    "known_platform",
     "live_mesh",
     "map_specs",
     "move_rows",

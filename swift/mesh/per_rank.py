@@ -28,6 +28,12 @@ AXES = (WORKER_AXIS, EXPERT_AXIS)
 REPLICATED = PartitionSpec()
 
 
+def known_platform() -> str | None:
+    """Platform of the devices of the ``shard_map`` around this code; None: there is none, or they are unknown."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return None if device is None else device.platform
+
+
 def is_spec(leaf: Any) -> bool:
     """Distinguishes specs (RANKED, SHARED or REPLICATED) from inner nodes of a tree of specs."""
     return isinstance(leaf, PartitionSpec)

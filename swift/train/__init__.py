@@ -20,7 +20,7 @@ from swift.train.interrupt import Interrupt
 from swift.train.loop import LiveWorkers, StateKeeper, TrainLoop
 from swift.train.options import TrainOptions
 from swift.train.preflight import check_before
-from swift.train.settings import Experiment, on_ranks
+from swift.train.settings import Experiment, for_storage, on_ranks
 from swift.train.start import (
     check_range,
     check_resumable,
@@ -64,6 +64,7 @@ __all__ = [
     "find_checkpoint",
     "find_start",
     "find_weights",
+    "for_storage",
     "format_duration",
     "generate",
     "is_due",

@@ -8,7 +8,7 @@ from swift.errors import SettingError
 from swift.mesh import storage_mesh
 from swift.models import GPT, Weights
 from swift.train.checkpoints import check_new, load_state, new_model, pure, write_model
-from swift.train.settings import Experiment, copy_config
+from swift.train.settings import Experiment, copy_config, for_storage
 
 
 def export_model(experiment: Experiment, run_dir: Path, out: Path, step: int | None = None) -> RestorePlan:
@@ -59,7 +59,6 @@ def find_checkpoint(experiment: Experiment, run_dir: Path, step: int | None) -> 
 
 def load_weights(experiment: Experiment, run_dir: Path, plan: RestorePlan) -> tuple[GPT, Weights]:
     """Reads the master weights of a checkpoint, as (architecture, weights of whole experts, on the host)."""
-    # A state is the same with each kernel of attention, and this process may lack the devices of some.
-    spec = replace(experiment, attention="auto").step_spec(storage_mesh(experiment.topology))
+    spec = for_storage(experiment).step_spec(storage_mesh(experiment.topology))
     state = load_state(run_dir / "checkpoints", plan, spec)
     return replace(spec.gpt, head_ranks=1, embedding_ranks=1), spec.gpt.unpack(spec.stored.whole_classes(state))

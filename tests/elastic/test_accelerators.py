@@ -10,8 +10,9 @@ from swift.elastic import jax_group
 from swift.elastic.accelerators import AcceleratorGroup, MemberDevices
 from swift.elastic.jax_group import JaxGroup, is_aborted
 from swift.elastic.worker import WorkerSpec
-from swift.errors import RunError
-from swift.train import Experiment
+from swift.errors import RunError, SettingError
+from swift.mesh import storage_mesh
+from swift.train import Experiment, for_storage
 
 
 class Service:
@@ -131,3 +132,11 @@ def test_a_process_takes_the_kernel_of_attention_of_its_devices(separates, corpu
         spec = member.step_specs().on(8)
         assert spec.gpt.kernel == kernel
         assert experiment.plan_settings(spec).problem.costs
+
+
+def test_a_process_that_stores_states_needs_no_device_of_their_kernel(corpus):
+    experiment = Experiment(data=corpus, compute_dtype="bfloat16", attention="triton")
+    stored = storage_mesh(experiment.topology)
+    with pytest.raises(SettingError, match="needs GPUs"):
+        experiment.step_spec(stored)
+    assert for_storage(experiment).step_spec(stored).gpt.kernel == "tiled"

@@ -2,23 +2,23 @@
 
 import os
 import subprocess
-import sys
 
 from swift.runlog import read_run
-from tests.elastic.runs import losses, write_config
-
-SWIFT = [sys.executable, "-m", "swift"]
+from tests.elastic.runs import SWIFT, losses, write_config
 
 
-def told(platform, *command, fails=False):
-    """What a command prints, on ``cpu`` or on JAX's choice; tests that run at the same time share the GPU's memory."""
-    environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    environment |= {"JAX_PLATFORMS": "cpu"} if platform == "cpu" else {}
-    found = subprocess.run(
-        [*SWIFT, *map(str, command)], capture_output=True, text=True, env=environment, timeout=300, check=False
-    )
-    assert (found.returncode != 0) == fails, found.stderr[-3000:]
+def printed(command, **variables):
+    """What a program prints; it takes no more of the GPU's memory than it needs, since tests run at the same time."""
+    environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | variables
+    found = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
+    assert found.returncode == 0, found.stderr[-3000:]
     return found.stdout
+
+
+def told(platform, *command):
+    """What a command of Swift prints, on the CPU (``cpu``) or on what JAX chooses by itself (``cuda``)."""
+    variables = {"JAX_PLATFORMS": "cpu"} if platform == "cpu" else {}
+    return printed([*SWIFT, *map(str, command)], **variables)
 
 
 def trained(directory, platform, config, *options):

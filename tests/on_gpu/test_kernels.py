@@ -1,12 +1,12 @@
 """The kernels that run on GPUs alone, against NumPy and the plain form, each in a process that has the GPU."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.on_gpu.runs import printed
 
 pytestmark = pytest.mark.slow
 PROGRAM = Path(__file__).parent / "kernel_errors.py"
@@ -17,10 +17,7 @@ ROUNDING = {"bfloat16": 2**-8, "float32": 2**-10}
 @pytest.fixture(scope="module")
 def errors():
     """Relative errors of the kernels, by what is computed and its type."""
-    environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    found = subprocess.run([sys.executable, PROGRAM], capture_output=True, text=True, env=environment, timeout=300)
-    assert found.returncode == 0, found.stderr[-3000:]
-    return json.loads(found.stdout)
+    return json.loads(printed([sys.executable, PROGRAM]))
 
 
 def test_grouped_matmuls_are_those_of_rows_one_by_one(errors):

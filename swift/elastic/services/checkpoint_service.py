@@ -9,7 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ from swift.errors import RunError, SettingError
 from swift.pipeline import StepSpec, TrainState
 from swift.pipeline.reconfigure import blocks_spec
 from swift.runlog import sync_record
-from swift.train import Experiment, WeightSource
+from swift.train import Experiment, WeightSource, for_storage
 from swift.train.checkpoints import check_savable, extra_of, keep_elsewhere, ledger_after, load_state, split_of
 
 _RECORD_S = 20.0
@@ -89,8 +89,7 @@ class CheckpointService:
 
     @cached_property
     def _elastic_specs(self) -> ElasticSpecs:
-        # A state is the same with each kernel of attention, and this process may lack the devices of some.
-        return ElasticSpecs(replace(self.experiment, attention="auto"))
+        return ElasticSpecs(for_storage(self.experiment))
 
     @cached_property
     def _counts(self) -> LedgerCounts:

@@ -21,6 +21,7 @@ from jaxtyping import Array, Float
 from swift.experts.grouped_matmul.groups import Groups
 from swift.experts.grouped_matmul.loops import multiply_in_loops, weight_gradient_in_loops
 from swift.experts.grouped_matmul.tiles import have_tiles, multiply_in_tiles, weight_gradient_in_tiles
+from swift.mesh import known_platform
 
 _CONTRACT_ROWS = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
 
@@ -83,9 +84,8 @@ def _weight_gradient(x_PX: jax.Array, dy_PY: jax.Array, groups: Groups, block: i
 
 
 def _may_be_on_gpu() -> bool:
-    """Whether a program may run on GPUs: to trace kernels takes long, and ``shard_map`` knows its devices."""
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    return device is None or device.platform != "cpu"
+    """Whether a program may run on GPUs: to trace kernels for others takes long."""
+    return known_platform() != "cpu"
 
 
 def multiply_ragged(

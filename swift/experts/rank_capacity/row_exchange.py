@@ -21,6 +21,7 @@ from jaxtyping import Array, Float, Int
 
 from swift.experts.config import Buffers
 from swift.experts.slot_capacity import inverse_rows
+from swift.mesh import known_platform
 
 
 class Ends(NamedTuple):
@@ -53,9 +54,7 @@ def exchange_rows(
 
 def is_ragged(axis: str) -> bool:
     """Whether ``lax.ragged_all_to_all`` exists here: on devices under ``shard_map``, unless they are CPUs."""
-    mesh = jax.sharding.get_abstract_mesh()
-    device = mesh.abstract_device
-    return axis in mesh.manual_axes and device is not None and device.platform != "cpu"
+    return axis in jax.sharding.get_abstract_mesh().manual_axes and known_platform() not in (None, "cpu")
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4, 5))
@@ -105,8 +104,8 @@ def _at_once(rows_XD: jax.Array, mine: Ends, theirs: Ends, counts_NN: jax.Array,
     packed_XD = rows_XD.at[order_X].get(mode="fill", fill_value=0)
     # To ``shard_map`` with ``check_vma=True`` these zeros differ from rank to rank, as what replaces them does.
     none_YD = jnp.full((num_there, rows_XD.shape[1]), (leaves_N[0] * 0).astype(rows_XD.dtype))
-    torder_XD = lax.ragged_all_to_all(packed_XD, none_YD, leaves_N, sent_N, starts_NN[own], arriving_N, axis_name=axis)
-    return torder_XD.at[_in_order(theirs, starts_NN[:, own], num_there)].get(mode="fill", fill_value=0)
+    there_YD = lax.ragged_all_to_all(packed_XD, none_YD, leaves_N, sent_N, starts_NN[own], arriving_N, axis_name=axis)
+    return there_YD.at[_in_order(theirs, starts_NN[:, own], num_there)].get(mode="fill", fill_value=0)
 
 
 def _in_order(ends: Ends, start_N: Int[Array, " N"], num_rows: int) -> Int[Array, " X"]:
@@ -120,21 +119,21 @@ def _in_rounds(
     """Moves rows in even buffers: the first of every pair of ranks, then the others, a few at a time."""
     num_ranks = counts_NN.shape[0]
 
-    def one_round(first: Int[Array, ""] | int, size: int, torder_XD: jax.Array) -> jax.Array:
+    def one_round(first: Int[Array, ""] | int, size: int, there_YD: jax.Array) -> jax.Array:
         at_X, at_Y = (_in_buffers(ends, first, size, num_ranks) for ends in (mine, theirs))
         sent_QD = rows_XD.at[inverse_rows(at_X, num_ranks * size)].get(mode="fill", fill_value=0)
         sent_NQD = sent_QD.reshape(num_ranks, size, -1)
         received_NQD = lax.all_to_all(sent_NQD, axis, split_axis=0, concat_axis=0)
         arrived_YD = received_NQD.reshape(num_ranks * size, -1).at[at_Y].get(mode="fill", fill_value=0)
-        return torder_XD + arrived_YD
+        return there_YD + arrived_YD
 
     none_YD = jnp.zeros((theirs.peer_X.size, rows_XD.shape[1]), rows_XD.dtype)
-    torder_XD = one_round(0, buffers.first, none_YD)
+    there_YD = one_round(0, buffers.first, none_YD)
     if buffers.further is None:
-        return torder_XD
+        return there_YD
     size = buffers.further
     rounds = jnp.maximum(jnp.max(counts_NN) - buffers.first + size - 1, 0) // size
-    return lax.fori_loop(0, rounds, lambda i, there: one_round(buffers.first + i * size, size, there), torder_XD)
+    return lax.fori_loop(0, rounds, lambda i, there: one_round(buffers.first + i * size, size, there), there_YD)
 
 
 def _in_buffers(ends: Ends, first: Int[Array, ""] | int, size: int, num_ranks: int) -> Int[Array, " X"]:

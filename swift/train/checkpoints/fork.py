@@ -15,7 +15,7 @@ from swift.mesh import storage_mesh
 from swift.models import ModelConfig
 from swift.train.checkpoints.model_directory import load_wide
 from swift.train.checkpoints.saved_state import load_state
-from swift.train.settings import Experiment
+from swift.train.settings import Experiment, for_storage
 
 _OPTION = "--init-from"
 
@@ -67,8 +67,7 @@ class WeightSource:
     def parameters(self, plan: WeightPlan) -> dict[str, Any]:
         """Loads the weights of a plan, to the host: ``[layer, class, size]`` by group, see ``StepSpec.adopt``."""
         assert isinstance(plan, RestorePlan)
-        # A state is the same with each kernel of attention, and this process may lack the devices of some.
-        theirs = replace(self.experiment, attention="auto").step_spec(storage_mesh(self.experiment.topology))
+        theirs = for_storage(self.experiment).step_spec(storage_mesh(self.experiment.topology))
         with renamed_settings({"checkpoint": _OPTION}):
             state = load_state(self.run_dir / "checkpoints", plan, theirs)
         return theirs.stored.whole_classes(state)

@@ -15,6 +15,7 @@ from swift.train.settings.failure_list import (
     parse_rank,
 )
 from swift.train.settings.fewer_ranks import on_ranks
+from swift.train.settings.for_storage import for_storage
 from swift.train.settings.stored_config import (
     GIN_NAME,
     OF_RUN,
@@ -41,6 +42,7 @@ __all__ = [
     "copy_config",
     "cuts_text",
     "defaults_in",
+    "for_storage",
     "layers_of_stages",
     "made",
     "on_ranks",
