@@ -136,7 +136,10 @@ MUTATIONS = (
     ),
     Mutation("experts/rank_capacity/row_exchange.py", "+ size - 1, 0) // size", ", 0) // size", ROW_EXCHANGE),
     Mutation(
-        "experts/rank_capacity/row_exchange.py", 'device.platform != "cpu"', 'device.platform == "tpu"', ROW_EXCHANGE
+        "experts/rank_capacity/row_exchange.py",
+        'known_platform() not in (None, "cpu")',
+        'known_platform() == "tpu"',
+        ROW_EXCHANGE,
     ),
     Mutation("experts/layer.py", "sent, counts_NN.T, buffers", "sent, counts_NN, buffers", LAYER),
     Mutation("experts/layer.py", "rows.counts_NN.T, buffers", "rows.counts_NN, buffers", LAYER),
