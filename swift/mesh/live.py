@@ -41,6 +41,11 @@ class MeshRow(NamedTuple):
     stage: int
     pipeline: int | None = None
 
+    @classmethod
+    def at(cls, worker: Worker, role: Worker) -> "MeshRow":
+        """Makes the row of a worker that holds the blocks of a role (pipeline, stage)."""
+        return cls(worker, role[1], None if role[0] == worker[0] else role[0])
+
     @property
     def role(self) -> Worker:
         """(pipeline, stage) whose blocks the worker holds."""

@@ -46,28 +46,28 @@ def lost_stages(
     rows: Collection[MeshRow],
     before: frozenset[Worker],
     failed: frozenset[Worker],
-    chunks: Chunks | None = None,
+    chunks: Chunks,
+    own: Chunks,
 ) -> list[int]:
-    """Returns the stages without a live worker, or whose state is lost.
+    """Returns the stages that hold a block without a live worker, or of which the state is lost.
 
-    Where pipelines are cut differently, these are also the stages that hold a chunk of which that is so. A worker may
-    serve another stage than its own. A worker that rejoins has copied the state of its stage before any other fails.
+    A worker may have another's place. A worker that rejoins has copied the state of its stage before any other fails.
 
     Args:
         topology: whole cluster.
-        rows: workers and the stages that they have served so far.
+        rows: workers and the places that they have had so far.
         before: workers that were down.
         failed: workers that are down from now on.
-        chunks: what the workers hold; None: a stage, which all pipelines have alike.
+        chunks: what the workers hold in these places.
+        own: what they hold in their own, from now on.
     """
-    live = [worker for worker in topology.workers if worker not in failed]
-    kept = [row.role for row in rows if row.worker not in failed] + list(before - failed)
-    stages = (tuple(range(topology.num_stages)),) * topology.num_pipelines
-    stage_DC = stages if chunks is None or chunks.is_one_cut else chunks.stage_DC
-    lost = set(range(topology.num_stages)) - {stage for _, stage in live}
-    for stage_D in zip(*stage_DC, strict=True):
+    live = set(topology.workers) - failed
+    kept = {row.role for row in rows if row.worker not in failed}
+    lost = set[int]()
+    for held_D, stage_D in zip(chunks.stage_DB.T.tolist(), own.stage_DB.T.tolist(), strict=True):
         holders = set(enumerate(stage_D))
-        if holders.isdisjoint(live) or holders.isdisjoint(kept):
+        has_state = not kept.isdisjoint(enumerate(held_D)) or not holders.isdisjoint(before - failed)
+        if holders.isdisjoint(live) or not has_state:
             lost.update(stage_D)
     return sorted(lost)
 
@@ -78,11 +78,11 @@ def check_failures(engine: Engine, failures: FailureList, window: int) -> None:
     Raises:
         SettingError: a stage's state is lost, or there is no plan for some of the failures.
     """
-    topology, before = engine.spec.live.topology, frozenset[Worker]()
+    topology, before, own = engine.spec.live.topology, frozenset[Worker](), engine.own_chunks
     rows = engine.configure(before).rows
     for step in sorted({event.step for event in failures.events}):
         failed = failures.failed(step, step + window - 1)
-        for stage in lost_stages(topology, rows, before, failed, engine.spec.chunks):
+        for stage in lost_stages(topology, rows, before, failed, own, own):
             allowed = f"leave no worker with the state of stage {stage} at step {step}, after roles have moved"
             raise SettingError(
                 FAILURES_SETTING, ["{} {}:{}".format(event.kind, *event.worker) for event in failures.events], allowed

@@ -9,7 +9,9 @@ import pytest
 from swift.errors import SettingError
 from swift.pipeline import Cuts, Recut, UnknownCut, move_state
 from swift.pipeline.reconfigure import ExecutableCache
-from swift.pipeline.reconfigure.recut import check_recut, recut_settings, recut_spec
+from swift.pipeline.reconfigure.cuts import find_recut, recut_settings
+from swift.pipeline.reconfigure.recut import check_recut, recut_spec
+from swift.schedules.plans import Holders, Move
 from tests.pipeline.held_rows import rows_of
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -78,25 +80,25 @@ def test_a_cut_that_others_found_stays_one_object_and_has_to_be_theirs(rig, tmp_
 
     found = cuts().find(failed)
     assert found is not None
-    mine, held = cuts(), found.chunks[1]
+    mine, held = cuts(), found.holders
     assert mine.agreed(failed, held) is mine.agreed(failed, held) is mine.find(failed)
-    other = tuple(tuple(1 - stage for stage in stages) for stages in held)
-    with pytest.raises(UnknownCut, match=r"the stages of the layers would be .*, and are .* in its own plan"):
+    other = held._replace(moves=(Move((1, 1), (0, 1)),))
+    with pytest.raises(UnknownCut, match=r"there would be .*, 1:1 in the place of 0:1, and its own plan has stages of"):
         mine.agreed(failed, other)
     spec = mine.spec(mine.find(failed))
     assert mine.spec(mine.find(failed)) is spec
-    assert mine.agreed(failed, ()) is None, "the run's own cuts"
+    assert mine.agreed(failed, Holders()) is None, "the run's own cuts"
     assert mine.spec(mine.find(failed)) is not spec, "what is not in use is forgotten"
 
 
 def test_nobody_plans_a_cut_while_training_waits_for_it(rig, tmp_path, monkeypatch):
     one, failed = rig(**FOUR), frozenset({(0, 1)})
-    held = WITHOUT_LAST.chunks[1]
+    held = WITHOUT_LAST.holders
     mine = Cuts(one.spec, one.experiment.plan_settings(one.spec), 2, ExecutableCache(tmp_path))
-    monkeypatch.setattr("swift.pipeline.reconfigure.recut.find_recut", lambda *_: pytest.fail("it plans"))
+    monkeypatch.setattr("swift.pipeline.reconfigure.cuts.find_recut", lambda *_: pytest.fail("it plans"))
     with pytest.raises(UnknownCut, match="the plan for it is missing among the programs of the run"):
         mine.agreed(failed, held)
-    assert mine.agreed(failed, ()) is None
+    assert mine.agreed(failed, Holders()) is None
 
 
 def test_a_worker_has_the_same_devices_whatever_the_cut(rig, tmp_path):
@@ -150,3 +152,59 @@ def test_sixty_steps_with_two_failures_two_moves_and_two_returns(rig):
     assert all(ratio > 1 for ratio in (*ratios[:2], *ratios[3:5]))
     assert [num_bytes > 0 for num_bytes in moved] == [False, True, True, False, True, True]
     assert jax.device_get(state.step).tolist() == [60] * 4
+
+
+SIX = {"topology": (2, 3, 1), "pattern": (False, True) * 3, "cut": (2, 2, 2), "microbatches": 4}
+
+
+def test_places_are_those_that_are_planned(rig):
+    """A worker of the second pipeline takes a place in the first one, where two have failed; and roles move."""
+    one = rig(**SIX)
+    settings = one.experiment.plan_settings(one.spec)
+    roles, anew = (find_recut(settings, one.spec, failed, 2) for failed in map(frozenset, ({(0, 0)}, LOST)))
+    assert roles.moves == (Move((0, 1), (0, 0)),)
+    assert roles.cuts == ((2, 2, 2), (2, 2, 2))
+    assert roles.schedule is None, "that of the run's planner"
+    assert {place[0] for worker, place in anew.moves if worker[0] == 1} == {0, 1}
+    assert sum(map(sum, anew.cuts)) == 12
+    only = {
+        way: find_recut(replace(settings, adapt=way), one.spec, frozenset({(0, 0)}), 2) for way in ("roles", "recut")
+    }
+    assert only["roles"] == roles
+    assert only["recut"].schedule is not None
+
+
+LOST = frozenset({(0, 0), (0, 1)})
+
+
+@pytest.mark.slow
+def test_sixty_steps_in_which_workers_take_the_places_of_others(rig):
+    """Roles move within a pipeline; then a worker goes to the other pipeline, which holds what two did; and back."""
+    one = rig(**SIX)
+    drawn = one.draw(1, num_batches=60)
+    expected, params, _ = one.plain(drawn)
+    settings = one.experiment.plan_settings(one.spec)
+    changes = [({(0, 0)}, 8), (LOST, 20), (set(), 32), ({(1, 0), (1, 2)}, 40), (set(), 52)]
+    at = {step: (frozenset(failed), False) for failed, step in changes}
+    at |= {step + 6: (frozenset(failed), True) for failed, step in changes if failed}
+    found, ratios, places = [], {}, set()
+    with one.experiment.engine(frozenset(), "none") as engine:
+        state = one.start(drawn)
+        for step in range(0, 60, 2):
+            if step in at:
+                failed, moves = at[step]
+                recut = find_recut(settings, one.spec, failed, 2) if moves else None
+                state, change = engine.reconfigure(state, failed, recut)
+                ratios[step] = engine.period_ratio
+                places.update(() if recut is None else recut.moves)
+                assert bool(change.moved_bytes) or not failed or not moves
+            batches = drawn.batches[step : step + 2]
+            result = engine.start(state, batches, engine.put(batches))()
+            state = result.state
+            found += result.metrics
+    for metrics, iteration in zip(found, expected, strict=True):
+        np.testing.assert_allclose(metrics["loss"], iteration.loss, rtol=1e-8)
+        np.testing.assert_array_equal(metrics["popularity"], iteration.popularity)
+    one.check_params(state, params, 1e-8)
+    assert all(ratios[step + 6] < ratios[step] for failed, step in changes if failed)
+    assert {worker[0] != place[0] for worker, place in places} == {False, True}

@@ -4,7 +4,7 @@ Where all pipelines have one cut, a chunk is a stage. Where they are cut differe
 in all of them: every stage of every pipeline is a run of chunks. Workers that hold the same chunks, such as those of a
 stage in pipelines that are cut alike, have the same holding, and so the same arrays.
 
-C chunks, D pipelines, P stages, H holdings: what one worker or several hold.
+B blocks, C chunks, D pipelines, P stages, H holdings: what one worker or several hold.
 """
 
 from dataclasses import dataclass
@@ -40,6 +40,11 @@ class Chunks(BlockStacks):
     def num_stages(self) -> int:
         """P."""
         return max(map(max, self.stage_DC)) + 1
+
+    @property
+    def stage_DB(self) -> np.ndarray:
+        """Stage that holds each block, by pipeline, int64[D, B]."""
+        return np.repeat(np.array(self.stage_DC), self.sizes, axis=1)
 
     @property
     def are_stages(self) -> bool:

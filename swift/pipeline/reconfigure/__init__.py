@@ -15,6 +15,7 @@ from swift.pipeline.reconfigure.block_sharing import (
 from swift.pipeline.reconfigure.block_transfer import LocalPiece, local_pieces, move_on_host, put_moved
 from swift.pipeline.reconfigure.compiled_steps import StepKind, Steps, WindowResult, program_key
 from swift.pipeline.reconfigure.cut_search import CutSearch
+from swift.pipeline.reconfigure.cuts import Cuts, UnknownCut
 from swift.pipeline.reconfigure.engine import Engine, Prepare, Reconfiguration
 from swift.pipeline.reconfigure.executable_cache import ExecutableCache, compiled_init, compiled_slots, slots_key
 from swift.pipeline.reconfigure.failure_config import (
@@ -26,7 +27,7 @@ from swift.pipeline.reconfigure.failure_config import (
     neighbours,
     survives,
 )
-from swift.pipeline.reconfigure.recut import BetterCut, Cuts, Recut, UnknownCut, blocks_spec
+from swift.pipeline.reconfigure.recut import BetterCut, Recut, blocks_spec
 from swift.pipeline.reconfigure.reshard import StateShape, reshape_state, reshaped
 from swift.pipeline.reconfigure.state_move import StateMove, move_state
 

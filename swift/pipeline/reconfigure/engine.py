@@ -12,10 +12,12 @@ from typing import Literal, Self
 import jax
 
 from swift.data import Batch
+from swift.models import Chunks
 from swift.pipeline.reconfigure.block_sharing import move_between_processes
 from swift.pipeline.reconfigure.compiled_steps import Steps, WindowResult
+from swift.pipeline.reconfigure.cuts import Cuts
 from swift.pipeline.reconfigure.failure_config import Configuration, PlanSettings, neighbours
-from swift.pipeline.reconfigure.recut import BetterCut, Cuts, Recut, check_recut
+from swift.pipeline.reconfigure.recut import BetterCut, Recut, check_recut
 from swift.pipeline.reconfigure.state_move import StateMove
 from swift.pipeline.runtime import DeviceBatch, StepSpec, Sums, TrainState
 from swift.schedules import FAULT_FREE, allocated_bytes
@@ -105,6 +107,11 @@ class Engine:
         return self.steps.spec
 
     @property
+    def own_chunks(self) -> Chunks:
+        """What the workers hold with the run's own cuts."""
+        return self._cuts.spec(None).chunks
+
+    @property
     def configuration(self) -> Configuration:
         """The current configuration."""
         return self.steps.configuration
@@ -141,7 +148,7 @@ class Engine:
         return self._cuts.configure(None, failed)
 
     def better_cut(self, failed: frozenset[Worker]) -> BetterCut | None:
-        """Plans and compiles the best cut for survivors that stay in their pipelines; None if it saves no time.
+        """Plans and compiles the best cut for the survivors; None if it saves no time.
 
         It takes as long as compiling does, and may be called from another thread than the rest.
 

@@ -10,7 +10,7 @@ a worker, N expert ranks, B sequences, T positions.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from jax.sharding import Mesh
@@ -32,7 +32,7 @@ from swift.schedules import (
     plan_with,
     round_of,
 )
-from swift.schedules.plans import after_moves, moves_to_spread
+from swift.schedules.plans import Move, after_moves, moves_to_spread
 from swift.topology import Topology, Worker
 
 
@@ -45,12 +45,16 @@ class PlanSettings:
         planner: name of one of ``PLANNERS``, or a planner object.
         sizes: bytes of the buffer slots of a stage on a rank.
         move_roles: whether workers may change their stage, to spread the failures evenly.
+        moves: workers that have another's place, for the one failure set that is planned.
+        adapt: what survivors may do besides re-routing, see ``find_recut``.
     """
 
     problem: Problem
     planner: str | OwnPlanner = "lockstep"
     sizes: SlotBytes = field(default_factory=lambda: SlotBytes(0, 0, 0))
     move_roles: bool = False
+    moves: tuple[Move, ...] = ()
+    adapt: Literal["roles", "recut", "auto"] = "auto"
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,10 +154,8 @@ class Configurator:
         """
         settings = self.settings
         problem = replace(settings.problem, failed=failed)
-        players: dict[Worker, Worker] = {}
-        if settings.move_roles:
-            moved = moves_to_spread(problem)
-            problem, players = after_moves(problem, moved), {move.role: move.worker for move in moved}
+        moved = moves_to_spread(problem) if settings.move_roles else settings.moves
+        problem, players = after_moves(problem, moved), {place: worker for worker, place in moved}
         normalized = normalize(problem)
         canonical = normalized.problem
         if canonical not in self._plans:
@@ -184,8 +186,7 @@ class Configurator:
 
 def _mesh_row(worker: Worker, role: Worker, *, is_alike: bool) -> MeshRow:
     """The mesh row of a worker in a role; in which pipeline that is matters only where pipelines are not alike."""
-    is_in_own = is_alike or role[0] == worker[0]
-    return MeshRow(worker, role[1], None if is_in_own else role[0])
+    return MeshRow(worker, role[1]) if is_alike else MeshRow.at(worker, role)
 
 
 def neighbours(

@@ -29,8 +29,8 @@ _MAX_OPS = 200_000
 """Ops scheduled for all layouts together, about a second's worth."""
 _SAME = 1 + 1e-6
 """Periods that differ by less are the same, and fewer blocks to move count."""
-_LAYOUTS = 2
-"""Layouts that are planned, of those with the least loads."""
+_LAYOUTS = 2, 6
+"""Layouts that are planned, of those with the least loads: at least, and of small problems."""
 Planner = Callable[[BlockMixture, int], tuple[Round | None, int]]
 """Schedules a mixture, with a limit on the ops scheduled: the best iteration found, if any, and the ops scheduled."""
 
@@ -177,7 +177,7 @@ def _with_peers(
 
 
 def recut(
-    work: BlockProblem, failed: frozenset[Worker], *, in_lockstep: bool = False, stays: bool = False
+    work: BlockProblem, failed: frozenset[Worker], *, in_lockstep: bool = False, with_all: bool = False
 ) -> Adaptation | None:
     """Plans pipelines of the survivors that are cut anew; None if nothing that was tried fits the memory.
 
@@ -185,12 +185,14 @@ def recut(
         work: problem without failures, and its blocks.
         failed: failed workers.
         in_lockstep: see ``adapt``.
-        stays: True if every survivor keeps its place, and so its pipeline.
+        with_all: True if every survivor is to have a place: none may be idle beside whole pipelines.
     """
     found: list[Adaptation] = []
     left, shortest = _MAX_OPS, math.inf
-    whole = None if stays else whole_pipelines(work, failed)
-    possible = _mixtures(work, layouts(work, failed, stays=stays), in_lockstep)
+    whole = whole_pipelines(work, failed)
+    if with_all and whole is not None and len(whole.empty) > len(failed):
+        whole = None
+    possible = _mixtures(work, layouts(work, failed), in_lockstep)
     for mixture, planner in sorted(possible + _as_whole(work, whole, in_lockstep), key=lambda one: one[0].load):
         is_spent = bool(found) and left < mixture.reduced.num_ops and mixture.layout != whole
         if mixture.load > shortest * _SAME or is_spent:
@@ -210,10 +212,12 @@ def _mixtures(
     work: BlockProblem, possible: Iterable[BlockLayout], one_block: bool
 ) -> list[tuple[BlockMixture, Planner]]:
     """Lists the mixtures that are worth planning, those of the layouts with the least loads."""
+    least, most = _LAYOUTS
+    number = max(least, min(most, _MAX_OPS // (3 * len(work.blocks) * work.problem.total_microbatches)))
     ranked = sorted(
         (least_load(*parts(work, layout, layout.bounds)), turn, layout) for turn, layout in enumerate(possible)
     )
-    found = [mixture for _, _, layout in ranked[:_LAYOUTS] for mixture in mixtures(work, layout, one_block=one_block)]
+    found = [mixture for _, _, layout in ranked[:number] for mixture in mixtures(work, layout, one_block=one_block)]
     return [(mixture, schedule_mixture) for mixture in found if mixture.fits_alone]
 
 

@@ -5,7 +5,6 @@ free, and matters twice: where the cut is next to the lost worker few blocks mov
 their peers can share work more evenly.
 """
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -19,16 +18,10 @@ _PHASES = (0.5, 0.25, 0.75, 0.0)
 """Positions at which even cuts are rounded, turn by turn, so that pipelines have long stages at different blocks."""
 
 
-def layouts(work: BlockProblem, failed: frozenset[Worker], *, stays: bool = False) -> Iterator[BlockLayout]:
-    """Yields layouts of the survivors, each once.
-
-    Args:
-        work: problem without failures, and its blocks.
-        failed: failed workers.
-        stays: True if every survivor keeps its place.
-    """
+def layouts(work: BlockProblem, failed: frozenset[Worker]) -> Iterator[BlockLayout]:
+    """Yields layouts in which every survivor has a place, each once."""
     seen: set[BlockLayout] = set()
-    for lengths in itertools.islice(_lengths(work, failed), 1 if stays else None):
+    for lengths in _lengths(work, failed):
         places = _places(work, failed, lengths)
         for style in ("near", "even", "mixed"):
             runs: list[tuple[Run | None, ...]] = []
@@ -83,12 +76,17 @@ def _lengths(work: BlockProblem, failed: frozenset[Worker]) -> Iterator[tuple[in
 
 
 def _places(work: BlockProblem, failed: frozenset[Worker], lengths: Sequence[int]) -> list[list[int]]:
-    """Chooses the stages that are taken in each pipeline: those with survivors first."""
-    places = []
+    """Chooses the stages that are taken in each pipeline: those with survivors first, then those that few have taken.
+
+    So every stage is taken in some pipeline, unless there are too few places.
+    """
+    num_stages = work.problem.num_stages
+    places, times = list[list[int]](), [0] * num_stages
     for d, length in enumerate(lengths):
-        live = [p for p in range(work.problem.num_stages) if (d, p) not in failed]
-        lost = [p for p in range(work.problem.num_stages) if (d, p) in failed]
-        places.append(sorted([*live, *lost][:length]))
+        ranked = sorted(range(num_stages), key=lambda p: ((d, p) in failed, times[p], p))
+        places.append(sorted(ranked[:length]))
+        for p in places[-1]:
+            times[p] += 1
     return places
 
 

@@ -1,12 +1,14 @@
 """Plans that are ready before a failure.
 
-``normalize`` reduces problems to failure counts, ``moved_roles`` chooses which roles stay empty, ``store`` keeps plans
-on disk, and ``json_format`` describes a schedule as a JSON document.
+``normalize`` reduces problems to failure counts, ``moved_roles`` chooses which roles stay empty, ``holders`` says who
+holds what, ``store`` keeps plans on disk, and ``json_format`` describes a schedule as a JSON document.
 """
 
+from swift.schedules.plans.holders import Holders
 from swift.schedules.plans.json_format import COST_NAMES, document
 from swift.schedules.plans.moved_roles import moves_between, moves_to_spread
 from swift.schedules.plans.normalize import (
+    Move,
     Normalized,
     after_moves,
     canonical,
@@ -23,6 +25,8 @@ from swift.schedules.plans.store import DamagedPlanError, PlanStore, plan_docume
 __all__ = [
     "COST_NAMES",
     "DamagedPlanError",
+    "Holders",
+    "Move",
     "Normalized",
     "PlanStore",
     "after_moves",

@@ -42,7 +42,7 @@ class Normalized:
 
 
 class Move(NamedTuple):
-    """A live worker leaves its place and takes that of a failed one, copying the parameters of its new peers."""
+    """A live worker leaves its place and takes another one, copying the parameters of its new peers."""
 
     worker: Worker
     role: Worker
@@ -185,9 +185,9 @@ def moves(problem: Problem, counts: tuple[int, ...]) -> tuple[Move, ...]:
 
 
 def after_moves(problem: Problem, moved: tuple[Move, ...]) -> Problem:
-    """Applies moves to a problem: each moved worker leaves a failed place behind."""
+    """Applies moves to a problem: a place that a moved worker leaves is as a failed one's, unless another takes it."""
     taken, left = {move.role for move in moved}, {move.worker for move in moved}
-    return replace(problem, failed=(problem.failed - taken) | left)
+    return replace(problem, failed=(problem.failed | left) - taken)
 
 
 def num_plans(topology: Topology, max_failures: int, *, move_roles: bool = False) -> int:

@@ -173,10 +173,11 @@ class EmulatedCluster:
         """Moves the run to other workers."""
         engine, before = self.engine, self.engine.configuration
         chunks = engine.spec.chunks
-        stages = lost_stages(self._experiment.topology, before.rows, before.failed, failed, chunks)
+        topology, own = self._experiment.topology, engine.own_chunks
+        stages = lost_stages(topology, before.rows, before.failed, failed, chunks, own)
         if stages:
             which = f"stage {', '.join(map(str, stages))}"
-            lost = f"{which} has" if chunks.is_one_cut else f"layers of {which} have"
+            lost = f"{which} has" if chunks.is_one_cut and own.is_one_cut else f"layers of {which} have"
             why = f"{lost} no live worker left at iteration {first}"
             facts = {"stages": stages, "failed": worker_names(failed)}
             raise StateLost(why, "stage_lost", facts, "an Experiment.failures that leaves it one")
@@ -191,12 +192,12 @@ class EmulatedCluster:
         engine, recut = self.engine, better.recut
         state, change = engine.reconfigure(state, engine.configuration.failed, recut)
         search.moved(better, change)
-        facts = {"failed": [], "rejoined": [], "cuts": recut.cuts, "microbatches": recut.microbatches}
-        cuts = "; ".join(", ".join(map(str, cut)) for cut in recut.cuts)
-        how = f"stages of {cuts} layers, {', '.join(map(str, recut.microbatches))} micro-batches"
+        held = recut.holders
+        facts = {"failed": [], "rejoined": [], "cuts": held.cuts, "places": held.places}
+        how = f"{held.text}; {', '.join(map(str, recut.microbatches))} micro-batches"
         period = f"period {engine.period_ratio:.2f} x fault-free"
         line = f"blocks moved among the survivors: {how}; {period}; {cost_text(change)}"
-        return Followed(state, facts | asdict(change), [line])
+        return Followed(state, facts | {"microbatches": recut.microbatches} | asdict(change), [line])
 
     def _seek(self) -> None:
         """Begins to look for a better cut for the present failures."""

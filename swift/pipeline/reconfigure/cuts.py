@@ -1,0 +1,204 @@
+"""The step specs and plans of a run, with its own cuts and with others that suit the survivors of failures better."""
+
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+
+import numpy as np
+
+from swift.errors import RunError
+from swift.pipeline.reconfigure.executable_cache import ExecutableCache
+from swift.pipeline.reconfigure.failure_config import Configuration, Configurator, PlanSettings
+from swift.pipeline.reconfigure.recut import Recut, blocks_spec, check_recut, recut_spec
+from swift.pipeline.runtime import StepSpec, plan_costs, sequences_per_rank
+from swift.schedules import Chunk, OwnPlanner, Problem, Schedule, SlotBytes, joined
+from swift.schedules.adapt import Adaptation, BlockProblem, recut, with_roles_moved
+from swift.schedules.plans import Holders, Move
+from swift.topology import Worker
+
+
+class UnknownCut(RunError):
+    """The cut that the processes of a run are to use is unknown to this one, or it knows another one."""
+
+
+class Cuts:
+    """The step specs and plans of a run, with its own cuts and with others; safe to use from several threads.
+
+    Args:
+        spec: step spec on the mesh of all workers, or on that of a checkpoint.
+        settings: settings of all plans.
+        num_sequences: sequences of a micro-batch, over all expert ranks.
+        store: cache in which the processes of a run share plans and cuts; None: no cache.
+    """
+
+    def __init__(
+        self, spec: StepSpec, settings: PlanSettings, num_sequences: int, store: ExecutableCache | None = None
+    ):
+        self._settings, self._num_sequences, self._store = settings, num_sequences, store
+        self._specs: dict[Recut | None, StepSpec] = {None: spec}
+        self._configurators: dict[Recut | None, Configurator] = {None: Configurator(settings, store)}
+        self._found: dict[frozenset[Worker], Recut | None] = {}
+
+    def spec(self, recut: Recut | None) -> StepSpec:
+        """The step spec on the mesh of all workers, with some cuts; None: those of the run."""
+        found = self._specs.get(recut)
+        if found is None:
+            assert recut is not None, "the run's own cuts are there from the start"
+            found = self._specs.setdefault(recut, recut_spec(self.spec(None), recut))
+        return found
+
+    def configurator(self, recut: Recut | None) -> Configurator:
+        """The plans with some cuts; None: those of the run."""
+        found = self._configurators.get(recut)
+        if found is None:
+            assert recut is not None, "the run's own cuts are there from the start"
+            settings = recut_settings(self._settings, self.spec(recut), recut, self._num_sequences)
+            found = self._configurators.setdefault(recut, Configurator(settings, self._store))
+        return found
+
+    def configure(self, recut: Recut | None, failed: frozenset[Worker]) -> Configuration:
+        """The configuration for a failure set, with some cuts; None: those of the run.
+
+        Raises:
+            SettingError: a stage has no survivor, or the planner cannot plan for the failures.
+        """
+        if recut is None or self._store is None:
+            return self.configurator(recut).configure(failed)
+
+        def configure() -> Configuration:
+            return self.configurator(recut).configure(failed).with_devices_of(self.configure(None, failed))
+
+        return self._store.value(("configuration", recut.cuts, recut.microbatches, sorted(failed)), configure)
+
+    def find(self, failed: frozenset[Worker]) -> Recut | None:
+        """The best cut for the survivors, the same object each time; None if there is none.
+
+        Raises:
+            SettingError: the plan is not possible in the memory that there is.
+        """
+        with suppress(KeyError):  # without a lock, as another thread may forget it at any time
+            return self._found[failed]
+        spec = self.spec(None)
+
+        def find() -> Recut | None:
+            found = find_recut(self._settings, spec, failed, self._num_sequences)
+            if found is not None:
+                check_recut(found, spec, failed)
+            return found
+
+        recut = find() if self._store is None else self._store.value(_cut_key(failed), find)
+        return self._found.setdefault(failed, recut)
+
+    def agreed(self, failed: frozenset[Worker], holders: Holders) -> Recut | None:
+        """The cut that the processes of a run are to use, which one of them has found; all others are forgotten.
+
+        This process does not look for it itself, since training waits meanwhile.
+
+        Args:
+            failed: workers that are down.
+            holders: workers that are to hold each block; False: the run's own cuts are to be used.
+
+        Raises:
+            UnknownCut: none is in the cache that the processes share, or another one.
+        """
+        recut = None
+        if holders:
+            assert self._store is not None, "processes share a cache"
+            recut = self._found.get(failed) or self._store.kept_value(_cut_key(failed))
+            if recut is None:
+                raise UnknownCut("the plan for it is missing among the programs of the run")
+            if recut.holders != holders:
+                raise UnknownCut(f"there would be {holders.text}, and its own plan has {recut.holders.text}")
+            self._found[failed] = recut
+        self.keep_only([recut])
+        return recut
+
+    def keep_only(self, recuts: Collection[Recut | None]) -> None:
+        """Forgets all other cuts but those of the run."""
+        for failed, found in list(self._found.items()):  # other threads add to it
+            if found is not None and found not in recuts:
+                del self._found[failed]
+        for other in self._specs.keys() - {None, *recuts}:
+            del self._specs[other]
+            self._configurators.pop(other, None)
+
+
+def recut_settings(settings: PlanSettings, spec: StepSpec, recut: Recut, num_sequences: int) -> PlanSettings:
+    """The settings of plans with other cuts, with the memory that a worker had.
+
+    Args:
+        settings: settings of the run.
+        spec: step spec with these cuts.
+        recut: the cuts, and the numbers of micro-batches.
+        num_sequences: sequences of a micro-batch, over all expert ranks.
+    """
+    planner = settings.planner if recut.schedule is None else _Planned(recut.schedule)
+    problem, sizes = _problem(settings, spec, num_sequences)
+    problem = replace(problem, num_microbatches=recut.microbatches)
+    return replace(settings, problem=problem, planner=planner, sizes=sizes, move_roles=False, moves=recut.moves)
+
+
+def find_recut(settings: PlanSettings, spec: StepSpec, failed: frozenset[Worker], num_sequences: int) -> Recut | None:
+    """Plans moved roles, and pipelines of the survivors that are cut anew; takes what is shortest in lockstep.
+
+    Args:
+        settings: settings of the run, in which all pipelines are alike.
+        spec: step spec of the run.
+        failed: workers that are down.
+        num_sequences: sequences of a micro-batch, over all expert ranks.
+
+    Returns:
+        The plan that has the shortest period, of those of ``settings.adapt``; of equal ones that for which the fewest
+        blocks move. None if there is none.
+    """
+    size_P = spec.cut.sizes
+    stages = tuple(np.repeat(np.arange(len(size_P)), size_P).tolist())
+    of_blocks = blocks_spec(spec, Holders((stages,) * spec.live.topology.num_pipelines))
+    problem, _ = _problem(settings, of_blocks, num_sequences)
+    blocks = problem.chunks or (Chunk(num_blocks=1),) * len(stages)
+    of_stages = tuple(joined(blocks[first:end]) for first, end in pairwise(accumulate(size_P, initial=0)))
+    work = BlockProblem(replace(problem, chunks=of_stages, stage_of_chunk=()), blocks, size_P)
+    ways = {
+        "recut": lambda: recut(work, failed, in_lockstep=True, with_all=True),
+        "roles": lambda: with_roles_moved(work, failed, in_lockstep=True),
+    }
+    plans = [way() for name, way in ways.items() if settings.adapt in (name, "auto")]
+    found = min(filter(None, plans), key=lambda plan: (plan.period, plan.relocation.moved_blocks), default=None)
+    return None if found is None else _as_recut(found)
+
+
+def _as_recut(plan: Adaptation) -> Recut:
+    """The plan as cuts and moves; moved roles leave the cuts as they are, and are planned as re-routing is."""
+    numbers = plan.schedule.problem.microbatches
+    moves = tuple(Move(worker, place) for worker, place in plan.relocation.place_of.items() if worker != place)
+    if plan.mode == "roles":
+        return Recut((plan.work.cut,) * len(numbers), numbers, moves=moves)
+    cuts = tuple(tuple(0 if run is None else run[1] - run[0] for run in runs) for runs in plan.layout.runs_DP)
+    return Recut(cuts, numbers, plan.schedule, moves)
+
+
+def _cut_key(failed: frozenset[Worker]) -> object:
+    return "better cut", sorted(failed)
+
+
+@dataclass(frozen=True, eq=False)
+class _Planned(OwnPlanner):
+    """A schedule that is planned already, as the planner of its problem."""
+
+    schedule: Schedule
+    name = "recut"
+
+    def plan(self, problem: Problem) -> Schedule:  # noqa: ARG002
+        return self.schedule
+
+
+def _problem(settings: PlanSettings, spec: StepSpec, num_sequences: int) -> tuple[Problem, SlotBytes]:
+    """The problem of a run with other chunks, with the memory that a worker had; and the bytes of its buffer slots."""
+    costs, chunks, sizes = plan_costs(spec, sequences_per_rank(num_sequences, spec.live.num_ranks))
+    holders, limit = spec.chunks.stage_DC, settings.problem.memory_limit
+    problem = replace(settings.problem, costs=costs, chunks=chunks, stage_of_chunk=holders, memory_limit=None)
+    if limit is not None:  # in F-stashes, of which those of longer chunks are larger
+        before, now = (one.b_stash + one.held for one in (settings.sizes, sizes))
+        problem = problem.limited(limit / settings.problem.costs.f_stash * before / now)
+    return problem, sizes
