@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from swift.errors import SettingError
 from swift.mesh import MeshRow
+from swift.models import Chunks
 from swift.pipeline import Configurator, PlanSettings, survives
 from swift.schedules import Problem
 from swift.topology import Topology
@@ -45,26 +46,51 @@ def at_home(topology, failed=frozenset()):
     return [MeshRow(worker, worker[1]) for worker in topology.workers if worker not in failed]
 
 
+def stages_of(topology):
+    """A block for each stage, in all pipelines alike."""
+    P = topology.num_stages
+    return Chunks((False,) * P, (1,) * P, (tuple(range(P)),) * topology.num_pipelines)
+
+
+def lost(topology, rows, before, failed):
+    return lost_stages(topology, rows, before, failed, stages_of(topology), stages_of(topology))
+
+
 def test_a_stage_without_a_survivor_is_lost():
     failed = frozenset({(0, 1), (1, 1), (2, 1)})
-    assert lost_stages(THREE_BY_TWO, at_home(THREE_BY_TWO), frozenset(), failed) == [1]
-    assert lost_stages(THREE_BY_TWO, at_home(THREE_BY_TWO), frozenset(), frozenset(THREE_BY_TWO.workers)) == [0, 1]
+    assert lost(THREE_BY_TWO, at_home(THREE_BY_TWO), frozenset(), failed) == [1]
+    assert lost(THREE_BY_TWO, at_home(THREE_BY_TWO), frozenset(), frozenset(THREE_BY_TWO.workers)) == [0, 1]
 
 
 def test_a_stage_is_lost_with_its_last_state_though_a_worker_of_its_own_lives_in_another_role():
-    assert lost_stages(THREE_BY_TWO, MOVED, GONE, GONE | {(1, 1)}) == []
-    assert lost_stages(THREE_BY_TWO, MOVED, GONE, GONE | {(1, 1), (2, 1)}) == [1]
+    assert lost(THREE_BY_TWO, MOVED, GONE, GONE | {(1, 1)}) == []
+    assert lost(THREE_BY_TWO, MOVED, GONE, GONE | {(1, 1), (2, 1)}) == [1]
 
 
 def test_a_stage_is_lost_with_its_last_own_worker_though_a_moved_one_has_its_state():
-    assert lost_stages(THREE_BY_TWO, MOVED, GONE, GONE | {(2, 0)}) == [0]
+    assert lost(THREE_BY_TWO, MOVED, GONE, GONE | {(2, 0)}) == [0]
+
+
+def test_blocks_are_lost_with_the_workers_that_have_taken_them_over():
+    """Of four blocks, 0:0 has the first, 1:0 in the place of 0:1 all others, and 0:1 in that of 1:1 the last."""
+    topology, down = Topology(2, 2), frozenset({(1, 1)})
+    own = Chunks((False,) * 4, (1,) * 4, ((0, 0, 1, 1),) * 2)
+    moved = Chunks((False,) * 4, (1,) * 4, ((0, 1, 1, 1), (0, 0, 0, 1)))
+    rows = [MeshRow((0, 0), 0), MeshRow((0, 1), 1, pipeline=1), MeshRow((1, 0), 1, pipeline=0)]
+
+    def after(*failed):
+        return lost_stages(topology, rows, down, down | set(failed), moved, own)
+
+    assert after((0, 0)) == [0], "1:0 would have the first block only in its own place"
+    assert after((0, 1)) == [1]
+    assert after((1, 0)) == [0, 1]
 
 
 def test_who_comes_back_has_copied_the_state_before_the_others_fail():
-    assert lost_stages(Topology(2), [MeshRow((1, 0), 0)], frozenset({(0, 0)}), frozenset({(1, 0)})) == []
+    assert lost(Topology(2), [MeshRow((1, 0), 0)], frozenset({(0, 0)}), frozenset({(1, 0)})) == []
     # Worker 2:1 has copied stage 1 before 0:1 and 1:1 go.
     topology, before = Topology(3, 2), frozenset({(2, 1)})
-    assert lost_stages(topology, at_home(topology, before), before, frozenset({(0, 1), (1, 1)})) == []
+    assert lost(topology, at_home(topology, before), before, frozenset({(0, 1), (1, 1)})) == []
 
 
 @st.composite
@@ -78,8 +104,8 @@ def failure_sets(draw):
 @given(failure_sets())
 def test_where_nobody_moves_a_stage_is_lost_just_when_all_its_workers_are_down(case):
     topology, before, failed = case
-    lost = lost_stages(topology, at_home(topology, before), before, failed)
-    assert lost == [
+    found = lost(topology, at_home(topology, before), before, failed)
+    assert found == [
         p for p in range(topology.num_stages) if not {d for d, q in set(topology.workers) - failed if q == p}
     ]
 
@@ -88,7 +114,8 @@ def planner_only(*, move_roles):
     """All that ``check_failures`` needs of an engine: plans, without a program."""
     settings = PlanSettings(Problem(THREE_BY_TWO, 2, num_iterations=1), move_roles=move_roles)
     live = SimpleNamespace(topology=THREE_BY_TWO)
-    return SimpleNamespace(spec=SimpleNamespace(live=live, chunks=None), configure=Configurator(settings).configure)
+    own = stages_of(THREE_BY_TWO)
+    return SimpleNamespace(spec=SimpleNamespace(live=live), own_chunks=own, configure=Configurator(settings).configure)
 
 
 AT_ONCE = ("step 2: fail 0:0", "step 3: fail 1:0", "step 5: fail 1:1", "step 5: fail 2:1")

@@ -196,7 +196,7 @@ def _context(
         start_s=limits.start,
         deadline_s=limits.saving,
         record=reporter,
-        stage_of_chunk=job.stage_of_chunk,
+        own_cut=job.own_cut,
         has_origin=job.options.init_from is not None,
     )
     programs = CompileClient(

@@ -27,11 +27,12 @@ from swift.elastic.coordinator import (
     choose_storage,
     parse_chaos,
 )
-from swift.elastic.membership import Holders, Process, Recovery, RecoveryPolicy, processes_of
+from swift.elastic.membership import Process, Recovery, RecoveryPolicy, processes_of
 from swift.elastic.state import RunFiles
 from swift.elastic.worker import configure_jax
 from swift.errors import SettingError, check_count
 from swift.schedules import FAULT_FREE
+from swift.schedules.plans import OWN_CUT, Holders
 from swift.topology import Topology
 from swift.train import (
     Experiment,
@@ -123,10 +124,10 @@ class LaunchJob:
         return is_elastic(self.experiment, by_rank=self.by_rank)
 
     @property
-    def stage_of_chunk(self) -> Holders:
-        """Stage that holds each chunk, by pipeline; empty where all pipelines are cut alike."""
+    def own_cut(self) -> Holders:
+        """Workers that hold each chunk; False where all pipelines are cut alike."""
         chunks = self.experiment.chunks
-        return () if chunks.is_one_cut else chunks.stage_DC
+        return OWN_CUT if chunks.is_one_cut else Holders(chunks.stage_DC)
 
     def show(self, text: str) -> None:
         """Prints a line, after the name of this node if there are several."""
@@ -178,7 +179,7 @@ class LaunchJob:
                 max_restarts=self.options.restarts,
                 begins_with_state=self.options.resume or self.options.init_from is not None,
                 is_elastic=self.is_elastic,
-                stage_of_chunk=self.stage_of_chunk,
+                own_cut=self.own_cut,
                 move_rule=self.experiment.move_rule,
                 copy_every=self.copy_every,
                 joins_once=self.platform.accelerator is not None,
@@ -213,7 +214,10 @@ def _check(experiment: Experiment) -> None:
     refused = {
         "failures": (bool(experiment.failures), "must be empty: processes fail for real, see --chaos"),
         "planner": (experiment.planner in FAULT_FREE, "plans without failures"),
-        "move_roles": (experiment.move_roles, "must be False: a process keeps its stage"),
+        "move_roles": (
+            experiment.move_roles,
+            "must be False: roles of processes move with Experiment.adapt = 'roles'",
+        ),
     }
     for name, (is_wrong, allowed) in refused.items():
         if is_wrong:

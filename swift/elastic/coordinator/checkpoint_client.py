@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from swift.checkpoint import RETRY_PAUSES_S, checkpoint_path, checkpoint_steps, read_manifest
-from swift.elastic.membership import Holders, Process, ShardLayout, Stamp, have_all, whole_workers
+from swift.elastic.membership import Process, ShardLayout, Stamp, have_all, whole_workers
 from swift.elastic.transport import (
     CHECKPOINT_ANSWERS,
     CHECKPOINT_COMMANDS,
@@ -22,6 +22,7 @@ from swift.elastic.transport import (
     SnapshotKept,
 )
 from swift.errors import SettingError
+from swift.schedules.plans import OWN_CUT, Holders
 
 CHECKPOINT_SERVICE = "keeper"
 """Name of the checkpoint service among the children, in logs and in events."""
@@ -57,7 +58,7 @@ class CheckpointClient:
         start_s: time that the service takes to start, in seconds.
         deadline_s: time limit of an answer, in seconds; the service is killed if it is later.
         record: progress of the run's record.
-        stage_of_chunk: see ``Holders``.
+        own_cut: workers that hold each chunk as the run is cut; False where a chunk is a stage.
         has_origin: whether the run begins with the weights of another, which the service can load.
         clock: function that returns the time, in seconds.
     """
@@ -73,12 +74,12 @@ class CheckpointClient:
         start_s: float,
         deadline_s: float,
         record: RecordProgress,
-        stage_of_chunk: Holders = (),
+        own_cut: Holders = OWN_CUT,
         has_origin: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._children, self._command, self._log, self._directory = children, command, log, directory
-        self._has_origin, self._stage_of_chunk = has_origin, stage_of_chunk
+        self._has_origin, self._own_cut = has_origin, own_cut
         self._run, self._cuts = tuple(processes), dict[int, Holders]()
         self.set_processes(processes)
         self._parts: dict[Stamp, set[Process]] = {}
@@ -93,13 +94,13 @@ class CheckpointClient:
         self._num_failures = 0
         self._retry_at: float | None = None
 
-    def set_processes(self, processes: Sequence[Process], generation: int = 0, cut: Holders = ()) -> None:
+    def set_processes(self, processes: Sequence[Process], generation: int = 0, cut: Holders = OWN_CUT) -> None:
         """Sets the processes of a generation; a checkpoint has parts of whole workers that have all of the state.
 
         Args:
             processes: the processes.
             generation: number of the generation.
-            cut: stage that holds each block in its states, by pipeline; empty: those of the run.
+            cut: workers that hold each block in its states; False: as in the run.
         """
         if cut:
             self._cuts[generation] = cut
@@ -155,8 +156,8 @@ class CheckpointClient:
         """Records that a member has kept its part of a state, and saves the state once all its parts are kept."""
         parts = self._parts.setdefault(snapshot.stamp, set())
         parts.add(snapshot.member.process)
-        cut = self._cuts.get(snapshot.stamp.generation, ())
-        if have_all(self._processes, parts, cut or self._stage_of_chunk):
+        cut = self._cuts.get(snapshot.stamp.generation, OWN_CUT)
+        if have_all(self._processes, parts, cut or self._own_cut):
             self._unsaved, self._num_failures, self._retry_at = None, 0, None
             # Some ranks of a worker that is not needed may have kept their parts already.
             whole = whole_workers(self._processes, parts)

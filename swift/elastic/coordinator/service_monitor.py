@@ -7,7 +7,7 @@ from swift.elastic.coordinator.checkpoint_client import CHECKPOINT_SERVICE
 from swift.elastic.coordinator.compile_client import COMPILE_SERVICE
 from swift.elastic.coordinator.run_spec import RunContext
 from swift.elastic.membership import CutFound, Event, Membership, Restored, RestoreFailed
-from swift.elastic.reporting import cuts_of, reshard_text
+from swift.elastic.reporting import reshard_text
 from swift.elastic.transport import CommandFailed, CompileFailed, CutPrepared, KeptElsewhere, Saved, StateRestored
 from swift.errors import RunError
 
@@ -65,7 +65,8 @@ class ServiceMonitor:
             return None
         failed = [f"{pipeline}:{stage}" for pipeline, stage in sorted(answer.failed)]
         if isinstance(answer, CutPrepared):
-            more = {"cuts": cuts_of(answer.cut), "microbatches": answer.microbatches, "gain": answer.gain}
+            held = {"cuts": answer.cut.cuts, "places": answer.cut.places}
+            more = held | {"microbatches": answer.microbatches, "gain": answer.gain}
             self._reporter.note("prepared", written, None, failed=failed, seconds=answer.seconds, **more)
             return CutFound(time, answer.failed, answer.cut, answer.gain, answer.most_bytes)
         ranks = {} if answer.num_ranks is None else {"ranks": answer.num_ranks}

@@ -49,7 +49,6 @@ from swift.elastic.membership.events import (
     Woke,
 )
 from swift.elastic.membership.members import (
-    Holders,
     Member,
     Process,
     ShardLayout,
@@ -82,7 +81,6 @@ __all__ = [
     "GiveUp",
     "GoLive",
     "Heartbeat",
-    "Holders",
     "Kill",
     "LeaveOut",
     "LoadAhead",

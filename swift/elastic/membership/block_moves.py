@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from swift.elastic.membership.events import CutFound
-from swift.elastic.membership.members import Holders
 from swift.schedules.adapt import MoveRule
+from swift.schedules.plans import Holders
 from swift.topology import Worker
 
 
@@ -17,7 +17,7 @@ class BlockMoves:
         rule: whether a move pays; None: blocks stay.
         found: cut that is prepared and was not used yet; None: there is none.
         used: the one that was used last, for failures that have not changed since; it is used once.
-        cuts: stage that holds each block, by number of the generation, for those that ran with other cuts than the run.
+        cuts: workers that hold each block, by number of the generation, for those that ran with another cut.
     """
 
     rule: MoveRule | None = None

@@ -2,7 +2,8 @@
 
 from typing import NamedTuple
 
-from swift.elastic.membership.members import Holders, Member, Process, ShardLayout, Stamp
+from swift.elastic.membership.members import Member, Process, ShardLayout, Stamp
+from swift.schedules.plans import OWN_CUT, Holders
 
 
 class Form(NamedTuple):
@@ -12,13 +13,13 @@ class Form(NamedTuple):
         number: number of the generation, larger than any before.
         members: its members, sorted by process.
         after: iteration to finish before leaving; None: abort the current iteration at once.
-        cut: stage that holds each block, by pipeline, while it runs; empty: those of the run.
+        cut: workers that hold each block while it runs; False: as in the run.
     """
 
     number: int
     members: tuple[Member, ...]
     after: int | None = None
-    cut: Holders = ()
+    cut: Holders = OWN_CUT
 
     @property
     def stays_connected(self) -> bool:
@@ -32,7 +33,7 @@ class LoadAhead(NamedTuple):
     Attributes:
         number: number of the live generation.
         members: its members, which will be those of the next one.
-        cut: stage that will hold each block, by pipeline.
+        cut: workers that will hold each block.
     """
 
     number: int
@@ -55,7 +56,7 @@ class GoLive(NamedTuple):
         holders: members that have this state; the others copy it from a peer.
         layout: layout of this state if it has to be resharded before the members can use it; None otherwise.
         is_whole: whether all slices of the state exist; otherwise some have to come from older states.
-        cut: stage that holds each block of this state, by pipeline; empty: those of the run.
+        cut: workers that hold each block of this state; False: as in the run.
     """
 
     number: int
@@ -63,7 +64,7 @@ class GoLive(NamedTuple):
     holders: tuple[Member, ...] = ()
     layout: ShardLayout | None = None
     is_whole: bool = True
-    cut: Holders = ()
+    cut: Holders = OWN_CUT
 
 
 class RestoreState(NamedTuple):

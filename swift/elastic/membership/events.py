@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from swift.elastic.membership.members import Holders, Member, Process, Stamp
+from swift.elastic.membership.members import Member, Process, Stamp
+from swift.schedules.plans import Holders
 from swift.topology import Worker
 
 
@@ -202,7 +203,7 @@ class CutFound(NamedTuple):
 
     Attributes:
         failed: workers that are down.
-        cut: stage that holds each block, by pipeline.
+        cut: workers that hold each block.
         gain: share of the planned time of a re-routed iteration that it saves.
         most_bytes: bytes of state that the worker that gets the most of them has to copy.
     """

@@ -185,7 +185,7 @@ def restarts(run: RunStatus, may: MayRestart) -> Commands:
     if lost:
         stages = ", ".join(map(str, lost))
         away = " (or whose node has returned)" if any(may.away.values()) else ""
-        which = f"stage {stages} has" if not run.policy.stage_of_chunk else f"layers of stages {stages} have"
+        which = f"stage {stages} has" if not run.policy.own_cut else f"layers of stages {stages} have"
         return (StopRun(f"{which} no process left that may be restarted{away}"),)
     startable = [one for one in dead if not run.is_spent(one) and not may.away.get(one)]
     # Without a stage no iteration is ever finished, so a process held down until a later iteration would never return.

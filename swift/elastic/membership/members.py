@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
+from swift.schedules.plans import OWN_CUT, Holders
 from swift.topology import Topology, Worker
 
 
@@ -73,16 +74,12 @@ def whole_workers(processes: Collection[Process], present: Collection[Process]) 
     }
 
 
-Holders = tuple[tuple[int, ...], ...]
-"""The stage that holds each chunk, by pipeline; empty where all pipelines are cut alike, and a chunk is a stage."""
-
-
 def lost_stages(
     processes: Collection[Process],
     present: Collection[Process],
     *,
     is_elastic: bool = False,
-    stage_of_chunk: Holders = (),
+    own_cut: Holders = OWN_CUT,
 ) -> tuple[int, ...]:
     """Returns the stages without any complete worker; in an elastic run, without any process.
 
@@ -93,46 +90,48 @@ def lost_stages(
     (1,)
     >>> lost_stages(processes_of(Topology(1, 1, 2), by_rank=True), [Process((0, 0), rank=1)])
     (0,)
-    >>> apart = (0, 0, 1), (0, 1, 1)
-    >>> lost_stages(processes_of(Topology(2, 2)), [Process((0, 1)), Process((1, 0))], stage_of_chunk=apart)
+    >>> apart = Holders(((0, 0, 1), (0, 1, 1)))
+    >>> lost_stages(processes_of(Topology(2, 2)), [Process((0, 1)), Process((1, 0))], own_cut=apart)
     (0, 1)
     """
     there = {process.worker for process in present} if is_elastic else whole_workers(processes, present)
     lost = {stage for (_, stage), _ in processes} - {stage for _, stage in there}
-    for stage_D in zip(*stage_of_chunk, strict=True):
-        if there.isdisjoint(enumerate(stage_D)):
-            lost.update(stage_D)
+    for chunk in own_cut.lost_chunks(there):
+        lost.update(stages[chunk] for stages in own_cut.stage_of_chunk)
     return tuple(sorted(lost))
 
 
-def have_all(processes: Collection[Process], holders: Collection[Process], stage_of_chunk: Holders = ()) -> bool:
-    """Returns whether complete workers among the holders of a state's parts have all of it.
+def have_all(processes: Collection[Process], there: Collection[Process], cut: Holders = OWN_CUT) -> bool:
+    """Returns whether complete workers among the processes that have their parts of a state have all of it.
 
     Where pipelines are cut differently they need not be of every stage: one may have the chunks of several.
+
+    Args:
+        processes: all processes of the run.
+        there: those that have their parts.
+        cut: workers that hold each chunk in this state.
 
     >>> processes = processes_of(Topology(2, 2))
     >>> have_all(processes, processes[:2]), have_all(processes, processes[:1])
     (True, False)
-    >>> have_all(processes, processes[:1], stage_of_chunk=((0, 0), (0, 1)))
+    >>> have_all(processes, processes[:1], Holders(((0, 0), (0, 1))))
     True
     """
-    if not stage_of_chunk:
-        return not lost_stages(processes, holders)
-    whole = whole_workers(processes, holders)
-    return not any(whole.isdisjoint(enumerate(stage_D)) for stage_D in zip(*stage_of_chunk, strict=True))
+    whole = whole_workers(processes, there)
+    return not cut.lost_chunks(whole) if cut else not lost_stages(processes, there)
 
 
 def agreed_stamp(
     processes: Collection[Process],
     held_by: Mapping[Process, frozenset[Stamp]],
-    cut_of: Callable[[int], Holders] = lambda generation: (),  # noqa: ARG005
+    cut_of: Callable[[int], Holders] = lambda generation: OWN_CUT,  # noqa: ARG005
 ) -> Stamp | None:
     """Returns the newest state of which members have all parts; None if there is none.
 
     Args:
         processes: all processes of the run.
         held_by: states of which each member has its part.
-        cut_of: function that returns the stage that holds each chunk in a generation's states.
+        cut_of: function that returns the workers that hold each chunk in a generation's states.
 
     >>> processes = processes_of(Topology(2, 2))
     >>> held = [{Stamp(1, 5), Stamp(1, 6)}, {Stamp(1, 5)}, {Stamp(1, 4), Stamp(1, 5)}, {Stamp(0, 9)}]
@@ -140,7 +139,7 @@ def agreed_stamp(
     Stamp(generation=1, step=5)
     """
     for stamp in sorted(frozenset().union(*held_by.values()), reverse=True):
-        holders = [process for process, held in held_by.items() if stamp in held]
-        if have_all(processes, holders, cut_of(stamp.generation)):
+        there = [process for process, held in held_by.items() if stamp in held]
+        if have_all(processes, there, cut_of(stamp.generation)):
             return stamp
     return None

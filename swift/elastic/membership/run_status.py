@@ -10,8 +10,9 @@ from swift.elastic.membership.block_moves import BlockMoves
 from swift.elastic.membership.commands import RestoreState
 from swift.elastic.membership.events import Died
 from swift.elastic.membership.generation import Generation
-from swift.elastic.membership.members import Holders, Member, Process, ShardLayout, lost_stages, whole_workers
+from swift.elastic.membership.members import Member, Process, ShardLayout, lost_stages, whole_workers
 from swift.schedules.adapt import MoveRule
+from swift.schedules.plans import OWN_CUT, Holders
 from swift.topology import Worker
 
 Recovery = Literal["live", "restart"]
@@ -84,7 +85,7 @@ class RecoveryPolicy:
         begins_with_state: whether the run begins with a state that is loaded: its newest checkpoint's, or one with the
             weights of another run.
         is_elastic: whether any processes can run without the others, see ``swift.elastic.membership.shard_ownership``.
-        stage_of_chunk: see ``Holders``.
+        own_cut: workers that hold each chunk as the run is cut; False where a chunk is a stage.
         move_rule: whether survivors take over blocks; None: they never do.
         copy_every: iterations between the copies that restarted processes find; 0: they find what their peers keep.
         joins_once: whether a process joins one generation only, as on accelerators: all are restarted for the next one.
@@ -95,7 +96,7 @@ class RecoveryPolicy:
     max_restarts: int = 10
     begins_with_state: bool = False
     is_elastic: bool = False
-    stage_of_chunk: Holders = ()
+    own_cut: Holders = OWN_CUT
     move_rule: MoveRule | None = None
     copy_every: int = 0
     joins_once: bool = False
@@ -177,12 +178,12 @@ class RunStatus:
     def _lost(self, there: Collection[Process]) -> tuple[int, ...]:
         if self.policy.needs_all:
             return tuple(sorted({process.worker[1] for process in self.processes if process not in there}))
-        is_elastic, holders = self.policy.is_elastic, self.policy.stage_of_chunk
-        return lost_stages(self.processes, there, is_elastic=is_elastic, stage_of_chunk=holders)
+        is_elastic, holders = self.policy.is_elastic, self.policy.own_cut
+        return lost_stages(self.processes, there, is_elastic=is_elastic, own_cut=holders)
 
     def cut_of(self, number: int) -> Holders:
-        """Returns the stage that holds each chunk in a generation."""
-        return self.moves.cuts.get(number, self.policy.stage_of_chunk)
+        """Returns the workers that hold each chunk in a generation."""
+        return self.moves.cuts.get(number, self.policy.own_cut)
 
     def after_move(self, generation: Generation, time: float) -> Self:
         """Returns the same run once a member has its state for a generation: how long moving blocks takes."""

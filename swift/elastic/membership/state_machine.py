@@ -63,6 +63,7 @@ from swift.elastic.membership.members import Member, Process, agreed_stamp
 from swift.elastic.membership.message_handlers import after_message
 from swift.elastic.membership.run_status import ProcessState, ProcessStatus, RecoveryPolicy, RunStatus
 from swift.elastic.membership.shard_ownership import Slices, elastic_go_live
+from swift.schedules.plans import OWN_CUT
 
 
 @dataclass(frozen=True)
@@ -219,7 +220,7 @@ class Membership(RunStatus):
         lost = self.unserved_stages
         if lost:
             return self._await_stages(lost, time)
-        form = Form(self.number + 1, self.present(), after, () if better is None else better.cut)
+        form = Form(self.number + 1, self.present(), after, OWN_CUT if better is None else better.cut)
         statuses = [
             replace(status, state=ProcessState.FORMING if status.member in form.members else ProcessState.WAITING)
             for status in self.statuses.values()
@@ -250,7 +251,9 @@ class Membership(RunStatus):
         else:
             stamp = agreed_stamp(self.processes, held_by, self.cut_of)
             holders = tuple(member for member in members if stamp in generation.held[member])
-            go = GoLive(number, stamp, holders, cut=self.moves.cuts.get(stamp.generation, ()) if stamp else ())
+            go = GoLive(
+                number, stamp, holders, cut=self.moves.cuts.get(stamp.generation, OWN_CUT) if stamp else OWN_CUT
+            )
         live = [
             replace(self.statuses[process], state=ProcessState.LIVE, last_live=number, entered=0, finished=0)
             for process, _ in members

@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from swift.elastic.membership import PHASES, Holders, Process
+from swift.elastic.membership import PHASES, Process
 from swift.elastic.reporting.recovery_timing import Transition
+from swift.schedules.plans import Holders
 
 
 def transition_text(transition: Transition, joined: Sequence[Process], cut: Holders, fields: Mapping[str, Any]) -> str:
@@ -13,7 +14,7 @@ def transition_text(transition: Transition, joined: Sequence[Process], cut: Hold
     Args:
         transition: transition that led to it.
         joined: processes that were not in the generation before.
-        cut: stage that holds each block there, by pipeline; empty: those of the run.
+        cut: workers that hold each block there; False: as in the run.
         fields: fields of its note.
     """
     again = f", {count(fields['rerun_steps'], 'iteration')} again" if fields["rerun_steps"] else ""
@@ -27,30 +28,11 @@ def transition_text(transition: Transition, joined: Sequence[Process], cut: Hold
     timed = [(phase, fields.get(f"{phase}_s")) for phase in ("detection", "agreement", *PHASES)]
     phases = ", ".join(f"{phase.replace('_', ' ')} {s:.2f}" for phase, s in timed if s and s >= 0.005)
     whole_s = next(fields[name] for name in ("recovery_s", "join_s", "move_s") if name in fields)
-    moved = f"blocks moved among the survivors, {cut_text(cut)}: " if cut else ""
+    moved = f"blocks moved among the survivors, {cut.text}: " if cut else ""
     return (
         f"{moved}resumed after iteration {fields['after']} with {count(len(fields['members']), 'process')}{again}: "
         f"{whole_s:.2f} s after {what}" + (f" ({phases})" if phases else "")
     )
-
-
-def cuts_of(cut: Holders) -> list[list[int]]:
-    """Returns the number of blocks of each stage, by pipeline.
-
-    >>> cuts_of(((0, 0, 1), (0, 2, 2)))
-    [[2, 1, 0], [1, 0, 2]]
-    """
-    num_stages = 1 + max((max(stages) for stages in cut), default=-1)
-    return [[stages.count(stage) for stage in range(num_stages)] for stages in cut]
-
-
-def cut_text(cut: Holders) -> str:
-    """Formats the numbers of layers of all stages.
-
-    >>> cut_text(((0, 0, 1), (0, 2, 2)))
-    'stages of 2, 1, 0; 1, 0, 2 layers'
-    """
-    return f"stages of {'; '.join(', '.join(map(str, sizes)) for sizes in cuts_of(cut))} layers"
 
 
 def rejoin_text(processes: Sequence[Process], after: int | None) -> str:

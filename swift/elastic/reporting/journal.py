@@ -18,7 +18,6 @@ from swift.elastic.membership import (
     GiveUp,
     GoLive,
     Heartbeat,
-    Holders,
     Kill,
     LeaveOut,
     LoadAhead,
@@ -40,7 +39,6 @@ from swift.elastic.membership import (
 from swift.elastic.reporting.event_texts import (
     continue_text,
     count,
-    cuts_of,
     live_text,
     rejoin_text,
     stage_lost_text,
@@ -48,6 +46,7 @@ from swift.elastic.reporting.event_texts import (
 )
 from swift.elastic.reporting.goodput import CAUSES, Goodput
 from swift.elastic.reporting.recovery_timing import Failure, Transition, failure_of, recovery_figures
+from swift.schedules.plans import OWN_CUT
 
 
 class Note(NamedTuple):
@@ -86,7 +85,7 @@ class Journal:
         self._joined: tuple[Process, ...] = ()
         self._phase_times: dict[tuple[int, str], float] = {}
         self._recoveries: list[Mapping[str, float | None]] = []
-        self._cut: Holders = ()  # of the newest live generation
+        self._cut = OWN_CUT  # of the newest live generation
         self._num_deaths = self._num_joins = self._num_moves = 0
 
     def kill_injected(self, process: Process, time: float) -> list[Note]:
@@ -217,7 +216,7 @@ class Journal:
             return self._note("recovery", text, failed=[str(process) for process in transition.failed], **fields)
         if transition.is_move:
             self._num_moves += 1
-            return self._note("move", text, cuts=cuts_of(self._cut), **fields)
+            return self._note("move", text, cuts=self._cut.cuts, places=self._cut.places, **fields)
         self._num_joins += 1
         return self._note("join", text, **fields)
 
@@ -248,7 +247,7 @@ class Journal:
                 self._failures.update(dict.fromkeys(is_dying, Failure(since, time, is_one_of_all=True)))
                 return [self._note("restart_all", f"all processes are restarted: {why}", why=why)]
             case StageLost(stages):
-                text = stage_lost_text(stages, is_one_cut=not after.policy.stage_of_chunk)
+                text = stage_lost_text(stages, is_one_cut=not after.policy.own_cut)
                 return [self._note("stage_lost", text, stages=list(stages))]
             case LeaveOut(process, why):
                 text = f"process {process} {why}: the run continues without it"

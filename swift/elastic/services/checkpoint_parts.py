@@ -8,7 +8,8 @@ from swift.elastic.membership import Process, Stamp, have_all, processes_of, who
 from swift.elastic.state import SharedMemoryStore, join_parts, process_parts
 from swift.mesh import MeshRow, shard_shapes
 from swift.pipeline import StepSpec, TrainState
-from swift.pipeline.reconfigure import move_on_host
+from swift.pipeline.reconfigure import blocks_spec, move_on_host
+from swift.schedules.plans import Holders
 from swift.topology import Worker
 
 
@@ -19,13 +20,15 @@ class CheckpointParts:
     A process has the blocks that its worker holds. In a checkpoint they are as the first pipeline is cut.
 
     Attributes:
-        spec: step spec of the generation, on the mesh of a checkpoint.
+        spec: step spec of the run, on the mesh of a checkpoint.
+        cut: workers that hold each block; False: as in the run.
         snapshots: directory of the parts, see ``SharedMemoryStore``.
         by_rank: whether a process is an expert rank, rather than a whole worker.
         is_elastic: whether the generation has the ranks of one worker that are left, numbered anew.
     """
 
     spec: StepSpec
+    cut: Holders
     snapshots: Path
     by_rank: bool
     is_elastic: bool
@@ -51,6 +54,8 @@ class CheckpointParts:
     def keep(self, host: TrainState, stamp: Stamp, processes: Sequence[Process]) -> None:
         """Keeps every process's part of the state of a checkpoint, without slots; who holds the same gets the same.
 
+        The processes hold what the run's own cut says: a run that goes back to a checkpoint has that.
+
         Raises:
             OSError: a part cannot be kept.
         """
@@ -73,7 +78,7 @@ class CheckpointParts:
     def _on_workers(self, workers: Iterable[Worker]) -> StepSpec:
         """Returns the spec of the state of some workers, a row for each."""
         rows = tuple(MeshRow(worker, worker[1]) for worker in dict.fromkeys(workers))
-        return self.spec.at(replace(self.spec.live, rows=rows))
+        return blocks_spec(self.spec.at(replace(self.spec.live, rows=rows)), self.cut)
 
     def _in_order(self, holders: Sequence[Process]) -> list[Process]:
         """Sorts processes by stage, worker and rank; checks that they are whole workers with all of the state."""
@@ -81,7 +86,7 @@ class CheckpointParts:
         everyone = processes_of(self.spec.live.topology, by_rank=self.by_rank)
         whole, chunks = whole_workers(everyone, in_order), self.spec.chunks
         has_parts = any(process.worker not in whole for process in in_order)
-        has_all = have_all(everyone, in_order, () if chunks.are_stages else chunks.stage_DC)
+        has_all = have_all(everyone, in_order, self.cut or Holders(() if chunks.are_stages else chunks.stage_DC))
         assert len(in_order) == len(holders), f"holders are {holders}"
         assert self.is_elastic or (has_all and not has_parts), f"holders are {holders}"
         return in_order

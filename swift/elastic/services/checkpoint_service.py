@@ -32,7 +32,7 @@ from swift.checkpoint import (
 )
 from swift.data import check_same_data
 from swift.elastic.elastic_ranks import ElasticSpecs, is_elastic
-from swift.elastic.membership import Holders, Process, Stamp, processes_of
+from swift.elastic.membership import Process, Stamp, processes_of
 from swift.elastic.services.checkpoint_parts import CheckpointParts
 from swift.elastic.services.reshard_state import Resharding
 from swift.elastic.state import Handover, LedgerCounts
@@ -51,8 +51,8 @@ from swift.elastic.transport import (
 )
 from swift.errors import RunError, SettingError
 from swift.pipeline import StepSpec, TrainState
-from swift.pipeline.reconfigure import blocks_spec
 from swift.runlog import sync_record
+from swift.schedules.plans import OWN_CUT, Holders
 from swift.train import Experiment, WeightSource, for_storage
 from swift.train.checkpoints import check_savable, extra_of, keep_elsewhere, ledger_after, load_state, split_of
 
@@ -146,7 +146,7 @@ class CheckpointService:
         directory: Path | None = None,
         *,
         is_full: bool = False,
-        cut: Holders = (),
+        cut: Holders = OWN_CUT,
     ) -> Manifest:
         """Writes a checkpoint of the parts that processes have kept.
 
@@ -155,7 +155,7 @@ class CheckpointService:
             holders: processes that have kept its parts: of whole workers that together have every block.
             directory: directory of checkpoints; that of the run unless given.
             is_full: whether to save all experts, whatever K is; after the last iteration all are saved anyway.
-            cut: stage that holds each block of the parts, by pipeline; empty: those of the run.
+            cut: workers that hold each block of the parts; False: as in the run.
 
         Returns:
             The checkpoint's manifest.
@@ -264,10 +264,11 @@ class CheckpointService:
         """Returns the step spec of a generation."""
         return self._elastic_specs.on(len(processes)) if self._is_elastic else self.spec
 
-    def _parts(self, processes: Sequence[Process], cut: Holders = ()) -> CheckpointParts:
+    def _parts(self, processes: Sequence[Process], cut: Holders = OWN_CUT) -> CheckpointParts:
         """Returns the parts of a generation's processes."""
         return CheckpointParts(
-            spec=blocks_spec(self._spec_of(processes), cut),
+            spec=self._spec_of(processes),
+            cut=cut,
             snapshots=self.snapshots,
             by_rank=self.by_rank,
             is_elastic=self._is_elastic,

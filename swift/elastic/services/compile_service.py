@@ -22,7 +22,6 @@ from jax.extend.backend import clear_backends
 
 from swift.elastic.compile_only_group import CompileOnlyGroup
 from swift.elastic.elastic_ranks import ElasticSpecs
-from swift.elastic.membership import Holders
 from swift.elastic.state import compiled_neighbour, neighbour_key
 from swift.elastic.transport import (
     COMPILE_ANSWERS,
@@ -46,6 +45,7 @@ from swift.pipeline.reconfigure import (
     share_key,
     slots_key,
 )
+from swift.schedules.plans import OWN_CUT, Holders
 from swift.topology import Worker
 from swift.train import Experiment
 from swift.train.checkpoints import split_of
@@ -59,7 +59,7 @@ class CompileJob(NamedTuple):
         kinds: kinds of programs.
         returning: worker that would return, and copy the state of a peer; None: there is none.
         num_ranks: number of expert ranks of an elastic run; None: it does not change.
-        before: stage that holds each block until then, by pipeline; empty: those of the run.
+        before: workers that hold each block until then; False: as in the run.
         is_better: whether survivors are to hold other blocks than those of the run.
     """
 
@@ -67,7 +67,7 @@ class CompileJob(NamedTuple):
     kinds: tuple[StepKind, ...]
     returning: Worker | None = None
     num_ranks: int | None = None
-    before: Holders = ()
+    before: Holders = OWN_CUT
     is_better: bool = False
 
 
@@ -86,6 +86,9 @@ def jobs_for(experiment: Experiment, request: CompileRequest) -> list[CompileJob
         counts = (num_ranks, num_ranks - 1, num_ranks + 1)
         return [CompileJob(failed, kinds, num_ranks=count) for count in counts if count in possible]
     near = sorted(neighbours(experiment.topology, failed, experiment.chunks), key=len, reverse=True)
+    # After some failures a block that has moved would be left to the checkpoint.
+    stay = {other: set(experiment.topology.workers) - failed - other for other in near}
+    near = [other for other in near if not cut.lost_chunks(stay[other])]
     jobs = [CompileJob(failed, kinds, is_better=bool(cut))]
     if experiment.move_rule is not None and seeks_cut and failed and not cut:
         jobs.append(CompileJob(failed, kinds, is_better=True))
@@ -93,7 +96,8 @@ def jobs_for(experiment: Experiment, request: CompileRequest) -> list[CompileJob
     if cut:  # a cut is used once: a generation that forms anew, with the same failures, has the run's own
         jobs.append(CompileJob(failed, kinds, before=cut))
     # States get to their workers by the same programs, whichever program runs then.
-    return jobs + [job._replace(kinds=("single",), returning=None, before=()) for job in jobs if experiment.window > 1]
+    few = [job._replace(kinds=("single",), returning=None, before=OWN_CUT) for job in jobs]
+    return jobs + few * (experiment.window > 1)
 
 
 class CompileService:
@@ -129,18 +133,17 @@ class CompileService:
         """
         recut = self._cuts.find(job.failed) if job.is_better else None
         spec, configuration = self._cuts.spec(recut), self._cuts.configure(recut, job.failed)
-        before = blocks_spec(self._cuts.spec(None), job.before)
         if job.num_ranks is not None:
-            spec = before = self._specs.on(job.num_ranks)
+            spec = self._specs.on(job.num_ranks)
         clear_backends()
-        there = replace(spec.live, rows=configuration.rows)
-        keys = self._keys(job, configuration, before.at(there), spec.at(there))
+        there = spec.at(replace(spec.live, rows=configuration.rows))
+        keys = self._keys(job, configuration, self._before(job, there), there)
         missing = [key for key in keys if key not in self._executables]
         if missing:
             num_devices = len(configuration.rows) * spec.live.num_ranks
             with CompileOnlyGroup(num_devices // self._devices_per_process, self._sockets) as group:
                 # In a function of its own: everything that it makes must be gone when the devices are dropped.
-                self._compile(group, configuration, before, spec, job)
+                self._compile(group, configuration, spec, job)
             _return_memory()
             if any(key not in self._executables for key in missing):
                 raise OSError("compiled programs cannot be kept, see the log")
@@ -163,11 +166,15 @@ class CompileService:
         there = spec.at(replace(spec.live, rows=configuration.rows))
         return Steps(there, configuration, self._experiment.sequences_per_microbatch).plan
 
+    def _before(self, job: CompileJob, spec: StepSpec) -> StepSpec:
+        """Returns the step spec of the state that the workers have, on the mesh of the one that they are to get."""
+        return spec if job.num_ranks is not None else blocks_spec(self._cuts.spec(None).at(spec.live), job.before)
+
     def _keys(self, job: CompileJob, configuration: Configuration, before: StepSpec, spec: StepSpec) -> list[object]:
         num_ranks = spec.live.num_ranks
         keys = [program_key(configuration, num_ranks, kind, keep_state=True) for kind in job.kinds]
         has_R = _has_state(job, configuration)
-        if not all(has_R) or before.chunks != spec.chunks:
+        if not all(has_R) or not before.is_held_as(spec):
             keys.append(share_key(before, spec, has_R, configuration.device_rows))
         if job.num_ranks is not None:
             keys.append(slots_key(spec))
@@ -184,7 +191,6 @@ class CompileService:
         self,
         group: CompileOnlyGroup,
         configuration: Configuration,
-        before: StepSpec,
         spec: StepSpec,
         job: CompileJob,
     ) -> None:
@@ -192,12 +198,12 @@ class CompileService:
         topology, num_sequences = spec.live.topology, self._experiment.sequences_per_microbatch
         devices_RN = group.grid(topology.num_expert_ranks)
         steps = Steps.of_processes(spec, configuration, devices_RN, num_sequences, self._executables)
-        spec, before = steps.spec, before.at(steps.spec.live)
+        spec, before = steps.spec, self._before(job, steps.spec)
         for kind in job.kinds:
             if program_key(configuration, topology.num_expert_ranks, kind, keep_state=True) not in self._executables:
                 steps.compiled(kind)
         has_R = _has_state(job, configuration)
-        if not all(has_R) or before.chunks != spec.chunks:
+        if not all(has_R) or not before.is_held_as(spec):
             compiled_share(before, spec, self._executables, has_R, configuration.device_rows)
         if job.num_ranks is not None:
             compiled_slots(spec, self._executables)
@@ -272,6 +278,6 @@ def _outcome(service: CompileService, job: CompileJob) -> Prepared | CutPrepared
         return CompileFailed(f"{where}{' and other cuts' if job.is_better else ''}: {error}")
     seconds = round(time.perf_counter() - begun, 3)
     if better is not None:
-        cut, counts = better.recut.chunks[1], better.recut.microbatches
+        cut, counts = better.recut.holders, better.recut.microbatches
         return CutPrepared(job.failed, cut, counts, better.gain, better.most_bytes, seconds)
     return Prepared(job.failed, job.num_ranks, job.kinds, compiled, seconds, job.before)

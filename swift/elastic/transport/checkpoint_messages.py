@@ -2,8 +2,9 @@
 
 from typing import Any, Literal, NamedTuple
 
-from swift.elastic.membership import Holders, Process, ShardLayout, Stamp
+from swift.elastic.membership import Process, ShardLayout, Stamp
 from swift.elastic.transport.codec import Codec
+from swift.schedules.plans import OWN_CUT, Holders
 
 
 class SaveCheckpoint(NamedTuple):
@@ -14,14 +15,14 @@ class SaveCheckpoint(NamedTuple):
         holders: processes that have kept its parts: of whole workers that together have every block, each rank of them.
         is_full: whether to save all experts, whatever K is.
         is_elsewhere: whether to save it where there is room, as it cannot be written into the run directory.
-        cut: stage that holds each block of the parts, by pipeline; empty: those of the run.
+        cut: workers that hold each block of the parts; False: as in the run.
     """
 
     stamp: Stamp
     holders: tuple[Process, ...]
     is_full: bool = False
     is_elsewhere: bool = False
-    cut: Holders = ()
+    cut: Holders = OWN_CUT
 
 
 class LoadCheckpoint(NamedTuple):

@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from swift.elastic.membership import Holders
 from swift.elastic.transport.codec import Codec
+from swift.schedules.plans import OWN_CUT, Holders
 from swift.topology import Worker
 
 
@@ -13,13 +13,13 @@ class CompileRequest(NamedTuple):
     Attributes:
         failed: failure set.
         num_ranks: number of live expert ranks of an elastic run; None: it does not change.
-        cut: stage that holds each block at present, by pipeline; empty: those of the run.
+        cut: workers that hold each block at present; False: as in the run.
         seeks_cut: whether to look for a better cut, too, where the run moves blocks.
     """
 
     failed: frozenset[Worker]
     num_ranks: int | None = None
-    cut: Holders = ()
+    cut: Holders = OWN_CUT
     seeks_cut: bool = True
 
 
@@ -32,7 +32,7 @@ class Prepared(NamedTuple):
         kinds: kinds of its programs, see ``Steps``.
         compiled: number of programs that had to be compiled.
         seconds: duration, in seconds.
-        before: stage that holds each block until then, by pipeline; empty: those of the run.
+        before: workers that hold each block until then; False: as in the run.
     """
 
     failed: frozenset[Worker]
@@ -40,7 +40,7 @@ class Prepared(NamedTuple):
     kinds: tuple[str, ...]
     compiled: int
     seconds: float
-    before: Holders = ()
+    before: Holders = OWN_CUT
 
 
 class CutPrepared(NamedTuple):
@@ -48,7 +48,7 @@ class CutPrepared(NamedTuple):
 
     Attributes:
         failed: failure set.
-        cut: stage that holds each block, by pipeline.
+        cut: workers that hold each block.
         microbatches: micro-batches of each pipeline.
         gain: share of the planned time of a re-routed iteration that it saves.
         most_bytes: bytes of state that the worker that gets the most of them has to copy.

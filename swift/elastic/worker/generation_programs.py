@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from swift.elastic.membership import CutRefused, Holders, LoadAhead, Loaded
+from swift.elastic.membership import CutRefused, LoadAhead, Loaded
 from swift.pipeline import Cuts, Steps, StepSpec, UnknownCut
-from swift.pipeline.reconfigure import ExecutableCache, Share, compiled_share, program_key, share_key
+from swift.pipeline.reconfigure import ExecutableCache, Share, blocks_spec, compiled_share, program_key, share_key
+from swift.schedules.plans import OWN_CUT, Holders
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +34,7 @@ class GenerationPrograms:
 
     def share(self, before: StepSpec, has_R: Sequence[bool], executables: ExecutableCache) -> Share:
         """Returns the program that gives every member its blocks, see ``compiled_share``."""
-        is_loaded = self.before is not None and before.chunks == self.before.chunks and all(has_R)
+        is_loaded = self.before is not None and before.is_held_as(self.before) and all(has_R)
         if is_loaded and self.loaded is not None:
             return self.loaded
         return compiled_share(before, self.steps.spec, executables, has_R, self.steps.configuration.device_rows)
@@ -99,7 +100,7 @@ class AheadLoader:
         recut = self._cuts.agreed(failed, cut)
         configuration = self._cuts.configure(recut, failed)
         ahead = Steps.of_processes(self._cuts.spec(recut), configuration, devices_RN, num_sequences, self._executables)
-        spec, before = ahead.spec, self._cuts.spec(None).at(ahead.spec.live)
+        spec, before = ahead.spec, blocks_spec(self._cuts.spec(None).at(ahead.spec.live), OWN_CUT)
         shares = [True] * len(configuration.rows), configuration.device_rows
         own_key = program_key(configuration, spec.live.num_ranks, ahead.main, keep_state=True)
         keys = own_key, share_key(before, spec, *shares)

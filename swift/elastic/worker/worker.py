@@ -20,7 +20,6 @@ from swift.elastic.membership import (
     Departed,
     Form,
     Formed,
-    Holders,
     Member,
     Process,
     Ready,
@@ -41,6 +40,7 @@ from swift.errors import RunError
 from swift.mesh import own_row, place_shards, shard_shapes
 from swift.pipeline import Configuration, Cuts, Steps, StepSpec, TrainState, UnknownCut
 from swift.pipeline.reconfigure import blocks_spec, compiled_init, compiled_slots
+from swift.schedules.plans import Holders
 from swift.train.checkpoints import split_of
 
 _GRACE_S = 5.0
@@ -276,7 +276,7 @@ class WorkerProcess:
         state = self._kept.placed(stamp, before, is_there=self._worker_spec.process in holders)
         whole = whole_workers(processes_of(live.topology, by_rank=self._worker_spec.by_rank), holders)
         has_R = [worker in whole for worker in live.workers]
-        if not all(has_R) or before is not spec:
+        if not all(has_R) or not before.is_held_as(spec):
             share = programs.share(before, has_R, self._executables)
             with self._waits.abortable(_STUCK_S):
                 state, has_arrived = jax.block_until_ready(share(state))

@@ -43,7 +43,8 @@ def share_blocks(old: StepSpec, new: StepSpec, has_R: Sequence[bool]) -> Share:
 
     Args:
         old: spec of the state that rows have.
-        new: spec of the state that they get, on the same rows of the same mesh; the same unless they hold other blocks.
+        new: spec of the state that they get, for the same workers on the same devices; the same unless they hold other
+            blocks.
         has_R: whether each row has its state; every chunk needs a row that has.
 
     Returns:
@@ -51,7 +52,7 @@ def share_blocks(old: StepSpec, new: StepSpec, has_R: Sequence[bool]) -> Share:
         checksum of what was sent).
     """
     routes = Routes.of(old, new, has_R)
-    is_same = old.chunks == new.chunks and old.live.rows == new.live.rows
+    is_same = old.is_held_as(new)
 
     def per_rank(state: TrainState) -> tuple[TrainState, jax.Array]:
         row = new.live.row_index()
@@ -230,7 +231,7 @@ def compiled_share(
 
     Args:
         old: step spec of the state that rows have, on the live mesh.
-        new: step spec of the state that they get, on the same mesh.
+        new: step spec of the state that they get, for the same workers on the same devices.
         store: cache of the run.
         has_R: whether each row has the state; one that holds it has to, for every chunk.
         device_rows: see ``Configuration``.

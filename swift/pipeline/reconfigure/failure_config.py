@@ -54,7 +54,7 @@ class PlanSettings:
     sizes: SlotBytes = field(default_factory=lambda: SlotBytes(0, 0, 0))
     move_roles: bool = False
     moves: tuple[Move, ...] = ()
-    adapt: Literal["roles", "recut", "auto"] = "auto"
+    adapt: Literal["reroute", "roles", "recut", "auto"] = "auto"
 
 
 @dataclass(frozen=True, eq=False)

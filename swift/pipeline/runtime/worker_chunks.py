@@ -60,6 +60,10 @@ class WorkerChunks:
         """The holding of the worker of each mesh row, int32."""
         return np.array([self.chunks.holding(*row.role) for row in self.live.rows], np.int32)
 
+    def is_held_as(self, other: "WorkerChunks") -> bool:
+        """Whether the workers of the mesh rows hold what they do in another one, on the same rows."""
+        return self.chunks == other.chunks and np.array_equal(self.holding_R, other.holding_R)
+
     @cached_property
     def peers_C(self) -> tuple[tuple[int, ...], ...]:
         """Mesh rows whose workers hold each chunk, ascending: peers, as to this chunk."""

@@ -30,7 +30,10 @@ _MAX_OPS = 200_000
 _SAME = 1 + 1e-6
 """Periods that differ by less are the same, and fewer blocks to move count."""
 _LAYOUTS = 2, 6
-"""Layouts that are planned, of those with the least loads: at least, and of small problems."""
+"""Layouts that are planned, of those with the least loads: at least, and of small problems without a memory limit.
+
+In little memory an order is harder to find than a layout: more layouts for the same time make the plans longer.
+"""
 Planner = Callable[[BlockMixture, int], tuple[Round | None, int]]
 """Schedules a mixture, with a limit on the ops scheduled: the best iteration found, if any, and the ops scheduled."""
 
@@ -213,6 +216,8 @@ def _mixtures(
 ) -> list[tuple[BlockMixture, Planner]]:
     """Lists the mixtures that are worth planning, those of the layouts with the least loads."""
     least, most = _LAYOUTS
+    if work.problem.memory_limit is not None:
+        most = least
     number = max(least, min(most, _MAX_OPS // (3 * len(work.blocks) * work.problem.total_microbatches)))
     ranked = sorted(
         (least_load(*parts(work, layout, layout.bounds)), turn, layout) for turn, layout in enumerate(possible)

@@ -4,7 +4,7 @@
 holds what, ``store`` keeps plans on disk, and ``json_format`` describes a schedule as a JSON document.
 """
 
-from swift.schedules.plans.holders import Holders
+from swift.schedules.plans.holders import OWN_CUT, Holders
 from swift.schedules.plans.json_format import COST_NAMES, document
 from swift.schedules.plans.moved_roles import moves_between, moves_to_spread
 from swift.schedules.plans.normalize import (
@@ -24,6 +24,7 @@ from swift.schedules.plans.store import DamagedPlanError, PlanStore, plan_docume
 
 __all__ = [
     "COST_NAMES",
+    "OWN_CUT",
     "DamagedPlanError",
     "Holders",
     "Move",

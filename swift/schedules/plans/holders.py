@@ -32,15 +32,15 @@ class Holders(NamedTuple):
         return next((place for mover, place in self.moves if mover == worker), worker)
 
     def lost_chunks(self, there: Collection[Worker]) -> tuple[int, ...]:
-        """Lists the chunks that no worker among these holds.
+        """Lists the chunks that no worker among these holds; none where a chunk is a stage.
 
         >>> Holders(((0, 0, 1), (0, 1, 1))).lost_chunks([(0, 1), (1, 0)])
         (1,)
         """
-        found = set[int]()
-        for d, p in map(self.place, there):
-            found.update(chunk for chunk, stage in enumerate(self.stage_of_chunk[d]) if stage == p)
-        return tuple(sorted(set(range(max(map(len, self.stage_of_chunk), default=0))) - found))
+        places = {self.place(worker) for worker in there}
+        held = [(d, stages) for d, stages in enumerate(self.stage_of_chunk) if stages]
+        chunks = range(len(held[0][1])) if held else ()
+        return tuple(chunk for chunk in chunks if places.isdisjoint((d, stages[chunk]) for d, stages in held))
 
     @property
     def cuts(self) -> list[list[int]]:
@@ -67,3 +67,7 @@ class Holders(NamedTuple):
         cuts = "; ".join(", ".join(map(str, sizes)) for sizes in self.cuts)
         moved = "".join(f", {worker} in the place of {place}" for worker, place in self.places.items())
         return f"stages of {cuts} layers{moved}"
+
+
+OWN_CUT = Holders()
+"""Every worker in its own place, with what the cut of the run says."""

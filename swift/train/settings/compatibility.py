@@ -28,7 +28,7 @@ _CHOICES = {
     "attention": ("auto", *KERNELS),
     "embedding": ("whole", "shares"),
     "head": ("whole", "shares"),
-    "adapt": ("reroute", "recut", "auto"),
+    "adapt": ("reroute", "roles", "recut", "auto"),
 }
 STEP_SETTINGS = {"StepSpec.policy": "Experiment.placement", "StepSpec.memory": "OptimizerConfig.memory"}
 """Settings that a step's spec knows by names of its own."""
@@ -196,7 +196,7 @@ def check_adapting(settings: Mapping[str, Any], chunks: Chunks) -> None:
         return
     needs = {
         "several pipelines: with one, nobody has what a worker loses": settings["topology"].num_pipelines > 1,
-        "Experiment.move_roles = False: workers stay in their pipelines": not settings["move_roles"],
+        "Experiment.move_roles = False: roles move with Experiment.adapt = 'roles'": not settings["move_roles"],
         "pipelines that are cut alike, and have equally many micro-batches": chunks.is_one_cut
         and settings["microbatches"] is None,
         "a planner for one run of layers a stage, and for failures": not isinstance(planner, str)

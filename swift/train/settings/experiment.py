@@ -65,8 +65,8 @@ class Experiment:
             'step 45: rejoin 1:2']``; with one pipeline also expert ranks, ``'step 20: fail 0:0 rank 3'``. A failure
             within a window lasts for the whole window.
         move_roles: spread failures over the stages by letting workers change their stage.
-        adapt: what survivors of a failure do: ``reroute`` micro-batches to peers; or, once a plan with other cuts is
-            ready, move blocks too: ``recut`` in any case, ``auto`` if that pays before a worker is expected to return.
+        adapt: what survivors of a failure do: ``reroute`` micro-batches to peers; or, once a better plan is ready, move
+            ``roles`` or ``recut`` pipelines in any case, or either, ``auto``, if it pays before a worker returns.
         expected_downtime: expected time until a worker returns, in seconds; None: learnt from those that have returned.
         sequences_per_microbatch: sequences of a micro-batch, over all expert ranks; if it is not a multiple of their
             number, some ranks compute on padding.
@@ -100,7 +100,7 @@ class Experiment:
     cut: tuple[int, ...] | tuple[tuple[int, ...], ...] | None = None
     failures: tuple[str, ...] = ()
     move_roles: bool = False
-    adapt: Literal["reroute", "recut", "auto"] = "reroute"
+    adapt: Literal["reroute", "roles", "recut", "auto"] = "reroute"
     expected_downtime: float | None = None
     sequences_per_microbatch: int = 16
     eval_every: int = 100
@@ -151,7 +151,7 @@ class Experiment:
         """Rule by which survivors of a failure take over blocks; None: they never do."""
         if self.adapt == "reroute":
             return None
-        return MoveRule(Outages(self.expected_downtime), is_always=self.adapt == "recut")
+        return MoveRule(Outages(self.expected_downtime), is_always=self.adapt in ("roles", "recut"))
 
     @property
     def tokens_per_step(self) -> int:
@@ -253,7 +253,7 @@ class Experiment:
         """
         per_rank = sequences_per_rank(self.sequences_per_microbatch, self.topology.num_expert_ranks)
         costs, chunks, sizes = plan_costs(spec, per_rank)
-        return PlanSettings(self.problem(costs, chunks), self.planner, sizes, self.move_roles)
+        return PlanSettings(self.problem(costs, chunks), self.planner, sizes, self.move_roles, adapt=self.adapt)
 
     def identity(self) -> dict[str, Any]:
         """Returns the settings that a checkpoint must share with the run that reads it.

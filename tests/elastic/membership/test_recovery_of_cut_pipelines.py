@@ -1,14 +1,15 @@
 """Recovery where pipelines are cut differently, from the beginning or because blocks have moved."""
 
 from swift.elastic.membership import CheckpointsListed, Form, Formed, GoLive, StageLost, Stamp
+from swift.schedules.plans import Holders
 from tests.elastic.membership.script import MOVED, A, B, C, D, found, lost, moved, script_live
 
-APART = (0, 0, 1), (0, 1, 1)
+APART = Holders(((0, 0, 1), (0, 1, 1)))
 """Pipelines that are cut differently: A has the first two of three chunks, B the last, C the first, D the last two."""
 
 
 def test_where_pipelines_are_cut_differently_those_who_have_every_chunk_go_on():
-    live = script_live(stage_of_chunk=APART)
+    live = script_live(own_cut=APART)
     live.die(B, C)
     assert live.tick() == [Form(2, live.now(A, D))]
     live.formed({A: {4, 5}, D: {4}})
@@ -16,7 +17,7 @@ def test_where_pipelines_are_cut_differently_those_who_have_every_chunk_go_on():
 
 
 def test_a_chunk_that_nobody_has_is_waited_for_though_each_stage_has_a_worker():
-    live = script_live(stage_of_chunk=APART)
+    live = script_live(own_cut=APART)
     live.die(A, D)
     assert live.tick() == [StageLost((0, 1))]
     assert live.membership.lost_without([A, D]) == (0, 1)
@@ -27,7 +28,7 @@ def test_a_chunk_that_nobody_has_is_waited_for_though_each_stage_has_a_worker():
 
 
 def test_a_state_is_gone_on_with_only_if_workers_that_have_every_chunk_hold_it():
-    live = script_live(stage_of_chunk=APART)
+    live = script_live(own_cut=APART)
     live.die(D)
     live.tick()
     live.formed({A: {4}, B: {4, 5}, C: {4, 5}})

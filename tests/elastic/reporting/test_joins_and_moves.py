@@ -4,6 +4,7 @@ import pytest
 
 from swift.elastic.membership import CutFound, CutRefused, Loaded, RecoveryPolicy
 from swift.schedules.adapt import MoveRule
+from swift.schedules.plans import OWN_CUT, Holders, Move
 from tests.elastic.reporting.histories import ALL, A, B, C, D, History, recovering
 
 
@@ -74,7 +75,7 @@ def moving():
     history = History(policy=RecoveryPolicy(move_rule=MoveRule(is_always=True)))
     history.start(*ALL).at(2).form(held=()).enter(1).at(3).finish(1).enter(2)
     history.die(D).at(4).form(held={1}).enter(2).at(5).finish(2).enter(3).texts()
-    cut = (0, 0, 0, 1), (0, 0, 0, 0)
+    cut = Holders(((0, 0, 0, 1), (0, 0, 0, 0)), (Move(C.worker, D.worker),))
     history.tell(CutFound(history.time, frozenset({D.worker}), cut, 0.2, 1e6)).tick()
     for process in (A, B, C):
         history.of(Loaded, process, history.membership.number, 0)
@@ -84,16 +85,19 @@ def moving():
 def test_who_takes_over_blocks_is_told_and_costs_what_it_takes_after_the_last_iteration(moving):
     moving.at(6).finish(3).at(7).finish(4).at(8).form(held={3, 4}).enter(5).at(9.5).finish(5)
     (move,) = moving.noted("move")
-    assert {name: move.fields[name] for name in ("epoch", "joined", "cuts", "after", "move_s", "rerun_steps")} == {
+    assert {
+        name: move.fields[name] for name in ("epoch", "joined", "cuts", "places", "after", "move_s", "rerun_steps")
+    } == {
         "epoch": 3,
         "joined": [],
         "cuts": [[3, 1], [4, 0]],
+        "places": {"1:0": "1:1"},
         "after": 4,
         "move_s": 4.5,
         "rerun_steps": 0,
     }
     assert moving.texts() == [
-        "blocks moved among the survivors, stages of 3, 1; 4, 0 layers: resumed after iteration 4 with 3 processes: "
+        "blocks moved among the survivors, stages of 3, 1; 4, 0 layers, 1:0 in the place of 1:1: resumed after iteration 4 with 3 processes: "
         "4.50 s after the decision (agreement 3.00)"
     ]
     goodput = moving.journal.goodput(moving.time)
@@ -123,6 +127,6 @@ def test_a_move_in_which_a_process_cannot_take_part_is_told_in_a_sentence(moving
 def test_a_move_that_is_given_up_is_no_move(moving):
     """No member leaves its iteration: all go on with the cuts of the run."""
     moving.at(12).alive()
-    assert moving.membership.generation.form[1:] == (tuple(moving.now(A, B, C)), None, ())
+    assert moving.membership.generation.form[1:] == (tuple(moving.now(A, B, C)), None, OWN_CUT)
     moving.form(held={2}).enter(3).at(13).finish(3)
     assert moving.noted("move") == moving.noted("join") == []

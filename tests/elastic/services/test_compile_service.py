@@ -31,6 +31,7 @@ from swift.mesh import storage_mesh
 from swift.pipeline import Configurator
 from swift.pipeline.reconfigure.compiled_steps import program_key
 from swift.pipeline.reconfigure.executable_cache import ExecutableCache
+from swift.schedules.plans import Holders, Move
 from swift.topology import Topology
 from swift.train import Experiment
 
@@ -128,7 +129,7 @@ def test_a_failure_is_prepared_for_before_a_return():
 
 def test_a_better_cut_for_the_survivors_comes_before_what_may_happen_next_and_once():
     one = Experiment(topology=Topology(2, 2, 8), eval_every=0, checkpoint=CheckpointConfig(every=0), adapt="auto")
-    down, here, cut = frozenset({(1, 0)}), ("single",), ((0, 1), (1, 1))
+    down, here, cut = frozenset({(1, 0)}), ("single",), Holders(((0, 1), (1, 1)))
     more = [frozenset({(1, 0), (0, 1)}), frozenset({(1, 0), (1, 1)})]
     assert jobs_for(one, CompileRequest(down)) == [
         CompileJob(down, here),
@@ -160,7 +161,7 @@ def test_what_few_iterations_need_comes_last():
 def test_programs_by_which_states_get_to_their_workers_are_prepared_with_those_of_a_window():
     """Also the way home with the same failures: a generation that forms anew has the run's own cuts."""
     one = Experiment(topology=Topology(2, 2, 8), window=2, eval_every=10, adapt="auto")
-    down, cut = frozenset({(1, 0)}), ((0, 1), (1, 1))
+    down, cut = frozenset({(1, 0)}), Holders(((0, 1), (1, 1)))
     jobs = jobs_for(one, CompileRequest(down, cut=cut))
     of_window, of_one = jobs[: len(jobs) // 2], jobs[len(jobs) // 2 :]
     assert CompileJob(down, ("window", "evaluate"), before=cut) in of_window
@@ -168,8 +169,16 @@ def test_programs_by_which_states_get_to_their_workers_are_prepared_with_those_o
     assert [job.is_better for job in jobs].count(True) == 2
 
 
+MOVED = Holders(((0, 1), ()), (Move((1, 0), (0, 1)),))
+
+
 @pytest.mark.parametrize(
-    "wish", [CompileRequest(FIRST), CompileRequest(NONE, 3), CompileRequest(FIRST, None, ((0, 1),), False)]
+    "wish",
+    [
+        CompileRequest(FIRST),
+        CompileRequest(NONE, 3),
+        CompileRequest(FIRST, None, MOVED, False),
+    ],
 )
 def test_a_wish_is_understood(wish):
     assert COMPILE_REQUESTS.read(COMPILE_REQUESTS.line(wish)) == wish
@@ -186,8 +195,8 @@ def test_an_elastic_run_is_prepared_for_a_rank_less_and_then_for_one_more():
     [
         Prepared(FIRST, None, ("single", "evaluate"), 2, 1.5),
         Prepared(NONE, 3, ("single",), 0, 1.5),
-        Prepared(FIRST, None, ("single",), 1, 1.5, before=((0, 1), (0, 0))),
-        CutPrepared(FIRST, ((0, 1), (0, 0)), (3, 1), 0.25, 1e9, 2.5),
+        Prepared(FIRST, None, ("single",), 1, 1.5, before=MOVED),
+        CutPrepared(FIRST, MOVED, (3, 1), 0.25, 1e9, 2.5),
         CompileFailed("no plan"),
     ],
 )

@@ -8,8 +8,9 @@ import pytest
 from swift.elastic.membership import CutRefused, LoadAhead, Loaded
 from swift.elastic.worker.generation_programs import AheadLoader
 from swift.pipeline import UnknownCut
+from swift.schedules.plans import Holders
 
-CUT, OTHER = ((0, 0), (0, 1)), ((0, 1), (0, 0))
+CUT, OTHER = Holders(((0, 0), (0, 1))), Holders(((0, 1), (0, 0)))
 STEPS = SimpleNamespace()
 
 

@@ -9,6 +9,7 @@ from swift.elastic.membership import (
     StopRun,
     agreed_stamp,
 )
+from swift.schedules.plans import OWN_CUT
 from tests.elastic.membership.simulation.state import WorldState
 
 
@@ -31,9 +32,10 @@ class GenerationChecks(WorldState):
         """Blocks move to live members only, in a planned change of a generation that runs."""
         type(self).num_moves += 1
         workers = {process.worker for process, _ in form.members}
-        live = {pipeline for pipeline, _ in workers}
-        takers = {(d, p) for d, stages in enumerate(form.cut) if d in live for p in stages}
-        assert takers <= workers, "a block moves to a worker that is down"
+        there = {dict(form.cut.moves).get(worker, worker) for worker in workers}
+        live = {pipeline for pipeline, _ in there}
+        places = {(d, p) for d, stages in enumerate(form.cut.stage_of_chunk) if d in live for p in stages}
+        assert places <= there, "a block moves to a worker that is down"
         before = self.forms[max(self.goes)]
         assert form.members == before.members, "blocks move while somebody joins or is lost"
         assert not before.cut, "blocks move before they are back"
@@ -64,8 +66,8 @@ class GenerationChecks(WorldState):
             self.check_cut(go, holders)
         else:
             cut_of = {number: form.cut for number, form in self.forms.items()}
-            assert go.stamp == agreed_stamp(tuple(self.newest), held_by, lambda number: cut_of.get(number, ()))
-            cut = cut_of.get(go.stamp.generation, ()) if go.stamp else ()
+            assert go.stamp == agreed_stamp(tuple(self.newest), held_by, lambda number: cut_of.get(number, OWN_CUT))
+            cut = cut_of.get(go.stamp.generation, OWN_CUT) if go.stamp else OWN_CUT
             assert go.cut == cut, "a state is taken for one with other blocks"
             assert go.stamp is None or self.are_enough(holders, cut), "a stage has no state to continue from"
         states = {self.by_member(member).states[go.stamp] for member in go.holders}

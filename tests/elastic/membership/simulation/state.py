@@ -54,7 +54,10 @@ class WorldState:
             return bool(processes)
         workers = {process.worker for process in self.newest} - {one.worker for one in set(self.newest) - processes}
         if cut:
-            return all(any((d, cut[d][b]) in workers for d in range(len(cut))) for b in range(len(cut[0])))
+            places = {dict(cut.moves).get(worker, worker) for worker in workers}
+            held = {(b, d, p) for d, stages in enumerate(cut.stage_of_chunk) for b, p in enumerate(stages)}
+            there = {b for b, *place in held if tuple(place) in places}
+            return there == {b for b, *_ in held}
         return {stage for _, stage in workers} == {process.worker[1] for process in self.newest}
 
     def able(self):

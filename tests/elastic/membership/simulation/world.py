@@ -34,6 +34,7 @@ from swift.elastic.membership import (
     Woke,
     processes_of,
 )
+from swift.schedules.plans import Holders, Move
 from tests.elastic.membership.script import LIMITS
 from tests.elastic.membership.simulation.generation_checks import GenerationChecks
 from tests.elastic.membership.simulation.process import Simulated
@@ -137,12 +138,14 @@ class World(GenerationChecks, ProcessChecks, ProcessActions):
         failed = frozenset(self.topology.workers) - present
         if order.random() < 0.2:
             failed |= {order.choice(self.topology.workers)}
-        cut = []
-        for d in range(self.topology.num_pipelines):
-            live = [p for p in range(self.topology.num_stages) if (d, p) not in failed] or [0]
-            cut.append(tuple(sorted(order.choices(live, k=4))))
+        workers, live = self.topology.workers, [one for one in self.topology.workers if one not in failed]
+        places = live if order.random() < 0.5 else order.sample(workers, len(live))
+        held = [[p for e, p in places if d == e] for d in range(self.topology.num_pipelines)]
+        stages = tuple(tuple(sorted(order.choices(at, k=4))) if at else () for at in held)
+        moves = tuple(Move(*pair) for pair in zip(live, places, strict=True) if pair[0] != pair[1])
+        cut = Holders(stages if any(stages) else ((0,),) * len(held), moves)
         before = self.membership.generation
-        self.tell(CutFound(self.time, failed, tuple(cut), 0.1, 1.0))
+        self.tell(CutFound(self.time, failed, cut, 0.1, 1.0))
         assert self.membership.generation is before, "a cut that is found changes a generation before the next decision"
 
     def save(self, is_full):
