@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swift.runlog import read_run
-from tests.elastic.runs import launched, left_behind, members
+from tests.elastic.runs import launched, left_behind, members, wait_for_steps
 
 SMALL = {"ModelConfig__num_layers": 2, "ModelConfig__model_dim": 16, "ModelConfig__sequence_length": 16}
 MOVING = {"Experiment__adapt": "recut", "Experiment__num_microbatches": 4}
+AUTO = {"Experiment__adapt": "auto", "Experiment__expected_downtime": 1e9}
 HOOKS = Path(__file__).parent / "hooks"
 LEAVING = ("form", "leave", "older written", "newest written", "left", "departed")
 CONNECTING = ("enter", "connected", "linked", "loaded")
@@ -55,6 +56,7 @@ class MovingRun:
 
     def __init__(self, config, process):
         self.config, self.process, self.marks, self.said = config, process, config.parent, []
+        self._num_seen = 0
         threading.Thread(target=self.said.extend, args=(process.stderr,), daemon=True).start()
 
     def mark(self, name, text=""):
@@ -84,6 +86,13 @@ class MovingRun:
             lambda: [one for one in self.events(*names, after=after) if len(one["members"]) == num_members],
             f"{num_members} processes went on with {' or '.join(names)}",
         )
+
+    def go_to(self, step, num_members, *names):
+        """Opens the gate up to an iteration, and waits for all to get there, after one of these events."""
+        self.mark("gate", str(step))
+        self.wait_for_going_on(num_members, self._num_seen, *names)
+        wait_for_steps(self.process, self.config, step)
+        self._num_seen = self.num_events
 
     def kill(self, *dying):
         """Kills processes at once, and waits until that is known."""

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.elastic.moved_blocks.runs_with_moves import MOVING, SMALL, moving_run
+from tests.elastic.moved_blocks.runs_with_moves import AUTO, MOVING, SMALL, moving_run
 from tests.elastic.runs import EVERY, NO_CHECKPOINTS, losses, newest_checkpoint, wait_for_steps, whole, write_config
 
 pytestmark = pytest.mark.slow
@@ -43,29 +43,21 @@ def test_sixty_steps_with_two_failures_two_moves_and_two_returns(marks):
     """Killed processes of three pipelines; while both are away no blocks move, as that would save no time."""
     config = write_config(marks, (3, 2, 1), 60, **SMALL, **MOVING)
 
-    def runs_to(step, num_members, *names):
-        """Waits until these events have come, and all are at the gate."""
-        run.mark("gate", str(step))
-        run.wait_for_going_on(num_members, begun, *names)
-        wait_for_steps(run.process, config, step)
-        return run.num_events
-
     (marks / "gate").write_text("10")
     with moving_run(config, processes=6) as run:
         wait_for_steps(run.process, config, 10)
-        begun = run.num_events
         run.mark("away", "0:1")
         run.kill("0:1")
-        begun = runs_to(15, 5, "recovery")
-        begun = runs_to(25, 5, "move")
+        run.go_to(15, 5, "recovery")
+        run.go_to(25, 5, "move")
         run.mark("away", "0:1 2:0")
         run.kill("2:0")
-        begun = runs_to(39, 4, "recovery")
+        run.go_to(39, 4, "recovery")
         run.mark("away", "2:0")
-        begun = runs_to(45, 5, "join")
-        begun = runs_to(51, 5, "move")
+        run.go_to(45, 5, "join")
+        run.go_to(51, 5, "move")
         run.mark("away")
-        runs_to(51, 6, "join")
+        run.go_to(51, 6, "join")
         run.mark("gate")
         assert run.process.wait(timeout=120) == 0
     changes = run.events("death", "recovery", "move", "join", "restore")
@@ -74,6 +66,32 @@ def test_sixty_steps_with_two_failures_two_moves_and_two_returns(marks):
         *("death", "recovery", "join", "move", "join"),
     ]
     assert [event["cuts"] for event in run.events("move")] == [[[2, 0], [1, 1], [1, 1]], [[1, 1], [1, 1], [0, 2]]]
+    assert len(losses(marks / "run")) == 60
+    assert_losses_are_those_without_failures(config)
+
+
+def test_sixty_steps_in_which_processes_take_the_places_of_others(marks):
+    """One takes the place of another in its own pipeline; then one in the other pipeline; both moves are undone."""
+    config = write_config(marks, (2, 3, 1), 60, **SMALL | {"ModelConfig__num_layers": 6}, **MOVING | AUTO)
+    (marks / "gate").write_text("10")
+    with moving_run(config, processes=6) as run:
+        wait_for_steps(run.process, config, 10)
+        run.mark("away", "0:0")
+        run.kill("0:0")
+        run.go_to(15, 5, "recovery")
+        run.go_to(25, 5, "move")
+        run.mark("away", "0:0 0:1")
+        run.kill("0:1")
+        run.go_to(31, 4, "recovery")
+        run.go_to(41, 4, "move")
+        run.mark("away")
+        run.go_to(51, 6, "join")
+        run.mark("gate")
+        assert run.process.wait(timeout=120) == 0
+    roles, anew = (event["places"] for event in run.events("move"))
+    assert roles == {"0:1": "0:0"}
+    assert any(worker[0] != place[0] for worker, place in anew.items())
+    assert run.events("restore") == []
     assert len(losses(marks / "run")) == 60
     assert_losses_are_those_without_failures(config)
 

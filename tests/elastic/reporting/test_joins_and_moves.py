@@ -97,8 +97,8 @@ def test_who_takes_over_blocks_is_told_and_costs_what_it_takes_after_the_last_it
         "rerun_steps": 0,
     }
     assert moving.texts() == [
-        "blocks moved among the survivors, stages of 3, 1; 4, 0 layers, 1:0 in the place of 1:1: resumed after iteration 4 with 3 processes: "
-        "4.50 s after the decision (agreement 3.00)"
+        "blocks moved among the survivors, stages of 3, 1; 4, 0 layers, 1:0 in the place of 1:1: "
+        "resumed after iteration 4 with 3 processes: 4.50 s after the decision (agreement 3.00)"
     ]
     goodput = moving.journal.goodput(moving.time)
     assert (goodput["num_moves"], goodput["num_joins"], goodput["num_recoveries"]) == (1, 0, 1)
