@@ -11,6 +11,7 @@ from swift.experts.placement import unsound
 from swift.mesh import host_matmul_flops, peak_flops
 from swift.pipeline import Steps, StepSpec, Sums
 from swift.schedules import plan_document
+from swift.schedules.plans import Holders
 
 
 def step_record(
@@ -84,9 +85,17 @@ class Utilization:
 
 
 def plan_facts(steps: Steps) -> dict[str, Any]:
-    """Returns the fields of a pipeline's plan in ``events.jsonl``: failed workers and schedule, see ``read_plan``."""
-    failed = [f"{d}:{p}" for d, p in sorted(steps.configuration.failed)]
-    return {"failed": failed, "plan": plan_document(steps.plan.schedule)}
+    """Returns the fields of a pipeline's plan in ``events.jsonl``.
+
+    They are the failed workers, the places of those that have another's, and the schedule, see ``read_plan``.
+    """
+    configuration = steps.configuration
+    failed = [f"{d}:{p}" for d, p in sorted(configuration.failed)]
+    return {
+        "failed": failed,
+        "places": Holders(moves=configuration.moves).places,
+        "plan": plan_document(steps.plan.schedule),
+    }
 
 
 def plan_record(steps: Steps, period_ratio: float, **more: Any) -> dict[str, Any]:

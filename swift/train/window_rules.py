@@ -83,7 +83,7 @@ def check_failures(engine: Engine, failures: FailureList, window: int) -> None:
     for step in sorted({event.step for event in failures.events}):
         failed = failures.failed(step, step + window - 1)
         for stage in lost_stages(topology, rows, before, failed, own, own):
-            allowed = f"leave no worker with the state of stage {stage} at step {step}, after roles have moved"
+            allowed = f"leave no worker with the state of stage {stage} at step {step}"
             raise SettingError(
                 FAILURES_SETTING, ["{} {}:{}".format(event.kind, *event.worker) for event in failures.events], allowed
             )

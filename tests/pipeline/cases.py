@@ -138,6 +138,5 @@ def experiment_of(case: Case) -> Experiment:
         planner=case.planner,
         remat=case.remat,
         cut=None if case.held_by else case.cut,
-        move_roles=case.move_roles,
         sequences_per_microbatch=2 * N,
     )

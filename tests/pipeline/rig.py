@@ -16,6 +16,7 @@ from swift.mesh import RANKED, REPLICATED, SHARED, live_mesh
 from swift.models import Chunks
 from swift.pipeline import Configurator, PlanSettings, batch_of_rows, by_iteration, table_arrays, window_step
 from swift.schedules import Costs
+from swift.schedules.plans import moves_to_spread
 from tests.pipeline.cases import NUM_CLASSES, Case, experiment_of
 from tests.pipeline.plain_model import Plain, assert_close, assert_metrics, plain_training
 
@@ -38,7 +39,8 @@ class Rig:
         problem = self.experiment.problem(Costs())
         if case.held_by:
             problem = replace(problem, stage_of_chunk=case.held_by)
-        settings = PlanSettings(problem, case.planner, move_roles=case.move_roles)
+        moves = moves_to_spread(replace(problem, failed=case.failed)) if case.move_roles else ()
+        settings = PlanSettings(problem, case.planner, moves=moves)
         self.configuration = Configurator(settings).configure(case.failed)
         live = live_mesh(self.experiment.topology, "emulated", case.failed, self.configuration.rows)
         self.spec = self.experiment.step_spec(live)
@@ -120,7 +122,7 @@ class Rig:
 
     def plain(self, drawn: Drawn) -> tuple[list[Plain], dict[str, np.ndarray], np.ndarray]:
         """Every iteration of the plain model, and the parameters and the placement after them."""
-        alike = {"planner": "lockstep", "window": 1, "remat": False, "move_roles": False}
+        alike = {"planner": "lockstep", "window": 1, "remat": False}
         train = self.case._replace(failed=frozenset(), embedding="whole", head="whole", **alike)
         iterate, first = plain_training(train)
         state, iterations = first(drawn.params, drawn.placement_PLNS), []

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from swift.errors import SettingError
 from swift.experts.placement import Static
 from swift.models import Chunks
-from swift.pipeline import move_state, neighbours, survives
+from swift.pipeline import Recut, move_state, neighbours, survives
 from swift.pipeline.chunk_rounds import Rounds
-from swift.schedules import PLANNERS
+from swift.schedules import PLANNERS, Costs
+from swift.schedules.plans import moves_to_spread
 from swift.topology import Topology
 from tests.case_tiers import tiered
 from tests.pipeline.held_rows import rows_of
@@ -22,7 +23,7 @@ from tests.pipeline.held_rows import rows_of
 pytestmark = pytest.mark.usefixtures("x64")
 
 APART = {"topology": (2, 2, 1), "pattern": (False, True, True, False), "cut": ((3, 1), (1, 3))}
-MOVING = APART | {"topology": (3, 2, 1), "cut": ((3, 1), (1, 3), (1, 3)), "move_roles": True}
+MOVING = APART | {"topology": (3, 2, 1), "cut": ((3, 1), (1, 3), (1, 3))}
 """With the first stages of two pipelines gone, the last one of the other moves to a stage of another cut."""
 CASES = {
     "micro-batches that differ": {"topology": (2, 2, 1), "counts": (1, 3), "failed": [(0, 1)]},
@@ -65,7 +66,7 @@ CASES = {
         "failed": [(0, 1)],
         "counts": (3, 1),
     },
-    "a moved role": {**MOVING, "failed": [(1, 0), (2, 0)]},
+    "a moved role": {**MOVING, "failed": [(1, 0), (2, 0)], "move_roles": True},
 }
 QUICK = ("two runs",)
 """With messages that stay on their worker."""
@@ -163,7 +164,8 @@ def test_ten_steps_with_failures_and_their_return(rig, fields, downs, moved):
     with one.experiment.engine(frozenset(), "none") as engine:
         state = one.start(drawn)
         for failed, others, sizes in zip(downs, moved, ((2, 1), (2, 1), (2,), (2,)), strict=True):
-            state, _ = engine.reconfigure(state, frozenset(failed))
+            moves = moves_to_spread(replace(one.experiment.problem(Costs()), failed=frozenset(failed)))
+            state, _ = engine.reconfigure(state, frozenset(failed), Recut(moves=moves) if others else None)
             assert {row.pipeline for row in engine.configuration.rows} == {None, *others}
             for size in sizes:
                 batches = drawn.batches[start : start + size]

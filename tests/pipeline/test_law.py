@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift.models.attention import blockwise
-from swift.pipeline import survives
+from swift.pipeline import Recut, survives
 from swift.schedules import FAULT_FREE, PLANNERS, SHAPES
+from swift.schedules.plans import Move
 from swift.topology import Topology
 from tests.case_tiers import tiered
 
@@ -211,14 +212,19 @@ def test_the_cases_are_what_they_are_for(rig):
 @pytest.mark.slow
 def test_ten_steps_with_failures_and_their_return(rig):
     """Windows, some of them discarded, and single iterations; and in the middle four workers of six, one as another."""
-    one = rig(topology=(3, 2, 1), move_roles=True, clip_norm=0.4)
+    one = rig(topology=(3, 2, 1), clip_norm=0.4)
     drawn, state, start = one.draw(3, num_batches=10), None, 0
     expected, params, placement_PLNS = one.plain(drawn)
     outcomes = []
     with one.experiment.engine(frozenset(), "none") as engine:
         state = one.start(drawn)
-        for failed, sizes in (((), (2, 1)), (((0, 1), (1, 1)), (2, 1)), ((), (2, 2))):
-            state, _ = engine.reconfigure(state, frozenset(failed))
+        as_another = Recut(moves=(Move((0, 0), (0, 1)),))
+        for failed, recut, sizes in (
+            ((), None, (2, 1)),
+            (((0, 1), (1, 1)), as_another, (2, 1)),
+            ((), None, (2, 2)),
+        ):
+            state, _ = engine.reconfigure(state, frozenset(failed), recut)
             assert engine.num_live == 6 - len(failed)
             for size in sizes:
                 batches = drawn.batches[start : start + size]

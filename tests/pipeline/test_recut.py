@@ -23,6 +23,11 @@ WITHOUT_FIRST = Recut(((1, 3), (0, 4)), (3, 1))
 """A worker that holds all layers, and runs one micro-batch of four."""
 
 
+def settings_of(one, adapt="auto"):
+    """Settings of the plans of a run whose survivors adapt."""
+    return replace(one.experiment, adapt=adapt).plan_settings(one.spec)
+
+
 def test_blocks_go_to_the_worker_that_is_left_and_back(rig):
     one = rig(**FOUR)
     state, failed = one.start(one.draw(0)), rig(**FOUR, failed=[(0, 1)])
@@ -76,11 +81,11 @@ def test_a_cut_that_others_found_stays_one_object_and_has_to_be_theirs(rig, tmp_
     one, failed = rig(**FOUR), frozenset({(0, 1)})
 
     def cuts():
-        return Cuts(one.spec, one.experiment.plan_settings(one.spec), 2, ExecutableCache(tmp_path))
+        return Cuts(one.spec, settings_of(one), 2, ExecutableCache(tmp_path))
 
     found = cuts().find(failed)
     assert found is not None
-    mine, held = cuts(), found.holders
+    mine, held = cuts(), found.holders(one.spec.chunks)
     assert mine.agreed(failed, held) is mine.agreed(failed, held) is mine.find(failed)
     other = held._replace(moves=(Move((1, 1), (0, 1)),))
     with pytest.raises(UnknownCut, match=r"there would be .*, 1:1 in the place of 0:1, and its own plan has stages of"):
@@ -93,8 +98,8 @@ def test_a_cut_that_others_found_stays_one_object_and_has_to_be_theirs(rig, tmp_
 
 def test_nobody_plans_a_cut_while_training_waits_for_it(rig, tmp_path, monkeypatch):
     one, failed = rig(**FOUR), frozenset({(0, 1)})
-    held = WITHOUT_LAST.holders
-    mine = Cuts(one.spec, one.experiment.plan_settings(one.spec), 2, ExecutableCache(tmp_path))
+    held = WITHOUT_LAST.holders(one.spec.chunks)
+    mine = Cuts(one.spec, settings_of(one), 2, ExecutableCache(tmp_path))
     monkeypatch.setattr("swift.pipeline.reconfigure.cuts.find_recut", lambda *_: pytest.fail("it plans"))
     with pytest.raises(UnknownCut, match="the plan for it is missing among the programs of the run"):
         mine.agreed(failed, held)
@@ -104,7 +109,7 @@ def test_nobody_plans_a_cut_while_training_waits_for_it(rig, tmp_path, monkeypat
 def test_a_worker_has_the_same_devices_whatever_the_cut(rig, tmp_path):
     """Re-routed plans are alike wherever a stage lost a worker, so that workers have another order than where cut."""
     one = rig(**FOUR)
-    cuts = Cuts(one.spec, one.experiment.plan_settings(one.spec), 2, ExecutableCache(tmp_path))
+    cuts = Cuts(one.spec, settings_of(one), 2, ExecutableCache(tmp_path))
     orders = []
     for lost in one.spec.live.workers:
         failed = frozenset({lost})
@@ -160,16 +165,13 @@ SIX = {"topology": (2, 3, 1), "pattern": (False, True) * 3, "cut": (2, 2, 2), "m
 def test_places_are_those_that_are_planned(rig):
     """A worker of the second pipeline takes a place in the first one, where two have failed; and roles move."""
     one = rig(**SIX)
-    settings = one.experiment.plan_settings(one.spec)
+    settings = settings_of(one)
     roles, anew = (find_recut(settings, one.spec, failed, 2) for failed in map(frozenset, ({(0, 0)}, LOST)))
     assert roles.moves == (Move((0, 1), (0, 0)),)
-    assert roles.cuts == ((2, 2, 2), (2, 2, 2))
-    assert roles.schedule is None, "that of the run's planner"
+    assert roles == Recut(moves=roles.moves), "the cuts and the planner of the run"
     assert {place[0] for worker, place in anew.moves if worker[0] == 1} == {0, 1}
     assert sum(map(sum, anew.cuts)) == 12
-    only = {
-        way: find_recut(replace(settings, adapt=way), one.spec, frozenset({(0, 0)}), 2) for way in ("roles", "recut")
-    }
+    only = {way: find_recut(settings_of(one, way), one.spec, frozenset({(0, 0)}), 2) for way in ("roles", "recut")}
     assert only["roles"] == roles
     assert only["recut"].schedule is not None
 
@@ -183,7 +185,7 @@ def test_sixty_steps_in_which_workers_take_the_places_of_others(rig):
     one = rig(**SIX)
     drawn = one.draw(1, num_batches=60)
     expected, params, _ = one.plain(drawn)
-    settings = one.experiment.plan_settings(one.spec)
+    settings = settings_of(one)
     changes = [({(0, 0)}, 8), (LOST, 20), (set(), 32), ({(1, 0), (1, 2)}, 40), (set(), 52)]
     at = {step: (frozenset(failed), False) for failed, step in changes}
     at |= {step + 6: (frozenset(failed), True) for failed, step in changes if failed}

@@ -10,6 +10,7 @@ from swift.errors import SettingError
 from swift.pipeline import BetterCut, CutSearch, Reconfiguration, Recut
 from swift.runlog import history_of, incidents_of
 from swift.schedules.adapt import MoveRule, Outages
+from swift.schedules.plans import OWN_CUT
 from swift.topology import Topology
 from tests.train.runs import measured, run, two_stages
 
@@ -121,11 +122,15 @@ def test_windows_with_moved_blocks_lose_nothing(three, tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "setting", "allowed"),
     [
-        ({"adapt": "move"}, "Experiment.adapt = 'move'", "choose one of reroute, recut, auto"),
+        ({"adapt": "move"}, "Experiment.adapt = 'move'", "choose one of reroute, roles, recut, auto"),
         ({"topology": Topology(1, 2, 1)}, "Experiment.adapt = 'recut'", "needs several pipelines"),
-        ({"move_roles": True}, "Experiment.adapt = 'recut'", "needs Experiment.move_roles = False"),
         ({"microbatches": (3, 5)}, "Experiment.adapt = 'recut'", "needs pipelines that are cut alike"),
-        ({"planner": "zero_bubble"}, "Experiment.adapt = 'recut'", "needs a planner for one run of layers"),
+        ({"planner": "zero_bubble"}, "Experiment.adapt = 'recut'", "needs a planner for failures"),
+        (
+            {"planner": "v", "topology": Topology(2, 1, 1)},
+            "Experiment.adapt = 'recut'",
+            "needs a planner for one run of layers a stage",
+        ),
         ({"expected_downtime": 60.0}, "Experiment.expected_downtime = 60.0", "needs Experiment.adapt = 'auto'"),
         ({"adapt": "auto", "expected_downtime": 0}, "Experiment.expected_downtime = 0", "must be a number above 0"),
     ],
@@ -140,7 +145,7 @@ def test_what_cannot_adapt_is_told(experiment, wrong, setting, allowed):
 class Slow:
     """An engine whose better cut saves a quarter of an iteration, and moves a billion bytes."""
 
-    better = BetterCut(Recut(((4, 0), (2, 2)), (1, 3)), gain=0.25, most_bytes=1e9)
+    better = BetterCut(Recut(), OWN_CUT, (2, 2), gain=0.25, most_bytes=1e9)
 
     def better_cut(self, failed):
         assert failed

@@ -142,7 +142,6 @@ def make(pipelines=2, stages=2, layers=2, pattern=(True,), layout=None, tied=Fal
             "Experiment.head = 'shares': must be 'whole' where Experiment.failures has expert ranks: each is a copy of "
             "what the others lose",
         ),
-        ({"move_roles": 1}, "Experiment.move_roles = 1: must be True or False"),
         (
             {"failures": "step 2: fail 0:0"},
             "Experiment.failures = 'step 2: fail 0:0': must be a list of texts, such as ['step 20: fail 1:2']",

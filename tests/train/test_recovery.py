@@ -92,15 +92,15 @@ def test_the_record_says_what_ran_and_where_the_time_went(with_failures):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("failures", "live_workers", "move_roles"),
+    ("failures", "live_workers", "adapt"),
     [
-        (LAST_STAGE_FIRST, [6] + [5] * 18 + [4] * 15 + [5] * 15 + [6] * 11, False),
-        (TWO_IN_A_STAGE, [5] * 19 + [4] * 15 + [5] * 15 + [6] * 11, True),
-        (LAST_STAGE_FIRST, [6] + [5] * 18 + [4] * 15 + [5] * 15 + [6] * 11, True),
+        (LAST_STAGE_FIRST, [6] + [5] * 18 + [4] * 15 + [5] * 15 + [6] * 11, "reroute"),
+        (TWO_IN_A_STAGE, [5] * 19 + [4] * 15 + [5] * 15 + [6] * 11, "roles"),
+        (LAST_STAGE_FIRST, [6] + [5] * 18 + [4] * 15 + [5] * 15 + [6] * 11, "roles"),
     ],
 )
-def test_other_failures_lose_nothing(experiment, fault_free, tmp_path, failures, live_workers, move_roles):
-    record = run(replace(experiment, failures=failures, move_roles=move_roles), tmp_path / "run")
+def test_other_failures_lose_nothing(experiment, fault_free, tmp_path, failures, live_workers, adapt):
+    record = run(replace(experiment, failures=failures, adapt=adapt), tmp_path / "run")
     assert_nothing_is_lost(record, fault_free, live_workers)
 
 
@@ -267,11 +267,11 @@ def test_a_stage_that_dies_outright_ends_the_run_and_keeps_the_checkpoint(small,
 def test_a_stage_whose_state_is_lost_with_those_who_had_moved_there_ends_the_run(experiment, tmp_path):
     """Worker 0:1 serves stage 0 after two failures there, and cannot go back to stage 1 when none is left there."""
     gone = [(0, 0), (1, 0)]
-    source = Told({2: gone[:1], 3: gone, 4: [*gone, (1, 1), (2, 1)]})
+    source = Told({2: gone[:1], 3: gone, 5: [*gone, (1, 1), (2, 1)]})
     with pytest.raises(
-        RunError, match="stage 1 has no live worker left at iteration 4: stopped; there is no checkpoint"
+        RunError, match="stage 1 has no live worker left at iteration 5: stopped; there is no checkpoint"
     ):
-        run(replace(experiment, move_roles=True), tmp_path / "run", source)
+        run(replace(experiment, adapt="roles"), tmp_path / "run", source)
 
 
 @pytest.mark.slow

@@ -110,34 +110,18 @@ def test_where_nobody_moves_a_stage_is_lost_just_when_all_its_workers_are_down(c
     ]
 
 
-def planner_only(*, move_roles):
+def planner_only(own, problem):
     """All that ``check_failures`` needs of an engine: plans, without a program."""
-    settings = PlanSettings(Problem(THREE_BY_TWO, 2, num_iterations=1), move_roles=move_roles)
-    live = SimpleNamespace(topology=THREE_BY_TWO)
-    own = stages_of(THREE_BY_TWO)
-    return SimpleNamespace(spec=SimpleNamespace(live=live), own_chunks=own, configure=Configurator(settings).configure)
+    live = SimpleNamespace(topology=problem.topology)
+    configure = Configurator(PlanSettings(problem)).configure
+    return SimpleNamespace(spec=SimpleNamespace(live=live), own_chunks=own, configure=configure)
 
 
-AT_ONCE = ("step 2: fail 0:0", "step 3: fail 1:0", "step 5: fail 1:1", "step 5: fail 2:1")
-ONE_BY_ONE = (*AT_ONCE[:3], "step 6: fail 2:1")
-
-
-def check(texts, window=1, *, move_roles=True):
-    check_failures(planner_only(move_roles=move_roles), parse_failures(texts, THREE_BY_TWO, 20), window)
-
-
-@pytest.mark.parametrize(("texts", "window", "step"), [(AT_ONCE, 1, 5), (AT_ONCE, 2, 5), (ONE_BY_ONE, 2, 5)])
-def test_a_list_that_loses_a_stage_after_roles_have_moved_is_refused(texts, window, step):
-    with pytest.raises(SettingError) as raised:
-        check(texts, window)
-    workers = ["fail 0:0", "fail 1:0", "fail 1:1", "fail 2:1"]
-    allowed = f"leave no worker with the state of stage 1 at step {step}, after roles have moved"
-    assert str(raised.value) == f"Experiment.failures = {workers}: {allowed}"
-
-
-def test_a_list_that_leaves_time_for_roles_to_move_back_is_taken():
-    check(ONE_BY_ONE)
-
-
-def test_a_list_is_taken_where_roles_do_not_move():
-    check(AT_ONCE, move_roles=False)
+def test_a_list_that_loses_a_chunk_is_refused():
+    """0:0 has the first two of three chunks, 0:1 the last, 1:0 the first, 1:1 the last two."""
+    own = Chunks((False,) * 3, (1,) * 3, ((0, 0, 1), (0, 1, 1)))
+    engine = planner_only(own, Problem(Topology(2, 2), 2, num_iterations=1, stage_of_chunk=own.stage_DC))
+    texts = ["step 2: fail 0:1", "step 5: rejoin 0:1", "step 7: fail 0:0", "step 7: fail 1:1"]
+    check_failures(engine, parse_failures(texts[:3], Topology(2, 2), 20), 1)
+    with pytest.raises(SettingError, match=r"leave no worker with the state of stage 0 at step 7$"):
+        check_failures(engine, parse_failures(texts, Topology(2, 2), 20), 1)

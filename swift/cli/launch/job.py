@@ -214,10 +214,6 @@ def _check(experiment: Experiment) -> None:
     refused = {
         "failures": (bool(experiment.failures), "must be empty: processes fail for real, see --chaos"),
         "planner": (experiment.planner in FAULT_FREE, "plans without failures"),
-        "move_roles": (
-            experiment.move_roles,
-            "must be False: roles of processes move with Experiment.adapt = 'roles'",
-        ),
     }
     for name, (is_wrong, allowed) in refused.items():
         if is_wrong:

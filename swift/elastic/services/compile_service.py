@@ -278,6 +278,5 @@ def _outcome(service: CompileService, job: CompileJob) -> Prepared | CutPrepared
         return CompileFailed(f"{where}{' and other cuts' if job.is_better else ''}: {error}")
     seconds = round(time.perf_counter() - begun, 3)
     if better is not None:
-        cut, counts = better.recut.holders, better.recut.microbatches
-        return CutPrepared(job.failed, cut, counts, better.gain, better.most_bytes, seconds)
+        return CutPrepared(job.failed, better.holders, better.microbatches, better.gain, better.most_bytes, seconds)
     return Prepared(job.failed, job.num_ranks, job.kinds, compiled, seconds, job.before)

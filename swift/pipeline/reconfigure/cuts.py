@@ -1,5 +1,6 @@
 """The step specs and plans of a run, with its own cuts and with others that suit the survivors of failures better."""
 
+import math
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -7,14 +8,14 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from swift.errors import RunError
+from swift.errors import RunError, SettingError
 from swift.pipeline.reconfigure.executable_cache import ExecutableCache
 from swift.pipeline.reconfigure.failure_config import Configuration, Configurator, PlanSettings
 from swift.pipeline.reconfigure.recut import Recut, blocks_spec, check_recut, recut_spec
 from swift.pipeline.runtime import StepSpec, plan_costs, sequences_per_rank
 from swift.schedules import Chunk, OwnPlanner, Problem, Schedule, SlotBytes, joined
-from swift.schedules.adapt import Adaptation, BlockProblem, recut, with_roles_moved
-from swift.schedules.plans import Holders, Move
+from swift.schedules.adapt import BlockProblem, recut
+from swift.schedules.plans import Holders, Move, moves_to_spread
 from swift.topology import Worker
 
 
@@ -69,7 +70,8 @@ class Cuts:
         def configure() -> Configuration:
             return self.configurator(recut).configure(failed).with_devices_of(self.configure(None, failed))
 
-        return self._store.value(("configuration", recut.cuts, recut.microbatches, sorted(failed)), configure)
+        key = "configuration", recut.cuts, recut.microbatches, recut.moves, sorted(failed)
+        return self._store.value(key, configure)
 
     def find(self, failed: frozenset[Worker]) -> Recut | None:
         """The best cut for the survivors, the same object each time; None if there is none.
@@ -108,8 +110,8 @@ class Cuts:
             recut = self._found.get(failed) or self._store.kept_value(_cut_key(failed))
             if recut is None:
                 raise UnknownCut("the plan for it is missing among the programs of the run")
-            if recut.holders != holders:
-                raise UnknownCut(f"there would be {holders.text}, and its own plan has {recut.holders.text}")
+            if (held := recut.holders(self.spec(None).chunks)) != holders:
+                raise UnknownCut(f"there would be {holders.text}, and its own plan has {held.text}")
             self._found[failed] = recut
         self.keep_only([recut])
         return recut
@@ -135,23 +137,47 @@ def recut_settings(settings: PlanSettings, spec: StepSpec, recut: Recut, num_seq
     """
     planner = settings.planner if recut.schedule is None else _Planned(recut.schedule)
     problem, sizes = _problem(settings, spec, num_sequences)
-    problem = replace(problem, num_microbatches=recut.microbatches)
-    return replace(settings, problem=problem, planner=planner, sizes=sizes, move_roles=False, moves=recut.moves)
+    problem = replace(problem, num_microbatches=recut.microbatches or problem.num_microbatches)
+    return replace(settings, problem=problem, planner=planner, sizes=sizes, moves=recut.moves)
 
 
 def find_recut(settings: PlanSettings, spec: StepSpec, failed: frozenset[Worker], num_sequences: int) -> Recut | None:
-    """Plans moved roles, and pipelines of the survivors that are cut anew; takes what is shortest in lockstep.
+    """Plans moved roles, and pipelines of the survivors that are cut anew; takes what has the shortest period.
 
     Args:
-        settings: settings of the run, in which all pipelines are alike.
+        settings: settings of the run.
         spec: step spec of the run.
         failed: workers that are down.
         num_sequences: sequences of a micro-batch, over all expert ranks.
 
     Returns:
-        The plan that has the shortest period, of those of ``settings.adapt``; of equal ones that for which the fewest
-        blocks move. None if there is none.
+        The best of those of ``settings.adapt``; where roles are as good, they are, as they move less. None if there is
+        none.
     """
+    ways = {"roles": _moved_roles, "recut": _cut_anew}
+    chosen = [way for name, way in ways.items() if settings.adapt in (name, "auto")]
+
+    def period(recut: Recut) -> float:
+        of_recut = recut_settings(settings, recut_spec(spec, recut), recut, num_sequences)
+        try:
+            plans = Configurator(of_recut).configure(failed).plans
+        except SettingError:  # there is too little memory
+            return math.inf
+        return round(plans[max(plans)].relative_period, 9)
+
+    found = [(period(recut), recut) for way in chosen if (recut := way(settings, spec, failed, num_sequences))]
+    best, recut = min(found, key=lambda one: one[0], default=(math.inf, None))
+    return recut if best < math.inf else None
+
+
+def _moved_roles(settings: PlanSettings, spec: StepSpec, failed: frozenset[Worker], num_sequences: int) -> Recut | None:  # noqa: ARG001
+    """Plans workers in the places of others, with the cuts of the run; None if all are best where they are."""
+    moves = moves_to_spread(replace(settings.problem, failed=failed))
+    return Recut(moves=moves) if moves else None
+
+
+def _cut_anew(settings: PlanSettings, spec: StepSpec, failed: frozenset[Worker], num_sequences: int) -> Recut | None:
+    """Plans pipelines of the survivors that are cut anew, where those of the run are cut alike."""
     size_P = spec.cut.sizes
     stages = tuple(np.repeat(np.arange(len(size_P)), size_P).tolist())
     of_blocks = blocks_spec(spec, Holders((stages,) * spec.live.topology.num_pipelines))
@@ -159,23 +185,13 @@ def find_recut(settings: PlanSettings, spec: StepSpec, failed: frozenset[Worker]
     blocks = problem.chunks or (Chunk(num_blocks=1),) * len(stages)
     of_stages = tuple(joined(blocks[first:end]) for first, end in pairwise(accumulate(size_P, initial=0)))
     work = BlockProblem(replace(problem, chunks=of_stages, stage_of_chunk=()), blocks, size_P)
-    ways = {
-        "recut": lambda: recut(work, failed, in_lockstep=True, with_all=True),
-        "roles": lambda: with_roles_moved(work, failed, in_lockstep=True),
-    }
-    plans = [way() for name, way in ways.items() if settings.adapt in (name, "auto")]
-    found = min(filter(None, plans), key=lambda plan: (plan.period, plan.relocation.moved_blocks), default=None)
-    return None if found is None else _as_recut(found)
-
-
-def _as_recut(plan: Adaptation) -> Recut:
-    """The plan as cuts and moves; moved roles leave the cuts as they are, and are planned as re-routing is."""
-    numbers = plan.schedule.problem.microbatches
-    moves = tuple(Move(worker, place) for worker, place in plan.relocation.place_of.items() if worker != place)
-    if plan.mode == "roles":
-        return Recut((plan.work.cut,) * len(numbers), numbers, moves=moves)
-    cuts = tuple(tuple(0 if run is None else run[1] - run[0] for run in runs) for runs in plan.layout.runs_DP)
-    return Recut(cuts, numbers, plan.schedule, moves)
+    found = recut(work, failed, in_lockstep=True, with_all=True)
+    if found is None:
+        return None
+    places = found.relocation.place_of.items()
+    cuts = tuple(tuple(0 if run is None else run[1] - run[0] for run in runs) for runs in found.layout.runs_DP)
+    moves = tuple(Move(worker, place) for worker, place in places if worker != place)
+    return Recut(cuts, found.schedule.problem.microbatches, found.schedule, moves)
 
 
 def _cut_key(failed: frozenset[Worker]) -> object:

@@ -32,7 +32,7 @@ from swift.schedules import (
     plan_with,
     round_of,
 )
-from swift.schedules.plans import Move, after_moves, moves_to_spread
+from swift.schedules.plans import Move, after_moves
 from swift.topology import Topology, Worker
 
 
@@ -44,7 +44,6 @@ class PlanSettings:
         problem: a window of K iterations of the whole cluster, without failures.
         planner: name of one of ``PLANNERS``, or a planner object.
         sizes: bytes of the buffer slots of a stage on a rank.
-        move_roles: whether workers may change their stage, to spread the failures evenly.
         moves: workers that have another's place, for the one failure set that is planned.
         adapt: what survivors may do besides re-routing, see ``find_recut``.
     """
@@ -52,7 +51,6 @@ class PlanSettings:
     problem: Problem
     planner: str | OwnPlanner = "lockstep"
     sizes: SlotBytes = field(default_factory=lambda: SlotBytes(0, 0, 0))
-    move_roles: bool = False
     moves: tuple[Move, ...] = ()
     adapt: Literal["reroute", "roles", "recut", "auto"] = "auto"
 
@@ -99,6 +97,7 @@ class Configuration:
         plans: plans by number of iterations: of a window, and of a single iteration that ends with a barrier.
         device_rows: row of devices of every mesh row, in a group of processes. It depends on the failures alone, not on
             the cut of the layers: processes need not form a new group to move blocks.
+        moves: workers that have another's place.
     """
 
     failed: frozenset[Worker]
@@ -106,6 +105,7 @@ class Configuration:
     pipeline_D: tuple[int, ...]
     plans: Mapping[int, Plan]
     device_rows: tuple[int, ...]
+    moves: tuple[Move, ...] = ()
 
     def live_mesh(self, topology: Topology, devices_RN: np.ndarray) -> LiveMesh:
         """The live mesh on the devices of a group of processes, ``[R, N]`` in the order of the processes."""
@@ -154,8 +154,7 @@ class Configurator:
         """
         settings = self.settings
         problem = replace(settings.problem, failed=failed)
-        moved = moves_to_spread(problem) if settings.move_roles else settings.moves
-        problem, players = after_moves(problem, moved), {place: worker for worker, place in moved}
+        problem, players = after_moves(problem, settings.moves), {place: worker for worker, place in settings.moves}
         normalized = normalize(problem)
         canonical = normalized.problem
         if canonical not in self._plans:
@@ -164,7 +163,7 @@ class Configurator:
         played = [(normalized.worker_PD[stage][pipeline], stage) for pipeline, stage in roles]
         rows = tuple(_mesh_row(players.get(role, role), role, is_alike=problem.is_alike) for role in played)
         in_order = tuple(range(len(rows)))
-        return Configuration(failed, rows, normalized.pipeline_D, self._plans[canonical], in_order)
+        return Configuration(failed, rows, normalized.pipeline_D, self._plans[canonical], in_order, settings.moves)
 
     def _shared_plan(self, canonical: Problem) -> Mapping[int, Plan]:
         if self._store is None:

@@ -4,9 +4,8 @@ A pipeline that has lost a worker may hold its blocks on the others, and run few
 place of another one, in its own pipeline or elsewhere. The batch, the sums and the checkpoints stay what they are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -25,42 +24,49 @@ class Recut:
     """The shares of stages and pipelines in an iteration's work.
 
     Attributes:
-        cuts: number of blocks of each stage, by pipeline; 0 for a place that nobody has.
-        microbatches: micro-batches of each pipeline; as many together as without it.
+        cuts: number of blocks of each stage, by pipeline; 0 for a place that nobody has; empty: those of the run.
+        microbatches: micro-batches of each pipeline, as many together as without it; empty: those of the run.
         schedule: schedule that is run; None: that of the run's planner.
         moves: workers that have another's place.
     """
 
-    cuts: tuple[tuple[int, ...], ...]
-    microbatches: tuple[int, ...]
+    cuts: tuple[tuple[int, ...], ...] = ()
+    microbatches: tuple[int, ...] = ()
     schedule: Schedule | None = None
     moves: tuple[Move, ...] = ()
 
-    @property
-    def chunks(self) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-        """Number of blocks of each chunk, and the stage that holds it, by pipeline."""
+    def chunks(self, own: Chunks) -> Chunks:
+        """The chunks, and the stage that holds each, by pipeline.
+
+        Args:
+            own: those of the run.
+        """
+        if not self.cuts:
+            return own
         if self.schedule is None:
-            return common_chunks(self.cuts)
+            return Chunks(own.moe_layers, *common_chunks(self.cuts))
         problem = self.schedule.problem
-        return tuple(chunk.num_blocks for chunk in problem.chunks), tuple(map(tuple, problem.stage_DP.tolist()))
+        sizes = tuple(chunk.num_blocks for chunk in problem.chunks)
+        return Chunks(own.moe_layers, sizes, tuple(map(tuple, problem.stage_DP.tolist())))
 
-    @property
-    def holders(self) -> Holders:
-        """The workers that hold each block."""
-        sizes, stage_DC = self.chunks
-        stage_DB = np.repeat(stage_DC, sizes, axis=1).tolist()
-        held = (stages if any(cut) else () for cut, stages in zip(self.cuts, stage_DB, strict=True))
-        return Holders(tuple(map(tuple, held)), self.moves)
+    def holders(self, own: Chunks) -> Holders:
+        """The workers that hold each block.
 
-    def most_moved(self, sizes: Sequence[int]) -> int:
-        """Blocks that the worker that gets the most of them does not hold where the stages have these sizes."""
-        before, most = [*accumulate(sizes, initial=0)], 0
-        player_of = {place: worker for worker, place in self.moves}
-        for d, cut in enumerate(self.cuts):
-            for p, (first, end) in enumerate(pairwise(accumulate(cut, initial=0))):
-                _, own = player_of.get((d, p), (d, p))
-                kept = min(end, before[own + 1]) - max(first, before[own])
-                most = max(most, end - first - max(0, kept))
+        Args:
+            own: chunks of the run.
+        """
+        stage_DB = self.chunks(own).stage_DB.tolist()
+        has_places = [any(cut) for cut in self.cuts] or [True] * len(stage_DB)
+        return Holders(tuple(tuple(s if has else ()) for s, has in zip(stage_DB, has_places, strict=True)), self.moves)
+
+    def most_moved(self, own: Chunks) -> int:
+        """Blocks that the worker that gets the most of them does not hold in the run's own cut."""
+        held, most = self.holders(own), 0
+        workers = {place: worker for worker, place in self.moves}
+        for d, stages in enumerate(held.stage_of_chunk):
+            for p in set(stages):
+                pipeline, stage = workers.get((d, p), (d, p))
+                most = max(most, int(((np.array(stages) == p) & (own.stage_DB[pipeline] != stage)).sum()))
         return most
 
 
@@ -70,11 +76,15 @@ class BetterCut:
 
     Attributes:
         recut: cuts and micro-batches.
+        holders: workers that hold each block with it.
+        microbatches: micro-batches of each pipeline with it.
         gain: share of the planned time of a re-routed iteration that it saves.
         most_bytes: about how many bytes of state the worker that gets the most of them has to copy.
     """
 
     recut: Recut
+    holders: Holders
+    microbatches: tuple[int, ...]
     gain: float
     most_bytes: float
 
@@ -88,8 +98,11 @@ class BetterCut:
             moved: plan of an iteration with this cut.
             rerouted: plan of an iteration with the run's own.
         """
-        gain, sizes = 1 - moved.relative_period / rerouted.relative_period, spec.cut.sizes
-        return cls(recut, gain, recut.most_moved(sizes) * spec.state_bytes / max(sizes)) if gain > 0 else None
+        gain, most_blocks = 1 - moved.relative_period / rerouted.relative_period, max(map(len, spec.chunks.blocks))
+        if gain <= 0:
+            return None
+        most_bytes = recut.most_moved(spec.chunks) * spec.state_bytes / most_blocks
+        return cls(recut, recut.holders(spec.chunks), moved.schedule.problem.microbatches, gain, most_bytes)
 
 
 def check_recut(recut: Recut, spec: StepSpec, failed: frozenset[Worker]) -> None:
@@ -100,6 +113,15 @@ def check_recut(recut: Recut, spec: StepSpec, failed: frozenset[Worker]) -> None
         spec: step spec of the run.
         failed: workers that are down.
     """
+    topology = spec.live.topology
+    places = [Holders(moves=recut.moves).place(worker) for worker in topology.workers if worker not in failed]
+    if len(set(places)) < len(places) or not set(places) <= set(topology.workers):
+        raise SettingError("Recut.moves", recut.moves, "must leave every live worker a place of its own")
+    if recut.cuts or recut.microbatches:
+        _check_shares(recut, spec, places)
+
+
+def _check_shares(recut: Recut, spec: StepSpec, places: Collection[Worker]) -> None:
     topology, num_blocks = spec.live.topology, len(spec.cut.moe_layers)
     D, P = topology.num_pipelines, topology.num_stages
     if [len(cut) for cut in recut.cuts] != [P] * D:
@@ -112,9 +134,6 @@ def check_recut(recut: Recut, spec: StepSpec, failed: frozenset[Worker]) -> None
     for number in recut.microbatches:
         # A schedule may have a pipeline run nothing but what others re-route to it.
         check_count("Recut.microbatches", number, least=int(recut.schedule is None))
-    places = [Holders(moves=recut.moves).place(worker) for worker in topology.workers if worker not in failed]
-    if len(set(places)) < len(places) or not set(places) <= set(topology.workers):
-        raise SettingError("Recut.moves", recut.moves, "must leave every live worker a place of its own")
     for d, cut in enumerate(recut.cuts):
         for p, size in enumerate(cut):
             check_count(f"Recut.cuts[{d}][{p}]", size, least=int((d, p) in places))
@@ -127,7 +146,7 @@ def check_recut(recut: Recut, spec: StepSpec, failed: frozenset[Worker]) -> None
 
 def recut_spec(spec: StepSpec, recut: Recut) -> StepSpec:
     """The step spec of a run with other cuts; its checkpoints have the same cut."""
-    return _with_chunks(spec, *recut.chunks)
+    return _with_chunks(spec, recut.chunks(spec.chunks))
 
 
 def blocks_spec(spec: StepSpec, holders: Holders) -> StepSpec:
@@ -144,11 +163,10 @@ def blocks_spec(spec: StepSpec, holders: Holders) -> StepSpec:
     # A pipeline in which nobody has a place may as well hold what another one does.
     any_B = next(filter(None, holders.stage_of_chunk))
     stage_DB = tuple(stages or any_B for stages in holders.stage_of_chunk)
-    return _with_chunks(there, (1,) * len(any_B), stage_DB)
+    return _with_chunks(there, Chunks(spec.cut.moe_layers, (1,) * len(any_B), stage_DB))
 
 
-def _with_chunks(spec: StepSpec, sizes: tuple[int, ...], stage_DC: tuple[tuple[int, ...], ...]) -> StepSpec:
-    chunks = Chunks(spec.cut.moe_layers, sizes, stage_DC)
+def _with_chunks(spec: StepSpec, chunks: Chunks) -> StepSpec:
     if chunks == spec.chunks:
         return spec
     return replace(spec, chunks=chunks, worker_shapes=None)  # type: ignore[arg-type]

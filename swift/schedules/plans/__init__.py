@@ -6,7 +6,7 @@ holds what, ``store`` keeps plans on disk, and ``json_format`` describes a sched
 
 from swift.schedules.plans.holders import OWN_CUT, Holders
 from swift.schedules.plans.json_format import COST_NAMES, document
-from swift.schedules.plans.moved_roles import moves_between, moves_to_spread
+from swift.schedules.plans.moved_roles import moves_to_spread
 from swift.schedules.plans.normalize import (
     Move,
     Normalized,
@@ -36,7 +36,6 @@ __all__ = [
     "document",
     "failure_counts",
     "moves",
-    "moves_between",
     "moves_to_spread",
     "normalize",
     "num_plans",

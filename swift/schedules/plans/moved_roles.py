@@ -28,11 +28,7 @@ def moves_to_spread(problem: Problem) -> tuple[Move, ...]:
     """
     if problem.is_alike:
         return moves(problem, spread(problem, len(problem.failed)))
-    return moves_between(problem.failed, roles_to_leave(problem))
-
-
-def moves_between(failed: frozenset[Worker], empty: frozenset[Worker]) -> tuple[Move, ...]:
-    """Finds who moves where, if these workers have failed and these roles are left empty instead."""
+    failed, empty = problem.failed, roles_to_leave(problem)
     return tuple(Move(*pair) for pair in zip(sorted(empty - failed), sorted(failed - empty), strict=True))
 
 

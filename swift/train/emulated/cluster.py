@@ -189,15 +189,15 @@ class EmulatedCluster:
 
     def _move_blocks(self, state: TrainState, search: CutSearch, better: BetterCut) -> Followed:
         """Moves the run to a better cut for the survivors."""
-        engine, recut = self.engine, better.recut
-        state, change = engine.reconfigure(state, engine.configuration.failed, recut)
+        engine = self.engine
+        state, change = engine.reconfigure(state, engine.configuration.failed, better.recut)
         search.moved(better, change)
-        held = recut.holders
+        held = better.holders
         facts = {"failed": [], "rejoined": [], "cuts": held.cuts, "places": held.places}
-        how = f"{held.text}; {', '.join(map(str, recut.microbatches))} micro-batches"
+        how = f"{held.text}; {', '.join(map(str, better.microbatches))} micro-batches"
         period = f"period {engine.period_ratio:.2f} x fault-free"
         line = f"blocks moved among the survivors: {how}; {period}; {cost_text(change)}"
-        return Followed(state, facts | {"microbatches": recut.microbatches} | asdict(change), [line])
+        return Followed(state, facts | {"microbatches": better.microbatches} | asdict(change), [line])
 
     def _seek(self) -> None:
         """Begins to look for a better cut for the present failures."""

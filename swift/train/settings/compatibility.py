@@ -32,7 +32,7 @@ _CHOICES = {
 }
 STEP_SETTINGS = {"StepSpec.policy": "Experiment.placement", "StepSpec.memory": "OptimizerConfig.memory"}
 """Settings that a step's spec knows by names of its own."""
-_SWITCHES = ("move_roles", "separate_documents")
+_SWITCHES = ("separate_documents",)
 
 
 def check_parts(settings: Mapping[str, Any]) -> None:
@@ -139,7 +139,7 @@ def check_single_worker(settings: Mapping[str, Any]) -> None:
     """Raises SettingError if a single worker has a setting that is for several."""
     if len(settings["topology"].workers) > 1:
         return
-    for name, only in (("window", 1), ("memory_limit", None), ("move_roles", False)):
+    for name, only in (("window", 1), ("memory_limit", None)):
         if settings[name] != only:
             raise SettingError(f"Experiment.{name}", settings[name], f"must be {only} with a single worker")
 
@@ -196,12 +196,14 @@ def check_adapting(settings: Mapping[str, Any], chunks: Chunks) -> None:
         return
     needs = {
         "several pipelines: with one, nobody has what a worker loses": settings["topology"].num_pipelines > 1,
-        "Experiment.move_roles = False: roles move with Experiment.adapt = 'roles'": not settings["move_roles"],
-        "pipelines that are cut alike, and have equally many micro-batches": chunks.is_one_cut
-        and settings["microbatches"] is None,
-        "a planner for one run of layers a stage, and for failures": not isinstance(planner, str)
-        or planner not in (*SHAPES, *FAULT_FREE),
+        "a planner for failures": planner not in FAULT_FREE,
     }
+    if adapt != "roles":
+        needs |= {
+            "pipelines that are cut alike, and have equally many micro-batches": chunks.is_one_cut
+            and settings["microbatches"] is None,
+            "a planner for one run of layers a stage": not isinstance(planner, str) or planner not in SHAPES,
+        }
     for what, is_so in needs.items():
         if not is_so:
             raise SettingError("Experiment.adapt", adapt, f"needs {what}")

@@ -64,7 +64,6 @@ class Experiment:
         failures: workers (pipeline:stage) that fail or rejoin before an iteration, such as ``['step 20: fail 1:2',
             'step 45: rejoin 1:2']``; with one pipeline also expert ranks, ``'step 20: fail 0:0 rank 3'``. A failure
             within a window lasts for the whole window.
-        move_roles: spread failures over the stages by letting workers change their stage.
         adapt: what survivors of a failure do: ``reroute`` micro-batches to peers; or, once a better plan is ready, move
             ``roles`` or ``recut`` pipelines in any case, or either, ``auto``, if it pays before a worker returns.
         expected_downtime: expected time until a worker returns, in seconds; None: learnt from those that have returned.
@@ -99,7 +98,6 @@ class Experiment:
     remat: bool | Remat = False
     cut: tuple[int, ...] | tuple[tuple[int, ...], ...] | None = None
     failures: tuple[str, ...] = ()
-    move_roles: bool = False
     adapt: Literal["reroute", "roles", "recut", "auto"] = "reroute"
     expected_downtime: float | None = None
     sequences_per_microbatch: int = 16
@@ -253,7 +251,7 @@ class Experiment:
         """
         per_rank = sequences_per_rank(self.sequences_per_microbatch, self.topology.num_expert_ranks)
         costs, chunks, sizes = plan_costs(spec, per_rank)
-        return PlanSettings(self.problem(costs, chunks), self.planner, sizes, self.move_roles, adapt=self.adapt)
+        return PlanSettings(self.problem(costs, chunks), self.planner, sizes, adapt=self.adapt)
 
     def identity(self) -> dict[str, Any]:
         """Returns the settings that a checkpoint must share with the run that reads it.

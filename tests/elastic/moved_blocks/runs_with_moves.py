@@ -14,7 +14,6 @@ from tests.elastic.runs import launched, left_behind, members, wait_for_steps
 
 SMALL = {"ModelConfig__num_layers": 2, "ModelConfig__model_dim": 16, "ModelConfig__sequence_length": 16}
 MOVING = {"Experiment__adapt": "recut", "Experiment__num_microbatches": 4}
-AUTO = {"Experiment__adapt": "auto", "Experiment__expected_downtime": 1e9}
 HOOKS = Path(__file__).parent / "hooks"
 LEAVING = ("form", "leave", "older written", "newest written", "left", "departed")
 CONNECTING = ("enter", "connected", "linked", "loaded")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.elastic.moved_blocks.runs_with_moves import AUTO, MOVING, SMALL, moving_run
+from tests.elastic.moved_blocks.runs_with_moves import MOVING, SMALL, moving_run
 from tests.elastic.runs import EVERY, NO_CHECKPOINTS, losses, newest_checkpoint, wait_for_steps, whole, write_config
 
 pytestmark = pytest.mark.slow
@@ -70,9 +70,12 @@ def test_sixty_steps_with_two_failures_two_moves_and_two_returns(marks):
     assert_losses_are_those_without_failures(config)
 
 
-def test_sixty_steps_in_which_processes_take_the_places_of_others(marks):
-    """One takes the place of another in its own pipeline; then one in the other pipeline; both moves are undone."""
-    config = write_config(marks, (2, 3, 1), 60, **SMALL | {"ModelConfig__num_layers": 6}, **MOVING | AUTO)
+@pytest.mark.parametrize("adapt", ["roles", "auto"])
+def test_sixty_steps_in_which_processes_take_the_places_of_others(marks, adapt):
+    """In their own pipeline where roles move, and after the second failure also in the other one; both are undone."""
+    settings = SMALL | MOVING | {"ModelConfig__num_layers": 6, "Experiment__adapt": adapt}
+    settings |= {"Experiment__expected_downtime": 1e9} if adapt == "auto" else {}
+    config = write_config(marks, (2, 3, 1), 60, **settings)
     (marks / "gate").write_text("10")
     with moving_run(config, processes=6) as run:
         wait_for_steps(run.process, config, 10)
@@ -88,9 +91,11 @@ def test_sixty_steps_in_which_processes_take_the_places_of_others(marks):
         run.go_to(51, 6, "join")
         run.mark("gate")
         assert run.process.wait(timeout=120) == 0
-    roles, anew = (event["places"] for event in run.events("move"))
-    assert roles == {"0:1": "0:0"}
-    assert any(worker[0] != place[0] for worker, place in anew.items())
+    first, second = run.events("move")
+    assert any(worker[0] != place[0] for worker, place in second["places"].items())
+    if adapt == "roles":
+        assert first["places"] == {"0:1": "0:0"}
+        assert first["cuts"] == second["cuts"] == [[2, 2, 2]] * 2
     assert run.events("restore") == []
     assert len(losses(marks / "run")) == 60
     assert_losses_are_those_without_failures(config)

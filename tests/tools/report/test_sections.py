@@ -15,11 +15,10 @@ from swift.schedules import (
     lockstep,
     normalize,
     read_plan,
-    spread,
     verify,
 )
 from swift.schedules.plans import moves_to_spread, plan_document
-from swift.schedules.plans.normalize import after_moves, moves
+from swift.schedules.plans.normalize import after_moves
 from swift.tools.report.sections.coverage import coverage_of, coverage_section
 from swift.tools.report.sections.plans import plans_section, schedule_of
 from swift.tools.report.sections.timeline import timeline_section
@@ -42,11 +41,9 @@ def test_roles_that_have_moved_are_told(planned):
     """0:0 and 1:0 are down, which leaves stage 0 with one worker: another takes the place of one of them."""
     failed = [(0, 0), (1, 0)]
     problem = dataclasses.replace(PROBLEM, failed=frozenset(failed))
-    counts = spread(problem, 2)
-    assert counts == (1, 1)
-    schedule, players = schedule_of(planned(failed, counts))
-    (move,) = moves(problem, counts)
-    assert players == {move.role: move.worker}
+    (move,) = moves_to_spread(problem)
+    schedule, players = schedule_of(planned(failed, (move,)))
+    assert players == {move.role: move.worker} == {(0, 0): (0, 1)}
     assert schedule.problem == after_moves(problem, (move,))
     verify(schedule)
 
@@ -57,7 +54,7 @@ def test_roles_of_another_cut_are_told():
     problem = Problem(Topology(3, 2), 2, frozenset({(1, 0), (2, 0)}), stage_of_chunk=apart)
     moved = moves_to_spread(problem)
     plan = plan_document(lockstep(after_moves(problem, moved)))
-    schedule, players = schedule_of({"plan": plan, "failed": ["1:0", "2:0"]})
+    schedule, players = schedule_of({"plan": plan, "failed": ["1:0", "2:0"], "places": {"0:1": "2:0"}})
     assert players == {(2, 0): (0, 1)} == {move.role: move.worker for move in moved}
     assert schedule.problem.failed == {(1, 0), (0, 1)}
     verify(schedule)
@@ -67,6 +64,8 @@ def test_roles_of_another_cut_are_told():
     "change",
     [
         lambda event: event["plan"].pop("round"),
+        lambda event: event.update(places={"0:1": "first"}),
+        lambda event: event.update(places=["0:1"]),
         lambda event: event["plan"].pop("problem"),
         lambda event: event["plan"].update(version=0),
         lambda event: event["plan"]["problem"].update(failures=[1]),

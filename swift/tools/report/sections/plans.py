@@ -6,8 +6,8 @@ from typing import Any
 
 from swift.errors import SettingError
 from swift.runlog import EVENTS, History, Run, Stretch, names_in, stretches_of
-from swift.schedules import DamagedPlanError, Schedule, denormalize, moves, normalize, read_plan
-from swift.schedules.plans import after_moves, failure_counts, moves_between
+from swift.schedules import DamagedPlanError, Schedule, denormalize, normalize, read_plan
+from swift.schedules.plans import Move, after_moves, failure_counts
 from swift.tools.draw.picture import draw_picture
 from swift.tools.report.sections.parts import Picture, Section, Table, seconds_text
 from swift.topology import Worker, read_worker
@@ -25,7 +25,7 @@ def plans_section(run: Run, history: History, prefix: str) -> Section:
     different: dict[str, Mapping[str, Any]] = {}
     for stretch in stretches:
         if stretch.plan is not None:
-            different.setdefault(f"{stretch.plan['plan']}{stretch.plan.get('failed')}", stretch.plan)
+            different.setdefault(str([stretch.plan.get(name) for name in ("plan", "failed", "places")]), stretch.plan)
     pictures = [
         _picture(run, event, f"{prefix}-plan{index}") for index, event in enumerate([*different.values()][:MAX_DRAWN])
     ]
@@ -43,21 +43,23 @@ def schedule_of(event: Mapping[str, Any]) -> tuple[Schedule, dict[Worker, Worker
     """Reads the schedule of an event ``plan``, with the workers that ran it.
 
     Returns:
-        The schedule, and the worker that has taken over each role that was moved.
+        The schedule, and the worker that has each place of which it is not its own.
 
     Raises:
         DamagedPlanError, SettingError: the event has no valid schedule.
     """
     planned = read_plan(event["plan"])
     failed = frozenset(map(_worker, names_in(event, "failed")))
+    places = event.get("places") or {}
+    if not isinstance(places, Mapping):
+        raise DamagedPlanError(f"{places!r} are not the places of workers")
+    moved = tuple(Move(_worker(worker), _worker(place)) for worker, place in places.items())
+    problem, players = after_moves(replace(planned.problem, failed=failed), moved), {to: one for one, to in moved}
     if not planned.problem.is_alike:
-        return planned, {move.role: move.worker for move in moves_between(failed, planned.problem.failed)}
-    problem, counts = replace(planned.problem, failed=failed), failure_counts(planned.problem)
-    if failure_counts(problem) == counts:
-        return denormalize(planned, normalize(problem)), {}
-    moved = moves(problem, counts)
-    players = {move.role: move.worker for move in moved}
-    return denormalize(planned, normalize(after_moves(problem, moved))), players
+        return planned, players
+    if failure_counts(problem) != failure_counts(planned.problem):
+        raise DamagedPlanError("it is for other failures than those of its event")
+    return denormalize(planned, normalize(problem)), players
 
 
 def _picture(run: Run, event: Mapping[str, Any], name: str) -> Picture:

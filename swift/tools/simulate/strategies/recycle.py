@@ -42,7 +42,7 @@ class Rerouting:
         periods: periods of its problem.
         moves_roles: True to move live workers to other stages after each change, so that failures are distributed by
             ``schedules.spread``, at the cost of copying a stage; as in ReCycle's paper, and with
-            ``Experiment.move_roles`` (not yet supported by ``swift launch``).
+            ``Experiment.adapt = 'roles'``.
     """
 
     job: Job
