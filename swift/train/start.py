@@ -27,7 +27,7 @@ from swift.runlog import (
 from swift.train.checkpoints import ModelPlan, load_state, put_state, take_back
 from swift.train.hosts import checked_by_all
 from swift.train.options import TrainOptions
-from swift.train.settings import Experiment, defaults_in, on_ranks, write_config
+from swift.train.settings import GONE, Experiment, defaults_in, on_ranks, write_config
 from swift.train.summary import summarize
 from swift.train.window_rules import window_length
 
@@ -41,6 +41,7 @@ MAY_CHANGE = (
     *(f"Topology.{n}" for n in ("num_pipelines", "num_stages", "num_expert_ranks")),
     *("Experiment.topology", "Experiment.ranks", "Experiment.num_microbatches", "Experiment.microbatches"),
     "ExpertConfig.slots_per_rank",
+    *GONE,
 )
 """Settings that may change when a run is resumed: its length, records, failures, where and how the same sums are
 computed (the loader ensures that the micro-batches of all pipelines together stay), and remedies for a loss that was
@@ -241,7 +242,7 @@ def _announce_changes(
     values = {
         name: [text and text.partition("=")[2].strip() for text in (before, now)]
         for name, (before, now) in changed.items()
-        if before is not None or name not in newer
+        if name not in GONE and (before is not None or name not in newer)
     }
     if not values or done >= experiment.num_steps:
         return

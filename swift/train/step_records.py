@@ -11,7 +11,7 @@ from swift.experts.placement import unsound
 from swift.mesh import host_matmul_flops, peak_flops
 from swift.pipeline import Steps, StepSpec, Sums
 from swift.schedules import plan_document
-from swift.schedules.plans import Holders
+from swift.schedules.plans import BlockHolders
 
 
 def step_record(
@@ -93,7 +93,7 @@ def plan_facts(steps: Steps) -> dict[str, Any]:
     failed = [f"{d}:{p}" for d, p in sorted(configuration.failed)]
     return {
         "failed": failed,
-        "places": Holders(moves=configuration.moves).places,
+        "places": BlockHolders(moves=configuration.moves).places,
         "plan": plan_document(steps.plan.schedule),
     }
 

@@ -19,6 +19,7 @@ from swift.cli.configuration import config_text, load_experiment, load_stored
 from swift.errors import SettingError
 from swift.train import Experiment
 from swift.train.settings.stored_config import UnreadableConfig, made, read_config, write_config
+from swift.train.start import MAY_CHANGE
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 HOSTILE = {
@@ -135,6 +136,15 @@ def test_an_experiment_is_read_back_from_either_file(path, tmp_path):
 def test_settings_that_are_continued_are_read(tmp_path):
     (tmp_path / "config.gin").write_text("Experiment.failures = \\\n    ('step 20: fail 0:0 rank 1',\n     )\n")
     assert load_stored(tmp_path, "RUN_DIR", None) == replace(Experiment(), failures=("step 20: fail 0:0 rank 1",))
+
+
+def test_a_setting_of_an_earlier_version_that_changed_no_result_is_passed_over(tmp_path):
+    write_config(tmp_path, Experiment(seed=7))
+    document = json.loads((tmp_path / "config.json").read_text())
+    document["experiment"]["settings"]["move_roles"] = True
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    assert load_stored(tmp_path, "RUN_DIR", None) == Experiment(seed=7)
+    assert "Experiment.move_roles" in MAY_CHANGE, "such a run can be resumed"
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from swift.pipeline import Cuts, Recut, UnknownCut, move_state
 from swift.pipeline.reconfigure import ExecutableCache
 from swift.pipeline.reconfigure.cuts import find_recut, recut_settings
 from swift.pipeline.reconfigure.recut import check_recut, recut_spec
-from swift.schedules.plans import Holders, Move
+from swift.schedules.plans import BlockHolders, Move
 from tests.pipeline.held_rows import rows_of
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -92,7 +92,7 @@ def test_a_cut_that_others_found_stays_one_object_and_has_to_be_theirs(rig, tmp_
         mine.agreed(failed, other)
     spec = mine.spec(mine.find(failed))
     assert mine.spec(mine.find(failed)) is spec
-    assert mine.agreed(failed, Holders()) is None, "the run's own cuts"
+    assert mine.agreed(failed, BlockHolders()) is None, "the run's own cuts"
     assert mine.spec(mine.find(failed)) is not spec, "what is not in use is forgotten"
 
 
@@ -103,7 +103,7 @@ def test_nobody_plans_a_cut_while_training_waits_for_it(rig, tmp_path, monkeypat
     monkeypatch.setattr("swift.pipeline.reconfigure.cuts.find_recut", lambda *_: pytest.fail("it plans"))
     with pytest.raises(UnknownCut, match="the plan for it is missing among the programs of the run"):
         mine.agreed(failed, held)
-    assert mine.agreed(failed, Holders()) is None
+    assert mine.agreed(failed, BlockHolders()) is None
 
 
 def test_a_worker_has_the_same_devices_whatever_the_cut(rig, tmp_path):

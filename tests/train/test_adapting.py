@@ -7,11 +7,12 @@ import pytest
 
 from swift.checkpoint import CheckpointConfig
 from swift.errors import SettingError
-from swift.pipeline import BetterCut, CutSearch, Reconfiguration, Recut
+from swift.pipeline import BetterCut, Reconfiguration, Recut
 from swift.runlog import history_of, incidents_of
 from swift.schedules.adapt import MoveRule, Outages
 from swift.schedules.plans import OWN_CUT
 from swift.topology import Topology
+from swift.train.emulated.cut_search import CutSearch
 from tests.train.runs import measured, run, two_stages
 
 pytestmark = pytest.mark.usefixtures("double_precision")

@@ -32,7 +32,7 @@ from swift.elastic.state import RunFiles
 from swift.elastic.worker import configure_jax
 from swift.errors import SettingError, check_count
 from swift.schedules import FAULT_FREE
-from swift.schedules.plans import OWN_CUT, Holders
+from swift.schedules.plans import OWN_CUT, BlockHolders
 from swift.topology import Topology
 from swift.train import (
     Experiment,
@@ -124,10 +124,10 @@ class LaunchJob:
         return is_elastic(self.experiment, by_rank=self.by_rank)
 
     @property
-    def own_cut(self) -> Holders:
+    def own_cut(self) -> BlockHolders:
         """Workers that hold each chunk; False where all pipelines are cut alike."""
         chunks = self.experiment.chunks
-        return OWN_CUT if chunks.is_one_cut else Holders(chunks.stage_DC)
+        return OWN_CUT if chunks.is_one_cut else BlockHolders(chunks.stage_DC)
 
     def show(self, text: str) -> None:
         """Prints a line, after the name of this node if there are several."""

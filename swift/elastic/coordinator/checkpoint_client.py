@@ -22,7 +22,7 @@ from swift.elastic.transport import (
     SnapshotKept,
 )
 from swift.errors import SettingError
-from swift.schedules.plans import OWN_CUT, Holders
+from swift.schedules.plans import OWN_CUT, BlockHolders
 
 CHECKPOINT_SERVICE = "keeper"
 """Name of the checkpoint service among the children, in logs and in events."""
@@ -74,13 +74,13 @@ class CheckpointClient:
         start_s: float,
         deadline_s: float,
         record: RecordProgress,
-        own_cut: Holders = OWN_CUT,
+        own_cut: BlockHolders = OWN_CUT,
         has_origin: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._children, self._command, self._log, self._directory = children, command, log, directory
         self._has_origin, self._own_cut = has_origin, own_cut
-        self._run, self._cuts = tuple(processes), dict[int, Holders]()
+        self._run, self._cuts = tuple(processes), dict[int, BlockHolders]()
         self.set_processes(processes)
         self._parts: dict[Stamp, set[Process]] = {}
         self._requests: list[CheckpointCommand] = []  # the first one has been sent, or is held back
@@ -94,7 +94,7 @@ class CheckpointClient:
         self._num_failures = 0
         self._retry_at: float | None = None
 
-    def set_processes(self, processes: Sequence[Process], generation: int = 0, cut: Holders = OWN_CUT) -> None:
+    def set_processes(self, processes: Sequence[Process], generation: int = 0, cut: BlockHolders = OWN_CUT) -> None:
         """Sets the processes of a generation; a checkpoint has parts of whole workers that have all of the state.
 
         Args:

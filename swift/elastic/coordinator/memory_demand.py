@@ -18,7 +18,7 @@ from swift.errors import SettingError
 from swift.mesh import shard_shapes
 from swift.pipeline import StepSpec
 from swift.pipeline.reconfigure import blocks_spec
-from swift.schedules.plans import Holders
+from swift.schedules.plans import BlockHolders
 from swift.train import Experiment
 from swift.train.checkpoints import split_of
 
@@ -123,7 +123,7 @@ def _widest(spec: StepSpec, experiment: Experiment, num_left: int) -> StepSpec:
     num_blocks = len(spec.cut.moe_layers)
     few = tuple(block * num_left // num_blocks for block in range(num_blocks))
     own = tuple(p for p, size in enumerate(spec.cut.sizes) for _ in range(size))
-    return blocks_spec(spec, Holders((few, *[own] * (experiment.topology.num_pipelines - 1))))
+    return blocks_spec(spec, BlockHolders((few, *[own] * (experiment.topology.num_pipelines - 1))))
 
 
 class StorageLocation(NamedTuple):

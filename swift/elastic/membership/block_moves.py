@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from swift.elastic.membership.events import CutFound
 from swift.schedules.adapt import MoveRule
-from swift.schedules.plans import Holders
+from swift.schedules.plans import BlockHolders
 from swift.topology import Worker
 
 
@@ -23,7 +23,7 @@ class BlockMoves:
     rule: MoveRule | None = None
     found: CutFound | None = None
     used: CutFound | None = None
-    cuts: Mapping[int, Holders] = field(default_factory=dict)
+    cuts: Mapping[int, BlockHolders] = field(default_factory=dict)
 
     def after_found(self, found: CutFound) -> "BlockMoves":
         """Returns the moves with a cut that is prepared; one that was used already is ignored."""

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from swift.elastic.membership.members import Member, Process, ShardLayout, Stamp
-from swift.schedules.plans import OWN_CUT, Holders
+from swift.schedules.plans import OWN_CUT, BlockHolders
 
 
 class Form(NamedTuple):
@@ -19,7 +19,7 @@ class Form(NamedTuple):
     number: int
     members: tuple[Member, ...]
     after: int | None = None
-    cut: Holders = OWN_CUT
+    cut: BlockHolders = OWN_CUT
 
     @property
     def stays_connected(self) -> bool:
@@ -38,7 +38,7 @@ class LoadAhead(NamedTuple):
 
     number: int
     members: tuple[Member, ...]
-    cut: Holders
+    cut: BlockHolders
 
 
 class Enter(NamedTuple):
@@ -64,7 +64,7 @@ class GoLive(NamedTuple):
     holders: tuple[Member, ...] = ()
     layout: ShardLayout | None = None
     is_whole: bool = True
-    cut: Holders = OWN_CUT
+    cut: BlockHolders = OWN_CUT
 
 
 class RestoreState(NamedTuple):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from swift.elastic.membership.members import Member, Process, Stamp
-from swift.schedules.plans import Holders
+from swift.schedules.plans import BlockHolders
 from swift.topology import Worker
 
 
@@ -210,7 +210,7 @@ class CutFound(NamedTuple):
 
     time: float
     failed: frozenset[Worker]
-    cut: Holders
+    cut: BlockHolders
     gain: float
     most_bytes: float
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
-from swift.schedules.plans import OWN_CUT, Holders
+from swift.schedules.plans import OWN_CUT, BlockHolders
 from swift.topology import Topology, Worker
 
 
@@ -79,7 +79,7 @@ def lost_stages(
     present: Collection[Process],
     *,
     is_elastic: bool = False,
-    own_cut: Holders = OWN_CUT,
+    own_cut: BlockHolders = OWN_CUT,
 ) -> tuple[int, ...]:
     """Returns the stages without any complete worker; in an elastic run, without any process.
 
@@ -90,7 +90,7 @@ def lost_stages(
     (1,)
     >>> lost_stages(processes_of(Topology(1, 1, 2), by_rank=True), [Process((0, 0), rank=1)])
     (0,)
-    >>> apart = Holders(((0, 0, 1), (0, 1, 1)))
+    >>> apart = BlockHolders(((0, 0, 1), (0, 1, 1)))
     >>> lost_stages(processes_of(Topology(2, 2)), [Process((0, 1)), Process((1, 0))], own_cut=apart)
     (0, 1)
     """
@@ -101,7 +101,7 @@ def lost_stages(
     return tuple(sorted(lost))
 
 
-def have_all(processes: Collection[Process], there: Collection[Process], cut: Holders = OWN_CUT) -> bool:
+def have_all(processes: Collection[Process], there: Collection[Process], cut: BlockHolders = OWN_CUT) -> bool:
     """Returns whether complete workers among the processes that have their parts of a state have all of it.
 
     Where pipelines are cut differently they need not be of every stage: one may have the chunks of several.
@@ -114,7 +114,7 @@ def have_all(processes: Collection[Process], there: Collection[Process], cut: Ho
     >>> processes = processes_of(Topology(2, 2))
     >>> have_all(processes, processes[:2]), have_all(processes, processes[:1])
     (True, False)
-    >>> have_all(processes, processes[:1], Holders(((0, 0), (0, 1))))
+    >>> have_all(processes, processes[:1], BlockHolders(((0, 0), (0, 1))))
     True
     """
     whole = whole_workers(processes, there)
@@ -124,7 +124,7 @@ def have_all(processes: Collection[Process], there: Collection[Process], cut: Ho
 def agreed_stamp(
     processes: Collection[Process],
     held_by: Mapping[Process, frozenset[Stamp]],
-    cut_of: Callable[[int], Holders] = lambda generation: OWN_CUT,  # noqa: ARG005
+    cut_of: Callable[[int], BlockHolders] = lambda generation: OWN_CUT,  # noqa: ARG005
 ) -> Stamp | None:
     """Returns the newest state of which members have all parts; None if there is none.
 

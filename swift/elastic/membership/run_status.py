@@ -12,7 +12,7 @@ from swift.elastic.membership.events import Died
 from swift.elastic.membership.generation import Generation
 from swift.elastic.membership.members import Member, Process, ShardLayout, lost_stages, whole_workers
 from swift.schedules.adapt import MoveRule
-from swift.schedules.plans import OWN_CUT, Holders
+from swift.schedules.plans import OWN_CUT, BlockHolders
 from swift.topology import Worker
 
 Recovery = Literal["live", "restart"]
@@ -96,7 +96,7 @@ class RecoveryPolicy:
     max_restarts: int = 10
     begins_with_state: bool = False
     is_elastic: bool = False
-    own_cut: Holders = OWN_CUT
+    own_cut: BlockHolders = OWN_CUT
     move_rule: MoveRule | None = None
     copy_every: int = 0
     joins_once: bool = False
@@ -181,7 +181,7 @@ class RunStatus:
         is_elastic, holders = self.policy.is_elastic, self.policy.own_cut
         return lost_stages(self.processes, there, is_elastic=is_elastic, own_cut=holders)
 
-    def cut_of(self, number: int) -> Holders:
+    def cut_of(self, number: int) -> BlockHolders:
         """Returns the workers that hold each chunk in a generation."""
         return self.moves.cuts.get(number, self.policy.own_cut)
 

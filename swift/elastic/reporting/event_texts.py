@@ -5,10 +5,12 @@ from typing import Any
 
 from swift.elastic.membership import PHASES, Process
 from swift.elastic.reporting.recovery_timing import Transition
-from swift.schedules.plans import Holders
+from swift.schedules.plans import BlockHolders
 
 
-def transition_text(transition: Transition, joined: Sequence[Process], cut: Holders, fields: Mapping[str, Any]) -> str:
+def transition_text(
+    transition: Transition, joined: Sequence[Process], cut: BlockHolders, fields: Mapping[str, Any]
+) -> str:
     """Formats a line on a generation that has finished its first iteration.
 
     Args:

@@ -9,7 +9,7 @@ from swift.elastic.state import SharedMemoryStore, join_parts, process_parts
 from swift.mesh import MeshRow, shard_shapes
 from swift.pipeline import StepSpec, TrainState
 from swift.pipeline.reconfigure import blocks_spec, move_on_host
-from swift.schedules.plans import Holders
+from swift.schedules.plans import BlockHolders
 from swift.topology import Worker
 
 
@@ -28,7 +28,7 @@ class CheckpointParts:
     """
 
     spec: StepSpec
-    cut: Holders
+    cut: BlockHolders
     snapshots: Path
     by_rank: bool
     is_elastic: bool
@@ -86,7 +86,7 @@ class CheckpointParts:
         everyone = processes_of(self.spec.live.topology, by_rank=self.by_rank)
         whole, chunks = whole_workers(everyone, in_order), self.spec.chunks
         has_parts = any(process.worker not in whole for process in in_order)
-        has_all = have_all(everyone, in_order, self.cut or Holders(() if chunks.are_stages else chunks.stage_DC))
+        has_all = have_all(everyone, in_order, self.cut or BlockHolders(() if chunks.are_stages else chunks.stage_DC))
         assert len(in_order) == len(holders), f"holders are {holders}"
         assert self.is_elastic or (has_all and not has_parts), f"holders are {holders}"
         return in_order

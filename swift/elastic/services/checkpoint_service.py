@@ -52,7 +52,7 @@ from swift.elastic.transport import (
 from swift.errors import RunError, SettingError
 from swift.pipeline import StepSpec, TrainState
 from swift.runlog import sync_record
-from swift.schedules.plans import OWN_CUT, Holders
+from swift.schedules.plans import OWN_CUT, BlockHolders
 from swift.train import Experiment, WeightSource, for_storage
 from swift.train.checkpoints import check_savable, extra_of, keep_elsewhere, ledger_after, load_state, split_of
 
@@ -146,7 +146,7 @@ class CheckpointService:
         directory: Path | None = None,
         *,
         is_full: bool = False,
-        cut: Holders = OWN_CUT,
+        cut: BlockHolders = OWN_CUT,
     ) -> Manifest:
         """Writes a checkpoint of the parts that processes have kept.
 
@@ -264,7 +264,7 @@ class CheckpointService:
         """Returns the step spec of a generation."""
         return self._elastic_specs.on(len(processes)) if self._is_elastic else self.spec
 
-    def _parts(self, processes: Sequence[Process], cut: Holders = OWN_CUT) -> CheckpointParts:
+    def _parts(self, processes: Sequence[Process], cut: BlockHolders = OWN_CUT) -> CheckpointParts:
         """Returns the parts of a generation's processes."""
         return CheckpointParts(
             spec=self._spec_of(processes),

@@ -45,7 +45,7 @@ from swift.pipeline.reconfigure import (
     share_key,
     slots_key,
 )
-from swift.schedules.plans import OWN_CUT, Holders
+from swift.schedules.plans import OWN_CUT, BlockHolders
 from swift.topology import Worker
 from swift.train import Experiment
 from swift.train.checkpoints import split_of
@@ -67,7 +67,7 @@ class CompileJob(NamedTuple):
     kinds: tuple[StepKind, ...]
     returning: Worker | None = None
     num_ranks: int | None = None
-    before: Holders = OWN_CUT
+    before: BlockHolders = OWN_CUT
     is_better: bool = False
 
 

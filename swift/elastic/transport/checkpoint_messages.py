@@ -4,7 +4,7 @@ from typing import Any, Literal, NamedTuple
 
 from swift.elastic.membership import Process, ShardLayout, Stamp
 from swift.elastic.transport.codec import Codec
-from swift.schedules.plans import OWN_CUT, Holders
+from swift.schedules.plans import OWN_CUT, BlockHolders
 
 
 class SaveCheckpoint(NamedTuple):
@@ -22,7 +22,7 @@ class SaveCheckpoint(NamedTuple):
     holders: tuple[Process, ...]
     is_full: bool = False
     is_elsewhere: bool = False
-    cut: Holders = OWN_CUT
+    cut: BlockHolders = OWN_CUT
 
 
 class LoadCheckpoint(NamedTuple):

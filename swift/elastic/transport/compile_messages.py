@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from swift.elastic.transport.codec import Codec
-from swift.schedules.plans import OWN_CUT, Holders
+from swift.schedules.plans import OWN_CUT, BlockHolders
 from swift.topology import Worker
 
 
@@ -19,7 +19,7 @@ class CompileRequest(NamedTuple):
 
     failed: frozenset[Worker]
     num_ranks: int | None = None
-    cut: Holders = OWN_CUT
+    cut: BlockHolders = OWN_CUT
     seeks_cut: bool = True
 
 
@@ -40,7 +40,7 @@ class Prepared(NamedTuple):
     kinds: tuple[str, ...]
     compiled: int
     seconds: float
-    before: Holders = OWN_CUT
+    before: BlockHolders = OWN_CUT
 
 
 class CutPrepared(NamedTuple):
@@ -56,7 +56,7 @@ class CutPrepared(NamedTuple):
     """
 
     failed: frozenset[Worker]
-    cut: Holders
+    cut: BlockHolders
     microbatches: tuple[int, ...]
     gain: float
     most_bytes: float

@@ -15,7 +15,7 @@ import numpy as np
 from swift.elastic.membership import CutRefused, LoadAhead, Loaded
 from swift.pipeline import Cuts, Steps, StepSpec, UnknownCut
 from swift.pipeline.reconfigure import ExecutableCache, Share, blocks_spec, compiled_share, program_key, share_key
-from swift.schedules.plans import OWN_CUT, Holders
+from swift.schedules.plans import OWN_CUT, BlockHolders
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,7 @@ class AheadLoader:
         self._thread = ThreadPoolExecutor(1, "load ahead")
         self._lock = threading.Lock()
         self._live: tuple[int, Steps, np.ndarray] | None = None
-        self._loading: tuple[Holders, Future[GenerationPrograms | None]] | None = None
+        self._loading: tuple[BlockHolders, Future[GenerationPrograms | None]] | None = None
 
     def begin(self, number: int, steps: Steps, devices_RN: np.ndarray) -> None:
         """Lets programs be loaded from now on, on the devices ``[R, N]`` of a generation that runs these steps."""
@@ -69,7 +69,7 @@ class AheadLoader:
             if self._live is not None and self._live[0] == command.number:
                 self._loading = command.cut, self._thread.submit(self._load, command, *self._live[1:])
 
-    def end(self, cut: Holders) -> GenerationPrograms | None:
+    def end(self, cut: BlockHolders) -> GenerationPrograms | None:
         """Ends the generation, and waits for a program that is being loaded: it uses the devices.
 
         Returns:
@@ -94,7 +94,7 @@ class AheadLoader:
         self._send(Loaded, number=command.number)
         return loaded
 
-    def _loaded(self, cut: Holders, steps: Steps, devices_RN: np.ndarray) -> GenerationPrograms | None:
+    def _loaded(self, cut: BlockHolders, steps: Steps, devices_RN: np.ndarray) -> GenerationPrograms | None:
         """Loads programs; returns None if they have to be compiled, which nothing could end before a failure."""
         failed, num_sequences = steps.configuration.failed, self._num_sequences
         recut = self._cuts.agreed(failed, cut)

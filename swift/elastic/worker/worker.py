@@ -40,7 +40,7 @@ from swift.errors import RunError
 from swift.mesh import own_row, place_shards, shard_shapes
 from swift.pipeline import Configuration, Cuts, Steps, StepSpec, TrainState, UnknownCut
 from swift.pipeline.reconfigure import blocks_spec, compiled_init, compiled_slots
-from swift.schedules.plans import Holders
+from swift.schedules.plans import BlockHolders
 from swift.train.checkpoints import split_of
 
 _GRACE_S = 5.0
@@ -237,7 +237,7 @@ class WorkerProcess:
             self._neighbour_copies = NeighbourCopies(steps.spec, self._executables, copies, process, processes, config)
         return steps
 
-    def _restore_state(self, programs: GenerationPrograms, start: StartGeneration, cut: Holders) -> None:
+    def _restore_state(self, programs: GenerationPrograms, start: StartGeneration, cut: BlockHolders) -> None:
         """Puts the state to resume from on the devices, and removes all other states.
 
         Where workers hold other blocks than those with which it was computed, it is kept until they have them.

@@ -14,7 +14,6 @@ from swift.pipeline.reconfigure.block_sharing import (
 )
 from swift.pipeline.reconfigure.block_transfer import LocalPiece, local_pieces, move_on_host, put_moved
 from swift.pipeline.reconfigure.compiled_steps import StepKind, Steps, WindowResult, program_key
-from swift.pipeline.reconfigure.cut_search import CutSearch
 from swift.pipeline.reconfigure.cuts import Cuts, UnknownCut
 from swift.pipeline.reconfigure.engine import Engine, Prepare, Reconfiguration
 from swift.pipeline.reconfigure.executable_cache import ExecutableCache, compiled_init, compiled_slots, slots_key
@@ -35,7 +34,6 @@ __all__ = [
     "BetterCut",
     "Configuration",
     "Configurator",
-    "CutSearch",
     "Cuts",
     "Engine",
     "ExecutableCache",

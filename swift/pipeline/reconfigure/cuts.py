@@ -15,7 +15,7 @@ from swift.pipeline.reconfigure.recut import Recut, blocks_spec, check_recut, re
 from swift.pipeline.runtime import StepSpec, plan_costs, sequences_per_rank
 from swift.schedules import Chunk, OwnPlanner, Problem, Schedule, SlotBytes, joined
 from swift.schedules.adapt import BlockProblem, recut
-from swift.schedules.plans import Holders, Move, moves_to_spread
+from swift.schedules.plans import BlockHolders, Move, moves_to_spread
 from swift.topology import Worker
 
 
@@ -92,7 +92,7 @@ class Cuts:
         recut = find() if self._store is None else self._store.value(_cut_key(failed), find)
         return self._found.setdefault(failed, recut)
 
-    def agreed(self, failed: frozenset[Worker], holders: Holders) -> Recut | None:
+    def agreed(self, failed: frozenset[Worker], holders: BlockHolders) -> Recut | None:
         """The cut that the processes of a run are to use, which one of them has found; all others are forgotten.
 
         This process does not look for it itself, since training waits meanwhile.
@@ -180,7 +180,7 @@ def _cut_anew(settings: PlanSettings, spec: StepSpec, failed: frozenset[Worker],
     """Plans pipelines of the survivors that are cut anew, where those of the run are cut alike."""
     size_P = spec.cut.sizes
     stages = tuple(np.repeat(np.arange(len(size_P)), size_P).tolist())
-    of_blocks = blocks_spec(spec, Holders((stages,) * spec.live.topology.num_pipelines))
+    of_blocks = blocks_spec(spec, BlockHolders((stages,) * spec.live.topology.num_pipelines))
     problem, _ = _problem(settings, of_blocks, num_sequences)
     blocks = problem.chunks or (Chunk(num_blocks=1),) * len(stages)
     of_stages = tuple(joined(blocks[first:end]) for first, end in pairwise(accumulate(size_P, initial=0)))

@@ -108,7 +108,7 @@ class Engine:
 
     @property
     def own_chunks(self) -> Chunks:
-        """What the workers hold with the run's own cuts."""
+        """The chunks of the run's own cuts, and the stage that holds each."""
         return self._cuts.spec(None).chunks
 
     @property

@@ -15,7 +15,7 @@ from swift.models import Chunks
 from swift.pipeline.reconfigure.failure_config import Plan
 from swift.pipeline.runtime import StepSpec
 from swift.schedules import Schedule, common_chunks
-from swift.schedules.plans import Holders, Move
+from swift.schedules.plans import BlockHolders, Move
 from swift.topology import Worker
 
 
@@ -49,7 +49,7 @@ class Recut:
         sizes = tuple(chunk.num_blocks for chunk in problem.chunks)
         return Chunks(own.moe_layers, sizes, tuple(map(tuple, problem.stage_DP.tolist())))
 
-    def holders(self, own: Chunks) -> Holders:
+    def holders(self, own: Chunks) -> BlockHolders:
         """The workers that hold each block.
 
         Args:
@@ -57,7 +57,8 @@ class Recut:
         """
         stage_DB = self.chunks(own).stage_DB.tolist()
         has_places = [any(cut) for cut in self.cuts] or [True] * len(stage_DB)
-        return Holders(tuple(tuple(s if has else ()) for s, has in zip(stage_DB, has_places, strict=True)), self.moves)
+        held = (stages if has else () for stages, has in zip(stage_DB, has_places, strict=True))
+        return BlockHolders(tuple(map(tuple, held)), self.moves)
 
     def most_moved(self, own: Chunks) -> int:
         """Blocks that the worker that gets the most of them does not hold in the run's own cut."""
@@ -83,7 +84,7 @@ class BetterCut:
     """
 
     recut: Recut
-    holders: Holders
+    holders: BlockHolders
     microbatches: tuple[int, ...]
     gain: float
     most_bytes: float
@@ -114,7 +115,7 @@ def check_recut(recut: Recut, spec: StepSpec, failed: frozenset[Worker]) -> None
         failed: workers that are down.
     """
     topology = spec.live.topology
-    places = [Holders(moves=recut.moves).place(worker) for worker in topology.workers if worker not in failed]
+    places = [BlockHolders(moves=recut.moves).place(worker) for worker in topology.workers if worker not in failed]
     if len(set(places)) < len(places) or not set(places) <= set(topology.workers):
         raise SettingError("Recut.moves", recut.moves, "must leave every live worker a place of its own")
     if recut.cuts or recut.microbatches:
@@ -149,7 +150,7 @@ def recut_spec(spec: StepSpec, recut: Recut) -> StepSpec:
     return _with_chunks(spec, recut.chunks(spec.chunks))
 
 
-def blocks_spec(spec: StepSpec, holders: Holders) -> StepSpec:
+def blocks_spec(spec: StepSpec, holders: BlockHolders) -> StepSpec:
     """The step spec of a run whose workers have these places and hold these blocks, on the same devices.
 
     Args:

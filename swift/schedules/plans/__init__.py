@@ -4,7 +4,7 @@
 holds what, ``store`` keeps plans on disk, and ``json_format`` describes a schedule as a JSON document.
 """
 
-from swift.schedules.plans.holders import OWN_CUT, Holders
+from swift.schedules.plans.holders import OWN_CUT, BlockHolders
 from swift.schedules.plans.json_format import COST_NAMES, document
 from swift.schedules.plans.moved_roles import moves_to_spread
 from swift.schedules.plans.normalize import (
@@ -25,8 +25,8 @@ from swift.schedules.plans.store import DamagedPlanError, PlanStore, plan_docume
 __all__ = [
     "COST_NAMES",
     "OWN_CUT",
+    "BlockHolders",
     "DamagedPlanError",
-    "Holders",
     "Move",
     "Normalized",
     "PlanStore",

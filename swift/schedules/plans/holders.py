@@ -7,7 +7,7 @@ from swift.schedules.plans.normalize import Move
 from swift.topology import Worker
 
 
-class Holders(NamedTuple):
+class BlockHolders(NamedTuple):
     """The workers that hold each chunk; False if they hold what they do in a run whose pipelines are cut alike.
 
     Attributes:
@@ -25,7 +25,7 @@ class Holders(NamedTuple):
     def place(self, worker: Worker) -> Worker:
         """Returns the place of a worker: the pipeline and stage whose chunks it holds.
 
-        >>> holders = Holders(((0, 1), (0, 1)), (Move(worker=(1, 0), role=(0, 1)),))
+        >>> holders = BlockHolders(((0, 1), (0, 1)), (Move(worker=(1, 0), role=(0, 1)),))
         >>> holders.place((1, 0)), holders.place((1, 1))
         ((0, 1), (1, 1))
         """
@@ -34,7 +34,7 @@ class Holders(NamedTuple):
     def lost_chunks(self, there: Collection[Worker]) -> tuple[int, ...]:
         """Lists the chunks that no worker among these holds; none where a chunk is a stage.
 
-        >>> Holders(((0, 0, 1), (0, 1, 1))).lost_chunks([(0, 1), (1, 0)])
+        >>> BlockHolders(((0, 0, 1), (0, 1, 1))).lost_chunks([(0, 1), (1, 0)])
         (1,)
         """
         places = {self.place(worker) for worker in there}
@@ -46,7 +46,7 @@ class Holders(NamedTuple):
     def cuts(self) -> list[list[int]]:
         """Number of chunks of each stage, by pipeline.
 
-        >>> Holders(((0, 0, 1), (0, 2, 2), ())).cuts
+        >>> BlockHolders(((0, 0, 1), (0, 2, 2), ())).cuts
         [[2, 1, 0], [1, 0, 2], [0, 0, 0]]
         """
         num_stages = 1 + max((stage for stages in self.stage_of_chunk for stage in stages), default=-1)
@@ -61,7 +61,7 @@ class Holders(NamedTuple):
     def text(self) -> str:
         """A phrase that says who holds how many layers, where chunks are layers.
 
-        >>> Holders(((0, 0, 1), (0, 2, 2)), (Move((1, 1), (0, 1)),)).text
+        >>> BlockHolders(((0, 0, 1), (0, 2, 2)), (Move((1, 1), (0, 1)),)).text
         'stages of 2, 1, 0; 1, 0, 2 layers, 1:1 in the place of 0:1'
         """
         cuts = "; ".join(", ".join(map(str, sizes)) for sizes in self.cuts)
@@ -69,5 +69,5 @@ class Holders(NamedTuple):
         return f"stages of {cuts} layers{moved}"
 
 
-OWN_CUT = Holders()
+OWN_CUT = BlockHolders()
 """Every worker in its own place, with what the cut of the run says."""

@@ -18,7 +18,6 @@ from swift.errors import RunError
 from swift.mesh import host_stages
 from swift.pipeline import (
     BetterCut,
-    CutSearch,
     Engine,
     Prepare,
     Reconfiguration,
@@ -29,6 +28,7 @@ from swift.pipeline import (
 from swift.topology import Worker
 from swift.train.checkpoints import Checkpointer, put_state, split_of
 from swift.train.display import changed_names, changed_text, cost_text, rank_names, worker_names
+from swift.train.emulated.cut_search import CutSearch
 from swift.train.settings import Experiment, FailureList, FailureSource, StageRank, on_ranks
 from swift.train.window_rules import check_failures, lost_stages
 

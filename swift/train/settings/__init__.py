@@ -18,6 +18,7 @@ from swift.train.settings.fewer_ranks import on_ranks
 from swift.train.settings.for_storage import for_storage
 from swift.train.settings.stored_config import (
     GIN_NAME,
+    GONE,
     OF_RUN,
     StoredObject,
     UnreadableConfig,
@@ -31,6 +32,7 @@ from swift.train.settings.stored_config import (
 __all__ = [
     "FAILURES_SETTING",
     "GIN_NAME",
+    "GONE",
     "OF_RUN",
     "Experiment",
     "FailureList",

@@ -24,6 +24,8 @@ NAME, GIN_NAME = "config.json", "config.gin"
 _VERSION = 1
 OF_RUN = ("Experiment.planner", "DataConfig.source", "DataConfig.validation_source", "OptimizerConfig.schedule")
 """Settings that reading a checkpoint does not need: a user's own classes there may be gone, or exist only in Python."""
+GONE = ("Experiment.move_roles",)
+"""Settings of earlier versions, which changed no result: they are passed over."""
 _MOST_BYTES, _DEEPEST = 2**20, 50
 _NOT_WRITTEN = "(not written)"
 """Stands for the module of a value of which only the ``repr`` was written."""
@@ -123,6 +125,8 @@ def made(
     known = inspect.signature(create).parameters
     settings, instead = dict[str, Any](), dict[str, Any]()
     for name, value in part.settings.items():
+        if f"{part.kind}.{name}" in GONE:
+            continue
         if name not in known:
             raise UnreadableConfig(f"sets {part.kind}.{name}, and {part.kind} has no such setting")
         setting = f"{part.kind}.{name}"

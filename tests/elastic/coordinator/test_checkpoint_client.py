@@ -18,7 +18,7 @@ from swift.elastic.transport.checkpoint_messages import (
     Saved,
 )
 from swift.elastic.transport.worker_messages import SnapshotKept
-from swift.schedules.plans import Holders
+from swift.schedules.plans import BlockHolders
 from swift.topology import Topology
 
 ONLY = Process((0, 0))
@@ -311,7 +311,7 @@ def test_what_is_saved_has_every_chunk_and_what_a_worker_kept_before_it_died_cou
     """0:0 has the first two of three chunks, 0:1 the last, 1:0 the first, 1:1 the last two."""
     processes = processes_of(Topology(2, 2))
     first, second, third, fourth = processes
-    keeping = Keeping(tmp_path, processes, own_cut=Holders(((0, 0, 1), (0, 1, 1))))
+    keeping = Keeping(tmp_path, processes, own_cut=BlockHolders(((0, 0, 1), (0, 1, 1))))
     keeping.add(5, third)
     keeping.add(5, second)
     assert keeping.children.asked == []
@@ -327,7 +327,7 @@ def test_what_is_saved_has_every_chunk_and_what_a_worker_kept_before_it_died_cou
 def test_where_blocks_have_moved_a_worker_that_has_all_of_them_is_enough(tmp_path):
     """In generation 1, and no other: 0:0 has the blocks of 0:1, too, and 1:0 and 1:1 have one each."""
     first, second, third, _ = processes = processes_of(Topology(2, 2))
-    keeping, cut = Keeping(tmp_path, processes), Holders(((0, 0), (0, 1)))
+    keeping, cut = Keeping(tmp_path, processes), BlockHolders(((0, 0), (0, 1)))
     keeping.saving.set_processes([first, *processes[2:]], 1, cut)
     keeping.saving.set_processes(processes, 2)
     keeping.add(5, third)
@@ -344,7 +344,7 @@ def test_where_blocks_have_moved_a_worker_that_has_all_of_them_is_enough(tmp_pat
 def test_of_a_worker_that_is_not_needed_no_ranks_are_saved(tmp_path):
     """1:0 and 1:1 have every chunk; of 0:0 one rank has kept its part before them."""
     processes = processes_of(Topology(2, 2, 2), by_rank=True)
-    keeping = Keeping(tmp_path, processes, own_cut=Holders(((0, 0, 1), (0, 1, 1))))
+    keeping = Keeping(tmp_path, processes, own_cut=BlockHolders(((0, 0, 1), (0, 1, 1))))
     for process in (processes[0], *processes[4:]):
         assert keeping.children.asked == []
         keeping.add(5, process)

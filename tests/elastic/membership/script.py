@@ -25,14 +25,14 @@ from swift.elastic.membership import (
     processes_of,
 )
 from swift.schedules.adapt import MoveRule
-from swift.schedules.plans import Holders
+from swift.schedules.plans import BlockHolders
 from swift.topology import Topology
 
 LIMITS = Deadlines(start=10, forming=4, heartbeat=2, progress=6, dying=5)
 A, B, C, D = processes_of(Topology(2, 2))
 """Workers 0:0, 0:1, 1:0 and 1:1: A and C serve stage 0, B and D stage 1."""
 RANKS = processes_of(Topology(1, 1, 4), by_rank=True)
-MOVED = Holders(((0, 0, 0, 0), (0, 0, 1, 1)))
+MOVED = BlockHolders(((0, 0, 0, 0), (0, 0, 1, 1)))
 """With B down, A takes over all four blocks of its pipeline."""
 B_DOWN = frozenset({B.worker})
 ALWAYS = MoveRule(is_always=True)

@@ -1,10 +1,10 @@
 """Recovery where pipelines are cut differently, from the beginning or because blocks have moved."""
 
 from swift.elastic.membership import CheckpointsListed, Form, Formed, GoLive, StageLost, Stamp
-from swift.schedules.plans import Holders
+from swift.schedules.plans import BlockHolders
 from tests.elastic.membership.script import MOVED, A, B, C, D, found, lost, moved, script_live
 
-APART = Holders(((0, 0, 1), (0, 1, 1)))
+APART = BlockHolders(((0, 0, 1), (0, 1, 1)))
 """Pipelines that are cut differently: A has the first two of three chunks, B the last, C the first, D the last two."""
 
 

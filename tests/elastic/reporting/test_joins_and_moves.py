@@ -4,7 +4,7 @@ import pytest
 
 from swift.elastic.membership import CutFound, CutRefused, Loaded, RecoveryPolicy
 from swift.schedules.adapt import MoveRule
-from swift.schedules.plans import OWN_CUT, Holders, Move
+from swift.schedules.plans import OWN_CUT, BlockHolders, Move
 from tests.elastic.reporting.histories import ALL, A, B, C, D, History, recovering
 
 
@@ -75,7 +75,7 @@ def moving():
     history = History(policy=RecoveryPolicy(move_rule=MoveRule(is_always=True)))
     history.start(*ALL).at(2).form(held=()).enter(1).at(3).finish(1).enter(2)
     history.die(D).at(4).form(held={1}).enter(2).at(5).finish(2).enter(3).texts()
-    cut = Holders(((0, 0, 0, 1), (0, 0, 0, 0)), (Move(C.worker, D.worker),))
+    cut = BlockHolders(((0, 0, 0, 1), (0, 0, 0, 0)), (Move(C.worker, D.worker),))
     history.tell(CutFound(history.time, frozenset({D.worker}), cut, 0.2, 1e6)).tick()
     for process in (A, B, C):
         history.of(Loaded, process, history.membership.number, 0)

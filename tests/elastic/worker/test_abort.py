@@ -9,7 +9,7 @@ from swift.elastic.membership import Form, Ready
 from swift.elastic.transport import FormGroup
 from swift.elastic.worker import WorkerProcess
 from swift.elastic.worker.group_waits import GroupWaits
-from swift.schedules.plans import Holders
+from swift.schedules.plans import BlockHolders
 
 
 class Group:
@@ -59,7 +59,7 @@ class Worker(WorkerProcess):
 
 def test_connections_that_are_broken_are_not_kept_as_blocks_move():
     """Nobody has died, so the others would wait for this process in a collective."""
-    worker = Worker(Form(1, ()), Form(2, (), after=8, cut=Holders(((0, 0), (0, 1)))), Form(3, ()))
+    worker = Worker(Form(1, ()), Form(2, (), after=8, cut=BlockHolders(((0, 0), (0, 1)))), Form(3, ()))
     with pytest.raises(Ended):
         worker.run(0)
     assert worker.joined == [1, 3]
@@ -67,7 +67,7 @@ def test_connections_that_are_broken_are_not_kept_as_blocks_move():
 
 
 def test_connections_are_kept_as_blocks_move():
-    worker = Worker(Form(2, ()), Form(3, (), after=8, cut=Holders(((0, 0), (0, 1)))))
+    worker = Worker(Form(2, ()), Form(3, (), after=8, cut=BlockHolders(((0, 0), (0, 1)))))
     with pytest.raises(Ended):
         worker.run(0)
     assert worker.joined == [2, 3]

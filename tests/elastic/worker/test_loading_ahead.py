@@ -8,9 +8,9 @@ import pytest
 from swift.elastic.membership import CutRefused, LoadAhead, Loaded
 from swift.elastic.worker.generation_programs import AheadLoader
 from swift.pipeline import UnknownCut
-from swift.schedules.plans import Holders
+from swift.schedules.plans import BlockHolders
 
-CUT, OTHER = Holders(((0, 0), (0, 1))), Holders(((0, 1), (0, 0)))
+CUT, OTHER = BlockHolders(((0, 0), (0, 1))), BlockHolders(((0, 1), (0, 0)))
 STEPS = SimpleNamespace()
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from swift.runlog import Metrics, Run
 from swift.schedules import Problem, lockstep, normalize, plan_document
-from swift.schedules.plans import Holders, after_moves
+from swift.schedules.plans import BlockHolders, after_moves
 from swift.topology import Topology
 
 _PROBLEM = Problem(Topology(3, 2), 4, num_iterations=2)
@@ -80,7 +80,7 @@ def _planned(failed, moved=()):
     """An event with the plan for some failed workers, as a run writes it."""
     problem = after_moves(dataclasses.replace(_PROBLEM, failed=frozenset(failed)), moved)
     plan = lockstep(normalize(problem).problem)
-    names, places = [f"{d}:{p}" for d, p in failed], Holders(moves=moved).places
+    names, places = [f"{d}:{p}" for d, p in failed], BlockHolders(moves=moved).places
     return {"event": "plan", "failed": names, "places": places, "plan": plan_document(plan)}
 
 

@@ -34,7 +34,7 @@ from swift.elastic.membership import (
     Woke,
     processes_of,
 )
-from swift.schedules.plans import Holders, Move
+from swift.schedules.plans import BlockHolders, Move
 from tests.elastic.membership.script import LIMITS
 from tests.elastic.membership.simulation.generation_checks import GenerationChecks
 from tests.elastic.membership.simulation.process import Simulated
@@ -143,7 +143,7 @@ class World(GenerationChecks, ProcessChecks, ProcessActions):
         held = [[p for e, p in places if d == e] for d in range(self.topology.num_pipelines)]
         stages = tuple(tuple(sorted(order.choices(at, k=4))) if at else () for at in held)
         moves = tuple(Move(*pair) for pair in zip(live, places, strict=True) if pair[0] != pair[1])
-        cut = Holders(stages if any(stages) else ((0,),) * len(held), moves)
+        cut = BlockHolders(stages if any(stages) else ((0,),) * len(held), moves)
         before = self.membership.generation
         self.tell(CutFound(self.time, failed, cut, 0.1, 1.0))
         assert self.membership.generation is before, "a cut that is found changes a generation before the next decision"

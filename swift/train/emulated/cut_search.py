@@ -9,8 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 
-from swift.pipeline.reconfigure.engine import Engine, Reconfiguration
-from swift.pipeline.reconfigure.recut import BetterCut
+from swift.pipeline import BetterCut, Engine, Reconfiguration
 from swift.schedules.adapt import MoveRule
 from swift.topology import Worker
 
