@@ -3,12 +3,13 @@
 import random
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as some
 
 from swift.errors import SettingError
 from swift.schedules import Chunk, Costs, Problem, adaptive, lockstep_period, period, violations
 from swift.schedules.adapt import BlockProblem, adapt, fault_free, recut, relocate, rerouted
+from swift.schedules.adapt.layouts import layouts
 from swift.topology import Topology
 from tests.schedules.adapt_checks import UNSHRUNK, check_choice, whole_pipelines
 
@@ -46,6 +47,23 @@ def test_several_failures_with_unequal_costs_and_little_memory():
         plan = recut(work, frozenset(failed))
         assert not violations(plan.schedule)
         assert over_ideal(work, plan, without) >= (0.94 if len(failed) == 1 else 0.87)
+
+
+@given(some.data())
+def test_in_a_layout_every_survivor_has_a_place_and_every_stage_is_taken(data):
+    """Also with whole pipelines down, and with fewer survivors than whole pipelines would need."""
+    D, P, a_stage = (data.draw(some.integers(*bounds)) for bounds in ((2, 5), (1, 5), (1, 3)))
+    workers = Topology(D, P).workers
+    failed = frozenset(data.draw(some.sets(some.sampled_from(workers), min_size=1)))
+    assume({p for _, p in set(workers) - failed} == set(range(P)))
+    found = list(layouts(of_blocks(D, P, a_stage, 2 * P), failed))
+    for layout in found:
+        assert len(layout.places) == D * P - len(failed)
+        assert {p for _, p in layout.places} == set(range(P))
+        for runs in layout.runs_DP:
+            held = [block for run in runs if run for block in range(*run)]
+            assert held in ([], list(range(P * a_stage)))
+    assert found
 
 
 def random_problem(seed):

@@ -6,6 +6,7 @@ their peers can share work more evenly.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -76,18 +77,22 @@ def _lengths(work: BlockProblem, failed: frozenset[Worker]) -> Iterator[tuple[in
 
 
 def _places(work: BlockProblem, failed: frozenset[Worker], lengths: Sequence[int]) -> list[list[int]]:
-    """Chooses the stages that are taken in each pipeline: those with survivors first, then those that few have taken.
+    """Chooses the stages that are taken in each pipeline: those with survivors first, and every stage somewhere.
 
-    So every stage is taken in some pipeline, unless there are too few places.
+    A stage is but the name of a place here, whatever blocks it holds; a run has somebody in every stage.
     """
     num_stages = work.problem.num_stages
-    places, times = list[list[int]](), [0] * num_stages
+    taken = []
     for d, length in enumerate(lengths):
-        ranked = sorted(range(num_stages), key=lambda p: ((d, p) in failed, times[p], p))
-        places.append(sorted(ranked[:length]))
-        for p in places[-1]:
-            times[p] += 1
-    return places
+        ranked = sorted(range(num_stages), key=lambda p: ((d, p) in failed, p))
+        taken.append(set(ranked[:length]))
+    for missing in range(num_stages):
+        times = Counter(p for places in taken for p in places)
+        spare = [(d, p) for d, places in enumerate(taken) for p in sorted(places) if times[p] > 1]
+        if not times[missing] and spare:
+            d, p = min(spare, key=lambda place: place not in failed)
+            taken[d] = taken[d] - {p} | {missing}
+    return [sorted(places) for places in taken]
 
 
 def _runs(work: BlockProblem, taken: Sequence[int], phase: float | None) -> tuple[Run | None, ...]:
