@@ -14,7 +14,7 @@ from swift.experts.placement import Static
 from swift.models import Chunks
 from swift.pipeline import Recut, move_state, neighbours, survives
 from swift.pipeline.chunk_rounds import Rounds
-from swift.schedules import PLANNERS, Costs
+from swift.schedules import PLANNERS
 from swift.schedules.plans import moves_to_spread
 from swift.topology import Topology
 from tests.case_tiers import tiered
@@ -150,21 +150,25 @@ def test_a_chunk_without_a_worker_does_not_survive():
 @pytest.mark.parametrize(
     ("fields", "downs", "moved"),
     [
-        ({**APART, "counts": (3, 1)}, ((), [(0, 1)], [(1, 0)], ()), (set(), set(), set(), set())),
-        ({**MOVING, "counts": (3, 1, 2)}, ((), [(0, 1), (1, 1)], [(2, 1)], ()), (set(), {0, 1}, {2}, set())),
+        ({**APART, "counts": (3, 1), "clip_norm": 0.45}, ((), [(0, 1)], [(1, 0)], ()), (set(), set(), set(), set())),
+        (
+            {**MOVING, "counts": (3, 1, 2), "clip_norm": 0.28},
+            ((), [(0, 1), (1, 1)], [(2, 1)], ()),
+            (set(), {0, 1}, {2}, set()),
+        ),
     ],
     ids=["stay", "move"],
 )
 def test_ten_steps_with_failures_and_their_return(rig, fields, downs, moved):
     """Windows, some of them discarded, and single iterations; workers take roles in the pipelines ``moved``."""
-    one = rig(**fields, clip_norm=0.45)
+    one = rig(**fields)
     drawn, state, start = one.draw(3, num_batches=10), None, 0
     expected, params, placement_PLNS = one.plain(drawn)
-    outcomes = []
+    outcomes, problem = [], one.experiment.plan_settings(one.spec).problem
     with one.experiment.engine(frozenset(), "none") as engine:
         state = one.start(drawn)
         for failed, others, sizes in zip(downs, moved, ((2, 1), (2, 1), (2,), (2,)), strict=True):
-            moves = moves_to_spread(replace(one.experiment.problem(Costs()), failed=frozenset(failed)))
+            moves = moves_to_spread(replace(problem, failed=frozenset(failed)))
             state, _ = engine.reconfigure(state, frozenset(failed), Recut(moves=moves) if others else None)
             assert {row.pipeline for row in engine.configuration.rows} == {None, *others}
             for size in sizes:

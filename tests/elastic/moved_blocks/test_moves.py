@@ -70,37 +70,26 @@ def test_sixty_steps_with_two_failures_two_moves_and_two_returns(marks):
     assert_losses_are_those_without_failures(config)
 
 
-PLACES = {
-    "roles": ((2, 3, 1), 3, ("0:0", "1:2"), ({"0:1": "0:0"}, {"0:1": "1:2"})),
-    "auto": ((3, 2, 1), 4, ("0:0", "1:1"), ({}, {"1:0": "0:0"})),
-}
-"""Shape of the run, its layers, the workers that are lost, and who then has whose place: the last pipeline but one has
-none left with ``auto``."""
-
-
-@pytest.mark.parametrize("adapt", PLACES)
-def test_sixty_steps_in_which_processes_take_the_places_of_others(marks, adapt):
-    """After the first failure in their own pipeline, after the second one in another; both moves are undone."""
-    shape, num_layers, (first, second), places = PLACES[adapt]
-    settings = SMALL | MOVING | {"ModelConfig__num_layers": num_layers, "Experiment__adapt": adapt}
-    settings |= {"Experiment__expected_downtime": 1e9} if adapt == "auto" else {}
-    config = write_config(marks, shape, 60, **settings)
+def test_sixty_steps_in_which_processes_take_the_places_of_others(marks):
+    """First roles move within a pipeline; then, cut anew, a process goes to the other pipeline; both are undone."""
+    settings = SMALL | MOVING | {"ModelConfig__num_layers": 4, "Experiment__adapt": "auto"}
+    config = write_config(marks, (2, 3, 1), 60, **settings, Experiment__expected_downtime=1e9)
     (marks / "gate").write_text("10")
     with moving_run(config, processes=6) as run:
         wait_for_steps(run.process, config, 10)
-        run.mark("away", first)
-        run.kill(first)
+        run.mark("away", "0:1")
+        run.kill("0:1")
         run.go_to(15, 5, "recovery")
         run.go_to(25, 5, "move")
-        run.mark("away", f"{first} {second}")
-        run.kill(second)
+        run.mark("away", "0:1 0:2")
+        run.kill("0:2")
         run.go_to(31, 4, "recovery")
         run.go_to(41, 4, "move")
         run.mark("away")
         run.go_to(51, 6, "join")
         run.mark("gate")
         assert run.process.wait(timeout=120) == 0
-    assert [event["places"] for event in run.events("move")] == list(places)
+    assert [event["places"] for event in run.events("move")] == [{"0:0": "0:1"}, {"1:2": "0:2"}]
     assert run.events("restore") == []
     assert len(losses(marks / "run")) == 60
     assert_losses_are_those_without_failures(config)
