@@ -39,4 +39,23 @@ MUTATIONS = (
         "return self if row_of else replace(self, device_rows=",
         ("tests/pipeline/test_recut.py",),
     ),
+    Mutation(
+        "schedules/plans/holders.py",
+        "{self.place(worker) for worker in there}",
+        "set(there)",
+        ("tests/elastic/membership/test_recovery_of_cut_pipelines.py",),
+    ),
+    Mutation(
+        "pipeline/reconfigure/recut.py",
+        "MeshRow.at(worker, holders.place(worker))",
+        "MeshRow.at(worker, worker)",
+        ("tests/pipeline/test_block_sharing.py",),
+    ),
+    Mutation("train/window_rules.py", "kept = {row.role", "kept = {row.worker", ("tests/train/test_window_rules.py",)),
+    Mutation(
+        "schedules/plans/normalize.py",
+        "(problem.failed | left) - taken",
+        "(problem.failed - taken) | left",
+        ("tests/pipeline/test_recut.py",),
+    ),
 )

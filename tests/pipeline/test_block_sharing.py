@@ -10,8 +10,9 @@ import pytest
 from jax.sharding import Mesh
 
 from swift.mesh import AXES
-from swift.pipeline.reconfigure import block_sharing, move_on_host, on_mesh, saving_rows, share_blocks
+from swift.pipeline.reconfigure import block_sharing, blocks_spec, move_on_host, on_mesh, saving_rows, share_blocks
 from swift.pipeline.reconfigure.block_sharing import Routes, move_between_processes
+from swift.schedules.plans import OWN_CUT, BlockHolders, Move
 from tests.pipeline.held_rows import rows_of
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -93,6 +94,23 @@ def test_who_is_to_hold_other_blocks_gets_them_and_who_joins_meanwhile_does(rig,
     for mine in found:
         assert all(whole[key] == value for key, value in mine.items())
     assert {key for mine in found for key in mine} == set(whole)
+
+
+def test_who_takes_the_place_of_another_gets_its_blocks_and_his_own_again(apart, state):
+    """0:0 and 1:1, each of three layers in a cut of its own, change places."""
+    moves = Move((0, 0), (1, 1)), Move((1, 1), (0, 0))
+    held = BlockHolders(tuple(map(tuple, apart.spec.chunks.stage_DB.tolist())), moves)
+    away = blocks_spec(apart.spec, held)
+    shared, has_arrived = jax.jit(share_blocks(apart.spec, away, [True] * 4))(state)
+    assert jax.device_get(has_arrived).all()
+    before = dict(zip(apart.spec.live.workers, rows_of(apart.spec, state), strict=True))
+    as_before = [before[worker] for worker in ((1, 1), (0, 1), (1, 0), (0, 0))]
+    assert rows_of(away, shared) == as_before != [*before.values()]
+    assert not away.is_held_as(apart.spec)
+    home = blocks_spec(away, OWN_CUT)
+    assert home.live.rows == apart.spec.live.rows
+    back, _ = jax.jit(share_blocks(away, apart.spec, [True] * 4))(shared)
+    assert rows_of(apart.spec, back) == [*before.values()]
 
 
 def test_a_block_that_nobody_has_is_not_made_up(apart):

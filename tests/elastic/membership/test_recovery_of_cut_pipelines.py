@@ -1,7 +1,7 @@
 """Recovery where pipelines are cut differently, from the beginning or because blocks have moved."""
 
-from swift.elastic.membership import CheckpointsListed, Form, Formed, GoLive, StageLost, Stamp
-from swift.schedules.plans import BlockHolders
+from swift.elastic.membership import CheckpointsListed, Form, Formed, GoLive, StageLost, Stamp, agreed_stamp, have_all
+from swift.schedules.plans import BlockHolders, Move
 from tests.elastic.membership.script import MOVED, A, B, C, D, found, lost, moved, script_live
 
 APART = BlockHolders(((0, 0, 1), (0, 1, 1)))
@@ -88,3 +88,14 @@ def test_where_nobody_has_a_block_in_the_midst_of_a_move_all_go_back_with_the_bl
     assert script.tick() == [GoLive(3, None)]
     script.membership, commands = script.membership.on(CheckpointsListed(script.time, 4, True, False, 8))
     assert commands == (Form(4, script.now(A, C, D)),)
+
+
+def test_who_has_the_place_of_another_counts_for_its_blocks():
+    """B is down: A has the first half of the layers, D in B's place the second one, and C all of them."""
+    everyone, newest = (A, B, C, D), Stamp(3, 9)
+    cut = BlockHolders(((0, 0, 1, 1), (0, 0, 0, 0)), (Move(D.worker, B.worker),))
+    assert have_all(everyone, [A, D], cut)
+    assert have_all(everyone, [C], cut)
+    assert not have_all(everyone, [D], cut)
+    held_by = {A: frozenset({newest}), D: frozenset({newest}), C: frozenset({Stamp(3, 8)})}
+    assert agreed_stamp(everyone, held_by, lambda _: cut) == newest
