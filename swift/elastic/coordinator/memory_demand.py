@@ -118,7 +118,7 @@ class MemoryDemand:
 
 def _widest(spec: StepSpec, experiment: Experiment, num_left: int) -> StepSpec:
     """Returns the step spec in which, if blocks move, a pipeline's are on so many workers, as evenly as possible."""
-    if experiment.move_rule is None or spec.num_stages == 1:
+    if experiment.adapt not in ("recut", "auto") or spec.num_stages == 1:
         return spec
     num_blocks = len(spec.cut.moe_layers)
     few = tuple(block * num_left // num_blocks for block in range(num_blocks))
