@@ -244,6 +244,9 @@ def _announce_changes(
         for name, (before, now) in changed.items()
         if name not in GONE and (before is not None or name not in newer)
     }
+    for name, instead in GONE.items():
+        if name in changed and "True" in (changed[name][0] or ""):
+            print(f"resumed without {name}, which is gone: there is {instead}", file=sys.stderr)
     if not values or done >= experiment.num_steps:
         return
     rate = float(learning_rate(experiment.optimizer, experiment.num_steps)(done))

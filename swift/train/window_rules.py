@@ -49,7 +49,7 @@ def lost_stages(
     chunks: Chunks,
     own: Chunks,
 ) -> list[int]:
-    """Returns the stages that hold a block without a live worker, or of which the state is lost.
+    """Returns the stages without a live worker, and those that hold a block without one or of which the state is lost.
 
     A worker may have another's place. A worker that rejoins has copied the state of its stage before any other fails.
 
@@ -63,7 +63,7 @@ def lost_stages(
     """
     live = set(topology.workers) - failed
     kept = {row.role for row in rows if row.worker not in failed}
-    lost = set[int]()
+    lost = set(range(topology.num_stages)) - {stage for _, stage in live}
     for held_D, stage_D in zip(chunks.stage_DB.T.tolist(), own.stage_DB.T.tolist(), strict=True):
         holders = set(enumerate(stage_D))
         has_state = not kept.isdisjoint(enumerate(held_D)) or not holders.isdisjoint(before - failed)

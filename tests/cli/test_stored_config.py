@@ -147,6 +147,12 @@ def test_a_setting_of_an_earlier_version_that_changed_no_result_is_passed_over(t
     assert "Experiment.move_roles" in MAY_CHANGE, "such a run can be resumed"
 
 
+def test_a_setting_that_is_gone_is_told_with_what_there_is_instead(tmp_path):
+    (tmp_path / "old.gin").write_text("Experiment.move_roles = True\n")
+    with pytest.raises(SettingError, match=r"Experiment has no such setting; there is Experiment.adapt = 'roles'"):
+        load_experiment(tmp_path / "old.gin")
+
+
 @dataclass(frozen=True)
 class Box:
     content: object = None

@@ -76,6 +76,31 @@ def test_what_cannot_be_is_one_line(rig, cuts, microbatches, wrong):
         check_recut(Recut(cuts, microbatches), rig(**FOUR).spec, frozenset({(0, 1)}))
 
 
+@pytest.mark.parametrize(
+    ("moves", "wrong"),
+    [
+        ([((0, 1), (0, 1))], "must name live workers, each once"),
+        ([((0, 0), (0, 1)), ((0, 0), (0, 1))], "must name live workers, each once"),
+        ([((0, 0), (1, 1))], "must leave every live worker a place of its own"),
+        ([((0, 0), (0, 2))], "must leave every live worker a place of its own"),
+        ([((1, 1), (0, 0)), ((0, 0), (0, 1)), ((1, 0), (1, 1))], None),
+        ([((1, 1), (0, 0)), ((0, 0), (1, 0)), ((1, 0), (1, 1))], None),
+    ],
+)
+def test_only_the_living_have_places_and_each_its_own(rig, moves, wrong):
+    recut, spec = Recut(moves=tuple(Move(*pair) for pair in moves)), rig(**FOUR).spec
+    if wrong is None:
+        check_recut(recut, spec, frozenset({(0, 1)}))
+        return
+    with pytest.raises(SettingError, match=wrong):
+        check_recut(recut, spec, frozenset({(0, 1)}))
+
+
+def test_a_stage_that_all_have_left_is_told(rig):
+    with pytest.raises(SettingError, match="must leave every stage a live worker"):
+        check_recut(Recut(moves=(Move((1, 1), (0, 0)),)), rig(**FOUR).spec, frozenset({(0, 0), (0, 1)}))
+
+
 def test_a_cut_that_others_found_stays_one_object_and_has_to_be_theirs(rig, tmp_path):
     """Programs are remembered by the cut that they are for; a plan that is read from a file twice is two objects."""
     one, failed = rig(**FOUR), frozenset({(0, 1)})

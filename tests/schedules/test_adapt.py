@@ -66,6 +66,17 @@ def test_in_a_layout_every_survivor_has_a_place_and_every_stage_is_taken(data):
     assert found
 
 
+def test_in_a_run_no_pipeline_is_shorter_than_one_that_lost_the_most():
+    """A worker that held a pipeline's blocks alone would need the memory of all."""
+    work, failed = of_blocks(3, 3, 2, 6), frozenset({(0, 0), (2, 1)})
+
+    def shortest(layout):
+        return min(sum(run is not None for run in runs) for runs in layout.runs_DP if any(runs))
+
+    assert min(map(shortest, layouts(work, failed))) == 1
+    assert min(map(shortest, layouts(work, failed, in_run=True))) == 2
+
+
 def random_problem(seed):
     """Blocks, costs, memory and failures of all kinds."""
     draw = random.Random(seed)

@@ -124,7 +124,7 @@ def test_roles_move_where_a_stage_holds_two_runs():
 
 def test_in_lockstep_it_gains_as_much():
     work, failed = in_v(3, 4, 2, 8), frozenset({(1, 2)})
-    plan = recut(work, failed, in_lockstep=True, with_all=True)
+    plan = recut(work, failed, in_lockstep=True, in_run=True)
     assert not violations(plan.schedule)
     assert plan.period <= 27
     assert rerouted(work, failed, in_lockstep=True).period >= 36

@@ -86,6 +86,13 @@ def test_blocks_are_lost_with_the_workers_that_have_taken_them_over():
     assert after((1, 0)) == [0, 1]
 
 
+def test_a_stage_is_lost_with_its_workers_though_others_hold_its_layers():
+    """Cut differently, the first stage of one pipeline and the last one of the other have all four layers."""
+    topology, failed = Topology(2, 3), frozenset({(0, 1), (1, 1)})
+    own = Chunks((False,) * 4, (1,) * 4, ((0, 1, 2, 2), (0, 0, 1, 2)))
+    assert lost_stages(topology, at_home(topology), frozenset(), failed, own, own) == [1]
+
+
 def test_who_comes_back_has_copied_the_state_before_the_others_fail():
     assert lost(Topology(2), [MeshRow((1, 0), 0)], frozenset({(0, 0)}), frozenset({(1, 0)})) == []
     # Worker 2:1 has copied stage 1 before 0:1 and 1:1 go.

@@ -18,6 +18,7 @@ from queue import SimpleQueue
 from typing import NamedTuple, NoReturn, TextIO
 
 import jax
+import numpy as np
 from jax.extend.backend import clear_backends
 
 from swift.elastic.compile_only_group import CompileOnlyGroup
@@ -86,9 +87,6 @@ def jobs_for(experiment: Experiment, request: CompileRequest) -> list[CompileJob
         counts = (num_ranks, num_ranks - 1, num_ranks + 1)
         return [CompileJob(failed, kinds, num_ranks=count) for count in counts if count in possible]
     near = sorted(neighbours(experiment.topology, failed, experiment.chunks), key=len, reverse=True)
-    # After some failures a block that has moved would be left to the checkpoint.
-    stay = {other: set(experiment.topology.workers) - failed - other for other in near}
-    near = [other for other in near if not cut.lost_chunks(stay[other])]
     jobs = [CompileJob(failed, kinds, is_better=bool(cut))]
     if experiment.move_rule is not None and seeks_cut and failed and not cut:
         jobs.append(CompileJob(failed, kinds, is_better=True))
@@ -97,7 +95,7 @@ def jobs_for(experiment: Experiment, request: CompileRequest) -> list[CompileJob
         jobs.append(CompileJob(failed, kinds, before=cut))
     # States get to their workers by the same programs, whichever program runs then.
     few = [job._replace(kinds=("single",), returning=None, before=OWN_CUT) for job in jobs]
-    return jobs + few * (experiment.window > 1)
+    return [*jobs, *few] if experiment.window > 1 else jobs
 
 
 class CompileService:
@@ -174,7 +172,7 @@ class CompileService:
         num_ranks = spec.live.num_ranks
         keys = [program_key(configuration, num_ranks, kind, keep_state=True) for kind in job.kinds]
         has_R = _has_state(job, configuration)
-        if not all(has_R) or not before.is_held_as(spec):
+        if _is_shared(before, spec, has_R):
             keys.append(share_key(before, spec, has_R, configuration.device_rows))
         if job.num_ranks is not None:
             keys.append(slots_key(spec))
@@ -203,7 +201,7 @@ class CompileService:
             if program_key(configuration, topology.num_expert_ranks, kind, keep_state=True) not in self._executables:
                 steps.compiled(kind)
         has_R = _has_state(job, configuration)
-        if not all(has_R) or not before.is_held_as(spec):
+        if _is_shared(before, spec, has_R):
             compiled_share(before, spec, self._executables, has_R, configuration.device_rows)
         if job.num_ranks is not None:
             compiled_slots(spec, self._executables)
@@ -246,6 +244,12 @@ def run_compile_service(
 
 def _has_state(job: CompileJob, configuration: Configuration) -> list[bool]:
     return [row.worker != job.returning for row in configuration.rows]
+
+
+def _is_shared(before: StepSpec, spec: StepSpec, has_R: list[bool]) -> bool:
+    """Whether workers get blocks from others: not if a block is lost with a failure, as all then go back further."""
+    had_RC = before.chunks.holds_HC[before.holding_R][np.array(has_R)]
+    return bool(had_RC.any(axis=0).all()) and not (all(has_R) and before.is_held_as(spec))
 
 
 def _return_memory() -> None:

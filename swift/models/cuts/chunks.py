@@ -41,7 +41,7 @@ class Chunks(BlockStacks):
         """P."""
         return max(map(max, self.stage_DC)) + 1
 
-    @property
+    @cached_property
     def stage_DB(self) -> np.ndarray:
         """Stage that holds each block, by pipeline, int64[D, B]."""
         return np.repeat(np.array(self.stage_DC), self.sizes, axis=1)

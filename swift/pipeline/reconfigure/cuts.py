@@ -18,6 +18,9 @@ from swift.schedules.adapt import BlockProblem, recut
 from swift.schedules.plans import BlockHolders, Move, moves_to_spread
 from swift.topology import Worker
 
+_AS_GOOD = 1.01
+"""A plan that takes longer by this factor is as good, if less moves."""
+
 
 class UnknownCut(RunError):
     """The cut that the processes of a run are to use is unknown to this one, or it knows another one."""
@@ -135,9 +138,11 @@ def recut_settings(settings: PlanSettings, spec: StepSpec, recut: Recut, num_seq
         recut: the cuts, and the numbers of micro-batches.
         num_sequences: sequences of a micro-batch, over all expert ranks.
     """
+    if not recut.cuts:
+        return replace(settings, moves=recut.moves)
     planner = settings.planner if recut.schedule is None else _Planned(recut.schedule)
     problem, sizes = _problem(settings, spec, num_sequences)
-    problem = replace(problem, num_microbatches=recut.microbatches or problem.num_microbatches)
+    problem = replace(problem, num_microbatches=recut.microbatches)
     return replace(settings, problem=problem, planner=planner, sizes=sizes, moves=recut.moves)
 
 
@@ -151,11 +156,11 @@ def find_recut(settings: PlanSettings, spec: StepSpec, failed: frozenset[Worker]
         num_sequences: sequences of a micro-batch, over all expert ranks.
 
     Returns:
-        The best of those of ``settings.adapt``; where roles are as good, they are, as they move less. None if there is
-        none.
+        The plan with the shortest period of those of ``settings.adapt``; roles where they take at most 1 % longer, as
+        they move less. None if there is none.
     """
-    ways = {"roles": _moved_roles, "recut": _cut_anew}
-    chosen = [way for name, way in ways.items() if settings.adapt in (name, "auto")]
+    found = [_moved_roles(settings, failed)] if settings.adapt in ("roles", "auto") else []
+    found += [_cut_anew(settings, spec, failed, num_sequences)] if settings.adapt in ("recut", "auto") else []
 
     def period(recut: Recut) -> float:
         of_recut = recut_settings(settings, recut_spec(spec, recut), recut, num_sequences)
@@ -163,14 +168,14 @@ def find_recut(settings: PlanSettings, spec: StepSpec, failed: frozenset[Worker]
             plans = Configurator(of_recut).configure(failed).plans
         except SettingError:  # there is too little memory
             return math.inf
-        return round(plans[max(plans)].relative_period, 9)
+        return plans[max(plans)].relative_period * (1 if recut.cuts else 1 / _AS_GOOD)
 
-    found = [(period(recut), recut) for way in chosen if (recut := way(settings, spec, failed, num_sequences))]
-    best, recut = min(found, key=lambda one: one[0], default=(math.inf, None))
+    timed = [(period(recut), recut) for recut in found if recut is not None]
+    best, recut = min(timed, key=lambda one: one[0], default=(math.inf, None))
     return recut if best < math.inf else None
 
 
-def _moved_roles(settings: PlanSettings, spec: StepSpec, failed: frozenset[Worker], num_sequences: int) -> Recut | None:  # noqa: ARG001
+def _moved_roles(settings: PlanSettings, failed: frozenset[Worker]) -> Recut | None:
     """Plans workers in the places of others, with the cuts of the run; None if all are best where they are."""
     moves = moves_to_spread(replace(settings.problem, failed=failed))
     return Recut(moves=moves) if moves else None
@@ -185,7 +190,7 @@ def _cut_anew(settings: PlanSettings, spec: StepSpec, failed: frozenset[Worker],
     blocks = problem.chunks or (Chunk(num_blocks=1),) * len(stages)
     of_stages = tuple(joined(blocks[first:end]) for first, end in pairwise(accumulate(size_P, initial=0)))
     work = BlockProblem(replace(problem, chunks=of_stages, stage_of_chunk=()), blocks, size_P)
-    found = recut(work, failed, in_lockstep=True, with_all=True)
+    found = recut(work, failed, in_lockstep=True, in_run=True)
     if found is None:
         return None
     places = found.relocation.place_of.items()

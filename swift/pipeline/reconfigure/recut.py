@@ -24,8 +24,9 @@ class Recut:
     """The shares of stages and pipelines in an iteration's work.
 
     Attributes:
-        cuts: number of blocks of each stage, by pipeline; 0 for a place that nobody has; empty: those of the run.
-        microbatches: micro-batches of each pipeline, as many together as without it; empty: those of the run.
+        cuts: number of blocks of each stage, by pipeline; 0 for a place that nobody has; empty, as are ``microbatches``
+            then: those of the run.
+        microbatches: micro-batches of each pipeline, as many together as without it.
         schedule: schedule that is run; None: that of the run's planner.
         moves: workers that have another's place.
     """
@@ -115,9 +116,15 @@ def check_recut(recut: Recut, spec: StepSpec, failed: frozenset[Worker]) -> None
         failed: workers that are down.
     """
     topology = spec.live.topology
-    places = [BlockHolders(moves=recut.moves).place(worker) for worker in topology.workers if worker not in failed]
+    live = [worker for worker in topology.workers if worker not in failed]
+    places = [BlockHolders(moves=recut.moves).place(worker) for worker in live]
+    movers = [worker for worker, _ in recut.moves]
     if len(set(places)) < len(places) or not set(places) <= set(topology.workers):
         raise SettingError("Recut.moves", recut.moves, "must leave every live worker a place of its own")
+    if len(set(movers)) < len(movers) or not set(movers) <= set(live):
+        raise SettingError("Recut.moves", recut.moves, "must name live workers, each once")
+    if {stage for _, stage in places} != set(range(topology.num_stages)):
+        raise SettingError("Recut.moves", recut.moves, "must leave every stage a live worker")
     if recut.cuts or recut.microbatches:
         _check_shares(recut, spec, places)
 

@@ -180,7 +180,7 @@ def _with_peers(
 
 
 def recut(
-    work: BlockProblem, failed: frozenset[Worker], *, in_lockstep: bool = False, with_all: bool = False
+    work: BlockProblem, failed: frozenset[Worker], *, in_lockstep: bool = False, in_run: bool = False
 ) -> Adaptation | None:
     """Plans pipelines of the survivors that are cut anew; None if nothing that was tried fits the memory.
 
@@ -188,14 +188,15 @@ def recut(
         work: problem without failures, and its blocks.
         failed: failed workers.
         in_lockstep: see ``adapt``.
-        with_all: True if every survivor is to have a place: none may be idle beside whole pipelines.
+        in_run: True for the survivors of a run, whose memory is no larger than before: each of them has a place, and no
+            pipeline fewer workers than one that has lost the most has survivors.
     """
     found: list[Adaptation] = []
     left, shortest = _MAX_OPS, math.inf
     whole = whole_pipelines(work, failed)
-    if with_all and whole is not None and len(whole.empty) > len(failed):
+    if in_run and whole is not None and len(whole.empty) > len(failed):
         whole = None
-    possible = _mixtures(work, layouts(work, failed), in_lockstep)
+    possible = _mixtures(work, layouts(work, failed, in_run=in_run), in_lockstep)
     for mixture, planner in sorted(possible + _as_whole(work, whole, in_lockstep), key=lambda one: one[0].load):
         is_spent = bool(found) and left < mixture.reduced.num_ops and mixture.layout != whole
         if mixture.load > shortest * _SAME or is_spent:

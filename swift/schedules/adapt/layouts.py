@@ -19,10 +19,12 @@ _PHASES = (0.5, 0.25, 0.75, 0.0)
 """Positions at which even cuts are rounded, turn by turn, so that pipelines have long stages at different blocks."""
 
 
-def layouts(work: BlockProblem, failed: frozenset[Worker]) -> Iterator[BlockLayout]:
-    """Yields layouts in which every survivor has a place, each once."""
+def layouts(work: BlockProblem, failed: frozenset[Worker], *, in_run: bool = False) -> Iterator[BlockLayout]:
+    """Yields layouts in which every survivor has a place, each once; ``in_run``: see ``recut``."""
     seen: set[BlockLayout] = set()
-    for lengths in _lengths(work, failed):
+    as_they_are, *others = _lengths(work, failed)
+    least = min(filter(None, as_they_are))
+    for lengths in (as_they_are, *(one for one in others if not in_run or min(filter(None, one)) >= least)):
         places = _places(work, failed, lengths)
         for style in ("near", "even", "mixed"):
             runs: list[tuple[Run | None, ...]] = []

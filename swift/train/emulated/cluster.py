@@ -24,6 +24,7 @@ from swift.pipeline import (
     StepSpec,
     TrainState,
     reshape_state,
+    survives,
 )
 from swift.topology import Worker
 from swift.train.checkpoints import Checkpointer, put_state, split_of
@@ -176,10 +177,13 @@ class EmulatedCluster:
         topology, own = self._experiment.topology, engine.own_chunks
         stages = lost_stages(topology, before.rows, before.failed, failed, chunks, own)
         if stages:
-            which = f"stage {', '.join(map(str, stages))}"
-            lost = f"{which} has" if chunks.is_one_cut and own.is_one_cut else f"layers of {which} have"
+            which, facts = f"stage {', '.join(map(str, stages))}", {"stages": stages, "failed": worker_names(failed)}
+            if survives(topology, failed, own):
+                why = f"blocks of {which} had moved, and nobody is left at iteration {first} who had taken them"
+                remedy = "Experiment.adapt = 'reroute', or a CheckpointConfig.every above 0"
+                raise StateLost(why, "stage_lost", facts, remedy)
+            lost = f"{which} has" if own.is_one_cut else f"layers of {which} have"
             why = f"{lost} no live worker left at iteration {first}"
-            facts = {"stages": stages, "failed": worker_names(failed)}
             raise StateLost(why, "stage_lost", facts, "an Experiment.failures that leaves it one")
         state, change = engine.reconfigure(state, failed)
         self._seek()

@@ -198,11 +198,14 @@ def check_adapting(settings: Mapping[str, Any], chunks: Chunks) -> None:
         "several pipelines: with one, nobody has what a worker loses": settings["topology"].num_pipelines > 1,
         "a planner for failures": planner not in FAULT_FREE,
     }
-    if adapt != "roles":
+    if adapt == "roles":
+        needs |= {"several stages: with one, all workers hold the same": settings["topology"].num_stages > 1}
+    else:
+        is_alike = chunks.is_one_cut and settings["microbatches"] is None
+        is_one_run = not isinstance(planner, str) or planner not in SHAPES
         needs |= {
-            "pipelines that are cut alike, and have equally many micro-batches": chunks.is_one_cut
-            and settings["microbatches"] is None,
-            "a planner for one run of layers a stage": not isinstance(planner, str) or planner not in SHAPES,
+            "pipelines that are cut alike, and have equally many micro-batches; else use 'roles'": is_alike,
+            "a planner for one run of layers a stage; else use 'roles'": is_one_run,
         }
     for what, is_so in needs.items():
         if not is_so:

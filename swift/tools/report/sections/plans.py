@@ -6,7 +6,7 @@ from typing import Any
 
 from swift.errors import SettingError
 from swift.runlog import EVENTS, History, Run, Stretch, names_in, stretches_of
-from swift.schedules import DamagedPlanError, Schedule, denormalize, normalize, read_plan
+from swift.schedules import DamagedPlanError, Problem, Schedule, denormalize, moves, normalize, read_plan
 from swift.schedules.plans import Move, after_moves, failure_counts
 from swift.tools.draw.picture import draw_picture
 from swift.tools.report.sections.parts import Picture, Section, Table, seconds_text
@@ -50,16 +50,27 @@ def schedule_of(event: Mapping[str, Any]) -> tuple[Schedule, dict[Worker, Worker
     """
     planned = read_plan(event["plan"])
     failed = frozenset(map(_worker, names_in(event, "failed")))
-    places = event.get("places") or {}
-    if not isinstance(places, Mapping):
-        raise DamagedPlanError(f"{places!r} are not the places of workers")
-    moved = tuple(Move(_worker(worker), _worker(place)) for worker, place in places.items())
-    problem, players = after_moves(replace(planned.problem, failed=failed), moved), {to: one for one, to in moved}
+    problem = replace(planned.problem, failed=failed)
+    moved = _moves(event, problem, planned.problem)
+    problem, players = after_moves(problem, moved), {place: worker for worker, place in moved}
     if not planned.problem.is_alike:
         return planned, players
     if failure_counts(problem) != failure_counts(planned.problem):
         raise DamagedPlanError("it is for other failures than those of its event")
     return denormalize(planned, normalize(problem)), players
+
+
+def _moves(event: Mapping[str, Any], problem: Problem, planned: Problem) -> tuple[Move, ...]:
+    """Reads who has whose place; runs of earlier versions did not write it, and it followed from the plan."""
+    places = event.get("places")
+    if isinstance(places, Mapping):
+        return tuple(Move(_worker(worker), _worker(place)) for worker, place in places.items())
+    if places is not None:
+        raise DamagedPlanError(f"{places!r} are not the places of workers")
+    if planned.is_alike:
+        return moves(problem, failure_counts(planned))
+    pairs = zip(sorted(planned.failed - problem.failed), sorted(problem.failed - planned.failed), strict=True)
+    return tuple(Move(*pair) for pair in pairs)
 
 
 def _picture(run: Run, event: Mapping[str, Any], name: str) -> Picture:
