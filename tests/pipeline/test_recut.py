@@ -235,3 +235,32 @@ def test_sixty_steps_in_which_workers_take_the_places_of_others(rig):
     one.check_params(state, params, 1e-8)
     assert all(ratios[step + 6] < ratios[step] for failed, step in changes if failed)
     assert {worker[0] != place[0] for worker, place in places} == {False, True}
+
+
+LEFT = SIX | {"topology": (3, 2, 1), "pattern": (False, True) * 2, "cut": (2, 2)}
+IN_V = {"topology": (2, 3, 1), "pattern": (True, True), "planner": "v", "window": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fields", "failed"), [(LEFT, {(0, 0), (1, 1)}), (IN_V, {(0, 0)})], ids=["left", "in a V"])
+def test_in_a_pipeline_that_all_have_left_nothing_runs_and_roles_move_in_a_v(rig, fields, failed):
+    one, failed = rig(**fields), frozenset(failed)
+    drawn = one.draw(1, num_batches=6)
+    expected, params, _ = one.plain(drawn)
+    recut = find_recut(settings_of(one, "roles" if "planner" in fields else "auto"), one.spec, failed, 2)
+    found = []
+    with one.experiment.engine(frozenset(), "none") as engine:
+        state = one.start(drawn)
+        for start, down, to in ((0, failed, None), (2, failed, recut), (4, frozenset(), None)):
+            state, _ = engine.reconfigure(state, down, to)
+            batches = drawn.batches[start : start + 2]
+            result = engine.start(state, batches, engine.put(batches))()
+            state, found = result.state, found + result.metrics
+    for metrics, iteration in zip(found, expected, strict=True):
+        np.testing.assert_allclose(metrics["loss"], iteration.loss, rtol=1e-8)
+        np.testing.assert_array_equal(metrics["popularity"], iteration.popularity)
+    one.check_params(state, params, 1e-8)
+    assert recut.moves
+    if "planner" not in fields:
+        assert recut.cuts == ((2, 2), (0, 0), (2, 2))
+        assert recut.microbatches[1] == 0
