@@ -179,7 +179,7 @@ class EmulatedCluster:
         if stages:
             which, facts = f"stage {', '.join(map(str, stages))}", {"stages": stages, "failed": worker_names(failed)}
             if survives(topology, failed, own):
-                why = f"blocks of {which} had moved, and nobody is left at iteration {first} who had taken them"
+                why = f"nobody has the state of {which} at iteration {first}, as roles or blocks had moved"
                 remedy = "Experiment.adapt = 'reroute', or a CheckpointConfig.every above 0"
                 raise StateLost(why, "stage_lost", facts, remedy)
             lost = f"{which} has" if own.is_one_cut else f"layers of {which} have"
