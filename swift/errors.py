@@ -8,6 +8,9 @@ INTERRUPTED = 130
 STOPPED = 3
 """Exit code of a run that cannot continue, or that failed to save what it should have."""
 
+GONE: Mapping[str, str] = {"Experiment.move_roles": "Experiment.adapt = 'roles'"}
+"""Settings of earlier versions that are passed over, as they changed no result, and what there is instead."""
+
 
 class SettingError(ValueError):
     """A setting has a value that cannot work. Exit code 2.

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from swift.checkpoint import RestorePlan, checkpoint_steps, clean_up_saves, plan_restore
-from swift.errors import SettingError, check_count
+from swift.errors import GONE, SettingError, check_count
 from swift.experts import learning_rate
 from swift.experts.placement import FlexMoE, MinMax, Packed, Static, Symi, try_policy
 from swift.pipeline import StepSpec, TrainState
@@ -27,7 +27,7 @@ from swift.runlog import (
 from swift.train.checkpoints import ModelPlan, load_state, put_state, take_back
 from swift.train.hosts import checked_by_all
 from swift.train.options import TrainOptions
-from swift.train.settings import GONE, Experiment, defaults_in, on_ranks, write_config
+from swift.train.settings import Experiment, defaults_in, on_ranks, write_config
 from swift.train.summary import summarize
 from swift.train.window_rules import window_length
 

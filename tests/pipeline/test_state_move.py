@@ -98,6 +98,7 @@ def without_experts(monkeypatch):
         topology=Topology(2, 2, 1),
         num_microbatches=4,
         sequences_per_microbatch=2,
+        adapt="recut",
     )
 
 

@@ -15,8 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from swift.cli.options.kinds import Written, written
-from swift.errors import SettingError
-from swift.train.settings import GONE
+from swift.errors import GONE, SettingError
 
 _PLACE = re.compile(r"\n\s+In bindings string line (\d+)\n\s*(.*)")
 _PARAMETER = re.compile(r"Configurable '(?:\w+\.)*(\w+)' doesn't have a parameter named '(\w+)'")

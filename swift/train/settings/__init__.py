@@ -18,7 +18,6 @@ from swift.train.settings.fewer_ranks import on_ranks
 from swift.train.settings.for_storage import for_storage
 from swift.train.settings.stored_config import (
     GIN_NAME,
-    GONE,
     OF_RUN,
     StoredObject,
     UnreadableConfig,
@@ -32,7 +31,6 @@ from swift.train.settings.stored_config import (
 __all__ = [
     "FAILURES_SETTING",
     "GIN_NAME",
-    "GONE",
     "OF_RUN",
     "Experiment",
     "FailureList",

@@ -17,15 +17,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from swift.errors import SettingError
+from swift.errors import GONE, SettingError
 from swift.files import replace_file
 
 NAME, GIN_NAME = "config.json", "config.gin"
 _VERSION = 1
 OF_RUN = ("Experiment.planner", "DataConfig.source", "DataConfig.validation_source", "OptimizerConfig.schedule")
 """Settings that reading a checkpoint does not need: a user's own classes there may be gone, or exist only in Python."""
-GONE: Mapping[str, str] = {"Experiment.move_roles": "Experiment.adapt = 'roles'"}
-"""Settings of earlier versions that are passed over, as they changed no result, and what there is instead."""
 _MOST_BYTES, _DEEPEST = 2**20, 50
 _NOT_WRITTEN = "(not written)"
 """Stands for the module of a value of which only the ``repr`` was written."""
