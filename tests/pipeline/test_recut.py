@@ -147,29 +147,27 @@ def test_a_worker_has_the_same_devices_whatever_the_cut(rig, tmp_path):
     assert any(rerouted != anew for rerouted, anew in orders)
 
 
-@pytest.mark.slow
-def test_sixty_steps_with_two_failures_two_moves_and_two_returns(rig):
-    """After a failure its micro-batches are re-routed for some iterations; then the blocks move, and later back."""
-    one = rig(**FOUR)
-    drawn = one.draw(1, num_batches=60)
+def run_through(one, num_steps, changes):
+    """Runs pairs of iterations with changes before some, and holds all against the model that loses nobody.
+
+    Args:
+        one: the rig.
+        num_steps: number of iterations.
+        changes: failed workers and cut by the iterations done.
+
+    Returns:
+        The state, and by the iterations done the period after each change and the bytes that it moved.
+    """
+    drawn = one.draw(1, num_batches=num_steps)
     expected, params, _ = one.plain(drawn)
-    changes = {
-        10: ({(0, 1)}, None),
-        16: ({(0, 1)}, WITHOUT_LAST),
-        26: (set(), None),
-        34: ({(1, 0)}, None),
-        40: ({(1, 0)}, WITHOUT_FIRST),
-        50: (set(), None),
-    }
-    found, ratios, moved = [], [], []
+    found, told = [], {}
     with one.experiment.engine(frozenset(), "none") as engine:
         state = one.start(drawn)
-        for start in range(0, 60, 2):
+        for start in range(0, num_steps, 2):
             if start in changes:
                 failed, recut = changes[start]
                 state, change = engine.reconfigure(state, frozenset(failed), recut)
-                ratios.append(engine.period_ratio)
-                moved.append(change.moved_bytes)
+                told[start] = engine.period_ratio, change.moved_bytes
             batches = drawn.batches[start : start + 2]
             result = engine.start(state, batches, engine.put(batches))()
             state = result.state
@@ -178,6 +176,22 @@ def test_sixty_steps_with_two_failures_two_moves_and_two_returns(rig):
         np.testing.assert_allclose(metrics["loss"], iteration.loss, rtol=1e-8)
         np.testing.assert_array_equal(metrics["popularity"], iteration.popularity)
     one.check_params(state, params, 1e-8)
+    return state, told
+
+
+@pytest.mark.slow
+def test_sixty_steps_with_two_failures_two_moves_and_two_returns(rig):
+    """After a failure its micro-batches are re-routed for some iterations; then the blocks move, and later back."""
+    changes = {
+        10: ({(0, 1)}, None),
+        16: ({(0, 1)}, WITHOUT_LAST),
+        26: (set(), None),
+        34: ({(1, 0)}, None),
+        40: ({(1, 0)}, WITHOUT_FIRST),
+        50: (set(), None),
+    }
+    state, told = run_through(rig(**FOUR), 60, changes)
+    ratios, moved = zip(*told.values(), strict=True)
     assert ratios[2] == ratios[5] == 1
     assert all(ratio > 1 for ratio in (*ratios[:2], *ratios[3:5]))
     assert [num_bytes > 0 for num_bytes in moved] == [False, True, True, False, True, True]
@@ -208,32 +222,15 @@ LOST = frozenset({(0, 0), (0, 1)})
 def test_sixty_steps_in_which_workers_take_the_places_of_others(rig):
     """Roles move within a pipeline; then a worker goes to the other pipeline, which holds what two did; and back."""
     one = rig(**SIX)
-    drawn = one.draw(1, num_batches=60)
-    expected, params, _ = one.plain(drawn)
     settings = settings_of(one)
-    changes = [({(0, 0)}, 8), (LOST, 20), (set(), 32), ({(1, 0), (1, 2)}, 40), (set(), 52)]
-    at = {step: (frozenset(failed), False) for failed, step in changes}
-    at |= {step + 6: (frozenset(failed), True) for failed, step in changes if failed}
-    found, ratios, places = [], {}, set()
-    with one.experiment.engine(frozenset(), "none") as engine:
-        state = one.start(drawn)
-        for step in range(0, 60, 2):
-            if step in at:
-                failed, moves = at[step]
-                recut = find_recut(settings, one.spec, failed, 2) if moves else None
-                state, change = engine.reconfigure(state, failed, recut)
-                ratios[step] = engine.period_ratio
-                places.update(() if recut is None else recut.moves)
-                assert bool(change.moved_bytes) or not failed or not moves
-            batches = drawn.batches[step : step + 2]
-            result = engine.start(state, batches, engine.put(batches))()
-            state = result.state
-            found += result.metrics
-    for metrics, iteration in zip(found, expected, strict=True):
-        np.testing.assert_allclose(metrics["loss"], iteration.loss, rtol=1e-8)
-        np.testing.assert_array_equal(metrics["popularity"], iteration.popularity)
-    one.check_params(state, params, 1e-8)
-    assert all(ratios[step + 6] < ratios[step] for failed, step in changes if failed)
+    downs = [({(0, 0)}, 8), (LOST, 20), (set(), 32), ({(1, 0), (1, 2)}, 40), (set(), 52)]
+    changes = {step: (failed, None) for failed, step in downs}
+    recuts = {step + 6: find_recut(settings, one.spec, frozenset(failed), 2) for failed, step in downs if failed}
+    changes |= {step: (changes[step - 6][0], recut) for step, recut in recuts.items()}
+    _, told = run_through(one, 60, changes)
+    assert all(told[step][1] for step in recuts)
+    assert all(told[step][0] < told[step - 6][0] for step in recuts)
+    places = [move for recut in recuts.values() for move in recut.moves]
     assert {worker[0] != place[0] for worker, place in places} == {False, True}
 
 
@@ -245,21 +242,8 @@ IN_V = {"topology": (2, 3, 1), "pattern": (True, True), "planner": "v", "window"
 @pytest.mark.parametrize(("fields", "failed"), [(LEFT, {(0, 0), (1, 1)}), (IN_V, {(0, 0)})], ids=["left", "in a V"])
 def test_in_a_pipeline_that_all_have_left_nothing_runs_and_roles_move_in_a_v(rig, fields, failed):
     one, failed = rig(**fields), frozenset(failed)
-    drawn = one.draw(1, num_batches=6)
-    expected, params, _ = one.plain(drawn)
     recut = find_recut(settings_of(one, "roles" if "planner" in fields else "auto"), one.spec, failed, 2)
-    found = []
-    with one.experiment.engine(frozenset(), "none") as engine:
-        state = one.start(drawn)
-        for start, down, to in ((0, failed, None), (2, failed, recut), (4, frozenset(), None)):
-            state, _ = engine.reconfigure(state, down, to)
-            batches = drawn.batches[start : start + 2]
-            result = engine.start(state, batches, engine.put(batches))()
-            state, found = result.state, found + result.metrics
-    for metrics, iteration in zip(found, expected, strict=True):
-        np.testing.assert_allclose(metrics["loss"], iteration.loss, rtol=1e-8)
-        np.testing.assert_array_equal(metrics["popularity"], iteration.popularity)
-    one.check_params(state, params, 1e-8)
+    run_through(one, 6, {0: (failed, None), 2: (failed, recut), 4: (frozenset(), None)})
     assert recut.moves
     if "planner" not in fields:
         assert recut.cuts == ((2, 2), (0, 0), (2, 2))

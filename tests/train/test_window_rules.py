@@ -72,7 +72,7 @@ def test_a_stage_is_lost_with_its_last_own_worker_though_a_moved_one_has_its_sta
 
 
 def test_blocks_are_lost_with_the_workers_that_have_taken_them_over():
-    """Of four blocks, 0:0 has the first, 1:0 in the place of 0:1 all others, and 0:1 in that of 1:1 the last."""
+    """0:0 has the first of four blocks; 1:0, in the place of 0:1, the others; and 0:1, in that of 1:1, the last."""
     topology, down = Topology(2, 2), frozenset({(1, 1)})
     own = Chunks((False,) * 4, (1,) * 4, ((0, 0, 1, 1),) * 2)
     moved = Chunks((False,) * 4, (1,) * 4, ((0, 1, 1, 1), (0, 0, 0, 1)))

@@ -122,8 +122,8 @@ def _widest(spec: StepSpec, experiment: Experiment, num_left: int) -> StepSpec:
         return spec
     num_blocks = len(spec.cut.moe_layers)
     few = tuple(block * num_left // num_blocks for block in range(num_blocks))
-    own = tuple(p for p, size in enumerate(spec.cut.sizes) for _ in range(size))
-    return blocks_spec(spec, BlockHolders((few, *[own] * (experiment.topology.num_pipelines - 1))))
+    _, *others = spec.chunks.stage_DB.tolist()
+    return blocks_spec(spec, BlockHolders((few, *map(tuple, others))))
 
 
 class StorageLocation(NamedTuple):

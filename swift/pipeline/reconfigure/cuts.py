@@ -6,8 +6,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
-import numpy as np
-
 from swift.errors import RunError, SettingError
 from swift.pipeline.reconfigure.executable_cache import ExecutableCache
 from swift.pipeline.reconfigure.failure_config import Configuration, Configurator, PlanSettings
@@ -184,10 +182,9 @@ def _moved_roles(settings: PlanSettings, failed: frozenset[Worker]) -> Recut | N
 def _cut_anew(settings: PlanSettings, spec: StepSpec, failed: frozenset[Worker], num_sequences: int) -> Recut | None:
     """Plans pipelines of the survivors that are cut anew, where those of the run are cut alike."""
     size_P = spec.cut.sizes
-    stages = tuple(np.repeat(np.arange(len(size_P)), size_P).tolist())
-    of_blocks = blocks_spec(spec, BlockHolders((stages,) * spec.live.topology.num_pipelines))
+    of_blocks = blocks_spec(spec, Recut().holders(spec.chunks))
     problem, _ = _problem(settings, of_blocks, num_sequences)
-    blocks = problem.chunks or (Chunk(num_blocks=1),) * len(stages)
+    blocks = problem.chunks or (Chunk(num_blocks=1),) * sum(size_P)
     of_stages = tuple(joined(blocks[first:end]) for first, end in pairwise(accumulate(size_P, initial=0)))
     work = BlockProblem(replace(problem, chunks=of_stages, stage_of_chunk=()), blocks, size_P)
     found = recut(work, failed, in_lockstep=True, in_run=True)

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 
 class Cast(NamedTuple):
-    """Who gives, takes and loses blocks: only ``giver`` has those of the lost worker, and ``taker`` takes some."""
+    """The processes of a move: ``giver`` alone still has the blocks of ``lost``, and ``taker`` is to hold some."""
 
     giver: str
     taker: str
@@ -22,8 +22,8 @@ class Cast(NamedTuple):
 
 
 CASTS = {"recut": Cast("1:1", "0:0", "0:1"), "roles": Cast("1:0", "0:1", "0:0")}
-"""Where pipelines are cut anew the first stage takes the blocks of the second one; where roles move, the other way
-round, and leaves its own."""
+"""In a recut the first worker of a pipeline takes over the blocks of the second one. Where roles move, the second
+worker takes the place of the first one, and leaves its own."""
 KEPT, LEFT, ALL_KEPT = "newest written", "left", {"move": "formed", "return": "enter"}
 """Phases from which on the process that reaches them has kept its state in shared memory; which a process that returns
 goes through, too; and from which on all have kept their states."""
