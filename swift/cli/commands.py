@@ -29,6 +29,7 @@ from swift.topology import Topology
 from swift.train import ALONE, Experiment, ModelSource, TrainOptions, WeightSource, export_model, is_model
 from swift.train import train as run_training
 from swift.train.settings import OF_RUN
+from swift.variables import cache_directory
 
 OF_TRAINING = (*OF_RUN, "Experiment.placement", "OptimizerConfig.transformation")
 """Settings of a run that its model does not need: those of ``OF_RUN``, and those of state that a model lacks."""
@@ -179,9 +180,10 @@ def distance_line(run: Run, other: Run, topology: Topology) -> str:
     )
 
 
-def corpora_directory() -> Path:
-    """Directory of indexes of corpora, which outlive the run that made them, see ``find_index``."""
-    return Path.home() / ".cache" / "swift" / "corpora"
+def corpora_directory() -> Path | None:
+    """Directory of indexes of corpora, which outlive their run, see ``find_index``; None: the user has no home."""
+    cache = cache_directory()
+    return None if cache is None else cache / "corpora"
 
 
 def prepare(experiments: Sequence[Experiment], num_devices: int | None = None) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from swift.cli.console import HIDDEN, Startup, command_line, guarded, watched, with_negative_values, with_suggestion
 from swift.errors import INTERRUPTED, STOPPED, RunError, SettingError
+from swift.variables import drop_fixed
 
 _LONG = ("train", "compare", "launch", "evaluate")
 """Commands that take seconds before they have something to say."""
@@ -47,6 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         shell, 130 for Ctrl-C, or for SIGTERM once a run has saved a checkpoint, and 141 for a closed pipe.
     """
     options = command_line().parse_args(with_negative_values(sys.argv[1:] if arguments is None else arguments))
+    if arguments is None and (dropped := drop_fixed(os.environ)):  # before JAX is imported, which reads them
+        names = " and ".join(dropped)
+        print(f"swift: {names} would change results and has no effect: settings alone decide them", file=sys.stderr)
     if arguments is None and options.command == "data" and options.action != "serve":  # whose host watches processes
         what = f"data {options.action} {options.config}"
         return guarded(lambda running: _run(argparse.Namespace(**vars(options), running=running)), what)

@@ -115,5 +115,5 @@ def choose(
 
 def _uniform(seed: jax.Array, stream: jax.Array, number: jax.Array) -> jax.Array:
     """A number from 0 to 1, below it."""
-    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), stream), number)
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), stream), number)
     return jax.random.uniform(key, (), jnp.float32)

@@ -6,7 +6,7 @@ import jax
 
 # Emulated devices share the host's cores, so a thread may wait long for its turn in a collective; XLA's default
 # time-outs (20 s and 40 s) would abort the process.
-_PATIENCE_FLAGS = (
+PATIENCE_FLAGS = (
     "--xla_cpu_collective_call_warn_stuck_timeout_seconds=120",
     "--xla_cpu_collective_call_terminate_timeout_seconds=600",
 )
@@ -32,7 +32,7 @@ def emulate_devices(num_devices: int) -> None:
         EmulationError: JAX has started already, on another platform or with fewer devices.
     """
     present = os.environ.get("XLA_FLAGS", "")
-    added = [flag for flag in _PATIENCE_FLAGS if flag.split("=")[0] not in present]
+    added = [flag for flag in PATIENCE_FLAGS if flag.split("=")[0] not in present]
     os.environ["XLA_FLAGS"] = " ".join([present, *added]).strip()
     try:
         jax.config.update("jax_num_cpu_devices", max(num_devices, _devices_set()))

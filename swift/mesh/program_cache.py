@@ -1,9 +1,10 @@
 """JAX's cache of compiled programs on disk, which spares the next run, or a restart, from compiling them."""
 
 from contextlib import suppress
-from pathlib import Path
 
 import jax
+
+from swift.variables import cache_directory
 
 _MAX_BYTES = 4 * 2**30
 _LEAST_S = 0.2
@@ -11,14 +12,16 @@ _LEAST_S = 0.2
 
 
 def keep_programs() -> None:
-    """Keeps compiled programs in ``~/.cache/swift/programs``, unless a cache directory is already configured in JAX.
+    """Keeps compiled programs in the user's cache, unless a cache directory is already configured in JAX.
 
-    Programs found there are executed, so only its owner can open the directory.
+    Programs found there are executed, so only its owner can open the directory ``~/.cache/swift/programs``. A user
+    without a home directory has no cache.
     """
-    if jax.config.jax_compilation_cache_dir is not None:  # type: ignore[attr-defined]
+    cache = cache_directory()
+    if jax.config.jax_compilation_cache_dir is not None or cache is None:  # type: ignore[attr-defined]
         return
-    directory = Path.home() / ".cache" / "swift" / "programs"
-    with suppress(OSError):  # without a home directory JAX runs without the cache
+    directory = cache / "programs"
+    with suppress(OSError):  # where it cannot be made, JAX runs without the cache
         directory.mkdir(parents=True, exist_ok=True)
         directory.chmod(0o700)
     jax.config.update("jax_compilation_cache_dir", str(directory))

@@ -12,7 +12,7 @@ from swift.models.config import ModelConfig, OwnBlock
 from swift.models.cuts import BlockStacks, Chunks, Cut, make_cut
 from swift.models.gpt import BLOCK_GROUPS, GPT, MoeFunction, StackedWeights, Weights
 from swift.models.modules import linear, make_norm
-from swift.models.parameter_groups import Group
+from swift.models.parameter_groups import Group, root_key
 from swift.models.reference_model import plain_logits, plain_sums
 from swift.models.sizes import MODEL_SIZES, model_size
 from swift.models.token_losses import tokens_at_once
@@ -58,6 +58,7 @@ __all__ = [
     "plain_logits",
     "plain_sums",
     "requests_at_once",
+    "root_key",
     "rounds_if_different",
     "tokens_at_once",
 ]

@@ -22,7 +22,7 @@ from swift.experts import Load
 from swift.models.attention import Attention, AttentionKernel
 from swift.models.config import ModelConfig
 from swift.models.modules import Embedding, Head, Mlp, Router, make_network, positions_within
-from swift.models.parameter_groups import Group, draw_parameters
+from swift.models.parameter_groups import Group, draw_parameters, root_key
 from swift.models.token_losses import sum_of_losses
 from swift.models.vocabulary import Copies, embed, embedding_gradient, share_size, sum_of_losses_in_shares
 
@@ -126,7 +126,7 @@ class GPT:
     @property
     def weight_shapes(self) -> Weights:
         """Shapes of the weights of the whole model, float32, as ``jax.ShapeDtypeStruct``."""
-        return jax.eval_shape(lambda: self.unpack(self.init(jax.random.key(0))))
+        return jax.eval_shape(lambda: self.unpack(self.init(root_key(0))))
 
     def unpack(self, packed: Mapping[str, jax.Array | np.ndarray]) -> Weights:
         """Unpacks ``[layers, slots or experts, size]`` for each group into the weights that the forward pass reads."""

@@ -132,7 +132,22 @@ class Group:
 
 
 def draw_parameters(groups: Mapping[str, Group], key: jax.Array) -> dict[str, jax.Array]:
-    """Draws the initial parameters of all groups, float32 ``[layers, experts, size]`` for each."""
+    """Draws the initial parameters of all groups, float32 ``[layers, experts, size]`` for each.
+
+    Args:
+        groups: groups of parameters by name.
+        key: a key of ``root_key``.
+    """
+    with jax.threefry_partitionable(True):  # whatever JAX's default is: a seed stands for the same parameters
+        return _drawn(groups, key)
+
+
+def root_key(seed: int) -> jax.Array:
+    """Makes the random key of a seed, always Threefry's, whose numbers ``draw_all`` computes itself."""
+    return jax.random.key(seed, impl="threefry2x32")
+
+
+def _drawn(groups: Mapping[str, Group], key: jax.Array) -> dict[str, jax.Array]:
     keys_G = jax.random.split(key, len(groups))
     draws: dict[tuple[str, int], tuple[Draw, jax.Array]] = {}
     for (name, group), group_key in zip(groups.items(), keys_G, strict=True):

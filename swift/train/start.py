@@ -6,12 +6,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from swift.checkpoint import RestorePlan, checkpoint_steps, clean_up_saves, plan_restore
 from swift.errors import GONE, SettingError, check_count
 from swift.experts import learning_rate
 from swift.experts.placement import FlexMoE, MinMax, Packed, Static, Symi, try_policy
+from swift.models import root_key
 from swift.pipeline import StepSpec, TrainState
 from swift.runlog import (
     SUMMARY,
@@ -209,7 +208,7 @@ def read_start(
 def begin(experiment: Experiment, spec: StepSpec, read: TrainState | dict[str, Any] | None) -> TrainState:
     """Makes the state from which the run continues, on the devices of all hosts, of what was read."""
     if read is None:
-        return spec.init(jax.random.key(experiment.seed))
+        return spec.init(root_key(experiment.seed))
     return put_state(spec, read) if isinstance(read, TrainState) else spec.adopt(read)
 
 

@@ -1,5 +1,6 @@
 """A training run in one process: an experiment in, a run directory and a summary out."""
 
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -39,6 +40,7 @@ from swift.train.start import (
 )
 from swift.train.step_records import Utilization
 from swift.train.summary import summarize
+from swift.variables import compiler_variables
 
 
 def train(
@@ -244,6 +246,7 @@ def _announce(
         kind=experiment.ranks,
         device=jax.devices()[0].device_kind,
         jax=jax.__version__,
+        variables=compiler_variables(os.environ),
         ends_bytes_per_worker=spec.embedding_and_head_bytes,
         state_bytes_per_worker=spec.state_bytes,
         stash_bytes_per_rank=engine.stash_bytes,

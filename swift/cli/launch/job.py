@@ -145,7 +145,10 @@ class LaunchJob:
 
     def corpus(self) -> Path | None:
         """Finds or builds the index of the corpus."""
-        return find_index(self.experiment.data, corpora_directory(), self.show, connect=self.connect)
+        directory = corpora_directory()
+        if directory is None:
+            return None
+        return find_index(self.experiment.data, directory, self.show, connect=self.connect)
 
     def interrupt(self) -> Interrupt:
         """Holds signals back from now on, and ends the process some time after the first."""

@@ -27,6 +27,7 @@ from jax.experimental import serialize_executable
 from jax.stages import Compiled
 
 from swift.files import replace_file
+from swift.models import root_key
 from swift.pipeline.reconfigure.trimming import trimmed
 from swift.pipeline.runtime import StepSpec, TrainState
 
@@ -180,7 +181,7 @@ def _made(path: Path) -> int | None:
 def compiled_init(spec: StepSpec, store: ExecutableCache, seed: int) -> Callable[[], TrainState]:
     """The program that makes the state before the first iteration."""
     live = spec.live
-    init = jax.jit(lambda: spec.init(jax.random.key(seed)))
+    init = jax.jit(lambda: spec.init(root_key(seed)))
     key = "init", live.num_ranks, spec.holding_R.tolist()
     return store.get(key, lambda: init.lower().compile(), list(live.mesh.devices.flat))
 
