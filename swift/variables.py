@@ -5,6 +5,7 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 FIXED = (
+    "JAX_DEBUG_KEY_REUSE",
     "JAX_DEFAULT_PRNG_IMPL",
     "JAX_DISABLE_JIT",
     "JAX_ENABLE_CUSTOM_PRNG",

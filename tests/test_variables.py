@@ -16,6 +16,7 @@ from swift.models.parameter_groups import draw_parameters
 from swift.variables import FIXED, cache_directory, compiler_variables, drop_fixed
 
 HOSTILE = {
+    "JAX_DEBUG_KEY_REUSE": "1",
     "JAX_DEFAULT_PRNG_IMPL": "rbg",
     "JAX_DISABLE_JIT": "1",
     "JAX_ENABLE_CUSTOM_PRNG": "1",

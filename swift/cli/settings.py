@@ -50,8 +50,8 @@ def settings(options: argparse.Namespace) -> None:
     for name, kind in CONFIGURABLES.items():
         of_kind = [setting for setting in chosen if setting.name.partition(".")[0] == name]
         if of_kind or options.name == name:
-            doc = inspect.getdoc(kind) or ""
-            lines += [f"@{name}(): {doc.splitlines()[0]}", "", *_shown(of_kind, width), ""]
+            meaning = (inspect.getdoc(kind) or "").partition("\n")[0]  # python -OO leaves docstrings out
+            lines += [f"@{name}(): {meaning}".rstrip(": "), "", *_shown(of_kind, width), ""]
     sys.stdout.write("\n".join(lines[:-1]) + "\n")
     sys.stdout.flush()
 

@@ -2,6 +2,9 @@
 
 import inspect
 import json
+import re
+import subprocess
+import sys
 
 import pytest
 
@@ -25,6 +28,15 @@ def test_a_setting_is_shown_with_its_default(tell):
         "      number of iterations.",
     ]
     assert tell("settings", "num_steps").out == told.out
+
+
+def test_settings_are_listed_without_docstrings_too(tell):
+    """As under ``python -OO``, or of a class of the user's own that has none."""
+    words = [sys.executable, "-OO", "-m", "swift", "settings"]
+    listed = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    assert re.findall(r"^  (\w+\.\w+)$", listed, re.MULTILINE) == re.findall(
+        r"^  (\w+\.\w+)$", tell("settings").out, re.MULTILINE
+    )
 
 
 def test_a_class_is_shown_with_all_its_settings(tell):
