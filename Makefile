@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.runtime
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo chaos faults test test-long test-all test-peers test-eval test-gpu test-slurm examples docs mutations lint bench reproduce clean
+.PHONY: help install demo chaos faults test test-long test-all test-newest test-oldest test-peers test-eval test-gpu test-slurm examples docs mutations lint bench reproduce clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -41,6 +41,12 @@ test-long: install  ## whole runs, and more cases of what the quick tests try (f
 test-all: install  ## all tests, and the quick ones on every newer Python that is installed
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 	$(BIN)/python tests/other_pythons.py
+
+test-newest: install  ## the quick tests on the newest Python that is installed, if it is newer than this one
+	$(BIN)/python tests/other_pythons.py --newest
+
+test-oldest: install  ## the quick tests with the oldest dependencies that pyproject.toml allows
+	$(BIN)/python tests/other_pythons.py --oldest
 
 test-peers: $(VENV)/.peers  ## models of the hub against transformers with torch (a minute, after their installation)
 	$(BIN)/python -m pytest tests/models/test_transformers.py tests/models/test_deepseek.py
