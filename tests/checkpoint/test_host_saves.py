@@ -178,10 +178,10 @@ def test_what_was_not_written_as_it_is_in_memory_is_not_a_checkpoint(small_run, 
 def test_a_host_opens_each_file_once_and_for_writing_alone(small_run, monkeypatch):
     run, opened, really = small_run().run(3), Counter(), os.open
 
-    def noted(path, flags, *rest):
+    def noted(path, flags, *rest, **more):
         if flags & os.O_ACCMODE:
             opened[threading.get_ident(), os.fspath(path), flags & os.O_ACCMODE] += 1
-        return really(path, flags, *rest)
+        return really(path, flags, *rest, **more)
 
     monkeypatch.setattr(orbax_files.os, "open", noted)
     save_together(run, 2)
