@@ -20,6 +20,7 @@ def config():
 
 def test_programs_are_kept_where_only_their_owner_can_write(config, tmp_path, monkeypatch):
     config.update("jax_compilation_cache_dir", None)
+    monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     keep_programs()
     directory = tmp_path / ".cache" / "swift" / "programs"

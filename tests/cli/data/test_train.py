@@ -59,6 +59,7 @@ def here(home, tmp_path, monkeypatch):
     (tmp_path / "texts.jsonl").write_text("".join(lines))
     (tmp_path / "piped.gin").write_text(PIPED)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     return tmp_path
 
