@@ -7,14 +7,16 @@ from typing import NoReturn
 
 def run() -> NoReturn:
     """Runs the command line, and ends the process."""
+    from swift.output import finish, open_closed
+
+    open_closed()
     from swift.cli import main
     from swift.errors import INTERRUPTED
 
     code = main()
+    finish()
     if code == INTERRUPTED:
         # A normal exit would wait for background compilation, which cannot be interrupted.
-        sys.stdout.flush()
-        sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
 

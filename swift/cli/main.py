@@ -1,6 +1,7 @@
 """The command line: its options, exit codes and error lines."""
 
 import argparse
+import errno
 import importlib
 import logging
 import os
@@ -12,10 +13,14 @@ from typing import Any
 
 from swift.cli.console import HIDDEN, Startup, command_line, guarded, watched, with_negative_values, with_suggestion
 from swift.errors import INTERRUPTED, STOPPED, RunError, SettingError
+from swift.output import protect
 from swift.variables import drop_fixed
 
 _LONG = ("train", "compare", "launch", "evaluate")
 """Commands that take seconds before they have something to say."""
+_RESULT_IN_FILES = ("train", "compare", "launch", "import", "export")
+"""Commands that have done their work whether or not anybody reads stdout; that of others is their result."""
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _MODULES = {
     "compare": "swift.cli.compare",
     "compile": "swift.cli.compile",
@@ -45,12 +50,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit code: 0; 2 for a user's mistake, with one line on stderr; 3 for a run that cannot continue; as in a
-        shell, 130 for Ctrl-C, or for SIGTERM once a run has saved a checkpoint, and 141 for a closed pipe.
+        shell, 130 for Ctrl-C, or for SIGTERM or SIGHUP once a run has saved a checkpoint, and 141 for a closed pipe.
     """
     options = command_line().parse_args(with_negative_values(sys.argv[1:] if arguments is None else arguments))
     if arguments is None and (dropped := drop_fixed(os.environ)):  # before JAX is imported, which reads them
         names = " and ".join(dropped)
         print(f"swift: {names} would change results and has no effect: settings alone decide them", file=sys.stderr)
+    if arguments is None:
+        protect(["stderr", *["stdout"] * (options.command in _RESULT_IN_FILES)])
     if arguments is None and options.command == "data" and options.action != "serve":  # whose host watches processes
         what = f"data {options.action} {options.config}"
         return guarded(lambda running: _run(argparse.Namespace(**vars(options), running=running)), what)
@@ -80,12 +87,22 @@ def _run(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # stdout was closed by its reader
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_stdout()
         return 141
+    except OSError as error:
+        if error.filename is not None or error.errno not in _UNWRITABLE:
+            raise
+        _give_up_stdout()
+        return _fail(f"stdout cannot be written: {error.strerror}", STOPPED)
     finally:
         signal.signal(signal.SIGINT, previous[0])
         sys.unraisablehook = previous[1]
     return 0
+
+
+def _give_up_stdout() -> None:
+    """Has what Python still writes to stdout, as it exits, go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _function_of(options: argparse.Namespace) -> str:

@@ -8,7 +8,14 @@ from swift.experts.config import ExpertConfig
 from swift.experts.dropless import sorted_moe
 from swift.experts.exchange import collect, exchange_bytes, from_slices, materialize, padded_size, to_slices
 from swift.experts.layer import Load, Matmul, expert_parallel_moe
-from swift.experts.optimizer_config import OptimizerConfig, OwnOptimizer, OwnSchedule, learning_rate, make_optimizer
+from swift.experts.optimizer_config import (
+    OptimizerConfig,
+    OwnOptimizer,
+    OwnSchedule,
+    learning_rate,
+    make_optimizer,
+    with_warmup,
+)
 from swift.experts.rank_capacity import check_exact, exact_slots
 from swift.experts.reference import dropless_moe, reference_moe
 from swift.experts.routing import balancing_step
@@ -41,4 +48,5 @@ __all__ = [
     "reference_moe",
     "sorted_moe",
     "to_slices",
+    "with_warmup",
 ]

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import jax
@@ -67,7 +67,8 @@ class OptimizerConfig:
         schedule: learning-rate schedule of your own, instead of warm-up and cosine; None: there is none.
         decayed: parameters that weight decay acts on: ``all``, or ``matrices``, without embeddings, norms and biases.
         peak_learning_rate: learning rate after the warm-up.
-        warmup_steps: iterations over which the learning rate rises from zero.
+        warmup_steps: iterations over which the learning rate rises from zero; None: 20, or half of a run that has fewer
+            than 40.
         final_learning_rate: learning rate at the end of the cosine, and after it.
         decay_steps: iteration at which the cosine ends; None: the last one of the run.
         clip_norm: largest global norm of the gradient; None for no clipping.
@@ -84,7 +85,7 @@ class OptimizerConfig:
     schedule: OwnSchedule | None = None
     decayed: Literal["all", "matrices"] = "all"
     peak_learning_rate: float = 1e-3
-    warmup_steps: int = 20
+    warmup_steps: int | None = None
     final_learning_rate: float = 1e-4
     decay_steps: int | None = None
     clip_norm: float | None = 1.0
@@ -95,7 +96,8 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         check_number("OptimizerConfig.peak_learning_rate", self.peak_learning_rate, least=0)
         check_number("OptimizerConfig.final_learning_rate", self.final_learning_rate, least=0)
-        check_count("OptimizerConfig.warmup_steps", self.warmup_steps, least=0)
+        if self.warmup_steps is not None:
+            check_count("OptimizerConfig.warmup_steps", self.warmup_steps, least=0)
         if self.decay_steps is not None:
             check_count("OptimizerConfig.decay_steps", self.decay_steps, least=1)
         if self.clip_norm is not None:
@@ -111,6 +113,17 @@ class OptimizerConfig:
         return self.name if self.transformation is None else self.transformation.name
 
 
+def with_warmup(config: OptimizerConfig, num_steps: int) -> OptimizerConfig:
+    """Fills in the number of iterations of the warm-up, which by default depends on the length of the run.
+
+    >>> [with_warmup(OptimizerConfig(), num_steps).warmup_steps for num_steps in (1, 10, 40, 300)]
+    [0, 5, 20, 20]
+    """
+    if config.warmup_steps is not None:
+        return config
+    return replace(config, warmup_steps=min(20, (config.decay_steps or num_steps) // 2))
+
+
 def learning_rate(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
     """Linear warm-up, then a cosine to the final rate, which stays, as a function of completed iterations.
 
@@ -122,13 +135,13 @@ def learning_rate(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
     name, end = ("OptimizerConfig.decay_steps", config.decay_steps)
     if end is None:
         name, end = ("num_steps", num_steps)
-    if config.warmup_steps >= end:
-        allowed = f"must be below {name} = {end}"
-        raise SettingError("OptimizerConfig.warmup_steps", config.warmup_steps, allowed)
+    warmup_steps = with_warmup(config, num_steps).warmup_steps or 0
+    if warmup_steps >= end:
+        raise SettingError("OptimizerConfig.warmup_steps", warmup_steps, f"must be below {name} = {end}")
     schedule = optax.warmup_cosine_decay_schedule(
-        init_value=0.0 if config.warmup_steps else config.peak_learning_rate,
+        init_value=0.0 if warmup_steps else config.peak_learning_rate,
         peak_value=config.peak_learning_rate,
-        warmup_steps=config.warmup_steps,
+        warmup_steps=warmup_steps,
         decay_steps=end,
         end_value=config.final_learning_rate,
     )

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM between iterations: the exception that Python raises at any point can crash XLA or get lost."""
+"""Signals to stop, heeded between iterations: an exception raised at any point can crash XLA, or get lost in it."""
 
 import os
 import select
@@ -11,13 +11,15 @@ from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from swift.errors import INTERRUPTED, STOPPED
+from swift.output import write_at_once
+from swift.signals import stop_signals
 
 STOPPING = "stopping after this iteration, which will be saved; a second Ctrl-C or SIGTERM ends at once"
 _SHOW_CURSOR = "\x1b[?25h\n"
 
 
 class Interrupt:
-    """Handler of Ctrl-C and SIGTERM from ``hold`` on: the first only sets a flag, and the loop stops where it is safe.
+    """Handler of ``stop_signals`` from ``hold`` on: the first only sets a flag, and the loop stops where it is safe.
 
     A second signal ends the process at once, as does the time limit. A thread takes care of that, since Python calls no
     handler while the main thread is in XLA. Its last line goes to what stderr was when signals were first held, since a
@@ -65,7 +67,7 @@ class Interrupt:
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         self._woken_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        self._previous = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._previous = {number: signal.signal(number, self._note) for number in stop_signals()}
         self._thread = threading.Thread(target=self._watch, name="interrupt", daemon=True)
         self._thread.start()
         return self
@@ -98,6 +100,5 @@ class Interrupt:
         if self._stderr is not None:
             if os.isatty(self._stderr):
                 why = f"{_SHOW_CURSOR}{why}"  # a live display hides it
-            with suppress(OSError):  # its reader has gone
-                os.write(self._stderr, f"{why}\n".encode())
+            write_at_once(self._stderr, f"{why}\n".encode())
         os._exit(code)

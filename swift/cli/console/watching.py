@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, NoReturn
 
 from swift.errors import INTERRUPTED, STOPPED
+from swift.signals import stop_signals
 
 _REASONS = {
     "ALREADY_EXISTS": "another host has the same --host",
@@ -152,7 +153,7 @@ def wait_for(child: int) -> tuple[int, bool]:
         passed.append(number)
         os.kill(child, number)
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, pass_on) for number in stop_signals()}
     try:
         _, status = os.waitpid(child, 0)
     finally:

@@ -17,7 +17,7 @@ class BackgroundCalls:
 
     def __init__(self, max_waiting: int = _MAX_WAITING):
         self._calls: Queue[Callable[[], Any]] = Queue(max_waiting)
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         threading.Thread(target=self._work, name="background", daemon=True).start()
 
     def __enter__(self) -> Self:
@@ -49,7 +49,7 @@ class BackgroundCalls:
             try:
                 if self._error is None:  # a record with a line missing in the middle would be wrong
                     call()
-            except Exception as error:
+            except BaseException as error:  # also SystemExit, which would end this thread: callers would wait for ever
                 self._error = error
             finally:
                 self._calls.task_done()

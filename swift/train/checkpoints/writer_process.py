@@ -70,7 +70,11 @@ class WriterProcess:
 
 def _serve(pipe: Connection, run_dir: Path) -> None:
     """Writes what comes through a pipe until that is closed."""
-    for one in (signal.SIGINT, signal.SIGTERM):  # those of a whole container: the last iteration is to be written yet
+    for one in (
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGHUP,
+    ):  # those of a whole container: the last iteration is to be written yet
         signal.signal(one, signal.SIG_IGN)
     jax.config.update("jax_platforms", "cpu")  # the accelerators belong to the process that trains
     with suppress(EOFError, OSError), writes_checkpoints(run_dir):

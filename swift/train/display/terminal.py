@@ -12,6 +12,10 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from swift.output import end_patient, patient_stream
+
+_LAST_S = 1.0
+
 
 class Terminal:
     """A display that is redrawn in place below permanent lines; where stderr is not a terminal, only the lines.
@@ -82,7 +86,7 @@ class Terminal:
             self._live = None
         if self._caught:
             self._console = Console(stderr=True)
-            self._caught.original.close()
+            self._caught.close()
             self._caught = None
 
 
@@ -95,7 +99,7 @@ class _CaughtStderr:
 
     def __init__(self, tell: Callable[[str], None]):
         sys.stderr.flush()
-        self.original = os.fdopen(os.dup(2), "w", encoding="utf-8", errors="replace")
+        self.original = patient_stream(os.dup(2))
         self._tell = tell
 
     def begin(self) -> None:
@@ -110,6 +114,11 @@ class _CaughtStderr:
         """Restores stderr, once all its lines have been shown."""
         os.dup2(self.original.fileno(), 2)  # closes the last writer, so that the thread ends
         self._thread.join(timeout=1)  # a child of this process may hold a writer
+
+    def close(self) -> None:
+        """Closes the original stream, unless it still waits for a reader."""
+        if end_patient(self.original, _LAST_S):
+            os.close(self.original.fileno())
 
     def _follow(self, reader: int) -> None:
         with os.fdopen(reader, encoding="utf-8", errors="replace") as lines:

@@ -61,7 +61,7 @@ def check_choices(settings: Mapping[str, Any]) -> None:
 
 def check_warmup(optimizer: OptimizerConfig, num_steps: int) -> None:
     """Raises SettingError if the run ends while its learning rate still rises."""
-    if optimizer.schedule is None and optimizer.decay_steps is None and optimizer.warmup_steps >= num_steps:
+    if optimizer.schedule is None and optimizer.decay_steps is None and (optimizer.warmup_steps or 0) >= num_steps:
         allowed = f"must be below Experiment.num_steps = {num_steps}"
         raise SettingError("OptimizerConfig.warmup_steps", optimizer.warmup_steps, allowed)
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from swift.checkpoint import CheckpointConfig
 from swift.data import DataConfig, Loader, Split
 from swift.errors import SettingError, check_count, check_seed, renamed_settings
-from swift.experts import ExpertConfig, OptimizerConfig, check_exact, learning_rate, make_optimizer
+from swift.experts import ExpertConfig, OptimizerConfig, check_exact, learning_rate, make_optimizer, with_warmup
 from swift.experts.placement import PlacementPolicy, Symi, check_slots
 from swift.mesh import LiveMesh, RankKind, live_mesh
 from swift.models import GPT, Chunks, Cut, ModelConfig, model_size
@@ -123,6 +123,7 @@ class Experiment:
         compatibility.check_cuts(self.chunks, self.planner)
         compatibility.check_adapting(vars(self), self.chunks)
         # Refused here, before anything is written or JAX has started.
+        object.__setattr__(self, "optimizer", with_warmup(self.optimizer, self.num_steps))
         compatibility.check_warmup(self.optimizer, self.num_steps)
         learning_rate(self.optimizer, self.num_steps)
         self._check_pipeline()
