@@ -56,17 +56,26 @@ def lockstep_period(schedule: Schedule, tick_n: np.ndarray | None = None) -> flo
         tick_n: int64[n], tick of every op; by default those of ``assign_ticks``.
 
     Returns:
-        Mean time of an iteration in the steady state, from the end of the first to that of the last; for a single
-        iteration, its whole time.
+        Time of an iteration in the steady state: of the worker that takes longest, the mean time from one start of an
+        iteration to the next. The first one counts only where there are two, as the pipeline still fills, and then not
+        if the ends of the two are closer together. For a single iteration, its whole time.
     """
-    tick_n = assign_ticks(schedule) if tick_n is None else tick_n
+    problem, tick_n = schedule.problem, assign_ticks(schedule) if tick_n is None else tick_n
+    num_iterations, num_workers = problem.num_iterations, len(problem.topology.workers)
     length_T = np.zeros(int(tick_n.max()) + 1)
     np.maximum.at(length_T, tick_n, durations(schedule))
-    length_T[tick_n[_senders_elsewhere(schedule)]] += schedule.problem.costs.t_comm
-    last_K = np.zeros(schedule.problem.num_iterations, np.int64)
-    np.maximum.at(last_K, schedule.iteration, tick_n)
-    end_K = np.cumsum(length_T)[last_K]
-    return float(end_K[-1] - end_K[0]) / (len(end_K) - 1) if len(end_K) > 1 else float(end_K[0])
+    length_T[tick_n[_senders_elsewhere(schedule)]] += problem.costs.t_comm
+    time_T = np.concatenate([[0.0], np.cumsum(length_T)])
+    if num_iterations == 1:
+        return float(time_T[-1])
+    rows = schedule.worker, schedule.iteration
+    first_WK = np.full((num_workers, num_iterations), len(length_T))  # where it stays for a worker that runs nothing
+    np.minimum.at(first_WK, rows, tick_n)
+    if num_iterations > 2:
+        return float((time_T[first_WK[:, -1]] - time_T[first_WK[:, 1]]).max()) / (num_iterations - 2)
+    end_WK = np.zeros((num_workers, num_iterations), np.int64)
+    np.maximum.at(end_WK, rows, tick_n + 1)
+    return min(float(np.diff(time_T[place_WK]).max()) for place_WK in (first_WK, end_WK))
 
 
 def durations(schedule: Schedule) -> np.ndarray:
