@@ -58,11 +58,8 @@ class Rerouting:
     def source(self) -> str:
         """Source of its figures."""
         kind = "periods of the planner" if self.periods.are_planned else "tight bounds of the periods"
-        if self.moves_roles:
-            what = "Experiment.adapt = 'roles': re-routing with roles moved as in ReCycle's paper"
-        else:
-            what = "what launch does by default, Experiment.adapt = 'reroute': re-routing alone, roles stay"
-        return f"{what}; {kind}, recovery times of our own kills"
+        how = "'roles': {}, roles moved" if self.moves_roles else "'reroute', the default: {}, roles stay"
+        return f"Experiment.adapt = {how.format(kind)}; recovery times of our own kills"
 
     @property
     def iteration_s(self) -> float:
