@@ -30,6 +30,7 @@ SHAPES = {
     "shares": {"topology": Topology(num_expert_ranks=4), "embedding": "shares", "head": "shares"},
     "pipelines": {"topology": Topology(2, 2, 2), "num_microbatches": 4},
     "window": {"topology": Topology(2, 2, 2), "num_microbatches": 3, "window": 2},
+    "host memory": {"topology": Topology(num_expert_ranks=2), "optimizer": OptimizerConfig(memory="pinned_host")},
     "bfloat16 moments": {"topology": Topology(num_expert_ranks=2), "optimizer": OptimizerConfig(moments="bfloat16")},
 }
 
@@ -70,7 +71,9 @@ def test_the_account_is_that_of_arrays_and_of_the_program(corpus, name):
     program = engine.steps.memory(engine.steps.main)
     assert program is not None
     after = account.compiled(program, has_host=True)
-    assert after.total == account.num_devices * (program.arguments + program.results + program.temporary)
+    assert after.total == account.num_devices * (
+        program.arguments + program.results + program.temporary + sum(program.host)
+    )
     assert account.by_shape <= after.total
     assert account.by_shape >= 0.5 * after.total
 

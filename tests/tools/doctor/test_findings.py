@@ -102,6 +102,11 @@ def test_the_limits_of_a_container_are_told(tmp_path):
     assert found["shm"].text.startswith(f"there is no {tmp_path / 'dev/shm'}")
 
 
+def test_the_limit_of_a_control_group_above_is_told(tmp_path):
+    groups = {"proc__self__cgroup": "0::/pod/one\n", "sys__fs__cgroup__pod__memory.max": "256000000\n"}
+    assert machine(tmp_path, **groups)["memory"].text == "256 MB, this container's limit"
+
+
 def test_a_machine_without_limits(tmp_path):
     limits = {"sys__fs__cgroup__cpu.max": "max 100000\n", "sys__fs__cgroup__memory.max": "max\n"}
     (tmp_path / "dev" / "shm").mkdir(parents=True)
