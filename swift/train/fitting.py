@@ -16,8 +16,8 @@ from swift.mesh import storage_mesh
 from swift.pipeline import Configurator, Engine, MemoryAccount
 from swift.train.settings import Experiment
 
-_MARGIN_BYTES, _MARGIN_SHARE = 200_000_000, 0.05
-"""Memory that a run takes beside its account: peaks of small and medium runs were 65 to 160 MB above it."""
+_MARGIN_BYTES, _MARGIN_SHARE = 200_000_000, 0.1
+"""Memory that a run takes beside its account, at most: peaks of small and medium runs were 65 to 410 MB above it."""
 
 
 @dataclass(frozen=True)

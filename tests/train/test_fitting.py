@@ -104,7 +104,7 @@ def test_a_line_says_what_takes_how_much_and_what_makes_it_smaller(corpus):
     # Where it may fit, nobody is refused.
     assert "may not be enough" in fitting.Fit(experiment, after, Room(7 * 10**9, 4 * 10**9, "")).check()
     assert "may not be enough" in fitting.Fit(experiment, after, Room(10**10, 0, "")).check()
-    assert fitting.Fit(experiment, after, Room(11 * 10**9, 0, "")).check() is None
+    assert fitting.Fit(experiment, after, Room(12 * 10**9, 0, "")).check() is None
 
 
 def test_devices_with_a_memory_of_their_own_are_asked(corpus, monkeypatch):
