@@ -31,6 +31,11 @@ CUDA13, CUDA12, LIBTPU = {"jax-cuda13-plugin": "0.10.2"}, {"jax-cuda12-plugin": 
         (DeviceEvidence(CPU, tpu=("accel0",), plugins=LIBTPU), "missing", "another process may hold the chips"),
         (DeviceEvidence(CPU, tpu=("0",)), "ok", "CPU alone"),
         (DeviceEvidence(JaxAnswer(None, error="no such library")), "missing", "JAX does not start: no such library"),
+        (
+            DeviceEvidence(JaxAnswer(None, error="AssertionError"), asked="cuda"),
+            "missing",
+            "JAX does not start with JAX_PLATFORMS = 'cuda': AssertionError",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
