@@ -119,9 +119,9 @@ def in_lockstep() -> dict[str, dict[str, float]]:
     ratios: dict[str, list[float]] = {"ops and messages": [], "ops": []}
     silent = replace(MEASURED, t_comm=0.0)
     for problem in small_problems(2, None):
-        schedule = lockstep(replace(problem, costs=MEASURED))
+        schedule = lockstep(replace(problem, costs=MEASURED, num_iterations=4))
         own, tick_n = period(schedule), assign_ticks(schedule)
-        without = replace(schedule, problem=replace(problem, costs=silent))
+        without = replace(schedule, problem=replace(schedule.problem, costs=silent))
         ratios["ops and messages"].append(lockstep_period(schedule, tick_n) / own)
         ratios["ops"].append(lockstep_period(without, tick_n) / own)
     return {

@@ -16,6 +16,15 @@ def percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.1f} %"
 
 
+_SETTINGS = {"swift": "reroute, the default", "recycle": "roles", "adapt": "auto"}
+"""Values of ``Experiment.adapt`` that strategies of ``swift simulate`` play."""
+
+
+def titled(strategy: str) -> str:
+    """Names a strategy by what a run calls it, too, where a run can do it."""
+    return f"{strategy} ({_SETTINGS[strategy]})" if strategy in _SETTINGS else strategy
+
+
 def by_strategy(heading: list[str], rows: list[tuple[list[Any], dict[str, float | None]]]) -> str:
     """Ratios, a column for each strategy, after some cells of their own."""
     names = list(dict.fromkeys(name for _, ratios in rows for name in ratios))
@@ -23,4 +32,5 @@ def by_strategy(heading: list[str], rows: list[tuple[list[Any], dict[str, float 
     def cell(ratio: float | None) -> str:
         return "cannot run" if ratio is None else f"{ratio:.3f}"
 
-    return markdown([*heading, *names], ([*cells, *(cell(ratios.get(of)) for of in names)] for cells, ratios in rows))
+    titles = [*heading, *map(titled, names)]
+    return markdown(titles, ([*cells, *(cell(ratios.get(of)) for of in names)] for cells, ratios in rows))

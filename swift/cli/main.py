@@ -84,6 +84,11 @@ def _run(options: argparse.Namespace) -> int:
         return _fail(with_suggestion(error), 2)
     except RunError as error:
         return _fail(str(error), STOPPED)
+    except (RuntimeError, AssertionError):
+        mistake = _why_jax_does_not_start()
+        if mistake is None:
+            raise
+        return _fail(str(mistake), 2)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # stdout was closed by its reader
@@ -103,6 +108,26 @@ def _run(options: argparse.Namespace) -> int:
 def _give_up_stdout() -> None:
     """Has what Python still writes to stdout, as it exits, go nowhere."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _why_jax_does_not_start() -> SettingError | None:
+    """Returns the user's mistake if JAX has no devices of the platform that it is asked for; None: it has.
+
+    JAX raises that, without a class of its own, wherever a command first needs devices: its own word for CUDA without
+    a GPU is an AssertionError without a text.
+    """
+    if "jax" not in sys.modules:
+        return None
+    jax = sys.modules["jax"]
+    try:
+        jax.devices()
+    except (RuntimeError, AssertionError) as error:
+        name, allowed = jax.config.jax_platforms, "must name platforms whose devices JAX finds here, such as cpu"
+        if not name:  # JAX has chosen the platform itself
+            name, allowed = "", "the platform that JAX chooses does not start; cpu does"
+        why = f" ({' '.join(str(error).split())[:200]})" if str(error) else ""
+        return SettingError("JAX_PLATFORMS", name, f"{allowed}: see swift doctor --host{why}")
+    return None
 
 
 def _function_of(options: argparse.Namespace) -> str:

@@ -24,6 +24,7 @@ from swift.mesh.per_rank import (
 )
 from swift.mesh.process_shards import Shards, copy_bits, fetch_shards, place_shards, shard_shapes
 from swift.mesh.program_cache import keep_programs
+from swift.mesh.program_memory import ProgramMemory
 from swift.mesh.state_transfer import host_stages, move_rows, moved_bytes, source_rows
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "LiveMesh",
     "MeshRow",
     "PeerSum",
+    "ProgramMemory",
     "RankKind",
     "Shards",
     "Unequal",

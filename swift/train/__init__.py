@@ -15,6 +15,7 @@ from swift.train.checkpoints import (
 from swift.train.display import Series, StepTimer, Terminal, describe, format_duration, progress_lines, saved_text
 from swift.train.emulated import Down
 from swift.train.export import export_model, find_checkpoint, load_weights
+from swift.train.fitting import check_processes
 from swift.train.hosts import ALONE, HostPlace, Hosts, join_hosts, own_devices
 from swift.train.interrupt import Interrupt
 from swift.train.loop import LiveWorkers, StateKeeper, TrainLoop
@@ -56,6 +57,7 @@ __all__ = [
     "TrainOptions",
     "WeightSource",
     "check_before",
+    "check_processes",
     "check_range",
     "check_resumable",
     "conclude",

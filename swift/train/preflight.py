@@ -8,6 +8,7 @@ from swift.data import Loader, find_index
 from swift.errors import renamed_settings
 from swift.runlog import check_new_run
 from swift.train.emulated import EmulatedCluster
+from swift.train.fitting import check_shapes
 from swift.train.hosts import check_hosts
 from swift.train.options import TrainOptions
 from swift.train.settings import Experiment
@@ -21,7 +22,8 @@ def check_before(experiment: Experiment, options: TrainOptions) -> Any:
         Identity of the data, as JSON, which has to be the same on all hosts of a run.
 
     Raises:
-        SettingError: a setting, the data or the run directory is not usable, or there is no plan for some failures.
+        SettingError: a setting, the data or the run directory is not usable, there is no plan for some failures, or too
+            little memory.
     """
     if not options.resume:
         check_new_run(options.run_dir)
@@ -31,7 +33,9 @@ def check_before(experiment: Experiment, options: TrainOptions) -> Any:
     loader, _ = load_data(experiment, options, lambda line: print(line, file=sys.stderr, flush=True))
     listed, length = experiment.failure_list, next_length(experiment, options, 0, experiment.num_steps)
     with renamed_settings({"planner": "Experiment.planner"}):
-        EmulatedCluster(experiment, "none", listed, 1, length).check(listed)
+        cluster = EmulatedCluster(experiment, "none", listed, 1, length)
+        cluster.check(listed)
+    check_shapes(experiment, cluster.engine)
     return loader.state()["data"]
 
 

@@ -19,6 +19,7 @@ from swift.runlog import Lease, SilentDirectory
 from swift.train.checkpoints import Checkpointer, ModelPlan, WeightSource, ledger_after, weights_digest
 from swift.train.display import ProgressDisplay
 from swift.train.emulated import EmulatedCluster, EmulatedWorkers, RunCheckpoints, RunRecord
+from swift.train.fitting import check_program, check_shapes
 from swift.train.hosts import OwnSequences, check_all_compute, check_hosts
 from swift.train.interrupt import STOPPING, Interrupt
 from swift.train.loop import TrainLoop
@@ -121,8 +122,14 @@ def _continue(
             with hosts.together():
                 cluster.check(listed)
                 check_all_compute(experiment, done, hosts.count)
+                check_shapes(experiment, cluster.engine)
             spec = cluster.engine.spec
+            progress.stage("compiling the first step")
+            with hosts.together():
+                warning = check_program(experiment, cluster.engine, first - done)
             progress.stage("making the first state" if start is None else "loading the checkpoint", start is None)
+            if warning is not None:
+                progress.note(warning)
             with hosts.together():
                 read = [read_start(spec, options, start, weights)]
             if hosts.count > 1 and weights is not None:
@@ -175,7 +182,7 @@ def _loop(
     experiment, options, record = checkpoints.experiment, checkpoints.options, checkpoints.record
     if experiment.checkpoint.every:
         record.progress.saved(checkpoints.checkpointer.newest)
-    record.progress.stage("compiling the first step")
+    record.progress.stage("the first step")
     workers = EmulatedWorkers(
         experiment=experiment,
         options=options,

@@ -1,5 +1,6 @@
 """`swift simulate`: what a person and a program get, and how a mistake is told."""
 
+import inspect
 import json
 import re
 import subprocess
@@ -10,6 +11,7 @@ import pytest
 
 from swift.cli import main
 from swift.tools.simulate import CAUSES, MODELS, STRATEGIES
+from swift.train import Experiment
 
 SOUND = "simulate --pipelines 3 --stages 2 --expert-ranks 4 --microbatches 4"
 RANDOM = f"{SOUND} --mtbf 10m --duration 4h"
@@ -43,7 +45,10 @@ def test_a_person_is_told_what_matters(tell):
     assert re.fullmatch(r"4 hours, \d+ failures, one in [\d.]+ minutes, at most 6 nodes", lines[1])
     assert lines[3].split()[:4] == ["strategy", "ETTR", "iterations", "useful"]
     assert [line.split()[0] for line in lines[4:6]] == ["swift", "full"]
-    assert lines[7] == "swift: periods of the planner, roles stay; recovery times of our own kills"
+    # A row is named for what a run can be told to do, and the default is said to be the default.
+    default = inspect.signature(Experiment).parameters["adapt"].default
+    periods = "periods of the planner, roles stay; recovery times of our own kills"
+    assert lines[7] == f"swift: Experiment.adapt = {default!r}, the default: {periods}"
     assert max(map(len, lines)) < 125
 
 

@@ -1,15 +1,18 @@
 """Plans after a failure: never worse than what they replace, and what moves is what has to."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as some
 
 from swift.errors import SettingError
-from swift.schedules import Chunk, Costs, Problem, adaptive, lockstep_period, period, violations
+from swift.schedules import Chunk, Costs, Problem, Schedule, adaptive, lockstep_period, period, violations
 from swift.schedules.adapt import BlockProblem, adapt, fault_free, recut, relocate, rerouted
 from swift.schedules.adapt.layouts import layouts
+from swift.schedules.lowering import assign_ticks
+from swift.schedules.rounds import round_of
 from swift.topology import Topology
 from tests.schedules.adapt_checks import UNSHRUNK, check_choice, whole_pipelines
 
@@ -165,6 +168,25 @@ def test_in_lockstep_ops_of_one_block_keep_what_cutting_anew_gains():
     assert {chunk.num_blocks for chunk in plan.schedule.problem.chunks} == {1}
     assert over_ideal(work, plan) >= 0.95
     assert lockstep_period(adaptive(work.with_failures(failed))) >= 36
+
+
+def ticks_of_window(schedule, num_iterations):
+    """Length of a window of so many of a schedule's iterations, tick by tick."""
+    longer = Schedule.from_round(
+        replace(schedule.problem, num_iterations=num_iterations), schedule.solver, round_of(schedule)
+    )
+    tick_n, lengths = assign_ticks(longer), {}
+    for tick, took in zip(tick_n.tolist(), (longer.end - longer.start).tolist(), strict=True):
+        lengths[tick] = max(took, lengths.get(tick, 0.0))
+    return sum(lengths.values())
+
+
+@pytest.mark.parametrize(("D", "P", "M", "in_lockstep"), [(4, 8, 16, False), (3, 4, 8, True)])
+def test_a_period_in_lockstep_is_what_a_long_window_grows_by(D, P, M, in_lockstep):
+    """A window of two or three iterations, as planners make, mostly fills and drains."""
+    schedule = recut(of_blocks(D, P, 4, M), frozenset({(1, 2)}), in_lockstep=in_lockstep).schedule
+    grows_by = (ticks_of_window(schedule, 9) - ticks_of_window(schedule, 6)) / 3
+    assert lockstep_period(schedule) == pytest.approx(grows_by)
 
 
 def test_a_plan_is_the_same_every_time():

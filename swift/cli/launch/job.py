@@ -34,10 +34,7 @@ from swift.errors import SettingError, check_count
 from swift.schedules import FAULT_FREE
 from swift.schedules.plans import OWN_CUT, BlockHolders
 from swift.topology import Topology
-from swift.train import (
-    Experiment,
-    Interrupt,
-)
+from swift.train import Experiment, Interrupt, check_processes
 
 _ENDING_S = 30.0
 """Seconds from the deadline of a stop to the end of this process, which might wait for a file system forever."""
@@ -135,10 +132,18 @@ class LaunchJob:
         print(line, file=sys.stderr, flush=True)
 
     def storage(self, run_dir: Path) -> StorageLocation:
-        """Chooses where the processes of this node keep states; raises SettingError if there is no room."""
+        """Chooses where the processes of this node keep states.
+
+        Raises:
+            SettingError: there is no room for them, or the processes do not fit into the memory of this node.
+        """
         configure_jax(self.experiment, num_devices=1)
         here, is_alone = self.nodes.own_of(self.processes), self.nodes.count == 1
         platform = self.platform.accelerator
+        if platform is None:
+            warning = check_processes(self.experiment, len(here), len(self.processes))
+            if warning is not None:
+                self.show(warning)
         demand = MemoryDemand.of(self.experiment, here, by_rank=self.by_rank, is_alone=is_alone, platform=platform)
         clear_backends()  # the supervisor has no use for devices
         return choose_storage(demand, run_dir)

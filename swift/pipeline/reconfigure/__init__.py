@@ -26,6 +26,7 @@ from swift.pipeline.reconfigure.failure_config import (
     neighbours,
     survives,
 )
+from swift.pipeline.reconfigure.memory_account import MemoryAccount
 from swift.pipeline.reconfigure.recut import BetterCut, Recut, blocks_spec
 from swift.pipeline.reconfigure.reshard import StateShape, reshape_state, reshaped
 from swift.pipeline.reconfigure.state_move import StateMove, move_state
@@ -38,6 +39,7 @@ __all__ = [
     "Engine",
     "ExecutableCache",
     "LocalPiece",
+    "MemoryAccount",
     "Plan",
     "PlanSettings",
     "Prepare",

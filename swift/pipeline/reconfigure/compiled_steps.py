@@ -14,7 +14,7 @@ from jax.stages import Compiled, Lowered, Wrapped
 from jaxtyping import Bool
 
 from swift.data import Batch
-from swift.mesh import RANKED, REPLICATED, SHARED, own_row
+from swift.mesh import RANKED, REPLICATED, SHARED, ProgramMemory, own_row
 from swift.pipeline.reconfigure.executable_cache import ExecutableCache
 from swift.pipeline.reconfigure.failure_config import Configuration, Plan, batch_of_rows
 from swift.pipeline.runtime import (
@@ -75,6 +75,7 @@ class Steps:
         self.spec, self.configuration, self._num_sequences = spec, configuration, num_sequences
         self._store, self._keeps_state = store, keep_state
         self._compiled: dict[StepKind, Callable[..., Any]] = {}
+        self._programs: dict[StepKind, Compiled] = {}
         self._lock = threading.Lock()
 
     @classmethod
@@ -205,6 +206,11 @@ class Steps:
         """Whether a program of this kind could start without compiling."""
         return kind in self._compiled
 
+    def memory(self, kind: StepKind) -> ProgramMemory | None:
+        """See ``ProgramMemory.of``, for the program of a kind; it is compiled now unless it was before."""
+        self.compiled(kind)
+        return ProgramMemory.of(self._programs[kind])
+
     def lowered(self, kind: StepKind) -> Lowered:
         """The lowered program of a kind; of shapes alone, so that its devices need not exist."""
         spec, live = self.spec, self.spec.live
@@ -221,7 +227,7 @@ class Steps:
 
     def _compile(self, kind: StepKind) -> Callable[..., Any]:
         spec = self.spec
-        call = self._get(kind)
+        call = self._programs[kind] = self._get(kind)
         if spec.is_single_worker:
             return call
         common, columns = table_arrays(_table(self.configuration, kind))

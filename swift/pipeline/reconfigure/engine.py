@@ -20,7 +20,7 @@ from swift.pipeline.reconfigure.failure_config import Configuration, PlanSetting
 from swift.pipeline.reconfigure.recut import BetterCut, Recut, check_recut
 from swift.pipeline.reconfigure.state_move import StateMove
 from swift.pipeline.runtime import DeviceBatch, StepSpec, Sums, TrainState
-from swift.schedules import FAULT_FREE, allocated_bytes
+from swift.schedules import FAULT_FREE
 from swift.topology import Worker
 
 Prepare = Literal["none", "next"]
@@ -131,8 +131,7 @@ class Engine:
     @property
     def stash_bytes(self) -> int:
         """Bytes that every rank allocates for stashes and messages."""
-        sizes = self._cuts.configurator(self._recut).settings.sizes
-        return allocated_bytes(self.steps.plan.table, sizes)
+        return self.steps.plan.stash_bytes(self._cuts.configurator(self._recut).settings.sizes)
 
     @property
     def bubble_share(self) -> float:

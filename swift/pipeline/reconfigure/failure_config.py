@@ -27,6 +27,7 @@ from swift.schedules import (
     Schedule,
     SlotBytes,
     TickTable,
+    allocated_bytes,
     lower,
     normalize,
     plan_with,
@@ -73,6 +74,12 @@ class Plan:
         opcode_TR, problem = self.table.opcode_TR, self.schedule.problem
         time_TR = np.where(opcode_TR > 0, problem.time_4P[opcode_TR - 1, self.table.chunk_TR], 0.0)
         return float(time_TR.max(axis=1).sum()) / problem.num_iterations
+
+    def stash_bytes(self, sizes: SlotBytes) -> int:
+        """Bytes that every rank allocates for stashes and messages, given the bytes of a slot of each kind."""
+        if len(self.schedule.problem.topology.workers) == 1:  # one micro-batch after another, without a table
+            return sizes.b_stash + sizes.held + sizes.activation
+        return allocated_bytes(self.table, sizes)
 
     @property
     def relative_period(self) -> float:

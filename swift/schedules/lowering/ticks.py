@@ -7,13 +7,14 @@ T: ticks, R: live workers in mesh order, S: states of the search, P: chunks, n: 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from swift.schedules.lowering.beam import Step, beam_search
 from swift.schedules.ops import Kind
+from swift.schedules.rounds import round_of
 from swift.schedules.schedule import Schedule
 
 NONE = -1
@@ -53,20 +54,41 @@ def lockstep_period(schedule: Schedule, tick_n: np.ndarray | None = None) -> flo
 
     Args:
         schedule: valid schedule.
-        tick_n: int64[n], tick of every op; by default those of ``assign_ticks``.
+        tick_n: int64[n], tick of every op; by default those of ``assign_ticks``, of at least four iterations.
 
     Returns:
-        Mean time of an iteration in the steady state, from the end of the first to that of the last; for a single
+        Time of an iteration in the steady state: of the worker that takes longest, the mean time from one start of an
+        iteration to the next. The first and the last one do not count where there are others, as the pipeline fills and
+        drains there; of two iterations the starts or the ends do, whichever are closer together. For a single
         iteration, its whole time.
     """
-    tick_n = assign_ticks(schedule) if tick_n is None else tick_n
+    if tick_n is None:
+        schedule = _of_iterations(schedule, 4)
+        tick_n = assign_ticks(schedule)
+    problem, num_workers = schedule.problem, len(schedule.problem.topology.workers)
     length_T = np.zeros(int(tick_n.max()) + 1)
     np.maximum.at(length_T, tick_n, durations(schedule))
-    length_T[tick_n[_senders_elsewhere(schedule)]] += schedule.problem.costs.t_comm
-    last_K = np.zeros(schedule.problem.num_iterations, np.int64)
-    np.maximum.at(last_K, schedule.iteration, tick_n)
-    end_K = np.cumsum(length_T)[last_K]
-    return float(end_K[-1] - end_K[0]) / (len(end_K) - 1) if len(end_K) > 1 else float(end_K[0])
+    length_T[tick_n[_senders_elsewhere(schedule)]] += problem.costs.t_comm
+    time_T = np.concatenate([[0.0], np.cumsum(length_T)])
+    if problem.num_iterations == 1:
+        return float(time_T[-1])
+    rows = schedule.worker, schedule.iteration
+    first_WK = np.full((num_workers, problem.num_iterations), len(length_T))  # there for a worker that runs nothing
+    np.minimum.at(first_WK, rows, tick_n)
+    if problem.num_iterations > 2:
+        first_WK = first_WK[:, 1 : -1 if problem.num_iterations > 3 else None]
+        return float((time_T[first_WK[:, -1]] - time_T[first_WK[:, 0]]).max()) / (first_WK.shape[1] - 1)
+    end_WK = np.zeros(first_WK.shape, np.int64)
+    np.maximum.at(end_WK, rows, tick_n + 1)
+    return min(float(np.diff(time_T[place_WK]).max()) for place_WK in (first_WK, end_WK))
+
+
+def _of_iterations(schedule: Schedule, least: int) -> Schedule:
+    """Returns a schedule with at least so many iterations, unless it has a single one, which repeats nothing."""
+    if schedule.problem.num_iterations == 1 or schedule.problem.num_iterations >= least:
+        return schedule
+    problem = replace(schedule.problem, num_iterations=least)
+    return Schedule.from_round(problem, schedule.solver, round_of(schedule))
 
 
 def durations(schedule: Schedule) -> np.ndarray:

@@ -67,7 +67,7 @@ def document(schedule: Schedule, planning_ms: float, *, with_ops: bool = False) 
         "planning_ms": planning_ms,
         "period": own_period,
         "window_period": window_period(schedule),
-        "lockstep_period": lockstep_period(schedule, tick_n),
+        "lockstep_period": lockstep_period(schedule),
         "makespan": makespan(schedule),
         "lower_bound": bound,
         "gap": own_period / bound - 1,

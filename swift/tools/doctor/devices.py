@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import os
 import re
 import subprocess
 import sys
@@ -52,6 +53,7 @@ class DeviceEvidence:
         tpu: device files of TPU chips.
         plugins: versions of JAX's packages for accelerators.
         jax: what JAX says.
+        asked: platforms that JAX is told to use, by ``JAX_PLATFORMS``; empty: it chooses.
     """
 
     jax: JaxAnswer
@@ -59,6 +61,7 @@ class DeviceEvidence:
     driver: str | None = None
     tpu: tuple[str, ...] = ()
     plugins: Mapping[str, str] = field(default_factory=dict)
+    asked: str = ""
 
 
 def examine_devices(root: Path = Path("/")) -> Iterator[Finding]:
@@ -74,6 +77,7 @@ def examine_devices(root: Path = Path("/")) -> Iterator[Finding]:
             driver=_driver(root / "proc/driver/nvidia/version"),
             tpu=tpu_chips(root),
             plugins=dict(_installed()),
+            asked=os.environ.get("JAX_PLATFORMS", ""),
         )
     )
 
@@ -83,7 +87,8 @@ def judge_devices(found: DeviceEvidence) -> Iterator[Finding]:
     wrong = [*_nvidia_faults(found), *_tpu_faults(found)]
     yield from (Finding(_TOPIC, "missing", text) for text in wrong)
     if found.jax.platform is None:
-        yield Finding(_TOPIC, "missing", f"JAX does not start: {found.jax.error}")
+        asked = f" with JAX_PLATFORMS = {found.asked!r}" if found.asked else ""
+        yield Finding(_TOPIC, "missing", f"JAX does not start{asked}: {found.jax.error}")
         return
     if not wrong:
         yield from _sound(found)

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from swift.files import new_directory, replace_file, sync_directory
-from swift.tools.doctor.finding import Finding, size_text
+from swift.machine_memory import size_text
+from swift.tools.doctor.finding import Finding
 
 _TOPIC = "directory"
 _DEADLINE_S = 60.0

@@ -20,12 +20,3 @@ class Finding:
     topic: str
     verdict: Verdict
     text: str
-
-
-def size_text(num_bytes: int) -> str:
-    """Formats a number of bytes.
-
-    >>> size_text(64_000_000), size_text(2_500_000_000)
-    ('64 MB', '2.5 GB')
-    """
-    return f"{num_bytes / 1e9:,.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"

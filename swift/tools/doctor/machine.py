@@ -6,7 +6,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from swift.tools.doctor.finding import Finding, size_text
+from swift.machine_memory import control_groups, size_text
+from swift.tools.doctor.finding import Finding
 
 _LEAST_SHARED = 1 << 30
 _LEAST_FILES = 1024
@@ -23,9 +24,9 @@ def examine_machine(root: Path = Path("/")) -> Iterator[Finding]:
         yield Finding("cores", "note", f"{cores}, of which this container may use {quota:.1f} at a time")
     else:
         yield Finding("cores", "ok", f"{cores}")
-    total, limit = _memory(root / "proc/meminfo"), _number(root / "sys/fs/cgroup/memory.max")
-    limited = limit is not None and limit < total
-    text = size_text(min(total, limit) if limit is not None else total)
+    total = _memory(root / "proc/meminfo")
+    limit = min((group.limit for group in control_groups(root)), default=total)
+    limited, text = limit < total, size_text(min(total, limit))
     yield Finding("memory", "ok", f"{text}, this container's limit" if limited else text)
     yield _shared_memory(root / "dev/shm")
     files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -61,8 +62,3 @@ def _cpu_quota(path: Path) -> float | None:
     """Cores' worth of time that a control group may use; None: there is no limit."""
     words = path.read_text().split() if path.is_file() else []
     return int(words[0]) / int(words[1]) if len(words) == 2 and words[0] != "max" else None
-
-
-def _number(path: Path) -> int | None:
-    text = path.read_text().strip() if path.is_file() else ""
-    return int(text) if text.isdecimal() else None

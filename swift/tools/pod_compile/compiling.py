@@ -9,7 +9,7 @@ import jax
 from jax.stages import Compiled, Lowered
 
 from swift.errors import SettingError
-from swift.mesh import collectives, live_mesh
+from swift.mesh import ProgramMemory, collectives, live_mesh
 from swift.models import rounds_if_different
 from swift.pipeline import Configurator, Steps, neighbours, sequences_per_rank
 from swift.tools.pod_compile.devices import described_devices
@@ -143,22 +143,14 @@ def _bytes(number: str, unit: str) -> int:
 
 
 def _memory(compiled: Compiled, pod: Pod) -> dict[str, Any]:
-    """Memory that a device needs; result buffers that alias arguments count once."""
-    stats: Any = compiled.memory_analysis()
-    parts = {
-        "arguments_bytes": stats.argument_size_in_bytes,
-        "results_bytes": stats.output_size_in_bytes - stats.alias_size_in_bytes,
-        "temporary_bytes": stats.temp_size_in_bytes,
-        "code_bytes": stats.generated_code_size_in_bytes,
-    }
-    host = {
-        "host_arguments_bytes": stats.host_argument_size_in_bytes,
-        "host_results_bytes": stats.host_output_size_in_bytes - stats.host_alias_size_in_bytes,
-        "host_temporary_bytes": stats.host_temp_size_in_bytes,
-    }
-    needed, capacity = sum(parts.values()), pod.chip.memory_bytes
-    result = FITS if capacity is None or needed <= capacity else TOO_LARGE
-    return {"result": result, "memory": {"needed_bytes": needed, "capacity_bytes": capacity, **parts, **host}}
+    """Memory that a device needs, and whether it has that much."""
+    memory, capacity = ProgramMemory.of(compiled), pod.chip.memory_bytes
+    assert memory is not None, "all compilers of pods keep an account"
+    parts = {f"{name}_bytes": getattr(memory, name) for name in ("arguments", "results", "temporary", "code")}
+    names = ("host_arguments_bytes", "host_results_bytes", "host_temporary_bytes")
+    host = dict(zip(names, memory.host, strict=True))
+    result = FITS if capacity is None or memory.needed <= capacity else TOO_LARGE
+    return {"result": result, "memory": {"needed_bytes": memory.needed, "capacity_bytes": capacity, **parts, **host}}
 
 
 def _facts(compiled: Compiled, steps: Steps, experiment: Experiment, pod: Pod) -> dict[str, Any]:

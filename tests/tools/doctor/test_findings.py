@@ -31,6 +31,11 @@ CUDA13, CUDA12, LIBTPU = {"jax-cuda13-plugin": "0.10.2"}, {"jax-cuda12-plugin": 
         (DeviceEvidence(CPU, tpu=("accel0",), plugins=LIBTPU), "missing", "another process may hold the chips"),
         (DeviceEvidence(CPU, tpu=("0",)), "ok", "CPU alone"),
         (DeviceEvidence(JaxAnswer(None, error="no such library")), "missing", "JAX does not start: no such library"),
+        (
+            DeviceEvidence(JaxAnswer(None, error="AssertionError"), asked="cuda"),
+            "missing",
+            "JAX does not start with JAX_PLATFORMS = 'cuda': AssertionError",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -100,6 +105,11 @@ def test_the_limits_of_a_container_are_told(tmp_path):
     )
     assert found["memory"].text == "512 MB, this container's limit"
     assert found["shm"].text.startswith(f"there is no {tmp_path / 'dev/shm'}")
+
+
+def test_the_limit_of_a_control_group_above_is_told(tmp_path):
+    groups = {"proc__self__cgroup": "0::/pod/one\n", "sys__fs__cgroup__pod__memory.max": "256000000\n"}
+    assert machine(tmp_path, **groups)["memory"].text == "256 MB, this container's limit"
 
 
 def test_a_machine_without_limits(tmp_path):

@@ -79,7 +79,8 @@ class Adapting:
     def source(self) -> str:
         """Source of its figures."""
         kind = "periods of the planners" if self.periods.are_planned else "bounds of the periods"
-        return f"{kind}, pipelines cut anew where it pays; recovery times of our own kills"
+        what = f"{kind}, pipelines cut anew where it pays"
+        return f"Experiment.adapt = 'auto': {what}; recovery times of our own kills"
 
     @property
     def iteration_s(self) -> float:

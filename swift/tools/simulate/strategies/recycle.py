@@ -30,7 +30,7 @@ class _Assignment(NamedTuple):
 
 @dataclass(frozen=True)
 class Rerouting:
-    """Swift's strategy: survivors continue with the plan for the failures, and returning nodes rejoin.
+    """Swift's default: survivors continue with the plan for the failures, and returning nodes rejoin.
 
     A failure costs its detection, the recovery and the current iteration; a join costs the measured time to admit a
     process and the copy of a stage, at the end of an iteration. A joining node takes a place in the stage with the
@@ -58,8 +58,8 @@ class Rerouting:
     def source(self) -> str:
         """Source of its figures."""
         kind = "periods of the planner" if self.periods.are_planned else "tight bounds of the periods"
-        roles = "roles moved as in ReCycle's paper" if self.moves_roles else "roles stay"
-        return f"{kind}, {roles}; recovery times of our own kills"
+        how = "'roles': {}, roles moved" if self.moves_roles else "'reroute', the default: {}, roles stay"
+        return f"Experiment.adapt = {how.format(kind)}; recovery times of our own kills"
 
     @property
     def iteration_s(self) -> float:

@@ -1,0 +1,123 @@
+"""Memory that a process may still take on its machine: what the kernel has, within the limits of its control groups."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+_NO_LIMIT = 1 << 60
+"""Limits of control groups from which on there is none: version 1 writes nearly 2**63."""
+
+
+class Room(NamedTuple):
+    """Memory that is left.
+
+    Attributes:
+        num_bytes: bytes that can be taken now, once the kernel has given up its page cache.
+        swap: bytes of swap that could be used as well.
+        whose: what has no more, as a phrase.
+    """
+
+    num_bytes: int
+    swap: int
+    whose: str
+
+
+class ControlGroup(NamedTuple):
+    """A control group with a limit on memory.
+
+    Attributes:
+        limit: bytes that its processes may have together.
+        left: bytes of these that they do not have yet, or that the kernel takes from their page cache.
+        swap: bytes of swap that they may have together.
+    """
+
+    limit: int
+    left: int
+    swap: int
+
+
+def memory_left(root: Path = Path("/")) -> Room | None:
+    """Finds the memory that this process can still take; None where the system does not say.
+
+    Args:
+        root: root of the file system.
+    """
+    machine = {name: 1024 * value for name, value in _fields(root / "proc/meminfo").items()}
+    if "MemAvailable" not in machine:
+        return None
+    swap = machine.get("SwapFree", 0)
+    rooms = [
+        Room(group.left, min(swap, group.swap), f"its control group, limited to {group.limit / 1e9:.1f} GB,")
+        for group in control_groups(root)
+    ]
+    rooms.append(Room(machine["MemAvailable"], swap, "this machine"))
+    return min(rooms, key=lambda room: room.num_bytes + room.swap)
+
+
+def control_groups(root: Path = Path("/")) -> Iterator[ControlGroup]:
+    """Yields the control groups of this process that limit its memory, from its own one upwards.
+
+    Args:
+        root: root of the file system.
+    """
+    mounts, memberships = root / "sys/fs/cgroup", root / "proc/self/cgroup"
+    for line in memberships.read_text().splitlines() if memberships.is_file() else ["0::/"]:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            found = (_group_of_version_2(directory) for directory in _upwards(mounts, path))
+        elif "memory" in controllers.split(","):
+            found = (_group_of_version_1(directory) for directory in _upwards(mounts / "memory", path))
+        else:
+            continue
+        yield from filter(None, found)
+
+
+def _upwards(mount: Path, path: str) -> Iterator[Path]:
+    """Yields the directory of a control group, and those above it, as far as they are mounted here.
+
+    In a container the path may be the one on its host, of which only the last directory is mounted.
+    """
+    directory = mount / path.strip("/")
+    while directory != mount:
+        yield directory
+        directory = directory.parent
+    yield mount
+
+
+def _group_of_version_2(directory: Path) -> ControlGroup | None:
+    limit, used = _number(directory / "memory.max"), _number(directory / "memory.current") or 0
+    if limit is None:
+        return None
+    stat, swap = _fields(directory / "memory.stat"), _number(directory / "memory.swap.max")
+    cache = stat.get("active_file", 0) + stat.get("inactive_file", 0)
+    return ControlGroup(limit, max(0, limit - used + cache), _NO_LIMIT if swap is None else swap)
+
+
+def _group_of_version_1(directory: Path) -> ControlGroup | None:
+    limit, used = _number(directory / "memory.limit_in_bytes"), _number(directory / "memory.usage_in_bytes") or 0
+    if limit is None:
+        return None
+    stat, both = _fields(directory / "memory.stat"), _number(directory / "memory.memsw.limit_in_bytes")
+    cache = stat.get("total_active_file", 0) + stat.get("total_inactive_file", 0)
+    return ControlGroup(limit, max(0, limit - used + cache), _NO_LIMIT if both is None else max(0, both - limit))
+
+
+def _number(path: Path) -> int | None:
+    """Reads a file of one number; None: it is not there, or says that there is no limit."""
+    text = path.read_text().strip() if path.is_file() else ""
+    return int(text) if text.isdecimal() and int(text) < _NO_LIMIT else None
+
+
+def _fields(path: Path) -> dict[str, int]:
+    """Reads the first number of each line of a file of names and numbers; nothing where there is no such file."""
+    lines = [line.replace(":", " ").split() for line in path.read_text().splitlines()] if path.is_file() else []
+    return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdecimal()}
+
+
+def size_text(num_bytes: int) -> str:
+    """Formats a number of bytes.
+
+    >>> size_text(64_000_000), size_text(2_500_000_000)
+    ('64 MB', '2.5 GB')
+    """
+    return f"{num_bytes / 1e9:,.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"

@@ -1,0 +1,90 @@
+"""Account of the memory that a run takes: what follows from shapes, and what its compiled program adds to that."""
+
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+
+from swift.mesh import ProgramMemory
+from swift.pipeline.runtime import EMBEDDING_AND_HEAD, StepSpec
+
+
+@dataclass(frozen=True)
+class MemoryAccount:
+    """Bytes that a run takes on some devices together; all of its devices take equally much.
+
+    Attributes:
+        num_devices: number of devices.
+        state: master weights, moments and placement, which a checkpoint holds.
+        slots: weights in the slots.
+        copies: bytes of ``slots`` that hold embedding and head, of which each rank has its own.
+        gradients: sums of the slots' gradients over micro-batches.
+        stashes: values that F and B keep of micro-batches, and messages.
+        kept: earlier states with their slots, where an iteration leaves them as they are.
+        others: all else that the compiled program takes; None: it is not compiled yet.
+    """
+
+    num_devices: int
+    state: int
+    slots: int
+    copies: int
+    gradients: int
+    stashes: int
+    kept: int
+    others: int | None = None
+
+    @classmethod
+    def of(
+        cls, spec: StepSpec, stash_bytes: int, *, num_kept: int, num_workers: int, num_devices: int, share: float
+    ) -> Self:
+        """Adds up the shapes of a run's arrays; nothing is compiled.
+
+        Args:
+            spec: step spec, on any mesh with as many expert ranks.
+            stash_bytes: bytes that every rank allocates for stashes and messages.
+            num_kept: number of states before the present one that are kept.
+            num_workers: number of workers of the run.
+            num_devices: number of devices of the account.
+            share: share of all devices of the run that they are.
+        """
+        shapes = spec.worker_shapes
+        slots, whole = _num_bytes(shapes.slots), _num_bytes(shapes)
+        wider = jnp.dtype(spec.accumulate_dtype).itemsize // jnp.dtype(spec.compute_dtype).itemsize
+
+        def here(of_worker: int) -> int:
+            return round(of_worker * num_workers * share)
+
+        return cls(
+            num_devices=num_devices,
+            state=here(whole - slots),
+            slots=here(slots),
+            copies=here(sum(_num_bytes(shapes.slots.get(name)) for name in EMBEDDING_AND_HEAD)),
+            gradients=here(slots * wider),
+            stashes=here(spec.live.num_ranks * stash_bytes),
+            kept=num_kept * here(whole),
+        )
+
+    def compiled(self, program: ProgramMemory, *, has_host: bool) -> Self:
+        """Returns the same with all else that the compiled program takes.
+
+        Args:
+            program: memory of the program on a device.
+            has_host: whether host memory counts, too.
+        """
+        on_device = program.needed + (sum(program.host) if has_host else 0)
+        return replace(self, others=self.num_devices * on_device - self.by_shape)
+
+    @property
+    def by_shape(self) -> int:
+        """Bytes that follow from shapes."""
+        return self.state + self.slots + self.gradients + self.stashes + self.kept
+
+    @property
+    def total(self) -> int:
+        """Bytes of all that is known."""
+        return self.by_shape + (self.others or 0)
+
+
+def _num_bytes(shapes: Any) -> int:
+    return sum(leaf.size * jnp.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(shapes))

@@ -1,0 +1,195 @@
+"""Whether a run fits into the memory of its devices, or of this machine where devices are emulated.
+
+What follows from shapes is told before anything is compiled, and all of it before the first state is made. The account
+is of one iteration: the process itself, a checkpoint's copy and programs compiled ahead come on top. So a run whose
+account is too large does not fit, and one whose account just fits may not.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import jax
+
+from swift.errors import SettingError, renamed_settings
+from swift.machine_memory import Room, memory_left, size_text
+from swift.mesh import storage_mesh
+from swift.pipeline import Configurator, Engine, MemoryAccount
+from swift.train.settings import Experiment
+
+_MARGIN_BYTES, _MARGIN_SHARE = 200_000_000, 0.1
+"""Memory that a run takes beside its account, at most: peaks of small and medium runs were 65 to 410 MB above it."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """An account of a run's memory beside the memory that there is.
+
+    Attributes:
+        experiment: settings of the run.
+        account: what the run takes here.
+        room: memory that is left for it.
+    """
+
+    experiment: Experiment
+    account: MemoryAccount
+    room: Room
+
+    def check(self) -> str | None:
+        """Compares both.
+
+        Returns:
+            A warning if little is left; None: there is enough.
+
+        Raises:
+            SettingError: the run does not fit.
+        """
+        needed, left = self.account.total, self.room.num_bytes + self.room.swap
+        if needed > left:
+            raise SettingError("Experiment.ranks", self.experiment.ranks, self._text())
+        if needed * (1 + _MARGIN_SHARE) + _MARGIN_BYTES > self.room.num_bytes:
+            return f"memory may not be enough: {self._text()}"
+        return None
+
+    def _text(self) -> str:
+        account, room = self.account, self.room
+        parts = {
+            "state": account.state,
+            "slots": account.slots,
+            "gradients": account.gradients,
+            "stashes": account.stashes,
+            "earlier states": account.kept,
+            "other buffers": account.others or 0,
+        }
+        largest = sorted(((size, name) for name, size in parts.items() if size > 0), reverse=True)
+        where = f"{account.num_devices} device{'s' * (account.num_devices > 1)}"
+        takes = f"{where} take{'s' * (account.num_devices == 1)} {size_text(account.total)}"
+        takes += " of memory or more" if account.others is None else " of memory"
+        has = f"{room.whose} has {size_text(room.num_bytes)} left"
+        has += f" and {size_text(room.swap)} of swap" if room.swap else ""
+        of_what = ", ".join(f"{name} {size_text(size)}" for size, name in largest)
+        return f"{takes} ({of_what}), and {has}; less with {self._remedies()}"
+
+    def _remedies(self) -> str:
+        """Names the settings that make the largest parts smaller, the most effective first."""
+        experiment, account = self.experiment, self.account
+        experts, num_ranks = experiment.experts, experiment.topology.num_expert_ranks
+        dense, per_micro_batch = account.copies * 2, account.stashes + max(0, account.others or 0)
+        spare = 1 - experts.num_classes / (num_ranks * experts.slots_per_rank)
+        savings = {
+            "Experiment.embedding and Experiment.head = 'shares'": (
+                dense * (1 - 1 / num_ranks) if "whole" in (experiment.embedding, experiment.head) else 0
+            ),
+            "fewer Topology.num_expert_ranks": dense * (1 - 1 / num_ranks),
+            "fewer ExpertConfig.slots_per_rank": spare * (account.slots + account.gradients - dense),
+            "OptimizerConfig.moments = 'bfloat16'": (
+                account.state / 3 if experiment.optimizer.moments == "master" else 0
+            ),
+            "fewer Experiment.sequences_per_microbatch": per_micro_batch / 2,
+            "Experiment.remat = 'block'": account.stashes / 2 if experiment.remat is False else 0,
+            "Experiment.window = 1": account.kept if experiment.window > 1 else 0,
+            "Experiment.compute_dtype = 'float32'": (account.total / 2 if experiment.compute_dtype == "float64" else 0),
+        }
+        helpful = [name for name, saved in savings.items() if saved > account.total / 50]
+        helpful.sort(key=lambda name: -savings[name])
+        return ", ".join([*helpful, "a smaller Experiment.model"][:5])
+
+
+def check_shapes(experiment: Experiment, engine: Engine) -> None:
+    """Raises SettingError if what follows from a run's shapes alone does not fit on the devices of this process."""
+    fit = _by_shape(experiment, engine)
+    if fit is not None:
+        fit.check()
+
+
+def check_program(experiment: Experiment, engine: Engine, num_iterations: int) -> str | None:
+    """Compiles the program with which a run begins, and compares all that it takes with the memory there is.
+
+    Args:
+        experiment: settings of the run.
+        engine: engine of the run, before any state is on its devices.
+        num_iterations: iterations that run first, as one program.
+
+    Returns:
+        A warning if little is left; None: there is enough, or the system does not say.
+
+    Raises:
+        SettingError: the run does not fit on the devices of this process.
+    """
+    fit, steps = _by_shape(experiment, engine), engine.steps
+    if fit is None:
+        return None
+    program = steps.memory("window" if num_iterations > 1 and steps.main == "window" else "single")
+    if program is None:
+        return fit.check()
+    is_of_machine = _own_memory(_devices_here(engine)) is None
+    return replace(fit, account=fit.account.compiled(program, has_host=is_of_machine)).check()
+
+
+def check_processes(experiment: Experiment, num_here: int, num_processes: int) -> str | None:
+    """Compares what follows from the shapes of a run of processes with the memory of this machine.
+
+    Each has three states: of the last two iterations, and the one that is computed. What the compiled program takes
+    beside these, gradients and stashes is left out.
+
+    Args:
+        experiment: settings of the run.
+        num_here: number of its processes on this machine, which compute on CPUs.
+        num_processes: number of all of its processes.
+
+    Returns:
+        A warning if little is left; None: there is enough, or the system does not say.
+
+    Raises:
+        SettingError: the processes here do not fit.
+    """
+    room, topology = memory_left(), experiment.topology
+    if room is None:
+        return None
+    share, spec = num_here / num_processes, experiment.step_spec(storage_mesh(topology))
+    with renamed_settings({"planner": "Experiment.planner"}):
+        settings = experiment.plan_settings(spec)
+        plans = Configurator(settings).configure(frozenset()).plans
+    account = MemoryAccount.of(
+        spec,
+        plans[max(plans)].stash_bytes(settings.sizes),
+        num_kept=2,
+        num_workers=len(topology.workers),
+        num_devices=round(topology.num_devices * share),
+        share=share,
+    )
+    return Fit(experiment, account, room).check()
+
+
+def _by_shape(experiment: Experiment, engine: Engine) -> Fit | None:
+    """Compares what follows from shapes alone; None: the system does not say how much memory there is."""
+    spec, devices = engine.spec, _devices_here(engine)
+    own = _own_memory(devices)
+    room = memory_left() if own is None else own
+    if room is None or not devices:
+        return None
+    account = MemoryAccount.of(
+        spec,
+        engine.stash_bytes,
+        num_kept=int(engine.steps.main == "window"),
+        num_workers=spec.live.num_live,
+        num_devices=len(devices),
+        share=len(devices) / spec.live.mesh.size,
+    )
+    if own is not None and spec.memory != "device":  # weights and moments are elsewhere
+        account = replace(account, state=0, kept=0)
+    return Fit(experiment, account, room)
+
+
+def _devices_here(engine: Engine) -> list[jax.Device]:
+    """Lists the devices of the run that this process has."""
+    return [one for one in engine.spec.live.mesh.devices.flat if one.process_index == jax.process_index()]
+
+
+def _own_memory(devices: Sequence[jax.Device]) -> Room | None:
+    """Finds the memory that is left on devices, each of which takes equally much; None: they have none of their own."""
+    stats = [device.memory_stats() for device in devices]
+    if not stats or not all(one and "bytes_limit" in one for one in stats):
+        return None
+    left = min(one["bytes_limit"] - one.get("bytes_in_use", 0) for one in stats)
+    kind = devices[0].device_kind
+    return Room(len(devices) * left, 0, kind if len(devices) == 1 else f"all {len(devices)} {kind} together")

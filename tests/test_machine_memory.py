@@ -1,0 +1,70 @@
+"""What the kernel and control groups of either version leave to a process, read from files as Linux writes them."""
+
+import pytest
+
+from swift.machine_memory import memory_left, size_text
+
+GB = 1_000_000_000
+MEMINFO = "MemTotal:       24000000 kB\nMemFree:         1000000 kB\nMemAvailable:   16000000 kB\nSwapFree: {swap} kB\n"
+V1_NONE = "9223372036854771712\n"
+
+
+def room(root, *, swap=0, **files):
+    """The room on a machine with 16.4 GB available and some other files; a double underscore is a slash."""
+    for name, text in {"proc__meminfo": MEMINFO.format(swap=swap), **files}.items():
+        path = root / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return memory_left(root)
+
+
+def test_without_control_groups_it_is_what_the_kernel_has(tmp_path):
+    assert room(tmp_path) == (16_384_000_000, 0, "this machine")
+    assert room(tmp_path, swap=2_000_000)[1] == 2_048_000_000
+    assert memory_left(tmp_path / "not linux") is None
+
+
+@pytest.mark.parametrize("own", ["/", "/user.slice/run.scope", "/on/the/host/only"])
+def test_version_2_counts_what_is_used_but_not_the_page_cache(tmp_path, own):
+    """In a container without a namespace of its own, the path is that of the host, and not mounted."""
+    where = f"sys__fs__cgroup{own.replace('/', '__') if 'slice' in own else '__'}".rstrip("_")
+    files = {
+        "proc__self__cgroup": f"0::{own}\n",
+        f"{where}__memory.max": f"{4 * GB}\n",
+        f"{where}__memory.current": f"{3 * GB}\n",
+        f"{where}__memory.stat": f"anon {2 * GB}\nfile {GB}\ninactive_file {GB // 2}\nactive_file {GB // 4}\n",
+        f"{where}__memory.swap.max": "0\n",
+    }
+    left, swap, whose = room(tmp_path, swap=2_000_000, **files)
+    assert (left, swap) == (GB + 3 * GB // 4, 0)
+    assert "4.0 GB" in whose
+
+
+def test_a_group_above_may_be_the_one_that_limits(tmp_path):
+    files = {
+        "proc__self__cgroup": "0::/pod/container\n",
+        "sys__fs__cgroup__pod__container__memory.max": "max\n",
+        "sys__fs__cgroup__pod__memory.max": f"{2 * GB}\n",
+        "sys__fs__cgroup__pod__memory.current": f"{GB}\n",
+    }
+    assert room(tmp_path, **files)[0] == GB
+
+
+def test_version_1_beside_an_empty_version_2(tmp_path):
+    files = {
+        "proc__self__cgroup": "4:memory:/job/7\n1:cpu,cpuacct:/\n0::/\n",
+        "sys__fs__cgroup__memory__memory.limit_in_bytes": V1_NONE,
+        "sys__fs__cgroup__memory__job__7__memory.limit_in_bytes": f"{6 * GB}\n",
+        "sys__fs__cgroup__memory__job__7__memory.usage_in_bytes": f"{5 * GB}\n",
+        "sys__fs__cgroup__memory__job__7__memory.stat": f"total_inactive_file {GB}\ntotal_active_file 0\ncache 7\n",
+        "sys__fs__cgroup__memory__job__7__memory.memsw.limit_in_bytes": f"{7 * GB}\n",
+    }
+    left, swap, whose = room(tmp_path, swap=9_000_000, **files)
+    assert (left, swap) == (2 * GB, GB)
+    assert whose.startswith("its control group, limited to 6.0 GB")
+
+
+def test_a_limit_above_what_the_machine_has_does_not_count(tmp_path):
+    files = {"proc__self__cgroup": "0::/\n", "sys__fs__cgroup__memory.max": f"{64 * GB}\n"}
+    assert room(tmp_path, **files)[2] == "this machine"
+    assert size_text(room(tmp_path, **files)[0]) == "16.4 GB"
