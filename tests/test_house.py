@@ -11,7 +11,7 @@ import hypothesis
 
 ROOT = Path(__file__).parents[1]
 ORDER = (
-    ("errors", "files", "jaxprs", "limits", "program"),
+    ("errors", "files", "jaxprs", "largest", "limits", "program"),
     ("deadlines", "topology"),
     ("data", "mesh", "schedules"),
     ("experts",),
