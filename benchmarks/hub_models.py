@@ -15,7 +15,6 @@ from swift.train import load_exported
 from swift.train.hugging_face import import_hugging_face
 
 MIXTRAL = {
-    "vocab_size": 256,
     "hidden_size": 128,
     "intermediate_size": 256,
     "num_hidden_layers": 4,
@@ -32,15 +31,15 @@ MIXTRAL = {
 }
 
 
-def both_models() -> tuple[Any, GPT, ExpertConfig, Weights]:
+def both_models(vocab_size: int) -> tuple[Any, GPT, ExpertConfig, Weights]:
     """Makes (the model of ``transformers``, architecture, settings of the experts, weights); all in float32."""
     import torch
     import transformers
 
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model("mixtral", **MIXTRAL)
+    config = transformers.AutoConfig.for_model("mixtral", vocab_size=vocab_size, **MIXTRAL)
     theirs = transformers.AutoModelForCausalLM.from_config(config).float().eval()
-    words = {"<|endoftext|>": 0} | {f"w{number}": number for number in range(1, 256)}
+    words = {"<|endoftext|>": 0} | {f"w{number}": number for number in range(1, vocab_size)}
     tokenizer = {
         "version": "1.0",
         "added_tokens": [],

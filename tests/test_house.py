@@ -11,7 +11,7 @@ import hypothesis
 
 ROOT = Path(__file__).parents[1]
 ORDER = (
-    ("errors", "files", "jaxprs", "limits", "machine_memory", "output", "program", "signals", "variables"),
+    ("errors", "files", "jaxprs", "largest", "limits", "machine_memory", "output", "program", "signals", "variables"),
     ("deadlines", "topology"),
     ("data", "mesh", "schedules"),
     ("experts",),

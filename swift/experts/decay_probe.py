@@ -28,7 +28,9 @@ def only_decays(optimizer: optax.GradientTransformation) -> bool:
     random = np.random.default_rng(0)
     gradients_SE = jnp.asarray(random.normal(size=(_NUM_STEPS, _NUM_ELEMENTS)), jnp.float32)
     params_E = jnp.asarray(random.normal(size=_NUM_ELEMENTS), jnp.float32)
-    state = optimizer.init(params_E)
+    state, state_of_zeros = optimizer.init(params_E), optimizer.init(jnp.zeros_like(params_E))
+    if not all(map(np.array_equal, jax.tree.leaves(state), jax.tree.leaves(state_of_zeros))):
+        return False  # it keeps where they were, and would see them elsewhere
     for gradients_E in gradients_SE[:-1]:
         _, state = optimizer.update(gradients_E, state, params_E)
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import jax
-import jax.extend
 import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
 from swift.errors import SettingError, check_count, check_number, error_line
 from swift.experts.decay_probe import only_decays
+from swift.experts.elementwise import why_not_elementwise
 
 LAYOUTS = ("decoupled", "coupled")
 _CHOICES = {
@@ -21,12 +21,6 @@ _CHOICES = {
     "memory": ("device", "pinned_host"),
     "layout": LAYOUTS,
 }
-
-# Primitives that mix the elements of an array: an update that applies one of these to a whole array is not elementwise.
-# Reductions of one-element arrays, which learning-rate schedules use, do not count. Random numbers are listed too,
-# because every rank would draw the same ones for its slice.
-_MIXING = ("reduce", "dot_general", "sort", "cum", "gather", "scatter", "conv", "fft", "qr", "svd", "eigh", "random")
-_PROBE_SHAPE = (128, 128)  # two large dims, where Adafactor factors its moments and Muon orthogonalises
 
 
 class OwnOptimizer(Protocol):
@@ -61,7 +55,7 @@ class OptimizerConfig:
     """The optimizer and its learning-rate schedule.
 
     Attributes:
-        name: elementwise optimizer of optax: ``adamw``, ``sgd``, ``lion``, ...
+        name: elementwise optimizer of optax or optax.contrib: ``adamw``, ``sgd``, ``lion``, ``ademamix``, ...
         options: further keyword arguments of the optimizer.
         transformation: optimizer of your own, instead of ``name`` and ``options``; None: there is none.
         schedule: learning-rate schedule of your own, instead of warm-up and cosine; None: there is none.
@@ -165,32 +159,29 @@ def make_optimizer(config: OptimizerConfig, num_steps: int) -> optax.GradientTra
 def _checked_optimizer(config: OptimizerConfig, num_steps: int) -> optax.GradientTransformation:
     if config.transformation is not None:
         return _own_optimizer(config, learning_rate(config, num_steps))
-    if not hasattr(optax, config.name) and hasattr(optax.contrib, config.name):
-        allowed = (
-            "is in optax.contrib, which is not supported: many of its optimizers mix the elements of an array, as "
-            "muon does, and every rank updates only a slice of each expert: use adamw, sgd, lion or another "
-            "elementwise optimizer"
-        )
-        raise SettingError("OptimizerConfig.name", config.name, allowed)
-    create = getattr(optax, config.name, None)
+    library = optax if hasattr(optax, config.name) else optax.contrib
+    create, name = getattr(library, config.name, None), f"{library.__name__}.{config.name}"
     if config.name.startswith("_") or not callable(create) or "learning_rate" not in _parameters(create):
         raise SettingError("OptimizerConfig.name", config.name, "optax has no such optimizer; try adamw, sgd or lion")
     options = [name for name in _parameters(create) if name != "learning_rate"]
     unknown = [name for name in config.options if name not in options]
     if unknown:
-        allowed = f"optax.{config.name} has no option {unknown[0]!r}; its options are {', '.join(options)}"
+        allowed = f"{name} has no option {unknown[0]!r}; its options are {', '.join(options)}"
         raise SettingError("OptimizerConfig.options", dict(config.options), allowed)
     try:
         optimizer = create(learning_rate(config, num_steps), **config.options)
-        mixing = mixing_primitive(optimizer)
+        reason = why_not_elementwise(optimizer)
+        decays = reason or config.decayed == "all" or only_decays(create(0.1, **config.options))
     except (TypeError, ValueError) as error:
         allowed = f"does not work with OptimizerConfig.options = {dict(config.options)} ({error})"
         raise SettingError("OptimizerConfig.name", config.name, allowed) from None
-    if mixing is not None:
-        raise SettingError("OptimizerConfig.name", config.name, _not_elementwise(mixing))
+    if reason is not None:
+        raise SettingError("OptimizerConfig.name", config.name, _not_elementwise(reason))
     if config.decayed != "all" and "weight_decay" not in options:
-        allowed = f"needs an optimizer with weight decay, such as adamw or lion, and optax.{config.name} has none"
+        allowed = f"needs an optimizer with weight decay, such as adamw or lion, and {name} has none"
         raise SettingError("OptimizerConfig.decayed", config.decayed, allowed)
+    if not decays:
+        raise SettingError("OptimizerConfig.decayed", config.decayed, _more_than_decay("name", config.name))
     return optimizer
 
 
@@ -212,25 +203,29 @@ def _own_optimizer(config: OptimizerConfig, rate: optax.Schedule) -> optax.Gradi
     assert own is not None
     try:
         optimizer = own.make(rate)
-        mixing = mixing_primitive(optimizer)
-        decays = mixing or config.decayed == "all" or only_decays(own.make(optax.constant_schedule(0.1)))
+        reason = why_not_elementwise(optimizer)
+        decays = reason or config.decayed == "all" or only_decays(own.make(optax.constant_schedule(0.1)))
     except Exception as error:  # raised by the user's code
         allowed = f"does not work: {error_line(error)}"
         raise SettingError("OptimizerConfig.transformation", own.name, allowed) from error
-    if mixing is not None:
-        raise SettingError("OptimizerConfig.transformation", own.name, _not_elementwise(mixing))
+    if reason is not None:
+        raise SettingError("OptimizerConfig.transformation", own.name, _not_elementwise(reason))
     if not decays:
-        allowed = (
-            f"must be 'all' with OptimizerConfig.transformation = {own.name!r}, which uses the parameters for more "
-            "than to add a multiple of them to gradients or updates, and would see zeros in place of those left out"
-        )
+        allowed = _more_than_decay("transformation", own.name)
         raise SettingError("OptimizerConfig.decayed", config.decayed, allowed)
     return optimizer
 
 
-def _not_elementwise(mixing: str) -> str:
+def _more_than_decay(setting: str, name: str) -> str:
     return (
-        f"is not elementwise (it applies {mixing!r} to a whole array), and every rank updates only a slice of "
+        f"must be 'all' with OptimizerConfig.{setting} = {name!r}, which uses the parameters for more "
+        "than to add a multiple of them to gradients or updates, and would see zeros in place of those left out"
+    )
+
+
+def _not_elementwise(reason: str) -> str:
+    return (
+        f"is not elementwise ({reason}), and every rank updates only a slice of "
         "each expert: use an elementwise optimizer such as adamw, sgd or lion"
     )
 
@@ -240,33 +235,6 @@ def _parameters(create: Any) -> list[str]:
         return list(inspect.signature(create).parameters)
     except (TypeError, ValueError):
         return []
-
-
-def mixing_primitive(optimizer: optax.GradientTransformation) -> str | None:
-    """Finds a primitive by which an update mixes the elements of an array; None if the update is elementwise.
-
-    >>> mixing_primitive(optax.sgd(0.1)) is None, mixing_primitive(optax.lamb(0.1))
-    (True, 'reduce_sum')
-    """
-    params = {"probe": jax.ShapeDtypeStruct(_PROBE_SHAPE, jnp.float32)}
-
-    def update(params: Any, gradients: Any) -> Any:
-        return optimizer.update(gradients, optimizer.init(params), params)
-
-    return _find_mixing(jax.make_jaxpr(update)(params, params).jaxpr)
-
-
-def _find_mixing(jaxpr: Any) -> str | None:
-    for equation in jaxpr.eqns:
-        large = any(getattr(v.aval, "size", 1) > 1 for v in (*equation.invars, *equation.outvars))
-        if large and equation.primitive.name.startswith(_MIXING):
-            return equation.primitive.name
-        for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda leaf: hasattr(leaf, "eqns")):
-            inner = getattr(value, "jaxpr", value)
-            found = _find_mixing(inner) if hasattr(inner, "eqns") else None
-            if found is not None:
-                return found
-    return None
 
 
 def narrow_moments(optimizer: optax.GradientTransformation, dtype: DTypeLike) -> optax.GradientTransformation:

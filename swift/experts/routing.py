@@ -12,6 +12,8 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
+from swift.largest import largest
+
 
 @dataclass(frozen=True)
 class Gating:
@@ -59,7 +61,7 @@ def route(logits_TE: Float[Array, "T E"], gating: Gating, bias_E: Float[Array, "
     scores_TE = jax.nn.softmax(logits_TE, axis=-1) if is_softmax else jax.nn.sigmoid(logits_TE)
     # Ranks by logits, because scores may underflow to zero and tie.
     ranked_TE = logits_TE if bias_E is None else scores_TE + bias_E.astype(scores_TE.dtype)[None]
-    _, choices_TK = lax.top_k(lax.stop_gradient(ranked_TE), top_k)
+    _, choices_TK = largest(lax.stop_gradient(ranked_TE), top_k)
     gates_TK = jnp.take_along_axis(scores_TE, choices_TK, axis=-1)
     if gating.is_normalized and is_softmax:
         gates_TK = gates_TK / jnp.sum(gates_TK, axis=-1, keepdims=True)

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from swift.errors import SettingError, check_count, check_number, check_seed
+from swift.largest import largest
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def choose(
     log_total_B = jax.nn.logsumexp(logits_BV, axis=1)
     if allowed_BV is not None:
         logits_BV = jnp.where(allowed_BV, logits_BV, -jnp.inf)
-    values_BK, candidates_BK = jax.lax.top_k(logits_BV, num_candidates)
+    values_BK, candidates_BK = largest(logits_BV, num_candidates)
     temperature_B = jnp.maximum(choices.temperature_B.astype(values_BK.dtype), 1e-6)
     weights_BK = jnp.exp((values_BK - values_BK[:, :1]) / temperature_B[:, None])
     weights_BK = jnp.where(jnp.arange(num_candidates)[None] < choices.top_k_B[:, None], weights_BK, 0)

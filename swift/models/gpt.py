@@ -22,6 +22,7 @@ from swift.experts import Load
 from swift.models.attention import Attention, AttentionKernel
 from swift.models.config import ModelConfig
 from swift.models.modules import Embedding, Head, Mlp, Router, make_network, positions_within
+from swift.models.own_block import check_block
 from swift.models.parameter_groups import Group, draw_parameters, root_key
 from swift.models.token_losses import sum_of_losses
 from swift.models.vocabulary import Copies, embed, embedding_gradient, share_size, sum_of_losses_in_shares
@@ -72,6 +73,7 @@ class GPT:
     slot_groups: Mapping[str, Group] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        check_block(self.config)
         config, num_moe = self.config, sum(self.config.moe_layers)
         network = partial(make_network, config, config.expert_width)
         groups = [

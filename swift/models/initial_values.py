@@ -7,7 +7,7 @@ Threefry, a number depends on its key and its position only.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,8 @@ from jax.extend.random import threefry_2x32
 from jax.typing import DTypeLike
 
 _SMALLEST_PIECE, _LARGEST_PIECE, _NUM_PIECES = 2**10, 2**20, 2**10
+_PERIOD = 4093
+"""Numbers after which those that stand in for a draw repeat: a prime, so that a transposed matrix is another one."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +61,11 @@ class DrawList:
     """Stands in for the keys of a module that is made, and lists its draws.
 
     Attributes:
-        draws: draws so far; the parameter of each is filled with its number, counted from -1 downwards.
+        mark: number that tells apart the lists of a module.
+        draws: draws so far; the parameter of each is filled with numbers that follow from its place in the list.
     """
 
+    mark: int
     draws: list[Draw] = field(default_factory=list)
     _num_keys: int = 0
 
@@ -73,12 +77,39 @@ class DrawList:
     def add(self, draw: Draw, shape: Sequence[int]) -> np.ndarray:
         """Lists a draw, and returns what stands for its numbers."""
         self.draws.append(draw)
-        return np.full(shape, -len(self.draws), draw.dtype)
+        return self._stand_in(len(self.draws) - 1, math.prod(shape), draw.dtype).reshape(shape)
 
     def found(self, leaf: Any) -> Draw | np.ndarray:
-        """Returns the draw of a parameter; or the parameter, if it is constant."""
+        """Returns the draw of a parameter; or the parameter, if it is none of the draws as it was drawn."""
         values = np.asarray(leaf).reshape(-1)
-        return self.draws[-int(values[0]) - 1] if values[0] < 0 else values
+        for number, draw in enumerate(self.draws):
+            if draw.dtype == values.dtype and np.array_equal(values, self._stand_in(number, values.size, draw.dtype)):
+                return draw
+        return values
+
+    def _stand_in(self, number: int, size: int, dtype: np.dtype) -> np.ndarray:
+        return np.resize(np.arange(_PERIOD) + (2 * number + self.mark + 1) * _PERIOD, size).astype(dtype)
+
+
+def list_draws(make: Callable[[Any], Sequence[Any]]) -> tuple[Draw | np.ndarray, ...] | None:
+    """Lists the initial values of a module: draws of normal numbers, or constants.
+
+    Args:
+        make: function that makes the module from keys, and returns its parameters.
+
+    Returns:
+        The initial value of each parameter; None if a parameter is neither, as where an initializer of another kind
+        draws it or a draw is scaled.
+    """
+    lists = [DrawList(0), DrawList(1)]
+    try:
+        one, other = ([draws.found(leaf) for leaf in make(draws)] for draws in lists)
+    except Exception:  # of whatever kind: code of the user's, which wants keys and not what stands for them
+        return None
+    # A constant is the same again; what was computed of a draw is not.
+    pairs = list(zip(one, other, strict=True))
+    alike = all(isinstance(a, Draw) or (not isinstance(b, Draw) and np.array_equal(a, b)) for a, b in pairs)
+    return tuple(one) if alike else None
 
 
 @dataclass(frozen=True)

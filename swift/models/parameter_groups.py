@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from swift.models.initial_values import Draw, DrawList, draw_all
+from swift.models.initial_values import Draw, draw_all, list_draws
 from swift.models.row_copies import join_by_rows, split_by_rows
 
 
@@ -86,12 +86,14 @@ class Group:
         return sum(math.prod(shape) for shape in self._template.shapes if len(shape) > 1)
 
     @cached_property
-    def initial_values(self) -> tuple[Draw | np.ndarray, ...]:
-        """Initial value of each parameter of a module: draws of normal numbers, or a constant."""
-        draws = DrawList()
+    def initial_values(self) -> tuple[Draw | np.ndarray, ...] | None:
+        """Initial value of each parameter of a module: draws of normal numbers, or a constant; None: see ``draw``."""
         with jax.ensure_compile_time_eval():  # this may be first asked for while a program is traced
-            leaves = self._template.treedef.flatten_up_to(nnx.state(self.create(draws)))  # type: ignore[arg-type]
-            return tuple(draws.found(leaf) for leaf in leaves)
+            return list_draws(lambda rngs: self._template.treedef.flatten_up_to(nnx.state(self.create(rngs))))
+
+    def draw(self, key: jax.Array) -> jax.Array:
+        """Draws the parameters of a module by its own initializers."""
+        return self.pack(nnx.state(self.create(nnx.Rngs(key))))
 
     def pack(self, state: Any) -> jax.Array:
         """Packs a module's state, with leaves ``[..., *shape]``, into ``[..., size]``."""
@@ -149,15 +151,21 @@ def root_key(seed: int) -> jax.Array:
 
 def _drawn(groups: Mapping[str, Group], key: jax.Array) -> dict[str, jax.Array]:
     keys_G = jax.random.split(key, len(groups))
-    draws: dict[tuple[str, int], tuple[Draw, jax.Array]] = {}
-    for (name, group), group_key in zip(groups.items(), keys_G, strict=True):
-        keys_LE = jax.random.split(group_key, (group.num_layers, group.num_classes))
-        for leaf, value in enumerate(group.initial_values):
-            if isinstance(value, Draw):
-                draws[name, leaf] = value, keys_LE
+    keys = {
+        name: jax.random.split(group_key, (group.num_layers, group.num_classes))
+        for (name, group), group_key in zip(groups.items(), keys_G, strict=True)
+    }
+    draws = {
+        (name, leaf): (value, keys[name])
+        for name, group in groups.items()
+        for leaf, value in enumerate(group.initial_values or ())
+        if isinstance(value, Draw)
+    }
     numbers = _numbers(groups, draws)
 
     def begun(name: str, group: Group) -> jax.Array:
+        if group.initial_values is None:
+            return jax.vmap(jax.vmap(group.draw))(keys[name])
         shape = (group.num_layers, group.num_classes)
         leaves = [
             numbers[name, leaf] if isinstance(value, Draw) else jnp.broadcast_to(value, (*shape, value.size))

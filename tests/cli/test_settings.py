@@ -71,9 +71,6 @@ SETTINGS = {
     "OptimizerConfig.name=adamv": "OptimizerConfig.name = 'adamv': optax has no such optimizer; try adamw, sgd or lion",
     "OptimizerConfig.name=3": "OptimizerConfig.name = 3: must be a text",
     "OptimizerConfig.name=lamb": f"OptimizerConfig.name = 'lamb': {ELEMENTWISE.format('reduce_sum')}",
-    "OptimizerConfig.name=muon": "OptimizerConfig.name = 'muon': is in optax.contrib, which is not supported: many of "
-    "its optimizers mix the elements of an array, as muon does, and every rank updates only a slice of each expert: "
-    "use adamw, sgd, lion or another elementwise optimizer",
     "OptimizerConfig.options=3": "OptimizerConfig.options = 3: must be a dictionary, such as {'b1': 0.9}",
     "OptimizerConfig.options={'learning_rate': 1}": "OptimizerConfig.options = {'learning_rate': 1}: optax.adamw has "
     "no option 'learning_rate'; its options are b1, b2, eps, eps_root, mu_dtype, weight_decay, mask, nesterov",

@@ -6,7 +6,8 @@ import optax
 import pytest
 
 from swift.errors import SettingError
-from swift.experts.optimizer_config import OptimizerConfig, learning_rate, make_optimizer, mixing_primitive
+from swift.experts.elementwise import why_not_elementwise
+from swift.experts.optimizer_config import OptimizerConfig, learning_rate, make_optimizer
 
 
 @pytest.mark.parametrize("name", ["adamw", "adam", "sgd", "lion", "rmsprop", "adagrad", "yogi", "adabelief"])
@@ -27,7 +28,7 @@ def test_elementwise_optimizers_update_slices_as_they_update_the_whole(name):
     np.testing.assert_array_equal(np.concatenate(sliced, axis=1), whole)
 
 
-@pytest.mark.parametrize("name", ["lamb", "lars", "adafactor", "novograd", "fromage"])
+@pytest.mark.parametrize("name", ["lamb", "lars", "adafactor", "novograd", "fromage", "dowg"])
 def test_optimizers_that_mix_numbers_are_refused_with_the_reason(name):
     with pytest.raises(
         SettingError, match=rf"OptimizerConfig\.name = '{name}': is not elementwise \(it applies 'reduce"
@@ -36,16 +37,29 @@ def test_optimizers_that_mix_numbers_are_refused_with_the_reason(name):
 
 
 def test_muon_is_refused():
-    assert mixing_primitive(optax.contrib.muon(0.1)) is not None
+    with pytest.raises(SettingError, match=r"OptimizerConfig\.name = 'muon': is not elementwise \(it applies '"):
+        make_optimizer(OptimizerConfig(name="muon", options={}), num_steps=100)
+
+
+@pytest.mark.parametrize("name", ["ademamix", "schedule_free_adamw"])
+def test_elementwise_optimizers_of_contrib_are_taken(name):
+    assert make_optimizer(OptimizerConfig(name=name, options={}), num_steps=100)
+
+
+def test_decay_of_matrices_needs_an_optimizer_that_uses_parameters_for_decay_alone():
+    config = OptimizerConfig(name="schedule_free_adamw", options={"weight_decay": 0.1}, decayed="matrices")
+    with pytest.raises(SettingError, match=r"must be 'all' with OptimizerConfig\.name = 'schedule_free_adamw'"):
+        make_optimizer(config, num_steps=100)
+    assert make_optimizer(OptimizerConfig(name="lion", options={"weight_decay": 0.1}, decayed="matrices"), 100)
 
 
 def test_noise_is_refused_because_all_ranks_would_draw_the_same():
-    assert mixing_primitive(optax.noisy_sgd(0.1, key=jax.random.key(0))) is not None
+    assert why_not_elementwise(optax.noisy_sgd(0.1, key=jax.random.key(0))) is not None
 
 
 def test_a_clip_by_norm_inside_the_chain_is_refused():
     chain = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1))
-    assert mixing_primitive(chain) is not None
+    assert why_not_elementwise(chain) is not None
 
 
 @pytest.mark.parametrize(

@@ -55,15 +55,16 @@ def multiply_in_loops(
 def weight_gradient_in_loops(
     x_PX: Float[Array, "P X"], dy_PY: Float[Array, "P Y"], groups: Groups, block: int
 ) -> Float[Array, "S X Y"]:
-    """Computes the gradient ``[S, X, Y]`` of the weights by loops over slots and rows, in at least float32."""
-    if x_PX.shape[1] > dy_PY.shape[1]:  # transposes the narrower of the two, once: transposing in each step is slower
-        return weight_gradient_in_loops(dy_PY, x_PX, groups, block).swapaxes(1, 2)
-    wide, x_XP = jnp.promote_types(x_PX.dtype, jnp.float32), x_PX.T
+    """Computes the gradient ``[S, X, Y]`` of the weights by loops over slots and rows, in at least float32.
+
+    Rows are multiplied as they lie: a transposed copy of all of them takes up to a third of the time.
+    """
+    wide, contracted = jnp.promote_types(x_PX.dtype, jnp.float32), ((0,), (0,))
 
     def slot(s: jax.Array, total_SXY: jax.Array) -> jax.Array:
         def step(at: jax.Array, size: int, sum_XY: jax.Array) -> jax.Array:
-            x, dy = lax.dynamic_slice_in_dim(x_XP, at, size, axis=1), lax.dynamic_slice_in_dim(dy_PY, at, size)
-            return sum_XY + jnp.matmul(x, dy, preferred_element_type=wide)
+            x, dy = (lax.dynamic_slice_in_dim(rows, at, size) for rows in (x_PX, dy_PY))
+            return sum_XY + lax.dot_general(x, dy, (contracted, ((), ())), preferred_element_type=wide)
 
         none_XY, steps = _zeros(total_SXY.shape[1:], wide, groups), _steps(block, x_PX.shape[0])
         sum_XY = _in_steps(groups.start_S[s], groups.size_S[s], steps, step, none_XY)

@@ -15,6 +15,7 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from swift.largest import largest
 from swift.models.vocabulary.row_look_up import NONE, Requests, requests_at_once
 
 TOKENS_PER_ROW = 16
@@ -57,7 +58,8 @@ def choose_hot_rows(
     def choose() -> jax.Array:
         row_n = jnp.where(iteration_n < 0, num_iterations, iteration_n)  # -1 would be the last one
         count_KV, _ = lax.scan(add, jnp.zeros((num_iterations, vocab_size), jnp.int32), (tokens_nT, row_n))
-        most_KH, row_KH = lax.top_k(count_KV, num_hot)
+        # As float32, which XLA:CPU need not sort; at most one for each micro-batch, so they stay exact.
+        most_KH, row_KH = largest(count_KV.astype(jnp.float32), num_hot)
         return jnp.sort(jnp.where(most_KH > 1, row_KH.astype(jnp.int32), NONE))
 
     # Most workers of a pipeline embed nothing. Counting is local, so it may be in a branch that only some of them take.

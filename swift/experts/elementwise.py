@@ -1,0 +1,286 @@
+"""A check that an optimizer is elementwise: an element of an update depends on no other element of any array.
+
+Every rank updates only a slice of each expert, in arrays of any shape. So the update is traced for two small arrays,
+and its equations are followed one by one, with the elements that each number depends on. An operation that takes
+scalars as well as arrays works on each element alone. Any other one is tried: numbers that it reads are changed one at
+a time, to see which of its results change.
+
+Legend: N elements of the small arrays together.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxprs_in_params
+
+from swift.jaxprs import bind, read, scan_counts
+
+_SMALL = (3, 4), (2, 5)
+_OTHER = ((128, 128), (128, 256)), ((5,), (7,))
+"""Large dims, where Adafactor factors its moments and Muon orthogonalises; and a vector, which masks may leave out."""
+_FILLS = 0, 1, 2
+_CHANGES = -2, 0, 1, 3, np.nan
+
+
+class _Origin(NamedTuple):
+    """Source of the elements of an array."""
+
+    elements: np.ndarray  # bool[*shape, N], the elements of the small arrays that each one depends on
+    by_place: bool = False  # whether elements may differ although all that they depend on is alike
+    causes: tuple[str, ...] = ()  # operations that are not elementwise on the way, those that mix elements first
+
+
+def why_not_elementwise(optimizer: optax.GradientTransformation) -> str | None:
+    """Says why an optimizer cannot update slices of arrays as it updates the whole; None: it can.
+
+    >>> why_not_elementwise(optax.sgd(0.1)), why_not_elementwise(optax.lamb(0.1))
+    (None, "it applies 'reduce_sum' to a whole array")
+    """
+    small, shapes = _traced(optimizer, _SMALL)
+    ends = np.cumsum([np.prod(shape) for shape in _SMALL])
+    own = {
+        shape: np.eye(ends[-1], dtype=bool)[end - np.prod(shape) : end].reshape(*shape, -1)
+        for shape, end in zip(_SMALL, ends, strict=True)
+    }
+    given = [own.get(aval.shape, np.zeros((*aval.shape, ends[-1]), bool)) for aval in small.in_avals]
+    origins = _Origins(int(ends[-1]))
+    results = origins.of(small, [_Origin(elements) for elements in given])
+    for aval, result in zip(shapes, results, strict=True):
+        depends_on_others = result.elements & ~own[aval.shape] if aval.shape in own else result.elements
+        if depends_on_others.any() or result.by_place:
+            return f"it applies {result.causes[0]!r} to a whole array"
+    if odd := [list(aval.shape) for aval in shapes if aval.shape and aval.shape not in own]:
+        return (
+            f"it keeps an array of shape {odd[0]} of parameters of shapes {' and '.join(map(str, map(list, _SMALL)))}"
+        )
+    if any(list(origins.outline(_traced(optimizer, other)[0])) != list(origins.outline(small)) for other in _OTHER):
+        return "it does something else with arrays of another shape"
+    return None
+
+
+def _traced(optimizer: optax.GradientTransformation, shapes: Sequence[tuple[int, ...]]) -> tuple[ClosedJaxpr, Any]:
+    """The jaxpr of the first state, an update and the next state, and the shapes of these."""
+    params = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+
+    def step(gradients: Any, state: Any, params: Any) -> Any:
+        return optimizer.init(params), optimizer.update(gradients, state, params)
+
+    jaxpr, results = jax.make_jaxpr(step, return_shape=True)(params, jax.eval_shape(optimizer.init, params), params)
+    return jaxpr, jax.tree.leaves(results)
+
+
+@dataclass
+class _Origins:
+    """Follows the elements through equations.
+
+    Attributes:
+        total: N.
+        scalar: whether operations take scalars, by name and options.
+    """
+
+    total: int
+    scalar: dict[tuple[Any, ...], bool] = field(default_factory=dict)
+
+    def of(self, closed: ClosedJaxpr, given: Sequence[_Origin]) -> list[_Origin]:
+        """The origins of a program's results, from those of its inputs."""
+        constants = [self._constant(value) for value in closed.consts]
+        inputs = *closed.jaxpr.constvars, *closed.jaxpr.invars
+        env: dict[Var, _Origin] = dict(zip(inputs, (*constants, *given), strict=True))
+
+        def origin(atom: Any) -> _Origin:
+            return self._constant(atom.val) if isinstance(atom, Literal) else read(env, atom)
+
+        for equation in closed.jaxpr.eqns:
+            results = self._results(equation, [origin(atom) for atom in equation.invars])
+            env |= zip(equation.outvars, results, strict=True)
+        return [origin(atom) for atom in closed.jaxpr.outvars]
+
+    def outline(self, jaxpr: Jaxpr | ClosedJaxpr) -> Iterator[Any]:
+        """Yields what a program computes, whatever the shapes: its elementwise operations, and numbers in it."""
+        for equation in _open(jaxpr).eqns:
+            numbers = [atom.val for atom in equation.invars if isinstance(atom, Literal) and np.ndim(atom.val) == 0]
+            inner = list(jaxprs_in_params(equation.params))
+            if not inner and self._takes_scalars(equation):
+                yield equation.primitive.name, str(equation.params), str(numbers)
+            else:  # numbers that are no indices
+                yield from (str(number) for number in numbers if jnp.issubdtype(jnp.result_type(number), jnp.inexact))
+            for each in inner:
+                yield from self.outline(each)
+
+    def _constant(self, value: Any) -> _Origin:
+        is_key = jnp.issubdtype(jnp.result_type(value), jax.dtypes.extended)
+        by_place = np.size(value) > 1 and (is_key or len(np.unique(np.asarray(value))) > 1)
+        return _Origin(np.zeros((*np.shape(value), self.total), bool), by_place, ("constant",) * by_place)
+
+    def _joined(self, origins: Sequence[_Origin], shape: tuple[int, ...]) -> _Origin:
+        """The origin of elements that are computed of the same elements of several arrays, or of scalars."""
+        elements = np.zeros((*shape, self.total), bool)
+        for one in origins:
+            elements |= one.elements
+        causes = tuple(dict.fromkeys(cause for one in origins for cause in one.causes))
+        return _Origin(elements, any(one.by_place for one in origins), causes)
+
+    def _results(self, equation: JaxprEqn, given: Sequence[_Origin]) -> list[_Origin]:
+        name, params, inner = equation.primitive.name, equation.params, list(jaxprs_in_params(equation.params))
+        if name == "cond":
+            return self._of_branches(params["branches"], given)
+        if name == "scan":
+            return self._of_scan(params, given)
+        if name == "while":
+            return self._of_while(params, given)
+        if len(inner) == 1 and [_shape(v) for v in _open(inner[0]).invars] == [_shape(v) for v in equation.invars]:
+            return self.of(_closed(inner[0]), given)
+        shapes = {_shape(var) for var in equation.outvars}
+        is_alike = len(shapes) == 1 and {_shape(var) for var in equation.invars} <= {(), *shapes}
+        if is_alike and (shapes == {()} or self._takes_scalars(equation)):
+            return [self._joined(given, _shape(var)) for var in equation.outvars]
+        return self._tried(equation, given)
+
+    def _takes_scalars(self, equation: JaxprEqn) -> bool:
+        """Whether an operation could be applied to scalars, too: then it does not mix the elements of arrays."""
+        kind = equation.primitive.name, str(equation.params), *(str(_dtype(var)) for var in equation.invars)
+        if kind not in self.scalar:
+            scalars = [jax.ShapeDtypeStruct((), _dtype(var)) for var in equation.invars]
+            try:  # to compile it, too: not every operation checks its options before
+                traced = jax.jit(lambda *values: bind(equation, values)).trace(*scalars)
+                traced.lower(lowering_platforms=("cpu",))
+                self.scalar[kind] = all(var.shape == () for var in jax.tree.leaves(traced.out_info))
+            except Exception:  # of whatever kind an operation raises
+                self.scalar[kind] = False
+        return self.scalar[kind]
+
+    def _of_branches(self, branches: Sequence[ClosedJaxpr], given: Sequence[_Origin]) -> list[_Origin]:
+        index, *operands = given
+        results = [self.of(branch, operands) for branch in branches]
+        return [self._joined((index, *each), each[0].elements.shape[:-1]) for each in zip(*results, strict=True)]
+
+    def _of_scan(self, params: Any, given: Sequence[_Origin]) -> list[_Origin]:
+        num_consts, num_carry = scan_counts(params)
+        consts, carry, stacks = given[:num_consts], given[num_consts:][:num_carry], given[num_consts + num_carry :]
+        stacks, rows = [one._replace(causes=(*one.causes, "scan")) for one in stacks], []
+        for turn in range(params["length"])[:: -1 if params["reverse"] else 1]:
+            results = self.of(
+                params["jaxpr"], [*consts, *carry, *(one._replace(elements=one.elements[turn]) for one in stacks)]
+            )
+            carry = results[:num_carry]
+            rows.append((turn, results[num_carry:]))
+        columns = zip(*(row for _, row in sorted(rows, key=lambda row: row[0])), strict=True)
+        return [*carry, *(self._stacked(column) for column in columns)]
+
+    def _stacked(self, column: Sequence[_Origin]) -> _Origin:
+        """The origin of equal parts of an array, one after the other."""
+        causes = self._joined(column, column[0].elements.shape[:-1]).causes
+        return _Origin(np.stack([one.elements for one in column]), any(one.by_place for one in column), causes)
+
+    def _of_while(self, params: Any, given: Sequence[_Origin]) -> list[_Origin]:
+        counts = params["cond_nconsts"], params["body_nconsts"]
+        of_condition, of_body, carry = given[: counts[0]], given[counts[0] : sum(counts)], given[sum(counts) :]
+
+        def once(carry: Sequence[_Origin]) -> list[_Origin]:
+            (goes_on,) = self.of(params["cond_jaxpr"], [*of_condition, *carry])
+            after = self.of(params["body_jaxpr"], [*of_body, *carry])
+            return [self._joined((goes_on, one), one.elements.shape[:-1]) for one in after]
+
+        return self._repeated(carry, once)
+
+    def _repeated(self, carry: Sequence[_Origin], once: Callable[[Sequence[_Origin]], list[_Origin]]) -> list[_Origin]:
+        """The origins of what a loop carries, after any number of turns."""
+        while True:
+            after = [self._joined(pair, pair[0].elements.shape[:-1]) for pair in zip(carry, once(carry), strict=True)]
+            if all(
+                new.by_place == old.by_place and np.array_equal(new.elements, old.elements)
+                for new, old in zip(after, carry, strict=True)
+            ):
+                return after
+            carry = after
+
+    def _tried(self, equation: JaxprEqn, given: Sequence[_Origin]) -> list[_Origin]:
+        """The origins of results of an operation that is tried; whatever cannot be tried mixes all elements."""
+        shapes, name = [_shape(var) for var in equation.outvars], equation.primitive.name
+        try:
+            readers, by_place = _trial(equation, given)
+        except Exception:  # of whatever kind an operation raises
+            sizes = [one.elements[..., 0].size for one in given]
+            readers = [[np.ones((math.prod(shape), size), bool) for size in sizes] for shape in shapes]
+            by_place = [True] * len(shapes)
+        before = self._joined(
+            [one._replace(elements=np.any(one.elements.reshape(-1, self.total), axis=0)) for one in given], ()
+        )
+        most = max((one.elements.sum(axis=-1).max(initial=0) for one in given), default=0)
+        results = []
+        for shape, of_inputs, is_by_place in zip(shapes, readers, by_place, strict=True):
+            elements = np.zeros((math.prod(shape), self.total), bool)
+            for reads, one in zip(of_inputs, given, strict=True):
+                elements = elements | (reads @ one.elements.reshape(-1, self.total))
+            causes = before.causes
+            if elements.any() or is_by_place:
+                causes = (name, *causes) if elements.sum(axis=1).max(initial=0) > most else (*causes, name)
+            is_array = math.prod(shape) > 1
+            results.append(_Origin(elements.reshape(*shape, -1), is_array and (is_by_place or before.by_place), causes))
+        return results
+
+
+def _trial(equation: JaxprEqn, given: Sequence[_Origin]) -> tuple[list[list[np.ndarray]], list[bool]]:
+    """Runs an operation on numbers, and again with one of them changed.
+
+    Returns:
+        (for each result and input bool[result size, input size], which number depends on which; for each result,
+        whether its elements differ where those of each input are alike).
+    """
+    random, atoms = np.random.default_rng(0), equation.invars
+
+    def run(inputs: Sequence[Any]) -> list[np.ndarray]:
+        values = [atom.val if isinstance(atom, Literal) else value for atom, value in zip(atoms, inputs, strict=True)]
+        return [np.asarray(result).ravel() for result in bind(equation, [jnp.asarray(value) for value in values])]
+
+    def numbers(atom: Any, fill: int | None) -> np.ndarray:
+        values = random.integers(0, 3, _shape(atom)) if fill is None else np.full(_shape(atom), fill)
+        return values.astype(_dtype(atom))
+
+    by_place = [False] * len(equation.outvars)
+    for fill in _FILLS:
+        alike = run([numbers(atom, fill + index) for index, atom in enumerate(atoms)])
+        by_place = [
+            known or bool(_differ(result, result[:1]).any()) for known, result in zip(by_place, alike, strict=True)
+        ]
+    readers = [[np.zeros((math.prod(_shape(o)), math.prod(_shape(i))), bool) for i in atoms] for o in equation.outvars]
+    for base_fill in (*_FILLS, None):
+        inputs = [numbers(atom, base_fill) for atom in atoms]
+        base = run(inputs)
+        for number, one in enumerate(given):
+            for place in range(inputs[number].size) if one.elements.any() else ():
+                for change in _CHANGES:
+                    if np.isnan(change) and not jnp.issubdtype(inputs[number].dtype, jnp.inexact):
+                        continue
+                    changed = inputs[number].copy()
+                    changed.flat[place] = np.asarray(change).astype(changed.dtype)
+                    results = run([*inputs[:number], changed, *inputs[number + 1 :]])
+                    for reads, old, new in zip(readers, base, results, strict=True):
+                        reads[number][:, place] |= _differ(old, new)
+    return readers, by_place
+
+
+def _differ(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    return (one != other) & ((one == one) | (other == other))
+
+
+def _shape(atom: Any) -> tuple[int, ...]:
+    return atom.aval.shape
+
+
+def _dtype(atom: Any) -> Any:
+    return atom.aval.dtype
+
+
+def _open(jaxpr: Jaxpr | ClosedJaxpr) -> Jaxpr:
+    return jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
+
+
+def _closed(jaxpr: Jaxpr | ClosedJaxpr) -> ClosedJaxpr:
+    return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
