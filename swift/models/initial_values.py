@@ -53,7 +53,11 @@ class Normal:
         dtype = jax.dtypes.canonicalize_dtype(float if dtype is None else dtype)
         if isinstance(key, _ListedKey):
             return key.owner.add(Draw(key.number, self.std, dtype), shape)
-        return jax.random.normal(key, tuple(shape), dtype) * jnp.array(self.std, dtype)
+        # ``jax.random.normal`` times ``std``, with the two constants multiplied first: whether XLA does so depends on its
+        # version, and a seed stands for the same parameters in all of them.
+        lowest = np.nextafter(np.array(-1, dtype), np.array(0, dtype), dtype=dtype)
+        uniform = jax.random.uniform(key, tuple(shape), dtype, lowest, 1)
+        return lax.erf_inv(uniform) * (np.sqrt(2).astype(dtype) * np.asarray(self.std, dtype))
 
 
 @dataclass
@@ -77,18 +81,25 @@ class DrawList:
     def add(self, draw: Draw, shape: Sequence[int]) -> np.ndarray:
         """Lists a draw, and returns what stands for its numbers."""
         self.draws.append(draw)
-        return self._stand_in(len(self.draws) - 1, math.prod(shape), draw.dtype).reshape(shape)
+        return np.resize(self._period(len(self.draws) - 1, draw.dtype), shape)
 
     def found(self, leaf: Any) -> Draw | np.ndarray:
         """Returns the draw of a parameter; or the parameter, if it is none of the draws as it was drawn."""
         values = np.asarray(leaf).reshape(-1)
         for number, draw in enumerate(self.draws):
-            if draw.dtype == values.dtype and np.array_equal(values, self._stand_in(number, values.size, draw.dtype)):
+            if draw.dtype == values.dtype and _repeats(values, self._period(number, draw.dtype)):
                 return draw
         return values
 
-    def _stand_in(self, number: int, size: int, dtype: np.dtype) -> np.ndarray:
-        return np.resize(np.arange(_PERIOD) + (2 * number + self.mark + 1) * _PERIOD, size).astype(dtype)
+    def _period(self, number: int, dtype: np.dtype) -> np.ndarray:
+        return (np.arange(_PERIOD) + (2 * number + self.mark + 1) * _PERIOD).astype(dtype)
+
+
+def _repeats(values: np.ndarray, period: np.ndarray) -> bool:
+    """Whether values are a period, again and again; without a copy of them, which may be gigabytes."""
+    whole = len(values) // len(period) * len(period)
+    rest = values[whole:]
+    return np.array_equal(rest, period[: len(rest)]) and bool((values[:whole].reshape(-1, len(period)) == period).all())
 
 
 def list_draws(make: Callable[[Any], Sequence[Any]]) -> tuple[Draw | np.ndarray, ...] | None:
