@@ -53,7 +53,7 @@ class Normal:
         dtype = jax.dtypes.canonicalize_dtype(float if dtype is None else dtype)
         if isinstance(key, _ListedKey):
             return key.owner.add(Draw(key.number, self.std, dtype), shape)
-        # ``jax.random.normal`` times ``std``, with the two constants multiplied first: whether XLA does so depends on its
+        # ``jax.random.normal`` times ``std``, with the constants multiplied first: whether XLA does so depends on its
         # version, and a seed stands for the same parameters in all of them.
         lowest = np.nextafter(np.array(-1, dtype), np.array(0, dtype), dtype=dtype)
         uniform = jax.random.uniform(key, tuple(shape), dtype, lowest, 1)
