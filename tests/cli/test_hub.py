@@ -22,6 +22,7 @@ from swift.models import GPT, ModelConfig
 from swift.models.hugging_face import TensorLocation, read_decoder, tensor_locations, write_decoder
 from swift.train import Experiment
 from swift.train.hugging_face import import_hugging_face
+from swift.train.hugging_face.companions import generation_of
 from swift.train.hugging_face.exporting import decoder_of
 
 numpy_files = pytest.importorskip("safetensors.numpy")
@@ -198,6 +199,10 @@ def test_what_stands_beside_the_weights_comes_back(tmp_path):
     assert json.loads((again / "generation_config.json").read_text()) == tokens | generation
     assert load_stored(tmp_path / "model", "MODEL", None).data.tokenizer.separator == 3
     again.rename(tmp_path / "theirs again")
+    other = replace(load_stored(tmp_path / "model", "MODEL", None).data.tokenizer, path=str(tmp_path / "mine.json"))
+    shutil.copyfile(theirs / "tokenizer.json", other.path)
+    shutil.copyfile(theirs / "generation_config.json", tmp_path / "generation_config.json")  # of another tokenizer
+    assert generation_of(other) == {"eos_token_id": 3}
     (tmp_path / "model" / "generation_config.json").write_text("[")
     assert main(["export", str(tmp_path / "model"), "--format", "hf", "--out", str(again)]) == 2
     assert not again.exists()
@@ -381,7 +386,7 @@ MISTAKES = {
     ),
     "an end of a document that is no number": (
         lambda path: replaced(path / "config.json", '"eos_token_id": 0', '"eos_token_id": [[0]]'),
-        "has no token [0], which config.json names as eos_token_id",
+        "has no token [[0]], which config.json names as eos_token_id",
     ),
     "a token whose number is none": (
         lambda path: replaced(path / "tokenizer.json", '"added_tokens": []', '"added_tokens": [{"id": [0]}]'),

@@ -1,6 +1,7 @@
 """The files beside the weights of a model of the hub: its tokenizer's files, and how texts are generated from it.
 
-A model directory keeps these files beside ``tokenizer.json``, and an export finds them there.
+A model directory keeps these files beside ``tokenizer.json``, and an export finds them there. They belong to a
+tokenizer's file of that name alone: another one may stand in a directory of a different tokenizer.
 """
 
 import json
@@ -58,8 +59,10 @@ def generation_of(tokenizer: TokenizerFile) -> dict[str, Any]:
     Raises:
         SettingError: the tokenizer or that file is damaged.
     """
-    with renamed_settings({"DIR": "TokenizerFile.path"}):
-        said = read_generation(Path(tokenizer.path).parent, {})
+    said: dict[str, Any] = {}
+    if Path(tokenizer.path).name == TOKENIZER:
+        with renamed_settings({"DIR": "TokenizerFile.path"}):
+            said = read_generation(Path(tokenizer.path).parent, {})
     ends = said.get(END)
     others = [] if ends is None else ends if isinstance(ends, list) else [ends]
     if tokenizer.separator not in others:
@@ -81,8 +84,10 @@ def special_tokens(generation: Mapping[str, Any], vocab_size: int) -> dict[str, 
 
 def write_tokenizer(tokenizer: TokenizerFile, made: Path) -> None:
     """Writes the files from which ``transformers`` makes a tokenizer with the same tokens."""
-    copy_tokenizer(Path(tokenizer.path).parent, made)
-    shutil.copyfile(tokenizer.path, made / TOKENIZER)
+    if Path(tokenizer.path).name == TOKENIZER:
+        copy_tokenizer(Path(tokenizer.path).parent, made)
+    else:
+        shutil.copyfile(tokenizer.path, made / TOKENIZER)
     if (made / TOKENIZER_CONFIG).exists():
         return
     # Without a class transformers would make the family's own one out of the vocabulary, with other rules.

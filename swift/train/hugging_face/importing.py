@@ -167,17 +167,17 @@ def _read_tokenizer(generation: Mapping[str, Any], path: Path) -> TokenizerFile:
 
 
 def _end_of_document(generation: Mapping[str, Any], path: Path) -> str:
-    """The token that the model ends a text with."""
-    ends = generation.get(END)
-    end = ends[0] if isinstance(ends, list) and ends else ends
+    """The token that the model ends a text with: of several, the first that the tokenizer has."""
     said = read_object(path)
     model, added = said.get("model"), said.get("added_tokens") or []
     if not isinstance(added, list):
         raise SettingError("DIR", str(path), f"has added_tokens = {added!r:.40}, which is not a list")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     of_model = vocabulary.items() if isinstance(vocabulary, dict) else ()
-    texts = [token.get("content") for token in added if isinstance(token, dict) and token.get("id") == end]
-    texts += [text for text, number in of_model if number == end]
-    if not texts or not isinstance(texts[0], str):
-        raise SettingError("DIR", str(path), f"has no token {end!r:.40}, which {CONFIG} names as {END}")
-    return texts[0]
+    ends = generation.get(END)
+    for end in ends if isinstance(ends, list) else [ends]:
+        texts = [token.get("content") for token in added if isinstance(token, dict) and token.get("id") == end]
+        texts += [text for text, number in of_model if number == end]
+        if texts and isinstance(texts[0], str):
+            return texts[0]
+    raise SettingError("DIR", str(path), f"has no token {ends!r:.40}, which {CONFIG} names as {END}")
