@@ -267,6 +267,7 @@ def other_value(key, value):
 
 
 NOT_OF_MODELS = {"transformers_version", "architectures", "model_type", "id2label", "label2id", "problem_type"}
+NOT_OF_MODELS |= {"return_dict", "is_encoder_decoder", "output_attentions", "output_hidden_states"}
 OF_ALL = ("layer_types", "rope_scaling", "partial_rotary_factor", "original_max_position_embeddings", "is_causal")
 
 
