@@ -254,7 +254,7 @@ def other_value(key, value):
         "attention_chunk_size": 4,
         "is_causal": False,
         "rope_theta": 300.0,
-        "head_dim": 8,
+        "head_dim": 16,
         "dtype": "float32",
     }
     if key in special:
@@ -268,13 +268,15 @@ def other_value(key, value):
 
 NOT_OF_MODELS = {"transformers_version", "architectures", "model_type", "id2label", "label2id", "problem_type"}
 NOT_OF_MODELS |= {"return_dict", "is_encoder_decoder", "output_attentions", "output_hidden_states"}
-OF_ALL = ("layer_types", "rope_scaling", "partial_rotary_factor", "original_max_position_embeddings", "is_causal")
+OF_ALL = ("layer_types", "partial_rotary_factor", "is_causal", "attention_chunk_size")
+OF_ALL += ("rope_scaling", "rope_theta", "original_max_position_embeddings")
 
 
 @pytest.mark.parametrize("kind", ["olmoe", "mixtral", "qwen3_moe"])
 def test_every_key_of_a_configuration_is_read_or_refused_or_has_no_effect(kind, tmp_path, capsys):
     """Each key of the library's class, changed alone: logits are theirs, or a line names the key or a size."""
-    theirs = transformers.AutoConfig.for_model(kind, **COMMON | KINDS[kind])
+    head_dim = {"head_dim": 8} if kind == "mixtral" else {}  # with null transformers 5.24 fails to compute YaRN
+    theirs = transformers.AutoConfig.for_model(kind, **COMMON | KINDS[kind] | head_dim)
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(theirs)
     with torch.no_grad():
@@ -285,7 +287,7 @@ def test_every_key_of_a_configuration_is_read_or_refused_or_has_no_effect(kind, 
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<|endoftext|>"))
     tokenizer.save(str(tmp_path / "theirs" / "tokenizer.json"))
     path, kept = tmp_path / "theirs", config_of(tmp_path / "theirs")
-    keys = {field.name for field in dataclasses.fields(type(theirs))} | {*kept, *OF_ALL, "attention_chunk_size"}
+    keys = {field.name for field in dataclasses.fields(type(theirs))} | {*kept, *OF_ALL}
     inputs, _ = batch()
     decoders, outcomes = {}, {}
     for key in sorted(keys - NOT_OF_MODELS):
