@@ -8,7 +8,7 @@ from swift.data.loader import Loader, check_same_data
 from swift.data.pipeline import ConnectHosts, InputPlan, Pipeline, Resources, Samples, plain_plan, plan_input
 from swift.data.records import Rows
 from swift.data.sources import Document, InMemory, StandardLibrary, StreamSource, TextFiles, TextSource, TokenFile
-from swift.data.tokenizer import ByteTokenizer, Tokenizer, TokenizerFile, prompt_tokens
+from swift.data.tokenizer import ByteTokenizer, Tokenizer, TokenizerFile, prompt_tokens, text_tokens
 from swift.data.windows import Batch
 
 __all__ = [
@@ -40,4 +40,5 @@ __all__ = [
     "plan_input",
     "prompt_tokens",
     "readings",
+    "text_tokens",
 ]

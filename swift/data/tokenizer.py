@@ -143,6 +143,10 @@ class TokenizerFile:
 
 def prompt_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
     """Returns the tokens of a prompt, with the one that it begins with; an empty prompt is at least a separator."""
+    return text_tokens(tokenizer, text) or [tokenizer.separator]
+
+
+def text_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Returns the tokens of a text that nothing comes before, with the one that such texts begin with."""
     begin = tokenizer.begin if isinstance(tokenizer, TokenizerFile) else None
-    tokens = [int(token) for token in tokenizer.encode(text)]
-    return ([] if begin is None else [begin]) + tokens or [tokenizer.separator]
+    return ([] if begin is None else [begin]) + [int(token) for token in tokenizer.encode(text)]

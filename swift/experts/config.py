@@ -121,6 +121,11 @@ class ExpertConfig:
         normalize = False if self.is_deepspeed else self.normalize_gates  # DeepSpeed's are normalized after drops
         return Gating(self.top_k, self.scores, normalize, self.gate_scale)
 
+    @property
+    def normalizes_gates(self) -> bool:
+        """Whether the gates of a token sum to ``gate_scale`` where none of its choices is dropped."""
+        return self.top_k > 1 if self.is_deepspeed else self.gating.is_normalized
+
     def rows_per_class(self, local_tokens: int) -> int | None:
         """Tokens of an expert that one source rank may send, by DeepSpeed's rules; None: as many as slots have room."""
         if not self.is_deepspeed:

@@ -61,7 +61,8 @@ class Rope:
             return self.channels * math.log(ratio) / (2 * math.log(self.theta))
 
         low, high = max(math.floor(pair(_FAST)), 0), min(math.ceil(pair(_SLOW)), self.channels - 1)
-        ramp_F = (np.arange(self.channels // 2) - low) / max(high - low, 0.001)
+        # Where one bound has passed the other, the ramp falls, as in the code of the paper's authors.
+        ramp_F = (np.arange(self.channels // 2) - low) / (high - low or 0.001)
         return 1 - np.clip(ramp_F, 0, 1)
 
     def rotate(self, x_BTHC: Float[Array, "B T H C"], position_BT: Int[Array, "#B T"]) -> Float[Array, "B T H C"]:

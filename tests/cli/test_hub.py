@@ -1,11 +1,13 @@
 """``swift import`` and ``swift export --format hf`` without torch: refusals, and a run that begins with a model."""
 
+import itertools
 import json
 import os
 import re
 import shutil
 import signal
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,9 +15,15 @@ import pytest
 from swift.cli.configuration import load_stored
 from swift.cli.main import main
 from swift.data import prompt_tokens
-from swift.models import GPT
-from swift.models.hugging_face import TensorLocation, read_decoder, tensor_locations
+from swift.errors import SettingError
+from swift.experts import ExpertConfig
+from swift.experts.placement import Static
+from swift.models import GPT, ModelConfig
+from swift.models.hugging_face import TensorLocation, read_decoder, tensor_locations, write_decoder
+from swift.train import Experiment
 from swift.train.hugging_face import import_hugging_face
+from swift.train.hugging_face.companions import generation_of
+from swift.train.hugging_face.exporting import decoder_of
 
 numpy_files = pytest.importorskip("safetensors.numpy")
 pytest.importorskip("tokenizers")
@@ -100,6 +108,194 @@ def test_every_tensor_of_several_files_comes_back(hub, imported, tmp_path):
     }
     assert json.loads((tmp_path / "again" / "tokenizer.json").read_text()) == TOKENIZER
     assert json.loads((tmp_path / "again" / "generation_config.json").read_text()) == {"eos_token_id": 0}
+
+
+def exported(theirs, home):
+    """A directory imported and exported again."""
+    assert main(["import", str(theirs), "--out", str(home / "model")]) == 0
+    assert main(["export", str(home / "model"), "--format", "hf", "--out", str(home / "again")]) == 0
+    return home / "again"
+
+
+def rewritten(theirs, tensors):
+    """A directory with other tensors, all in the single file."""
+    for path in theirs.glob("model*"):
+        path.unlink()
+    numpy_files.save_file(tensors, theirs / "model.safetensors")
+
+
+def arrays(path):
+    return {name: array for file in path.glob("*.safetensors") for name, array in numpy_files.load_file(file).items()}
+
+
+def test_experts_in_two_tensors_of_a_layer_are_read(hub, copy):
+    """As transformers 5 keeps them in memory; tensors that follow from the configuration may be there, too."""
+    stored = arrays(copy)
+    at = "model.layers.1.mlp.experts"
+    gate, up, down = (
+        np.stack([stored.pop(f"{at}.{expert}.{name}_proj.weight") for expert in range(4)])
+        for name in ("gate", "up", "down")
+    )
+    stored |= {f"{at}.gate_up_proj": np.concatenate([gate, up], axis=1), f"{at}.down_proj": down}
+    rewritten(copy, stored | {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(4, np.float32)})
+    assert tensors(exported(copy, copy.parent)) == tensors(hub)
+
+
+def test_an_expert_that_is_stored_twice_or_cut_is_refused(copy, capsys):
+    stored, at = arrays(copy), "model.layers.1.mlp.experts"
+    for added, line in (((4, 16, 16), "has model.layers.1.mlp.experts.0.gate_proj.weight twice"), ((4, 15, 16), "")):
+        kept = stored if line else {name: of for name, of in stored.items() if f"{at}." not in name or "down" in name}
+        rewritten(copy, kept | {f"{at}.gate_up_proj": np.zeros(added, np.float32)})
+        assert main(["import", str(copy), "--out", str(copy.with_name("model"))]) == 2
+        assert (line or "has (7, 16) for model.layers.1.mlp.experts.0.gate_proj.weight") in capsys.readouterr().err
+
+
+def test_a_single_file_is_read_where_an_index_is_there_too(hub, copy):
+    doubled = {name: 2 * array for name, array in arrays(hub).items()}
+    numpy_files.save_file(doubled, copy / "model.safetensors")
+    assert {name: array.tobytes() for name, array in arrays(exported(copy, copy.parent)).items()} == {
+        name: array.tobytes() for name, array in doubled.items()
+    }
+
+
+@pytest.mark.parametrize("kind", ["equal", "different", "alone"])
+def test_a_head_that_is_stored_although_it_is_tied(kind, tmp_path):
+    """As transformers: tied where both are equal or one is there, and two matrices where they differ."""
+    theirs = write(tmp_path / "theirs", CONFIG | {"tie_word_embeddings": True})
+    stored, name = arrays(theirs), "model.embed_tokens.weight"
+    head = stored[name] + (1 if kind == "different" else 0)
+    before = stored | {"lm_head.weight": head}
+    if kind == "alone":
+        del before[name]
+    rewritten(theirs, before)
+    again = exported(theirs, tmp_path)
+    expected = before if kind == "different" else stored
+    assert {key: array.tobytes() for key, array in arrays(again).items()} == {
+        key: array.tobytes() for key, array in expected.items()
+    }
+    assert json.loads((again / "config.json").read_text())["tie_word_embeddings"] is (kind != "different")
+
+
+def test_what_stands_beside_the_weights_comes_back(tmp_path):
+    """All tokens that end a text, sampling settings, the tokenizer's own files with its chat templates."""
+    tokens = {"eos_token_id": [3, 0], "bos_token_id": 5, "pad_token_id": 7}
+    theirs = write(tmp_path / "theirs", CONFIG | tokens)
+    generation = {"eos_token_id": [3, 0, 99], "do_sample": True, "temperature": 0.6, "top_p": 0.9}
+    beside = {
+        "generation_config.json": json.dumps(generation),
+        "tokenizer_config.json": json.dumps({"eos_token": "w3", "tokenizer_class": "PreTrainedTokenizerFast"}),
+        "special_tokens_map.json": json.dumps({"eos_token": "w3"}),
+        "chat_template.jinja": "{{ messages }}",
+        "additional_chat_templates/tools.jinja": "{{ tools }}",
+    }
+    (theirs / "additional_chat_templates").mkdir()
+    for name, text in beside.items():
+        (theirs / name).write_text(text)
+    again = exported(theirs, tmp_path)
+    for name in beside.keys() - {"generation_config.json"}:
+        assert (again / name).read_text() == beside[name]
+    said = json.loads((again / "config.json").read_text())
+    assert {name: said[name] for name in tokens} == tokens | {"eos_token_id": [3, 0, 99]}
+    assert json.loads((again / "generation_config.json").read_text()) == tokens | generation
+    assert load_stored(tmp_path / "model", "MODEL", None).data.tokenizer.separator == 3
+    again.rename(tmp_path / "theirs again")
+    other = replace(load_stored(tmp_path / "model", "MODEL", None).data.tokenizer, path=str(tmp_path / "mine.json"))
+    shutil.copyfile(theirs / "tokenizer.json", other.path)
+    shutil.copyfile(theirs / "generation_config.json", tmp_path / "generation_config.json")  # of another tokenizer
+    assert generation_of(other) == {"eos_token_id": 3}
+    (tmp_path / "model" / "generation_config.json").write_text("[")
+    assert main(["export", str(tmp_path / "model"), "--format", "hf", "--out", str(again)]) == 2
+    assert not again.exists()
+
+
+def test_a_tokenizer_alone_is_named_for_transformers(hub, tmp_path):
+    """Else it would make the family's own class out of the vocabulary, and take its tokens for the ends of texts."""
+    again = exported(hub, tmp_path)
+    said = json.loads((again / "tokenizer_config.json").read_text())
+    assert (said["tokenizer_class"], said["eos_token"]) == ("PreTrainedTokenizerFast", "<|endoftext|>")
+    config = json.loads((again / "config.json").read_text())
+    assert [config[f"{name}_token_id"] for name in ("bos", "eos", "pad")] == [None, 0, None]
+
+
+QWEN = {name: value for name, value in CONFIG.items() if name not in ("n_routed_experts", "n_shared_experts")} | {
+    "model_type": "qwen3_moe",
+    "num_experts": 4,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
+
+
+def test_rotations_are_those_of_rope_scaling_where_both_keys_are_there():
+    plain = {"rope_type": "default", "rope_theta": 1e4}
+    both = QWEN | {"rope_scaling": YARN, "rope_parameters": plain}
+    for config, length in ((both, 8), (both | {"original_max_position_embeddings": 5}, 5)):
+        found = read_decoder(config, "").model
+        assert (found.rope_scaling, found.rope_factor, found.rope_length) == ("yarn", 4.0, length)
+    refused = {
+        "rope_theta = 10000.0 in rope_parameters, where rope_scaling": both | {"rope_theta": 1e6},
+        "has rope_scaling.partial_rotary_factor = 0.5": QWEN | {"rope_scaling": YARN | {"partial_rotary_factor": 0.5}},
+        "has rope_parameters.full_attention =": QWEN | {"rope_parameters": {"full_attention": plain}},
+        "has mscale = 0.7": QWEN | {"rope_scaling": YARN | {"mscale": 0.7}},
+        "has num_experts = 4 and num_local_experts = 8": QWEN | {"num_local_experts": 8},
+        "has layer_types = ": QWEN | {"layer_types": ["full_attention", "sliding_attention"]},
+        "has norm_topk_prob = 'false', which is not true or false": QWEN | {"norm_topk_prob": "false"},
+        "head_dim = 6: must be 8": CONFIG | {"head_dim": 6},
+    }
+    for line, config in refused.items():
+        with pytest.raises(SettingError, match=re.escape(line)):
+            read_decoder(config, "")
+
+
+def test_gates_of_a_single_expert_are_as_the_family_has_them():
+    """DeepSeek's code divides gates by their sum only where there are several; Qwen's does always."""
+    for config, expected in ((CONFIG, (True, False)), (QWEN, (True, True))):
+        normalized = config | {"norm_topk_prob": True}
+        found = [read_decoder(normalized | {"num_experts_per_tok": k}, "").normalizes for k in (2, 1)]
+        assert tuple(found) == expected
+
+
+def test_the_auxiliary_loss_has_its_weight_in_either_unit():
+    """transformers: top_k for balanced layers together; DeepSeek and Swift: 1 for each layer."""
+    assert read_decoder(CONFIG | {"aux_loss_alpha": 0.003}, "").aux_loss_coefficient == 0.003
+    for layers, top_k, coefficient in itertools.product((1, 3, 7, 48), (1, 2, 3), (0.0, 0.001, 0.013)):
+        sizes = {"num_hidden_layers": layers, "num_experts_per_tok": top_k, "router_aux_loss_coef": coefficient}
+        decoder = read_decoder(QWEN | sizes, "")
+        assert decoder.aux_loss_coefficient * layers == pytest.approx(coefficient * top_k)
+        assert write_decoder(decoder, "float32")["router_aux_loss_coef"] == coefficient
+
+
+OF_HUB = Experiment(
+    model=ModelConfig(
+        moe_pattern=(True,), norm="rmsnorm", positions="rope", activation="swiglu", expert_dim=48, rope_length=77
+    ),
+    experts=ExpertConfig(top_k=2),
+    placement=Static(),
+)
+
+
+def test_a_run_is_written_for_the_family_that_computes_it():
+    """What has no effect does not matter, and what a family does not compute is refused before anything is read."""
+
+    def family(model=None, experts=None):
+        model, experts = replace(OF_HUB.model, **model or {}), replace(OF_HUB.experts, **experts or {})
+        decoder = decoder_of(replace(OF_HUB, model=model, experts=experts))
+        return decoder.family.model_type, decoder.normalizes
+
+    assert family() == ("mixtral", True)
+    assert family({"qk_norm": "head"}) == ("qwen3_moe", True)
+    assert family({"qk_norm": "projection"}) == ("olmoe", True)
+    assert family({"num_dense_layers": 1}) == ("deepseek", True)
+    assert family(experts={"rules": "deepspeed"}) == ("mixtral", True)
+    assert family({"qk_norm": "head"}, {"rules": "deepspeed", "top_k": 1}) == ("qwen3_moe", False)
+    assert family({"head_dim": 48}) == ("mixtral", True)
+    for model, experts in (
+        ({"qk_norm": "projection", "head_dim": 48}, {}),  # the norm would have the model's width
+        ({"num_dense_layers": 1, "head_dim": 48}, {}),
+        ({"num_dense_layers": 1, "rope_scaling": "yarn", "rope_factor": 2.0}, {}),
+        ({"num_dense_layers": 1}, {"top_k": 1, "normalize_gates": True}),
+        ({}, {"gate_scale": 2.0}),
+    ):
+        with pytest.raises(SettingError, match="the only ones that can be written for the hub"):
+            family(model, experts)
 
 
 def test_tied_embeddings_come_back(tmp_path):
@@ -190,7 +386,7 @@ MISTAKES = {
     ),
     "an end of a document that is no number": (
         lambda path: replaced(path / "config.json", '"eos_token_id": 0', '"eos_token_id": [[0]]'),
-        "has no token [0], which config.json names as eos_token_id",
+        "has no token [[0]], which config.json names as eos_token_id",
     ),
     "a token whose number is none": (
         lambda path: replaced(path / "tokenizer.json", '"added_tokens": []', '"added_tokens": [{"id": [0]}]'),
@@ -202,7 +398,7 @@ MISTAKES = {
     ),
     "rotations of no kind": (
         lambda path: replaced(path / "config.json", '"rope_theta"', '"rope_scaling": {"rope_type": []}, "rope_theta"'),
-        "has rope_type = []; known are default, linear, yarn",
+        "has rope_type = []; known are default, linear",
     ),
     "more experts for a token than there are": (
         lambda path: replaced(path / "config.json", '"num_experts_per_tok": 2', '"num_experts_per_tok": 9'),
@@ -218,7 +414,7 @@ MISTAKES = {
             '"rope_theta": 10000.0',
             '"rope_theta": 1e4, "rope_scaling": {"type": "yarn", "factor": 4, "mscale": 0.7}',
         ),
-        "has mscale = 0.7, which is not computed here",
+        "has rope_type = 'yarn'; known are default, linear",
     ),
     "no JSON": (lambda path: (path / "config.json").write_text("{"), "config.json': is not JSON"),
     "no tokenizer": (

@@ -16,10 +16,13 @@ from swift.checkpoint import checkpoint_path, read_manifest
 from swift.checkpoint.storage.manifest import write_manifest
 from swift.cli.commands import OF_TRAINING
 from swift.cli.configuration import config_text, load_experiment, load_stored
+from swift.data import DataConfig, Mixture, Pipeline, Rows
 from swift.errors import SettingError
 from swift.train import Experiment
+from swift.train.settings import OF_RUN
 from swift.train.settings.stored_config import UnreadableConfig, made, read_config, write_config
 from swift.train.start import MAY_CHANGE
+from tests.data.operators import LongerThan
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 HOSTILE = {
@@ -276,14 +279,26 @@ def rewrite(run, change):
 
 GONE = {"class": "Gone", "module": "gone", "settings": {"years": 3}}
 IN_MEMORY = {"unreadable": "InMemory(40 documents, digest 0123456789abcdef)"}
+FILTERED = {
+    "class": "Pipeline",
+    "settings": {
+        "source": {"class": "TextFiles", "settings": {"pattern": "*.txt"}},
+        "operators": {
+            "tuple": [
+                {"class": "Filter", "settings": {"keep": GONE}},
+                {"class": "Map", "settings": {"function": {"unreadable": "<function <lambda>>"}}},
+            ]
+        },
+    },
+}
 
 
 def test_a_model_is_made_and_used_without_the_classes_that_only_training_needs(tell, half):
-    """The run is made to have had data in memory, and a planner and a schedule of the user's own."""
+    """The run is made to have had data in memory, and operators, a planner and a schedule of the user's own."""
 
     def had(settings):
         settings["planner"] = GONE
-        settings["data"]["settings"] |= {"source": IN_MEMORY, "validation_source": IN_MEMORY}
+        settings["data"]["settings"] |= {"source": FILTERED, "validation_source": IN_MEMORY}
         settings["optimizer"]["settings"] |= {"schedule": GONE, "warmup_steps": 1000}
 
     def had_besides(settings):
@@ -300,6 +315,19 @@ def test_a_model_is_made_and_used_without_the_classes_that_only_training_needs(t
     assert told.code == 0, told.err
 
 
+def test_a_pipeline_is_spared_with_all_that_is_in_it(tmp_path):
+    """An operator of the user's own, one that exists in Python alone, and a pipeline within a mixture."""
+    texts = Pipeline(Rows(({"text": "to be"}, {"text": "or not"})))
+    own = texts.filter(LongerThan(3))
+    for source in (own, texts.map(lambda sample: sample), Mixture((own, texts), (0.5, 0.5))):
+        is_alone = isinstance(source, Pipeline)
+        more = {"domain": "by", "validation_source": texts} if is_alone else {}
+        write_config(tmp_path, Experiment(data=DataConfig(source, locality=0.5, validation_share=0.1, **more)))
+        assert load_stored(tmp_path, "RUN_DIR", None, spared=OF_RUN).data == DataConfig(validation_share=0.1)
+        with pytest.raises(SettingError, match=r"LongerThan|was not written"):
+            load_stored(tmp_path, "RUN_DIR", None)
+
+
 def test_no_setting_of_a_users_own_class_is_forgotten():
     def own_settings(kind):
         for name, hint in typing.get_type_hints(kind).items():
@@ -309,7 +337,7 @@ def test_no_setting_of_a_users_own_class_is_forgotten():
             for one in filter(is_dataclass, hints):
                 yield from own_settings(one)
 
-    # Those that a model needs to be read are not spared: its block and tokenizer, and the source within a pipeline.
+    # Those that a model needs to be read are not spared: its block and tokenizer. A pipeline is spared as a whole.
     needed = {"ModelConfig.block", "DataConfig.tokenizer", "Pipeline.source"}
     assert {*own_settings(Experiment)} == {*OF_TRAINING, *needed}
 

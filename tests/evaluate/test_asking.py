@@ -1,14 +1,17 @@
 """Questions put to an engine, against the whole model run anew for every text."""
 
+import json
 from copy import copy
+from dataclasses import replace
 
 import jax
 import numpy as np
 import pytest
 
+from swift.data import TokenizerFile
 from swift.errors import RunError, SettingError
 from swift.evaluate import Completion, Question, Selection
-from swift.evaluate.asking import continuation_of
+from swift.evaluate.asking import continuation_of, prepare_questions
 from swift.evaluate.asking.asking import judged
 
 LENGTH = 64
@@ -135,3 +138,22 @@ def test_a_model_without_probabilities(whole):
     broken.weights = jax.tree.map(lambda leaf: leaf * np.nan, whole.weights)
     with pytest.raises(RunError, match="the model's probabilities are not numbers, as with the question of line 7"):
         broken.asked([Question(7, "task", "x", Selection(("a", "b"), 0))])
+
+
+def test_texts_begin_as_prompts_do(whole, tmp_path):
+    """With a tokenizer that has a token for it, choices and completions begin with that one, and only once."""
+    pytest.importorskip("tokenizers")
+    words = {"<s>": 1, "</s>": 2} | {f"w{number}": number for number in range(3, 20)}
+    model = {"type": "WordLevel", "vocab": words, "unk_token": "</s>"}
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps({"version": "1.0", "pre_tokenizer": {"type": "Whitespace"}, "model": model}))
+    begun = TokenizerFile(str(path), end_of_document="</s>", begin_of_prompt="<s>")
+    for tokenizer, before in ((begun, (1,)), (replace(begun, begin_of_prompt=None), ())):
+        found = continuation_of(tokenizer, "w5 w6", " w7", LENGTH)
+        assert (found.tokens, found.scored_from) == ((*before, 5, 6, 7), len(before) + 2)
+        assert continuation_of(tokenizer, "", "w7", LENGTH).tokens == ((*before, 7) if before else (2, 7))
+        right = (Selection((" w7", " w8 w9"), 0), Completion(("w7",), max_tokens=3))
+        questions = [Question(number, "task", "w5", of) for number, of in enumerate(right)]
+        asked = prepare_questions(whole.engine(), tokenizer, "mine.jsonl", questions)
+        requests = [request for one in asked for request in one.requests]
+        assert [tuple(request.tokens)[: len(before) + 1] for request in requests] == [(*before, 5)] * 3

@@ -2,11 +2,12 @@
 
 import json
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from swift.data import ByteTokenizer
+from swift.data import ByteTokenizer, TokenizerFile
 from swift.errors import SettingError
 from swift.evaluate import Question, Selection
 
@@ -134,3 +135,23 @@ def test_a_setting_that_the_engine_does_not_know(whole):
     request = Instance("generate_until", {}, ("x", {"until": [], "repetition_penalty": 2.0}), 0)
     with pytest.raises(SettingError, match=r"gen_kwargs\.repetition_penalty = 2\.0: is not known; there are do_sample"):
         model.generate_until([request])
+
+
+def test_texts_begin_as_prompts_do(whole, tmp_path):
+    """The token that prompts begin with stands before a text, unless the text has it or lm-eval wants none."""
+    from swift.evaluate.harness import EngineLM
+
+    words = {"<s>": 1, "</s>": 2} | {f"w{number}": number for number in range(3, 20)}
+    model = {"type": "WordLevel", "vocab": words, "unk_token": "</s>"}
+    split = {"type": "WhitespaceSplit"}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "pre_tokenizer": split, "model": model}))
+    begun = TokenizerFile(str(tmp_path / "tokenizer.json"), end_of_document="</s>", begin_of_prompt="<s>")
+    for tokenizer, before in ((begun, [1]), (replace(begun, begin_of_prompt=None), [])):
+        found = EngineLM(whole.engine(), tokenizer)
+        assert found.tok_encode("w5 w6") == [*before, 5, 6]
+        assert found.tok_encode("<s> w5") == [1, 5]
+        assert found.tok_encode("w5", add_special_tokens=False) == [5]
+        assert (found.prefix_token_id, found.eot_token_id) == (before[0] if before else 2, 2)
+        assert found._encode_pair("w5", " w6") == ([*before, 5], [6])
+        request, _ = found._continuing(0, "w5", {"until": ["w9"], "max_gen_toks": 2})
+        assert list(request.tokens) == [*before, 5]

@@ -93,6 +93,10 @@ def test_stretched_rotations():
     np.testing.assert_allclose(ratio[turns > 40], 1)
     np.testing.assert_allclose(ratio[turns < 0.8], 1 / 4)
     assert (np.diff(ratio) <= 1e-12).all()
+    # Bounds that have crossed, as the authors' code and transformers have it: nothing is stretched, or everything.
+    for length, theta, expected in ((2, 100.0, 1), (100_000, 2.0, 1 / 4)):
+        stretched, base = Rope(14, theta, "yarn", 4.0, length), Rope(14, theta)
+        np.testing.assert_allclose(stretched.frequencies_F / base.frequencies_F, expected)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from itertools import count
 
 import numpy as np
 
-from swift.data import Tokenizer
+from swift.data import Tokenizer, prompt_tokens
 from swift.errors import RunError, SettingError
 from swift.evaluate.asking.likelihood import continuation_of
 from swift.evaluate.results import Judgement
@@ -63,7 +63,7 @@ def prepare_questions(
 
 
 def _prepare_completion(engine: TextEngine, tokenizer: Tokenizer, question: Question, right: Completion) -> Asked:
-    tokens = [int(token) for token in tokenizer.encode(question.prompt)] or [tokenizer.separator]
+    tokens = prompt_tokens(tokenizer, question.prompt)
     seen = tokens[-engine.gpt.config.sequence_length :]
     until = Until(tokenizer, tokens, right.stop, engine.gpt.vocab_size) if right.stop else None
     request = Request(seen, right.max_tokens, GREEDY, frozenset({tokenizer.separator}), until)

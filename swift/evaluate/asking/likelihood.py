@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from swift.data import Tokenizer
+from swift.data import Tokenizer, text_tokens
 from swift.generate import Request
 
 
@@ -35,7 +35,7 @@ def continuation_of(tokenizer: Tokenizer, begin: str, end: str, num_positions: i
 
     Args:
         tokenizer: tokenizer of the model.
-        begin: text before; if empty, the model sees the token that ends a document.
+        begin: text before, which begins as prompts do; with no tokens, the model sees the one that ends a document.
         end: text whose likelihood is wanted.
         num_positions: positions of the model; of a longer text it sees the last tokens. The last token of all takes no
             position, since nothing follows it.
@@ -43,7 +43,7 @@ def continuation_of(tokenizer: Tokenizer, begin: str, end: str, num_positions: i
     Returns:
         The continuation; None if it has no tokens, or does not fit into the positions with a token before it.
     """
-    whole, before = ([int(token) for token in tokenizer.encode(text)] for text in (begin + end, begin))
+    whole, before = (text_tokens(tokenizer, text) for text in (begin + end, begin))
     start = common_beginning(whole, before)
     if start == 0:
         whole, start = [tokenizer.separator, *whole], 1

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from swift.data import Tokenizer
+from swift.data import Tokenizer, prompt_tokens, text_tokens
 from swift.errors import SettingError
 from swift.evaluate.asking import seen
 from swift.evaluate.tasks import before_stops
@@ -42,8 +42,13 @@ class EngineLM(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """The token that ends a document, and stands before a text that has nothing before it."""
+        """The token that ends a document."""
         return self._texts.separator
+
+    @property
+    def prefix_token_id(self) -> int:
+        """The token before a text that has nothing before it: the one that prompts begin with, if there is one."""
+        return prompt_tokens(self._texts, "")[0]
 
     @property
     def max_length(self) -> int:
@@ -56,9 +61,15 @@ class EngineLM(TemplateLM):
         return repr(self._texts)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """Returns the tokens of a text, to which no special ones are added."""
-        del add_special_tokens
-        return [int(token) for token in self._texts.encode(string)]
+        """Returns the tokens of a text, after the one that prompts begin with.
+
+        Args:
+            string: the text.
+            add_special_tokens: whether that one stands before it; None: unless the text has it itself.
+        """
+        tokens, begin = [int(token) for token in self._texts.encode(string)], text_tokens(self._texts, "")
+        is_there = add_special_tokens is None and tokens[: len(begin)] == begin
+        return tokens if add_special_tokens is False or is_there else begin + tokens
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Continues texts, each until one of its stop texts, the end of the document, or enough tokens."""
@@ -75,7 +86,7 @@ class EngineLM(TemplateLM):
         """Scores whole texts; of a long one each part sees as much before it as the model has positions."""
         owners, pairs = [], []
         for number, request in enumerate(requests):
-            tokens = self.tok_encode(request.args[0])
+            tokens = self.tok_encode(request.args[0], add_special_tokens=False)
             windows = get_rolling_token_windows(tokens, self.prefix_token_id, self.max_length, 1)
             for before, scored in map(make_disjoint_window, windows):
                 owners.append(number)

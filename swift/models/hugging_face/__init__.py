@@ -6,6 +6,18 @@ tensor of a checkpoint is which part of which of our parameters. Nothing here re
 
 from swift.models.hugging_face.configuration import Decoder, read_decoder, write_decoder
 from swift.models.hugging_face.families import FAMILIES, Family
-from swift.models.hugging_face.tensors import TensorLocation, tensor_locations
+from swift.models.hugging_face.tensors import EMBEDDING, HEAD, Index, TensorLocation, parts_of_tensor, tensor_locations
 
-__all__ = ["FAMILIES", "Decoder", "Family", "TensorLocation", "read_decoder", "tensor_locations", "write_decoder"]
+__all__ = [
+    "EMBEDDING",
+    "FAMILIES",
+    "HEAD",
+    "Decoder",
+    "Family",
+    "Index",
+    "TensorLocation",
+    "parts_of_tensor",
+    "read_decoder",
+    "tensor_locations",
+    "write_decoder",
+]

@@ -19,8 +19,8 @@ _EXPECTED_ROPE: Mapping[str, tuple[object, ...]] = {
 }
 _MOST = 10_000_000
 """The largest whole number that a configuration may have."""
-_ANY_NUM_EXPERTS = "num_local_experts"
-"""The name that ``transformers`` 5 has for the number of experts of any family."""
+_NUM_EXPERTS = ("num_experts", "num_local_experts")
+"""Two names of the same: ``transformers`` 5 reads either, and writes the second for families that had the first."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Decoder:
         num_experts: experts of a layer, E.
         top_k: experts that each token is sent to.
         normalizes: whether the gates of a token's experts sum to 1.
-        aux_loss_coefficient: weight of the load-balancing loss.
+        aux_loss_coefficient: weight of the load-balancing loss, as ``ExpertConfig`` has it.
     """
 
     family: Family
@@ -67,16 +67,17 @@ def read_decoder(config: Mapping[str, Any], path: str) -> Decoder:
     read = _Reader(config, path, family.defaults)
     for key, values in family.expected.items():
         if config.get(key) not in values:
-            raise SettingError("DIR", path, f"has {key} = {config.get(key)!r}, which is not computed here")
-    normalizes = family.normalizes
-    if normalizes is None:
-        normalizes = bool(config.get("norm_topk_prob", False))
+            raise read.not_computed(key, config.get(key))
+    layer_types = config.get("layer_types") or ()
+    if any(kind != "full_attention" for kind in layer_types):
+        raise read.not_computed("layer_types", layer_types)
+    num_heads, top_k = read.whole("num_attention_heads"), read.whole("num_experts_per_tok")
     try:
         model = ModelConfig(
             num_layers=read.whole("num_hidden_layers"),
             model_dim=read.whole("hidden_size"),
-            num_heads=read.whole("num_attention_heads"),
-            num_kv_heads=read.whole("num_key_value_heads", read.whole("num_attention_heads")),
+            num_heads=num_heads,
+            num_kv_heads=_kv_heads(read, num_heads),
             head_dim=None if config.get("head_dim") is None else read.whole("head_dim"),
             ffn_dim=read.whole("intermediate_size"),
             expert_dim=read.whole(family.expert_dim),
@@ -84,15 +85,17 @@ def read_decoder(config: Mapping[str, Any], path: str) -> Decoder:
             num_dense_layers=read.whole("first_k_dense_replace", 0) if family.has_dense_layers else 0,
             moe_pattern=(True,),
             vocab_size=read.whole("vocab_size"),
-            tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+            tied_embeddings=read.flag("tie_word_embeddings"),
             sequence_length=read.whole("max_position_embeddings"),
             norm="rmsnorm",
             norm_epsilon=read.number("rms_norm_eps"),
             qk_norm=family.qk_norm,
             activation="swiglu",
             positions="rope",
-            **_rope(read),
+            **_rope(read, family),
         )
+        if model.head_dim is not None and not family.chooses_head_dim:
+            _check_head_dim(model)
     except SettingError as error:
         if error.setting == "DIR":
             raise
@@ -100,10 +103,10 @@ def read_decoder(config: Mapping[str, Any], path: str) -> Decoder:
     return Decoder(
         family,
         model,
-        num_experts=read.whole(family.num_experts, config.get(_ANY_NUM_EXPERTS)),
-        top_k=read.whole("num_experts_per_tok"),
-        normalizes=normalizes,
-        aux_loss_coefficient=read.number(_aux_key(family)),
+        num_experts=_num_experts(read, family),
+        top_k=top_k,
+        normalizes=_normalizes(read, family, top_k),
+        aux_loss_coefficient=read.number(family.aux_loss) / _balance_losses(family, model, top_k),
     )
 
 
@@ -115,7 +118,8 @@ def write_decoder(decoder: Decoder, dtype: str) -> dict[str, Any]:
         dtype: type of its tensors, such as ``bfloat16``.
     """
     family, model = decoder.family, decoder.model
-    rope: dict[str, Any] = {"rope_type": next(name for name, ours in _ROPE_KINDS.items() if ours == model.rope_scaling)}
+    kind = next(name for name, ours in _ROPE_KINDS.items() if ours == model.rope_scaling)
+    rope: dict[str, Any] = {"rope_type": kind}
     if model.rope_scaling != "none":
         rope["factor"] = model.rope_factor
     if model.rope_scaling == "yarn":
@@ -137,19 +141,20 @@ def write_decoder(decoder: Decoder, dtype: str) -> dict[str, Any]:
         "rms_norm_eps": model.norm_epsilon,
         "rope_theta": model.rope_theta,
         "rope_parameters": {"rope_theta": model.rope_theta, **rope},
-        "rope_scaling": rope if model.rope_scaling != "none" else None,
+        # The code of DeepSeek's authors knows the kind by its older name.
+        "rope_scaling": {"type": kind, **rope} if model.rope_scaling != "none" else None,
         "attention_bias": False,
         "tie_word_embeddings": model.tied_embeddings,
         family.num_experts: decoder.num_experts,
         "num_experts_per_tok": decoder.top_k,
-        _aux_key(family): decoder.aux_loss_coefficient,
+        family.aux_loss: _rounded(decoder.aux_loss_coefficient * _balance_losses(family, model, decoder.top_k)),
     }
     if family.normalizes is None:
         config["norm_topk_prob"] = decoder.normalizes
     if family.has_dense_layers:
         config["first_k_dense_replace"] = model.num_dense_layers
     if family.num_shared:
-        config[family.num_shared] = model.num_shared_experts
+        config[family.num_shared] = model.num_shared_experts or None
     return config
 
 
@@ -176,6 +181,17 @@ class _Reader:
         except OverflowError as error:
             raise SettingError("DIR", self.path, f"has a {key} that is too large") from error
 
+    def flag(self, key: str) -> bool:
+        """Reads true or false; a missing one, or null, is false."""
+        value = self.config.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise SettingError("DIR", self.path, f"has {key} = {value!r:.40}, which is not true or false")
+        return bool(value)
+
+    def not_computed(self, key: str, value: object) -> SettingError:
+        """Makes the error about a value that means something that is not computed here."""
+        return SettingError("DIR", self.path, f"has {key} = {value!r:.80}, which is not computed here")
+
     def _found(self, key: str, default: Any) -> Any:
         value = self.config.get(key)
         if value is None:
@@ -185,28 +201,91 @@ class _Reader:
         return value
 
 
-def _aux_key(family: Family) -> str:
-    return "aux_loss_alpha" if "aux_loss_alpha" in family.defaults else "router_aux_loss_coef"
+def _kv_heads(read: _Reader, num_heads: int) -> int:
+    """Heads of keys and values: null means all heads, and a missing key what the library's own class has."""
+    key = "num_key_value_heads"
+    is_left_out = key not in read.config and key in read.defaults
+    return read.whole(key, None if is_left_out else num_heads)
 
 
-def _rope(read: _Reader) -> dict[str, Any]:
-    """Reads the rotations, which ``transformers`` has written in two ways."""
-    rope = read.config.get("rope_parameters") or read.config.get("rope_scaling") or {}
+def _check_head_dim(model: ModelConfig) -> None:
+    if model.channels * model.num_heads != model.model_dim:
+        allowed = f"must be {model.model_dim / model.num_heads:g}, which is hidden_size / num_attention_heads"
+        raise SettingError("head_dim", model.channels, allowed)
+
+
+def _num_experts(read: _Reader, family: Family) -> int:
+    names = _NUM_EXPERTS if family.num_experts in _NUM_EXPERTS else (family.num_experts,)
+    said = {name: read.whole(name) for name in names if read.config.get(name) is not None}
+    if len(set(said.values())) > 1:
+        both = " and ".join(f"{name} = {value}" for name, value in said.items())
+        raise SettingError("DIR", read.path, f"has {both}, which mean the same")
+    return next(iter(said.values()), None) or read.whole(family.num_experts)
+
+
+def _normalizes(read: _Reader, family: Family, top_k: int) -> bool:
+    if top_k == 1 and not family.normalizes_one:
+        return False
+    said = read.flag("norm_topk_prob")
+    return said if family.normalizes is None else family.normalizes
+
+
+def _balance_losses(family: Family, model: ModelConfig, top_k: int) -> float:
+    """Our load-balancing loss over a family's: the numbers that they have where all experts get the same.
+
+    Ours is the sum of one loss for each layer, which is 1 then. ``transformers`` counts the choices of all layers
+    together, and does not divide them by the choices of a token: it is top_k then, for any number of layers.
+    """
+    return max(sum(model.moe_layers), 1) / top_k if family.pools_layers and top_k else 1.0
+
+
+def _rounded(value: float) -> float:
+    """A number without the last digits, in which a product and a quotient differ."""
+    return float(f"{value:.12g}")
+
+
+def _rope(read: _Reader, family: Family) -> dict[str, Any]:
+    """Reads the rotations; if both of their keys are there, ``transformers`` takes ``rope_scaling``."""
+    name = "rope_scaling" if read.config.get("rope_scaling") else "rope_parameters"
+    rope = read.config.get(name) or {}
     if not isinstance(rope, Mapping):
-        raise SettingError("DIR", read.path, f"has rope_scaling = {rope!r}, which is not an object")
+        raise SettingError("DIR", read.path, f"has {name} = {rope!r}, which is not an object")
     own = _Reader(cast(Mapping[str, Any], rope), read.path)
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if not isinstance(kind, str) or kind not in _ROPE_KINDS:
-        raise SettingError("DIR", read.path, f"has rope_type = {kind!r}; known are {', '.join(_ROPE_KINDS)}")
-    settings = {"rope_theta": own.number("rope_theta", read.number("rope_theta"))}
+    allowed = [known for known, ours in _ROPE_KINDS.items() if ours in family.rope_kinds]
+    if not isinstance(kind, str) or kind not in allowed:
+        raise SettingError("DIR", read.path, f"has rope_type = {kind!r}; known are {', '.join(allowed)}")
+    for key, value in rope.items():
+        is_factor = key == "partial_rotary_factor" and value not in (1.0, None)
+        if is_factor or isinstance(value, Mapping):  # rotations of some layers only
+            raise own.not_computed(f"{name}.{key}", value)
+    settings = {"rope_theta": _theta(read, own)}
     if kind == "default":
         return settings
-    for key in sorted({*rope} & _OTHER_ROPE):
-        if rope[key] not in _EXPECTED_ROPE.get(key, (None,)):
-            raise SettingError("DIR", read.path, f"has {key} = {rope[key]!r}, which is not computed here")
+    if kind == "yarn":
+        for key in sorted({*rope} & _OTHER_ROPE):
+            if rope[key] not in _EXPECTED_ROPE.get(key, (None,)):
+                raise own.not_computed(key, rope[key])
     length = own.whole("original_max_position_embeddings", read.whole("max_position_embeddings"))
     return settings | {
         "rope_scaling": _ROPE_KINDS[kind],
         "rope_factor": own.number("factor"),
-        "rope_length": length,
+        # transformers prefers the one that stands beside the rotations
+        "rope_length": read.whole("original_max_position_embeddings", length),
     }
+
+
+def _theta(read: _Reader, chosen: _Reader) -> float:
+    """The base of the wavelengths: that of the rotations that are read, or that of the whole configuration.
+
+    Where ``rope_scaling`` was added by hand, ``transformers`` forgets the base in ``rope_parameters``: this is refused.
+    """
+    theta = chosen.number("rope_theta", read.number("rope_theta"))
+    other = read.config.get("rope_parameters")
+    forgotten = other.get("rope_theta") if isinstance(other, Mapping) else None
+    if forgotten is not None and forgotten != theta:
+        both = (
+            f"rope_theta = {forgotten!r} in rope_parameters, where rope_scaling, which is read instead, means {theta!r}"
+        )
+        raise SettingError("DIR", read.path, f"has {both}: name the right one in rope_scaling")
+    return theta

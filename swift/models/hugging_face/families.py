@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from swift.models.config import QueryKeyNorm
+from swift.models.rope import RopeScaling
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,12 @@ class Family:
         ffn: names of the three matrices of an expert: gate, up and down.
         qk_norm: RMSNorm of queries and keys.
         normalizes: whether the gates of a token's experts sum to 1; None: ``norm_topk_prob`` says so.
+        normalizes_one: whether that holds for the gate of a single expert, too, which is then 1.
+        pools_layers: whether its load-balancing loss is top_k times one loss over all layers together, instead of a
+            sum of one loss for each layer.
+        chooses_head_dim: whether heads may have other channels than ``hidden_size / num_attention_heads``.
+        rope_kinds: rotations that it computes.
+        aux_loss: key of the weight of the load-balancing loss.
         has_dense_layers: whether ``first_k_dense_replace`` says how many layers are dense.
         num_shared: key of the number of shared experts; None: it has none.
         defaults: values of keys that a configuration may leave out, as the library's own class has them.
@@ -33,6 +40,11 @@ class Family:
     ffn: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     qk_norm: QueryKeyNorm = "none"
     normalizes: bool | None = None
+    normalizes_one: bool = True
+    pools_layers: bool = True
+    chooses_head_dim: bool = True
+    rope_kinds: tuple[RopeScaling, ...] = ("none", "linear", "yarn")
+    aux_loss: str = "router_aux_loss_coef"
     has_dense_layers: bool = False
     num_shared: str | None = None
     defaults: Mapping[str, float] = field(default_factory=dict)
@@ -44,6 +56,9 @@ _EXPECTED: dict[str, tuple[object, ...]] = {
     "quantization_config": (None,),
     "partial_rotary_factor": (1.0, None),
     "attention_bias": (False, None),
+    "attention_chunk_size": (None,),
+    "is_causal": (True, None),
+    "per_layer_config": (None, {}),
 }
 FAMILIES: Mapping[str, Family] = {
     family.model_type: family
@@ -54,8 +69,9 @@ FAMILIES: Mapping[str, Family] = {
             num_experts="num_experts",
             expert_dim="intermediate_size",
             qk_norm="projection",
+            chooses_head_dim=False,  # the norms of queries and keys have the width of the model
             defaults={"rms_norm_eps": 1e-5, "rope_theta": 1e4, "router_aux_loss_coef": 0.01},
-            expected=_EXPECTED | {"clip_qkv": (None,)},
+            expected=_EXPECTED | {"clip_qkv": (None,), "sliding_window": (None,)},
         ),
         Family(
             "mixtral",
@@ -65,7 +81,12 @@ FAMILIES: Mapping[str, Family] = {
             moe="block_sparse_moe",
             ffn=("w1", "w3", "w2"),
             normalizes=True,
-            defaults={"rms_norm_eps": 1e-5, "rope_theta": 1e6, "router_aux_loss_coef": 0.001},
+            defaults={
+                "rms_norm_eps": 1e-5,
+                "rope_theta": 1e6,
+                "router_aux_loss_coef": 0.001,
+                "num_key_value_heads": 8,
+            },
             expected=_EXPECTED | {"sliding_window": (None,)},
         ),
         Family(
@@ -74,7 +95,12 @@ FAMILIES: Mapping[str, Family] = {
             num_experts="num_experts",
             expert_dim="moe_intermediate_size",
             qk_norm="head",
-            defaults={"rms_norm_eps": 1e-6, "rope_theta": 1e4, "router_aux_loss_coef": 0.001},
+            defaults={
+                "rms_norm_eps": 1e-6,
+                "rope_theta": 1e4,
+                "router_aux_loss_coef": 0.001,
+                "num_key_value_heads": 4,
+            },
             expected=_EXPECTED
             | {"use_sliding_window": (False, None), "mlp_only_layers": ([], None), "decoder_sparse_step": (1, None)},
         ),
@@ -83,6 +109,11 @@ FAMILIES: Mapping[str, Family] = {
             "DeepseekForCausalLM",
             num_experts="n_routed_experts",
             expert_dim="moe_intermediate_size",
+            normalizes_one=False,
+            pools_layers=False,
+            chooses_head_dim=False,
+            rope_kinds=("none", "linear"),
+            aux_loss="aux_loss_alpha",
             has_dense_layers=True,
             num_shared="n_shared_experts",
             defaults={"rms_norm_eps": 1e-6, "rope_theta": 1e4, "aux_loss_alpha": 0.001},

@@ -1,16 +1,25 @@
 """The tensors of a Hugging Face checkpoint, and the location of each of them in our parameters.
 
 A matrix of theirs is ``[out, in]``, ours is ``[in, out]``; queries, keys and values are three of theirs and one of
-ours.
+ours. ``transformers`` 5 keeps the experts of a layer in two tensors, and stores them so on request; these are read,
+too.
 """
 
+import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from swift.models.gpt import GPT
 from swift.models.hugging_face.families import Family
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+Index: TypeAlias = tuple[int | slice, ...]
+_OF_MOE = re.compile(r"(model\.layers\.\d+)\.mlp\.(gate\.|experts\.|shared_experts\.)(.*)")
+_FUSED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)")
+_COMPUTED = re.compile(r".*\.rotary_emb\.inv_freq")
+"""Tensors of older checkpoints that follow from the configuration."""
 
 
 class TensorLocation(NamedTuple):
@@ -53,7 +62,7 @@ def tensor_locations(family: Family, gpt: GPT) -> Iterator[TensorLocation]:
     """Lists the tensors of a model, in the order of its layers."""
     config = gpt.config
     vocabulary = (gpt.vocab_size, config.model_dim)
-    yield TensorLocation("model.embed_tokens.weight", vocabulary, "embedding", 0, "token_VD")
+    yield TensorLocation(EMBEDDING, vocabulary, "embedding", 0, "token_VD")
     counts = {True: 0, False: 0}
     for layer, is_moe in enumerate(config.moe_layers):
         yield from _attention(gpt, layer)
@@ -62,7 +71,37 @@ def tensor_locations(family: Family, gpt: GPT) -> Iterator[TensorLocation]:
         counts[is_moe] += 1
     yield TensorLocation("model.norm.weight", (config.model_dim,), "head", 0, "norm.scale")
     if not config.tied_embeddings:
-        yield TensorLocation("lm_head.weight", vocabulary, "head", 0, "out.kernel")
+        yield TensorLocation(HEAD, vocabulary, "head", 0, "out.kernel")
+
+
+def parts_of_tensor(family: Family, name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, Index]]:
+    """Lists the tensors that a stored one holds, by the names that ``tensor_locations`` has.
+
+    Args:
+        family: architecture.
+        name: name in the file.
+        shape: its shape.
+
+    Yields:
+        (name, index of the values): the tensor itself, or a matrix of each expert.
+    """
+    of_moe = _OF_MOE.fullmatch(name)
+    if of_moe:  # as models in memory name it, whatever the family
+        name = f"{of_moe[1]}.{family.moe}.{of_moe[2]}{of_moe[3]}"
+    fused = _FUSED.fullmatch(name)
+    if _COMPUTED.fullmatch(name):
+        return
+    if fused is None or len(shape) != 3:
+        yield name, ()
+        return
+    gate, up, down = family.ffn
+    for expert in range(shape[0]):
+        if fused[2] == "down_proj":
+            yield f"{fused[1]}.{expert}.{down}.weight", (expert,)
+        else:
+            half = shape[1] // 2
+            yield f"{fused[1]}.{expert}.{gate}.weight", (expert, slice(half))
+            yield f"{fused[1]}.{expert}.{up}.weight", (expert, slice(half, None))
 
 
 def _attention(gpt: GPT, layer: int) -> Iterator[TensorLocation]:

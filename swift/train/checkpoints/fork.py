@@ -137,7 +137,7 @@ def _gates(experts: ExpertConfig) -> str:
     said = {
         "top_k": experts.top_k,
         "scores": experts.scores,
-        "normalize_gates": experts.gating.is_normalized,
+        "normalize_gates": experts.normalizes_gates,
         "gate_scale": experts.gate_scale,
     }
     return ", ".join(f"{name} = {value!r}" for name, value in said.items())

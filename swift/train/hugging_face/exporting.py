@@ -1,7 +1,6 @@
 """A run's model, or a model directory, as a directory of the Hugging Face hub."""
 
 import json
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -11,19 +10,18 @@ from typing import Any
 import numpy as np
 
 from swift.checkpoint import by_name
-from swift.data import TokenizerFile
+from swift.data import DataConfig, TokenFile, TokenizerFile
 from swift.errors import SettingError
 from swift.files import check_room
 from swift.models import GPT, Weights
 from swift.models.hugging_face import FAMILIES, Decoder, TensorLocation, read_decoder, tensor_locations, write_decoder
 from swift.train.checkpoints import check_new, new_model, pure
-from swift.train.hugging_face.importing import BEGIN, CONFIG, END, TOKENIZER
+from swift.train.hugging_face.companions import CONFIG, END, GENERATION, generation_of, special_tokens, write_tokenizer
 from swift.train.hugging_face.tensor_files import write_tensors
 from swift.train.interrupt import Interrupt
 from swift.train.settings import Experiment
 
 BYTES_OF_A_FILE = 5 * 10**9
-GENERATION = "generation_config.json"
 
 
 def export_hugging_face(
@@ -49,24 +47,30 @@ def export_hugging_face(
         KeyboardInterrupt: a signal has come; the same.
     """
     check_new(out)
-    decoder = decoder_of(experiment)
+    decoder, tokenizer = decoder_of(experiment), experiment.data.tokenizer
+    generation = _generation(experiment.data)
     gpt, weights = load()
     arrays = {name: np.asarray(leaf) for name, leaf in by_name(pure(weights)).items()}
     locations = list(tensor_locations(decoder.family, gpt))
     types = [np.dtype(dtype or arrays[location.parameter].dtype) for location in locations]
     sizes = [int(np.prod(location.shape)) * kind.itemsize for location, kind in zip(locations, types, strict=True)]
     config = write_decoder(decoder, str(Counter(types).most_common(1)[0][0]))
-    tokenizer, ends = experiment.data.tokenizer, dict[str, int]()
-    if isinstance(tokenizer, TokenizerFile):
-        begin = {} if tokenizer.begin is None else {BEGIN: tokenizer.begin}
-        ends = begin | {END: tokenizer.separator}
+    config |= special_tokens(generation, decoder.vocab_size)
     with new_model(out) as (made, interrupt):
         check_room(made, sum(sizes))
         write_tensors(made, _tensors(arrays, locations, types, interrupt), sizes, most)
-        (made / CONFIG).write_text(json.dumps(config | ends, indent=2) + "\n")
+        (made / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        (made / GENERATION).write_text(json.dumps(generation, indent=2) + "\n")
         if isinstance(tokenizer, TokenizerFile):
-            shutil.copyfile(tokenizer.path, made / TOKENIZER)
-            (made / GENERATION).write_text(json.dumps(ends) + "\n")
+            write_tokenizer(tokenizer, made)
+
+
+def _generation(data: DataConfig) -> dict[str, Any]:
+    """Returns how texts are generated; the tokens of a token file are known by numbers alone."""
+    if isinstance(data.tokenizer, TokenizerFile):
+        return generation_of(data.tokenizer)
+    end = data.source.end_of_document if isinstance(data.source, TokenFile) else data.tokenizer.separator
+    return {} if end is None else {END: end}
 
 
 def decoder_of(experiment: Experiment) -> Decoder:
@@ -82,7 +86,7 @@ def decoder_of(experiment: Experiment) -> Decoder:
             replace(model, vocab_size=experiment.vocab_size),
             experts.num_classes,
             experts.top_k,
-            experts.gating.is_normalized,
+            experts.normalizes_gates,
             experts.aux_loss_coefficient,
         )
         if _is_of_family(decoder) and experts.scores == "softmax" and experts.gate_scale == 1:
@@ -101,10 +105,16 @@ def _is_of_family(decoder: Decoder) -> bool:
 
 
 def _said(decoder: Decoder) -> Any:
-    """A decoder with the settings that have two ways to be said in one of them."""
+    """A decoder with settings that have two ways to be said in one of them, and without those that have no effect."""
     model = decoder.model.explicit
-    pattern = (True,) if all(model.moe_pattern) else model.moe_pattern
-    return replace(decoder, model=replace(model, moe_pattern=pattern))
+    model = replace(model, moe_pattern=(True,) if all(model.moe_pattern) else model.moe_pattern)
+    if all(model.moe_layers):
+        model = replace(model, ffn_dim=model.expert_width)
+    if model.rope_scaling == "none":
+        model = replace(model, rope_factor=1.0)
+    if model.rope_scaling != "yarn":
+        model = replace(model, rope_length=1)
+    return replace(decoder, model=model, aux_loss_coefficient=0.0)  # any coefficient can be said, and is rounded
 
 
 def _tensors(

@@ -1,4 +1,7 @@
-"""Directories of safetensors files, with an index where there are several."""
+"""Directories of safetensors files, with an index where there are several.
+
+Where both a single file and an index are there, the file is read, as ``transformers`` does.
+"""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,7 +41,7 @@ class TensorFiles:
             SettingError: a file is missing, cut, or not of this kind, or the index names a tensor that is not there.
         """
         index = directory / INDEX
-        file_of = _read_index(index) if index.exists() else None
+        file_of = _read_index(index) if index.exists() and not (directory / SINGLE).exists() else None
         shapes: dict[str, tuple[int, ...]] = {}
         found: dict[str, str] = {}
         for name in sorted(set(file_of.values())) if file_of is not None else [SINGLE]:
@@ -50,12 +53,14 @@ class TensorFiles:
                 raise SettingError("DIR", str(directory), f"lacks {tensor}, which its index finds in {name}")
         return cls(directory, found, shapes)
 
-    def read(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Reads all tensors, file by file, in the type they are stored in."""
-        for name in sorted(set(self.file_of.values())):
+    def read(self, *names: str) -> Iterator[tuple[str, np.ndarray]]:
+        """Reads tensors, all unless some are named, file by file, in the type they are stored in."""
+        wanted = set(names or self.file_of)
+        for name in sorted({self.file_of[tensor] for tensor in wanted}):
             with _opened(self.directory / name) as file:
                 for tensor in file.keys():  # noqa: SIM118 (not a mapping)
-                    yield tensor, file.get_tensor(tensor)
+                    if tensor in wanted:
+                        yield tensor, file.get_tensor(tensor)
 
 
 def write_tensors(directory: Path, tensors: Iterable[tuple[str, np.ndarray]], sizes: Sequence[int], most: int) -> None:

@@ -27,8 +27,12 @@ OF_RUN = ("Experiment.planner", "DataConfig.source", "DataConfig.validation_sour
 _MOST_BYTES, _DEEPEST = 2**20, 50
 _NOT_WRITTEN = "(not written)"
 """Stands for the module of a value of which only the ``repr`` was written."""
-_INSTEAD: Mapping[str, Mapping[str, Any]] = {"OptimizerConfig.schedule": {"warmup_steps": 0}}
-"""Settings that change with a spared one: the default schedule has a warm-up, which could be as long as the run."""
+_INSTEAD: Mapping[str, Mapping[str, Any]] = {
+    "OptimizerConfig.schedule": {"warmup_steps": 0},
+    "DataConfig.source": {"validation_source": None, "locality": 0.0, "domain": None},
+}
+"""Settings that change with a spared one: the default schedule has a warm-up, which could be as long as the run, and
+the default source is of another kind and has no domains."""
 _STATEMENT = re.compile(r"(\w+)\.(\w+)\s*=\s*(.*)", re.DOTALL)
 _REFERENCE = re.compile(r"@(\w+)\(\)")
 
@@ -81,8 +85,8 @@ def read_config(directory: Path, spared: Collection[str] = ()) -> StoredObject:
 
     Args:
         directory: directory of the run or the model.
-        spared: settings, such as ``DataConfig.source``, whose values need not have been written; such a value is read
-            as an object of an unknown class.
+        spared: settings, such as ``DataConfig.source``, whose values need not have been written, nor parts of them;
+            such a value is read as an object of an unknown class.
 
     Raises:
         UnreadableConfig: there is none, or it is damaged, or not plain data.
@@ -111,7 +115,8 @@ def made(
     Args:
         part: part that was read.
         find: function that returns the constructor of a class; None if the reader has no such class.
-        spared: settings, such as ``Experiment.planner``, that keep their defaults if ``find`` finds nothing.
+        spared: settings, such as ``Experiment.planner``, that keep their defaults if ``find`` finds nothing for a part
+            of theirs.
 
     Raises:
         UnreadableConfig: a class or a setting is not known, or an object cannot be made from its settings.
@@ -128,7 +133,9 @@ def made(
         if name not in known:
             raise UnreadableConfig(f"sets {part.kind}.{name}, and {part.kind} has no such setting")
         setting = f"{part.kind}.{name}"
-        is_spared = setting in spared and isinstance(value, StoredObject) and find(value) is None
+        inner: list[StoredObject] = []
+        _filled(value, inner.append)
+        is_spared = setting in spared and any(find(one) is None for held in inner for one in parts(held))
         if is_spared:
             instead |= _INSTEAD.get(setting, {})
         else:
@@ -191,7 +198,7 @@ def _decoded(value: Any, spared: Collection[str], depth: int = 0, is_spared: boo
     _check_depth(depth)
 
     def inner(item: Any, setting: str = "") -> Any:
-        return _decoded(item, spared, depth + 1, setting in spared)
+        return _decoded(item, spared, depth + 1, is_spared or setting in spared)
 
     if isinstance(value, list):
         return [inner(item) for item in value]
