@@ -7,6 +7,8 @@ INTERRUPTED = 130
 """Exit code of a run stopped by Ctrl-C or SIGTERM, the same as a shell's for Ctrl-C."""
 STOPPED = 3
 """Exit code of a run that cannot continue, or that failed to save what it should have."""
+JOINING_NOTE = "swift: note: "
+"""Beginning of a line on stderr that matters only where hosts cannot join."""
 
 GONE: Mapping[str, str] = {"Experiment.move_roles": "Experiment.adapt = 'roles'"}
 """Settings of earlier versions that are passed over, as they changed no result, and what there is instead."""

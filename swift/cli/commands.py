@@ -1,7 +1,6 @@
 """The commands; each function has the name of its command."""
 
 import argparse
-import errno
 import json
 import os
 import re
@@ -20,7 +19,7 @@ from rich.console import Console
 from swift.cli.configuration import load_experiment, load_stored
 from swift.cli.data import input_hosts_of_runs
 from swift.cli.hosts import devices_of_host, joined, place_of
-from swift.cli.options import OF_ONE, Written, deadlines_of
+from swift.cli.options import OF_ONE, PAGE, Written, check_output, deadlines_of
 from swift.errors import SettingError
 from swift.mesh import EmulationError, emulate_devices, keep_programs
 from swift.runlog import TRACKERS, Observer, Run, read_run, scalars
@@ -35,7 +34,6 @@ OF_TRAINING = (*OF_RUN, "Experiment.placement", "OptimizerConfig.transformation"
 """Settings of a run that its model does not need: those of ``OF_RUN``, and those of state that a model lacks."""
 _QUIET = {"TPU_STDERR_LOG_LEVEL": "3", "TPU_MIN_LOG_LEVEL": "3"}
 """Environment in which libtpu, where it is installed, looks for a TPU without a page of its own log."""
-_PAGE = b"<!doctype html>"
 DEVICES_PER_CORE = 12
 """Emulated devices for each core of the machine, beyond which a run is warned of."""
 
@@ -117,6 +115,11 @@ def report_of(runs: Sequence[Run], page: Path, again: str) -> str:
         The line that says where the report is; empty where it could not be written.
     """
     try:
+        check_output("report", page, PAGE)
+    except SettingError as error:
+        print(f"{error}; `{again} --out FILE` writes it elsewhere", file=sys.stderr)
+        return ""
+    try:
         write_report(runs, page)
     except OSError as error:
         print(f"{page} cannot be written: {error.strerror}; `{again}` tries again", file=sys.stderr)
@@ -128,24 +131,12 @@ def report(options: argparse.Namespace) -> None:
     """``swift report RUN_DIR ...``."""
     runs = [read_run(path) for path in options.run_dirs]
     page = options.out or options.run_dirs[0] / "report.html"
-    _check_page(page)
+    check_output("--out", page, PAGE)
     try:
         write_report(runs, page)
     except OSError as error:
         raise SettingError("--out", str(page), f"cannot be written: {error.strerror}") from error
     print(page)
-
-
-def _check_page(page: Path) -> None:
-    """Raises SettingError if a report cannot or must not be written there, before it is drawn."""
-    if page.is_dir():
-        raise SettingError("--out", str(page), "is a directory, not a file")
-    if not page.parent.is_dir():
-        raise SettingError("--out", str(page), f"cannot be written: {os.strerror(errno.ENOENT)}")
-    if page.is_file():  # such as the record of a run, by a name that was completed too early
-        with page.open("rb") as file:
-            if file.read(len(_PAGE)).lower() != _PAGE:
-                raise SettingError("--out", str(page), "is a file that is not a page; choose another name")
 
 
 def export(options: argparse.Namespace) -> None:

@@ -9,6 +9,7 @@ from swift.cli.configuration import config_text
 from swift.cli.options import Written
 from swift.errors import SettingError, check_count
 from swift.program import this_program
+from swift.runlog.lock import living_owner
 from swift.train import Experiment, HostPlace, Hosts, join_hosts, own_devices
 
 _SAME = ("resume", "stop_at", "profile", "init_from")
@@ -61,6 +62,18 @@ def devices_of_host(place: HostPlace | None, experiments: Sequence[Experiment]) 
     return own_devices(experiments[0].topology, place) if experiments[0].ranks == "emulated" else None
 
 
+def _check_no_run(options: argparse.Namespace) -> None:
+    """Raises SettingError if the run is under way: another host of the same number would end it on all hosts.
+
+    Host 0 takes the directory once all hosts have joined, so before that it has no owner.
+    """
+    found = living_owner(options.run_dir)
+    if found is not None:
+        name, value = ("--run-dir", str(options.run_dir)) if options.host is None else ("--host", options.host)
+        allowed = f"the run is under way, by {found.owner or 'another process'}, and all its hosts are there"
+        raise SettingError(name, value, allowed)
+
+
 @contextmanager
 def joined(place: HostPlace, options: argparse.Namespace, experiments: Mapping[str, Experiment]) -> Iterator[Hosts]:
     """Joins the other hosts, before JAX has started; nothing is printed on stdout meanwhile.
@@ -73,6 +86,7 @@ def joined(place: HostPlace, options: argparse.Namespace, experiments: Mapping[s
     Raises:
         SettingError: they cannot be found, or run another program or configuration.
     """
+    _check_no_run(options)
     with options.link.quiet():
         with options.link.joining():
             hosts = join_hosts(place)

@@ -13,11 +13,13 @@ from pathlib import Path
 from rich.console import Console
 
 from swift.cli.options import (
+    PLAN,
     BlockOptions,
     Written,
     adapted,
     adapted_lines,
     check_adapt,
+    check_output,
     costs_of,
     microbatches_of,
     nearest,
@@ -200,10 +202,8 @@ def _format(options: argparse.Namespace) -> str:
         raise SettingError("--out", str(out), "must end in .svg, .png, .json or .txt, or --format says what it holds")
     if form is None:
         form = FORMATS_BY_SUFFIX.get(suffix, "text")
-    if out is not None and out.is_dir():
-        raise SettingError("--out", str(out), "is a directory, not a file")
-    if out is not None and not out.parent.is_dir():
-        raise SettingError("--out", str(out), f"cannot be written: there is no directory {out.parent}")
+    if out is not None:
+        check_output("--out", out, PLAN)
     if suffix in (".png", ".svg") and form != "svg":
         raise SettingError("--out", str(out), f"such a file holds a picture, not --format {form}")
     if options.ops and form != "json":

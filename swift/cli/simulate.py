@@ -3,11 +3,11 @@
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from swift.cli.options import Written, costs_of, named_numbers, nearest, seconds_of, translated
+from swift.cli.options import PICTURE, Written, check_output, costs_of, named_numbers, nearest, seconds_of, translated
 from swift.errors import SettingError, check_count
 from swift.files import replace_file
 from swift.schedules import Problem
@@ -68,7 +68,7 @@ _SETTINGS = {
 
 def simulate(options: argparse.Namespace) -> None:
     """``swift simulate --pipelines D --stages P --microbatches M --mtbf 10m``."""
-    _check_plot(options.plot)
+    _check_plot(options.plot, [] if options.trace is None else [options.trace])
     for name in options.strategy:
         known = (*STRATEGIES, *ON_REQUEST)
         if name not in known:
@@ -127,14 +127,13 @@ def _trace(options: argparse.Namespace, num_workers: int) -> Trace:
     return weibull(num_workers, mtbf_s, options.weibull, repair_s, horizon_s, options.seed)
 
 
-def _check_plot(path: Path | None) -> None:
+def _check_plot(path: Path | None, inputs: Sequence[Path]) -> None:
     """Reports mistakes of --plot before the simulation takes its time."""
     if path is None:
         return
     if path.suffix.lower() not in (".svg", ".png"):
         raise SettingError("--plot", str(path), "must end in .svg or .png")
-    if not path.parent.is_dir():
-        raise SettingError("--plot", str(path), f"cannot be written: there is no directory {path.parent}")
+    check_output("--plot", path, PICTURE, inputs)
 
 
 def _draw(path: Path, facts: Mapping[str, Any]) -> None:

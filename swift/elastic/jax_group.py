@@ -16,9 +16,8 @@ CPU collectives (gloo) are aborted here, through their sockets: a process that w
 once, but one that waits for a third process would wait forever. A group of accelerators is formed once in the life of
 its processes, and not mended: see ``swift.elastic.accelerators``.
 
-By default gloo listens at the address that the machine's own name resolves to. Here the CPU backend is given the
-address from which this process reaches the coordination service: the loopback device, unless the service is on a
-network.
+Gloo listens at the address from which this process reaches the coordination service: the loopback device, unless the
+service is on a network.
 """
 
 import gc
@@ -39,10 +38,10 @@ from jax.extend.backend import clear_backends, register_backend_factory
 from swift.elastic.gloo_connections import GLOO, connect_as_all
 from swift.elastic.own_sockets import Address, connections, listening_at
 from swift.errors import RunError
+from swift.mesh import LOOPBACK, jax_internals, own_address
 
 _NO_HEARTBEAT_S = 86_400
 """Heartbeats go to the supervisor instead, which also follows the progress."""
-LOOPBACK = "127.0.0.1"
 _NUM_PORTS = 3
 _SOCKET, _MAX_PATH = "unix:", 107
 """Scheme of the address of a Unix socket, and the largest size of its path in bytes (see ``man 7 unix``)."""
@@ -51,23 +50,7 @@ _ADDRESSES = "swift/addresses/{}"
 
 def check_support() -> None:
     """Raises RunError if this version of JAX lacks what groups of processes are made of."""
-    _internals()
-
-
-def _internals() -> tuple[Any, Any, Any]:
-    """Returns JAX's state of its group, its makers of services and clients, and its maker of CPU backends."""
-    with suppress(ImportError):
-        from jax._src import distributed, xla_bridge
-        from jax._src.lib import _jax
-
-        names = ("get_distributed_runtime_service", "get_distributed_runtime_client", "make_gloo_tcp_collectives")
-        is_there = all(hasattr(_jax, name) for name in names)
-        if is_there and hasattr(distributed, "global_state") and hasattr(xla_bridge, "make_cpu_client"):
-            return distributed.global_state, _jax, xla_bridge.make_cpu_client
-    raise RunError(
-        f"jax {jax.__version__} lacks the private interfaces that groups of processes use; "
-        "use a version that pyproject.toml names"
-    )
+    jax_internals()
 
 
 class CoordinationService:
@@ -101,7 +84,7 @@ class CoordinationService:
         raise RunError(f"no coordination service could be started: {'; '.join(errors)}")
 
     def _start_service(self, num_processes: int) -> Any:
-        _, makers, _ = _internals()
+        _, makers, _ = jax_internals()
         return makers.get_distributed_runtime_service(
             self.address, num_processes, heartbeat_timeout=_NO_HEARTBEAT_S, shutdown_timeout=1, recoverable=True
         )
@@ -143,7 +126,7 @@ class JaxGroup:
 
     def __init__(self, address: str, index: int, num_processes: int, timeout_s: int = 60):
         jax.config.update("jax_enable_recoverability", True)
-        self._state, _, _ = _internals()
+        self._state, _, _ = jax_internals()
         assert self._state.client is None, "this process is a member of another group"
         self._address, self._index, self._num_processes, self._timeout_s = address, index, num_processes, timeout_s
         self._lock, self._is_connected, self._is_aborted = threading.Lock(), False, False
@@ -176,10 +159,10 @@ class JaxGroup:
 
     def _cpu_client(self) -> Any:
         """Makes a CPU backend: of the group, or after it of this process alone."""
-        _, makers, make = _internals()
+        _, makers, make = jax_internals()
         if self._client is None:
             return make()
-        host = _own_address(self._address)
+        host = LOOPBACK if self._address.startswith(_SOCKET) else own_address(self._address)
         return make(makers.make_gloo_tcp_collectives(distributed_client=self._client, hostname=host))
 
     def _configure_backend(self, index: int) -> None:
@@ -242,7 +225,7 @@ class JaxGroup:
 
 def _client(address: str, index: int, timeout_s: int) -> Any:
     """Makes a client of a coordination service, as one of its processes."""
-    _, makers, _ = _internals()
+    _, makers, _ = jax_internals()
     return makers.get_distributed_runtime_client(
         address,
         index,
@@ -266,16 +249,6 @@ def _free_address(where: Path | str) -> str:
     with socket.socket() as probe:
         probe.bind((where, 0))
         return f"{where}:{probe.getsockname()[1]}"
-
-
-def _own_address(service: str) -> str:
-    """Returns the address of this machine from which a service is reached."""
-    if service.startswith(_SOCKET):
-        return LOOPBACK
-    host, _, port = service.rpartition(":")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, int(port)))  # sends nothing
-        return str(probe.getsockname()[0])
 
 
 def is_aborted(error: BaseException) -> bool:

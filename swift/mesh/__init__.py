@@ -2,7 +2,7 @@
 
 ``live`` lays the live workers on devices, ``host_order`` those of several hosts, and ``per_rank`` runs code of one rank
 on all; ``peer_reduce`` sums over the peers of a stage; ``state_transfer`` and ``process_shards`` move state between
-meshes and between processes.
+meshes and between processes, and ``process_group`` says at which addresses processes of several machines meet.
 """
 
 from swift.mesh.chips import CHIPS, Chip, host_matmul_flops, peak_flops
@@ -22,6 +22,7 @@ from swift.mesh.per_rank import (
     known_platform,
     map_specs,
 )
+from swift.mesh.process_group import LOOPBACK, bound_address, find_group, jax_internals, own_address, use_gloo_at
 from swift.mesh.process_shards import Shards, copy_bits, fetch_shards, place_shards, shard_shapes
 from swift.mesh.program_cache import keep_programs
 from swift.mesh.program_memory import ProgramMemory
@@ -32,6 +33,7 @@ __all__ = [
     "AXES",
     "CHIPS",
     "EXPERT_AXIS",
+    "LOOPBACK",
     "RAGGED",
     "RANKED",
     "REPLICATED",
@@ -47,16 +49,19 @@ __all__ = [
     "RankKind",
     "Shards",
     "Unequal",
+    "bound_address",
     "collective_bytes",
     "collectives",
     "copy_bits",
     "emulate_devices",
     "fetch_shards",
+    "find_group",
     "host_line",
     "host_matmul_flops",
     "host_stages",
     "how_unequal",
     "is_spec",
+    "jax_internals",
     "keep_programs",
     "known_platform",
     "live_mesh",
@@ -64,6 +69,7 @@ __all__ = [
     "move_rows",
     "moved_bytes",
     "order_by_host",
+    "own_address",
     "own_row",
     "own_rows",
     "peak_flops",
@@ -71,4 +77,5 @@ __all__ = [
     "shard_shapes",
     "source_rows",
     "storage_mesh",
+    "use_gloo_at",
 ]

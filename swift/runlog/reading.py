@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from swift.errors import SettingError
+from swift.runlog.class_counts import CLASS_COUNTS
 from swift.runlog.events import EVENTS, read_events
 from swift.runlog.json_lines import parse_object
 from swift.runlog.metrics import METRICS, Metrics, read_metrics
 
 CONFIG, SUMMARY = "config.gin", "summary.json"
+_OF_RUNS = ("config.json", CLASS_COUNTS, "report.html")
+"""Further files that a run writes, or its command at the end."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,20 @@ def check_new_run(path: Path) -> None:
         raise SettingError("--run-dir", str(path), f"{present} is not a directory that can be written to")
     if any((path / name).exists() for name in (CONFIG, METRICS, EVENTS, SUMMARY)):
         raise SettingError("--run-dir", str(path), "holds a run already; add --resume to continue it")
+    for name in _OF_RUNS:
+        if os.path.lexists(path / name) and not (name == "config.json" and _is_stored_config(path / name)):
+            allowed = f"holds a file {name}, which a run would replace; choose another directory"
+            raise SettingError("--run-dir", str(path), allowed)
+    checkpoints = path / "checkpoints"
+    if os.path.lexists(checkpoints) and not (checkpoints.is_dir() and not any(checkpoints.iterdir())):
+        allowed = "holds checkpoints, and no run; choose another directory"
+        raise SettingError("--run-dir", str(path), allowed)
+
+
+def _is_stored_config(path: Path) -> bool:
+    """Whether a file is the configuration of a run whose start was broken off before it had a record."""
+    document = parse_object(path.read_bytes()) if path.is_file() and not path.is_symlink() else None
+    return document is not None and document.keys() == {"version", "experiment"}
 
 
 def check_same_run(

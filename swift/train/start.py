@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from swift.checkpoint import RestorePlan, checkpoint_steps, clean_up_saves, plan_restore
+from swift.checkpoint import RestorePlan, clean_up_saves, committed_steps, plan_restore
 from swift.errors import GONE, SettingError, check_count
 from swift.experts import learning_rate
 from swift.experts.placement import FlexMoE, MinMax, Packed, Static, Symi, try_policy
@@ -154,7 +154,7 @@ def _check_start(experiment: Experiment, options: TrainOptions, directory: Path)
     clean_up_saves(directory)
     for line in take_back(directory):
         print(line, file=sys.stderr)
-    if not checkpoint_steps(directory):
+    if not committed_steps(directory):
         allowed = "holds no checkpoint to resume from; start again in another --run-dir"
         raise SettingError("--resume", str(options.run_dir), allowed)
 

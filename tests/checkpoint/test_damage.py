@@ -1,6 +1,7 @@
 """Damage to checkpoints, and full disks: no restore gives a state that was not saved."""
 
 import errno
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -60,6 +61,56 @@ def test_every_file_of_every_step_is_held_against_what_was_saved(small_run, expe
     assert len(told) > 5
     assert all("is damaged: its file" in why for why in told)
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_checkpoint_that_has_lost_its_manifest_is_named(small_run):
+    """One that a removal has left without a manifest, for experts that a later checkpoint needs, is none."""
+    run = small_run(experts_per_layer=2, every=2, num_kept=2).run(8)
+    assert (run.directory / "step-00000004/arrays").is_dir()
+    assert checkpoint_steps(run.directory) == [6, 8]
+    assert list(damages(run.directory, None, Checker(run.directory))) == []
+    (run.directory / "step-00000008" / "manifest.json").unlink()
+    why = "step-00000008 holds no checkpoint: there is no manifest.json in it"
+    assert list(damages(run.directory, None, Checker(run.directory))) == [why]
+    plan = plan_restore(run.directory)
+    assert (plan.step, plan.passed_over) == (6, (why,))
+    (run.directory / "step-00000006" / "manifest.json").unlink()
+    with pytest.raises(SettingError, match=r"cannot be restored: step-00000008 holds no .*step-00000006 holds no"):
+        plan_restore(run.directory)
+    assert len(list(damages(run.directory, None, Checker(run.directory)))) >= 2
+
+
+def test_a_manifest_that_is_signed_and_incomplete_costs_a_line(small_run):
+    """Whatever field is missing or of another kind: another program, or another version, has written it."""
+    run = small_run(experts_per_layer=2, every=2).run(4)
+    path = run.directory / "step-00000004"
+    fields = json.loads((path / "manifest.json").read_bytes().partition(b"\n")[2])
+    for name in fields:
+        rest = {key: value for key, value in fields.items() if key != name}
+        for wrong in (rest, rest | {name: None}, rest | {name: 7.5}):
+            manifest.write_signed(path, wrong)
+            with pytest.raises(SettingError):
+                manifest.read_manifest(path, "DIR")
+            assert plan_restore(run.directory).step == 2
+            assert len(list(damages(run.directory, None, Checker(run.directory)))) == 1
+    for text in (b"[]", b"7", b"{"):
+        (path / "manifest.json").write_bytes(digests.digest(text).encode() + b"\n" + text)
+        assert plan_restore(run.directory).step == 2
+
+
+def test_a_removal_during_a_verification_is_no_damage(small_run, monkeypatch):
+    run = small_run(experts_per_layer=2, every=2, num_kept=4).run(8)
+    check, files = Checker.file, []
+
+    def check_and_remove(checker, step, name, expected):
+        files.append(name)
+        if len(files) == 3:
+            directory.retire(run.directory, 1)
+        return check(checker, step, name, expected)
+
+    monkeypatch.setattr(Checker, "file", check_and_remove)
+    assert list(damages(run.directory, None, Checker(run.directory))) == []
+    assert checkpoint_steps(run.directory) == [8]
 
 
 def test_a_damaged_expert_falls_back_to_the_copy_before_and_its_updates_are_lost(small_run, expert_of):

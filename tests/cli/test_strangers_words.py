@@ -44,7 +44,7 @@ def test_a_report_replaces_a_page_and_no_other_file(run, capsys):
     for file in (record, run / "config.gin"):
         content = file.read_bytes()
         assert main(["report", str(run), "--out", str(file)]) == 2
-        line = f"swift: --out = '{file}': is a file that is not a page; choose another name\n"
+        line = f"swift: --out = '{file}': is a file that is not a page of Swift; choose another name\n"
         assert capsys.readouterr().err == line
         assert file.read_bytes() == content
 
@@ -53,7 +53,8 @@ def test_a_page_in_a_directory_that_is_missing_is_refused_before_it_is_drawn(run
     monkeypatch.setattr("swift.cli.commands.write_report", None)
     page = run / "nowhere" / "page.html"
     assert main(["report", str(run), "--out", str(page)]) == 2
-    assert capsys.readouterr().err == f"swift: --out = '{page}': cannot be written: No such file or directory\n"
+    line = f"swift: --out = '{page}': cannot be written: there is no directory {page.parent}\n"
+    assert capsys.readouterr().err == line
 
 
 def test_a_link_that_leads_to_itself_costs_a_line(tmp_path, capsys):

@@ -57,7 +57,7 @@ def group(monkeypatch):
         return made
 
     yield make
-    state, _, _ = jax_group._internals()
+    state, _, _ = jax_group.jax_internals()
     state.client, state.process_id, state.num_processes, state.coordinator_address = None, 0, 1, None
 
 
@@ -68,7 +68,7 @@ def test_a_group_of_gpus_has_those_of_its_members_in_their_order(group):
     assert made.settings["jax_platforms"] == "cuda"
     assert made.settings["jax_cuda_visible_devices"] == "2,3"
     assert [[device.id for device in row] for row in made.grid(2)] == [[2, 3], [0, 1]]
-    state, _, _ = jax_group._internals()
+    state, _, _ = jax_group.jax_internals()
     assert (state.client, state.process_id, state.num_processes) == (made._client, 0, 2)
 
 

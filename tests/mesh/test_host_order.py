@@ -61,6 +61,21 @@ def test_devices_that_do_not_fit_the_workers_are_refused(ranks, num_hosts, per_h
         order_by_host(Topology(1, 2 if ranks < 4 else 3, ranks), _devices(num_hosts, per_host))
 
 
+@pytest.mark.parametrize(
+    ("devices", "have"),
+    [
+        ([_Device(host, 2048 * host) for host in range(8)], "8 hosts have 1 each, 8 in all"),
+        ([*_devices(1, 3), *(_Device(1, number) for number in range(5))], "2 hosts have 3, 5, 8 in all"),
+    ],
+    ids=["too few", "unequal"],
+)
+def test_the_devices_of_each_host_are_told(devices, have):
+    """The second pair has as many devices in all as the topology, and could be taken for two hosts of four."""
+    needed = 64 if len(devices) == devices[-1].process_index + 1 else 8
+    with pytest.raises(SettingError, match=f"needs {needed} devices, equally many on each host, and {have}"):
+        order_by_host(Topology(1, needed // 8, 8) if needed > 8 else Topology(2, 2, 2), devices)
+
+
 def test_the_line_names_the_workers_of_the_first_hosts():
     topology = Topology(2, 2, 2)
     devices = np.array(order_by_host(topology, _devices(2, 4)), object).reshape(4, 2, 2)
@@ -68,4 +83,5 @@ def test_the_line_names_the_workers_of_the_first_hosts():
     for place in np.ndindex(4, 2):
         mesh[place] = _Device(*devices[place])
     line = host_line(topology.workers, _Mesh(mesh))
-    assert line == "expert ranks within a host, stages between hosts: host 0 has 0:0, 1:0; host 1 has 0:1, 1:1"
+    told = "8 devices on 2 hosts: expert ranks within a host, stages between hosts: host 0 has 0:0, 1:0; host 1 has "
+    assert line == told + "0:1, 1:1"

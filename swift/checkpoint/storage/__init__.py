@@ -22,6 +22,7 @@ from swift.checkpoint.storage.directory import (
     checkpoint_steps,
     clean_up_saves,
     commit_save,
+    committed_steps,
     set_aside_newer,
     temporary_path,
 )
@@ -69,6 +70,7 @@ __all__ = [
     "checkpoint_steps",
     "clean_up_saves",
     "commit_save",
+    "committed_steps",
     "coverage",
     "damages",
     "data_file",

@@ -29,6 +29,16 @@ def checkpoint_steps(directory: Path) -> list[int]:
     return [step for step in _saved_steps(directory) if (checkpoint_path(directory, step) / MANIFEST).is_file()]
 
 
+def committed_steps(directory: Path) -> list[int]:
+    """The iterations that can be restored, and those that have lost their manifests, oldest first.
+
+    Removal takes manifests oldest first, so an iteration without one that is newer than the oldest checkpoint has lost
+    it, as have all where no checkpoint is left.
+    """
+    saved, restorable = _saved_steps(directory), checkpoint_steps(directory)
+    return [step for step in saved if not restorable or step >= restorable[0]]
+
+
 def checkpoint_path(directory: Path, step: int) -> Path:
     """The path of an iteration's checkpoint."""
     return directory / f"{_PREFIX}{step:08d}"

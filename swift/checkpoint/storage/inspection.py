@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from swift.checkpoint.storage.directory import checkpoint_path, checkpoint_steps
-from swift.checkpoint.storage.manifest import MANIFEST, Manifest, read_manifest
+from swift.checkpoint.storage.directory import checkpoint_path, committed_steps
+from swift.checkpoint.storage.manifest import Manifest, read_manifest
 from swift.checkpoint.storage.message_texts import restore_facts, restore_lines
 from swift.checkpoint.storage.reader import plan_restore
 from swift.checkpoint.storage.verification import Checker, is_of_model, is_stored, unit_array
@@ -24,18 +24,18 @@ def find_checkpoints(path: Path) -> tuple[Path, int | None]:
         SettingError: there are none.
     """
     for directory in (path / "checkpoints", path):
-        if checkpoint_steps(directory):
+        if committed_steps(directory):
             return directory, None
     number = path.name.rpartition("-")[2]
-    if (path / MANIFEST).is_file() and number.isdigit() and int(number) in checkpoint_steps(path.parent):
+    if path.is_dir() and number.isdigit() and int(number) in committed_steps(path.parent):
         return path.parent, int(number)
     raise SettingError(_SETTING, str(path), "holds no checkpoint")
 
 
 def overview(directory: Path) -> list[dict[str, Any]]:
-    """A row for every iteration that can be restored, oldest first; for one that cannot be read, the reason."""
+    """A row for every checkpoint, oldest first; for one that cannot be read, the reason."""
     rows = []
-    for step, manifest in _manifests(directory, checkpoint_steps(directory)):
+    for step, manifest in _manifests(directory, committed_steps(directory)):
         facts = {"error": manifest} if isinstance(manifest, str) else _facts(manifest)
         rows.append({"step": step, "path": str(checkpoint_path(directory, step))} | facts)
     return rows
@@ -77,15 +77,21 @@ def what_a_restore_does(
 
 def damages(directory: Path, step: int | None, checker: Checker) -> Iterator[str]:
     """Damage to the files and values that any checkpoint, or a given one, needs; a phrase each."""
-    shown = set[str]()
-    for one, manifest in _manifests(directory, checkpoint_steps(directory) if step is None else [step]):
+    shown = dict[str, None]()
+    for one, manifest in _manifests(directory, committed_steps(directory) if step is None else [step]):
         if isinstance(manifest, str):
-            yield f"{checkpoint_path(directory, one).name} {manifest}"
+            found = [f"{checkpoint_path(directory, one).name} {manifest}"]
+        else:
+            found = list(_damages_of(manifest, checker))
+        if found and step is None and _is_removed(directory, one):
             continue
-        for why in _damages_of(manifest, checker):
-            if why not in shown:
-                shown.add(why)
-                yield why
+        shown |= dict.fromkeys(found)
+    yield from shown
+
+
+def _is_removed(directory: Path, step: int) -> bool:
+    """Whether a run has removed a checkpoint meanwhile, the manifest first, and files after it."""
+    return step not in committed_steps(directory)
 
 
 def _damages_of(manifest: Manifest, checker: Checker) -> Iterator[str]:

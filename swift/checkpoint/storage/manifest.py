@@ -8,7 +8,7 @@ Legend: L MoE layers of the model, E expert classes, K classes of a layer that a
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -183,6 +183,14 @@ class Manifest:
         return needed
 
 
+_KINDS: Mapping[type, Sequence[str]] = {
+    int: ("step", "num_classes", "experts_per_layer"),
+    dict: ("identity", "extra", "dense", "unit_shapes", "tally", "common"),
+    list: ("chosen", "bytes_per_rank", "turn", "copies"),
+}
+"""Kinds of the fields in a manifest's file."""
+
+
 def write_manifest(path: Path, manifest: Manifest) -> None:
     """Writes the manifest to the directory of a checkpoint, which makes the checkpoint restorable."""
     ledger = manifest.ledger
@@ -213,11 +221,26 @@ def read_manifest(path: Path, setting: str) -> Manifest:
         setting: the user's name for it, for errors.
 
     Raises:
-        SettingError: there is no manifest, or it is damaged, of another version, or of another checkpoint.
+        SettingError: there is no manifest, or it is damaged, incomplete, of another version, or of another checkpoint.
     """
     fields = read_signed(path, setting, _VERSION)
-    if not path.name.endswith(f"-{fields['step']:08d}"):
-        raise SettingError(setting, str(path), f"has the manifest of another checkpoint, of iteration {fields['step']}")
+    try:
+        manifest = _manifest_of(fields)
+        manifest.files_needed()
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        allowed = f"is damaged: its file {MANIFEST} is incomplete ({type(error).__name__}: {error})"
+        raise SettingError(setting, str(path), allowed) from error
+    if not path.name.endswith(f"-{manifest.step:08d}"):
+        raise SettingError(setting, str(path), f"has the manifest of another checkpoint, of iteration {manifest.step}")
+    return manifest
+
+
+def _manifest_of(fields: Mapping[str, Any]) -> Manifest:
+    """Makes a manifest of the fields of its file; raises LookupError or TypeError where one is missing or no such."""
+    for kind, names in _KINDS.items():
+        for name in names:
+            if type(fields[name]) is not kind:
+                raise TypeError(f"{name} is {type(fields[name]).__name__}, not {kind.__name__}")
     tally = Tally.from_json(fields["tally"], fields["num_classes"])
     copies = {(layer, class_): tuple(Copy(**one) for one in found) for layer, class_, found in fields["copies"]}
     common = {int(step): files for step, files in fields["common"].items()}
@@ -242,9 +265,12 @@ def read_signed(path: Path, setting: str, version: int, name: str = MANIFEST) ->
         raise SettingError(setting, str(path), f"its file {name} cannot be read: {error.strerror}") from None
     if signature != digest(text).encode():
         raise SettingError(setting, str(path), f"is damaged: its file {name} is not as it was saved")
-    fields = json.loads(text)
-    if fields["version"] != version:
-        allowed = f"is of version {fields['version']} of this format, and this Swift reads version {version}"
+    try:
+        fields = dict(json.loads(text))
+    except (TypeError, ValueError):
+        raise SettingError(setting, str(path), f"is damaged: its file {name} holds no JSON object") from None
+    if fields.get("version") != version:
+        allowed = f"is of version {fields.get('version')} of this format, and this Swift reads version {version}"
         raise SettingError(setting, str(path), allowed)
     return fields
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from swift.checkpoint.partial import StateSplit, Tally, Unit, dynamic_k, shape_text
 from swift.checkpoint.storage.digests import array_digest
-from swift.checkpoint.storage.directory import ARRAYS, checkpoint_path, checkpoint_steps
+from swift.checkpoint.storage.directory import ARRAYS, checkpoint_path, committed_steps
 from swift.checkpoint.storage.manifest import Copy, Ledger, Manifest, check_shapes, read_manifest, write_manifest
 from swift.checkpoint.storage.orbax_files import read_arrays, read_part
 from swift.checkpoint.storage.verification import Checker, Damaged, unit_array
@@ -89,7 +89,7 @@ def plan_restore(
         SettingError: there is no checkpoint, none can be restored, or it is of another model; the line says what is
             missing or damaged.
     """
-    steps = checkpoint_steps(directory) if step is None else [step]
+    steps = committed_steps(directory) if step is None else [step]
     if not steps:
         raise SettingError(_SETTING, str(directory), "holds no checkpoint")
     checker, passed_over = checker or Checker(directory), list[str]()

@@ -77,8 +77,11 @@ class Checker:
         """Checks that the values of one of a step's arrays, whose files are sound, are finite."""
         key = (step, name, "finite")
         if key not in self._found:
-            array = map_array(self._path(step) / ARRAYS, name)
-            wrong = None if is_finite(array) else f"{name} has values that are not finite"
+            try:
+                array = map_array(self._path(step) / ARRAYS, name)
+                wrong = None if is_finite(array) else f"{name} has values that are not finite"
+            except (OSError, ValueError) as error:  # a run may have removed it since
+                wrong = f"{name} cannot be read: {error}"
             self._found[key] = wrong and self._damaged(step, wrong)
         return self._found[key]
 

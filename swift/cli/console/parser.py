@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from swift import __version__
 from swift.errors import SettingError
 
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _CHOICE = re.compile(r"(.*invalid choice: ('[^']*'|\S+)) \(choose from (.*)\)", re.DOTALL)
 
 
@@ -70,6 +71,8 @@ def path_of(text: str) -> Path:
     if not text:
         # As a path it would be the working directory.
         raise argparse.ArgumentTypeError("'': must name a file or a directory")
+    if _URL.match(text):  # as a path it would be a directory named `gs:`, with others below
+        raise argparse.ArgumentTypeError(f"{text!r}: is a URL; only files and directories of this machine are used")
     try:
         os.lstat(text)
     except OSError as error:

@@ -17,11 +17,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO, NoReturn
 
-from swift.errors import INTERRUPTED, STOPPED
+from swift.errors import INTERRUPTED, JOINING_NOTE, STOPPED
 from swift.signals import stop_signals
 
 _REASONS = {
     "ALREADY_EXISTS": "another host has the same --host",
+    "ABORTED": "another host has the same --host",
     "INVALID_ARGUMENT": "host 0 expects fewer hosts; all of them need the same --num-hosts",
     "DEADLINE_EXCEEDED": "not all hosts have joined in time; host 0 has to be reachable there, and each host started",
 }
@@ -100,6 +101,8 @@ def watched(run: Callable[[ParentLink], int], options: argparse.Namespace) -> in
         text = said.read().decode(errors="replace")
     if not has_joined:
         why = next((why for word, why in _REASONS.items() if word in text), "this host could not join the others")
+        notes = [line.removeprefix(JOINING_NOTE) for line in text.splitlines() if line.startswith(JOINING_NOTE)]
+        why = "; ".join([why, *notes])
         print(f"swift: host {_own(options)}: --coordinator = {options.coordinator!r}: {why}", file=sys.stderr)
         return 2
     how = signal.Signals(os.WTERMSIG(status)).name

@@ -28,7 +28,7 @@ def evaluate(options: argparse.Namespace) -> None:
     """``swift evaluate DIR ... --tasks TASKS.jsonl``."""
     tasks = _read(options.tasks)
     models = [find_model(path, "DIR", options.config, options.step) for path in options.models]
-    files = ResultsFiles(tasks, models, options.out)
+    files = ResultsFiles(tasks, options.tasks, models, options.out)
     prepare_engine(options.expert_ranks, [model.experiment for model in models])
     config = TextEngineConfig(expert_ranks=options.expert_ranks)
     files.locate(resume=options.resume)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from swift.cli.models.stored_model import StoredModel
+from swift.cli.options import RESULTS, check_output
 from swift.errors import RunError, SettingError
 from swift.evaluate import DIRECTORY, Evaluation, Judgement, TaskFile, read_evaluations, write_evaluations
 
@@ -15,6 +16,7 @@ class ResultsFiles:
 
     Args:
         tasks: the questions.
+        task_path: their file.
         models: models that are asked.
         out: file of all results; None: one in the directory of each model.
 
@@ -22,8 +24,8 @@ class ResultsFiles:
         titles: name of each model.
     """
 
-    def __init__(self, tasks: TaskFile, models: Sequence[StoredModel], out: Path | None):
-        self._tasks, self._models, self._out = tasks, models, out
+    def __init__(self, tasks: TaskFile, task_path: Path, models: Sequence[StoredModel], out: Path | None):
+        self._tasks, self._task_path, self._models, self._out = tasks, task_path, models, out
         self.titles = _titles([model.path for model in models])
         self._paths: list[Path] = []
         self._kept: dict[int, Evaluation] = {}
@@ -44,6 +46,8 @@ class ResultsFiles:
             if path.is_dir() or not parent.is_dir() or not os.access(parent, os.W_OK):
                 allowed = "cannot be written" if self._out else "cannot be written: name another file with --out"
                 raise SettingError("--out" if self._out else "results", str(path), allowed)
+            if os.path.lexists(path):
+                check_output("--out" if self._out else "results", path, RESULTS, inputs=[self._task_path])
             if resume and path.exists():
                 self._take(path)
 

@@ -8,11 +8,18 @@ from swift.cli.options.kinds import Written, checked, described, fitting
 from swift.cli.options.mistakes import Source, build_mistake, nearest, parse_mistake, translated
 from swift.cli.options.named import costs_of, named_numbers, seconds_of, workers_of
 from swift.cli.options.nodes import listening_address, node_count, own_node
+from swift.cli.options.outputs import PAGE, PICTURE, PLACEMENT, PLAN, RESULTS, OutputKind, check_output
 
 __all__ = [
     "OF_ONE",
     "OF_PROCESSES",
+    "PAGE",
+    "PICTURE",
+    "PLACEMENT",
+    "PLAN",
+    "RESULTS",
     "BlockOptions",
+    "OutputKind",
     "Source",
     "Written",
     "adapted",
@@ -20,6 +27,7 @@ __all__ = [
     "all_installed",
     "build_mistake",
     "check_adapt",
+    "check_output",
     "checked",
     "costs_of",
     "deadlines_of",

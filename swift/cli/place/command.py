@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from swift.cli.options import nearest, translated
+from swift.cli.options import PICTURE, PLACEMENT, check_output, nearest, translated
 from swift.errors import SettingError, check_count
 from swift.experts.placement import (
     MinMax,
@@ -41,8 +41,14 @@ def place(options: argparse.Namespace) -> None:
     if options.policy not in POLICIES:
         known = f"must be one of {', '.join(POLICIES)}"
         raise SettingError("--policy", options.policy, nearest(options.policy, POLICIES, known))
-    for option, path, endings in (("--plot", options.plot, (".svg", ".png")), ("--out", options.out, (".npy",))):
-        _check_file(option, path, endings)
+    for option, path, endings, kind in (
+        ("--plot", options.plot, (".svg", ".png"), PICTURE),
+        ("--out", options.out, (".npy",), PLACEMENT),
+    ):
+        if path is not None and path.suffix.lower() not in endings:
+            raise SettingError(option, str(path), f"must end in {' or '.join(endings)}")
+        if path is not None:
+            check_output(option, path, kind, inputs=[options.loads])
     with translated(_as_written):
         loads_LE = _read(options.loads)
         placements = {
@@ -79,16 +85,6 @@ def _read(path: Path) -> np.ndarray:
             raise SettingError(error.setting, str(path), f"has {error.value}, and {error.allowed}") from error
         why = error.strerror if isinstance(error, OSError) and error.strerror else "is not an array in .npy format"
         raise SettingError("LOADS.npy", str(path), f"cannot be read: {why}") from error
-
-
-def _check_file(option: str, path: Path | None, endings: tuple[str, ...]) -> None:
-    """Reports mistakes of a file to write before anything is computed."""
-    if path is None:
-        return
-    if path.suffix.lower() not in endings:
-        raise SettingError(option, str(path), f"must end in {' or '.join(endings)}")
-    if not path.parent.is_dir():
-        raise SettingError(option, str(path), f"cannot be written: there is no directory {path.parent}")
 
 
 def _write(option: str, path: Path, content: bytes) -> None:

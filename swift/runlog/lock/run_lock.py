@@ -154,6 +154,33 @@ def last_beat(run_dir: Path) -> int | None:
     return max((found.beat_ns for found in read_leases(run_dir)), default=None)
 
 
+def living_owner(run_dir: Path, sleep: Callable[[float], None] = time.sleep) -> LeaseFile | None:
+    """Finds the lease of a directory whose owner lives; takes nothing.
+
+    An owner on another machine is watched for the time of two heartbeats.
+
+    Raises:
+        SettingError: the directory cannot be read.
+    """
+    here, begun = this_process().place, time.monotonic()
+    first = {found.path: found.beat_ns for found in read_leases(run_dir)} if run_dir.is_dir() else {}
+    while first:
+        watched_s = time.monotonic() - begun
+        for found in read_leases(run_dir):
+            owner = found.owner
+            there = process_is_there(owner) if owner is not None and owner.place == here else None
+            has_beaten = found.beat_ns != first.get(found.path, found.beat_ns)
+            if judge(owner, here, Watch(there, has_beaten, watched_s, 0.0)) is Verdict.LIVES:
+                return found
+            if there is False:
+                first.pop(found.path, None)
+        if watched_s > WATCH_S:
+            break
+        sleep(_LOOK_S)
+        first = {path: beat_ns for path, beat_ns in first.items() if path.exists()}
+    return None
+
+
 @contextmanager
 def writes_checkpoints(run_dir: Path) -> Iterator[None]:
     """Lets one process of this machine at a time write the checkpoints of a run, for the duration of the block.

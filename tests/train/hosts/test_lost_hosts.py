@@ -68,6 +68,22 @@ def test_sigterm_to_one_host_stops_all_with_a_checkpoint(tmp_path):
     assert checkpoint_steps(tmp_path / "run" / "checkpoints")[-1] == last
 
 
+def test_a_number_in_use_is_refused_once_the_run_is_under_way_and_the_run_continues(tmp_path):
+    """JAX's coordination service would end all hosts when a second one of a number connects."""
+    with under_way(tmp_path, 2) as processes:
+        for process in processes:
+            late = subprocess.run(process.args, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+            assert (late.returncode, late.stderr.count("\n")) == (2, 1), late.stderr
+            assert "the run is under way, by process " in late.stderr
+        before = len(losses(tmp_path / "run"))
+        while len(losses(tmp_path / "run")) < before + 3:
+            assert [process.poll() for process in processes] == [None, None]
+            time.sleep(0.2)
+        processes[1].send_signal(signal.SIGTERM)
+        hosts = ended(processes)
+    assert [host.code for host in hosts] == [130, 130], hosts
+
+
 @pytest.mark.parametrize("lost", [0, 1, 2])
 def test_the_others_end_when_a_host_is_killed_and_resume(tmp_path, lost):
     with under_way(tmp_path, 3) as processes:

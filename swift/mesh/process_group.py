@@ -1,0 +1,105 @@
+"""Addresses at which processes of several machines meet, where JAX has no public way to say or find them.
+
+By default gloo listens at the address that the machine's own name resolves to, which some distributions make a loopback
+address. JAX has no setting for it, nor one that finds the other hosts without joining them.
+"""
+
+import errno
+import socket
+from contextlib import suppress
+from typing import Any
+
+import jax
+from jax.extend.backend import register_backend_factory
+
+from swift.errors import RunError
+
+LOOPBACK = "127.0.0.1"
+
+
+def jax_internals() -> tuple[Any, Any, Any]:
+    """Returns JAX's state of its group, its makers of services and clients, and its maker of CPU backends.
+
+    Raises:
+        RunError: this version of JAX lacks them.
+    """
+    with suppress(ImportError):
+        from jax._src import distributed, xla_bridge
+        from jax._src.lib import _jax
+
+        names = ("get_distributed_runtime_service", "get_distributed_runtime_client", "make_gloo_tcp_collectives")
+        is_there = all(hasattr(_jax, name) for name in names)
+        if is_there and hasattr(distributed, "global_state") and hasattr(xla_bridge, "make_cpu_client"):
+            return distributed.global_state, _jax, xla_bridge.make_cpu_client
+    raise RunError(
+        f"jax {jax.__version__} lacks the private interfaces that groups of processes use; "
+        "use a version that pyproject.toml names"
+    )
+
+
+def find_group(
+    count: int | None, own: int | None, timeout_s: int
+) -> tuple[str | None, int | None, int | None, list[int] | None]:
+    """Asks JAX for the group that Slurm, Open MPI, Kubernetes or a TPU's host has started this process in.
+
+    Args:
+        count: number of processes; None: as the surroundings say.
+        own: number of this process; None: as the surroundings say.
+        timeout_s: time limit, in seconds.
+
+    Returns:
+        The address of process 0, the number of processes and that of this one, each None where nothing says it; and the
+        devices that JAX would give this process, None for all that it sees.
+    """
+    with suppress(ImportError):
+        from jax._src.clusters import ClusterEnv
+
+        if hasattr(ClusterEnv, "auto_detect_unset_distributed_params"):
+            found: Any = ClusterEnv.auto_detect_unset_distributed_params(None, count, own, None, None, timeout_s)
+            return found
+    raise RunError(f"jax {jax.__version__} does not find other hosts in the way that is known; give HOST:PORT")
+
+
+def use_gloo_at(address: str) -> None:
+    """Has the next CPU backend of a group of processes listen at one address of this machine."""
+    state, makers, make = jax_internals()
+
+    def make_client() -> Any:
+        if state.client is None:
+            return make()
+        return make(makers.make_gloo_tcp_collectives(distributed_client=state.client, hostname=address))
+
+    register_backend_factory("cpu", make_client, fail_quietly=False)
+
+
+def own_address(service: str) -> str:
+    """Returns the address of this machine from which HOST:PORT is reached; raises OSError where it is not."""
+    family, address = _resolved(service)
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)  # sends nothing
+        return str(probe.getsockname()[0])
+
+
+def bound_address(service: str) -> str:
+    """Returns the address and port of this machine at which others reach a service at HOST:PORT.
+
+    It is another one than that of HOST where a network translates addresses, such as one of Kubernetes' services.
+    """
+    family, address = _resolved(service)
+    host = address[0]
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+            host = own_address(service)
+    return f"[{host}]:{address[1]}" if ":" in host else f"{host}:{address[1]}"
+
+
+def _resolved(service: str) -> tuple[socket.AddressFamily, Any]:
+    """Resolves HOST:PORT to the family of its address and what ``connect`` takes, IPv4 before IPv6."""
+    host, _, port = service.rpartition(":")
+    entries = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    family, *_, address = min(entries, key=lambda entry: entry[0] != socket.AF_INET)
+    return family, address
