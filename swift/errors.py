@@ -22,8 +22,26 @@ class SettingError(ValueError):
     """
 
     def __init__(self, setting: str, value: object, allowed: str):
-        super().__init__(f"{setting} = {value!r}: {allowed}")
+        super().__init__(f"{setting} = {shortened(repr(value))}: {allowed}")
         self.setting, self.value, self.allowed = setting, value, allowed
+
+
+def shortened(text: str, most: int = 400) -> str:
+    """Returns a text for one line: of a long one the beginning and its length.
+
+    >>> shortened("[" * 5000, most=3)
+    '[[[... (5000 letters)'
+    """
+    return text if len(text) <= most else f"{text[:most]}... ({len(text)} letters)"
+
+
+def printable(text: str) -> str:
+    """Returns a text without line breaks that cannot do anything to a terminal: control characters are escaped.
+
+    >>> printable("runs/\x1b[31m one")
+    'runs/\\\\x1b[31m one'
+    """
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 
 @contextmanager

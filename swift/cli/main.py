@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from swift.cli.console import HIDDEN, Startup, command_line, guarded, watched, with_negative_values, with_suggestion
-from swift.errors import INTERRUPTED, STOPPED, RunError, SettingError
+from swift.errors import INTERRUPTED, STOPPED, RunError, SettingError, printable
 from swift.variables import drop_fixed
 
 _LONG = ("train", "compare", "launch", "evaluate")
@@ -112,5 +112,5 @@ def _is_no_late_write(record: logging.LogRecord) -> bool:
 
 
 def _fail(line: str, code: int) -> int:
-    print(f"swift: {' '.join(line.split())}", file=sys.stderr)
+    print(f"swift: {printable(' '.join(line.split()))}", file=sys.stderr)
     return code
