@@ -8,6 +8,11 @@ INTERRUPTED = 130
 STOPPED = 3
 """Exit code of a run that cannot continue, or that failed to save what it should have."""
 
+MOST_COUNT = 2**31 - 1
+"""Largest count: programs count with 32 bits."""
+MOST_NUMBER, LEAST_NUMBER = 1e30, 1e-30
+"""Largest number of a setting, and the least above 0: programs compute in float32, also with products of them."""
+
 GONE: Mapping[str, str] = {"Experiment.move_roles": "Experiment.adapt = 'roles'"}
 """Settings of earlier versions that are passed over, as they changed no result, and what there is instead."""
 
@@ -83,10 +88,12 @@ class RunError(RuntimeError):
     """A run that started cannot continue; the message explains how to resume it. Exit code 3."""
 
 
-def check_count(setting: str, value: object, least: int) -> None:
-    """Raises SettingError unless ``value`` is a whole number of at least ``least``."""
+def check_count(setting: str, value: object, least: int, most: int = MOST_COUNT) -> None:
+    """Raises SettingError unless ``value`` is a whole number of at least ``least`` and at most ``most``."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise SettingError(setting, value, f"must be a whole number of at least {least}")
+    if value > most:
+        raise SettingError(setting, value, f"must be a whole number of at most {most:,}")
 
 
 def check_seed(setting: str, value: object) -> None:
@@ -95,10 +102,19 @@ def check_seed(setting: str, value: object) -> None:
         raise SettingError(setting, value, "must be a whole number of at least 0 and below 2**32")
 
 
-def check_number(setting: str, value: object, *, above: float | None = None, least: float | None = None) -> None:
-    """Raises SettingError unless ``value`` is a finite number, above or at least a bound."""
+def check_number(
+    setting: str, value: object, *, above: float | None = None, least: float | None = None, most: float = MOST_NUMBER
+) -> None:
+    """Raises SettingError unless ``value`` is a finite number within bounds, which float32 can hold.
+
+    What has to be above 0 is not to be 0 in a program: it is at least ``LEAST_NUMBER``.
+    """
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
     if above is not None and not (is_number and value > above):  # type: ignore[operator]
         raise SettingError(setting, value, f"must be a number above {above}")
     if least is not None and not (is_number and value >= least):  # type: ignore[operator]
         raise SettingError(setting, value, f"must be a number of at least {least}")
+    if not is_number or abs(value) > most:  # type: ignore[arg-type]
+        raise SettingError(setting, value, f"must be a number of at most {most:g}")
+    if above == 0 and value < LEAST_NUMBER:  # type: ignore[operator]
+        raise SettingError(setting, value, f"must be a number of at least {LEAST_NUMBER:g}")

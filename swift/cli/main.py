@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from swift.cli.console import HIDDEN, Startup, command_line, guarded, watched, with_negative_values, with_suggestion
-from swift.errors import INTERRUPTED, STOPPED, RunError, SettingError, printable
+from swift.errors import INTERRUPTED, STOPPED, RunError, SettingError, first_line, printable
 from swift.variables import drop_fixed
 
 _LONG = ("train", "compare", "launch", "evaluate")
@@ -77,6 +77,8 @@ def _run(options: argparse.Namespace) -> int:
         return _fail(with_suggestion(error), 2)
     except RunError as error:
         return _fail(str(error), STOPPED)
+    except MemoryError as error:
+        return _fail(f"there is not enough memory: {first_line(error)}", STOPPED)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # stdout was closed by its reader
