@@ -93,7 +93,7 @@ def check_count(setting: str, value: object, least: int, most: int = MOST_COUNT)
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise SettingError(setting, value, f"must be a whole number of at least {least}")
     if value > most:
-        raise SettingError(setting, value, f"must be a whole number of at most {most:,}")
+        raise SettingError(setting, value, f"must be at most {most:,}")
 
 
 def check_seed(setting: str, value: object) -> None:
@@ -115,6 +115,6 @@ def check_number(
     if least is not None and not (is_number and value >= least):  # type: ignore[operator]
         raise SettingError(setting, value, f"must be a number of at least {least}")
     if not is_number or abs(value) > most:  # type: ignore[arg-type]
-        raise SettingError(setting, value, f"must be a number of at most {most:g}")
+        raise SettingError(setting, value, f"must be at most {most:g}")
     if above == 0 and value < LEAST_NUMBER:  # type: ignore[operator]
         raise SettingError(setting, value, f"must be a number of at least {LEAST_NUMBER:g}")

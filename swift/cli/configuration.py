@@ -244,7 +244,7 @@ def _check_used(overrides: Sequence[str]) -> None:
         owner = name.rpartition(".")[0]
         scope, _, kind = owner.rpartition("/")
         if scope and (kind in ("Experiment", *_PARTS) or not any(f"{one}/".startswith(f"{scope}/") for one in scopes)):
-            raise SettingError(name, Written(value), f"would change nothing: no setting that is used is @{owner}()")
+            raise SettingError(name, Written(value), f"would change nothing: this experiment has no @{owner}()")
         if owner in _PARTS:
             allowed = f"would change nothing: the file does not say Experiment.{_PARTS[owner]} = @{owner}()"
             raise SettingError(name, Written(value), allowed)

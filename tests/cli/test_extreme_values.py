@@ -119,3 +119,23 @@ def test_letters_that_move_a_terminal_are_escaped(tell):
         assert told.code == 2
         assert "\x1b" not in told.err
         assert "\\x1b[2J" in told.err
+
+
+def test_a_run_whose_name_moves_a_terminal_is_shown_with_it_escaped(tell, here):
+    run = here / "a\x1b[2J\tb"
+    run.mkdir()
+    (run / "config.gin").write_text("Experiment.num_steps = 3\n")
+    (run / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
+    assert tell("report", str(run), "--out", "page.html").code == 0
+    page = (here / "page.html").read_text()
+    assert "a\\x1b[2J\\tb" in page
+    assert "\x1b" not in page
+
+
+def test_a_record_of_a_run_that_no_program_can_hold_is_named(refusal, here):
+    run = here / "run"
+    run.mkdir()
+    (run / "config.gin").write_text("Experiment.num_steps = 3\n")
+    for line in (b'{"step": 1, "loss": ' + b"9" * 400 + b"}\n", b'{"step":' * 99_999 + b"\n"):
+        (run / "metrics.jsonl").write_bytes(line)
+        assert refusal("report", "run").startswith("run/metrics.jsonl = 'line 1': is damaged")

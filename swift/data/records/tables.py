@@ -183,7 +183,7 @@ class DatasetDirectory(FileRecords):
 
 
 def _mistakes() -> tuple[type[Exception], ...]:
-    """What Arrow raises for files that it cannot read: some of its errors are of no kind of Python's."""
+    """Returns the errors of Arrow for files that it cannot read; some are of no kind of Python's."""
     import pyarrow
 
     return (pyarrow.ArrowException, OSError, ValueError, KeyError)

@@ -115,7 +115,7 @@ class Experiment:
         for name in ("num_steps", "sequences_per_microbatch", "num_eval_batches", "window"):
             check_count(f"Experiment.{name}", getattr(self, name), least=1)
         check_count("Experiment.num_microbatches", self.num_microbatches, least=1, most=MOST_MICROBATCHES)
-        if self.target_loss is not None:
+        if isinstance(self.target_loss, int | float):
             check_number("Experiment.target_loss", self.target_loss)
         check_count("Experiment.eval_every", self.eval_every, least=0)
         check_seed("Experiment.seed", self.seed)
