@@ -10,6 +10,11 @@ STOPPED = 3
 JOINING_NOTE = "swift: note: "
 """Beginning of a line on stderr that matters only where hosts cannot join."""
 
+MOST_COUNT = 2**31 - 1
+"""Largest count: programs count with 32 bits."""
+MOST_NUMBER, LEAST_NUMBER = 1e30, 1e-30
+"""Largest number of a setting, and the least above 0: programs compute in float32, also with products of them."""
+
 GONE: Mapping[str, str] = {"Experiment.move_roles": "Experiment.adapt = 'roles'"}
 """Settings of earlier versions that are passed over, as they changed no result, and what there is instead."""
 
@@ -24,8 +29,26 @@ class SettingError(ValueError):
     """
 
     def __init__(self, setting: str, value: object, allowed: str):
-        super().__init__(f"{setting} = {value!r}: {allowed}")
+        super().__init__(f"{setting} = {shortened(repr(value))}: {allowed}")
         self.setting, self.value, self.allowed = setting, value, allowed
+
+
+def shortened(text: str, most: int = 400) -> str:
+    """Returns a text for one line: of a long one the beginning and its length.
+
+    >>> shortened("[" * 5000, most=3)
+    '[[[... (5000 letters)'
+    """
+    return text if len(text) <= most else f"{text[:most]}... ({len(text)} letters)"
+
+
+def printable(text: str) -> str:
+    """Returns a text without line breaks that cannot do anything to a terminal: control characters are escaped.
+
+    >>> printable("runs/\x1b[31m one")
+    'runs/\\\\x1b[31m one'
+    """
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 
 @contextmanager
@@ -67,10 +90,12 @@ class RunError(RuntimeError):
     """A run that started cannot continue; the message explains how to resume it. Exit code 3."""
 
 
-def check_count(setting: str, value: object, least: int) -> None:
-    """Raises SettingError unless ``value`` is a whole number of at least ``least``."""
+def check_count(setting: str, value: object, least: int, most: int = MOST_COUNT) -> None:
+    """Raises SettingError unless ``value`` is a whole number of at least ``least`` and at most ``most``."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise SettingError(setting, value, f"must be a whole number of at least {least}")
+    if value > most:
+        raise SettingError(setting, value, f"must be at most {most:,}")
 
 
 def check_seed(setting: str, value: object) -> None:
@@ -79,10 +104,19 @@ def check_seed(setting: str, value: object) -> None:
         raise SettingError(setting, value, "must be a whole number of at least 0 and below 2**32")
 
 
-def check_number(setting: str, value: object, *, above: float | None = None, least: float | None = None) -> None:
-    """Raises SettingError unless ``value`` is a finite number, above or at least a bound."""
+def check_number(
+    setting: str, value: object, *, above: float | None = None, least: float | None = None, most: float = MOST_NUMBER
+) -> None:
+    """Raises SettingError unless ``value`` is a finite number within bounds, which float32 can hold.
+
+    What has to be above 0 is not to be 0 in a program: it is at least ``LEAST_NUMBER``.
+    """
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
     if above is not None and not (is_number and value > above):  # type: ignore[operator]
         raise SettingError(setting, value, f"must be a number above {above}")
     if least is not None and not (is_number and value >= least):  # type: ignore[operator]
         raise SettingError(setting, value, f"must be a number of at least {least}")
+    if not is_number or abs(value) > most:  # type: ignore[arg-type]
+        raise SettingError(setting, value, f"must be at most {most:g}")
+    if above == 0 and value < LEAST_NUMBER:  # type: ignore[operator]
+        raise SettingError(setting, value, f"must be a number of at least {LEAST_NUMBER:g}")

@@ -20,7 +20,7 @@ from swift.cli.configuration import load_experiment, load_stored
 from swift.cli.data import input_hosts_of_runs
 from swift.cli.hosts import devices_of_host, joined, place_of
 from swift.cli.options import OF_ONE, PAGE, Written, check_output, deadlines_of
-from swift.errors import SettingError
+from swift.errors import SettingError, printable
 from swift.mesh import EmulationError, emulate_devices, keep_programs
 from swift.runlog import TRACKERS, Observer, Run, read_run, scalars
 from swift.tools.report import comparison_table, write_report
@@ -124,7 +124,7 @@ def report_of(runs: Sequence[Run], page: Path, again: str) -> str:
     except OSError as error:
         print(f"{page} cannot be written: {error.strerror}; `{again}` tries again", file=sys.stderr)
         return ""
-    return f"report: {page}"
+    return printable(f"report: {page}")
 
 
 def report(options: argparse.Namespace) -> None:
@@ -151,7 +151,7 @@ def export(options: argparse.Namespace) -> None:
     ages = f", some experts of iteration {oldest}" if oldest < plan.step else ""
     for why in plan.passed_over:
         print(f"passed over: {why}", file=sys.stderr)
-    print(f"{options.out}: the model of iteration {plan.step}{ages}; try: swift generate {options.out}")
+    print(f"{printable(str(options.out))}: the model of iteration {plan.step}{ages}; try: swift generate {options.out}")
 
 
 def distance_line(run: Run, other: Run, topology: Topology) -> str:

@@ -60,6 +60,7 @@ _KINDS = (
 _NAMED = "a setting is named like Experiment.num_steps"
 CONFIGURABLES: Mapping[str, Callable] = {kind.__name__: kind for kind in _KINDS}
 """Classes and functions that a gin file can set, by name."""
+_SCOPE = re.compile(r"@((?:\w+/)+)")
 _settings = {name: tuple(inspect.signature(kind).parameters) for name, kind in CONFIGURABLES.items()}
 _configurable = {
     name: gin.external_configurable(checked(kind, CONFIGURABLES), name=name, module="swift")
@@ -200,7 +201,7 @@ def _parse_file(path: Path) -> None:
 def _parse(text: str, source: Source) -> None:
     try:
         gin.parse_config(text)
-    except (SyntaxError, tokenize.TokenError, ValueError, ImportError) as error:
+    except (SyntaxError, tokenize.TokenError, ValueError, ImportError, RecursionError, MemoryError) as error:
         raise parse_mistake(error, source, _settings, _values_of) from error
 
 
@@ -219,7 +220,7 @@ def _binding(text: str) -> str:
     if not value.startswith(("@", "%", "'", '"', "(", "[", "{")):
         try:
             gin.config.parse_value(value)
-        except SyntaxError:
+        except (SyntaxError, RecursionError, MemoryError):
             value = repr(value)
     return f"{name} = {value}"
 
@@ -227,24 +228,34 @@ def _binding(text: str) -> str:
 def _check_used(overrides: Sequence[str]) -> None:
     """Refuses settings that would be ignored silently.
 
-    These are an override, a bare ``name = value``, or a setting of a part that every experiment has, if it is not used.
-    Settings of one choice among several may stay: an included file sets ``FlexMoE.interval``, and the file that
-    includes it chooses another policy.
+    These are an override, a bare ``name = value``, a setting of a scope that no value names, or one of a part that
+    every experiment has, if it is not used. Settings of one choice among several may stay: an included file sets
+    ``FlexMoE.interval``, and the file that includes it chooses another policy.
     """
     used, unused = _bound(gin.operative_config_str()), _bound(gin.config_str())
     overridden = [text.partition("=")[0].strip() for text in overrides]
+    scopes = {scope.rstrip("/") for value in unused.values() for scope in _SCOPE.findall(value)}
     for name, value in unused.items():
-        if name in used:
+        if any(_is_within(one, name) for one in used):
             continue
         if "." not in name:
             everything = [f"{owner}.{setting}" for owner, settings in _settings.items() for setting in settings]
             raise SettingError(name, Written(value), f"is used nowhere; {nearest(name, everything, _NAMED)}")
         owner = name.rpartition(".")[0]
+        scope, _, kind = owner.rpartition("/")
+        if scope and (kind in ("Experiment", *_PARTS) or not any(f"{one}/".startswith(f"{scope}/") for one in scopes)):
+            raise SettingError(name, Written(value), f"would change nothing: this experiment has no @{owner}()")
         if owner in _PARTS:
             allowed = f"would change nothing: the file does not say Experiment.{_PARTS[owner]} = @{owner}()"
             raise SettingError(name, Written(value), allowed)
         if name in overridden:
             raise SettingError(name, Written(value), f"would change nothing: this experiment has no @{owner}()")
+
+
+def _is_within(name: str, other: str) -> bool:
+    """Whether a setting, by its name, is another one in the same scope or one inside that."""
+    (scope, _, setting), (other_scope, _, other_setting) = name.rpartition("/"), other.rpartition("/")
+    return setting == other_setting and (not other_scope or f"{scope}/".startswith(f"{other_scope}/"))
 
 
 def _bound(config: str) -> dict[str, str]:

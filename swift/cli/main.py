@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from swift.cli.console import HIDDEN, Startup, command_line, guarded, watched, with_negative_values, with_suggestion
-from swift.errors import INTERRUPTED, STOPPED, RunError, SettingError
+from swift.errors import INTERRUPTED, STOPPED, RunError, SettingError, first_line, printable
 from swift.output import protect
 from swift.variables import drop_fixed
 
@@ -89,6 +89,8 @@ def _run(options: argparse.Namespace) -> int:
         if mistake is None:
             raise
         return _fail(str(mistake), 2)
+    except MemoryError as error:
+        return _fail(f"there is not enough memory: {first_line(error)}", STOPPED)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # stdout was closed by its reader
@@ -154,5 +156,5 @@ def _is_no_late_write(record: logging.LogRecord) -> bool:
 
 
 def _fail(line: str, code: int) -> int:
-    print(f"swift: {' '.join(line.split())}", file=sys.stderr)
+    print(f"swift: {printable(' '.join(line.split()))}", file=sys.stderr)
     return code

@@ -29,7 +29,7 @@ from swift.data.pipeline import (
 from swift.data.records import ChosenRecords, Documents, RecordSource
 from swift.data.sources import Text, TextSource, TokenFile
 from swift.data.tokenizer import Tokenizer
-from swift.errors import SettingError
+from swift.errors import SettingError, first_line
 
 AddTokens = Callable[[Split, str, np.ndarray], None]
 """Takes tokens: their split, the domain of their document, and themselves."""
@@ -60,8 +60,11 @@ class DocumentTokens:
             DataError: there is no text, no such field, or a token outside the vocabulary.
             DocumentError: a document of texts has a token outside the vocabulary.
         """
-        given = sample["tokens"] if "tokens" in sample else sample.get("text")
+        given = sample.get("tokens") if sample.get("tokens") is not None else sample.get("text")
         if given is None:
+            empty = next((name for name in ("text", "tokens") if name in sample), None)
+            if empty is not None:
+                raise DataError(f"the field {empty!r} of a document is null: leave it out with a Filter, or make it ''")
             raise DataError(f"a document has no field 'text' or 'tokens', but {', '.join(sample) or 'none'}")
         try:
             made = {"tokens": tokens_of(given, self.tokenizer, str(sample.get("name", "the document")))}
@@ -80,9 +83,19 @@ def tokens_of(given: Text, tokenizer: Tokenizer, name: str) -> np.ndarray:
     """Returns the tokens of a document, in the smallest unsigned type.
 
     Raises:
-        DataError: the document is of tokens already, and one is outside the vocabulary.
+        DataError: the document is neither a text nor tokens, or has a token outside the vocabulary.
     """
-    tokens = tokenizer.encode(given) if isinstance(given, str) else np.asarray(given)
+    try:
+        tokens = tokenizer.encode(given) if isinstance(given, str) else np.asarray(given)
+    except UnicodeEncodeError as error:  # JSON can write half of a character
+        raise DataError(
+            f"{name} has letter {error.start + 1}, {given[error.start]!r}, which is no character"
+        ) from error
+    except ValueError as error:  # lists of several lengths
+        raise DataError(f"{name} is neither a text nor a list of tokens: {first_line(error)}") from error
+    if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
+        kind = f"a {type(given).__name__}" if tokens.ndim == 0 else f"an array of {tokens.dtype}{list(tokens.shape)}"
+        raise DataError(f"{name} is neither a text nor a list of whole numbers, but {kind}")
     if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < tokenizer.vocab_size:
         how = "set DataConfig.tokenizer to the one that wrote it"
         raise DataError(f"{name} holds a token that is not from 0 to {tokenizer.vocab_size - 1}: {how}")

@@ -3,6 +3,8 @@
 A file that shrinks under a memory map ends the process with a signal; read by position, it raises an error.
 """
 
+import functools
+import glob
 import os
 import weakref
 import zlib
@@ -46,6 +48,35 @@ class FileState:
 
     num_bytes: int
     mtime_ns: int
+
+
+def with_literal_brackets(pattern: str) -> str:
+    """Returns a pattern whose directories, or file, that are there by this very name are taken by name.
+
+    Brackets of such a name choose nothing: ``wiki [en]/*.txt`` are the texts of that directory, where it is one.
+    """
+    head = pattern
+    while head and not os.path.lexists(head):
+        head = os.path.dirname(head.rstrip("/"))
+    return head.replace("[", "[[]") + pattern[len(head) :]
+
+
+def matching(pattern: str) -> list[str]:
+    """Returns the paths that match a pattern for ``glob``; none through a link to a directory that it is itself in."""
+
+    @functools.cache
+    def is_loop(directory: str) -> bool:
+        above = os.path.dirname(directory)
+        if above == directory or not directory:
+            return False
+        if os.path.islink(directory):
+            inside, linked = os.path.realpath(above), os.path.realpath(directory)
+            if os.path.commonpath([inside, linked]) == linked:
+                return True
+        return is_loop(above)
+
+    paths = glob.glob(with_literal_brackets(pattern), recursive=True)
+    return [path for path in paths if not is_loop(os.path.dirname(path))] if "**" in pattern else paths
 
 
 class TokenReader:
@@ -101,6 +132,10 @@ class TokenReader:
         length = _SAMPLE_BYTES // self.dtype.itemsize
         places = np.linspace(0, max(0, len(self) - length), _SAMPLE_PIECES).astype(np.int64) // 2 * 2
         return np.concatenate([self._read(start, start + length) for start in np.unique(places).tolist()])
+
+    def head(self, num_bytes: int) -> bytes:
+        """Reads the first bytes."""
+        return os.pread(self._fd, num_bytes, 0)
 
     def _read(self, start: int, stop: int) -> np.ndarray:
         size = self.dtype.itemsize

@@ -1,7 +1,6 @@
 """Sources of documents: the standard library of the running Python, text files, a file of tokens."""
 
 import functools
-import glob
 import hashlib
 import os
 import re
@@ -13,7 +12,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from swift.data.files import TokenReader
+from swift.data.files import TokenReader, matching, with_literal_brackets
 from swift.errors import SettingError
 from swift.files import check_regular, read_regular
 
@@ -23,6 +22,27 @@ BLOCK_TOKENS = 16384
 _SCAN_TOKENS, _SCAN_BLOCKS = 1 << 22, 1 << 16
 _LEAST_LOW_HALVES = 64
 _PACKAGE_DIRECTORIES = frozenset({"site-packages", "dist-packages"})
+
+
+_CONTAINERS = {
+    b"\x93NUMPY": "a NumPy array with a header (.npy)",
+    b"PK\x03\x04": "a zip archive (.npz, .pt)",
+    b"\x1f\x8b\x08\x00": "compressed (gzip)",
+    b"\x1f\x8b\x08\x08": "compressed (gzip)",
+    b"\x28\xb5\x2f\xfd": "compressed (zstd)",
+    b"\xfd7zXZ\x00": "compressed (xz)",
+    b"PAR1": "a Parquet file",
+    b"ARROW1\x00\x00": "an Arrow file",
+    b"\x89HDF\r\n": "an HDF5 file",
+    b"MMIDIDX\x00": "an index of Megatron-LM (its tokens are in the .bin beside it)",
+    (20240520).to_bytes(4, "little"): "of llm.c, with a header of 1,024 bytes",
+    (20240801).to_bytes(4, "little"): "of llm.c, with a header of 1,024 bytes",
+}
+"""First bytes of files that people take for tokens, and what these are."""
+_PLAIN = re.compile(r"^(?:\[\[\]|[^*?[])*")
+"""The part of a pattern before its first wildcard."""
+_IS_TEXT = np.isin(np.arange(256), [*b"\t\n\r", *range(32, 127)])
+_LEAST_TEXT, _LEAST_LETTERS = 256, 12
 
 
 Text = str | np.ndarray
@@ -141,12 +161,13 @@ class TextFiles:
         Raises:
             SettingError: no file matches, or all are empty.
         """
-        paths = [Path(path) for path in glob.glob(self.pattern, recursive=True) if self._is_file(path)]
+        paths = [Path(path) for path in matching(self.pattern) if self._is_file(path)]
         if not paths:
             raise SettingError("TextFiles.pattern", self.pattern, "no file matches")
         if all(os.path.exists(path) and os.path.getsize(path) == 0 for path in paths):
             raise SettingError("TextFiles.pattern", self.pattern, f"all files that match ({len(paths)}) are empty")
-        directory = os.path.dirname(re.split(r"[*?[]", self.pattern, maxsplit=1)[0]) or "."
+        plain = "".join(_PLAIN.findall(with_literal_brackets(self.pattern))[:1]).replace("[[]", "[")
+        directory = os.path.dirname(plain) or "."
         named = {os.path.relpath(path, directory): path for path in paths}
         return [Document(name, functools.partial(self._read, path), str(path)) for name, path in sorted(named.items())]
 
@@ -218,6 +239,12 @@ class TokenFile:
         if num_bytes % dtype.itemsize:
             allowed = f"{self.path} holds {num_bytes} bytes, no multiple of {dtype.itemsize}"
             raise SettingError("TokenFile.dtype", self.dtype, allowed)
+        container = _container(reader)
+        if container:
+            allowed = (
+                f"is {container}, whose bytes are no tokens: TokenFile reads numbers alone, as NumPy's tofile writes"
+            )
+            raise SettingError("TokenFile.path", self.path, allowed)
         sample = reader.sample()
         if self.dtype == "uint16" and num_bytes % 4 == 0 and are_halves(sample, vocab_size):
             allowed = (
@@ -252,6 +279,14 @@ class TokenFile:
             raise SettingError("TokenFile.end_of_document", self.end_of_document, allowed)
         if last < num_tokens:
             yield np.array([num_tokens])
+
+
+def _container(reader: TokenReader) -> str | None:
+    """Returns what a file is that begins as one of another kind; None if it may be of tokens alone."""
+    head, sample = reader.head(max(map(len, _CONTAINERS))), reader.sample().view(np.uint8)
+    if len(sample) >= _LEAST_TEXT and _IS_TEXT[sample].all() and len(np.unique(sample)) >= _LEAST_LETTERS:
+        return "text"
+    return next((kind for begin, kind in _CONTAINERS.items() if head.startswith(begin)), None)
 
 
 def are_halves(tokens_N: np.ndarray, vocab_size: int) -> bool:

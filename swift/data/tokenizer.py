@@ -136,9 +136,13 @@ class TokenizerFile:
         except UnicodeDecodeError as error:
             raise SettingError("TokenizerFile.path", self.path, f"is not UTF-8 text (byte {error.start})") from error
         try:
-            return tokenizers.Tokenizer.from_str(text)
+            tokenizer = tokenizers.Tokenizer.from_str(text.removeprefix("\ufeff"))
         except Exception as error:  # the library raises bare Exception for every kind of malformed file
             raise SettingError("TokenizerFile.path", self.path, f"is not a tokenizers file: {error}") from error
+        # A file keeps what its last user had asked for: documents would be cut, or filled up.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return tokenizer
 
 
 def prompt_tokens(tokenizer: Tokenizer, text: str) -> list[int]:

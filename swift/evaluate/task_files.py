@@ -6,6 +6,7 @@ A file is data, and may be anybody's: every wrong line is named, with the field 
 import hashlib
 import json
 import re
+from codecs import BOM_UTF8
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,8 +75,8 @@ def read_tasks(path: Path, setting: str = "--tasks") -> tuple[TaskFile, list[Set
     mistakes: list[SettingError] = []
     shared: dict[str, dict[str, Any]] = {}
     kinds: dict[str, tuple[str, int]] = {}
-    for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
-        if not line.strip():
+    for number, line in enumerate(content.split(b"\n"), start=1):
+        if not line.removeprefix(BOM_UTF8).strip():  # a mark also begins each of several files that were joined
             continue
         try:
             fields = _checked(_object(line))
@@ -106,7 +107,7 @@ def _object(line: bytes) -> dict[str, Any]:
         return dict(pairs)
 
     try:
-        fields = json.loads(line.decode("utf-8"), object_pairs_hook=once)
+        fields = json.loads(line.decode("utf-8").removeprefix("\ufeff"), object_pairs_hook=once)
     except (ValueError, RecursionError):  # a UnicodeDecodeError is a ValueError
         raise _Mistake("", line.decode("utf-8", "replace"), "must be a JSON object in UTF-8") from None
     if not isinstance(fields, dict):

@@ -22,6 +22,11 @@ class Buffers(NamedTuple):
     further: int | None  # of the rounds after the first one; None: there are none
 
 
+_MOST_EXPERTS = 2**16
+_MOST_ROOM = 1e6
+"""Largest number of experts, of slots and of their least rows, and of shares of rows that a slot has room for."""
+
+
 @dataclass(frozen=True)
 class ExpertConfig:
     """The experts of a mixture-of-experts layer.
@@ -71,19 +76,19 @@ class ExpertConfig:
 
     def __post_init__(self) -> None:
         for name in ("num_classes", "slots_per_rank", "top_k"):
-            check_count(f"ExpertConfig.{name}", getattr(self, name), least=1)
+            check_count(f"ExpertConfig.{name}", getattr(self, name), least=1, most=_MOST_EXPERTS)
         if self.top_k > self.num_classes:
             allowed = f"a token cannot go to more than ExpertConfig.num_classes = {self.num_classes} experts"
             raise SettingError("ExpertConfig.top_k", self.top_k, allowed)
         if self.capacity_factor is not None:
-            check_number("ExpertConfig.capacity_factor", self.capacity_factor, above=0)
+            check_number("ExpertConfig.capacity_factor", self.capacity_factor, above=0, most=_MOST_ROOM)
         for name in ("aux_loss_coefficient", "z_loss_coefficient", "bias_update_rate"):
             check_number(f"ExpertConfig.{name}", getattr(self, name), least=0)
         if self.capacity not in ("slot", "rank", "exact"):
             raise SettingError("ExpertConfig.capacity", self.capacity, "choose one of slot, rank, exact")
         if self.spare_rounds is not None:
-            check_count("ExpertConfig.spare_rounds", self.spare_rounds, least=0)
-        check_number("ExpertConfig.headroom", self.headroom, least=1)
+            check_count("ExpertConfig.spare_rounds", self.spare_rounds, least=0, most=_MOST_EXPERTS)
+        check_number("ExpertConfig.headroom", self.headroom, least=1, most=_MOST_ROOM)
         self._check_rules()
         if self.scores not in ("softmax", "sigmoid"):
             raise SettingError("ExpertConfig.scores", self.scores, "choose one of softmax, sigmoid")
@@ -94,7 +99,7 @@ class ExpertConfig:
     def _check_rules(self) -> None:
         if self.rules not in ("swift", "deepspeed"):
             raise SettingError("ExpertConfig.rules", self.rules, "choose one of swift, deepspeed")
-        check_count("ExpertConfig.min_capacity", self.min_capacity, least=0)
+        check_count("ExpertConfig.min_capacity", self.min_capacity, least=0, most=_MOST_EXPERTS)
         if self.rules == "swift":
             return
         fixed = {"capacity": "slot", "scores": "softmax", "normalize_gates": None, "z_loss_coefficient": 0.0}

@@ -31,6 +31,10 @@ class OwnBlock(Protocol):
         """
 
 
+_MOST_SIZE, _MOST_LAYERS = 2**20, 2**12
+"""Largest width, or number of tokens, heads or experts; and of layers, each of which is traced."""
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """The shape of a decoder: GPT-2's by default, and those of today's open mixtures of experts.
@@ -91,13 +95,16 @@ class ModelConfig:
     router_bias: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "model_dim", "num_heads", "ffn_dim", "sequence_length", "rope_length"):
+        for name in ("sequence_length", "rope_length"):
             check_count(f"ModelConfig.{name}", getattr(self, name), least=1)
+        check_count("ModelConfig.num_layers", self.num_layers, least=1, most=_MOST_LAYERS)
+        for name in ("model_dim", "num_heads", "ffn_dim"):
+            check_count(f"ModelConfig.{name}", getattr(self, name), least=1, most=_MOST_SIZE)
         for name in ("num_dense_layers", "num_shared_experts"):
-            check_count(f"ModelConfig.{name}", getattr(self, name), least=0)
+            check_count(f"ModelConfig.{name}", getattr(self, name), least=0, most=_MOST_SIZE)
         for name in ("expert_dim", "num_kv_heads", "head_dim", "vocab_size"):
             if getattr(self, name) is not None:
-                check_count(f"ModelConfig.{name}", getattr(self, name), least=1)
+                check_count(f"ModelConfig.{name}", getattr(self, name), least=1, most=_MOST_SIZE)
         check_number("ModelConfig.norm_epsilon", self.norm_epsilon, above=0)
         check_number("ModelConfig.rope_theta", self.rope_theta, above=1)
         check_number("ModelConfig.rope_factor", self.rope_factor, least=1)

@@ -13,7 +13,7 @@ def parse_object(text: bytes) -> dict[str, Any] | None:
     """Parses a JSON object; None if the text is anything else."""
     try:
         record = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None
 

@@ -170,7 +170,11 @@ class _Columns:
             column, self._types[name] = self.numbers.setdefault(name, array("d")), set()
         if len(column) < index:
             column.extend([np.nan] * (index - len(column)))
-        column.append(_NULL if value is None else value)
+        try:
+            column.append(_NULL if value is None else value)
+        except OverflowError:
+            line = f"line {index + 1}"
+            raise SettingError(self._name, line, f"is damaged: its {name} has more digits than a number") from None
         if value is not None:
             self._types[name].add(type(value))
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swift.errors import SettingError
+from swift.errors import SettingError, printable
 from swift.runlog.class_counts import CLASS_COUNTS
 from swift.runlog.events import EVENTS, read_events
 from swift.runlog.json_lines import parse_object
@@ -23,7 +23,7 @@ class Run:
 
     Attributes:
         path: run directory.
-        name: name of the run in ``summary.json``, or else that of the directory.
+        name: name of the run in ``summary.json``, or else that of the directory; control characters are escaped.
         config_text: operative configuration, gin.
         metrics: one record per step, by step.
         events: failures, recoveries, checkpoints; each with ``time``, ``event`` and ``step``.
@@ -51,7 +51,7 @@ def read_run(path: str | Path, setting: str = "RUN_DIR") -> Run:
     """
     path = Path(path)
     config_text, summary = _read_config(path, setting), _read_summary(path / SUMMARY)
-    name = str((summary or {}).get("name") or path.resolve().name)
+    name = printable(str((summary or {}).get("name") or path.resolve().name))
     return Run(path, name, config_text, read_metrics(path), read_events(path), summary)
 
 

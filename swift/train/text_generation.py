@@ -41,9 +41,7 @@ def generate(
     Raises:
         SettingError: the model, a prompt or the number of tokens cannot be; at once, not with the first piece.
     """
-    check_count("--tokens", num_tokens, least=1)
-    if num_tokens > MAX_TOKENS:
-        raise SettingError("--tokens", num_tokens, f"must be at most {MAX_TOKENS:,}")
+    check_count("--tokens", num_tokens, least=1, most=MAX_TOKENS)
     for prompt in prompts:
         _check_prompt(prompt)
     gpt, weights = load_wide(experiment, path)

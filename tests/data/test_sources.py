@@ -1,10 +1,14 @@
+import gzip
+import lzma
 import re
 
 import numpy as np
 import pytest
 
-from swift.data import DataConfig, StandardLibrary, TextFiles, TokenFile
+from swift.data import DataConfig, DataError, Pipeline, StandardLibrary, TextFiles, TokenFile
+from swift.data.records import JsonLines
 from swift.data.sources import BLOCK_TOKENS
+from swift.data.stream import open_stream
 from swift.errors import SettingError
 
 
@@ -112,3 +116,51 @@ def test_token_file_errors(tmp_path):
 
 def test_the_default_source_is_the_standard_library():
     assert DataConfig().source == StandardLibrary()
+
+
+def written(path, write) -> bytes:
+    write(path)
+    return path.read_bytes()
+
+
+def test_a_file_of_another_kind_is_no_token_file(tmp_path):
+    tokens = np.arange(1000, dtype=np.uint16)
+    contents = {
+        "NumPy array with a header": written(tmp_path / "a.npy", lambda path: np.save(path, tokens)),
+        "a zip archive": written(tmp_path / "a.npz", lambda path: np.savez(path, tokens)),
+        "gzip": gzip.compress(tokens.tobytes()),
+        "xz": lzma.compress(tokens.tobytes()),
+        "llm.c": np.array([20240520, 1, 1000] + [0] * 253, "<i4").tobytes() + tokens.tobytes(),
+        "is text": b'{"text": "Once upon a time, there was a queen."}\n' * 20,
+    }
+    for said, content in contents.items():
+        (tmp_path / "tokens.bin").write_bytes(content + bytes(len(content) % 2))
+        with pytest.raises(SettingError, match=rf"TokenFile.path = .*tokens.bin': .*{said}"):
+            TokenFile(str(tmp_path / "tokens.bin")).tokens(65536)
+    for plain in (tokens, np.full(1000, 0x2020, np.uint16), np.arange(35615, 35915, dtype=np.uint16)):
+        plain.tofile(tmp_path / "tokens.bin")
+        assert TokenFile(str(tmp_path / "tokens.bin")).tokens(65536)[0 : len(plain)].tolist() == plain.tolist()
+
+
+ODD = {
+    b'{"text": null}': r"the field 'text' of a document is null",
+    b'{"tokens": null, "text": null}': r"the field 'text' of a document is null",
+    b'{"tokens": null}': r"the field 'tokens' of a document is null",
+    b'{"txt": "a"}': "a document has no field 'text' or 'tokens', but txt",
+    b'{"text": "a\\ud800"}': r"has letter 2, '\\ud800', which is no character",
+    b'{"text": 5}': "neither a text nor a list of whole numbers, but a int",
+    b'{"text": ["a"]}': "neither a text nor a list of whole numbers, but an array of ",
+    b'{"tokens": [1.5]}': "neither a text nor a list of whole numbers, but an array of float64",
+    b'{"tokens": [[1], [2]]}': "neither a text nor a list of whole numbers, but an array of int64",
+    b'{"tokens": [[1], [2, 3]]}': "neither a text nor a list of tokens: ",
+    b'{"tokens": [true]}': "neither a text nor a list of whole numbers, but an array of bool",
+    b'{"tokens": [99999999999999999999]}': "neither a text nor a list of whole numbers, but an array of object",
+}
+
+
+def test_a_document_that_is_no_text_is_said_to_be(tmp_path):
+    for line, said in ODD.items():
+        (tmp_path / "x.jsonl").write_bytes(b'{"text": "ab"}\n{"text": ""}\n{"tokens": null, "text": "c"}\n' + line)
+        data = DataConfig(source=Pipeline(JsonLines(f"{tmp_path}/x.jsonl")), validation_share=0.5)
+        with pytest.raises(DataError, match=rf"x\.jsonl:4: .*{said}"):
+            [open_stream(data, split) for split in ("train", "validation")]

@@ -1,6 +1,7 @@
 import json
 import re
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -66,3 +67,16 @@ def test_files_that_are_no_tokenizers_file(tmp_path):
     (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(SettingError, match=r"TokenizerFile.path = .*bad.json': is not a tokenizers file"):
         TokenizerFile(str(tmp_path / "bad.json")).encode("a")
+
+
+def test_truncation_and_padding_that_a_file_asks_for_have_no_part_in_documents(word_file, tmp_path):
+    """transformers saves what its last call had asked for."""
+    document = json.loads(Path(word_file).read_text())
+    document["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    document["padding"] = {"strategy": {"Fixed": 8}, "direction": "Right", "pad_to_multiple_of": None}
+    document["padding"] |= {"pad_id": 0, "pad_type_id": 0, "pad_token": "<|endoftext|>"}
+    (tmp_path / "asks.json").write_text(json.dumps(document), encoding="utf-8-sig")
+    asks = TokenizerFile(str(tmp_path / "asks.json"))
+    assert asks.encode("two four two").tolist() == TokenizerFile(word_file).encode("two four two").tolist() == [2, 4, 2]
+    assert asks.digest() == TokenizerFile(word_file).digest()
+    assert json.loads(asks.to_json())["truncation"] is None

@@ -140,3 +140,10 @@ def test_tasks_and_results_do_without_jax():
     """Reports read them; only asking the questions takes an engine."""
     code = "import sys, swift.evaluate; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+def test_files_with_byte_order_marks_can_be_joined(tmp_path):
+    mark, line = b"\xef\xbb\xbf", b'{"prompt": "a", "answer": "b"}\r\n'
+    (tmp_path / "tasks.jsonl").write_bytes(mark + line + mark + b"\r\n" + mark + line + mark)
+    tasks, mistakes = read_tasks(tmp_path / "tasks.jsonl")
+    assert (len(tasks.questions), mistakes) == (2, [])

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from swift import __version__
-from swift.errors import SettingError
+from swift.errors import SettingError, printable
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _CHOICE = re.compile(r"(.*invalid choice: ('[^']*'|\S+)) \(choose from (.*)\)", re.DOTALL)
@@ -51,7 +51,7 @@ class OneLineParser(argparse.ArgumentParser):
             word = choice[2].strip("'")
             instead = f"try `swift {self.instead[word]}`" if word in self.instead else ""
             message = f"{choice[1]}; {instead or did_you_mean(word, known) or 'choose ' + ', '.join(known)}"
-        self.exit(2, f"{self.prog}: {message} (--help lists what is possible)\n")
+        self.exit(2, f"{self.prog}: {printable(message)} (--help lists what is possible)\n")
 
 
 class ShowVersion(argparse.Action):

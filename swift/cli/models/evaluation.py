@@ -12,7 +12,7 @@ from swift.cli.models.expert_ranks import prepare_engine
 from swift.cli.models.results_files import ResultsFiles
 from swift.cli.models.scores_table import scores_tables
 from swift.cli.models.stored_model import StoredModel, find_model
-from swift.errors import SettingError
+from swift.errors import SettingError, printable
 from swift.evaluate import TaskFile, document_of, read_tasks
 from swift.evaluate.asking import ask, prepare_questions
 from swift.generate import TextEngine, TextEngineConfig
@@ -57,7 +57,7 @@ def _read(path: Path) -> TaskFile:
         raise mistakes[0]
     if mistakes:
         for mistake in mistakes[:_MOST_MISTAKES]:
-            print(f"swift: {mistake}", file=sys.stderr)
+            print(f"swift: {printable(str(mistake))}", file=sys.stderr)
         raise SettingError("--tasks", str(path), f"has {len(mistakes)} lines that are wrong")
     return tasks
 

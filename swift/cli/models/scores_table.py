@@ -6,6 +6,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from swift.errors import printable
 from swift.evaluate import Difference, Evaluation, Score, differences
 
 
@@ -38,7 +39,7 @@ def _table(headings: Sequence[str]) -> Table:
 
 
 def _add(table: Table, cells: Sequence[str]) -> None:
-    table.add_row(*(Text(cell) for cell in cells))
+    table.add_row(*(Text(printable(cell)) for cell in cells))
 
 
 def _share(found: Score | Difference, sign: str = "") -> str:

@@ -85,7 +85,7 @@ def _read(path: Path, including: tuple[Path, ...]) -> str:
     if os.path.realpath(path) in map(os.path.realpath, including):
         raise SettingError("CONFIG", names, "a file cannot include itself")
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise SettingError("CONFIG", names, f"cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

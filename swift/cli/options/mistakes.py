@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from swift.cli.options.kinds import Written, written
-from swift.errors import GONE, SettingError
+from swift.errors import GONE, SettingError, shortened
 
 _PLACE = re.compile(r"\n\s+In bindings string line (\d+)\n\s*(.*)")
 _PARAMETER = re.compile(r"Configurable '(?:\w+\.)*(\w+)' doesn't have a parameter named '(\w+)'")
@@ -54,6 +54,8 @@ def parse_mistake(
     """
     if isinstance(error, SyntaxError | tokenize.TokenError):
         return SettingError(source.setting, source.value, _no_syntax(error, source))
+    if isinstance(error, RecursionError | MemoryError):
+        return SettingError(source.setting, source.value, "has more brackets in each other than can be read")
     place = _PLACE.search(str(error))
     if place is None:
         return SettingError(source.setting, source.value, str(error))
@@ -111,5 +113,5 @@ def _no_syntax(error: SyntaxError | tokenize.TokenError, source: Source) -> str:
         message, (line, _) = error.args
         return f"{source.at(line)}is not gin: {message}; a bracket or quotation mark may be open"
     word = _WORD.search(error.msg)
-    message = f"{word[1]} is not a value; text goes in quotation marks" if word else error.msg
+    message = f"{shortened(word[1])} is not a value; text goes in quotation marks" if word else error.msg
     return f"{source.at(error.lineno or 1)}is not gin: {message}"

@@ -22,7 +22,7 @@ from swift.experts.placement import (
     place_experts,
     rank_loads,
 )
-from swift.files import replace_file
+from swift.files import read_regular, replace_file
 
 _KNOWN: tuple[PlacementPolicy, ...] = (Packed(), MinMax(), Symi(), Static())
 POLICIES = {policy.name: policy for policy in _KNOWN}
@@ -79,8 +79,8 @@ def _as_written(error: SettingError) -> SettingError:
 
 def _read(path: Path) -> np.ndarray:
     try:
-        return check_loads(np.load(path, allow_pickle=False))
-    except (OSError, ValueError, EOFError) as error:
+        return check_loads(np.lib.format.read_array(io.BytesIO(read_regular(path)), allow_pickle=False))
+    except Exception as error:  # of many kinds: a header may be no Python, or promise more than there is memory
         if isinstance(error, SettingError):
             raise SettingError(error.setting, str(path), f"has {error.value}, and {error.allowed}") from error
         why = error.strerror if isinstance(error, OSError) and error.strerror else "is not an array in .npy format"

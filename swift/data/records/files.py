@@ -1,27 +1,29 @@
 """Files of records, local or remote: found by a pattern, read with care, told from changed ones."""
 
 import functools
-import glob
 import gzip
 import hashlib
 import os
 import threading
+import zlib
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from io import BytesIO
 from itertools import accumulate
 from typing import Any
 
 from etils import epath
 
-from swift.data.files import ChangedFile, DataError, FileState
+from swift.data.files import ChangedFile, DataError, FileState, matching
 from swift.errors import SettingError
 from swift.files import check_regular, open_regular
 
 _KEPT_PARTS = 4
 """Parts of files, such as row groups, that stay in memory."""
+_ZSTD_PIECE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ def find_files(setting: str, pattern: str) -> tuple[RecordFile, ...]:
             directory, _, name = pattern.rpartition("/")
             paths = sorted(str(path) for path in epath.Path(directory).glob(name))
         else:
-            paths = sorted(path for path in glob.glob(pattern, recursive=True) if not os.path.isdir(path))
+            paths = sorted(path for path in matching(pattern) if not os.path.isdir(path))
         found = tuple(RecordFile(path, state_of(path)) for path in paths)
     except (OSError, ValueError, ImportError) as error:
         why = getattr(error, "strerror", None) or error
@@ -111,14 +113,15 @@ def uncompressed(file: RecordFile) -> bytes:
         SettingError: the extra is not installed.
     """
     content = file.content()
+    if not file.path.endswith((".gz", ".zst")):
+        return content
+    if not content:  # a compressed file of no records has a head
+        raise DataError(f"{file.path} is damaged: it has no bytes")
     try:
-        if file.path.endswith(".gz"):
-            return gzip.decompress(content)
-        if file.path.endswith(".zst"):
-            return _zstd(file)(content)
-    except (OSError, EOFError) as error:
+        # Not gzip.decompress: it copies the rest of the file for each member, and bgzip writes them by the thousand.
+        return _zstd(file)(content) if file.path.endswith(".zst") else gzip.GzipFile(fileobj=BytesIO(content)).read()
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{file.path} is damaged: {error}") from error
-    return content
 
 
 def _zstd(file: RecordFile) -> Callable[[bytes], bytes]:
@@ -129,10 +132,21 @@ def _zstd(file: RecordFile) -> Callable[[bytes], bytes]:
         raise SettingError("JsonLines.pattern", file.path, allowed) from None
 
     def decompress(content: bytes) -> bytes:
+        decompressor, frame, made = zstandard.ZstdDecompressor(), None, list[bytes]()
         try:
-            return zstandard.ZstdDecompressor().decompressobj().decompress(content)
+            # In small pieces, since what follows a frame is copied.
+            for begin in range(0, len(content), _ZSTD_PIECE):
+                piece = content[begin : begin + _ZSTD_PIECE]
+                while piece:
+                    frame = frame or decompressor.decompressobj()
+                    made.append(frame.decompress(piece))
+                    piece = frame.unused_data if frame.eof else b""
+                    frame = None if frame.eof else frame
         except zstandard.ZstdError as error:
             raise OSError(error) from error
+        if frame is not None:
+            raise EOFError("its last frame has no end")
+        return b"".join(made)
 
     return decompress
 

@@ -4,7 +4,8 @@ import functools
 import json
 import os
 import weakref
-from collections.abc import Mapping
+from codecs import BOM_UTF8
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +13,12 @@ import numpy as np
 
 from swift.data.files import DataError
 from swift.data.records.files import FileRecords, Parts, uncompressed
+from swift.errors import first_line
 from swift.files import open_regular
 
 _SCANNED = 1 << 24
+_BLANK_BEGINS = list(b" \t\r" + BOM_UTF8[:1])
+"""First bytes of a line that may be of white space alone."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,8 @@ class JsonLines(FileRecords):
     """Files with a JSON object in each line, whose names are the fields; ``.gz`` and ``.zst`` are uncompressed.
 
     A file that is not compressed is read by position; a compressed one is kept in memory while its records are read, so
-    these are best kept (see ``Resources``) before they are shuffled. Empty lines are not records.
+    these are best kept (see ``Resources``) before they are shuffled. Lines of white space are not records, and a
+    byte-order mark is left out.
 
     Args:
         pattern: pattern of the files, such as ``corpus/*.jsonl.gz``; or of a remote directory.
@@ -35,9 +40,9 @@ class JsonLines(FileRecords):
         one, (begin, end) = self.files[file], self._lines[file][number]
         line = self._parts[file][begin:end] if self._is_whole(file) else self._read(file, int(begin), int(end))
         try:
-            record = json.loads(line)
-        except ValueError as error:  # also of bytes that are not UTF-8
-            raise DataError(f"{one.path}: record {number + 1} is not JSON: {error}") from error
+            record = json.loads(line.decode("utf-8").removeprefix("\ufeff"))
+        except (ValueError, RecursionError) as error:  # also of bytes that are not UTF-8
+            raise DataError(f"{one.path}: record {number + 1} is not JSON: {first_line(error)}") from error
         if not isinstance(record, dict):
             raise DataError(f"{one.path}: record {number + 1} is not a JSON object")
         return record
@@ -48,18 +53,14 @@ class JsonLines(FileRecords):
 
     @functools.cached_property
     def _lines(self) -> list[np.ndarray]:
-        """Start and end of each line that is not empty, int64[num, 2] for each file."""
+        """Start and end of each line that is not of white space, int64[num, 2] for each file."""
         return [self._scanned(file) for file in range(len(self.files))]
 
     def _scanned(self, file: int) -> np.ndarray:
         if self._is_whole(file):
             content = self._parts[file]
-            return _lines_of([np.flatnonzero(np.frombuffer(content, np.uint8) == 10)], len(content))
-        size, breaks = self.files[file].state.num_bytes, list[np.ndarray]()
-        for begin in range(0, size, _SCANNED):
-            piece = np.frombuffer(self._read(file, begin, min(size, begin + _SCANNED)), np.uint8)
-            breaks.append(np.flatnonzero(piece == 10) + begin)
-        return _lines_of(breaks, size)
+            return _lines_of(lambda begin, end: content[begin:end], len(content))
+        return _lines_of(lambda begin, end: self._read(file, begin, end), self.files[file].state.num_bytes)
 
     @functools.cached_property
     def _parts(self) -> Parts:
@@ -90,8 +91,28 @@ class _Owner:
     """Owns descriptors: they are closed with it."""
 
 
-def _lines_of(breaks: list[np.ndarray], size: int) -> np.ndarray:
-    ends = np.concatenate([*breaks, [size]]).astype(np.int64)
-    begins = np.concatenate([[0], ends[:-1] + 1])
-    lines = np.stack([begins, ends], axis=1)
-    return lines[ends > begins]
+def _lines_of(read: Callable[[int, int], bytes], size: int, piece_bytes: int = _SCANNED) -> np.ndarray:
+    """Returns start and end of the lines, int64[num, 2], but for lines of white space.
+
+    Args:
+        read: function that returns the bytes from one place to another.
+        size: number of bytes.
+        piece_bytes: bytes that are read at once.
+    """
+    starts, breaks, begun, suspects = np.zeros(1, np.int64), list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
+    for begin in range(0, size, piece_bytes):
+        piece = np.frombuffer(read(begin, min(size, begin + piece_bytes)), np.uint8)
+        breaks.append(np.flatnonzero(piece == ord("\n")) + begin)
+        starts = np.concatenate([starts, breaks[-1] + 1])
+        is_here = starts < begin + len(piece)
+        begun.append(starts[is_here])
+        suspects.append(begun[-1][np.isin(piece[begun[-1] - begin], _BLANK_BEGINS)])
+        starts = starts[~is_here]
+    if not begun:
+        return np.zeros((0, 2), np.int64)
+    begins_L = np.concatenate(begun)
+    ends_L = np.append(np.concatenate(breaks), size)[: len(begins_L)]
+    is_line_L = ends_L > begins_L
+    for place in np.searchsorted(begins_L, np.concatenate(suspects)).tolist():
+        is_line_L[place] = bool(read(int(begins_L[place]), int(ends_L[place])).removeprefix(BOM_UTF8).strip())
+    return np.stack([begins_L, ends_L], axis=1)[is_line_L]

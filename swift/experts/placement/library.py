@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from swift.errors import SettingError
+from swift.errors import LEAST_NUMBER, MOST_NUMBER, SettingError
 from swift.experts.placement.packed import Packed
 from swift.experts.placement.policy import PlacementPolicy, PolicyState
 from swift.experts.rank_capacity import Holders, balance, by_source
@@ -120,6 +120,10 @@ def check_loads(loads: np.ndarray) -> Float[np.ndarray, "L E"]:
     array = np.atleast_2d(array).astype(float)
     if not np.isfinite(array).all() or array.min() < 0:
         raise SettingError("loads", shape, "must be finite, and none below 0")
+    if 0 < array.max() < LEAST_NUMBER:  # they are scaled to whole numbers
+        raise SettingError("loads", shape, f"must be at least {LEAST_NUMBER:g}, or all 0")
+    if array.max() > MOST_NUMBER:  # sums of them have to be finite, too
+        raise SettingError("loads", shape, f"must be at most {MOST_NUMBER:g} each")
     return array
 
 

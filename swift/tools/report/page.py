@@ -13,6 +13,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from swift.errors import printable
 from swift.files import replace_file
 from swift.runlog import Run, ranges_text
 from swift.tools.palette import GRID, GROUND, INK, MOMENT_COLORS, style, variable
@@ -172,7 +173,7 @@ def _facts(run: Run) -> str:
         facts.append(f"no record of {ranges_text(missing)}")
     if summary.get("jax_version"):
         facts.append(f"JAX {summary['jax_version']}")
-    return f'<p class="faint">{html.escape(", ".join([*facts, str(run.path)]))}</p>'
+    return f'<p class="faint">{html.escape(printable(", ".join([*facts, str(run.path)])))}</p>'
 
 
 def _events(run: Run, name: str) -> str:

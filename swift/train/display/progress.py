@@ -13,6 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from swift.errors import printable
 from swift.train.display.step_timer import StepTimer, format_duration
 from swift.train.display.terminal import Terminal
 
@@ -65,7 +66,7 @@ class ProgressDisplay:
         log_every: int | None = None,
         series: Series | None = None,
     ):
-        self._title = title if series is None else f"{title} ({series.number} of {series.count})"
+        self._title = printable(title if series is None else f"{title} ({series.number} of {series.count})")
         self._num_steps, self._step = num_steps, first_step - 1
         self._terminal = Terminal(self._draw, console)
         self._timer, self._series, self._is_lined = StepTimer(num_steps, log_every), series, log_every is not None

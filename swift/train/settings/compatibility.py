@@ -5,7 +5,7 @@ from typing import Any, get_args
 
 from swift.checkpoint import CheckpointConfig
 from swift.data import DataConfig
-from swift.errors import SettingError, check_number
+from swift.errors import MOST_COUNT, SettingError, check_number
 from swift.experts import ExpertConfig, OptimizerConfig
 from swift.experts.placement import PlacementPolicy, Static
 from swift.mesh import RankKind
@@ -157,8 +157,12 @@ def check_shares(embedding: str, head: str, model: ModelConfig, *, loses_ranks: 
             raise SettingError(f"Experiment.{name}", value, allowed)
 
 
-def check_sequences(sequences_per_microbatch: int, topology: Topology) -> None:
-    """Raises SettingError if a micro-batch has fewer sequences than there are ranks."""
+def check_sequences(sequences_per_microbatch: int, sequence_length: int, topology: Topology) -> None:
+    """Raises SettingError if a micro-batch has fewer sequences than ranks, or more tokens than int32 counts."""
+    if sequences_per_microbatch * sequence_length > MOST_COUNT:
+        most = MOST_COUNT // sequence_length
+        allowed = f"must be at most {most:,} with ModelConfig.sequence_length = {sequence_length}"
+        raise SettingError("Experiment.sequences_per_microbatch", sequences_per_microbatch, allowed)
     if sequences_per_microbatch < topology.num_expert_ranks:
         allowed = f"must be at least Topology.num_expert_ranks = {topology.num_expert_ranks}"
         raise SettingError("Experiment.sequences_per_microbatch", sequences_per_microbatch, allowed)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from swift.checkpoint import CheckpointConfig
 from swift.data import DataConfig, Loader, Split
-from swift.errors import SettingError, check_count, check_seed, renamed_settings
+from swift.errors import SettingError, check_count, check_number, check_seed, renamed_settings
 from swift.experts import ExpertConfig, OptimizerConfig, check_exact, learning_rate, make_optimizer, with_warmup
 from swift.experts.placement import PlacementPolicy, Symi, check_slots
 from swift.mesh import LiveMesh, RankKind, live_mesh
@@ -22,6 +22,9 @@ from swift.topology import Topology, Worker
 from swift.train.settings import compatibility, layouts
 from swift.train.settings.cutting import chunks_of, cut_model
 from swift.train.settings.failure_list import FailureList, parse_failures
+
+MOST_MICROBATCHES = 2**16
+"""Most micro-batches of a pipeline: a schedule lists what is done with each."""
 
 
 @dataclass(frozen=True)
@@ -109,11 +112,14 @@ class Experiment:
     def __post_init__(self) -> None:
         compatibility.check_parts(vars(self))
         compatibility.check_choices(vars(self))
-        for name in ("num_steps", "num_microbatches", "sequences_per_microbatch", "num_eval_batches", "window"):
+        for name in ("num_steps", "sequences_per_microbatch", "num_eval_batches", "window"):
             check_count(f"Experiment.{name}", getattr(self, name), least=1)
+        check_count("Experiment.num_microbatches", self.num_microbatches, least=1, most=MOST_MICROBATCHES)
+        if isinstance(self.target_loss, int | float):
+            check_number("Experiment.target_loss", self.target_loss)
         check_count("Experiment.eval_every", self.eval_every, least=0)
         check_seed("Experiment.seed", self.seed)
-        compatibility.check_sequences(self.sequences_per_microbatch, self.topology)
+        compatibility.check_sequences(self.sequences_per_microbatch, self.model.sequence_length, self.topology)
         check_slots(self.experts.num_classes, self.topology.num_expert_ranks, self.experts.slots_per_rank)
         compatibility.check_rules(self.experts, self.placement)
         if self.experts.is_exact:

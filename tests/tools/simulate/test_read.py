@@ -121,3 +121,8 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path):
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(SettingError, match="cannot be read: it is not text"):
         read_trace(tmp_path / "binary.csv", print)
+
+
+def test_a_byte_order_mark_is_none_of_the_first_row(read):
+    for text in (EVENTS, AVAILABILITY):
+        assert read("\ufeff" + text)[0] == read(text)[0]

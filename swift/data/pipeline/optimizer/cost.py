@@ -42,8 +42,8 @@ class Resources:
     def __post_init__(self) -> None:
         check_number("Resources.num_epochs", self.num_epochs, above=0)
         check_count("Resources.num_cores", self.num_cores, least=1)
-        check_count("Resources.memory_bytes", self.memory_bytes, least=0)
-        check_count("Resources.disk_bytes", self.disk_bytes, least=0)
+        check_count("Resources.memory_bytes", self.memory_bytes, least=0, most=2**63)
+        check_count("Resources.disk_bytes", self.disk_bytes, least=0, most=2**63)
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def read_trace(path: Path, warn: Callable[[str], None], seed: int = 0) -> Trace:
         SettingError: the file or a row cannot be read; the message has the line number.
     """
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8-sig") as file:
             text = file.read(_MAX_BYTES + 1)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
