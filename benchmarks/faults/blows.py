@@ -92,6 +92,24 @@ def _ask_to_end(run: Run, parameters: Parameters, after: Aftermath) -> None:
     after.observed["ending_s"] = round(_wait_for_end(run), 2)
 
 
+def _close_terminal(run: Run, parameters: Parameters, after: Aftermath) -> None:
+    """Ends the reader of what the run says; the run is to go on as if nothing had happened."""
+    del parameters, after
+    run.life.terminal.close()
+
+
+def _still_terminal(run: Run, parameters: Parameters, after: Aftermath) -> None:
+    """Has nobody read what the run says for a while, so that a write to its full pipe would wait."""
+    run.life.terminal.stand_still()
+    after.heal_after(parameters["seconds"], run.life.terminal.go_on)
+
+
+def _hang_up(run: Run, parameters: Parameters, after: Aftermath) -> None:
+    """Closes the terminal as an ssh that is lost does, with the kernel's signal."""
+    run.life.terminal.close()
+    _ask_to_end(run, parameters, after)
+
+
 def _wait_for_end(run: Run) -> float:
     begun = time.monotonic()
     run.wait(run.is_over, "it was asked to end, and has not", STOPPING_S)
@@ -123,4 +141,7 @@ KINDS = [
     Kind("power-off", _kill_first, lambda _, __: {"whom": "all"}, ends=True),
     Kind("interrupt", _ask_to_end, _draw_signal("SIGINT"), ends=True),
     Kind("terminate", _ask_to_end, _draw_signal("SIGTERM"), ends=True),
+    Kind("hang-up", _hang_up, _draw_signal("SIGHUP"), ends=True),
+    Kind("close-terminal", _close_terminal, group="terminal"),
+    Kind("still-terminal", _still_terminal, lambda rng, _: {"seconds": round(rng.uniform(1, 9), 2)}, group="terminal"),
 ]

@@ -18,6 +18,7 @@ from .processes import Found, find, send
 from .shapes import Shape
 from .shim import Shim
 from .storage import Disk
+from .terminals import Terminal
 from .wire import Network
 
 _POLL_S = 0.05
@@ -35,12 +36,12 @@ class Life:
     Attributes:
         number: number of this life of the run, from 0.
         nodes: process that the user started on each machine; the first is the supervisor.
-        terminal: file with the output of the first.
+        terminal: terminal of the first.
     """
 
     number: int
     nodes: list[subprocess.Popen[bytes]]
-    terminal: Path
+    terminal: Terminal
 
     @property
     def first(self) -> subprocess.Popen[bytes]:
@@ -50,7 +51,7 @@ class Life:
     @property
     def said(self) -> str:
         """Output that the user has seen."""
-        return self.terminal.read_text(errors="replace")
+        return self.terminal.said
 
 
 @dataclass
@@ -107,7 +108,7 @@ class Run:
         """Begins another life."""
         number = len(self.lives)
         others = self.life.nodes[1:] if self.lives else []
-        self.lives.append(Life(number, [], self.directory / f"terminal-{number}.txt"))
+        self.lives.append(Life(number, [], Terminal(self.directory / f"terminal-{number}.txt")))
         self.life.nodes += [self.start_node(0, resume=resume), *others]
         self.start_missing_nodes()
 
@@ -122,8 +123,9 @@ class Run:
 
     def start_node(self, node: int, *, resume: bool = False) -> subprocess.Popen[bytes]:
         """Starts the process that the user would start on a machine."""
-        suffix = "" if node == 0 else f"-node{node}"
-        with (self.directory / f"terminal-{self.life.number}{suffix}.txt").open("ab") as terminal:
+        if node == 0:
+            return self._popen(self.command(resume=resume), self.life.terminal.writer)
+        with (self.directory / f"terminal-{self.life.number}-node{node}.txt").open("ab") as terminal:
             return self._popen(self.command(node, resume=resume), terminal)
 
     def beside(self, *, resume: bool) -> tuple[int | None, str]:
