@@ -36,6 +36,8 @@ class Terminal:
 
     def stand_still(self) -> None:
         """Reads no more for a while, and fills the pipe, so that the next write to it would wait."""
+        if self.is_closed:
+            return
         self._reads.clear()
         time.sleep(2 * _POLL_S)
         filling = os.open(f"/proc/self/fd/{self.writer}", os.O_WRONLY | os.O_NONBLOCK)
@@ -50,9 +52,10 @@ class Terminal:
 
     def close(self) -> None:
         """Ends, as ``head`` does: writes to the pipe fail from now on."""
-        self.is_closed = True
-        self._reads.set()
-        os.close(self.writer)
+        if not self.is_closed:
+            self.is_closed = True
+            self._reads.set()
+            os.close(self.writer)
 
     def _settle(self) -> None:
         """Waits until all that was said is in the file."""

@@ -24,7 +24,9 @@ import gc
 import json
 import os
 import secrets
+import shutil
 import socket
+import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -72,12 +74,15 @@ class CoordinationService:
 
     def __init__(self, num_processes: int, where: Path | str):
         errors = []
-        for _ in range(_NUM_PORTS):  # another process may take the port before the service does
-            self.address = _free_address(where)
+        self.address, self._instead = "", None
+        for attempt in range(_NUM_PORTS):  # another process may take the port before the service does
             try:
+                if attempt and isinstance(where, Path):  # the directory was removed, or its disk is full
+                    where = self._instead = self._instead or Path(tempfile.mkdtemp(prefix="swift-", dir="/dev/shm"))
+                self.address = _free_address(where)
                 self._service = self._start_service(num_processes)
-            except RuntimeError as error:
-                errors.append(f"{self.address}: {error}")
+            except (RuntimeError, OSError) as error:
+                errors.append(f"{self.address or where}: {error}")
             else:
                 self._admit(num_processes)
                 return
@@ -108,6 +113,8 @@ class CoordinationService:
     def close(self) -> None:
         """Ends the service. JAX aborts a process that is still connected to it."""
         self._service.shutdown()
+        if self._instead is not None:
+            shutil.rmtree(self._instead, ignore_errors=True)
 
 
 class JaxGroupError(RuntimeError):
@@ -245,6 +252,10 @@ def _free_address(where: Path | str) -> str:
             raise RunError(
                 f"{path}: too long for the path of a socket (at most {_MAX_PATH} bytes); use a shorter TMPDIR"
             )
+        where.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.bind(str(path))  # where that fails, JAX's service would end the process (SIGSEGV, jax 0.10 to 0.12)
+        path.unlink()
         return f"{_SOCKET}{path}"
     with socket.socket() as probe:
         probe.bind((where, 0))

@@ -217,6 +217,19 @@ def test_processes_listen_where_the_service_is_whatever_the_name_of_the_machine(
     assert not any(sockets.iterdir())
 
 
-def test_a_directory_with_too_long_a_name_is_told(tmp_path):
-    with pytest.raises(RunError, match="too long for the path of a socket"):
-        CoordinationService(1, tmp_path / ("long" * 30))
+def test_a_directory_that_was_removed_is_made_again(sockets):
+    service = CoordinationService(1, sockets / "removed" / "sockets")
+    assert service.address.startswith(f"unix:{sockets}/removed/sockets/")
+    assert (sockets / "removed" / "sockets").stat().st_mode & 0o077 == 0
+    service.close()
+
+
+@pytest.mark.parametrize("where", ["/proc/none", "/tmp/" + "long" * 30])
+def test_another_directory_is_taken_where_no_socket_can_be_made(where):
+    """As in one without inodes, where JAX's own service ends the process with SIGSEGV."""
+    service = CoordinationService(1, Path(where))
+    directory = Path(service.address.removeprefix("unix:")).parent
+    assert directory.parent == Path("/dev/shm")
+    assert directory.stat().st_mode & 0o077 == 0
+    service.close()
+    assert not directory.exists()

@@ -206,7 +206,14 @@ def _context(
         start_s=limits.start,
         silence_s=limits.heartbeat,
     )
-    return RunContext(spec=run_spec, children=children, checkpoints=checkpoints, programs=programs, reporter=reporter)
+    return RunContext(
+        spec=run_spec,
+        children=children,
+        checkpoints=checkpoints,
+        programs=programs,
+        reporter=reporter,
+        mend=scratch.mend,
+    )
 
 
 def _run(supervisor: Supervisor, checkpoints: CheckpointClient, interrupt: Interrupt) -> None:

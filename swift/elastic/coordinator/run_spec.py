@@ -51,6 +51,7 @@ class RunContext:
         checkpoints: client of the checkpoint service.
         programs: client of the compile service.
         reporter: writer of the record and of the terminal.
+        mend: makes again the directories of the run that somebody has removed, see ``RunFiles``.
     """
 
     spec: RunSpec
@@ -58,6 +59,7 @@ class RunContext:
     checkpoints: CheckpointClient
     programs: CompileClient
     reporter: Reporter
+    mend: Callable[[], bool] = lambda: False
 
     @property
     def remedy(self) -> str:

@@ -19,6 +19,7 @@ from swift.elastic.transport import Hang, Stop
 from swift.errors import RunError
 
 _PAUSE_S = 0.02
+_MEND_S = 1.0
 
 
 class Supervisor:
@@ -32,6 +33,7 @@ class Supervisor:
         self._context, self._spec, self._reporter = context, context.spec, context.reporter
         self._driver = MembershipDriver(context)
         self._stop_by = math.inf
+        self._mend_at, self._mended = 0.0, None
 
     def __enter__(self) -> Self:
         return self
@@ -103,6 +105,7 @@ class Supervisor:
             self._context.children.signal(CHECKPOINT_SERVICE, signal.SIGKILL)
             raise
         self._reporter.raise_failed()  # a save waits for its record
+        self._mend_directories()
         self._driver.turn()
         self._context.checkpoints.send_if_due()
         newest = max((status.finished for status in self._driver.membership.statuses.values()), default=0)
@@ -114,6 +117,21 @@ class Supervisor:
             if self._spec.policy.recovery == "restart":
                 self._driver.hold_ready()
         self._reporter.show(self._driver.membership)
+
+    def _mend_directories(self) -> None:
+        """Makes again what somebody has removed of the run's temporary directories; looks once a second."""
+        if time.monotonic() < self._mend_at:
+            return
+        self._mend_at = time.monotonic() + _MEND_S
+        try:
+            was_missing = self._context.mend()
+        except OSError as error:
+            text = f"the run's temporary directories were removed and cannot be made again: {error.strerror or error}"
+        else:
+            text = "the run's temporary directories were removed; they are made again" if was_missing else None
+        if text is not None and text != self._mended:
+            self._reporter.note("directories", self._reporter.written, text, why=text)
+        self._mended = text
 
     def _inject(self, fault: Fault) -> None:
         """Injects a fault into a process, if it is alive."""

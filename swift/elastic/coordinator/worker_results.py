@@ -96,5 +96,5 @@ class WorkerResults:
 
 
 def _missed_text(missed: SnapshotMissed) -> str:
-    where = f"{missed.member.process} has no room for its part"
+    where = f"{missed.member.process} cannot keep its part"
     return f"iteration {missed.stamp.step} cannot be saved: {where}: {missed.why}"

@@ -5,9 +5,9 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,8 +18,48 @@ _PREFIX, _LOCK, _STATES, _COPIES, _SOCKETS, _CORPUS = "swift-", "lock", "states"
 _FILES, _DATA = "files", "data.json"
 
 
+@dataclass(frozen=True)
+class NodeMemory:
+    """The memory directory of a node, and the one on a disk for what does not fit.
+
+    Attributes:
+        path: memory directory.
+        disk: directory on a disk, which is the target of a link in ``path``.
+        corpus: index of the corpus, to which there is a link as well; None: there is none.
+    """
+
+    path: Path
+    disk: Path
+    corpus: Path | None
+
+    def mend(self) -> bool:
+        """Makes again what somebody has removed, as a system does at the end of a user's session.
+
+        Returns:
+            Whether anything was missing. States that were there are lost; processes keep their next ones.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        links = {SPILL: self.disk} | ({} if self.corpus is None else {_CORPUS: self.corpus})
+        directories = (self.path / _STATES, self.path / _COPIES, self.disk / _SOCKETS)
+        if all(one.is_dir() for one in directories) and all((self.path / name).is_symlink() for name in links):
+            return False
+        for top in (self.path, self.disk):
+            top.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for directory in directories:
+            directory.mkdir(exist_ok=True)
+        for name, target in links.items():
+            if not (self.path / name).is_symlink():
+                (self.path / name).symlink_to(target.absolute())
+        lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)  # held until the process ends
+        with suppress(OSError):  # it was there, and is locked
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+
+
 @contextmanager
-def node_memory(storage: Path, corpus: Path | None = None) -> Iterator[Path]:
+def node_memory(storage: Path, corpus: Path | None = None) -> Iterator[NodeMemory]:
     """Makes the memory directory of this node for the block, with a link to one on a disk for what does not fit.
 
     Args:
@@ -41,7 +81,7 @@ def node_memory(storage: Path, corpus: Path | None = None) -> Iterator[Path]:
             if corpus is not None:
                 (made / _CORPUS).symlink_to(corpus.absolute())
             made.rename(memory)
-            yield memory
+            yield NodeMemory(memory, disk, corpus)
     finally:
         for path in (made, memory, disk):
             shutil.rmtree(path, ignore_errors=True)
@@ -93,10 +133,13 @@ class RunFiles:
     Attributes:
         path: directory for the configuration and programs, visible to all nodes.
         memory: memory directory of this node for states and sockets, see ``node_memory``.
+        mend: makes again what somebody has removed, and returns whether anything was missing; may raise OSError. Only
+            the process that has made the directories can.
     """
 
     path: Path
     memory: Path
+    mend: Callable[[], bool] = field(default=lambda: False, compare=False)
 
     @classmethod
     @contextmanager
@@ -119,22 +162,37 @@ class RunFiles:
                 shutil.rmtree(earlier, ignore_errors=True)
         path = Path(tempfile.mkdtemp(prefix=prefix, dir=shared)).absolute()
         try:
-            with node_memory(storage, corpus) as memory, _in_use(path):
-                scratch = cls(path, memory)
-                if shared is None:
-                    (memory / _FILES).symlink_to(path)  # found again, should all processes be killed
-                replace_file(scratch.config, config.encode())
-                replace_file(path / _DATA, json.dumps(data).encode())
-                scratch.programs.mkdir()
-                for directory in (scratch.snapshots, scratch.handed_over):
-                    if shared is None:
-                        (memory / directory.name).mkdir()
-                        directory.symlink_to(memory / directory.name)
-                    else:  # the checkpoint service, on the first node, has to see those of all nodes
-                        directory.mkdir()
-                yield scratch
+            with node_memory(storage, corpus) as node, _in_use(path):
+                scratch = cls(path, node.path)
+
+                def mend() -> bool:
+                    was_missing = node.mend()
+                    return scratch._fill(config, data, is_alone=shared is None) or was_missing
+
+                mend()
+                yield cls(path, node.path, mend)
         finally:
             shutil.rmtree(path, ignore_errors=True)
+
+    def _fill(self, config: str, data: Mapping[str, Any], *, is_alone: bool) -> bool:
+        """Makes what is missing of both directories; returns whether anything was."""
+        inner = (self.snapshots, self.handed_over)
+        if self.config.is_file() and self.programs.is_dir() and all(directory.is_dir() for directory in inner):
+            return False
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if is_alone and not (self.memory / _FILES).is_symlink():
+            (self.memory / _FILES).symlink_to(self.path)  # found again, should all processes be killed
+        replace_file(self.config, config.encode())
+        replace_file(self.path / _DATA, json.dumps(data).encode())
+        self.programs.mkdir(exist_ok=True)
+        for directory in inner:
+            if is_alone:
+                (self.memory / directory.name).mkdir(exist_ok=True)
+                if not directory.is_symlink():
+                    directory.symlink_to(self.memory / directory.name)
+            else:  # the checkpoint service, on the first node, has to see those of all nodes
+                directory.mkdir(exist_ok=True)
+        return True
 
     @property
     def config(self) -> Path:

@@ -52,6 +52,7 @@ class SharedMemoryStore:
         Raises:
             OSError: there is no room for it, neither here nor on the disk that may belong to the directory.
         """
+        self._directory.mkdir(exist_ok=True)  # see ``NodeMemory.mend``
         arrays = [np.asarray(leaf, order="C") for leaf in jax.tree.leaves(tree)]
         head = {"arrays": [_shape(array) for array in arrays], "checksum": array_checksum(arrays)}
         text = json.dumps(list(records))

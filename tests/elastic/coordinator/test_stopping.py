@@ -102,9 +102,7 @@ def test_a_stop_that_cannot_keep_the_last_iteration_is_none_in_order(monkeypatch
         for member in run.stage.there.values():
             member.has_room = False
 
-    with pytest.raises(
-        RunError, match=r"cannot be saved: [01]:0 has no room for its part: .* of iteration 3 with --res"
-    ):
+    with pytest.raises(RunError, match=r"cannot be saved: [01]:0 cannot keep its part: .* of iteration 3 with --res"):
         run.stops_after(5, meanwhile=is_full)
     assert run.kept.asked == []
 

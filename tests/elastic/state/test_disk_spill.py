@@ -31,7 +31,7 @@ def small(tmp_path):
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", place], check=True)
     try:
         with node_memory(place) as memory:
-            yield memory
+            yield memory.path
     finally:
         subprocess.run(["umount", place], check=True)
 

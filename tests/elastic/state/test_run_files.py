@@ -1,9 +1,15 @@
 """Files that the processes of a run share: what is left of a run that was killed whole goes with the next one."""
 
+import shutil
 import signal
 import subprocess
 import sys
 
+import numpy as np
+import pytest
+
+from swift.elastic.membership import Process, Stamp
+from swift.elastic.state import SharedMemoryStore
 from swift.elastic.state.run_files import RunFiles, remove_leftovers
 
 KILLED = """
@@ -30,4 +36,33 @@ def test_nothing_is_left_of_a_run_that_was_killed_with_all_its_processes(tmp_pat
         assert scratch.programs.is_dir()
         assert scratch.sockets.is_dir()
         assert len([*disk.iterdir()]) == 2
+    assert [*disk.iterdir(), *memory.iterdir()] == []
+
+
+@pytest.mark.parametrize("which", ["memory", "disk", "temporary", "all"])
+def test_directories_that_somebody_has_removed_are_made_again(tmp_path, monkeypatch, which):
+    disk, memory, corpus = tmp_path / "disk", tmp_path / "memory", tmp_path / "corpus"
+    for directory in (disk, memory, corpus):
+        directory.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(disk))
+    like = {"w": np.arange(3.0)}
+    with RunFiles.of("a configuration", {"place": 3}, memory, corpus) as scratch:
+        store = SharedMemoryStore(scratch.states, Process((0, 0)))
+        store.save(Stamp(1, 1), like)
+        assert not scratch.mend()
+        assert store.stamps() == {Stamp(1, 1)}
+        for path in {"memory": [memory], "disk": [disk], "temporary": [scratch.path], "all": [memory, disk]}[which]:
+            shutil.rmtree(path)
+        assert scratch.mend()
+        assert not scratch.mend()
+        assert scratch.config.read_text() == "a configuration"
+        assert scratch.data() == {"place": 3}
+        assert scratch.corpus == corpus
+        store.save(Stamp(1, 2), like)
+        SharedMemoryStore(scratch.snapshots, Process((0, 0))).save(Stamp(1, 2), like)
+        (scratch.sockets / "one").touch()
+        (scratch.programs / "one").touch()
+        assert {path.stat().st_mode & 0o077 for path in (scratch.path, scratch.memory)} == {0}
+        remove_leftovers(memory)  # of another run: this one still holds its own
+        assert Stamp(1, 2) in store.stamps()
     assert [*disk.iterdir(), *memory.iterdir()] == []

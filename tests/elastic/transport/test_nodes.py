@@ -120,7 +120,8 @@ def test_a_node_ends_as_the_run_does(fleet, tmp_path, error, code, said):
 
 
 def test_memory_that_nobody_holds_any_more_is_given_back(tmp_path):
-    with node_memory(tmp_path) as held:
+    with node_memory(tmp_path) as held_memory:
+        held = held_memory.path
         left = held.with_name(f"{held.name}-left")
         left.mkdir()
         (left / "lock").touch()
