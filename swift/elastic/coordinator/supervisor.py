@@ -33,7 +33,8 @@ class Supervisor:
         self._context, self._spec, self._reporter = context, context.spec, context.reporter
         self._driver = MembershipDriver(context)
         self._stop_by = math.inf
-        self._mend_at, self._mended = 0.0, None
+        self._mend_at = 0.0
+        self._mended: str | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -123,12 +124,12 @@ class Supervisor:
         if time.monotonic() < self._mend_at:
             return
         self._mend_at = time.monotonic() + _MEND_S
+        text = None
         try:
-            was_missing = self._context.mend()
+            if self._context.mend():
+                text = "the run's temporary directories were removed; they are made again"
         except OSError as error:
             text = f"the run's temporary directories were removed and cannot be made again: {error.strerror or error}"
-        else:
-            text = "the run's temporary directories were removed; they are made again" if was_missing else None
         if text is not None and text != self._mended:
             self._reporter.note("directories", self._reporter.written, text, why=text)
         self._mended = text
