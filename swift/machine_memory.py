@@ -60,16 +60,31 @@ def control_groups(root: Path = Path("/")) -> Iterator[ControlGroup]:
     Args:
         root: root of the file system.
     """
+    for version, directory in _directories(root):
+        group = _group_of_version_2(directory) if version == 2 else _group_of_version_1(directory)
+        if group is not None:
+            yield group
+
+
+def num_memory_kills(root: Path = Path("/")) -> int:
+    """Counts the processes that the kernel has killed as a control group of this process was out of memory.
+
+    Args:
+        root: root of the file system.
+    """
+    files = {1: "memory.oom_control", 2: "memory.events"}
+    return max((_fields(path / files[version]).get("oom_kill", 0) for version, path in _directories(root)), default=0)
+
+
+def _directories(root: Path) -> Iterator[tuple[int, Path]]:
+    """Yields the version and the directory of each control group of this process that may limit its memory."""
     mounts, memberships = root / "sys/fs/cgroup", root / "proc/self/cgroup"
     for line in memberships.read_text().splitlines() if memberships.is_file() else ["0::/"]:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            found = (_group_of_version_2(directory) for directory in _upwards(mounts, path))
+            yield from ((2, directory) for directory in _upwards(mounts, path))
         elif "memory" in controllers.split(","):
-            found = (_group_of_version_1(directory) for directory in _upwards(mounts / "memory", path))
-        else:
-            continue
-        yield from filter(None, found)
+            yield from ((1, directory) for directory in _upwards(mounts / "memory", path))
 
 
 def _upwards(mount: Path, path: str) -> Iterator[Path]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from swift.machine_memory import memory_left, size_text
+from swift.machine_memory import memory_left, num_memory_kills, size_text
 
 GB = 1_000_000_000
 MEMINFO = "MemTotal:       24000000 kB\nMemFree:         1000000 kB\nMemAvailable:   16000000 kB\nSwapFree: {swap} kB\n"
@@ -68,3 +68,13 @@ def test_a_limit_above_what_the_machine_has_does_not_count(tmp_path):
     files = {"proc__self__cgroup": "0::/\n", "sys__fs__cgroup__memory.max": f"{64 * GB}\n"}
     assert room(tmp_path, **files)[2] == "this machine"
     assert size_text(room(tmp_path, **files)[0]) == "16.4 GB"
+
+
+def test_processes_that_the_kernel_has_killed_for_memory_are_counted(tmp_path):
+    assert num_memory_kills(tmp_path) == 0
+    room(tmp_path, **{"proc__self__cgroup": "0::/pod\n", "sys__fs__cgroup__pod__memory.events": "high 0\noom_kill 3\n"})
+    assert num_memory_kills(tmp_path) == 3
+    text = "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n"
+    files = {"proc__self__cgroup": "4:memory:/job\n", "sys__fs__cgroup__memory__job__memory.oom_control": text}
+    room(tmp_path, **files)
+    assert num_memory_kills(tmp_path) == 5

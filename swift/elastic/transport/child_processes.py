@@ -12,11 +12,16 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol, Self, TypeVar
+
+from swift.machine_memory import num_memory_kills
 
 MEMORY = "{memory}"
 """Placeholder in a command for the memory directory of the node on which it is started."""
 _STOP_S, _KILL_S = 10.0, 2.0
+_THREAD_S, _PROCESS_S, _RETRY_S = 4.0, 20.0, 0.1
+"""Seconds for which starting a thread (the supervisor waits for it) and a process are tried, and between two tries."""
+T = TypeVar("T")
 
 
 class ReceivedLine(NamedTuple):
@@ -90,6 +95,27 @@ class Children(Protocol):
         """Returns for how many seconds the node of a child has been missing; 0: it is there."""
 
 
+def retried(start: Callable[[], T], limit_s: float) -> T:
+    """Starts a thread or a process, again and again while the limit on tasks of this user or control group is reached.
+
+    Args:
+        start: function that starts it.
+        limit_s: seconds after which the error is raised.
+
+    Raises:
+        RuntimeError: no thread can be started.
+        OSError: no process can be started.
+    """
+    deadline = time.monotonic() + limit_s
+    while True:
+        try:
+            return start()
+        except (RuntimeError, BlockingIOError):  # "can't start new thread", and EAGAIN of a fork
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_RETRY_S)
+
+
 class _Child:
     """A child that a thread of its own starts and then reads from.
 
@@ -109,8 +135,13 @@ class _Child:
         self._start_error = ""
         self._pending_lines: list[str] = []
         self._pending_signals: list[signal.Signals] = []
+        self._memory_kills = num_memory_kills()
         self._thread = threading.Thread(target=self._run, args=(popen,), daemon=True)
-        self._thread.start()
+        try:
+            retried(self._thread.start, _THREAD_S)
+        except RuntimeError as error:
+            self._start_error = f"cannot be started: {error}"
+            self._is_started.set()
 
     def send(self, line: str) -> None:
         """Sends a line, once the child is running."""
@@ -153,12 +184,14 @@ class _Child:
             self._popen.stdin.close()
         self._thread.join(timeout=1.0)
         code = self._popen.returncode
+        if code == -signal.SIGKILL and num_memory_kills() > self._memory_kills:
+            return f"signal {-code}, as its control group was out of memory"
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 
     def _run(self, popen: Callable[[], subprocess.Popen[str]]) -> None:
         try:
-            process = popen()
-        except OSError as error:
+            process = retried(popen, _PROCESS_S)
+        except (OSError, RuntimeError) as error:
             self._start_error = f"cannot be started: {error}"
             self._is_started.set()
             return

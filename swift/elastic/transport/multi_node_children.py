@@ -222,7 +222,7 @@ class MultiNodeChildren:
         while not self._is_closed:
             try:
                 self._admission.turn(_HEARTBEAT_S)
-            except OSError:  # no more connections are possible, or the network is down
+            except (OSError, RuntimeError):  # no more connections or threads are possible, or the network is down
                 time.sleep(_PAUSE_S)
             if time.monotonic() - sent >= _HEARTBEAT_S:
                 sent = time.monotonic()
@@ -231,8 +231,12 @@ class MultiNodeChildren:
 
     def _admit(self, number: int, connection: socket.socket) -> None:
         reader = threading.Thread(target=self._read_from, args=(number, NodeConnection(connection)), daemon=True)
+        try:
+            reader.start()
+        except RuntimeError:  # the limit on tasks is reached; the node tries again
+            connection.close()
+            raise
         self._readers = [*filter(threading.Thread.is_alive, self._readers), reader]
-        reader.start()
 
     def _read_from(self, number: int, connection: NodeConnection) -> None:
         """Reads from an admitted node until its connection ends."""

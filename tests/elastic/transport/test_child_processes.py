@@ -209,3 +209,39 @@ def test_none_is_left_not_even_one_that_is_stopped(tmp_path):
         children.signal("a", signal.SIGSTOP)
     with pytest.raises(ProcessLookupError):
         os.kill(int(heard.line), 0)
+
+
+@pytest.mark.parametrize("lasts", [False, True])
+@pytest.mark.parametrize("what", ["thread", "process"])
+def test_a_limit_on_tasks_that_is_reached_for_a_while_costs_nothing(children, tmp_path, monkeypatch, what, lasts):
+    tries = []
+
+    def refuse(real, error):
+        def start_or_refuse(*words, **named):
+            tries.append(what)
+            if lasts or len(tries) < 4:
+                raise error
+            return real(*words, **named)
+
+        return start_or_refuse
+
+    monkeypatch.setattr(child_processes, "_RETRY_S", 0.01)
+    for limit in ("_THREAD_S", "_PROCESS_S"):
+        monkeypatch.setattr(child_processes, limit, 0.1 if lasts else 60.0)
+    if what == "thread":
+        error = RuntimeError("can't start new thread")
+        monkeypatch.setattr(threading.Thread, "start", refuse(threading.Thread.start, error))
+    else:
+        error = BlockingIOError(11, "Resource temporarily unavailable")
+        monkeypatch.setattr(subprocess, "Popen", refuse(subprocess.Popen, error))
+    start(children, "a", "print(1)", tmp_path / "log")
+    (dead,) = until_dead(children)
+    assert dead.why == (f"cannot be started: {error}" if lasts else "exit code 0")
+    assert len(tries) >= 4
+
+
+def test_a_child_that_was_killed_for_memory_is_said_to_be(children, tmp_path, monkeypatch):
+    kills = iter([0, 1])
+    monkeypatch.setattr(child_processes, "num_memory_kills", lambda: next(kills))
+    start(children, "a", "import os; os.kill(os.getpid(), 9)", tmp_path / "log")
+    assert [dead.why for dead in until_dead(children)] == ["signal 9, as its control group was out of memory"]
