@@ -3,7 +3,6 @@
 import fcntl
 import os
 import pty
-import signal
 import subprocess
 import sys
 import time
@@ -174,23 +173,19 @@ finish()
 def test_a_terminal_that_hangs_up_ends_nothing_by_itself():
     """The signal of the kernel is another matter; here it is ignored, as by ``nohup``."""
     master, terminal = pty.openpty()
-    code = """
+    go, told = os.pipe()
+    code = f"""
+import signal
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
 print("begun", flush=True)
-os.read(3, 1)
+os.read({go}, 1)
 for _ in range(100):
     print("more", flush=True)
     print("more", file=sys.stderr, flush=True)
 finish()
 os._exit(7)
 """
-    go, told = os.pipe()
-    with protected(
-        code,
-        stdout=terminal,
-        stderr=terminal,
-        preexec_fn=lambda: (os.dup2(go, 3), signal.signal(signal.SIGHUP, signal.SIG_IGN)),
-        close_fds=False,
-    ) as process:
+    with protected(code, stdout=terminal, stderr=terminal, pass_fds=[go]) as process:
         os.close(terminal)
         assert os.read(master, 100) == b"begun\r\n"
         os.close(master)

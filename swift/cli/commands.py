@@ -117,7 +117,7 @@ def report_of(runs: Sequence[Run], page: Path, again: str) -> str:
     try:
         check_output("report", page, PAGE)
     except SettingError as error:
-        print(f"{error}; `{again} --out FILE` writes it elsewhere", file=sys.stderr)
+        print(f"{error}; `{again}` with another --out FILE writes it elsewhere", file=sys.stderr)
         return ""
     try:
         write_report(runs, page)

@@ -66,7 +66,7 @@ def why_not_elementwise(optimizer: optax.GradientTransformation) -> str | None:
 
 def _traced(optimizer: optax.GradientTransformation, shapes: Sequence[tuple[int, ...]]) -> tuple[ClosedJaxpr, Any]:
     """The jaxpr of the first state, an update and the next state, and the shapes of these."""
-    params = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    params = {f"group {number}": jax.ShapeDtypeStruct(shape, jnp.float32) for number, shape in enumerate(shapes)}
 
     def step(gradients: Any, state: Any, params: Any) -> Any:
         return optimizer.init(params), optimizer.update(gradients, state, params)

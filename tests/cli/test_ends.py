@@ -28,8 +28,9 @@ def test_a_run_has_succeeded_though_its_report_cannot_be_written(recorded, capsy
     show_run(run, {"final_loss": 2.0}, "json")
     told = capsys.readouterr()
     assert json.loads(told.out) == {"final_loss": 2.0}
-    assert (
-        told.err == f"{run.path}/report.html cannot be written: Is a directory; `swift report {run.path}` tries again\n"
+    assert told.err == (
+        f"report = '{run.path}/report.html': is a directory, not a file; "
+        f"`swift report {run.path}` with another --out FILE writes it elsewhere\n"
     )
 
 
@@ -37,7 +38,10 @@ def test_runs_have_been_compared_though_their_report_cannot_be_written(recorded,
     runs, page = [recorded("one", [1]), recorded("other", [1])], tmp_path / "none" / "report.html"
     again = f"swift report {runs[0].path} {runs[1].path} --out {page}"
     assert report_of(runs, page, again) == ""
-    assert capsys.readouterr().err == f"{page} cannot be written: No such file or directory; `{again}` tries again\n"
+    assert capsys.readouterr().err == (
+        f"report = '{page}': cannot be written: there is no directory {page.parent}; "
+        f"`{again}` with another --out FILE writes it elsewhere\n"
+    )
     page.parent.mkdir()
     assert report_of(runs, page, again) == f"report: {page}"
     assert page.exists()

@@ -68,7 +68,8 @@ HALF = {
     "train tiny.gin --run-dir half --resume --set OptimizerConfig.decayed=matrices": "--resume = 'half': the run has "
     "`OptimizerConfig.decayed = 'all'`, this configuration has `OptimizerConfig.decayed = 'matrices'`; start a new run "
     "in another --run-dir",
-    "report half --out nowhere/page.html": "--out = 'nowhere/page.html': cannot be written: No such file or directory",
+    "report half --out nowhere/page.html": "--out = 'nowhere/page.html': cannot be written: "
+    "there is no directory nowhere",
     "report half --out corpus": "--out = 'corpus': is a directory, not a file",
     "export half --out corpus": "--out = 'corpus': cannot be made a directory: File exists",
     "export half --out nowhere/model": "--out = 'nowhere/model': cannot be made a directory: No such file or directory",

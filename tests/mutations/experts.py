@@ -18,7 +18,7 @@ PLACEMENT = ("tests/experts/placement",)
 OPTIMIZER = ("tests/experts/test_optimizer_config.py", "tests/models/test_oracles.py")
 
 MUTATIONS = (
-    Mutation("experts/routing.py", "_, choices_TK = lax.top_k(lax", "_, choices_TK = lax.top_k(-lax", ROUTING),
+    Mutation("experts/routing.py", "_, choices_TK = largest(lax", "_, choices_TK = largest(-lax", ROUTING),
     Mutation("experts/routing.py", "gates_TK = gates_TK / jnp.sum(", "gates_TK = 3 * gates_TK / jnp.sum(", ROUTING),
     Mutation(
         "experts/routing.py",

@@ -40,15 +40,14 @@ def words(command, config, *more):
 
 
 @contextmanager
-def running(command, config, output, *more, **how):
-    """A run whose stdout and stderr are a descriptor, which this process gives up."""
+def running(command, config, output, *more, inside=()):
+    """A run whose stdout and stderr are a descriptor, which this process gives up; ``inside`` begins its command."""
     with subprocess.Popen(
-        words(command, config, *more),
-        stdin=subprocess.DEVNULL,
+        [*inside, *words(command, config, *more)],
+        stdin=output if inside else subprocess.DEVNULL,
         stdout=output,
         stderr=output,
         env=environment(config),
-        **how,
     ) as process:
         os.close(output)
         patience = threading.Timer(PATIENCE_S, process.kill)
@@ -135,8 +134,7 @@ def test_a_second_signal_ends_a_run_whose_lines_nobody_reads(tmp_path, command):
 def test_a_terminal_that_is_closed_is_a_request_to_stop(tmp_path, command):
     config = write_config(tmp_path, (2, 1, 1), 10**6)
     master, terminal = pty.openpty()
-    begin = lambda: fcntl.ioctl(1, termios.TIOCSCTTY, 0)  # noqa: E731
-    with running(command, config, terminal, start_new_session=True, preexec_fn=begin) as process:
+    with running(command, config, terminal, inside=("setsid", "--ctty")) as process:
         read_until(master, b"step 2/")
         os.close(master)
         assert process.wait(PATIENCE_S) == INTERRUPTED
