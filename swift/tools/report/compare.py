@@ -1,5 +1,6 @@
 """Comparison of several runs in numbers, as in the paper's tables."""
 
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,13 +15,14 @@ from swift.runlog import Run, measure
 COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "name": ("run", str),
     "placement": ("placement", str),
-    "final_loss": ("final loss", "{:.3f}".format),
+    "final_loss": ("final loss (mean of last 10)", "{:.3f}".format),
     "dropped_percent": ("tokens dropped (%)", "{:.2f}".format),
     "steps_to_target": ("steps to target", "{:,}".format),
     "median_step_ms": ("median step (ms)", "{:,.1f}".format),
     "validation_loss": ("validation loss", "{:.3f}".format),
 }
 """Columns of a comparison: (heading, function that formats a value) by key."""
+_HEADING_WIDTH = 10
 
 
 def comparison_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -46,9 +48,11 @@ def comparison_table(runs: Sequence[Run]) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
     for key, (heading, _) in COLUMNS.items():
         justify: JustifyMethod = "left" if key in ("name", "placement") else "right"
-        table.add_column(heading, justify=justify, overflow="fold", min_width=max(map(len, heading.split())))
+        # In a narrow terminal names of runs are wrapped, and no number is.
+        lines = "\n".join(textwrap.wrap(heading, _HEADING_WIDTH))
+        table.add_column(lines, justify=justify, overflow="fold", no_wrap=key != "name", vertical="bottom")
     for row in comparison_rows(runs):
-        table.add_row(*(Text(cell) for cell in cells(row)))
+        table.add_row(*map(Text, cells(row)))
     return table
 
 

@@ -53,7 +53,7 @@ def test_a_row_is_what_was_computed_by_hand():
 def test_a_run_that_never_gets_to_the_target_is_shown_with_a_dash():
     run = plain_run([5.0] * 20, summary={"target_loss": 4.0})
     assert comparison_rows([run])[0]["steps_to_target"] is None
-    cells = rendered([run]).splitlines()[3].split()
+    cells = rendered([run]).splitlines()[-2].split()
     assert cells == ["symi", "symi", "5.000", "-", "-", "-", "-"]
 
 
@@ -112,3 +112,21 @@ def test_runs_of_one_name_are_told_apart_by_their_directories():
 def test_a_metric_that_is_no_number_is_told():
     with pytest.raises(SettingError, match=r"loss of step 1.*must be a number"):
         comparison_rows([plain_run(["much"])])
+
+
+def test_no_number_is_cut_in_a_terminal_of_80_columns():
+    run = plain_run(
+        losses=[12.3456] * 40,
+        name="a-run-with-a-name-that-is-long",
+        tokens_routed=[10_000] * 40,
+        tokens_dropped=[9_999] * 40,
+        step_ms=[1_234_567.8] * 40,
+        validation_loss=[12.3456] * 40,
+        summary={"placement": "flexmoe", "target_loss": 13.0},
+    )
+    console = Console(file=io.StringIO(), width=80)
+    console.print(comparison_table([run]))
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    words = [word for line in lines for word in line.split()]
+    assert [words.count(number) for number in ("12.346", "99.99", "10", "1,234,567.8")] == [2, 1, 1, 1]

@@ -151,7 +151,7 @@ def test_the_table_says_how_many_and_how_far_apart(six, changed):
     assert [row[:3] for row in table.rows] == [[group.name, "3", "3, 1, 2"] for group in seed_groups(six)]
     final = [mean(record["loss"] for record in [*run.metrics][-10:]) for run in (six[0], late, six[4])]
     cells = dict(zip(table.headings, table.rows[0], strict=True))
-    assert cells["final loss"] == f"{mean(final):.3f} ({min(final):.3f} to {max(final):.3f})"
+    assert cells["final loss (mean of last 10)"] == f"{mean(final):.3f} ({min(final):.3f} to {max(final):.3f})"
     assert re.fullmatch(r"\d+ \(\d+ to \d+; 2 of 3\)", cells["steps to target"])
     assert cells["validation loss"].endswith("; 2 of 3)")
     nowhere = [dataclasses.replace(run, summary=run.summary | {"target_loss": None}) for run in six]
