@@ -67,13 +67,14 @@ def control_groups(root: Path = Path("/")) -> Iterator[ControlGroup]:
 
 
 def num_memory_kills(root: Path = Path("/")) -> int:
-    """Counts the processes that the kernel has killed as a control group of this process was out of memory.
+    """Counts the processes of this one's own control group that the kernel has killed for want of memory.
 
     Args:
         root: root of the file system.
     """
     files = {1: "memory.oom_control", 2: "memory.events"}
-    return max((_fields(path / files[version]).get("oom_kill", 0) for version, path in _directories(root)), default=0)
+    counts = (_fields(path / files[version]).get("oom_kill") for version, path in _directories(root))
+    return next((count for count in counts if count is not None), 0)
 
 
 def _directories(root: Path) -> Iterator[tuple[int, Path]]:

@@ -86,6 +86,7 @@ class CoordinationService:
             else:
                 self._admit(num_processes)
                 return
+        self._remove_instead()
         raise RunError(f"no coordination service could be started: {'; '.join(errors)}")
 
     def _start_service(self, num_processes: int) -> Any:
@@ -113,6 +114,9 @@ class CoordinationService:
     def close(self) -> None:
         """Ends the service. JAX aborts a process that is still connected to it."""
         self._service.shutdown()
+        self._remove_instead()
+
+    def _remove_instead(self) -> None:
         if self._instead is not None:
             shutil.rmtree(self._instead, ignore_errors=True)
 

@@ -91,7 +91,8 @@ class Interrupt:
                 self._end("swift: ended at once", INTERRUPTED)
             is_first, self.requested = False, True
             # In a thread of its own: an answer that is never read must not outlast the time limit.
-            threading.Thread(target=self._answer, name="answer", daemon=True).start()
+            with suppress(RuntimeError):  # no more threads are allowed: the second signal and the limit still count
+                threading.Thread(target=self._answer, name="answer", daemon=True).start()
             if self._limit_s is not None:
                 deadline = time.monotonic() + self._limit_s
 

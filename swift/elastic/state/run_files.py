@@ -52,9 +52,10 @@ class NodeMemory:
         for name, target in links.items():
             if not (self.path / name).is_symlink():
                 (self.path / name).symlink_to(target.absolute())
-        lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)  # held until the process ends
-        with suppress(OSError):  # it was there, and is locked
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not (self.path / _LOCK).exists():
+            lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)  # held until the process ends
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
 
 
