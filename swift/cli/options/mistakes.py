@@ -52,10 +52,11 @@ def parse_mistake(
         known: known names, and the settings of each.
         values_of: function that returns the names that can follow ``@`` in a setting.
     """
+    # Python's tokenizer counts brackets itself from 3.12 on.
+    if isinstance(error, RecursionError | MemoryError) or "too many nested parentheses" in str(error):
+        return SettingError(source.setting, source.value, "has more brackets in each other than can be read")
     if isinstance(error, SyntaxError | tokenize.TokenError):
         return SettingError(source.setting, source.value, _no_syntax(error, source))
-    if isinstance(error, RecursionError | MemoryError):
-        return SettingError(source.setting, source.value, "has more brackets in each other than can be read")
     place = _PLACE.search(str(error))
     if place is None:
         return SettingError(source.setting, source.value, str(error))
