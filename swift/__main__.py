@@ -13,8 +13,10 @@ def run() -> NoReturn:
     from swift.cli import main
     from swift.errors import INTERRUPTED
 
-    code = main()
-    finish()
+    try:
+        code = main()
+    finally:
+        finish()
     if code == INTERRUPTED:
         # A normal exit would wait for background compilation, which cannot be interrupted.
         os._exit(code)

@@ -184,7 +184,8 @@ def open_closed() -> None:
             os.fstat(descriptor)
         except OSError as error:
             if error.errno == errno.EBADF:
-                os.open(os.devnull, os.O_RDWR)  # which takes the smallest number that is free
+                opened = os.open(os.devnull, os.O_RDWR)  # takes the smallest number that is free
+                os.set_inheritable(opened, True)  # for children, as any standard descriptor
     for number, name in ((1, "stdout"), (2, "stderr")):
         if getattr(sys, name) is None:  # to which `print` would prefer stdout
             setattr(sys, name, os.fdopen(number, "w", closefd=False))

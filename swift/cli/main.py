@@ -53,11 +53,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         shell, 130 for Ctrl-C, or for SIGTERM or SIGHUP once a run has saved a checkpoint, and 141 for a closed pipe.
     """
     options = command_line().parse_args(with_negative_values(sys.argv[1:] if arguments is None else arguments))
+    if arguments is None:
+        protect(["stderr", *["stdout"] * (options.command in _RESULT_IN_FILES)])
     if arguments is None and (dropped := drop_fixed(os.environ)):  # before JAX is imported, which reads them
         names = " and ".join(dropped)
         print(f"swift: {names} would change results and has no effect: settings alone decide them", file=sys.stderr)
-    if arguments is None:
-        protect(["stderr", *["stdout"] * (options.command in _RESULT_IN_FILES)])
     if arguments is None and options.command == "data" and options.action != "serve":  # whose host watches processes
         what = f"data {options.action} {options.config}"
         return guarded(lambda running: _run(argparse.Namespace(**vars(options), running=running)), what)

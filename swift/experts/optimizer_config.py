@@ -61,8 +61,8 @@ class OptimizerConfig:
         schedule: learning-rate schedule of your own, instead of warm-up and cosine; None: there is none.
         decayed: parameters that weight decay acts on: ``all``, or ``matrices``, without embeddings, norms and biases.
         peak_learning_rate: learning rate after the warm-up.
-        warmup_steps: iterations over which the learning rate rises from zero; None: 20, or half of a run that has fewer
-            than 40.
+        warmup_steps: iterations over which the learning rate rises from zero; None: 20, or half of a run of at most
+            20.
         final_learning_rate: learning rate at the end of the cosine, and after it.
         decay_steps: iteration at which the cosine ends; None: the last one of the run.
         clip_norm: largest global norm of the gradient; None for no clipping.
@@ -110,12 +110,13 @@ class OptimizerConfig:
 def with_warmup(config: OptimizerConfig, num_steps: int) -> OptimizerConfig:
     """Fills in the number of iterations of the warm-up, which by default depends on the length of the run.
 
-    >>> [with_warmup(OptimizerConfig(), num_steps).warmup_steps for num_steps in (1, 10, 40, 300)]
-    [0, 5, 20, 20]
+    >>> [with_warmup(OptimizerConfig(), num_steps).warmup_steps for num_steps in (1, 10, 20, 21, 300)]
+    [0, 5, 10, 20, 20]
     """
     if config.warmup_steps is not None:
         return config
-    return replace(config, warmup_steps=min(20, (config.decay_steps or num_steps) // 2))
+    end = config.decay_steps or num_steps
+    return replace(config, warmup_steps=20 if end > 20 else end // 2)
 
 
 def learning_rate(config: OptimizerConfig, num_steps: int) -> optax.Schedule:

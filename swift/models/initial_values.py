@@ -119,7 +119,10 @@ def list_draws(make: Callable[[Any], Sequence[Any]]) -> tuple[Draw | np.ndarray,
         return None
     # A constant is the same again; what was computed of a draw is not.
     pairs = list(zip(one, other, strict=True))
-    alike = all(isinstance(a, Draw) or (not isinstance(b, Draw) and np.array_equal(a, b)) for a, b in pairs)
+    alike = all(
+        isinstance(b, Draw) and a == b if isinstance(a, Draw) else not isinstance(b, Draw) and np.array_equal(a, b)
+        for a, b in pairs
+    )
     return tuple(one) if alike else None
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, NoReturn
 
 from swift.errors import INTERRUPTED, JOINING_NOTE, STOPPED
+from swift.output import finish
 from swift.signals import stop_signals
 
 _REASONS = {
@@ -134,6 +135,7 @@ def _be_child(run: Callable[[], int], watch: int, options: argparse.Namespace) -
     finally:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
+        finish()
         os._exit(code)  # a regular exit would wait for hosts that are gone
 
 

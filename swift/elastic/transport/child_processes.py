@@ -136,9 +136,8 @@ class _Child:
         self._pending_lines: list[str] = []
         self._pending_signals: list[signal.Signals] = []
         self._memory_kills = num_memory_kills()
-        self._thread = threading.Thread(target=self._run, args=(popen,), daemon=True)
         try:
-            retried(self._thread.start, _THREAD_S)
+            self._thread = retried(lambda: self._begin(popen), _THREAD_S)
         except RuntimeError as error:
             self._start_error = f"cannot be started: {error}"
             self._is_started.set()
@@ -187,6 +186,12 @@ class _Child:
         if code == -signal.SIGKILL and num_memory_kills() > self._memory_kills:
             return f"signal {-code}, as its control group was out of memory"
         return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+    def _begin(self, popen: Callable[[], subprocess.Popen[str]]) -> threading.Thread:
+        """Starts a new thread: one whose start has failed cannot be started again (Python 3.13)."""
+        thread = threading.Thread(target=self._run, args=(popen,), daemon=True)
+        thread.start()
+        return thread
 
     def _run(self, popen: Callable[[], subprocess.Popen[str]]) -> None:
         try:

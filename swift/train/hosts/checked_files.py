@@ -4,7 +4,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from swift.checkpoint import checkpoint_path, checkpoint_steps, read_manifest
+from swift.checkpoint import checkpoint_path, committed_steps, read_manifest
 from swift.checkpoint.storage import Checker
 from swift.errors import SettingError
 from swift.train.hosts.agreement import Hosts
@@ -22,7 +22,7 @@ def checked_by_all(directory: Path, hosts: Hosts) -> Checker:
     """
     checker, found = Checker(directory), list[Any]()
     if hosts.count > 1:
-        path = checkpoint_path(directory, hosts.of_first(checkpoint_steps(directory)[-1:])[0])
+        path = checkpoint_path(directory, hosts.of_first(committed_steps(directory)[-1:])[0])
         with suppress(SettingError):  # a checkpoint without a sound manifest is passed over
             found = checker.check_equal_part(read_manifest(path, "checkpoint"), hosts.own, hosts.count)
         for of_host in hosts.gather(found):

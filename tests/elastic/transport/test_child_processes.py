@@ -230,7 +230,16 @@ def test_a_limit_on_tasks_that_is_reached_for_a_while_costs_nothing(children, tm
         monkeypatch.setattr(child_processes, limit, 0.1 if lasts else 60.0)
     if what == "thread":
         error = RuntimeError("can't start new thread")
-        monkeypatch.setattr(threading.Thread, "start", refuse(threading.Thread.start, error))
+        real, begun = threading.Thread.start, set()
+
+        def start_once(thread):
+            assert id(thread) not in begun, "Python 3.13 starts no thread a second time"
+            begun.add(id(thread))
+            threads.append(thread)
+            refuse_some(thread)
+
+        threads, refuse_some = [], refuse(real, error)
+        monkeypatch.setattr(threading.Thread, "start", start_once)
     else:
         error = BlockingIOError(11, "Resource temporarily unavailable")
         monkeypatch.setattr(subprocess, "Popen", refuse(subprocess.Popen, error))
