@@ -6,56 +6,45 @@ from typing import NamedTuple
 
 _NO_LIMIT = 1 << 60
 """Limits of control groups from which on there is none: version 1 writes nearly 2**63."""
+_GROUP = "the control group of this process"
 
 
 class Room(NamedTuple):
-    """Memory that is left.
+    """Memory of a machine, of a control group, or of devices.
 
     Attributes:
-        num_bytes: bytes that can be taken now, once the kernel has given up its page cache.
-        swap: bytes of swap that could be used as well.
-        whose: what has no more, as a phrase.
+        left: bytes that can be taken now, once the kernel has given up its page cache. What it would give up besides,
+            such as the cache of ZFS, is not known, and what others hold may be free a moment later.
+        size: bytes that there are in all.
+        swap: bytes of swap in all that come on top.
+        whose: what has this memory, as a phrase.
     """
 
-    num_bytes: int
+    left: int
+    size: int
     swap: int
     whose: str
 
 
-class ControlGroup(NamedTuple):
-    """A control group with a limit on memory.
-
-    Attributes:
-        limit: bytes that its processes may have together.
-        left: bytes of these that they do not have yet, or that the kernel takes from their page cache.
-        swap: bytes of swap that they may have together.
-    """
-
-    limit: int
-    left: int
-    swap: int
-
-
-def memory_left(root: Path = Path("/")) -> Room | None:
-    """Finds the memory that this process can still take; None where the system does not say.
+def memory_rooms(root: Path = Path("/")) -> tuple[Room, ...]:
+    """Finds the memory of this machine, and of each control group that limits what this process may take of it.
 
     Args:
         root: root of the file system.
+
+    Returns:
+        The room of the machine, then those of its groups; none where the system does not say.
     """
     machine = {name: 1024 * value for name, value in _fields(root / "proc/meminfo").items()}
-    if "MemAvailable" not in machine:
-        return None
-    swap = machine.get("SwapFree", 0)
-    rooms = [
-        Room(group.left, min(swap, group.swap), f"its control group, limited to {group.limit / 1e9:.1f} GB,")
-        for group in control_groups(root)
-    ]
-    rooms.append(Room(machine["MemAvailable"], swap, "this machine"))
-    return min(rooms, key=lambda room: room.num_bytes + room.swap)
+    if not {"MemAvailable", "MemTotal"} <= machine.keys():
+        return ()
+    swap = machine.get("SwapTotal", 0)
+    groups = (group._replace(swap=min(swap, group.swap)) for group in control_groups(root))
+    return (Room(machine["MemAvailable"], machine["MemTotal"], swap, "this machine"), *groups)
 
 
-def control_groups(root: Path = Path("/")) -> Iterator[ControlGroup]:
-    """Yields the control groups of this process that limit its memory, from its own one upwards.
+def control_groups(root: Path = Path("/")) -> Iterator[Room]:
+    """Yields the rooms of the control groups of this process that limit its memory, from its own one upwards.
 
     Args:
         root: root of the file system.
@@ -100,22 +89,22 @@ def _upwards(mount: Path, path: str) -> Iterator[Path]:
     yield mount
 
 
-def _group_of_version_2(directory: Path) -> ControlGroup | None:
+def _group_of_version_2(directory: Path) -> Room | None:
     limit, used = _number(directory / "memory.max"), _number(directory / "memory.current") or 0
     if limit is None:
         return None
     stat, swap = _fields(directory / "memory.stat"), _number(directory / "memory.swap.max")
     cache = stat.get("active_file", 0) + stat.get("inactive_file", 0)
-    return ControlGroup(limit, max(0, limit - used + cache), _NO_LIMIT if swap is None else swap)
+    return Room(max(0, limit - used + cache), limit, _NO_LIMIT if swap is None else swap, _GROUP)
 
 
-def _group_of_version_1(directory: Path) -> ControlGroup | None:
+def _group_of_version_1(directory: Path) -> Room | None:
     limit, used = _number(directory / "memory.limit_in_bytes"), _number(directory / "memory.usage_in_bytes") or 0
     if limit is None:
         return None
     stat, both = _fields(directory / "memory.stat"), _number(directory / "memory.memsw.limit_in_bytes")
     cache = stat.get("total_active_file", 0) + stat.get("total_inactive_file", 0)
-    return ControlGroup(limit, max(0, limit - used + cache), _NO_LIMIT if both is None else max(0, both - limit))
+    return Room(max(0, limit - used + cache), limit, _NO_LIMIT if both is None else max(0, both - limit), _GROUP)
 
 
 def _number(path: Path) -> int | None:

@@ -58,7 +58,7 @@ def train(options: argparse.Namespace) -> None:
         corpora=corpora_directory(),
         connect=connect,
     )
-    with nullcontext(ALONE) if place is None else joined(place, options, {"": experiment}) as hosts:
+    with nullcontext(ALONE) if place is None else joined(place, options, {run_dir: experiment}) as hosts:
         summary = run_training(experiment, replace(run, hosts=hosts))
     if hosts.is_first:
         show_run(read_run(run_dir), summary, options.format)

@@ -64,8 +64,8 @@ def compare(options: argparse.Namespace) -> None:
         raise SettingError("--run-dir", str(top), allowed)
     place, connect = place_of(options), input_hosts_of_runs([one.data for one in experiments], options)
     prepare(experiments, devices_of_host(place, experiments))
-    told = {f"{name}: ": experiment for name, experiment in zip(names, experiments, strict=True)}
-    with nullcontext(ALONE) if place is None else joined(place, options, told) as hosts:
+    run_dirs = {top / name: experiment for name, experiment in zip(names, experiments, strict=True)}
+    with nullcontext(ALONE) if place is None else joined(place, options, run_dirs) as hosts:
         compared = _found(dict(zip(names, experiments, strict=True)), top, options, hosts, connect)
         with made_directory(top) if hosts.is_first else nullcontext():
             _run(compared, hosts)

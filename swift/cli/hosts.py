@@ -1,7 +1,8 @@
 """The hosts of ``train`` and ``compare``: which of them this is, and whether all of them run the same."""
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -62,39 +63,42 @@ def devices_of_host(place: HostPlace | None, experiments: Sequence[Experiment]) 
     return own_devices(experiments[0].topology, place) if experiments[0].ranks == "emulated" else None
 
 
-def _check_no_run(options: argparse.Namespace) -> None:
-    """Raises SettingError if the run is under way: another host of the same number would end it on all hosts.
+def _check_no_run(options: argparse.Namespace, run_dirs: Iterable[Path]) -> None:
+    """Raises SettingError if a run is under way: another host of the same number would end it on all hosts.
 
     Host 0 takes the directory once all hosts have joined, so before that it has no owner.
     """
-    found = living_owner(options.run_dir)
-    if found is not None:
-        name, value = ("--run-dir", str(options.run_dir)) if options.host is None else ("--host", options.host)
+    for run_dir in run_dirs:
+        found = living_owner(run_dir, lambda line: print(f"swift: {line}", file=sys.stderr, flush=True))
+        if found is None:
+            continue
+        name, value = ("--run-dir", str(run_dir)) if options.host is None else ("--host", options.host)
         allowed = f"the run is under way, by {found.owner or 'another process'}, and all its hosts are there"
         raise SettingError(name, value, allowed)
 
 
 @contextmanager
-def joined(place: HostPlace, options: argparse.Namespace, experiments: Mapping[str, Experiment]) -> Iterator[Hosts]:
+def joined(place: HostPlace, options: argparse.Namespace, experiments: Mapping[Path, Experiment]) -> Iterator[Hosts]:
     """Joins the other hosts, before JAX has started; nothing is printed on stdout meanwhile.
 
     Args:
         place: this host's place among them.
         options: options of the command.
-        experiments: what they run, by the words that stand before names of settings where hosts differ in them.
+        experiments: what they run, by the directories of the runs.
 
     Raises:
         SettingError: they cannot be found, or run another program or configuration.
     """
-    _check_no_run(options)
+    _check_no_run(options, experiments)
     with options.link.quiet():
         with options.link.joining():
             hosts = join_hosts(place)
-        facts: dict[str, object] = {"program": this_program(), "experiments": "".join(experiments)}
+        names = [f"{run_dir.name}: " if len(experiments) > 1 else "" for run_dir in experiments]
+        facts: dict[str, object] = {"program": this_program(), "experiments": "".join(names)}
         for name in _SAME:
             value = getattr(options, name, None)
             facts[f"--{name.replace('_', '-')}"] = str(value) if isinstance(value, Path) else value
-        for words, experiment in experiments.items():
+        for words, experiment in zip(names, experiments.values(), strict=True):
             settings = (line.partition(" = ") for line in config_text(experiment).splitlines())
             facts |= {f"{words}{name}": value for name, equals, value in settings if equals}
         hosts.check_same(facts)

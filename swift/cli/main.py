@@ -52,7 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0; 2 for a user's mistake, with one line on stderr; 3 for a run that cannot continue; as in a
         shell, 130 for Ctrl-C, or for SIGTERM or SIGHUP once a run has saved a checkpoint, and 141 for a closed pipe.
     """
-    options = command_line().parse_args(with_negative_values(sys.argv[1:] if arguments is None else arguments))
+    try:
+        options = command_line().parse_args(with_negative_values(sys.argv[1:] if arguments is None else arguments))
+    except OSError as error:  # of --version, which prints
+        return _unwritten(error)
     if arguments is None:
         protect(["stderr", *["stdout"] * (options.command in _RESULT_IN_FILES)])
     if arguments is None and (dropped := drop_fixed(os.environ)):  # before JAX is imported, which reads them
@@ -93,23 +96,28 @@ def _run(options: argparse.Namespace) -> int:
         return _fail(f"there is not enough memory: {first_line(error)}", STOPPED)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # stdout was closed by its reader
-        _give_up_stdout()
-        return 141
     except OSError as error:
-        if error.filename is not None or error.errno not in _UNWRITABLE:
+        if options.command not in _RESULT_IN_FILES:
+            return _unwritten(error)
+        if error.errno not in _UNWRITABLE:  # a fault of ours: of these commands, writing to stdout does not fail
             raise
-        _give_up_stdout()
-        return _fail(f"stdout cannot be written: {error.strerror}", STOPPED)
+        return _fail(f"{error.filename or 'a file'} cannot be written: {error.strerror}", STOPPED)
     finally:
         signal.signal(signal.SIGINT, previous[0])
         sys.unraisablehook = previous[1]
     return 0
 
 
-def _give_up_stdout() -> None:
-    """Has what Python still writes to stdout, as it exits, go nowhere."""
+def _unwritten(error: OSError) -> int:
+    """Returns the exit code for stdout that cannot be written, after a line unless its reader has closed it.
+
+    What Python still writes to it, as the process ends, goes nowhere. Other errors are raised.
+    """
+    is_closed = isinstance(error, BrokenPipeError)
+    if not is_closed and (error.filename is not None or error.errno not in _UNWRITABLE):
+        raise error
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 141 if is_closed else _fail(f"stdout cannot be written: {error.strerror}", STOPPED)
 
 
 def _why_jax_does_not_start() -> SettingError | None:

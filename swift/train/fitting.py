@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import jax
 
 from swift.errors import SettingError, renamed_settings
-from swift.machine_memory import Room, memory_left, size_text
+from swift.machine_memory import Room, memory_rooms, size_text
 from swift.mesh import storage_mesh
 from swift.pipeline import Configurator, Engine, MemoryAccount
 from swift.train.settings import Experiment
@@ -27,31 +27,33 @@ class Fit:
     Attributes:
         experiment: settings of the run.
         account: what the run takes here.
-        room: memory that is left for it.
+        rooms: memories that the run takes it from, all of them: of the devices, or of this machine and its groups.
     """
 
     experiment: Experiment
     account: MemoryAccount
-    room: Room
+    rooms: tuple[Room, ...]
 
     def check(self) -> str | None:
         """Compares both.
 
         Returns:
-            A warning if little is left; None: there is enough.
+            A warning if little is left now; None: there is enough.
 
         Raises:
-            SettingError: the run does not fit.
+            SettingError: the run would not fit if nothing else took any.
         """
-        needed, left = self.account.total, self.room.num_bytes + self.room.swap
-        if needed > left:
-            raise SettingError("Experiment.ranks", self.experiment.ranks, self._text())
-        if needed * (1 + _MARGIN_SHARE) + _MARGIN_BYTES > self.room.num_bytes:
-            return f"memory may not be enough: {self._text()}"
+        needed = self.account.total
+        smallest = min(self.rooms, key=lambda room: room.size + room.swap)
+        if needed > smallest.size + smallest.swap:
+            raise SettingError("Experiment.ranks", self.experiment.ranks, self._text(smallest))
+        fullest = min(self.rooms, key=lambda room: room.left)
+        if needed * (1 + _MARGIN_SHARE) + _MARGIN_BYTES > fullest.left:
+            return f"memory may not be enough: {self._text(fullest)}"
         return None
 
-    def _text(self) -> str:
-        account, room = self.account, self.room
+    def _text(self, room: Room) -> str:
+        account = self.account
         parts = {
             "state": account.state,
             "slots": account.slots,
@@ -64,8 +66,8 @@ class Fit:
         where = f"{account.num_devices} device{'s' * (account.num_devices > 1)}"
         takes = f"{where} take{'s' * (account.num_devices == 1)} {size_text(account.total)}"
         takes += " of memory or more" if account.others is None else " of memory"
-        has = f"{room.whose} has {size_text(room.num_bytes)} left"
-        has += f" and {size_text(room.swap)} of swap" if room.swap else ""
+        has = f"{room.whose} has {size_text(room.size)}, of which {size_text(room.left)} are free"
+        has += f", and {size_text(room.swap)} of swap" if room.swap else ""
         of_what = ", ".join(f"{name} {size_text(size)}" for size, name in largest)
         return f"{takes} ({of_what}), and {has}; less with {self._remedies()}"
 
@@ -94,9 +96,18 @@ class Fit:
         return ", ".join([*helpful, "a smaller Experiment.model"][:5])
 
 
-def check_shapes(experiment: Experiment, engine: Engine) -> None:
-    """Raises SettingError if what follows from a run's shapes alone does not fit on the devices of this process."""
-    fit = _by_shape(experiment, engine)
+def check_shapes(experiment: Experiment, engine: Engine, num_iterations: int) -> None:
+    """Compares what follows from a run's shapes alone with the memory there is.
+
+    Args:
+        experiment: settings of the run.
+        engine: engine of the run.
+        num_iterations: iterations that run first, as one program.
+
+    Raises:
+        SettingError: it does not fit on the devices of this process.
+    """
+    fit = _by_shape(experiment, engine, num_iterations)
     if fit is not None:
         fit.check()
 
@@ -115,10 +126,10 @@ def check_program(experiment: Experiment, engine: Engine, num_iterations: int) -
     Raises:
         SettingError: the run does not fit on the devices of this process.
     """
-    fit, steps = _by_shape(experiment, engine), engine.steps
+    fit, steps = _by_shape(experiment, engine, num_iterations), engine.steps
     if fit is None:
         return None
-    program = steps.memory("window" if num_iterations > 1 and steps.main == "window" else "single")
+    program = steps.memory("window" if _is_window(engine, num_iterations) else "single")
     if program is None:
         return fit.check()
     is_of_machine = _own_memory(_devices_here(engine)) is None
@@ -142,8 +153,8 @@ def check_processes(experiment: Experiment, num_here: int, num_processes: int) -
     Raises:
         SettingError: the processes here do not fit.
     """
-    room, topology = memory_left(), experiment.topology
-    if room is None:
+    rooms, topology = memory_rooms(), experiment.topology
+    if not rooms:
         return None
     share, spec = num_here / num_processes, experiment.step_spec(storage_mesh(topology))
     with renamed_settings({"planner": "Experiment.planner"}):
@@ -157,27 +168,32 @@ def check_processes(experiment: Experiment, num_here: int, num_processes: int) -
         num_devices=round(topology.num_devices * share),
         share=share,
     )
-    return Fit(experiment, account, room).check()
+    return Fit(experiment, account, rooms).check()
 
 
-def _by_shape(experiment: Experiment, engine: Engine) -> Fit | None:
+def _by_shape(experiment: Experiment, engine: Engine, num_iterations: int) -> Fit | None:
     """Compares what follows from shapes alone; None: the system does not say how much memory there is."""
     spec, devices = engine.spec, _devices_here(engine)
     own = _own_memory(devices)
-    room = memory_left() if own is None else own
-    if room is None or not devices:
+    rooms = memory_rooms() if own is None else (own,)
+    if not rooms or not devices:
         return None
     account = MemoryAccount.of(
         spec,
         engine.stash_bytes,
-        num_kept=int(engine.steps.main == "window"),
+        num_kept=int(_is_window(engine, num_iterations)),
         num_workers=spec.live.num_live,
         num_devices=len(devices),
         share=len(devices) / spec.live.mesh.size,
     )
     if own is not None and spec.memory != "device":  # weights and moments are elsewhere
         account = replace(account, state=0, kept=0)
-    return Fit(experiment, account, room)
+    return Fit(experiment, account, rooms)
+
+
+def _is_window(engine: Engine, num_iterations: int) -> bool:
+    """Whether iterations run as one program, which keeps the state that it began with."""
+    return num_iterations > 1 and engine.steps.main == "window"
 
 
 def _devices_here(engine: Engine) -> list[jax.Device]:
@@ -186,10 +202,11 @@ def _devices_here(engine: Engine) -> list[jax.Device]:
 
 
 def _own_memory(devices: Sequence[jax.Device]) -> Room | None:
-    """Finds the memory that is left on devices, each of which takes equally much; None: they have none of their own."""
+    """Finds the memory of devices, each of which takes equally much; None: they have none of their own."""
     stats = [device.memory_stats() for device in devices]
     if not stats or not all(one and "bytes_limit" in one for one in stats):
         return None
+    size = min(one["bytes_limit"] for one in stats)
     left = min(one["bytes_limit"] - one.get("bytes_in_use", 0) for one in stats)
-    kind = devices[0].device_kind
-    return Room(len(devices) * left, 0, kind if len(devices) == 1 else f"all {len(devices)} {kind} together")
+    kind, count = devices[0].device_kind, len(devices)
+    return Room(count * max(0, left), count * size, 0, kind if count == 1 else f"the set of {count} {kind}")

@@ -35,7 +35,7 @@ def check_before(experiment: Experiment, options: TrainOptions) -> Any:
     with renamed_settings({"planner": "Experiment.planner"}):
         cluster = EmulatedCluster(experiment, "none", listed, 1, length)
         cluster.check(listed)
-    check_shapes(experiment, cluster.engine)
+    check_shapes(experiment, cluster.engine, length)
     return loader.state()["data"]
 
 

@@ -122,7 +122,7 @@ def _continue(
             with hosts.together():
                 cluster.check(listed)
                 check_all_compute(experiment, done, hosts.count)
-                check_shapes(experiment, cluster.engine)
+                check_shapes(experiment, cluster.engine, first - done)
             spec = cluster.engine.spec
             progress.stage("compiling the first step")
             with hosts.together():

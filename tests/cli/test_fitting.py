@@ -10,15 +10,18 @@ from swift.train import fitting
 
 @pytest.fixture
 def leave(monkeypatch):
-    """Sets the memory that the machine seems to have left; each look at it gets the next number, the last for ever."""
+    """Sets the memory that the machine seems to have; each look at it gets the next number, the last for ever."""
 
-    def set_left(*num_bytes):
-        left = list(num_bytes)
-        monkeypatch.setattr(
-            fitting, "memory_left", lambda: Room(left.pop(0) if len(left) > 1 else left[0], 0, "this machine")
-        )
+    def set_size(*num_bytes, free=None):
+        sizes = list(num_bytes)
 
-    return set_left
+        def rooms():
+            size = sizes.pop(0) if len(sizes) > 1 else sizes[0]
+            return (Room(size if free is None else free, size, 0, "this machine"),)
+
+        monkeypatch.setattr(fitting, "memory_rooms", rooms)
+
+    return set_size
 
 
 @pytest.mark.parametrize(
@@ -40,7 +43,7 @@ def test_what_shapes_alone_rule_out_is_refused_by_each_command(half, here, leave
     line = refusal(*words)
     assert line.startswith("Experiment.ranks = 'emulated': 2 devices take ")
     assert "of memory or more (" in line
-    assert "and this machine has 0 MB left; less with " in line
+    assert "and this machine has 0 MB, of which 0 MB are free; less with " in line
     assert sorted((path, path.stat().st_mtime_ns) for path in half.rglob("*")) == record
 
 
@@ -52,7 +55,7 @@ def test_what_only_the_program_shows_is_refused_before_there_is_a_state(leave, r
 
 
 def test_a_run_that_may_fit_is_warned_and_runs(leave, tell):
-    leave(100_000_000)
+    leave(10**12, free=1000)
     told = tell("train", "tiny.gin", "--run-dir", "new", "--stop-at", "1")
     assert told.code == 0, told.err
     assert "memory may not be enough: 2 devices take" in told.err

@@ -57,6 +57,13 @@ def test_the_version_is_told(command):
     assert (told.returncode, told.stderr) == (0, "")
 
 
+def test_a_version_that_cannot_be_written_is_told_in_one_line():
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "swift", "--version"]
+        told = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, check=False)
+    assert (told.returncode, told.stderr) == (3, "swift: stdout cannot be written: No space left on device\n")
+
+
 def test_the_description_of_the_package_has_no_pictures_and_no_links_into_the_repository():
     text = runpy.run_path(str(ROOT / "setup.py"))["description"]()
     assert "![" not in text

@@ -99,20 +99,34 @@ def _lines_of(read: Callable[[int, int], bytes], size: int, piece_bytes: int = _
         size: number of bytes.
         piece_bytes: bytes that are read at once.
     """
-    starts, breaks, begun, suspects = np.zeros(1, np.int64), list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
+    starts, breaks, begun = np.zeros(1, np.int64), list[np.ndarray](), list[np.ndarray]()
+    blank, undecided = list[int](), list[int]()
     for begin in range(0, size, piece_bytes):
-        piece = np.frombuffer(read(begin, min(size, begin + piece_bytes)), np.uint8)
+        content = read(begin, min(size, begin + piece_bytes))
+        piece = np.frombuffer(content, np.uint8)
         breaks.append(np.flatnonzero(piece == ord("\n")) + begin)
         starts = np.concatenate([starts, breaks[-1] + 1])
         is_here = starts < begin + len(piece)
         begun.append(starts[is_here])
-        suspects.append(begun[-1][np.isin(piece[begun[-1] - begin], _BLANK_BEGINS)])
         starts = starts[~is_here]
+        suspects = begun[-1][np.isin(piece[begun[-1] - begin], _BLANK_BEGINS)]
+        num_ended = int(np.searchsorted(suspects, breaks[-1][-1])) if len(breaks[-1]) else 0
+        undecided += suspects[num_ended:].tolist()
+        ends = breaks[-1][np.searchsorted(breaks[-1], suspects[:num_ended])]
+        for start, end in zip(suspects[:num_ended].tolist(), ends.tolist(), strict=True):
+            if _is_blank(content[start - begin : end - begin]):
+                blank.append(start)
     if not begun:
         return np.zeros((0, 2), np.int64)
     begins_L = np.concatenate(begun)
     ends_L = np.append(np.concatenate(breaks), size)[: len(begins_L)]
-    is_line_L = ends_L > begins_L
-    for place in np.searchsorted(begins_L, np.concatenate(suspects)).tolist():
-        is_line_L[place] = bool(read(int(begins_L[place]), int(ends_L[place])).removeprefix(BOM_UTF8).strip())
+    for place in np.searchsorted(begins_L, undecided).tolist():  # they end in a later piece
+        if _is_blank(read(int(begins_L[place]), int(ends_L[place]))):
+            blank.append(int(begins_L[place]))
+    is_line_L = (ends_L > begins_L) & ~np.isin(begins_L, blank)
     return np.stack([begins_L, ends_L], axis=1)[is_line_L]
+
+
+def _is_blank(line: bytes) -> bool:
+    """Whether a line is of white space alone, after a byte-order mark or without one."""
+    return not line.removeprefix(BOM_UTF8).strip()

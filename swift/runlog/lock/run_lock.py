@@ -154,15 +154,22 @@ def last_beat(run_dir: Path) -> int | None:
     return max((found.beat_ns for found in read_leases(run_dir)), default=None)
 
 
-def living_owner(run_dir: Path, sleep: Callable[[float], None] = time.sleep) -> LeaseFile | None:
+def living_owner(
+    run_dir: Path, report: Callable[[str], None] = lambda _: None, sleep: Callable[[float], None] = time.sleep
+) -> LeaseFile | None:
     """Finds the lease of a directory whose owner lives; takes nothing.
 
     An owner on another machine is watched for the time of two heartbeats.
 
+    Args:
+        run_dir: the directory.
+        report: called with one line if an owner has to be watched.
+        sleep: waits for a number of seconds.
+
     Raises:
         SettingError: the directory cannot be read.
     """
-    here, begun = this_process().place, time.monotonic()
+    here, begun, is_told = this_process().place, time.monotonic(), False
     first = {found.path: found.beat_ns for found in read_leases(run_dir)} if run_dir.is_dir() else {}
     while first:
         watched_s = time.monotonic() - begun
@@ -176,6 +183,9 @@ def living_owner(run_dir: Path, sleep: Callable[[float], None] = time.sleep) -> 
                 first.pop(found.path, None)
         if watched_s > WATCH_S:
             break
+        if first and not is_told:
+            is_told = True
+            report(f"{run_dir} has an owner: waiting up to {WATCH_S:g} s for a heartbeat")
         sleep(_LOOK_S)
         first = {path: beat_ns for path, beat_ns in first.items() if path.exists()}
     return None

@@ -25,7 +25,7 @@ def examine_machine(root: Path = Path("/")) -> Iterator[Finding]:
     else:
         yield Finding("cores", "ok", f"{cores}")
     total = _memory(root / "proc/meminfo")
-    limit = min((group.limit for group in control_groups(root)), default=total)
+    limit = min((group.size for group in control_groups(root)), default=total)
     limited, text = limit < total, size_text(min(total, limit))
     yield Finding("memory", "ok", f"{text}, this container's limit" if limited else text)
     yield _shared_memory(root / "dev/shm")

@@ -187,6 +187,14 @@ def test_lines_are_found_whatever_pieces_the_file_is_read_in(lines, piece):
     assert told == [line for line in lines if line.removeprefix(b"\xef\xbb\xbf").strip()]
 
 
+def test_indented_lines_are_read_once():
+    """A file whose every line begins with a blank costs no further read of each."""
+    content, reads = b'  {"a": 1}\n \n' * 1000, []
+    lines = _lines_of(lambda begin, end: reads.append(begin) or content[begin:end], len(content), 5000)
+    assert len(lines) == 1000
+    assert len(reads) <= 2 * -(-len(content) // 5000)
+
+
 def test_deep_and_utf_16_lines_are_refused_by_number(tmp_path):
     contents = [b"[" * 99999, b'{"a":' * 99999, '{"a": 1}'.encode("utf-16"), b'{"a": ' + b"9" * 9999 + b"}", b"\0\0"]
     for content in contents:

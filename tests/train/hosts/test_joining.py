@@ -1,5 +1,6 @@
 """A host that joins the others: where it listens, which devices it takes, and what JAX must not take over."""
 
+import argparse
 import contextlib
 import ipaddress
 import json
@@ -8,10 +9,16 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+from dataclasses import replace
+from itertools import count
 
 import pytest
 
-from swift.runlog.lock import acquire_lease, living_owner
+from swift.cli.hosts import joined
+from swift.errors import SettingError
+from swift.runlog.lock import acquire_lease, living_owner, this_process
+from swift.train import HostPlace
 from swift.train.hosts.joining import shares_machine
 from tests.train.hosts.runs import free_port
 
@@ -141,3 +148,28 @@ def test_a_run_that_is_under_way_is_found_and_a_dead_one_is_not(tmp_path):
     subprocess.run([sys.executable, "-c", script, tmp_path], check=True)
     assert list(tmp_path.glob(".lease-*"))
     assert living_owner(tmp_path) is None
+
+
+def test_the_wait_for_an_owner_on_another_machine_is_told_of(tmp_path, monkeypatch):
+    owner = this_process()
+    with acquire_lease(tmp_path, replace(owner, place=replace(owner.place, host="far", boot="another"))):
+        told, clock = [], count(step=1.0)
+        monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
+        assert living_owner(tmp_path, told.append, lambda _: None) is None
+    assert told == [f"{tmp_path} has an owner: waiting up to 10 s for a heartbeat"]
+
+
+def test_no_run_of_a_comparison_may_be_under_way(tmp_path):
+    """A comparison's runs have directories of their own, below the one that is named."""
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    options, runs = (
+        argparse.Namespace(run_dir=tmp_path, host=1),
+        dict.fromkeys([tmp_path / "first", tmp_path / "second"]),
+    )
+    with (
+        acquire_lease(tmp_path / "second"),
+        pytest.raises(SettingError, match="--host = 1: the run is under way"),
+        joined(HostPlace("127.0.0.1:1", 2, 1), options, runs),
+    ):
+        pass
