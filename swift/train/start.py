@@ -21,7 +21,6 @@ from swift.runlog import (
     check_is_run,
     check_new_run,
     check_same_run,
-    writes_checkpoints,
 )
 from swift.train.checkpoints import ModelPlan, load_state, put_state, take_back
 from swift.train.hosts import checked_by_all
@@ -67,8 +66,6 @@ def own_run(options: TrainOptions) -> Iterator[Lease]:
     else:
         check_new_run(run_dir)
     with made_directory(run_dir), acquire_lease(run_dir, report=_tell) as lease:
-        with writes_checkpoints(run_dir):
-            pass
         yield lease
 
 
