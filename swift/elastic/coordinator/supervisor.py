@@ -14,7 +14,7 @@ from swift.elastic.coordinator.checkpoint_client import CHECKPOINT_SERVICE
 from swift.elastic.coordinator.fault_injection import Fault
 from swift.elastic.coordinator.membership_driver import MembershipDriver
 from swift.elastic.coordinator.run_spec import RunContext
-from swift.elastic.membership import FaultInjected, MayRestart, StartProcess, StopRequested
+from swift.elastic.membership import FaultInjected, MayRestart, ProcessState, StartProcess, StopRequested
 from swift.elastic.transport import Hang, Stop
 from swift.errors import RunError
 
@@ -41,8 +41,11 @@ class Supervisor:
 
     def __exit__(self, *_: object) -> None:
         children = self._context.children
-        statuses = self._driver.membership.statuses.values()
-        members = [status.member for status in statuses if status.member in children]
+        statuses = [one for one in self._driver.membership.statuses.values() if one.member in children]
+        members = [status.member for status in statuses]
+        for status in statuses:
+            if status.state is ProcessState.STARTING:  # it imports JAX, reads no commands, and has nothing to keep
+                children.signal(status.member, signal.SIGKILL)
         self._driver.send(members, Stop())
         children.wait_for(members)
         self._driver.close()

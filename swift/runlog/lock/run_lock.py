@@ -54,6 +54,10 @@ class Lease:
     ) -> None:
         self._ended.set()
         self._thread.join(timeout=1.0)  # the file system may have stalled
+        self.release()
+
+    def release(self) -> None:
+        """Removes the lease file, if it is still this process's; from any thread."""
         with suppress(OSError):
             if lease_content(self._path) == self._content:
                 self._path.unlink()

@@ -127,7 +127,7 @@ class Stage:
 
     def wait_for(self, whom):
         for who in whom:
-            del self.there[who]
+            self.there.pop(who, None)  # some were killed
 
 
 class Kept:

@@ -1,5 +1,6 @@
 """A run that is told to stop: what it waits for, for how long, and what it says; without processes."""
 
+import signal
 import time
 
 import pytest
@@ -154,6 +155,24 @@ def test_there_is_nothing_to_wait_for_where_all_is_saved(monkeypatch):
 def test_before_the_first_iteration_it_stops_at_once(monkeypatch):
     run = Run(monkeypatch).stops_after(0)
     assert (run.stage.halts, run.told.texts) == ([], [])
+
+
+def test_who_imports_yet_is_killed_and_the_others_are_asked_to_end(monkeypatch):
+    """It would read that it is to end after seconds of imports, which the machine may not leave to the run."""
+    run, (ready, imports) = Run(monkeypatch), [Member(process, 0) for process in PROCESSES]
+    start, killed, asked = run.stage.start, [], []
+
+    def start_slowly(who, *words):
+        start(who, *words)
+        if who == imports:
+            run.stage.there[who].said.clear()
+
+    run.stage.start = start_slowly
+    run.stage.signal = lambda *words: killed.append(words)
+    run.stage.wait_for = asked.extend
+    with run.supervisor:
+        run.supervisor.run(lambda: ready in run.stage and not run.stage.there[ready].said)
+    assert (killed, asked) == ([(imports, signal.SIGKILL)], [ready, imports])
 
 
 def test_who_is_starting_is_not_waited_for(monkeypatch):
