@@ -32,12 +32,12 @@ def cleaning_up(clean_up: Callable[[], None]) -> Iterator[None]:
         yield
         return
     reader, writer = os.pipe()
+    thread = threading.Thread(target=_end_after, args=(clean_up, numbers, reader), name="cleaning up", daemon=True)
+    thread.start()  # first: without a thread to answer them, signals keep their effect
     os.set_blocking(writer, False)
     woken_before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     for number in numbers:
         signal.signal(number, lambda *_: None)
-    thread = threading.Thread(target=_end_after, args=(clean_up, numbers, reader), name="cleaning up", daemon=True)
-    thread.start()
     try:
         yield
     finally:

@@ -21,6 +21,8 @@ from swift.runlog import (
     check_is_run,
     check_new_run,
     check_same_run,
+    remove_lease,
+    this_process,
 )
 from swift.signals import cleaning_up
 from swift.train.checkpoints import ModelPlan, load_state, put_state, take_back
@@ -66,13 +68,14 @@ def own_run(options: TrainOptions) -> Iterator[Lease]:
         check_is_run(run_dir, "--run-dir")
     else:
         check_new_run(run_dir)
-    with made_directory(run_dir) as remove_empty, acquire_lease(run_dir, report=_tell) as lease:
+    owner = this_process()
+    with made_directory(run_dir) as remove_empty:
 
         def leave() -> None:
-            lease.release()
+            remove_lease(run_dir, owner)
             remove_empty()
 
-        with cleaning_up(leave):
+        with cleaning_up(leave), acquire_lease(run_dir, owner, report=_tell) as lease:
             yield lease
 
 

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 from swift.deadlines import Deadlines
@@ -31,6 +31,7 @@ from swift.elastic.transport.node_messages import (
 from swift.elastic.transport.rendezvous import NodeConnection, Rendezvous, check_network
 from swift.errors import RunError, SettingError
 from swift.runlog import SUMMARY, last_beat
+from swift.tasks import start_thread
 
 _FIRST = "first node"
 _HEARTBEAT_S, _PAUSE_S, _RETRY_S, _CONNECT_S = 0.5, 0.02, 0.5, 5.0
@@ -107,12 +108,13 @@ def _find_first(
             check_network(rendezvous.host, is_trusted=is_trusted)
             rendezvous.check_program()
             try:
-                connection = _connect(rendezvous)
-                refused = connection.authenticate(rendezvous.key, number)
-                if refused is None:
-                    return rendezvous, connection
-                connection.close()
-                why = refused
+                with ExitStack() as unless_admitted:
+                    connection = unless_admitted.enter_context(closing(_connect(rendezvous)))
+                    refused = connection.authenticate(rendezvous.key, number)
+                    if refused is None:
+                        unless_admitted.pop_all()
+                        return rendezvous, connection
+                    why = refused
             except OSError as error:
                 why = f"{rendezvous.host}:{rendezvous.port}: {error.strerror or error}"
         time.sleep(_RETRY_S)
@@ -153,13 +155,15 @@ def announcing_arrival(run_dir: Path, number: int, is_trusted: bool = False) -> 
                 with closing(_connect(rendezvous)) as connection:
                     connection.authenticate(rendezvous.key, number, is_ready=False)
 
-    thread = threading.Thread(target=announce, name="announcing", daemon=True)
-    thread.start()
+    thread: threading.Thread | None = None
+    with suppress(RunError):  # without threads, the first node waits no longer than usual
+        thread = start_thread(announce, name="announcing")
     try:
         yield
     finally:
         is_over.set()
-        thread.join(_CONNECT_S)
+        if thread is not None:
+            thread.join(_CONNECT_S)
 
 
 class _Relay:
@@ -179,7 +183,12 @@ class _Relay:
         Returns:
             The last message of the first node; None if it is lost, or has not ended the run in time.
         """
-        threading.Thread(target=self._listen, daemon=True).start()
+        try:
+            start_thread(self._listen)
+        except RunError as error:
+            _print(f"cannot serve the first node: {error}")
+            self._connection.close()
+            return None
         seen = sent = now = time.monotonic()
         requested_at: float | None = None
         while True:

@@ -22,6 +22,7 @@ from swift.errors import RunError, SettingError
 from swift.runlog.lock.lease import BEAT_S, SILENCE_S, WATCH_S, Owner, ProcessTable, Verdict, Watch, judge
 from swift.runlog.lock.lease_files import LeaseFile, lease_content, lease_path, make_lease, read_lease, read_leases
 from swift.runlog.lock.owners import process_is_there, this_process
+from swift.tasks import start_thread
 
 _LOOK_S, _WRITERS_S = 0.5, 60.0
 _TRIES = 20
@@ -43,10 +44,13 @@ class Lease:
         self._run_dir, self._path, self._content, self._clock = run_dir, path, owner.encode(), clock
         self._renewed, self._is_lost = clock(), False
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        try:
+            self._thread = start_thread(self._beat, name="lease")
+        except RunError:
+            remove_lease(self._run_dir, self.owner)
+            raise
         return self
 
     def __exit__(
@@ -54,13 +58,7 @@ class Lease:
     ) -> None:
         self._ended.set()
         self._thread.join(timeout=1.0)  # the file system may have stalled
-        self.release()
-
-    def release(self) -> None:
-        """Removes the lease file, if it is still this process's; from any thread."""
-        with suppress(OSError):
-            if lease_content(self._path) == self._content:
-                self._path.unlink()
+        remove_lease(self._run_dir, self.owner)
 
     def renew(self) -> None:
         """Renews the heartbeat; raises OSError where the file system does."""
@@ -157,6 +155,14 @@ def acquire_lease(
             raise
         sleep(random.uniform(0, 0.1))
     raise SettingError("--run-dir", str(run_dir), "other processes take it at the same time; try again")
+
+
+def remove_lease(run_dir: Path, owner: Owner) -> None:
+    """Removes an owner's lease, if it has one; from any thread."""
+    with suppress(OSError, SettingError):
+        for found in read_leases(run_dir):
+            if found.content == owner.encode():
+                found.path.unlink(missing_ok=True)
 
 
 def last_beat(run_dir: Path) -> int | None:
