@@ -14,7 +14,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 from swift.deadlines import Deadlines
-from swift.elastic.state import node_memory
+from swift.elastic.state import DirectoryMender, node_memory
 from swift.elastic.transport.child_processes import LocalChildren, ReceivedLine
 from swift.elastic.transport.node_messages import (
     NODE_MESSAGES,
@@ -77,10 +77,14 @@ def serve_node(
             return
         rendezvous, connection = found
         _print(f"node {number}: found the first node at {rendezvous.host}:{rendezvous.port}")
-        with node_memory(storage, corpus) as memory, LocalChildren(environment, memory.path) as children:
+        with (
+            node_memory(storage, corpus) as memory,
+            LocalChildren(environment, memory.path) as children,
+            DirectoryMender(memory.mend),  # processes that need the directories say what they cannot keep
+        ):
             linger_s = deadlines.stopping + _LINGER_S
             relay = _Relay(connection, children, rendezvous.silence_s, linger_s)
-            end = relay.run(is_end_requested, memory.mend)
+            end = relay.run(is_end_requested)
         connection.end()
         if end is not None and end.is_finished:
             return
@@ -173,12 +177,11 @@ class _Relay:
         self._connection, self._children = connection, children
         self._silence_s, self._linger_s = silence_s, linger_s
 
-    def run(self, is_end_requested: Callable[[], bool], mend: Callable[[], bool] = lambda: False) -> EndNode | None:
+    def run(self, is_end_requested: Callable[[], bool]) -> EndNode | None:
         """Runs until this node is no longer needed, the first node is lost, or the wait after a requested end is over.
 
         Args:
             is_end_requested: function that returns whether this node was asked to end.
-            mend: called regularly to make directories again that somebody has removed; may raise OSError.
 
         Returns:
             The last message of the first node; None if it is lost, or has not ended the run in time.
@@ -211,8 +214,6 @@ class _Relay:
             if now - sent >= _HEARTBEAT_S:
                 sent = now
                 self._send(NodeHeartbeat())
-                with suppress(OSError):  # processes that need them say what they cannot keep
-                    mend()
             requested_at = now if requested_at is None and is_end_requested() else requested_at
             if now - seen > self._silence_s or (requested_at is not None and now - requested_at > self._linger_s):
                 return None

@@ -1,6 +1,7 @@
 """A run that is told to stop: what it waits for, for how long, and what it says; without processes."""
 
 import signal
+import threading
 import time
 
 import pytest
@@ -145,6 +146,28 @@ def test_one_slow_iteration_does_not_make_the_time_to_hear_shorter(monkeypatch):
 
     (halt,) = run.stops_after(5, meanwhile=has_waited).stage.halts
     assert halt.after >= 5 + 1 / STEP_S
+
+
+def test_directories_whose_file_system_does_not_respond_keep_nobody_waiting(monkeypatch):
+    looks, answers = threading.Event(), threading.Event()
+
+    def mend():
+        looks.set()
+        return answers.wait(60)
+
+    run = Run(monkeypatch, mend=mend).stops_after(5, meanwhile=lambda: looks.wait(60))
+    assert not answers.is_set()
+    assert run.kept.newest == run.told.written
+    answers.set()
+
+
+def test_directories_that_were_removed_are_told_of_once(monkeypatch):
+    looks = []
+    run = Run(monkeypatch, mend=lambda: looks.append(1) or len(looks) < 4)
+    with run.supervisor:
+        run.supervisor.run(lambda: len(looks) > 4 and run.told.written >= 5)
+    assert run.told.texts[0] == "the run's temporary directories were removed; they are made again"
+    assert [text for text in run.told.texts if "directories" in text] == run.told.texts[:1]
 
 
 def test_there_is_nothing_to_wait_for_where_all_is_saved(monkeypatch):
