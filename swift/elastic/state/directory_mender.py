@@ -24,7 +24,8 @@ class DirectoryMender:
 
     def __init__(self, mend: Callable[[], bool]):
         self._mend, self._news = mend, SimpleQueue[str]()
-        self._ended, self._thread = threading.Event(), None
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
         with suppress(RunError):
