@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from swift.checkpoint import checkpoint_steps
+from swift.checkpoint import committed_steps
 from swift.cli.commands import corpora_directory, distance_line, new_run_dir, observers_of, prepare, report_of
 from swift.cli.configuration import config_text, load_experiment
 from swift.cli.data import input_hosts_of_runs
@@ -123,7 +123,7 @@ def _standing(experiment: Experiment, run: TrainOptions, *, resume: bool) -> tup
     check_resumable(experiment, run)
     summary = read_run(run_dir, "--run-dir").summary
     has_ended = summary is not None and summary.get("num_steps") == experiment.num_steps
-    if not has_ended and not checkpoint_steps(run_dir / "checkpoints"):
+    if not has_ended and not committed_steps(run_dir / "checkpoints"):
         allowed = f"has in {run_dir.name} no checkpoint to resume from; remove that directory to run it again"
         raise SettingError("--resume", str(run_dir.parent), allowed)
     return True, has_ended
