@@ -62,7 +62,8 @@ def compare(options: argparse.Namespace) -> None:
     if options.resume and not any((top / name).exists() for name in names):
         allowed = f"holds no run of this comparison ({', '.join(names)}); leave out --resume to begin it there"
         raise SettingError("--run-dir", str(top), allowed)
-    place, connect = place_of(options), input_hosts_of_runs([one.data for one in experiments], options)
+    place, data = place_of(options), [one.data for one in experiments]
+    connect = input_hosts_of_runs(data, options, has_network=place is not None)
     prepare(experiments, devices_of_host(place, experiments))
     told = {f"{name}: ": experiment for name, experiment in zip(names, experiments, strict=True)}
     with nullcontext(ALONE) if place is None else joined(place, options, told) as hosts:
