@@ -180,7 +180,7 @@ class _Child:
 
     def _run(self, popen: Callable[[], subprocess.Popen[str]]) -> None:
         try:
-            process = retried(popen, _PROCESS_S)
+            process = retried(lambda: self._try(popen), _PROCESS_S)
         except (OSError, RuntimeError) as error:
             self._start_error = f"cannot be started: {error}"
             self._is_started.set()
@@ -197,6 +197,16 @@ class _Child:
             for line in process.stdout:
                 if line.endswith("\n"):  # otherwise the child was killed while it wrote the line
                     self._lines.put(ReceivedLine(self._name, line, time.monotonic()))
+
+    def _try(self, popen: Callable[[], subprocess.Popen[str]]) -> subprocess.Popen[str]:
+        """Tries to start the child; it is not tried again where it is to be killed at once."""
+        try:
+            return popen()
+        except BlockingIOError as error:
+            with self._lock:
+                if signal.SIGKILL in self._pending_signals:
+                    raise ChildProcessError(f"{error.strerror}, until it was killed") from error
+            raise
 
     def _write(self, popen: subprocess.Popen[str], line: str) -> None:
         assert popen.stdin is not None

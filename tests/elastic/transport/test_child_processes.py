@@ -251,6 +251,22 @@ def test_a_limit_on_tasks_that_is_reached_for_a_while_costs_nothing(children, tm
     assert len(tries) >= 4
 
 
+def test_a_child_that_cannot_be_started_yet_and_is_not_needed_any_more_is_not_waited_for(tmp_path, monkeypatch):
+    tried = threading.Event()
+
+    def refuse(*_, **__):
+        tried.set()
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(child_processes, "_PROCESS_S", 10**9)
+    monkeypatch.setattr(child_processes, "_STOP_S", 10**9)
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with LocalChildren(os.environ, tmp_path) as children:
+        start(children, "a", "", tmp_path / "log")
+        assert tried.wait(60)
+    assert "a" not in children
+
+
 def test_all_children_together_hold_their_starter_up_once(children, tmp_path, monkeypatch):
     """As it sends heartbeats, and many children of a run may be started again in one turn."""
     waits = []
