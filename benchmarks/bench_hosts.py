@@ -99,6 +99,7 @@ def running(
     with socket.create_server(("127.0.0.1", 0)) as probe:
         address = f"{'127.0.0.1' if network is None else 'node0'}:{probe.getsockname()[1]}"
     place = ["--run-dir", str(run_dir), "--coordinator", address, "--num-hosts", str(num_hosts)]
+    place += [] if network is None else ["--insecure-network"]
     sets = [word for setting in (*_SETTINGS, *settings) for word in ("--set", setting)]
     hosts: list[subprocess.Popen[bytes]] = []
     try:

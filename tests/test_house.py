@@ -12,7 +12,7 @@ import hypothesis
 ROOT = Path(__file__).parents[1]
 ORDER = (
     ("errors", "files", "jaxprs", "largest", "limits", "machine_memory", "output", "program", "signals", "variables"),
-    ("deadlines", "topology"),
+    ("deadlines", "tasks", "topology"),
     ("data", "mesh", "schedules"),
     ("experts",),
     ("models",),

@@ -43,7 +43,10 @@ def train(options: argparse.Namespace) -> None:
     experiment = load_experiment(options.config, options.set)
     place = place_of(options)
     run_dir = run_dir_of(options)
-    weights, connect = weights_of(options, experiment), input_hosts_of_runs([experiment.data], options)
+    weights, connect = (
+        weights_of(options, experiment),
+        input_hosts_of_runs([experiment.data], options, has_network=options.coordinator is not None),
+    )
     prepare([experiment], devices_of_host(place, [experiment]))
     run = TrainOptions(
         run_dir,

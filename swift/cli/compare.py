@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from swift.checkpoint import checkpoint_steps
+from swift.checkpoint import committed_steps
 from swift.cli.commands import corpora_directory, distance_line, new_run_dir, observers_of, prepare, report_of
 from swift.cli.configuration import config_text, load_experiment
 from swift.cli.data import input_hosts_of_runs
@@ -62,7 +62,8 @@ def compare(options: argparse.Namespace) -> None:
     if options.resume and not any((top / name).exists() for name in names):
         allowed = f"holds no run of this comparison ({', '.join(names)}); leave out --resume to begin it there"
         raise SettingError("--run-dir", str(top), allowed)
-    place, connect = place_of(options), input_hosts_of_runs([one.data for one in experiments], options)
+    place, data = place_of(options), [one.data for one in experiments]
+    connect = input_hosts_of_runs(data, options, has_network=place is not None)
     prepare(experiments, devices_of_host(place, experiments))
     run_dirs = {top / name: experiment for name, experiment in zip(names, experiments, strict=True)}
     with nullcontext(ALONE) if place is None else joined(place, options, run_dirs) as hosts:
@@ -123,7 +124,7 @@ def _standing(experiment: Experiment, run: TrainOptions, *, resume: bool) -> tup
     check_resumable(experiment, run)
     summary = read_run(run_dir, "--run-dir").summary
     has_ended = summary is not None and summary.get("num_steps") == experiment.num_steps
-    if not has_ended and not checkpoint_steps(run_dir / "checkpoints"):
+    if not has_ended and not committed_steps(run_dir / "checkpoints"):
         allowed = f"has in {run_dir.name} no checkpoint to resume from; remove that directory to run it again"
         raise SettingError("--resume", str(run_dir.parent), allowed)
     return True, has_ended

@@ -1,6 +1,7 @@
 """The hosts of ``train`` and ``compare``: which of them this is, and whether all of them run the same."""
 
 import argparse
+import ipaddress
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -45,7 +46,18 @@ def place_of(options: argparse.Namespace) -> HostPlace | None:
     for name, value in (("--num-hosts", count), ("--host", own)):
         if value is None:
             raise SettingError(name, Written("(not set)"), "has to be given with an address as --coordinator")
+    if not options.insecure_network and not _is_loopback(host):
+        allowed = "is a network, on which nothing is encrypted and no key is asked for"
+        raise SettingError("--coordinator", address, f"{allowed}; add --insecure-network if you trust that network")
     return HostPlace(address, count, own)
+
+
+def _is_loopback(host: str) -> bool:
+    """Returns whether only processes of this machine reach an address; other names than ``localhost`` may do more."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def devices_of_host(place: HostPlace | None, experiments: Sequence[Experiment]) -> int | None:

@@ -28,7 +28,6 @@ import shutil
 import socket
 import tempfile
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -41,6 +40,7 @@ from swift.elastic.gloo_connections import GLOO, connect_as_all
 from swift.elastic.own_sockets import Address, connections, listening_at
 from swift.errors import RunError
 from swift.mesh import LOOPBACK, jax_internals, own_address
+from swift.tasks import start_thread
 
 _NO_HEARTBEAT_S = 86_400
 """Heartbeats go to the supervisor instead, which also follows the progress."""
@@ -81,10 +81,10 @@ class CoordinationService:
                     where = self._instead = self._instead or Path(tempfile.mkdtemp(prefix="swift-", dir="/dev/shm"))
                 self.address = _free_address(where)
                 self._service = self._start_service(num_processes)
+                self._admit(num_processes)
             except (RuntimeError, OSError) as error:
                 errors.append(f"{self.address or where}: {error}")
             else:
-                self._admit(num_processes)
                 return
         self._remove_instead()
         raise RunError(f"no coordination service could be started: {'; '.join(errors)}")
@@ -100,16 +100,38 @@ class CoordinationService:
 
         A first connection waits in the service until all processes have connected. Nothing can end that wait, and one
         that is too long ends the process: if any died before it had connected, the others would, too. A process that
-        was connected before is let in at once.
+        was connected before is let in at once. So none connects before there is a thread for each.
+
+        Raises:
+            RunError: there are not as many threads; the service is closed.
         """
+        may_connect, threads, errors = threading.Event(), list[threading.Thread](), list[Exception]()
 
         def connect_as(index: int) -> None:
+            may_connect.wait()
+            if len(threads) == num_processes:
+                try:
+                    connect_once(index)
+                except Exception as error:
+                    errors.append(error)
+
+        def connect_once(index: int) -> None:
             client = _client(self.address, index, _NO_HEARTBEAT_S)
             client.connect()
             client.shutdown()
 
-        with ThreadPoolExecutor(num_processes) as all_at_once:
-            list(all_at_once.map(connect_as, range(num_processes)))
+        try:
+            for index in range(num_processes):
+                threads.append(start_thread(connect_as, index, name=f"connects as {index}"))
+        except RunError:
+            self._service.shutdown()
+            raise
+        finally:
+            may_connect.set()
+            for thread in threads:
+                thread.join()
+        if errors:
+            raise errors[0]
 
     def close(self) -> None:
         """Ends the service. JAX aborts a process that is still connected to it."""

@@ -24,7 +24,7 @@ from swift.runlog.analysis import (
 from swift.runlog.class_counts import CLASS_COUNTS, ClassCounts
 from swift.runlog.events import EVENTS
 from swift.runlog.json_lines import lines_from_end, parse_object
-from swift.runlog.lock import Lease, acquire_lease, last_beat, writes_checkpoints
+from swift.runlog.lock import Lease, acquire_lease, last_beat, remove_lease, this_process, writes_checkpoints
 from swift.runlog.metrics import METRICS, Metrics, ranges_of, ranges_text
 from swift.runlog.observer import Observer
 from swift.runlog.reading import (
@@ -80,12 +80,14 @@ __all__ = [
     "ranges_text",
     "ratio",
     "read_run",
+    "remove_lease",
     "running_mean",
     "scalars",
     "settings_in",
     "steps_to_target",
     "stretches_of",
     "sync_record",
+    "this_process",
     "time_by_cause",
     "writes_checkpoints",
 ]

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from swift.checkpoint import RestorePlan, checkpoint_steps, plan_restore
+from swift.checkpoint import RestorePlan, committed_steps, plan_restore
 from swift.errors import SettingError
 from swift.mesh import storage_mesh
 from swift.models import GPT, Weights
@@ -49,7 +49,7 @@ def find_checkpoint(experiment: Experiment, run_dir: Path, step: int | None) -> 
     Raises:
         SettingError: there is no such checkpoint, or it is damaged.
     """
-    steps = checkpoint_steps(run_dir / "checkpoints")
+    steps = committed_steps(run_dir / "checkpoints")
     if not steps:
         raise SettingError("RUN_DIR", str(run_dir), "holds no checkpoint to export")
     if step is not None and step not in steps:

@@ -1,7 +1,7 @@
 """The start of a run: its directory, the state from which it continues, and the iterations left to do."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,10 @@ from swift.runlog import (
     check_is_run,
     check_new_run,
     check_same_run,
-    writes_checkpoints,
+    remove_lease,
+    this_process,
 )
+from swift.signals import cleaning_up
 from swift.train.checkpoints import ModelPlan, load_state, put_state, take_back
 from swift.train.hosts import checked_by_all
 from swift.train.options import TrainOptions
@@ -66,30 +68,42 @@ def own_run(options: TrainOptions) -> Iterator[Lease]:
         check_is_run(run_dir, "--run-dir")
     else:
         check_new_run(run_dir)
-    with made_directory(run_dir), acquire_lease(run_dir, report=_tell) as lease:
-        with writes_checkpoints(run_dir):
-            pass
-        yield lease
+    owner = this_process()
+    with made_directory(run_dir) as remove_empty:
+
+        def leave() -> None:
+            remove_lease(run_dir, owner)
+            remove_empty()
+
+        with cleaning_up(leave), acquire_lease(run_dir, owner, report=_tell) as lease:
+            yield lease
 
 
 @contextmanager
-def made_directory(run_dir: Path) -> Iterator[None]:
+def made_directory(run_dir: Path) -> Iterator[Callable[[], None]]:
     """Makes a run's directory for the block, unless it is there; what stays empty of it is removed again.
+
+    Yields:
+        Function that removes what is empty, which is called at the end.
 
     Raises:
         SettingError: it cannot be made.
     """
     missing = [path for path in (run_dir, *run_dir.parents) if not path.exists()]
+
+    def remove_empty() -> None:
+        for path in missing:
+            with suppress(OSError):  # it is not empty
+                path.rmdir()
+
     try:
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise SettingError("--run-dir", str(run_dir), f"cannot be made a directory: {error.strerror}") from error
-        yield
+        yield remove_empty
     finally:
-        for path in missing:
-            with suppress(OSError):  # it is not empty
-                path.rmdir()
+        remove_empty()
 
 
 def _tell(text: str) -> None:

@@ -104,6 +104,36 @@ def test_a_damaged_manifest_is_told_by_all(tell, partial):
     assert tell("checkpoint", "verify", "partial").code == 3
 
 
+LOST = "step-00000004 holds no checkpoint: there is no manifest.json in it"
+
+
+def test_a_newer_checkpoint_without_its_manifest_is_named_by_who_takes_an_older_one(tell, refusal, partial, here):
+    (partial / "checkpoints/step-00000004/manifest.json").unlink()
+    (here / "mine.jsonl").write_text('{"task": "picked", "prompt": "al", "choices": ["beta", "gamma"], "answer": 1}\n')
+    for command in ("export partial --out model", "evaluate partial --tasks mine.jsonl"):
+        told = tell(*command.split())
+        assert told.code == 0, told.err
+        assert f"passed over: {LOST}" in told.err.splitlines()
+    assert LOST.partition(" ")[2] in refusal(*["export", "partial", "--out", "another", "--step", "4"])
+
+
+def test_a_run_whose_checkpoints_have_all_lost_their_manifests_has_some(refusal, partial, here):
+    """Nobody is told to remove it or to start again: the manifests may be found."""
+    for step in (2, 4):
+        (partial / f"checkpoints/step-0000000{step}/manifest.json").unlink()
+    (here / "both").mkdir()
+    partial.rename(here / "both/tiny")
+    (here / "other.gin").write_text("include 'tiny.gin'\n")
+    settings = " ".join(PARTIAL)
+    for command in (
+        "export both/tiny --out model",
+        f"compare tiny.gin other.gin {settings} --run-dir both --resume",
+        f"train tiny.gin {settings} --run-dir both/tiny --resume",
+    ):
+        line = refusal(*command.split())
+        assert f"cannot be restored: {LOST}; step-00000002 holds no checkpoint" in line, command
+
+
 @pytest.mark.parametrize("action", ["list", "inspect", "verify"])
 @pytest.mark.parametrize("where", ["nowhere", "corpus", "tiny.gin", "."])
 def test_what_is_no_checkpoint_is_refused_in_a_line(refusal, action, where):

@@ -15,9 +15,11 @@ import jax
 import numpy as np
 import pytest
 
+from swift.elastic import jax_group
 from swift.elastic.gloo_connections import largest_number
 from swift.elastic.jax_group import LOOPBACK, CoordinationService, check_support
 from swift.errors import RunError
+from swift.tasks import start_thread
 
 WAIT_S = 120
 
@@ -187,6 +189,27 @@ def test_a_port_that_somebody_else_has_taken_is_not_insisted_on(monkeypatch):
     monkeypatch.setattr(CoordinationService, "_start_service", never)
     with pytest.raises(RunError, match=r"no coordination service could be started.*in use"):
         CoordinationService(1, LOOPBACK)
+
+
+@pytest.mark.parametrize("lasts", [False, True])
+def test_a_limit_on_tasks_keeps_nobody_waiting_for_those_that_could_not_connect(sockets, monkeypatch, lasts):
+    """JAX's service lets a first process in when all have connected, however long that takes."""
+    starts = []
+
+    def refuse_second(*words, **named):
+        starts.append(words)
+        if len(starts) == 2 or (lasts and len(starts) % 2 == 0):
+            raise RunError("can't start new thread")
+        return start_thread(*words, **named)
+
+    monkeypatch.setattr(jax_group, "start_thread", refuse_second)
+    if lasts:
+        with pytest.raises(RunError, match=r"no coordination service could be started: .*can't start new thread"):
+            CoordinationService(2, sockets)
+    else:
+        CoordinationService(2, sockets).close()
+    assert len(starts) == (6 if lasts else 4)
+    assert not any(sockets.iterdir())
 
 
 @pytest.fixture

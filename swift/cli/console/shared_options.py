@@ -87,11 +87,11 @@ def add_key(parser: argparse.ArgumentParser) -> None:
 
 
 def add_insecure_network(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--insecure-network``, for samples."""
+    """Adds ``--insecure-network``, for samples and the hosts of a run."""
     parser.add_argument(
         "--insecure-network",
         action="store_true",
-        help="permit input hosts on a network: nothing there is encrypted",
+        help="permit a network to input hosts, or between the hosts of a run: nothing there is encrypted",
     )
 
 

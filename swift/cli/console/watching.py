@@ -169,15 +169,17 @@ def wait_for(child: int) -> tuple[int, bool]:
 
 def _advice(options: argparse.Namespace) -> str:
     """Says what is saved and how to continue."""
-    from swift.checkpoint import checkpoint_steps  # which loads JAX, without starting it
+    from swift.checkpoint import checkpoint_steps, committed_steps  # which loads JAX, without starting it
 
     how = f"continue with --run-dir {options.run_dir} --resume on the hosts that are left"
     if options.command == "compare":
         return how
     steps = checkpoint_steps(options.run_dir / "checkpoints")
-    if not steps:
-        return "there is no checkpoint yet; start again in another --run-dir"
-    return f"the checkpoint of iteration {steps[-1]} is kept; {how}"
+    if steps:
+        return f"the checkpoint of iteration {steps[-1]} is kept; {how}"
+    if committed_steps(options.run_dir / "checkpoints"):
+        return f"no checkpoint has a manifest any more; see swift checkpoint verify {options.run_dir}"
+    return "there is no checkpoint yet; start again in another --run-dir"
 
 
 def _own(options: argparse.Namespace) -> str:

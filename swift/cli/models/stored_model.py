@@ -1,5 +1,6 @@
 """The model of a run's checkpoint, or of a model directory."""
 
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -45,9 +46,11 @@ class StoredModel:
         return None if self.plan is None else self.plan.step
 
     def load(self) -> tuple[GPT, Weights]:
-        """Reads the weights to the host."""
+        """Reads the weights to the host; tells which newer checkpoints are damaged, if that is why they are older."""
         if self.plan is None:
             return load_exported(self.experiment, self.path)
+        for why in self.plan.passed_over:
+            print(f"passed over: {why}", file=sys.stderr)
         return load_weights(self.experiment, self.path, self.plan)
 
 

@@ -14,12 +14,12 @@ from swift.elastic.coordinator.checkpoint_client import CHECKPOINT_SERVICE
 from swift.elastic.coordinator.fault_injection import Fault
 from swift.elastic.coordinator.membership_driver import MembershipDriver
 from swift.elastic.coordinator.run_spec import RunContext
-from swift.elastic.membership import FaultInjected, MayRestart, StartProcess, StopRequested
+from swift.elastic.membership import FaultInjected, MayRestart, ProcessState, StartProcess, StopRequested
+from swift.elastic.state import DirectoryMender
 from swift.elastic.transport import Hang, Stop
 from swift.errors import RunError
 
 _PAUSE_S = 0.02
-_MEND_S = 1.0
 
 
 class Supervisor:
@@ -33,16 +33,20 @@ class Supervisor:
         self._context, self._spec, self._reporter = context, context.spec, context.reporter
         self._driver = MembershipDriver(context)
         self._stop_by = math.inf
-        self._mend_at = 0.0
-        self._mended: str | None = None
+        self._mender = DirectoryMender(context.mend)
 
     def __enter__(self) -> Self:
+        self._mender.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._mender.__exit__()
         children = self._context.children
-        statuses = self._driver.membership.statuses.values()
-        members = [status.member for status in statuses if status.member in children]
+        statuses = [one for one in self._driver.membership.statuses.values() if one.member in children]
+        members = [status.member for status in statuses]
+        for status in statuses:
+            if status.state is ProcessState.STARTING:  # it imports JAX, reads no commands, and has nothing to keep
+                children.signal(status.member, signal.SIGKILL)
         self._driver.send(members, Stop())
         children.wait_for(members)
         self._driver.close()
@@ -106,7 +110,8 @@ class Supervisor:
             self._context.children.signal(CHECKPOINT_SERVICE, signal.SIGKILL)
             raise
         self._reporter.raise_failed()  # a save waits for its record
-        self._mend_directories()
+        if (text := self._mender.news()) is not None:
+            self._reporter.note("directories", self._reporter.written, text, why=text)
         self._driver.turn()
         self._context.checkpoints.send_if_due()
         newest = max((status.finished for status in self._driver.membership.statuses.values()), default=0)
@@ -118,21 +123,6 @@ class Supervisor:
             if self._spec.policy.recovery == "restart":
                 self._driver.hold_ready()
         self._reporter.show(self._driver.membership)
-
-    def _mend_directories(self) -> None:
-        """Makes again what somebody has removed of the run's temporary directories; looks once a second."""
-        if time.monotonic() < self._mend_at:
-            return
-        self._mend_at = time.monotonic() + _MEND_S
-        text = None
-        try:
-            if self._context.mend():
-                text = "the run's temporary directories were removed; they are made again"
-        except OSError as error:
-            text = f"the run's temporary directories were removed and cannot be made again: {error.strerror or error}"
-        if text is not None and text != self._mended:
-            self._reporter.note("directories", self._reporter.written, text, why=text)
-        self._mended = text
 
     def _inject(self, fault: Fault) -> None:
         """Injects a fault into a process, if it is alive."""

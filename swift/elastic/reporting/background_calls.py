@@ -1,9 +1,10 @@
 """Calls made in a thread, on behalf of callers that must not wait for a file system."""
 
-import threading
 from collections.abc import Callable
 from queue import Queue
 from typing import Any, Self
+
+from swift.tasks import start_thread
 
 _MAX_WAITING = 10_000
 
@@ -18,7 +19,7 @@ class BackgroundCalls:
     def __init__(self, max_waiting: int = _MAX_WAITING):
         self._calls: Queue[Callable[[], Any]] = Queue(max_waiting)
         self._error: BaseException | None = None
-        threading.Thread(target=self._work, name="background", daemon=True).start()
+        start_thread(self._work, name="background")
 
     def __enter__(self) -> Self:
         return self

@@ -70,17 +70,32 @@ def continue_text(num_left: int, num_processes: int) -> str:
     return f"{num_left} of {num_processes} {'continues' if num_left == 1 else 'continue'}"
 
 
-def live_text(num_members: int, num_processes: int, after: int | None, is_first: bool) -> str | None:
+def live_text(
+    num_members: int, num_processes: int, after: int | None, *, is_first: bool, has_begun: bool = True
+) -> str | None:
     """Formats a line on a generation that goes live; None if the line on its first iteration says more.
+
+    Args:
+        num_members: number of its members.
+        num_processes: number of processes of the run.
+        after: iteration after which it continues with a state of its members; None: they have none.
+        is_first: whether it is the first one.
+        has_begun: whether the run has done any iteration, or begun with a state that was loaded.
 
     >>> live_text(4, 4, None, is_first=True), live_text(3, 4, 20, is_first=True)
     ('running with 4 processes', 'running with 3 of 4 processes after iteration 20')
+    >>> live_text(3, 4, None, is_first=False, has_begun=False)
+    'no iteration was done yet: starting again with the first state'
     """
     if is_first:
         who = count(num_processes, "process")
         who = who if num_members == num_processes else f"{num_members} of {who}"
         return f"running with {who}" + ("" if after is None else f" after iteration {after}")
-    return "no process has the state of some stage: going back to the newest checkpoint" if after is None else None
+    if after is not None:
+        return None
+    if not has_begun:
+        return "no iteration was done yet: starting again with the first state"
+    return "no process has the state of some stage: going back to the newest checkpoint"
 
 
 def reshard_text(num_ranks: int, num_before: int, after: int) -> str:

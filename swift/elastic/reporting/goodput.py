@@ -54,6 +54,11 @@ class Goodput:
         self._interrupted_s = 0.0  # time spent on an iteration that a death seems to have interrupted
         self.newest = self.rerun_steps = 0
 
+    @property
+    def has_begun(self) -> bool:
+        """Returns whether any member has finished an iteration, or one has a record."""
+        return max(self.newest, self._recorded) > 0
+
     def go_live(self, step: int | None, time: float) -> None:
         """Begins a generation that goes live after iteration ``step``; None: before the first one reported."""
         self._close(time)

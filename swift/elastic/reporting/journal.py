@@ -276,10 +276,11 @@ class Journal:
         self._joined = tuple(member.process for member in members if member not in self._running)
         self._running, self._base = members, go.stamp.step if go.stamp else None
         self._step = self._base or 0
+        has_begun = self._goodput.has_begun or after.policy.begins_with_state
         self._goodput.go_live(self._base, time)
         transition, self._admission = self._transition or self._admission, None
         self._transition = transition and replace(transition, live_at=time, newest=self._goodput.newest)
-        text = live_text(len(members), len(after.processes), self._base, is_first)
+        text = live_text(len(members), len(after.processes), self._base, is_first=is_first, has_begun=has_begun)
         names_of = [str(process) for process, _ in members]
         return self._note("epoch", text, epoch=go.number, members=names_of, stamp=go.stamp and list(go.stamp))
 

@@ -9,7 +9,6 @@ compile for themselves. So it is the only process that may trim executables.
 import ctypes
 import os
 import sys
-import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -47,6 +46,7 @@ from swift.pipeline.reconfigure import (
     slots_key,
 )
 from swift.schedules.plans import OWN_CUT, BlockHolders
+from swift.tasks import start_thread
 from swift.topology import Worker
 from swift.train import Experiment
 from swift.train.checkpoints import split_of
@@ -225,8 +225,7 @@ def run_compile_service(
     output = LineWriter(lambda: os._exit(0))
     output.repeat(lambda: COMPILE_ANSWERS.line(Alive()))
     requests = SimpleQueue[CompileRequest]()
-    listener = threading.Thread(target=_listen, args=(sys.stdin, requests), name="requests", daemon=True)
-    listener.start()
+    listener = start_thread(_listen, sys.stdin, requests, name="requests")
     try:
         service = CompileService(experiment, programs, sockets, trims=trims)
         while True:

@@ -5,6 +5,7 @@ ranks of a run change; and the files that its processes share. From these, ``swi
 slices of lost ranks with ``swift.checkpoint.recover_ranks``.
 """
 
+from swift.elastic.state.directory_mender import DirectoryMender
 from swift.elastic.state.handover import Handover
 from swift.elastic.state.ledger_counts import LedgerCounts
 from swift.elastic.state.neighbour_copies import NeighbourCopies, compiled_neighbour, neighbour_key
@@ -14,6 +15,7 @@ from swift.elastic.state.slice_copies import SliceCopies, copy_shapes
 from swift.elastic.state.state_shards import join_parts, process_parts
 
 __all__ = [
+    "DirectoryMender",
     "Handover",
     "LedgerCounts",
     "NeighbourCopies",

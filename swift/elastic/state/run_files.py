@@ -46,7 +46,7 @@ class NodeMemory:
         if all(one.is_dir() for one in directories) and all((self.path / name).is_symlink() for name in links):
             return False
         for top in (self.path, self.disk):
-            top.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make_in_use(top)
         for directory in directories:
             directory.mkdir(exist_ok=True)
         for name, target in links.items():
@@ -94,13 +94,25 @@ def _in_use(directory: Path) -> Iterator[None]:
 
     A run of weeks has files in a directory for temporary files that are not accessed for days.
     """
-    descriptor = os.open(directory, os.O_RDONLY)
+    descriptor = _locked(directory)
     try:
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     finally:
         os.close(descriptor)
+
+
+def _locked(directory: Path) -> int:
+    descriptor = os.open(directory, os.O_RDONLY)
+    with suppress(OSError):  # a file system without locks
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return descriptor
+
+
+def _make_in_use(directory: Path) -> None:
+    """Makes a directory that was removed, locked until the process ends; see ``_in_use``."""
+    if not directory.is_dir():
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _locked(directory)
 
 
 def remove_leftovers(storage: Path) -> None:
@@ -180,7 +192,7 @@ class RunFiles:
         inner = (self.snapshots, self.handed_over)
         if self.config.is_file() and self.programs.is_dir() and all(directory.is_dir() for directory in inner):
             return False
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make_in_use(self.path)
         if is_alone and not (self.memory / _FILES).is_symlink():
             (self.memory / _FILES).symlink_to(self.path)  # found again, should all processes be killed
         replace_file(self.config, config.encode())

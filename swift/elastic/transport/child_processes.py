@@ -12,16 +12,17 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import NamedTuple, Protocol, Self, TypeVar
+from typing import NamedTuple, Protocol, Self
 
+from swift.errors import RunError
 from swift.machine_memory import num_memory_kills
+from swift.tasks import retried, start_thread
 
 MEMORY = "{memory}"
 """Placeholder in a command for the memory directory of the node on which it is started."""
 _STOP_S, _KILL_S = 10.0, 2.0
-_THREAD_S, _PROCESS_S, _RETRY_S = 4.0, 20.0, 0.1
-"""Seconds for which starting a thread (the supervisor waits for it) and a process are tried, and between two tries."""
-T = TypeVar("T")
+_THREAD_S, _PROCESS_S = 4.0, 20.0
+"""Seconds for which starting a thread (the supervisor waits for it) and a process are tried."""
 
 
 class ReceivedLine(NamedTuple):
@@ -95,27 +96,6 @@ class Children(Protocol):
         """Returns for how many seconds the node of a child has been missing; 0: it is there."""
 
 
-def retried(start: Callable[[], T], limit_s: float) -> T:
-    """Starts a thread or a process, again and again while the limit on tasks of this user or control group is reached.
-
-    Args:
-        start: function that starts it.
-        limit_s: seconds after which the error is raised.
-
-    Raises:
-        RuntimeError: no thread can be started.
-        OSError: no process can be started.
-    """
-    deadline = time.monotonic() + limit_s
-    while True:
-        try:
-            return start()
-        except (RuntimeError, BlockingIOError):  # "can't start new thread", and EAGAIN of a fork
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(_RETRY_S)
-
-
 class _Child:
     """A child that a thread of its own starts and then reads from.
 
@@ -126,9 +106,19 @@ class _Child:
         name: name of the child.
         popen: function that starts it.
         lines: queue for the lines that it sends.
+        limit_s: seconds for which starting the thread is tried.
+
+    Attributes:
+        has_thread: whether it could be started.
     """
 
-    def __init__(self, name: Hashable, popen: Callable[[], subprocess.Popen[str]], lines: SimpleQueue[ReceivedLine]):
+    def __init__(
+        self,
+        name: Hashable,
+        popen: Callable[[], subprocess.Popen[str]],
+        lines: SimpleQueue[ReceivedLine],
+        limit_s: float,
+    ):
         self._name, self._lines = name, lines
         self._lock, self._is_started = threading.Lock(), threading.Event()
         self._popen: subprocess.Popen[str] | None = None
@@ -137,9 +127,10 @@ class _Child:
         self._pending_signals: list[signal.Signals] = []
         self._memory_kills = num_memory_kills()
         try:
-            self._thread = retried(lambda: self._begin(popen), _THREAD_S)
-        except RuntimeError as error:
-            self._start_error = f"cannot be started: {error}"
+            self._thread = start_thread(self._run, popen, limit_s=limit_s)
+            self.has_thread = True
+        except RunError as error:
+            self.has_thread, self._start_error = False, f"cannot be started: {error}"
             self._is_started.set()
 
     def send(self, line: str) -> None:
@@ -187,15 +178,9 @@ class _Child:
             return f"signal {-code}, as its control group was out of memory"
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 
-    def _begin(self, popen: Callable[[], subprocess.Popen[str]]) -> threading.Thread:
-        """Starts a new thread: one whose start has failed cannot be started again (Python 3.13)."""
-        thread = threading.Thread(target=self._run, args=(popen,), daemon=True)
-        thread.start()
-        return thread
-
     def _run(self, popen: Callable[[], subprocess.Popen[str]]) -> None:
         try:
-            process = retried(popen, _PROCESS_S)
+            process = retried(lambda: self._try(popen), _PROCESS_S)
         except (OSError, RuntimeError) as error:
             self._start_error = f"cannot be started: {error}"
             self._is_started.set()
@@ -212,6 +197,16 @@ class _Child:
             for line in process.stdout:
                 if line.endswith("\n"):  # otherwise the child was killed while it wrote the line
                     self._lines.put(ReceivedLine(self._name, line, time.monotonic()))
+
+    def _try(self, popen: Callable[[], subprocess.Popen[str]]) -> subprocess.Popen[str]:
+        """Tries to start the child; it is not tried again where it is to be killed at once."""
+        try:
+            return popen()
+        except BlockingIOError as error:
+            with self._lock:
+                if signal.SIGKILL in self._pending_signals:
+                    raise ChildProcessError(f"{error.strerror}, until it was killed") from error
+            raise
 
     def _write(self, popen: subprocess.Popen[str], line: str) -> None:
         assert popen.stdin is not None
@@ -236,6 +231,7 @@ class LocalChildren:
         self._children: dict[Hashable, _Child] = {}
         self._abandoned: dict[Hashable, _Child] = {}
         self._held: dict[Hashable, _Child] = {}
+        self._no_wait_before = 0.0
         self.lines = SimpleQueue[ReceivedLine]()
 
     def __enter__(self) -> Self:
@@ -271,7 +267,12 @@ class LocalChildren:
 
     def _process(self, child: Hashable, command: Sequence[str], log: Path) -> _Child:
         words = [self._memory if word == MEMORY else word for word in command]
-        return _Child(child, lambda: self._popen(words, log), self.lines)
+        # All children together hold the caller up once, however many cannot be started.
+        limit_s = _THREAD_S if time.monotonic() > self._no_wait_before else 0.0
+        process = _Child(child, lambda: self._popen(words, log), self.lines, limit_s)
+        if not process.has_thread:
+            self._no_wait_before = time.monotonic() + _THREAD_S
+        return process
 
     def _popen(self, command: Sequence[str], log: Path) -> subprocess.Popen[str]:
         with log.open("ab") as errors:

@@ -34,6 +34,7 @@ from swift.elastic.transport.node_messages import (
 )
 from swift.elastic.transport.rendezvous import ConnectedNode, NodeConnection
 from swift.errors import RunError
+from swift.tasks import start_thread
 
 NODES = "nodes"
 """Sender of the lines, among those received, that report connected and lost nodes: ``NodeUpdate``."""
@@ -76,12 +77,10 @@ class MultiNodeChildren:
         self._checked, self._is_closed = time.monotonic(), False
         self._admission = Admission(listener, key, self._refusal, self._admit)
         self._readers: list[threading.Thread] = []
-        self._thread = threading.Thread(target=self._listen, name="nodes", daemon=True)
-        self._watching = threading.Thread(target=self._watch, name="is first", daemon=True)
 
     def __enter__(self) -> Self:
-        self._thread.start()
-        self._watching.start()
+        self._thread = start_thread(self._listen, name="nodes")
+        start_thread(self._watch, name="is first")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -230,10 +229,9 @@ class MultiNodeChildren:
                     node.connection.send(NODE_MESSAGES.line(NodeHeartbeat()))
 
     def _admit(self, number: int, connection: socket.socket) -> None:
-        reader = threading.Thread(target=self._read_from, args=(number, NodeConnection(connection)), daemon=True)
         try:
-            reader.start()
-        except RuntimeError:  # the limit on tasks is reached; the node tries again
+            reader = start_thread(self._read_from, number, NodeConnection(connection), limit_s=0.0)
+        except RunError:  # the node tries again; the others wait for heartbeats
             connection.close()
             raise
         self._readers = [*filter(threading.Thread.is_alive, self._readers), reader]

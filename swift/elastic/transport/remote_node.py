@@ -10,11 +10,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 from swift.deadlines import Deadlines
-from swift.elastic.state import node_memory
+from swift.elastic.state import DirectoryMender, node_memory
 from swift.elastic.transport.child_processes import LocalChildren, ReceivedLine
 from swift.elastic.transport.node_messages import (
     NODE_MESSAGES,
@@ -31,6 +31,7 @@ from swift.elastic.transport.node_messages import (
 from swift.elastic.transport.rendezvous import NodeConnection, Rendezvous, check_network
 from swift.errors import RunError, SettingError
 from swift.runlog import SUMMARY, last_beat
+from swift.tasks import start_thread
 
 _FIRST = "first node"
 _HEARTBEAT_S, _PAUSE_S, _RETRY_S, _CONNECT_S = 0.5, 0.02, 0.5, 5.0
@@ -76,10 +77,14 @@ def serve_node(
             return
         rendezvous, connection = found
         _print(f"node {number}: found the first node at {rendezvous.host}:{rendezvous.port}")
-        with node_memory(storage, corpus) as memory, LocalChildren(environment, memory.path) as children:
+        with (
+            node_memory(storage, corpus) as memory,
+            LocalChildren(environment, memory.path) as children,
+            DirectoryMender(memory.mend),  # processes that need the directories say what they cannot keep
+        ):
             linger_s = deadlines.stopping + _LINGER_S
             relay = _Relay(connection, children, rendezvous.silence_s, linger_s)
-            end = relay.run(is_end_requested, memory.mend)
+            end = relay.run(is_end_requested)
         connection.end()
         if end is not None and end.is_finished:
             return
@@ -107,12 +112,13 @@ def _find_first(
             check_network(rendezvous.host, is_trusted=is_trusted)
             rendezvous.check_program()
             try:
-                connection = _connect(rendezvous)
-                refused = connection.authenticate(rendezvous.key, number)
-                if refused is None:
-                    return rendezvous, connection
-                connection.close()
-                why = refused
+                with ExitStack() as unless_admitted:
+                    connection = unless_admitted.enter_context(closing(_connect(rendezvous)))
+                    refused = connection.authenticate(rendezvous.key, number)
+                    if refused is None:
+                        unless_admitted.pop_all()
+                        return rendezvous, connection
+                    why = refused
             except OSError as error:
                 why = f"{rendezvous.host}:{rendezvous.port}: {error.strerror or error}"
         time.sleep(_RETRY_S)
@@ -153,13 +159,15 @@ def announcing_arrival(run_dir: Path, number: int, is_trusted: bool = False) -> 
                 with closing(_connect(rendezvous)) as connection:
                     connection.authenticate(rendezvous.key, number, is_ready=False)
 
-    thread = threading.Thread(target=announce, name="announcing", daemon=True)
-    thread.start()
+    thread: threading.Thread | None = None
+    with suppress(RunError):  # without threads, the first node waits no longer than usual
+        thread = start_thread(announce, name="announcing")
     try:
         yield
     finally:
         is_over.set()
-        thread.join(_CONNECT_S)
+        if thread is not None:
+            thread.join(_CONNECT_S)
 
 
 class _Relay:
@@ -169,17 +177,21 @@ class _Relay:
         self._connection, self._children = connection, children
         self._silence_s, self._linger_s = silence_s, linger_s
 
-    def run(self, is_end_requested: Callable[[], bool], mend: Callable[[], bool] = lambda: False) -> EndNode | None:
+    def run(self, is_end_requested: Callable[[], bool]) -> EndNode | None:
         """Runs until this node is no longer needed, the first node is lost, or the wait after a requested end is over.
 
         Args:
             is_end_requested: function that returns whether this node was asked to end.
-            mend: called regularly to make directories again that somebody has removed; may raise OSError.
 
         Returns:
             The last message of the first node; None if it is lost, or has not ended the run in time.
         """
-        threading.Thread(target=self._listen, daemon=True).start()
+        try:
+            start_thread(self._listen)
+        except RunError as error:
+            _print(f"cannot serve the first node: {error}")
+            self._connection.close()
+            return None
         seen = sent = now = time.monotonic()
         requested_at: float | None = None
         while True:
@@ -202,8 +214,6 @@ class _Relay:
             if now - sent >= _HEARTBEAT_S:
                 sent = now
                 self._send(NodeHeartbeat())
-                with suppress(OSError):  # processes that need them say what they cannot keep
-                    mend()
             requested_at = now if requested_at is None and is_end_requested() else requested_at
             if now - seen > self._silence_s or (requested_at is not None and now - requested_at > self._linger_s):
                 return None

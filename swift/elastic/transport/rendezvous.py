@@ -5,6 +5,7 @@ messages are neither signed nor encrypted, and neither is the traffic among the 
 the use of a network has to be requested explicitly.
 """
 
+import errno
 import ipaddress
 import json
 import secrets
@@ -21,6 +22,7 @@ from swift.elastic.transport.handshake import MAX_BYTES, has_proof, line_of, pro
 from swift.errors import SettingError
 from swift.files import replace_file
 from swift.program import this_program
+from swift.tasks import retried
 
 _FILE = ".meeting.json"
 _HANDSHAKE_S, _SEND_S = 5.0, 2
@@ -155,8 +157,7 @@ class NodeConnection:
 
     def _next(self) -> dict[str, object]:
         """Reads a line of the handshake; returns an empty one if none comes in time."""
-        timer = threading.Timer(_HANDSHAKE_S, self.end)
-        timer.start()
+        timer = self._time_limit()
         try:
             fields = json.loads(self._reader.readline(MAX_BYTES) or "{}")
             return fields if isinstance(fields, dict) else {}
@@ -164,6 +165,19 @@ class NodeConnection:
             return {}
         finally:
             timer.cancel()
+
+    def _time_limit(self) -> threading.Timer:
+        """Ends the connection after a while, unless it is cancelled; raises OSError if no thread can be started."""
+
+        def start() -> threading.Timer:
+            timer = threading.Timer(_HANDSHAKE_S, self.end)
+            timer.start()
+            return timer
+
+        try:
+            return retried(start, _HANDSHAKE_S)
+        except RuntimeError as error:
+            raise OSError(errno.EAGAIN, str(error)) from error
 
 
 @dataclass(eq=False)

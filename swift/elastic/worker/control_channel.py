@@ -21,6 +21,7 @@ from swift.elastic.transport import (
     WorkerMessage,
 )
 from swift.elastic.worker.process_setup import LineWriter
+from swift.tasks import start_thread
 
 _ABORT_S = 0.05
 
@@ -72,7 +73,7 @@ class CommandListener:
         self.newest: FormGroup | None = None
         self.halt: Halt | None = None
         self.hangs = False
-        threading.Thread(target=self._listen, name="commands", daemon=True).start()
+        start_thread(self._listen, name="commands")
 
     def wait_to_form(self, after: int, timeout_s: float | None = None) -> FormGroup | None:
         """Waits for a generation newer than ``after``; returns None if there is none in time."""
@@ -123,7 +124,7 @@ class CommandListener:
         if isinstance(command, FormGroup) and command.form.after is None:
             # Before the main thread knows the command: until then, its present generation is the one to abort.
             abort = self._aborter(command.form.number)
-            threading.Thread(target=self._abort_until_taken, args=(command.form.number, abort), daemon=True).start()
+            start_thread(self._abort_until_taken, command.form.number, abort)
         if isinstance(command, LoadAhead):
             self._load_ahead(command)
         with self._changed:

@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import jax
 
+from swift.tasks import start_thread
 from swift.train import Experiment
 
 _HEARTBEAT_S = 0.5
@@ -55,4 +56,4 @@ class LineWriter:
                 time.sleep(_HEARTBEAT_S)
                 self.write(line())
 
-        threading.Thread(target=beat, name="heartbeat", daemon=True).start()
+        start_thread(beat, name="heartbeat")

@@ -6,7 +6,7 @@ directory and renews the lease.
 
 from swift.runlog.lock.lease import BEAT_S, SILENCE_S, WATCH_S, Owner, ProcessTable, Verdict, Watch, judge
 from swift.runlog.lock.owners import process_is_there, this_process
-from swift.runlog.lock.run_lock import Lease, acquire_lease, last_beat, living_owner, writes_checkpoints
+from swift.runlog.lock.run_lock import Lease, acquire_lease, last_beat, living_owner, remove_lease, writes_checkpoints
 
 __all__ = [
     "BEAT_S",
@@ -22,6 +22,7 @@ __all__ = [
     "last_beat",
     "living_owner",
     "process_is_there",
+    "remove_lease",
     "this_process",
     "writes_checkpoints",
 ]

@@ -22,6 +22,7 @@ from swift.errors import RunError, SettingError
 from swift.runlog.lock.lease import BEAT_S, SILENCE_S, WATCH_S, Owner, ProcessTable, Verdict, Watch, judge
 from swift.runlog.lock.lease_files import LeaseFile, lease_content, lease_path, make_lease, read_lease, read_leases
 from swift.runlog.lock.owners import process_is_there, this_process
+from swift.tasks import start_thread
 
 _LOOK_S, _WRITERS_S = 0.5, 60.0
 _TRIES = 20
@@ -43,10 +44,13 @@ class Lease:
         self._run_dir, self._path, self._content, self._clock = run_dir, path, owner.encode(), clock
         self._renewed, self._is_lost = clock(), False
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        try:
+            self._thread = start_thread(self._beat, name="lease")
+        except RunError:
+            remove_lease(self._run_dir, self.owner)
+            raise
         return self
 
     def __exit__(
@@ -54,9 +58,7 @@ class Lease:
     ) -> None:
         self._ended.set()
         self._thread.join(timeout=1.0)  # the file system may have stalled
-        with suppress(OSError):
-            if lease_content(self._path) == self._content:
-                self._path.unlink()
+        remove_lease(self._run_dir, self.owner)
 
     def renew(self) -> None:
         """Renews the heartbeat; raises OSError where the file system does."""
@@ -124,8 +126,12 @@ def acquire_lease(
             owner on this machine does; the new lease uses a clock that keeps running.
         sleep: waits for a number of seconds.
 
+    A process that saves outlives its supervisor until its save is done. It is waited for before anything is replaced:
+    both may be suspended, and the owner continues with its lease if this process cannot write.
+
     Raises:
-        SettingError: another process owns the directory, or it cannot be written to; nothing was written.
+        SettingError: another process owns the directory or writes checkpoints there, or it cannot be written to;
+            nothing was written.
     """
     owner, is_there = owner or this_process(), is_there or process_is_there
     watching, clock = clock or time.monotonic, clock or _clock
@@ -133,6 +139,8 @@ def acquire_lease(
         found = read_leases(run_dir)
         if not all(_is_dead(one, owner.place, report, is_there, watching, sleep) for one in found):
             continue  # a lease has changed: look again
+        if not _writers_have_ended(run_dir, found, watching, sleep):
+            continue  # an owner was suspended and has woken up
         path = lease_path(run_dir, max((one.number for one in found), default=0) + 1)
         if not make_lease(path, owner):
             continue  # another was quicker
@@ -147,6 +155,14 @@ def acquire_lease(
             raise
         sleep(random.uniform(0, 0.1))
     raise SettingError("--run-dir", str(run_dir), "other processes take it at the same time; try again")
+
+
+def remove_lease(run_dir: Path, owner: Owner) -> None:
+    """Removes an owner's lease, if it has one; from any thread."""
+    with suppress(OSError, SettingError):
+        for found in read_leases(run_dir):
+            if found.content == owner.encode():
+                found.path.unlink(missing_ok=True)
 
 
 def last_beat(run_dir: Path) -> int | None:
@@ -195,7 +211,7 @@ def living_owner(
 def writes_checkpoints(run_dir: Path) -> Iterator[None]:
     """Lets one process of this machine at a time write the checkpoints of a run, for the duration of the block.
 
-    A process that saves outlives its supervisor until its save is done, and the next run waits for it here.
+    The next run waits for the end of the block, see ``acquire_lease``.
 
     Raises:
         SettingError: another process is still writing after a minute.
@@ -204,16 +220,46 @@ def writes_checkpoints(run_dir: Path) -> Iterator[None]:
     try:
         while not _locked(descriptor):
             if time.monotonic() > deadline:
-                raise SettingError("--run-dir", str(run_dir), "an earlier process is still writing a checkpoint")
+                raise _still_writing(run_dir)
             time.sleep(0.05)
         yield
     finally:
         os.close(descriptor)
 
 
-def _locked(descriptor: int) -> bool:
+def _writers_have_ended(
+    run_dir: Path, found: list[LeaseFile], clock: Callable[[], float], sleep: Callable[[float], None]
+) -> bool:
+    """Waits until no earlier process writes checkpoints; returns False if a lease changes meanwhile.
+
+    Raises:
+        SettingError: another process is still writing after a minute.
+    """
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        descriptor = os.open(run_dir, os.O_RDONLY)
+    except OSError:  # it is not there; making the lease says so
+        return True
+    try:
+        deadline = clock() + _WRITERS_S
+        while not _locked(descriptor, fcntl.LOCK_SH):  # several processes may look at the same time
+            if read_leases(run_dir) != found:
+                return False
+            if clock() > deadline:
+                raise _still_writing(run_dir)
+            sleep(_LOOK_S)
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def _still_writing(run_dir: Path) -> SettingError:
+    allowed = "an earlier process is still writing a checkpoint, or is suspended: wait for it, or end it"
+    return SettingError("--run-dir", str(run_dir), allowed)
+
+
+def _locked(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:  # a network file system may not lock directories

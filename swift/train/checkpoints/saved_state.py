@@ -13,7 +13,7 @@ from swift.checkpoint import (
     Manifest,
     RestorePlan,
     StateSplit,
-    checkpoint_steps,
+    committed_steps,
     load_plan,
     load_share,
     plan_restore,
@@ -74,7 +74,7 @@ def load_newest(directory: Path, identity: Mapping[str, Any], spec: StepSpec) ->
     Raises:
         RunError: none is intact.
     """
-    if not checkpoint_steps(directory):
+    if not committed_steps(directory):
         return None
     try:
         plan = plan_restore(directory, identity)

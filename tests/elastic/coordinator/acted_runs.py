@@ -20,6 +20,7 @@ from swift.elastic.membership import (
     Stamp,
     processes_of,
 )
+from swift.elastic.state import directory_mender
 from swift.elastic.transport.child_processes import Death, ReceivedLine
 from swift.elastic.transport.worker_messages import (
     WORKER_COMMANDS,
@@ -127,7 +128,7 @@ class Stage:
 
     def wait_for(self, whom):
         for who in whom:
-            del self.there[who]
+            self.there.pop(who, None)  # some were killed
 
 
 class Kept:
@@ -199,10 +200,13 @@ class Told:
 class Run:
     """A run of two members that is told to stop after some iterations."""
 
-    def __init__(self, monkeypatch, *, saved=None, turns=20, stopping=60.0, chaos=(), recovery="live"):
+    def __init__(
+        self, monkeypatch, *, saved=None, turns=20, stopping=60.0, chaos=(), recovery="live", mend=lambda: False
+    ):
         monkeypatch.setattr(
             membership_driver, "CoordinationService", lambda *_: SimpleNamespace(address="", close=lambda: None)
         )
+        monkeypatch.setattr(directory_mender, "_LOOK_S", 0.01)
         self.stage, self.kept, self.told = Stage(), Kept(turns), Told()
         self.kept.newest = saved
         none = SimpleNamespace(
@@ -222,7 +226,14 @@ class Run:
             faults=parse_chaos(chaos, TOPOLOGY, PROCESSES, num_steps=99),
         )
         self.supervisor = Supervisor(
-            RunContext(spec=run_spec, children=self.stage, checkpoints=self.kept, programs=none, reporter=self.told)
+            RunContext(
+                spec=run_spec,
+                children=self.stage,
+                checkpoints=self.kept,
+                programs=none,
+                reporter=self.told,
+                mend=mend,
+            )
         )
 
     def stops_after(self, step, meanwhile=lambda: None):

@@ -1,5 +1,7 @@
 """A run that is told to stop: what it waits for, for how long, and what it says; without processes."""
 
+import signal
+import threading
 import time
 
 import pytest
@@ -146,6 +148,28 @@ def test_one_slow_iteration_does_not_make_the_time_to_hear_shorter(monkeypatch):
     assert halt.after >= 5 + 1 / STEP_S
 
 
+def test_directories_whose_file_system_does_not_respond_keep_nobody_waiting(monkeypatch):
+    looks, answers = threading.Event(), threading.Event()
+
+    def mend():
+        looks.set()
+        return answers.wait(60)
+
+    run = Run(monkeypatch, mend=mend).stops_after(5, meanwhile=lambda: looks.wait(60))
+    assert not answers.is_set()
+    assert run.kept.newest == run.told.written
+    answers.set()
+
+
+def test_directories_that_were_removed_are_told_of_once(monkeypatch):
+    looks = []
+    run = Run(monkeypatch, mend=lambda: looks.append(1) or len(looks) < 4)
+    with run.supervisor:
+        run.supervisor.run(lambda: len(looks) > 4 and run.told.written >= 5)
+    assert run.told.texts[0] == "the run's temporary directories were removed; they are made again"
+    assert [text for text in run.told.texts if "directories" in text] == run.told.texts[:1]
+
+
 def test_there_is_nothing_to_wait_for_where_all_is_saved(monkeypatch):
     run = Run(monkeypatch, saved=10**6).stops_after(5)
     assert (run.stage.halts, run.kept.asked, run.told.texts) == ([], [], [])
@@ -154,6 +178,24 @@ def test_there_is_nothing_to_wait_for_where_all_is_saved(monkeypatch):
 def test_before_the_first_iteration_it_stops_at_once(monkeypatch):
     run = Run(monkeypatch).stops_after(0)
     assert (run.stage.halts, run.told.texts) == ([], [])
+
+
+def test_who_imports_yet_is_killed_and_the_others_are_asked_to_end(monkeypatch):
+    """It would read that it is to end after seconds of imports, which the machine may not leave to the run."""
+    run, (ready, imports) = Run(monkeypatch), [Member(process, 0) for process in PROCESSES]
+    start, killed, asked = run.stage.start, [], []
+
+    def start_slowly(who, *words):
+        start(who, *words)
+        if who == imports:
+            run.stage.there[who].said.clear()
+
+    run.stage.start = start_slowly
+    run.stage.signal = lambda *words: killed.append(words)
+    run.stage.wait_for = asked.extend
+    with run.supervisor:
+        run.supervisor.run(lambda: ready in run.stage and not run.stage.there[ready].said)
+    assert (killed, asked) == ([(imports, signal.SIGKILL)], [ready, imports])
 
 
 def test_who_is_starting_is_not_waited_for(monkeypatch):

@@ -83,6 +83,25 @@ def test_a_stop_while_the_first_program_is_compiled_is_not_waited_for(tmp_path):
     assert "stopping: waits" not in rest
 
 
+@pytest.mark.parametrize("moment", ["before the signals are held back", "while members import"])
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_at_the_start_leaves_no_lease(tmp_path, moment, how):
+    config, run_dir = write_config(tmp_path, (2, 1, 1), 10**6), tmp_path / "run"
+    with launched(config) as process:
+        while not (members(config) if moment.endswith("import") else [*run_dir.glob(".lease*")]):
+            assert process.poll() is None
+            time.sleep(0.01)
+        if moment.endswith("import"):
+            rest, took_s = stop(process, config, how)
+            assert took_s < WITHIN_S
+            assert "interrupted after iteration 0; no checkpoint was saved" in rest
+        else:
+            process.send_signal(how)
+            assert process.wait(timeout=60) == -how
+            assert not run_dir.exists()
+    assert [*run_dir.glob(".lease*")] == []
+
+
 @pytest.mark.parametrize(
     ("victims", "moment"),
     [

@@ -1,7 +1,9 @@
 """Recoveries in the journal: the deaths of each, its parts, and how long it took."""
 
-from swift.elastic.membership import Ready
-from tests.elastic.reporting.histories import ALL, A, B, C, D, recovering
+import pytest
+
+from swift.elastic.membership import Ready, RecoveryPolicy
+from tests.elastic.reporting.histories import ALL, A, B, C, D, History, recovering
 
 
 def test_a_recovery_is_told_with_its_parts_once_all_have_finished_an_iteration(live):
@@ -48,6 +50,23 @@ def test_the_time_of_a_recovery_is_that_until_its_first_iteration_but_for_a_usua
     assert [goodput[f"num_{what}"] for what in ("deaths", "recoveries", "joins")] == [1, 1, 0]
     assert goodput["recovery_median_s"] == goodput["recovery_max_s"] == 3.5
     assert goodput["recovery_parts"]["first_step"] == {"median_s": 1.5, "max_s": 1.5}
+
+
+def test_who_dies_before_the_first_iteration_is_done_sends_nobody_back_to_a_checkpoint():
+    history = History().start(*ALL).at(2).form(held=()).enter(1).at(3).die(D).form(held=())
+    assert history.texts()[-1] == "no iteration was done yet: starting again with the first state"
+
+
+@pytest.mark.parametrize("how", ["an iteration was done", "one has a record", "resumed"])
+def test_all_else_that_is_lost_is_looked_for_in_a_checkpoint(how):
+    policy = RecoveryPolicy(begins_with_state=True) if how == "resumed" else None
+    history = History(policy=policy).start(*ALL).at(2).form(held=()).enter(1)
+    if how == "an iteration was done":
+        history.at(3).finish(1)
+    elif how == "one has a record":
+        history.journal.record(1)
+    history.at(4).die(D).form(held=())
+    assert history.texts()[-1] == "no process has the state of some stage: going back to the newest checkpoint"
 
 
 def test_parts_that_nobody_has_told_are_not_known(live):

@@ -39,6 +39,12 @@ def test_nothing_is_left_of_a_run_that_was_killed_with_all_its_processes(tmp_pat
     assert [*disk.iterdir(), *memory.iterdir()] == []
 
 
+def is_free(path):
+    """Whether another process may lock a directory."""
+    code = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    return subprocess.run([sys.executable, "-c", code, path], stderr=subprocess.DEVNULL, check=False).returncode == 0
+
+
 @pytest.mark.parametrize("which", ["memory", "disk", "temporary", "all"])
 def test_directories_that_somebody_has_removed_are_made_again(tmp_path, monkeypatch, which):
     disk, memory, corpus = tmp_path / "disk", tmp_path / "memory", tmp_path / "corpus"
@@ -62,6 +68,8 @@ def test_directories_that_somebody_has_removed_are_made_again(tmp_path, monkeypa
         SharedMemoryStore(scratch.snapshots, Process((0, 0))).save(Stamp(1, 2), like)
         (scratch.sockets / "one").touch()
         (scratch.programs / "one").touch()
+        for path in (scratch.path, scratch.memory, scratch.sockets.resolve().parent):
+            assert not is_free(path), "the system would clear it of old files"
         assert {path.stat().st_mode & 0o077 for path in (scratch.path, scratch.memory)} == {0}
         remove_leftovers(memory)  # of another run: this one still holds its own
         assert Stamp(1, 2) in store.stamps()

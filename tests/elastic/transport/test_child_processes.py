@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from swift import tasks
 from swift.elastic.transport import child_processes
 from swift.elastic.transport.child_processes import LocalChildren
+from swift.errors import RunError
 
 
 @pytest.fixture
@@ -225,7 +227,7 @@ def test_a_limit_on_tasks_that_is_reached_for_a_while_costs_nothing(children, tm
 
         return start_or_refuse
 
-    monkeypatch.setattr(child_processes, "_RETRY_S", 0.01)
+    monkeypatch.setattr(tasks, "_RETRY_S", 0.01)
     for limit in ("_THREAD_S", "_PROCESS_S"):
         monkeypatch.setattr(child_processes, limit, 0.1 if lasts else 60.0)
     if what == "thread":
@@ -245,8 +247,39 @@ def test_a_limit_on_tasks_that_is_reached_for_a_while_costs_nothing(children, tm
         monkeypatch.setattr(subprocess, "Popen", refuse(subprocess.Popen, error))
     start(children, "a", "print(1)", tmp_path / "log")
     (dead,) = until_dead(children)
-    assert dead.why == (f"cannot be started: {error}" if lasts else "exit code 0")
+    assert dead.why.startswith(f"cannot be started: {error}" if lasts else "exit code 0")
     assert len(tries) >= 4
+
+
+def test_a_child_that_cannot_be_started_yet_and_is_not_needed_any_more_is_not_waited_for(tmp_path, monkeypatch):
+    tried = threading.Event()
+
+    def refuse(*_, **__):
+        tried.set()
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(child_processes, "_PROCESS_S", 10**9)
+    monkeypatch.setattr(child_processes, "_STOP_S", 10**9)
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with LocalChildren(os.environ, tmp_path) as children:
+        start(children, "a", "", tmp_path / "log")
+        assert tried.wait(60)
+    assert "a" not in children
+
+
+def test_all_children_together_hold_their_starter_up_once(children, tmp_path, monkeypatch):
+    """As it sends heartbeats, and many children of a run may be started again in one turn."""
+    waits = []
+
+    def refuse(*_, limit_s):
+        waits.append(limit_s)
+        raise RunError("can't start new thread")
+
+    monkeypatch.setattr(child_processes, "start_thread", refuse)
+    for child in "abc":
+        start(children, child, "", tmp_path / "log")
+    assert waits == [child_processes._THREAD_S, 0.0, 0.0]
+    assert [dead.child for dead in children.deaths()] == ["a", "b", "c"]
 
 
 def test_a_child_that_was_killed_for_memory_is_said_to_be(children, tmp_path, monkeypatch):

@@ -8,10 +8,12 @@ import time
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from swift.elastic.transport import remote_node as node_module
+from swift.elastic.transport import rendezvous as rendezvous_module
 from swift.elastic.transport.remote_node import announcing_arrival
 from swift.elastic.transport.rendezvous import NodeConnection, Rendezvous
 from swift.errors import RunError, SettingError
@@ -96,6 +98,32 @@ def test_a_file_system_that_fails_for_a_moment_does_not_end_the_wait(tmp_path, m
     monkeypatch.setattr(node_module, "last_beat", fails)
     with pytest.raises(RunError, match=r"no first node was found in 0.1 s"):
         serve(tmp_path, 0.1)
+
+
+def refuse(*_, **__):
+    raise RunError("can't start new thread")
+
+
+def test_a_node_that_may_have_no_more_threads_tries_to_join_again(fleet, tmp_path, monkeypatch):  # noqa: ARG001
+    """The time limit of an answer is kept by a thread."""
+    monkeypatch.setattr(rendezvous_module, "retried", refuse)
+    with pytest.raises(RunError, match=r"no first node was found in 1 s: stopped; .*can't start new thread"):
+        serve(tmp_path, 1.0)
+
+
+def test_a_node_that_may_have_no_more_threads_leaves_the_first_node(monkeypatch, capsys):
+    closed = []
+    monkeypatch.setattr(node_module, "start_thread", refuse)
+    connection = SimpleNamespace(close=lambda: closed.append(1))
+    assert node_module._Relay(connection, None, 1.0, 1.0).run(lambda: False) is None
+    assert closed == [1]
+    assert "cannot serve the first node: can't start new thread" in capsys.readouterr().err
+
+
+def test_a_node_that_may_have_no_more_threads_comes_unannounced(tmp_path, monkeypatch):
+    monkeypatch.setattr(node_module, "start_thread", refuse)
+    with announcing_arrival(tmp_path, 1):
+        pass
 
 
 def test_a_node_with_another_version_of_the_program_is_refused(listener, tmp_path):

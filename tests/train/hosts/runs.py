@@ -62,6 +62,7 @@ def start(config, run_dir, num_hosts, *arguments, hosts=None, address="127.0.0.1
     command = ["compare", *map(str, config)] if isinstance(config, list) else ["train", str(config)]
     coordinator = f"{address}:{free_port()}"
     place = ["--run-dir", str(run_dir), "--coordinator", coordinator, "--num-hosts", str(num_hosts)]
+    place += [] if address == "127.0.0.1" else ["--insecure-network"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
     return [
         subprocess.Popen(

@@ -1,0 +1,59 @@
+"""Starts of threads and processes under a limit on tasks, which is reached for a moment or for good."""
+
+import errno
+import subprocess
+import threading
+
+import pytest
+
+from swift import tasks
+from swift.errors import RunError
+from swift.tasks import retried, start_thread
+
+
+def refuses(times, monkeypatch):
+    """Has no thread start the first times; returns those that were tried, none of them twice as in Python 3.13."""
+    start, tried = threading.Thread.start, []
+
+    def start_or_refuse(thread):
+        assert thread not in tried
+        tried.append(thread)
+        if len(tried) <= times:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_or_refuse)
+    monkeypatch.setattr(tasks, "_RETRY_S", 0.001)
+    return tried
+
+
+def test_a_limit_that_is_reached_for_a_moment_costs_nothing(monkeypatch):
+    tried, called = refuses(3, monkeypatch), []
+    start_thread(called.append, "called", limit_s=60.0).join()
+    assert (len(tried), called) == (4, ["called"])
+
+
+def test_one_that_lasts_is_told_in_a_line_that_names_it(monkeypatch):
+    refuses(10**9, monkeypatch)
+    with pytest.raises(RunError, match=r"^can't start new thread: is the limit on tasks reached \(ulimit -u, or pids"):
+        start_thread(print, limit_s=0.01)
+
+
+def test_other_errors_are_raised_at_once():
+    def fail():
+        raise FileNotFoundError(errno.ENOENT, "no such program")
+
+    with pytest.raises(FileNotFoundError):
+        retried(fail, 1000.0)
+
+
+def test_a_process_is_tried_again(monkeypatch):
+    monkeypatch.setattr(tasks, "_RETRY_S", 0.001)
+    answers = iter([BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")] * 2)
+
+    def start():
+        for error in answers:
+            raise error
+        return subprocess.Popen(["true"])
+
+    assert retried(start, 60.0).wait() == 0
