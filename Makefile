@@ -87,7 +87,7 @@ lint: install  ## style, types
 bench: install  ## every benchmark: one JSON file, one table (about an hour)
 	$(BIN)/python benchmarks/run_all.py
 
-reproduce: install  ## the papers' tables and plots, measured again (at most half an hour on 2 cores)
+reproduce: install  ## the papers' numbers measured again, each beside the one that is kept (at most half an hour on 2 cores)
 	$(BIN)/python benchmarks/reproduce.py
 
 clean:  ## remove the virtual environment and all runs

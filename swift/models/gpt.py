@@ -23,7 +23,7 @@ from swift.models.attention import Attention, AttentionKernel
 from swift.models.config import ModelConfig
 from swift.models.modules import Embedding, Head, Mlp, Router, make_network, positions_within
 from swift.models.own_block import check_block
-from swift.models.parameter_groups import Group, draw_parameters, root_key
+from swift.models.parameter_groups import Group, draw_parameters
 from swift.models.token_losses import sum_of_losses
 from swift.models.vocabulary import Copies, embed, embedding_gradient, share_size, sum_of_losses_in_shares
 
@@ -126,9 +126,14 @@ class GPT:
         return draw_parameters(self.groups, key)
 
     @property
+    def parameter_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes of what ``init`` returns: tracing that would make a module of every kind, however large it is."""
+        return {name: group.stack_shape for name, group in self.groups.items()}
+
+    @property
     def weight_shapes(self) -> Weights:
         """Shapes of the weights of the whole model, float32, as ``jax.ShapeDtypeStruct``."""
-        return jax.eval_shape(lambda: self.unpack(self.init(root_key(0))))
+        return jax.eval_shape(self.unpack, self.parameter_shapes)
 
     def unpack(self, packed: Mapping[str, jax.Array | np.ndarray]) -> Weights:
         """Unpacks ``[layers, slots or experts, size]`` for each group into the weights that the forward pass reads."""

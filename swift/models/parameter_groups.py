@@ -85,6 +85,12 @@ class Group:
         """Parameters of one module that are in matrices."""
         return sum(math.prod(shape) for shape in self._template.shapes if len(shape) > 1)
 
+    @property
+    def stack_shape(self) -> jax.ShapeDtypeStruct:
+        """Shape and dtype of the parameters of all modules, ``[layers, experts, size]``; no value is made."""
+        vector = jax.eval_shape(self.draw, root_key(0))
+        return jax.ShapeDtypeStruct((self.num_layers, self.num_classes, *vector.shape), vector.dtype)
+
     @cached_property
     def initial_values(self) -> tuple[Draw | np.ndarray, ...] | None:
         """Initial value of each parameter of a module: draws of normal numbers, or a constant; None: see ``draw``."""

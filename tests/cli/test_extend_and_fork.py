@@ -48,6 +48,18 @@ def test_a_run_is_extended_and_says_what_becomes_of_the_learning_rate(tell, refu
     assert line.endswith("is at iteration 8; set Experiment.num_steps above that to extend it")
 
 
+@pytest.mark.usefixtures("half")
+def test_a_run_is_extended_with_the_warm_up_that_follows_from_its_new_length(tell):
+    """A run of 20 iterations or fewer has a shorter one by default."""
+    settings = ("Experiment.num_steps=24", "OptimizerConfig.warmup_steps=None")
+    told = tell("train", "tiny.gin", "--run-dir", "half", "--resume", "--stop-at", "5", *options(*settings))
+    assert told.code == 0, told.err
+    assert "OptimizerConfig.warmup_steps = 20 (before: 2)" in told.err
+    peak = load_experiment(Path("tiny.gin")).optimizer.peak_learning_rate
+    assert f"the learning rate of iteration 5 is {peak * 4 / 20:.3g}" in told.err
+    assert read_run(Path("half")).metrics.steps_T[-1] == 5
+
+
 @pytest.mark.slow
 def test_a_run_from_before_a_setting_existed_is_resumed(tell, half):
     config = (half / "config.gin").read_text()

@@ -120,6 +120,21 @@ def test_what_others_hold_now_is_warned_of_and_refuses_nobody(corpus):
         told(machine, group._replace(size=8 * GB))
 
 
+@pytest.mark.parametrize(
+    "sizes", [{"num_shared_experts": 2**18}, {"model_dim": 2**14}, {"ffn_dim": 2**18}, {"vocab_size": 2**20}], ids=str
+)
+def test_no_parameter_is_made_of_a_model_that_cannot_fit(corpus, monkeypatch, sizes):
+    def lists(_):
+        pytest.fail("a module was made, with all its parameters")
+
+    monkeypatch.setattr("swift.models.parameter_groups.list_draws", lists)
+    monkeypatch.setattr(fitting, "memory_left", lambda: Room(10**8, 0, "this machine"))
+    experiment = experiment_of(corpus, "one worker")
+    experiment = replace(experiment, model=replace(experiment.model, **sizes))
+    with pytest.raises(SettingError, match=r"4 devices take .* and this machine has 100 MB left"):
+        fitting.check_shapes(experiment, experiment.engine(frozenset(), "none"))
+
+
 def test_devices_with_a_memory_of_their_own_are_asked(corpus, monkeypatch):
     experiment = experiment_of(corpus, "one worker")
     engine = experiment.engine(frozenset(), "none")

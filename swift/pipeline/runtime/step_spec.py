@@ -17,7 +17,7 @@ from swift.errors import SettingError
 from swift.experts import Decoupled, ExpertConfig, Layout
 from swift.experts.placement import PlacementPolicy
 from swift.mesh import RANKED, SHARED, LiveMesh, is_spec
-from swift.models import Chunks, Cut, make_cut, root_key
+from swift.models import Chunks, Cut, make_cut
 from swift.pipeline.layers_in_turn import are_by_group
 from swift.pipeline.runtime.worker_chunks import WorkerChunks
 from swift.pipeline.train_state import EMBEDDING_AND_HEAD, TrainState
@@ -259,7 +259,7 @@ class StepSpec(WorkerChunks):
         return jax.jit(self.live.per_rank(make, (RANKED, SHARED), RANKED))
 
     def _find_worker_shapes(self) -> TrainState:
-        state = jax.eval_shape(lambda: self._lay_out(self.gpt.init(root_key(0))))
+        state = jax.eval_shape(self._lay_out, self.gpt.parameter_shapes)
         state = replace(state, slots=jax.eval_shape(self._make_slots, state.master, state.placement))
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), state)
 
