@@ -11,7 +11,19 @@ import hypothesis
 
 ROOT = Path(__file__).parents[1]
 ORDER = (
-    ("errors", "files", "jaxprs", "largest", "limits", "machine_memory", "output", "program", "signals", "variables"),
+    (
+        "errors",
+        "files",
+        "jaxprs",
+        "largest",
+        "limits",
+        "machine_cores",
+        "machine_memory",
+        "output",
+        "program",
+        "signals",
+        "variables",
+    ),
     ("deadlines", "topology"),
     ("data", "mesh", "schedules"),
     ("experts",),
