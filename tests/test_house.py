@@ -24,7 +24,7 @@ ORDER = (
         "signals",
         "variables",
     ),
-    ("deadlines", "topology"),
+    ("deadlines", "terminal_table", "topology"),
     ("data", "mesh", "schedules"),
     ("experts",),
     ("models",),
