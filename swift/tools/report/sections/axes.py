@@ -14,6 +14,8 @@ from swift.tools.palette import CAUSE_COLORS, GRID, GROUND, INK
 
 FONT_SIZE = 10.5
 MAX_LABEL = 40
+MAX_ENTRIES = 12
+"""Largest number of entries of a legend; with more, its last one says how many are left out."""
 LETTERS_PER_INCH = 12
 
 
@@ -51,6 +53,10 @@ def put_title(axes: Axes, text: str) -> None:
 
 def put_legend(figure: Figure, entries: Sequence[tuple[str, Any]], styles: Sequence[Any] = ()) -> None:
     """Puts the legend above the axes, where it hides nothing; names are shown literally, never as mathematics."""
+    if len(entries) > MAX_ENTRIES:
+        shown = MAX_ENTRIES - 1
+        entries = [*entries[:shown], (f"and {len(entries) - shown:,} more", "none")]
+        styles = [*styles[:shown], "-"] if styles else ()
     handles = [
         Line2D([], [], color=color, linestyle=style, linewidth=2.5)
         for (_, color), style in zip(entries, styles or ["-"] * len(entries), strict=True)
