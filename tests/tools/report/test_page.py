@@ -276,3 +276,13 @@ def test_control_characters_of_a_name_are_shown_as_escapes(make_run, tmp_path):
     text = (tmp_path / "report.html").read_text()
     assert "\x1b" not in text
     assert "a\\x1b[31mb\\nc (runs/a\\x1b[31mb\\nc)" in page.text
+
+
+def test_a_long_legend_leaves_the_lines_their_room(make_run):
+    def height_of_axes(count):
+        runs = [make_run(f"runs/run-with-a-name-that-is-long-{index:03}", 20) for index in range(count)]
+        figure = sections_of_all(runs)[0].pictures[0].figure
+        figure.draw_without_rendering()
+        return figure.axes[0].get_position().height * figure.get_figheight()
+
+    assert height_of_axes(30) > 0.9 * height_of_axes(3)

@@ -17,6 +17,8 @@ MAX_LABEL = 40
 MAX_ENTRIES = 12
 """Largest number of entries of a legend; with more, its last one says how many are left out."""
 LETTERS_PER_INCH = 12
+_ROW_INCHES, _ROWS_WITHIN = 0.22, 3
+"""Height of a row of a legend, and the rows for which figures have room; for further ones they are made higher."""
 
 
 def new_figure(
@@ -63,6 +65,8 @@ def put_legend(figure: Figure, entries: Sequence[tuple[str, Any]], styles: Seque
     ]
     labels = [drawable(label) for label, _ in entries]
     num_columns = max(1, min(4, int(LETTERS_PER_INCH * figure.get_figwidth()) // (max(map(len, labels)) + 6)))
+    num_rows = -(-len(labels) // num_columns)
+    figure.set_figheight(figure.get_figheight() + _ROW_INCHES * max(0, num_rows - _ROWS_WITHIN))
     # The labels are set afterwards, because a legend omits those with a leading underscore.
     legend = figure.legend(
         handles, ["."] * len(labels), loc="outside upper left", ncols=num_columns, frameon=False, handlelength=1.2
