@@ -11,8 +11,20 @@ import hypothesis
 
 ROOT = Path(__file__).parents[1]
 ORDER = (
-    ("errors", "files", "jaxprs", "largest", "limits", "machine_memory", "output", "program", "signals", "variables"),
-    ("deadlines", "tasks", "topology"),
+    (
+        "errors",
+        "files",
+        "jaxprs",
+        "largest",
+        "limits",
+        "machine_cores",
+        "machine_memory",
+        "output",
+        "program",
+        "signals",
+        "variables",
+    ),
+    ("deadlines", "tasks", "terminal_table", "topology"),
     ("data", "mesh", "schedules"),
     ("experts",),
     ("models",),

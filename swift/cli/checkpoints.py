@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from swift.checkpoint import checkpoint_path, read_manifest
 from swift.checkpoint.storage import Checker, coverage, damages, find_checkpoints, overview, what_a_restore_does
 from swift.errors import RunError, SettingError
+from swift.terminal_table import TerminalTable
 
 
 def checkpoint(options: argparse.Namespace) -> None:
@@ -38,13 +38,13 @@ def _inspect(options: argparse.Namespace, directory: Path, step: int | None) -> 
     (row,) = (row for row in rows if row["step"] == step)
     dense = {"bytes": manifest.dense.num_bytes, "hashes": manifest.dense.contents}
     said = {"checkpoint": row, "dense": dense, "experts": of_experts, "restore": restore}
-    table = Table(title=f"iteration {step}: the newest copy of every expert", title_justify="left")
-    for name in ("layer", "class", "step", "age", "updates unsaved", "bytes", "hash", "falls back to"):
-        table.add_column(name, justify="left" if name == "hash" else "right")
+    title = f"iteration {step}: the newest copy of every expert"
+    headings = ("layer", "class", "step", "age", "updates unsaved", "bytes", "hash", "falls back to")
+    table = TerminalTable(headings, texts=("hash",))
     for one in of_experts:
         names = ("layer", "class", "step", "age", "updates_unsaved", "bytes", "hash", "fallback")
         table.add_row(*("-" if one[name] is None else f"{one[name]}" for name in names))
-    _show(options, said, *_overview_parts([row]), table, "a restore takes", *(f"  {line}" for line in lines))
+    _show(options, said, *_overview_parts([row]), title, table, "a restore takes", *(f"  {line}" for line in lines))
 
 
 def _verify(options: argparse.Namespace, directory: Path, step: int | None) -> None:
@@ -58,11 +58,9 @@ def _verify(options: argparse.Namespace, directory: Path, step: int | None) -> N
         raise RunError(f"{options.dir}: {len(found)} of its files or arrays damaged or missing")
 
 
-def _overview_parts(rows: list[dict[str, Any]]) -> Iterator[Table | str]:
+def _overview_parts(rows: list[dict[str, Any]]) -> Iterator[TerminalTable | str]:
     """A table of checkpoints, and a line for each that cannot be read."""
-    table = Table()
-    for name in ("step", "experts per layer", "MB", "oldest expert", "lost tokens", "faults"):
-        table.add_column(name, justify="right")
+    table = TerminalTable(("step", "experts per layer", "MB", "oldest expert", "lost tokens", "faults"))
     for row in rows:
         if "error" not in row:
             experts = "all" if row["is_full"] else str(row["experts_per_layer"])
@@ -73,7 +71,7 @@ def _overview_parts(rows: list[dict[str, Any]]) -> Iterator[Table | str]:
     yield from (f"step {row['step']} {row['error']}" for row in rows if "error" in row)
 
 
-def _show(options: argparse.Namespace, said: dict[str, Any], *parts: Table | str) -> None:
+def _show(options: argparse.Namespace, said: dict[str, Any], *parts: TerminalTable | str) -> None:
     if options.format == "json":
         print(json.dumps(said))
         return

@@ -139,7 +139,7 @@ def report(options: argparse.Namespace) -> None:
         write_report(runs, page)
     except OSError as error:
         raise SettingError("--out", str(page), f"cannot be written: {error.strerror}") from error
-    print(page)
+    print(printable(str(page)))
 
 
 def export(options: argparse.Namespace) -> None:
@@ -160,8 +160,9 @@ def export(options: argparse.Namespace) -> None:
 def distance_line(run: Run, other: Run, topology: Topology) -> str:
     """Formats the distance of losses between a run that has lost workers or ranks and one that has not."""
     _, own_T, others_T = np.intersect1d(run.metrics.steps_T, other.metrics.steps_T, return_indices=True)
+    name, others_name = printable(run.name), printable(other.name)
     if not len(own_T):
-        return f"{run.name} and {other.name} have no iteration in common, by which their losses could be compared"
+        return f"{name} and {others_name} have no iteration in common, by which their losses could be compared"
     distance_T = np.abs(scalars(run, "loss")[own_T] - scalars(other, "loss")[others_T])
     fewest = f"{np.nanmin(scalars(run, 'live_workers')):.0f} of {len(topology.workers)} workers"
     if topology.num_pipelines == 1:
@@ -169,8 +170,8 @@ def distance_line(run: Run, other: Run, topology: Topology) -> str:
         live = min([num_ranks, *scalars(run, "live_ranks")])
         fewest = f"{live:.0f} of {num_ranks} expert ranks"
     return (
-        f"{run.name}: with {fewest} at the least, its loss is at most {distance_T.max():.1e} "
-        f"from that of {other.name}, and {distance_T[-1]:.1e} in the end"
+        f"{name}: with {fewest} at the least, its loss is at most {distance_T.max():.1e} "
+        f"from that of {others_name}, and {distance_T[-1]:.1e} in the end"
     )
 
 

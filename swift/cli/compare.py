@@ -17,7 +17,7 @@ from swift.cli.data import input_hosts_of_runs
 from swift.cli.hosts import devices_of_host, joined, place_of
 from swift.cli.options import OF_ONE, Written, all_installed, deadlines_of
 from swift.data import ConnectHosts
-from swift.errors import SettingError
+from swift.errors import SettingError, printable
 from swift.runlog import CONFIG, Run, is_run, read_run
 from swift.tools.report import comparison_rows, comparison_table
 from swift.train import (
@@ -141,7 +141,10 @@ def _run(compared: Sequence[_Compared], hosts: Hosts) -> None:
             series = Series(number, len(compared), steps_after=sum(steps[number:]))
             train(one.experiment, replace(one.options, series=series))
         elif hosts.is_first:
-            print(f"{one.options.run_dir.name} ({number} of {len(compared)}): has ended already", file=sys.stderr)
+            print(
+                f"{printable(one.options.run_dir.name)} ({number} of {len(compared)}): has ended already",
+                file=sys.stderr,
+            )
     if not any(steps):
         hosts.separate()
 

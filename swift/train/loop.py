@@ -104,7 +104,7 @@ class _Upcoming(NamedTuple):
 
 
 class _Times(NamedTuple):
-    """Seconds of an iteration, and those in which its batch was read."""
+    """Seconds of an iteration, and those of them in which batches were read."""
 
     step_s: float
     input_s: float
@@ -145,13 +145,14 @@ class TrainLoop:
         start, upcoming, device_batches = done, None, list[DeviceBatch]()
         while not self.live.is_over(done):
             begun = time.perf_counter()
-            batches, error, read_s = upcoming or self._read(done)
+            batches, error, read_s = upcoming._replace(read_s=0.0) if upcoming else self._read(done)
             if error is not None:
                 self.keeper.end_without_data(state if done > start else None, done, DataError(error))
             first, last = done + 1, done + len(batches)
             state, is_moved = self.live.enter(state, first, last)
             if is_moved and self.reads_own:
-                batches, error, read_s = self._read(done)
+                batches, error, again_s = self._read(done)
+                read_s += again_s
                 if error is not None:
                     self.keeper.end_without_data(state if done > start else None, done, DataError(error))
             with self.live.window(first, last):
@@ -160,6 +161,8 @@ class TrainLoop:
                 )
             done, state = last, outcome.state
             took_s = time.perf_counter() - begun
+            # A share of this window's own time: that of its batches was spent in the window before.
+            read_s += upcoming.read_s
             records = self._records(outcome, first, _Times(took_s / len(batches), read_s / len(batches)))
             self.keeper.computed(state, done, records)
             try:

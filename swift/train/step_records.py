@@ -24,7 +24,7 @@ def step_record(
         metrics: metrics of the step, on the host, without their worker dim.
         step_s: duration of the iteration in seconds.
         spec: spec of the step, with the workers and expert ranks that took part.
-        input_s: seconds in which its batch was read, while the devices computed the iteration before.
+        input_s: seconds of these in which batches were read, as a rule that of the next iteration.
     """
     live = spec.live
     popularity_LE, dropped_LE, replicas_LE = (metrics[name] for name in ("popularity", "dropped", "replicas"))

@@ -5,6 +5,7 @@ import os
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from swift.cli.options import PAGE, PICTURE, PLACEMENT, PLAN, RESULTS, check_output
 from swift.errors import SettingError
@@ -49,6 +50,20 @@ def test_nobodys_file_is_replaced_by_whatever_name(foreign, kind, monkeypatch):
         with pytest.raises(SettingError, match=why):
             check_output("--out", here / path, kind)
     check_output("--out", foreign / "new", kind)
+
+
+@pytest.mark.parametrize(("dpi", "is_own"), [(160, True), (100, False)])
+def test_a_picture_that_an_earlier_version_drew_is_replaced(tmp_path, dpi, is_own):
+    """These had no text that says what drew them."""
+    path = tmp_path / "plot.png"
+    Figure().savefig(path, dpi=dpi, metadata={"Software": None})
+    assert b"Matplotlib" not in path.read_bytes()
+    for kind in (PICTURE, PLAN):
+        if is_own:
+            check_output("--plot", path, kind)
+            continue
+        with pytest.raises(SettingError, match="is a file that is not"):
+            check_output("--plot", path, kind)
 
 
 def test_an_input_is_never_an_output(foreign):

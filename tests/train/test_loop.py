@@ -8,6 +8,7 @@ import pytest
 from swift.data import DataError
 from swift.pipeline import WindowResult
 from swift.train import TrainLoop
+from swift.train import loop as loop_module
 
 LAST = 6
 
@@ -123,3 +124,24 @@ def test_the_loss_of_an_evaluation_stands_in_the_record_of_its_iteration(monkeyp
     loop(parts, eval_every=4).run(0, 0)
     evaluated = [call for call in parts.calls if "validation_loss" in call]
     assert evaluated == [f"record {{'step': {step}, 'validation_loss': 0.5}}" for step in (4, 6)]
+
+
+def test_reading_is_a_part_of_the_iteration_in_which_it_happens(monkeypatch):
+    """A batch that is slow to read is longer than the iteration that computes on it, and not than the one before."""
+    seconds, times = 0.0, []
+
+    class Slow(Parts):
+        def batch(self, step):
+            nonlocal seconds
+            seconds += 9.0 if step == 3 else 0.5
+            return super().batch(step)
+
+    class Timed(Loop):
+        def _records(self, outcome, first, times_of_window):
+            times.append(tuple(times_of_window))
+            return super()._records(outcome, first, times_of_window)
+
+    monkeypatch.setattr(loop_module, "time", SimpleNamespace(perf_counter=lambda: seconds))
+    parts = Slow(window=1)
+    Timed(SimpleNamespace(eval_every=0, num_steps=LAST), parts, parts, parts, parts, parts.record).run(0, 0)
+    assert times == [(1.0, 1.0), (0.5, 0.5), (9.0, 9.0), (0.5, 0.5), (0.5, 0.5), (0.0, 0.0)]

@@ -10,7 +10,7 @@ import pytest
 
 from swift.data import DataConfig, TextFiles
 from swift.experts import ExpertConfig
-from swift.mesh import host_matmul_flops, peak_flops
+from swift.mesh import chips, host_matmul_flops, peak_flops
 from swift.models import GPT, ModelConfig, plain_logits
 from swift.pipeline.split_backward import dot_flops
 from swift.topology import Topology
@@ -60,6 +60,20 @@ def test_the_peak_of_a_chip(kind, dtype, peak):
 
 def test_the_peak_of_this_host_is_that_of_its_matmuls():
     assert 1e8 < host_matmul_flops("float32") < 1e14
+
+
+def test_other_programs_do_not_lower_the_peak_of_this_host(monkeypatch):
+    """Half of the time by the clock goes to others; the peak is that of the time on all cores."""
+    clock = iter(range(0, 100, 10))
+    used = iter(range(0, 100, 10))
+    times = SimpleNamespace(perf_counter=lambda: next(clock), process_time=lambda: next(used))
+    monkeypatch.setattr(chips, "time", times)
+    monkeypatch.setattr(chips, "cores_allowed", lambda: 4)
+    monkeypatch.setattr(chips, "cores_limit", lambda: limit)
+    limit = None
+    assert host_matmul_flops("float32") == 2 * 1024**3 / 2.5
+    clock, used, limit = iter(range(0, 100, 10)), iter(range(0, 100, 10)), 2.0
+    assert host_matmul_flops("float32") == 2 * 1024**3 / 5
 
 
 def test_the_peak_of_this_host_is_measured_before_programs_are_compiled_in_the_background(tmp_path, monkeypatch):

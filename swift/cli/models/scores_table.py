@@ -2,15 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 
-from rich import box
-from rich.table import Table
-from rich.text import Text
-
-from swift.errors import printable
 from swift.evaluate import Difference, Evaluation, Score, differences
+from swift.terminal_table import TerminalTable
+
+_TEXTS = ("task", "score")
 
 
-def scores_tables(evaluations: Sequence[Evaluation]) -> Iterator[Table]:
+def scores_tables(evaluations: Sequence[Evaluation]) -> Iterator[TerminalTable]:
     """Makes the table of scores, a column for each model, and that of the differences from the first model.
 
     Args:
@@ -18,28 +16,17 @@ def scores_tables(evaluations: Sequence[Evaluation]) -> Iterator[Table]:
     """
     first, *others = evaluations
     scores = [{(score.task, score.metric): score for score in one.scores} for one in evaluations]
-    table = _table(["task", "score", "questions", *(one.model for one in evaluations)])
+    table = TerminalTable([*_TEXTS, "questions", *(one.model for one in evaluations)], _TEXTS)
     for key, score in scores[0].items():
         shares = [_share(found[key]) if key in found else "-" for found in scores]
-        _add(table, [*key, f"{score.questions:,}", *shares])
+        table.add_row(*key, f"{score.questions:,}", *shares)
     yield table
     if others:
-        table = _table(["task", "score", *(f"{one.model} less {first.model}" for one in others)])
+        table = TerminalTable([*_TEXTS, *(f"{one.model} less {first.model}" for one in others)], _TEXTS)
         pairs = [{(found.task, found.metric): found for found in differences(one, first)} for one in others]
         for key in scores[0]:
-            _add(table, [*key, *(_share(found[key], "+") if key in found else "-" for found in pairs)])
+            table.add_row(*key, *(_share(found[key], "+") if key in found else "-" for found in pairs))
         yield table
-
-
-def _table(headings: Sequence[str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading in ("task", "score") else "right", overflow="fold")
-    return table
-
-
-def _add(table: Table, cells: Sequence[str]) -> None:
-    table.add_row(*(Text(printable(cell)) for cell in cells))
 
 
 def _share(found: Score | Difference, sign: str = "") -> str:

@@ -27,7 +27,9 @@ class OutputKind:
 
 
 PAGE = OutputKind("a page of Swift", re.compile(rb"\s*<!doctype html>.*?<title>Swift: ", re.IGNORECASE | re.DOTALL))
-_PICTURE = rb"(\x89PNG|\s*<\?xml|\s*<svg).*?Matplotlib"
+# A PNG that earlier versions drew does not say so: it has 160 dots an inch, and no text before them.
+_EARLIER_PNG = rb"\x89PNG\r\n\x1a\n.{4}IHDR.{8}\x08\x06\0\0\0.{4}\0\0\0\x09pHYs(\0\0\x18\x9b){2}\x01"
+_PICTURE = rb"(\x89PNG|\s*<\?xml|\s*<svg).*?Matplotlib|" + _EARLIER_PNG
 PICTURE = OutputKind("a picture that Matplotlib drew", re.compile(_PICTURE, re.DOTALL))
 PLACEMENT = OutputKind(
     "a placement", re.compile(rb"\x93NUMPY.{2,6}\{'descr': '[<>|=]i4'.*?'shape': \(\d+, \d+, \d+\)", re.DOTALL)

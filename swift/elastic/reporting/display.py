@@ -4,12 +4,11 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from rich import box
 from rich.console import Console, Group, RenderableType
-from rich.table import Table
 
 from swift.elastic.membership import Membership, ProcessState, ProcessStatus
 from swift.elastic.reporting.goodput import CAUSES
+from swift.terminal_table import TerminalTable
 from swift.train import StepTimer, Terminal, describe, progress_lines, saved_text
 
 _MAX_REDRAWS_PER_S = 4
@@ -89,15 +88,11 @@ class Display:
         return lines if self._membership is None else Group(lines, worker_table(self._membership))
 
 
-def worker_table(membership: Membership) -> Table:
+def worker_table(membership: Membership) -> TerminalTable:
     """Returns a table with a row for each process: its identity, its state, and its iteration or '-'."""
     has_ranks = any(process.rank for process in membership.processes)
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("stage", "pipeline", *["rank"] * has_ranks):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("state", no_wrap=True, min_width=max(map(len, ProcessState)))
-    for heading in ("step", "generation", "restarts"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    places = ("stage", "pipeline", *["rank"] * has_ranks)
+    table = TerminalTable([*places, "state", "step", "generation", "restarts"], texts=("state",))
     for process in sorted(membership.processes, key=lambda process: (process.worker[::-1], process.rank)):
         (pipeline, stage), rank = process
         status = membership.statuses[process]
@@ -110,6 +105,7 @@ def worker_table(membership: Membership) -> Table:
 def _state(status: ProcessStatus, membership: Membership) -> tuple[str, str, str]:
     """Returns a process's state as a word, its iteration, and its generation."""
     word, generation = "killed" if status.is_dying else str(status.state), membership.generation
+    word = word.ljust(max(map(len, ProcessState)))  # so that the table keeps its width
     is_finishing = (
         generation is not None and generation.form.after is not None and status.member in generation.not_formed
     )
@@ -124,17 +120,14 @@ def goodput_table(goodput: Mapping[str, Any]) -> RenderableType:
     Args:
         goodput: figures of ``Journal.goodput``.
     """
-    time = Table(box=box.SIMPLE_HEAD)
-    for heading in ("time", "s", "%"):
-        time.add_column(heading, justify="left" if heading == "time" else "right", no_wrap=True)
+    time = TerminalTable(("time", "s", "%"), texts=("time",))
     for cause in (*CAUSES, "total"):
         spent_s = goodput[f"{cause}_s"]
         time.add_row(cause, f"{spent_s:,.1f}", f"{100 * spent_s / max(goodput['total_s'], 1e-9):.1f}")
     if not goodput["num_recoveries"]:
         return time
-    recoveries = Table(box=box.SIMPLE_HEAD)
-    for heading in (f"recovery, of {goodput['num_recoveries']}", "median (s)", "maximum (s)"):
-        recoveries.add_column(heading, justify="left" if heading.startswith("recovery") else "right", no_wrap=True)
+    phases = f"recovery, of {goodput['num_recoveries']}"
+    recoveries = TerminalTable((phases, "median (s)", "maximum (s)"), texts=(phases,))
     whole = {"median_s": goodput["recovery_median_s"], "max_s": goodput["recovery_max_s"]}
     for phase, over in [*goodput["recovery_parts"].items(), ("total", whole)]:
         recoveries.add_row(phase.replace("_", " "), f"{over['median_s']:.2f}", f"{over['max_s']:.2f}")

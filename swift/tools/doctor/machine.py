@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from swift.machine_cores import cores_allowed, cores_limit
 from swift.machine_memory import control_groups, size_text
 from swift.tools.doctor.finding import Finding
 
@@ -19,7 +20,7 @@ def examine_machine(root: Path = Path("/")) -> Iterator[Finding]:
     Args:
         root: root of the file system.
     """
-    cores, quota = len(os.sched_getaffinity(0)), _cpu_quota(root / "sys/fs/cgroup/cpu.max")
+    cores, quota = cores_allowed(), cores_limit(root)
     if quota is not None and quota < cores:
         yield Finding("cores", "note", f"{cores}, of which this container may use {quota:.1f} at a time")
     else:
@@ -56,9 +57,3 @@ def _memory(path: Path) -> int:
         if name == "MemTotal":
             return int(value.split()[0]) * 1024
     return 0
-
-
-def _cpu_quota(path: Path) -> float | None:
-    """Cores' worth of time that a control group may use; None: there is no limit."""
-    words = path.read_text().split() if path.is_file() else []
-    return int(words[0]) / int(words[1]) if len(words) == 2 and words[0] != "max" else None

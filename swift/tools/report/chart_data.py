@@ -12,11 +12,11 @@ import numpy as np
 
 from swift.runlog import Run, history_of, ratio, scalars
 from swift.tools.palette import variable
-from swift.tools.report.sections import Band, Chart, Curve, LayerMaps, bins_of
+from swift.tools.report.sections import Band, Chart, Curve, LayerMaps, bins_of, points_of_a_line
 from swift.tools.report.together import RunStyle
 
 NUM_BINS = 1000
-"""Largest number of points of a line; in a longer run, a point is the mean of consecutive steps."""
+"""Largest number of points of a line of few runs; in a longer run, a point is the mean of consecutive steps."""
 DIGITS = 6
 DASHES = {"-": "", "--": "7 4", ":": "2 3", "-.": "8 3 2 3"}
 
@@ -42,18 +42,18 @@ def page_data(
         - ``maps``, by the pictures' names: first and last of ``steps``; the number of ``bins`` that are drawn, and how
           many consecutive ones are ``merged``; ``tokens`` and ``replicas`` by bin and expert, in tenths of a percent.
     """
-    axes = [_axes(run) for run in runs]
+    axes, num_bins = [_axes(run) for run in runs], points_of_a_line(len(runs), NUM_BINS)
     document = {
         "runs": [
             {
                 "label": style.label,
                 "color": variable(style.color),
                 "dash": DASHES[style.line],
-                "x": {name: _numbers(_binned(at_T)[0]) for name, at_T in axes_of_run.items()},
+                "x": {name: _numbers(_binned(at_T, num_bins)[0]) for name, at_T in axes_of_run.items()},
             }
             for style, axes_of_run in zip(styles, axes, strict=True)
         ],
-        "charts": {name: _chart(chart, axes) for name, chart in charts.items()},
+        "charts": {name: _chart(chart, axes, num_bins) for name, chart in charts.items()},
         "maps": {name: _maps(one) for name, one in maps.items()},
     }
     text = json.dumps(document, allow_nan=False, separators=(",", ":"))
@@ -72,15 +72,18 @@ def _axes(run: Run) -> Axes:
     return axes
 
 
-def _chart(chart: Chart, axes: Sequence[Axes]) -> dict[str, Any]:
+def _chart(chart: Chart, axes: Sequence[Axes], num_bins: int) -> dict[str, Any]:
+    def points(values_T: np.ndarray) -> np.ndarray:
+        return _binned(values_T, num_bins)[0]
+
     return {
         "ylabel": chart.ylabel,
         "top": chart.top,
         "fromZero": chart.from_zero,
         "exact": chart.is_exact,
         "levels": [*chart.levels],
-        "lines": [_line(curve) for curve in chart.curves],
-        "bands": [_band(band, axes, binned=_points) for band in chart.bands],
+        "lines": [_line(curve, num_bins) for curve in chart.curves],
+        "bands": [_band(band, axes, binned=points) for band in chart.bands],
         "rings": [_ring(curve, axes[curve.index]) for curve in chart.rings],
         "ringBands": [_band(band, axes, binned=np.asarray) for band in map(_known, chart.ring_bands)],
         "marks": [{"run": 0, "x": _at(axes[0], np.searchsorted(axes[0]["step"], chart.marks))}] if chart.marks else [],
@@ -96,8 +99,8 @@ def _maps(maps: LayerMaps) -> dict[str, Any]:
     return {"steps": steps, **bins, "tokens": tenths(maps.tokens_BE), "replicas": tenths(maps.replicas_BE)}
 
 
-def _line(curve: Curve) -> dict[str, Any]:
-    mean_B, low_B, high_B = _binned(curve.values_T)
+def _line(curve: Curve, num_bins: int) -> dict[str, Any]:
+    mean_B, low_B, high_B = _binned(curve.values_T, num_bins)
     line: dict[str, Any] = {"run": curve.index, "mean": _numbers(mean_B)}
     return line | ({"low": _numbers(low_B), "high": _numbers(high_B)} if len(mean_B) < len(curve.values_T) else {})
 
@@ -123,10 +126,6 @@ def _known(band: Band) -> Band:
     return replace(band, steps_T=band.steps_T[is_known_T], values_NT=band.values_NT[:, is_known_T])
 
 
-def _points(values_T: np.ndarray) -> np.ndarray:
-    return _binned(values_T)[0]
-
-
 def _ring(curve: Curve, axes: Axes) -> dict[str, Any]:
     known = np.flatnonzero(np.isfinite(curve.values_T))
     return {"run": curve.index, "x": _at(axes, known), "values": _numbers(curve.values_T[known])}
@@ -137,11 +136,11 @@ def _at(axes: Axes, indices: np.ndarray) -> dict[str, list[float | None]]:
     return {name: _numbers(at_T[np.minimum(indices, len(at_T) - 1)]) for name, at_T in axes.items()}
 
 
-def _binned(values_T: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _binned(values_T: np.ndarray, num_bins: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Mean, minimum and maximum over the known values of each bin, float64[B]; NaN where none is known."""
     if not values_T.size:
         return values_T, values_T, values_T
-    bin_T, known_T = bins_of(len(values_T), NUM_BINS), np.isfinite(values_T)
+    bin_T, known_T = bins_of(len(values_T), num_bins), np.isfinite(values_T)
     starts = np.searchsorted(bin_T, np.arange(bin_T[-1] + 1))
     sums_B = np.add.reduceat(np.where(known_T, values_T, 0.0), starts)
     mean_B = ratio(sums_B, np.add.reduceat(known_T.astype(float), starts))

@@ -1,16 +1,11 @@
 """Comparison of several runs in numbers, as in the paper's tables."""
 
-import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rich import box
-from rich.console import JustifyMethod
-from rich.table import Table
-from rich.text import Text
-
-from swift.errors import SettingError
+from swift.errors import SettingError, printable
 from swift.runlog import Run, measure
+from swift.terminal_table import TerminalTable
 
 COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "name": ("run", str),
@@ -22,7 +17,6 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "validation_loss": ("validation loss", "{:.3f}".format),
 }
 """Columns of a comparison: (heading, function that formats a value) by key."""
-_HEADING_WIDTH = 10
 
 
 def comparison_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -43,22 +37,17 @@ def comparison_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
     return rows
 
 
-def comparison_table(runs: Sequence[Run]) -> Table:
+def comparison_table(runs: Sequence[Run]) -> TerminalTable:
     """Makes a table of :func:`comparison_rows` for a terminal; '-' stands for a missing value."""
-    table = Table(box=box.SIMPLE_HEAD)
-    for key, (heading, _) in COLUMNS.items():
-        justify: JustifyMethod = "left" if key in ("name", "placement") else "right"
-        # In a narrow terminal names of runs are wrapped, and no number is.
-        lines = "\n".join(textwrap.wrap(heading, _HEADING_WIDTH))
-        table.add_column(lines, justify=justify, overflow="fold", no_wrap=key != "name", vertical="bottom")
+    table = TerminalTable([heading for heading, _ in COLUMNS.values()], texts=("run", "placement"))
     for row in comparison_rows(runs):
-        table.add_row(*map(Text, cells(row)))
+        table.add_row(*cells(row))
     return table
 
 
 def cells(row: dict[str, Any]) -> list[str]:
-    """Formats a row of :func:`comparison_rows`, in the order of ``COLUMNS``."""
-    return ["-" if row[key] is None else show(row[key]) for key, (_, show) in COLUMNS.items()]
+    """Formats a row of :func:`comparison_rows`, in the order of ``COLUMNS``; control characters are escaped."""
+    return ["-" if row[key] is None else printable(show(row[key])) for key, (_, show) in COLUMNS.items()]
 
 
 def policy_of(run: Run) -> str | None:
@@ -85,6 +74,9 @@ def policy_of(run: Run) -> str | None:
 
 
 def run_labels(runs: Sequence[Run]) -> list[str]:
-    """Labels the runs by name, with their directories if several share a name."""
+    """Labels the runs by name, with their directories if several share a name; control characters are escaped."""
     names = [run.name for run in runs]
-    return [name if names.count(name) == 1 else f"{name} ({run.path})" for run, name in zip(runs, names, strict=True)]
+    return [
+        printable(name if names.count(name) == 1 else f"{name} ({run.path})")
+        for run, name in zip(runs, names, strict=True)
+    ]

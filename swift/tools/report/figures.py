@@ -31,6 +31,8 @@ from swift.tools.report.sections import (
 )
 from swift.tools.report.together import pictures_together
 
+MAX_BARS = 40
+"""Largest number of runs whose time is drawn; the table has them all."""
 MAX_CELLS = 80_000
 """Largest number of values in a run's heat maps that a page includes; beyond it, neighbouring bins are merged."""
 
@@ -95,8 +97,8 @@ def _spending_section(runs: Sequence[Run]) -> Section:
     known = [(label, one) for label, one in zip(run_labels(runs), spent, strict=True) if one and sum(one.values())]
     if not known:
         return Section(title, note="The record does not show where the time went.")
-    figure, (axes,) = new_figure(height=1.6 + 0.35 * len(known))
-    draw_bars(axes, known)
+    figure, (axes,) = new_figure(height=1.6 + 0.35 * min(len(known), MAX_BARS))
+    draw_bars(axes, known[:MAX_BARS])
     causes = [cause for cause in known[0][1] if any(one[cause] for _, one in known)]
     rows = []
     for label, one in known:
@@ -104,6 +106,7 @@ def _spending_section(runs: Sequence[Run]) -> Section:
         texts = [f"{seconds_text(one[c])} ({100 * one[c] / total:.1f} %)" if one[c] else "-" for c in causes]
         rows.append([label, seconds_text(total), *texts])
     caption = "The whole time of a run, each moment counted once; the useful part is its goodput."
+    caption += f" The first {MAX_BARS} of {len(known):,} runs." * (len(known) > MAX_BARS)
     return Section(title, [Picture("spending", caption, figure)], [Table(["run", "in all", *causes], rows, 1)])
 
 

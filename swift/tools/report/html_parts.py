@@ -8,6 +8,7 @@ from swift.tools.palette import variable
 from swift.tools.report.inline import inline_svg
 from swift.tools.report.sections import Picture, Section, Table
 
+_NO_BREAK = "\N{NO-BREAK SPACE}"
 NUM_OPEN = 7
 """Number of a section's pictures that are shown at once; the others are folded away."""
 
@@ -26,7 +27,7 @@ class TableKind(NamedTuple):
     least_rem: int
 
 
-TABLE_KINDS = (TableKind("few", 4, 24), TableKind("some", 6, 32), TableKind("many", 99, 42))
+TABLE_KINDS = (TableKind("few", 4, 24), TableKind("some", 6, 32), TableKind("many", 8, 42), TableKind("most", 99, 62))
 """All kinds of tables, the smallest first."""
 
 
@@ -63,6 +64,8 @@ def table_html(table: Table, name: str, marks: Sequence[str] = ()) -> str:
     def cell(column: int, text: str, mark: str = "") -> str:
         kind = ' class="text"' if column < table.num_text else ""
         heading = html.escape(table.headings[column])
+        if column >= table.num_text:  # a number stays in one line; what is in brackets after it may be in the next
+            text = text.replace(" ", _NO_BREAK).replace(f"{_NO_BREAK}(", " (")
         return f'<td{kind} data-heading="{heading}"><span>{mark}{html.escape(text)}</span></td>'
 
     head = "".join(

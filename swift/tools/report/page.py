@@ -26,10 +26,17 @@ from swift.tools.report.seeds import NOTE, SeedGroup, seed_groups, seeds_table
 from swift.tools.report.together import RunStyle, run_styles
 
 MAX_EVENTS = 1000
+MAX_PARTS = 20
+"""Largest number of runs of which a page has a part each, whose pictures take seconds to draw and megabytes."""
 HELP = (
     "Point at a chart for its values (smoothed in brackets), drag to zoom, double-click for the whole. "
     "Keys in a chart: \N{LEFTWARDS ARROW} \N{RIGHTWARDS ARROW} + - 0, in the maps of a layer also \N{UPWARDS ARROW} "
     "\N{DOWNWARDS ARROW}."
+)
+
+MANY = (
+    f'<p class="note">With more than {MAX_PARTS} runs a page has what they have in common. The experts, failures, '
+    "schedules, checkpoints, events and settings of one run are in its own: <code>swift report RUN_DIR</code></p>"
 )
 
 PAGE = """<!DOCTYPE html>
@@ -52,7 +59,7 @@ script-src 'sha256-{digest}'">
 
 
 def write_report(runs: Sequence[Run], path: str | Path) -> None:
-    """Writes the page: a table of all runs, the charts of all runs, and then each run by itself.
+    """Writes the page: a table of all runs, the charts of all runs, and then, unless they are many, each run by itself.
 
     Args:
         runs: runs to show, at least one; each has the same colour in every picture.
@@ -62,12 +69,13 @@ def write_report(runs: Sequence[Run], path: str | Path) -> None:
         SettingError: the record of a run is damaged.
     """
     styles, groups = run_styles(runs), seed_groups(runs)
-    title = html.escape("Swift: " + ", ".join(one.label for one in styles))
+    has_parts = len(runs) <= MAX_PARTS
+    title = "Swift: " + (html.escape(", ".join(one.label for one in styles)) if has_parts else f"{len(runs)} runs")
     together, spending, *answers = sections_of_all(runs)
     charts = {picture.name: picture.chart for picture in together.pictures if picture.chart is not None}
     maps: dict[str, LayerMaps] = {}
     parts = [
-        f"<header><h1>{title}</h1>{_contents(styles, has_answers=bool(answers))}</header>",
+        f"<header><h1>{title}</h1>{_contents(styles if has_parts else [], has_answers=bool(answers))}</header>",
         "<main>",
         f'<div id="runs"><h2 class="unseen">All runs together</h2>{_comparison(runs, styles)}</div>',
         _seeds(runs, styles, groups),
@@ -75,8 +83,9 @@ def write_report(runs: Sequence[Run], path: str | Path) -> None:
         section_html(together, "charts"),
         section_html(spending, "time"),
         *(section_html(one, "answers") for one in answers),
+        MANY * (not has_parts),
     ]
-    for index, run in enumerate(runs):  # one after the other: figures are large
+    for index, run in enumerate(runs if has_parts else []):  # one after the other: figures are large
         sections = sections_of(run, index)
         pictures = [picture for section in sections for picture in section.pictures]
         maps |= {picture.name: picture.maps for picture in pictures if picture.maps is not None}
@@ -108,7 +117,7 @@ def _style() -> str:
 
 def _contents(styles: Sequence[RunStyle], *, has_answers: bool) -> str:
     """Formats links to the parts of the page."""
-    links = [link("runs", "all runs"), link("time", "where the time went")]
+    links = [link("runs", "all runs"), link("charts", "charts"), link("time", "where the time went")]
     links += [link("answers", "answers to tasks")] * has_answers
     links += [swatch(one.color) + link(f"run{index}", one.label) for index, one in enumerate(styles, start=1)]
     return f'<nav aria-label="Parts of the page">{"".join(f"<span>{one}</span>" for one in links)}</nav>'
@@ -116,15 +125,20 @@ def _contents(styles: Sequence[RunStyle], *, has_answers: bool) -> str:
 
 def _controls(styles: Sequence[RunStyle], *, has_seeds: bool) -> str:
     """Formats the controls of the charts, hidden until the script runs."""
-    runs = [
+    boxes = "".join(
         f'<label><input type="checkbox" name="run" value="{index}" autocomplete="off" checked>'
         f"{swatch(one.color)}{html.escape(one.label)}</label>"
         for index, one in enumerate(styles)
-    ]
+    )
+    if len(styles) > MAX_PARTS:
+        boxes = (
+            f'<div class="runs" tabindex="0" role="group" aria-label="Runs that are shown">{boxes}</div>'
+            '<button type="button" name="none">no run</button><button type="button" name="all">all runs</button>'
+        )
     seeds = '<label><input type="checkbox" name="apart" autocomplete="off">seeds apart</label>' * has_seeds
     axes = "".join(f'<option value="{name}">{name}</option>' for name in ("step", "tokens", "time"))
     return (
-        f'<div id="controls" role="group" aria-label="What the charts show" hidden>{"".join(runs)}{seeds}'
+        f'<div id="controls" role="group" aria-label="What the charts show" hidden>{boxes}{seeds}'
         f'<label>over <select name="axis" autocomplete="off">{axes}</select></label>'
         '<label>smoothing <input type="range" name="smoothing" min="0" max="30" value="5" autocomplete="off"></label>'
         '<button type="button" name="whole" disabled>whole range</button>'

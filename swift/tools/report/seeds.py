@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from swift.errors import printable
 from swift.runlog import Run, settings_in
 from swift.tools.report.compare import COLUMNS, comparison_rows
 from swift.tools.report.sections import Table, mean_and_range
@@ -52,7 +53,7 @@ def seed_groups(runs: Sequence[Run]) -> list[SeedGroup]:
     names = [_name([runs[index] for index in of_seed.values()]) for of_seed in groups]
     return [
         SeedGroup(
-            name if names.count(name) == 1 else f"{name} ({runs[next(iter(of_seed.values()))].path})",
+            printable(name if names.count(name) == 1 else f"{name} ({runs[next(iter(of_seed.values()))].path})"),
             tuple(of_seed.values()),
             tuple(of_seed),
         )

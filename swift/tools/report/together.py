@@ -67,7 +67,7 @@ def pictures_together(runs: Sequence[Run]) -> Iterator[Picture]:
         caption = "Tokens trained in a second, by the time of each step; compilation makes the first ones slow."
         yield _picture("throughput", caption, replace(chart, from_zero=True, marks=marks))
     if chart := lines.chart("reading input (ms)", "input_ms"):
-        caption = "Time to read the batch of each step, while the devices compute the one before."
+        caption = "Time to read the next batch in each step, while the devices compute."
         yield _picture("input", caption, replace(chart, from_zero=True))
     if chart := lines.chart("MFU (%)", "mfu", lambda share: 100 * share):
         caption = (

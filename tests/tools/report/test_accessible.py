@@ -1,6 +1,8 @@
 """The page for readers who need contrast, or who use a keyboard: measured in a browser, in light and in dark."""
 
+import dataclasses
 import io
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -142,3 +144,21 @@ def test_a_run_is_switched_off_with_the_keyboard_alone(page, browser):
         browser.press("Tab")
     browser.press("Space")
     assert browser.tell('document.querySelectorAll("figure[data-chart=loss] .line").length') == 0
+
+
+CAUSES = ("startup", "useful", "saving", "detection", "reconfiguration", "rerun", "waiting", "other")
+
+
+@pytest.mark.parametrize("width", [390, 700, 800, 1000, 1100, 1300, 1600])
+def test_no_table_is_cut_at_any_width(make_run, tmp_path, browser, width):
+    """That of the times has the most columns: all causes of a run of several processes."""
+    goodput = {f"{cause}_s": 4_567.0 for cause in CAUSES} | {"total_s": 9 * 4_567.0}
+    times = [{"time": f"2025-01-01T0{hour}:00:00+00:00", "step": 0} for hour in (0, 9)]
+    events = [times[0] | {"event": "start"}, times[1] | {"event": "finish", "goodput": goodput}]
+    run = dataclasses.replace(make_run("runs/a-run-with-a-long-name", num_steps=3), events=events)
+    write_report([run, dataclasses.replace(run, path=Path("runs/b"))], tmp_path / "page.html")
+    browser.open(tmp_path / "page.html", width=width)
+    cut = "[...document.querySelectorAll('.wide')].filter(box => box.scrollWidth > box.clientWidth).length"
+    assert browser.tell("document.querySelectorAll('#time td').length") == 2 * (2 + len(CAUSES))
+    assert browser.tell(cut) == 0
+    assert browser.tell("document.documentElement.scrollWidth") <= width

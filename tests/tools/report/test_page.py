@@ -13,6 +13,7 @@ from matplotlib.image import imread
 from swift.runlog import CLASS_COUNTS, METRICS, Metrics, Run, RunDirectory, measure, read_run
 from swift.tools.palette import ON_DARK
 from swift.tools.report import save_figures, sections_of, sections_of_all, write_report
+from swift.tools.report.sections import points_of_a_line
 from swift.tools.report.sections.layers import draw_layer
 
 ODD_NAME = "_\N{HIRAGANA LETTER A} </h1><script>alert('$\\frac$ &')</script>"
@@ -235,3 +236,53 @@ def test_the_page_of_a_long_run_of_many_layers_can_be_sent(make_run, tmp_path):
     page = written([dataclasses.replace(short, metrics=metrics)], tmp_path)
     assert len(page.pictures) == 6 + 1 + 12
     assert (tmp_path / "report.html").stat().st_size < 2e6
+
+
+def test_a_page_of_many_runs_has_what_they_have_in_common(make_run, tmp_path):
+    """More than a page has parts for: each picture of one run takes a second to draw."""
+    runs = [make_run(f"runs/run-{index}", num_steps=120) for index in range(60)]
+    page = written(runs, tmp_path)
+    assert "Swift: 60 runs" in page.text
+    assert "swift report RUN_DIR" in page.text
+    assert not captions(page, "MoE layer ")
+    assert not any(address.startswith("#run1") for address in page.addresses)
+    assert all(page.text.count(f"run-{index}") >= 2 for index in range(60))  # in the table, and beside its box
+    assert "and 49 more" in page.text  # of a legend
+    assert (tmp_path / "report.html").stat().st_size < 3_000_000
+    assert '"none"' in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize("count", [20, 21, 300, 100_000])
+def test_many_lines_have_no_more_points_together_than_few(count):
+    num_points = points_of_a_line(count, 1000)
+    assert num_points % 2 == 0
+    assert count * num_points <= 20 * 1000
+
+
+def test_all_runs_have_their_time_in_the_table_and_the_first_ones_in_the_picture(make_run):
+    end = {"time": "2025-01-01T00:01:00+00:00", "event": "finish", "goodput": {"total_s": 9.0, "useful_s": 8.0}}
+    runs = [dataclasses.replace(make_run(f"runs/{index}", 3), events=[end]) for index in range(50)]
+    section = next(one for one in sections_of_all(runs) if one.title == "Where the time went")
+    assert [row[0] for row in section.tables[0].rows] == [run.name for run in runs]
+    (picture,) = section.pictures
+    assert "The first 40 of 50 runs" in picture.caption
+    assert len(picture.figure.axes[0].get_yticks()) == 40
+    assert picture.figure.get_figheight() < 20
+
+
+def test_control_characters_of_a_name_are_shown_as_escapes(make_run, tmp_path):
+    name = "a\x1b[31mb\nc"
+    page = written([make_run(f"runs/{name}", 5), make_run(f"more/{name}", 5, summary={"placement": name})], tmp_path)
+    text = (tmp_path / "report.html").read_text()
+    assert "\x1b" not in text
+    assert "a\\x1b[31mb\\nc (runs/a\\x1b[31mb\\nc)" in page.text
+
+
+def test_a_long_legend_leaves_the_lines_their_room(make_run):
+    def height_of_axes(count):
+        runs = [make_run(f"runs/run-with-a-name-that-is-long-{index:03}", 20) for index in range(count)]
+        figure = sections_of_all(runs)[0].pictures[0].figure
+        figure.draw_without_rendering()
+        return figure.axes[0].get_position().height * figure.get_figheight()
+
+    assert height_of_axes(30) > 0.9 * height_of_axes(3)

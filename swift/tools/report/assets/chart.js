@@ -2,6 +2,7 @@
 // A view says what to draw: {axis, smoothing, shown, apart, range, cursor}; charts only read it.
 "use strict";
 
+const MOST_TOLD = 16;  // values at the cursor, of more lines
 const HEIGHT = 270, EDGE = {left: 56, right: 12, top: 30, bottom: 40};
 const AXES = {
   step: {title: "step", unit: () => [1, ""]},
@@ -261,6 +262,7 @@ class Chart {
       const smooth = view.smoothing && !this.chart.exact ? ` (${told(line.smooth, line)})` : "";
       rows.push([line.color, `${line.label}: ${told(line.mean, line.raw ?? line)}${smooth}`]);
     }
+    if (rows.length > MOST_TOLD) rows.push(["", `and ${rows.splice(MOST_TOLD).length} more: switch some off`]);
     const [size, unit] = axis.unit(view.cursor);
     this.tip.replaceChildren(...[["", `${axis.title} ${show(view.cursor / size)}${unit}`], ...rows].map(([color, text]) => {
       const row = document.createElement("div");

@@ -19,6 +19,11 @@
     view.shown[box.checked ? "add" : "delete"](Number(box.value));
     draw();
   });
+  for (const [name, isOn] of [["none", false], ["all", true]]) bar.querySelector(`[name=${name}]`)?.addEventListener("click", () => {
+    for (const box of bar.querySelectorAll("[name=run]")) box.checked = isOn;
+    view.shown = new Set(isOn ? runs.keys() : []);
+    draw();
+  });
   bar.querySelector("[name=apart]")?.addEventListener("change", event => { view.apart = event.target.checked; draw(); });
   const axis = bar.querySelector("[name=axis]");
   for (const option of axis.options) option.disabled = !runs.every(run => option.value in run.x || !run.x.step.length);

@@ -12,7 +12,14 @@ from swift.tools.report.sections.layers import LayerMaps, draw_drops, draw_layer
 from swift.tools.report.sections.parts import Picture, Section, Table, seconds_text
 from swift.tools.report.sections.plans import plans_section
 from swift.tools.report.sections.rank_loads import rank_loads_file
-from swift.tools.report.sections.series import ClassSeries, bins_of, class_series, mean_and_range, shares
+from swift.tools.report.sections.series import (
+    ClassSeries,
+    bins_of,
+    class_series,
+    mean_and_range,
+    points_of_a_line,
+    shares,
+)
 from swift.tools.report.sections.simulation import simulation_file
 from swift.tools.report.sections.timeline import timeline_section
 
@@ -38,6 +45,7 @@ __all__ = [
     "mean_and_range",
     "new_figure",
     "plans_section",
+    "points_of_a_line",
     "rank_loads_file",
     "seconds_text",
     "shares",

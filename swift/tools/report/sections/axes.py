@@ -14,7 +14,11 @@ from swift.tools.palette import CAUSE_COLORS, GRID, GROUND, INK
 
 FONT_SIZE = 10.5
 MAX_LABEL = 40
+MAX_ENTRIES = 12
+"""Largest number of entries of a legend; with more, its last one says how many are left out."""
 LETTERS_PER_INCH = 12
+_ROW_INCHES, _ROWS_WITHIN = 0.22, 3
+"""Height of a row of a legend, and the rows for which figures have room; for further ones they are made higher."""
 
 
 def new_figure(
@@ -51,12 +55,18 @@ def put_title(axes: Axes, text: str) -> None:
 
 def put_legend(figure: Figure, entries: Sequence[tuple[str, Any]], styles: Sequence[Any] = ()) -> None:
     """Puts the legend above the axes, where it hides nothing; names are shown literally, never as mathematics."""
+    if len(entries) > MAX_ENTRIES:
+        shown = MAX_ENTRIES - 1
+        entries = [*entries[:shown], (f"and {len(entries) - shown:,} more", "none")]
+        styles = [*styles[:shown], "-"] if styles else ()
     handles = [
         Line2D([], [], color=color, linestyle=style, linewidth=2.5)
         for (_, color), style in zip(entries, styles or ["-"] * len(entries), strict=True)
     ]
     labels = [drawable(label) for label, _ in entries]
     num_columns = max(1, min(4, int(LETTERS_PER_INCH * figure.get_figwidth()) // (max(map(len, labels)) + 6)))
+    num_rows = -(-len(labels) // num_columns)
+    figure.set_figheight(figure.get_figheight() + _ROW_INCHES * max(0, num_rows - _ROWS_WITHIN))
     # The labels are set afterwards, because a legend omits those with a leading underscore.
     legend = figure.legend(
         handles, ["."] * len(labels), loc="outside upper left", ncols=num_columns, frameon=False, handlelength=1.2

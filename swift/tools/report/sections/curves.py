@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from swift.tools.palette import GROUND, INK, MOMENT_COLORS
 from swift.tools.report.sections.axes import FONT_SIZE, new_figure, put_legend
-from swift.tools.report.sections.series import mean_and_range, smooth, thin
+from swift.tools.report.sections.series import MANY_LINES, NUM_POINTS, mean_and_range, points_of_a_line, smooth, thin
 
 
 @dataclass(frozen=True)
@@ -86,17 +86,18 @@ class Chart:
 
 
 def draw_curves(chart: Chart) -> Figure:
-    """Draws lines over the steps, raw values faint and smoothed ones strong, and groups of seeds as bands."""
+    """Draws lines over the steps, smoothed values strong and raw ones of few runs faint; groups of seeds as bands."""
     curves, marks, top = _apart(chart.curves, chart.bands), chart.marks, chart.top
     figure, (axes,) = new_figure(height=3.4)
     for band in chart.bands:
         _draw_band(axes, band, is_exact=chart.is_exact)
-    for curve in curves:
+    num_points = points_of_a_line(len(curves))
+    for curve in curves if len(curves) <= MANY_LINES else ():
         points = thin(curve.values_T)
         axes.plot(curve.steps_T[points], curve.values_T[points], color=curve.color, alpha=0.22, linewidth=0.8)
     for curve in curves:
         smooth_T = curve.values_T if chart.is_exact else smooth(curve.values_T)
-        _draw_line(axes, curve, smooth_T)
+        _draw_line(axes, curve, smooth_T, num_points)
     _draw_rings(axes, _apart(chart.rings, chart.ring_bands), chart.ring_bands)
     _draw_levels(axes, chart.levels)
     if marks:
@@ -130,8 +131,8 @@ def _draw_band(axes: Axes, band: Band, *, is_exact: bool) -> None:
     _draw_line(axes, band, mean_T)
 
 
-def _draw_line(axes: Axes, line: Curve | Band, values_T: np.ndarray) -> None:
-    points = thin(values_T)
+def _draw_line(axes: Axes, line: Curve | Band, values_T: np.ndarray, num_points: int = NUM_POINTS) -> None:
+    points = thin(values_T, num_points)
     marker = "o" if len(points) == 1 else None
     axes.plot(
         line.steps_T[points],

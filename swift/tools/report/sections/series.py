@@ -12,6 +12,8 @@ from swift.runlog import Run, ranges_of, ratio
 
 NUM_POINTS = 1000
 """Largest number of points of a drawn line."""
+MANY_LINES = 20
+"""Number of lines of a picture from which on each has fewer points, so that all together have no more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,15 +104,20 @@ def smooth(values_T: np.ndarray) -> np.ndarray:
     return ratio(sums[last] - sums[first], numbers[last] - numbers[first])
 
 
-def thin(values_T: np.ndarray) -> np.ndarray:
+def points_of_a_line(num_lines: int, most: int = NUM_POINTS) -> int:
+    """Number of points that each line has at most where so many are drawn together, an even number."""
+    return 2 * (most * MANY_LINES // max(num_lines, MANY_LINES) // 2)
+
+
+def thin(values_T: np.ndarray, num_points: int = NUM_POINTS) -> np.ndarray:
     """Selects points so that a line looks the same: the minimum and maximum of each bin.
 
     Returns:
-        int[at most NUM_POINTS], ascending; all T if they are few.
+        int[at most num_points], ascending; all T if they are few.
     """
-    if len(values_T) <= NUM_POINTS:
+    if len(values_T) <= num_points:
         return np.arange(len(values_T))
-    edges = np.linspace(0, len(values_T), NUM_POINTS // 2 + 1).astype(int)
+    edges = np.linspace(0, len(values_T), num_points // 2 + 1).astype(int)
     low_T, high_T = np.nan_to_num(values_T, nan=np.inf), np.nan_to_num(values_T, nan=-np.inf)
     points = {
         start + offset
