@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 _MOUNTS = (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup"))
-"""Where tasks are counted: version 1 of control groups, and version 2."""
+"""Places where tasks are counted: version 1 of control groups, and version 2."""
 
 
 def can_limit_tasks() -> bool:
