@@ -2,7 +2,6 @@
 
 import shutil
 import signal
-from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
@@ -12,19 +11,29 @@ from .processes import send
 from .running import Run
 from .tmpfs import Tmpfs
 
-SHARED_MEMORY = Tmpfs(Path("/dev/shm"))
+_MEMORY = Path("/dev/shm")
+_SHARED_MEMORY = Tmpfs(_MEMORY)
 _ENDING_S = 90.0
 
 
 def _remove_directories(run: Run, parameters: Parameters, after: Aftermath) -> None:
     """Removes what is there for temporary files, as a system does at the end of a user's session."""
-    which: Sequence[str] = parameters["which"]
-    if "shm" in which:
-        for path in run.in_shared_memory():
-            shutil.rmtree(path, ignore_errors=True)
-    if "tmp" in which:
-        shutil.rmtree(run.tmp, ignore_errors=True)
+    places = {"shm": _MEMORY, "tmp": run.tmp}
+    nodes = {node.pid: node for node in run.life.nodes}
+    found = [(pid, path) for pid in nodes for name in parameters["which"] for path in _of_process(pid, places[name])]
+    removed = [path for _, path in found] + [run.tmp] * ("tmp" in parameters["which"])
+    for path in removed:
+        shutil.rmtree(path, ignore_errors=True)
+
+    def are_back() -> bool:
+        return all(path.exists() or nodes[pid].poll() is not None for pid, path in found)
+
+    after.awaited.append((are_back, "its directories are not made again"))
     after.may_lose_states = after.wants_checkpoint = True
+
+
+def _of_process(pid: int, place: Path) -> list[Path]:
+    return list(place.glob(f"swift-{pid}-*"))
 
 
 def _fill_temporary(run: Run, parameters: Parameters, after: Aftermath) -> None:
@@ -64,8 +73,8 @@ def _draw_tasks(rng: Random, _: Run) -> Parameters:
 def _fill_memory(run: Run, parameters: Parameters, after: Aftermath) -> None:
     """Fills shared memory for a time, so that a recovery does not find the room that it needs."""
     del run
-    SHARED_MEMORY.leave(num_bytes=parameters["bytes"])
-    after.heal_after(parameters["seconds"], SHARED_MEMORY.leave)
+    _SHARED_MEMORY.leave(num_bytes=parameters["bytes"])
+    after.heal_after(parameters["seconds"], _SHARED_MEMORY.leave)
     after.codes |= {judge.GIVES_UP}
 
 
@@ -80,8 +89,8 @@ def _start_with_little_memory(run: Run, parameters: Parameters, after: Aftermath
     after.has_ended = True
     run.wait(run.is_over, "it was killed", _ENDING_S)
     run.leftovers()
-    SHARED_MEMORY.leave(num_bytes=parameters["bytes"])
-    after.later.append(SHARED_MEMORY.leave)
+    _SHARED_MEMORY.leave(num_bytes=parameters["bytes"])
+    after.later.append(_SHARED_MEMORY.leave)
 
 
 def _draw_little(rng: Random, _: Run) -> Parameters:

@@ -157,6 +157,9 @@ class Episode:
         last = min(step + _STEPS_AFTER, NUM_STEPS)
         if not run.wait(lambda: run.newest_step() >= last, f"no iteration after {step} is done"):
             return False
+        for is_so, what in after.awaited:
+            if not run.wait(is_so, what):
+                return False
         if not after.wants_checkpoint or step + EVERY >= NUM_STEPS:
             return True
         return run.wait(

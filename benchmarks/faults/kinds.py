@@ -27,6 +27,7 @@ class Aftermath:
         may_lose_states: whether states and copies in memory were removed, without which a death may cost more.
         excused: iterations whose records were damaged.
         wants_checkpoint: whether a new checkpoint has to be written before all is well.
+        awaited: whatever else has to be so before all is well, each with a description for the error.
         may_leave: True if no process was left to remove its files.
         undo: repairs the damage, where the run refuses to continue; None: there is none.
         later: ends of faults once the volley is judged.
@@ -44,6 +45,7 @@ class Aftermath:
     may_lose_states: bool = False
     excused: set[int] = field(default_factory=set)
     wants_checkpoint: bool = False
+    awaited: list[tuple[Callable[[], bool], str]] = field(default_factory=list)
     may_leave: bool = False
     undo: Callable[[], None] | None = None
     later: list[Callable[[], None]] = field(default_factory=list)

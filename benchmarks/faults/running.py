@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -267,17 +267,13 @@ class Run:
         waiting = {node.pid for node in self.life.nodes[1:]}  # for another first node, as intended
         left = [f"process {one.kind} {one.name}".strip() for one in self.processes() if one.pid not in waiting]
         left += [str(path) for pattern in ("swift-*", ".swift-*") for path in self.tmp.glob(pattern)]
-        left += [str(path) for path in self.in_shared_memory(waiting)]
+        pids = [node.pid for life in self.lives for node in life.nodes if node.pid not in waiting]
+        left += [str(path) for pid in pids for path in Path("/dev/shm").glob(f"*swift-{pid}-*")]
         # Files that the machines share stay in the run directory until another first process removes them; one that
         # refused to start did not.
         if self.shape.num_nodes > 1 and any(life.first.returncode == -signal.SIGKILL for life in self.lives[-2:]):
             return left
         return left + [str(path) for path in self.run_dir.glob(".swift-*")]
-
-    def in_shared_memory(self, excluded: Collection[int] = ()) -> list[Path]:
-        """Lists the directories in shared memory of what its user has started, except some processes."""
-        pids = [node.pid for life in self.lives for node in life.nodes if node.pid not in excluded]
-        return [path for pid in pids for path in Path("/dev/shm").glob(f"*swift-{pid}-*")]
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from faults import blows_machine
 from faults.campaign import KINDS
 from faults.kinds import Aftermath
 from faults.tasks import TaskLimit, can_limit_tasks
@@ -86,15 +87,22 @@ for line in sys.stdin:
 
 
 @pytest.mark.parametrize("kind", ["remove-tmp", "remove-shm", "remove-both"])
-def test_the_directories_of_a_run_are_removed(tmp_path, kind):
-    tmp, memory, of_another = (tmp_path / name / "swift-1-x" for name in ("tmp", "shm", "other"))
+def test_the_directories_of_a_run_are_removed_and_have_to_be_made_again(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(blows_machine, "_MEMORY", tmp_path / "shm")
+    tmp, memory, of_another = tmp_path / "tmp" / "swift-1-x", tmp_path / "shm" / "swift-1-x", tmp_path / "shm/swift-2-x"
     for directory in (tmp, memory, of_another):
         directory.mkdir(parents=True)
         (directory / "file").touch()
-    after, run = Aftermath(), SimpleNamespace(tmp=tmp.parent, in_shared_memory=lambda: [memory])
+    node = SimpleNamespace(pid=1, poll=lambda: None)
+    after, run = Aftermath(), SimpleNamespace(tmp=tmp.parent, life=SimpleNamespace(nodes=[node]))
     KINDS[kind].strike(run, KINDS[kind].draw(None, run), after)
     assert tmp.parent.exists() is (kind == "remove-shm")
     assert memory.exists() is (kind == "remove-tmp")
     assert of_another.exists()
+    ((are_back, _),) = after.awaited
+    for directory in (tmp, memory):
+        assert are_back() is (tmp.exists() and memory.exists())
+        directory.mkdir(parents=True, exist_ok=True)
+    assert are_back()
     assert after.may_lose_states
     assert not after.codes  # the run is to go on
