@@ -1,6 +1,7 @@
 """The judge of the campaign finds what is wrong, and nothing else."""
 
 import json
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -178,6 +179,13 @@ def test_a_run_goes_back_where_processes_died_that_could_start_no_thread(dead, i
     KINDS["few-tasks"].strike(run, {"left": 0, "seconds": 1.0}, after)
     Episode(run, {}, deck=None)._judge_restores(0, 600, after)
     assert (after.complaints == []) is is_right
+
+
+@pytest.mark.parametrize(("shape", "codes"), [("square", {3, -signal.SIGABRT}), ("train", {3})])
+def test_only_a_first_process_that_hosts_a_service_of_jax_may_abort_without_threads(shape, codes):
+    tasks, after = SimpleNamespace(leave=lambda _: None, lift=lambda: None), Aftermath()
+    KINDS["few-tasks"].strike(SimpleNamespace(shape=SHAPES[shape], tasks=tasks), {"left": 0, "seconds": 1.0}, after)
+    assert after.codes == codes
 
 
 @pytest.mark.parametrize(("told", "is_right"), [(["1:1"], True), ([], False)])
