@@ -16,6 +16,7 @@ from .record import Record, commit
 from .shapes import SHAPES, write_corpus
 from .shim import built
 from .storage import can_have_disks
+from .tasks import can_limit_tasks
 from .wire import can_have_networks
 
 
@@ -75,16 +76,21 @@ def _place(directory: Path, patience_s: float, is_private: bool) -> Place:
     place = Place(directory, write_corpus(directory / "corpus"), directory / "cache", patience_s, is_private)
     has_networks = is_private and can_have_networks(directory)
     return replace(
-        place, has_disks=is_private and can_have_disks(directory), has_networks=has_networks, shim=built(directory)
+        place,
+        has_disks=is_private and can_have_disks(directory),
+        has_networks=has_networks,
+        limits_tasks=can_limit_tasks(),
+        shim=built(directory),
     )
 
 
 def _cannot(place: Place) -> str:
     """Lists faults that cannot be tried on this machine."""
     missing = {
-        "small-shm, full-shm: not allowed to mount": not place.is_private,
+        "small-shm, full-shm, full-tmp: not allowed to mount": not place.is_private,
         "full-disk, frozen-disk, lost-disk, cut-power: no loop devices": not place.has_disks,
         "cut-wire, slow-wire: no network namespaces": not place.has_networks,
+        "few-tasks: no control groups can be made": not place.limits_tasks,
         "io-error, slow-disk, clock-jump: no compiler": place.shim is None,
     }
     return "cannot be tried here: " + (

@@ -1,18 +1,15 @@
-"""Faults of disks, shared memory and clocks."""
+"""Faults of disks, compiled programs and clocks."""
 
 import signal
-from functools import partial
 from pathlib import Path
 from random import Random
 
 from . import evidence, judge
-from .isolation import leave_shared_memory
 from .kinds import Aftermath, Draw, Kind, Parameters, is_launch
 from .processes import send
 from .running import Run
 
 _ENDING_S = 90.0
-_PLENTY = 2 << 30
 
 
 def _has_disk(run: Run) -> bool:
@@ -125,25 +122,6 @@ def _draw_shift(rng: Random, _: Run) -> Parameters:
     return {"by_s": rng.choice([-1, 1]) * rng.choice([1.5, 10, 100, 3600, 86400 * 400])}
 
 
-def _fill_memory(run: Run, parameters: Parameters, after: Aftermath) -> None:
-    """Fills shared memory for a time, so that a recovery does not find the room that it needs."""
-    del run
-    leave_shared_memory(parameters["bytes"])
-    after.heal_after(parameters["seconds"], partial(leave_shared_memory, _PLENTY))
-    after.codes |= {judge.GIVES_UP}
-
-
-def _start_with_little_memory(run: Run, parameters: Parameters, after: Aftermath) -> None:
-    """Limits shared memory to that of some containers, for the next and later starts of the run."""
-    send([run.life.first.pid], signal.SIGKILL)
-    after.codes |= {-signal.SIGKILL}
-    after.has_ended = True
-    run.wait(run.is_over, "it was killed", _ENDING_S)
-    run.leftovers()
-    leave_shared_memory(parameters["bytes"])
-    after.later.append(partial(leave_shared_memory, _PLENTY))
-
-
 def _damage_programs(run: Run, parameters: Parameters, after: Aftermath) -> None:
     """Changes bytes of compiled programs, which then have to be compiled again."""
     choice = Random(parameters["choice"])
@@ -160,18 +138,8 @@ def _flip(path: Path, choice: Random) -> None:
         file.write(bytes([choice.randrange(256)]))
 
 
-def _is_private(run: Run) -> bool:
-    return run.place.is_private and is_launch(run)
-
-
-def _seconds(low: float, high: float, **more: list[int]) -> Draw:
-    def draw(rng: Random, _: Run) -> Parameters:
-        return {
-            "seconds": round(rng.uniform(low, high), 2),
-            **{name: rng.choice(values) for name, values in more.items()},
-        }
-
-    return draw
+def _seconds(low: float, high: float) -> Draw:
+    return lambda rng, _: {"seconds": round(rng.uniform(low, high), 2)}
 
 
 def _draw_programs(rng: Random, _: Run) -> Parameters:
@@ -186,15 +154,5 @@ KINDS = [
     Kind("io-error", _break_files, _draw_errors, _has_shim, group="disk"),
     Kind("slow-disk", _slow_files, _draw_slow, _has_shim, group="disk"),
     Kind("clock-jump", _shift_clock, _draw_shift, _has_shim, group="clock"),
-    Kind("full-shm", _fill_memory, _seconds(1.0, 6.0, bytes=[0, 65_536, 1_000_000]), _is_private, group="shm"),
-    Kind(
-        "small-shm",
-        _start_with_little_memory,
-        lambda rng, _: {"bytes": rng.choice([65_536, 1 << 20, 4 << 20])},
-        _is_private,
-        ends=True,
-        group="shm",
-        is_quiet=True,
-    ),
     Kind("damage-programs", _damage_programs, _draw_programs, is_launch),
 ]

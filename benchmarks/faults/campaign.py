@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from . import blows, blows_damage, blows_files, blows_nodes
+from . import blows, blows_damage, blows_files, blows_machine, blows_nodes
 from .episode import Episode, Verdict
 from .kinds import Kind
 from .place import Place
@@ -19,11 +19,14 @@ from .running import Run, under_way
 from .shapes import SHAPES, Shape
 from .shim import Shim
 from .storage import Disk
+from .tasks import TaskLimit
+from .tmpfs import Tmpfs
 from .volleys import Deck
 from .warm import WarmPrograms
 from .wire import Network
 
-KINDS = {kind.name: kind for kind in (*blows.KINDS, *blows_files.KINDS, *blows_damage.KINDS, *blows_nodes.KINDS)}
+_MODULES = (blows, blows_files, blows_machine, blows_damage, blows_nodes)
+KINDS = {kind.name: kind for module in _MODULES for kind in module.KINDS}
 _VOLLEYS = 16
 """Limit of an episode."""
 STORAGES = ("plain", "disk", "shim")
@@ -137,6 +140,14 @@ class Campaign:
         kept = self.place.directory / "programs" / f"{shape.name}-{code_digest(self.place.root)}"
         with ExitStack() as stack:
             stack.callback(shutil.rmtree, directory, ignore_errors=True)
+            if self.place.is_private:
+                run.temporary = Tmpfs(run.memory)
+                stack.callback(run.temporary.remove)
+                run.temporary.make()
+            if self.place.limits_tasks:
+                run.tasks = TaskLimit()
+                stack.callback(run.tasks.remove)
+                run.tasks.make()
             if storage == "disk" and self.place.has_disks:
                 run.disk = Disk(directory / "disk")
                 stack.callback(run.disk.remove)

@@ -157,6 +157,9 @@ class Episode:
         last = min(step + _STEPS_AFTER, NUM_STEPS)
         if not run.wait(lambda: run.newest_step() >= last, f"no iteration after {step} is done"):
             return False
+        for is_so, what in after.awaited:
+            if not run.wait(is_so, what):
+                return False
         if not after.wants_checkpoint or step + EVERY >= NUM_STEPS:
             return True
         return run.wait(
@@ -177,13 +180,15 @@ class Episode:
             after.complaints += judge.of_restore(event, promised, after.may_be_older)
         if restores:
             after.observed["restored"] = [event["step"] for event in restores]
-            if not self._is_a_stage_lost(after.lost(told)) and not (after.dead and self._run.shape.is_elastic):
+            is_elastic = self._run.shape.is_elastic and after.dead
+            if not (is_elastic or after.may_lose_states or self._is_a_stage_lost(after.lost(told))):
                 after.complaints.append(f"went back to iteration {restores[0]['step']} though every stage had a worker")
 
     def _judge_reshards(self, told: list[dict[str, Any]], after: Aftermath) -> None:
         """Checks that updates were lost with neighbouring ranks only."""
         reshards = [event for event in told if event["event"] == "reshard"]
-        if self._loses_updates(reshards, after) and len(set(after.dead)) < _NEIGHBOURS:
+        may_lose = after.may_lose_states or len(after.lost(told)) >= _NEIGHBOURS
+        if self._loses_updates(reshards, after) and not may_lose:
             after.complaints.append("updates were lost though the neighbour of each lost rank was there")
 
     def _loses_updates(self, told: list[dict[str, Any]], after: Aftermath) -> bool:
@@ -242,7 +247,9 @@ class Episode:
             return
         # What a stage had done since the promise went with its last worker, if all were hit before the signal.
         lost = after.lost(run.events()[known:])
-        may_have_lost = self._is_a_stage_lost(lost) or (run.shape.is_elastic and len(lost) >= _NEIGHBOURS)
+        is_without_copies = bool(lost) and after.may_lose_states
+        has_lost_neighbours = run.shape.is_elastic and len(lost) >= _NEIGHBOURS
+        may_have_lost = is_without_copies or has_lost_neighbours or self._is_a_stage_lost(lost)
         step = after.observed.get("step_at_signal")
         if step is not None and (promised or 0) < step and not may_have_lost:
             after.complaints.append(

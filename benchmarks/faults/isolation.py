@@ -5,14 +5,12 @@ import os
 import signal
 import subprocess
 from contextlib import suppress
-from pathlib import Path
 
 _NEW_MOUNTS, _NEW_PROCESSES = 0x00020000, 0x20000000
-_SHARED_MEMORY = Path("/dev/shm")
 _MOUNTS = (
     ("mount", "--make-rprivate", "/"),
     ("mount", "-t", "proc", "proc", "/proc"),
-    ("mount", "-t", "tmpfs", "-o", "size=2g", "tmpfs", str(_SHARED_MEMORY)),
+    ("mount", "-t", "tmpfs", "-o", "size=2g", "tmpfs", "/dev/shm"),
 )
 
 
@@ -53,11 +51,3 @@ def _follow(child: int) -> None:
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     os._exit(code if code >= 0 else 128 - code)
-
-
-def leave_shared_memory(num_bytes: int) -> None:
-    """Resizes shared memory so that a number of bytes is free, even while processes use it."""
-    now = os.statvfs(_SHARED_MEMORY)
-    used = (now.f_blocks - now.f_bfree) * now.f_frsize
-    size = max(used + num_bytes, now.f_frsize)  # 0 stands for no limit, after which Linux refuses every other size
-    subprocess.run(["mount", "-o", f"remount,size={size}", str(_SHARED_MEMORY)], check=True)

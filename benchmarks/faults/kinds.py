@@ -18,13 +18,16 @@ class Aftermath:
 
     Attributes:
         dead: names of members that were killed, or will be because they are frozen, each once for every time.
-        out_of_reach: names of members on a machine that was cut off, killed or paused; those that die there are lost.
+        out_of_reach: names of members on a machine that was cut off, killed or paused, or that could start no threads;
+            those that die there are lost.
         heals: ends of faults, with the times when they are due.
         codes: exit codes with which the life may end.
         has_ended: True if the life has to end, or has ended.
         may_be_older: whether a checkpoint was damaged, so that an older one may be restored.
+        may_lose_states: whether states and copies in memory were removed, without which a death may cost more.
         excused: iterations whose records were damaged.
         wants_checkpoint: whether a new checkpoint has to be written before all is well.
+        awaited: whatever else has to be so before all is well, each with a description for the error.
         may_leave: True if no process was left to remove its files.
         undo: repairs the damage, where the run refuses to continue; None: there is none.
         later: ends of faults once the volley is judged.
@@ -39,8 +42,10 @@ class Aftermath:
     codes: set[int] = field(default_factory=set)
     has_ended: bool = False
     may_be_older: bool = False
+    may_lose_states: bool = False
     excused: set[int] = field(default_factory=set)
     wants_checkpoint: bool = False
+    awaited: list[tuple[Callable[[], bool], str]] = field(default_factory=list)
     may_leave: bool = False
     undo: Callable[[], None] | None = None
     later: list[Callable[[], None]] = field(default_factory=list)

@@ -19,6 +19,7 @@ class Place:
         cache: cache of compiled programs.
         is_private: True if this process is isolated, see `isolated`.
         has_disks, has_networks: True if runs can have separate ones.
+        limits_tasks: True if a run's threads and processes can be limited.
         shim: library, see `shim.py`; None if it cannot be built.
         root: directory of the package `swift` under test.
         patience_s: time for a run to be well again, beyond its own deadlines.
@@ -31,6 +32,7 @@ class Place:
     is_private: bool = False
     has_disks: bool = False
     has_networks: bool = False
+    limits_tasks: bool = False
     shim: Path | None = None
     root: Path = ROOT
 

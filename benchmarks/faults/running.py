@@ -18,7 +18,9 @@ from .processes import Found, find, send
 from .shapes import Shape
 from .shim import Shim
 from .storage import Disk
+from .tasks import TaskLimit
 from .terminals import Terminal
+from .tmpfs import Tmpfs
 from .wire import Network
 
 _POLL_S = 0.05
@@ -66,6 +68,8 @@ class Run:
         network: network between emulated machines; None: there is none.
         disk: disk of the run directory alone; None: it is on that of the campaign.
         shim: library loaded into all processes; None: there is none.
+        temporary: file system of its temporary files alone; None: they are on that of the campaign.
+        tasks: limit on its threads and processes; None: there is none.
         meanwhile: called repeatedly during a wait, to end faults in time.
     """
 
@@ -76,12 +80,14 @@ class Run:
     network: Network | None = None
     disk: Disk | None = None
     shim: Shim | None = None
+    temporary: Tmpfs | None = None
+    tasks: TaskLimit | None = None
     meanwhile: Callable[[], None] = lambda: None
     lives: list[Life] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.tmp = self.directory / "tmp"
-        self.tmp.mkdir(parents=True, exist_ok=True)
+        self.memory = self.directory / "memory"
+        self.tmp = self.memory / "tmp"  # below the mount point, which cannot be removed
         self.mark = str(self.directory)
         self._told: list[dict[str, Any]] = []
         self.config = self.shape.write(self.directory / "config.gin", self.place.corpus)
@@ -107,6 +113,7 @@ class Run:
     def start(self, *, resume: bool) -> None:
         """Begins another life."""
         number = len(self.lives)
+        self.tmp.mkdir(parents=True, exist_ok=True)
         others = self.life.nodes[1:] if self.lives else []
         self.lives.append(Life(number, [], Terminal(self.directory / f"terminal-{number}.txt")))
         self.life.nodes += [self.start_node(0, resume=resume), *others]
@@ -150,8 +157,13 @@ class Run:
             cwd=self.place.root,
             env=self.place.environment(self.mark, self.tmp, {} if self.shim is None else self.shim.environment),
             start_new_session=True,
-            preexec_fn=_die_with_parent,
+            preexec_fn=self._begin_process,
         )
+
+    def _begin_process(self) -> None:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if self.tasks is not None:
+            self.tasks.join()
 
     def processes(self, *kinds: str) -> list[Found]:
         """Finds the processes of some kinds, or all."""
@@ -263,10 +275,6 @@ class Run:
             return left
         return left + [str(path) for path in self.run_dir.glob(".swift-*")]
 
-    def remove(self) -> None:
-        """Removes the episode's directory."""
-        shutil.rmtree(self.directory, ignore_errors=True)
-
 
 @contextmanager
 def under_way(run: Run) -> Iterator[Run]:
@@ -275,7 +283,3 @@ def under_way(run: Run) -> Iterator[Run]:
         yield run
     finally:
         run.clear()
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,6 +1,7 @@
 """The judge of the campaign finds what is wrong, and nothing else."""
 
 import json
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -160,6 +161,31 @@ def test_a_run_goes_back_where_the_last_workers_of_a_stage_died_out_of_reach(kin
         KINDS[kind].strike(run, {"delay_s": 0.0, "cut": [0, 1], "lost": 0.0, "seconds": 9.0}, after)
     Episode(run, {}, deck=None)._judge_restores(0, 600, after)
     assert (after.complaints == []) is is_right
+
+
+@pytest.mark.parametrize("may_lose_states", [False, True])
+def test_a_run_without_its_states_in_memory_may_go_back_at_any_death(may_lose_states):
+    run = SimpleNamespace(shape=SHAPES["square"], events=lambda: [*deaths("0:0"), RESTORE])
+    after = Aftermath(dead=["0:0"], may_lose_states=may_lose_states)
+    Episode(run, {}, deck=None)._judge_restores(0, 600, after)
+    assert (after.complaints == []) is may_lose_states
+
+
+@pytest.mark.parametrize(("dead", "is_right"), [(["0:1", "1:1"], True), (["0:1"], False)])
+def test_a_run_goes_back_where_processes_died_that_could_start_no_thread(dead, is_right):
+    run = SimpleNamespace(shape=SHAPES["square"], events=lambda: [*deaths(*dead), RESTORE])
+    run.tasks = SimpleNamespace(leave=lambda _: None, lift=lambda: None)
+    after = Aftermath()
+    KINDS["few-tasks"].strike(run, {"left": 0, "seconds": 1.0}, after)
+    Episode(run, {}, deck=None)._judge_restores(0, 600, after)
+    assert (after.complaints == []) is is_right
+
+
+@pytest.mark.parametrize(("shape", "codes"), [("square", {3, -signal.SIGABRT}), ("train", {3})])
+def test_only_a_first_process_that_hosts_a_service_of_jax_may_abort_without_threads(shape, codes):
+    tasks, after = SimpleNamespace(leave=lambda _: None, lift=lambda: None), Aftermath()
+    KINDS["few-tasks"].strike(SimpleNamespace(shape=SHAPES[shape], tasks=tasks), {"left": 0, "seconds": 1.0}, after)
+    assert after.codes == codes
 
 
 @pytest.mark.parametrize(("told", "is_right"), [(["1:1"], True), ([], False)])

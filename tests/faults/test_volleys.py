@@ -15,7 +15,9 @@ from faults.volleys import Deck
 
 def run_of(shape="square"):
     place = SimpleNamespace(is_private=True)
-    return SimpleNamespace(shape=SHAPES[shape], place=place, disk=object(), shim=None, network=None)
+    return SimpleNamespace(
+        shape=SHAPES[shape], place=place, disk=object(), shim=None, network=None, temporary=None, tasks=None
+    )
 
 
 def volleys(seed, number):
