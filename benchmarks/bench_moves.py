@@ -204,16 +204,13 @@ def main() -> int:
     options = parser.parse_args()
     setup, bandwidth = experiment(options.width), copies_a_second()
     emulate_devices(6)
-    numbers = range(options.moves)
     with tempfile.TemporaryDirectory() as path:
         directory = Path(path)
         changes = of_one_process(setup, directory / "train", options.moves)
         was_ready = [one["was_ready"] for of_kind in changes.values() for one in of_kind]
         num_bytes = {kind: statistics.median(one["bytes"] for one in of_kind) for kind, of_kind in changes.items()}
-        for option in ("", "--trim-executables"):
-            kind = " ".join(["real processes", *[option] * bool(option)])
-            changes[kind] = [of_processes(setup, directory, number, *[option] * bool(option)) for number in numbers]
-            num_bytes[kind] = num_bytes["move"]
+        changes["real processes"] = [of_processes(setup, directory, number) for number in range(options.moves)]
+        num_bytes["real processes"] = num_bytes["move"]
     figures = {kind: summary(of_kind, num_bytes[kind], bandwidth) for kind, of_kind in changes.items()}
     medians = {kind: figure["iterations_beside_the_bytes"]["median"] for kind, figure in figures.items()}
     return publish(

@@ -139,7 +139,7 @@ def stage_figures(*, moe: bool) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     fused_flops = {}
     for remat in (False, True):
-        spec = experiment((1, 2, 1), 1, moe=moe, remat=remat).step_spec()
+        spec = experiment((1, 2, 1), 1, moe=moe, remat="block" if remat else "none").step_spec()
         stage, (layers, extras, x) = split_stage(spec, SEQUENCES)
         parts, given = stage.kinds[moe], block_shapes(layers, extras, moe)
         out = (x, jax.ShapeDtypeStruct((), jnp.float32))

@@ -38,8 +38,6 @@ def main() -> int:
         command += ["--recovery", options.recovery, "--restarts", str(options.kills)]
         if options.recovery == "restart":
             command += ["--copy-every", str(options.copy_every), "--prepare", "none"]
-        else:
-            command += ["--trim-executables"]
         begun = time.monotonic()
         with subprocess.Popen(command, stderr=sys.stderr) as supervisor:
             try:

@@ -18,6 +18,7 @@ from swift.mesh import RANKED, REPLICATED, SHARED
 from swift.models import model_size
 from swift.pipeline import (
     Engine,
+    Remat,
     StepSpec,
     barrier_step,
     batch_of_rows,
@@ -32,7 +33,7 @@ from swift.train import Experiment
 SEQUENCES = 4  # of a micro-batch
 
 
-def experiment(shape: tuple[int, int, int], num_microbatches: int, *, moe: bool, remat: bool = False) -> Experiment:
+def experiment(shape: tuple[int, int, int], num_microbatches: int, *, moe: bool, remat: Remat = "none") -> Experiment:
     """Makes the demo's model and optimizer in a pipeline; 8 experts, each with at least one slot."""
     topology = Topology(*shape)
     return Experiment(

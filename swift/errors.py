@@ -15,9 +15,6 @@ MOST_COUNT = 2**31 - 1
 MOST_NUMBER, LEAST_NUMBER = 1e30, 1e-30
 """Largest number of a setting, and the least above 0: programs compute in float32, also with products of them."""
 
-GONE: Mapping[str, str] = {"Experiment.move_roles": "Experiment.adapt = 'roles'"}
-"""Settings of earlier versions that are passed over, as they changed no result, and what there is instead."""
-
 
 class SettingError(ValueError):
     """A setting has a value that cannot work. Exit code 2.

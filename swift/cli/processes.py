@@ -54,8 +54,8 @@ def keeper(options: argparse.Namespace) -> None:
 def preparer(options: argparse.Namespace) -> None:
     """Runs the compile service."""
     experiment, scratch = _given(options)
-    num_devices, trims = _num_devices(experiment, options.by_rank), options.trim_executables
-    run_compile_service(experiment, scratch.programs, scratch.sockets, num_devices, trims=trims)
+    num_devices = _num_devices(experiment, options.by_rank)
+    run_compile_service(experiment, scratch.programs, scratch.sockets, num_devices)
 
 
 def _given(options: argparse.Namespace) -> tuple[Experiment, RunFiles]:

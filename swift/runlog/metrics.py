@@ -12,11 +12,11 @@ from typing import Any, Self, overload
 import numpy as np
 
 from swift.errors import SettingError
-from swift.runlog.class_counts import CLASS_COUNTS, KINDS, ClassCounts, InlineCounts
+from swift.runlog.class_counts import CLASS_COUNTS, KINDS, ClassCounts
 from swift.runlog.json_lines import read_objects
 
 METRICS = "metrics.jsonl"
-_NO_COLUMNS = {"step", "time", *KINDS}
+_NO_COLUMNS = {"step", "time"}
 _MOST_STEPS = 2**53
 _NULL = float("inf")
 """Value in a column for JSON's null, a number that is not finite; NaN stands for a metric that a step lacks."""
@@ -46,9 +46,9 @@ class Metrics(Sequence[dict[str, Any]]):
         """Builds metrics from records in the order of their steps.
 
         Args:
-            records: records with ``step`` and, except in old runs, ``time``; those of old runs also have the counts.
+            records: records with ``step`` and, except in old runs, ``time``.
             name: name of the file, for errors.
-            open_counts: opens the file of counts; called after the last record, and only if no record has counts.
+            open_counts: opens the file of counts; called after the last record.
 
         Raises:
             SettingError: a record is damaged.
@@ -56,8 +56,7 @@ class Metrics(Sequence[dict[str, Any]]):
         columns = _Columns(name)
         for record in records:
             columns.add(record)
-        counts = columns.counts
-        return cls(columns, open_counts() if counts is None and open_counts else counts, name)
+        return cls(columns, open_counts() if open_counts else None, name)
 
     def scalars(self, name: str) -> np.ndarray:
         """Returns one metric over the steps.
@@ -127,12 +126,6 @@ class _Columns:
         self.numbers: dict[str, array[float]] = {}
         self.others: dict[int, dict[str, Any]] = {}  # by the index of the step
         self._types: dict[str, set[type]] = {}
-        self._inline: InlineCounts | None = None
-
-    @property
-    def counts(self) -> ClassCounts | None:
-        """Counts that were in the records."""
-        return None if self._inline is None else self._inline.finish()
 
     def add(self, record: Mapping[str, Any]) -> None:
         index, step = len(self.steps), record.get("step")
@@ -141,9 +134,6 @@ class _Columns:
             raise SettingError(self._name, f"line {index + 1}", f"step {step!r} must be above {last}")
         self.steps.append(step)
         self.times.append(self._seconds(step, record.get("time")))
-        if any(record.get(kind) for kind in KINDS):
-            self._inline = self._inline or InlineCounts(self._name)
-            self._inline.add(step, [record.get(kind) for kind in KINDS])
         for name, value in record.items():
             if name in _NO_COLUMNS:
                 continue

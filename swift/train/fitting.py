@@ -87,7 +87,7 @@ class Fit:
                 account.state / 3 if experiment.optimizer.moments == "master" else 0
             ),
             "fewer Experiment.sequences_per_microbatch": per_micro_batch / 2,
-            "Experiment.remat = 'block'": account.stashes / 2 if experiment.remat is False else 0,
+            "Experiment.remat = 'block'": account.stashes / 2 if experiment.remat == "none" else 0,
             "Experiment.window = 1": account.kept if experiment.window > 1 else 0,
             "Experiment.compute_dtype = 'float32'": (account.total / 2 if experiment.compute_dtype == "float64" else 0),
         }

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from swift.checkpoint import RestorePlan, clean_up_saves, committed_steps, plan_restore
-from swift.errors import GONE, SettingError, check_count
+from swift.errors import SettingError, check_count
 from swift.experts import learning_rate
 from swift.experts.placement import FlexMoE, MinMax, Packed, Static, Symi, try_policy
 from swift.models import root_key
@@ -43,7 +43,6 @@ MAY_CHANGE = (
     *(f"Topology.{n}" for n in ("num_pipelines", "num_stages", "num_expert_ranks")),
     *("Experiment.topology", "Experiment.ranks", "Experiment.num_microbatches", "Experiment.microbatches"),
     "ExpertConfig.slots_per_rank",
-    *GONE,
 )
 """Settings that may change when a run is resumed: its length, records, failures, where and how the same sums are
 computed (the loader ensures that the micro-batches of all pipelines together stay), and remedies for a loss that was
@@ -256,11 +255,8 @@ def _announce_changes(
     values = {
         name: [text and text.partition("=")[2].strip() for text in (before, now)]
         for name, (before, now) in changed.items()
-        if name not in GONE and (before is not None or name not in newer)
+        if before is not None or name not in newer
     }
-    for name, instead in GONE.items():
-        if name in changed and "True" in (changed[name][0] or ""):
-            print(f"resumed without {name}, which is gone: there is {instead}", file=sys.stderr)
     if not values or done >= experiment.num_steps:
         return
     rate = float(learning_rate(experiment.optimizer, experiment.num_steps)(done))

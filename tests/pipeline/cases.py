@@ -85,7 +85,7 @@ class Case(NamedTuple):
     pattern: tuple[bool, ...] = (True,)
     top_k: int = 1
     capacity: float | None = 0.7
-    remat: bool | str = False
+    remat: str = "none"
     move_roles: bool = False
     clip_norm: float | None = None
     dtype: str = "float64"

@@ -122,7 +122,7 @@ class Rig:
 
     def plain(self, drawn: Drawn) -> tuple[list[Plain], dict[str, np.ndarray], np.ndarray]:
         """Every iteration of the plain model, and the parameters and the placement after them."""
-        alike = {"planner": "lockstep", "window": 1, "remat": False}
+        alike = {"planner": "lockstep", "window": 1, "remat": "none"}
         train = self.case._replace(failed=frozenset(), embedding="whole", head="whole", **alike)
         iterate, first = plain_training(train)
         state, iterations = first(drawn.params, drawn.placement_PLNS), []

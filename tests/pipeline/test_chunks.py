@@ -42,7 +42,7 @@ CASES = {
         "topology": (2, 2, 2),
         "pattern": (False,) * 5,
         "cut": ((4, 1), (2, 3)),
-        "remat": True,
+        "remat": "block",
         "planner": "adaptive",
     },
     "a lost worker, capacity by rank": {
@@ -209,7 +209,7 @@ def draw_cases(draw):
         "top_k": draw(st.integers(1, 2)),
         "capacity": draw(st.sampled_from([None, 0.5, 0.8])),
         "by": draw(st.sampled_from(["slot", "rank"])),
-        "remat": draw(st.booleans()),
+        "remat": draw(st.sampled_from(["none", "block"])),
         "planner": draw(st.sampled_from([name for name in PLANNERS if name in ("adaptive", "lockstep")])),
     }
     if draw(st.booleans()):  # each worker holds blocks from anywhere in the model

@@ -28,7 +28,12 @@ CASES = {
     },
     "a failure in each pipeline": {"topology": (2, 3, 2), "failed": [(1, 0), (0, 2)], "planner": "adaptive"},
     "a moved role": {"topology": (3, 3, 1), "failed": [(1, 1), (2, 1)], "move_roles": True, "top_k": 2},
-    "one pipeline, rematerialized": {"topology": (1, 3, 2), "planner": "zero_bubble", "remat": True, "microbatches": 4},
+    "one pipeline, rematerialized": {
+        "topology": (1, 3, 2),
+        "planner": "zero_bubble",
+        "remat": "block",
+        "microbatches": 4,
+    },
     "dense layers": {"topology": (2, 2, 3), "planner": "one_f_one_b", "pattern": (False,)},
     "four stages": {"topology": (1, 4, 1), "planner": "gpipe", "window": 1},
     "one stage": {"topology": (4, 1, 2), "failed": [(2, 0)], "window": 3},
@@ -36,7 +41,7 @@ CASES = {
     "capacity by rank, rematerialized": {
         "topology": (1, 2, 3),
         "by": "rank",
-        "remat": True,
+        "remat": "block",
         "top_k": 2,
         "planner": "zero_bubble",
     },
@@ -51,7 +56,7 @@ CASES = {
         "topology": (1, 4, 2),
         "pattern": (False, *[True] * 6),
         "cut": (2, 2, 2, 1),
-        "remat": True,
+        "remat": "block",
         "top_k": 2,
     },
     "an uneven cut and a moved role": {
@@ -118,7 +123,7 @@ CASES = {
     "exact capacity, one pipeline": {
         "topology": (1, 3, 2),
         "by": "exact",
-        "remat": True,
+        "remat": "block",
         "planner": "zero_bubble",
         "microbatches": 4,
     },
@@ -257,7 +262,7 @@ def draw_cases(draw):
         "top_k": draw(st.integers(1, 2)),
         "capacity": draw(st.sampled_from([None, 0.5, 0.8, 1.3])),
         "by": draw(st.sampled_from(["slot", "rank"])),
-        "remat": draw(st.booleans()),
+        "remat": draw(st.sampled_from(["none", "block"])),
         "move_roles": draw(st.booleans()),
     }
     if P > 1 and draw(st.booleans()):

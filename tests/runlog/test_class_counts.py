@@ -144,42 +144,6 @@ def test_counts_of_another_shape_do_not_go_into_a_file(copy):
         directory.log_step({"step": 4} | {kind: [[1]] for kind in KINDS})
 
 
-@pytest.fixture
-def old(copy):
-    """The same run as it was once recorded."""
-    lines = [
-        json.loads(line) | record(step) for step, line in enumerate((copy / METRICS).read_text().splitlines(), start=1)
-    ]
-    (copy / METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (copy / CLASS_COUNTS).unlink()
-    return copy
-
-
-def test_a_run_that_has_its_counts_in_the_metrics_is_read_as_one_that_has_not(old, run_dir):
-    assert [*read_run(old).metrics] == [*read_run(run_dir).metrics]
-
-
-@pytest.mark.parametrize("line", [b'{"loss": 1.0}\n', b'{"step": "4"}\n'])
-def test_an_old_run_with_a_damaged_line_is_refused_in_a_line(old, line):
-    before = [path.read_bytes() for path in (old / METRICS, old / EVENTS)]
-    (old / METRICS).write_bytes(before[0] + line)
-    with pytest.raises(SettingError, match=r"metrics.jsonl .*is damaged: it has no step"):
-        RunDirectory.resume(old, "", STEPS + 5)
-    assert (old / METRICS).read_bytes() == before[0] + line
-
-
-@pytest.mark.parametrize("broken_off", [False, True])
-def test_an_old_run_that_is_resumed_becomes_a_new_one(old, run_dir, broken_off):
-    if broken_off:  # where the counts had moved, and the metrics not yet
-        shutil.copy(run_dir / CLASS_COUNTS, old)
-        assert [*read_run(old).metrics] == [*read_run(run_dir).metrics]
-    log(old, [5], RunDirectory.resume, 4)
-    assert records(old) == [record(step) for step in range(1, 6)]
-    assert not set(KINDS) & set(json.loads((old / METRICS).read_text().splitlines()[0]))
-    assert [steps_R.tolist() for steps_R, _ in read_run(old).metrics.counts.blocks()] == [[1, 2, 3, 4, 5]]
-    assert not list(old.glob(".*"))
-
-
 def test_steps_without_a_record_are_known(tmp_path):
     log(tmp_path / "run", [1, 2, 5, 7])
     run = read_run(tmp_path / "run")

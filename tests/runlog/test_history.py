@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from swift.errors import SettingError
-from swift.runlog import Metrics, Run, history_of, incidents_of, presences_of, stretches_of, time_by_cause
+from swift.runlog import Run, history_of, incidents_of, presences_of, stretches_of, time_by_cause
+from tests.runlog.records import metrics_of
 
 TOPOLOGY = {"pipelines": 2, "stages": 1, "ranks": 1}
 
@@ -24,7 +25,7 @@ def steps(*seconds, first=1, **fields):
 
 
 def run_of(metrics, events, summary=None):
-    return Run(Path("runs/some"), "some", "", Metrics.of(metrics), events, summary)
+    return Run(Path("runs/some"), "some", "", metrics_of(metrics), events, summary)
 
 
 def trained():

@@ -126,12 +126,6 @@ def command_line() -> argparse.ArgumentParser:
     add_progress(launch)
     add_prepare(launch, depends_on="; none on GPUs and TPUs")
     launch.add_argument(
-        "--trim-executables",
-        action="store_true",
-        help="leave out of prepared programs what only their compiler needed: they load in a third of the time; this "
-        "edits a format that is XLA's own",
-    )
-    launch.add_argument(
         "--chaos",
         nargs="+",
         action="extend",
@@ -157,8 +151,6 @@ def command_line() -> argparse.ArgumentParser:
             for name in ("--init-from", "--init-config"):
                 hidden.add_argument(name, type=path_of)
             hidden.add_argument("run_dir", type=path_of)
-        elif kind == "preparer":
-            hidden.add_argument("--trim-executables", action="store_true")
 
     report = commands.add_parser("report", help="write one HTML page about a run, or about several together")
     report.add_argument("run_dirs", type=path_of, nargs="+", metavar="RUN_DIR")

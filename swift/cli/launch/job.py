@@ -80,9 +80,6 @@ class LaunchJob:
         _check_shares(experiment, by_rank)
         check_count("--restarts", options.restarts, least=0)
         _check_copies(options.copy_every, platform.recovery)
-        if options.trim_executables and platform.prepare == "none":
-            allowed = "would change nothing: no programs are prepared, with --prepare none or on accelerators"
-            raise SettingError("--trim-executables", True, allowed)
         nodes = nodes_of(options, os.environ)
         job = cls(
             experiment=experiment,
@@ -168,7 +165,6 @@ class LaunchJob:
             by_rank=self.by_rank,
             copy_every=self.copy_every,
             forming_s=self.deadlines.forming,
-            trims=self.options.trim_executables,
             platform=self.platform.accelerator,
             devices_per_process=_devices_per_process(self.experiment, self.by_rank),
             init_from=self.options.init_from,

@@ -101,7 +101,6 @@ class ProcessCommands:
         by_rank: whether each expert rank is a process.
         copy_every: iterations between copies of states for the incarnations that follow; 0: none are made.
         forming_s: the run's ``Deadlines.forming``, in seconds.
-        trims: whether executables are trimmed.
         platform: accelerators that the processes hold; None: they compute on CPUs.
         devices_per_process: number of devices of each process.
         init_from: directory of the run whose weights this one begins with; None: it draws its own.
@@ -114,7 +113,6 @@ class ProcessCommands:
     by_rank: bool
     copy_every: int
     forming_s: float
-    trims: bool
     platform: Accelerator | None = None
     devices_per_process: int = 1
     init_from: Path | None = None
@@ -144,7 +142,7 @@ class ProcessCommands:
 
     def compile_service(self) -> list[str]:
         """Returns the command that starts the compile service."""
-        return self._command("preparer", *["--trim-executables"] * self.trims)
+        return self._command("preparer")
 
     def _command(self, name: str, *more: str) -> list[str]:
         own = [str(self.scratch.path), MEMORY, *["--by-rank"] * self.by_rank]

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from swift.cli.options.kinds import Written, written
-from swift.errors import GONE, SettingError, shortened
+from swift.errors import SettingError, shortened
 
 _PLACE = re.compile(r"\n\s+In bindings string line (\d+)\n\s*(.*)")
 _PARAMETER = re.compile(r"Configurable '(?:\w+\.)*(\w+)' doesn't have a parameter named '(\w+)'")
@@ -64,9 +64,7 @@ def parse_mistake(
     where = f" ({source.value}, line {place[1]})" if source.setting == "CONFIG" else ""
     parameter, unknown = _PARAMETER.search(str(error)), _UNKNOWN.search(str(error))
     if parameter and parameter[1] in known:
-        instead = GONE.get(f"{parameter[1]}.{parameter[2]}")
-        what = f"there is {instead}" if instead else nearest(parameter[2], known[parameter[1]])
-        allowed = f"{parameter[1]} has no such setting; {what}{where}"
+        allowed = f"{parameter[1]} has no such setting; {nearest(parameter[2], known[parameter[1]])}{where}"
     elif unknown:
         names = values_of(name.strip()) if value.strip().startswith("@") else known
         allowed = f"there is no {unknown[1]}; {nearest(unknown[1], names)}{where}"

@@ -105,11 +105,10 @@ class CompileService:
         experiment: settings of the run.
         programs: directory of the run's programs.
         sockets: directory that only its owner may enter.
-        trims: whether to trim executables, see ``ExecutableCache``.
     """
 
-    def __init__(self, experiment: Experiment, programs: Path, sockets: Path, *, trims: bool = False):
-        self._experiment, self._executables = experiment, ExecutableCache(programs, trims=trims)
+    def __init__(self, experiment: Experiment, programs: Path, sockets: Path):
+        self._experiment, self._executables = experiment, ExecutableCache(programs)
         self._sockets = sockets
         self._specs = ElasticSpecs(experiment)
         spec = self._specs.on(experiment.topology.num_expert_ranks)
@@ -209,9 +208,7 @@ class CompileService:
                 compiled_neighbour(spec, self._executables, k)
 
 
-def run_compile_service(
-    experiment: Experiment, programs: Path, sockets: Path, num_local_devices: int, *, trims: bool = False
-) -> NoReturn:
+def run_compile_service(experiment: Experiment, programs: Path, sockets: Path, num_local_devices: int) -> NoReturn:
     """Runs the process: follows requests on standard input until that ends.
 
     Args:
@@ -219,7 +216,6 @@ def run_compile_service(
         programs: directory of the run's programs.
         sockets: directory that only its owner may enter.
         num_local_devices: number of devices of each process of the run: all expert ranks of a worker, or one.
-        trims: whether to trim executables, see ``ExecutableCache``.
     """
     configure_jax(experiment, num_local_devices)
     output = LineWriter(lambda: os._exit(0))
@@ -227,7 +223,7 @@ def run_compile_service(
     requests = SimpleQueue[CompileRequest]()
     listener = start_thread(_listen, sys.stdin, requests, name="requests")
     try:
-        service = CompileService(experiment, programs, sockets, trims=trims)
+        service = CompileService(experiment, programs, sockets)
         while True:
             request = requests.get()
             for job in jobs_for(experiment, request):

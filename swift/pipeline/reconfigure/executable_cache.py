@@ -28,7 +28,6 @@ from jax.stages import Compiled
 
 from swift.files import replace_file
 from swift.models import root_key
-from swift.pipeline.reconfigure.trimming import trimmed
 from swift.pipeline.runtime import StepSpec, TrainState
 
 _PATIENCE_S, _PAUSE_S = 30.0, 0.05
@@ -42,15 +41,13 @@ class ExecutableCache:
 
     Args:
         directory: directory of the files; created.
-        trims: whether to make stored programs smaller where possible, see ``swift.pipeline.reconfigure.trimming``. In
-            the worst case this ends the process, with nothing stored: it has to be one that the run can do without.
         patience_s: time to wait for another process that compiles the same program before compiling it here, s;
             together with the compilation it has to be below ``Deadlines.progress``.
     """
 
-    def __init__(self, directory: Path, *, trims: bool = False, patience_s: float = _PATIENCE_S):
+    def __init__(self, directory: Path, *, patience_s: float = _PATIENCE_S):
         directory.mkdir(parents=True, exist_ok=True)
-        self._directory, self._trims, self._patience_s = directory, trims, patience_s
+        self._directory, self._patience_s = directory, patience_s
 
     def __contains__(self, key: object) -> bool:
         """Whether there is a file for a key; it may be damaged."""
@@ -74,7 +71,7 @@ class ExecutableCache:
             if content is not None:
                 return _loaded(content, devices)
             assert not _has_cache(), "a program from JAX's own cache cannot be serialized again"
-            content = _serialized(compiled(), trims=self._trims and all(one.platform == "cpu" for one in devices))
+            content = _serialized(compiled())
             # All processes run the loaded program, including the one that compiled it; one that fails to load is not
             # stored.
             program = _loaded(content, devices)
@@ -120,10 +117,8 @@ def _loaded(content: bytes, devices: Sequence[jax.Device]) -> Compiled:
     return serialize_executable.deserialize_and_load(payload, ins, outs, execution_devices=list(devices))
 
 
-def _serialized(program: Compiled, *, trims: bool) -> bytes:
+def _serialized(program: Compiled) -> bytes:
     payload, *trees = serialize_executable.serialize(program)
-    if trims:
-        payload = trimmed(payload)
     # Tree structures with nodes of our own classes cannot be pickled; trees of that structure can.
     inputs, outputs = (jax.tree.unflatten(tree, range(tree.num_leaves)) for tree in trees)
     return pickle.dumps((payload, inputs, outputs))

@@ -29,6 +29,7 @@ _CHOICES = {
     "embedding": ("whole", "shares"),
     "head": ("whole", "shares"),
     "adapt": ("reroute", "roles", "recut", "auto"),
+    "remat": get_args(Remat),
 }
 STEP_SETTINGS = {"StepSpec.policy": "Experiment.placement", "StepSpec.memory": "OptimizerConfig.memory"}
 """Settings that a step's spec knows by names of its own."""
@@ -53,10 +54,6 @@ def check_choices(settings: Mapping[str, Any]) -> None:
     for name in _SWITCHES:
         if not isinstance(settings[name], bool):
             raise SettingError(f"Experiment.{name}", settings[name], "must be True or False")
-    remat = settings["remat"]
-    if not isinstance(remat, bool) and remat not in get_args(Remat):
-        allowed = f"must be True or False, or one of {', '.join(get_args(Remat))}"
-        raise SettingError("Experiment.remat", remat, allowed)
 
 
 def check_warmup(optimizer: OptimizerConfig, num_steps: int) -> None:
@@ -64,13 +61,6 @@ def check_warmup(optimizer: OptimizerConfig, num_steps: int) -> None:
     if optimizer.schedule is None and optimizer.decay_steps is None and (optimizer.warmup_steps or 0) >= num_steps:
         allowed = f"must be below Experiment.num_steps = {num_steps}"
         raise SettingError("OptimizerConfig.warmup_steps", optimizer.warmup_steps, allowed)
-
-
-def recomputed(remat: bool | Remat) -> Remat:
-    """Names what is computed again, which older configurations say as True or False."""
-    if isinstance(remat, bool):
-        return "block" if remat else "none"
-    return remat
 
 
 def check_snapshots(checkpoint: CheckpointConfig, topology: Topology) -> None:

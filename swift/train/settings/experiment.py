@@ -98,7 +98,7 @@ class Experiment:
     planner: str | OwnPlanner = "lockstep"
     window: int = 1
     memory_limit: float | None = None
-    remat: bool | Remat = False
+    remat: Remat = "none"
     cut: tuple[int, ...] | tuple[tuple[int, ...], ...] | None = None
     failures: tuple[str, ...] = ()
     adapt: Literal["reroute", "roles", "recut", "auto"] = "reroute"
@@ -221,7 +221,7 @@ class Experiment:
                 compute_dtype=jnp.dtype(self.compute_dtype),
                 num_microbatches=self.topology.num_pipelines * self.num_microbatches,
                 num_hot_rows=layouts.num_hot(gpt, self.sequences_per_microbatch, self.num_microbatches),
-                remat=compatibility.recomputed(self.remat),
+                remat=self.remat,
                 memory="device" if live.virtual else self.optimizer.memory,  # a virtual mesh only holds a state
                 cut=self.blocks,
                 chunks=self.chunks,

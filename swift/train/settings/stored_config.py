@@ -4,20 +4,17 @@
     config.gin     the same for people; a program if somebody names it on the command line
 
 Swift's own classes are named without a module. Other classes are named with theirs, which is never imported: only
-classes that the reader already has are found. Older runs have only ``config.gin``; what is read of it are literals and
-references ``@Class()``, as ``config_text`` writes them.
+classes that the reader already has are found.
 """
 
-import ast
 import dataclasses
 import inspect
 import json
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from swift.errors import GONE, SettingError
+from swift.errors import SettingError
 from swift.files import replace_file
 
 NAME, GIN_NAME = "config.json", "config.gin"
@@ -33,8 +30,6 @@ _INSTEAD: Mapping[str, Mapping[str, Any]] = {
 }
 """Settings that change with a spared one: the default schedule has a warm-up, which could be as long as the run, and
 the default source is of another kind and has no domains."""
-_STATEMENT = re.compile(r"(\w+)\.(\w+)\s*=\s*(.*)", re.DOTALL)
-_REFERENCE = re.compile(r"@(\w+)\(\)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,20 +86,19 @@ def read_config(directory: Path, spared: Collection[str] = ()) -> StoredObject:
     Raises:
         UnreadableConfig: there is none, or it is damaged, or not plain data.
     """
-    name = NAME if (directory / NAME).is_file() else GIN_NAME
     try:
-        with (directory / name).open("rb") as file:
+        with (directory / NAME).open("rb") as file:
             content = file.read(_MOST_BYTES + 1)
         if len(content) > _MOST_BYTES:
             raise UnreadableConfig(f"is longer than {_MOST_BYTES} bytes")
         text = content.decode("utf-8")
-        return _read_json(text, spared) if name == NAME else _read_gin(text)
+        return _read_json(text, spared)
     except OSError as error:
-        raise UnreadableConfig(f"its {name} cannot be read: {error.strerror}") from error
+        raise UnreadableConfig(f"its {NAME} cannot be read: {error.strerror}") from error
     except UnreadableConfig as error:
-        raise UnreadableConfig(f"its {name} {error}") from error
+        raise UnreadableConfig(f"its {NAME} {error}") from error
     except (ValueError, RecursionError, MemoryError) as error:
-        raise UnreadableConfig(f"its {name} is damaged: {error}") from error
+        raise UnreadableConfig(f"its {NAME} is damaged: {error}") from error
 
 
 def made(
@@ -128,8 +122,6 @@ def made(
     known = inspect.signature(create).parameters
     settings, instead = dict[str, Any](), dict[str, Any]()
     for name, value in part.settings.items():
-        if f"{part.kind}.{name}" in GONE:
-            continue
         if name not in known:
             raise UnreadableConfig(f"sets {part.kind}.{name}, and {part.kind} has no such setting")
         setting = f"{part.kind}.{name}"
@@ -225,52 +217,3 @@ def _decoded(value: Any, spared: Collection[str], depth: int = 0, is_spared: boo
 def _check_depth(depth: int) -> None:
     if depth > _DEEPEST:
         raise UnreadableConfig("has too many objects within each other")
-
-
-def _read_gin(text: str) -> StoredObject:
-    bound: dict[str, dict[str, Any]] = {}
-    for statement in _statements(text):
-        binding = _STATEMENT.fullmatch(statement)
-        if binding is None:
-            raise UnreadableConfig(
-                f"says `{statement[:60]}`, which is not a setting; it is read as data, and nothing in it is executed"
-            )
-        kind, name, value = binding.groups()
-        bound.setdefault(kind, {})[name] = value
-    return _resolved("Experiment", bound, ())
-
-
-def _statements(text: str) -> list[str]:
-    """Yields settings, each with the indented lines that continue it; comments and imports are left out."""
-    statements: list[str] = []
-    for line in text.splitlines():
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        if line[0].isspace() and statements:
-            statements[-1] += "\n" + line
-        else:
-            statements.append(line.rstrip())
-    return [one.replace("\\\n", "\n") for one in statements if not re.fullmatch(r"import [\w.]+", one)]
-
-
-def _resolved(kind: str, bound: Mapping[str, Mapping[str, str]], within: tuple[str, ...]) -> StoredObject:
-    _check_depth(len(within))
-    if kind in within:
-        raise UnreadableConfig(f"has a @{kind}() that contains itself")
-    settings: dict[str, Any] = {}
-    for name, text in bound.get(kind, {}).items():
-        reference = _REFERENCE.fullmatch(text.strip())
-        if reference:
-            settings[name] = _resolved(reference[1], bound, (*within, kind))
-        else:
-            settings[name] = _literal(f"{kind}.{name}", text.strip())
-    return StoredObject(kind, "", settings)
-
-
-def _literal(setting: str, text: str) -> Any:
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, TypeError) as error:
-        raise UnreadableConfig(
-            f"says `{setting} = {text[:60]}`, which is not a plain value; nothing in it is executed"
-        ) from error

@@ -5,10 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from swift.runlog import Metrics, Run
+from swift.runlog import Run
 from swift.schedules import Problem, lockstep, normalize, plan_document
 from swift.schedules.plans import BlockHolders, after_moves
 from swift.topology import Topology
+from tests.runlog.records import metrics_of
 
 _PROBLEM = Problem(Topology(3, 2), 4, num_iterations=2)
 
@@ -57,13 +58,13 @@ def _make_run(
     facts = {"name": Path(path).name, "placement": policy, "layout": "sliced", "device": "8 CPU", "target_loss": 3.0}
     facts |= {"num_steps": num_steps, "validation_loss": None, "jax_version": "0.10.0"} | dict(summary)
     events = [{"time": "2025-01-01T00:00:00.000+00:00", "event": "checkpoint", "step": num_steps, "path": "a"}]
-    return Run(Path(path), facts["name"], "Experiment.num_steps = 1\n", Metrics.of(metrics, str(path)), events, facts)
+    return Run(Path(path), facts["name"], "Experiment.num_steps = 1\n", metrics_of(metrics, str(path)), events, facts)
 
 
 def _changed(run, change):
     """The run with each record changed by a function, which returns what it becomes."""
     records = [change(record) for record in run.metrics]
-    return dataclasses.replace(run, metrics=Metrics.of(records, str(run.path)))
+    return dataclasses.replace(run, metrics=metrics_of(records, str(run.path)))
 
 
 @pytest.fixture

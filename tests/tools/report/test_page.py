@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from swift.runlog import CLASS_COUNTS, METRICS, Metrics, Run, RunDirectory, measure, read_run
+from swift.runlog import CLASS_COUNTS, METRICS, Run, RunDirectory, measure, read_run
 from swift.tools.palette import ON_DARK
 from swift.tools.report import save_figures, sections_of, sections_of_all, write_report
 from swift.tools.report.sections import points_of_a_line
 from swift.tools.report.sections.layers import draw_layer
+from tests.runlog.records import metrics_of
 
 ODD_NAME = "_\N{HIRAGANA LETTER A} </h1><script>alert('$\\frac$ &')</script>"
 
@@ -156,7 +157,7 @@ def test_short_runs_are_drawn(make_run, tmp_path, num_steps):
 
 
 def test_a_run_without_steps_has_a_page_without_pictures(tmp_path):
-    page = written([Run(Path("runs/new"), "new", "", Metrics.of([]), [], None)], tmp_path)
+    page = written([Run(Path("runs/new"), "new", "", metrics_of([]), [], None)], tmp_path)
     assert page.pictures == []
     assert "0 steps, not ended" in page.text
 
@@ -212,7 +213,7 @@ def test_the_maps_show_replicas_that_follow_popularity_and_those_that_do_not(mak
 def test_long_runs_are_drawn_with_few_points(make_run):
     short = make_run(num_steps=100)
     records = [*short.metrics]
-    metrics = Metrics.of(records[step % 100] | {"step": step + 1} for step in range(20_000))
+    metrics = metrics_of(records[step % 100] | {"step": step + 1} for step in range(20_000))
     run = dataclasses.replace(short, metrics=metrics)
     sections = sections_of_all([run]) + sections_of(run, 0)
     figures = [picture.figure for section in sections for picture in section.pictures]
@@ -232,7 +233,7 @@ def test_the_report_stands_alone():
 def test_the_page_of_a_long_run_of_many_layers_can_be_sent(make_run, tmp_path):
     short = make_run(num_steps=100, num_layers=12, num_classes=16, num_slots=64)
     records = [*short.metrics]
-    metrics = Metrics.of(records[step % 100] | {"step": step + 1} for step in range(2000))
+    metrics = metrics_of(records[step % 100] | {"step": step + 1} for step in range(2000))
     page = written([dataclasses.replace(short, metrics=metrics)], tmp_path)
     assert len(page.pictures) == 6 + 1 + 12
     assert (tmp_path / "report.html").stat().st_size < 2e6

@@ -48,14 +48,6 @@ def test_roles_that_have_moved_are_told(planned):
     verify(schedule)
 
 
-def test_roles_that_moved_in_a_run_of_an_earlier_version_are_told(planned):
-    failed = [(0, 0), (1, 0)]
-    moved = moves_to_spread(dataclasses.replace(PROBLEM, failed=frozenset(failed)))
-    event = planned(failed, moved)
-    del event["places"]
-    assert schedule_of(event)[1] == {(0, 0): (0, 1)}
-
-
 def test_roles_of_another_cut_are_told():
     """1:0 and 2:0 are down; the last worker of the pipeline that is cut differently takes a first stage."""
     apart = (0, 0, 1), (0, 1, 1), (0, 1, 1)

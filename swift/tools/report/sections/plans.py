@@ -6,7 +6,7 @@ from typing import Any
 
 from swift.errors import SettingError
 from swift.runlog import EVENTS, History, Run, Stretch, names_in, stretches_of
-from swift.schedules import DamagedPlanError, Problem, Schedule, denormalize, moves, normalize, read_plan
+from swift.schedules import DamagedPlanError, Schedule, denormalize, normalize, read_plan
 from swift.schedules.plans import Move, after_moves, failure_counts
 from swift.tools.draw.picture import draw_picture
 from swift.tools.report.sections.parts import Picture, Section, Table, seconds_text
@@ -51,7 +51,7 @@ def schedule_of(event: Mapping[str, Any]) -> tuple[Schedule, dict[Worker, Worker
     planned = read_plan(event["plan"])
     failed = frozenset(map(_worker, names_in(event, "failed")))
     problem = replace(planned.problem, failed=failed)
-    moved = _moves(event, problem, planned.problem)
+    moved = _moves(event)
     problem, players = after_moves(problem, moved), {place: worker for worker, place in moved}
     if not planned.problem.is_alike:
         return planned, players
@@ -60,17 +60,12 @@ def schedule_of(event: Mapping[str, Any]) -> tuple[Schedule, dict[Worker, Worker
     return denormalize(planned, normalize(problem)), players
 
 
-def _moves(event: Mapping[str, Any], problem: Problem, planned: Problem) -> tuple[Move, ...]:
-    """Reads who has whose place; runs of earlier versions did not write it, and it followed from the plan."""
+def _moves(event: Mapping[str, Any]) -> tuple[Move, ...]:
+    """Reads who has whose place."""
     places = event.get("places")
-    if isinstance(places, Mapping):
-        return tuple(Move(_worker(worker), _worker(place)) for worker, place in places.items())
-    if places is not None:
+    if not isinstance(places, Mapping):
         raise DamagedPlanError(f"{places!r} are not the places of workers")
-    if planned.is_alike:
-        return moves(problem, failure_counts(planned))
-    pairs = zip(sorted(planned.failed - problem.failed), sorted(problem.failed - planned.failed), strict=True)
-    return tuple(Move(*pair) for pair in pairs)
+    return tuple(Move(_worker(worker), _worker(place)) for worker, place in places.items())
 
 
 def _picture(run: Run, event: Mapping[str, Any], name: str) -> Picture:
