@@ -27,8 +27,11 @@ def has_test_without(path: Path, marks: set[str]) -> bool:
     of_module = [ast.unparse(one) for one in module.body if ast.unparse(one).startswith("pytestmark")]
     if any(decorator in line for decorator in decorators for line in of_module):
         return False
-    tests = [one for one in module.body if isinstance(one, ast.FunctionDef) and one.name.startswith("test_")]
-    return any(decorators.isdisjoint(map(ast.unparse, one.decorator_list)) for one in tests)
+    return any(decorators.isdisjoint(map(ast.unparse, one.decorator_list)) for one in functions_of(module))
+
+
+def functions_of(module: ast.Module) -> list[ast.FunctionDef]:
+    return [one for one in module.body if isinstance(one, ast.FunctionDef) and one.name.startswith("test_")]
 
 
 def has_long_test(path: Path) -> bool:
@@ -39,7 +42,7 @@ def has_long_test(path: Path) -> bool:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0][:60])
 def test_a_claim_names_what_can_fail(row):
-    claim, _, _, commands = row
+    claim, _, _, commands, _ = row
     tests, benchmarks = named(row, "tests"), named(row, "benchmarks")
     assert tests or benchmarks, claim
     if "make test`" in commands:
@@ -51,6 +54,18 @@ def test_a_claim_names_what_can_fail(row):
     assert ("make bench`" in commands) == bool(benchmarks), claim
     for path in benchmarks:
         assert re.search(r"\bpublish\(", path.read_text()), f"{path.name} judges nothing"
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0][:60])
+def test_the_test_of_seconds_is_there_and_is_a_quick_one(row):
+    claim, *_, seconds = row
+    node = re.match(r"`([\w/]+\.py)::(test_\w+)`", seconds)
+    if node is None:
+        assert seconds == "-", claim
+        return
+    path = ROOT / "tests" / node[1]
+    (test,) = [one for one in functions_of(ast.parse(path.read_text())) if one.name == node[2]]
+    assert not {"pytest.mark.slow", "pytest.mark.long"} & {*map(ast.unparse, test.decorator_list)}
 
 
 def test_a_benchmark_that_claims_nothing_is_refused():

@@ -148,3 +148,14 @@ def test_the_cursor_is_there_all_the_time():
     file = io.StringIO()
     with ProgressDisplay("symi", 4, 1, Console(file=file, width=80, force_terminal=True)):
         assert file.getvalue().rfind("\x1b[?25h") > file.getvalue().rfind("\x1b[?25l")
+
+
+@pytest.mark.parametrize("width", [100, 80, 60, 40])
+def test_no_value_is_cut_in_a_narrow_terminal(width):
+    parts = ["loss 2.345", "123,456 tokens/s", "22.0 % dropped", "", "4 workers live, bubble 23 %", "saved 12 ago"]
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    console.print(progress.progress_lines("a run with a long name", 12_345, 200_000, "12:34:56 left", parts))
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    for whole in ("12,345/200,000", "12:34:56 left", *parts):
+        assert any(whole in line for line in lines)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from rich.console import Console, Group, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.constrain import Constrain
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -150,14 +151,33 @@ def progress_lines(title: str, step: int, num_steps: int, left: str, parts: Sequ
         parts: short texts on the newest iteration; empty ones are left out.
     """
     line = Table.grid(padding=(0, 1), expand=True)
-    line.add_column(no_wrap=True, max_width=MAX_TITLE, overflow="ellipsis")
+    line.add_column(max_width=MAX_TITLE)  # the column that gives way in a narrow terminal
     line.add_column(ratio=1)
     line.add_column(no_wrap=True)
     line.add_column(no_wrap=True)
     bar = ProgressBar(total=num_steps, completed=step)
-    line.add_row(Text(title, style="bold"), bar, Text(f"{step:,}/{num_steps:,}"), Text(left))
-    text = "  ".join(filter(None, parts)) or "waiting for the first step, which compiles"
-    return Constrain(Group(line, Text(text, no_wrap=True, overflow="ellipsis")), MAX_WIDTH)
+    line.add_row(
+        Text(title, style="bold", no_wrap=True, overflow="ellipsis"), bar, Text(f"{step:,}/{num_steps:,}"), Text(left)
+    )
+    texts = list(filter(None, parts)) or ["waiting for the first step, which compiles"]
+    return Constrain(Group(line, _Whole(texts)), MAX_WIDTH)
+
+
+class _Whole:
+    """Short texts in a line, or in several where one has no room: none is cut or broken that fits."""
+
+    def __init__(self, texts: Sequence[str]):
+        self._texts = texts
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        line = ""
+        for text in self._texts:
+            longer = f"{line}  {text}" if line else text
+            if line and cell_len(longer) > options.max_width:
+                yield Text(line)
+                longer = text
+            line = longer
+        yield Text(line)
 
 
 def describe(metrics: Mapping[str, Any]) -> list[str]:
