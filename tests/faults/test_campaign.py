@@ -21,6 +21,7 @@ BROKEN = {
     "the last iteration": ("if self.told:\n                    self.save()", "if self.told:", "terminate", "not kept"),
     "a traceback": ("return 130", "raise KeyError", "interrupt", "a traceback on the terminal"),
     "two at once": ("fcntl.LOCK_EX", "fcntl.LOCK_SH", "rival", "a second run"),
+    "a directory": ("self.scratch.mkdir(parents=True, exist_ok=True)", "pass", "remove-tmp", "not made again"),
     "nobody says why": ('print(f"swift: {why}"', 'print(f"{why}"', "rival", "was not told why"),
 }
 
@@ -37,9 +38,9 @@ def verdicts(tmp_path, root, kinds, count):
 
 @pytest.mark.slow
 def test_a_run_that_keeps_its_promises_is_right(tmp_path):
-    kinds = ("kill-member", "freeze-member", "kill-first", "interrupt")
-    lines, told = verdicts(tmp_path, STAND_IN, kinds, 6)
-    assert len(lines) >= 6, told
+    kinds = ("kill-member", "freeze-member", "kill-first", "interrupt", "remove-tmp")
+    lines, told = verdicts(tmp_path, STAND_IN, kinds, 7)
+    assert len(lines) >= 7, told
     assert [line["complaints"] for line in lines] == [[]] * len(lines)
     assert set(kinds) <= {line["kind"] for line in lines}
     assert not (tmp_path / "episode-3").exists()

@@ -108,6 +108,7 @@ class Run:
         try:
             while self.step < last:
                 time.sleep(pause_s)
+                self.scratch.mkdir(parents=True, exist_ok=True)
                 self.look_after()
                 if self.told:
                     self.save()
