@@ -1,8 +1,7 @@
 """``make demo``: the project in a few minutes on two cores; it ends with a summary.
 
 The same model is trained three times: with experts that stay where they are; with experts that are placed again every
-iteration, and slots of a rank that share its rows; and once more with those in four processes, of which one is killed
-and comes back.
+iteration; and once more with those in four processes, of which one is killed and comes back.
 """
 
 import os
@@ -13,13 +12,16 @@ from pathlib import Path
 
 import numpy as np
 
-from swift.runlog import Run, read_run, scalars, steps_to_target
+from swift.runlog import Run, read_run, scalars
 from swift.tools.report import write_report
 
 HERE = Path(os.path.relpath(Path(__file__).parent))
 FIXED, MOVING = HERE / "fixed.gin", HERE / "moving.gin"
 KILLED = "0:0"
 FAULTS = (f"step 20: kill {KILLED} once prepared", f"step 21: restart {KILLED}")
+
+SPREAD = 0.05
+"""Losses of two seeds differ by up to this (experiments/balance/README.md): a smaller difference is no gain."""
 
 
 def main() -> None:
@@ -45,19 +47,18 @@ def swift(*words: str) -> None:
 def summary_of(fixed: Run, moving: Run, killed: Run) -> list[str]:
     """Summarizes the three runs in plain sentences."""
     dropped = [100 * np.mean(scalars(run, "drop_share")) for run in (fixed, moving)]
-    losses = [scalars(run, "loss") for run in (fixed, moving)]
-    reached = [np.mean(losses_T[-20:]) for losses_T in losses]
+    reached = [np.mean(scalars(run, "loss")[-20:]) for run in (fixed, moving)]
     lines = [
         f"Static placement dropped {dropped[0]:.2g} % of the tokens, load-following placement {dropped[1]:.2g} %,",
-        "with as many slots and as many rows for tokens.",
+        "with the same slots and the same bytes on the wire.",
     ]
     before, after = (f"{loss:.2f}" for loss in reached)
-    if before != after:
+    if abs(reached[0] - reached[1]) < SPREAD:
+        lines.append(
+            f"Their losses, {before} and {after}, differ less than those of two seeds: too short a run for more."
+        )
+    else:
         lines.append(f"The loss of the last 20 iterations is {after} instead of {before}.")
-    steps = [steps_to_target(losses_T, reached[0]) for losses_T in losses]
-    if all(steps) and reached[1] < reached[0]:
-        lines[-1] = f"{lines[-1][:-1]}; {before} was reached"
-        lines.append(f"after {steps[1]} iterations instead of {steps[0]}.")
     goodput = (killed.summary or {}).get("goodput", {})
     if not goodput.get("num_recoveries"):
         return [*lines, "No process was killed: the program for that failure was not ready before the run ended."]
