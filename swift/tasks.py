@@ -6,11 +6,12 @@ Others may reach the limit for a moment, so a start that fails is tried again.
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from swift.errors import RunError
 
-_THREAD_S, _RETRY_S = 4.0, 0.1
+THREAD_S, _RETRY_S = 4.0, 0.1
 T = TypeVar("T")
 
 
@@ -37,7 +38,7 @@ def retried(start: Callable[[], T], limit_s: float) -> T:
 
 
 def start_thread(
-    target: Callable[..., object], *arguments: Any, name: str | None = None, limit_s: float = _THREAD_S
+    target: Callable[..., object], *arguments: Any, name: str | None = None, limit_s: float = THREAD_S
 ) -> threading.Thread:
     """Starts a thread that does not keep the process alive, and returns it.
 
@@ -56,6 +57,28 @@ def start_thread(
         thread.start()
         return thread
 
+    return _started(start, limit_s)
+
+
+def one_thread(name: str, limit_s: float = THREAD_S) -> ThreadPoolExecutor:
+    """Returns an executor whose only thread has been started: no later call can fail for want of one.
+
+    A call that an executor cannot start a thread for stays in its queue, and is made all the same if another follows.
+
+    Args:
+        name: name of the thread.
+        limit_s: seconds for which the start is tried; the caller waits.
+
+    Raises:
+        RunError: it cannot be started.
+    """
+    executor = ThreadPoolExecutor(1, name)
+    _started(lambda: executor.submit(int), limit_s)  # any function without effect
+    return executor
+
+
+def _started(start: Callable[[], T], limit_s: float) -> T:
+    """Returns the result of `retried`; raises RunError, which names the limit, where that raises RuntimeError."""
     try:
         return retried(start, limit_s)
     except RuntimeError as error:

@@ -8,7 +8,7 @@ import pytest
 
 from swift import tasks
 from swift.errors import RunError
-from swift.tasks import retried, start_thread
+from swift.tasks import one_thread, retried, start_thread
 
 
 def refuses(times, monkeypatch):
@@ -37,6 +37,21 @@ def test_one_that_lasts_is_told_in_a_line_that_names_it(monkeypatch):
     refuses(10**9, monkeypatch)
     with pytest.raises(RunError, match=r"^can't start new thread: is the limit on tasks reached \(ulimit -u, or pids"):
         start_thread(print, limit_s=0.01)
+
+
+def test_a_thread_that_is_needed_later_is_there_and_makes_every_call_once(monkeypatch):
+    refuses(3, monkeypatch)
+    called = []
+    with one_thread("early", limit_s=60.0) as executor:
+        refuses(10**9, monkeypatch)
+        assert [executor.submit(called.append, number).result() for number in range(3)] == [None] * 3
+    assert called == [0, 1, 2]
+
+
+def test_one_thread_that_cannot_be_started_is_told_in_a_line(monkeypatch):
+    refuses(10**9, monkeypatch)
+    with pytest.raises(RunError, match="is the limit on tasks reached"):
+        one_thread("early", limit_s=0.01)
 
 
 def test_other_errors_are_raised_at_once():

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -75,6 +76,8 @@ def _run(options: argparse.Namespace) -> int:
     previous = signal.signal(signal.SIGINT, signal.SIG_DFL), sys.unraisablehook
     sys.unraisablehook = _ignore_late_writes
     logging.getLogger("asyncio").addFilter(_is_no_late_write)  # for good: tasks are told of when the interpreter ends
+    # What a save of Orbax leaves that can start no thread, which is raised.
+    warnings.filterwarnings("ignore", r"coroutine .* was never awaited", RuntimeWarning)
     try:
         # JAX takes a second to import: --help, a misspelt command and `plan` should not wait for it.
         is_long = options.command in _LONG

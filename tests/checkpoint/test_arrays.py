@@ -1,8 +1,10 @@
 """Arrays come back to the host as they were saved; whatever is wrong with their files is told in one line."""
 
 import errno
+import gc
 import itertools
 import json
+import threading
 import time
 from pathlib import Path
 
@@ -52,6 +54,28 @@ def refusal(path: Path, tree=None) -> str:
 def saved(tmp_path) -> Path:
     save_arrays(tmp_path / "arrays", arrays(), {"by": "a test", "steps": [1, 2]})
     return tmp_path / "arrays"
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")  # commands suppress it, too
+@pytest.mark.parametrize("refused", [1, 2, 3])
+def test_a_limit_on_tasks_that_is_reached_for_a_moment_fails_no_save_and_no_load(tmp_path, monkeypatch, refused):
+    start, tried = threading.Thread.start, []
+
+    def start_or_refuse(thread):
+        tried.append(thread)
+        if len(tried) in (refused, refused + 1):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_or_refuse)
+    values = {"some": np.arange(6.0).reshape(2, 3)}
+    orbax_files.write_arrays(tmp_path / "arrays", values)
+    saved, tried[:] = len(tried), []
+    read = orbax_files.read_arrays(tmp_path / "arrays", values)
+    assert saved > refused + 1
+    assert len(tried) != refused
+    np.testing.assert_array_equal(read["some"], values["some"])
+    gc.collect()  # what Orbax leaves of its first try warns here, and not in another test
 
 
 @pytest.mark.parametrize("jump_s", [-400 * 86_400, 400 * 86_400])

@@ -78,3 +78,12 @@ def test_writes_that_nobody_awaits_are_not_told_in_a_command_and_other_tasks_are
     assert said_of_tasks_that_nobody_awaits("in a command", "packages/orbax/handlers.py") == ""
     assert "never retrieved" in said_of_tasks_that_nobody_awaits("in a command", "packages/another.py")
     assert "never retrieved" in said_of_tasks_that_nobody_awaits("outside", "packages/orbax/handlers.py")
+
+
+@pytest.mark.long
+def test_what_a_save_that_can_start_no_thread_leaves_is_not_told_in_a_command():
+    script = TASKS.replace("asyncio.run(save())", "save()")
+    for where, is_told in (("in a command", False), ("outside", True)):
+        line = [sys.executable, "-c", script, where, "packages/orbax/handlers.py"]
+        said = subprocess.run(line, capture_output=True, text=True, timeout=120, check=True).stderr
+        assert ("was never awaited" in said) is is_told

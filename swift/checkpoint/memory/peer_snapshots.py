@@ -5,7 +5,7 @@ V arrays of an expert's state of one dtype, w values of a rank's slice, C copies
 """
 
 from collections.abc import Callable, Collection
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from swift.checkpoint.memory.slice_search import RankCopy
 from swift.checkpoint.memory.snapshots import begin_snapshot
 from swift.checkpoint.partial import Snapshot, StateSplit, everything, first_turns, load_aware, next_turns, sequential
 from swift.mesh import LiveMesh
+from swift.tasks import one_thread
 
 _NUM_COPIES = 2
 """Copies of everything: the newest complete one and the one before; with the one being written, triple buffering."""
@@ -96,7 +97,7 @@ class PeerSnapshots:
         self._turn_L = first_turns(split.num_layers, split.num_classes, self._k)
         self._store = _Store(split)
         self._room: Snapshot | None = None
-        self._thread = ThreadPoolExecutor(1, "snapshot")
+        self._thread = one_thread("snapshot")
         self._copying: Future[None] | None = None
         self._trouble: str | None = None
 

@@ -21,6 +21,7 @@ from orbax.checkpoint import v1 as ocp
 
 from swift.checkpoint.storage.digests import BLOCK, nothing, raw_bytes
 from swift.files import check_room, sync_file
+from swift.tasks import THREAD_S, retried
 
 _ARRAYS, _HEADER = "state", ".zarray"
 _CODE = re.compile(r"os_error_code='(\d+)'")
@@ -51,10 +52,14 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     context.array.saving.use_zarr3 = False
     context.array.saving.use_compression = False
     context.array.saving.enable_write_sharding_file = False
+
+    def save() -> None:
+        saving = ocp.save_async(path.absolute(), dict(arrays), overwrite=True)
+        saving.result(timeout=_LIMIT_S + num_bytes / _LEAST_BYTES_PER_S)
+
     with _quiet(), context:
         try:
-            saving = ocp.save_async(path.absolute(), dict(arrays), overwrite=True)
-            saving.result(timeout=_LIMIT_S + num_bytes / _LEAST_BYTES_PER_S)
+            retried(save, THREAD_S)  # the last save of a run has no later one to make up for it
         except TimeoutError as error:
             raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)) from error
         except ValueError as error:  # from TensorStore, which wraps the system's error in half a page
@@ -104,7 +109,7 @@ def read_arrays(path: Path, like: Mapping[str, Any]) -> dict[str, np.ndarray]:
     context.pytree.loading.partial_load = True
     abstract = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in like.items()}
     with context:
-        return dict(ocp.load(path.absolute(), abstract)) if abstract else {}
+        return dict(retried(lambda: ocp.load(path.absolute(), abstract), THREAD_S)) if abstract else {}
 
 
 def files_of(name: str) -> str:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from itertools import pairwise
 from queue import SimpleQueue
@@ -21,6 +21,7 @@ from swift.pipeline.reconfigure.recut import BetterCut, Recut, check_recut
 from swift.pipeline.reconfigure.state_move import StateMove
 from swift.pipeline.runtime import DeviceBatch, StepSpec, Sums, TrainState
 from swift.schedules import FAULT_FREE
+from swift.tasks import one_thread
 from swift.topology import Worker
 
 Prepare = Literal["none", "next"]
@@ -73,7 +74,7 @@ class Engine:
         self._looks_ahead = prepare == "next" and settings.planner not in FAULT_FREE
         self._steps: dict[tuple[Recut | None, frozenset[Worker]], Steps] = {}
         self._moves: dict[tuple[Steps, Steps], StateMove] = {}  # whose programs are compiled
-        self._background = ThreadPoolExecutor(1, "prepare")
+        self._background = one_thread("prepare")
         self._pending: list[Future[None]] = []
         self._troubles: SimpleQueue[str] = SimpleQueue()
         self._is_x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -34,6 +34,7 @@ from swift.checkpoint.storage import is_finite, is_of_model
 from swift.errors import RunError
 from swift.pipeline import StepSpec, TrainState
 from swift.runlog import RunDirectory, sync_record
+from swift.tasks import one_thread
 from swift.train.checkpoints.attempts import Attempts, line_of
 from swift.train.checkpoints.host_states import HostStates, begin_or_fail
 from swift.train.checkpoints.rescue import keep_elsewhere
@@ -74,7 +75,7 @@ class Checkpointer:
     ):
         self._experiment, self._directory, self._split = experiment, directory, split_of(spec)
         self._ledger = first_ledger(experiment, self._split)
-        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._thread = one_thread("checkpoint")
         self._begun: dict[str, Any] = {}
         self._room: Snapshot | None = None
         self._waited_ms = 0.0

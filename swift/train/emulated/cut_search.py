@@ -6,11 +6,12 @@ the survivors, and back once the worker returns.
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from queue import SimpleQueue
 
 from swift.pipeline import BetterCut, Engine, Reconfiguration
 from swift.schedules.adapt import MoveRule
+from swift.tasks import one_thread
 from swift.topology import Worker
 
 Failures = frozenset[Worker]
@@ -27,7 +28,7 @@ class CutSearch:
 
     def __init__(self, rule: MoveRule, *, waits: bool, clock: Callable[[], float] = time.monotonic):
         self._rule, self._waits, self._clock = rule, waits, clock
-        self._background = ThreadPoolExecutor(1, "better cut")
+        self._background = one_thread("better cut")
         self._found: Future[BetterCut | None] | None = None
         self._troubles: SimpleQueue[str] = SimpleQueue()
 
