@@ -77,6 +77,24 @@ def one_thread(name: str, limit_s: float = THREAD_S) -> ThreadPoolExecutor:
     return executor
 
 
+def check_threads(number: int) -> None:
+    """Checks that so many threads can be started, before a library starts some that aborts the process where it cannot.
+
+    Raises:
+        RuntimeError: they cannot.
+    """
+    end, threads = threading.Event(), list[threading.Thread]()
+    try:
+        for _ in range(number):
+            thread = threading.Thread(target=end.wait, daemon=True)
+            thread.start()
+            threads.append(thread)
+    finally:
+        end.set()
+        for thread in threads:
+            thread.join()
+
+
 def _started(start: Callable[[], T], limit_s: float) -> T:
     """Returns the result of `retried`; raises RunError, which names the limit, where that raises RuntimeError."""
     try:

@@ -8,7 +8,7 @@ import pytest
 
 from swift import tasks
 from swift.errors import RunError
-from swift.tasks import one_thread, retried, start_thread
+from swift.tasks import check_threads, one_thread, retried, start_thread
 
 
 def refuses(times, monkeypatch):
@@ -52,6 +52,29 @@ def test_one_thread_that_cannot_be_started_is_told_in_a_line(monkeypatch):
     refuses(10**9, monkeypatch)
     with pytest.raises(RunError, match="is the limit on tasks reached"):
         one_thread("early", limit_s=0.01)
+
+
+@pytest.mark.parametrize("number", [0, 5])
+def test_room_for_threads_is_checked_by_starting_them(monkeypatch, number):
+    before, tried = threading.active_count(), refuses(0, monkeypatch)
+    check_threads(number)
+    assert len(tried) == number
+    assert threading.active_count() == before
+
+
+def test_without_room_for_all_threads_none_is_left(monkeypatch):
+    before, start, tried = threading.active_count(), threading.Thread.start, []
+
+    def start_some(thread):
+        tried.append(thread)
+        if len(tried) == 3:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_some)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        check_threads(5)
+    assert threading.active_count() == before
 
 
 def test_other_errors_are_raised_at_once():

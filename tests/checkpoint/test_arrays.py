@@ -57,7 +57,7 @@ def saved(tmp_path) -> Path:
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")  # commands suppress it, too
-@pytest.mark.parametrize("refused", [1, 2, 3])
+@pytest.mark.parametrize("refused", [1, orbax_files.NUM_THREADS + 1, orbax_files.NUM_THREADS + 2])
 def test_a_limit_on_tasks_that_is_reached_for_a_moment_fails_no_save_and_no_load(tmp_path, monkeypatch, refused):
     start, tried = threading.Thread.start, []
 
@@ -70,10 +70,9 @@ def test_a_limit_on_tasks_that_is_reached_for_a_moment_fails_no_save_and_no_load
     monkeypatch.setattr(threading.Thread, "start", start_or_refuse)
     values = {"some": np.arange(6.0).reshape(2, 3)}
     orbax_files.write_arrays(tmp_path / "arrays", values)
-    saved, tried[:] = len(tried), []
+    assert len(tried) > refused + 1
+    tried.clear()
     read = orbax_files.read_arrays(tmp_path / "arrays", values)
-    assert saved > refused + 1
-    assert len(tried) != refused
     np.testing.assert_array_equal(read["some"], values["some"])
     gc.collect()  # what Orbax leaves of its first try warns here, and not in another test
 

@@ -21,13 +21,15 @@ from orbax.checkpoint import v1 as ocp
 
 from swift.checkpoint.storage.digests import BLOCK, nothing, raw_bytes
 from swift.files import check_room, sync_file
-from swift.tasks import THREAD_S, retried
+from swift.tasks import THREAD_S, check_threads, retried
 
 _ARRAYS, _HEADER = "state", ".zarray"
 _CODE = re.compile(r"os_error_code='(\d+)'")
 _NO_LIMIT_S = 100 * 365 * 86_400
 _LIMIT_S, _LEAST_BYTES_PER_S = 1200.0, 10_000_000
 """Time that a save may take, and bytes a second for which it may take longer; by a clock that does not jump."""
+NUM_THREADS = min(128, 32 + 2 * (os.cpu_count() or 1))
+"""Threads that a save may start (24 to 32 for the first one on 2 cores): TensorStore aborts where it can start none."""
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -54,6 +56,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     context.array.saving.enable_write_sharding_file = False
 
     def save() -> None:
+        check_threads(NUM_THREADS)
         saving = ocp.save_async(path.absolute(), dict(arrays), overwrite=True)
         saving.result(timeout=_LIMIT_S + num_bytes / _LEAST_BYTES_PER_S)
 
@@ -108,8 +111,13 @@ def read_arrays(path: Path, like: Mapping[str, Any]) -> dict[str, np.ndarray]:
     context = ocp.Context()
     context.pytree.loading.partial_load = True
     abstract = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in like.items()}
+
+    def load() -> Any:
+        check_threads(NUM_THREADS)
+        return ocp.load(path.absolute(), abstract)
+
     with context:
-        return dict(retried(lambda: ocp.load(path.absolute(), abstract), THREAD_S)) if abstract else {}
+        return dict(retried(load, THREAD_S)) if abstract else {}
 
 
 def files_of(name: str) -> str:
