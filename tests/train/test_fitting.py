@@ -128,11 +128,11 @@ def test_no_parameter_is_made_of_a_model_that_cannot_fit(corpus, monkeypatch, si
         pytest.fail("a module was made, with all its parameters")
 
     monkeypatch.setattr("swift.models.parameter_groups.list_draws", lists)
-    monkeypatch.setattr(fitting, "memory_left", lambda: Room(10**8, 0, "this machine"))
+    monkeypatch.setattr(fitting, "memory_rooms", lambda: (Room(10**8, 10**8, 0, "this machine"),))
     experiment = experiment_of(corpus, "one worker")
     experiment = replace(experiment, model=replace(experiment.model, **sizes))
-    with pytest.raises(SettingError, match=r"4 devices take .* and this machine has 100 MB left"):
-        fitting.check_shapes(experiment, experiment.engine(frozenset(), "none"))
+    with pytest.raises(SettingError, match=r"4 devices take .* and this machine has 100 MB"):
+        fitting.check_shapes(experiment, experiment.engine(frozenset(), "none"), 1)
 
 
 def test_devices_with_a_memory_of_their_own_are_asked(corpus, monkeypatch):
