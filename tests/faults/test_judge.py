@@ -186,7 +186,7 @@ def test_a_run_goes_back_where_processes_died_that_could_start_no_thread(dead, i
 def test_a_run_that_aborts_without_threads_may_lose_what_it_had_not_saved(code, is_right):
     life = SimpleNamespace(first=SimpleNamespace(wait=lambda: 0), said="")
     run = SimpleNamespace(shape=SHAPES["train"], events=list, life=life, leftovers=list)
-    run.start, run.wait = lambda resume: None, lambda *_: False
+    run.start, run.wait = lambda **_: None, lambda *_: False
     after = Aftermath(promised=600, observed={"step_at_signal": 640, "code": code})
     Episode(run, {}, deck=None)._resume(0, after)
     assert any("was not kept" in one for one in after.complaints) is not is_right
