@@ -13,10 +13,13 @@ from typing import Any
 import numpy as np
 from measure import publish
 
-from swift.cli.configuration import config_text, load_experiment
-from swift.runlog import Run, read_run, scalars
-from swift.tools.report import comparison_rows
-from swift.train import TrainOptions, train
+from swift.cli.configuration import load_experiment
+from swift.runlog.analysis.measures import scalars
+from swift.runlog.reading import Run, read_run
+from swift.tools.report.compare import comparison_rows
+from swift.train.options import TrainOptions
+from swift.train.settings.config_text import config_text
+from swift.train.trainer import train
 
 COLUMNS = ("static", "flexmoe100", "flexmoe50", "flexmoe10", "symi")
 PAPER_FEWER_DROPS = {"static": 0.69, "flexmoe100": 0.64, "flexmoe50": 0.62, "flexmoe10": 0.43}

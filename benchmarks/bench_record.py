@@ -19,9 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from swift.runlog import CLASS_COUNTS, CONFIG, EVENTS, METRICS, RunDirectory, measure, read_run
-from swift.runlog.class_counts import CountsWriter
-from swift.tools.report import write_report
+from swift.runlog.analysis.measures import measure
+from swift.runlog.class_counts.layout import CLASS_COUNTS
+from swift.runlog.class_counts.writer import CountsWriter
+from swift.runlog.events import EVENTS
+from swift.runlog.metrics import METRICS
+from swift.runlog.reading import CONFIG, read_run
+from swift.runlog.run_directory import RunDirectory
+from swift.tools.report.page import write_report
 
 LAYERS, CLASSES, TOKENS = 12, 64, 65536
 SAVED_EVERY = 20

@@ -19,9 +19,12 @@ import numpy as np
 from children import ROOT
 from measure import publish
 
-from swift.cli.configuration import config_text, load_experiment
-from swift.runlog import read_run, scalars
-from swift.train import TrainOptions, train
+from swift.cli.configuration import load_experiment
+from swift.runlog.analysis.measures import scalars
+from swift.runlog.reading import read_run
+from swift.train.options import TrainOptions
+from swift.train.settings.config_text import config_text
+from swift.train.trainer import train
 
 LIMIT = 0.01
 RANKS, STEPS = {"the demo's 8 ranks": 8, "the tokens of 64 ranks": 64}, {8: 62, 64: 22}

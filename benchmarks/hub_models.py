@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from swift.cli.configuration import load_stored
-from swift.experts import ExpertConfig
-from swift.models import GPT, Weights
-from swift.train import load_exported
-from swift.train.hugging_face import import_hugging_face
+from swift.experts.config import ExpertConfig
+from swift.models.gpt import GPT, Weights
+from swift.train.checkpoints.model_directory import load_exported
+from swift.train.hugging_face.importing import import_hugging_face
 
 MIXTRAL = {
     "hidden_size": 128,

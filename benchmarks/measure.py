@@ -14,10 +14,12 @@ from typing import Any
 
 import jax
 
-from swift.experts.placement import PlacementPolicy
-from swift.models import model_size
-from swift.pipeline import StepSpec, TrainState, put_batch, single_worker_step
-from swift.train import Experiment
+from swift.experts.placement.policy import PlacementPolicy
+from swift.models.sizes import model_size
+from swift.pipeline.runtime.single_worker import put_batch, single_worker_step
+from swift.pipeline.runtime.step_spec import StepSpec
+from swift.pipeline.train_state import TrainState
+from swift.train.settings.experiment import Experiment
 
 
 def machine() -> dict[str, Any]:

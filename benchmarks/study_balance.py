@@ -26,12 +26,16 @@ from faults.evidence import read_lines
 from faults.record import commit
 from measure import cpu_seconds, publish
 
-from swift.checkpoint import checkpoint_steps
-from swift.cli.configuration import config_text, load_experiment
+from swift.checkpoint.storage.directory import checkpoint_steps
+from swift.cli.configuration import load_experiment
 from swift.data.sources import StandardLibrary
 from swift.files import replace_file
-from swift.runlog import Run, measure, read_run, scalars, steps_to_target
-from swift.train import Experiment, TrainOptions, train
+from swift.runlog.analysis.measures import measure, scalars, steps_to_target
+from swift.runlog.reading import Run, read_run
+from swift.train.options import TrainOptions
+from swift.train.settings.config_text import config_text
+from swift.train.settings.experiment import Experiment
+from swift.train.trainer import train
 
 RECORD = ROOT / "experiments" / "results" / "balance_runs.jsonl"
 SYSTEMS = {

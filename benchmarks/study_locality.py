@@ -15,11 +15,14 @@ from typing import Any
 import numpy as np
 from measure import publish
 
-from swift.cli.configuration import config_text, load_experiment
-from swift.data.locality import STRETCH_BATCHES
-from swift.runlog import read_run, scalars
-from swift.tools.report import comparison_rows
-from swift.train import TrainOptions, train
+from swift.cli.configuration import load_experiment
+from swift.data.locality.order import STRETCH_BATCHES
+from swift.runlog.analysis.measures import scalars
+from swift.runlog.reading import read_run
+from swift.tools.report.compare import comparison_rows
+from swift.train.options import TrainOptions
+from swift.train.settings.config_text import config_text
+from swift.train.trainer import train
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments" / "locality"
 POLICIES, LOCALITIES = ("static", "symi"), (0, 50, 100)

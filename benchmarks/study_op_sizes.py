@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from itertools import product
 
 from swift.pipeline.reconfigure.failure_config import Plan
-from swift.schedules import Chunk, Costs, Problem, plan_with
+from swift.schedules.chunks import Chunk
+from swift.schedules.planners.registry import plan_with
+from swift.schedules.problem import Costs, Problem
 from swift.topology import Topology, Worker
 
 CASES: dict[str, tuple[int, tuple[int, ...], int, frozenset[Worker]]] = {

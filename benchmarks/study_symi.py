@@ -16,12 +16,18 @@ import jax
 import optax
 from measure import Trainee, demo, median, paired_costs, publish
 
-from swift.checkpoint import CheckpointConfig
-from swift.experts.placement import Static, Symi
-from swift.mesh import EXPERT_AXIS, SHARED
-from swift.pipeline import StepSpec, TrainState, single_worker_evaluation
-from swift.runlog import measure, read_run
-from swift.train import Experiment, TrainOptions, train
+from swift.checkpoint.config import CheckpointConfig
+from swift.experts.placement.static import Static
+from swift.experts.placement.symi import Symi
+from swift.mesh.per_rank import EXPERT_AXIS, SHARED
+from swift.pipeline.runtime.single_worker import single_worker_evaluation
+from swift.pipeline.runtime.step_spec import StepSpec
+from swift.pipeline.train_state import TrainState
+from swift.runlog.analysis.measures import measure
+from swift.runlog.reading import read_run
+from swift.train.options import TrainOptions
+from swift.train.settings.experiment import Experiment
+from swift.train.trainer import train
 
 STEPS = 150
 COEFFICIENTS = (1e-5, 1e-3, 1e-2, 1e-1)

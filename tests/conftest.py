@@ -50,9 +50,10 @@ with (
 ):
     for path in (path for package in CHECKED for path in sorted((ROOT / "swift" / package).rglob("[a-z]*.py"))):
         import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
-    from swift.data import DataConfig, TextFiles
+    from swift.data.config import DataConfig
+    from swift.data.sources import TextFiles
     from swift.jaxprs import scan_counts
-    from swift.mesh import emulate_devices
+    from swift.mesh.emulate import emulate_devices
 
 emulate_devices(12)
 # An example takes long on a loaded machine, or where it is the first to compile: no test asserts a time.

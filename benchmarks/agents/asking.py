@@ -5,7 +5,9 @@ import time
 
 import numpy as np
 
-from swift.generate import GREEDY, Answer, Request, TextEngine
+from swift.generate.engine import TextEngine
+from swift.generate.request import Answer, Request
+from swift.generate.sampling import GREEDY
 
 from .simulation import Calls
 from .town import Call

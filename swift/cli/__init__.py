@@ -1,5 +1,1 @@
 """The command line."""
-
-from swift.cli.main import main
-
-__all__ = ["main"]

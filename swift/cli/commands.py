@@ -17,17 +17,29 @@ import numpy as np
 from rich.console import Console
 
 from swift.cli.configuration import load_experiment, load_stored
-from swift.cli.data import input_hosts_of_runs
+from swift.cli.data.serving import input_hosts_of_runs
 from swift.cli.hosts import devices_of_host, joined, place_of
-from swift.cli.options import OF_ONE, PAGE, Written, check_output, deadlines_of
+from swift.cli.options.deadlines import OF_ONE, deadlines_of
+from swift.cli.options.kinds import Written
+from swift.cli.options.outputs import PAGE, check_output
 from swift.errors import SettingError, printable
-from swift.mesh import EmulationError, emulate_devices, keep_programs
-from swift.runlog import TRACKERS, Observer, Run, read_run, scalars
-from swift.tools.report import comparison_table, write_report
+from swift.mesh.emulate import EmulationError, emulate_devices
+from swift.mesh.program_cache import keep_programs
+from swift.runlog.analysis.measures import scalars
+from swift.runlog.observer import Observer
+from swift.runlog.reading import Run, read_run
+from swift.runlog.trackers import TRACKERS
+from swift.tools.report.compare import comparison_table
+from swift.tools.report.page import write_report
 from swift.topology import Topology
-from swift.train import ALONE, Experiment, ModelSource, TrainOptions, WeightSource, export_model, is_model
-from swift.train import train as run_training
-from swift.train.settings import OF_RUN
+from swift.train.checkpoints.fork import ModelSource, WeightSource
+from swift.train.checkpoints.model_directory import is_model
+from swift.train.export import export_model
+from swift.train.hosts.agreement import ALONE
+from swift.train.options import TrainOptions
+from swift.train.settings.experiment import Experiment
+from swift.train.settings.stored_config import OF_RUN
+from swift.train.trainer import train as run_training
 from swift.variables import cache_directory
 
 OF_TRAINING = (*OF_RUN, "Experiment.placement", "OptimizerConfig.transformation")

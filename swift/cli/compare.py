@@ -10,27 +10,26 @@ from pathlib import Path
 
 from rich.console import Console
 
-from swift.checkpoint import committed_steps
+from swift.checkpoint.storage.directory import committed_steps
 from swift.cli.commands import corpora_directory, distance_line, new_run_dir, observers_of, prepare, report_of
-from swift.cli.configuration import config_text, load_experiment
-from swift.cli.data import input_hosts_of_runs
+from swift.cli.configuration import load_experiment
+from swift.cli.data.serving import input_hosts_of_runs
 from swift.cli.hosts import devices_of_host, joined, place_of
-from swift.cli.options import OF_ONE, Written, all_installed, deadlines_of
-from swift.data import ConnectHosts
+from swift.cli.options.deadlines import OF_ONE, deadlines_of
+from swift.cli.options.gin_files import all_installed
+from swift.cli.options.kinds import Written
+from swift.data.pipeline.elsewhere import ConnectHosts
 from swift.errors import SettingError, printable
-from swift.runlog import CONFIG, Run, is_run, read_run
-from swift.tools.report import comparison_rows, comparison_table
-from swift.train import (
-    ALONE,
-    Experiment,
-    Hosts,
-    Series,
-    TrainOptions,
-    check_before,
-    check_resumable,
-    made_directory,
-    train,
-)
+from swift.runlog.reading import CONFIG, Run, is_run, read_run
+from swift.tools.report.compare import comparison_rows, comparison_table
+from swift.train.display.progress import Series
+from swift.train.hosts.agreement import ALONE, Hosts
+from swift.train.options import TrainOptions
+from swift.train.preflight import check_before
+from swift.train.settings.config_text import config_text
+from swift.train.settings.experiment import Experiment
+from swift.train.start import check_resumable, made_directory
+from swift.train.trainer import train
 
 
 @dataclass(frozen=True)

@@ -15,22 +15,16 @@ from typing import Any
 
 import jax
 
-from swift.cli.configuration import config_text, load_experiment
-from swift.cli.options import Written, workers_of
+from swift.cli.configuration import load_experiment
+from swift.cli.options.kinds import Written
+from swift.cli.options.named import workers_of
 from swift.errors import RunError, SettingError, check_count
-from swift.tools.pod_compile import (
-    FITS,
-    REFUSED,
-    Pod,
-    check_pod,
-    compile_one,
-    configurations,
-    document,
-    name_of,
-    settle_process,
-    text_lines,
-)
-from swift.train import Down
+from swift.tools.pod_compile.compiling import FITS, REFUSED, check_pod, compile_one, configurations
+from swift.tools.pod_compile.devices import settle_process
+from swift.tools.pod_compile.json_format import document, name_of, text_lines
+from swift.tools.pod_compile.pods import Pod
+from swift.train.emulated.cluster import Down
+from swift.train.settings.config_text import config_text
 
 
 def compile(options: argparse.Namespace) -> None:

@@ -18,28 +18,34 @@ from typing import Any
 
 import gin
 
-from swift.checkpoint import CheckpointConfig
-from swift.cli.options import Source, Written, build_mistake, checked, fitting, gin_texts, nearest, parse_mistake
-from swift.data import (
-    ByteTokenizer,
-    DataConfig,
-    Mixture,
-    Pipeline,
-    StandardLibrary,
-    TextFiles,
-    TokenFile,
-    TokenizerFile,
-    readings,
-)
-from swift.data.pipeline import DropDuplicates, Filter, Map, Pack, Shuffle, Stack, Tokenize
-from swift.data.records import ArrayRecords, DatasetDirectory, Documents, JsonLines, ParquetFiles
+from swift.checkpoint.config import CheckpointConfig
+from swift.cli.options.gin_files import gin_texts
+from swift.cli.options.kinds import Written, checked, fitting
+from swift.cli.options.mistakes import Source, build_mistake, nearest, parse_mistake
+from swift.data.config import DataConfig, Mixture
+from swift.data.corpus import readings
+from swift.data.pipeline.operators import DropDuplicates, Filter, Map, Pack, Shuffle, Stack, Tokenize
+from swift.data.pipeline.pipeline import Pipeline
+from swift.data.records.array_records import ArrayRecords
+from swift.data.records.documents import Documents
+from swift.data.records.lines import JsonLines
+from swift.data.records.tables import DatasetDirectory, ParquetFiles
+from swift.data.sources import StandardLibrary, TextFiles, TokenFile
+from swift.data.tokenizer import ByteTokenizer, TokenizerFile
 from swift.errors import SettingError
-from swift.experts import ExpertConfig, OptimizerConfig
-from swift.experts.placement import FlexMoE, MinMax, Packed, Static, Symi
-from swift.models import ModelConfig, model_size
+from swift.experts.config import ExpertConfig
+from swift.experts.optimizer_config import OptimizerConfig
+from swift.experts.placement.flexmoe import FlexMoE
+from swift.experts.placement.minmax import MinMax
+from swift.experts.placement.packed import Packed
+from swift.experts.placement.static import Static
+from swift.experts.placement.symi import Symi
+from swift.models.config import ModelConfig
+from swift.models.sizes import model_size
 from swift.topology import Topology
-from swift.train import Experiment
-from swift.train.settings import StoredObject, UnreadableConfig, config_text, made, own_kinds, parts, read_config
+from swift.train.settings.config_text import config_text, own_kinds
+from swift.train.settings.experiment import Experiment
+from swift.train.settings.stored_config import StoredObject, UnreadableConfig, made, parts, read_config
 
 __all__ = [
     "CONFIGURABLES",

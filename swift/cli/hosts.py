@@ -7,12 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from swift.cli.configuration import config_text
-from swift.cli.options import Written
+from swift.cli.options.kinds import Written
 from swift.errors import SettingError, check_count
 from swift.program import this_program
-from swift.runlog.lock import living_owner
-from swift.train import Experiment, HostPlace, Hosts, join_hosts, own_devices
+from swift.runlog.lock.run_lock import living_owner
+from swift.train.hosts.agreement import Hosts
+from swift.train.hosts.joining import HostPlace, join_hosts, own_devices
+from swift.train.settings.config_text import config_text
+from swift.train.settings.experiment import Experiment
 
 _SAME = ("resume", "stop_at", "profile", "init_from")
 """Options that all hosts have to be given alike."""

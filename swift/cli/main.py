@@ -12,7 +12,11 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from swift.cli.console import HIDDEN, Startup, command_line, guarded, watched, with_negative_values, with_suggestion
+from swift.cli.console.command_line import HIDDEN, command_line
+from swift.cli.console.guarding import guarded
+from swift.cli.console.parser import with_negative_values, with_suggestion
+from swift.cli.console.startup import Startup
+from swift.cli.console.watching import watched
 from swift.errors import INTERRUPTED, STOPPED, RunError, SettingError, first_line, printable
 from swift.output import protect
 from swift.variables import drop_fixed
@@ -26,19 +30,19 @@ _MODULES = {
     "compare": "swift.cli.compare",
     "compile": "swift.cli.compile",
     "compiler": "swift.cli.compile",
-    "place": "swift.cli.place",
+    "place": "swift.cli.place.command",
     "plan": "swift.cli.plan",
     "simulate": "swift.cli.simulate",
-    "launch": "swift.cli.launch",
+    "launch": "swift.cli.launch.command",
     "checkpoint": "swift.cli.checkpoints",
     "settings": "swift.cli.settings",
     "config": "swift.cli.settings",
-    "data": "swift.cli.data",
-    "doctor": "swift.cli.doctor",
-    "evaluate": "swift.cli.models",
-    "generate": "swift.cli.models",
-    "import_model": "swift.cli.models",
-    "export_to_hub": "swift.cli.models",
+    "data": "swift.cli.data.command",
+    "doctor": "swift.cli.doctor.command",
+    "evaluate": "swift.cli.models.evaluation",
+    "generate": "swift.cli.models.generation",
+    "import_model": "swift.cli.models.hub",
+    "export_to_hub": "swift.cli.models.hub",
 } | dict.fromkeys(HIDDEN, "swift.cli.processes")
 """Modules of the commands' functions; the others are in ``swift.cli.commands``."""
 

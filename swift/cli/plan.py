@@ -12,25 +12,23 @@ from pathlib import Path
 
 from rich.console import Console
 
-from swift.cli.options import (
-    PLAN,
-    BlockOptions,
-    Written,
-    adapted,
-    adapted_lines,
-    check_adapt,
-    check_output,
-    costs_of,
-    microbatches_of,
-    nearest,
-    translated,
-    workers_of,
-)
+from swift.cli.options.adapting import adapted, adapted_lines, check_adapt
+from swift.cli.options.cuts import BlockOptions, microbatches_of
+from swift.cli.options.kinds import Written
+from swift.cli.options.mistakes import nearest, translated
+from swift.cli.options.named import costs_of, workers_of
+from swift.cli.options.outputs import PLAN, check_output
 from swift.errors import SettingError, check_count, renamed_settings
 from swift.files import replace_file
-from swift.schedules import PLANNERS, PlanStore, Problem, Schedule, in_shape, num_plans, plans_to_prepare, shape_of
-from swift.schedules.plans import COST_NAMES, document
-from swift.tools.draw import counted, draw_chart, summarize
+from swift.schedules.planners.registry import PLANNERS, in_shape, shape_of
+from swift.schedules.plans.json_format import COST_NAMES, document
+from swift.schedules.plans.normalize import num_plans, plans_to_prepare
+from swift.schedules.plans.store import PlanStore
+from swift.schedules.problem import Problem
+from swift.schedules.schedule import Schedule
+from swift.tools.draw.rows import counted
+from swift.tools.draw.summary import summarize
+from swift.tools.draw.text import draw_chart
 from swift.topology import Topology
 
 FORMATS_BY_SUFFIX = {".svg": "svg", ".png": "svg", ".json": "json", ".txt": "text", "": "text"}
@@ -221,7 +219,7 @@ def _is_special(path: Path | None) -> bool:
 def _drawn(form: str, schedule: Schedule, out: Path | None) -> bytes | str:
     # Matplotlib is imported only if there is a picture to draw.
     if form == "trace":
-        from swift.tools.draw import trace_json
+        from swift.tools.draw.trace import trace_json
 
         return "".join(trace_json(schedule))
     from swift.tools.draw.picture import picture_file

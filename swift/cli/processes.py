@@ -10,13 +10,17 @@ import traceback
 
 from swift.cli.commands import weights_of
 from swift.cli.configuration import load_experiment
-from swift.elastic import MemberDevices
-from swift.elastic.membership import Process
-from swift.elastic.services import run_checkpoint_service, run_compile_service
-from swift.elastic.state import RunFiles
-from swift.elastic.worker import WorkerProcess, WorkerSpec, configure_jax, wait_to_begin
+from swift.elastic.accelerators import MemberDevices
+from swift.elastic.membership.members import Process
+from swift.elastic.services.checkpoint_process import run_checkpoint_service
+from swift.elastic.services.compile_service import run_compile_service
+from swift.elastic.state.run_files import RunFiles
+from swift.elastic.worker.control_channel import wait_to_begin
+from swift.elastic.worker.process_setup import configure_jax
+from swift.elastic.worker.worker import WorkerProcess
+from swift.elastic.worker.worker_spec import WorkerSpec
 from swift.errors import SettingError
-from swift.train import Experiment
+from swift.train.settings.experiment import Experiment
 
 
 def member(options: argparse.Namespace) -> None:

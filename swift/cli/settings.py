@@ -12,9 +12,11 @@ import typing
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from swift.cli.configuration import CONFIGURABLES, config_text, load_experiment
-from swift.cli.options import described, nearest
+from swift.cli.configuration import CONFIGURABLES, load_experiment
+from swift.cli.options.kinds import described
+from swift.cli.options.mistakes import nearest
 from swift.errors import SettingError
+from swift.train.settings.config_text import config_text
 
 _SECTION = re.compile(r"^(?:Args|Attributes):\n(.*?)(?=^\S|\Z)", re.DOTALL | re.MULTILINE)
 _ENTRY = re.compile(r"^    (\w+): (.*?)(?=^    \w|\Z)", re.DOTALL | re.MULTILINE)

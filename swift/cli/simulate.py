@@ -7,28 +7,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from swift.cli.options import PICTURE, Written, check_output, costs_of, named_numbers, nearest, seconds_of, translated
+from swift.cli.options.kinds import Written
+from swift.cli.options.mistakes import nearest, translated
+from swift.cli.options.named import costs_of, named_numbers, seconds_of
+from swift.cli.options.outputs import PICTURE, check_output
 from swift.errors import SettingError, check_count
 from swift.files import replace_file
-from swift.schedules import Problem
-from swift.tools.simulate import (
-    CAUSES,
-    ON_REQUEST,
-    STRATEGIES,
-    CannotRun,
-    Job,
-    Trace,
-    document,
-    evenly_spaced,
-    poisson,
-    published,
-    read_trace,
-    strategies,
-    weibull,
-)
-from swift.tools.simulate import (
-    simulate as run_through,
-)
+from swift.schedules.problem import Problem
+from swift.tools.simulate.engine import simulate as run_through
+from swift.tools.simulate.job import Job
+from swift.tools.simulate.json_format import document
+from swift.tools.simulate.outcome import CAUSES
+from swift.tools.simulate.strategies.published import published
+from swift.tools.simulate.strategies.registry import ON_REQUEST, STRATEGIES, CannotRun, strategies
+from swift.tools.simulate.traces.generate import evenly_spaced, poisson, weibull
+from swift.tools.simulate.traces.read import read_trace
+from swift.tools.simulate.traces.trace import Trace
 from swift.topology import Topology
 
 JOB_NAMES = {
@@ -138,7 +132,7 @@ def _check_plot(path: Path | None, inputs: Sequence[Path]) -> None:
 
 def _draw(path: Path, facts: Mapping[str, Any]) -> None:
     # Matplotlib is imported only if there is a picture to draw.
-    from swift.tools.report.sections import simulation_file
+    from swift.tools.report.sections.simulation import simulation_file
 
     try:
         replace_file(path, simulation_file(facts, "png" if path.suffix.lower() == ".png" else "svg"))

@@ -20,8 +20,10 @@ import numpy as np
 from swift.data.config import DataConfig, Mixture, Split
 from swift.data.corpus import corpora_of, pipeline_tokens, tokens_plan
 from swift.data.files import DataError, TokenReader
-from swift.data.locality import DomainRuns, RunsBuilder
-from swift.data.pipeline import ConnectHosts, NoDigest, Pipeline, survey_digest
+from swift.data.locality.domains import DomainRuns, RunsBuilder
+from swift.data.pipeline.elsewhere import ConnectHosts
+from swift.data.pipeline.keeping.digests import NoDigest, survey_digest
+from swift.data.pipeline.pipeline import Pipeline
 from swift.data.sequential import SequentialStream
 from swift.data.sources import StreamSource, TextSource, TokenFile
 from swift.data.stream import Spans, TokenStream, new_digest, open_stream, spans_of

@@ -15,7 +15,9 @@ from pathlib import Path
 from swift.data.config import DataConfig, Mixture
 from swift.data.files import ChangedFile, DataError
 from swift.data.index import CorpusState, IndexProgress, corpus_state, is_sound, make_index, remove_index
-from swift.data.pipeline import ConnectHosts, Pipeline, UntrueOperator
+from swift.data.pipeline.check import UntrueOperator
+from swift.data.pipeline.elsewhere import ConnectHosts
+from swift.data.pipeline.pipeline import Pipeline
 from swift.errors import SettingError
 
 _BEAT_S, _PAUSE_S, _PATIENCE_S, _REPORT_S = 1.0, 0.2, 10.0, 5.0

@@ -15,7 +15,7 @@ import numpy as np
 from swift.data.config import DataConfig, Split, cut_at, split_places
 from swift.data.corpus import pipeline_tokens, tokens_of
 from swift.data.files import FileState, TokenReader
-from swift.data.locality import DomainRuns, RunsBuilder
+from swift.data.locality.domains import DomainRuns, RunsBuilder
 from swift.data.sequential import SequentialStream
 from swift.data.sources import StreamSource, Text, TokenFile
 

@@ -15,7 +15,8 @@ import numpy as np
 from grain.experimental import index_shuffle
 
 from swift.data.config import DataConfig, Mixture
-from swift.data.locality import LocalOrder, mixed_places
+from swift.data.locality.order import LocalOrder
+from swift.data.locality.shares import mixed_places
 from swift.data.sequential import SequentialStream
 from swift.data.stream import TokenStream
 from swift.errors import SettingError

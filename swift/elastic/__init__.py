@@ -6,9 +6,3 @@ messages within and between nodes; ``state`` outlives processes; ``reporting`` r
 processes that JAX forms are here: ``jax_group``, ``accelerators`` where they hold GPUs or TPU chips, and
 ``compile_only_group`` to compile for one that does not exist.
 """
-
-from swift.elastic.accelerators import Accelerator, MemberDevices
-from swift.elastic.elastic_ranks import is_elastic
-from swift.elastic.jax_group import LOOPBACK, check_support
-
-__all__ = ["LOOPBACK", "Accelerator", "MemberDevices", "check_support", "is_elastic"]

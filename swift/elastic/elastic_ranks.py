@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
-from swift.elastic.membership import Process
-from swift.mesh import storage_mesh
-from swift.pipeline import StepSpec
-from swift.train import Experiment, on_ranks
+from swift.elastic.membership.members import Process
+from swift.mesh.live import storage_mesh
+from swift.pipeline.runtime.step_spec import StepSpec
+from swift.train.settings.experiment import Experiment
+from swift.train.settings.fewer_ranks import on_ranks
 
 
 def is_elastic(experiment: Experiment, *, by_rank: bool) -> bool:

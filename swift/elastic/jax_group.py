@@ -39,7 +39,7 @@ from jax.extend.backend import clear_backends, register_backend_factory
 from swift.elastic.gloo_connections import GLOO, connect_as_all
 from swift.elastic.own_sockets import Address, connections, listening_at
 from swift.errors import RunError
-from swift.mesh import LOOPBACK, jax_internals, own_address
+from swift.mesh.process_group import LOOPBACK, jax_internals, own_address
 from swift.tasks import start_thread
 
 _NO_HEARTBEAT_S = 86_400

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from swift.experts.config import ExpertConfig
 from swift.experts.layer import Load, auxiliary_loss
-from swift.experts.rank_capacity import serve
+from swift.experts.rank_capacity.limits import serve
 from swift.experts.routing import Routing, count_choices, first_choice_loss, normalize_kept, route
 
 

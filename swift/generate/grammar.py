@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from swift.data import ByteTokenizer, Tokenizer, TokenizerFile
+from swift.data.tokenizer import ByteTokenizer, Tokenizer, TokenizerFile
 from swift.errors import SettingError
 from swift.generate.pieces import Shown
 

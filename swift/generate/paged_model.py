@@ -22,9 +22,11 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from swift.errors import SettingError, check_count
-from swift.experts import ExpertConfig, Load, sorted_moe
-from swift.mesh import EXPERT_AXIS
-from swift.models import GPT, Weights
+from swift.experts.config import ExpertConfig
+from swift.experts.dropless import sorted_moe
+from swift.experts.layer import Load
+from swift.mesh.per_rank import EXPERT_AXIS
+from swift.models.gpt import GPT, Weights
 
 COLUMNS_PER_BLOCK = 64
 """Columns of the tables that attention reads at once; the number of a table's columns is a multiple."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from swift.data import Tokenizer
+from swift.data.tokenizer import Tokenizer
 
 _TOKENS_BEFORE = 16
 """Tokens with which those after them are decoded."""

@@ -12,7 +12,7 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
 
-from swift.data import Tokenizer, prompt_tokens
+from swift.data.tokenizer import Tokenizer, prompt_tokens
 from swift.errors import SettingError
 from swift.generate.engine import TextEngine
 from swift.generate.gen import Gen

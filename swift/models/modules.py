@@ -14,7 +14,7 @@ from flax import nnx
 from jax import lax
 from jax.typing import DTypeLike
 
-from swift.experts import Matmul
+from swift.experts.layer import Matmul
 from swift.models.config import ModelConfig
 from swift.models.initial_values import Normal
 from swift.models.row_sums import sum_rows

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from swift.mesh import PeerSum, Unequal
+from swift.mesh.peer_reduce import PeerSum, Unequal
 from swift.pipeline import scopes
 from swift.pipeline.stacks import Index
 

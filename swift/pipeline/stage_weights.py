@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from swift.models import BLOCK_GROUPS, GPT, BlockStacks
+from swift.models.cuts.stacks import BlockStacks
+from swift.models.gpt import BLOCK_GROUPS, GPT
 from swift.pipeline.stacks import Index
 
 Layers: TypeAlias = dict[bool, dict[str, Any]]

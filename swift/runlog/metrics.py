@@ -12,7 +12,8 @@ from typing import Any, Self, overload
 import numpy as np
 
 from swift.errors import SettingError
-from swift.runlog.class_counts import CLASS_COUNTS, KINDS, ClassCounts
+from swift.runlog.class_counts.layout import CLASS_COUNTS, KINDS
+from swift.runlog.class_counts.reader import ClassCounts
 from swift.runlog.json_lines import read_objects
 
 METRICS = "metrics.jsonl"

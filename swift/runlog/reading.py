@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from swift.errors import SettingError, printable
-from swift.runlog.class_counts import CLASS_COUNTS
+from swift.runlog.class_counts.layout import CLASS_COUNTS
 from swift.runlog.events import EVENTS, read_events
 from swift.runlog.json_lines import parse_object
 from swift.runlog.metrics import METRICS, Metrics, read_metrics

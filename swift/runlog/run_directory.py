@@ -15,7 +15,8 @@ import numpy as np
 
 from swift.errors import RunError, SettingError, error_line
 from swift.files import replace_file, sync_directory
-from swift.runlog.class_counts import CLASS_COUNTS, KINDS, CountsWriter, counts_array
+from swift.runlog.class_counts.layout import CLASS_COUNTS, KINDS, counts_array
+from swift.runlog.class_counts.writer import CountsWriter
 from swift.runlog.events import EVENTS, with_plan_once
 from swift.runlog.metrics import METRICS
 from swift.runlog.observer import Observer

@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
-from swift.runlog.class_counts import CLASS_COUNTS, ClassCounts, cut_entries
+from swift.runlog.class_counts.layout import CLASS_COUNTS
+from swift.runlog.class_counts.reader import ClassCounts
+from swift.runlog.class_counts.writer import cut_entries
 from swift.runlog.events import EVENTS
 from swift.runlog.json_lines import cut_after, step_of
 from swift.runlog.metrics import METRICS

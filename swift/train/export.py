@@ -3,12 +3,16 @@
 from dataclasses import replace
 from pathlib import Path
 
-from swift.checkpoint import RestorePlan, committed_steps, plan_restore
+from swift.checkpoint.storage.directory import committed_steps
+from swift.checkpoint.storage.reader import RestorePlan, plan_restore
 from swift.errors import SettingError
-from swift.mesh import storage_mesh
-from swift.models import GPT, Weights
-from swift.train.checkpoints import check_new, load_state, new_model, pure, write_model
-from swift.train.settings import Experiment, copy_config, for_storage
+from swift.mesh.live import storage_mesh
+from swift.models.gpt import GPT, Weights
+from swift.train.checkpoints.model_directory import check_new, new_model, pure, write_model
+from swift.train.checkpoints.saved_state import load_state
+from swift.train.settings.experiment import Experiment
+from swift.train.settings.for_storage import for_storage
+from swift.train.settings.stored_config import copy_config
 
 
 def export_model(experiment: Experiment, run_dir: Path, out: Path, step: int | None = None) -> RestorePlan:

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 
 import jax
 
-from swift.data import Batch, DataError
-from swift.pipeline import Steps, Sums, TrainState, WindowResult
-from swift.pipeline.reconfigure import StepKind
-from swift.pipeline.runtime import DeviceBatch
-from swift.train.settings import Experiment
+from swift.data.files import DataError
+from swift.data.windows import Batch
+from swift.pipeline.reconfigure.compiled_steps import StepKind, Steps, WindowResult
+from swift.pipeline.runtime.metrics import Sums
+from swift.pipeline.train_state import DeviceBatch, TrainState
+from swift.train.settings.experiment import Experiment
 from swift.train.step_records import Batches, mean_loss, plan_record, step_record
 from swift.train.window_rules import is_due
 

@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from swift.data import ConnectHosts
+from swift.data.pipeline.elsewhere import ConnectHosts
 from swift.deadlines import Deadlines
-from swift.pipeline import Prepare
-from swift.runlog import Observer
-from swift.train.checkpoints import WeightSource
-from swift.train.display import Series
-from swift.train.hosts import ALONE, Hosts
+from swift.pipeline.reconfigure.engine import Prepare
+from swift.runlog.observer import Observer
+from swift.train.checkpoints.fork import WeightSource
+from swift.train.display.progress import Series
+from swift.train.hosts.agreement import ALONE, Hosts
 
 
 @dataclass(frozen=True)

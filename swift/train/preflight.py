@@ -4,14 +4,15 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from swift.data import Loader, find_index
+from swift.data.index_cache import find_index
+from swift.data.loader import Loader
 from swift.errors import renamed_settings
-from swift.runlog import check_new_run
-from swift.train.emulated import EmulatedCluster
+from swift.runlog.reading import check_new_run
+from swift.train.emulated.cluster import EmulatedCluster
 from swift.train.fitting import check_shapes
-from swift.train.hosts import check_hosts
+from swift.train.hosts.limits import check_hosts
 from swift.train.options import TrainOptions
-from swift.train.settings import Experiment
+from swift.train.settings.experiment import Experiment
 from swift.train.start import next_length, try_placement
 
 

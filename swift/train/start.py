@@ -6,29 +6,33 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from swift.checkpoint import RestorePlan, clean_up_saves, committed_steps, plan_restore
+from swift.checkpoint.storage.directory import clean_up_saves, committed_steps
+from swift.checkpoint.storage.reader import RestorePlan, plan_restore
 from swift.errors import SettingError, check_count
-from swift.experts import learning_rate
-from swift.experts.placement import FlexMoE, MinMax, Packed, Static, Symi, try_policy
-from swift.models import root_key
-from swift.pipeline import StepSpec, TrainState
-from swift.runlog import (
-    SUMMARY,
-    Lease,
-    RunDirectory,
-    acquire_lease,
-    changed_settings,
-    check_is_run,
-    check_new_run,
-    check_same_run,
-    remove_lease,
-    this_process,
-)
+from swift.experts.optimizer_config import learning_rate
+from swift.experts.placement.flexmoe import FlexMoE
+from swift.experts.placement.minmax import MinMax
+from swift.experts.placement.packed import Packed
+from swift.experts.placement.static import Static
+from swift.experts.placement.symi import Symi
+from swift.experts.placement.trial import try_policy
+from swift.models.parameter_groups import root_key
+from swift.pipeline.runtime.step_spec import StepSpec
+from swift.pipeline.train_state import TrainState
+from swift.runlog.lock.owners import this_process
+from swift.runlog.lock.run_lock import Lease, acquire_lease, remove_lease
+from swift.runlog.reading import SUMMARY, changed_settings, check_is_run, check_new_run, check_same_run
+from swift.runlog.run_directory import RunDirectory
 from swift.signals import cleaning_up
-from swift.train.checkpoints import ModelPlan, load_state, put_state, take_back
-from swift.train.hosts import checked_by_all
+from swift.train.checkpoints.fork import ModelPlan
+from swift.train.checkpoints.rescue import take_back
+from swift.train.checkpoints.saved_state import load_state, put_state
+from swift.train.hosts.checked_files import checked_by_all
 from swift.train.options import TrainOptions
-from swift.train.settings import Experiment, defaults_in, on_ranks, write_config
+from swift.train.settings.config_text import defaults_in
+from swift.train.settings.experiment import Experiment
+from swift.train.settings.fewer_ranks import on_ranks
+from swift.train.settings.stored_config import write_config
 from swift.train.summary import summarize
 from swift.train.window_rules import window_length
 

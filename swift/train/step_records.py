@@ -6,12 +6,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from swift.data import Batch
-from swift.experts.placement import unsound
-from swift.mesh import host_matmul_flops, peak_flops
-from swift.pipeline import Steps, StepSpec, Sums
-from swift.schedules import plan_document
-from swift.schedules.plans import BlockHolders
+from swift.data.windows import Batch
+from swift.experts.placement.soundness import unsound
+from swift.mesh.chips import host_matmul_flops, peak_flops
+from swift.pipeline.reconfigure.compiled_steps import Steps
+from swift.pipeline.runtime.metrics import Sums
+from swift.pipeline.runtime.step_spec import StepSpec
+from swift.schedules.plans.holders import BlockHolders
+from swift.schedules.plans.store import plan_document
 
 
 def step_record(

@@ -5,8 +5,11 @@ from typing import Any
 import jax
 
 from swift.errors import RunError, SettingError
-from swift.runlog import RunDirectory, measure, ranges_text, read_run
-from swift.train.settings import Experiment
+from swift.runlog.analysis.measures import measure
+from swift.runlog.metrics import ranges_text
+from swift.runlog.reading import read_run
+from swift.runlog.run_directory import RunDirectory
+from swift.train.settings.experiment import Experiment
 
 
 def summarize(experiment: Experiment, directory: RunDirectory, device: str, **more: Any) -> dict[str, Any]:

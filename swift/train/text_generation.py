@@ -4,12 +4,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from swift.data import Tokenizer, prompt_tokens
+from swift.data.tokenizer import Tokenizer, prompt_tokens
 from swift.errors import SettingError, check_count
-from swift.generate import Answer, Request, Sampling, Shown, TextEngine, TextEngineConfig
+from swift.generate.engine import TextEngine, TextEngineConfig
+from swift.generate.pieces import Shown
+from swift.generate.request import Answer, Request
+from swift.generate.sampling import Sampling
 from swift.limits import MAX_TOKENS
-from swift.train.checkpoints import load_wide
-from swift.train.settings import Experiment
+from swift.train.checkpoints.model_directory import load_wide
+from swift.train.settings.experiment import Experiment
 
 _MOST_AT_ONCE = 16
 """Texts that are continued at the same time."""

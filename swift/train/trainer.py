@@ -10,22 +10,34 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from swift.checkpoint import RestorePlan, restore_lines
-from swift.data import Loader
+from swift.checkpoint.storage.message_texts import restore_lines
+from swift.checkpoint.storage.reader import RestorePlan
+from swift.data.loader import Loader
 from swift.errors import RunError, renamed_settings
-from swift.mesh import host_line, keep_programs
-from swift.pipeline import TrainState
-from swift.runlog import Lease, SilentDirectory
-from swift.train.checkpoints import Checkpointer, ModelPlan, WeightSource, ledger_after, weights_digest
-from swift.train.display import ProgressDisplay
-from swift.train.emulated import EmulatedCluster, EmulatedWorkers, RunCheckpoints, RunRecord
+from swift.mesh.host_order import host_line
+from swift.mesh.program_cache import keep_programs
+from swift.pipeline.train_state import TrainState
+from swift.runlog.lock.run_lock import Lease
+from swift.runlog.silent_directory import SilentDirectory
+from swift.train.checkpoints.checkpointer import Checkpointer
+from swift.train.checkpoints.fork import ModelPlan, WeightSource
+from swift.train.checkpoints.model_directory import weights_digest
+from swift.train.checkpoints.saved_state import ledger_after
+from swift.train.display.progress import ProgressDisplay
+from swift.train.emulated.cluster import EmulatedCluster
+from swift.train.emulated.run import EmulatedWorkers
+from swift.train.emulated.run_checkpoints import RunCheckpoints, RunRecord
 from swift.train.fitting import check_program, check_shapes
-from swift.train.hosts import OwnSequences, check_all_compute, check_hosts
+from swift.train.hosts.limits import check_all_compute, check_hosts
+from swift.train.hosts.own_rows import OwnSequences
 from swift.train.interrupt import STOPPING, Interrupt
 from swift.train.loop import TrainLoop
 from swift.train.options import TrainOptions
 from swift.train.preflight import load_data
-from swift.train.settings import Experiment, FailureSource, config_text, cuts_text, layers_of_stages
+from swift.train.settings.config_text import config_text
+from swift.train.settings.cutting import cuts_text, layers_of_stages
+from swift.train.settings.experiment import Experiment
+from swift.train.settings.failure_list import FailureSource
 from swift.train.start import (
     begin,
     check_range,

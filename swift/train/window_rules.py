@@ -3,11 +3,11 @@
 from collections.abc import Collection
 
 from swift.errors import SettingError
-from swift.mesh import MeshRow
-from swift.models import Chunks
-from swift.pipeline import Engine
+from swift.mesh.live import MeshRow
+from swift.models.cuts.chunks import Chunks
+from swift.pipeline.reconfigure.engine import Engine
 from swift.topology import Topology, Worker
-from swift.train.settings import FAILURES_SETTING, FailureList
+from swift.train.settings.failure_list import FAILURES_SETTING, FailureList
 
 
 def window_length(

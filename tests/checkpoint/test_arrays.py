@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from swift.checkpoint import load_arrays, load_metadata, save_arrays
 from swift.checkpoint.storage import arrays as arrays_on_disk
 from swift.checkpoint.storage import orbax_files
+from swift.checkpoint.storage.arrays import load_arrays, load_metadata, save_arrays
 from swift.checkpoint.storage.digests import digest
 from swift.errors import RunError, SettingError
 

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from swift.checkpoint import clean_up_saves
+from swift.checkpoint.storage.directory import clean_up_saves
 
 PROCESSES = """
 import json, os, resource, signal, sys, threading, time

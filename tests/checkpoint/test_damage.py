@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from swift.checkpoint import checkpoint_steps, plan_restore, set_aside_newer
 from swift.checkpoint.storage import digests, directory, manifest, orbax_files, writer
+from swift.checkpoint.storage.directory import checkpoint_steps, set_aside_newer
 from swift.checkpoint.storage.inspection import damages
+from swift.checkpoint.storage.reader import plan_restore
 from swift.checkpoint.storage.verification import Checker
 from swift.errors import SettingError
 

@@ -16,9 +16,16 @@ import jax
 import numpy as np
 import pytest
 
-from swift.checkpoint import checkpoint_steps, clean_up_saves, join_pieces, load_plan, plan_restore, save_checkpoint
-from swift.checkpoint.hosts import HostBoard, HostFailed, HostSave, Piece, Save, Spoilt, shared_files
-from swift.checkpoint.storage import digests, orbax_files, temporary_path, write_arrays
+from swift.checkpoint.hosts import shared_files
+from swift.checkpoint.hosts.host_board import HostBoard, HostFailed, Save, Spoilt
+from swift.checkpoint.hosts.host_save import HostSave
+from swift.checkpoint.hosts.shared_files import Piece
+from swift.checkpoint.memory.snapshots import join_pieces
+from swift.checkpoint.storage import digests, orbax_files
+from swift.checkpoint.storage.directory import checkpoint_steps, clean_up_saves, temporary_path
+from swift.checkpoint.storage.orbax_files import write_arrays
+from swift.checkpoint.storage.reader import load_plan, plan_restore
+from swift.checkpoint.storage.writer import save_checkpoint
 from tests.checkpoint.conftest import CLASSES, IDENTITY, RANKS, STAGES
 
 SAVE = Save(4, "5f0c")

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift.checkpoint import Copy, Ledger, Tally, dynamic_k
+from swift.checkpoint.partial.lost_tokens import Tally, dynamic_k
 from swift.checkpoint.partial.selection import next_turns, sequential
+from swift.checkpoint.storage.manifest import Copy, Ledger
 
 LAYERS, CLASSES = 4, 4
 

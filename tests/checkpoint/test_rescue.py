@@ -11,7 +11,8 @@ import jax
 import numpy as np
 import pytest
 
-from swift.checkpoint import checkpoint_steps, load_plan, plan_restore
+from swift.checkpoint.storage.directory import checkpoint_steps
+from swift.checkpoint.storage.reader import load_plan, plan_restore
 from swift.errors import RunError
 from swift.train.checkpoints import rescue
 from swift.train.checkpoints.rescue import keep_elsewhere, refuges, take_back

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from swift.evaluate import read_evaluations
-from swift.evaluate.asking import ask
+from swift.evaluate.asking.asking import ask
+from swift.evaluate.documents import read_evaluations
 
 MODULE = "swift.cli.models.evaluation"
 LINES = [

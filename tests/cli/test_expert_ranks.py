@@ -13,10 +13,10 @@ import swift
 from swift.cli.configuration import load_stored
 from swift.cli.models.expert_ranks import prepare_engine
 from swift.errors import RunError, SettingError
-from swift.evaluate import read_evaluations
-from swift.experts import ExpertConfig
-from swift.models import GPT
-from swift.train import Experiment
+from swift.evaluate.documents import read_evaluations
+from swift.experts.config import ExpertConfig
+from swift.models.gpt import GPT
+from swift.train.settings.experiment import Experiment
 from tests.cli.test_evaluate import LINES, same
 
 SWIFT = str(Path(swift.__file__).parent)

@@ -7,7 +7,7 @@ import pytest
 
 from swift.cli.hosts import place_of
 from swift.errors import SettingError
-from swift.train import HostPlace
+from swift.train.hosts.joining import HostPlace
 
 
 def options(**given):

@@ -14,16 +14,18 @@ import pytest
 
 from swift.cli.configuration import load_stored
 from swift.cli.main import main
-from swift.data import prompt_tokens
+from swift.data.tokenizer import prompt_tokens
 from swift.errors import SettingError
-from swift.experts import ExpertConfig
-from swift.experts.placement import Static
-from swift.models import GPT, ModelConfig
-from swift.models.hugging_face import TensorLocation, read_decoder, tensor_locations, write_decoder
-from swift.train import Experiment
-from swift.train.hugging_face import import_hugging_face
+from swift.experts.config import ExpertConfig
+from swift.experts.placement.static import Static
+from swift.models.config import ModelConfig
+from swift.models.gpt import GPT
+from swift.models.hugging_face.configuration import read_decoder, write_decoder
+from swift.models.hugging_face.tensors import TensorLocation, tensor_locations
 from swift.train.hugging_face.companions import generation_of
 from swift.train.hugging_face.exporting import decoder_of
+from swift.train.hugging_face.importing import import_hugging_face
+from swift.train.settings.experiment import Experiment
 
 numpy_files = pytest.importorskip("safetensors.numpy")
 pytest.importorskip("tokenizers")

@@ -9,9 +9,9 @@ from functools import partial
 import jax
 import pytest
 
-from swift.checkpoint import checkpoint_steps
+from swift.checkpoint.storage.directory import checkpoint_steps
 from swift.cli import commands
-from swift.runlog import read_run
+from swift.runlog.reading import read_run
 
 PIPELINES = """
 include 'tiny.gin'

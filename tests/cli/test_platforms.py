@@ -9,19 +9,20 @@ from types import SimpleNamespace
 import pytest
 
 from swift.cli import processes
-from swift.cli.configuration import config_text
-from swift.cli.console import command_line
-from swift.cli.launch import Nodes, ProcessCommands
+from swift.cli.console.command_line import command_line
+from swift.cli.launch.nodes import Nodes, ProcessCommands
 from swift.cli.launch.platforms import Platform
 from swift.deadlines import Deadlines
-from swift.elastic.membership import processes_of
-from swift.elastic.state import RunFiles
+from swift.elastic.membership.members import processes_of
+from swift.elastic.state.run_files import RunFiles
 from swift.elastic.worker import worker_spec
 from swift.errors import SettingError
-from swift.experts import ExpertConfig
-from swift.tools.doctor import JaxAnswer, ask_jax, devices
+from swift.experts.config import ExpertConfig
+from swift.tools.doctor import devices
+from swift.tools.doctor.devices import JaxAnswer, ask_jax
 from swift.topology import Topology
-from swift.train import Experiment
+from swift.train.settings.config_text import config_text
+from swift.train.settings.experiment import Experiment
 
 GPUS = JaxAnswer("gpu", 4, "NVIDIA H100")
 
@@ -157,9 +158,9 @@ import sys
 from pathlib import Path
 import jax
 from jax._src import xla_bridge
-from swift.cli.console import command_line
+from swift.cli.console.command_line import command_line
 from swift.cli.launch.job import LaunchJob
-from swift.elastic.state import RunFiles
+from swift.elastic.state.run_files import RunFiles
 from swift.tools.doctor import devices
 
 devices._ASK = "print('[\\"gpu\\", 4, \\"stub\\"]')"

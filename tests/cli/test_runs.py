@@ -11,8 +11,8 @@ import time
 import numpy as np
 import pytest
 
-from swift.checkpoint import checkpoint_steps
-from swift.runlog import read_run
+from swift.checkpoint.storage.directory import checkpoint_steps
+from swift.runlog.reading import read_run
 
 
 def test_a_stopped_run_goes_on_from_an_older_checkpoint_and_its_model_writes(tell, half):

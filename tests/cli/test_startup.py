@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from swift.cli.console import Startup
+from swift.cli.console.startup import Startup
 
 
 class Terminal(io.StringIO):

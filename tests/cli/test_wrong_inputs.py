@@ -30,7 +30,7 @@ def test_a_name_that_is_too_long_is_told(refusal, command):
 
 @pytest.mark.parametrize("command", ["train tiny.gin", "compare tiny.gin", "launch tiny.gin --processes 1"])
 def test_a_directory_that_cannot_be_made_is_told_before_anything_is_compiled(refusal, monkeypatch, command):
-    monkeypatch.setattr("swift.pipeline.runtime.StepSpec.init", None)
+    monkeypatch.setattr("swift.pipeline.runtime.step_spec.StepSpec.init", None)
     line = refusal(*command.split(), "--run-dir", "/proc/foo")
     assert line.startswith("--run-dir = '/proc/foo")
     assert line.endswith("': cannot be made a directory: No such file or directory")

@@ -12,11 +12,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from swift.data import DataConfig, Document, Loader, TextFiles, TokenFile
 from swift.data import index_cache as cache_module
+from swift.data.config import DataConfig
 from swift.data.files import BeyondVocabulary, TokenReader
 from swift.data.index import corpus_stream, indexed_stream, is_sound
 from swift.data.index_cache import find_index
+from swift.data.loader import Loader
+from swift.data.sources import Document, TextFiles, TokenFile
 from swift.data.stream import open_stream, spans_of
 
 LONG_AGO = 1_000_000_000

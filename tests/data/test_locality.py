@@ -11,8 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift.data import DataConfig, InMemory, Mixture, Pipeline, Rows, TextFiles, TokenFile, find_index
-from swift.data.locality import STRETCH_BATCHES, arranged, domain_of, mixed_places
+from swift.data.config import DataConfig, Mixture
+from swift.data.index_cache import find_index
+from swift.data.locality.domains import domain_of
+from swift.data.locality.order import STRETCH_BATCHES, arranged
+from swift.data.locality.shares import mixed_places
+from swift.data.pipeline.pipeline import Pipeline
+from swift.data.records.protocol import Rows
+from swift.data.sources import InMemory, TextFiles, TokenFile
 from swift.data.stream import open_stream
 from swift.errors import SettingError
 

@@ -5,8 +5,13 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from swift.data import DataConfig, DataError, InMemory, Pipeline, Rows, readings
-from swift.data.pipeline import profile_input
+from swift.data.config import DataConfig
+from swift.data.corpus import readings
+from swift.data.files import DataError
+from swift.data.pipeline.optimizer.profile import profile_input
+from swift.data.pipeline.pipeline import Pipeline
+from swift.data.records.protocol import Rows
+from swift.data.sources import InMemory
 from swift.data.stream import open_stream
 from swift.errors import SettingError
 

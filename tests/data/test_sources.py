@@ -5,9 +5,11 @@ import re
 import numpy as np
 import pytest
 
-from swift.data import DataConfig, DataError, Pipeline, StandardLibrary, TextFiles, TokenFile
-from swift.data.records import JsonLines
-from swift.data.sources import BLOCK_TOKENS
+from swift.data.config import DataConfig
+from swift.data.files import DataError
+from swift.data.pipeline.pipeline import Pipeline
+from swift.data.records.lines import JsonLines
+from swift.data.sources import BLOCK_TOKENS, StandardLibrary, TextFiles, TokenFile
 from swift.data.stream import open_stream
 from swift.errors import SettingError
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from swift.cli.configuration import load_experiment
-from swift.cli.console import command_line
+from swift.cli.console.command_line import command_line
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(

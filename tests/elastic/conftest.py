@@ -5,18 +5,21 @@ from dataclasses import replace
 
 import pytest
 
-from swift.checkpoint import CheckpointConfig
-from swift.cli.configuration import config_text
-from swift.elastic.membership import Process
+from swift.checkpoint.config import CheckpointConfig
+from swift.elastic.membership.members import Process
 from swift.elastic.services.checkpoint_service import CheckpointService
 from swift.elastic.state.shared_memory_store import SharedMemoryStore
-from swift.experts import ExpertConfig
+from swift.experts.config import ExpertConfig
 from swift.experts.optimizer_config import OptimizerConfig
 from swift.mesh.process_shards import shard_shapes
-from swift.models import ModelConfig
-from swift.runlog import CLASS_COUNTS, METRICS
+from swift.models.config import ModelConfig
+from swift.runlog.class_counts.layout import CLASS_COUNTS
+from swift.runlog.metrics import METRICS
 from swift.topology import Topology
-from swift.train import Experiment, TrainOptions, train
+from swift.train.options import TrainOptions
+from swift.train.settings.config_text import config_text
+from swift.train.settings.experiment import Experiment
+from swift.train.trainer import train
 
 # A failed assertion in a module of helpers shows its values only if pytest rewrites that module.
 pytest.register_assert_rewrite("tests.elastic.membership.script", "tests.elastic.membership.simulation")

@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from swift.errors import SettingError
-from swift.evaluate import Completion, Question, Selection, is_match, read_tasks
+from swift.evaluate.task_files import read_tasks
+from swift.evaluate.tasks import Completion, Question, Selection, is_match
 
 
 @pytest.fixture

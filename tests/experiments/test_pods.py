@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from swift.cli.configuration import load_experiment
-from swift.cli.console import command_line
-from swift.models import GPT
-from swift.tools.pod_compile import Pod, compile_one
-from swift.train import Experiment
-from swift.train.emulated import Down
+from swift.cli.console.command_line import command_line
+from swift.models.gpt import GPT
+from swift.tools.pod_compile.compiling import compile_one
+from swift.tools.pod_compile.pods import Pod
+from swift.train.emulated.cluster import Down
+from swift.train.settings.experiment import Experiment
 
 PODS = Path(__file__).parents[2] / "experiments" / "pods"
 RESULTS = sorted((PODS / "results").glob("*.json"))

@@ -8,8 +8,10 @@ printed tree.
 import numpy as np
 import pytest
 
-from swift.generate import Answer, RadixTree, Request, TextEngineConfig
 from swift.generate.drafts import Drafts
+from swift.generate.engine import TextEngineConfig
+from swift.generate.radix_tree import RadixTree
+from swift.generate.request import Answer, Request
 
 
 class Cache:

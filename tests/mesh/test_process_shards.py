@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from swift.mesh import RANKED, SHARED, PeerSum, live_mesh
+from swift.mesh.live import live_mesh
+from swift.mesh.peer_reduce import PeerSum
+from swift.mesh.per_rank import RANKED, SHARED
 from swift.mesh.process_shards import copy_bits, fetch_shards, place_shards
 from swift.topology import Topology
 

@@ -8,9 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from swift.experts import ExpertConfig
-from swift.models import GPT, ModelConfig, plain_logits
-from swift.models.attention import KERNELS, blockwise, blockwise_attention, causal_attention, tiled_attention
+from swift.experts.config import ExpertConfig
+from swift.models.attention import blockwise
+from swift.models.attention.blockwise import blockwise_attention, tiled_attention
+from swift.models.attention.kernels import KERNELS
+from swift.models.attention.plain import causal_attention
+from swift.models.config import ModelConfig
+from swift.models.gpt import GPT
+from swift.models.reference_model import plain_logits
 from tests.models import decoder_oracle
 from tests.models.test_decoders import by_name
 

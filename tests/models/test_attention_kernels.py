@@ -10,9 +10,11 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from swift.errors import SettingError
-from swift.models import ModelConfig, choose_kernel
-from swift.models.attention import KERNELS, kernels
-from swift.tools.pod_compile import Pod, described_devices
+from swift.models.attention import kernels
+from swift.models.attention.kernels import KERNELS, choose_kernel
+from swift.models.config import ModelConfig
+from swift.tools.pod_compile.devices import described_devices
+from swift.tools.pod_compile.pods import Pod
 from tests.models.test_attention import drawn, with_gradients
 
 LENGTHS = (4096, 16_384, 65_536)

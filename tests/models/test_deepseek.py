@@ -14,8 +14,8 @@ import pytest
 
 from swift.cli.configuration import load_stored
 from swift.cli.main import main
-from swift.models import plain_logits
-from swift.train import load_exported
+from swift.models.reference_model import plain_logits
+from swift.train.checkpoints.model_directory import load_exported
 
 torch = pytest.importorskip("torch")
 tokenizers = pytest.importorskip("tokenizers")

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from swift.models import GPT, ModelConfig
+from swift.models.config import ModelConfig
+from swift.models.gpt import GPT
 
 pytestmark = pytest.mark.usefixtures("compiled_well")
 

@@ -9,7 +9,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift.models import GPT, model_size, row_copies
+from swift.models import row_copies
+from swift.models.gpt import GPT
+from swift.models.sizes import model_size
 
 sizes = st.integers(1, 5)
 rows = st.integers(0, 5)

@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from swift.models import GPT, ModelConfig, token_losses
+from swift.models import token_losses
+from swift.models.config import ModelConfig
+from swift.models.gpt import GPT
 from tests.oracles import softmax
 
 VOCABULARY = 11

@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from swift.mesh import AXES
-from swift.pipeline.reconfigure import block_sharing, blocks_spec, move_on_host, on_mesh, saving_rows, share_blocks
-from swift.pipeline.reconfigure.block_sharing import Routes, move_between_processes
-from swift.schedules.plans import OWN_CUT, BlockHolders, Move
+from swift.mesh.per_rank import AXES
+from swift.pipeline.reconfigure import block_sharing
+from swift.pipeline.reconfigure.block_sharing import Routes, move_between_processes, on_mesh, saving_rows, share_blocks
+from swift.pipeline.reconfigure.block_transfer import move_on_host
+from swift.pipeline.reconfigure.recut import blocks_spec
+from swift.schedules.plans.holders import OWN_CUT, BlockHolders
+from swift.schedules.plans.normalize import Move
 from tests.pipeline.held_rows import rows_of
 
 pytestmark = pytest.mark.usefixtures("x64")

@@ -19,11 +19,11 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from swift.pipeline import Configurator, PlanSettings
-from swift.pipeline.reconfigure import executable_cache, program_key
-from swift.pipeline.reconfigure.compiled_steps import Steps
+from swift.pipeline.reconfigure import executable_cache
+from swift.pipeline.reconfigure.compiled_steps import Steps, program_key
 from swift.pipeline.reconfigure.executable_cache import ExecutableCache
-from swift.schedules import Problem
+from swift.pipeline.reconfigure.failure_config import Configurator, PlanSettings
+from swift.schedules.problem import Problem
 from swift.topology import Topology
 
 SUM = PartitionSpec("worker")

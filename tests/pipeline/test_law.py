@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift.models.attention import blockwise
-from swift.pipeline import Recut, survives
-from swift.schedules import FAULT_FREE, PLANNERS, SHAPES
-from swift.schedules.plans import Move
+from swift.pipeline.reconfigure.failure_config import survives
+from swift.pipeline.reconfigure.recut import Recut
+from swift.schedules.planners.registry import FAULT_FREE, PLANNERS, SHAPES
+from swift.schedules.plans.normalize import Move
 from swift.topology import Topology
 from tests.case_tiers import tiered
 

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from swift.errors import SettingError
-from swift.pipeline import Cuts, Recut, UnknownCut, move_state
-from swift.pipeline.reconfigure import ExecutableCache
-from swift.pipeline.reconfigure.cuts import find_recut, recut_settings
-from swift.pipeline.reconfigure.recut import check_recut, recut_spec
-from swift.schedules.plans import BlockHolders, Move
+from swift.pipeline.reconfigure.cuts import Cuts, UnknownCut, find_recut, recut_settings
+from swift.pipeline.reconfigure.executable_cache import ExecutableCache
+from swift.pipeline.reconfigure.recut import Recut, check_recut, recut_spec
+from swift.pipeline.reconfigure.state_move import move_state
+from swift.schedules.plans.holders import BlockHolders
+from swift.schedules.plans.normalize import Move
 from tests.pipeline.held_rows import rows_of
 
 pytestmark = pytest.mark.usefixtures("x64")

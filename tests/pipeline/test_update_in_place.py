@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from swift.mesh import RANKED
+from swift.mesh.per_rank import RANKED
 from swift.pipeline.runtime.update import EmbeddingAndHead, apply_gradients
 
 pytestmark = pytest.mark.usefixtures("x64")

@@ -9,8 +9,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from swift.errors import SettingError
-from swift.runlog import CLASS_COUNTS, EVENTS, METRICS, RunDirectory, read_run
-from swift.runlog.class_counts import KINDS, ClassCounts, CountsWriter
+from swift.runlog.class_counts.layout import CLASS_COUNTS, KINDS
+from swift.runlog.class_counts.reader import ClassCounts
+from swift.runlog.class_counts.writer import CountsWriter
+from swift.runlog.events import EVENTS
+from swift.runlog.metrics import METRICS
+from swift.runlog.reading import read_run
+from swift.runlog.run_directory import RunDirectory
 
 SHAPE = (2, 3)
 STEPS = 6

@@ -14,20 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swift.errors import RunError, SettingError
-from swift.runlog.lock import (
-    BEAT_S,
-    SILENCE_S,
-    WATCH_S,
-    Owner,
-    ProcessTable,
-    Verdict,
-    Watch,
-    acquire_lease,
-    judge,
-    process_is_there,
-    this_process,
-    writes_checkpoints,
-)
+from swift.runlog.lock.lease import BEAT_S, SILENCE_S, WATCH_S, Owner, ProcessTable, Verdict, Watch, judge
+from swift.runlog.lock.owners import process_is_there, this_process
+from swift.runlog.lock.run_lock import acquire_lease, writes_checkpoints
 
 HERE, THERE = ProcessTable("here", "boot", "pid:[1]"), ProcessTable("there", "boot", "pid:[1]")
 OWNER = Owner(HERE, 7, 70, "2026-01-01T00:00:00+00:00", "token")
@@ -295,7 +284,7 @@ CLAIM = """
 import sys, time
 from pathlib import Path
 from swift.errors import SettingError
-from swift.runlog.lock import acquire_lease
+from swift.runlog.lock.run_lock import acquire_lease
 sys.stdin.readline()
 try:
     lease = acquire_lease(Path(sys.argv[1]))

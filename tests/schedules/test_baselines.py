@@ -9,8 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift.errors import SettingError
-from swift.schedules import Costs, Kind, Problem, lower_bound, makespan, peak_memory, period
+from swift.schedules.bounds import lower_bound
+from swift.schedules.measures import makespan, period
+from swift.schedules.memory import peak_memory
+from swift.schedules.ops import Kind
 from swift.schedules.planners.baselines import gpipe, one_f_one_b
+from swift.schedules.problem import Costs, Problem
 from swift.schedules.verify import verify
 from swift.topology import Topology
 

@@ -7,9 +7,14 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from swift.schedules import Costs, Kind, Problem, adaptive, lockstep, lower_bound, period, tight_bound
-from swift.schedules.lowering import lockstep_period
-from swift.schedules.planners.milp import milp_proof
+from swift.schedules.bounds import lower_bound, tight_bound
+from swift.schedules.lowering.ticks import lockstep_period
+from swift.schedules.measures import period
+from swift.schedules.ops import Kind
+from swift.schedules.planners.adaptive import adaptive
+from swift.schedules.planners.lockstep import lockstep
+from swift.schedules.planners.milp.proof import milp_proof
+from swift.schedules.problem import Costs, Problem
 from swift.topology import Topology
 
 TIMES = st.sampled_from([1.0, 2.0, 3.0])

@@ -11,26 +11,20 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from swift.errors import SettingError
-from swift.schedules import (
-    Chunk,
-    Costs,
-    Kind,
-    Problem,
-    adaptive,
-    common_chunks,
-    lockstep,
-    lower_bound,
-    normalize,
-    peak_memory,
-    period,
-    plan_document,
-    read_plan,
-    round_of,
-    tight_bound,
-    violations,
-)
-from swift.schedules.planners.milp import milp_proof
+from swift.schedules.bounds import lower_bound, tight_bound
+from swift.schedules.chunks import Chunk, common_chunks
+from swift.schedules.measures import period
+from swift.schedules.memory import peak_memory
+from swift.schedules.ops import Kind
+from swift.schedules.planners.adaptive import adaptive
+from swift.schedules.planners.lockstep import lockstep
 from swift.schedules.planners.milp.chunks import prove_chunks
+from swift.schedules.planners.milp.proof import milp_proof
+from swift.schedules.plans.normalize import normalize
+from swift.schedules.plans.store import plan_document, read_plan
+from swift.schedules.problem import Costs, Problem
+from swift.schedules.rounds import round_of
+from swift.schedules.verify import violations
 from swift.topology import Topology
 
 WHOLE = st.sampled_from([1.0, 2.0])

@@ -13,7 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from swift.schedules import Costs, Kind, Problem, adaptive, makespan
+from swift.schedules.measures import makespan
+from swift.schedules.ops import Kind
+from swift.schedules.planners.adaptive import adaptive
+from swift.schedules.problem import Costs, Problem
 from swift.tools.draw.picture import COLORS, picture_file
 from swift.tools.draw.rows import left_out, shown_workers
 from swift.tools.draw.text import FILL, IDLE, MARK, draw_chart

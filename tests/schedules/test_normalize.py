@@ -9,8 +9,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from swift.errors import SettingError
-from swift.schedules import PLANNERS, Costs, Problem, Schedule, adaptive, period, tight_bound
-from swift.schedules.bounds import tight_stage_bound
+from swift.schedules.bounds import tight_bound, tight_stage_bound
+from swift.schedules.measures import period
+from swift.schedules.planners.adaptive import adaptive
+from swift.schedules.planners.registry import PLANNERS
 from swift.schedules.plans.normalize import (
     after_moves,
     canonical,
@@ -22,6 +24,8 @@ from swift.schedules.plans.normalize import (
     plans_to_prepare,
     spread,
 )
+from swift.schedules.problem import Costs, Problem
+from swift.schedules.schedule import Schedule
 from swift.schedules.verify import verify
 from swift.topology import Topology
 

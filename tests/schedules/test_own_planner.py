@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 from swift.errors import SettingError
-from swift.schedules import Problem, Schedule, period, plan_with
+from swift.schedules.measures import period
+from swift.schedules.planners.registry import plan_with
+from swift.schedules.problem import Problem
+from swift.schedules.schedule import Schedule
 from swift.topology import Topology
 
 PROBLEM = Problem(Topology(3, 4), 6, frozenset({(0, 1)}))

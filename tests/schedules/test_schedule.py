@@ -10,23 +10,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from swift.errors import SettingError
-from swift.schedules import (
-    Costs,
-    Kind,
-    Op,
-    Problem,
-    Round,
-    Schedule,
-    TimedOp,
-    bubble_share,
-    lower_bound,
-    makespan,
-    peak_memory,
-    period,
-    window_period,
-)
-from swift.schedules.measures import iteration_ends
-from swift.schedules.ops import NO_MICROBATCH
+from swift.schedules.bounds import lower_bound
+from swift.schedules.measures import bubble_share, iteration_ends, makespan, period, window_period
+from swift.schedules.memory import peak_memory
+from swift.schedules.ops import NO_MICROBATCH, Kind, Op, TimedOp
+from swift.schedules.problem import Costs, Problem
+from swift.schedules.schedule import Round, Schedule
 from swift.topology import Topology
 
 COLUMNS = ("worker", "kind", "iteration", "pipeline", "microbatch", "chunk", "start", "end")

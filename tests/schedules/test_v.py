@@ -13,19 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift.errors import SettingError
-from swift.schedules import (
-    Costs,
-    Problem,
-    Schedule,
-    adaptive,
-    in_shape,
-    lower_bound,
-    peak_memory,
-    period,
-    time_round,
-    v,
-    violations,
-)
+from swift.schedules.bounds import lower_bound
+from swift.schedules.measures import period
+from swift.schedules.memory import peak_memory
+from swift.schedules.planners.adaptive import adaptive
+from swift.schedules.planners.registry import in_shape
+from swift.schedules.planners.two_runs.v import v
+from swift.schedules.problem import Costs, Problem
+from swift.schedules.schedule import Schedule
+from swift.schedules.sequences.timing import time_round
+from swift.schedules.verify import violations
 from swift.topology import Topology
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))

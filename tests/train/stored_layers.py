@@ -2,8 +2,8 @@
 
 import jax
 
-from swift.checkpoint import plan_restore
-from swift.mesh import storage_mesh
+from swift.checkpoint.storage.reader import plan_restore
+from swift.mesh.live import storage_mesh
 from swift.train.checkpoints.saved_state import load_state
 
 

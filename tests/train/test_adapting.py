@@ -5,12 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from swift.checkpoint import CheckpointConfig
+from swift.checkpoint.config import CheckpointConfig
 from swift.errors import SettingError
-from swift.pipeline import BetterCut, Reconfiguration, Recut
-from swift.runlog import history_of, incidents_of
-from swift.schedules.adapt import MoveRule, Outages
-from swift.schedules.plans import OWN_CUT
+from swift.pipeline.reconfigure.engine import Reconfiguration
+from swift.pipeline.reconfigure.recut import BetterCut, Recut
+from swift.runlog.analysis.history import history_of
+from swift.runlog.analysis.incidents import incidents_of
+from swift.schedules.adapt.payoff import MoveRule, Outages
+from swift.schedules.plans.holders import OWN_CUT
 from swift.topology import Topology
 from swift.train.emulated.cut_search import CutSearch
 from tests.train.runs import measured, run, two_stages

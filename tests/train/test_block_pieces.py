@@ -6,18 +6,19 @@ import jax
 import numpy as np
 import pytest
 
-from swift.checkpoint import begin_snapshot
-from swift.checkpoint.hosts import check_filled, fill_in, stored_shapes
-from swift.checkpoint.storage import array_digest, reserve_arrays, write_arrays
-from swift.data import DataConfig, TextFiles
-from swift.experts import ExpertConfig
-from swift.models import ModelConfig
+from swift.checkpoint.hosts.shared_files import check_filled, fill_in, stored_shapes
+from swift.checkpoint.memory.snapshots import begin_snapshot
+from swift.checkpoint.storage.digests import array_digest
+from swift.checkpoint.storage.orbax_files import reserve_arrays, write_arrays
+from swift.data.config import DataConfig
+from swift.data.sources import TextFiles
+from swift.experts.config import ExpertConfig
+from swift.models.config import ModelConfig
 from swift.pipeline.reconfigure import block_transfer
 from swift.topology import Topology
-from swift.train import Experiment
-from swift.train.checkpoints import split_of
 from swift.train.checkpoints.block_pieces import begin_block_pieces
-from swift.train.checkpoints.saved_state import to_store
+from swift.train.checkpoints.saved_state import split_of, to_store
+from swift.train.settings.experiment import Experiment
 
 EXPERIMENT = Experiment(
     model=ModelConfig(

@@ -5,13 +5,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from swift.checkpoint import HostFailed, Save
-from swift.checkpoint.hosts import HostBoard
+from swift.checkpoint.hosts.host_board import HostBoard, HostFailed, Save
 from swift.errors import RunError
 from swift.train.checkpoints.attempts import Attempts
 from swift.train.checkpoints.checkpointer import Checkpointer
 from swift.train.checkpoints.host_states import HostStates
-from swift.train.hosts import Hosts
+from swift.train.hosts.agreement import Hosts
 
 
 @pytest.fixture

@@ -13,21 +13,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from swift.checkpoint import CheckpointConfig
-from swift.cli.configuration import config_text
-from swift.experts import ExpertConfig
+from swift.checkpoint.config import CheckpointConfig
+from swift.experts.config import ExpertConfig
 from swift.experts.optimizer_config import OptimizerConfig
-from swift.mesh import storage_mesh
-from swift.models import ModelConfig
-from swift.pipeline import Configurator
-from swift.runlog import read_run
+from swift.mesh.live import storage_mesh
+from swift.models.config import ModelConfig
+from swift.pipeline.reconfigure.failure_config import Configurator
+from swift.runlog.reading import read_run
 from swift.schedules.verify import verify
-from swift.tools.draw import draw_chart
 from swift.tools.draw.picture import picture_file
-from swift.tools.pod_compile import FITS, Pod, compile_one
+from swift.tools.draw.text import draw_chart
+from swift.tools.pod_compile.compiling import FITS, compile_one
+from swift.tools.pod_compile.pods import Pod
 from swift.topology import Topology
-from swift.train import Down, Experiment, TrainOptions, train
+from swift.train.emulated.cluster import Down
+from swift.train.options import TrainOptions
+from swift.train.settings.config_text import config_text
 from swift.train.settings.cutting import layer_costs
+from swift.train.settings.experiment import Experiment
+from swift.train.trainer import train
 from tests.train.stored_layers import layers
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("double_precision")]

@@ -8,17 +8,22 @@ import numpy as np
 import optax
 import pytest
 
-from swift.checkpoint import CheckpointConfig
-from swift.cli.configuration import config_text
-from swift.data import DataConfig, TextFiles
+from swift.checkpoint.config import CheckpointConfig
+from swift.data.config import DataConfig
+from swift.data.sources import TextFiles
 from swift.errors import SettingError
-from swift.experts import ExpertConfig, OptimizerConfig, make_optimizer
-from swift.experts.placement import Static
-from swift.models import ModelConfig
-from swift.pipeline import put_batch, single_worker_step
-from swift.runlog import Observer, read_run
+from swift.experts.config import ExpertConfig
+from swift.experts.optimizer_config import OptimizerConfig, make_optimizer
+from swift.experts.placement.static import Static
+from swift.models.config import ModelConfig
+from swift.pipeline.runtime.single_worker import put_batch, single_worker_step
+from swift.runlog.observer import Observer
+from swift.runlog.reading import read_run
 from swift.topology import Topology
-from swift.train import Experiment, TrainOptions, train
+from swift.train.options import TrainOptions
+from swift.train.settings.config_text import config_text
+from swift.train.settings.experiment import Experiment
+from swift.train.trainer import train
 
 
 @pytest.fixture(scope="module")

@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swift.errors import SettingError
-from swift.experts import ExpertConfig
-from swift.models import ModelConfig
-from swift.pipeline import Engine
+from swift.experts.config import ExpertConfig
+from swift.models.config import ModelConfig
+from swift.pipeline.reconfigure.engine import Engine
 from swift.topology import Topology
-from swift.train import Experiment
-from swift.train.emulated import EmulatedCluster
+from swift.train.emulated.cluster import EmulatedCluster
+from swift.train.settings.experiment import Experiment
 from swift.train.settings.failure_list import FailureEvent, FailureList, parse_failures
 
 TOPOLOGY = Topology(2, 3)

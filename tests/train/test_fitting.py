@@ -7,13 +7,15 @@ import jax
 import pytest
 
 from swift.errors import SettingError
-from swift.experts import ExpertConfig, OptimizerConfig
+from swift.experts.config import ExpertConfig
+from swift.experts.optimizer_config import OptimizerConfig
 from swift.machine_memory import Room
-from swift.mesh import ProgramMemory
-from swift.models import ModelConfig
-from swift.pipeline import MemoryAccount
+from swift.mesh.program_memory import ProgramMemory
+from swift.models.config import ModelConfig
+from swift.pipeline.reconfigure.memory_account import MemoryAccount
 from swift.topology import Topology
-from swift.train import Experiment, fitting
+from swift.train import fitting
+from swift.train.settings.experiment import Experiment
 
 GB = 10**9
 MODEL = ModelConfig(

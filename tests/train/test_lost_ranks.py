@@ -12,21 +12,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from swift.checkpoint import CheckpointConfig, read_manifest
+from swift.checkpoint.config import CheckpointConfig
 from swift.checkpoint.memory import peer_snapshots
 from swift.checkpoint.partial.expert_units import by_name
+from swift.checkpoint.storage.manifest import read_manifest
 from swift.errors import RunError
-from swift.experts import ExpertConfig
+from swift.experts.config import ExpertConfig
 from swift.experts.optimizer_config import OptimizerConfig
-from swift.experts.placement import Static
-from swift.mesh import host_stages, storage_mesh
-from swift.models import ModelConfig
-from swift.runlog import read_run
+from swift.experts.placement.static import Static
+from swift.mesh.live import storage_mesh
+from swift.mesh.state_transfer import host_stages
+from swift.models.config import ModelConfig
+from swift.runlog.reading import read_run
 from swift.topology import Topology
-from swift.train import Experiment
 from swift.train.checkpoints.checkpointer import Checkpointer
 from swift.train.checkpoints.saved_state import split_of
 from swift.train.emulated import cluster
+from swift.train.settings.experiment import Experiment
 from tests.train.runs import run
 
 pytestmark = pytest.mark.usefixtures("double_precision")

@@ -8,15 +8,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from swift.checkpoint import CheckpointConfig, checkpoint_steps, plan_restore, read_manifest
+from swift.checkpoint.config import CheckpointConfig
 from swift.checkpoint.partial.expert_units import by_name
 from swift.checkpoint.storage import writer
+from swift.checkpoint.storage.directory import checkpoint_steps
 from swift.checkpoint.storage.inspection import coverage
+from swift.checkpoint.storage.manifest import read_manifest
+from swift.checkpoint.storage.reader import plan_restore
 from swift.errors import RunError, SettingError
-from swift.runlog import CLASS_COUNTS, METRICS, RunDirectory, read_run
+from swift.runlog.class_counts.layout import CLASS_COUNTS
+from swift.runlog.metrics import METRICS
+from swift.runlog.reading import read_run
+from swift.runlog.run_directory import RunDirectory
 from swift.tools.report.sections.coverage import coverage_of
-from swift.train import TrainOptions, train
 from swift.train.checkpoints.saved_state import split_of
+from swift.train.options import TrainOptions
+from swift.train.trainer import train
 from tests.train.partial_runs import events, lost_updates, saving_one_expert, state_of
 from tests.train.runs import run
 

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift.checkpoint import CheckpointConfig
+from swift.checkpoint.config import CheckpointConfig
 from swift.errors import SettingError
-from swift.experts import ExpertConfig
+from swift.experts.config import ExpertConfig
 from swift.experts.optimizer_config import OptimizerConfig
-from swift.models import ModelConfig
+from swift.models.config import ModelConfig
 from swift.topology import Topology
-from swift.train import Experiment
+from swift.train.settings.experiment import Experiment
 from swift.train.settings.failure_list import parse_failures
 
 

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from swift.train.display import ProgressDisplay, describe, format_duration, progress
+from swift.train.display import progress
+from swift.train.display.progress import ProgressDisplay, describe
+from swift.train.display.step_timer import format_duration
 
 
 def record(step, **more):

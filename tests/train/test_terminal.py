@@ -9,7 +9,8 @@ from contextlib import suppress
 
 from rich.text import Text
 
-from swift.train import Terminal, display
+from swift.train import display
+from swift.train.display.terminal import Terminal
 
 CODE = """
 import os, runpy, sys, time

@@ -8,14 +8,20 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from swift.data import DataConfig, TextFiles
-from swift.experts import ExpertConfig
-from swift.mesh import chips, host_matmul_flops, peak_flops
-from swift.models import GPT, ModelConfig, plain_logits
-from swift.pipeline.split_backward import dot_flops
+from swift.data.config import DataConfig
+from swift.data.sources import TextFiles
+from swift.experts.config import ExpertConfig
+from swift.mesh import chips
+from swift.mesh.chips import host_matmul_flops, peak_flops
+from swift.models.config import ModelConfig
+from swift.models.gpt import GPT
+from swift.models.reference_model import plain_logits
+from swift.pipeline.split_backward.flops import dot_flops
 from swift.topology import Topology
-from swift.train import Experiment, step_records, train
+from swift.train import step_records
+from swift.train.settings.experiment import Experiment
 from swift.train.step_records import Utilization
+from swift.train.trainer import train
 
 CONFIG = ModelConfig(num_layers=2, model_dim=16, num_heads=2, ffn_dim=48, sequence_length=24, moe_pattern=(False,))
 

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swift.errors import SettingError
-from swift.mesh import MeshRow
-from swift.models import Chunks
-from swift.pipeline import Configurator, PlanSettings, survives
-from swift.schedules import Problem
+from swift.mesh.live import MeshRow
+from swift.models.cuts.chunks import Chunks
+from swift.pipeline.reconfigure.failure_config import Configurator, PlanSettings, survives
+from swift.schedules.problem import Problem
 from swift.topology import Topology
 from swift.train.settings.failure_list import parse_failures
 from swift.train.window_rules import check_failures, lost_stages, window_length

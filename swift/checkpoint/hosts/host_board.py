@@ -19,7 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from swift.checkpoint.storage import checkpoint_path, read_signed, write_signed
+from swift.checkpoint.storage.directory import checkpoint_path
+from swift.checkpoint.storage.manifest import read_signed, write_signed
 from swift.errors import SettingError, first_line
 
 _PATIENCE_S, _SIGN_S, _VERSION = 120.0, 1.0, 1

@@ -15,19 +15,12 @@ import numpy as np
 
 from swift.checkpoint.hosts.host_board import HostBoard, Save
 from swift.checkpoint.hosts.shared_files import Contents, Filled, Piece, check_filled, fill_in, stored_shapes
-from swift.checkpoint.partial import StateSplit
-from swift.checkpoint.storage import (
-    ARRAYS,
-    Ledger,
-    Manifest,
-    WrittenArrays,
-    begin_save,
-    files_of,
-    finish_save,
-    reserve_arrays,
-    synced_digest,
-    temporary_path,
-)
+from swift.checkpoint.partial.expert_units import StateSplit
+from swift.checkpoint.storage.digests import synced_digest
+from swift.checkpoint.storage.directory import ARRAYS, begin_save, temporary_path
+from swift.checkpoint.storage.manifest import Ledger, Manifest
+from swift.checkpoint.storage.orbax_files import files_of, reserve_arrays
+from swift.checkpoint.storage.writer import WrittenArrays, finish_save
 
 
 @dataclass(frozen=True)

@@ -14,23 +14,12 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from swift.checkpoint.partial import StateSplit, Unit, shape_text
-from swift.checkpoint.storage import (
-    ARRAYS,
-    BLOCK,
-    Files,
-    array_checksum,
-    array_digest,
-    data_file,
-    equal_part,
-    files_of,
-    is_stored,
-    map_array,
-    runs,
-    synced_digest,
-    unit_array,
-    writing_parts,
-)
+from swift.checkpoint.partial.expert_units import StateSplit, Unit, shape_text
+from swift.checkpoint.storage.digests import BLOCK, array_checksum, array_digest, synced_digest
+from swift.checkpoint.storage.directory import ARRAYS
+from swift.checkpoint.storage.manifest import Files
+from swift.checkpoint.storage.orbax_files import data_file, files_of, map_array, runs, writing_parts
+from swift.checkpoint.storage.verification import equal_part, is_stored, unit_array
 
 Place = tuple[slice, ...]
 

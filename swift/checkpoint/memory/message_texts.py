@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
-from swift.checkpoint.partial import StateSplit, Unit
+from swift.checkpoint.partial.expert_units import StateSplit, Unit
 
 
 class Origin(NamedTuple):

@@ -15,8 +15,9 @@ from jaxtyping import Int
 from swift.checkpoint.config import CheckpointConfig
 from swift.checkpoint.memory.slice_search import RankCopy
 from swift.checkpoint.memory.snapshots import begin_snapshot
-from swift.checkpoint.partial import Snapshot, StateSplit, everything, first_turns, load_aware, next_turns, sequential
-from swift.mesh import LiveMesh
+from swift.checkpoint.partial.expert_units import Snapshot, StateSplit
+from swift.checkpoint.partial.selection import everything, first_turns, load_aware, next_turns, sequential
+from swift.mesh.live import LiveMesh
 from swift.tasks import one_thread
 
 _NUM_COPIES = 2

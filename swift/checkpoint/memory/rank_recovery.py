@@ -17,8 +17,9 @@ import numpy as np
 
 from swift.checkpoint.memory.message_texts import RankSource, kept_lines, rank_facts, rank_lines
 from swift.checkpoint.memory.slice_search import LostSlices, RankCopy, SliceSearch, lost_slices, slice_names, slice_of
-from swift.checkpoint.partial import StateSplit, by_name
-from swift.checkpoint.storage import Ledger, RestorePlan
+from swift.checkpoint.partial.expert_units import StateSplit, by_name
+from swift.checkpoint.storage.manifest import Ledger
+from swift.checkpoint.storage.reader import RestorePlan
 
 
 class Recovered(NamedTuple):

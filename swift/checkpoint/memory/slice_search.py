@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from swift.checkpoint.memory.message_texts import Origin
-from swift.checkpoint.partial import Snapshot, StateSplit, Unit, by_name
-from swift.checkpoint.storage import Ledger, RestorePlan
+from swift.checkpoint.partial.expert_units import Snapshot, StateSplit, Unit, by_name
+from swift.checkpoint.storage.manifest import Ledger
+from swift.checkpoint.storage.reader import RestorePlan
 from swift.errors import RunError
 
 _MASTER = "master."

@@ -11,9 +11,11 @@ import numpy as np
 from jax import lax
 from jaxtyping import Int
 
-from swift.checkpoint.hosts import Piece
-from swift.checkpoint.partial import Snapshot, StateSplit, by_name
-from swift.mesh import RANKED, SHARED, LiveMesh, move_rows
+from swift.checkpoint.hosts.shared_files import Piece
+from swift.checkpoint.partial.expert_units import Snapshot, StateSplit, by_name
+from swift.mesh.live import LiveMesh
+from swift.mesh.per_rank import RANKED, SHARED
+from swift.mesh.state_transfer import move_rows
 
 
 def begin_snapshot(

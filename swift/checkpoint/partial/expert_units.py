@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from jaxtyping import Int, Shaped
 
-from swift.mesh import RANKED, map_specs
+from swift.mesh.per_rank import RANKED, map_specs
 
 _GROUP = jax.tree_util.DictKey("expert")
 

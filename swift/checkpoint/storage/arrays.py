@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from swift.checkpoint.partial import by_name, shape_text
+from swift.checkpoint.partial.expert_units import by_name, shape_text
 from swift.checkpoint.storage.digests import array_digest, difference, synced_digests
 from swift.checkpoint.storage.manifest import check_shapes, read_signed, write_signed
 from swift.checkpoint.storage.orbax_files import read_arrays, write_arrays

@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from swift.checkpoint.partial import Tally, Unit, everything, first_turns, load_aware, next_turns, sequential
+from swift.checkpoint.partial.expert_units import Unit
+from swift.checkpoint.partial.lost_tokens import Tally
+from swift.checkpoint.partial.selection import everything, first_turns, load_aware, next_turns, sequential
 from swift.checkpoint.storage.digests import digest
 from swift.errors import SettingError
 from swift.files import replace_file

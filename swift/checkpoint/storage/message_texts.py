@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import Any
 
-from swift.checkpoint.partial import Unit
+from swift.checkpoint.partial.expert_units import Unit
 from swift.checkpoint.storage.manifest import Copy, Ledger, Manifest
 from swift.checkpoint.storage.reader import RestorePlan
 

@@ -9,7 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from swift.checkpoint.partial import StateSplit, Tally, Unit, dynamic_k, shape_text
+from swift.checkpoint.partial.expert_units import StateSplit, Unit, shape_text
+from swift.checkpoint.partial.lost_tokens import Tally, dynamic_k
 from swift.checkpoint.storage.digests import array_digest
 from swift.checkpoint.storage.directory import ARRAYS, checkpoint_path, committed_steps
 from swift.checkpoint.storage.manifest import Copy, Ledger, Manifest, check_shapes, read_manifest, write_manifest

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import jax.numpy as jnp
 import numpy as np
 
-from swift.checkpoint.partial import Unit, shape_text
+from swift.checkpoint.partial.expert_units import Unit, shape_text
 from swift.checkpoint.storage.digests import array_digest, difference
 from swift.checkpoint.storage.directory import ARRAYS, checkpoint_path
 from swift.checkpoint.storage.manifest import Copy, Files, Manifest

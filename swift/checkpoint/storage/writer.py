@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from swift.checkpoint.partial import Snapshot, StateSplit, Unit, shape_text
+from swift.checkpoint.partial.expert_units import Snapshot, StateSplit, Unit, shape_text
 from swift.checkpoint.storage.digests import array_digest, synced_digests
 from swift.checkpoint.storage.directory import (
     ARRAYS,

@@ -169,7 +169,10 @@ def wait_for(child: int) -> tuple[int, bool]:
 
 def _advice(options: argparse.Namespace) -> str:
     """Says what is saved and how to continue."""
-    from swift.checkpoint import checkpoint_steps, committed_steps  # which loads JAX, without starting it
+    from swift.checkpoint.storage.directory import (  # which loads JAX, without starting it
+        checkpoint_steps,
+        committed_steps,
+    )
 
     how = f"continue with --run-dir {options.run_dir} --resume on the hosts that are left"
     if options.command == "compare":

@@ -12,22 +12,17 @@ from typing import Any
 
 from swift.cli.configuration import load_pipeline
 from swift.cli.data.serving import input_hosts, serve
-from swift.data import DataError, Pipeline, Samples
-from swift.data.pipeline import (
-    InputHosts,
-    InputPlan,
-    InputProfile,
-    NotedPipeline,
-    Resources,
-    alternatives,
-    check_writable,
-    find_survey,
-    in_order,
-    plain_plan,
-    plan_input,
-    profile_hosts,
-    profile_input,
-)
+from swift.data.files import DataError
+from swift.data.pipeline.elsewhere import InputHosts
+from swift.data.pipeline.keeping.store import check_writable, find_survey
+from swift.data.pipeline.optimizer.cost import Resources
+from swift.data.pipeline.optimizer.offload import profile_hosts
+from swift.data.pipeline.optimizer.passes import alternatives, plan_input
+from swift.data.pipeline.optimizer.profile import InputProfile, profile_input
+from swift.data.pipeline.pipeline import NotedPipeline, Pipeline
+from swift.data.pipeline.plan import InputPlan, plain_plan
+from swift.data.pipeline.run import in_order
+from swift.data.pipeline.samples import Samples
 from swift.errors import SettingError, check_count, check_number, renamed_settings
 
 _ROUNDS = 3

@@ -9,12 +9,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from swift.cli.configuration import load_pipelines
-from swift.cli.options import Written, listening_address
-from swift.data import ConnectHosts, DataConfig, Pipeline, readings
-from swift.data.pipeline import NoDigest, pipeline_facts
-from swift.elastic.transport import check_network
+from swift.cli.options.kinds import Written
+from swift.cli.options.nodes import listening_address
+from swift.data.config import DataConfig
+from swift.data.corpus import readings
+from swift.data.pipeline.elsewhere import ConnectHosts
+from swift.data.pipeline.keeping.digests import NoDigest, pipeline_facts
+from swift.data.pipeline.pipeline import Pipeline
+from swift.elastic.transport.rendezvous import check_network
 from swift.errors import SettingError, check_count, renamed_settings
-from swift.tools.offload import ConnectedHosts, connect, find_key, serve_input
+from swift.tools.offload.client import ConnectedHosts, connect
+from swift.tools.offload.keys import find_key
+from swift.tools.offload.server import serve_input
 
 _BACKLOG = 128
 

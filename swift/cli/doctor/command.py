@@ -9,19 +9,17 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.text import Text
 
-from swift.cli.options import Written, listening_address, node_count, own_node
+from swift.cli.options.kinds import Written
+from swift.cli.options.nodes import listening_address, node_count, own_node
 from swift.errors import RunError, SettingError
 from swift.program import this_program
-from swift.tools.doctor import (
-    Finding,
-    Meeting,
-    attending,
-    examine_devices,
-    examine_directory,
-    examine_machine,
-    examine_network,
-    examine_software,
-)
+from swift.tools.doctor.devices import examine_devices
+from swift.tools.doctor.directory import examine_directory
+from swift.tools.doctor.finding import Finding
+from swift.tools.doctor.machine import examine_machine
+from swift.tools.doctor.meeting import Meeting, attending
+from swift.tools.doctor.network import examine_network
+from swift.tools.doctor.software import examine_software
 
 _STYLES = {"ok": "green", "note": "yellow", "missing": "bold red"}
 

@@ -9,29 +9,30 @@ from typing import Any
 from rich.console import Console
 
 from swift.cli.commands import distance_line, observers_of, run_dir_of, show_run, weights_of
-from swift.cli.configuration import config_text
 from swift.cli.launch.job import LaunchJob
 from swift.cli.launch.nodes import Entrance
-from swift.elastic import check_support
-from swift.elastic.coordinator import (
-    CHECKPOINT_SERVICE,
-    COMPILE_SERVICE,
-    CheckpointClient,
-    CompileClient,
-    RunContext,
-    RunSpec,
-    StorageLocation,
-    Supervisor,
-)
-from swift.elastic.reporting import BackgroundCalls, Display, Journal, Reporter, goodput_table
-from swift.elastic.state import RunFiles
-from swift.elastic.transport import Children, announcing_arrival, serve_node
+from swift.elastic.coordinator.checkpoint_client import CHECKPOINT_SERVICE, CheckpointClient
+from swift.elastic.coordinator.compile_client import COMPILE_SERVICE, CompileClient
+from swift.elastic.coordinator.memory_demand import StorageLocation
+from swift.elastic.coordinator.run_spec import RunContext, RunSpec
+from swift.elastic.coordinator.supervisor import Supervisor
+from swift.elastic.jax_group import check_support
+from swift.elastic.reporting.background_calls import BackgroundCalls
+from swift.elastic.reporting.display import Display, goodput_table
+from swift.elastic.reporting.journal import Journal
+from swift.elastic.reporting.reporter import Reporter
+from swift.elastic.state.run_files import RunFiles
+from swift.elastic.transport.child_processes import Children
+from swift.elastic.transport.remote_node import announcing_arrival, serve_node
 from swift.errors import RunError
-from swift.runlog import Lease, RunDirectory, read_run
-from swift.train import (
-    Experiment,
-    Interrupt,
-    TrainOptions,
+from swift.runlog.lock.run_lock import Lease
+from swift.runlog.reading import read_run
+from swift.runlog.run_directory import RunDirectory
+from swift.train.interrupt import Interrupt
+from swift.train.options import TrainOptions
+from swift.train.settings.config_text import config_text
+from swift.train.settings.experiment import Experiment
+from swift.train.start import (
     check_range,
     conclude,
     find_start,
@@ -39,9 +40,9 @@ from swift.train import (
     is_to_conclude,
     open_run,
     own_run,
-    summarize,
     try_placement,
 )
+from swift.train.summary import summarize
 
 
 def launch(options: argparse.Namespace) -> None:

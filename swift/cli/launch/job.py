@@ -12,29 +12,28 @@ from jax.extend.backend import clear_backends
 
 from swift.cli.commands import corpora_directory
 from swift.cli.configuration import load_experiment
-from swift.cli.data import input_hosts_of_runs
+from swift.cli.data.serving import input_hosts_of_runs
 from swift.cli.launch.nodes import Nodes, ProcessCommands, nodes_of
 from swift.cli.launch.platforms import Platform
-from swift.cli.options import OF_PROCESSES, deadlines_of
-from swift.data import ConnectHosts, find_index
+from swift.cli.options.deadlines import OF_PROCESSES, deadlines_of
+from swift.data.index_cache import find_index
+from swift.data.pipeline.elsewhere import ConnectHosts
 from swift.deadlines import Deadlines
-from swift.elastic import is_elastic
-from swift.elastic.coordinator import (
-    FaultInjection,
-    MemoryDemand,
-    RunSpec,
-    StorageLocation,
-    choose_storage,
-    parse_chaos,
-)
-from swift.elastic.membership import Process, Recovery, RecoveryPolicy, processes_of
-from swift.elastic.state import RunFiles
-from swift.elastic.worker import configure_jax
+from swift.elastic.coordinator.fault_injection import FaultInjection, parse_chaos
+from swift.elastic.coordinator.memory_demand import MemoryDemand, StorageLocation, choose_storage
+from swift.elastic.coordinator.run_spec import RunSpec
+from swift.elastic.elastic_ranks import is_elastic
+from swift.elastic.membership.members import Process, processes_of
+from swift.elastic.membership.run_status import Recovery, RecoveryPolicy
+from swift.elastic.state.run_files import RunFiles
+from swift.elastic.worker.process_setup import configure_jax
 from swift.errors import SettingError, check_count
-from swift.schedules import FAULT_FREE
-from swift.schedules.plans import OWN_CUT, BlockHolders
+from swift.schedules.planners.registry import FAULT_FREE
+from swift.schedules.plans.holders import OWN_CUT, BlockHolders
 from swift.topology import Topology
-from swift.train import Experiment, Interrupt, check_processes
+from swift.train.fitting import check_processes
+from swift.train.interrupt import Interrupt
+from swift.train.settings.experiment import Experiment
 
 _ENDING_S = 30.0
 """Seconds from the deadline of a stop to the end of this process, which might wait for a file system forever."""

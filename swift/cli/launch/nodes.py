@@ -10,13 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from swift.cli.options import Written, listening_address, node_count, own_node
+from swift.cli.options.kinds import Written
+from swift.cli.options.nodes import listening_address, node_count, own_node
 from swift.deadlines import Deadlines
-from swift.elastic import LOOPBACK, Accelerator, MemberDevices
-from swift.elastic.membership import Member, Process
-from swift.elastic.state import RunFiles
-from swift.elastic.transport import MEMORY, Children, LocalChildren, MultiNodeChildren, Rendezvous, check_network
+from swift.elastic.accelerators import Accelerator, MemberDevices
+from swift.elastic.membership.members import Member, Process
+from swift.elastic.state.run_files import RunFiles
+from swift.elastic.transport.child_processes import MEMORY, Children, LocalChildren
+from swift.elastic.transport.multi_node_children import MultiNodeChildren
+from swift.elastic.transport.rendezvous import Rendezvous, check_network
 from swift.errors import SettingError
+from swift.mesh.process_group import LOOPBACK
 
 _BACKLOG = 1024
 """Connections that may wait to be accepted."""

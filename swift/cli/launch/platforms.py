@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 from swift.deadlines import Deadlines
-from swift.elastic import Accelerator
-from swift.elastic.membership import Recovery
+from swift.elastic.accelerators import Accelerator
+from swift.elastic.membership.run_status import Recovery
 from swift.errors import SettingError
-from swift.tools.doctor import JaxAnswer, ask_jax, tpu_chips
-from swift.train import Experiment
+from swift.tools.doctor.devices import JaxAnswer, ask_jax, tpu_chips
+from swift.train.settings.experiment import Experiment
 
 _SEE = "see swift doctor --host"
 _CONNECTING_S, _DYING_S = 150.0, 60.0

@@ -13,11 +13,16 @@ from swift.cli.models.results_files import ResultsFiles
 from swift.cli.models.scores_table import scores_tables
 from swift.cli.models.stored_model import StoredModel, find_model
 from swift.errors import SettingError, printable
-from swift.evaluate import TaskFile, document_of, read_tasks
-from swift.evaluate.asking import ask, prepare_questions
-from swift.generate import TextEngine, TextEngineConfig
-from swift.models import GPT, Weights
-from swift.train import Interrupt, StepTimer, Terminal, progress_lines, weights_digest, widened
+from swift.evaluate.asking.asking import ask, prepare_questions
+from swift.evaluate.documents import document_of
+from swift.evaluate.task_files import TaskFile, read_tasks
+from swift.generate.engine import TextEngine, TextEngineConfig
+from swift.models.gpt import GPT, Weights
+from swift.train.checkpoints.model_directory import weights_digest, widened
+from swift.train.display.progress import progress_lines
+from swift.train.display.step_timer import StepTimer
+from swift.train.display.terminal import Terminal
+from swift.train.interrupt import Interrupt
 
 _MOST_MISTAKES = 20
 """Lines of a task file that are named at most."""

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from swift.cli.commands import prepare
 from swift.errors import renamed_settings
-from swift.generate import check_devices, check_expert_ranks
-from swift.train import Experiment
+from swift.generate.paged_model import check_devices, check_expert_ranks
+from swift.train.settings.experiment import Experiment
 
 
 def prepare_engine(expert_ranks: int, experiments: Sequence[Experiment]) -> None:

@@ -9,10 +9,10 @@ from swift.cli.commands import OF_TRAINING
 from swift.cli.configuration import load_stored
 from swift.cli.models.expert_ranks import prepare_engine
 from swift.errors import SettingError
-from swift.generate import Sampling
-from swift.runlog import METRICS
-from swift.train import generate as generate_text
-from swift.train.settings import GIN_NAME
+from swift.generate.sampling import Sampling
+from swift.runlog.metrics import METRICS
+from swift.train.settings.stored_config import GIN_NAME
+from swift.train.text_generation import generate as generate_text
 
 _DEFAULT_PROMPT = "def "
 """The text that is continued unless one is given."""

@@ -4,7 +4,8 @@ import argparse
 
 from swift.cli.commands import prepare
 from swift.cli.models.stored_model import find_model
-from swift.train.hugging_face import export_hugging_face, import_hugging_face
+from swift.train.hugging_face.exporting import export_hugging_face
+from swift.train.hugging_face.importing import import_hugging_face
 
 
 def import_model(options: argparse.Namespace) -> None:

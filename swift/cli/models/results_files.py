@@ -6,9 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from swift.cli.models.stored_model import StoredModel
-from swift.cli.options import RESULTS, check_output
+from swift.cli.options.outputs import RESULTS, check_output
 from swift.errors import RunError, SettingError
-from swift.evaluate import DIRECTORY, Evaluation, Judgement, TaskFile, read_evaluations, write_evaluations
+from swift.evaluate.documents import DIRECTORY, read_evaluations, write_evaluations
+from swift.evaluate.results import Evaluation, Judgement
+from swift.evaluate.task_files import TaskFile
 
 
 class ResultsFiles:

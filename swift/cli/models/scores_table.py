@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from swift.evaluate import Difference, Evaluation, Score, differences
+from swift.evaluate.results import Difference, Evaluation, Score, differences
 from swift.terminal_table import TerminalTable
 
 _TEXTS = ("task", "score")

@@ -5,14 +5,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from swift.checkpoint import RestorePlan
+from swift.checkpoint.storage.reader import RestorePlan
 from swift.cli.commands import OF_TRAINING
 from swift.cli.configuration import load_stored
 from swift.errors import SettingError
-from swift.models import GPT, Weights
-from swift.runlog import METRICS
-from swift.train import Experiment, find_checkpoint, is_model, load_exported, load_weights
-from swift.train.settings import OF_RUN
+from swift.models.gpt import GPT, Weights
+from swift.runlog.metrics import METRICS
+from swift.train.checkpoints.model_directory import is_model, load_exported
+from swift.train.export import find_checkpoint, load_weights
+from swift.train.settings.experiment import Experiment
+from swift.train.settings.stored_config import OF_RUN
 
 
 @dataclass(frozen=True)

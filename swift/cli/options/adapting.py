@@ -11,8 +11,9 @@ from swift.cli.options.cuts import BlockOptions
 from swift.cli.options.mistakes import nearest
 from swift.cli.options.named import costs_of, seconds_of
 from swift.errors import SettingError, check_number
-from swift.schedules import Problem
-from swift.schedules.adapt import MODES, Adaptation, BlockProblem, adapt, fault_free, rerouted
+from swift.schedules.adapt.choice import MODES, Adaptation, adapt, fault_free, rerouted
+from swift.schedules.adapt.work import BlockProblem
+from swift.schedules.problem import Problem
 from swift.topology import Topology
 
 

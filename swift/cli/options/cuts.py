@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from swift.errors import SettingError, check_count, check_number
-from swift.schedules import Chunk, Costs, common_chunks, cut_by_costs
+from swift.schedules.chunks import Chunk, common_chunks, cut_by_costs
+from swift.schedules.problem import Costs
 from swift.topology import Topology, Worker
 
 

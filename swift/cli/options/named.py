@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from swift.cli.options.mistakes import nearest
 from swift.errors import SettingError
-from swift.schedules import Costs
-from swift.schedules.plans import COST_NAMES
+from swift.schedules.plans.json_format import COST_NAMES
+from swift.schedules.problem import Costs
 from swift.topology import Worker, read_worker
 
 MAX_COST = 1e18

@@ -10,18 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from swift.cli.options import PICTURE, PLACEMENT, check_output, nearest, translated
+from swift.cli.options.mistakes import nearest, translated
+from swift.cli.options.outputs import PICTURE, PLACEMENT, check_output
 from swift.errors import SettingError, check_count
-from swift.experts.placement import (
-    MinMax,
-    Packed,
-    PlacementPolicy,
-    Static,
-    Symi,
-    check_loads,
-    place_experts,
-    rank_loads,
-)
+from swift.experts.placement.library import check_loads, place_experts, rank_loads
+from swift.experts.placement.minmax import MinMax
+from swift.experts.placement.packed import Packed
+from swift.experts.placement.policy import PlacementPolicy
+from swift.experts.placement.static import Static
+from swift.experts.placement.symi import Symi
 from swift.files import read_regular, replace_file
 
 _KNOWN: tuple[PlacementPolicy, ...] = (Packed(), MinMax(), Symi(), Static())
@@ -63,7 +60,7 @@ def place(options: argparse.Namespace) -> None:
         _write("--out", options.out, file.getvalue())
     if options.plot is not None:
         # Matplotlib is imported only if there is a picture to draw.
-        from swift.tools.report.sections import rank_loads_file
+        from swift.tools.report.sections.rank_loads import rank_loads_file
 
         labels = {name: label or options.policy for name, label in _COLUMNS.items()}
         labelled = {labels[name]: loads[name] for name in labels}

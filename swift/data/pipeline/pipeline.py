@@ -20,7 +20,7 @@ from swift.data.pipeline.operators import (
     Tokenize,
     name_of,
 )
-from swift.data.records import RecordSource
+from swift.data.records.protocol import RecordSource
 from swift.data.tokenizer import Tokenizer
 from swift.errors import SettingError, check_count
 

@@ -7,22 +7,24 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from swift.checkpoint import RETRY_PAUSES_S, checkpoint_path, checkpoint_steps, read_manifest
-from swift.elastic.membership import Process, ShardLayout, Stamp, have_all, whole_workers
-from swift.elastic.transport import (
+from swift.checkpoint.storage.directory import checkpoint_path, checkpoint_steps
+from swift.checkpoint.storage.manifest import read_manifest
+from swift.checkpoint.storage.writer import RETRY_PAUSES_S
+from swift.elastic.membership.members import Process, ShardLayout, Stamp, have_all, whole_workers
+from swift.elastic.transport.checkpoint_messages import (
     CHECKPOINT_ANSWERS,
     CHECKPOINT_COMMANDS,
     CheckpointAnswer,
     CheckpointCommand,
-    Children,
     LoadCheckpoint,
     Reshard,
     SaveCheckpoint,
     Saved,
-    SnapshotKept,
 )
+from swift.elastic.transport.child_processes import Children
+from swift.elastic.transport.worker_messages import SnapshotKept
 from swift.errors import SettingError
-from swift.schedules.plans import OWN_CUT, BlockHolders
+from swift.schedules.plans.holders import OWN_CUT, BlockHolders
 
 CHECKPOINT_SERVICE = "keeper"
 """Name of the checkpoint service among the children, in logs and in events."""

@@ -5,11 +5,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from swift.elastic.transport import (
+from swift.elastic.transport.child_processes import Children
+from swift.elastic.transport.compile_messages import (
     COMPILE_ANSWERS,
     COMPILE_REQUESTS,
     Alive,
-    Children,
     CompileFailed,
     CompileRequest,
     CutPrepared,

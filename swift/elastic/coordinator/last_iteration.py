@@ -3,8 +3,8 @@
 import math
 from collections import deque
 
-from swift.elastic.membership import Membership
-from swift.elastic.transport import Halt
+from swift.elastic.membership.state_machine import Membership
+from swift.elastic.transport.worker_messages import Halt
 
 _DELIVERY_S = 1.0
 """Time limit for all members to receive a command."""

@@ -15,44 +15,36 @@ from swift.elastic.coordinator.run_spec import RunContext
 from swift.elastic.coordinator.service_monitor import ServiceMonitor
 from swift.elastic.coordinator.worker_results import WorkerResults
 from swift.elastic.jax_group import CoordinationService
-from swift.elastic.membership import (
-    CheckpointsListed,
+from swift.elastic.membership.commands import (
     Command,
-    Died,
     Enter,
-    Event,
     Form,
     GiveUp,
     GoLive,
     Kill,
     LeaveOut,
     LoadAhead,
-    Member,
-    Membership,
-    Message,
-    Process,
     ReshardState,
     RestartAll,
     RestoreState,
     Retire,
     StageLost,
-    Started,
     StartGeneration,
     StartProcess,
     StopRun,
-    Tick,
-    Woke,
 )
-from swift.elastic.transport import (
-    NODE_UPDATES,
-    NODES,
+from swift.elastic.membership.events import CheckpointsListed, Died, Event, Message, Started, Tick, Woke
+from swift.elastic.membership.members import Member, Process
+from swift.elastic.membership.state_machine import Membership
+from swift.elastic.transport.compile_messages import CompileRequest
+from swift.elastic.transport.multi_node_children import NODES
+from swift.elastic.transport.node_messages import NODE_UPDATES, NodeUpdate
+from swift.elastic.transport.worker_messages import (
     WORKER_COMMANDS,
     WORKER_MESSAGES,
     Begin,
-    CompileRequest,
     FormGroup,
     Halt,
-    NodeUpdate,
     WorkerCommand,
 )
 from swift.errors import RunError

@@ -11,16 +11,17 @@ import jax
 import numpy as np
 
 from swift.elastic.elastic_ranks import ElasticSpecs, is_elastic
-from swift.elastic.membership import Process
-from swift.elastic.state import copy_shapes, remove_leftovers
-from swift.elastic.worker import NUM_SNAPSHOTS
+from swift.elastic.membership.members import Process
+from swift.elastic.state.run_files import remove_leftovers
+from swift.elastic.state.slice_copies import copy_shapes
+from swift.elastic.worker.generation_run import NUM_SNAPSHOTS
 from swift.errors import SettingError
-from swift.mesh import shard_shapes
-from swift.pipeline import StepSpec
-from swift.pipeline.reconfigure import blocks_spec
-from swift.schedules.plans import BlockHolders
-from swift.train import Experiment
-from swift.train.checkpoints import split_of
+from swift.mesh.process_shards import shard_shapes
+from swift.pipeline.reconfigure.recut import blocks_spec
+from swift.pipeline.runtime.step_spec import StepSpec
+from swift.schedules.plans.holders import BlockHolders
+from swift.train.checkpoints.saved_state import split_of
+from swift.train.settings.experiment import Experiment
 
 SHARED_MEMORY = Path("/dev/shm")
 _NUM_STATES = 3

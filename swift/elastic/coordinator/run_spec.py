@@ -8,10 +8,11 @@ from swift.deadlines import Deadlines
 from swift.elastic.coordinator.checkpoint_client import CheckpointClient
 from swift.elastic.coordinator.compile_client import CompileClient
 from swift.elastic.coordinator.fault_injection import FaultInjection
-from swift.elastic.membership import Process, RecoveryPolicy
-from swift.elastic.reporting import Reporter
-from swift.elastic.transport import Children
-from swift.mesh import LOOPBACK
+from swift.elastic.membership.members import Process
+from swift.elastic.membership.run_status import RecoveryPolicy
+from swift.elastic.reporting.reporter import Reporter
+from swift.elastic.transport.child_processes import Children
+from swift.mesh.process_group import LOOPBACK
 
 
 @dataclass(frozen=True, kw_only=True)

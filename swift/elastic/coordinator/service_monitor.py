@@ -6,9 +6,11 @@ from collections.abc import Hashable
 from swift.elastic.coordinator.checkpoint_client import CHECKPOINT_SERVICE
 from swift.elastic.coordinator.compile_client import COMPILE_SERVICE
 from swift.elastic.coordinator.run_spec import RunContext
-from swift.elastic.membership import CutFound, Event, Membership, Restored, RestoreFailed
-from swift.elastic.reporting import reshard_text
-from swift.elastic.transport import CommandFailed, CompileFailed, CutPrepared, KeptElsewhere, Saved, StateRestored
+from swift.elastic.membership.events import CutFound, Event, Restored, RestoreFailed
+from swift.elastic.membership.state_machine import Membership
+from swift.elastic.reporting.event_texts import reshard_text
+from swift.elastic.transport.checkpoint_messages import CommandFailed, KeptElsewhere, Saved, StateRestored
+from swift.elastic.transport.compile_messages import CompileFailed, CutPrepared
 from swift.errors import RunError
 
 

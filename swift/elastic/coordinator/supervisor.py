@@ -14,9 +14,11 @@ from swift.elastic.coordinator.checkpoint_client import CHECKPOINT_SERVICE
 from swift.elastic.coordinator.fault_injection import Fault
 from swift.elastic.coordinator.membership_driver import MembershipDriver
 from swift.elastic.coordinator.run_spec import RunContext
-from swift.elastic.membership import FaultInjected, MayRestart, ProcessState, StartProcess, StopRequested
-from swift.elastic.state import DirectoryMender
-from swift.elastic.transport import Hang, Stop
+from swift.elastic.membership.commands import StartProcess
+from swift.elastic.membership.events import FaultInjected, MayRestart, StopRequested
+from swift.elastic.membership.run_status import ProcessState
+from swift.elastic.state.directory_mender import DirectoryMender
+from swift.elastic.transport.worker_messages import Hang, Stop
 from swift.errors import RunError
 
 _PAUSE_S = 0.02

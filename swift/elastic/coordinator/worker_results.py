@@ -6,8 +6,15 @@ from typing import Any
 
 from swift.elastic.coordinator.last_iteration import LastIteration
 from swift.elastic.coordinator.run_spec import RunContext
-from swift.elastic.membership import Event, Message, Ready
-from swift.elastic.transport import DataUnreadable, Planned, Record, SnapshotKept, SnapshotMissed, WorkerMessage
+from swift.elastic.membership.events import Event, Message, Ready
+from swift.elastic.transport.worker_messages import (
+    DataUnreadable,
+    Planned,
+    Record,
+    SnapshotKept,
+    SnapshotMissed,
+    WorkerMessage,
+)
 from swift.errors import RunError
 
 _DATA_REMEDY = "once the data are repaired"

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from swift.elastic.membership.events import CutFound
-from swift.schedules.adapt import MoveRule
-from swift.schedules.plans import BlockHolders
+from swift.schedules.adapt.payoff import MoveRule
+from swift.schedules.plans.holders import BlockHolders
 from swift.topology import Worker
 
 

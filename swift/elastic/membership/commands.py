@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from swift.elastic.membership.members import Member, Process, ShardLayout, Stamp
-from swift.schedules.plans import OWN_CUT, BlockHolders
+from swift.schedules.plans.holders import OWN_CUT, BlockHolders
 
 
 class Form(NamedTuple):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from swift.elastic.membership.members import Member, Process, Stamp
-from swift.schedules.plans import BlockHolders
+from swift.schedules.plans.holders import BlockHolders
 from swift.topology import Worker
 
 

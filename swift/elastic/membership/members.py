@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
-from swift.schedules.plans import OWN_CUT, BlockHolders
+from swift.schedules.plans.holders import OWN_CUT, BlockHolders
 from swift.topology import Topology, Worker
 
 

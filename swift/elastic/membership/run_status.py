@@ -11,8 +11,8 @@ from swift.elastic.membership.commands import RestoreState
 from swift.elastic.membership.events import Died
 from swift.elastic.membership.generation import Generation
 from swift.elastic.membership.members import Member, Process, ShardLayout, lost_stages, whole_workers
-from swift.schedules.adapt import MoveRule
-from swift.schedules.plans import OWN_CUT, BlockHolders
+from swift.schedules.adapt.payoff import MoveRule
+from swift.schedules.plans.holders import OWN_CUT, BlockHolders
 from swift.topology import Worker
 
 Recovery = Literal["live", "restart"]

@@ -63,7 +63,7 @@ from swift.elastic.membership.members import Member, Process, agreed_stamp
 from swift.elastic.membership.message_handlers import after_message
 from swift.elastic.membership.run_status import ProcessState, ProcessStatus, RecoveryPolicy, RunStatus
 from swift.elastic.membership.shard_ownership import Slices, elastic_go_live
-from swift.schedules.plans import OWN_CUT
+from swift.schedules.plans.holders import OWN_CUT
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,13 @@ from typing import Any, Self
 
 from rich.console import Console, Group, RenderableType
 
-from swift.elastic.membership import Membership, ProcessState, ProcessStatus
+from swift.elastic.membership.run_status import ProcessState, ProcessStatus
+from swift.elastic.membership.state_machine import Membership
 from swift.elastic.reporting.goodput import CAUSES
 from swift.terminal_table import TerminalTable
-from swift.train import StepTimer, Terminal, describe, progress_lines, saved_text
+from swift.train.display.progress import describe, progress_lines, saved_text
+from swift.train.display.step_timer import StepTimer
+from swift.train.display.terminal import Terminal
 
 _MAX_REDRAWS_PER_S = 4
 

@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from swift.elastic.membership import PHASES, Process
+from swift.elastic.membership.events import PHASES
+from swift.elastic.membership.members import Process
 from swift.elastic.reporting.recovery_timing import Transition
-from swift.schedules.plans import BlockHolders
+from swift.schedules.plans.holders import BlockHolders
 
 
 def transition_text(

@@ -8,25 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from swift.elastic.membership import (
+from swift.elastic.membership.commands import (
     Command,
-    CutRefused,
-    Died,
     Enter,
-    Event,
     Form,
     GiveUp,
     GoLive,
-    Heartbeat,
     Kill,
     LeaveOut,
     LoadAhead,
-    Member,
-    Membership,
-    PhaseTimed,
-    Process,
-    ProcessState,
-    Ready,
     ReshardState,
     RestartAll,
     RestoreState,
@@ -36,6 +26,10 @@ from swift.elastic.membership import (
     StartProcess,
     StopRun,
 )
+from swift.elastic.membership.events import CutRefused, Died, Event, Heartbeat, PhaseTimed, Ready
+from swift.elastic.membership.members import Member, Process
+from swift.elastic.membership.run_status import ProcessState
+from swift.elastic.membership.state_machine import Membership
 from swift.elastic.reporting.event_texts import (
     continue_text,
     count,
@@ -46,7 +40,7 @@ from swift.elastic.reporting.event_texts import (
 )
 from swift.elastic.reporting.goodput import CAUSES, Goodput
 from swift.elastic.reporting.recovery_timing import Failure, Transition, failure_of, recovery_figures
-from swift.schedules.plans import OWN_CUT
+from swift.schedules.plans.holders import OWN_CUT
 
 
 class Note(NamedTuple):

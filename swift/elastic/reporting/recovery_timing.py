@@ -5,7 +5,10 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, NamedTuple
 
-from swift.elastic.membership import PHASES, Member, Membership, Process, ProcessState
+from swift.elastic.membership.events import PHASES
+from swift.elastic.membership.members import Member, Process
+from swift.elastic.membership.run_status import ProcessState
+from swift.elastic.membership.state_machine import Membership
 
 BEFORE_LIVE = ("leave", "link", "program")
 """``PHASES`` that precede a member's ``Formed``."""

@@ -4,11 +4,15 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from swift.elastic.membership import Command, Event, Membership, Process
+from swift.elastic.membership.commands import Command
+from swift.elastic.membership.events import Event
+from swift.elastic.membership.members import Process
+from swift.elastic.membership.state_machine import Membership
 from swift.elastic.reporting.background_calls import BackgroundCalls
 from swift.elastic.reporting.display import Display
 from swift.elastic.reporting.journal import Journal, Note
-from swift.runlog import RunDirectory, ranges_text
+from swift.runlog.metrics import ranges_text
+from swift.runlog.run_directory import RunDirectory
 
 
 class Reporter:

@@ -4,12 +4,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from swift.elastic.membership import Process, Stamp, have_all, processes_of, whole_workers
-from swift.elastic.state import SharedMemoryStore, join_parts, process_parts
-from swift.mesh import MeshRow, shard_shapes
-from swift.pipeline import StepSpec, TrainState
-from swift.pipeline.reconfigure import blocks_spec, move_on_host
-from swift.schedules.plans import BlockHolders
+from swift.elastic.membership.members import Process, Stamp, have_all, processes_of, whole_workers
+from swift.elastic.state.shared_memory_store import SharedMemoryStore
+from swift.elastic.state.state_shards import join_parts, process_parts
+from swift.mesh.live import MeshRow
+from swift.mesh.process_shards import shard_shapes
+from swift.pipeline.reconfigure.block_transfer import move_on_host
+from swift.pipeline.reconfigure.recut import blocks_spec
+from swift.pipeline.runtime.step_spec import StepSpec
+from swift.pipeline.train_state import TrainState
+from swift.schedules.plans.holders import BlockHolders
 from swift.topology import Worker
 
 

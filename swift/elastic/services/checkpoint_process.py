@@ -8,12 +8,13 @@ import traceback
 from pathlib import Path
 from typing import NoReturn, TextIO
 
-from swift.checkpoint import clean_up_saves
+from swift.checkpoint.storage.directory import clean_up_saves
 from swift.elastic.services.checkpoint_service import CheckpointService
-from swift.elastic.state import RunFiles
-from swift.elastic.worker import LineWriter, configure_jax
-from swift.runlog import writes_checkpoints
-from swift.train import Experiment, WeightSource
+from swift.elastic.state.run_files import RunFiles
+from swift.elastic.worker.process_setup import LineWriter, configure_jax
+from swift.runlog.lock.run_lock import writes_checkpoints
+from swift.train.checkpoints.fork import WeightSource
+from swift.train.settings.experiment import Experiment
 
 _ORPHANED_S = 1.0
 """Longer than the system takes, after it has closed the files of a process, to give its children another parent."""

@@ -16,27 +16,20 @@ from typing import Any
 
 import jax
 
-from swift.checkpoint import (
-    Manifest,
-    RestorePlan,
-    StateSplit,
-    checkpoint_path,
-    checkpoint_steps,
-    plan_restore,
-    record_restore,
-    restore_facts,
-    restore_lines,
-    save_checkpoint,
-    save_facts,
-    set_aside_newer,
-)
-from swift.data import check_same_data
+from swift.checkpoint.partial.expert_units import StateSplit
+from swift.checkpoint.storage.directory import checkpoint_path, checkpoint_steps, set_aside_newer
+from swift.checkpoint.storage.manifest import Manifest
+from swift.checkpoint.storage.message_texts import restore_facts, restore_lines, save_facts
+from swift.checkpoint.storage.reader import RestorePlan, plan_restore, record_restore
+from swift.checkpoint.storage.writer import save_checkpoint
+from swift.data.loader import check_same_data
 from swift.elastic.elastic_ranks import ElasticSpecs, is_elastic
-from swift.elastic.membership import Process, Stamp, processes_of
+from swift.elastic.membership.members import Process, Stamp, processes_of
 from swift.elastic.services.checkpoint_parts import CheckpointParts
 from swift.elastic.services.reshard_state import Resharding
-from swift.elastic.state import Handover, LedgerCounts
-from swift.elastic.transport import (
+from swift.elastic.state.handover import Handover
+from swift.elastic.state.ledger_counts import LedgerCounts
+from swift.elastic.transport.checkpoint_messages import (
     CHECKPOINT_ANSWERS,
     CHECKPOINT_COMMANDS,
     CheckpointAnswer,
@@ -50,11 +43,15 @@ from swift.elastic.transport import (
     StateRestored,
 )
 from swift.errors import RunError, SettingError
-from swift.pipeline import StepSpec, TrainState
-from swift.runlog import sync_record
-from swift.schedules.plans import OWN_CUT, BlockHolders
-from swift.train import Experiment, WeightSource, for_storage
-from swift.train.checkpoints import check_savable, extra_of, keep_elsewhere, ledger_after, load_state, split_of
+from swift.pipeline.runtime.step_spec import StepSpec
+from swift.pipeline.train_state import TrainState
+from swift.runlog.run_directory import sync_record
+from swift.schedules.plans.holders import OWN_CUT, BlockHolders
+from swift.train.checkpoints.fork import WeightSource
+from swift.train.checkpoints.rescue import keep_elsewhere
+from swift.train.checkpoints.saved_state import check_savable, extra_of, ledger_after, load_state, split_of
+from swift.train.settings.experiment import Experiment
+from swift.train.settings.for_storage import for_storage
 
 _RECORD_S = 20.0
 """Time limit for the record of an iteration whose state is being saved, in seconds."""

@@ -22,8 +22,8 @@ from jax.extend.backend import clear_backends
 
 from swift.elastic.compile_only_group import CompileOnlyGroup
 from swift.elastic.elastic_ranks import ElasticSpecs
-from swift.elastic.state import compiled_neighbour, neighbour_key
-from swift.elastic.transport import (
+from swift.elastic.state.neighbour_copies import compiled_neighbour, neighbour_key
+from swift.elastic.transport.compile_messages import (
     COMPILE_ANSWERS,
     COMPILE_REQUESTS,
     Alive,
@@ -32,24 +32,20 @@ from swift.elastic.transport import (
     CutPrepared,
     Prepared,
 )
-from swift.elastic.worker import LineWriter, configure_jax
+from swift.elastic.worker.process_setup import LineWriter, configure_jax
 from swift.errors import RunError
-from swift.pipeline import BetterCut, Configuration, Cuts, Plan, Recut, Steps, StepSpec, neighbours
-from swift.pipeline.reconfigure import (
-    ExecutableCache,
-    StepKind,
-    blocks_spec,
-    compiled_share,
-    compiled_slots,
-    program_key,
-    share_key,
-    slots_key,
-)
-from swift.schedules.plans import OWN_CUT, BlockHolders
+from swift.pipeline.reconfigure.block_sharing import compiled_share, share_key
+from swift.pipeline.reconfigure.compiled_steps import StepKind, Steps, program_key
+from swift.pipeline.reconfigure.cuts import Cuts
+from swift.pipeline.reconfigure.executable_cache import ExecutableCache, compiled_slots, slots_key
+from swift.pipeline.reconfigure.failure_config import Configuration, Plan, neighbours
+from swift.pipeline.reconfigure.recut import BetterCut, Recut, blocks_spec
+from swift.pipeline.runtime.step_spec import StepSpec
+from swift.schedules.plans.holders import OWN_CUT, BlockHolders
 from swift.tasks import start_thread
 from swift.topology import Worker
-from swift.train import Experiment
-from swift.train.checkpoints import split_of
+from swift.train.checkpoints.saved_state import split_of
+from swift.train.settings.experiment import Experiment
 
 
 class CompileJob(NamedTuple):

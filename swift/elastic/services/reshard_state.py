@@ -9,15 +9,20 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from swift.checkpoint import RestorePlan, recover_ranks
+from swift.checkpoint.memory.rank_recovery import recover_ranks
+from swift.checkpoint.storage.reader import RestorePlan
 from swift.elastic.elastic_ranks import ElasticSpecs
-from swift.elastic.membership import Process, Stamp
-from swift.elastic.state import Handover, LedgerCounts, join_parts, process_parts
-from swift.elastic.transport import Reshard
+from swift.elastic.membership.members import Process, Stamp
+from swift.elastic.state.handover import Handover
+from swift.elastic.state.ledger_counts import LedgerCounts
+from swift.elastic.state.state_shards import join_parts, process_parts
+from swift.elastic.transport.checkpoint_messages import Reshard
 from swift.errors import RunError
-from swift.mesh import shard_shapes
-from swift.pipeline import StepSpec, TrainState, reshape_state
-from swift.train.checkpoints import split_of
+from swift.mesh.process_shards import shard_shapes
+from swift.pipeline.reconfigure.reshard import reshape_state
+from swift.pipeline.runtime.step_spec import StepSpec
+from swift.pipeline.train_state import TrainState
+from swift.train.checkpoints.saved_state import split_of
 
 LoadUpTo = Callable[[StepSpec, int], tuple[TrainState, RestorePlan] | None]
 """(step spec, iteration) -> state of the newest sound checkpoint up to that iteration, with its plan; or None."""

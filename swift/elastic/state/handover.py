@@ -12,8 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from swift.checkpoint import RankCopy, StateSplit
-from swift.elastic.membership import FoundSlices, Process, ShardLayout, Stamp
+from swift.checkpoint.memory.slice_search import RankCopy
+from swift.checkpoint.partial.expert_units import StateSplit
+from swift.elastic.membership.members import Process, ShardLayout, Stamp
+from swift.elastic.membership.shard_ownership import FoundSlices
 from swift.elastic.state.shared_memory_store import SharedMemoryStore
 from swift.elastic.state.slice_copies import SliceCopies, as_snapshot, copy_shapes
 from swift.errors import RunError

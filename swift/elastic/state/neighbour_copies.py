@@ -18,15 +18,17 @@ import numpy as np
 from jax import lax
 from jax.stages import Compiled, Wrapped
 
-from swift.checkpoint import CheckpointConfig, Copy, Ledger
-from swift.checkpoint.partial import by_name
+from swift.checkpoint.config import CheckpointConfig
+from swift.checkpoint.partial.expert_units import by_name
+from swift.checkpoint.storage.manifest import Copy, Ledger
 from swift.elastic.elastic_ranks import neighbour_of
-from swift.elastic.membership import Process, Stamp
+from swift.elastic.membership.members import Process, Stamp
 from swift.elastic.state.slice_copies import SliceCopies, SliceCopy, copy_shapes, needed
-from swift.mesh import EXPERT_AXIS, RANKED, REPLICATED
-from swift.pipeline import StepSpec, TrainState
-from swift.pipeline.reconfigure import ExecutableCache
-from swift.train.checkpoints import split_of
+from swift.mesh.per_rank import EXPERT_AXIS, RANKED, REPLICATED
+from swift.pipeline.reconfigure.executable_cache import ExecutableCache
+from swift.pipeline.runtime.step_spec import StepSpec
+from swift.pipeline.train_state import TrainState
+from swift.train.checkpoints.saved_state import split_of
 
 NeighbourProgram = Callable[..., dict[str, dict[str, jax.Array]]]
 """(dense, experts, chosen experts) -> ``dense`` and ``experts`` of the rank before."""

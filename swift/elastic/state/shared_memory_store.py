@@ -15,8 +15,8 @@ from typing import Any, BinaryIO
 import jax
 import numpy as np
 
-from swift.checkpoint.storage import array_checksum, digest, raw_bytes
-from swift.elastic.membership import Process, Stamp
+from swift.checkpoint.storage.digests import array_checksum, digest, raw_bytes
+from swift.elastic.membership.members import Process, Stamp
 from swift.elastic.state.disk_spill import remove_with_spill, share_or_copy, write_or_spill
 from swift.errors import RunError
 

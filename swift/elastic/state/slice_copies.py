@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from swift.checkpoint import Snapshot, StateSplit
-from swift.elastic.membership import Process, Stamp
+from swift.checkpoint.partial.expert_units import Snapshot, StateSplit
+from swift.elastic.membership.members import Process, Stamp
 from swift.elastic.state.shared_memory_store import SharedMemoryStore, directory_name, process_of
 
 

@@ -15,7 +15,8 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from swift.mesh import RANKED, Shards, is_spec, map_specs
+from swift.mesh.per_rank import RANKED, is_spec, map_specs
+from swift.mesh.process_shards import Shards
 
 
 def process_parts(specs: Any, tree: Any, index: int, ranks: Sequence[int]) -> Any:

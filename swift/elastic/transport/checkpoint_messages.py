@@ -2,9 +2,9 @@
 
 from typing import Any, Literal, NamedTuple
 
-from swift.elastic.membership import Process, ShardLayout, Stamp
+from swift.elastic.membership.members import Process, ShardLayout, Stamp
 from swift.elastic.transport.codec import Codec
-from swift.schedules.plans import OWN_CUT, BlockHolders
+from swift.schedules.plans.holders import OWN_CUT, BlockHolders
 
 
 class SaveCheckpoint(NamedTuple):

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from swift.elastic.transport.codec import Codec
-from swift.schedules.plans import OWN_CUT, BlockHolders
+from swift.schedules.plans.holders import OWN_CUT, BlockHolders
 from swift.topology import Worker
 
 

@@ -5,23 +5,19 @@
 
 from typing import Any, NamedTuple
 
-from swift.elastic.membership import (
+from swift.elastic.membership.commands import Enter, Form, LoadAhead, StartGeneration
+from swift.elastic.membership.events import (
     CutRefused,
     Departed,
     Done,
-    Enter,
-    Form,
     Formed,
     Heartbeat,
-    LoadAhead,
     Loaded,
-    Member,
     Message,
     PhaseTimed,
     Ready,
-    Stamp,
-    StartGeneration,
 )
+from swift.elastic.membership.members import Member, Stamp
 from swift.elastic.transport.codec import Codec
 
 

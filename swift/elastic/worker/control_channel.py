@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, TextIO
 
-from swift.elastic.membership import Enter, Heartbeat, LoadAhead, PhaseTimed, StartGeneration
-from swift.elastic.transport import (
+from swift.elastic.membership.commands import Enter, LoadAhead, StartGeneration
+from swift.elastic.membership.events import Heartbeat, PhaseTimed
+from swift.elastic.transport.worker_messages import (
     WORKER_COMMANDS,
     WORKER_MESSAGES,
     Begin,

@@ -12,10 +12,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from swift.elastic.membership import CutRefused, LoadAhead, Loaded
-from swift.pipeline import Cuts, Steps, StepSpec, UnknownCut
-from swift.pipeline.reconfigure import ExecutableCache, Share, blocks_spec, compiled_share, program_key, share_key
-from swift.schedules.plans import OWN_CUT, BlockHolders
+from swift.elastic.membership.commands import LoadAhead
+from swift.elastic.membership.events import CutRefused, Loaded
+from swift.pipeline.reconfigure.block_sharing import Share, compiled_share, share_key
+from swift.pipeline.reconfigure.compiled_steps import Steps, program_key
+from swift.pipeline.reconfigure.cuts import Cuts, UnknownCut
+from swift.pipeline.reconfigure.executable_cache import ExecutableCache
+from swift.pipeline.reconfigure.recut import blocks_spec
+from swift.pipeline.runtime.step_spec import StepSpec
+from swift.schedules.plans.holders import OWN_CUT, BlockHolders
 
 
 @dataclass(frozen=True, eq=False)

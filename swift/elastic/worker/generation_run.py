@@ -9,15 +9,24 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
-from swift.data import DataError, Loader
-from swift.elastic.membership import Done, PhaseTimed, Process, Stamp, StartGeneration
-from swift.elastic.state import NeighbourCopies, SharedMemoryStore
-from swift.elastic.transport import FormGroup, Halt, Planned, Record, SnapshotKept, SnapshotMissed
+from swift.data.files import DataError
+from swift.data.loader import Loader
+from swift.elastic.membership.commands import StartGeneration
+from swift.elastic.membership.events import Done, PhaseTimed
+from swift.elastic.membership.members import Process, Stamp
+from swift.elastic.state.neighbour_copies import NeighbourCopies
+from swift.elastic.state.shared_memory_store import SharedMemoryStore
+from swift.elastic.transport.worker_messages import FormGroup, Halt, Planned, Record, SnapshotKept, SnapshotMissed
 from swift.elastic.worker.control_channel import CommandListener, ControlChannel
-from swift.mesh import fetch_shards
-from swift.pipeline import Plan, Steps, TrainState
-from swift.pipeline.reconfigure import saving_rows
-from swift.train import Experiment, LiveWorkers, StateKeeper, TrainLoop, is_due, plan_facts, window_length
+from swift.mesh.process_shards import fetch_shards
+from swift.pipeline.reconfigure.block_sharing import saving_rows
+from swift.pipeline.reconfigure.compiled_steps import Steps
+from swift.pipeline.reconfigure.failure_config import Plan
+from swift.pipeline.train_state import TrainState
+from swift.train.loop import LiveWorkers, StateKeeper, TrainLoop
+from swift.train.settings.experiment import Experiment
+from swift.train.step_records import plan_facts
+from swift.train.window_rules import is_due, window_length
 
 NUM_SNAPSHOTS = 3
 """Snapshots kept: one being made, one being saved, one waiting."""

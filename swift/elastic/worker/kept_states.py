@@ -7,11 +7,12 @@ from typing import Any
 
 import jax
 
-from swift.elastic.membership import Stamp
-from swift.elastic.state import SharedMemoryStore
-from swift.mesh import fetch_shards, place_shards, shard_shapes
-from swift.pipeline import StepSpec, TrainState
-from swift.pipeline.reconfigure import on_mesh
+from swift.elastic.membership.members import Stamp
+from swift.elastic.state.shared_memory_store import SharedMemoryStore
+from swift.mesh.process_shards import fetch_shards, place_shards, shard_shapes
+from swift.pipeline.reconfigure.block_sharing import on_mesh
+from swift.pipeline.runtime.step_spec import StepSpec
+from swift.pipeline.train_state import TrainState
 
 
 class KeptStates:

@@ -10,7 +10,7 @@ from typing import NoReturn
 import jax
 
 from swift.tasks import start_thread
-from swift.train import Experiment
+from swift.train.settings.experiment import Experiment
 
 _HEARTBEAT_S = 0.5
 

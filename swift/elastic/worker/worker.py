@@ -13,23 +13,15 @@ from typing import TextIO
 import jax
 from jax.extend.backend import clear_backends
 
-from swift.data import DataError, check_same_data
+from swift.data.files import DataError
+from swift.data.loader import check_same_data
 from swift.elastic.jax_group import is_aborted
-from swift.elastic.membership import (
-    CutRefused,
-    Departed,
-    Form,
-    Formed,
-    Member,
-    Process,
-    Ready,
-    Stamp,
-    StartGeneration,
-    processes_of,
-    whole_workers,
-)
-from swift.elastic.state import Handover, NeighbourCopies
-from swift.elastic.transport import DataUnreadable, FormGroup
+from swift.elastic.membership.commands import Form, StartGeneration
+from swift.elastic.membership.events import CutRefused, Departed, Formed, Ready
+from swift.elastic.membership.members import Member, Process, Stamp, processes_of, whole_workers
+from swift.elastic.state.handover import Handover
+from swift.elastic.state.neighbour_copies import NeighbourCopies
+from swift.elastic.transport.worker_messages import DataUnreadable, FormGroup
 from swift.elastic.worker.control_channel import CommandListener, ControlChannel
 from swift.elastic.worker.generation_programs import AheadLoader, GenerationPrograms
 from swift.elastic.worker.generation_run import GenerationRun, GenerationStates, run_generation
@@ -37,11 +29,17 @@ from swift.elastic.worker.group_waits import GroupWaits
 from swift.elastic.worker.kept_states import KeptStates
 from swift.elastic.worker.worker_spec import CONNECT_S, WorkerSpec
 from swift.errors import RunError
-from swift.mesh import own_row, place_shards, shard_shapes
-from swift.pipeline import Configuration, Cuts, Steps, StepSpec, TrainState, UnknownCut
-from swift.pipeline.reconfigure import blocks_spec, compiled_init, compiled_slots
-from swift.schedules.plans import BlockHolders
-from swift.train.checkpoints import split_of
+from swift.mesh.live import own_row
+from swift.mesh.process_shards import place_shards, shard_shapes
+from swift.pipeline.reconfigure.compiled_steps import Steps
+from swift.pipeline.reconfigure.cuts import Cuts, UnknownCut
+from swift.pipeline.reconfigure.executable_cache import compiled_init, compiled_slots
+from swift.pipeline.reconfigure.failure_config import Configuration
+from swift.pipeline.reconfigure.recut import blocks_spec
+from swift.pipeline.runtime.step_spec import StepSpec
+from swift.pipeline.train_state import TrainState
+from swift.schedules.plans.holders import BlockHolders
+from swift.train.checkpoints.saved_state import split_of
 
 _GRACE_S = 5.0
 """Time that a worker that cannot continue waits for a new generation before it asks for one: deaths are found first."""

@@ -10,10 +10,12 @@ from swift.deadlines import Deadlines
 from swift.elastic.accelerators import AcceleratorGroup, MemberDevices, await_deaths
 from swift.elastic.elastic_ranks import ElasticSpecs, is_elastic
 from swift.elastic.jax_group import JaxGroup
-from swift.elastic.membership import Process
-from swift.elastic.state import RunFiles, SharedMemoryStore, SliceCopies
-from swift.pipeline.reconfigure import ExecutableCache
-from swift.train import Experiment
+from swift.elastic.membership.members import Process
+from swift.elastic.state.run_files import RunFiles
+from swift.elastic.state.shared_memory_store import SharedMemoryStore
+from swift.elastic.state.slice_copies import SliceCopies
+from swift.pipeline.reconfigure.executable_cache import ExecutableCache
+from swift.train.settings.experiment import Experiment
 
 GONE, STUCK = 70, 71
 """Exit codes of a process whose supervisor is gone, and of one that could not be brought out of a generation."""

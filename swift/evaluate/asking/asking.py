@@ -6,12 +6,16 @@ from itertools import count
 
 import numpy as np
 
-from swift.data import Tokenizer, prompt_tokens
+from swift.data.tokenizer import Tokenizer, prompt_tokens
 from swift.errors import RunError, SettingError
 from swift.evaluate.asking.likelihood import continuation_of
 from swift.evaluate.results import Judgement
 from swift.evaluate.tasks import Completion, Question, Selection, before_stops, is_match
-from swift.generate import GREEDY, Answer, Request, TextEngine, Until, decoded
+from swift.generate.engine import TextEngine
+from swift.generate.grammar import Until
+from swift.generate.pieces import decoded
+from swift.generate.request import Answer, Request
+from swift.generate.sampling import GREEDY
 
 _CALLS = 8
 """Calls of the model after which it is looked up which questions are answered."""

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from swift.data import Tokenizer, text_tokens
-from swift.generate import Request
+from swift.data.tokenizer import Tokenizer, text_tokens
+from swift.generate.request import Request
 
 
 @dataclass(frozen=True)

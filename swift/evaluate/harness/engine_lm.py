@@ -3,11 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from swift.data import Tokenizer, prompt_tokens, text_tokens
+from swift.data.tokenizer import Tokenizer, prompt_tokens, text_tokens
 from swift.errors import SettingError
-from swift.evaluate.asking import seen
+from swift.evaluate.asking.likelihood import seen
 from swift.evaluate.tasks import before_stops
-from swift.generate import GREEDY, Answer, Request, Sampling, TextEngine, Until, decoded
+from swift.generate.engine import TextEngine
+from swift.generate.grammar import Until
+from swift.generate.pieces import decoded
+from swift.generate.request import Answer, Request
+from swift.generate.sampling import GREEDY, Sampling
 
 try:
     from lm_eval.api.model import TemplateLM

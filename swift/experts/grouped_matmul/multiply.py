@@ -21,7 +21,7 @@ from jaxtyping import Array, Float
 from swift.experts.grouped_matmul.groups import Groups
 from swift.experts.grouped_matmul.loops import multiply_in_loops, weight_gradient_in_loops
 from swift.experts.grouped_matmul.tiles import have_tiles, multiply_in_tiles, weight_gradient_in_tiles
-from swift.mesh import known_platform
+from swift.mesh.per_rank import known_platform
 
 _CONTRACT_ROWS = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
 

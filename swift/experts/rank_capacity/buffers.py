@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from swift.experts.grouped_matmul import Groups
+from swift.experts.grouped_matmul.groups import Groups
 from swift.experts.rank_capacity.row_exchange import Ends
 from swift.experts.rank_capacity.token_split import Slots
 from swift.experts.slot_capacity import Pairs

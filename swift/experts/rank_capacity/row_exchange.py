@@ -21,7 +21,7 @@ from jaxtyping import Array, Float, Int
 
 from swift.experts.config import Buffers
 from swift.experts.slot_capacity import inverse_rows
-from swift.mesh import known_platform
+from swift.mesh.per_rank import known_platform
 
 
 class Ends(NamedTuple):

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from swift.experts.grouped_matmul import Groups
+from swift.experts.grouped_matmul.groups import Groups
 from swift.experts.rank_capacity.row_exchange import Ends
 from swift.experts.slot_capacity import inverse_rows, take_rows
 

@@ -18,8 +18,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from swift.experts import Decoupled, padded_size
-from swift.mesh import EXPERT_AXIS
+from swift.experts.exchange import padded_size
+from swift.experts.state_layouts import Decoupled
+from swift.mesh.per_rank import EXPERT_AXIS
 
 
 def share_size(vocab_size: int, num_ranks: int) -> int:

@@ -19,7 +19,7 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from swift.mesh import EXPERT_AXIS
+from swift.mesh.per_rank import EXPERT_AXIS
 from swift.models.modules import at_least_float32
 from swift.models.row_sums import sum_rows
 

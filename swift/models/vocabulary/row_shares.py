@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from swift.experts import Decoupled, collect, from_slices, materialize, padded_size, to_slices
+from swift.experts.exchange import collect, from_slices, materialize, padded_size, to_slices
+from swift.experts.state_layouts import Decoupled
 from swift.models.vocabulary.column_shares import share_size
 
 

@@ -18,7 +18,7 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from swift.mesh import EXPERT_AXIS
+from swift.mesh.per_rank import EXPERT_AXIS
 from swift.models import token_losses
 from swift.models.modules import at_least_float32
 

@@ -19,11 +19,16 @@ from jax.experimental import multihost_utils
 from jax.sharding import PartitionSpec
 
 from swift.errors import RunError
-from swift.mesh import RANKED, SHARED, LiveMesh, PeerSum, copy_bits, how_unequal, map_specs, own_rows
-from swift.models import Chunks
+from swift.mesh.live import LiveMesh, own_rows
+from swift.mesh.peer_reduce import PeerSum, how_unequal
+from swift.mesh.per_rank import RANKED, SHARED, map_specs
+from swift.mesh.process_shards import copy_bits
+from swift.models.cuts.chunks import Chunks
 from swift.pipeline.chunk_rounds import NONE, Rounds
 from swift.pipeline.reconfigure.executable_cache import ExecutableCache
-from swift.pipeline.runtime import EMBEDDING_AND_HEAD, ChunkLayers, StepSpec, TrainState, group_of
+from swift.pipeline.runtime.chunk_layers import ChunkLayers, group_of
+from swift.pipeline.runtime.step_spec import StepSpec
+from swift.pipeline.train_state import EMBEDDING_AND_HEAD, TrainState
 
 Share = Callable[[TrainState], tuple[TrainState, jax.Array]]
 """A function from a state to one in which every row has its chunks, and bool[worker]: whether they have arrived."""

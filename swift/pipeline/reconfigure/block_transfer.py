@@ -15,8 +15,9 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from swift.mesh import RANKED, is_spec
-from swift.pipeline.runtime import KINDS, StepSpec, TrainState
+from swift.mesh.per_rank import RANKED, is_spec
+from swift.pipeline.runtime.step_spec import StepSpec
+from swift.pipeline.train_state import KINDS, TrainState
 
 ALL = slice(None)
 

@@ -7,13 +7,22 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from swift.errors import RunError, SettingError
+from swift.pipeline.batch_layout import sequences_per_rank
 from swift.pipeline.reconfigure.executable_cache import ExecutableCache
 from swift.pipeline.reconfigure.failure_config import Configuration, Configurator, PlanSettings
 from swift.pipeline.reconfigure.recut import Recut, blocks_spec, check_recut, recut_spec
-from swift.pipeline.runtime import StepSpec, plan_costs, sequences_per_rank
-from swift.schedules import Chunk, OwnPlanner, Problem, Schedule, SlotBytes, joined
-from swift.schedules.adapt import BlockProblem, recut
-from swift.schedules.plans import BlockHolders, Move, moves_to_spread
+from swift.pipeline.runtime.costs import plan_costs
+from swift.pipeline.runtime.step_spec import StepSpec
+from swift.schedules.adapt.choice import recut
+from swift.schedules.adapt.work import BlockProblem
+from swift.schedules.chunks import Chunk, joined
+from swift.schedules.lowering.buffer_sizes import SlotBytes
+from swift.schedules.planners.registry import OwnPlanner
+from swift.schedules.plans.holders import BlockHolders
+from swift.schedules.plans.moved_roles import moves_to_spread
+from swift.schedules.plans.normalize import Move
+from swift.schedules.problem import Problem
+from swift.schedules.schedule import Schedule
 from swift.topology import Worker
 
 _AS_GOOD = 1.01

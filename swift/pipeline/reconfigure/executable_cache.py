@@ -27,8 +27,9 @@ from jax.experimental import serialize_executable
 from jax.stages import Compiled
 
 from swift.files import replace_file
-from swift.models import root_key
-from swift.pipeline.runtime import StepSpec, TrainState
+from swift.models.parameter_groups import root_key
+from swift.pipeline.runtime.step_spec import StepSpec
+from swift.pipeline.train_state import TrainState
 
 _PATIENCE_S, _PAUSE_S = 30.0, 0.05
 _Value = TypeVar("_Value")

@@ -15,25 +15,21 @@ from typing import Any, Literal
 import numpy as np
 from jax.sharding import Mesh
 
-from swift.data import Batch
-from swift.mesh import AXES, LiveMesh, MeshRow
-from swift.models import Chunks
+from swift.data.windows import Batch
+from swift.mesh.live import LiveMesh, MeshRow
+from swift.mesh.per_rank import AXES
+from swift.models.cuts.chunks import Chunks
+from swift.pipeline.batch_layout import share_sequences
 from swift.pipeline.reconfigure.executable_cache import ExecutableCache
-from swift.pipeline.runtime import share_sequences
-from swift.schedules import (
-    Kind,
-    OwnPlanner,
-    Problem,
-    Schedule,
-    SlotBytes,
-    TickTable,
-    allocated_bytes,
-    lower,
-    normalize,
-    plan_with,
-    round_of,
-)
-from swift.schedules.plans import Move, after_moves
+from swift.schedules.lowering.buffer_sizes import SlotBytes, allocated_bytes
+from swift.schedules.lowering.lower import lower
+from swift.schedules.lowering.tick_table import TickTable
+from swift.schedules.ops import Kind
+from swift.schedules.planners.registry import OwnPlanner, plan_with
+from swift.schedules.plans.normalize import Move, after_moves, normalize
+from swift.schedules.problem import Problem
+from swift.schedules.rounds import round_of
+from swift.schedules.schedule import Schedule
 from swift.topology import Topology, Worker
 
 

@@ -6,8 +6,9 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
-from swift.mesh import ProgramMemory
-from swift.pipeline.runtime import EMBEDDING_AND_HEAD, StepSpec
+from swift.mesh.program_memory import ProgramMemory
+from swift.pipeline.runtime.step_spec import StepSpec
+from swift.pipeline.train_state import EMBEDDING_AND_HEAD
 
 
 @dataclass(frozen=True)

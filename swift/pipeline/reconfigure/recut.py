@@ -10,12 +10,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from swift.errors import SettingError, check_count
-from swift.mesh import MeshRow
-from swift.models import Chunks
+from swift.mesh.live import MeshRow
+from swift.models.cuts.chunks import Chunks
 from swift.pipeline.reconfigure.failure_config import Plan
-from swift.pipeline.runtime import StepSpec
-from swift.schedules import Schedule, common_chunks
-from swift.schedules.plans import BlockHolders, Move
+from swift.pipeline.runtime.step_spec import StepSpec
+from swift.schedules.chunks import common_chunks
+from swift.schedules.plans.holders import BlockHolders
+from swift.schedules.plans.normalize import Move
+from swift.schedules.schedule import Schedule
 from swift.topology import Worker
 
 

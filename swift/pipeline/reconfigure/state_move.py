@@ -16,9 +16,11 @@ from jax import lax
 from jax.sharding import SingleDeviceSharding
 from jax.stages import Compiled
 
-from swift.mesh import RANKED, map_specs, move_rows, moved_bytes, source_rows
+from swift.mesh.per_rank import RANKED, map_specs
+from swift.mesh.state_transfer import move_rows, moved_bytes, source_rows
 from swift.pipeline.reconfigure.block_transfer import ALL, BlockMove, BlockPiece, name_of
-from swift.pipeline.runtime import StepSpec, TrainState
+from swift.pipeline.runtime.step_spec import StepSpec
+from swift.pipeline.train_state import TrainState
 
 
 class _Run(NamedTuple):

@@ -10,16 +10,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from swift.data import Batch
-from swift.mesh import EXPERT_AXIS
-from swift.models import StackedWeights, Weights
-from swift.pipeline.runtime.stage import Extras, Stage, block_shapes
+from swift.data.windows import Batch
+from swift.mesh.per_rank import EXPERT_AXIS
+from swift.models.gpt import StackedWeights, Weights
+from swift.pipeline.runtime.stage.block import Extras, block_shapes
+from swift.pipeline.runtime.stage.stage import Stage
 from swift.pipeline.runtime.step_spec import StepSpec
-from swift.pipeline.split_backward import SplitStage, dot_flops
+from swift.pipeline.split_backward.flops import dot_flops
+from swift.pipeline.split_backward.split import SplitStage
 from swift.pipeline.stacks import layer_of
 from swift.pipeline.stage_weights import Layers, StageWeights
 from swift.pipeline.train_state import EMBEDDING_AND_HEAD
-from swift.schedules import Chunk, Costs, SlotBytes
+from swift.schedules.chunks import Chunk
+from swift.schedules.lowering.buffer_sizes import SlotBytes
+from swift.schedules.problem import Costs
 
 
 def split_stage(spec: StepSpec, num_sequences: int) -> tuple[Stage, tuple[Layers, Extras, jax.ShapeDtypeStruct]]:

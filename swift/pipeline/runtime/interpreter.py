@@ -21,16 +21,19 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from swift.mesh import WORKER_AXIS
+from swift.mesh.per_rank import WORKER_AXIS
 from swift.pipeline import scopes
 from swift.pipeline.runtime.metrics import Sums
-from swift.pipeline.runtime.stage import EvaluationOps, ForwardStage, StageOps, Stash
+from swift.pipeline.runtime.stage.forward_stage import ForwardStage
+from swift.pipeline.runtime.stage.stage import Stash
+from swift.pipeline.runtime.stage.stage_ops import EvaluationOps, StageOps
 from swift.pipeline.runtime.step_spec import StepSpec
 from swift.pipeline.runtime.tick_arrays import Columns, Common, TickOp
 from swift.pipeline.stacks import put
 from swift.pipeline.stage_weights import Layers, StageWeights
-from swift.schedules import Kind, TickTable
-from swift.schedules.lowering import Permutation
+from swift.schedules.lowering.messages import Permutation
+from swift.schedules.lowering.tick_table import TickTable
+from swift.schedules.ops import Kind
 
 _ACTIVATIONS, _GRADIENTS = 0, 1
 """Directions of messages: their positions in ``Common`` and in ``Interpreter.permutations``."""

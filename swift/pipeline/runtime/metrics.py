@@ -12,9 +12,10 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from swift.experts import Load
-from swift.experts.placement import load_imbalance, replica_counts
-from swift.mesh import EXPERT_AXIS, WORKER_AXIS, own_row
+from swift.experts.layer import Load
+from swift.experts.placement.replicas import load_imbalance, replica_counts
+from swift.mesh.live import own_row
+from swift.mesh.per_rank import EXPERT_AXIS, WORKER_AXIS
 from swift.pipeline.runtime.step_spec import StepSpec
 from swift.pipeline.train_state import TrainState
 

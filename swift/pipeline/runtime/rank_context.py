@@ -12,13 +12,18 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from swift.mesh import EXPERT_AXIS, WORKER_AXIS, PeerSum
+from swift.mesh.peer_reduce import PeerSum
+from swift.mesh.per_rank import EXPERT_AXIS, WORKER_AXIS
 from swift.pipeline import scopes
 from swift.pipeline.chunk_rounds import SumInRound
 from swift.pipeline.runtime.chunk_layers import ChunkLayers
 from swift.pipeline.runtime.interpreter import Carry, Interpreter, empty_carry
 from swift.pipeline.runtime.metrics import Sums, UpdateRecord, metrics_of, over_stages
-from swift.pipeline.runtime.stage import Extras, ForwardStage, HotRows, Stage, StageOps
+from swift.pipeline.runtime.stage.block import Extras
+from swift.pipeline.runtime.stage.forward_stage import ForwardStage
+from swift.pipeline.runtime.stage.hot_rows import HotRows
+from swift.pipeline.runtime.stage.stage import Stage
+from swift.pipeline.runtime.stage.stage_ops import StageOps
 from swift.pipeline.runtime.step_spec import StepSpec
 from swift.pipeline.runtime.tick_arrays import Columns, Common
 from swift.pipeline.runtime.update import (
@@ -29,7 +34,7 @@ from swift.pipeline.runtime.update import (
 )
 from swift.pipeline.stage_weights import StageWeights
 from swift.pipeline.train_state import DeviceBatch, TrainState
-from swift.schedules import TickTable
+from swift.schedules.lowering.tick_table import TickTable
 
 
 class RankContext(NamedTuple):

@@ -13,12 +13,17 @@ import jax.numpy as jnp
 from jax import lax
 from jax.stages import Wrapped
 
-from swift.data import Batch
-from swift.mesh import EXPERT_AXIS, RANKED, SHARED, LiveMesh
+from swift.data.windows import Batch
+from swift.mesh.live import LiveMesh
+from swift.mesh.per_rank import EXPERT_AXIS, RANKED, SHARED
 from swift.pipeline import scopes
 from swift.pipeline.batch_layout import share_sequences
 from swift.pipeline.runtime.metrics import Sums, UpdateRecord, metrics_of
-from swift.pipeline.runtime.stage import EvaluationOps, Extras, ForwardStage, HotRows, Stage, StageOps
+from swift.pipeline.runtime.stage.block import Extras
+from swift.pipeline.runtime.stage.forward_stage import ForwardStage
+from swift.pipeline.runtime.stage.hot_rows import HotRows
+from swift.pipeline.runtime.stage.stage import Stage
+from swift.pipeline.runtime.stage.stage_ops import EvaluationOps, StageOps
 from swift.pipeline.runtime.step_spec import StepSpec
 from swift.pipeline.runtime.tick_arrays import TickOp
 from swift.pipeline.runtime.update import EmbeddingAndHead, apply_gradients, clip_scale, reduce_gradients, square_norm

@@ -14,10 +14,13 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Int
 
 from swift.errors import SettingError
-from swift.experts import Decoupled, ExpertConfig, Layout
-from swift.experts.placement import PlacementPolicy
-from swift.mesh import RANKED, SHARED, LiveMesh, is_spec
-from swift.models import Chunks, Cut, make_cut
+from swift.experts.config import ExpertConfig
+from swift.experts.placement.policy import PlacementPolicy
+from swift.experts.state_layouts import Decoupled, Layout
+from swift.mesh.live import LiveMesh
+from swift.mesh.per_rank import RANKED, SHARED, is_spec
+from swift.models.cuts.chunks import Chunks
+from swift.models.cuts.cut import Cut, make_cut
 from swift.pipeline.layers_in_turn import are_by_group
 from swift.pipeline.runtime.worker_chunks import WorkerChunks
 from swift.pipeline.train_state import EMBEDDING_AND_HEAD, TrainState

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
-from swift.schedules import Kind, TickTable
+from swift.schedules.lowering.tick_table import TickTable
+from swift.schedules.ops import Kind
 
 Array = jax.Array | np.ndarray
 """NumPy on the host, JAX on devices."""

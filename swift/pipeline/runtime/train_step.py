@@ -16,11 +16,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.stages import Wrapped
 
-from swift.mesh import RANKED, REPLICATED, SHARED
+from swift.mesh.per_rank import RANKED, REPLICATED, SHARED
 from swift.pipeline import scopes
 from swift.pipeline.runtime.metrics import Sums
 from swift.pipeline.runtime.rank_context import RankContext, everywhere
-from swift.pipeline.runtime.stage import EvaluationOps
+from swift.pipeline.runtime.stage.stage_ops import EvaluationOps
 from swift.pipeline.runtime.step_spec import StepSpec
 from swift.pipeline.runtime.tick_arrays import Columns, Common
 from swift.pipeline.runtime.update import (
@@ -29,7 +29,7 @@ from swift.pipeline.runtime.update import (
 )
 from swift.pipeline.stage_weights import StageWeights
 from swift.pipeline.train_state import DeviceBatch, TrainState
-from swift.schedules import TickTable
+from swift.schedules.lowering.tick_table import TickTable
 
 _IN = (REPLICATED, SHARED, RANKED)
 

@@ -17,8 +17,9 @@ import optax
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from swift.experts import balancing_step
-from swift.mesh import EXPERT_AXIS, WORKER_AXIS, PeerSum
+from swift.experts.routing import balancing_step
+from swift.mesh.peer_reduce import PeerSum
+from swift.mesh.per_rank import EXPERT_AXIS, WORKER_AXIS
 from swift.pipeline import scopes
 from swift.pipeline.chunk_rounds import SumInRound
 from swift.pipeline.layers_in_turn import LayerGradients, LayerState, update_in_turn

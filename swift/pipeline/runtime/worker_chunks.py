@@ -8,8 +8,10 @@ from functools import cached_property
 
 import numpy as np
 
-from swift.mesh import LiveMesh, how_unequal
-from swift.models import GPT, Chunks
+from swift.mesh.live import LiveMesh
+from swift.mesh.peer_reduce import how_unequal
+from swift.models.cuts.chunks import Chunks
+from swift.models.gpt import GPT
 from swift.pipeline.chunk_rounds import Rounds
 from swift.pipeline.train_state import EMBEDDING_AND_HEAD, KINDS
 

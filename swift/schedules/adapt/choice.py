@@ -14,10 +14,13 @@ from swift.schedules.adapt.moving import BANDWIDTH, BLOCK_BYTES, Relocation, hol
 from swift.schedules.adapt.ordering import schedule_mixture
 from swift.schedules.adapt.work import BlockLayout, BlockProblem
 from swift.schedules.bounds import tight_bound
-from swift.schedules.lowering import lockstep_period
+from swift.schedules.lowering.ticks import lockstep_period
 from swift.schedules.measures import period
-from swift.schedules.planners import adaptive, lockstep, v, zero_bubble
-from swift.schedules.plans import after_moves, moves, spread
+from swift.schedules.planners.adaptive import adaptive
+from swift.schedules.planners.baselines import zero_bubble
+from swift.schedules.planners.lockstep import lockstep
+from swift.schedules.planners.two_runs.v import v
+from swift.schedules.plans.normalize import after_moves, moves, spread
 from swift.schedules.problem import Problem
 from swift.schedules.rounds import round_of
 from swift.schedules.schedule import Round, Schedule

@@ -10,7 +10,7 @@ from swift.schedules.chunks import Chunk
 from swift.schedules.planners.adaptive import adaptive
 from swift.schedules.planners.baselines import gpipe, one_f_one_b, zero_bubble
 from swift.schedules.planners.lockstep import lockstep
-from swift.schedules.planners.two_runs import v, v_shape
+from swift.schedules.planners.two_runs.v import v, v_shape
 from swift.schedules.problem import Problem
 from swift.schedules.schedule import Schedule
 from swift.schedules.verify import ScheduleError, verify
@@ -20,7 +20,7 @@ Planner = Callable[[Problem], Schedule]
 
 def _milp(problem: Problem) -> Schedule:
     # Imported here, so that the solver is loaded only where it is used.
-    from swift.schedules.planners.milp import milp
+    from swift.schedules.planners.milp.proof import milp
 
     return milp(problem)
 

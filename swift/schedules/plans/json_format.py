@@ -29,11 +29,13 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from swift.schedules.bounds import lower_bound, tight_bound
-from swift.schedules.lowering import TickTable, assign_ticks, lockstep_period, lower
+from swift.schedules.lowering.lower import lower
+from swift.schedules.lowering.tick_table import TickTable
+from swift.schedules.lowering.ticks import assign_ticks, lockstep_period
 from swift.schedules.measures import bubble_share, makespan, period, window_period
 from swift.schedules.memory import peak_memory
 from swift.schedules.ops import Kind
-from swift.schedules.planners import one_f_one_b, zero_bubble
+from swift.schedules.planners.baselines import one_f_one_b, zero_bubble
 from swift.schedules.problem import Problem
 from swift.schedules.schedule import Schedule
 

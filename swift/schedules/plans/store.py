@@ -23,7 +23,7 @@ import numpy as np
 from swift.errors import SettingError
 from swift.files import replace_file
 from swift.schedules.chunks import Chunk
-from swift.schedules.planners import Planner
+from swift.schedules.planners.registry import Planner
 from swift.schedules.plans.json_format import chunk_fields
 from swift.schedules.plans.normalize import canonical, denormalize, failure_counts, normalize
 from swift.schedules.problem import Costs, Problem

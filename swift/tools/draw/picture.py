@@ -15,7 +15,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 
-from swift.schedules import Kind, Schedule, iteration_ends, lower_bound, makespan, period
+from swift.schedules.bounds import lower_bound
+from swift.schedules.measures import iteration_ends, makespan, period
+from swift.schedules.ops import Kind
+from swift.schedules.schedule import Schedule
 from swift.tools.draw.rows import KIND_NAMES, Row, describe, left_out, rows_of, shown_workers
 from swift.tools.figure_file import figure_file
 from swift.tools.palette import OP_COLORS

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from swift.schedules import Kind, Problem, Schedule
+from swift.schedules.ops import Kind
+from swift.schedules.problem import Problem
+from swift.schedules.schedule import Schedule
 from swift.topology import Worker
 
 MAX_ROWS = 64

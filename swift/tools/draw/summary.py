@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from swift.schedules import Problem
+from swift.schedules.problem import Problem
 from swift.tools.draw.rows import blocks_name, counted, describe
 
 MAX_COLUMNS, MAX_LINES, STAGES_PER_LINE = 12, 16, 12

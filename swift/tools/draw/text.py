@@ -11,7 +11,10 @@ from itertools import groupby
 import numpy as np
 from rich.text import Text
 
-from swift.schedules import Kind, Problem, Schedule, makespan
+from swift.schedules.measures import makespan
+from swift.schedules.ops import Kind
+from swift.schedules.problem import Problem
+from swift.schedules.schedule import Schedule
 from swift.tools.draw.rows import KIND_NAMES, Row, chunk_letter, left_out, rows_of, shown_workers
 
 MAX_LINES = 72

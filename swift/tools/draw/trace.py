@@ -10,7 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from swift.schedules import Kind, Problem, Schedule, TimedOp, makespan
+from swift.schedules.measures import makespan
+from swift.schedules.ops import Kind, TimedOp
+from swift.schedules.problem import Problem
+from swift.schedules.schedule import Schedule
 from swift.tools.draw.rows import KIND_NAMES, worker_name
 
 UNIT_US = 1000.0

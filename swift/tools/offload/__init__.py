@@ -3,9 +3,3 @@
 Both sides prove that they have the same key, and compare versions, data and operators. What is sent are numbers and
 samples, never a program. As between the nodes of a run, messages are neither signed nor encrypted afterwards.
 """
-
-from swift.tools.offload.client import ConnectedHosts, connect
-from swift.tools.offload.keys import find_key
-from swift.tools.offload.server import serve_input
-
-__all__ = ["ConnectedHosts", "connect", "find_key", "serve_input"]

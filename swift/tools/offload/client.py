@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
-from swift.elastic.transport import MAX_BYTES, has_proof, line_of, proof
+from swift.elastic.transport.handshake import MAX_BYTES, has_proof, line_of, proof
 from swift.errors import SettingError
 from swift.tools.offload.frames import receive_bytes, receive_frame, send_frame
 
@@ -40,7 +40,7 @@ class _Connection:
 
 
 class ConnectedHosts:
-    """Input hosts that have the pipeline; see ``swift.data.pipeline.InputHosts``.
+    """Input hosts that have the pipeline; see ``swift.data.pipeline.elsewhere.InputHosts``.
 
     Args:
         connections: connections to their processes.

@@ -13,9 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 
-from swift.data import DataError, Pipeline
-from swift.data.pipeline import NoDigest, answer_of, pipeline_facts, refused
-from swift.elastic.transport import Admission
+from swift.data.files import DataError
+from swift.data.pipeline.elsewhere import answer_of, refused
+from swift.data.pipeline.keeping.digests import NoDigest, pipeline_facts
+from swift.data.pipeline.pipeline import Pipeline
+from swift.elastic.transport.admission import Admission
 from swift.errors import SettingError
 from swift.tools.offload.frames import MOST_BYTES, receive_frame, send_frame
 

@@ -9,9 +9,13 @@ import jax
 from jax.stages import Compiled, Lowered
 
 from swift.errors import SettingError
-from swift.mesh import ProgramMemory, collectives, live_mesh
-from swift.models import rounds_if_different
-from swift.pipeline import Configurator, Steps, neighbours, sequences_per_rank
+from swift.mesh.hlo_collectives import collectives
+from swift.mesh.live import live_mesh
+from swift.mesh.program_memory import ProgramMemory
+from swift.models.vocabulary.row_look_up import rounds_if_different
+from swift.pipeline.batch_layout import sequences_per_rank
+from swift.pipeline.reconfigure.compiled_steps import Steps
+from swift.pipeline.reconfigure.failure_config import Configurator, neighbours
 from swift.tools.pod_compile.devices import described_devices
 from swift.tools.pod_compile.exchanged_bytes import (
     bytes_by_kind,
@@ -27,7 +31,9 @@ from swift.tools.pod_compile.pods import Pod
 from swift.tools.pod_compile.repetitions import Runs
 from swift.tools.pod_compile.roofline import predict, total_flops
 from swift.topology import Worker
-from swift.train import Down, Experiment, on_ranks
+from swift.train.emulated.cluster import Down
+from swift.train.settings.experiment import Experiment
+from swift.train.settings.fewer_ranks import on_ranks
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = r"([\d.]+)([KMGT]?)"

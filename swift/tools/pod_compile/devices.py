@@ -9,7 +9,8 @@ import jax
 from jax.experimental import topologies
 
 from swift.errors import SettingError
-from swift.mesh import Chip, emulate_devices
+from swift.mesh.chips import Chip
+from swift.mesh.emulate import emulate_devices
 from swift.tools.pod_compile.pods import EXTRAS, Pod
 
 _ENVIRONMENT = {

@@ -17,10 +17,16 @@ from dataclasses import replace
 import jax.numpy as jnp
 import numpy as np
 
-from swift.experts import Decoupled, Fetched, exchange_bytes, padded_size
-from swift.mesh import ALL_TO_ALL, RAGGED, Collective
-from swift.models import ColumnShares, RowShares, requests_at_once, tokens_at_once
-from swift.pipeline import EMBEDDING_AND_HEAD, KINDS, StepSpec, scopes
+from swift.experts.exchange import exchange_bytes, padded_size
+from swift.experts.state_layouts import Decoupled, Fetched
+from swift.mesh.hlo_collectives import ALL_TO_ALL, RAGGED, Collective
+from swift.models.token_losses import tokens_at_once
+from swift.models.vocabulary.column_shares import ColumnShares
+from swift.models.vocabulary.row_look_up import requests_at_once
+from swift.models.vocabulary.row_shares import RowShares
+from swift.pipeline import scopes
+from swift.pipeline.runtime.step_spec import StepSpec
+from swift.pipeline.train_state import EMBEDDING_AND_HEAD, KINDS
 from swift.tools.pod_compile.repetitions import Runs
 
 _EXCHANGE = (scopes.COLLECT, scopes.MATERIALIZE)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from swift.mesh import ALL_TO_ALL, Collective
+from swift.mesh.hlo_collectives import ALL_TO_ALL, Collective
 from swift.tools.pod_compile.pods import Pod
 
 _TPU_HOP_S, _GPU_MESSAGE_S = 1e-6, 5e-6

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from swift.tools.pod_compile.pods import Pod
-from swift.train import Experiment
+from swift.train.settings.experiment import Experiment
 
 _GIB = 2**30
 _HEADINGS = ("configuration", "result", "GiB needed", "of", "GiB exchanged", "TFLOPs", "predicted ms", "compiled in s")

@@ -12,18 +12,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from swift.mesh import EXPERT_AXIS, Chip
-from swift.pipeline import (
-    StepSpec,
-    block_shapes,
-    counted_stage,
-    embedding_and_head,
-    rank_weights,
-    scopes,
-    split_stage,
-    stash_bytes,
-)
-from swift.pipeline.split_backward import SplitStage, dot_bytes, dot_flops
+from swift.mesh.chips import Chip
+from swift.mesh.per_rank import EXPERT_AXIS
+from swift.pipeline import scopes
+from swift.pipeline.runtime.costs import counted_stage, embedding_and_head, rank_weights, split_stage, stash_bytes
+from swift.pipeline.runtime.stage.block import block_shapes
+from swift.pipeline.runtime.step_spec import StepSpec
+from swift.pipeline.split_backward.flops import dot_bytes, dot_flops
+from swift.pipeline.split_backward.split import SplitStage
 
 HEAD, EMBEDDING = "head", "embedding"
 """Additional work: of the last chunk's F for the loss, its gradient and the head's; of the first chunk's B for the

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 
 from swift.errors import SettingError
-from swift.mesh import CHIPS, Chip
+from swift.mesh.chips import CHIPS, Chip
 
 EXAMPLES = {"v5e": "v5e:4x4", "v5p": "v5p:4x4x4", "v6e": "v6e:4x4", "cpu": "cpu:8"}
 """Example names of pods by generation; those of GPUs are hosts x devices."""

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from swift.mesh import Collective
-from swift.pipeline import StepSpec, scopes
-from swift.schedules import Kind, TickTable
+from swift.mesh.hlo_collectives import Collective
+from swift.pipeline import scopes
+from swift.pipeline.runtime.step_spec import StepSpec
+from swift.schedules.lowering.tick_table import TickTable
+from swift.schedules.ops import Kind
 
 _OPS = {scopes.FORWARD: Kind.F, scopes.BACKWARD_INPUT: Kind.B, scopes.BACKWARD_WEIGHT: Kind.W}
 _MESSAGES = (scopes.ACTIVATIONS, scopes.GRADIENTS)

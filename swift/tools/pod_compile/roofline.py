@@ -11,9 +11,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from swift.mesh import Collective
+from swift.mesh.hlo_collectives import Collective
 from swift.pipeline import scopes
-from swift.schedules import Kind
+from swift.schedules.ops import Kind
 from swift.tools.pod_compile.interconnect import Interconnect
 from swift.tools.pod_compile.op_work import EMBEDDING, HEAD, Work
 from swift.tools.pod_compile.repetitions import OTHER, Runs

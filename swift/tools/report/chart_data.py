@@ -10,9 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from swift.runlog import Run, history_of, ratio, scalars
+from swift.runlog.analysis.history import history_of
+from swift.runlog.analysis.measures import ratio, scalars
+from swift.runlog.reading import Run
 from swift.tools.palette import variable
-from swift.tools.report.sections import Band, Chart, Curve, LayerMaps, bins_of, points_of_a_line
+from swift.tools.report.sections.curves import Band, Chart, Curve
+from swift.tools.report.sections.layers import LayerMaps
+from swift.tools.report.sections.series import bins_of, points_of_a_line
 from swift.tools.report.together import RunStyle
 
 NUM_BINS = 1000

@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from swift.errors import SettingError, printable
-from swift.runlog import Run, measure
+from swift.runlog.analysis.measures import measure
+from swift.runlog.reading import Run
 from swift.terminal_table import TerminalTable
 
 COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
@@ -59,8 +60,12 @@ def policy_of(run: Run) -> str | None:
     if isinstance(named, str):
         return named
     # Imported here, since these load JAX and the trainer, which a report on finished runs does not need.
-    from swift.experts.placement import FlexMoE, MinMax, Packed, Static, Symi
-    from swift.train.settings import OF_RUN, StoredObject, UnreadableConfig, made, read_config
+    from swift.experts.placement.flexmoe import FlexMoE
+    from swift.experts.placement.minmax import MinMax
+    from swift.experts.placement.packed import Packed
+    from swift.experts.placement.static import Static
+    from swift.experts.placement.symi import Symi
+    from swift.train.settings.stored_config import OF_RUN, StoredObject, UnreadableConfig, made, read_config
 
     policies = {kind.__name__: kind for kind in (FlexMoE, MinMax, Packed, Static, Symi)}
     try:

@@ -8,27 +8,20 @@ from pathlib import Path
 import numpy as np
 
 from swift.files import replace_file
-from swift.runlog import Run, history_of, ranges_text, ratio, scalars, time_by_cause
+from swift.runlog.analysis.history import history_of
+from swift.runlog.analysis.measures import ratio, scalars
+from swift.runlog.analysis.time_breakdown import time_by_cause
+from swift.runlog.metrics import ranges_text
+from swift.runlog.reading import Run
 from swift.tools.report.compare import run_labels
-from swift.tools.report.sections import (
-    ClassSeries,
-    Picture,
-    Section,
-    Table,
-    answers_section,
-    answers_together,
-    class_series,
-    coverage_section,
-    draw_bars,
-    draw_drops,
-    draw_layer,
-    layer_maps,
-    new_figure,
-    plans_section,
-    seconds_text,
-    shares,
-    timeline_section,
-)
+from swift.tools.report.sections.axes import draw_bars, new_figure
+from swift.tools.report.sections.coverage import coverage_section
+from swift.tools.report.sections.evaluations import answers_section, answers_together
+from swift.tools.report.sections.layers import draw_drops, draw_layer, layer_maps
+from swift.tools.report.sections.parts import Picture, Section, Table, seconds_text
+from swift.tools.report.sections.plans import plans_section
+from swift.tools.report.sections.series import ClassSeries, class_series, shares
+from swift.tools.report.sections.timeline import timeline_section
 from swift.tools.report.together import pictures_together
 
 MAX_BARS = 40

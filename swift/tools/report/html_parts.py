@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from swift.tools.palette import variable
 from swift.tools.report.inline import inline_svg
-from swift.tools.report.sections import Picture, Section, Table
+from swift.tools.report.sections.parts import Picture, Section, Table
 
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 NUM_OPEN = 7

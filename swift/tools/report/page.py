@@ -15,13 +15,15 @@ from typing import Any
 
 from swift.errors import printable
 from swift.files import replace_file
-from swift.runlog import Run, ranges_text
+from swift.runlog.metrics import ranges_text
+from swift.runlog.reading import Run
 from swift.tools.palette import GRID, GROUND, INK, MOMENT_COLORS, style, variable
 from swift.tools.report.chart_data import page_data
 from swift.tools.report.compare import COLUMNS, cells, comparison_rows
 from swift.tools.report.figures import sections_of, sections_of_all
 from swift.tools.report.html_parts import TABLE_KINDS, link, section_html, swatch, table_html
-from swift.tools.report.sections import LayerMaps, Section, Table
+from swift.tools.report.sections.layers import LayerMaps
+from swift.tools.report.sections.parts import Section, Table
 from swift.tools.report.seeds import NOTE, SeedGroup, seed_groups, seeds_table
 from swift.tools.report.together import RunStyle, run_styles
 

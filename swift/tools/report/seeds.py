@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from swift.errors import printable
-from swift.runlog import Run, settings_in
+from swift.runlog.reading import Run, settings_in
 from swift.tools.report.compare import COLUMNS, comparison_rows
-from swift.tools.report.sections import Table, mean_and_range
+from swift.tools.report.sections.parts import Table
+from swift.tools.report.sections.series import mean_and_range
 
 SEED = "Experiment.seed"
 HISTORY = ("init_from", "settings_changed")

@@ -7,10 +7,14 @@ from functools import reduce
 
 import numpy as np
 
-from swift.runlog import Run, history_of, incidents_of, scalars
+from swift.runlog.analysis.history import history_of
+from swift.runlog.analysis.incidents import incidents_of
+from swift.runlog.analysis.measures import scalars
+from swift.runlog.reading import Run
 from swift.tools.palette import POLICY_COLORS, colors_of, line_styles
 from swift.tools.report.compare import policy_of, run_labels
-from swift.tools.report.sections import Band, Chart, Curve, Picture, draw_curves
+from swift.tools.report.sections.curves import Band, Chart, Curve, draw_curves
+from swift.tools.report.sections.parts import Picture
 from swift.tools.report.seeds import seed_groups
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from swift.tools.simulate.outcome import CAUSES, Outcome, PaceInterval
 from swift.tools.simulate.position import Position, position
-from swift.tools.simulate.strategies import Moment, Pace, Strategy, Turn
-from swift.tools.simulate.traces import Trace
+from swift.tools.simulate.strategies.strategy import Moment, Pace, Strategy, Turn
+from swift.tools.simulate.traces.trace import Trace
 
 
 def simulate(strategy: Strategy, trace: Trace) -> Outcome:

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from swift.errors import SettingError, check_count, check_number
-from swift.schedules import Problem
+from swift.schedules.problem import Problem
 
 DETECTION_S = 3.0
 """Time until a missing heartbeat reveals a lost machine: the supervisor's default."""

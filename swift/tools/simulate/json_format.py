@@ -18,8 +18,8 @@ from typing import Any
 
 from swift.tools.simulate.job import Job
 from swift.tools.simulate.outcome import Outcome
-from swift.tools.simulate.strategies import CannotRun
-from swift.tools.simulate.traces import Trace
+from swift.tools.simulate.strategies.registry import CannotRun
+from swift.tools.simulate.traces.trace import Trace
 
 NUM_BINS = 120
 

@@ -6,9 +6,15 @@ P: stages.
 import math
 from dataclasses import dataclass, field, replace
 
-from swift.schedules import Chunk, Problem, adaptive, one_f_one_b, period, spread, tight_bound
-from swift.schedules.adapt import BlockProblem, recut
-from swift.schedules.plans import canonical
+from swift.schedules.adapt.choice import recut
+from swift.schedules.adapt.work import BlockProblem
+from swift.schedules.bounds import tight_bound
+from swift.schedules.chunks import Chunk
+from swift.schedules.measures import period
+from swift.schedules.planners.adaptive import adaptive
+from swift.schedules.planners.baselines import one_f_one_b
+from swift.schedules.plans.normalize import canonical, spread
+from swift.schedules.problem import Problem
 
 MAX_PLANNED_OPS = 50_000
 """Limit on the ops of an iteration: for a larger problem the planner takes seconds per failure set."""

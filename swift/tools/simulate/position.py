@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from swift.tools.simulate.strategies import Pace, Saves
+from swift.tools.simulate.strategies.strategy import Pace, Saves
 
 _ROUNDING = 1e-9
 """Share of an iteration within which its end counts as reached."""

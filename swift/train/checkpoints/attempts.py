@@ -5,7 +5,7 @@ from queue import Empty, SimpleQueue
 from threading import Event
 from typing import TypeVar
 
-from swift.checkpoint import RETRY_PAUSES_S
+from swift.checkpoint.storage.writer import RETRY_PAUSES_S
 from swift.errors import RunError
 
 _Result = TypeVar("_Result")

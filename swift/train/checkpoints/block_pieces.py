@@ -7,9 +7,11 @@ from functools import partial
 import jax.numpy as jnp
 import numpy as np
 
-from swift.checkpoint import Piece, StateSplit
-from swift.pipeline import StepSpec, TrainState
-from swift.pipeline.reconfigure import LocalPiece, local_pieces
+from swift.checkpoint.hosts.shared_files import Piece
+from swift.checkpoint.partial.expert_units import StateSplit
+from swift.pipeline.reconfigure.block_transfer import LocalPiece, local_pieces
+from swift.pipeline.runtime.step_spec import StepSpec
+from swift.pipeline.train_state import TrainState
 
 
 def begin_block_pieces(

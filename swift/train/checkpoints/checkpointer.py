@@ -11,29 +11,23 @@ from typing import Any, Self
 
 import numpy as np
 
-from swift.checkpoint import (
-    Ledger,
-    Manifest,
-    PeerSnapshots,
-    Piece,
-    RankCopy,
-    RestorePlan,
-    Snapshot,
-    Spoilt,
-    StateSplit,
-    checkpoint_path,
-    dynamic_k,
-    join_pieces,
-    record_restore,
-    restore_facts,
-    save_checkpoint,
-    save_facts,
-    set_aside_newer,
-)
-from swift.checkpoint.storage import is_finite, is_of_model
+from swift.checkpoint.hosts.host_board import Spoilt
+from swift.checkpoint.hosts.shared_files import Piece
+from swift.checkpoint.memory.peer_snapshots import PeerSnapshots
+from swift.checkpoint.memory.slice_search import RankCopy
+from swift.checkpoint.memory.snapshots import join_pieces
+from swift.checkpoint.partial.expert_units import Snapshot, StateSplit
+from swift.checkpoint.partial.lost_tokens import dynamic_k
+from swift.checkpoint.storage.directory import checkpoint_path, set_aside_newer
+from swift.checkpoint.storage.manifest import Ledger, Manifest
+from swift.checkpoint.storage.message_texts import restore_facts, save_facts
+from swift.checkpoint.storage.reader import RestorePlan, record_restore
+from swift.checkpoint.storage.verification import is_finite, is_of_model
+from swift.checkpoint.storage.writer import save_checkpoint
 from swift.errors import RunError
-from swift.pipeline import StepSpec, TrainState
-from swift.runlog import RunDirectory, sync_record
+from swift.pipeline.runtime.step_spec import StepSpec
+from swift.pipeline.train_state import TrainState
+from swift.runlog.run_directory import RunDirectory, sync_record
 from swift.tasks import one_thread
 from swift.train.checkpoints.attempts import Attempts, line_of
 from swift.train.checkpoints.host_states import HostStates, begin_or_fail
@@ -46,8 +40,8 @@ from swift.train.checkpoints.saved_state import (
     load_newest,
     split_of,
 )
-from swift.train.hosts import ALONE, Hosts
-from swift.train.settings import Experiment
+from swift.train.hosts.agreement import ALONE, Hosts
+from swift.train.settings.experiment import Experiment
 
 
 class Checkpointer:

@@ -8,14 +8,16 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
-from swift.checkpoint import RestorePlan, load_metadata, plan_restore
+from swift.checkpoint.storage.arrays import load_metadata
+from swift.checkpoint.storage.reader import RestorePlan, plan_restore
 from swift.errors import SettingError, renamed_settings
-from swift.experts import ExpertConfig
-from swift.mesh import storage_mesh
-from swift.models import ModelConfig
+from swift.experts.config import ExpertConfig
+from swift.mesh.live import storage_mesh
+from swift.models.config import ModelConfig
 from swift.train.checkpoints.model_directory import load_wide
 from swift.train.checkpoints.saved_state import load_state
-from swift.train.settings import Experiment, for_storage
+from swift.train.settings.experiment import Experiment
+from swift.train.settings.for_storage import for_storage
 
 _OPTION = "--init-from"
 

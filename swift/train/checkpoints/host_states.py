@@ -10,15 +10,21 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
-from swift.checkpoint import HostFailed, HostSave, Manifest, Piece, Save, Spoilt, StateSplit, begin_pieces
-from swift.checkpoint.storage import is_finite, is_of_model
+from swift.checkpoint.hosts.host_board import HostFailed, Save, Spoilt
+from swift.checkpoint.hosts.host_save import HostSave
+from swift.checkpoint.hosts.shared_files import Piece
+from swift.checkpoint.memory.snapshots import begin_pieces
+from swift.checkpoint.partial.expert_units import StateSplit
+from swift.checkpoint.storage.manifest import Manifest
+from swift.checkpoint.storage.verification import is_finite, is_of_model
 from swift.errors import first_line
-from swift.pipeline import StepSpec, TrainState
+from swift.pipeline.runtime.step_spec import StepSpec
+from swift.pipeline.train_state import TrainState
 from swift.train.checkpoints.attempts import Attempts
 from swift.train.checkpoints.block_pieces import begin_block_pieces
 from swift.train.checkpoints.saved_state import to_store
 from swift.train.checkpoints.writer_process import WriterProcess
-from swift.train.hosts import Hosts
+from swift.train.hosts.agreement import Hosts
 
 
 class HostStates:

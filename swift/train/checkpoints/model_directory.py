@@ -12,12 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from swift.checkpoint import MANIFEST, load_arrays, load_metadata, save_arrays, stored_types
+from swift.checkpoint.storage.arrays import load_arrays, load_metadata, save_arrays, stored_types
+from swift.checkpoint.storage.manifest import MANIFEST
 from swift.errors import RunError, SettingError, first_line
 from swift.files import new_directory
-from swift.models import GPT, Weights
+from swift.models.gpt import GPT, Weights
 from swift.train.interrupt import Interrupt
-from swift.train.settings import Experiment
+from swift.train.settings.experiment import Experiment
 
 
 @contextmanager

@@ -13,10 +13,11 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from swift.checkpoint import checkpoint_path, checkpoint_steps, read_manifest
-from swift.checkpoint.storage import MANIFEST, begin_save, commit_save, digest, synced_digests
+from swift.checkpoint.storage.digests import digest, synced_digests
+from swift.checkpoint.storage.directory import begin_save, checkpoint_path, checkpoint_steps, commit_save
+from swift.checkpoint.storage.manifest import MANIFEST, read_manifest
 from swift.errors import RunError, SettingError
-from swift.runlog import EVENTS
+from swift.runlog.events import EVENTS
 
 _MEMORY = Path("/dev/shm")
 _PREFIX, _ORIGIN = "kept-by-swift", "origin"

@@ -8,22 +8,20 @@ from typing import Any
 import jax
 import numpy as np
 
-from swift.checkpoint import (
-    Ledger,
-    Manifest,
-    RestorePlan,
-    StateSplit,
-    committed_steps,
-    load_plan,
-    load_share,
-    plan_restore,
-)
+from swift.checkpoint.partial.expert_units import StateSplit
+from swift.checkpoint.storage.directory import committed_steps
+from swift.checkpoint.storage.manifest import Ledger, Manifest
+from swift.checkpoint.storage.reader import RestorePlan, load_plan, load_share, plan_restore
 from swift.errors import RunError, SettingError
-from swift.experts import Decoupled
-from swift.experts.placement import unsound_placement
-from swift.mesh import LiveMesh
-from swift.pipeline import StateShape, StepSpec, TrainState, move_state, put_moved, reshape_state, reshaped
-from swift.train.settings import Experiment
+from swift.experts.placement.soundness import unsound_placement
+from swift.experts.state_layouts import Decoupled
+from swift.mesh.live import LiveMesh
+from swift.pipeline.reconfigure.block_transfer import put_moved
+from swift.pipeline.reconfigure.reshard import StateShape, reshape_state, reshaped
+from swift.pipeline.reconfigure.state_move import move_state
+from swift.pipeline.runtime.step_spec import StepSpec
+from swift.pipeline.train_state import TrainState
+from swift.train.settings.experiment import Experiment
 
 _SHAPE = "state_shape"
 

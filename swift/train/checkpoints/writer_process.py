@@ -17,8 +17,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from swift.checkpoint.storage import write_arrays
-from swift.runlog import writes_checkpoints
+from swift.checkpoint.storage.orbax_files import write_arrays
+from swift.runlog.lock.run_lock import writes_checkpoints
 
 _CLOSING_S = 10.0
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Collection, Mapping, Sequence
 
-from swift.pipeline import Reconfiguration
+from swift.pipeline.reconfigure.engine import Reconfiguration
 from swift.topology import Worker
-from swift.train.settings import StageRank
+from swift.train.settings.failure_list import StageRank
 
 
 def changed_text(changed: Mapping[str, Sequence[str]]) -> str:

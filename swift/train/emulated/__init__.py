@@ -3,9 +3,3 @@
 ``cluster`` has the live workers and their engine; ``run`` has them take part in ``TrainLoop``, and ``run_checkpoints``
 keeps what the loop computes.
 """
-
-from swift.train.emulated.cluster import Down, EmulatedCluster
-from swift.train.emulated.run import EmulatedWorkers
-from swift.train.emulated.run_checkpoints import RunCheckpoints, RunRecord
-
-__all__ = ["Down", "EmulatedCluster", "EmulatedWorkers", "RunCheckpoints", "RunRecord"]

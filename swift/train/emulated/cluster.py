@@ -13,24 +13,23 @@ from typing import Any, NamedTuple, Self
 
 import jax
 
-from swift.checkpoint import Recovered, recover_ranks
+from swift.checkpoint.memory.rank_recovery import Recovered, recover_ranks
 from swift.errors import RunError
-from swift.mesh import host_stages
-from swift.pipeline import (
-    BetterCut,
-    Engine,
-    Prepare,
-    Reconfiguration,
-    StepSpec,
-    TrainState,
-    reshape_state,
-    survives,
-)
+from swift.mesh.state_transfer import host_stages
+from swift.pipeline.reconfigure.engine import Engine, Prepare, Reconfiguration
+from swift.pipeline.reconfigure.failure_config import survives
+from swift.pipeline.reconfigure.recut import BetterCut
+from swift.pipeline.reconfigure.reshard import reshape_state
+from swift.pipeline.runtime.step_spec import StepSpec
+from swift.pipeline.train_state import TrainState
 from swift.topology import Worker
-from swift.train.checkpoints import Checkpointer, put_state, split_of
-from swift.train.display import changed_names, changed_text, cost_text, rank_names, worker_names
+from swift.train.checkpoints.checkpointer import Checkpointer
+from swift.train.checkpoints.saved_state import put_state, split_of
+from swift.train.display.reconfiguration_texts import changed_names, changed_text, cost_text, rank_names, worker_names
 from swift.train.emulated.cut_search import CutSearch
-from swift.train.settings import Experiment, FailureList, FailureSource, StageRank, on_ranks
+from swift.train.settings.experiment import Experiment
+from swift.train.settings.failure_list import FailureList, FailureSource, StageRank
+from swift.train.settings.fewer_ranks import on_ranks
 from swift.train.window_rules import check_failures, lost_stages
 
 Ranks = tuple[int, ...]

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
 
-from swift.pipeline import BetterCut, Engine, Reconfiguration
-from swift.schedules.adapt import MoveRule
+from swift.pipeline.reconfigure.engine import Engine, Reconfiguration
+from swift.pipeline.reconfigure.recut import BetterCut
+from swift.schedules.adapt.payoff import MoveRule
 from swift.tasks import one_thread
 from swift.topology import Worker
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import jax
 
 from swift.errors import RunError
-from swift.pipeline import Steps, TrainState
-from swift.pipeline.reconfigure import StepKind
+from swift.pipeline.reconfigure.compiled_steps import StepKind, Steps
+from swift.pipeline.train_state import TrainState
 from swift.train.emulated.cluster import EmulatedCluster, StateLost
 from swift.train.emulated.run_checkpoints import RunCheckpoints, RunRecord
 from swift.train.interrupt import Interrupt
 from swift.train.loop import LiveWorkers
 from swift.train.options import TrainOptions
-from swift.train.settings import Experiment
+from swift.train.settings.experiment import Experiment
 from swift.train.start import next_length
 from swift.train.step_records import plan_record
 

@@ -7,19 +7,21 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from swift.checkpoint import checkpoint_steps
-from swift.data import DataError, Loader
+from swift.checkpoint.storage.directory import checkpoint_steps
+from swift.data.files import DataError
+from swift.data.loader import Loader
 from swift.errors import RunError
-from swift.experts.placement import unsound_placement
-from swift.mesh import own_rows
-from swift.pipeline import Steps, TrainState
-from swift.runlog import RunDirectory
-from swift.train.checkpoints import Checkpointer
-from swift.train.display import ProgressDisplay
+from swift.experts.placement.soundness import unsound_placement
+from swift.mesh.live import own_rows
+from swift.pipeline.reconfigure.compiled_steps import Steps
+from swift.pipeline.train_state import TrainState
+from swift.runlog.run_directory import RunDirectory
+from swift.train.checkpoints.checkpointer import Checkpointer
+from swift.train.display.progress import ProgressDisplay
 from swift.train.emulated.cluster import EmulatedCluster
 from swift.train.loop import StateKeeper
 from swift.train.options import TrainOptions
-from swift.train.settings import Experiment
+from swift.train.settings.experiment import Experiment
 from swift.train.step_records import Utilization, plan_facts
 from swift.train.window_rules import is_due
 

@@ -4,8 +4,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from swift.checkpoint import checkpoint_path, committed_steps, read_manifest
-from swift.checkpoint.storage import Checker
+from swift.checkpoint.storage.directory import checkpoint_path, committed_steps
+from swift.checkpoint.storage.manifest import read_manifest
+from swift.checkpoint.storage.verification import Checker
 from swift.errors import SettingError
 from swift.train.hosts.agreement import Hosts
 

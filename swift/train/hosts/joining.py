@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import jax
 
 from swift.errors import JOINING_NOTE, SettingError, first_line
-from swift.mesh import bound_address, find_group, own_address, use_gloo_at
+from swift.mesh.process_group import bound_address, find_group, own_address, use_gloo_at
 from swift.topology import Topology
 from swift.train.hosts.agreement import Hosts
 

@@ -1,7 +1,8 @@
 """Refusals of settings that work on one host only so far, before anything has started."""
 
 from swift.errors import SettingError
-from swift.train.settings import FAILURES_SETTING, Experiment
+from swift.train.settings.experiment import Experiment
+from swift.train.settings.failure_list import FAILURES_SETTING
 
 _ONE_HOST = "works on one host only so far"
 

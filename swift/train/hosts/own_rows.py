@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from swift.data import Batch, Loader
-from swift.pipeline import Steps
+from swift.data.loader import Loader
+from swift.data.windows import Batch
+from swift.pipeline.reconfigure.compiled_steps import Steps
 
 
 @dataclass(frozen=True)

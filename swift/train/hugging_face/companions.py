@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from swift.data import TokenizerFile
+from swift.data.tokenizer import TokenizerFile
 from swift.errors import renamed_settings
 from swift.train.hugging_face.tensor_files import read_object
 

@@ -9,17 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from swift.checkpoint import by_name
-from swift.data import DataConfig, TokenFile, TokenizerFile
+from swift.checkpoint.partial.expert_units import by_name
+from swift.data.config import DataConfig
+from swift.data.sources import TokenFile
+from swift.data.tokenizer import TokenizerFile
 from swift.errors import SettingError
 from swift.files import check_room
-from swift.models import GPT, Weights
-from swift.models.hugging_face import FAMILIES, Decoder, TensorLocation, read_decoder, tensor_locations, write_decoder
-from swift.train.checkpoints import check_new, new_model, pure
+from swift.models.gpt import GPT, Weights
+from swift.models.hugging_face.configuration import Decoder, read_decoder, write_decoder
+from swift.models.hugging_face.families import FAMILIES
+from swift.models.hugging_face.tensors import TensorLocation, tensor_locations
+from swift.train.checkpoints.model_directory import check_new, new_model, pure
 from swift.train.hugging_face.companions import CONFIG, END, GENERATION, generation_of, special_tokens, write_tokenizer
 from swift.train.hugging_face.tensor_files import write_tensors
 from swift.train.interrupt import Interrupt
-from swift.train.settings import Experiment
+from swift.train.settings.experiment import Experiment
 
 BYTES_OF_A_FILE = 5 * 10**9
 

@@ -9,23 +9,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from swift.checkpoint import by_name
-from swift.data import DataConfig, TokenizerFile
+from swift.checkpoint.partial.expert_units import by_name
+from swift.data.config import DataConfig
+from swift.data.tokenizer import TokenizerFile
 from swift.errors import SettingError
-from swift.experts import ExpertConfig
+from swift.experts.config import ExpertConfig
 from swift.files import replace_file
-from swift.models import GPT
-from swift.models.hugging_face import (
-    EMBEDDING,
-    HEAD,
-    Decoder,
-    Index,
-    TensorLocation,
-    parts_of_tensor,
-    read_decoder,
-    tensor_locations,
-)
-from swift.train.checkpoints import check_new, new_model, pure, write_model
+from swift.models.gpt import GPT
+from swift.models.hugging_face.configuration import Decoder, read_decoder
+from swift.models.hugging_face.tensors import EMBEDDING, HEAD, Index, TensorLocation, parts_of_tensor, tensor_locations
+from swift.train.checkpoints.model_directory import check_new, new_model, pure, write_model
 from swift.train.hugging_face.companions import (
     BEGIN,
     CONFIG,
@@ -37,7 +30,9 @@ from swift.train.hugging_face.companions import (
 )
 from swift.train.hugging_face.tensor_files import TensorFiles, read_object
 from swift.train.interrupt import Interrupt
-from swift.train.settings import GIN_NAME, Experiment, config_text, write_config
+from swift.train.settings.config_text import config_text
+from swift.train.settings.experiment import Experiment
+from swift.train.settings.stored_config import GIN_NAME, write_config
 
 
 def import_hugging_face(directory: Path, out: Path) -> Experiment:

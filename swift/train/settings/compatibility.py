@@ -3,15 +3,19 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-from swift.checkpoint import CheckpointConfig
-from swift.data import DataConfig
+from swift.checkpoint.config import CheckpointConfig
+from swift.data.config import DataConfig
 from swift.errors import MOST_COUNT, SettingError, check_number
-from swift.experts import ExpertConfig, OptimizerConfig
-from swift.experts.placement import PlacementPolicy, Static
-from swift.mesh import RankKind
-from swift.models import KERNELS, Chunks, ModelConfig
-from swift.pipeline import Remat
-from swift.schedules import FAULT_FREE, PLANNERS, SHAPES, OwnPlanner
+from swift.experts.config import ExpertConfig
+from swift.experts.optimizer_config import OptimizerConfig
+from swift.experts.placement.policy import PlacementPolicy
+from swift.experts.placement.static import Static
+from swift.mesh.live import RankKind
+from swift.models.attention.kernels import KERNELS
+from swift.models.config import ModelConfig
+from swift.models.cuts.chunks import Chunks
+from swift.pipeline.runtime.step_spec import Remat
+from swift.schedules.planners.registry import FAULT_FREE, PLANNERS, SHAPES, OwnPlanner
 from swift.topology import Topology
 
 _PARTS = {

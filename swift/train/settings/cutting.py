@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from swift.errors import SettingError
-from swift.experts import ExpertConfig
-from swift.models import Chunks, Cut, ModelConfig, make_cut
-from swift.schedules import common_chunks, cut_by_costs
+from swift.experts.config import ExpertConfig
+from swift.models.config import ModelConfig
+from swift.models.cuts.chunks import Chunks
+from swift.models.cuts.cut import Cut, make_cut
+from swift.schedules.chunks import common_chunks, cut_by_costs
 from swift.topology import Topology
 
 

@@ -8,16 +8,30 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from swift.checkpoint import CheckpointConfig
-from swift.data import DataConfig, Loader, Split
+from swift.checkpoint.config import CheckpointConfig
+from swift.data.config import DataConfig, Split
+from swift.data.loader import Loader
 from swift.errors import SettingError, check_count, check_number, check_seed, renamed_settings
-from swift.experts import ExpertConfig, OptimizerConfig, check_exact, learning_rate, make_optimizer, with_warmup
-from swift.experts.placement import PlacementPolicy, Symi, check_slots
-from swift.mesh import LiveMesh, RankKind, live_mesh
-from swift.models import GPT, Chunks, Cut, ModelConfig, model_size
-from swift.pipeline import Engine, PlanSettings, Prepare, Remat, StepSpec, plan_costs, sequences_per_rank
-from swift.schedules import Chunk, Costs, OwnPlanner, Problem, shape_of
-from swift.schedules.adapt import MoveRule, Outages
+from swift.experts.config import ExpertConfig
+from swift.experts.optimizer_config import OptimizerConfig, learning_rate, make_optimizer, with_warmup
+from swift.experts.placement.policy import PlacementPolicy, check_slots
+from swift.experts.placement.symi import Symi
+from swift.experts.rank_capacity.even_shares import check_exact
+from swift.mesh.live import LiveMesh, RankKind, live_mesh
+from swift.models.config import ModelConfig
+from swift.models.cuts.chunks import Chunks
+from swift.models.cuts.cut import Cut
+from swift.models.gpt import GPT
+from swift.models.sizes import model_size
+from swift.pipeline.batch_layout import sequences_per_rank
+from swift.pipeline.reconfigure.engine import Engine, Prepare
+from swift.pipeline.reconfigure.failure_config import PlanSettings
+from swift.pipeline.runtime.costs import plan_costs
+from swift.pipeline.runtime.step_spec import Remat, StepSpec
+from swift.schedules.adapt.payoff import MoveRule, Outages
+from swift.schedules.chunks import Chunk
+from swift.schedules.planners.registry import OwnPlanner, shape_of
+from swift.schedules.problem import Costs, Problem
 from swift.topology import Topology, Worker
 from swift.train.settings import compatibility, layouts
 from swift.train.settings.cutting import chunks_of, cut_model

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from swift.experts import exact_slots
+from swift.experts.rank_capacity.even_shares import exact_slots
 from swift.train.settings.experiment import Experiment
 
 

@@ -6,11 +6,18 @@ from typing import Any
 import jax.numpy as jnp
 
 from swift.errors import renamed_settings
-from swift.experts import Decoupled, ExpertConfig, Fetched, Instances, Layout, OptimizerConfig, ReplicaShards
-from swift.experts.placement import PlacementPolicy, Static
-from swift.mesh import LiveMesh
-from swift.models import GPT, AttentionKernel, ColumnShares, RowShares, choose_kernel, num_hot_rows
-from swift.pipeline import sequences_per_rank
+from swift.experts.config import ExpertConfig
+from swift.experts.optimizer_config import OptimizerConfig
+from swift.experts.placement.policy import PlacementPolicy
+from swift.experts.placement.static import Static
+from swift.experts.state_layouts import Decoupled, Fetched, Instances, Layout, ReplicaShards
+from swift.mesh.live import LiveMesh
+from swift.models.attention.kernels import AttentionKernel, choose_kernel
+from swift.models.gpt import GPT
+from swift.models.vocabulary.column_shares import ColumnShares
+from swift.models.vocabulary.hot_rows import num_hot_rows
+from swift.models.vocabulary.row_shares import RowShares
+from swift.pipeline.batch_layout import sequences_per_rank
 
 
 def make_layouts(

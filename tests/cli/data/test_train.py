@@ -9,13 +9,14 @@ from pathlib import Path
 import gin
 import pytest
 
-from swift.cli import main
 from swift.cli.configuration import load_experiment, load_stored
-from swift.cli.console import command_line
-from swift.cli.data import input_hosts_of_runs
+from swift.cli.console.command_line import command_line
+from swift.cli.data.serving import input_hosts_of_runs
 from swift.cli.launch.job import LaunchJob
-from swift.data import find_index
-from swift.runlog import read_run, scalars
+from swift.cli.main import main
+from swift.data.index_cache import find_index
+from swift.runlog.analysis.measures import scalars
+from swift.runlog.reading import read_run
 from tests.tools.offload.hosts import always_asked
 
 
@@ -41,7 +42,7 @@ HasManyWords.least = 50
 
 LAUNCHED = """
 import sys
-from swift.cli import main
+from swift.cli.main import main
 from swift.data import corpus
 from swift.data.pipeline.optimizer import offload
 

@@ -9,10 +9,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from swift.data import ByteTokenizer, DataError, InputPlan, Pipeline, Resources, Rows, Samples, plain_plan, plan_input
-from swift.data.pipeline import CachePoint, check_writable, find_survey, in_order, profile_input
+from swift.data.files import DataError
 from swift.data.pipeline.check import UntrueOperator
 from swift.data.pipeline.keeping import store as store_module
+from swift.data.pipeline.keeping.store import check_writable, find_survey
+from swift.data.pipeline.optimizer.cost import Resources
+from swift.data.pipeline.optimizer.passes import plan_input
+from swift.data.pipeline.optimizer.profile import profile_input
+from swift.data.pipeline.pipeline import Pipeline
+from swift.data.pipeline.plan import CachePoint, InputPlan, plain_plan
+from swift.data.pipeline.run import in_order
+from swift.data.pipeline.samples import Samples
+from swift.data.records.protocol import Rows
+from swift.data.tokenizer import ByteTokenizer
 from swift.errors import SettingError
 
 NUMBERS = Rows([{"a": number, "b": "x" * number} for number in range(8)])

@@ -5,10 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from swift.data import Pipeline, Samples, plain_plan
 from swift.data.files import DataError
-from swift.data.pipeline import NotedPipeline, profile_input, survey_digest
-from swift.data.records import Rows
+from swift.data.pipeline.keeping.digests import survey_digest
+from swift.data.pipeline.optimizer.profile import profile_input
+from swift.data.pipeline.pipeline import NotedPipeline, Pipeline
+from swift.data.pipeline.plan import plain_plan
+from swift.data.pipeline.samples import Samples
+from swift.data.records.protocol import Rows
 
 
 def upper(sample) -> dict:

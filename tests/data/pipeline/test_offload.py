@@ -8,21 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from swift.data import Pipeline, Resources, Rows, Samples, plain_plan
-from swift.data.pipeline import (
-    HostsProfile,
-    InputProfile,
-    answer_of,
-    find_survey,
-    in_order,
-    profile_hosts,
-    profile_input,
-)
 from swift.data.pipeline.check import UntrueOperator
+from swift.data.pipeline.elsewhere import answer_of
 from swift.data.pipeline.encoding import encoded
-from swift.data.pipeline.optimizer import OperatorProfile
-from swift.data.pipeline.optimizer.offload import add_offload
-from swift.data.pipeline.plan import CachePoint
+from swift.data.pipeline.keeping.store import find_survey
+from swift.data.pipeline.optimizer.cost import Resources
+from swift.data.pipeline.optimizer.offload import add_offload, profile_hosts
+from swift.data.pipeline.optimizer.profile import HostsProfile, InputProfile, OperatorProfile, profile_input
+from swift.data.pipeline.pipeline import Pipeline
+from swift.data.pipeline.plan import CachePoint, plain_plan
+from swift.data.pipeline.run import in_order
+from swift.data.pipeline.samples import Samples
+from swift.data.records.protocol import Rows
 
 ROWS = Rows([{"a": number, "b": "x" * (number % 4)} for number in range(20)])
 

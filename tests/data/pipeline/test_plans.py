@@ -9,11 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift.data import ByteTokenizer, InputPlan, Pipeline, Resources, Rows, Samples, plain_plan, plan_input
-from swift.data.pipeline import DropDuplicates, Filter, Map, Pack, Shuffle, Stack, answer_of, find_survey, in_order
-from swift.data.pipeline.operators import name_of
-from swift.data.pipeline.optimizer import InputProfile, OperatorProfile
+from swift.data.pipeline.elsewhere import answer_of
+from swift.data.pipeline.keeping.store import find_survey
+from swift.data.pipeline.operators import DropDuplicates, Filter, Map, Pack, Shuffle, Stack, name_of
+from swift.data.pipeline.optimizer.cost import Resources
 from swift.data.pipeline.optimizer.legal import legal_orders
+from swift.data.pipeline.optimizer.passes import plan_input
+from swift.data.pipeline.optimizer.profile import InputProfile, OperatorProfile
+from swift.data.pipeline.pipeline import Pipeline
+from swift.data.pipeline.plan import InputPlan, plain_plan
+from swift.data.pipeline.run import in_order
+from swift.data.pipeline.samples import Samples
+from swift.data.records.protocol import Rows
+from swift.data.tokenizer import ByteTokenizer
 
 WORDS = ["", "ox", "", "ant", "bee", "ant", "owl and ox", "x", "bee", "yak", "x", "a gnu"]
 RECORDS = [{"b": word, "c": place % 5, "a": np.arange(3) + place} for place, word in enumerate(WORDS)]

@@ -2,8 +2,9 @@
 
 import pytest
 
-from swift.data import Pipeline, Rows
-from swift.data.pipeline import profile_input
+from swift.data.pipeline.optimizer.profile import profile_input
+from swift.data.pipeline.pipeline import Pipeline
+from swift.data.records.protocol import Rows
 
 
 def pipeline(num_records: int, calls: list) -> Pipeline:

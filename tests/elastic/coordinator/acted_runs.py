@@ -6,33 +6,25 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from swift.deadlines import Deadlines
-from swift.elastic.coordinator import membership_driver, parse_chaos
+from swift.elastic.coordinator import membership_driver
+from swift.elastic.coordinator.fault_injection import parse_chaos
 from swift.elastic.coordinator.run_spec import RunContext, RunSpec
 from swift.elastic.coordinator.supervisor import Supervisor
-from swift.elastic.membership import (
-    Departed,
-    Enter,
-    Formed,
-    Heartbeat,
-    PhaseTimed,
-    Ready,
-    RecoveryPolicy,
-    Stamp,
-    processes_of,
-)
+from swift.elastic.membership.commands import Enter, StartGeneration
+from swift.elastic.membership.events import Departed, Done, Formed, Heartbeat, PhaseTimed, Ready
+from swift.elastic.membership.members import Stamp, processes_of
+from swift.elastic.membership.run_status import RecoveryPolicy
 from swift.elastic.state import directory_mender
 from swift.elastic.transport.child_processes import Death, ReceivedLine
 from swift.elastic.transport.worker_messages import (
     WORKER_COMMANDS,
     WORKER_MESSAGES,
     Begin,
-    Done,
     FormGroup,
     Halt,
     Record,
     SnapshotKept,
     SnapshotMissed,
-    StartGeneration,
     Stop,
 )
 from swift.errors import RunError

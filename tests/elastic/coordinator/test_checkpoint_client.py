@@ -7,7 +7,7 @@ import pytest
 
 from swift.elastic.coordinator import checkpoint_client
 from swift.elastic.coordinator.checkpoint_client import CHECKPOINT_SERVICE, CheckpointClient
-from swift.elastic.membership import Member, Process, Stamp, processes_of
+from swift.elastic.membership.members import Member, Process, Stamp, processes_of
 from swift.elastic.transport.checkpoint_messages import (
     CHECKPOINT_ANSWERS,
     CHECKPOINT_COMMANDS,
@@ -18,7 +18,7 @@ from swift.elastic.transport.checkpoint_messages import (
     Saved,
 )
 from swift.elastic.transport.worker_messages import SnapshotKept
-from swift.schedules.plans import BlockHolders
+from swift.schedules.plans.holders import BlockHolders
 from swift.topology import Topology
 
 ONLY = Process((0, 0))

@@ -6,7 +6,7 @@ import pytest
 
 from swift.elastic.coordinator.compile_client import COMPILE_SERVICE, CompileClient
 from swift.elastic.transport.compile_messages import COMPILE_ANSWERS, COMPILE_REQUESTS, Alive, CompileRequest, Prepared
-from swift.schedules.plans import BlockHolders
+from swift.schedules.plans.holders import BlockHolders
 
 START_S, SILENCE_S = 100.0, 3.0
 WISH, NEXT = CompileRequest(frozenset()), CompileRequest(frozenset({(0, 1)}))

@@ -7,9 +7,9 @@ from pathlib import Path
 import jax
 import pytest
 
-from swift.checkpoint import CheckpointConfig
+from swift.checkpoint.config import CheckpointConfig
 from swift.elastic.coordinator.memory_demand import MemoryDemand, choose_storage
-from swift.elastic.membership import Process, Stamp, processes_of
+from swift.elastic.membership.members import Process, Stamp, processes_of
 from swift.elastic.state.slice_copies import copy_shapes
 from swift.errors import SettingError
 from swift.topology import Topology

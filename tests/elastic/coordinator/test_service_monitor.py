@@ -6,9 +6,12 @@ from types import SimpleNamespace
 import pytest
 
 from swift.elastic.coordinator.service_monitor import ServiceMonitor
-from swift.elastic.membership import Stamp
-from swift.elastic.transport import StateRestored
-from swift.runlog import Metrics, Run, history_of, incidents_of
+from swift.elastic.membership.members import Stamp
+from swift.elastic.transport.checkpoint_messages import StateRestored
+from swift.runlog.analysis.history import history_of
+from swift.runlog.analysis.incidents import incidents_of
+from swift.runlog.metrics import Metrics
+from swift.runlog.reading import Run
 
 
 class Recorder:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from swift.elastic.membership import Member, Stamp
+from swift.elastic.membership.members import Member, Stamp
 from swift.elastic.transport.checkpoint_messages import SaveCheckpoint
 from swift.elastic.transport.worker_messages import WORKER_MESSAGES, SnapshotMissed
 from swift.errors import RunError

@@ -1,31 +1,25 @@
 """A membership that is told events one by one, and the states of a run that several tests begin from."""
 
 from swift.deadlines import Deadlines
-from swift.elastic.membership import (
+from swift.elastic.membership.commands import Form, GoLive, LoadAhead, RestartAll
+from swift.elastic.membership.events import (
     CheckpointsListed,
     CutFound,
     Departed,
     Died,
-    Form,
     Formed,
-    GoLive,
     Heartbeat,
-    LoadAhead,
     Loaded,
     MayRestart,
-    Member,
-    Membership,
-    ProcessState,
     Ready,
-    RecoveryPolicy,
-    RestartAll,
-    Stamp,
     Started,
     Tick,
-    processes_of,
 )
-from swift.schedules.adapt import MoveRule
-from swift.schedules.plans import BlockHolders
+from swift.elastic.membership.members import Member, Stamp, processes_of
+from swift.elastic.membership.run_status import ProcessState, RecoveryPolicy
+from swift.elastic.membership.state_machine import Membership
+from swift.schedules.adapt.payoff import MoveRule
+from swift.schedules.plans.holders import BlockHolders
 from swift.topology import Topology
 
 LIMITS = Deadlines(start=10, forming=4, heartbeat=2, progress=6, dying=5)

@@ -2,7 +2,9 @@
 
 from dataclasses import replace
 
-from swift.elastic.membership import Form, GoLive, Ready, ShardLayout, StageLost, Stamp
+from swift.elastic.membership.commands import Form, GoLive, StageLost
+from swift.elastic.membership.events import Ready
+from swift.elastic.membership.members import ShardLayout, Stamp
 from tests.elastic.membership.script import RANKS
 
 

@@ -1,6 +1,8 @@
 """Generations that form after deaths, and that processes join."""
 
-from swift.elastic.membership import Enter, Form, Formed, GoLive, Kill, PhaseTimed, Ready, StageLost, Stamp
+from swift.elastic.membership.commands import Enter, Form, GoLive, Kill, StageLost
+from swift.elastic.membership.events import Formed, PhaseTimed, Ready
+from swift.elastic.membership.members import Stamp
 from tests.elastic.membership.script import A, B, C, D, Script
 
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from swift.elastic.membership import Form, Kill, PhaseTimed, Ready, RestartAll, StopRun
+from swift.elastic.membership.commands import Form, Kill, RestartAll, StopRun
+from swift.elastic.membership.events import PhaseTimed, Ready
 from tests.elastic.membership.script import A, B, C, D, Script
 from tests.elastic.membership.test_restart_limits import (
     ALL,

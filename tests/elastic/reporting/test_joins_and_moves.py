@@ -2,9 +2,11 @@
 
 import pytest
 
-from swift.elastic.membership import CutFound, CutRefused, Loaded, RecoveryPolicy
-from swift.schedules.adapt import MoveRule
-from swift.schedules.plans import OWN_CUT, BlockHolders, Move
+from swift.elastic.membership.events import CutFound, CutRefused, Loaded
+from swift.elastic.membership.run_status import RecoveryPolicy
+from swift.schedules.adapt.payoff import MoveRule
+from swift.schedules.plans.holders import OWN_CUT, BlockHolders
+from swift.schedules.plans.normalize import Move
 from tests.elastic.reporting.histories import ALL, A, B, C, D, History, recovering
 
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from swift.elastic.membership import Ready, RecoveryPolicy
+from swift.elastic.membership.events import Ready
+from swift.elastic.membership.run_status import RecoveryPolicy
 from tests.elastic.reporting.histories import ALL, A, B, C, D, History, recovering
 
 

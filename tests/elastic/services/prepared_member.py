@@ -13,11 +13,13 @@ from jax.sharding import Mesh
 
 from swift.cli.configuration import load_experiment
 from swift.elastic.jax_group import JaxGroup
-from swift.mesh import AXES, LiveMesh, own_row, storage_mesh
+from swift.mesh.live import LiveMesh, own_row, storage_mesh
+from swift.mesh.per_rank import AXES
 from swift.mesh.process_shards import place_shards, shard_shapes
-from swift.pipeline import Configurator, Steps
 from swift.pipeline.reconfigure.block_sharing import compiled_share
+from swift.pipeline.reconfigure.compiled_steps import Steps
 from swift.pipeline.reconfigure.executable_cache import ExecutableCache
+from swift.pipeline.reconfigure.failure_config import Configurator
 
 ITERATIONS_DONE = 7
 

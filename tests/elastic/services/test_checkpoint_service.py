@@ -7,9 +7,11 @@ import jax
 import numpy as np
 import pytest
 
-from swift.checkpoint import checkpoint_path, load_plan, plan_restore, read_manifest, save_checkpoint
-from swift.cli.configuration import config_text
-from swift.elastic.membership import Process, ShardLayout, Stamp, processes_of
+from swift.checkpoint.storage.directory import checkpoint_path
+from swift.checkpoint.storage.manifest import read_manifest
+from swift.checkpoint.storage.reader import load_plan, plan_restore
+from swift.checkpoint.storage.writer import save_checkpoint
+from swift.elastic.membership.members import Process, ShardLayout, Stamp, processes_of
 from swift.elastic.services.checkpoint_service import CheckpointService
 from swift.elastic.state.shared_memory_store import SharedMemoryStore
 from swift.elastic.transport.checkpoint_messages import (
@@ -23,12 +25,17 @@ from swift.elastic.transport.checkpoint_messages import (
     StateRestored,
 )
 from swift.mesh.process_shards import fetch_shards
-from swift.runlog import CLASS_COUNTS, METRICS, RunDirectory, read_run
-from swift.runlog.class_counts import KINDS
+from swift.runlog.class_counts.layout import CLASS_COUNTS, KINDS
+from swift.runlog.metrics import METRICS
+from swift.runlog.reading import read_run
+from swift.runlog.run_directory import RunDirectory
 from swift.topology import Topology
-from swift.train import TrainOptions, WeightSource, train
+from swift.train.checkpoints.fork import WeightSource
 from swift.train.checkpoints.saved_state import extra_of, first_ledger
+from swift.train.options import TrainOptions
+from swift.train.settings.config_text import config_text
 from swift.train.start import begin, read_start
+from swift.train.trainer import train
 
 SOME = Process((0, 0), 1), Process((1, 1))
 

@@ -14,9 +14,10 @@ import jax
 import numpy as np
 import pytest
 
-from swift.checkpoint import checkpoint_path, checkpoint_steps, read_manifest, restore_lines
-from swift.cli.configuration import config_text
-from swift.elastic.membership import Process, Stamp
+from swift.checkpoint.storage.directory import checkpoint_path, checkpoint_steps
+from swift.checkpoint.storage.manifest import read_manifest
+from swift.checkpoint.storage.message_texts import restore_lines
+from swift.elastic.membership.members import Process, Stamp
 from swift.elastic.state.shared_memory_store import SharedMemoryStore
 from swift.elastic.transport.checkpoint_messages import (
     CHECKPOINT_ANSWERS,
@@ -29,9 +30,11 @@ from swift.elastic.transport.checkpoint_messages import (
     StateRestored,
 )
 from swift.errors import RunError
-from swift.runlog import CLASS_COUNTS, METRICS
-from swift.train.checkpoints import check_savable
+from swift.runlog.class_counts.layout import CLASS_COUNTS
+from swift.runlog.metrics import METRICS
 from swift.train.checkpoints.rescue import take_back
+from swift.train.checkpoints.saved_state import check_savable
+from swift.train.settings.config_text import config_text
 
 RANKS = (Process((0, 0), 0), Process((0, 0), 1))
 

@@ -13,7 +13,7 @@ from queue import Queue
 
 import pytest
 
-from swift.checkpoint import CheckpointConfig
+from swift.checkpoint.config import CheckpointConfig
 from swift.cli.configuration import load_experiment
 from swift.elastic.jax_group import CoordinationService
 from swift.elastic.services.compile_service import CompileJob, _outcome, jobs_for
@@ -27,13 +27,14 @@ from swift.elastic.transport.compile_messages import (
     Prepared,
 )
 from swift.errors import RunError
-from swift.mesh import storage_mesh
-from swift.pipeline import Configurator
+from swift.mesh.live import storage_mesh
 from swift.pipeline.reconfigure.compiled_steps import program_key
 from swift.pipeline.reconfigure.executable_cache import ExecutableCache
-from swift.schedules.plans import BlockHolders, Move
+from swift.pipeline.reconfigure.failure_config import Configurator
+from swift.schedules.plans.holders import BlockHolders
+from swift.schedules.plans.normalize import Move
 from swift.topology import Topology
-from swift.train import Experiment
+from swift.train.settings.experiment import Experiment
 
 WAIT_S = 300
 NONE, FIRST = frozenset(), frozenset({(0, 0)})

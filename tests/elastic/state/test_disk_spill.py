@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from swift.elastic.membership import Process, Stamp
+from swift.elastic.membership.members import Process, Stamp
 from swift.elastic.state import disk_spill
 from swift.elastic.state.run_files import node_memory
 from swift.elastic.state.shared_memory_store import SharedMemoryStore

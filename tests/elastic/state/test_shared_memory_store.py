@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from swift.elastic.membership import Process, Stamp
+from swift.elastic.membership.members import Process, Stamp
 from swift.elastic.state.shared_memory_store import SharedMemoryStore
 from swift.errors import RunError
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from swift.checkpoint.partial.expert_units import by_name
 from swift.elastic.elastic_ranks import neighbour_of
-from swift.elastic.membership import Process, Stamp, processes_of
+from swift.elastic.membership.members import Process, Stamp, processes_of
 from swift.elastic.state.neighbour_copies import neighbour_slices
 from swift.elastic.state.slice_copies import SliceCopies, copy_shapes, needed
-from swift.mesh import REPLICATED
+from swift.mesh.per_rank import REPLICATED
 from swift.topology import Topology
 from swift.train.checkpoints.saved_state import split_of
 
@@ -29,7 +29,7 @@ import os, sys
 from pathlib import Path
 import numpy as np
 from swift.elastic.state.slice_copies import SliceCopies
-from swift.elastic.membership import Process, Stamp
+from swift.elastic.membership.members import Process, Stamp
 
 def write(directory):
     keep = SliceCopies(directory).store(4, Process((0, 0), 3), Process((0, 0), 2))

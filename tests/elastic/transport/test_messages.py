@@ -3,28 +3,15 @@
 import pytest
 
 from swift.elastic.coordinator.fault_injection import parse_chaos
-from swift.elastic.membership import (
-    CutRefused,
-    Departed,
-    Enter,
-    Form,
-    Formed,
-    GoLive,
-    Heartbeat,
-    Member,
-    PhaseTimed,
-    Process,
-    Ready,
-    Stamp,
-    processes_of,
-)
+from swift.elastic.membership.commands import Enter, Form, GoLive, StartGeneration
+from swift.elastic.membership.events import CutRefused, Departed, Done, Formed, Heartbeat, PhaseTimed, Ready
+from swift.elastic.membership.members import Member, Process, Stamp, processes_of
 from swift.elastic.transport.checkpoint_messages import CHECKPOINT_ANSWERS
 from swift.elastic.transport.worker_messages import (
     WORKER_COMMANDS,
     WORKER_MESSAGES,
     Begin,
     DataUnreadable,
-    Done,
     FormGroup,
     Halt,
     Hang,
@@ -32,7 +19,6 @@ from swift.elastic.transport.worker_messages import (
     Record,
     SnapshotKept,
     SnapshotMissed,
-    StartGeneration,
     Stop,
 )
 from swift.errors import RunError, SettingError

@@ -17,7 +17,7 @@ from swift.elastic.transport import rendezvous as rendezvous_module
 from swift.elastic.transport.remote_node import announcing_arrival
 from swift.elastic.transport.rendezvous import NodeConnection, Rendezvous
 from swift.errors import RunError, SettingError
-from swift.runlog.lock import this_process
+from swift.runlog.lock.owners import this_process
 from tests.elastic.transport.nodes import SILENCE_S, come, hear, node, serve, until_dead
 
 

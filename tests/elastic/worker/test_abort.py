@@ -5,11 +5,12 @@ from types import SimpleNamespace
 import pytest
 
 from swift.elastic.jax_group import JaxGroupError
-from swift.elastic.membership import Form, Ready
-from swift.elastic.transport import FormGroup
-from swift.elastic.worker import WorkerProcess
+from swift.elastic.membership.commands import Form
+from swift.elastic.membership.events import Ready
+from swift.elastic.transport.worker_messages import FormGroup
 from swift.elastic.worker.group_waits import GroupWaits
-from swift.schedules.plans import BlockHolders
+from swift.elastic.worker.worker import WorkerProcess
+from swift.schedules.plans.holders import BlockHolders
 
 
 class Group:

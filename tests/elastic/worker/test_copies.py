@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from swift.elastic.membership import Process, Stamp
-from swift.elastic.state import SharedMemoryStore
+from swift.elastic.membership.members import Process, Stamp
+from swift.elastic.state.shared_memory_store import SharedMemoryStore
 from swift.elastic.worker import kept_states
 from swift.elastic.worker.kept_states import KeptStates
 

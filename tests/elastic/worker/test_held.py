@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from swift.cli.configuration import config_text
-from swift.elastic.state import RunFiles
-from swift.elastic.transport import WORKER_COMMANDS, Begin, Halt, Stop
-from swift.elastic.worker import wait_to_begin
+from swift.elastic.state.run_files import RunFiles
+from swift.elastic.transport.worker_messages import WORKER_COMMANDS, Begin, Halt, Stop
+from swift.elastic.worker.control_channel import wait_to_begin
+from swift.train.settings.config_text import config_text
 
 
 class Exited(BaseException):

@@ -5,10 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from swift.elastic.membership import CutRefused, LoadAhead, Loaded
+from swift.elastic.membership.commands import LoadAhead
+from swift.elastic.membership.events import CutRefused, Loaded
 from swift.elastic.worker.generation_programs import AheadLoader
-from swift.pipeline import UnknownCut
-from swift.schedules.plans import BlockHolders
+from swift.pipeline.reconfigure.cuts import UnknownCut
+from swift.schedules.plans.holders import BlockHolders
 
 CUT, OTHER = BlockHolders(((0, 0), (0, 1))), BlockHolders(((0, 1), (0, 0)))
 STEPS = SimpleNamespace()

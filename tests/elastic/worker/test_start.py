@@ -7,8 +7,9 @@ import jax
 import pytest
 
 from swift.elastic.accelerators import MemberDevices
-from swift.elastic.membership import Ready
-from swift.elastic.worker import WorkerProcess, WorkerSpec
+from swift.elastic.membership.events import Ready
+from swift.elastic.worker.worker import WorkerProcess
+from swift.elastic.worker.worker_spec import WorkerSpec
 
 
 class Reached(Exception):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift.errors import SettingError
-from swift.experts import ExpertConfig
+from swift.experts.config import ExpertConfig
 from swift.experts.rank_capacity.limits import in_proportion, serve
 from swift.experts.rank_capacity.token_split import Rooms, Slots, split_tokens
 

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
-from swift.experts import ExpertConfig
-from swift.experts.config import Buffers
-from swift.experts.grouped_matmul import Groups
+from swift.experts.config import Buffers, ExpertConfig
+from swift.experts.grouped_matmul.groups import Groups
 from swift.experts.rank_capacity.token_rows import (
     SlotRows,
     TokenRows,

@@ -4,9 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from swift.mesh import EXPERT_AXIS
+from swift.mesh.per_rank import EXPERT_AXIS
 from swift.models import token_losses
-from swift.models.vocabulary import sum_of_losses_in_shares
+from swift.models.vocabulary.share_losses import sum_of_losses_in_shares
 from tests.oracles import softmax
 
 RANKS, TOKENS, WIDTH, VOCABULARY, SHARE = 3, 4, 5, 11, 4

@@ -5,8 +5,10 @@ import os
 
 import pytest
 
-from swift.tools.doctor import DeviceEvidence, JaxAnswer, examine_directory, examine_machine, examine_network
-from swift.tools.doctor.devices import examine_devices, judge_devices
+from swift.tools.doctor.devices import DeviceEvidence, JaxAnswer, examine_devices, judge_devices
+from swift.tools.doctor.directory import examine_directory
+from swift.tools.doctor.machine import examine_machine
+from swift.tools.doctor.network import examine_network
 from swift.tools.doctor.software import judge_packages
 
 CPU, GPU = JaxAnswer("cpu", 1, "cpu"), JaxAnswer("gpu", 2, "NVIDIA H100")

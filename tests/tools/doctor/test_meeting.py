@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from swift.tools.doctor import Meeting, attending
+from swift.tools.doctor.meeting import Meeting, attending
 
 FACTS = {"program": "f00d", "devices": "4 x TPU"}
 

@@ -10,9 +10,10 @@ import time
 from contextlib import contextmanager
 
 from swift.data import corpus
-from swift.data.pipeline import pipeline_facts
+from swift.data.pipeline.keeping.digests import pipeline_facts
 from swift.data.pipeline.optimizer import offload
-from swift.tools.offload import connect, serve_input
+from swift.tools.offload.client import connect
+from swift.tools.offload.server import serve_input
 
 KEY = "a key of at least 32 characters, as it should be"
 

@@ -10,7 +10,9 @@ from contextlib import ExitStack, contextmanager, suppress
 import numpy as np
 import pytest
 
-from swift.data.pipeline import Pipeline, decoded, pipeline_facts
+from swift.data.pipeline.encoding import decoded
+from swift.data.pipeline.keeping.digests import pipeline_facts
+from swift.data.pipeline.pipeline import Pipeline
 from swift.tools.offload import client, frames, server
 from swift.tools.offload.client import ConnectedHosts, _Connection
 from swift.tools.offload.frames import receive_frame, send_frame

@@ -8,9 +8,14 @@ from functools import partial
 import numpy as np
 import pytest
 
-from swift.data import DataConfig, Loader, Pipeline, TextFiles, find_index, readings
-from swift.data.pipeline import answer_of
-from swift.data.records import JsonLines
+from swift.data.config import DataConfig
+from swift.data.corpus import readings
+from swift.data.index_cache import find_index
+from swift.data.loader import Loader
+from swift.data.pipeline.elsewhere import answer_of
+from swift.data.pipeline.pipeline import Pipeline
+from swift.data.records.lines import JsonLines
+from swift.data.sources import TextFiles
 from swift.errors import SettingError
 from tests.tools.offload.hosts import KEY, always_asked, connecting, content, lose, serving
 

@@ -15,10 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from swift.data import Pipeline, Rows, Samples, plain_plan
-from swift.data.pipeline import in_order, pipeline_facts
+from swift.data.pipeline.keeping.digests import pipeline_facts
+from swift.data.pipeline.pipeline import Pipeline
+from swift.data.pipeline.plan import plain_plan
+from swift.data.pipeline.run import in_order
+from swift.data.pipeline.samples import Samples
+from swift.data.records.protocol import Rows
 from swift.errors import SettingError
-from swift.tools.offload import client, connect, find_key
+from swift.tools.offload import client
+from swift.tools.offload.client import connect
+from swift.tools.offload.keys import find_key
 from tests.tools.offload.hosts import KEY, serving, wait_for
 
 ROWS = Rows([{"a": number} for number in range(30)])

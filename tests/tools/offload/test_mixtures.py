@@ -13,9 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift.data import DataConfig, Loader, Mixture, Pipeline, TextFiles, TokenFile, find_index, readings
-from swift.data.pipeline import answer_of
-from swift.data.records import JsonLines
+from swift.data.config import DataConfig, Mixture
+from swift.data.corpus import readings
+from swift.data.index_cache import find_index
+from swift.data.loader import Loader
+from swift.data.pipeline.elsewhere import answer_of
+from swift.data.pipeline.pipeline import Pipeline
+from swift.data.records.lines import JsonLines
+from swift.data.sources import TextFiles, TokenFile
 from swift.errors import SettingError
 from tests.data.operators import LongerThan
 from tests.tools.offload.hosts import KEY, always_asked, connecting, content, lose, serving

@@ -2,12 +2,13 @@
 
 import pytest
 
-from swift.experts import ExpertConfig
-from swift.models import ModelConfig
-from swift.tools.pod_compile import Pod, compile_one
+from swift.experts.config import ExpertConfig
+from swift.models.config import ModelConfig
+from swift.tools.pod_compile.compiling import compile_one
+from swift.tools.pod_compile.pods import Pod
 from swift.topology import Topology
-from swift.train import Experiment
-from swift.train.emulated import Down
+from swift.train.emulated.cluster import Down
+from swift.train.settings.experiment import Experiment
 
 NOBODY = Down(frozenset(), frozenset())
 

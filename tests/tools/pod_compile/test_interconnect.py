@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from swift.mesh import Collective
+from swift.mesh.hlo_collectives import Collective
 from swift.tools.pod_compile.interconnect import Interconnect
 from swift.tools.pod_compile.pods import Pod
 

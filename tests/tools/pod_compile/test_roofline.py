@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from swift.mesh import Collective, live_mesh
-from swift.mesh.hlo_collectives import Loop
-from swift.pipeline import Configurator, PlanSettings, scopes
-from swift.schedules import Costs, Problem
+from swift.mesh.hlo_collectives import Collective, Loop
+from swift.mesh.live import live_mesh
+from swift.pipeline import scopes
+from swift.pipeline.reconfigure.failure_config import Configurator, PlanSettings
+from swift.schedules.problem import Costs, Problem
 from swift.tools.pod_compile.interconnect import Interconnect
 from swift.tools.pod_compile.op_work import EMBEDDING, HEAD, Work
 from swift.tools.pod_compile.pods import Pod

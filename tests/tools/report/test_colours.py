@@ -5,15 +5,21 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from swift.data import DataConfig, InMemory
-from swift.experts.placement import FlexMoE, MinMax, Packed, Static, Symi
+from swift.data.config import DataConfig
+from swift.data.sources import InMemory
+from swift.experts.placement.flexmoe import FlexMoE
+from swift.experts.placement.minmax import MinMax
+from swift.experts.placement.packed import Packed
+from swift.experts.placement.static import Static
+from swift.experts.placement.symi import Symi
 from swift.tools import palette
-from swift.tools.report import comparison_rows
+from swift.tools.report.compare import comparison_rows
 from swift.tools.report.sections.layers import layer_colors
 from swift.tools.report.together import run_styles
-from swift.tools.simulate import STRATEGIES
-from swift.train import Experiment
-from swift.train.settings import config_text, write_config
+from swift.tools.simulate.strategies.registry import STRATEGIES
+from swift.train.settings.config_text import config_text
+from swift.train.settings.experiment import Experiment
+from swift.train.settings.stored_config import write_config
 from tests.tools.report.contrast import contrast, text_colors
 
 

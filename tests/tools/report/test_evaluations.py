@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from swift.evaluate import Evaluation, Judgement, write_evaluations
-from swift.tools.report import sections_of_all, write_report
+from swift.evaluate.documents import write_evaluations
+from swift.evaluate.results import Evaluation, Judgement
+from swift.tools.report.figures import sections_of_all
+from swift.tools.report.page import write_report
 
 
 @pytest.fixture

@@ -10,11 +10,16 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from swift.runlog import CLASS_COUNTS, METRICS, Run, RunDirectory, measure, read_run
+from swift.runlog.analysis.measures import measure
+from swift.runlog.class_counts.layout import CLASS_COUNTS
+from swift.runlog.metrics import METRICS
+from swift.runlog.reading import Run, read_run
+from swift.runlog.run_directory import RunDirectory
 from swift.tools.palette import ON_DARK
-from swift.tools.report import save_figures, sections_of, sections_of_all, write_report
-from swift.tools.report.sections import points_of_a_line
+from swift.tools.report.figures import save_figures, sections_of, sections_of_all
+from swift.tools.report.page import write_report
 from swift.tools.report.sections.layers import draw_layer
+from swift.tools.report.sections.series import points_of_a_line
 from tests.runlog.records import metrics_of
 
 ODD_NAME = "_\N{HIRAGANA LETTER A} </h1><script>alert('$\\frac$ &')</script>"

@@ -7,18 +7,13 @@ import numpy as np
 import pytest
 
 from swift.errors import SettingError
-from swift.runlog import history_of
-from swift.schedules import (
-    DamagedPlanError,
-    Problem,
-    denormalize,
-    lockstep,
-    normalize,
-    read_plan,
-    verify,
-)
-from swift.schedules.plans import moves_to_spread, plan_document
-from swift.schedules.plans.normalize import after_moves
+from swift.runlog.analysis.history import history_of
+from swift.schedules.planners.lockstep import lockstep
+from swift.schedules.plans.moved_roles import moves_to_spread
+from swift.schedules.plans.normalize import after_moves, denormalize, normalize
+from swift.schedules.plans.store import DamagedPlanError, plan_document, read_plan
+from swift.schedules.problem import Problem
+from swift.schedules.verify import verify
 from swift.tools.report.sections.coverage import coverage_of, coverage_section
 from swift.tools.report.sections.plans import plans_section, schedule_of
 from swift.tools.report.sections.timeline import timeline_section

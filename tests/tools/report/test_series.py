@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from swift.errors import SettingError
-from swift.runlog import running_mean, scalars
-from swift.runlog.class_counts import KINDS
-from swift.tools.report import sections_of
+from swift.runlog.analysis.measures import running_mean, scalars
+from swift.runlog.class_counts.layout import KINDS
+from swift.tools.report.figures import sections_of
 from swift.tools.report.sections.layers import layer_maps
 from swift.tools.report.sections.series import bins_of, class_series, shares, smooth, thin
 

@@ -4,9 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from swift.schedules import Costs, Problem
-from swift.tools.simulate import Event, Job, Periods, Trace, poisson, simulate, strategies
-from swift.tools.simulate.strategies import Adapting, Gaps
+from swift.schedules.problem import Costs, Problem
+from swift.tools.simulate.engine import simulate
+from swift.tools.simulate.job import Job
+from swift.tools.simulate.periods import Periods
+from swift.tools.simulate.strategies.adapting import Adapting, Gaps
+from swift.tools.simulate.strategies.registry import strategies
+from swift.tools.simulate.traces.generate import poisson
+from swift.tools.simulate.traces.trace import Event, Trace
 from swift.topology import Topology
 
 JOB = Job(Problem(Topology(3, 4), 8))

@@ -10,7 +10,8 @@ import pytest
 from swift.cli.hosts import devices_of_host
 from swift.errors import SettingError
 from swift.topology import Topology
-from swift.train import Experiment, HostPlace
+from swift.train.hosts.joining import HostPlace
+from swift.train.settings.experiment import Experiment
 from tests.elastic.runs import losses
 from tests.train.hosts.runs import alone, ended, start, write_config
 

@@ -7,7 +7,7 @@ import pytest
 
 from swift.errors import SettingError
 from swift.topology import Topology
-from swift.train.hosts import check_all_compute
+from swift.train.hosts.limits import check_all_compute
 from swift.train.settings.failure_list import parse_failures
 
 TOPOLOGY = Topology(3, 1, 1)

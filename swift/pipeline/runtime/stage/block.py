@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from swift.experts import Fetched, Layout, Load, expert_parallel_moe
-from swift.models import Group
+from swift.experts.layer import Load, expert_parallel_moe
+from swift.experts.state_layouts import Fetched, Layout
+from swift.models.parameter_groups import Group
 from swift.pipeline.runtime.step_spec import StepSpec
 from swift.pipeline.stacks import Index, layer_of
 from swift.pipeline.stage_weights import Layers

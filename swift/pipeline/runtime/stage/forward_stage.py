@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from swift.experts import Load
+from swift.experts.layer import Load
 from swift.pipeline import scopes
 from swift.pipeline.runtime.metrics import no_load
 from swift.pipeline.runtime.stage.block import Extras, block_function, block_of

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from swift.models import Copies, add_gradients_of_copies, choose_hot_rows, fetch_copies
+from swift.models.vocabulary.embedding import Copies
+from swift.models.vocabulary.hot_rows import add_gradients_of_copies, choose_hot_rows, fetch_copies
 from swift.pipeline import scopes
 from swift.pipeline.runtime.step_spec import StepSpec
 from swift.pipeline.runtime.update import where

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from swift.experts import Load
+from swift.experts.layer import Load
 from swift.pipeline.runtime.metrics import no_load
 from swift.pipeline.runtime.stage.block import Extras, block_function, block_of, block_shapes
 from swift.pipeline.runtime.stage.forward_stage import ForwardStage
 from swift.pipeline.runtime.step_spec import StepSpec
-from swift.pipeline.split_backward import SplitStage, split
+from swift.pipeline.split_backward.split import SplitStage, split
 from swift.pipeline.stacks import Index, add_to_layer, put, put_layer, take_layer
 from swift.pipeline.stage_weights import Layers
 

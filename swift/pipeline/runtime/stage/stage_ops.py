@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from swift.models import Copies
+from swift.models.vocabulary.embedding import Copies
 from swift.pipeline import scopes
 from swift.pipeline.runtime.metrics import Sums
 from swift.pipeline.runtime.stage.block import Extras

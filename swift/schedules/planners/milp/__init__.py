@@ -3,7 +3,3 @@
 ``proof`` asks ``model`` whether a period is possible, or ``chunks`` where workers hold several chunks; ``program``
 builds and solves the mixed-integer programs.
 """
-
-from swift.schedules.planners.milp.proof import Proof, milp, milp_proof
-
-__all__ = ["Proof", "milp", "milp_proof"]

@@ -23,7 +23,8 @@ from swift.schedules.planners.milp.program import ONE, MixedIntegerProgram, Refu
 from swift.schedules.planners.policy import names_of
 from swift.schedules.problem import Problem
 from swift.schedules.schedule import Round, Schedule
-from swift.schedules.sequences import SequencedOp, time_round
+from swift.schedules.sequences.graph import SequencedOp
+from swift.schedules.sequences.timing import time_round
 
 F, B, W, U = Kind
 _MAX_COLUMNS, _LARGEST_DENOMINATOR, _SAME = 30_000, 100, 1e-9

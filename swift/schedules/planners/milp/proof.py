@@ -38,7 +38,7 @@ from swift.schedules.planners.milp.model import (
 from swift.schedules.planners.milp.program import Refuted, Undecided
 from swift.schedules.problem import Problem
 from swift.schedules.schedule import Schedule
-from swift.schedules.sequences import time_round
+from swift.schedules.sequences.timing import time_round
 
 F, B, W = Kind.F, Kind.B, Kind.W
 _MAX_COLUMNS = 8_000

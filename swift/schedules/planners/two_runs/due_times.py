@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from swift.schedules.ops import Kind
 from swift.schedules.planners.policy import names_of
 from swift.schedules.problem import Problem
-from swift.schedules.sequences import SequencedOp
+from swift.schedules.sequences.graph import SequencedOp
 
 F, B, W = Kind.F, Kind.B, Kind.W
 

@@ -27,7 +27,7 @@ from swift.schedules.planners.rerouting import line_up, reroute
 from swift.schedules.planners.two_runs.due_times import Filling, run_by_due_times
 from swift.schedules.problem import Problem
 from swift.schedules.schedule import Round, Schedule
-from swift.schedules.sequences import time_round
+from swift.schedules.sequences.timing import time_round
 
 F, B = Kind.F, Kind.B
 _TURN = 6.0

@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from swift.errors import SettingError
-from swift.runlog import History, Run, number_in
+from swift.runlog.analysis.history import History, number_in
+from swift.runlog.reading import Run
 from swift.tools.palette import INK
 from swift.tools.report.sections.axes import FONT_SIZE, new_figure
 from swift.tools.report.sections.parts import Picture, Section, Table, seconds_text

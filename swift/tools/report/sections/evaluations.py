@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from swift.evaluate import Difference, Evaluation, Score, differences, stored_evaluations
-from swift.runlog import Run
+from swift.evaluate.documents import stored_evaluations
+from swift.evaluate.results import Difference, Evaluation, Score, differences
+from swift.runlog.reading import Run
 from swift.tools.report.sections.parts import Section, Table
 
 _HEADINGS = ("tasks", "task", "score", "iteration", "questions", "correct (%)", "interval of 95 %")

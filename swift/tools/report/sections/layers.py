@@ -11,7 +11,7 @@ from matplotlib.colors import LinearSegmentedColormap, PowerNorm, to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from swift.runlog import ratio
+from swift.runlog.analysis.measures import ratio
 from swift.tools.palette import EXPERT_COLORS, INK, LAYER_COLORS
 from swift.tools.report.sections.axes import FONT_SIZE, new_figure, put_legend, put_title
 from swift.tools.report.sections.series import shares, smooth, thin

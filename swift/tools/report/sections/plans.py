@@ -5,9 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 from swift.errors import SettingError
-from swift.runlog import EVENTS, History, Run, Stretch, names_in, stretches_of
-from swift.schedules import DamagedPlanError, Schedule, denormalize, normalize, read_plan
-from swift.schedules.plans import Move, after_moves, failure_counts
+from swift.runlog.analysis.history import History, Stretch, names_in, stretches_of
+from swift.runlog.events import EVENTS
+from swift.runlog.reading import Run
+from swift.schedules.plans.normalize import Move, after_moves, denormalize, failure_counts, normalize
+from swift.schedules.plans.store import DamagedPlanError, read_plan
+from swift.schedules.schedule import Schedule
 from swift.tools.draw.picture import draw_picture
 from swift.tools.report.sections.parts import Picture, Section, Table, seconds_text
 from swift.topology import Worker, read_worker

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from swift.runlog import Run, ranges_of, ratio
+from swift.runlog.analysis.measures import ratio
+from swift.runlog.metrics import ranges_of
+from swift.runlog.reading import Run
 
 NUM_POINTS = 1000
 """Largest number of points of a drawn line."""

@@ -6,7 +6,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from swift.runlog import History, Incident, Presence, Run, incidents_of, presences_of, scalars
+from swift.runlog.analysis.history import History
+from swift.runlog.analysis.incidents import Incident, incidents_of
+from swift.runlog.analysis.measures import scalars
+from swift.runlog.analysis.worker_presence import Presence, presences_of
+from swift.runlog.reading import Run
 from swift.tools.palette import GRID, INK, LIVE, MOMENT_COLORS
 from swift.tools.report.sections.axes import FONT_SIZE, new_figure
 from swift.tools.report.sections.parts import Picture, Section, Table, seconds_text

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from swift.tools.simulate.job import DETECTION_S, MEASURED_JOIN_S, MEASURED_RECOVERY_S, Job, iterations_of
 from swift.tools.simulate.periods import Periods
 from swift.tools.simulate.strategies.strategy import Moment, Pace, Pause, Saves, Turn
-from swift.tools.simulate.traces import Trace
+from swift.tools.simulate.traces.trace import Trace
 
 
 class Gaps(NamedTuple):

@@ -19,7 +19,7 @@ from swift.tools.simulate.strategies.restarting import (
     Restarting,
 )
 from swift.tools.simulate.strategies.strategy import Strategy
-from swift.tools.simulate.traces import Trace
+from swift.tools.simulate.traces.trace import Trace
 
 
 class CannotRun(NamedTuple):

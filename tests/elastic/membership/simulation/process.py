@@ -3,7 +3,8 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from swift.elastic.membership import Form, Member, Stamp
+from swift.elastic.membership.commands import Form
+from swift.elastic.membership.members import Member, Stamp
 
 
 @dataclass(eq=False)

@@ -2,39 +2,40 @@
 
 from collections import deque
 
-from swift.elastic.membership import (
-    CheckpointsListed,
-    CutFound,
-    CutRefused,
-    Died,
+from swift.elastic.membership.commands import (
     Enter,
     Form,
     GiveUp,
     GoLive,
-    Heartbeat,
     Kill,
     LeaveOut,
     LoadAhead,
-    Loaded,
-    MayRestart,
-    Member,
-    Ready,
     ReshardState,
     RestartAll,
-    Restored,
-    RestoreFailed,
     RestoreState,
     Retire,
-    Stamp,
-    Started,
     StartGeneration,
     StartProcess,
     StopRun,
+)
+from swift.elastic.membership.events import (
+    CheckpointsListed,
+    CutFound,
+    CutRefused,
+    Died,
+    Heartbeat,
+    Loaded,
+    MayRestart,
+    Ready,
+    Restored,
+    RestoreFailed,
+    Started,
     Tick,
     Woke,
-    processes_of,
 )
-from swift.schedules.plans import BlockHolders, Move
+from swift.elastic.membership.members import Member, Stamp, processes_of
+from swift.schedules.plans.holders import BlockHolders
+from swift.schedules.plans.normalize import Move
 from tests.elastic.membership.script import LIMITS
 from tests.elastic.membership.simulation.generation_checks import GenerationChecks
 from tests.elastic.membership.simulation.process import Simulated
