@@ -12,19 +12,18 @@ from children import tell
 from measure import cpu_seconds, publish
 
 from swift.schedules.adapt.choice import adapt, fault_free, recut, rerouted, with_roles_moved
-from swift.schedules.adapt.work import BlockProblem
-from swift.schedules.chunks import Chunk
-from swift.schedules.measures import period
+from swift.schedules.adapt.layouts import BlockProblem
 from swift.schedules.planners.adaptive import adaptive
 from swift.schedules.planners.baselines import one_f_one_b, zero_bubble
-from swift.schedules.problem import Costs, Problem
-from swift.schedules.verify import violations
-from swift.tools.simulate.engine import simulate
-from swift.tools.simulate.job import Job
-from swift.tools.simulate.strategies.adapting import Adapting, Gaps
-from swift.tools.simulate.strategies.published import published
-from swift.tools.simulate.strategies.registry import strategies
-from swift.tools.simulate.traces.generate import evenly_spaced, poisson
+from swift.schedules.problem import Chunk, Costs, Problem
+from swift.schedules.rules import violations
+from swift.schedules.schedule import period
+from swift.simulate.engine import simulate
+from swift.simulate.job import Job
+from swift.simulate.published import published
+from swift.simulate.registry import strategies
+from swift.simulate.strategies import Adapting, Gaps
+from swift.simulate.traces import evenly_spaced, poisson
 from swift.topology import Topology, Worker
 
 MEASURED = Costs(t_b=1.3, t_w=0.8, t_comm=0.1)

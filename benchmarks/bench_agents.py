@@ -17,8 +17,7 @@ from bench_generate import EXPERTS, SHAPE
 from measure import publish
 
 from swift.generate.engine import TextEngine, TextEngineConfig
-from swift.generate.request import Request
-from swift.generate.sampling import GREEDY
+from swift.generate.request import GREEDY, Request
 from swift.models.gpt import GPT
 
 CONFIG = TextEngineConfig(batch=64, cache_tokens=64 * 512, prefill_passages=8, prefill_length=64)

@@ -11,7 +11,7 @@ from measure import Trainee, demo, publish
 
 from swift.experts.exchange import exchange_bytes
 from swift.experts.placement.flexmoe import FlexMoE
-from swift.experts.placement.static import Static
+from swift.experts.placement.policy import Static
 from swift.experts.placement.symi import Symi
 from swift.mesh.hlo_collectives import collectives
 

@@ -22,16 +22,16 @@ from measure import Trainee, demo, publish, turns
 from orbax.checkpoint import v1 as ocp
 
 from swift.checkpoint.config import CheckpointConfig
-from swift.checkpoint.partial.selection import partial_bytes
+from swift.checkpoint.selection import partial_bytes
+from swift.config.experiment import Experiment
 from swift.experts.config import ExpertConfig
 from swift.experts.placement.symi import Symi
 from swift.mesh.live import storage_mesh
 from swift.models.config import ModelConfig
 from swift.runlog.run_directory import RunDirectory
 from swift.topology import Topology
-from swift.train.checkpoints.checkpointer import Checkpointer
-from swift.train.checkpoints.saved_state import split_of
-from swift.train.settings.experiment import Experiment
+from swift.train.checkpointer import Checkpointer
+from swift.train.saved_state import split_of
 
 CLASSES = 16
 GPT_350M_16E = Experiment(

@@ -16,10 +16,9 @@ from jax import lax
 from measure import Trainee, cost_of, demo, median, paired_costs, publish, ratio
 
 from swift.experts.placement.flexmoe import FlexMoE
-from swift.experts.placement.minmax import MinMax
-from swift.experts.placement.policy import PlacementPolicy
+from swift.experts.placement.packed import MinMax
+from swift.experts.placement.policy import PlacementPolicy, Static
 from swift.experts.placement.replicas import changed_slots
-from swift.experts.placement.static import Static
 from swift.experts.placement.symi import Symi
 from swift.mesh.per_rank import SHARED
 

@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 from measure import publish
 
-from swift.cli.configuration import load_experiment
-from swift.runlog.analysis.measures import scalars
-from swift.runlog.reading import Run, read_run
-from swift.tools.report.compare import comparison_rows
-from swift.train.options import TrainOptions
-from swift.train.settings.config_text import config_text
+from swift.config.gin_reader import load_experiment
+from swift.config.stored import config_text
+from swift.report.compare import comparison_rows
+from swift.runlog.reading import Run, read_run, scalars
+from swift.train.start import TrainOptions
 from swift.train.trainer import train
 
 COLUMNS = ("static", "flexmoe100", "flexmoe50", "flexmoe10", "symi")

@@ -18,13 +18,12 @@ import numpy as np
 from measure import publish
 
 from swift.checkpoint.config import CheckpointConfig
+from swift.config.experiment import Experiment, StageRank
 from swift.experts.config import ExpertConfig
 from swift.models.config import ModelConfig
 from swift.runlog.reading import Run, read_run
 from swift.topology import Topology, Worker
-from swift.train.options import TrainOptions
-from swift.train.settings.experiment import Experiment
-from swift.train.settings.failure_list import StageRank
+from swift.train.start import TrainOptions
 from swift.train.trainer import train
 
 CLASSES, BUDGET = 8, 0.0375

@@ -17,8 +17,7 @@ from measure import cpu_seconds, paired_costs, publish, ratio
 from swift.data.tokenizer import ByteTokenizer
 from swift.experts.config import ExpertConfig
 from swift.generate.engine import TextEngine, TextEngineConfig
-from swift.generate.request import Request
-from swift.generate.sampling import GREEDY, Sampling
+from swift.generate.request import GREEDY, Request, Sampling
 from swift.models.config import ModelConfig
 from swift.models.gpt import GPT
 

@@ -25,14 +25,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from measure import Trainee, cost_of, demo, median, publish, ratio, turns
 from pipeline_steps import Stepped, draw_batch, experiment
 
+from swift.config.experiment import Experiment
 from swift.data.windows import Batch
 from swift.experts.layer import Load
-from swift.experts.placement.static import Static
+from swift.experts.placement.policy import Static
 from swift.experts.placement.symi import Symi
 from swift.experts.routing import balance_loss, count_choices, route
-from swift.mesh.emulate import emulate_devices
-from swift.pipeline.runtime.step_spec import StepSpec
-from swift.train.settings.experiment import Experiment
+from swift.mesh.devices import emulate_devices
+from swift.pipeline.step.spec import StepSpec
 
 DEVICES = 8
 AXIS = "devices"

@@ -25,7 +25,7 @@ from children import tell
 from faults.machines import BridgedMachines
 from measure import publish
 
-from swift.checkpoint.storage.directory import checkpoint_steps
+from swift.checkpoint.manifest import checkpoint_steps
 from swift.runlog.reading import read_run
 
 _SWIFT = [sys.executable, "-m", "swift"]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from swift.data.config import DataConfig
-from swift.data.index_cache import find_index
+from swift.data.index import find_index
 from swift.data.loader import Loader
 from swift.data.sources import TextFiles, TokenFile
 

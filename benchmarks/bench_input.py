@@ -19,12 +19,11 @@ from input_peers import grain_batches
 from input_pipelines import BATCH, CASES, Case, case_of
 from measure import publish
 
-from swift.data.pipeline.keeping.store import find_survey
-from swift.data.pipeline.optimizer.cost import Resources
-from swift.data.pipeline.optimizer.passes import plan_input
-from swift.data.pipeline.plan import InputPlan, plain_plan
-from swift.data.pipeline.run import in_order
-from swift.data.pipeline.samples import Samples
+from swift.data.input_optimizer import Resources, plan_input
+from swift.data.pipeline import InputPlan, plain_plan
+from swift.data.sample_store import find_survey
+from swift.data.samples import Samples
+from swift.data.survey import in_order
 
 EPOCHS = 3
 LIMIT, LEAST = 1 / 1.5, 1 / 0.98

@@ -29,14 +29,13 @@ from launched import SWIFT, count, events, last_step, members, records, wait
 from measure import publish
 
 from swift.checkpoint.config import CheckpointConfig
+from swift.config.experiment import Experiment, StageRank
+from swift.config.stored import config_text
 from swift.experts.config import ExpertConfig
-from swift.mesh.emulate import emulate_devices
+from swift.mesh.devices import emulate_devices
 from swift.models.config import ModelConfig
 from swift.topology import Topology, Worker
-from swift.train.options import TrainOptions
-from swift.train.settings.config_text import config_text
-from swift.train.settings.experiment import Experiment
-from swift.train.settings.failure_list import StageRank
+from swift.train.start import TrainOptions
 from swift.train.trainer import train
 
 BETWEEN = 12

@@ -19,14 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from swift.runlog.analysis.measures import measure
-from swift.runlog.class_counts.layout import CLASS_COUNTS
-from swift.runlog.class_counts.writer import CountsWriter
-from swift.runlog.events import EVENTS
-from swift.runlog.metrics import METRICS
-from swift.runlog.reading import CONFIG, read_run
+from swift.report.page import write_report
+from swift.runlog.expert_counts import CLASS_COUNTS, CountsWriter
+from swift.runlog.files import EVENTS, METRICS
+from swift.runlog.reading import CONFIG, measure, read_run
 from swift.runlog.run_directory import RunDirectory
-from swift.tools.report.page import write_report
 
 LAYERS, CLASSES, TOKENS = 12, 64, 65536
 SAVED_EVERY = 20

@@ -6,16 +6,14 @@ from typing import Any
 
 from measure import cpu_seconds, publish
 
-from swift.schedules.measures import period
 from swift.schedules.planners.baselines import one_f_one_b, zero_bubble
 from swift.schedules.problem import Problem
-from swift.tools.simulate.engine import simulate
-from swift.tools.simulate.job import Job
-from swift.tools.simulate.outcome import Outcome
-from swift.tools.simulate.strategies.published import published
-from swift.tools.simulate.strategies.registry import STRATEGIES, CannotRun, strategies
-from swift.tools.simulate.traces.generate import evenly_spaced, poisson
-from swift.tools.simulate.traces.trace import Event, Trace
+from swift.schedules.schedule import period
+from swift.simulate.engine import Outcome, simulate
+from swift.simulate.job import Job
+from swift.simulate.published import published
+from swift.simulate.registry import STRATEGIES, CannotRun, strategies
+from swift.simulate.traces import Event, Trace, evenly_spaced, poisson
 from swift.topology import Topology
 
 OF_JOB = STRATEGIES[:6]

@@ -19,11 +19,10 @@ import numpy as np
 from children import ROOT
 from measure import publish
 
-from swift.cli.configuration import load_experiment
-from swift.runlog.analysis.measures import scalars
-from swift.runlog.reading import read_run
-from swift.train.options import TrainOptions
-from swift.train.settings.config_text import config_text
+from swift.config.gin_reader import load_experiment
+from swift.config.stored import config_text
+from swift.runlog.reading import read_run, scalars
+from swift.train.start import TrainOptions
 from swift.train.trainer import train
 
 LIMIT = 0.01

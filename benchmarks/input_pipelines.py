@@ -16,9 +16,8 @@ import scipy.signal
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from swift.data.pipeline.pipeline import Pipeline
-from swift.data.records.lines import JsonLines
-from swift.data.records.protocol import Rows
+from swift.data.pipeline import Pipeline
+from swift.data.records import JsonLines, Rows
 from swift.data.sources import StandardLibrary
 from swift.data.tokenizer import TokenizerFile
 

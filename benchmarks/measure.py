@@ -14,12 +14,12 @@ from typing import Any
 
 import jax
 
+from swift.config.experiment import Experiment
 from swift.experts.placement.policy import PlacementPolicy
-from swift.models.sizes import model_size
-from swift.pipeline.runtime.single_worker import put_batch, single_worker_step
-from swift.pipeline.runtime.step_spec import StepSpec
-from swift.pipeline.train_state import TrainState
-from swift.train.settings.experiment import Experiment
+from swift.models.config import model_size
+from swift.pipeline.state import TrainState
+from swift.pipeline.step.single_worker import put_batch, single_worker_step
+from swift.pipeline.step.spec import StepSpec
 
 
 def machine() -> dict[str, Any]:

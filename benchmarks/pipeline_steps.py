@@ -11,21 +11,21 @@ import numpy as np
 import optax
 from jax.sharding import PartitionSpec
 
+from swift.config.experiment import Experiment
 from swift.data.windows import Batch
 from swift.experts.config import ExpertConfig
 from swift.experts.layer import expert_parallel_moe
-from swift.experts.optimizer_config import OptimizerConfig
+from swift.experts.optimizer import OptimizerConfig
 from swift.mesh.per_rank import RANKED, REPLICATED, SHARED
-from swift.models.sizes import model_size
+from swift.models.config import model_size
+from swift.pipeline.reconfigure.configuration import batch_of_rows
 from swift.pipeline.reconfigure.engine import Engine
-from swift.pipeline.reconfigure.failure_config import batch_of_rows
-from swift.pipeline.runtime.single_worker import put_batch, single_worker_step
-from swift.pipeline.runtime.step_spec import Remat, StepSpec
-from swift.pipeline.runtime.tick_arrays import table_arrays
-from swift.pipeline.runtime.train_step import barrier_step
+from swift.pipeline.step.single_worker import put_batch, single_worker_step
+from swift.pipeline.step.spec import Remat, StepSpec
+from swift.pipeline.step.tick_arrays import table_arrays
+from swift.pipeline.step.train_step import barrier_step
 from swift.schedules.lowering.tick_table import TickTable
 from swift.topology import Topology, Worker
-from swift.train.settings.experiment import Experiment
 
 SEQUENCES = 4  # of a micro-batch
 

@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 from measure import publish
 
-from swift.cli.configuration import load_experiment
-from swift.data.locality.order import STRETCH_BATCHES
-from swift.runlog.analysis.measures import scalars
-from swift.runlog.reading import read_run
-from swift.tools.report.compare import comparison_rows
-from swift.train.options import TrainOptions
-from swift.train.settings.config_text import config_text
+from swift.config.gin_reader import load_experiment
+from swift.config.stored import config_text
+from swift.data.windows import STRETCH_BATCHES
+from swift.report.compare import comparison_rows
+from swift.runlog.reading import read_run, scalars
+from swift.train.start import TrainOptions
 from swift.train.trainer import train
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments" / "locality"

@@ -10,10 +10,9 @@ import json
 from collections.abc import Sequence
 from itertools import product
 
-from swift.pipeline.reconfigure.failure_config import Plan
-from swift.schedules.chunks import Chunk
-from swift.schedules.planners.registry import plan_with
-from swift.schedules.problem import Costs, Problem
+from swift.pipeline.reconfigure.configuration import Plan
+from swift.schedules.problem import Chunk, Costs, Problem
+from swift.schedules.registry import plan_with
 from swift.topology import Topology, Worker
 
 CASES: dict[str, tuple[int, tuple[int, ...], int, frozenset[Worker]]] = {

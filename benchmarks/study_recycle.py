@@ -12,18 +12,16 @@ from typing import Any
 from measure import publish
 
 from swift.schedules.bounds import lower_bound, tight_bound
-from swift.schedules.measures import period
 from swift.schedules.planners.adaptive import adaptive
 from swift.schedules.planners.baselines import one_f_one_b, zero_bubble
 from swift.schedules.plans.normalize import canonical, spread
 from swift.schedules.problem import Problem
-from swift.tools.simulate.engine import simulate
-from swift.tools.simulate.job import Job
-from swift.tools.simulate.strategies.published import published
-from swift.tools.simulate.strategies.registry import CannotRun, strategies
-from swift.tools.simulate.traces.generate import evenly_spaced, poisson
-from swift.tools.simulate.traces.read import read_trace
-from swift.tools.simulate.traces.trace import Trace
+from swift.schedules.schedule import period
+from swift.simulate.engine import simulate
+from swift.simulate.job import Job
+from swift.simulate.published import published
+from swift.simulate.registry import CannotRun, strategies
+from swift.simulate.traces import Trace, evenly_spaced, poisson, read_trace
 from swift.topology import Topology
 
 OF_JOB = ("ideal", "adapt", "swift", "recycle", "memory", "moc", "full")

@@ -21,13 +21,12 @@ from measure import publish
 from scipy.optimize import linprog
 from scipy.sparse import csr_array, vstack
 
-from swift.cli.configuration import load_experiment
-from swift.experts.rank_capacity.balanced_flow import Holders, balance, relieve
-from swift.runlog.analysis.measures import measure
-from swift.runlog.reading import Run, read_run
-from swift.train.options import TrainOptions
-from swift.train.settings.config_text import config_text
-from swift.train.settings.experiment import Experiment
+from swift.config.experiment import Experiment
+from swift.config.gin_reader import load_experiment
+from swift.config.stored import config_text
+from swift.experts.capacity.balanced_flow import Holders, balance, relieve
+from swift.runlog.reading import Run, measure, read_run
+from swift.train.start import TrainOptions
 from swift.train.trainer import train
 
 FILE = Path(__file__).parent.parent / "experiments" / "beyond" / "packed_rank_best.gin"

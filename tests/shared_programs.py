@@ -9,9 +9,9 @@ import jax
 import pytest
 
 from swift.checkpoint.config import CheckpointConfig
+from swift.config.experiment import Experiment
 from swift.data.config import DataConfig
 from swift.pipeline.reconfigure.compiled_steps import Steps, program_key
-from swift.train.settings.experiment import Experiment
 
 NOT_COMPILED: dict[str, Any] = {
     "data": DataConfig(),

@@ -6,8 +6,7 @@ import time
 import numpy as np
 
 from swift.generate.engine import TextEngine
-from swift.generate.request import Answer, Request
-from swift.generate.sampling import GREEDY
+from swift.generate.request import GREEDY, Answer, Request
 
 from .simulation import Calls
 from .town import Call

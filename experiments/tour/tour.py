@@ -13,9 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from swift.runlog.analysis.measures import scalars
-from swift.runlog.reading import Run, read_run
-from swift.tools.report.page import write_report
+from swift.report.page import write_report
+from swift.runlog.reading import Run, read_run, scalars
 
 HERE = Path(os.path.relpath(Path(__file__).parent))
 FIXED, MOVING, PIPELINES = (HERE / f"{name}.gin" for name in ("fixed", "moving", "pipelines"))

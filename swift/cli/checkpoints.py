@@ -8,10 +8,9 @@ from typing import Any
 
 from rich.console import Console
 
-from swift.checkpoint.storage.directory import checkpoint_path
-from swift.checkpoint.storage.inspection import coverage, damages, find_checkpoints, overview, what_a_restore_does
-from swift.checkpoint.storage.manifest import read_manifest
-from swift.checkpoint.storage.verification import Checker
+from swift.checkpoint.arrays import Checker
+from swift.checkpoint.inspection import coverage, damages, find_checkpoints, overview, what_a_restore_does
+from swift.checkpoint.manifest import checkpoint_path, read_manifest
 from swift.errors import RunError, SettingError
 from swift.terminal_table import TerminalTable
 

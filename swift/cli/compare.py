@@ -10,26 +10,32 @@ from pathlib import Path
 
 from rich.console import Console
 
-from swift.checkpoint.storage.directory import committed_steps
-from swift.cli.commands import corpora_directory, distance_line, new_run_dir, observers_of, prepare, report_of
-from swift.cli.configuration import load_experiment
-from swift.cli.data.serving import input_hosts_of_runs
-from swift.cli.hosts import devices_of_host, joined, place_of
-from swift.cli.options.deadlines import OF_ONE, deadlines_of
-from swift.cli.options.gin_files import all_installed
-from swift.cli.options.kinds import Written
-from swift.data.pipeline.elsewhere import ConnectHosts
+from swift.checkpoint.manifest import committed_steps
+from swift.cli.data import input_hosts_of_runs
+from swift.cli.train import (
+    corpora_directory,
+    devices_of_host,
+    distance_line,
+    joined,
+    new_run_dir,
+    observers_of,
+    place_of,
+    prepare,
+    report_of,
+)
+from swift.cli.values import OF_ONE, deadlines_of
+from swift.config.experiment import Experiment
+from swift.config.gin_reader import all_installed, load_experiment
+from swift.config.stored import config_text
+from swift.data.remote_records import ConnectHosts
 from swift.errors import SettingError, printable
+from swift.report.compare import comparison_rows, comparison_table
 from swift.runlog.reading import CONFIG, Run, is_run, read_run
-from swift.tools.report.compare import comparison_rows, comparison_table
-from swift.train.display.progress import Series
-from swift.train.hosts.agreement import ALONE, Hosts
-from swift.train.options import TrainOptions
-from swift.train.preflight import check_before
-from swift.train.settings.config_text import config_text
-from swift.train.settings.experiment import Experiment
-from swift.train.start import check_resumable, made_directory
-from swift.train.trainer import train
+from swift.train.display import Series
+from swift.train.hosts import ALONE, Hosts
+from swift.train.start import TrainOptions, check_resumable, made_directory
+from swift.train.trainer import check_before, train
+from swift.typed import Written
 
 
 @dataclass(frozen=True)

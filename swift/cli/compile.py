@@ -15,16 +15,15 @@ from typing import Any
 
 import jax
 
-from swift.cli.configuration import load_experiment
-from swift.cli.options.kinds import Written
-from swift.cli.options.named import workers_of
+from swift.cli.values import workers_of
+from swift.config.gin_reader import load_experiment
+from swift.config.stored import config_text
 from swift.errors import RunError, SettingError, check_count
-from swift.tools.pod_compile.compiling import FITS, REFUSED, check_pod, compile_one, configurations
-from swift.tools.pod_compile.devices import settle_process
-from swift.tools.pod_compile.json_format import document, name_of, text_lines
-from swift.tools.pod_compile.pods import Pod
-from swift.train.emulated.cluster import Down
-from swift.train.settings.config_text import config_text
+from swift.pod_compile.compile import FITS, REFUSED, check_pod, compile_one, configurations
+from swift.pod_compile.json_format import document, name_of, text_lines
+from swift.pod_compile.pods import Pod, settle_process
+from swift.train.emulated import Down
+from swift.typed import Written
 
 
 def compile(options: argparse.Namespace) -> None:

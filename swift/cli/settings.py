@@ -12,11 +12,11 @@ import typing
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from swift.cli.configuration import CONFIGURABLES, load_experiment
-from swift.cli.options.kinds import described
-from swift.cli.options.mistakes import nearest
+from swift.config.gin_reader import CONFIGURABLES, load_experiment
+from swift.config.mistakes import nearest
+from swift.config.stored import config_text
 from swift.errors import SettingError
-from swift.train.settings.config_text import config_text
+from swift.typed import described
 
 _SECTION = re.compile(r"^(?:Args|Attributes):\n(.*?)(?=^\S|\Z)", re.DOTALL | re.MULTILINE)
 _ENTRY = re.compile(r"^    (\w+): (.*?)(?=^    \w|\Z)", re.DOTALL | re.MULTILINE)

@@ -7,23 +7,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from swift.cli.options.kinds import Written
-from swift.cli.options.mistakes import nearest, translated
-from swift.cli.options.named import costs_of, named_numbers, seconds_of
-from swift.cli.options.outputs import PICTURE, check_output
+from swift.cli.values import PICTURE, check_output, costs_of, named_numbers, seconds_of
+from swift.config.mistakes import nearest, translated
 from swift.errors import SettingError, check_count
 from swift.files import replace_file
 from swift.schedules.problem import Problem
-from swift.tools.simulate.engine import simulate as run_through
-from swift.tools.simulate.job import Job
-from swift.tools.simulate.json_format import document
-from swift.tools.simulate.outcome import CAUSES
-from swift.tools.simulate.strategies.published import published
-from swift.tools.simulate.strategies.registry import ON_REQUEST, STRATEGIES, CannotRun, strategies
-from swift.tools.simulate.traces.generate import evenly_spaced, poisson, weibull
-from swift.tools.simulate.traces.read import read_trace
-from swift.tools.simulate.traces.trace import Trace
+from swift.simulate.engine import CAUSES
+from swift.simulate.engine import simulate as run_through
+from swift.simulate.job import Job
+from swift.simulate.json_format import document
+from swift.simulate.published import published
+from swift.simulate.registry import ON_REQUEST, STRATEGIES, CannotRun, strategies
+from swift.simulate.traces import Trace, evenly_spaced, poisson, read_trace, weibull
 from swift.topology import Topology
+from swift.typed import Written
 
 JOB_NAMES = {
     "iteration": "iteration_s",
@@ -132,7 +129,7 @@ def _check_plot(path: Path | None, inputs: Sequence[Path]) -> None:
 
 def _draw(path: Path, facts: Mapping[str, Any]) -> None:
     # Matplotlib is imported only if there is a picture to draw.
-    from swift.tools.report.sections.simulation import simulation_file
+    from swift.draw.loads import simulation_file
 
     try:
         replace_file(path, simulation_file(facts, "png" if path.suffix.lower() == ".png" else "svg"))

@@ -7,34 +7,38 @@ from swift.lazy_names import lazy_names
 if TYPE_CHECKING:
     from swift.data.config import DataConfig, Mixture, Split
     from swift.data.corpus import readings
-    from swift.data.files import DataError
-    from swift.data.index_cache import find_index
+    from swift.data.index import find_index
+    from swift.data.input_optimizer import Resources, plan_input
     from swift.data.loader import Loader, check_same_data
-    from swift.data.pipeline.elsewhere import ConnectHosts
-    from swift.data.pipeline.optimizer.cost import Resources
-    from swift.data.pipeline.optimizer.passes import plan_input
-    from swift.data.pipeline.pipeline import Pipeline
-    from swift.data.pipeline.plan import InputPlan, plain_plan
-    from swift.data.pipeline.samples import Samples
-    from swift.data.records.protocol import Rows
-    from swift.data.sources import Document, InMemory, StandardLibrary, StreamSource, TextFiles, TextSource, TokenFile
+    from swift.data.pipeline import InputPlan, Pipeline, plain_plan
+    from swift.data.records import Rows
+    from swift.data.remote_records import ConnectHosts
+    from swift.data.samples import Samples
+    from swift.data.sources import (
+        DataError,
+        Document,
+        InMemory,
+        StandardLibrary,
+        StreamSource,
+        TextFiles,
+        TextSource,
+        TokenFile,
+    )
     from swift.data.tokenizer import ByteTokenizer, Tokenizer, TokenizerFile, prompt_tokens, text_tokens
     from swift.data.windows import Batch
 
 _MODULES = {
     "swift.data.config": ["DataConfig", "Mixture", "Split"],
     "swift.data.corpus": ["readings"],
-    "swift.data.files": ["DataError"],
-    "swift.data.index_cache": ["find_index"],
+    "swift.data.index": ["find_index"],
+    "swift.data.input_optimizer": ["Resources", "plan_input"],
     "swift.data.loader": ["Loader", "check_same_data"],
-    "swift.data.pipeline.elsewhere": ["ConnectHosts"],
-    "swift.data.pipeline.optimizer.cost": ["Resources"],
-    "swift.data.pipeline.optimizer.passes": ["plan_input"],
-    "swift.data.pipeline.pipeline": ["Pipeline"],
-    "swift.data.pipeline.plan": ["InputPlan", "plain_plan"],
-    "swift.data.pipeline.samples": ["Samples"],
-    "swift.data.records.protocol": ["Rows"],
+    "swift.data.pipeline": ["InputPlan", "Pipeline", "plain_plan"],
+    "swift.data.records": ["Rows"],
+    "swift.data.remote_records": ["ConnectHosts"],
+    "swift.data.samples": ["Samples"],
     "swift.data.sources": [
+        "DataError",
         "Document",
         "InMemory",
         "StandardLibrary",

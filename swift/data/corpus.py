@@ -9,20 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from swift.data.config import DataConfig, Split, cut_at, in_split
-from swift.data.files import DataError, DocumentError
-from swift.data.locality.domains import domain_of
-from swift.data.pipeline.elsewhere import ConnectHosts, InputHosts
-from swift.data.pipeline.operators import Map, Sample
-from swift.data.pipeline.optimizer.cost import Resources
-from swift.data.pipeline.optimizer.offload import profile_hosts
-from swift.data.pipeline.optimizer.passes import plan_input
-from swift.data.pipeline.optimizer.profile import profile_input
-from swift.data.pipeline.pipeline import Pipeline
-from swift.data.pipeline.plan import CachePoint, InputPlan, plain_plan
-from swift.data.pipeline.survey import survey
-from swift.data.records.documents import Documents
-from swift.data.records.protocol import ChosenRecords, RecordSource
-from swift.data.sources import Text, TextSource, TokenFile
+from swift.data.input_optimizer import Resources, plan_input, profile_hosts
+from swift.data.input_profile import profile_input
+from swift.data.operators import Map, Sample
+from swift.data.pipeline import CachePoint, InputPlan, Pipeline, plain_plan
+from swift.data.records import ChosenRecords, Documents, RecordSource
+from swift.data.remote_records import ConnectHosts, InputHosts
+from swift.data.sources import DataError, DocumentError, Text, TextSource, TokenFile, domain_of
+from swift.data.survey import survey
 from swift.data.tokenizer import Tokenizer
 from swift.errors import SettingError, first_line
 

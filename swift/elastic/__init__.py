@@ -4,5 +4,5 @@
 ``worker`` trains; ``services`` write checkpoints and compile programs ahead; ``transport`` starts processes and carries
 messages within and between nodes; ``state`` outlives processes; ``reporting`` records what happens. The groups of
 processes that JAX forms are here: ``jax_group``, ``accelerators`` where they hold GPUs or TPU chips, and
-``compile_only_group`` to compile for one that does not exist.
+``jax_group`` to compile for one that does not exist.
 """

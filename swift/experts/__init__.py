@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 from swift.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from swift.experts.capacity.exact import check_exact, exact_slots
     from swift.experts.config import ExpertConfig
     from swift.experts.dropless import sorted_moe
     from swift.experts.exchange import collect, exchange_bytes, from_slices, materialize, padded_size, to_slices
     from swift.experts.layer import Load, Matmul, expert_parallel_moe
-    from swift.experts.optimizer_config import (
+    from swift.experts.optimizer import (
         OptimizerConfig,
         OwnOptimizer,
         OwnSchedule,
@@ -21,17 +22,17 @@ if TYPE_CHECKING:
         make_optimizer,
         with_warmup,
     )
-    from swift.experts.rank_capacity.even_shares import check_exact, exact_slots
     from swift.experts.reference import dropless_moe, reference_moe
     from swift.experts.routing import balancing_step
     from swift.experts.state_layouts import Decoupled, Fetched, Instances, Layout, ReplicaShards
 
 _MODULES = {
+    "swift.experts.capacity.exact": ["check_exact", "exact_slots"],
     "swift.experts.config": ["ExpertConfig"],
     "swift.experts.dropless": ["sorted_moe"],
     "swift.experts.exchange": ["collect", "exchange_bytes", "from_slices", "materialize", "padded_size", "to_slices"],
     "swift.experts.layer": ["Load", "Matmul", "expert_parallel_moe"],
-    "swift.experts.optimizer_config": [
+    "swift.experts.optimizer": [
         "OptimizerConfig",
         "OwnOptimizer",
         "OwnSchedule",
@@ -39,7 +40,6 @@ _MODULES = {
         "make_optimizer",
         "with_warmup",
     ],
-    "swift.experts.rank_capacity.even_shares": ["check_exact", "exact_slots"],
     "swift.experts.reference": ["dropless_moe", "reference_moe"],
     "swift.experts.routing": ["balancing_step"],
     "swift.experts.state_layouts": ["Decoupled", "Fetched", "Instances", "Layout", "ReplicaShards"],

@@ -13,19 +13,16 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from swift.experts.capacity.balanced_flow import Holders
+from swift.experts.capacity.exact import assign_slots
+from swift.experts.capacity.rank import received_pairs, sent_pairs, serve, slot_groups, slots_of_pairs
+from swift.experts.capacity.row_exchange import exchange_rows
+from swift.experts.capacity.slot import Pairs, assign_rows, combine, send, weigh
+from swift.experts.capacity.token_rows import TokenRows, copy_to_slots, repeat_tokens, sum_over_slots, sum_tokens
+from swift.experts.capacity.token_split import Slots, by_source
 from swift.experts.config import ExpertConfig
-from swift.experts.grouped_matmul.groups import block_rows, padded_rows
-from swift.experts.grouped_matmul.multiply import grouped_matmul
-from swift.experts.rank_capacity.balanced_flow import Holders
-from swift.experts.rank_capacity.buffers import received_pairs, sent_pairs, slot_groups, slots_of_pairs
-from swift.experts.rank_capacity.even_shares import assign_slots
-from swift.experts.rank_capacity.limits import serve
-from swift.experts.rank_capacity.row_exchange import exchange_rows
-from swift.experts.rank_capacity.sources import by_source
-from swift.experts.rank_capacity.token_rows import TokenRows, copy_to_slots, repeat_tokens, sum_over_slots, sum_tokens
-from swift.experts.rank_capacity.token_split import Slots
+from swift.experts.grouped_matmul import block_rows, grouped_matmul, padded_rows
 from swift.experts.routing import Routing, balance_loss, first_choice_loss, normalize_kept, route, z_loss
-from swift.experts.slot_capacity import Pairs, assign_rows, combine, send, weigh
 from swift.mesh.per_rank import EXPERT_AXIS
 
 Matmul = Callable[[jax.Array, jax.Array], jax.Array]

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from swift.experts.capacity.rank import serve
 from swift.experts.config import ExpertConfig
 from swift.experts.layer import Load, auxiliary_loss
-from swift.experts.rank_capacity.limits import serve
 from swift.experts.routing import Routing, count_choices, first_choice_loss, normalize_kept, route
 
 

@@ -1,8 +1,8 @@
 """Generation: many requests to one model, which share the keys and values of common beginnings.
 
 ``engine`` answers requests (``request``) by calls of ``paged_model``, the forward pass over keys and values in pages.
-``drafts`` hands the pages out, ``radix_tree`` knows which texts share them, ``passages`` plans the tokens of a call,
-and ``sampling`` chooses the next ones. ``programs`` writes texts of given and generated parts, which ``grammar``
+``texts`` hands the pages out, ``texts`` knows which texts share them, ``paged_model`` plans the tokens of a call,
+and ``request`` chooses the next ones. ``programs`` writes texts of given and generated parts, which ``programs``
 constrains.
 """
 
@@ -12,25 +12,17 @@ from swift.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from swift.generate.engine import Computed, TextEngine, TextEngineConfig
-    from swift.generate.gen import Gen
-    from swift.generate.grammar import Until
     from swift.generate.paged_model import check_devices, check_expert_ranks
-    from swift.generate.pieces import Shown, decoded
-    from swift.generate.programs import Prompt, Writer
-    from swift.generate.radix_tree import Node, RadixTree
-    from swift.generate.request import Answer, Constraint, Reason, Request
-    from swift.generate.sampling import GREEDY, Sampling
+    from swift.generate.programs import Gen, Prompt, Shown, Until, Writer, decoded
+    from swift.generate.request import GREEDY, Answer, Constraint, Reason, Request, Sampling
+    from swift.generate.texts import Node, RadixTree
 
 _MODULES = {
     "swift.generate.engine": ["Computed", "TextEngine", "TextEngineConfig"],
-    "swift.generate.gen": ["Gen"],
-    "swift.generate.grammar": ["Until"],
     "swift.generate.paged_model": ["check_devices", "check_expert_ranks"],
-    "swift.generate.pieces": ["Shown", "decoded"],
-    "swift.generate.programs": ["Prompt", "Writer"],
-    "swift.generate.radix_tree": ["Node", "RadixTree"],
-    "swift.generate.request": ["Answer", "Constraint", "Reason", "Request"],
-    "swift.generate.sampling": ["GREEDY", "Sampling"],
+    "swift.generate.programs": ["Gen", "Prompt", "Shown", "Until", "Writer", "decoded"],
+    "swift.generate.request": ["Answer", "Constraint", "GREEDY", "Reason", "Request", "Sampling"],
+    "swift.generate.texts": ["Node", "RadixTree"],
 }
 __all__ = [
     "GREEDY",

@@ -19,16 +19,16 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from swift.experts.layer import Load
-from swift.models.attention.kernels import AttentionKernel
-from swift.models.attention.module import Attention
+from swift.models.attention import Attention
+from swift.models.attention_kernels import AttentionKernel
 from swift.models.config import ModelConfig
+from swift.models.losses import sum_of_losses
 from swift.models.modules import Embedding, Head, Mlp, Router, make_network, positions_within
 from swift.models.own_block import check_block
-from swift.models.parameter_groups import Group, draw_parameters
-from swift.models.token_losses import sum_of_losses
-from swift.models.vocabulary.column_shares import share_size
-from swift.models.vocabulary.embedding import Copies, embed, embedding_gradient
-from swift.models.vocabulary.share_losses import sum_of_losses_in_shares
+from swift.models.parameters import Group, draw_parameters
+from swift.models.vocabulary.layouts import share_size
+from swift.models.vocabulary.lookup import Copies, embed, embedding_gradient
+from swift.models.vocabulary.sharded_loss import sum_of_losses_in_shares
 
 Weights = dict[str, list[Any]]
 """State of the module of every layer, by group; experts have a leading dim of slots or experts."""

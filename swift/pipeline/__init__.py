@@ -1,5 +1,5 @@
 """Training steps of a pipeline, under any schedule and failure set.
 
-``split_backward`` divides a stage's backward pass into input and weight gradients, ``runtime`` builds the compiled step
+``split_backward`` divides a stage's backward pass into input and weight gradients, ``step`` builds the compiled step
 from tick table to update, and ``reconfigure`` replaces plan, program and state when workers fail or return.
 """

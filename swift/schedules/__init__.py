@@ -1,39 +1,23 @@
 """Pipeline schedules that survive failures, in plain Python and NumPy: usable as a separate library.
 
 A ``Problem`` says what is to be planned. A planner from ``planners`` makes a ``Schedule`` of it, in which peers run the
-micro-batches of failed workers (re-routing); ``adapt`` weighs that against pipelines cut anew. ``verify`` checks a
+micro-batches of failed workers (re-routing); ``adapt`` weighs that against pipelines cut anew. ``rules`` checks a
 schedule, ``plans`` stores it for every failure, and ``lowering`` turns it into the tick table of an SPMD program.
 """
 
 from typing import TYPE_CHECKING
 
 from swift.lazy_names import lazy_names
-from swift.schedules.verify import verify
 
 if TYPE_CHECKING:
     from swift.schedules.bounds import lower_bound, tight_bound
-    from swift.schedules.chunks import Chunk, common_chunks, cut_by_costs, joined
-    from swift.schedules.lowering.buffer_sizes import HeldBytes, SlotBytes, allocated_bytes, held_bytes
-    from swift.schedules.lowering.lower import lower
+    from swift.schedules.lowering.lower import HeldBytes, SlotBytes, allocated_bytes, held_bytes, lower
     from swift.schedules.lowering.tick_table import NOTHING, TableShape, TickTable, common_shape
     from swift.schedules.lowering.ticks import assign_ticks, lockstep_period
-    from swift.schedules.measures import bubble_share, iteration_ends, makespan, period, window_period
-    from swift.schedules.memory import peak_memory
-    from swift.schedules.ops import Kind, Op, TimedOp
     from swift.schedules.planners.adaptive import adaptive
     from swift.schedules.planners.baselines import gpipe, one_f_one_b, zero_bubble
     from swift.schedules.planners.lockstep import lockstep
-    from swift.schedules.planners.registry import (
-        FAULT_FREE,
-        PLANNERS,
-        SHAPES,
-        OwnPlanner,
-        Planner,
-        in_shape,
-        plan_with,
-        shape_of,
-    )
-    from swift.schedules.planners.two_runs.v import v
+    from swift.schedules.planners.v import v
     from swift.schedules.plans.normalize import (
         Normalized,
         denormalize,
@@ -44,36 +28,40 @@ if TYPE_CHECKING:
         spread,
     )
     from swift.schedules.plans.store import DamagedPlanError, PlanStore, plan_document, read_plan
-    from swift.schedules.problem import Costs, Problem
-    from swift.schedules.rounds import round_of
-    from swift.schedules.schedule import Round, Schedule
-    from swift.schedules.sequences.timing import time_round
-    from swift.schedules.verify import ScheduleError, violations
+    from swift.schedules.problem import Chunk, Costs, Kind, Op, Problem, TimedOp, common_chunks, cut_by_costs, joined
+    from swift.schedules.registry import (
+        FAULT_FREE,
+        PLANNERS,
+        SHAPES,
+        OwnPlanner,
+        Planner,
+        in_shape,
+        plan_with,
+        shape_of,
+    )
+    from swift.schedules.rules import ScheduleError, verify, violations
+    from swift.schedules.schedule import (
+        Round,
+        Schedule,
+        bubble_share,
+        iteration_ends,
+        makespan,
+        peak_memory,
+        period,
+        round_of,
+        window_period,
+    )
+    from swift.schedules.sequences import time_round
 
 _MODULES = {
     "swift.schedules.bounds": ["lower_bound", "tight_bound"],
-    "swift.schedules.chunks": ["Chunk", "common_chunks", "cut_by_costs", "joined"],
-    "swift.schedules.lowering.buffer_sizes": ["HeldBytes", "SlotBytes", "allocated_bytes", "held_bytes"],
-    "swift.schedules.lowering.lower": ["lower"],
+    "swift.schedules.lowering.lower": ["HeldBytes", "SlotBytes", "allocated_bytes", "held_bytes", "lower"],
     "swift.schedules.lowering.tick_table": ["NOTHING", "TableShape", "TickTable", "common_shape"],
     "swift.schedules.lowering.ticks": ["assign_ticks", "lockstep_period"],
-    "swift.schedules.measures": ["bubble_share", "iteration_ends", "makespan", "period", "window_period"],
-    "swift.schedules.memory": ["peak_memory"],
-    "swift.schedules.ops": ["Kind", "Op", "TimedOp"],
     "swift.schedules.planners.adaptive": ["adaptive"],
     "swift.schedules.planners.baselines": ["gpipe", "one_f_one_b", "zero_bubble"],
     "swift.schedules.planners.lockstep": ["lockstep"],
-    "swift.schedules.planners.registry": [
-        "FAULT_FREE",
-        "OwnPlanner",
-        "PLANNERS",
-        "Planner",
-        "SHAPES",
-        "in_shape",
-        "plan_with",
-        "shape_of",
-    ],
-    "swift.schedules.planners.two_runs.v": ["v"],
+    "swift.schedules.planners.v": ["v"],
     "swift.schedules.plans.normalize": [
         "Normalized",
         "denormalize",
@@ -84,11 +72,40 @@ _MODULES = {
         "spread",
     ],
     "swift.schedules.plans.store": ["DamagedPlanError", "PlanStore", "plan_document", "read_plan"],
-    "swift.schedules.problem": ["Costs", "Problem"],
-    "swift.schedules.rounds": ["round_of"],
-    "swift.schedules.schedule": ["Round", "Schedule"],
-    "swift.schedules.sequences.timing": ["time_round"],
-    "swift.schedules.verify": ["ScheduleError", "violations"],
+    "swift.schedules.problem": [
+        "Chunk",
+        "Costs",
+        "Kind",
+        "Op",
+        "Problem",
+        "TimedOp",
+        "common_chunks",
+        "cut_by_costs",
+        "joined",
+    ],
+    "swift.schedules.registry": [
+        "FAULT_FREE",
+        "OwnPlanner",
+        "PLANNERS",
+        "Planner",
+        "SHAPES",
+        "in_shape",
+        "plan_with",
+        "shape_of",
+    ],
+    "swift.schedules.rules": ["ScheduleError", "verify", "violations"],
+    "swift.schedules.schedule": [
+        "Round",
+        "Schedule",
+        "bubble_share",
+        "iteration_ends",
+        "makespan",
+        "peak_memory",
+        "period",
+        "round_of",
+        "window_period",
+    ],
+    "swift.schedules.sequences": ["time_round"],
 }
 __all__ = [
     "FAULT_FREE",

@@ -1,7 +1,7 @@
 """Training: the loop, runs in one process with emulated failures, export of the model, and texts by it.
 
-``settings`` holds the experiment and its failure list, ``checkpoints`` the checkpoints of a run; ``emulated`` has the
-workers of a run in one process, ``hosts`` those of several.
+``swift.config`` holds the experiment and its failure list, ``checkpoints`` the checkpoints of a run; ``emulated`` has
+the workers of a run in one process, ``hosts`` those of several.
 """
 
 from typing import TYPE_CHECKING
@@ -9,24 +9,21 @@ from typing import TYPE_CHECKING
 from swift.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from swift.train.checkpoints.fork import ModelSource, WeightSource
-    from swift.train.checkpoints.model_directory import is_model, load_exported, weights_digest, widened
-    from swift.train.display.progress import Series, describe, progress_lines, saved_text
-    from swift.train.display.step_timer import StepTimer, format_duration
-    from swift.train.display.terminal import Terminal
-    from swift.train.emulated.cluster import Down
-    from swift.train.export import export_model, find_checkpoint, load_weights
+    from swift.config.experiment import Experiment
+    from swift.generate.continuation import generate
+    from swift.hub.exporting import export_model, find_checkpoint, load_weights
+    from swift.train.build import for_storage, on_ranks
+    from swift.train.display import Series, StepTimer, Terminal, describe, format_duration, progress_lines, saved_text
+    from swift.train.emulated import Down
     from swift.train.fitting import check_processes
-    from swift.train.hosts.agreement import ALONE, Hosts
-    from swift.train.hosts.joining import HostPlace, join_hosts, own_devices
+    from swift.train.hosts import ALONE, HostPlace, Hosts, join_hosts, own_devices
+    from swift.train.initial_weights import ModelSource, WeightSource
     from swift.train.interrupt import Interrupt
-    from swift.train.loop import LiveWorkers, StateKeeper, TrainLoop
-    from swift.train.options import TrainOptions
-    from swift.train.preflight import check_before
-    from swift.train.settings.experiment import Experiment
-    from swift.train.settings.fewer_ranks import on_ranks
-    from swift.train.settings.for_storage import for_storage
+    from swift.train.loop import LiveWorkers, StateKeeper, TrainLoop, is_due, window_length
+    from swift.train.model_directory import is_model, load_exported, weights_digest, widened
+    from swift.train.records import mean_loss, plan_facts, summarize
     from swift.train.start import (
+        TrainOptions,
         check_range,
         check_resumable,
         conclude,
@@ -38,31 +35,32 @@ if TYPE_CHECKING:
         own_run,
         try_placement,
     )
-    from swift.train.step_records import mean_loss, plan_facts
-    from swift.train.summary import summarize
-    from swift.train.text_generation import generate
-    from swift.train.trainer import train
-    from swift.train.window_rules import is_due, window_length
+    from swift.train.trainer import check_before, train
 
 _MODULES = {
-    "swift.train.checkpoints.fork": ["ModelSource", "WeightSource"],
-    "swift.train.checkpoints.model_directory": ["is_model", "load_exported", "weights_digest", "widened"],
-    "swift.train.display.progress": ["Series", "describe", "progress_lines", "saved_text"],
-    "swift.train.display.step_timer": ["StepTimer", "format_duration"],
-    "swift.train.display.terminal": ["Terminal"],
-    "swift.train.emulated.cluster": ["Down"],
-    "swift.train.export": ["export_model", "find_checkpoint", "load_weights"],
+    "swift.config.experiment": ["Experiment"],
+    "swift.generate.continuation": ["generate"],
+    "swift.hub.exporting": ["export_model", "find_checkpoint", "load_weights"],
+    "swift.train.build": ["for_storage", "on_ranks"],
+    "swift.train.display": [
+        "Series",
+        "StepTimer",
+        "Terminal",
+        "describe",
+        "format_duration",
+        "progress_lines",
+        "saved_text",
+    ],
+    "swift.train.emulated": ["Down"],
     "swift.train.fitting": ["check_processes"],
-    "swift.train.hosts.agreement": ["ALONE", "Hosts"],
-    "swift.train.hosts.joining": ["HostPlace", "join_hosts", "own_devices"],
+    "swift.train.hosts": ["ALONE", "HostPlace", "Hosts", "join_hosts", "own_devices"],
+    "swift.train.initial_weights": ["ModelSource", "WeightSource"],
     "swift.train.interrupt": ["Interrupt"],
-    "swift.train.loop": ["LiveWorkers", "StateKeeper", "TrainLoop"],
-    "swift.train.options": ["TrainOptions"],
-    "swift.train.preflight": ["check_before"],
-    "swift.train.settings.experiment": ["Experiment"],
-    "swift.train.settings.fewer_ranks": ["on_ranks"],
-    "swift.train.settings.for_storage": ["for_storage"],
+    "swift.train.loop": ["LiveWorkers", "StateKeeper", "TrainLoop", "is_due", "window_length"],
+    "swift.train.model_directory": ["is_model", "load_exported", "weights_digest", "widened"],
+    "swift.train.records": ["mean_loss", "plan_facts", "summarize"],
     "swift.train.start": [
+        "TrainOptions",
         "check_range",
         "check_resumable",
         "conclude",
@@ -74,11 +72,7 @@ _MODULES = {
         "own_run",
         "try_placement",
     ],
-    "swift.train.step_records": ["mean_loss", "plan_facts"],
-    "swift.train.summary": ["summarize"],
-    "swift.train.text_generation": ["generate"],
-    "swift.train.trainer": ["train"],
-    "swift.train.window_rules": ["is_due", "window_length"],
+    "swift.train.trainer": ["check_before", "train"],
 }
 __all__ = [
     "ALONE",

@@ -1,40 +1,82 @@
-"""The start of a run: its directory, the state from which it continues, and the iterations left to do."""
+"""The start of a run: its directory, the state from which it continues, and the iterations left to do.
+
+Options of one invocation of a run.
+"""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swift.checkpoint.storage.directory import clean_up_saves, committed_steps
-from swift.checkpoint.storage.reader import RestorePlan, plan_restore
+from swift.checkpoint.manifest import clean_up_saves, committed_steps
+from swift.checkpoint.reader import RestorePlan, plan_restore
+from swift.config.experiment import Experiment
+from swift.config.stored import defaults_in, write_config
+from swift.data.remote_records import ConnectHosts
+from swift.deadlines import Deadlines
 from swift.errors import SettingError, check_count
-from swift.experts.optimizer_config import learning_rate
+from swift.experts.optimizer import learning_rate
 from swift.experts.placement.flexmoe import FlexMoE
-from swift.experts.placement.minmax import MinMax
-from swift.experts.placement.packed import Packed
-from swift.experts.placement.static import Static
+from swift.experts.placement.packed import MinMax, Packed
+from swift.experts.placement.policy import Static
 from swift.experts.placement.symi import Symi
 from swift.experts.placement.trial import try_policy
-from swift.models.parameter_groups import root_key
-from swift.pipeline.runtime.step_spec import StepSpec
-from swift.pipeline.train_state import TrainState
-from swift.runlog.lock.owners import this_process
-from swift.runlog.lock.run_lock import Lease, acquire_lease, remove_lease
+from swift.models.parameters import root_key
+from swift.pipeline.reconfigure.engine import Prepare
+from swift.pipeline.state import TrainState
+from swift.pipeline.step.spec import StepSpec
+from swift.runlog.lease import Lease, acquire_lease, remove_lease, this_process
+from swift.runlog.observers import Observer
 from swift.runlog.reading import SUMMARY, changed_settings, check_is_run, check_new_run, check_same_run
 from swift.runlog.run_directory import RunDirectory
 from swift.signals import cleaning_up
-from swift.train.checkpoints.fork import ModelPlan
-from swift.train.checkpoints.rescue import take_back
-from swift.train.checkpoints.saved_state import load_state, put_state
-from swift.train.hosts.checked_files import checked_by_all
-from swift.train.options import TrainOptions
-from swift.train.settings.config_text import defaults_in
-from swift.train.settings.experiment import Experiment
-from swift.train.settings.fewer_ranks import on_ranks
-from swift.train.settings.stored_config import write_config
-from swift.train.summary import summarize
-from swift.train.window_rules import window_length
+from swift.train.build import on_ranks
+from swift.train.display import Series
+from swift.train.hosts import ALONE, Hosts, checked_by_all
+from swift.train.initial_weights import ModelPlan, WeightSource
+from swift.train.loop import window_length
+from swift.train.records import summarize
+from swift.train.saved_state import load_state, put_state, take_back
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """Options of one invocation of a run, apart from what it computes.
+
+    Attributes:
+        run_dir: run directory.
+        config_text: operative configuration, kept in the run directory; empty: as ``config_text`` writes it.
+        resume: whether to continue the run in the directory.
+        stop_at: iteration after which to stop early, with a checkpoint; None: no such iteration.
+        profile: (first, last) iteration to trace with the profiler, or None.
+        prepare: ``next`` plans and compiles ahead for the failure or return of any one worker.
+        stopping_s: seconds from Ctrl-C or SIGTERM to the end of the process, which saves a checkpoint in that time.
+        init_from: run or model whose weights a new run begins with; None: they are drawn with ``Experiment.seed``.
+        log_every: iterations between two lines of progress; None: about ten lines in all, and none on a terminal.
+        observers: observers of the run besides TensorBoard.
+        series: place of the run among several that run one after the other; None: it is alone.
+        corpora: directory of indexes of corpora, see ``find_index``; None: the corpus is read and cut again.
+        connect: function that connects to input hosts while the index of the corpus is built; None: there are none.
+        hosts: hosts that the run is on.
+    """
+
+    run_dir: Path
+    config_text: str = ""
+    resume: bool = False
+    stop_at: int | None = None
+    profile: tuple[int, int] | None = None
+    prepare: Prepare = "next"
+    stopping_s: float = Deadlines.stopping
+    init_from: WeightSource | None = None
+    log_every: int | None = None
+    observers: tuple[Observer, ...] = ()
+    series: Series | None = None
+    corpora: Path | None = None
+    connect: ConnectHosts | None = None
+    hosts: Hosts = ALONE
+
 
 MAY_CHANGE = (
     *(f"Experiment.{n}" for n in ("num_steps", "eval_every", "num_eval_batches", "attention")),

@@ -1,7 +1,11 @@
-"""A training run in one process: an experiment in, a run directory and a summary out."""
+"""A training run in one process: an experiment in, a run directory and a summary out.
+
+Checks of a run before it starts, and the data that it reads.
+"""
 
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -10,35 +14,34 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from swift.checkpoint.storage.message_texts import restore_lines
-from swift.checkpoint.storage.reader import RestorePlan
+from swift.checkpoint.inspection import restore_lines
+from swift.checkpoint.reader import RestorePlan
+from swift.config.experiment import Experiment, FailureSource
+from swift.config.layouts import cuts_text, layers_of_stages
+from swift.config.stored import config_text
+from swift.data.index import find_index
 from swift.data.loader import Loader
 from swift.errors import RunError, renamed_settings
-from swift.mesh.host_order import host_line
-from swift.mesh.program_cache import keep_programs
-from swift.pipeline.train_state import TrainState
-from swift.runlog.lock.run_lock import Lease
-from swift.runlog.silent_directory import SilentDirectory
-from swift.train.checkpoints.checkpointer import Checkpointer
-from swift.train.checkpoints.fork import ModelPlan, WeightSource
-from swift.train.checkpoints.model_directory import weights_digest
-from swift.train.checkpoints.saved_state import ledger_after
-from swift.train.display.progress import ProgressDisplay
-from swift.train.emulated.cluster import EmulatedCluster
-from swift.train.emulated.run import EmulatedWorkers
-from swift.train.emulated.run_checkpoints import RunCheckpoints, RunRecord
+from swift.mesh.devices import keep_programs
+from swift.mesh.live import host_line
+from swift.pipeline.state import TrainState
+from swift.runlog.lease import Lease
+from swift.runlog.reading import check_new_run
+from swift.runlog.run_directory import SilentDirectory
+from swift.train.checkpointer import Checkpointer
+from swift.train.display import ProgressDisplay
+from swift.train.emulated import EmulatedCluster
+from swift.train.emulated_run import EmulatedWorkers, RunCheckpoints, RunRecord
 from swift.train.fitting import check_program, check_shapes
-from swift.train.hosts.limits import check_all_compute, check_hosts
-from swift.train.hosts.own_rows import OwnSequences
+from swift.train.hosts import OwnSequences, check_all_compute, check_hosts
+from swift.train.initial_weights import ModelPlan, WeightSource
 from swift.train.interrupt import STOPPING, Interrupt
 from swift.train.loop import TrainLoop
-from swift.train.options import TrainOptions
-from swift.train.preflight import load_data
-from swift.train.settings.config_text import config_text
-from swift.train.settings.cutting import cuts_text, layers_of_stages
-from swift.train.settings.experiment import Experiment
-from swift.train.settings.failure_list import FailureSource
+from swift.train.model_directory import weights_digest
+from swift.train.records import Utilization, summarize
+from swift.train.saved_state import ledger_after
 from swift.train.start import (
+    TrainOptions,
     begin,
     check_range,
     conclude,
@@ -51,9 +54,45 @@ from swift.train.start import (
     read_start,
     try_placement,
 )
-from swift.train.step_records import Utilization
-from swift.train.summary import summarize
 from swift.variables import compiler_variables
+
+
+def check_before(experiment: Experiment, options: TrainOptions) -> Any:
+    """Checks all of a run but its checkpoints, as it does itself when it starts; nothing is written.
+
+    Returns:
+        Identity of the data, as JSON, which has to be the same on all hosts of a run.
+
+    Raises:
+        SettingError: a setting, the data or the run directory is not usable, there is no plan for some failures, or too
+            little memory.
+    """
+    if not options.resume:
+        check_new_run(options.run_dir)
+    if options.hosts.count > 1:
+        check_hosts(experiment, 0)
+    try_placement(experiment)
+    loader, _ = load_data(experiment, options, lambda line: print(line, file=sys.stderr, flush=True))
+    listed, length = experiment.failure_list, next_length(experiment, options, 0, experiment.num_steps)
+    with renamed_settings({"planner": "Experiment.planner"}):
+        cluster = EmulatedCluster(experiment, "none", listed, 1, length)
+        cluster.check(listed)
+    check_shapes(experiment, cluster.engine, length)
+    return loader.state()["data"]
+
+
+def load_data(experiment: Experiment, options: TrainOptions, report: Callable[[str], None]) -> tuple[Loader, Loader]:
+    """Makes the loaders of training and validation.
+
+    Args:
+        experiment: settings of the run.
+        options: options of this invocation.
+        report: function that shows a line about what takes long.
+    """
+    corpus = None
+    if options.corpora is not None:
+        corpus = find_index(experiment.data, options.corpora, report, connect=options.connect)
+    return experiment.loader("train", corpus), experiment.loader("validation", corpus)
 
 
 def train(

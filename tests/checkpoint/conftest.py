@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from swift.checkpoint.config import CheckpointConfig
-from swift.checkpoint.partial.expert_units import StateSplit
-from swift.checkpoint.storage.manifest import Ledger
-from swift.checkpoint.storage.reader import load_plan, plan_restore, record_restore
-from swift.checkpoint.storage.writer import save_checkpoint
+from swift.checkpoint.manifest import Ledger
+from swift.checkpoint.reader import load_plan, plan_restore, record_restore
+from swift.checkpoint.units import StateSplit
+from swift.checkpoint.writer import save_checkpoint
 from swift.mesh.per_rank import RANKED, SHARED
 
 STAGES, LAYERS, RANKS, CLASSES, SIZE = 2, 2, 2, 4, 5

@@ -4,13 +4,13 @@ import jax
 import pytest
 
 from swift.checkpoint.config import CheckpointConfig
-from swift.checkpoint.partial.selection import partial_bytes
+from swift.checkpoint.selection import partial_bytes
+from swift.config.experiment import Experiment
 from swift.experts.config import ExpertConfig
 from swift.mesh.live import storage_mesh
 from swift.models.config import ModelConfig
 from swift.topology import Topology
-from swift.train.checkpoints.saved_state import split_of
-from swift.train.settings.experiment import Experiment
+from swift.train.saved_state import split_of
 
 CLASSES = 4
 

@@ -6,10 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from swift.checkpoint.storage.directory import checkpoint_steps
-from swift.checkpoint.storage.manifest import read_manifest
-from swift.checkpoint.storage.message_texts import source_lines
-from swift.checkpoint.storage.reader import plan_restore
+from swift.checkpoint.inspection import source_lines
+from swift.checkpoint.manifest import checkpoint_steps, read_manifest
+from swift.checkpoint.reader import plan_restore
 from swift.errors import SettingError
 
 CLASSES, LAYERS = 4, 4

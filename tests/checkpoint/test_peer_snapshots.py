@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from swift.checkpoint import peer_snapshots
 from swift.checkpoint.config import CheckpointConfig
-from swift.checkpoint.memory import peer_snapshots
-from swift.checkpoint.memory.peer_snapshots import PeerSnapshots
-from swift.checkpoint.partial.expert_units import StateSplit
+from swift.checkpoint.peer_snapshots import PeerSnapshots
+from swift.checkpoint.units import StateSplit
 from swift.mesh.per_rank import RANKED, SHARED
 
 LAYERS, RANKS, CLASSES = 2, 3, 4

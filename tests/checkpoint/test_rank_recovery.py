@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift.checkpoint.memory.rank_recovery import recover_ranks
-from swift.checkpoint.memory.slice_search import RankCopy
-from swift.checkpoint.partial.expert_units import Snapshot, StateSplit, by_name
-from swift.checkpoint.storage.manifest import Ledger
+from swift.checkpoint.manifest import Ledger
+from swift.checkpoint.recovery import RankCopy, recover_ranks
+from swift.checkpoint.units import Snapshot, StateSplit, by_name
 from swift.errors import RunError
 from swift.mesh.per_rank import RANKED, SHARED
 

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from swift.checkpoint.config import CheckpointConfig
-from swift.cli.configuration import CONFIGURABLES
-from swift.cli.options.kinds import checked
+from swift.config.experiment import Experiment
+from swift.config.gin_reader import CONFIGURABLES
 from swift.data.config import DataConfig
 from swift.errors import MOST_NUMBER, SettingError
 from swift.experts.config import ExpertConfig
-from swift.experts.optimizer_config import OptimizerConfig
+from swift.experts.optimizer import OptimizerConfig
 from swift.models.config import ModelConfig
 from swift.topology import Topology
-from swift.train.settings.experiment import Experiment
+from swift.typed import checked
 
 PARTS = {
     "model": ModelConfig,

@@ -12,20 +12,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from swift.cli.configuration import load_stored
 from swift.cli.main import main
+from swift.config.experiment import Experiment
+from swift.config.gin_reader import load_stored
 from swift.data.tokenizer import prompt_tokens
 from swift.errors import SettingError
 from swift.experts.config import ExpertConfig
-from swift.experts.placement.static import Static
+from swift.experts.placement.policy import Static
+from swift.hub.architectures import read_decoder, write_decoder
+from swift.hub.companions import generation_of
+from swift.hub.exporting import decoder_of
+from swift.hub.importing import import_hugging_face
+from swift.hub.tensors import TensorLocation, tensor_locations
 from swift.models.config import ModelConfig
 from swift.models.gpt import GPT
-from swift.models.hugging_face.configuration import read_decoder, write_decoder
-from swift.models.hugging_face.tensors import TensorLocation, tensor_locations
-from swift.train.hugging_face.companions import generation_of
-from swift.train.hugging_face.exporting import decoder_of
-from swift.train.hugging_face.importing import import_hugging_face
-from swift.train.settings.experiment import Experiment
 
 numpy_files = pytest.importorskip("safetensors.numpy")
 pytest.importorskip("tokenizers")

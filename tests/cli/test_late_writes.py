@@ -9,8 +9,8 @@ SAVES = """
 import resource, sys, time
 from pathlib import Path
 import numpy as np
-from swift.checkpoint.storage.orbax_files import write_arrays
-from swift.cli import models
+from swift.checkpoint.array_files import write_arrays
+from swift import cli as models
 from swift.cli.main import main
 
 def save(options):
@@ -50,7 +50,7 @@ def test_a_failed_save_prints_tracebacks_outside(tmp_path):
 
 TASKS = """
 import asyncio, sys
-from swift.cli import models
+from swift import cli as models
 from swift.cli.main import main
 
 def leave(options):

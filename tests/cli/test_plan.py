@@ -13,12 +13,12 @@ from xml.etree import ElementTree
 import pytest
 
 from swift.cli.main import main
+from swift.draw.text import draw_chart
 from swift.errors import SettingError
 from swift.schedules.planners.adaptive import adaptive
-from swift.schedules.planners.registry import PLANNERS
-from swift.schedules.plans.json_format import document
+from swift.schedules.plans.store import document
 from swift.schedules.problem import Costs, Problem
-from swift.tools.draw.text import draw_chart
+from swift.schedules.registry import PLANNERS
 from swift.topology import Topology
 
 PAPER = Problem(Topology(3, 4), 6, frozenset({(1, 2)}))

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from swift.runlog.lock.run_lock import Lease, acquire_lease
+from swift.runlog.lease import Lease, acquire_lease
 from swift.runlog.reading import read_run
 
 WRITERS = {

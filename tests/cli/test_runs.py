@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from swift.checkpoint.storage.directory import checkpoint_steps
+from swift.checkpoint.manifest import checkpoint_steps
 from swift.runlog.reading import read_run
 
 

@@ -10,10 +10,10 @@ from xml.etree import ElementTree
 import pytest
 
 from swift.cli.main import main
-from swift.tools.simulate.outcome import CAUSES
-from swift.tools.simulate.strategies.published import MODELS
-from swift.tools.simulate.strategies.registry import STRATEGIES
-from swift.train.settings.experiment import Experiment
+from swift.config.experiment import Experiment
+from swift.simulate.engine import CAUSES
+from swift.simulate.published import MODELS
+from swift.simulate.registry import STRATEGIES
 
 SOUND = "simulate --pipelines 3 --stages 2 --expert-ranks 4 --microbatches 4"
 RANDOM = f"{SOUND} --mtbf 10m --duration 4h"
@@ -176,5 +176,5 @@ def test_it_starts_without_jax(here):
     command = [sys.executable, "-c", program, *RANDOM.split()]
     done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=60, check=True)
     modules = set(done.stdout.splitlines()[-1].split())
-    assert "swift.tools.simulate" in modules
+    assert "swift.simulate" in modules
     assert modules.isdisjoint({"jax", "flax", "optax", "gin", "highspy", "matplotlib"})

@@ -12,17 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift.checkpoint.storage.directory import checkpoint_path
-from swift.checkpoint.storage.manifest import read_manifest, write_manifest
-from swift.cli.commands import OF_TRAINING
-from swift.cli.configuration import load_experiment, load_stored
+from swift.checkpoint.manifest import checkpoint_path, read_manifest, write_manifest
+from swift.cli.train import OF_TRAINING
+from swift.config.experiment import Experiment
+from swift.config.gin_reader import load_experiment, load_stored
+from swift.config.stored import OF_RUN, UnreadableConfig, config_text, made, read_config, write_config
 from swift.data.config import DataConfig, Mixture
-from swift.data.pipeline.pipeline import Pipeline
-from swift.data.records.protocol import Rows
+from swift.data.pipeline import Pipeline
+from swift.data.records import Rows
 from swift.errors import SettingError
-from swift.train.settings.config_text import config_text
-from swift.train.settings.experiment import Experiment
-from swift.train.settings.stored_config import OF_RUN, UnreadableConfig, made, read_config, write_config
 from tests.data.operators import LongerThan
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"

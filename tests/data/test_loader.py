@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 import swift.data
 from swift.data.config import DataConfig, in_split
-from swift.data.files import DataError
-from swift.data.sources import TokenFile
+from swift.data.sources import DataError, TokenFile
 from swift.data.stream import open_stream
 from swift.errors import SettingError
 

@@ -12,14 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift.data.config import DataConfig, Mixture
-from swift.data.index_cache import find_index
-from swift.data.locality.domains import domain_of
-from swift.data.locality.order import STRETCH_BATCHES, arranged
-from swift.data.locality.shares import mixed_places
-from swift.data.pipeline.pipeline import Pipeline
-from swift.data.records.protocol import Rows
-from swift.data.sources import InMemory, TextFiles, TokenFile
+from swift.data.index import find_index
+from swift.data.pipeline import Pipeline
+from swift.data.records import Rows
+from swift.data.sources import InMemory, TextFiles, TokenFile, domain_of
 from swift.data.stream import open_stream
+from swift.data.windows import STRETCH_BATCHES, arranged, mixed_places
 from swift.errors import SettingError
 
 WIDTH, SHAPE = 5, (2, 2, 5)

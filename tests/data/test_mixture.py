@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from swift.data.config import DataConfig, Mixture
-from swift.data.index_cache import find_index
-from swift.data.pipeline.pipeline import Pipeline
-from swift.data.records.protocol import Rows
+from swift.data.index import find_index
+from swift.data.pipeline import Pipeline
+from swift.data.records import Rows
 from swift.data.sources import InMemory, TextFiles
 from swift.errors import SettingError
 

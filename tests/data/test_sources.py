@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from swift.data.config import DataConfig
-from swift.data.files import DataError
-from swift.data.pipeline.pipeline import Pipeline
-from swift.data.records.lines import JsonLines
-from swift.data.sources import BLOCK_TOKENS, StandardLibrary, TextFiles, TokenFile
+from swift.data.pipeline import Pipeline
+from swift.data.records import JsonLines
+from swift.data.sources import BLOCK_TOKENS, DataError, StandardLibrary, TextFiles, TokenFile
 from swift.data.stream import open_stream
 from swift.errors import SettingError
 

@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 
 from swift.data.config import DataConfig, in_split
-from swift.data.files import TokenReader
 from swift.data.index import indexed_stream, make_index
-from swift.data.sources import TokenFile
+from swift.data.sources import TokenFile, TokenReader
 from swift.data.stream import open_stream
 from swift.errors import SettingError
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from swift.checkpoint.storage.directory import checkpoint_steps
+from swift.checkpoint.manifest import checkpoint_steps
 from swift.runlog.reading import read_run
 
 PATIENCE_S = 240

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from swift.data.tokenizer import ByteTokenizer
-from swift.evaluate.asking.asking import ask, prepare_questions
+from swift.evaluate.scoring import ask, prepare_questions
 from swift.experts.config import ExpertConfig
 from swift.generate.engine import TextEngine, TextEngineConfig
 from swift.models.config import ModelConfig

@@ -10,8 +10,7 @@ import pytest
 
 from swift.data.tokenizer import TokenizerFile
 from swift.errors import RunError, SettingError
-from swift.evaluate.asking.asking import judged, prepare_questions
-from swift.evaluate.asking.likelihood import continuation_of
+from swift.evaluate.scoring import continuation_of, judged, prepare_questions
 from swift.evaluate.tasks import Completion, Question, Selection
 
 LENGTH = 64

@@ -63,7 +63,7 @@ def run(tmp_path, whole):
     """Runs a task of lm-eval; returns (its results, what it logged of each row)."""
 
     def evaluate(name, rows, **shared):
-        from swift.evaluate.harness.engine_lm import EngineLM
+        from swift.evaluate.harness import EngineLM
 
         (tmp_path / "rows.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
         settings = TASKS[name]
@@ -129,7 +129,7 @@ def test_whole_texts_are_scored_window_by_window(run, whole):
 def test_a_setting_that_the_engine_does_not_know(whole):
     from lm_eval.api.instance import Instance
 
-    from swift.evaluate.harness.engine_lm import EngineLM
+    from swift.evaluate.harness import EngineLM
 
     model = EngineLM(whole.engine(), ByteTokenizer())
     request = Instance("generate_until", {}, ("x", {"until": [], "repetition_penalty": 2.0}), 0)
@@ -139,7 +139,7 @@ def test_a_setting_that_the_engine_does_not_know(whole):
 
 def test_texts_begin_as_prompts_do(whole, tmp_path):
     """The token that prompts begin with stands before a text, unless the text has it or lm-eval wants none."""
-    from swift.evaluate.harness.engine_lm import EngineLM
+    from swift.evaluate.harness import EngineLM
 
     words = {"<s>": 1, "</s>": 2} | {f"w{number}": number for number in range(3, 20)}
     model = {"type": "WordLevel", "vocab": words, "unk_token": "</s>"}

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from swift.cli.configuration import load_experiment
-from swift.cli.console.command_line import command_line
+from swift.cli.options import command_line
+from swift.config.experiment import Experiment
+from swift.config.gin_reader import load_experiment
 from swift.models.gpt import GPT
-from swift.tools.pod_compile.compiling import compile_one
-from swift.tools.pod_compile.pods import Pod
-from swift.train.emulated.cluster import Down
-from swift.train.settings.experiment import Experiment
+from swift.pod_compile.compile import compile_one
+from swift.pod_compile.pods import Pod
+from swift.train.emulated import Down
 
 PODS = Path(__file__).parents[2] / "experiments" / "pods"
 RESULTS = sorted((PODS / "results").glob("*.json"))

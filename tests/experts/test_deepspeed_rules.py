@@ -11,7 +11,7 @@ import pytest
 from swift.errors import SettingError
 from swift.experts.config import ExpertConfig
 from swift.experts.layer import expert_parallel_moe
-from swift.experts.placement.static import Static
+from swift.experts.placement.policy import Static
 from swift.experts.reference import reference_moe
 from swift.mesh.per_rank import EXPERT_AXIS
 

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from swift.generate import engine
 from swift.generate.engine import TextEngine, TextEngineConfig
-from swift.generate.request import Request
-from swift.generate.sampling import Sampling
+from swift.generate.request import Request, Sampling
 from tests.generate.tree_pages import tree_pages
 
 VOCAB = 3

@@ -11,8 +11,7 @@ import pytest
 from swift.errors import SettingError
 from swift.experts.config import ExpertConfig
 from swift.generate.engine import TextEngine, TextEngineConfig
-from swift.generate.request import Request
-from swift.generate.sampling import GREEDY, Sampling
+from swift.generate.request import GREEDY, Request, Sampling
 from swift.models.config import ModelConfig
 from swift.models.gpt import GPT
 from swift.models.reference_model import plain_logits

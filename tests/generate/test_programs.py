@@ -11,9 +11,8 @@ from swift.data.tokenizer import ByteTokenizer
 from swift.errors import SettingError
 from swift.experts.config import ExpertConfig
 from swift.generate.engine import TextEngine, TextEngineConfig
-from swift.generate.gen import Gen
-from swift.generate.programs import Writer
-from swift.generate.sampling import GREEDY, Sampling
+from swift.generate.programs import Gen, Writer
+from swift.generate.request import GREEDY, Sampling
 from swift.models.config import ModelConfig
 from swift.models.gpt import GPT
 from swift.models.reference_model import plain_logits

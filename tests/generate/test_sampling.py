@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from swift.errors import SettingError
-from swift.generate.sampling import Choices, Sampling, choose
+from swift.generate.request import Choices, Sampling, choose
 
 
 def test_choices():

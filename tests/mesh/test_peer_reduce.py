@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from swift.mesh.live import live_mesh
-from swift.mesh.peer_reduce import PeerSum, how_unequal, tree_levels
+from swift.mesh.peer_sum import PeerSum, how_unequal, tree_levels
 from swift.mesh.per_rank import RANKED, SHARED
 from swift.topology import Topology
 

@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from swift.mesh.program_cache import keep_programs
+from swift.mesh.devices import keep_programs
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from swift.mesh.live import MeshRow, live_mesh
 from swift.mesh.per_rank import RANKED, REPLICATED, SHARED
-from swift.mesh.state_transfer import move_rows, moved_bytes, source_rows
+from swift.mesh.state_rows import move_rows, moved_bytes, source_rows
 from swift.topology import Topology
 
 TOPOLOGY = Topology(2, 2, 2)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swift.errors import SettingError
-from swift.models.cuts.cut import Cut, make_cut
-from swift.schedules.chunks import cut_by_costs
+from swift.models.cuts import Cut, make_cut
+from swift.schedules.problem import cut_by_costs
 
 
 @st.composite

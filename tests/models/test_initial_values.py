@@ -42,6 +42,6 @@ def test_parameters_begin_as_their_modules_draw_them(is_wide):
 def test_numbers_do_not_depend_on_the_size_of_a_piece(monkeypatch):
     gpt = GPT(CONFIG, vocab_size=50, num_classes=3)
     begun = jax.jit(gpt.init)(jax.random.key(3))
-    monkeypatch.setattr("swift.models.initial_values._SMALLEST_PIECE", 64)
-    monkeypatch.setattr("swift.models.initial_values._NUM_PIECES", 2**16)
+    monkeypatch.setattr("swift.models.parameters._SMALLEST_PIECE", 64)
+    monkeypatch.setattr("swift.models.parameters._NUM_PIECES", 2**16)
     jax.tree.map(np.testing.assert_array_equal, jax.jit(gpt.init)(jax.random.key(3)), begun)

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from swift.experts.config import ExpertConfig
-from swift.experts.optimizer_config import OptimizerConfig, learning_rate, make_optimizer
+from swift.experts.optimizer import OptimizerConfig, learning_rate, make_optimizer
 from swift.experts.routing import Gating, balance_loss, route
 from swift.models.config import ModelConfig
 from swift.models.gpt import GPT

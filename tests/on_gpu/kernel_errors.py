@@ -6,9 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from swift.experts.grouped_matmul.groups import Groups, block_rows, padded_rows
-from swift.experts.grouped_matmul.multiply import grouped_matmul
-from swift.models.attention.kernels import KERNELS
+from swift.experts.grouped_matmul import Groups, block_rows, grouped_matmul, padded_rows
+from swift.models.attention_kernels import KERNELS
 
 SIZES = {
     "even": [300, 300, 300, 300],

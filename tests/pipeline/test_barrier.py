@@ -7,14 +7,14 @@ import jax
 import numpy as np
 import pytest
 
+from swift.config.experiment import Experiment
 from swift.data.windows import Batch
 from swift.experts.config import ExpertConfig
-from swift.experts.optimizer_config import OptimizerConfig
+from swift.experts.optimizer import OptimizerConfig
 from swift.models.config import ModelConfig
-from swift.pipeline.runtime import worker_chunks as program_module
-from swift.pipeline.runtime.train_step import barrier_step
+from swift.pipeline.step import spec as program_module
+from swift.pipeline.step.train_step import barrier_step
 from swift.topology import Topology
-from swift.train.settings.experiment import Experiment
 
 pytestmark = pytest.mark.usefixtures("x64")
 

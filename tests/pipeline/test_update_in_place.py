@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from swift.mesh.per_rank import RANKED
-from swift.pipeline.runtime.update import EmbeddingAndHead, apply_gradients
+from swift.pipeline.step.update import EmbeddingAndHead, apply_gradients
 
 pytestmark = pytest.mark.usefixtures("x64")
 

@@ -5,10 +5,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from swift.runlog.class_counts.layout import CLASS_COUNTS, KINDS, counts_array
-from swift.runlog.class_counts.reader import ClassCounts
-from swift.runlog.class_counts.writer import CountsWriter
-from swift.runlog.metrics import METRICS, Metrics
+from swift.runlog.expert_counts import CLASS_COUNTS, KINDS, ClassCounts, CountsWriter, counts_array
+from swift.runlog.files import METRICS, Metrics
 
 
 def metrics_of(records: Iterable[Mapping[str, Any]], name: str = METRICS) -> Metrics:

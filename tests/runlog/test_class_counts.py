@@ -9,11 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from swift.errors import SettingError
-from swift.runlog.class_counts.layout import CLASS_COUNTS, KINDS
-from swift.runlog.class_counts.reader import ClassCounts
-from swift.runlog.class_counts.writer import CountsWriter
-from swift.runlog.events import EVENTS
-from swift.runlog.metrics import METRICS
+from swift.runlog.expert_counts import CLASS_COUNTS, KINDS, ClassCounts, CountsWriter
+from swift.runlog.files import EVENTS, METRICS
 from swift.runlog.reading import read_run
 from swift.runlog.run_directory import RunDirectory
 
@@ -136,7 +133,7 @@ def test_a_row_that_could_not_be_written_whole_shifts_none(tmp_path, monkeypatch
             write(descriptor, content[:7], offset)
             raise OSError(28, "No space left on device")
 
-        patch.setattr("swift.runlog.class_counts.writer.os.pwrite", full)
+        patch.setattr("swift.runlog.expert_counts.os.pwrite", full)
         with pytest.raises(OSError, match="No space"):
             writer.write(2, values)
     writer.write(3, values)

@@ -5,10 +5,7 @@ from pathlib import Path
 import pytest
 
 from swift.errors import SettingError
-from swift.runlog.analysis.history import history_of, stretches_of
-from swift.runlog.analysis.incidents import incidents_of
-from swift.runlog.analysis.time_breakdown import time_by_cause
-from swift.runlog.analysis.worker_presence import presences_of
+from swift.report.history import history_of, incidents_of, presences_of, stretches_of, time_by_cause
 from swift.runlog.reading import Run
 from tests.runlog.records import metrics_of
 

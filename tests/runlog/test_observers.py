@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from swift.errors import SettingError
-from swift.runlog.observer import Observer
+from swift.runlog.observers import Observer
 from swift.runlog.reading import read_run
 from swift.runlog.run_directory import RunDirectory
 from swift.runlog.trackers import TRACKERS

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import Phase
 
 from swift.schedules.adapt.choice import adapt, rerouted, with_roles_moved
-from swift.schedules.verify import violations
+from swift.schedules.rules import violations
 from swift.topology import Topology
 
 UNSHRUNK = (Phase.explicit, Phase.generate)

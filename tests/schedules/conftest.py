@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from swift.schedules.chunks import Chunk
-from swift.schedules.ops import Kind
-from swift.schedules.problem import Costs, Problem
+from swift.schedules.problem import Chunk, Costs, Kind, Problem
 from swift.schedules.schedule import Schedule
-from swift.schedules.sequences.timing import time_round
+from swift.schedules.sequences import time_round
 from swift.topology import Topology
 
 PIPELINES, STAGES = st.integers(1, 3), st.integers(1, 4)

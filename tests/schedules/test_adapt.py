@@ -9,17 +9,13 @@ from hypothesis import strategies as some
 
 from swift.errors import SettingError
 from swift.schedules.adapt.choice import adapt, fault_free, recut, rerouted
-from swift.schedules.adapt.layouts import layouts
-from swift.schedules.adapt.moving import relocate
-from swift.schedules.adapt.work import BlockProblem
-from swift.schedules.chunks import Chunk
+from swift.schedules.adapt.layouts import BlockProblem, layouts
+from swift.schedules.adapt.moves import relocate
 from swift.schedules.lowering.ticks import assign_ticks, lockstep_period
-from swift.schedules.measures import period
 from swift.schedules.planners.adaptive import adaptive
-from swift.schedules.problem import Costs, Problem
-from swift.schedules.rounds import round_of
-from swift.schedules.schedule import Schedule
-from swift.schedules.verify import violations
+from swift.schedules.problem import Chunk, Costs, Problem
+from swift.schedules.rules import violations
+from swift.schedules.schedule import Schedule, period, round_of
 from swift.topology import Topology
 from tests.schedules.adapt_checks import UNSHRUNK, check_choice, whole_pipelines
 

@@ -10,12 +10,10 @@ from hypothesis import strategies as st
 
 from swift.errors import SettingError
 from swift.schedules.bounds import lower_bound
-from swift.schedules.measures import makespan, period
-from swift.schedules.memory import peak_memory
-from swift.schedules.ops import Kind
 from swift.schedules.planners.baselines import gpipe, one_f_one_b
-from swift.schedules.problem import Costs, Problem
-from swift.schedules.verify import verify
+from swift.schedules.problem import Costs, Kind, Problem
+from swift.schedules.rules import verify
+from swift.schedules.schedule import makespan, peak_memory, period
 from swift.topology import Topology
 
 every_baseline = pytest.mark.parametrize("baseline", [gpipe, one_f_one_b], ids=lambda baseline: baseline.__name__)

@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 
 from swift.schedules.bounds import lower_bound, tight_bound
 from swift.schedules.lowering.ticks import lockstep_period
-from swift.schedules.measures import period
-from swift.schedules.ops import Kind
+from swift.schedules.milp.proof import milp_proof
 from swift.schedules.planners.adaptive import adaptive
 from swift.schedules.planners.lockstep import lockstep
-from swift.schedules.planners.milp.proof import milp_proof
-from swift.schedules.problem import Costs, Problem
+from swift.schedules.problem import Costs, Kind, Problem
+from swift.schedules.schedule import period
 from swift.topology import Topology
 
 TIMES = st.sampled_from([1.0, 2.0, 3.0])

@@ -12,19 +12,15 @@ from hypothesis import strategies as st
 
 from swift.errors import SettingError
 from swift.schedules.bounds import lower_bound, tight_bound
-from swift.schedules.chunks import Chunk, common_chunks
-from swift.schedules.measures import period
-from swift.schedules.memory import peak_memory
-from swift.schedules.ops import Kind
+from swift.schedules.milp.chunks import prove_chunks
+from swift.schedules.milp.proof import milp_proof
 from swift.schedules.planners.adaptive import adaptive
 from swift.schedules.planners.lockstep import lockstep
-from swift.schedules.planners.milp.chunks import prove_chunks
-from swift.schedules.planners.milp.proof import milp_proof
 from swift.schedules.plans.normalize import normalize
 from swift.schedules.plans.store import plan_document, read_plan
-from swift.schedules.problem import Costs, Problem
-from swift.schedules.rounds import round_of
-from swift.schedules.verify import violations
+from swift.schedules.problem import Chunk, Costs, Kind, Problem, common_chunks
+from swift.schedules.rules import violations
+from swift.schedules.schedule import peak_memory, period, round_of
 from swift.topology import Topology
 
 WHOLE = st.sampled_from([1.0, 2.0])

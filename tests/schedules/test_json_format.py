@@ -10,15 +10,12 @@ from hypothesis import strategies as st
 from swift.schedules.bounds import lower_bound
 from swift.schedules.lowering.lower import lower
 from swift.schedules.lowering.ticks import lockstep_period
-from swift.schedules.measures import bubble_share, makespan, period, window_period
-from swift.schedules.memory import peak_memory
-from swift.schedules.ops import Kind, Op, TimedOp
 from swift.schedules.planners.adaptive import adaptive
 from swift.schedules.planners.baselines import one_f_one_b
-from swift.schedules.plans.json_format import COST_NAMES, document
-from swift.schedules.problem import Costs, Problem
-from swift.schedules.schedule import Schedule
-from swift.schedules.verify import verify
+from swift.schedules.plans.store import COST_NAMES, document
+from swift.schedules.problem import Costs, Kind, Op, Problem, TimedOp
+from swift.schedules.rules import verify
+from swift.schedules.schedule import Schedule, bubble_share, makespan, peak_memory, period, window_period
 from swift.topology import Topology
 
 PAPER = Problem(Topology(3, 4), 6, frozenset({(1, 2)}))

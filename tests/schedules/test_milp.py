@@ -10,16 +10,13 @@ from hypothesis import strategies as st
 
 from swift.errors import SettingError
 from swift.schedules.bounds import tight_bound
-from swift.schedules.measures import period
-from swift.schedules.memory import peak_memory
-from swift.schedules.ops import Kind
+from swift.schedules.milp import proof as milp_module
+from swift.schedules.milp.proof import Proof, milp, milp_proof
 from swift.schedules.planners.adaptive import adaptive
-from swift.schedules.planners.milp import proof as milp_module
-from swift.schedules.planners.milp.proof import Proof, milp, milp_proof
-from swift.schedules.problem import Costs, Problem
-from swift.schedules.schedule import Schedule
-from swift.schedules.sequences.timing import time_round
-from swift.schedules.verify import verify
+from swift.schedules.problem import Costs, Kind, Problem
+from swift.schedules.rules import verify
+from swift.schedules.schedule import Schedule, peak_memory, period
+from swift.schedules.sequences import time_round
 from swift.topology import Topology
 
 WHOLE = st.sampled_from([1.0, 2.0, 3.0])

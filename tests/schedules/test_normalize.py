@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 
 from swift.errors import SettingError
 from swift.schedules.bounds import tight_bound, tight_stage_bound
-from swift.schedules.measures import period
 from swift.schedules.planners.adaptive import adaptive
-from swift.schedules.planners.registry import PLANNERS
 from swift.schedules.plans.normalize import (
     after_moves,
     canonical,
@@ -25,8 +23,9 @@ from swift.schedules.plans.normalize import (
     spread,
 )
 from swift.schedules.problem import Costs, Problem
-from swift.schedules.schedule import Schedule
-from swift.schedules.verify import verify
+from swift.schedules.registry import PLANNERS
+from swift.schedules.rules import verify
+from swift.schedules.schedule import Schedule, period
 from swift.topology import Topology
 
 COLUMNS = ("worker", "kind", "iteration", "pipeline", "microbatch", "chunk", "start", "end")

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from swift.errors import SettingError
-from swift.schedules.measures import period
-from swift.schedules.planners.registry import plan_with
 from swift.schedules.problem import Problem
-from swift.schedules.schedule import Schedule
+from swift.schedules.registry import plan_with
+from swift.schedules.schedule import Schedule, period
 from swift.topology import Topology
 
 PROBLEM = Problem(Topology(3, 4), 6, frozenset({(0, 1)}))

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift.schedules.ops import Kind
-from swift.schedules.problem import Costs, Problem
+from swift.schedules.problem import Costs, Kind, Problem
+from swift.schedules.rules import verify
 from swift.schedules.schedule import Schedule
-from swift.schedules.sequences.timing import time_round
-from swift.schedules.verify import verify
+from swift.schedules.sequences import time_round
 from swift.topology import Topology
 
 

@@ -14,15 +14,13 @@ from hypothesis import strategies as st
 
 from swift.errors import SettingError
 from swift.schedules.bounds import lower_bound
-from swift.schedules.measures import period
-from swift.schedules.memory import peak_memory
 from swift.schedules.planners.adaptive import adaptive
-from swift.schedules.planners.registry import in_shape
-from swift.schedules.planners.two_runs.v import v
+from swift.schedules.planners.v import v
 from swift.schedules.problem import Costs, Problem
-from swift.schedules.schedule import Schedule
-from swift.schedules.sequences.timing import time_round
-from swift.schedules.verify import violations
+from swift.schedules.registry import in_shape
+from swift.schedules.rules import violations
+from swift.schedules.schedule import Schedule, peak_memory, period
+from swift.schedules.sequences import time_round
 from swift.topology import Topology
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))

@@ -8,14 +8,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from swift.schedules.bounds import lower_bound
-from swift.schedules.measures import period
-from swift.schedules.memory import peak_memory
-from swift.schedules.ops import Kind, Op, TimedOp
 from swift.schedules.planners.baselines import one_f_one_b
-from swift.schedules.planners.registry import PLANNERS, in_shape
-from swift.schedules.problem import Problem
-from swift.schedules.schedule import Schedule
-from swift.schedules.verify import MAX_LISTED, MAX_OF_A_RULE, ScheduleError, verify, violations
+from swift.schedules.problem import Kind, Op, Problem, TimedOp
+from swift.schedules.registry import PLANNERS, in_shape
+from swift.schedules.rules import MAX_LISTED, MAX_OF_A_RULE, ScheduleError, verify, violations
+from swift.schedules.schedule import Schedule, peak_memory, period
 from swift.topology import Topology
 
 FAULT_FREE = ("gpipe", "one_f_one_b", "zero_bubble")

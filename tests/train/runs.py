@@ -1,13 +1,13 @@
 """Runs in this process, and what of their records can be compared."""
 
 from swift.checkpoint.config import CheckpointConfig
+from swift.config.experiment import Experiment
 from swift.experts.config import ExpertConfig
-from swift.experts.optimizer_config import OptimizerConfig
+from swift.experts.optimizer import OptimizerConfig
 from swift.models.config import ModelConfig
 from swift.runlog.reading import read_run
 from swift.topology import Topology
-from swift.train.options import TrainOptions
-from swift.train.settings.experiment import Experiment
+from swift.train.start import TrainOptions
 from swift.train.trainer import train
 
 

@@ -9,12 +9,11 @@ from swift.checkpoint.config import CheckpointConfig
 from swift.errors import SettingError
 from swift.pipeline.reconfigure.engine import Reconfiguration
 from swift.pipeline.reconfigure.recut import BetterCut, Recut
-from swift.runlog.analysis.history import history_of
-from swift.runlog.analysis.incidents import incidents_of
-from swift.schedules.adapt.payoff import MoveRule, Outages
-from swift.schedules.plans.holders import OWN_CUT
+from swift.report.history import history_of, incidents_of
+from swift.schedules.adapt.moves import MoveRule, Outages
+from swift.schedules.plans.normalize import OWN_CUT
 from swift.topology import Topology
-from swift.train.emulated.cut_search import CutSearch
+from swift.train.emulated import CutSearch
 from tests.train.runs import measured, run, two_stages
 
 pytestmark = pytest.mark.usefixtures("double_precision")

@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 
 from swift.checkpoint.config import CheckpointConfig
-from swift.checkpoint.storage.reader import plan_restore
+from swift.checkpoint.reader import plan_restore
+from swift.config.experiment import Experiment
 from swift.experts.config import ExpertConfig
-from swift.experts.optimizer_config import OptimizerConfig
-from swift.experts.placement.static import Static
+from swift.experts.optimizer import OptimizerConfig
+from swift.experts.placement.policy import Static
+from swift.hub.exporting import find_checkpoint, load_weights
 from swift.mesh.live import storage_mesh
 from swift.models.config import ModelConfig
 from swift.models.reference_model import plain_logits
 from swift.topology import Topology
-from swift.train.checkpoints.saved_state import load_state
-from swift.train.export import find_checkpoint, load_weights
-from swift.train.settings.experiment import Experiment
+from swift.train.saved_state import load_state
 from tests.train.runs import run
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("double_precision")]

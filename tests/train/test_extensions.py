@@ -9,20 +9,20 @@ import optax
 import pytest
 
 from swift.checkpoint.config import CheckpointConfig
+from swift.config.experiment import Experiment
+from swift.config.stored import config_text
 from swift.data.config import DataConfig
 from swift.data.sources import TextFiles
 from swift.errors import SettingError
 from swift.experts.config import ExpertConfig
-from swift.experts.optimizer_config import OptimizerConfig, make_optimizer
-from swift.experts.placement.static import Static
+from swift.experts.optimizer import OptimizerConfig, make_optimizer
+from swift.experts.placement.policy import Static
 from swift.models.config import ModelConfig
-from swift.pipeline.runtime.single_worker import put_batch, single_worker_step
-from swift.runlog.observer import Observer
+from swift.pipeline.step.single_worker import put_batch, single_worker_step
+from swift.runlog.observers import Observer
 from swift.runlog.reading import read_run
 from swift.topology import Topology
-from swift.train.options import TrainOptions
-from swift.train.settings.config_text import config_text
-from swift.train.settings.experiment import Experiment
+from swift.train.start import TrainOptions
 from swift.train.trainer import train
 
 

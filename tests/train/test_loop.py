@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from swift.data.files import DataError
+from swift.data.sources import DataError
 from swift.pipeline.reconfigure.compiled_steps import WindowResult
 from swift.train import loop as loop_module
 from swift.train.loop import TrainLoop

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 from swift.checkpoint.config import CheckpointConfig
-from swift.checkpoint.storage.manifest import read_manifest
-from swift.checkpoint.storage.reader import plan_restore
+from swift.checkpoint.manifest import read_manifest
+from swift.checkpoint.reader import plan_restore
+from swift.config.experiment import Experiment
 from swift.errors import SettingError
 from swift.experts.config import ExpertConfig
-from swift.experts.optimizer_config import OptimizerConfig
-from swift.experts.placement.static import Static
+from swift.experts.optimizer import OptimizerConfig
+from swift.experts.placement.policy import Static
 from swift.mesh.live import storage_mesh
 from swift.models.config import ModelConfig
 from swift.topology import Topology
-from swift.train.checkpoints.saved_state import load_state
-from swift.train.settings.experiment import Experiment
+from swift.train.saved_state import load_state
 from tests.train.runs import run
 
 pytestmark = pytest.mark.usefixtures("double_precision")

@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 
 from swift.checkpoint.config import CheckpointConfig
-from swift.checkpoint.storage.directory import checkpoint_steps
+from swift.checkpoint.manifest import checkpoint_steps
+from swift.config.experiment import Experiment
 from swift.data.windows import Batch
 from swift.errors import RunError
-from swift.runlog.analysis.history import history_of, stretches_of
-from swift.runlog.analysis.time_breakdown import time_by_cause
+from swift.report.history import history_of, stretches_of, time_by_cause
+from swift.report.sections import schedule_of
 from swift.runlog.reading import read_run
-from swift.tools.report.sections.plans import schedule_of
 from swift.topology import Topology
-from swift.train.settings.experiment import Experiment
 from tests.train.runs import measured, run, two_stages
 
 pytestmark = pytest.mark.usefixtures("double_precision")

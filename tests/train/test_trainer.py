@@ -12,21 +12,20 @@ import numpy as np
 import pytest
 
 from swift.checkpoint.config import CheckpointConfig
-from swift.checkpoint.storage.directory import checkpoint_steps
+from swift.checkpoint.manifest import checkpoint_steps
+from swift.config.experiment import Experiment
 from swift.errors import RunError, SettingError
 from swift.experts.config import ExpertConfig
-from swift.experts.optimizer_config import OptimizerConfig
+from swift.experts.optimizer import OptimizerConfig
 from swift.experts.placement.flexmoe import FlexMoE
-from swift.experts.placement.minmax import MinMax
-from swift.experts.placement.policy import uniform_placement
-from swift.experts.placement.static import Static
+from swift.experts.placement.packed import MinMax
+from swift.experts.placement.policy import Static, uniform_placement
 from swift.experts.placement.symi import Symi
 from swift.models.config import ModelConfig
-from swift.pipeline.runtime.single_worker import put_batch, single_worker_step
+from swift.pipeline.step.single_worker import put_batch, single_worker_step
 from swift.runlog.reading import read_run
 from swift.topology import Topology
-from swift.train.checkpoints import checkpointer
-from swift.train.settings.experiment import Experiment
+from swift.train import checkpointer
 from tests.train.runs import measured, run
 
 TINY = ModelConfig(num_layers=1, model_dim=16, num_heads=2, ffn_dim=16, sequence_length=16, moe_pattern=(True,))

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
-from swift.elastic.membership.members import Process
+from swift.config.experiment import parse_event, parse_rank
+from swift.elastic.membership.messages import Process
 from swift.errors import SettingError
 from swift.topology import Topology
-from swift.train.settings.failure_list import parse_event, parse_rank
 
 SETTING = "--chaos"
 FAULT_KINDS = ("kill", "freeze", "hang")

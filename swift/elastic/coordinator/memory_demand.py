@@ -10,18 +10,17 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from swift.elastic.elastic_ranks import ElasticSpecs, is_elastic
-from swift.elastic.membership.members import Process
+from swift.config.experiment import Experiment
+from swift.elastic.membership.messages import Process
 from swift.elastic.state.run_files import remove_leftovers
-from swift.elastic.state.slice_copies import copy_shapes
-from swift.elastic.worker.generation_run import NUM_SNAPSHOTS
+from swift.elastic.state.slices import ElasticSpecs, copy_shapes, is_elastic
+from swift.elastic.worker.generation import NUM_SNAPSHOTS
 from swift.errors import SettingError
-from swift.mesh.process_shards import shard_shapes
+from swift.mesh.state_rows import shard_shapes
 from swift.pipeline.reconfigure.recut import blocks_spec
-from swift.pipeline.runtime.step_spec import StepSpec
-from swift.schedules.plans.holders import BlockHolders
-from swift.train.checkpoints.saved_state import split_of
-from swift.train.settings.experiment import Experiment
+from swift.pipeline.step.spec import StepSpec
+from swift.schedules.plans.normalize import BlockHolders
+from swift.train.saved_state import split_of
 
 SHARED_MEMORY = Path("/dev/shm")
 _NUM_STATES = 3

@@ -2,7 +2,7 @@
 
 It receives the failure set, and prepares the programs of the present configuration and of those after one more failure
 or return: it puts them into the run's executable cache, where the processes look first. To compile for a group, it
-poses as each group in turn, see ``swift.elastic.compile_only_group``. If it dies nothing is lost, since processes then
+poses as each group in turn, see ``swift.elastic.jax_group``. If it dies nothing is lost, since processes then
 compile for themselves. So it is the only process that may trim executables.
 """
 
@@ -20,10 +20,10 @@ import jax
 import numpy as np
 from jax.extend.backend import clear_backends
 
-from swift.elastic.compile_only_group import CompileOnlyGroup
-from swift.elastic.elastic_ranks import ElasticSpecs
-from swift.elastic.state.neighbour_copies import compiled_neighbour, neighbour_key
-from swift.elastic.transport.compile_messages import (
+from swift.config.experiment import Experiment
+from swift.elastic.jax_group import CompileOnlyGroup
+from swift.elastic.state.slices import ElasticSpecs, compiled_neighbour, neighbour_key
+from swift.elastic.transport.messages import (
     COMPILE_ANSWERS,
     COMPILE_REQUESTS,
     Alive,
@@ -32,20 +32,18 @@ from swift.elastic.transport.compile_messages import (
     CutPrepared,
     Prepared,
 )
-from swift.elastic.worker.process_setup import LineWriter, configure_jax
+from swift.elastic.worker.channel import LineWriter, configure_jax
 from swift.errors import RunError
-from swift.pipeline.reconfigure.block_sharing import compiled_share, share_key
 from swift.pipeline.reconfigure.compiled_steps import StepKind, Steps, program_key
-from swift.pipeline.reconfigure.cuts import Cuts
-from swift.pipeline.reconfigure.executable_cache import ExecutableCache, compiled_slots, slots_key
-from swift.pipeline.reconfigure.failure_config import Configuration, Plan, neighbours
-from swift.pipeline.reconfigure.recut import BetterCut, Recut, blocks_spec
-from swift.pipeline.runtime.step_spec import StepSpec
-from swift.schedules.plans.holders import OWN_CUT, BlockHolders
+from swift.pipeline.reconfigure.configuration import Configuration, Plan, neighbours
+from swift.pipeline.reconfigure.executables import ExecutableCache, compiled_slots, slots_key
+from swift.pipeline.reconfigure.recut import BetterCut, Cuts, Recut, blocks_spec
+from swift.pipeline.reconfigure.transfer import compiled_share, share_key
+from swift.pipeline.step.spec import StepSpec
+from swift.schedules.plans.normalize import OWN_CUT, BlockHolders
 from swift.tasks import start_thread
 from swift.topology import Worker
-from swift.train.checkpoints.saved_state import split_of
-from swift.train.settings.experiment import Experiment
+from swift.train.saved_state import split_of
 
 
 class CompileJob(NamedTuple):

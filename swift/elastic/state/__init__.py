@@ -2,5 +2,5 @@
 
 States in shared memory, with a disk for what does not fit; copies of slices at neighbours; states handed over when the
 ranks of a run change; and the files that its processes share. From these, ``swift.elastic.services`` recovers the
-slices of lost ranks with ``swift.checkpoint.memory.rank_recovery.recover_ranks``.
+slices of lost ranks with ``swift.checkpoint.recovery.recover_ranks``.
 """

@@ -12,18 +12,15 @@ from pathlib import Path
 
 import numpy as np
 
-from swift.checkpoint.partial.lost_tokens import Tally
-from swift.checkpoint.storage.directory import checkpoint_path, checkpoint_steps
-from swift.checkpoint.storage.manifest import Ledger, read_manifest
-from swift.elastic.state.disk_spill import remove_with_spill, write_or_spill
+from swift.checkpoint.manifest import Ledger, checkpoint_path, checkpoint_steps, read_manifest
+from swift.checkpoint.selection import Tally
+from swift.config.experiment import Experiment
+from swift.elastic.state.store import remove_with_spill, write_or_spill
 from swift.errors import SettingError
-from swift.pipeline.runtime.step_spec import StepSpec
-from swift.runlog.class_counts.layout import CLASS_COUNTS
-from swift.runlog.class_counts.reader import ClassCounts
-from swift.runlog.json_lines import lines_from_end, parse_object
-from swift.runlog.metrics import METRICS
-from swift.train.checkpoints.saved_state import first_ledger, ledger_for, split_of
-from swift.train.settings.experiment import Experiment
+from swift.pipeline.step.spec import StepSpec
+from swift.runlog.expert_counts import CLASS_COUNTS, ClassCounts
+from swift.runlog.files import METRICS, lines_from_end, parse_object
+from swift.train.saved_state import first_ledger, ledger_for, split_of
 
 _PAUSE_S = 0.05
 

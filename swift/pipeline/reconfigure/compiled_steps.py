@@ -14,18 +14,22 @@ from jax.stages import Compiled, Lowered, Wrapped
 from jaxtyping import Bool
 
 from swift.data.windows import Batch
+from swift.mesh.devices import ProgramMemory
 from swift.mesh.live import own_row
 from swift.mesh.per_rank import RANKED, REPLICATED, SHARED
-from swift.mesh.program_memory import ProgramMemory
-from swift.pipeline.batch_layout import sequences_per_rank
-from swift.pipeline.reconfigure.executable_cache import ExecutableCache
-from swift.pipeline.reconfigure.failure_config import Configuration, Plan, batch_of_rows
-from swift.pipeline.runtime.metrics import Sums, by_iteration
-from swift.pipeline.runtime.single_worker import single_worker_batch, single_worker_evaluation, single_worker_step
-from swift.pipeline.runtime.step_spec import StepSpec
-from swift.pipeline.runtime.tick_arrays import table_arrays
-from swift.pipeline.runtime.train_step import barrier_step, evaluation_step, window_step
-from swift.pipeline.train_state import DeviceBatch, TrainState
+from swift.pipeline.reconfigure.configuration import Configuration, Plan, batch_of_rows
+from swift.pipeline.reconfigure.executables import ExecutableCache
+from swift.pipeline.state import DeviceBatch, TrainState
+from swift.pipeline.step.metrics import Sums, by_iteration
+from swift.pipeline.step.single_worker import (
+    sequences_per_rank,
+    single_worker_batch,
+    single_worker_evaluation,
+    single_worker_step,
+)
+from swift.pipeline.step.spec import StepSpec
+from swift.pipeline.step.tick_arrays import table_arrays
+from swift.pipeline.step.train_step import barrier_step, evaluation_step, window_step
 from swift.schedules.lowering.tick_table import TickTable
 
 StepKind = Literal["window", "single", "evaluate"]

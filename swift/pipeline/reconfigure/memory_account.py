@@ -6,9 +6,9 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
-from swift.mesh.program_memory import ProgramMemory
-from swift.pipeline.runtime.step_spec import StepSpec
-from swift.pipeline.train_state import EMBEDDING_AND_HEAD
+from swift.mesh.devices import ProgramMemory
+from swift.pipeline.state import EMBEDDING_AND_HEAD
+from swift.pipeline.step.spec import StepSpec
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ import numpy as np
 
 from swift.experts.state_layouts import Decoupled, Layout
 from swift.mesh.live import storage_mesh
-from swift.models.cuts.cut import make_cut
+from swift.models.cuts import make_cut
 from swift.models.gpt import GPT
-from swift.models.vocabulary.row_shares import RowShares
-from swift.pipeline.runtime.step_spec import StepSpec
-from swift.pipeline.train_state import EMBEDDING_AND_HEAD, TrainState
+from swift.models.vocabulary.layouts import RowShares
+from swift.pipeline.state import EMBEDDING_AND_HEAD, TrainState
+from swift.pipeline.step.spec import StepSpec
 from swift.topology import Topology
 
 

@@ -8,12 +8,10 @@ import numpy as np
 
 from swift.errors import SettingError
 from swift.schedules.bounds import max_held
-from swift.schedules.memory import fits
-from swift.schedules.ops import Kind
 from swift.schedules.planners.adaptive import adaptive
-from swift.schedules.problem import Problem
-from swift.schedules.schedule import Round, Schedule
-from swift.schedules.sequences.timing import time_round
+from swift.schedules.problem import Kind, Problem
+from swift.schedules.schedule import Round, Schedule, fits
+from swift.schedules.sequences import time_round
 
 Order = Callable[[Problem, int, int], list[tuple[int, int, int]]]
 """(problem, stage, most micro-batches held at once) -> the ops of that stage of pipeline 0."""

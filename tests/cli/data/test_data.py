@@ -71,7 +71,7 @@ GUARDED = """
 import os
 import sys
 import threading
-from swift.cli.console.guarding import guarded
+from swift.cli.processes import guarded
 
 
 def ends(running):

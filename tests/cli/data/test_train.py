@@ -9,14 +9,13 @@ from pathlib import Path
 import gin
 import pytest
 
-from swift.cli.configuration import load_experiment, load_stored
-from swift.cli.console.command_line import command_line
-from swift.cli.data.serving import input_hosts_of_runs
-from swift.cli.launch.job import LaunchJob
+from swift.cli.data import input_hosts_of_runs
+from swift.cli.launch import LaunchJob
 from swift.cli.main import main
-from swift.data.index_cache import find_index
-from swift.runlog.analysis.measures import scalars
-from swift.runlog.reading import read_run
+from swift.cli.options import command_line
+from swift.config.gin_reader import load_experiment, load_stored
+from swift.data.index import find_index
+from swift.runlog.reading import read_run, scalars
 from tests.tools.offload.hosts import always_asked
 
 
@@ -44,7 +43,7 @@ LAUNCHED = """
 import sys
 from swift.cli.main import main
 from swift.data import corpus
-from swift.data.pipeline.optimizer import offload
+from swift.data import input_optimizer as offload
 
 corpus._FEW, offload._GAIN, offload._LEAST_S = 1, 0.0, -1e9
 sys.exit(main(sys.argv[1:]))

@@ -9,18 +9,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from swift.data.files import DataError
-from swift.data.pipeline.check import UntrueOperator
-from swift.data.pipeline.keeping import store as store_module
-from swift.data.pipeline.keeping.store import check_writable, find_survey
-from swift.data.pipeline.optimizer.cost import Resources
-from swift.data.pipeline.optimizer.passes import plan_input
-from swift.data.pipeline.optimizer.profile import profile_input
-from swift.data.pipeline.pipeline import Pipeline
-from swift.data.pipeline.plan import CachePoint, InputPlan, plain_plan
-from swift.data.pipeline.run import in_order
-from swift.data.pipeline.samples import Samples
-from swift.data.records.protocol import Rows
+from swift.data import sample_store as store_module
+from swift.data.input_optimizer import Resources, plan_input
+from swift.data.input_profile import profile_input
+from swift.data.pipeline import CachePoint, InputPlan, Pipeline, plain_plan
+from swift.data.records import Rows
+from swift.data.sample_checks import UntrueOperator
+from swift.data.sample_store import check_writable, find_survey
+from swift.data.samples import Samples
+from swift.data.sources import DataError
+from swift.data.survey import in_order
 from swift.data.tokenizer import ByteTokenizer
 from swift.errors import SettingError
 

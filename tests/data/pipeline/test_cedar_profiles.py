@@ -6,14 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from swift.data.pipeline.operators import Map
-from swift.data.pipeline.optimizer.cost import Resources, predict
-from swift.data.pipeline.optimizer.legal import legal_orders
-from swift.data.pipeline.optimizer.passes import plan_input
-from swift.data.pipeline.optimizer.profile import InputProfile, OperatorProfile
-from swift.data.pipeline.pipeline import Pipeline
-from swift.data.pipeline.plan import CachePoint, InputPlan, plain_plan
-from swift.data.records.protocol import Rows
+from swift.data.input_optimizer import Resources, legal_orders, plan_input, predict
+from swift.data.input_profile import InputProfile, OperatorProfile
+from swift.data.operators import Map
+from swift.data.pipeline import CachePoint, InputPlan, Pipeline, plain_plan
+from swift.data.records import Rows
 
 PIPELINES = json.loads(Path(__file__).with_name("cedar_profiles.json").read_text())["pipelines"]
 PLANS = [(name, plan) for name, found in PIPELINES.items() for plan in found["published"]]

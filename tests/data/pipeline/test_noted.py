@@ -5,13 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from swift.data.files import DataError
-from swift.data.pipeline.keeping.digests import survey_digest
-from swift.data.pipeline.optimizer.profile import profile_input
-from swift.data.pipeline.pipeline import NotedPipeline, Pipeline
-from swift.data.pipeline.plan import plain_plan
-from swift.data.pipeline.samples import Samples
-from swift.data.records.protocol import Rows
+from swift.data.input_profile import profile_input
+from swift.data.pipeline import NotedPipeline, Pipeline, plain_plan
+from swift.data.records import Rows
+from swift.data.sample_store import survey_digest
+from swift.data.samples import Samples
+from swift.data.sources import DataError
 
 
 def upper(sample) -> dict:

@@ -8,18 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from swift.data.pipeline.check import UntrueOperator
-from swift.data.pipeline.elsewhere import answer_of
-from swift.data.pipeline.encoding import encoded
-from swift.data.pipeline.keeping.store import find_survey
-from swift.data.pipeline.optimizer.cost import Resources
-from swift.data.pipeline.optimizer.offload import add_offload, profile_hosts
-from swift.data.pipeline.optimizer.profile import HostsProfile, InputProfile, OperatorProfile, profile_input
-from swift.data.pipeline.pipeline import Pipeline
-from swift.data.pipeline.plan import CachePoint, plain_plan
-from swift.data.pipeline.run import in_order
-from swift.data.pipeline.samples import Samples
-from swift.data.records.protocol import Rows
+from swift.data.encoding import encoded
+from swift.data.input_optimizer import Resources, add_offload, profile_hosts
+from swift.data.input_profile import HostsProfile, InputProfile, OperatorProfile, profile_input
+from swift.data.pipeline import CachePoint, Pipeline, plain_plan
+from swift.data.records import Rows
+from swift.data.remote_records import answer_of
+from swift.data.sample_checks import UntrueOperator
+from swift.data.sample_store import find_survey
+from swift.data.samples import Samples
+from swift.data.survey import in_order
 
 ROWS = Rows([{"a": number, "b": "x" * (number % 4)} for number in range(20)])
 

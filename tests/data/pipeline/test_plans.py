@@ -9,18 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift.data.pipeline.elsewhere import answer_of
-from swift.data.pipeline.keeping.store import find_survey
-from swift.data.pipeline.operators import DropDuplicates, Filter, Map, Pack, Shuffle, Stack, name_of
-from swift.data.pipeline.optimizer.cost import Resources
-from swift.data.pipeline.optimizer.legal import legal_orders
-from swift.data.pipeline.optimizer.passes import plan_input
-from swift.data.pipeline.optimizer.profile import InputProfile, OperatorProfile
-from swift.data.pipeline.pipeline import Pipeline
-from swift.data.pipeline.plan import InputPlan, plain_plan
-from swift.data.pipeline.run import in_order
-from swift.data.pipeline.samples import Samples
-from swift.data.records.protocol import Rows
+from swift.data.input_optimizer import Resources, legal_orders, plan_input
+from swift.data.input_profile import InputProfile, OperatorProfile
+from swift.data.operators import DropDuplicates, Filter, Map, Pack, Shuffle, Stack, name_of
+from swift.data.pipeline import InputPlan, Pipeline, plain_plan
+from swift.data.records import Rows
+from swift.data.remote_records import answer_of
+from swift.data.sample_store import find_survey
+from swift.data.samples import Samples
+from swift.data.survey import in_order
 from swift.data.tokenizer import ByteTokenizer
 
 WORDS = ["", "ox", "", "ant", "bee", "ant", "owl and ox", "x", "bee", "yak", "x", "a gnu"]

@@ -2,9 +2,9 @@
 
 import pytest
 
-from swift.data.pipeline.optimizer.profile import profile_input
-from swift.data.pipeline.pipeline import Pipeline
-from swift.data.records.protocol import Rows
+from swift.data.input_profile import profile_input
+from swift.data.pipeline import Pipeline
+from swift.data.records import Rows
 
 
 def pipeline(num_records: int, calls: list) -> Pipeline:

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from swift.data.config import DataConfig
-from swift.data.index_cache import find_index
-from swift.data.pipeline.pipeline import Pipeline
-from swift.data.records.documents import Documents
-from swift.data.records.protocol import Rows
+from swift.data.index import find_index
+from swift.data.pipeline import Pipeline
+from swift.data.records import Documents, Rows
 from swift.data.sources import TextFiles
 from swift.data.tokenizer import ByteTokenizer
 from swift.errors import SettingError

@@ -10,13 +10,9 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift.data.files import DataError
-from swift.data.records.array_records import ArrayRecords
-from swift.data.records.documents import Documents
-from swift.data.records.lines import JsonLines, _lines_of
-from swift.data.records.protocol import RecordSource, Rows
-from swift.data.records.tables import DatasetDirectory, ParquetFiles
-from swift.data.sources import TextFiles
+from swift.data.records import ArrayRecords, Documents, JsonLines, RecordSource, Rows, _lines_of
+from swift.data.sources import DataError, TextFiles
+from swift.data.tables import DatasetDirectory, ParquetFiles
 from swift.errors import SettingError
 
 LINES = [{"text": f"line {number}", "id": number, "tags": ["a", "b"]} for number in range(7)]

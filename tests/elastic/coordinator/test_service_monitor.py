@@ -5,12 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from swift.elastic.coordinator.service_monitor import ServiceMonitor
-from swift.elastic.membership.members import Stamp
-from swift.elastic.transport.checkpoint_messages import StateRestored
-from swift.runlog.analysis.history import history_of
-from swift.runlog.analysis.incidents import incidents_of
-from swift.runlog.metrics import Metrics
+from swift.elastic.coordinator.supervisor import ServiceMonitor
+from swift.elastic.membership.messages import Stamp
+from swift.elastic.transport.messages import StateRestored
+from swift.report.history import history_of, incidents_of
+from swift.runlog.files import Metrics
 from swift.runlog.reading import Run
 
 

@@ -1,25 +1,30 @@
 """A membership that is told events one by one, and the states of a run that several tests begin from."""
 
 from swift.deadlines import Deadlines
-from swift.elastic.membership.commands import Form, GoLive, LoadAhead, RestartAll
-from swift.elastic.membership.events import (
+from swift.elastic.membership.machine import Membership
+from swift.elastic.membership.messages import (
     CheckpointsListed,
     CutFound,
     Departed,
     Died,
+    Form,
     Formed,
+    GoLive,
     Heartbeat,
+    LoadAhead,
     Loaded,
     MayRestart,
+    Member,
     Ready,
+    RestartAll,
+    Stamp,
     Started,
     Tick,
+    processes_of,
 )
-from swift.elastic.membership.members import Member, Stamp, processes_of
-from swift.elastic.membership.run_status import ProcessState, RecoveryPolicy
-from swift.elastic.membership.state_machine import Membership
-from swift.schedules.adapt.payoff import MoveRule
-from swift.schedules.plans.holders import BlockHolders
+from swift.elastic.membership.status import ProcessState, RecoveryPolicy
+from swift.schedules.adapt.moves import MoveRule
+from swift.schedules.plans.normalize import BlockHolders
 from swift.topology import Topology
 
 LIMITS = Deadlines(start=10, forming=4, heartbeat=2, progress=6, dying=5)

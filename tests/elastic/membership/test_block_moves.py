@@ -2,11 +2,9 @@
 
 import pytest
 
-from swift.elastic.membership.commands import Form, GoLive, LoadAhead
-from swift.elastic.membership.events import CutFound, CutRefused, Loaded, PhaseTimed
-from swift.elastic.membership.members import Stamp
-from swift.elastic.membership.run_status import ProcessState
-from swift.schedules.adapt.payoff import MoveRule, Outages
+from swift.elastic.membership.messages import CutFound, CutRefused, Form, GoLive, LoadAhead, Loaded, PhaseTimed, Stamp
+from swift.elastic.membership.status import ProcessState
+from swift.schedules.adapt.moves import MoveRule, Outages
 from tests.elastic.membership.script import B_DOWN, LIMITS, MOVED, A, B, C, D, found, lost
 
 

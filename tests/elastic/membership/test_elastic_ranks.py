@@ -2,9 +2,7 @@
 
 from dataclasses import replace
 
-from swift.elastic.membership.commands import Form, GoLive, StageLost
-from swift.elastic.membership.events import Ready
-from swift.elastic.membership.members import ShardLayout, Stamp
+from swift.elastic.membership.messages import Form, GoLive, Ready, ShardLayout, StageLost, Stamp
 from tests.elastic.membership.script import RANKS
 
 

@@ -1,8 +1,6 @@
 """Generations that form after deaths, and that processes join."""
 
-from swift.elastic.membership.commands import Enter, Form, GoLive, Kill, StageLost
-from swift.elastic.membership.events import Formed, PhaseTimed, Ready
-from swift.elastic.membership.members import Stamp
+from swift.elastic.membership.messages import Enter, Form, Formed, GoLive, Kill, PhaseTimed, Ready, StageLost, Stamp
 from tests.elastic.membership.script import A, B, C, D, Script
 
 

@@ -2,17 +2,20 @@
 
 import pytest
 
-from swift.elastic.membership.commands import (
+from swift.elastic.membership.messages import (
     Form,
     GoLive,
     ReshardState,
+    Restored,
+    RestoreFailed,
     RestoreState,
+    ShardLayout,
     StageLost,
+    Stamp,
     StartGeneration,
     StopRun,
+    processes_of,
 )
-from swift.elastic.membership.events import Restored, RestoreFailed
-from swift.elastic.membership.members import ShardLayout, Stamp, processes_of
 from swift.topology import Topology
 from tests.elastic.membership.script import RANKS, A, B, C, D, Script, after_go, survivors
 

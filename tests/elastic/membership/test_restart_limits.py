@@ -2,9 +2,18 @@
 
 import pytest
 
-from swift.elastic.membership.commands import Form, GiveUp, Kill, LeaveOut, RestartAll, Retire, StartProcess, StopRun
-from swift.elastic.membership.events import Ready
-from swift.elastic.membership.members import processes_of
+from swift.elastic.membership.messages import (
+    Form,
+    GiveUp,
+    Kill,
+    LeaveOut,
+    Ready,
+    RestartAll,
+    Retire,
+    StartProcess,
+    StopRun,
+    processes_of,
+)
 from swift.topology import Topology
 from tests.elastic.membership.script import (
     LIMITS,

@@ -2,11 +2,23 @@
 
 from dataclasses import replace
 
-from swift.elastic.membership.commands import Form, GiveUp, GoLive, RestartAll, StageLost, StartProcess, StopRun
-from swift.elastic.membership.events import Died, Done, FaultInjected, Heartbeat, Ready
-from swift.elastic.membership.lifecycle import restarted
-from swift.elastic.membership.members import Stamp
-from swift.elastic.membership.run_status import RecoveryPolicy
+from swift.elastic.membership.machine import restarted
+from swift.elastic.membership.messages import (
+    Died,
+    Done,
+    FaultInjected,
+    Form,
+    GiveUp,
+    GoLive,
+    Heartbeat,
+    Ready,
+    RestartAll,
+    StageLost,
+    Stamp,
+    StartProcess,
+    StopRun,
+)
+from swift.elastic.membership.status import RecoveryPolicy
 from tests.elastic.membership.script import A, B, C, D, after_go, may_restart, once, script_live, survivors
 
 

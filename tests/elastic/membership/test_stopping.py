@@ -2,9 +2,7 @@
 
 import pytest
 
-from swift.elastic.membership.commands import Form, RestartAll, StageLost
-from swift.elastic.membership.events import Ready, StopRequested
-from swift.elastic.membership.members import processes_of
+from swift.elastic.membership.messages import Form, Ready, RestartAll, StageLost, StopRequested, processes_of
 from swift.topology import Topology
 from tests.elastic.membership.script import A, B, C, D, found, lost, once, script_live
 

@@ -4,11 +4,22 @@ from dataclasses import replace
 
 import pytest
 
-from swift.elastic.membership.commands import Form, GoLive, Kill, RestartAll, Retire, StageLost
-from swift.elastic.membership.events import Done, Heartbeat, Ready, Woke
-from swift.elastic.membership.lifecycle import restarted
-from swift.elastic.membership.members import Member, Stamp
-from swift.elastic.membership.run_status import ProcessState
+from swift.elastic.membership.machine import restarted
+from swift.elastic.membership.messages import (
+    Done,
+    Form,
+    GoLive,
+    Heartbeat,
+    Kill,
+    Member,
+    Ready,
+    RestartAll,
+    Retire,
+    StageLost,
+    Stamp,
+    Woke,
+)
+from swift.elastic.membership.status import ProcessState
 from swift.errors import SettingError
 from tests.elastic.membership.script import LIMITS, A, B, C, D
 

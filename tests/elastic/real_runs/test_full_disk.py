@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from swift.checkpoint.storage.directory import checkpoint_steps
+from swift.checkpoint.manifest import checkpoint_steps
 from swift.runlog.reading import read_run
 from tests.elastic.runs import SWIFT, environment, left_behind, losses, write_config
 

@@ -10,12 +10,9 @@ import time
 import numpy as np
 import pytest
 
-from swift.runlog.analysis.history import history_of, stretches_of
-from swift.runlog.analysis.incidents import incidents_of
-from swift.runlog.analysis.time_breakdown import time_by_cause
-from swift.runlog.analysis.worker_presence import presences_of
+from swift.report.history import history_of, incidents_of, presences_of, stretches_of, time_by_cause
+from swift.report.sections import schedule_of
 from swift.runlog.reading import read_run
-from swift.tools.report.sections.plans import schedule_of
 from tests.elastic.runs import (
     launched,
     left_behind,

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from swift.checkpoint.storage.directory import checkpoint_steps
+from swift.checkpoint.manifest import checkpoint_steps
 from swift.runlog.reading import read_run
 from tests.elastic.runs import (
     EVERY,

@@ -1,10 +1,20 @@
 """Histories of a run of processes, told to the membership that decides and to the journal."""
 
 from swift.deadlines import Deadlines
-from swift.elastic.membership.events import Died, Formed, Heartbeat, PhaseTimed, Ready, Started, Tick
-from swift.elastic.membership.members import Member, Stamp, processes_of
-from swift.elastic.membership.run_status import ProcessState
-from swift.elastic.membership.state_machine import Membership
+from swift.elastic.membership.machine import Membership
+from swift.elastic.membership.messages import (
+    Died,
+    Formed,
+    Heartbeat,
+    Member,
+    PhaseTimed,
+    Ready,
+    Stamp,
+    Started,
+    Tick,
+    processes_of,
+)
+from swift.elastic.membership.status import ProcessState
 from swift.elastic.reporting.goodput import CAUSES
 from swift.elastic.reporting.journal import Journal
 from swift.topology import Topology

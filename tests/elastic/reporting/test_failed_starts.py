@@ -1,9 +1,7 @@
 """Processes that fail before they are live, and news that come twice or too late, in the journal."""
 
-from swift.elastic.membership.commands import Kill
-from swift.elastic.membership.events import Heartbeat, Ready, Started
-from swift.elastic.membership.members import Member
-from swift.elastic.membership.run_status import RecoveryPolicy
+from swift.elastic.membership.messages import Heartbeat, Kill, Member, Ready, Started
+from swift.elastic.membership.status import RecoveryPolicy
 from tests.elastic.reporting.histories import ALL, A, B, C, D, History
 
 

@@ -2,11 +2,10 @@
 
 import pytest
 
-from swift.elastic.membership.events import CutFound, CutRefused, Loaded
-from swift.elastic.membership.run_status import RecoveryPolicy
-from swift.schedules.adapt.payoff import MoveRule
-from swift.schedules.plans.holders import OWN_CUT, BlockHolders
-from swift.schedules.plans.normalize import Move
+from swift.elastic.membership.messages import CutFound, CutRefused, Loaded
+from swift.elastic.membership.status import RecoveryPolicy
+from swift.schedules.adapt.moves import MoveRule
+from swift.schedules.plans.normalize import OWN_CUT, BlockHolders, Move
 from tests.elastic.reporting.histories import ALL, A, B, C, D, History, recovering
 
 

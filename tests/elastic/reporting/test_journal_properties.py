@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift.elastic.membership.commands import GoLive
-from swift.elastic.membership.events import Formed, Heartbeat, Ready
-from swift.elastic.membership.members import Stamp
-from swift.elastic.membership.run_status import ProcessState
+from swift.elastic.membership.messages import Formed, GoLive, Heartbeat, Ready, Stamp
+from swift.elastic.membership.status import ProcessState
 from swift.elastic.reporting.goodput import CAUSES
 from tests.elastic.reporting.histories import ALL, LIMITS, History
 

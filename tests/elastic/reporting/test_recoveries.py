@@ -2,8 +2,8 @@
 
 import pytest
 
-from swift.elastic.membership.events import Ready
-from swift.elastic.membership.run_status import RecoveryPolicy
+from swift.elastic.membership.messages import Ready
+from swift.elastic.membership.status import RecoveryPolicy
 from tests.elastic.reporting.histories import ALL, A, B, C, D, History, recovering
 
 

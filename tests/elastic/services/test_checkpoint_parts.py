@@ -6,15 +6,13 @@ import jax
 import numpy as np
 import pytest
 
-from swift.elastic.membership.members import Process, Stamp
-from swift.elastic.services.checkpoint_parts import CheckpointParts
-from swift.elastic.state.shared_memory_store import SharedMemoryStore
-from swift.elastic.state.state_shards import process_parts
+from swift.elastic.membership.messages import Process, Stamp
+from swift.elastic.services.checkpoint_service import CheckpointParts
+from swift.elastic.state.store import SharedMemoryStore, process_parts
 from swift.mesh.live import MeshRow, storage_mesh
-from swift.models.cuts.chunks import Chunks
-from swift.pipeline.reconfigure.block_transfer import move_on_host
-from swift.schedules.plans.holders import BlockHolders
-from swift.schedules.plans.normalize import Move
+from swift.models.cuts import Chunks
+from swift.pipeline.reconfigure.transfer import move_on_host
+from swift.schedules.plans.normalize import BlockHolders, Move
 from swift.topology import Topology
 
 NOW = Stamp(3, 7)

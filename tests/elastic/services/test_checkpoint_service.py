@@ -7,14 +7,14 @@ import jax
 import numpy as np
 import pytest
 
-from swift.checkpoint.storage.directory import checkpoint_path
-from swift.checkpoint.storage.manifest import read_manifest
-from swift.checkpoint.storage.reader import load_plan, plan_restore
-from swift.checkpoint.storage.writer import save_checkpoint
-from swift.elastic.membership.members import Process, ShardLayout, Stamp, processes_of
+from swift.checkpoint.manifest import checkpoint_path, read_manifest
+from swift.checkpoint.reader import load_plan, plan_restore
+from swift.checkpoint.writer import save_checkpoint
+from swift.config.stored import config_text
+from swift.elastic.membership.messages import Process, ShardLayout, Stamp, processes_of
 from swift.elastic.services.checkpoint_service import CheckpointService
-from swift.elastic.state.shared_memory_store import SharedMemoryStore
-from swift.elastic.transport.checkpoint_messages import (
+from swift.elastic.state.store import SharedMemoryStore
+from swift.elastic.transport.messages import (
     CHECKPOINT_ANSWERS,
     CHECKPOINT_COMMANDS,
     CommandFailed,
@@ -24,17 +24,15 @@ from swift.elastic.transport.checkpoint_messages import (
     Saved,
     StateRestored,
 )
-from swift.mesh.process_shards import fetch_shards
-from swift.runlog.class_counts.layout import CLASS_COUNTS, KINDS
-from swift.runlog.metrics import METRICS
+from swift.mesh.state_rows import fetch_shards
+from swift.runlog.expert_counts import CLASS_COUNTS, KINDS
+from swift.runlog.files import METRICS
 from swift.runlog.reading import read_run
 from swift.runlog.run_directory import RunDirectory
 from swift.topology import Topology
-from swift.train.checkpoints.fork import WeightSource
-from swift.train.checkpoints.saved_state import extra_of, first_ledger
-from swift.train.options import TrainOptions
-from swift.train.settings.config_text import config_text
-from swift.train.start import begin, read_start
+from swift.train.initial_weights import WeightSource
+from swift.train.saved_state import extra_of, first_ledger
+from swift.train.start import TrainOptions, begin, read_start
 from swift.train.trainer import train
 
 SOME = Process((0, 0), 1), Process((1, 1))

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift.checkpoint.partial.lost_tokens import Tally
-from swift.checkpoint.storage.manifest import Ledger
+from swift.checkpoint.manifest import Ledger
+from swift.checkpoint.selection import Tally
 from swift.elastic.state.ledger_counts import counted, counted_so_far
-from swift.runlog.class_counts.layout import CLASS_COUNTS, KINDS
-from swift.runlog.metrics import METRICS
+from swift.runlog.expert_counts import CLASS_COUNTS, KINDS
+from swift.runlog.files import METRICS
 from swift.runlog.run_directory import RunDirectory
 
 MOST = 1000

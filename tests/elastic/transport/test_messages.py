@@ -3,11 +3,25 @@
 import pytest
 
 from swift.elastic.coordinator.fault_injection import parse_chaos
-from swift.elastic.membership.commands import Enter, Form, GoLive, StartGeneration
-from swift.elastic.membership.events import CutRefused, Departed, Done, Formed, Heartbeat, PhaseTimed, Ready
-from swift.elastic.membership.members import Member, Process, Stamp, processes_of
-from swift.elastic.transport.checkpoint_messages import CHECKPOINT_ANSWERS
-from swift.elastic.transport.worker_messages import (
+from swift.elastic.membership.messages import (
+    CutRefused,
+    Departed,
+    Done,
+    Enter,
+    Form,
+    Formed,
+    GoLive,
+    Heartbeat,
+    Member,
+    PhaseTimed,
+    Process,
+    Ready,
+    Stamp,
+    StartGeneration,
+    processes_of,
+)
+from swift.elastic.transport.messages import (
+    CHECKPOINT_ANSWERS,
     WORKER_COMMANDS,
     WORKER_MESSAGES,
     Begin,

@@ -5,12 +5,10 @@ from types import SimpleNamespace
 import pytest
 
 from swift.elastic.jax_group import JaxGroupError
-from swift.elastic.membership.commands import Form
-from swift.elastic.membership.events import Ready
-from swift.elastic.transport.worker_messages import FormGroup
-from swift.elastic.worker.group_waits import GroupWaits
-from swift.elastic.worker.worker import WorkerProcess
-from swift.schedules.plans.holders import BlockHolders
+from swift.elastic.membership.messages import Form, Ready
+from swift.elastic.transport.messages import FormGroup
+from swift.elastic.worker.worker import GroupWaits, WorkerProcess
+from swift.schedules.plans.normalize import BlockHolders
 
 
 class Group:

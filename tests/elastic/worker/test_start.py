@@ -7,9 +7,8 @@ import jax
 import pytest
 
 from swift.elastic.accelerators import MemberDevices
-from swift.elastic.membership.events import Ready
-from swift.elastic.worker.worker import WorkerProcess
-from swift.elastic.worker.worker_spec import WorkerSpec
+from swift.elastic.membership.messages import Ready
+from swift.elastic.worker.worker import WorkerProcess, WorkerSpec
 
 
 class Reached(Exception):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from swift.errors import SettingError
 from swift.experts.placement.flexmoe import FlexMoE
-from swift.experts.placement.minmax import MinMax
+from swift.experts.placement.packed import MinMax
 from swift.experts.placement.replicas import changed_slots
 
 SHAPES = [(2, 8, 4, 3), (2, 5, 5, 1), (2, 16, 16, 4)]  # L, E, N, S

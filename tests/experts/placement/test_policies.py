@@ -13,11 +13,9 @@ from jax.sharding import Mesh, PartitionSpec
 
 from swift.errors import SettingError
 from swift.experts.placement.flexmoe import FlexMoE
-from swift.experts.placement.minmax import MinMax
-from swift.experts.placement.packed import Packed
-from swift.experts.placement.policy import PlacementPolicy
+from swift.experts.placement.packed import MinMax, Packed
+from swift.experts.placement.policy import PlacementPolicy, Static
 from swift.experts.placement.replicas import replica_counts
-from swift.experts.placement.static import Static
 from swift.experts.placement.symi import Symi
 
 POLICIES: list[PlacementPolicy] = [Static(), Symi(), MinMax(), Packed(), FlexMoE(1), FlexMoE(3)]

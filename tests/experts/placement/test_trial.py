@@ -11,11 +11,9 @@ import pytest
 
 from swift.errors import SettingError
 from swift.experts.placement.flexmoe import FlexMoE
-from swift.experts.placement.minmax import MinMax
-from swift.experts.placement.packed import Packed
-from swift.experts.placement.policy import uniform_placement
-from swift.experts.placement.soundness import unsound, unsound_placement
-from swift.experts.placement.static import Static
+from swift.experts.placement.packed import MinMax, Packed
+from swift.experts.placement.policy import Static, uniform_placement
+from swift.experts.placement.replicas import unsound, unsound_placement
 from swift.experts.placement.symi import Symi
 from swift.experts.placement.trial import try_policy
 

@@ -9,13 +9,16 @@ from jax import lax
 from swift.mesh.hlo_collectives import collective_bytes
 from swift.mesh.live import live_mesh
 from swift.mesh.per_rank import EXPERT_AXIS, RANKED
-from swift.models.vocabulary.hot_rows import add_gradients_of_copies, choose_hot_rows, fetch_copies, num_hot_rows
-from swift.models.vocabulary.row_look_up import (
+from swift.models.vocabulary.lookup import (
     NONE,
     Requests,
+    add_gradients_of_copies,
+    choose_hot_rows,
     distinct,
+    fetch_copies,
     gradient_in_shares,
     look_up_in_shares,
+    num_hot_rows,
     requests_at_once,
     rounds_if_different,
 )

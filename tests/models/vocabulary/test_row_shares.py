@@ -10,7 +10,7 @@ import pytest
 from swift.mesh.hlo_collectives import collective_bytes
 from swift.mesh.live import live_mesh
 from swift.mesh.per_rank import RANKED
-from swift.models.vocabulary.row_shares import RowShares
+from swift.models.vocabulary.layouts import RowShares
 from swift.topology import Topology
 from tests.models.vocabulary.layouts import run
 

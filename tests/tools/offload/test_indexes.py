@@ -10,11 +10,11 @@ import pytest
 
 from swift.data.config import DataConfig
 from swift.data.corpus import readings
-from swift.data.index_cache import find_index
+from swift.data.index import find_index
 from swift.data.loader import Loader
-from swift.data.pipeline.elsewhere import answer_of
-from swift.data.pipeline.pipeline import Pipeline
-from swift.data.records.lines import JsonLines
+from swift.data.pipeline import Pipeline
+from swift.data.records import JsonLines
+from swift.data.remote_records import answer_of
 from swift.data.sources import TextFiles
 from swift.errors import SettingError
 from tests.tools.offload.hosts import KEY, always_asked, connecting, content, lose, serving
@@ -64,7 +64,7 @@ def test_the_index_is_that_of_this_machine_alone(config, lost, tmp_path, monkeyp
             if num_answers == 20 and lost != "none":
                 lose(lost)
 
-        monkeypatch.setattr("swift.tools.offload.client._SILENCE_S", 0.5 if lost == "silent" else 60.0)
+        monkeypatch.setattr("swift.input.client._SILENCE_S", 0.5 if lost == "silent" else 60.0)
         connected, found = connecting(address, happens)
         said = []
         path = find_index(config, tmp_path / "helped", said.append, connect=connected)

@@ -15,16 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from swift.data.pipeline.keeping.digests import pipeline_facts
-from swift.data.pipeline.pipeline import Pipeline
-from swift.data.pipeline.plan import plain_plan
-from swift.data.pipeline.run import in_order
-from swift.data.pipeline.samples import Samples
-from swift.data.records.protocol import Rows
+from swift.data.pipeline import Pipeline, plain_plan
+from swift.data.records import Rows
+from swift.data.sample_store import pipeline_facts
+from swift.data.samples import Samples
+from swift.data.survey import in_order
 from swift.errors import SettingError
-from swift.tools.offload import client
-from swift.tools.offload.client import connect
-from swift.tools.offload.keys import find_key
+from swift.input import client
+from swift.input.client import connect
+from swift.input.server import find_key
 from tests.tools.offload.hosts import KEY, serving, wait_for
 
 ROWS = Rows([{"a": number} for number in range(30)])

@@ -2,13 +2,13 @@
 
 import pytest
 
+from swift.config.experiment import Experiment
 from swift.experts.config import ExpertConfig
 from swift.models.config import ModelConfig
-from swift.tools.pod_compile.compiling import compile_one
-from swift.tools.pod_compile.pods import Pod
+from swift.pod_compile.compile import compile_one
+from swift.pod_compile.pods import Pod
 from swift.topology import Topology
-from swift.train.emulated.cluster import Down
-from swift.train.settings.experiment import Experiment
+from swift.train.emulated import Down
 
 NOBODY = Down(frozenset(), frozenset())
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from swift.tools.pod_compile.compiling import compile_one
-from swift.tools.pod_compile.pods import Pod
+from swift.pod_compile.compile import compile_one
+from swift.pod_compile.pods import Pod
 from swift.topology import Topology
-from swift.train.emulated.cluster import Down
+from swift.train.emulated import Down
 from tests.tools.pod_compile.conftest import NOBODY, experiment
 
 WIDTH, LENGTH, VOCABULARY = 16, 8, 256

@@ -3,8 +3,8 @@
 import pytest
 
 from swift.errors import SettingError
-from swift.mesh.chips import CHIPS
-from swift.tools.pod_compile.pods import Pod
+from swift.mesh.devices import CHIPS
+from swift.pod_compile.pods import Pod
 
 
 @pytest.mark.parametrize(

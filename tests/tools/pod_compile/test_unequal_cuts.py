@@ -8,17 +8,13 @@ import pytest
 from swift.mesh.hlo_collectives import Collective, Loop
 from swift.mesh.live import live_mesh
 from swift.pipeline import scopes
-from swift.pipeline.reconfigure.failure_config import Configurator, PlanSettings
-from swift.schedules.chunks import Chunk
-from swift.schedules.problem import Costs
-from swift.tools.pod_compile.compiling import FITS, check_pod, compile_one, configurations
-from swift.tools.pod_compile.interconnect import Interconnect
-from swift.tools.pod_compile.op_work import EMBEDDING, HEAD, Work, works
-from swift.tools.pod_compile.pods import Pod
-from swift.tools.pod_compile.repetitions import Runs
-from swift.tools.pod_compile.roofline import predict, total_flops
+from swift.pipeline.reconfigure.configuration import Configurator, PlanSettings
+from swift.pod_compile.compile import FITS, check_pod, compile_one, configurations
+from swift.pod_compile.costs import EMBEDDING, HEAD, Interconnect, Runs, Work, predict, total_flops, works
+from swift.pod_compile.pods import Pod
+from swift.schedules.problem import Chunk, Costs
 from swift.topology import Topology
-from swift.train.emulated.cluster import Down
+from swift.train.emulated import Down
 from tests.tools.pod_compile.conftest import NOBODY, experiment
 
 PEAK = 197e12

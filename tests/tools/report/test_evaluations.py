@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from swift.evaluate.documents import write_evaluations
-from swift.evaluate.results import Evaluation, Judgement
-from swift.tools.report.figures import sections_of_all
-from swift.tools.report.page import write_report
+from swift.evaluate.results import Evaluation, Judgement, write_evaluations
+from swift.report.figures import sections_of_all
+from swift.report.page import write_report
 
 
 @pytest.fixture

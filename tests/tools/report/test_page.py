@@ -10,16 +10,14 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from swift.runlog.analysis.measures import measure
-from swift.runlog.class_counts.layout import CLASS_COUNTS
-from swift.runlog.metrics import METRICS
-from swift.runlog.reading import Run, read_run
+from swift.draw.charts import draw_layer, points_of_a_line
+from swift.draw.style import ON_DARK
+from swift.report.figures import save_figures, sections_of, sections_of_all
+from swift.report.page import write_report
+from swift.runlog.expert_counts import CLASS_COUNTS
+from swift.runlog.files import METRICS
+from swift.runlog.reading import Run, measure, read_run
 from swift.runlog.run_directory import RunDirectory
-from swift.tools.palette import ON_DARK
-from swift.tools.report.figures import save_figures, sections_of, sections_of_all
-from swift.tools.report.page import write_report
-from swift.tools.report.sections.layers import draw_layer
-from swift.tools.report.sections.series import points_of_a_line
 from tests.runlog.records import metrics_of
 
 ODD_NAME = "_\N{HIRAGANA LETTER A} </h1><script>alert('$\\frac$ &')</script>"
@@ -229,7 +227,7 @@ def test_long_runs_are_drawn_with_few_points(make_run):
 
 def test_the_report_stands_alone():
     """The trainer imports it: were it to import the trainer, neither could be imported first."""
-    code = "import sys, swift.tools.report; print([name for name in sys.modules if name in ('jax', 'swift.train')])"
+    code = "import sys, swift.report.page; print([name for name in sys.modules if name in ('jax', 'swift.train')])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout == "[]\n"
 

@@ -7,11 +7,11 @@ import time
 import numpy as np
 import pytest
 
-from swift.cli.hosts import devices_of_host
+from swift.cli.train import devices_of_host
+from swift.config.experiment import Experiment
 from swift.errors import SettingError
 from swift.topology import Topology
-from swift.train.hosts.joining import HostPlace
-from swift.train.settings.experiment import Experiment
+from swift.train.hosts import HostPlace
 from tests.elastic.runs import losses
 from tests.train.hosts.runs import alone, ended, start, write_config
 

@@ -1,9 +1,15 @@
 """What must hold of every generation: its members, the state that it starts from, the blocks that move for it."""
 
-from swift.elastic.membership.commands import Form, ReshardState, RestoreState, StartGeneration, StopRun
-from swift.elastic.membership.events import CheckpointsListed
-from swift.elastic.membership.members import agreed_stamp
-from swift.schedules.plans.holders import OWN_CUT
+from swift.elastic.membership.messages import (
+    CheckpointsListed,
+    Form,
+    ReshardState,
+    RestoreState,
+    StartGeneration,
+    StopRun,
+    agreed_stamp,
+)
+from swift.schedules.plans.normalize import OWN_CUT
 from tests.elastic.membership.simulation.state import WorldState
 
 

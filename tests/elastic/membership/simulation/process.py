@@ -3,8 +3,7 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from swift.elastic.membership.commands import Form
-from swift.elastic.membership.members import Member, Stamp
+from swift.elastic.membership.messages import Form, Member, Stamp
 
 
 @dataclass(eq=False)

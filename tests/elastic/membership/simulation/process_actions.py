@@ -1,8 +1,20 @@
 """Simulated processes that obey: what they read, and the iterations that they do."""
 
-from swift.elastic.membership.commands import Enter, Form, GoLive, LoadAhead, StartGeneration
-from swift.elastic.membership.events import CutRefused, Departed, Formed, Heartbeat, Loaded, PhaseTimed, Ready
-from swift.elastic.membership.members import Stamp
+from swift.elastic.membership.messages import (
+    CutRefused,
+    Departed,
+    Enter,
+    Form,
+    Formed,
+    GoLive,
+    Heartbeat,
+    LoadAhead,
+    Loaded,
+    PhaseTimed,
+    Ready,
+    Stamp,
+    StartGeneration,
+)
 from tests.elastic.membership.simulation.state import WorldState
 
 

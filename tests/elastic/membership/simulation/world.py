@@ -2,40 +2,39 @@
 
 from collections import deque
 
-from swift.elastic.membership.commands import (
-    Enter,
-    Form,
-    GiveUp,
-    GoLive,
-    Kill,
-    LeaveOut,
-    LoadAhead,
-    ReshardState,
-    RestartAll,
-    RestoreState,
-    Retire,
-    StartGeneration,
-    StartProcess,
-    StopRun,
-)
-from swift.elastic.membership.events import (
+from swift.elastic.membership.messages import (
     CheckpointsListed,
     CutFound,
     CutRefused,
     Died,
+    Enter,
+    Form,
+    GiveUp,
+    GoLive,
     Heartbeat,
+    Kill,
+    LeaveOut,
+    LoadAhead,
     Loaded,
     MayRestart,
+    Member,
     Ready,
+    ReshardState,
+    RestartAll,
     Restored,
     RestoreFailed,
+    RestoreState,
+    Retire,
+    Stamp,
     Started,
+    StartGeneration,
+    StartProcess,
+    StopRun,
     Tick,
     Woke,
+    processes_of,
 )
-from swift.elastic.membership.members import Member, Stamp, processes_of
-from swift.schedules.plans.holders import BlockHolders
-from swift.schedules.plans.normalize import Move
+from swift.schedules.plans.normalize import BlockHolders, Move
 from tests.elastic.membership.script import LIMITS
 from tests.elastic.membership.simulation.generation_checks import GenerationChecks
 from tests.elastic.membership.simulation.process import Simulated

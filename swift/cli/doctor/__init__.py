@@ -1,1 +1,0 @@
-"""``swift doctor``: what this machine, or several together, lack for runs."""

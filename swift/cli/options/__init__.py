@@ -1,1 +1,0 @@
-"""Values of the command line: checked types, named numbers and workers, gin files, and errors that explain mistakes."""

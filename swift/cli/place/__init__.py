@@ -1,1 +1,0 @@
-"""``swift place``: experts placed on ranks by their loads."""

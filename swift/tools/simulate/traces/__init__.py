@@ -1,1 +1,0 @@
-"""Failure traces: times at which nodes leave and return, generated or read from published files."""
