@@ -62,9 +62,8 @@ def _limit_tasks(run: Run, parameters: Parameters, after: Aftermath) -> None:
     tasks.leave(parameters["left"])
     after.heal_after(parameters["seconds"], tasks.lift)
     after.out_of_reach.update(run.shape.members)
-    after.codes |= {judge.GIVES_UP}
-    if is_launch(run):  # the first process hosts JAX's coordination service, which ends it where it can start no thread
-        after.codes |= {-signal.SIGABRT}
+    # JAX's coordination service, in the first process, and TensorStore abort where they can start no thread.
+    after.codes |= {judge.GIVES_UP, -signal.SIGABRT}
     after.wants_checkpoint = True
 
 

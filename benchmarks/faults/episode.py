@@ -249,7 +249,8 @@ class Episode:
         lost = after.lost(run.events()[known:])
         is_without_copies = bool(lost) and after.may_lose_states
         has_lost_neighbours = run.shape.is_elastic and len(lost) >= _NEIGHBOURS
-        may_have_lost = is_without_copies or has_lost_neighbours or self._is_a_stage_lost(lost)
+        has_aborted = after.observed.get("code") == -signal.SIGABRT
+        may_have_lost = has_aborted or is_without_copies or has_lost_neighbours or self._is_a_stage_lost(lost)
         step = after.observed.get("step_at_signal")
         if step is not None and (promised or 0) < step and not may_have_lost:
             after.complaints.append(

@@ -5,6 +5,7 @@ import fcntl
 import heapq
 import json
 import os
+import secrets
 import select
 import struct
 import subprocess
@@ -73,7 +74,7 @@ class Network(Machines):
 
 def can_have_networks(directory: Path) -> bool:
     """Checks if machines can be emulated here."""
-    network = Network(directory, "probe")
+    network = Network(directory, f"probe-{secrets.token_hex(4)}")  # a campaign beside this one may be trying, too
     try:
         network.make()
     except (OSError, subprocess.CalledProcessError):

@@ -177,15 +177,19 @@ def test_a_run_goes_back_where_processes_died_that_could_start_no_thread(dead, i
     run.tasks = SimpleNamespace(leave=lambda _: None, lift=lambda: None)
     after = Aftermath()
     KINDS["few-tasks"].strike(run, {"left": 0, "seconds": 1.0}, after)
+    assert after.codes == {3, -signal.SIGABRT}
     Episode(run, {}, deck=None)._judge_restores(0, 600, after)
     assert (after.complaints == []) is is_right
 
 
-@pytest.mark.parametrize(("shape", "codes"), [("square", {3, -signal.SIGABRT}), ("train", {3})])
-def test_only_a_first_process_that_hosts_a_service_of_jax_may_abort_without_threads(shape, codes):
-    tasks, after = SimpleNamespace(leave=lambda _: None, lift=lambda: None), Aftermath()
-    KINDS["few-tasks"].strike(SimpleNamespace(shape=SHAPES[shape], tasks=tasks), {"left": 0, "seconds": 1.0}, after)
-    assert after.codes == codes
+@pytest.mark.parametrize(("code", "is_right"), [(-signal.SIGABRT, True), (3, False), (130, False)])
+def test_a_run_that_aborts_without_threads_may_lose_what_it_had_not_saved(code, is_right):
+    life = SimpleNamespace(first=SimpleNamespace(wait=lambda: 0), said="")
+    run = SimpleNamespace(shape=SHAPES["train"], events=list, life=life, leftovers=list)
+    run.start, run.wait = lambda **_: None, lambda *_: False
+    after = Aftermath(promised=600, observed={"step_at_signal": 640, "code": code})
+    Episode(run, {}, deck=None)._resume(0, after)
+    assert any("was not kept" in one for one in after.complaints) is not is_right
 
 
 @pytest.mark.parametrize(("told", "is_right"), [(["1:1"], True), ([], False)])

@@ -2,8 +2,10 @@
 
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
+import faults
 import pytest
 from faults import blows_machine
 from faults.campaign import KINDS
@@ -53,7 +55,13 @@ def test_a_file_system_has_so_many_bytes_left(filesystem):
 def test_a_group_can_start_so_many_tasks_more(left):
     """A process that says for each line that it reads how many threads it could start."""
     script = """
+from pathlib import Path
 import sys, threading, time
+sys.path.insert(0, sys.argv[1])
+from faults.tasks import TaskLimit
+limit = TaskLimit()
+limit._group = Path(sys.argv[2])
+limit.join()
 for line in sys.stdin:
     started = 0
     try:
@@ -66,10 +74,8 @@ for line in sys.stdin:
 """
     limit = TaskLimit()
     limit.make()
-    words = [sys.executable, "-c", script]
-    with subprocess.Popen(
-        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, preexec_fn=limit.join
-    ) as process:
+    words = [sys.executable, "-c", script, str(Path(faults.__file__).parents[1]), str(limit._group)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
 
         def started():
             process.stdin.write("\n")
