@@ -27,6 +27,7 @@ from swift.cli.values import OF_ONE, deadlines_of
 from swift.config.experiment import Experiment
 from swift.config.gin_reader import all_installed, load_experiment
 from swift.config.stored import config_text
+from swift.data.input_optimizer import plan_once
 from swift.data.remote_records import ConnectHosts
 from swift.errors import SettingError, printable
 from swift.report.compare import comparison_rows, comparison_table
@@ -101,6 +102,7 @@ def _found(
             stopping_s=stopping_s,
             corpora=corpora_directory(),
             connect=connect,
+            plan=plan_once,
             hosts=hosts,
         )
         for name, experiment in experiments.items()

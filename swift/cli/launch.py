@@ -24,6 +24,7 @@ from swift.config.experiment import Experiment
 from swift.config.gin_reader import load_experiment
 from swift.config.stored import config_text
 from swift.data.index import find_index
+from swift.data.input_optimizer import plan_once
 from swift.data.remote_records import ConnectHosts
 from swift.deadlines import Deadlines
 from swift.elastic.coordinator.fault_injection import FaultInjection, parse_chaos
@@ -181,7 +182,7 @@ class LaunchJob:
         directory = corpora_directory()
         if directory is None:
             return None
-        return find_index(self.experiment.data, directory, self.show, connect=self.connect)
+        return find_index(self.experiment.data, directory, self.show, connect=self.connect, plan=plan_once)
 
     def interrupt(self) -> Interrupt:
         """Holds signals back from now on, and ends the process some time after the first."""

@@ -25,6 +25,7 @@ from swift.cli.values import OF_ONE, PAGE, check_output, deadlines_of
 from swift.config.experiment import Experiment
 from swift.config.gin_reader import load_experiment, load_stored
 from swift.config.stored import OF_RUN, config_text
+from swift.data.input_optimizer import plan_once
 from swift.errors import SettingError, check_count, printable
 from swift.files import this_program
 from swift.hub.exporting import export_model
@@ -176,6 +177,7 @@ def train(options: argparse.Namespace) -> None:
         stopping_s=deadlines_of(options.deadline, OF_ONE).stopping,
         corpora=corpora_directory(),
         connect=connect,
+        plan=plan_once,
     )
     with nullcontext(ALONE) if place is None else joined(place, options, {run_dir: experiment}) as hosts:
         summary = run_training(experiment, replace(run, hosts=hosts))

@@ -14,6 +14,7 @@ from swift.checkpoint.manifest import clean_up_saves, committed_steps
 from swift.checkpoint.reader import RestorePlan, plan_restore
 from swift.config.experiment import Experiment
 from swift.config.stored import defaults_in, write_config
+from swift.data.corpus import PlanReading, plain_reading
 from swift.data.remote_records import ConnectHosts
 from swift.deadlines import Deadlines
 from swift.errors import SettingError, check_count
@@ -59,6 +60,7 @@ class TrainOptions:
         series: place of the run among several that run one after the other; None: it is alone.
         corpora: directory of indexes of corpora, see ``find_index``; None: the corpus is read and cut again.
         connect: function that connects to input hosts while the index of the corpus is built; None: there are none.
+        plan: function that plans how the corpus is read while its index is built.
         hosts: hosts that the run is on.
     """
 
@@ -75,6 +77,7 @@ class TrainOptions:
     series: Series | None = None
     corpora: Path | None = None
     connect: ConnectHosts | None = None
+    plan: PlanReading = plain_reading
     hosts: Hosts = ALONE
 
 

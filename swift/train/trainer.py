@@ -91,7 +91,7 @@ def load_data(experiment: Experiment, options: TrainOptions, report: Callable[[s
     """
     corpus = None
     if options.corpora is not None:
-        corpus = find_index(experiment.data, options.corpora, report, connect=options.connect)
+        corpus = find_index(experiment.data, options.corpora, report, connect=options.connect, plan=options.plan)
     return experiment.loader("train", corpus), experiment.loader("validation", corpus)
 
 
