@@ -27,9 +27,9 @@ from swift.cli.values import OF_ONE, deadlines_of
 from swift.config.experiment import Experiment
 from swift.config.gin_reader import all_installed, load_experiment
 from swift.config.stored import config_text
-from swift.data.input_optimizer import plan_once
 from swift.data.remote_records import ConnectHosts
 from swift.errors import SettingError, printable
+from swift.input.optimizer import plan_once
 from swift.report.compare import comparison_rows, comparison_table
 from swift.runlog.reading import CONFIG, Run, is_run, read_run
 from swift.train.display import Series

@@ -20,8 +20,6 @@ from swift.cli.node_options import listening_address
 from swift.config.gin_reader import load_pipeline, load_pipelines
 from swift.data.config import DataConfig
 from swift.data.corpus import readings
-from swift.data.input_optimizer import Resources, alternatives, plan_input, profile_hosts
-from swift.data.input_profile import InputProfile, profile_input
 from swift.data.pipeline import InputPlan, NotedPipeline, Pipeline, plain_plan
 from swift.data.remote_records import ConnectHosts, InputHosts
 from swift.data.sample_store import NoDigest, check_writable, find_survey, pipeline_facts
@@ -31,6 +29,8 @@ from swift.data.survey import in_order
 from swift.elastic.transport.connections import check_network
 from swift.errors import SettingError, check_count, check_number, renamed_settings
 from swift.input.client import ConnectedHosts, connect
+from swift.input.optimizer import Resources, alternatives, plan_input, profile_hosts
+from swift.input.profile import InputProfile, profile_input
 from swift.input.server import find_key, serve_input
 from swift.typed import Written
 

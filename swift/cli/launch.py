@@ -24,7 +24,6 @@ from swift.config.experiment import Experiment
 from swift.config.gin_reader import load_experiment
 from swift.config.stored import config_text
 from swift.data.index import find_index
-from swift.data.input_optimizer import plan_once
 from swift.data.remote_records import ConnectHosts
 from swift.deadlines import Deadlines
 from swift.elastic.coordinator.fault_injection import FaultInjection, parse_chaos
@@ -47,6 +46,7 @@ from swift.elastic.transport.children import Children
 from swift.elastic.transport.remote_node import announcing_arrival, serve_node
 from swift.elastic.worker.channel import configure_jax
 from swift.errors import RunError, SettingError, check_count
+from swift.input.optimizer import plan_once
 from swift.runlog.lease import Lease
 from swift.runlog.reading import read_run
 from swift.runlog.run_directory import RunDirectory

@@ -25,10 +25,10 @@ from swift.cli.values import OF_ONE, PAGE, check_output, deadlines_of
 from swift.config.experiment import Experiment
 from swift.config.gin_reader import load_experiment, load_stored
 from swift.config.stored import OF_RUN, config_text
-from swift.data.input_optimizer import plan_once
 from swift.errors import SettingError, check_count, printable
 from swift.files import this_program
 from swift.hub.exporting import export_model
+from swift.input.optimizer import plan_once
 from swift.mesh.devices import EmulationError, emulate_devices, keep_programs
 from swift.report.compare import comparison_table
 from swift.report.page import write_report

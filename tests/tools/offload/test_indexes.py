@@ -11,13 +11,13 @@ import pytest
 from swift.data.config import DataConfig
 from swift.data.corpus import readings
 from swift.data.index import find_index
-from swift.data.input_optimizer import plan_once
 from swift.data.loader import Loader
 from swift.data.pipeline import Pipeline
 from swift.data.records import JsonLines
 from swift.data.remote_records import answer_of
 from swift.data.sources import TextFiles
 from swift.errors import SettingError
+from swift.input.optimizer import plan_once
 from tests.tools.offload.hosts import KEY, always_asked, connecting, content, lose, serving
 
 NUM_TEXTS = 40
@@ -113,5 +113,11 @@ class Confused:
 
 def test_a_host_that_makes_something_else_is_named_and_nothing_stays(config, tmp_path):
     with pytest.raises(SettingError, match="input host there makes another sample of it than this machine"):
-        find_index(config, tmp_path / "kept", print, connect=lambda pipeline, _: nullcontext(Confused(pipeline)), plan=plan_once)
+        find_index(
+            config,
+            tmp_path / "kept",
+            print,
+            connect=lambda pipeline, _: nullcontext(Confused(pipeline)),
+            plan=plan_once,
+        )
     assert [path for path in (tmp_path / "kept").iterdir() if path.suffix != ".lock"] == []

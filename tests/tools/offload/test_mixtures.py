@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from swift.data.config import DataConfig, Mixture
 from swift.data.corpus import readings
 from swift.data.index import find_index
-from swift.data.input_optimizer import plan_once
 from swift.data.loader import Loader
 from swift.data.pipeline import Pipeline
 from swift.data.records import JsonLines
 from swift.data.remote_records import answer_of
 from swift.data.sources import TextFiles, TokenFile
 from swift.errors import SettingError
+from swift.input.optimizer import plan_once
 from tests.data.operators import LongerThan
 from tests.tools.offload.hosts import KEY, always_asked, connecting, content, lose, serving
 

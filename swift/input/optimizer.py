@@ -32,11 +32,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from swift.data.input_profile import HostsProfile, InputProfile, OperatorProfile, profile_input
 from swift.data.operators import DropDuplicates, Element, Filter, Stack, name_of
 from swift.data.pipeline import CachePoint, InputPlan, Pipeline, plain_plan
 from swift.data.remote_records import InputHosts, RecordAnswer, RecordRequest, asked, made_here, read_answer
 from swift.errors import check_count, check_number
+from swift.input.profile import HostsProfile, InputProfile, OperatorProfile, profile_input
 
 START_S = 3.0
 """Seconds until a process that makes samples has started."""
