@@ -9,13 +9,10 @@ from swift.errors import MOST_COUNT, SettingError, check_number
 from swift.experts.config import ExpertConfig
 from swift.experts.optimizer import OptimizerConfig
 from swift.experts.placement.policy import PlacementPolicy, Static
-from swift.mesh.live import RankKind
-from swift.models.attention_kernels import KERNELS
-from swift.models.config import ModelConfig
+from swift.models.config import AttentionKernel, ModelConfig, Remat
 from swift.models.cuts import Chunks
-from swift.pipeline.step.spec import Remat
 from swift.schedules.registry import FAULT_FREE, PLANNERS, SHAPES, OwnPlanner
-from swift.topology import Topology
+from swift.topology import RankKind, Topology
 
 _PARTS = {
     "model": ModelConfig,
@@ -28,7 +25,7 @@ _PARTS = {
 _CHOICES = {
     "compute_dtype": ("float32", "bfloat16", "float64"),
     "wire_dtype": ("compute", "float32", "bfloat16"),
-    "attention": ("auto", *KERNELS),
+    "attention": ("auto", *get_args(AttentionKernel)),
     "embedding": ("whole", "shares"),
     "head": ("whole", "shares"),
     "adapt": ("reroute", "roles", "recut", "auto"),

@@ -26,19 +26,19 @@ from swift.experts.config import ExpertConfig
 from swift.experts.optimizer import OptimizerConfig, learning_rate, make_optimizer, with_warmup
 from swift.experts.placement.policy import PlacementPolicy, check_slots
 from swift.experts.placement.symi import Symi
-from swift.mesh.live import LiveMesh, RankKind, live_mesh
-from swift.models.config import ModelConfig, model_size
+from swift.mesh.live import LiveMesh, live_mesh
+from swift.models.config import ModelConfig, Remat, model_size
 from swift.models.cuts import Chunks, Cut
 from swift.models.gpt import GPT
 from swift.pipeline.reconfigure.configuration import PlanSettings
 from swift.pipeline.reconfigure.engine import Engine, Prepare
 from swift.pipeline.step.costs import plan_costs
 from swift.pipeline.step.single_worker import sequences_per_rank
-from swift.pipeline.step.spec import Remat, StepSpec
+from swift.pipeline.step.spec import StepSpec
 from swift.schedules.adapt.moves import MoveRule, Outages
 from swift.schedules.problem import Chunk, Costs, Problem
 from swift.schedules.registry import OwnPlanner, shape_of
-from swift.topology import Topology, Worker
+from swift.topology import RankKind, Topology, Worker
 
 FAILURES_SETTING = "Experiment.failures"
 StageRank = tuple[int, int]

@@ -14,8 +14,8 @@ from swift.experts.optimizer import OptimizerConfig
 from swift.experts.placement.policy import PlacementPolicy, Static
 from swift.experts.state_layouts import Decoupled, Fetched, Instances, Layout, ReplicaShards
 from swift.mesh.live import LiveMesh
-from swift.models.attention_kernels import AttentionKernel, choose_kernel
-from swift.models.config import ModelConfig
+from swift.models.attention_kernels import choose_kernel
+from swift.models.config import AttentionKernel, ModelConfig
 from swift.models.cuts import Chunks, Cut, make_cut
 from swift.models.gpt import GPT
 from swift.models.vocabulary.layouts import ColumnShares, RowShares
