@@ -50,8 +50,8 @@ from swift.input.optimizer import plan_once
 from swift.runlog.lease import Lease
 from swift.runlog.reading import read_run
 from swift.runlog.run_directory import RunDirectory
+from swift.schedules.planners.names import FAULT_FREE
 from swift.schedules.plans.normalize import OWN_CUT, BlockHolders
-from swift.schedules.registry import FAULT_FREE
 from swift.topology import Topology
 from swift.train.fitting import check_processes
 from swift.train.interrupt import Interrupt

@@ -11,7 +11,7 @@ from swift.experts.optimizer import OptimizerConfig
 from swift.experts.placement.policy import PlacementPolicy, Static
 from swift.models.config import AttentionKernel, ModelConfig, Remat
 from swift.models.cuts import Chunks
-from swift.schedules.registry import FAULT_FREE, PLANNERS, SHAPES, OwnPlanner
+from swift.schedules.planners.names import FAULT_FREE, PLANNER_NAMES, SHAPES, OwnPlanner
 from swift.topology import RankKind, Topology
 
 _PARTS = {
@@ -225,9 +225,9 @@ def check_window(window: int, num_steps: int, eval_every: int, checkpoint: Check
 
 def check_planner(planner: str | OwnPlanner, *, fails: bool) -> None:
     """Raises SettingError for a planner that is not known, or that cannot plan for failures where there are some."""
-    if isinstance(planner, str) and planner not in PLANNERS:
-        raise SettingError("Experiment.planner", planner, f"choose one of {', '.join(PLANNERS)}")
+    if isinstance(planner, str) and planner not in PLANNER_NAMES:
+        raise SettingError("Experiment.planner", planner, f"choose one of {', '.join(PLANNER_NAMES)}")
     if fails and planner in FAULT_FREE:
-        able = ", ".join(name for name in PLANNERS if name not in FAULT_FREE)
+        able = ", ".join(name for name in PLANNER_NAMES if name not in FAULT_FREE)
         allowed = f"plans without failures only, and Experiment.failures lists some; choose one of {able}"
         raise SettingError("Experiment.planner", planner, allowed)

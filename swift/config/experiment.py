@@ -36,8 +36,8 @@ from swift.pipeline.step.costs import plan_costs
 from swift.pipeline.step.single_worker import sequences_per_rank
 from swift.pipeline.step.spec import StepSpec
 from swift.schedules.adapt.moves import MoveRule, Outages
+from swift.schedules.planners.names import OwnPlanner, shape_of
 from swift.schedules.problem import Chunk, Costs, Problem
-from swift.schedules.registry import OwnPlanner, shape_of
 from swift.topology import RankKind, Topology, Worker
 
 FAILURES_SETTING = "Experiment.failures"
