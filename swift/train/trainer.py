@@ -16,8 +16,8 @@ from rich.console import Console
 
 from swift.checkpoint.inspection import restore_lines
 from swift.checkpoint.reader import RestorePlan
+from swift.config.cuts import cuts_text, layers_of_stages
 from swift.config.experiment import Experiment, FailureSource
-from swift.config.layouts import cuts_text, layers_of_stages
 from swift.config.stored import config_text
 from swift.data.index import find_index
 from swift.data.loader import Loader

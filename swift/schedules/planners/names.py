@@ -1,10 +1,11 @@
 """The planners by name, what each can plan for, and the interface of a user's own; the planners are not loaded."""
 
 from collections.abc import Callable, Mapping
-from typing import Literal, Protocol, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, get_args
 
-from swift.schedules.problem import Problem
-from swift.schedules.schedule import Schedule
+if TYPE_CHECKING:
+    from swift.schedules.problem import Problem
+    from swift.schedules.schedule import Schedule
 
 PlannerName: TypeAlias = Literal["adaptive", "lockstep", "milp", "gpipe", "one_f_one_b", "zero_bubble", "v"]
 PLANNER_NAMES: tuple[PlannerName, ...] = get_args(PlannerName)
@@ -36,7 +37,7 @@ class OwnPlanner(Protocol):
     def name(self) -> str:
         """Short name for messages."""
 
-    def plan(self, problem: Problem) -> Schedule:
+    def plan(self, problem: "Problem") -> "Schedule":
         """Plans a problem whose failures are in its first pipelines; deterministic.
 
         Raises:
