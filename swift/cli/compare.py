@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from swift.checkpoint.manifest import committed_steps
-from swift.cli.data import input_hosts_of_runs
+from swift.cli.input_hosts import input_hosts_of_runs, plan_reading
 from swift.cli.train import (
     corpora_directory,
     devices_of_host,
@@ -29,7 +29,6 @@ from swift.config.gin_reader import all_installed, load_experiment
 from swift.config.stored import config_text
 from swift.data.remote_records import ConnectHosts
 from swift.errors import SettingError, printable
-from swift.input.optimizer import plan_once
 from swift.report.compare import comparison_rows, comparison_table
 from swift.runlog.reading import CONFIG, Run, is_run, read_run
 from swift.train.display import Series
@@ -102,7 +101,7 @@ def _found(
             stopping_s=stopping_s,
             corpora=corpora_directory(),
             connect=connect,
-            plan=plan_once,
+            plan=plan_reading,
             hosts=hosts,
         )
         for name, experiment in experiments.items()

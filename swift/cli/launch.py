@@ -16,7 +16,7 @@ from typing import Any, Self
 from jax.extend.backend import clear_backends
 from rich.console import Console
 
-from swift.cli.data import input_hosts_of_runs
+from swift.cli.input_hosts import input_hosts_of_runs, plan_reading
 from swift.cli.nodes import Entrance, Nodes, Platform, ProcessCommands, nodes_of
 from swift.cli.train import corpora_directory, distance_line, observers_of, run_dir_of, show_run, weights_of
 from swift.cli.values import OF_PROCESSES, deadlines_of
@@ -46,7 +46,6 @@ from swift.elastic.transport.children import Children
 from swift.elastic.transport.remote_node import announcing_arrival, serve_node
 from swift.elastic.worker.channel import configure_jax
 from swift.errors import RunError, SettingError, check_count
-from swift.input.optimizer import plan_once
 from swift.runlog.lease import Lease
 from swift.runlog.reading import read_run
 from swift.runlog.run_directory import RunDirectory
@@ -182,7 +181,7 @@ class LaunchJob:
         directory = corpora_directory()
         if directory is None:
             return None
-        return find_index(self.experiment.data, directory, self.show, connect=self.connect, plan=plan_once)
+        return find_index(self.experiment.data, directory, self.show, connect=self.connect, plan=plan_reading)
 
     def interrupt(self) -> Interrupt:
         """Holds signals back from now on, and ends the process some time after the first."""

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from swift.cli.data import input_hosts_of_runs
+from swift.cli.input_hosts import input_hosts_of_runs, plan_reading
 from swift.cli.values import OF_ONE, PAGE, check_output, deadlines_of
 from swift.config.experiment import Experiment
 from swift.config.gin_reader import load_experiment, load_stored
@@ -28,7 +28,6 @@ from swift.config.stored import OF_RUN, config_text
 from swift.errors import SettingError, check_count, printable
 from swift.files import this_program
 from swift.hub.exporting import export_model
-from swift.input.optimizer import plan_once
 from swift.mesh.devices import EmulationError, emulate_devices, keep_programs
 from swift.report.compare import comparison_table
 from swift.report.page import write_report
@@ -177,7 +176,7 @@ def train(options: argparse.Namespace) -> None:
         stopping_s=deadlines_of(options.deadline, OF_ONE).stopping,
         corpora=corpora_directory(),
         connect=connect,
-        plan=plan_once,
+        plan=plan_reading,
     )
     with nullcontext(ALONE) if place is None else joined(place, options, {run_dir: experiment}) as hosts:
         summary = run_training(experiment, replace(run, hosts=hosts))

@@ -9,7 +9,7 @@ from pathlib import Path
 import gin
 import pytest
 
-from swift.cli.data import input_hosts_of_runs
+from swift.cli.input_hosts import input_hosts_of_runs
 from swift.cli.launch import LaunchJob
 from swift.cli.main import main
 from swift.cli.options import command_line
