@@ -18,7 +18,7 @@ from rich.console import Console
 
 from swift.cli.input_hosts import input_hosts_of_runs, plan_reading
 from swift.cli.nodes import Entrance, Nodes, Platform, ProcessCommands, nodes_of
-from swift.cli.train import corpora_directory, distance_line, observers_of, run_dir_of, show_run, weights_of
+from swift.cli.run_setup import corpora_directory, observers_of, run_dir_of, weights_of
 from swift.cli.values import OF_PROCESSES, deadlines_of
 from swift.config.experiment import Experiment
 from swift.config.gin_reader import load_experiment
@@ -310,6 +310,8 @@ def launch(options: argparse.Namespace) -> None:
         if job.is_elastic and experiment.topology.num_expert_ranks > 1:
             try_placement(experiment, experiment.topology.num_expert_ranks - 1)  # as after a failure
         summary = _launch(job, run, lease, storage)
+    from swift.cli.report import distance_line, show_run
+
     ended = read_run(run.run_dir)
     show_run(ended, summary, options.format)
     if against is not None:

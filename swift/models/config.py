@@ -17,7 +17,7 @@ Activation: TypeAlias = Literal["gelu", "swiglu"]
 QueryKeyNorm: TypeAlias = Literal["none", "head", "projection"]
 AttentionKernel: TypeAlias = Literal["plain", "blockwise", "tiled", "splash", "triton", "cudnn"]
 Remat: TypeAlias = Literal["none", "attention", "block"]
-"""What of a block is computed again for the backward pass."""
+"""The part of a block that is computed again for the backward pass."""
 
 
 class OwnBlock(Protocol):
