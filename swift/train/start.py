@@ -19,11 +19,6 @@ from swift.data.remote_records import ConnectHosts
 from swift.deadlines import Deadlines
 from swift.errors import SettingError, check_count
 from swift.experts.optimizer import learning_rate
-from swift.experts.placement.flexmoe import FlexMoE
-from swift.experts.placement.packed import MinMax, Packed
-from swift.experts.placement.policy import Static
-from swift.experts.placement.symi import Symi
-from swift.experts.placement.trial import try_policy
 from swift.models.parameters import root_key
 from swift.pipeline.reconfigure.engine import Prepare
 from swift.pipeline.state import TrainState
@@ -170,8 +165,10 @@ def try_placement(experiment: Experiment, num_ranks: int | None = None) -> None:
         SettingError: the policy cannot be used.
     """
     experiment = on_ranks(experiment, num_ranks or experiment.topology.num_expert_ranks)
-    num_layers = experiment.blocks.stack_size(True)
-    if num_layers and type(experiment.placement) not in (FlexMoE, MinMax, Packed, Static, Symi):
+    num_layers, module = experiment.blocks.stack_size(True), type(experiment.placement).__module__
+    if num_layers and not module.startswith("swift."):
+        from swift.experts.placement.trial import try_policy
+
         try_policy(
             experiment.placement,
             num_layers,
