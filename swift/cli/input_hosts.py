@@ -8,13 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from swift.cli.node_options import listening_address
 from swift.data.config import DataConfig
 from swift.data.corpus import readings
 from swift.data.pipeline import InputPlan, Pipeline
 from swift.data.remote_records import ConnectHosts, InputHosts
 from swift.data.sample_store import NoDigest, pipeline_facts
-from swift.elastic.transport.connections import check_network
 from swift.errors import SettingError, renamed_settings
 from swift.typed import Written
 
@@ -93,6 +91,9 @@ def input_hosts(
 def _address(text: str, *, is_trusted: bool) -> tuple[str, int]:
     if not text.rpartition(":")[0]:
         raise SettingError("--input-hosts", text, "must be HOST:PORT, or several of them with commas between")
+    from swift.cli.node_options import listening_address
+    from swift.elastic.transport.connections import check_network
+
     with renamed_settings({"--listen": "--input-hosts"}):
         host, port = listening_address(text)
         check_network(host, is_trusted=is_trusted)
