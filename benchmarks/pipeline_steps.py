@@ -17,11 +17,11 @@ from swift.experts.config import ExpertConfig
 from swift.experts.layer import expert_parallel_moe
 from swift.experts.optimizer import OptimizerConfig
 from swift.mesh.per_rank import RANKED, REPLICATED, SHARED
-from swift.models.config import model_size
+from swift.models.config import Remat, model_size
 from swift.pipeline.reconfigure.configuration import batch_of_rows
 from swift.pipeline.reconfigure.engine import Engine
 from swift.pipeline.step.single_worker import put_batch, single_worker_step
-from swift.pipeline.step.spec import Remat, StepSpec
+from swift.pipeline.step.spec import StepSpec
 from swift.pipeline.step.tick_arrays import table_arrays
 from swift.pipeline.step.train_step import barrier_step
 from swift.schedules.lowering.tick_table import TickTable

@@ -23,7 +23,8 @@ from swift.experts.grouped_matmul import (
     weight_gradient_in_tiles,
     weight_gradient_ragged,
 )
-from swift.models.attention_kernels import KERNELS, AttentionKernel
+from swift.models.attention_kernels import KERNELS
+from swift.models.config import AttentionKernel
 
 ROWS, SLOTS, DIMS, BLOCK = 131_072, 64, (2048, 1024), 128
 HEADS, CHANNELS = 16, 128

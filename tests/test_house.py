@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import hypothesis
+import pytest
 
 ROOT = Path(__file__).parents[1]
 ORDER = (
@@ -41,6 +42,42 @@ ORDER = (
     ("__main__",),
 )
 """Packages from the lowest to the highest: each imports from lower ones only."""
+ANNEXES = {"generate", "evaluate", "doctor", "draw", "hub", "input", "pod_compile", "simulate", "report"}
+"""Packages that training does not need."""
+LOADED = {
+    "swift.cli.main": (10, 1_900, set()),
+    "swift.cli.train": (186, 39_500, set()),
+    "swift.cli.compare": (187, 39_700, set()),
+    "swift.cli.launch": (211, 45_900, set()),
+    "swift.cli.child_entry": (192, 41_000, set()),
+    "swift.elastic.worker.worker": (170, 36_900, set()),
+    "swift.train.trainer": (173, 37_600, set()),
+    "swift.data.loader": (21, 5_100, set()),
+    "swift.config.gin_reader": (46, 8_100, set()),
+    "swift.cli.settings": (48, 8_200, set()),
+    "swift.cli.plan": (42, 8_500, {"draw"}),
+    "swift.cli.place": (24, 3_200, set()),
+    "swift.cli.simulate": (45, 8_800, {"simulate"}),
+    "swift.cli.checkpoints": (19, 2_900, set()),
+    "swift.cli.generate": (98, 18_500, {"generate"}),
+    "swift.generate.engine": (43, 7_600, {"generate"}),
+    "swift.cli.evaluate": (109, 20_700, {"evaluate", "generate"}),
+    "swift.cli.data": (65, 11_800, {"input"}),
+    "swift.cli.report": (53, 11_100, {"draw", "evaluate", "report"}),
+    "swift.cli.hub": (127, 23_900, {"hub"}),
+    "swift.cli.doctor": (14, 1_600, {"doctor"}),
+}
+"""Most files and lines that importing a module loads, and the annexes among them; these limits are only lowered."""
+FIGURES = {
+    "imports and exports, share of lines": 0.067,
+    "exported names": 309,
+    "classes of more than 15 methods": 23,
+    "generic names in 1,000 lines": 51,
+}
+"""Most that the package may have of each; these limits are only lowered."""
+GENERIC = re.compile(
+    r"(is_)?of_.*|found|one|kept|held|mine|own|given|made|told|taken|there|others|wanted|said|turn", re.ASCII
+)
 
 
 @cache
@@ -70,6 +107,53 @@ def imports() -> Iterator[tuple[str, str, str]]:
 def is_within(module: str, package: str) -> bool:
     """Whether a module is a package or lies in it, at any depth."""
     return f"{module}.".startswith(f"{package}.")
+
+
+@cache
+def imported(module: str) -> frozenset[str]:
+    """The modules that a module imports while it is imported itself: not in functions, and not for type checkers."""
+    found, todo = set(), [ast.parse(modules()[module].read_text())]
+    while todo:
+        for node in ast.iter_child_nodes(todo.pop()):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+            elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+                todo += node.orelse
+            elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                todo.append(node)
+    return frozenset(found & modules().keys())
+
+
+def loaded(entry: str) -> set[str]:
+    """The modules that run where one is imported, with the packages that they are in."""
+    seen, todo = set(), {entry}
+    while todo:
+        module = todo.pop()
+        parts = module.split(".")
+        seen.add(module)
+        todo |= (imported(module) | {".".join(parts[:end]) for end in range(1, len(parts))}) - seen
+    return seen
+
+
+def figures() -> dict[str, float]:
+    """The figures of the whole package, by the names in ``FIGURES``."""
+    lines = sum(path.read_text().count("\n") for path in modules().values())
+    nodes = [node for path in modules().values() for node in ast.walk(ast.parse(path.read_text()))]
+    exports = [node for node in nodes if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"]
+    imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = [node.id for node in nodes if isinstance(node, ast.Name)]
+    names += [node.arg for node in nodes if isinstance(node, ast.arg)]
+    methods = [
+        sum(isinstance(part, ast.FunctionDef) for part in node.body) for node in nodes if isinstance(node, ast.ClassDef)
+    ]
+    return {
+        "imports and exports, share of lines": sum(n.end_lineno - n.lineno + 1 for n in (*imports, *exports)) / lines,
+        "exported names": sum(len(ast.literal_eval(node.value)) for node in exports),
+        "classes of more than 15 methods": sum(number > 15 for number in methods),
+        "generic names in 1,000 lines": 1000 * sum(GENERIC.fullmatch(name) is not None for name in names) / lines,
+    }
 
 
 def test_no_test_of_random_examples_fails_on_a_slow_machine():
@@ -186,3 +270,17 @@ def test_a_public_class_name_stands_once():
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(module)
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
+@pytest.mark.parametrize("entry", LOADED)
+def test_a_command_loads_no_more_than_it_did(entry):
+    most_files, most_lines, annexes = LOADED[entry]
+    found = loaded(entry)
+    num_lines = sum(modules()[module].read_text().count("\n") for module in found)
+    assert {module for module in found if module.split(".")[1:2] and module.split(".")[1] in ANNEXES - annexes} == set()
+    assert len(found) <= most_files, sorted(found)
+    assert num_lines <= most_lines
+
+
+def test_figures_of_the_package_get_no_worse():
+    assert {name: value for name, value in figures().items() if value > FIGURES[name]} == {}

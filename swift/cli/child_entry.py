@@ -8,7 +8,7 @@ import os
 import sys
 import traceback
 
-from swift.cli.train import weights_of
+from swift.cli.run_setup import weights_of
 from swift.config.experiment import Experiment
 from swift.config.gin_reader import load_experiment
 from swift.elastic.accelerators import MemberDevices

@@ -1,6 +1,6 @@
 """``swift data ACTION CONFIG.gin``: what a pipeline costs, how it will run, how fast it runs, and for whom.
 
-``swift data serve``, and the connections of the other actions to machines where it runs.
+``swift data serve`` makes samples for other machines; ``input_hosts`` connects the other actions to such machines.
 """
 
 import argparse
@@ -10,29 +10,25 @@ import json
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
+from swift.cli.input_hosts import input_hosts, key_file_of, serving_facts
 from swift.cli.node_options import listening_address
 from swift.config.gin_reader import load_pipeline, load_pipelines
-from swift.data.config import DataConfig
-from swift.data.corpus import readings
-from swift.data.input_optimizer import Resources, alternatives, plan_input, profile_hosts
-from swift.data.input_profile import InputProfile, profile_input
 from swift.data.pipeline import InputPlan, NotedPipeline, Pipeline, plain_plan
-from swift.data.remote_records import ConnectHosts, InputHosts
-from swift.data.sample_store import NoDigest, check_writable, find_survey, pipeline_facts
+from swift.data.remote_records import InputHosts
+from swift.data.sample_store import check_writable, find_survey
 from swift.data.samples import Samples
 from swift.data.sources import DataError
 from swift.data.survey import in_order
 from swift.elastic.transport.connections import check_network
 from swift.errors import SettingError, check_count, check_number, renamed_settings
-from swift.input.client import ConnectedHosts, connect
+from swift.input.optimizer import Resources, alternatives, plan_input, profile_hosts
+from swift.input.profile import InputProfile, profile_input
 from swift.input.server import find_key, serve_input
-from swift.typed import Written
 
 _BACKLOG = 128
 
@@ -53,8 +49,8 @@ def serve(options: argparse.Namespace) -> None:
     check_network(host, is_trusted=options.insecure_network)
     load = functools.partial(load_pipelines, options.config, options.set)
     for pipeline in load():
-        _serving_facts(pipeline)
-    key = find_key(_key_file(options.key_file), makes=True)
+        serving_facts(pipeline)
+    key = find_key(key_file_of(options.key_file), makes=True)
     try:
         listener = socket.create_server((host, port), backlog=_BACKLOG)
     except OSError as error:
@@ -66,92 +62,6 @@ def serve(options: argparse.Namespace) -> None:
 def _say(line: str) -> None:
     sys.stdout.write(f"swift: {line}\n")
     sys.stdout.flush()
-
-
-def input_hosts_of_runs(
-    data: Sequence[DataConfig], options: argparse.Namespace, *, has_network: bool = False
-) -> ConnectHosts | None:
-    """Returns the function by which runs connect to the machines of ``--input-hosts``, see ``input_hosts``.
-
-    Args:
-        data: settings of the data of each run.
-        options: see ``input_hosts``.
-        has_network: see ``input_hosts``.
-
-    Raises:
-        SettingError: see ``input_hosts``; or a run does not have documents of which samples are made.
-    """
-    pipelines = [] if options.input_hosts is None else [pipeline for one in data for pipeline in readings(one)]
-    return input_hosts(pipelines, options, has_network=has_network)
-
-
-def input_hosts(
-    pipelines: Sequence[Pipeline], options: argparse.Namespace, *, has_network: bool = False
-) -> ConnectHosts | None:
-    """Returns the function that connects to the machines of ``--input-hosts``; None: there are none.
-
-    Args:
-        pipelines: pipelines of which samples are made there.
-        options: options ``input_hosts``, ``key_file`` and ``insecure_network``.
-        has_network: whether the command permits another network by the same option.
-
-    Raises:
-        SettingError: an option is set that goes with ``--input-hosts``; an address or the key cannot be used; or a
-            pipeline cannot be told from another.
-    """
-    if options.input_hosts is None:
-        allowed = "goes with --input-hosts, which is not set"
-        if options.key_file is not None:
-            raise SettingError("--key-file", str(options.key_file), allowed)
-        if options.insecure_network and not has_network:
-            raise SettingError("--insecure-network", Written("(set)"), allowed)
-        return None
-    addresses = [_address(text, is_trusted=options.insecure_network) for text in options.input_hosts.split(",")]
-    key = find_key(_key_file(options.key_file))
-    for pipeline in pipelines:
-        _serving_facts(pipeline)  # before anything is read or written
-
-    told = set[tuple[Callable[[str], None], str]]()
-
-    @contextmanager
-    def connected(pipeline: Pipeline, report: Callable[[str], None]) -> Iterator[ConnectedHosts]:
-        def report_once(line: str) -> None:  # a mixture connects for each source, to the same hosts
-            if (report, line) not in told:
-                told.add((report, line))
-                report(line)
-
-        hosts = connect(addresses, key, _serving_facts(pipeline), report, report_once)
-        try:
-            yield hosts
-        finally:
-            hosts.close()
-
-    return connected
-
-
-def _address(text: str, *, is_trusted: bool) -> tuple[str, int]:
-    if not text.rpartition(":")[0]:
-        raise SettingError("--input-hosts", text, "must be HOST:PORT, or several of them with commas between")
-    with renamed_settings({"--listen": "--input-hosts"}):
-        host, port = listening_address(text)
-        check_network(host, is_trusted=is_trusted)
-    if not port:
-        raise SettingError("--input-hosts", text, "must be HOST:PORT, with the port on which it listens")
-    return host, port
-
-
-def _key_file(path: Path | None) -> Path:
-    if path is None:
-        raise SettingError("--key-file", Written("(not set)"), "the machines need a key that they can prove to have")
-    return path
-
-
-def _serving_facts(pipeline: Pipeline) -> dict[str, str]:
-    try:
-        return pipeline_facts(pipeline)
-    except NoDigest as error:
-        why = f"cannot be made on several machines: {error}"
-        raise SettingError("Pipeline", Written("(as configured)"), why) from error
 
 
 def data(options: argparse.Namespace) -> None:

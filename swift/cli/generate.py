@@ -8,10 +8,10 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 
-from swift.cli.train import OF_TRAINING, prepare
+from swift.cli.jax_setup import prepare
 from swift.config.experiment import Experiment
 from swift.config.gin_reader import load_stored
-from swift.config.stored import GIN_NAME
+from swift.config.stored import GIN_NAME, OF_TRAINING
 from swift.errors import SettingError, renamed_settings
 from swift.generate.continuation import generate as generate_text
 from swift.generate.paged_model import check_devices, check_expert_ranks

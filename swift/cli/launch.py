@@ -16,9 +16,9 @@ from typing import Any, Self
 from jax.extend.backend import clear_backends
 from rich.console import Console
 
-from swift.cli.data import input_hosts_of_runs
+from swift.cli.input_hosts import input_hosts_of_runs, plan_reading
 from swift.cli.nodes import Entrance, Nodes, Platform, ProcessCommands, nodes_of
-from swift.cli.train import corpora_directory, distance_line, observers_of, run_dir_of, show_run, weights_of
+from swift.cli.run_setup import corpora_directory, observers_of, run_dir_of, weights_of
 from swift.cli.values import OF_PROCESSES, deadlines_of
 from swift.config.experiment import Experiment
 from swift.config.gin_reader import load_experiment
@@ -49,8 +49,8 @@ from swift.errors import RunError, SettingError, check_count
 from swift.runlog.lease import Lease
 from swift.runlog.reading import read_run
 from swift.runlog.run_directory import RunDirectory
+from swift.schedules.planners.names import FAULT_FREE
 from swift.schedules.plans.normalize import OWN_CUT, BlockHolders
-from swift.schedules.registry import FAULT_FREE
 from swift.topology import Topology
 from swift.train.fitting import check_processes
 from swift.train.interrupt import Interrupt
@@ -181,7 +181,7 @@ class LaunchJob:
         directory = corpora_directory()
         if directory is None:
             return None
-        return find_index(self.experiment.data, directory, self.show, connect=self.connect)
+        return find_index(self.experiment.data, directory, self.show, connect=self.connect, plan=plan_reading)
 
     def interrupt(self) -> Interrupt:
         """Holds signals back from now on, and ends the process some time after the first."""
@@ -310,6 +310,8 @@ def launch(options: argparse.Namespace) -> None:
         if job.is_elastic and experiment.topology.num_expert_ranks > 1:
             try_placement(experiment, experiment.topology.num_expert_ranks - 1)  # as after a failure
         summary = _launch(job, run, lease, storage)
+    from swift.cli.report import distance_line, show_run
+
     ended = read_run(run.run_dir)
     show_run(ended, summary, options.format)
     if against is not None:

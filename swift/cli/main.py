@@ -45,13 +45,16 @@ _MODULES = {
     "settings": "swift.cli.settings",
     "config": "swift.cli.settings",
     "data": "swift.cli.data",
+    "train": "swift.cli.train",
+    "report": "swift.cli.report",
     "doctor": "swift.cli.doctor",
     "evaluate": "swift.cli.evaluate",
     "generate": "swift.cli.generate",
     "import_model": "swift.cli.hub",
+    "export": "swift.cli.hub",
     "export_to_hub": "swift.cli.hub",
 } | dict.fromkeys(HIDDEN, "swift.cli.child_entry")
-"""Modules of the commands' functions; the others are in ``swift.cli.train``."""
+"""Modules of the commands' functions."""
 
 
 class Startup:
@@ -162,7 +165,7 @@ def _run(options: argparse.Namespace) -> int:
         is_long = options.command in _LONG
         with Startup(f"swift {options.command}: starting") if is_long else nullcontext():
             function = _function_of(options)
-            module = importlib.import_module(_MODULES.get(function, "swift.cli.train"))
+            module = importlib.import_module(_MODULES[function])
             getattr(module, function)(options)
         sys.stdout.flush()  # here, where a closed pipe is known, and not when the interpreter ends
     except SettingError as error:

@@ -25,10 +25,11 @@ from swift.errors import SettingError, check_count, check_number, renamed_settin
 from swift.files import replace_file
 from swift.schedules.adapt.choice import MODES, Adaptation, adapt, fault_free, rerouted
 from swift.schedules.adapt.layouts import BlockProblem
+from swift.schedules.planners.names import shape_of
 from swift.schedules.plans.normalize import num_plans, plans_to_prepare
-from swift.schedules.plans.store import COST_NAMES, PlanStore, document
-from swift.schedules.problem import Chunk, Costs, Problem, common_chunks, cut_by_costs
-from swift.schedules.registry import PLANNERS, in_shape, shape_of
+from swift.schedules.plans.store import PlanStore, document
+from swift.schedules.problem import COST_NAMES, Chunk, Costs, Problem, common_chunks, cut_by_costs
+from swift.schedules.registry import PLANNERS, in_shape
 from swift.schedules.schedule import Schedule
 from swift.topology import Topology, Worker
 from swift.typed import Written

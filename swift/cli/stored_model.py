@@ -6,12 +6,10 @@ from functools import cached_property
 from pathlib import Path
 
 from swift.checkpoint.reader import RestorePlan
-from swift.cli.train import OF_TRAINING
 from swift.config.experiment import Experiment
 from swift.config.gin_reader import load_stored
-from swift.config.stored import OF_RUN
+from swift.config.stored import OF_RUN, OF_TRAINING
 from swift.errors import SettingError
-from swift.hub.exporting import find_checkpoint, load_weights
 from swift.models.gpt import GPT, Weights
 from swift.runlog.files import METRICS
 from swift.train.model_directory import is_model, load_exported
@@ -40,7 +38,11 @@ class StoredModel:
         Raises:
             SettingError: there is none, or it is damaged.
         """
-        return find_checkpoint(self.experiment, self.path, self.asked_step) if self.is_run else None
+        if not self.is_run:
+            return None
+        from swift.hub.exporting import find_checkpoint
+
+        return find_checkpoint(self.experiment, self.path, self.asked_step)
 
     @property
     def step(self) -> int | None:
@@ -51,6 +53,8 @@ class StoredModel:
         """Reads the weights to the host; tells which newer checkpoints are damaged, if that is why they are older."""
         if self.plan is None:
             return load_exported(self.experiment, self.path)
+        from swift.hub.exporting import load_weights
+
         for why in self.plan.passed_over:
             print(f"passed over: {why}", file=sys.stderr)
         return load_weights(self.experiment, self.path, self.plan)

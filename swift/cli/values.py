@@ -15,8 +15,7 @@ from pathlib import Path
 from swift.config.mistakes import nearest
 from swift.deadlines import Deadlines
 from swift.errors import SettingError
-from swift.schedules.plans.store import COST_NAMES
-from swift.schedules.problem import Costs
+from swift.schedules.problem import COST_NAMES, Costs
 from swift.topology import Worker, read_worker
 
 MAX_COST = 1e18

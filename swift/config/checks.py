@@ -9,13 +9,10 @@ from swift.errors import MOST_COUNT, SettingError, check_number
 from swift.experts.config import ExpertConfig
 from swift.experts.optimizer import OptimizerConfig
 from swift.experts.placement.policy import PlacementPolicy, Static
-from swift.mesh.live import RankKind
-from swift.models.attention_kernels import KERNELS
-from swift.models.config import ModelConfig
+from swift.models.config import AttentionKernel, ModelConfig, Remat
 from swift.models.cuts import Chunks
-from swift.pipeline.step.spec import Remat
-from swift.schedules.registry import FAULT_FREE, PLANNERS, SHAPES, OwnPlanner
-from swift.topology import Topology
+from swift.schedules.planners.names import FAULT_FREE, PLANNER_NAMES, SHAPES, OwnPlanner
+from swift.topology import RankKind, Topology
 
 _PARTS = {
     "model": ModelConfig,
@@ -28,7 +25,7 @@ _PARTS = {
 _CHOICES = {
     "compute_dtype": ("float32", "bfloat16", "float64"),
     "wire_dtype": ("compute", "float32", "bfloat16"),
-    "attention": ("auto", *KERNELS),
+    "attention": ("auto", *get_args(AttentionKernel)),
     "embedding": ("whole", "shares"),
     "head": ("whole", "shares"),
     "adapt": ("reroute", "roles", "recut", "auto"),
@@ -228,9 +225,9 @@ def check_window(window: int, num_steps: int, eval_every: int, checkpoint: Check
 
 def check_planner(planner: str | OwnPlanner, *, fails: bool) -> None:
     """Raises SettingError for a planner that is not known, or that cannot plan for failures where there are some."""
-    if isinstance(planner, str) and planner not in PLANNERS:
-        raise SettingError("Experiment.planner", planner, f"choose one of {', '.join(PLANNERS)}")
+    if isinstance(planner, str) and planner not in PLANNER_NAMES:
+        raise SettingError("Experiment.planner", planner, f"choose one of {', '.join(PLANNER_NAMES)}")
     if fails and planner in FAULT_FREE:
-        able = ", ".join(name for name in PLANNERS if name not in FAULT_FREE)
+        able = ", ".join(name for name in PLANNER_NAMES if name not in FAULT_FREE)
         allowed = f"plans without failures only, and Experiment.failures lists some; choose one of {able}"
         raise SettingError("Experiment.planner", planner, allowed)

@@ -10,35 +10,34 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
 from swift.checkpoint.config import CheckpointConfig
-from swift.config import checks, layouts
-from swift.config.layouts import chunks_of, cut_model
+from swift.config import checks
+from swift.config.cuts import chunks_of, cut_model
 from swift.data.config import DataConfig, Split
-from swift.data.loader import Loader
 from swift.errors import SettingError, check_count, check_number, check_seed, renamed_settings
 from swift.experts.capacity.exact import check_exact
 from swift.experts.config import ExpertConfig
 from swift.experts.optimizer import OptimizerConfig, learning_rate, make_optimizer, with_warmup
 from swift.experts.placement.policy import PlacementPolicy, check_slots
 from swift.experts.placement.symi import Symi
-from swift.mesh.live import LiveMesh, RankKind, live_mesh
-from swift.models.config import ModelConfig, model_size
+from swift.models.config import ModelConfig, Remat, model_size
 from swift.models.cuts import Chunks, Cut
-from swift.models.gpt import GPT
-from swift.pipeline.reconfigure.configuration import PlanSettings
-from swift.pipeline.reconfigure.engine import Engine, Prepare
-from swift.pipeline.step.costs import plan_costs
-from swift.pipeline.step.single_worker import sequences_per_rank
-from swift.pipeline.step.spec import Remat, StepSpec
-from swift.schedules.adapt.moves import MoveRule, Outages
+from swift.schedules.planners.names import OwnPlanner, shape_of
 from swift.schedules.problem import Chunk, Costs, Problem
-from swift.schedules.registry import OwnPlanner, shape_of
-from swift.topology import Topology, Worker
+from swift.topology import RankKind, Topology, Worker
+
+if TYPE_CHECKING:
+    from swift.data.loader import Loader
+    from swift.mesh.live import LiveMesh
+    from swift.pipeline.reconfigure.configuration import PlanSettings
+    from swift.pipeline.reconfigure.engine import Engine, Prepare
+    from swift.pipeline.step.spec import StepSpec
+    from swift.schedules.adapt.moves import MoveRule
 
 FAILURES_SETTING = "Experiment.failures"
 StageRank = tuple[int, int]
@@ -379,10 +378,12 @@ class Experiment:
         return parse_failures(self.failures, self.topology, self.num_steps, self.window)
 
     @property
-    def move_rule(self) -> MoveRule | None:
+    def move_rule(self) -> "MoveRule | None":
         """Rule by which survivors of a failure take over blocks; None: they never do."""
         if self.adapt == "reroute":
             return None
+        from swift.schedules.adapt.moves import MoveRule, Outages
+
         return MoveRule(Outages(self.expected_downtime), is_always=self.adapt in ("roles", "recut"))
 
     @property
@@ -391,13 +392,15 @@ class Experiment:
         num_sequences = self.topology.num_pipelines * self.num_microbatches * self.sequences_per_microbatch
         return num_sequences * self.model.sequence_length
 
-    def loader(self, split: Split, corpus: Path | None = None) -> Loader:
+    def loader(self, split: Split, corpus: Path | None = None) -> "Loader":
         """Makes the loader of a split.
 
         Args:
             split: split to load.
             corpus: index of the corpus, see ``find_index``; without it the corpus is read here.
         """
+        from swift.data.loader import Loader
+
         with renamed_settings({"Loader.sequence_length": "ModelConfig.sequence_length"}):
             return Loader(
                 self.data,
@@ -412,18 +415,24 @@ class Experiment:
                 num_kept=3 * self.window if split == "train" else self.num_eval_batches,
             )
 
-    def live_mesh(self) -> LiveMesh:
+    def live_mesh(self) -> "LiveMesh":
         """Makes the mesh of all workers."""
+        from swift.mesh.live import live_mesh
+
         with renamed_settings({"ranks": "Experiment.ranks"}):
             return live_mesh(self.topology, self.ranks)
 
-    def step_spec(self, live: LiveMesh | None = None, platform: str | None = None) -> StepSpec:
+    def step_spec(self, live: "LiveMesh | None" = None, platform: str | None = None) -> "StepSpec":
         """Makes the spec of a step; reads the tokenizer, whose file may be lost.
 
         Args:
             live: mesh; None: a new one.
             platform: platform that will run it, if this process has no such devices; None: that of the mesh.
         """
+        from swift.config import layouts
+        from swift.models.gpt import GPT
+        from swift.pipeline.step.spec import StepSpec
+
         if self.compute_dtype == "float64" and jax.dtypes.canonicalize_dtype(jnp.float64) != jnp.float64:
             raise SettingError("Experiment.compute_dtype", "float64", "needs the JAX setting jax_enable_x64")
         live = live or self.live_mesh()
@@ -454,12 +463,14 @@ class Experiment:
                 chunks=self.chunks,
             )
 
-    def engine(self, failed: frozenset[Worker], prepare: Prepare, live: LiveMesh | None = None) -> Engine:
+    def engine(self, failed: frozenset[Worker], prepare: "Prepare", live: "LiveMesh | None" = None) -> "Engine":
         """Makes the engine of this experiment with the first failures, on a new mesh unless one is given.
 
         Raises:
             SettingError: there are too few devices or too little memory, or no plan for these failures.
         """
+        from swift.pipeline.reconfigure.engine import Engine
+
         spec = self.step_spec(live)
         with renamed_settings({"planner": "Experiment.planner"}):
             return Engine(spec, self.plan_settings(spec), self.sequences_per_microbatch, prepare, failed)
@@ -477,12 +488,16 @@ class Experiment:
             )
             return problem.limited(self.memory_limit)
 
-    def plan_settings(self, spec: StepSpec) -> PlanSettings:
+    def plan_settings(self, spec: "StepSpec") -> "PlanSettings":
         """Makes the settings that all plans of this experiment share.
 
         Raises:
             SettingError: there is too little memory for a single micro-batch.
         """
+        from swift.pipeline.reconfigure.configuration import PlanSettings
+        from swift.pipeline.step.costs import plan_costs
+        from swift.pipeline.step.single_worker import sequences_per_rank
+
         per_rank = sequences_per_rank(self.sequences_per_microbatch, self.topology.num_expert_ranks)
         costs, chunks, sizes = plan_costs(spec, per_rank)
         return PlanSettings(self.problem(costs, chunks), self.planner, sizes, adapt=self.adapt)

@@ -29,7 +29,6 @@ from swift.config.experiment import Experiment
 from swift.config.mistakes import Source, build_mistake, nearest, parse_mistake
 from swift.config.stored import StoredObject, UnreadableConfig, made, own_kinds, parts, read_config
 from swift.data.config import DataConfig, Mixture
-from swift.data.corpus import readings
 from swift.data.operators import DropDuplicates, Filter, Map, Pack, Shuffle, Stack, Tokenize
 from swift.data.pipeline import Pipeline
 from swift.data.records import ArrayRecords, Documents, JsonLines
@@ -195,6 +194,8 @@ def load_pipelines(path: Path, overrides: Sequence[str] = ()) -> tuple[Pipeline,
     Raises:
         SettingError: see ``load_experiment``; or the data are not documents.
     """
+    from swift.data.corpus import readings
+
     gin.clear_config()
     _parse_file(path)
     names = _bound(gin.config_str())

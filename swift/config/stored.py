@@ -23,6 +23,8 @@ NAME, GIN_NAME = "config.json", "config.gin"
 _VERSION = 1
 OF_RUN = ("Experiment.planner", "DataConfig.source", "DataConfig.validation_source", "OptimizerConfig.schedule")
 """Settings that reading a checkpoint does not need: a user's own classes there may be gone, or exist only in Python."""
+OF_TRAINING = (*OF_RUN, "Experiment.placement", "OptimizerConfig.transformation")
+"""Settings of a run that its model does not need: those of ``OF_RUN``, and those of state that a model lacks."""
 _MOST_BYTES, _DEEPEST = 2**20, 50
 _NOT_WRITTEN = "(not written)"
 """Stands for the module of a value of which only the ``repr`` was written."""

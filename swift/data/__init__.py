@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from swift.data.config import DataConfig, Mixture, Split
     from swift.data.corpus import readings
     from swift.data.index import find_index
-    from swift.data.input_optimizer import Resources, plan_input
     from swift.data.loader import Loader, check_same_data
     from swift.data.pipeline import InputPlan, Pipeline, plain_plan
     from swift.data.records import Rows
@@ -31,7 +30,6 @@ _MODULES = {
     "swift.data.config": ["DataConfig", "Mixture", "Split"],
     "swift.data.corpus": ["readings"],
     "swift.data.index": ["find_index"],
-    "swift.data.input_optimizer": ["Resources", "plan_input"],
     "swift.data.loader": ["Loader", "check_same_data"],
     "swift.data.pipeline": ["InputPlan", "Pipeline", "plain_plan"],
     "swift.data.records": ["Rows"],
@@ -62,7 +60,6 @@ __all__ = [
     "Loader",
     "Mixture",
     "Pipeline",
-    "Resources",
     "Rows",
     "Samples",
     "Split",
@@ -76,7 +73,6 @@ __all__ = [
     "check_same_data",
     "find_index",
     "plain_plan",
-    "plan_input",
     "prompt_tokens",
     "readings",
     "text_tokens",

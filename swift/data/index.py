@@ -26,7 +26,7 @@ from uuid import uuid4
 import numpy as np
 
 from swift.data.config import DataConfig, Mixture, Split
-from swift.data.corpus import corpora_of, pipeline_tokens, tokens_plan
+from swift.data.corpus import PlanReading, corpora_of, pipeline_tokens, plain_reading, tokens_plan
 from swift.data.pipeline import Pipeline
 from swift.data.remote_records import ConnectHosts
 from swift.data.sample_checks import UntrueOperator
@@ -133,6 +133,7 @@ def make_index(
     report: Callable[[IndexProgress], None],
     say: Callable[[str], None] = lambda _: None,
     connect: ConnectHosts | None = None,
+    plan: PlanReading = plain_reading,
 ) -> None:
     """Reads a corpus once and writes its index.
 
@@ -142,6 +143,7 @@ def make_index(
         report: called with the progress.
         say: called with a line, see ``pipeline_tokens``.
         connect: see ``pipeline_tokens``.
+        plan: see ``pipeline_tokens``.
 
     Raises:
         SettingError: the source cannot be read, a split would have no document, or a host has something else.
@@ -155,7 +157,7 @@ def make_index(
         if isinstance(config.source, TokenFile):
             files = _write_spans(config, made, report)
         else:
-            files = _write_texts(config, made, report, say, connect)
+            files = _write_texts(config, made, report, say, connect, plan)
         replace_file(made / _HEAD, json.dumps({"version": _VERSION, "begun": begun, "files": files}).encode())
         sync_directory(made)
         if not path.exists():
@@ -272,6 +274,7 @@ def _write_texts(
     report: Callable[[IndexProgress], None],
     say: Callable[[str], None],
     connect: ConnectHosts | None,
+    plan: PlanReading,
 ) -> dict[str, Any]:
     dtype, builder = np.min_scalar_type(config.tokenizer.vocab_size - 1), RunsBuilder()
     with (path / "train").open("wb") as train, (path / "validation").open("wb") as validation:
@@ -285,7 +288,7 @@ def _write_texts(
         def tell(num_done: int, num: int) -> None:
             report(IndexProgress(num, num_done, sum(one.num_bytes for one in written.values())))
 
-        pipeline_tokens(config, add, tell, say, connect=connect)
+        pipeline_tokens(config, add, tell, say, connect=connect, plan=plan)
         files = {split: one.close(one.num_bytes // dtype.itemsize) for split, one in written.items()}
     with (path / _RUNS).open("wb") as file:
         runs = _Written(file)
@@ -326,6 +329,7 @@ def find_index(
     report: Callable[[str], None],
     patience_s: float = _PATIENCE_S,
     connect: ConnectHosts | None = None,
+    plan: PlanReading = plain_reading,
 ) -> Path | None:
     """Finds the index of a corpus, and builds it if there is none.
 
@@ -337,6 +341,7 @@ def find_index(
             waiting for it.
         connect: function that connects to other hosts, which begin the documents of texts and pipelines while an index
             of them is built; of a mixture it is called for one source after the other; None: there are none.
+        plan: plans how texts and pipelines are read while an index of them is built.
 
     Returns:
         Directory of the index, or of all those of a mixture; None if it cannot be distinguished from that of another
@@ -346,7 +351,7 @@ def find_index(
         SettingError: the source cannot be read, a split would have no document, or a host has something else.
     """
     if isinstance(config.source, Mixture):
-        found = [find_index(one, cache, report, patience_s, connect) for one in config.components]
+        found = [find_index(one, cache, report, patience_s, connect, plan) for one in config.components]
         return cache if any(found) else None
     try:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -356,7 +361,7 @@ def find_index(
                 return None
             path = cache / state.name
             try:
-                was_made = _make_unless_found(config, path, state, report, patience_s, connect)
+                was_made = _make_unless_found(config, path, state, report, patience_s, connect, plan)
             except ChangedFile:
                 if isinstance(config.source, Pipeline):  # which may have run for an hour
                     raise
@@ -381,6 +386,7 @@ def _make_unless_found(
     report: Callable[[str], None],
     patience_s: float,
     connect: ConnectHosts | None,
+    plan: PlanReading,
 ) -> bool:
     """Ensures an intact index; returns whether this call has built it."""
     lock, seen, since = path.with_suffix(".lock"), 0, time.monotonic()
@@ -397,7 +403,7 @@ def _make_unless_found(
                     remove_index(half)
             remove_index(path)
             with _beating(lock):
-                make_index(config, path, _progress_report(report), report, connect)
+                make_index(config, path, _progress_report(report), report, connect, plan)
             return True
     with suppress(OSError):  # an index can be read from where it cannot be written
         os.utime(path)

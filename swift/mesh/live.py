@@ -15,7 +15,7 @@ more bytes than the activations that stages pass on. So a host has whole workers
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,13 +27,10 @@ from jaxtyping import Array, Int
 from swift.errors import SettingError
 from swift.mesh.devices import emulate_devices
 from swift.mesh.per_rank import AXES, REPLICATED, WORKER_AXIS, is_spec, map_specs, sharded, vmapped
-from swift.topology import Topology, Worker
+from swift.topology import RANK_KINDS, RankKind, Topology, Worker
 
 _MAX_HOSTS = 4
 """Hosts whose workers a line names."""
-
-RankKind = Literal["emulated", "devices", "virtual"]
-RANK_KINDS: tuple[str, ...] = ("emulated", "devices", "virtual")
 
 
 def order_by_host(topology: Topology, devices: Sequence[jax.Device]) -> list[jax.Device]:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from swift.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from swift.models.attention_kernels import KERNELS, AttentionKernel, choose_kernel
-    from swift.models.config import MODEL_SIZES, ModelConfig, OwnBlock, model_size
+    from swift.models.attention_kernels import KERNELS, choose_kernel
+    from swift.models.config import MODEL_SIZES, AttentionKernel, ModelConfig, OwnBlock, model_size
     from swift.models.cuts import BlockStacks, Chunks, Cut, make_cut
     from swift.models.gpt import BLOCK_GROUPS, GPT, MoeFunction, StackedWeights, Weights
     from swift.models.losses import tokens_at_once
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     )
 
 _MODULES = {
-    "swift.models.attention_kernels": ["AttentionKernel", "KERNELS", "choose_kernel"],
-    "swift.models.config": ["MODEL_SIZES", "ModelConfig", "OwnBlock", "model_size"],
+    "swift.models.attention_kernels": ["KERNELS", "choose_kernel"],
+    "swift.models.config": ["MODEL_SIZES", "AttentionKernel", "ModelConfig", "OwnBlock", "model_size"],
     "swift.models.cuts": ["BlockStacks", "Chunks", "Cut", "make_cut"],
     "swift.models.gpt": ["BLOCK_GROUPS", "GPT", "MoeFunction", "StackedWeights", "Weights"],
     "swift.models.losses": ["tokens_at_once"],

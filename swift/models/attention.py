@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from swift.models.attention_kernels import KERNELS, AttentionKernel
-from swift.models.config import ModelConfig
+from swift.models.attention_kernels import KERNELS
+from swift.models.config import AttentionKernel, ModelConfig
 from swift.models.modules import linear, make_norm, residual_std, rms_norm
 from swift.models.rope import Rope
 

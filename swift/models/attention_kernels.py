@@ -19,7 +19,7 @@ queries, S of keys, C channels.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, NamedTuple, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from swift.errors import SettingError
-from swift.models.config import ModelConfig
+from swift.models.config import AttentionKernel, ModelConfig
 from swift.models.modules import at_least_float32
 
 BLOCK = 512
@@ -37,7 +37,6 @@ BLOCK = 512
 SMALLEST_TILE, TILE_SCORES = 64, 2**18
 """Least positions of a tile, and most scores of one over all sequences and heads: 1 MiB in float32."""
 
-AttentionKernel: TypeAlias = Literal["plain", "blockwise", "tiled", "splash", "triton", "cudnn"]
 
 Mix: TypeAlias = Callable[[jax.Array, jax.Array, jax.Array, jax.Array | None], jax.Array]
 """(query_BTHC, key_BTKC, value_BTKC, document_BT or None) -> the values that each position sees, mixed [B, T, H, C]."""

@@ -15,6 +15,9 @@ Norm: TypeAlias = Literal["layernorm", "rmsnorm"]
 Positions: TypeAlias = Literal["learned", "rope"]
 Activation: TypeAlias = Literal["gelu", "swiglu"]
 QueryKeyNorm: TypeAlias = Literal["none", "head", "projection"]
+AttentionKernel: TypeAlias = Literal["plain", "blockwise", "tiled", "splash", "triton", "cudnn"]
+Remat: TypeAlias = Literal["none", "attention", "block"]
+"""The part of a block that is computed again for the backward pass."""
 
 
 class OwnBlock(Protocol):

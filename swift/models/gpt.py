@@ -20,8 +20,7 @@ from jax.typing import DTypeLike
 
 from swift.experts.layer import Load
 from swift.models.attention import Attention
-from swift.models.attention_kernels import AttentionKernel
-from swift.models.config import ModelConfig
+from swift.models.config import AttentionKernel, ModelConfig
 from swift.models.losses import sum_of_losses
 from swift.models.modules import Embedding, Head, Mlp, Router, make_network, positions_within
 from swift.models.own_block import check_block

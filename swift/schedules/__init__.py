@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from swift.schedules.planners.adaptive import adaptive
     from swift.schedules.planners.baselines import gpipe, one_f_one_b, zero_bubble
     from swift.schedules.planners.lockstep import lockstep
+    from swift.schedules.planners.names import FAULT_FREE, SHAPES, OwnPlanner, shape_of
     from swift.schedules.planners.v import v
     from swift.schedules.plans.normalize import (
         Normalized,
@@ -29,16 +30,7 @@ if TYPE_CHECKING:
     )
     from swift.schedules.plans.store import DamagedPlanError, PlanStore, plan_document, read_plan
     from swift.schedules.problem import Chunk, Costs, Kind, Op, Problem, TimedOp, common_chunks, cut_by_costs, joined
-    from swift.schedules.registry import (
-        FAULT_FREE,
-        PLANNERS,
-        SHAPES,
-        OwnPlanner,
-        Planner,
-        in_shape,
-        plan_with,
-        shape_of,
-    )
+    from swift.schedules.registry import PLANNERS, Planner, in_shape, plan_with
     from swift.schedules.rules import ScheduleError, verify, violations
     from swift.schedules.schedule import (
         Round,
@@ -61,6 +53,7 @@ _MODULES = {
     "swift.schedules.planners.adaptive": ["adaptive"],
     "swift.schedules.planners.baselines": ["gpipe", "one_f_one_b", "zero_bubble"],
     "swift.schedules.planners.lockstep": ["lockstep"],
+    "swift.schedules.planners.names": ["FAULT_FREE", "OwnPlanner", "SHAPES", "shape_of"],
     "swift.schedules.planners.v": ["v"],
     "swift.schedules.plans.normalize": [
         "Normalized",
@@ -83,16 +76,7 @@ _MODULES = {
         "cut_by_costs",
         "joined",
     ],
-    "swift.schedules.registry": [
-        "FAULT_FREE",
-        "OwnPlanner",
-        "PLANNERS",
-        "Planner",
-        "SHAPES",
-        "in_shape",
-        "plan_with",
-        "shape_of",
-    ],
+    "swift.schedules.registry": ["PLANNERS", "Planner", "in_shape", "plan_with"],
     "swift.schedules.rules": ["ScheduleError", "verify", "violations"],
     "swift.schedules.schedule": [
         "Round",

@@ -244,6 +244,19 @@ class Costs:
         return max(self.f_stash, self.w_stash) + self.inbox
 
 
+COST_NAMES = {
+    "tF": "t_f",
+    "tB": "t_b",
+    "tW": "t_w",
+    "tU": "t_u",
+    "tComm": "t_comm",
+    "F-stash": "f_stash",
+    "W-stash": "w_stash",
+    "inbox": "inbox",
+}
+"""Fields of ``Costs`` by the names used on the command line and in documents."""
+
+
 @dataclass(frozen=True)
 class Problem:
     """A configuration and its work: the input of planners, and the reference for ``verify``.

@@ -3,13 +3,13 @@
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Protocol
 
 from swift.errors import SettingError, first_line
 from swift.schedules.planners.adaptive import adaptive
 from swift.schedules.planners.baselines import gpipe, one_f_one_b, zero_bubble
 from swift.schedules.planners.lockstep import lockstep
-from swift.schedules.planners.v import v, v_shape
+from swift.schedules.planners.names import OwnPlanner, shape_of
+from swift.schedules.planners.v import v
 from swift.schedules.problem import Chunk, Problem
 from swift.schedules.rules import ScheduleError, verify
 from swift.schedules.schedule import Schedule
@@ -33,32 +33,6 @@ PLANNERS: Mapping[str, Planner] = {
     "zero_bubble": zero_bubble,
     "v": v,
 }
-
-FAULT_FREE = frozenset({"gpipe", "one_f_one_b", "zero_bubble"})
-"""Planners that accept only problems without failures."""
-
-
-SHAPES: Mapping[str, Callable[[int], tuple[int, ...]]] = {"v": v_shape}
-"""Planners for several runs of blocks a worker: the stage of each chunk, by the number of stages."""
-
-
-class OwnPlanner(Protocol):
-    """Interface of a user's planner: a frozen dataclass, so that a configuration can name it.
-
-    Its schedules are verified before they run. ``time_round`` computes the times of ops in a given order, and
-    ``Schedule.from_round`` repeats the round for all iterations.
-    """
-
-    @property
-    def name(self) -> str:
-        """Short name for messages."""
-
-    def plan(self, problem: Problem) -> Schedule:
-        """Plans a problem whose failures are in its first pipelines; deterministic.
-
-        Raises:
-            SettingError: the planner cannot plan for this problem.
-        """
 
 
 def plan_with(planner: str | OwnPlanner, problem: Problem) -> Schedule:
@@ -86,16 +60,6 @@ def plan_with(planner: str | OwnPlanner, problem: Problem) -> Schedule:
     except ScheduleError as error:
         raise SettingError("planner", planner.name, f"must make valid schedules: {error}") from error
     return schedule
-
-
-def shape_of(planner: str | OwnPlanner, num_stages: int) -> tuple[int, ...]:
-    """Lists the stage of each chunk, where all pipelines are alike: one chunk a stage, unless the planner is for more.
-
-    >>> shape_of("adaptive", 3), shape_of("v", 3)
-    ((0, 1, 2), (0, 1, 2, 2, 1, 0))
-    """
-    shape = SHAPES.get(planner) if isinstance(planner, str) else None
-    return tuple(range(num_stages)) if shape is None else shape(num_stages)
 
 
 def in_shape(planner: str | OwnPlanner, problem: Problem) -> Problem:

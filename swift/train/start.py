@@ -14,15 +14,11 @@ from swift.checkpoint.manifest import clean_up_saves, committed_steps
 from swift.checkpoint.reader import RestorePlan, plan_restore
 from swift.config.experiment import Experiment
 from swift.config.stored import defaults_in, write_config
+from swift.data.corpus import PlanReading, plain_reading
 from swift.data.remote_records import ConnectHosts
 from swift.deadlines import Deadlines
 from swift.errors import SettingError, check_count
 from swift.experts.optimizer import learning_rate
-from swift.experts.placement.flexmoe import FlexMoE
-from swift.experts.placement.packed import MinMax, Packed
-from swift.experts.placement.policy import Static
-from swift.experts.placement.symi import Symi
-from swift.experts.placement.trial import try_policy
 from swift.models.parameters import root_key
 from swift.pipeline.reconfigure.engine import Prepare
 from swift.pipeline.state import TrainState
@@ -59,6 +55,7 @@ class TrainOptions:
         series: place of the run among several that run one after the other; None: it is alone.
         corpora: directory of indexes of corpora, see ``find_index``; None: the corpus is read and cut again.
         connect: function that connects to input hosts while the index of the corpus is built; None: there are none.
+        plan: function that plans how the corpus is read while its index is built.
         hosts: hosts that the run is on.
     """
 
@@ -75,6 +72,7 @@ class TrainOptions:
     series: Series | None = None
     corpora: Path | None = None
     connect: ConnectHosts | None = None
+    plan: PlanReading = plain_reading
     hosts: Hosts = ALONE
 
 
@@ -167,8 +165,10 @@ def try_placement(experiment: Experiment, num_ranks: int | None = None) -> None:
         SettingError: the policy cannot be used.
     """
     experiment = on_ranks(experiment, num_ranks or experiment.topology.num_expert_ranks)
-    num_layers = experiment.blocks.stack_size(True)
-    if num_layers and type(experiment.placement) not in (FlexMoE, MinMax, Packed, Static, Symi):
+    num_layers, module = experiment.blocks.stack_size(True), type(experiment.placement).__module__
+    if num_layers and not module.startswith("swift."):
+        from swift.experts.placement.trial import try_policy
+
         try_policy(
             experiment.placement,
             num_layers,

@@ -16,8 +16,8 @@ from rich.console import Console
 
 from swift.checkpoint.inspection import restore_lines
 from swift.checkpoint.reader import RestorePlan
+from swift.config.cuts import cuts_text, layers_of_stages
 from swift.config.experiment import Experiment, FailureSource
-from swift.config.layouts import cuts_text, layers_of_stages
 from swift.config.stored import config_text
 from swift.data.index import find_index
 from swift.data.loader import Loader
@@ -91,7 +91,7 @@ def load_data(experiment: Experiment, options: TrainOptions, report: Callable[[s
     """
     corpus = None
     if options.corpora is not None:
-        corpus = find_index(experiment.data, options.corpora, report, connect=options.connect)
+        corpus = find_index(experiment.data, options.corpora, report, connect=options.connect, plan=options.plan)
     return experiment.loader("train", corpus), experiment.loader("validation", corpus)
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from swift.cli.train import distance_line, report_of, show_run
+from swift.cli.report import distance_line, report_of, show_run
 from swift.runlog.reading import read_run
 from swift.runlog.run_directory import RunDirectory
 from swift.topology import Topology

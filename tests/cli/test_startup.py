@@ -65,9 +65,9 @@ def test_a_mistake_on_a_terminal_costs_one_line_after_a_line_that_came_before_ja
     ours, theirs = pty.openpty()
     words = ["train", "tiny.gin", "--set", "Experiment.num_step=3"]
     # Whatever imports JAX before the line is shown, would say so.
-    watch = "import swift.cli as c, sys; d = c.Startup._draw; c.Startup._draw = lambda s: "
+    watch = "import swift.cli.main as c, sys; d = c.Startup._draw; c.Startup._draw = lambda s: "
     watch += "(assert_free(), d(s)); assert_free = lambda: s_seen.append('jax' in sys.modules); s_seen = []; "
-    watch += f"import swift.cli; code = swift.cli.main({words}); print(s_seen[0]); sys.exit(code)"
+    watch += f"code = c.main({words}); print(s_seen[0]); sys.exit(code)"
     with os.fdopen(ours, "rb", buffering=0) as screen:
         process = subprocess.Popen([sys.executable, "-c", watch], cwd=here, stderr=theirs, stdout=subprocess.PIPE)
         os.close(theirs)

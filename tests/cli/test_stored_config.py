@@ -13,10 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swift.checkpoint.manifest import checkpoint_path, read_manifest, write_manifest
-from swift.cli.train import OF_TRAINING
 from swift.config.experiment import Experiment
 from swift.config.gin_reader import load_experiment, load_stored
-from swift.config.stored import OF_RUN, UnreadableConfig, config_text, made, read_config, write_config
+from swift.config.stored import OF_RUN, OF_TRAINING, UnreadableConfig, config_text, made, read_config, write_config
 from swift.data.config import DataConfig, Mixture
 from swift.data.pipeline import Pipeline
 from swift.data.records import Rows

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from swift.cli.train import crowded, prepare
+from swift.cli.jax_setup import crowded, prepare
 
 LONG = "x" * 300
 
@@ -235,8 +235,8 @@ def test_the_warning_comes_before_anything_is_compiled(tell, monkeypatch):
 def test_a_tpu_is_looked_for_in_silence(monkeypatch):
     """libtpu, where it is installed without a TPU, prints a page of its own log otherwise."""
     names = "TPU_STDERR_LOG_LEVEL", "TPU_MIN_LOG_LEVEL"
-    monkeypatch.setattr("swift.cli.train.jax", SimpleNamespace(config=SimpleNamespace(update=lambda *_: None)))
-    monkeypatch.setattr("swift.cli.train.keep_programs", lambda: None)
+    monkeypatch.setattr("swift.cli.jax_setup.jax", SimpleNamespace(config=SimpleNamespace(update=lambda *_: None)))
+    monkeypatch.setattr("swift.cli.jax_setup.keep_programs", lambda: None)
     monkeypatch.setenv(names[0], "0")  # as the user wants it
     monkeypatch.setenv(names[1], "removed again after the test")
     monkeypatch.delenv(names[1])

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from swift.models import attention_kernels
 from swift.pipeline.reconfigure.configuration import survives
 from swift.pipeline.reconfigure.recut import Recut
+from swift.schedules.planners.names import FAULT_FREE, SHAPES
 from swift.schedules.plans.normalize import Move
-from swift.schedules.registry import FAULT_FREE, PLANNERS, SHAPES
+from swift.schedules.registry import PLANNERS
 from swift.topology import Topology
 from tests.case_tiers import tiered
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from swift.schedules.lowering.lower import HeldBytes, SlotBytes, allocated_bytes, held_bytes, lower
 from swift.schedules.planners.adaptive import adaptive
 from swift.schedules.planners.baselines import one_f_one_b
+from swift.schedules.planners.names import shape_of
 from swift.schedules.problem import Costs, Kind, Problem
-from swift.schedules.registry import PLANNERS, shape_of
+from swift.schedules.registry import PLANNERS
 from swift.schedules.schedule import peak_memory
 from swift.topology import Topology
 

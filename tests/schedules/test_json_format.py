@@ -12,8 +12,8 @@ from swift.schedules.lowering.lower import lower
 from swift.schedules.lowering.ticks import lockstep_period
 from swift.schedules.planners.adaptive import adaptive
 from swift.schedules.planners.baselines import one_f_one_b
-from swift.schedules.plans.store import COST_NAMES, document
-from swift.schedules.problem import Costs, Kind, Op, Problem, TimedOp
+from swift.schedules.plans.store import document
+from swift.schedules.problem import COST_NAMES, Costs, Kind, Op, Problem, TimedOp
 from swift.schedules.rules import verify
 from swift.schedules.schedule import Schedule, bubble_share, makespan, peak_memory, period, window_period
 from swift.topology import Topology

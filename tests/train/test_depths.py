@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from swift.checkpoint.config import CheckpointConfig
+from swift.config.cuts import layer_costs
 from swift.config.experiment import Experiment
-from swift.config.layouts import layer_costs
 from swift.config.stored import config_text
 from swift.draw.picture import picture_file
 from swift.draw.text import draw_chart

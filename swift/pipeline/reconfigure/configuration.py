@@ -23,9 +23,10 @@ from swift.pipeline.reconfigure.executables import ExecutableCache
 from swift.pipeline.step.single_worker import share_sequences
 from swift.schedules.lowering.lower import SlotBytes, allocated_bytes, lower
 from swift.schedules.lowering.tick_table import TickTable
+from swift.schedules.planners.names import OwnPlanner
 from swift.schedules.plans.normalize import Move, after_moves, normalize
 from swift.schedules.problem import Kind, Problem
-from swift.schedules.registry import OwnPlanner, plan_with
+from swift.schedules.registry import plan_with
 from swift.schedules.schedule import Schedule, round_of
 from swift.topology import Topology, Worker
 

@@ -20,7 +20,7 @@ from swift.pipeline.reconfigure.transfer import StateMove, move_between_processe
 from swift.pipeline.state import DeviceBatch, TrainState
 from swift.pipeline.step.metrics import Sums
 from swift.pipeline.step.spec import StepSpec
-from swift.schedules.registry import FAULT_FREE
+from swift.schedules.planners.names import FAULT_FREE
 from swift.tasks import one_thread
 from swift.topology import Worker
 

@@ -25,9 +25,9 @@ from swift.pipeline.step.spec import StepSpec
 from swift.schedules.adapt.choice import recut
 from swift.schedules.adapt.layouts import BlockProblem
 from swift.schedules.lowering.lower import SlotBytes
+from swift.schedules.planners.names import OwnPlanner
 from swift.schedules.plans.normalize import BlockHolders, Move, moves_to_spread
 from swift.schedules.problem import Chunk, Problem, common_chunks, joined
-from swift.schedules.registry import OwnPlanner
 from swift.schedules.schedule import Schedule
 from swift.topology import Worker
 

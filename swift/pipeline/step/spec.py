@@ -30,6 +30,7 @@ from swift.experts.state_layouts import Decoupled, Layout
 from swift.mesh.live import LiveMesh
 from swift.mesh.peer_sum import PeerSum, Unequal, how_unequal
 from swift.mesh.per_rank import RANKED, SHARED, is_spec
+from swift.models.config import Remat
 from swift.models.cuts import Chunks, Cut, make_cut
 from swift.models.gpt import GPT
 from swift.pipeline import scopes
@@ -40,7 +41,6 @@ NONE = -1
 """No chunk."""
 Tree = TypeVar("Tree")
 
-Remat: TypeAlias = Literal["none", "attention", "block"]
 SliceMemory: TypeAlias = Literal["device", "pinned_host"]
 
 

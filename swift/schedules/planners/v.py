@@ -31,6 +31,7 @@ from swift.errors import SettingError
 from swift.schedules.bounds import tight_bound
 from swift.schedules.planners.adaptive import adaptive_round
 from swift.schedules.planners.list_scheduling import names_of
+from swift.schedules.planners.names import v_shape
 from swift.schedules.planners.search import line_up, reroute
 from swift.schedules.problem import Kind, Problem
 from swift.schedules.schedule import Round, Schedule, fits
@@ -267,15 +268,6 @@ class _Candidate:
             near_J = np.clip(np.floor(rank_J).astype(int), 0, problem.most_microbatches - 1)
             due_JC2 += _in_turn(problem)[near_J] - near_J[:, None, None] * self.turn
         return due_JC2.ravel().tolist()
-
-
-def v_shape(num_stages: int) -> tuple[int, ...]:
-    """Stage of each chunk in a V; a single stage holds one chunk.
-
-    >>> v_shape(3)
-    (0, 1, 2, 2, 1, 0)
-    """
-    return (0,) if num_stages == 1 else (*range(num_stages), *reversed(range(num_stages)))
 
 
 def v(problem: Problem) -> Schedule:

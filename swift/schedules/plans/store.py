@@ -53,7 +53,7 @@ from swift.schedules.lowering.tick_table import TickTable
 from swift.schedules.lowering.ticks import assign_ticks, lockstep_period
 from swift.schedules.planners.baselines import one_f_one_b, zero_bubble
 from swift.schedules.plans.normalize import canonical, denormalize, failure_counts, normalize
-from swift.schedules.problem import Chunk, Costs, Kind, Problem
+from swift.schedules.problem import COST_NAMES, Chunk, Costs, Kind, Problem
 from swift.schedules.registry import Planner
 from swift.schedules.rules import verify
 from swift.schedules.schedule import (
@@ -67,18 +67,6 @@ from swift.schedules.schedule import (
     window_period,
 )
 from swift.topology import Topology
-
-COST_NAMES = {
-    "tF": "t_f",
-    "tB": "t_b",
-    "tW": "t_w",
-    "tU": "t_u",
-    "tComm": "t_comm",
-    "F-stash": "f_stash",
-    "W-stash": "w_stash",
-    "inbox": "inbox",
-}
-"""Fields of ``Costs`` by the names used on the command line and in documents."""
 
 VERSION = 1
 """Version of the format and of the planners' results; raising it makes every problem be planned again."""

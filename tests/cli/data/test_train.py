@@ -9,7 +9,7 @@ from pathlib import Path
 import gin
 import pytest
 
-from swift.cli.data import input_hosts_of_runs
+from swift.cli.input_hosts import input_hosts_of_runs
 from swift.cli.launch import LaunchJob
 from swift.cli.main import main
 from swift.cli.options import command_line
@@ -43,9 +43,9 @@ LAUNCHED = """
 import sys
 from swift.cli.main import main
 from swift.data import corpus
-from swift.data import input_optimizer as offload
+from swift.input import optimizer
 
-corpus._FEW, offload._GAIN, offload._LEAST_S = 1, 0.0, -1e9
+corpus._FEW, optimizer._OFFLOAD_GAIN, optimizer._OFFLOAD_LEAST_S = 1, 0.0, -1e9
 sys.exit(main(sys.argv[1:]))
 """
 """A command that asks input hosts however little that saves; a launch needs a process where JAX has not begun."""

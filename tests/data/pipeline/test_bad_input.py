@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 
 from swift.data import sample_store as store_module
-from swift.data.input_optimizer import Resources, plan_input
-from swift.data.input_profile import profile_input
 from swift.data.pipeline import CachePoint, InputPlan, Pipeline, plain_plan
 from swift.data.records import Rows
 from swift.data.sample_checks import UntrueOperator
@@ -21,6 +19,8 @@ from swift.data.sources import DataError
 from swift.data.survey import in_order
 from swift.data.tokenizer import ByteTokenizer
 from swift.errors import SettingError
+from swift.input.optimizer import Resources, plan_input
+from swift.input.profile import profile_input
 
 NUMBERS = Rows([{"a": number, "b": "x" * number} for number in range(8)])
 

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 
 from swift.data.encoding import encoded
-from swift.data.input_optimizer import Resources, add_offload, profile_hosts
-from swift.data.input_profile import HostsProfile, InputProfile, OperatorProfile, profile_input
 from swift.data.pipeline import CachePoint, Pipeline, plain_plan
 from swift.data.records import Rows
 from swift.data.remote_records import answer_of
@@ -18,6 +16,8 @@ from swift.data.sample_checks import UntrueOperator
 from swift.data.sample_store import find_survey
 from swift.data.samples import Samples
 from swift.data.survey import in_order
+from swift.input.optimizer import Resources, add_offload, profile_hosts
+from swift.input.profile import HostsProfile, InputProfile, OperatorProfile, profile_input
 
 ROWS = Rows([{"a": number, "b": "x" * (number % 4)} for number in range(20)])
 

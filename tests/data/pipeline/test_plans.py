@@ -9,8 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift.data.input_optimizer import Resources, legal_orders, plan_input
-from swift.data.input_profile import InputProfile, OperatorProfile
 from swift.data.operators import DropDuplicates, Filter, Map, Pack, Shuffle, Stack, name_of
 from swift.data.pipeline import InputPlan, Pipeline, plain_plan
 from swift.data.records import Rows
@@ -19,6 +17,8 @@ from swift.data.sample_store import find_survey
 from swift.data.samples import Samples
 from swift.data.survey import in_order
 from swift.data.tokenizer import ByteTokenizer
+from swift.input.optimizer import Resources, legal_orders, plan_input
+from swift.input.profile import InputProfile, OperatorProfile
 
 WORDS = ["", "ox", "", "ant", "bee", "ant", "owl and ox", "x", "bee", "yak", "x", "a gnu"]
 RECORDS = [{"b": word, "c": place % 5, "a": np.arange(3) + place} for place, word in enumerate(WORDS)]

@@ -2,9 +2,9 @@
 
 import pytest
 
-from swift.data.input_profile import profile_input
 from swift.data.pipeline import Pipeline
 from swift.data.records import Rows
+from swift.input.profile import profile_input
 
 
 def pipeline(num_records: int, calls: list) -> Pipeline:

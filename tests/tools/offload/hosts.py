@@ -9,8 +9,9 @@ import threading
 import time
 from contextlib import contextmanager
 
-from swift.data import corpus, input_optimizer
+from swift.data import corpus
 from swift.data.sample_store import pipeline_facts
+from swift.input import optimizer
 from swift.input.client import connect
 from swift.input.server import serve_input
 
@@ -55,8 +56,8 @@ def wait_for(happens) -> None:
 def always_asked(monkeypatch) -> None:
     """Lets hosts begin records however few these are, and even where that takes longer."""
     monkeypatch.setattr(corpus, "_FEW", 1)
-    monkeypatch.setattr(input_optimizer, "_OFFLOAD_GAIN", 0.0)
-    monkeypatch.setattr(input_optimizer, "_OFFLOAD_LEAST_S", -1e9)
+    monkeypatch.setattr(optimizer, "_OFFLOAD_GAIN", 0.0)
+    monkeypatch.setattr(optimizer, "_OFFLOAD_LEAST_S", -1e9)
 
 
 class Watched:

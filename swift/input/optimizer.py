@@ -25,17 +25,18 @@ samples are small. With a cache only what runs before it is offloaded, and so on
 """
 
 import math
+import os
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from swift.data.input_profile import HostsProfile, InputProfile, OperatorProfile, profile_input
 from swift.data.operators import DropDuplicates, Element, Filter, Stack, name_of
 from swift.data.pipeline import CachePoint, InputPlan, Pipeline, plain_plan
 from swift.data.remote_records import InputHosts, RecordAnswer, RecordRequest, asked, made_here, read_answer
 from swift.errors import check_count, check_number
+from swift.input.profile import HostsProfile, InputProfile, OperatorProfile, profile_input
 
 START_S = 3.0
 """Seconds until a process that makes samples has started."""
@@ -67,6 +68,8 @@ _ROUNDS, _RECORDS = 5, 8
 _AT_MOST_S = 2.0
 """Seconds after which no further record is tried."""
 
+_AHEAD = 64
+"""Documents that are ready before they are written to the index."""
 CHECK_EVERY = 1000
 """Number of samples of which one is compared with that of the plain order."""
 
@@ -561,6 +564,16 @@ def plan_input(
     for improve in PASSES:
         plan = improve(plan, seen, used)
     return replace(plan, check_every=CHECK_EVERY)
+
+
+def plan_once(pipeline: Pipeline, hosts: InputHosts | None) -> InputPlan:
+    """Plans a single reading of a pipeline, whose samples the index of a corpus keeps; a ``PlanReading``."""
+    profile = profile_input(pipeline)
+    there = None if hosts is None else profile_hosts(hosts, pipeline, profile)
+    once = Resources(num_epochs=1, num_cores=os.cpu_count() or 1, memory_bytes=0, hosts=there)
+    plan = plan_input(pipeline, once, profile)
+    reasons = plan.reasons if there is not None else ("offload: none; no input host answers",)
+    return replace(plan, num_ahead=_AHEAD, reasons=reasons)
 
 
 def alternatives(pipeline: Pipeline, resources: Resources, profile: InputProfile) -> list[Alternative]:
