@@ -1,6 +1,7 @@
-"""The layout of each group's master weights, and the kernel of attention, by the settings of a run.
+"""Layouts and cuts that follow from several settings of a run, and the kernel of attention.
 
-The cuts of a model into stages or runs of layers: the user's, or computed from the costs of its layers.
+Every group of parameters has a layout of its master weights, with the ranks that share embedding and head. A model has
+a cut into stages or runs of layers: the user's, or one computed from the costs of its layers.
 """
 
 from collections.abc import Mapping, Sequence

@@ -2,8 +2,7 @@
 
 A window of iterations runs as one program while the batches of the next one are read; then its records are written, and
 what is due after it is evaluated and saved. Three parts are handed in: who is live, who keeps states, and who records.
-
-Rules of windows: how long they may be, and whether each stage's state survives from one to the next.
+The rules of windows are here, too: how long one may be, and whether each stage's state survives into the next.
 """
 
 import time
