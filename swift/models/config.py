@@ -1,7 +1,4 @@
-"""The shape of a model.
-
-Shapes by name: SYMI's GPTs, open mixtures of experts of the hub, and small ones of the same architectures.
-"""
+"""The shape of a model, and shapes by name: SYMI's GPTs, open mixtures of experts, and small ones of the same kinds."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Protocol, TypeAlias, get_args
@@ -15,6 +12,9 @@ Norm: TypeAlias = Literal["layernorm", "rmsnorm"]
 Positions: TypeAlias = Literal["learned", "rope"]
 Activation: TypeAlias = Literal["gelu", "swiglu"]
 QueryKeyNorm: TypeAlias = Literal["none", "head", "projection"]
+
+_MOST_SIZE, _MOST_LAYERS = 2**20, 2**12
+"""Largest width, or number of tokens, heads or experts; and of layers, each of which is traced."""
 
 
 class OwnBlock(Protocol):
@@ -32,10 +32,6 @@ class OwnBlock(Protocol):
 
         It multiplies by its weights with ``matmul(x, weight)`` alone: in an expert's slot rows are of several experts.
         """
-
-
-_MOST_SIZE, _MOST_LAYERS = 2**20, 2**12
-"""Largest width, or number of tokens, heads or experts; and of layers, each of which is traced."""
 
 
 @dataclass(frozen=True)
