@@ -132,20 +132,6 @@ def _train(
     return {} if lease is None else conclude(experiment, options, lease, jax.devices()[0].device_kind)
 
 
-def _load_data(experiment: Experiment, options: TrainOptions, report: Callable[[str], None]) -> tuple[Loader, Loader]:
-    """Makes the loaders of training and validation.
-
-    Args:
-        experiment: settings of the run.
-        options: options of this invocation.
-        report: function that shows a line about what takes long.
-    """
-    corpus = None
-    if options.corpora is not None:
-        corpus = find_index(experiment.data, options.corpora, report, connect=options.connect)
-    return experiment.loader("train", corpus), experiment.loader("validation", corpus)
-
-
 def _continue(
     experiment: Experiment,
     options: TrainOptions,
@@ -210,6 +196,20 @@ def _continue(
                 if lease is None:
                     return {}
                 return summarize(experiment, directory, jax.devices()[0].device_kind)
+
+
+def _load_data(experiment: Experiment, options: TrainOptions, report: Callable[[str], None]) -> tuple[Loader, Loader]:
+    """Makes the loaders of training and validation.
+
+    Args:
+        experiment: settings of the run.
+        options: options of this invocation.
+        report: function that shows a line about what takes long.
+    """
+    corpus = None
+    if options.corpora is not None:
+        corpus = find_index(experiment.data, options.corpora, report, connect=options.connect)
+    return experiment.loader("train", corpus), experiment.loader("validation", corpus)
 
 
 def _part(options: TrainOptions) -> None:

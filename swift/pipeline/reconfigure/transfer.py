@@ -1,6 +1,6 @@
 """Moving a state to other workers, which may hold other blocks than those that have them now.
 
-A state goes by one of four carriers. For the first three, ``_BlockMove`` says of which pieces the arrays of every worker
+A state goes by one of four carriers. For the first three, ``_BlockMove`` says of which pieces the arrays of a worker
 are made; for the last one, ``Routes`` says who gives which chunk.
 
 - ``move_on_host`` and ``put_moved``: a state on the host, array by array.
@@ -243,10 +243,10 @@ class _BlockMove:
 
 def _name_of(path: Sequence[Any]) -> str:
     """The group of an array of a state; ``placement``; empty for what has no layers."""
-    attribute, *more = path
-    if attribute.name in ("placement", "policy", "step"):
-        return "placement" if attribute.name == "placement" else ""
-    return next((entry.key for entry in more if isinstance(entry, jax.tree_util.DictKey)), "")
+    attribute = path[0].name
+    if attribute in ("placement", "policy", "step"):
+        return "placement" if attribute == "placement" else ""
+    return group_of(path) or ""
 
 
 def _processes(devices: np.ndarray) -> frozenset[int]:
