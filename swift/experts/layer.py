@@ -31,7 +31,7 @@ Matmul = Callable[[jax.Array, jax.Array], jax.Array]
 ApplySlots = Callable[[jax.Array, Matmul], jax.Array]
 """(rows ``[..., D]``, matmul to use) -> the outputs of the slots' experts, same shape."""
 
-_FetchSlots = Callable[[jax.Array], ApplySlots]
+FetchSlots = Callable[[jax.Array], ApplySlots]
 """(the expert in every slot, int32 ``[N, S]``) -> function that applies the experts in this rank's slots."""
 
 
@@ -49,7 +49,7 @@ def expert_parallel_moe(
     x_TD: Float[Array, "T D"],
     valid_T: Bool[Array, " T"],
     placement_NS: Int[Array, "N S"],
-    apply_slots: ApplySlots | _FetchSlots,
+    apply_slots: ApplySlots | FetchSlots,
     bias_E: Float[Array, " E"] | None = None,
     *,
     axis: str = EXPERT_AXIS,
@@ -78,7 +78,7 @@ def expert_parallel_moe(
         counts_NE = lax.all_gather(pairs.popularity_E, axis)
         popularity_E = jnp.sum(counts_NE, axis=0, dtype=jnp.int32)
         if config.is_exact:
-            fetch = cast(_FetchSlots, apply_slots)
+            fetch = cast(FetchSlots, apply_slots)
             y_TD, load = _exactly(config, routing, pairs, counts_NE, x_TD, placement_NS, fetch, axis)
         else:
             apply = cast(ApplySlots, apply_slots)
@@ -156,7 +156,7 @@ def _exactly(
     counts_NE: jax.Array,
     x_TD: jax.Array,
     placement_NS: jax.Array,
-    fetch: _FetchSlots,
+    fetch: FetchSlots,
     axis: str,
 ) -> tuple[jax.Array, Load]:
     """Runs the experts with exact capacity: slots and their weights follow the routing."""
