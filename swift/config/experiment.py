@@ -1,8 +1,7 @@
 """The experiment: all settings of a run, and the data, specs and engine that follow from them.
 
-The failures of an experiment by iteration.
-
-A rank that fails takes its worker with it if its stage has peers; with one pipeline, ranks fail by themselves.
+Its failures are a list of texts, parsed to a ``FailureList``: who is down in which iterations. A rank that fails takes
+its worker with it if its stage has peers; with one pipeline, ranks fail by themselves.
 """
 
 import re
@@ -40,12 +39,15 @@ if TYPE_CHECKING:
     from swift.schedules.adapt.moves import MoveRule
 
 FAILURES_SETTING = "Experiment.failures"
+
 StageRank = tuple[int, int]
 """An expert rank of the only pipeline: (stage, rank)."""
+
 _FORM = re.compile(r"\s*step\s+([0-9]+)\s*:\s*([a-z]+)\s+([0-9]+):([0-9]+)\s*")
 _WITH_RANK = re.compile(r"(.*\S)\s+rank\s+([0-9]+)\s*")
+"""Texts of failures: an event of a worker, and the rank at the end of one."""
 
-MOST_MICROBATCHES = 2**16
+_MOST_MICROBATCHES = 2**16
 """Most micro-batches of a pipeline: a schedule lists what is done with each."""
 
 
@@ -340,7 +342,7 @@ class Experiment:
         checks.check_choices(vars(self))
         for name in ("num_steps", "sequences_per_microbatch", "num_eval_batches", "window"):
             check_count(f"Experiment.{name}", getattr(self, name), least=1)
-        check_count("Experiment.num_microbatches", self.num_microbatches, least=1, most=MOST_MICROBATCHES)
+        check_count("Experiment.num_microbatches", self.num_microbatches, least=1, most=_MOST_MICROBATCHES)
         if isinstance(self.target_loss, int | float):
             check_number("Experiment.target_loss", self.target_loss)
         check_count("Experiment.eval_every", self.eval_every, least=0)

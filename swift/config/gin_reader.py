@@ -1,12 +1,12 @@
-"""gin at the edge: text -> an Experiment, and an Experiment -> its whole text. Nothing else imports gin.
+"""gin at the edge: files and overrides -> an Experiment or a Pipeline. Nothing else imports gin.
 
 A gin file is a program: it imports modules and calls what it names. Only files that the user names on the command line
-go through gin; the configuration of a run or a model is read as data, see ``load_stored``.
+go through gin, with what they include, and are found in the working directory or the package. The configuration of a
+run or a model is read as data, see ``load_stored``.
 
-gin names are the names of the frozen dataclasses. The text kept with a run is written from the finished Experiment with
-all its settings, so that it does not depend on defaults, and reading it back gives an equal Experiment.
-
-The gin files of a configuration: found in the working directory or the package, and read with what they include.
+gin names are the names of the frozen dataclasses. The text kept with a run (``config_text``) is written from the
+finished Experiment with all its settings, so that it does not depend on defaults, and reading it back gives an equal
+Experiment.
 """
 
 import importlib
@@ -55,7 +55,6 @@ _KINDS = (
 )
 _NAMED = "a setting is named like Experiment.num_steps"
 _SCOPE = re.compile(r"@((?:\w+/)+)")
-# Parts of which every experiment has exactly one, without alternatives.
 _PARTS = {
     "ExpertConfig": "experts",
     "Topology": "topology",
@@ -63,89 +62,7 @@ _PARTS = {
     "DataConfig": "data",
     "CheckpointConfig": "checkpoint",
 }
-
-
-def gin_texts(path: Path, including: tuple[Path, ...] = ()) -> Iterator[tuple[str, Path]]:
-    """Yields the text of a file, and of those that it includes, in the order in which gin is to parse them.
-
-    ``include`` names a file beside it, while gin would look in the working directory. Modules that a file imports are
-    imported here.
-
-    Args:
-        path: gin file.
-        including: files that include it, the first one first.
-
-    Yields:
-        (text, with line feeds in front so that errors name the right line; its file).
-
-    Raises:
-        SettingError: a file cannot be read, includes itself, or names a module that cannot be imported.
-    """
-    path = installed(path)
-    lines, first = _read(path, including).splitlines(), 0
-
-    def text(end: int) -> str:
-        return "\n" * first + "\n".join(lines[first:end])
-
-    for number, line in enumerate(lines):
-        imported = re.fullmatch(r"\s*import\s+([\w.]+)\s*(#.*)?", line)
-        if imported:
-            _import(imported[1], number + 1, path)
-        include = re.fullmatch(r"\s*include\s+['\"](.*)['\"]\s*(#.*)?", line)
-        if include:
-            yield text(number), path
-            yield from gin_texts(_beside(path, include[1]), (*including, path))
-            first = number + 1
-    yield text(len(lines)), path
-
-
-def installed(path: Path) -> Path:
-    """Returns the path of an experiment: where the working directory has no ``experiments/...``, the package has it."""
-    package = Path(swift.__file__).parent
-    if path.exists() or path.parts[:1] != ("experiments",):
-        return path
-    return next((root / path for root in (package, package.parent) if (root / path).exists()), path)
-
-
-def all_installed(paths: Sequence[Path]) -> list[Path]:
-    """Returns the paths of experiments; a pattern that the shell found nothing for is one of the package's."""
-    found = []
-    for path in paths:
-        folder = installed(path.parent)
-        matching = sorted(folder.glob(path.name)) if "*" in path.name and folder != path.parent else []
-        found += matching or [path]
-    return found
-
-
-def _beside(path: Path, name: str) -> Path:
-    """Returns the file that a file includes: beside it, or of the package."""
-    included, shipped = path.parent / name, installed(Path(name))
-    return shipped if shipped != Path(name) and not included.exists() else included
-
-
-def _import(name: str, line: int, path: Path) -> None:
-    """Imports a module that a file names, before gin does: gin would take its errors for those of the file."""
-    try:
-        importlib.import_module(name)
-    except Exception as error:
-        own = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename][1:]
-        where = f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
-        why = f"{where} raises {error_line(error)}" if own else first_line(error)
-        raise SettingError("CONFIG", str(path), f"line {line} cannot be followed: {why}") from error
-
-
-def _read(path: Path, including: tuple[Path, ...]) -> str:
-    names = " includes ".join(map(str, (*including, path)))
-    if os.path.realpath(path) in map(os.path.realpath, including):
-        raise SettingError("CONFIG", names, "a file cannot include itself")
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise SettingError("CONFIG", names, f"cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise SettingError("CONFIG", names, f"is not UTF-8 text (byte {error.start})") from error
-
-
+"""Parts of which every experiment has exactly one, without alternatives: the setting of each."""
 CONFIGURABLES: Mapping[str, Callable] = {kind.__name__: kind for kind in _KINDS}
 """Classes and functions that a gin file can set, by name."""
 _settings = {name: tuple(inspect.signature(kind).parameters) for name, kind in CONFIGURABLES.items()}
@@ -204,20 +121,6 @@ def load_pipelines(path: Path, overrides: Sequence[str] = ()) -> tuple[Pipeline,
     return readings(_built("Experiment", path, overrides).data)
 
 
-def _built(kind: str, path: Path, overrides: Sequence[str]) -> Any:
-    """Makes what a file and overrides say of a class."""
-    gin.clear_config()
-    _parse_file(path)
-    for text in overrides:
-        _parse(_binding(text), Source("--set", text))
-    try:
-        made = _configurable[kind]()
-    except Exception as error:  # of any kind, by a class of the user's own
-        raise build_mistake(error, str(path)) from error
-    _check_used(overrides)
-    return made
-
-
 def load_stored(
     directory: Path,
     setting: str,
@@ -274,9 +177,104 @@ def _with_own_tokenizer(experiment: Experiment, directory: Path) -> Experiment:
     return replace(experiment, data=replace(data, tokenizer=replace(data.tokenizer, path=str(own))))
 
 
+def all_installed(paths: Sequence[Path]) -> list[Path]:
+    """Returns the paths of experiments; a pattern that the shell found nothing for is one of the package's."""
+    found = []
+    for path in paths:
+        folder = _installed(path.parent)
+        matching = sorted(folder.glob(path.name)) if "*" in path.name and folder != path.parent else []
+        found += matching or [path]
+    return found
+
+
+def _installed(path: Path) -> Path:
+    """Returns the path of an experiment: where the working directory has no ``experiments/...``, the package has it."""
+    package = Path(swift.__file__).parent
+    if path.exists() or path.parts[:1] != ("experiments",):
+        return path
+    return next((root / path for root in (package, package.parent) if (root / path).exists()), path)
+
+
+def _built(kind: str, path: Path, overrides: Sequence[str]) -> Any:
+    """Makes what a file and overrides say of a class."""
+    gin.clear_config()
+    _parse_file(path)
+    for text in overrides:
+        _parse(_binding(text), Source("--set", text))
+    try:
+        built = _configurable[kind]()
+    except Exception as error:  # of any kind, by a class of the user's own
+        raise build_mistake(error, str(path)) from error
+    _check_used(overrides)
+    return built
+
+
 def _parse_file(path: Path) -> None:
-    for text, file in gin_texts(path):
+    for text, file in _gin_texts(path):
         _parse(text, Source("CONFIG", str(file)))
+
+
+def _gin_texts(path: Path, including: tuple[Path, ...] = ()) -> Iterator[tuple[str, Path]]:
+    """Yields the text of a file, and of those that it includes, in the order in which gin is to parse them.
+
+    ``include`` names a file beside it, while gin would look in the working directory. Modules that a file imports are
+    imported here.
+
+    Args:
+        path: gin file.
+        including: files that include it, the first one first.
+
+    Yields:
+        (text, with line feeds in front so that errors name the right line; its file).
+
+    Raises:
+        SettingError: a file cannot be read, includes itself, or names a module that cannot be imported.
+    """
+    path = _installed(path)
+    lines, first = _read(path, including).splitlines(), 0
+
+    def text(end: int) -> str:
+        return "\n" * first + "\n".join(lines[first:end])
+
+    for number, line in enumerate(lines):
+        imported = re.fullmatch(r"\s*import\s+([\w.]+)\s*(#.*)?", line)
+        if imported:
+            _import(imported[1], number + 1, path)
+        include = re.fullmatch(r"\s*include\s+['\"](.*)['\"]\s*(#.*)?", line)
+        if include:
+            yield text(number), path
+            yield from _gin_texts(_beside(path, include[1]), (*including, path))
+            first = number + 1
+    yield text(len(lines)), path
+
+
+def _beside(path: Path, name: str) -> Path:
+    """Returns the file that a file includes: beside it, or of the package."""
+    included, shipped = path.parent / name, _installed(Path(name))
+    return shipped if shipped != Path(name) and not included.exists() else included
+
+
+def _import(name: str, line: int, path: Path) -> None:
+    """Imports a module that a file names, before gin does: gin would take its errors for those of the file."""
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        own = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename][1:]
+        where = f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
+        why = f"{where} raises {error_line(error)}" if own else first_line(error)
+        raise SettingError("CONFIG", str(path), f"line {line} cannot be followed: {why}") from error
+
+
+def _read(path: Path, including: tuple[Path, ...]) -> str:
+    names = " includes ".join(map(str, (*including, path)))
+    if os.path.realpath(path) in map(os.path.realpath, including):
+        raise SettingError("CONFIG", names, "a file cannot include itself")
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise SettingError("CONFIG", names, f"cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise SettingError("CONFIG", names, f"is not UTF-8 text (byte {error.start})") from error
 
 
 def _parse(text: str, source: Source) -> None:

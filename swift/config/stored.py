@@ -1,12 +1,10 @@
-"""The configuration of a run or a model as data: reading it executes nothing, whatever its origin.
+"""The configuration of a run or a model as it is kept with it: data for Swift, and gin text for people.
 
     config.json    {"version": 1, "experiment": {"class": "Experiment", "settings": {"num_steps": 300, ...}}}
-    config.gin     the same for people; a program if somebody names it on the command line
+    config.gin     the same, one setting per line; a program if somebody names it on the command line
 
-Swift's own classes are named without a module. Other classes are named with theirs, which is never imported: only
-classes that the reader already has are found.
-
-An experiment as gin text, one setting per line, and the settings in it that have their defaults.
+Reading ``config.json`` executes nothing, whatever its origin. Swift's own classes are named without a module. Other
+classes are named with theirs, which is never imported: only classes that the reader already has are found.
 """
 
 import dataclasses
@@ -19,13 +17,15 @@ from typing import Any
 from swift.errors import SettingError
 from swift.files import replace_file
 
-NAME, GIN_NAME = "config.json", "config.gin"
+_NAME, GIN_NAME = "config.json", "config.gin"
+"""Files of a configuration."""
 _VERSION = 1
+_MOST_BYTES, _DEEPEST = 2**20, 50
+"""Limits of ``config.json``: its size, and objects within each other."""
 OF_RUN = ("Experiment.planner", "DataConfig.source", "DataConfig.validation_source", "OptimizerConfig.schedule")
 """Settings that reading a checkpoint does not need: a user's own classes there may be gone, or exist only in Python."""
 OF_TRAINING = (*OF_RUN, "Experiment.placement", "OptimizerConfig.transformation")
 """Settings of a run that its model does not need: those of ``OF_RUN``, and those of state that a model lacks."""
-_MOST_BYTES, _DEEPEST = 2**20, 50
 _NOT_WRITTEN = "(not written)"
 """Stands for the module of a value of which only the ``repr`` was written."""
 _INSTEAD: Mapping[str, Mapping[str, Any]] = {
@@ -64,7 +64,7 @@ def write_config(directory: Path, experiment: Any) -> None:
             ``repr`` is kept, which cannot be read back.
     """
     document = {"version": _VERSION, "experiment": _encoded(experiment)}
-    replace_file(directory / NAME, (json.dumps(document, indent=1) + "\n").encode())
+    replace_file(directory / _NAME, (json.dumps(document, indent=1) + "\n").encode())
 
 
 def copy_config(source: Path, directory: Path) -> None:
@@ -74,7 +74,7 @@ def copy_config(source: Path, directory: Path) -> None:
         source: directory of the run.
         directory: directory of the model.
     """
-    for name in (NAME, GIN_NAME):
+    for name in (_NAME, GIN_NAME):
         if (source / name).is_file():
             replace_file(directory / name, (source / name).read_bytes())
 
@@ -91,18 +91,18 @@ def read_config(directory: Path, spared: Collection[str] = ()) -> StoredObject:
         UnreadableConfig: there is none, or it is damaged, or not plain data.
     """
     try:
-        with (directory / NAME).open("rb") as file:
+        with (directory / _NAME).open("rb") as file:
             content = file.read(_MOST_BYTES + 1)
         if len(content) > _MOST_BYTES:
             raise UnreadableConfig(f"is longer than {_MOST_BYTES} bytes")
         text = content.decode("utf-8")
         return _read_json(text, spared)
     except OSError as error:
-        raise UnreadableConfig(f"its {NAME} cannot be read: {error.strerror}") from error
+        raise UnreadableConfig(f"its {_NAME} cannot be read: {error.strerror}") from error
     except UnreadableConfig as error:
-        raise UnreadableConfig(f"its {NAME} {error}") from error
+        raise UnreadableConfig(f"its {_NAME} {error}") from error
     except (ValueError, RecursionError, MemoryError) as error:
-        raise UnreadableConfig(f"its {NAME} is damaged: {error}") from error
+        raise UnreadableConfig(f"its {_NAME} is damaged: {error}") from error
 
 
 def made(

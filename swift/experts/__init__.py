@@ -1,7 +1,10 @@
 """Expert layers: routing, dispatch to slots, placement of replicas, and the optimizer state, decoupled from placement.
 
 Start with ``layer``, which runs the tokens of one rank through the experts of all ranks, and ``exchange``, which brings
-every slot the weights of the expert placed there. ``placement`` decides which expert each slot holds.
+every slot the weights of the expert placed there. ``routing`` sends tokens to experts, ``capacity`` decides which of
+them are served, and ``grouped_matmul`` multiplies them; ``placement`` decides which expert each slot holds.
+``state_layouts`` says where the optimizer's state is, ``optimizer`` what updates it, which has to be ``elementwise``.
+``dropless`` serves all tokens on one device, ``reference`` is the oracle.
 """
 
 from typing import TYPE_CHECKING

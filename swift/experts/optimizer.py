@@ -1,9 +1,8 @@
 """Optimizers for sliced parameters: any elementwise one of optax, with linear warm-up and cosine decay.
 
-A check that an optimizer uses the parameters for weight decay alone, so that decay can leave some of them out.
-
-Left out, a parameter is given to the optimizer as zero. That is the update without decay where the parameters are
-scaled and added, and nothing else, to the gradients (L2 regularization) or to the updates (decoupled weight decay):
+Weight decay can leave some parameters out. Left out, a parameter is given to the optimizer as zero. That is the update
+without decay where the parameters are scaled and added, and nothing else, to the gradients (L2 regularization) or to
+the updates (decoupled weight decay), which is checked:
 
     update(g, p) = update(g + c * p, 0) + d * p    with c >= 0 and d <= 0
 """
@@ -23,47 +22,13 @@ from swift.errors import SettingError, check_count, check_number, error_line
 from swift.experts.elementwise import why_not_elementwise
 
 _NUM_ELEMENTS, _NUM_STEPS, _TOLERANCE = 256, 4, 1e-3
-
-LAYOUTS = ("decoupled", "coupled")
+"""Elements and updates of the trial whether parameters only decay, and its relative tolerance."""
 _CHOICES = {
     "decayed": ("all", "matrices"),
     "moments": ("master", "bfloat16"),
     "memory": ("device", "pinned_host"),
-    "layout": LAYOUTS,
+    "layout": ("decoupled", "coupled"),
 }
-
-
-def only_decays(optimizer: optax.GradientTransformation) -> bool:
-    """Whether an elementwise optimizer uses the parameters for weight decay alone.
-
-    It is tried on random numbers, in a state after a few updates.
-
-    Args:
-        optimizer: elementwise transformation, at a learning rate above zero.
-
-    >>> only_decays(optax.adamw(0.1)), only_decays(optax.chain(optax.sgd(0.1), optax.keep_params_nonnegative()))
-    (True, False)
-    """
-    random = np.random.default_rng(0)
-    gradients_SE = jnp.asarray(random.normal(size=(_NUM_STEPS, _NUM_ELEMENTS)), jnp.float32)
-    params_E = jnp.asarray(random.normal(size=_NUM_ELEMENTS), jnp.float32)
-    state, state_of_zeros = optimizer.init(params_E), optimizer.init(jnp.zeros_like(params_E))
-    if not all(map(np.array_equal, jax.tree.leaves(state), jax.tree.leaves(state_of_zeros))):
-        return False  # it keeps where they were, and would see them elsewhere
-    for gradients_E in gradients_SE[:-1]:
-        _, state = optimizer.update(gradients_E, state, params_E)
-
-    def update(gradients_E: jax.Array, params_E: jax.Array) -> jax.Array:
-        return optimizer.update(gradients_E, state, params_E)[0]
-
-    gradients_E, ones_E, zeros_E = gradients_SE[-1], jnp.ones_like(params_E), jnp.zeros_like(params_E)
-    updates_E, by_gradient_E = jax.jvp(update, (gradients_E, params_E), (ones_E, zeros_E))
-    _, by_param_E = jax.jvp(update, (gradients_E, params_E), (zeros_E, ones_E))
-    columns_E2 = np.stack([by_gradient_E, ones_E], axis=-1).astype(np.float64)
-    (c, d), *_ = np.linalg.lstsq(columns_E2, np.asarray(by_param_E, np.float64), rcond=1e-4)
-    without_E = update(gradients_E + c * params_E, zeros_E) + d * params_E
-    error = float(jnp.abs(updates_E - without_E).max() / jnp.maximum(jnp.abs(updates_E).max(), 1e-30))
-    return bool(error < _TOLERANCE and c > -_TOLERANCE and d < _TOLERANCE)
 
 
 class OwnOptimizer(Protocol):
@@ -197,7 +162,7 @@ def make_optimizer(config: OptimizerConfig, num_steps: int) -> optax.GradientTra
             no weight decay from which parameters could be left out.
     """
     optimizer = _checked_optimizer(config, num_steps)
-    return optimizer if config.moments == "master" else narrow_moments(optimizer, jnp.bfloat16)
+    return optimizer if config.moments == "master" else _narrow_moments(optimizer, jnp.bfloat16)
 
 
 def _checked_optimizer(config: OptimizerConfig, num_steps: int) -> optax.GradientTransformation:
@@ -215,7 +180,7 @@ def _checked_optimizer(config: OptimizerConfig, num_steps: int) -> optax.Gradien
     try:
         optimizer = create(learning_rate(config, num_steps), **config.options)
         reason = why_not_elementwise(optimizer)
-        decays = reason or config.decayed == "all" or only_decays(create(0.1, **config.options))
+        decays = reason or config.decayed == "all" or _only_decays(create(0.1, **config.options))
     except (TypeError, ValueError) as error:
         allowed = f"does not work with OptimizerConfig.options = {dict(config.options)} ({error})"
         raise SettingError("OptimizerConfig.name", config.name, allowed) from None
@@ -248,7 +213,7 @@ def _own_optimizer(config: OptimizerConfig, rate: optax.Schedule) -> optax.Gradi
     try:
         optimizer = own.make(rate)
         reason = why_not_elementwise(optimizer)
-        decays = reason or config.decayed == "all" or only_decays(own.make(optax.constant_schedule(0.1)))
+        decays = reason or config.decayed == "all" or _only_decays(own.make(optax.constant_schedule(0.1)))
     except Exception as error:  # raised by the user's code
         allowed = f"does not work: {error_line(error)}"
         raise SettingError("OptimizerConfig.transformation", own.name, allowed) from error
@@ -281,14 +246,47 @@ def _parameters(create: Any) -> list[str]:
         return []
 
 
-def narrow_moments(optimizer: optax.GradientTransformation, dtype: DTypeLike) -> optax.GradientTransformation:
+def _only_decays(optimizer: optax.GradientTransformation) -> bool:
+    """Whether an elementwise optimizer uses the parameters for weight decay alone.
+
+    It is tried on random numbers, in a state after a few updates.
+
+    Args:
+        optimizer: elementwise transformation, at a learning rate above zero.
+
+    >>> _only_decays(optax.adamw(0.1)), _only_decays(optax.chain(optax.sgd(0.1), optax.keep_params_nonnegative()))
+    (True, False)
+    """
+    random = np.random.default_rng(0)
+    gradients_SE = jnp.asarray(random.normal(size=(_NUM_STEPS, _NUM_ELEMENTS)), jnp.float32)
+    params_E = jnp.asarray(random.normal(size=_NUM_ELEMENTS), jnp.float32)
+    state, state_of_zeros = optimizer.init(params_E), optimizer.init(jnp.zeros_like(params_E))
+    if not all(map(np.array_equal, jax.tree.leaves(state), jax.tree.leaves(state_of_zeros))):
+        return False  # it keeps where they were, and would see them elsewhere
+    for gradients_E in gradients_SE[:-1]:
+        _, state = optimizer.update(gradients_E, state, params_E)
+
+    def update(gradients_E: jax.Array, params_E: jax.Array) -> jax.Array:
+        return optimizer.update(gradients_E, state, params_E)[0]
+
+    gradients_E, ones_E, zeros_E = gradients_SE[-1], jnp.ones_like(params_E), jnp.zeros_like(params_E)
+    updates_E, by_gradient_E = jax.jvp(update, (gradients_E, params_E), (ones_E, zeros_E))
+    _, by_param_E = jax.jvp(update, (gradients_E, params_E), (zeros_E, ones_E))
+    columns_E2 = np.stack([by_gradient_E, ones_E], axis=-1).astype(np.float64)
+    (c, d), *_ = np.linalg.lstsq(columns_E2, np.asarray(by_param_E, np.float64), rcond=1e-4)
+    without_E = update(gradients_E + c * params_E, zeros_E) + d * params_E
+    error = float(jnp.abs(updates_E - without_E).max() / jnp.maximum(jnp.abs(updates_E).max(), 1e-30))
+    return bool(error < _TOLERANCE and c > -_TOLERANCE and d < _TOLERANCE)
+
+
+def _narrow_moments(optimizer: optax.GradientTransformation, dtype: DTypeLike) -> optax.GradientTransformation:
     """Keeps an optimizer's arrays in a narrower type, to which they are rounded after every update.
 
     Updates are computed in the type of the gradients. Rounding is to the nearest: an average moves only where a step
     changes it by more than half of what the type can tell apart, 1/256 of it in bfloat16, so it has to forget faster
     than that.
 
-    >>> state = narrow_moments(optax.adam(0.1), jnp.bfloat16).init({"w": jnp.zeros(3)})
+    >>> state = _narrow_moments(optax.adam(0.1), jnp.bfloat16).init({"w": jnp.zeros(3)})
     >>> sorted({leaf.dtype.name for leaf in jax.tree.leaves(state)})
     ['bfloat16', 'int32']
     """

@@ -1,13 +1,11 @@
-"""Memory of a compiled program on each of its devices, as the compiler reports it.
+"""Devices: emulated ones, the figures of chips, and what compiled programs need on them.
 
-Emulated devices: N CPU devices in one process, so that every parallel program runs on a laptop.
-
-Chips by the vendors' figures, and the speed of matmuls on this host.
+Emulated devices are N CPU devices in one process, so that every parallel program runs on a laptop. Chips have their
+vendors' figures; of this host's CPU the speed of matmuls is measured. Compiled programs are kept on disk, which spares
+the next run, or a restart, from compiling them, and tell the memory that they take.
 
 Sources: the TPU's system architecture pages (cloud.google.com/tpu/docs), NVIDIA's data sheets of H100 and H200 (SXM,
 PCIe, NVL) and of B200. The memory of a TPU chip is the amount that its compiler allows a program.
-
-JAX's cache of compiled programs on disk, which spares the next run, or a restart, from compiling them.
 """
 
 import math
@@ -32,9 +30,9 @@ PATIENCE_FLAGS = (
     "--xla_cpu_collective_call_warn_stuck_timeout_seconds=120",
     "--xla_cpu_collective_call_terminate_timeout_seconds=600",
 )
-
 _GB, _GIB = 10**9, 2**30
 _MATMUL_DIM, _MATMULS = 1024, 5
+"""Dims of the matmul by which a host is measured, and how often it runs."""
 _KINDS = {
     "TPU v5 lite": "v5e",
     "TPU v5e": "v5e",
@@ -47,18 +45,14 @@ _KINDS = {
     "NVIDIA B200": "b200",
 }
 """Generations by ``jax.Device.device_kind``, which for a GPU is the product's name; these GPUs are in SXM sockets."""
-
-_MAX_BYTES = 4 * 2**30
+_MAX_BYTES = 4 * _GIB
+"""Most bytes of programs that are kept."""
 _LEAST_S = 0.2
 """Least seconds of compilation for which a program is kept; JAX's default of 1 s leaves out much of a small run."""
 
 
 class EmulationError(RuntimeError):
     """Emulated devices were requested after JAX had started with fewer."""
-
-
-def _devices_set() -> int:
-    return jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
 
 
 def emulate_devices(num_devices: int) -> None:
@@ -85,6 +79,10 @@ def emulate_devices(num_devices: int) -> None:
                 f"cannot emulate {num_devices} devices: JAX has already started with {len(devices)} "
                 f"{devices[0].platform} device(s); call emulate_devices before anything else uses JAX"
             ) from None
+
+
+def _devices_set() -> int:
+    return jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)

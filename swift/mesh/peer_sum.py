@@ -17,7 +17,7 @@ from jax import lax
 from swift.mesh.per_rank import WORKER_AXIS
 
 Unequal = Literal["grouped", "tree"]
-Pairs = tuple[tuple[int, int], ...]
+_Pairs = tuple[tuple[int, int], ...]
 """Messages of one ``ppermute``, (from row, to row)."""
 
 
@@ -87,7 +87,7 @@ class PeerSum:
         return leaf
 
 
-def tree_levels(groups: tuple[tuple[int, ...], ...]) -> tuple[Pairs, ...]:
+def tree_levels(groups: tuple[tuple[int, ...], ...]) -> tuple[_Pairs, ...]:
     """Messages of each level of a tree: upwards they sum to the first row of each group, and downwards they spread it.
 
     Members of a group that are 1, then 2, then 4, ... apart are added, in all groups at once. The number of levels is

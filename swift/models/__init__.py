@@ -1,10 +1,11 @@
 """Decoders with dense layers and mixtures of experts: GPT-2's and those of today's open models.
 
-``config`` is a model's shape and ``config`` those with a name; ``gpt`` is the forward pass, cut where pipelines cut,
-and ``cuts`` says where; ``attention`` (with ``rope``) and ``modules`` are its parts, ``modules`` the gradient of a
-large embedding; ``losses`` is the loss without all logits at once, ``vocabulary`` has embedding and head in shares;
-``parameters`` packs parameters into the flat vectors that the optimizer shares; ``reference_model`` is the
-single-device oracle; ``swift.hub`` has the hub's names for the same.
+``config`` has a model's shape, and shapes by name; ``cuts`` says which blocks are in which stage or chunk. ``gpt`` is
+the forward pass, cut where pipelines cut. Its parts are ``attention`` (with ``attention_kernels`` and ``rope``), the
+``modules`` beside it, and ``losses``, the loss without all logits at once; ``vocabulary`` has embedding and head in
+shares. ``own_block`` checks a user's modules. ``parameters`` packs parameters into the flat vectors that the optimizer
+slices, and draws the first ones; ``reference_model`` is the single-device oracle. The hub's names for the same are in
+``swift.hub``.
 """
 
 from typing import TYPE_CHECKING

@@ -1,21 +1,13 @@
 """Kernels of attention: those of libraries, the package's own forms, and the choice between them.
 
-Legend: B sequences, T positions, H heads, K heads of keys and values, G = H / K, C channels of a head.
+``causal_attention`` is attention as its definition says, with all scores in memory. ``blockwise_attention`` computes a
+block of scores at a time, so that its memory grows with the number of positions (arXiv 2205.14135): one loop runs over
+the pairs of a block of queries and a block of keys that it sees. The softmax is renormalized from block to block; the
+backward pass computes the scores again, from what the forward pass kept of each row: the logarithm of its sum. Pairs
+that nobody sees are in no loop, so that half of the plain form's work is saved.
 
-Attention as its definition says, with all scores in memory.
-
-Legend: B sequences, T positions of queries, S of keys, H heads, K heads of keys and values, G = H / K query heads for
-each of them, C channels of a head.
-
-Attention a block of scores at a time, whose memory grows with the number of positions (arXiv 2205.14135).
-
-Positions are cut into blocks, and one loop runs over the pairs of a block of queries and a block of keys that it sees.
-The softmax is renormalized from block to block; the backward pass computes the scores again, from what the forward
-pass kept of each row: the logarithm of its sum. Pairs that nobody sees are in no loop, so that half of the plain
-form's work is saved.
-
-Legend: N blocks, B sequences, K heads of keys and values, G query heads for each of them, T positions of a block of
-queries, S of keys, C channels.
+Legend: B sequences, T positions of queries (of a block), S of keys, H heads, K heads of keys and values, G = H / K
+query heads for each of them, C channels of a head, N blocks.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,14 +24,13 @@ from swift.errors import SettingError
 from swift.models.config import AttentionKernel, ModelConfig
 from swift.models.modules import at_least_float32
 
+_Mix: TypeAlias = Callable[[jax.Array, jax.Array, jax.Array, jax.Array | None], jax.Array]
+"""(query_BTHC, key_BTKC, value_BTKC, document_BT or None) -> the values that each position sees, mixed [B, T, H, C]."""
+
 BLOCK = 512
 """Positions of a block."""
 SMALLEST_TILE, TILE_SCORES = 64, 2**18
 """Least positions of a tile, and most scores of one over all sequences and heads: 1 MiB in float32."""
-
-
-Mix: TypeAlias = Callable[[jax.Array, jax.Array, jax.Array, jax.Array | None], jax.Array]
-"""(query_BTHC, key_BTKC, value_BTKC, document_BT or None) -> the values that each position sees, mixed [B, T, H, C]."""
 
 _TILE = 128
 """Pallas kernels cut positions into multiples of this number."""
@@ -82,7 +73,7 @@ def causal_attention(
     return mixed.reshape(query_BTHC.shape)
 
 
-def sees_before(document_BT: Int[Array, "B T"]) -> Bool[Array, "B T T"]:
+def _sees_before(document_BT: Int[Array, "B T"]) -> Bool[Array, "B T T"]:
     """Whether a position sees another: itself, and those before it of the same document."""
     return _before(document_BT.shape[1])[None] & (document_BT[:, :, None] == document_BT[:, None, :])
 
@@ -112,7 +103,7 @@ def blockwise_attention(
     num_sequences, length, num_heads, channels = query_BTHC.shape
     block = BLOCK if block is None else block
     if length <= block:
-        sees = None if document_BT is None else sees_before(document_BT)
+        sees = None if document_BT is None else _sees_before(document_BT)
         return causal_attention(query_BTHC, key_BTKC, value_BTKC, sees)
     kv_heads, num_blocks = key_BTKC.shape[2], -(-length // block)
 
@@ -244,7 +235,7 @@ _mix.defvjp(_mix_forward, _mix_backward)
 
 
 def _plain(query: jax.Array, key: jax.Array, value: jax.Array, document: jax.Array | None) -> jax.Array:
-    return causal_attention(query, key, value, None if document is None else sees_before(document))
+    return causal_attention(query, key, value, None if document is None else _sees_before(document))
 
 
 def splash_attention(
@@ -299,7 +290,7 @@ def _cudnn(query: jax.Array, key: jax.Array, value: jax.Array, document: jax.Arr
     return jax.nn.dot_product_attention(query, key, value, is_causal=True, implementation="cudnn")
 
 
-KERNELS: Mapping[AttentionKernel, Mix] = {
+KERNELS: Mapping[AttentionKernel, _Mix] = {
     "plain": _plain,
     "blockwise": blockwise_attention,
     "tiled": tiled_attention,

@@ -1,7 +1,4 @@
-"""The shape of a model.
-
-Shapes by name: SYMI's GPTs, open mixtures of experts of the hub, and small ones of the same architectures.
-"""
+"""The shape of a model, and shapes by name: SYMI's GPTs, open mixtures of experts, and small ones of the same kinds."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Protocol, TypeAlias, get_args
@@ -19,6 +16,9 @@ AttentionKernel: TypeAlias = Literal["plain", "blockwise", "tiled", "splash", "t
 Remat: TypeAlias = Literal["none", "attention", "block"]
 """The part of a block that is computed again for the backward pass."""
 
+_MOST_SIZE, _MOST_LAYERS = 2**20, 2**12
+"""Largest width, or number of tokens, heads or experts; and of layers, each of which is traced."""
+
 
 class OwnBlock(Protocol):
     """Interface of a user's block: a frozen dataclass, so that a configuration can name it.
@@ -35,10 +35,6 @@ class OwnBlock(Protocol):
 
         It multiplies by its weights with ``matmul(x, weight)`` alone: in an expert's slot rows are of several experts.
         """
-
-
-_MOST_SIZE, _MOST_LAYERS = 2**20, 2**12
-"""Largest width, or number of tokens, heads or experts; and of layers, each of which is traced."""
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,16 @@
-"""The cut of a model's blocks into stages, which hold consecutive blocks, any number of them.
+"""The cut of a model's blocks: into stages, and into chunks, which an op works on and workers hold.
 
-Stacks of layers: which block of the model each stage, or each worker, has at which index of its arrays.
+A stage of a ``Cut`` holds consecutive blocks, any number of them. Where all pipelines have one cut, a chunk is a stage.
+Where they are cut differently, the ``Chunks`` are what remains whole in all of them: every stage of every pipeline is a
+run of chunks. Workers that hold the same chunks, such as those of a stage in pipelines that are cut alike, have the
+same holding, and so the same arrays.
 
 The arrays of a group of parameters are stacks ``[layer, ...]``, with a layer for every block that has such a module.
-All stages, or workers, have stacks as long as that of the one with the most blocks of that kind; the layers that a
-stage does not need are padding.
+``BlockStacks`` says which block of the model is at which index. All stages, or workers, have stacks as long as that of
+the one with the most blocks of that kind; the layers that a stage does not need are padding.
 
-P stages or workers, B blocks of the one that has most.
-
-Chunks: consecutive blocks that an op works on, and which of them each worker holds.
-
-Where all pipelines have one cut, a chunk is a stage. Where they are cut differently, the chunks are what remains whole
-in all of them: every stage of every pipeline is a run of chunks. Workers that hold the same chunks, such as those of a
-stage in pipelines that are cut alike, have the same holding, and so the same arrays.
-
-B blocks, C chunks, D pipelines, P stages, H holdings: what one worker or several hold.
+B blocks (of a stage or worker: of the one that has most), C chunks, D pipelines, P stages or workers, L blocks of a
+kind, H holdings: what one worker or several hold.
 """
 
 from abc import ABC, abstractmethod
@@ -27,7 +23,7 @@ import numpy as np
 
 from swift.errors import SettingError
 
-PADDING = -1
+_PADDING = -1
 
 
 class BlockStacks(ABC):
@@ -64,10 +60,10 @@ class BlockStacks(ABC):
         return max(self.counts(is_moe))
 
     def model_index(self, is_moe: bool | None = None) -> np.ndarray:
-        """Index of each layer among the model's blocks of a kind, int64[P, layers]; ``PADDING`` where there is none."""
+        """Index of each layer among the model's blocks of a kind, int64[P, layers]; ``_PADDING``: none."""
         is_kind = [is_moe is None or kind == is_moe for kind in self.moe_layers]
         number = np.cumsum(is_kind) - 1
-        table = np.full((len(self.blocks), self.stack_size(is_moe)), PADDING)
+        table = np.full((len(self.blocks), self.stack_size(is_moe)), _PADDING)
         for stage, blocks in enumerate(self.blocks):
             mine = [number[block] for block in blocks if is_kind[block]]
             table[stage, : len(mine)] = mine
@@ -79,7 +75,7 @@ class BlockStacks(ABC):
         Of several that have a block, the first one.
         """
         table = self.model_index(is_moe)
-        stage, layer = np.nonzero(table != PADDING)
+        stage, layer = np.nonzero(table != _PADDING)
         _, first = np.unique(table[stage, layer], return_index=True)
         return stage[first], layer[first]
 

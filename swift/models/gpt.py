@@ -39,7 +39,7 @@ MoeFunction = Callable[..., tuple[jax.Array, jax.Array, Load]]
 """(index of the MoE layer, logits_TE, x_TD, valid_T, its expert state[, bias_E of the router if it has one]) -> (y_TD,
 aux, load)."""
 
-BlockMoeFunction = Callable[..., tuple[jax.Array, jax.Array, Load]]
+_BlockMoeFunction = Callable[..., tuple[jax.Array, jax.Array, Load]]
 """The same for one block, without the index."""
 
 BLOCK_GROUPS: Mapping[bool, tuple[str, ...]] = {False: ("attention", "mlp"), True: ("attention", "router", "expert")}
@@ -243,7 +243,7 @@ class GPT:
         weights: Mapping[str, Any],
         x_BTD: jax.Array,
         valid_BT: jax.Array,
-        moe: BlockMoeFunction,
+        moe: _BlockMoeFunction,
         document_BT: jax.Array | None = None,
         wrap_attention: Callable[[Any], Any] | None = None,
     ) -> tuple[jax.Array, jax.Array, Load | None]:
@@ -269,7 +269,7 @@ class GPT:
         return self.feed_forward(weights, x_BTD, valid_BT, moe)
 
     def feed_forward(
-        self, weights: Mapping[str, Any], x_BTD: jax.Array, valid_BT: jax.Array, moe: BlockMoeFunction
+        self, weights: Mapping[str, Any], x_BTD: jax.Array, valid_BT: jax.Array, moe: _BlockMoeFunction
     ) -> tuple[jax.Array, jax.Array, Load | None]:
         """Runs what follows attention in a block; arguments and result are those of ``block``."""
         if "mlp" in weights:

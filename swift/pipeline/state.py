@@ -1,17 +1,14 @@
-"""The training state, and its layout on a live mesh.
+"""The training state, the weights of a stage, and reading and writing at indices that are data.
 
-Every leaf has a leading ``worker`` dim: a mesh row has the state of the chunks that its worker holds. Master weights,
-moments and slots are RANKED ``[worker, layer, rank, ...]``; the iteration, the placement and the policy's own state are
-SHARED ``[worker, ...]``. Every worker has an embedding and a head, so that all have arrays of one shape; only the
-workers of the first and of the last chunk use them. For the same reason a worker with fewer blocks than another has
+Every leaf of a state has a leading ``worker`` dim: a mesh row has the state of the chunks that its worker holds. Master
+weights, moments and slots are RANKED ``[worker, layer, rank, ...]``; the iteration, the placement and the policy's own
+state are SHARED ``[worker, ...]``. Every worker has an embedding and a head, so that all have arrays of one shape; only
+the workers of the first and of the last chunk use them. For the same reason a worker with fewer blocks than another has
 layers of zeros, which are padding: their gradients are zero, and nothing reads them.
 
-Layers of stacked arrays, and slots of buffers, read and written at indices that are data: XLA updates in place.
-
-Weights of a stage as its loops over blocks read them: stacked, and divided by kind of block.
-
-Attention is in blocks of both kinds, so its layers are divided among them; otherwise both would update one array of
-gradients, which XLA would copy (docs/blocks.md).
+The loops over a stage's blocks read weights that are stacked, and divided by kind of block. Attention is in blocks of
+both kinds, so its layers are divided among them; otherwise both would update one array of gradients, which XLA would
+copy (docs/blocks.md). Layers of stacks and slots of buffers are updated in place.
 
 B: blocks of the longest stage.
 """
@@ -29,16 +26,12 @@ from swift.models.gpt import BLOCK_GROUPS, GPT
 
 EMBEDDING_AND_HEAD = ("embedding", "head")
 """The groups that only the first and the last chunk use."""
-
 KINDS: Mapping[str, bool | None] = {"attention": None, "mlp": False, "router": True, "expert": True}
 """The kind of block that has a module of each group, by whether it is a mixture of experts; None: both."""
-
 DeviceBatch: TypeAlias = Any
 """A ``Batch`` of ``jax.Array``."""
-
 Index: TypeAlias = Any
 """An index of a slot or of a layer: an int or int32[]."""
-
 Layers: TypeAlias = dict[bool, dict[str, Any]]
 """Weights of a stage's blocks, or their gradients: stacks ``[layers, ...]`` by group and, before that, by whether a
 block is a mixture of experts."""
@@ -55,45 +48,6 @@ class TrainState:
     slots: Any  # {group: compute type [worker, layer, rank, slot, size]}, made from master and placement
     placement: Any  # int32[worker, MoE layer of the worker, rank, slot], the expert in every slot
     policy: Any  # the placement policy's state
-
-
-def layer_of(stack: Any, layer: Index) -> Any:
-    """The values in one layer of a tree of arrays ``[layers, ...]``."""
-    return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, layer, keepdims=False), stack)
-
-
-def add_to_layer(totals: Any, layer: Index, values: Any) -> Any:
-    """Adds values to one layer of a tree of arrays ``[layers, ...]``, in the totals' dtype."""
-
-    def added(total: jax.Array, value: jax.Array) -> jax.Array:
-        before = lax.dynamic_index_in_dim(total, layer, keepdims=False)
-        return lax.dynamic_update_index_in_dim(total, before + value.astype(total.dtype), layer, 0)
-
-    return jax.tree.map(added, totals, values)
-
-
-def put(buffers: Any, slot: Index, values: Any) -> Any:
-    """Writes values to one slot of a tree of buffers ``[slots, ...]``."""
-    return jax.tree.map(lambda buffer, value: lax.dynamic_update_index_in_dim(buffer, value, slot, 0), buffers, values)
-
-
-def put_layer(buffers: Sequence[jax.Array], slot: Index, layer: Index, values: Sequence[jax.Array]) -> tuple:
-    """Writes values to one layer of one slot of buffers ``[slots, layers, ...]``."""
-    return tuple(
-        lax.dynamic_update_slice(buffer, value[None, None], _start(slot, layer, buffer))
-        for buffer, value in zip(buffers, values, strict=True)
-    )
-
-
-def take_layer(buffers: Sequence[jax.Array], slot: Index, layer: Index) -> tuple:
-    """The values in one layer of one slot of buffers ``[slots, layers, ...]``."""
-    return tuple(
-        lax.dynamic_slice(buffer, _start(slot, layer, buffer), (1, 1, *buffer.shape[2:]))[0, 0] for buffer in buffers
-    )
-
-
-def _start(slot: Index, layer: Index, buffer: jax.Array) -> list[jax.Array]:
-    return [jnp.asarray(index, jnp.int32) for index in (slot, layer, *(0,) * (buffer.ndim - 2))]
 
 
 class EmbeddingWeights(NamedTuple):
@@ -160,3 +114,42 @@ def _by_group(cut: BlockStacks, layers: Layers, stage: Index) -> dict[str, Any]:
         return jnp.where(is_block_B[(..., *[None] * (both.ndim - 1))], both, jnp.zeros((), both.dtype))
 
     return stacks | {"attention": jax.tree.map(joined, layers[False]["attention"], layers[True]["attention"])}
+
+
+def layer_of(stack: Any, layer: Index) -> Any:
+    """The values in one layer of a tree of arrays ``[layers, ...]``."""
+    return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, layer, keepdims=False), stack)
+
+
+def add_to_layer(totals: Any, layer: Index, values: Any) -> Any:
+    """Adds values to one layer of a tree of arrays ``[layers, ...]``, in the totals' dtype."""
+
+    def added(total: jax.Array, value: jax.Array) -> jax.Array:
+        before = lax.dynamic_index_in_dim(total, layer, keepdims=False)
+        return lax.dynamic_update_index_in_dim(total, before + value.astype(total.dtype), layer, 0)
+
+    return jax.tree.map(added, totals, values)
+
+
+def put(buffers: Any, slot: Index, values: Any) -> Any:
+    """Writes values to one slot of a tree of buffers ``[slots, ...]``."""
+    return jax.tree.map(lambda buffer, value: lax.dynamic_update_index_in_dim(buffer, value, slot, 0), buffers, values)
+
+
+def put_layer(buffers: Sequence[jax.Array], slot: Index, layer: Index, values: Sequence[jax.Array]) -> tuple:
+    """Writes values to one layer of one slot of buffers ``[slots, layers, ...]``."""
+    return tuple(
+        lax.dynamic_update_slice(buffer, value[None, None], _start(slot, layer, buffer))
+        for buffer, value in zip(buffers, values, strict=True)
+    )
+
+
+def take_layer(buffers: Sequence[jax.Array], slot: Index, layer: Index) -> tuple:
+    """The values in one layer of one slot of buffers ``[slots, layers, ...]``."""
+    return tuple(
+        lax.dynamic_slice(buffer, _start(slot, layer, buffer), (1, 1, *buffer.shape[2:]))[0, 0] for buffer in buffers
+    )
+
+
+def _start(slot: Index, layer: Index, buffer: jax.Array) -> list[jax.Array]:
+    return [jnp.asarray(index, jnp.int32) for index in (slot, layer, *(0,) * (buffer.ndim - 2))]

@@ -1,7 +1,12 @@
-"""Training: the loop, runs in one process with emulated failures, export of the model, and texts by it.
+"""Training: the loop, and runs in one process with emulated failures. Real processes are in ``swift.elastic``.
 
-``swift.config`` holds the experiment and its failure list, ``checkpoints`` the checkpoints of a run; ``emulated`` has
-the workers of a run in one process, ``hosts`` those of several.
+``trainer`` runs an experiment: ``start`` finds where it begins, ``initial_weights`` what from, ``fitting`` whether it
+has enough memory. ``loop`` runs the windows, the same for processes; ``emulated`` has the live workers of one process,
+``emulated_run`` hands them to the loop, and ``hosts`` are the machines that such a run may be on. ``checkpointer``
+saves, ``saved_state`` says what is saved, ``model_directory`` holds models alone. ``records`` and ``display`` tell how
+it goes, ``interrupt`` stops it, and ``build`` derives experiments from others.
+
+What is documented for users can be imported from here.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,4 @@
-"""The experiment of processes that store its states and run none of its steps.
-
-The experiment of the expert ranks that are left after a failure.
-"""
+"""Experiments that follow from another one: of the ranks that are left, and of processes that only store states."""
 
 from dataclasses import replace
 

@@ -1,15 +1,12 @@
 """Checkpoints of a run, written in the background, and snapshots of its ranks in the memory of others.
 
-Attempts to write a checkpoint, repeated after pauses by the thread that writes it.
+``Checkpointer`` saves one state at a time. It is copied to the host, by ``begin_pieces`` or, on several hosts whose
+workers hold other blocks than the stages of a checkpoint, by ``begin_block_pieces``; a thread then writes it, and
+repeats ``Attempts`` that fail after pauses. On several hosts ``HostStates`` agree on a save, and each writes its part.
 
-The pieces of a state whose workers hold other blocks than the stages of a checkpoint, on several hosts.
-
-A process that writes small arrays with Orbax for a process that is one of several hosts.
-
-Orbax would wait there until all hosts save the same, even to compare the path. This process is none of them. What it
-writes are the files of a checkpoint without the values, see ``reserve_arrays``.
-
-The saves of a run on several hosts: what they agree on, and what each does in its thread.
+Orbax would wait there until all hosts save the same, even to compare the path. So the first host has small arrays
+written by a process of its own, which is none of the hosts. What it writes are the files of a checkpoint without the
+values, see ``reserve_arrays``.
 """
 
 import errno
@@ -68,290 +65,7 @@ from swift.train.saved_state import (
 )
 
 _Result = TypeVar("_Result")
-
 _CLOSING_S = 10.0
-
-
-class Attempts:
-    """Attempts of a thread, whose failures another one reports."""
-
-    def __init__(self) -> None:
-        self._is_hurried = Event()
-        self._failures: SimpleQueue[str] = SimpleQueue()
-
-    def begin(self) -> None:
-        """Begins anew: nobody waits for the result."""
-        self._is_hurried.clear()
-
-    def hurry(self) -> None:
-        """Has a failed attempt repeated once, immediately."""
-        self._is_hurried.set()
-
-    def run(self, act: Callable[[], _Result]) -> _Result:
-        """Returns what a function does, which is tried again after pauses, see ``RETRY_PAUSES_S``.
-
-        Raises:
-            RunError: another process has the directory.
-            Exception: that of the last attempt.
-        """
-        for pause_s in RETRY_PAUSES_S:
-            try:
-                return act()
-            except RunError:
-                raise
-            except Exception as error:
-                if self._is_hurried.is_set():
-                    raise
-                self._failures.put(f"{line_of(error)}; trying again in {pause_s:g} s")
-                self._is_hurried.wait(pause_s)
-        return act()
-
-    def reported(self) -> list[str]:
-        """Takes the lines on attempts that have failed since the last time."""
-        lines = []
-        while True:
-            try:
-                lines.append(self._failures.get_nowait())
-            except Empty:
-                return lines
-
-
-def line_of(error: BaseException) -> str:
-    """Puts an error into one line."""
-    return " ".join(f"{error}".split()) or type(error).__name__
-
-
-def begin_block_pieces(
-    split: StateSplit, spec: StepSpec, state: TrainState, chosen_LK: np.ndarray
-) -> Callable[[], list[Piece]]:
-    """Starts to copy what a checkpoint saves of a state, see ``begin_pieces``; each host copies what it has.
-
-    Args:
-        split: division of a state with one row for each stage.
-        spec: spec of the state.
-        state: the state; may be donated after this returns.
-        chosen_LK: the chosen classes of every MoE layer of the model.
-
-    Returns:
-        A function that waits for the copy and returns the pieces that this host has, for any thread.
-    """
-    copies = [
-        (name, piece if name not in split.expert_names else _chosen(split, piece, chosen_LK))
-        for name, pieces in local_pieces(replace(state, slots={}), spec, spec.stored).items()
-        for piece in pieces
-        if name not in split.expert_names or _layers(split, piece)
-    ]
-    return partial(_fetch, copies)
-
-
-def _fetch(copies: list[tuple[str, LocalPiece]]) -> list[Piece]:
-    for _, piece in copies:
-        piece.values.copy_to_host_async()
-    return [Piece(name, piece.place, np.asarray(piece.values)) for name, piece in copies]
-
-
-def _layers(split: StateSplit, piece: LocalPiece) -> range:
-    """MoE layers of the model that an experts' piece of one stage has; none where it is padding."""
-    stage, stack, *_ = piece.place
-    return split.layers_of_stages[stage.start][stack]
-
-
-def _chosen(split: StateSplit, piece: LocalPiece, chosen_LK: np.ndarray) -> LocalPiece:
-    """The classes of a piece that are saved, in their order."""
-    if chosen_LK.shape[-1] == split.num_classes:
-        return piece
-    stage, stack, *_ = piece.place
-    index_LK = split.by_stage(chosen_LK)[stage.start, stack]
-    return LocalPiece(piece.place, jnp.take_along_axis(piece.values, index_LK[None, :, None, :, None], axis=3))
-
-
-class WriterProcess:
-    """The process, which starts at once and ends with this one.
-
-    Args:
-        run_dir: run directory. The next run in it waits until this process has ended.
-    """
-
-    def __init__(self, run_dir: Path):
-        self._run_dir = run_dir
-        self._start()
-
-    def write(self, path: Path, arrays: Mapping[str, np.ndarray], *, progress: Callable[[], None]) -> None:
-        """Writes arrays, see ``write_arrays``; another process is started if this one has ended.
-
-        Args:
-            path: directory to make.
-            arrays: arrays by name.
-            progress: function to call once a second.
-        """
-        if not self._process.is_alive():
-            self._start()
-        try:
-            self._pipe.send((path, dict(arrays)))
-            while not self._pipe.poll(1.0):
-                progress()
-            error = self._pipe.recv()
-        except (EOFError, OSError) as gone:
-            raise OSError(errno.EIO, "the process that writes checkpoints has ended") from gone
-        if error is not None:
-            raise error
-
-    def close(self) -> None:
-        """Ends the process."""
-        self._pipe.close()
-        self._process.join(_CLOSING_S)
-        self._process.kill()
-
-    def _start(self) -> None:
-        self._pipe, theirs = multiprocessing.Pipe()
-        start = multiprocessing.get_context("spawn").Process  # a copy of this process would have JAX's locks
-        self._process = start(target=_serve, args=(theirs, self._run_dir), name="writer", daemon=True)
-        self._process.start()
-        theirs.close()
-
-
-def _serve(pipe: Connection, run_dir: Path) -> None:
-    """Writes what comes through a pipe until that is closed."""
-    for one in (
-        signal.SIGINT,
-        signal.SIGTERM,
-        signal.SIGHUP,
-    ):  # those of a whole container: the last iteration is to be written yet
-        signal.signal(one, signal.SIG_IGN)
-    jax.config.update("jax_platforms", "cpu")  # the accelerators belong to the process that trains
-    with suppress(EOFError, OSError), writes_checkpoints(run_dir):
-        while True:
-            pipe.send(_error_of(*pipe.recv()))
-    os._exit(0)  # a regular exit would wait for threads of a failed save, which Orbax leaves behind for minutes
-
-
-def _error_of(path: Path, arrays: Mapping[str, Any]) -> Exception | None:
-    try:
-        write_arrays(path, arrays)
-    except OSError as error:
-        return OSError(error.errno, error.strerror or str(error))
-    except Exception as error:  # of any library: those may have no way through a pipe
-        return ValueError(str(error))
-    return None
-
-
-class HostStates:
-    """The hosts of a run, from the side of one of them, which all save at the same iterations.
-
-    Args:
-        run_dir: run directory.
-        hosts: its hosts; where there is only one, it agrees with itself.
-    """
-
-    def __init__(self, run_dir: Path, hosts: Hosts):
-        self._directory, self._hosts = run_dir / "checkpoints", hosts
-        self._writer = WriterProcess(run_dir) if hosts.count > 1 and hosts.is_first else None
-        self.bytes_of_hosts: list[int] = []
-        """Bytes of values that each host has written of the last checkpoint, on the first one."""
-
-    def agree(self, step: int, chosen_LK: np.ndarray) -> tuple[Save, np.ndarray]:
-        """The save and the experts that the first host has chosen for it, once all hosts are here."""
-        mine = secrets.token_hex(4), chosen_LK.shape, chosen_LK.reshape(-1).tolist()
-        token, shape, chosen = self._hosts.of_first(mine)
-        return Save(step, token), np.array(chosen, chosen_LK.dtype).reshape(shape)
-
-    def save(
-        self,
-        save: Save,
-        split: StateSplit,
-        chosen_LK: np.ndarray,
-        finish: Callable[[], list[Piece]],
-        attempts: Attempts,
-        prepare: Callable[[], None],
-        facts: Mapping[str, Any],
-    ) -> Manifest | None:
-        """Writes this host's part of a checkpoint, in any thread.
-
-        Args:
-            save: the save.
-            split: division of the state.
-            chosen_LK: experts that are saved.
-            finish: function that waits for this host's pieces and returns them.
-            attempts: attempts of the first host to make the files; the others wait for it meanwhile.
-            prepare: function that the first host calls before each.
-            facts: what ``HostSave.commit`` needs to know.
-
-        Returns:
-            The manifest; None on the others than the first, which say on stderr what goes wrong.
-
-        Raises:
-            Exception: the first one could not write its part, or another one has failed.
-        """
-        mine = HostSave(self._directory, save, self._hosts.own, self._hosts.count, split, chosen_LK)
-        try:
-            pieces = _now(finish)
-            if self._writer is not None:
-                attempts.run(partial(_begin, mine, prepare, self._writer))
-            else:
-                mine.wait()
-            return self._write(mine, pieces, facts)
-        except Exception as error:
-            mine.board.give_up(error)
-            if self._hosts.is_first:
-                raise
-            if not isinstance(error, HostFailed | Spoilt):  # of which the first one hears
-                said = f"host {self._hosts.own}: its part of the checkpoint of iteration {save.step} was not written"
-                print(f"swift: {said}: {first_line(error)}", file=sys.stderr)
-            return None
-
-    def _write(self, mine: HostSave, pieces: Callable[[], list[Piece]], facts: Mapping[str, Any]) -> Manifest | None:
-        try:
-            mine.write(_finite(pieces()))
-            if not self._hosts.is_first:
-                return None
-            manifest, self.bytes_of_hosts = mine.commit(**facts)
-            return manifest
-        except BaseException:
-            if self._hosts.is_first:
-                mine.discard()
-            raise
-
-    def close(self) -> None:
-        """Ends the process that writes, if there is one."""
-        if self._writer is not None:
-            self._writer.close()
-
-
-def begin_or_fail(
-    split: StateSplit, spec: StepSpec, state: TrainState, chosen_LK: np.ndarray
-) -> Callable[[], list[Piece]]:
-    """Starts to copy what a checkpoint saves, see ``begin_pieces``; what goes wrong is raised by the function."""
-    try:
-        if jax.process_count() > 1 and not spec.chunks.are_stages:
-            return begin_block_pieces(split, spec, state, chosen_LK)
-        return begin_pieces(split, *to_store(spec, state), chosen_LK)
-    except (RuntimeError, MemoryError) as error:  # no memory, on the devices or on the host
-        return partial(_fail, error)
-
-
-def _begin(save: HostSave, prepare: Callable[[], None], writer: WriterProcess) -> None:
-    prepare()
-    save.begin(partial(writer.write, progress=save.board.sign))
-
-
-def _now(finish: Callable[[], list[Piece]]) -> Callable[[], list[Piece]]:
-    """Returns a function that returns or raises what another one does now: what it waits for takes up memory."""
-    try:
-        pieces = finish()
-    except (RuntimeError, MemoryError) as error:  # no memory, on the devices or on the host
-        return partial(_fail, error)
-    return lambda: pieces
-
-
-def _finite(pieces: list[Piece]) -> list[Piece]:
-    """Returns the pieces; raises Spoilt if a value of the model is not finite."""
-    if not all(is_finite(piece.values) for piece in pieces if is_of_model(piece.name)):
-        raise Spoilt("its values are not finite")
-    return pieces
-
-
-def _fail(error: Exception) -> NoReturn:
-    raise error
 
 
 class Checkpointer:
@@ -436,7 +150,7 @@ class Checkpointer:
         assert self._saving is None, "two saves at a time"
         begun, config = time.perf_counter(), self._experiment.checkpoint
         agreed, chosen_LK = self._host_states.agree(done, self._ledger.choose(config.selection, full=full))
-        finish = begin_or_fail(self._split, spec, state, chosen_LK)
+        finish = _begin_or_fail(self._split, spec, state, chosen_LK)
         stall_ms = self._waited_ms + 1000 * (time.perf_counter() - begun)
         self._begun = {"step": done, "at": begun, "stall_ms": stall_ms}
         self._attempts.begin()
@@ -495,7 +209,7 @@ class Checkpointer:
         self._waited_ms = 1000 * (time.perf_counter() - begun)
         failures = self._attempts.reported()
         if error is not None:
-            failures.append(line_of(error))
+            failures.append(_line_of(error))
         saving = self._saving
         if has_ended:  # noted first: the disk may not take the events either
             self._saving, self.is_spoilt = None, isinstance(error, Spoilt)
@@ -582,3 +296,282 @@ def _joined(
     split: StateSplit, finish: Callable[[], list[Piece]], chosen_LK: np.ndarray, room: Snapshot | None
 ) -> Snapshot:
     return join_pieces(split, finish(), chosen_LK, room)
+
+
+def _begin_or_fail(
+    split: StateSplit, spec: StepSpec, state: TrainState, chosen_LK: np.ndarray
+) -> Callable[[], list[Piece]]:
+    """Starts to copy what a checkpoint saves, see ``begin_pieces``; what goes wrong is raised by the function."""
+    try:
+        if jax.process_count() > 1 and not spec.chunks.are_stages:
+            return begin_block_pieces(split, spec, state, chosen_LK)
+        return begin_pieces(split, *to_store(spec, state), chosen_LK)
+    except (RuntimeError, MemoryError) as error:  # no memory, on the devices or on the host
+        return partial(_fail, error)
+
+
+def _fail(error: Exception) -> NoReturn:
+    raise error
+
+
+class Attempts:
+    """Attempts of a thread, whose failures another one reports."""
+
+    def __init__(self) -> None:
+        self._is_hurried = Event()
+        self._failures: SimpleQueue[str] = SimpleQueue()
+
+    def begin(self) -> None:
+        """Begins anew: nobody waits for the result."""
+        self._is_hurried.clear()
+
+    def hurry(self) -> None:
+        """Has a failed attempt repeated once, immediately."""
+        self._is_hurried.set()
+
+    def run(self, act: Callable[[], _Result]) -> _Result:
+        """Returns what a function does, which is tried again after pauses, see ``RETRY_PAUSES_S``.
+
+        Raises:
+            RunError: another process has the directory.
+            Exception: that of the last attempt.
+        """
+        for pause_s in RETRY_PAUSES_S:
+            try:
+                return act()
+            except RunError:
+                raise
+            except Exception as error:
+                if self._is_hurried.is_set():
+                    raise
+                self._failures.put(f"{_line_of(error)}; trying again in {pause_s:g} s")
+                self._is_hurried.wait(pause_s)
+        return act()
+
+    def reported(self) -> list[str]:
+        """Takes the lines on attempts that have failed since the last time."""
+        lines = []
+        while True:
+            try:
+                lines.append(self._failures.get_nowait())
+            except Empty:
+                return lines
+
+
+def _line_of(error: BaseException) -> str:
+    """Puts an error into one line."""
+    return " ".join(f"{error}".split()) or type(error).__name__
+
+
+def begin_block_pieces(
+    split: StateSplit, spec: StepSpec, state: TrainState, chosen_LK: np.ndarray
+) -> Callable[[], list[Piece]]:
+    """Starts to copy what a checkpoint saves of a state, see ``begin_pieces``; each host copies what it has.
+
+    Args:
+        split: division of a state with one row for each stage.
+        spec: spec of the state.
+        state: the state; may be donated after this returns.
+        chosen_LK: the chosen classes of every MoE layer of the model.
+
+    Returns:
+        A function that waits for the copy and returns the pieces that this host has, for any thread.
+    """
+    copies = [
+        (name, piece if name not in split.expert_names else _chosen(split, piece, chosen_LK))
+        for name, pieces in local_pieces(replace(state, slots={}), spec, spec.stored).items()
+        for piece in pieces
+        if name not in split.expert_names or _layers(split, piece)
+    ]
+    return partial(_fetch, copies)
+
+
+def _fetch(copies: list[tuple[str, LocalPiece]]) -> list[Piece]:
+    for _, piece in copies:
+        piece.values.copy_to_host_async()
+    return [Piece(name, piece.place, np.asarray(piece.values)) for name, piece in copies]
+
+
+def _layers(split: StateSplit, piece: LocalPiece) -> range:
+    """MoE layers of the model that an experts' piece of one stage has; none where it is padding."""
+    stage, stack, *_ = piece.place
+    return split.layers_of_stages[stage.start][stack]
+
+
+def _chosen(split: StateSplit, piece: LocalPiece, chosen_LK: np.ndarray) -> LocalPiece:
+    """The classes of a piece that are saved, in their order."""
+    if chosen_LK.shape[-1] == split.num_classes:
+        return piece
+    stage, stack, *_ = piece.place
+    index_LK = split.by_stage(chosen_LK)[stage.start, stack]
+    return LocalPiece(piece.place, jnp.take_along_axis(piece.values, index_LK[None, :, None, :, None], axis=3))
+
+
+class _WriterProcess:
+    """A process that writes small arrays for the first host; it starts at once and ends with this one.
+
+    Args:
+        run_dir: run directory. The next run in it waits until this process has ended.
+    """
+
+    def __init__(self, run_dir: Path):
+        self._run_dir = run_dir
+        self._start()
+
+    def write(self, path: Path, arrays: Mapping[str, np.ndarray], *, progress: Callable[[], None]) -> None:
+        """Writes arrays, see ``write_arrays``; another process is started if this one has ended.
+
+        Args:
+            path: directory to make.
+            arrays: arrays by name.
+            progress: function to call once a second.
+        """
+        if not self._process.is_alive():
+            self._start()
+        try:
+            self._pipe.send((path, dict(arrays)))
+            while not self._pipe.poll(1.0):
+                progress()
+            error = self._pipe.recv()
+        except (EOFError, OSError) as gone:
+            raise OSError(errno.EIO, "the process that writes checkpoints has ended") from gone
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._pipe.close()
+        self._process.join(_CLOSING_S)
+        self._process.kill()
+
+    def _start(self) -> None:
+        self._pipe, theirs = multiprocessing.Pipe()
+        start = multiprocessing.get_context("spawn").Process  # a copy of this process would have JAX's locks
+        self._process = start(target=_serve, args=(theirs, self._run_dir), name="writer", daemon=True)
+        self._process.start()
+        theirs.close()
+
+
+def _serve(pipe: Connection, run_dir: Path) -> None:
+    """Writes what comes through a pipe until that is closed."""
+    # Signals to a whole container come here, too, and the last iteration is to be written yet.
+    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(one, signal.SIG_IGN)
+    jax.config.update("jax_platforms", "cpu")  # the accelerators belong to the process that trains
+    with suppress(EOFError, OSError), writes_checkpoints(run_dir):
+        while True:
+            pipe.send(_error_of(*pipe.recv()))
+    os._exit(0)  # a regular exit would wait for threads of a failed save, which Orbax leaves behind for minutes
+
+
+def _error_of(path: Path, arrays: Mapping[str, Any]) -> Exception | None:
+    try:
+        write_arrays(path, arrays)
+    except OSError as error:
+        return OSError(error.errno, error.strerror or str(error))
+    except Exception as error:  # of any library: those may have no way through a pipe
+        return ValueError(str(error))
+    return None
+
+
+class HostStates:
+    """The hosts of a run, from the side of one of them, which all save at the same iterations.
+
+    Args:
+        run_dir: run directory.
+        hosts: its hosts; where there is only one, it agrees with itself.
+    """
+
+    def __init__(self, run_dir: Path, hosts: Hosts):
+        self._directory, self._hosts = run_dir / "checkpoints", hosts
+        self._writer = _WriterProcess(run_dir) if hosts.count > 1 and hosts.is_first else None
+        self.bytes_of_hosts: list[int] = []
+        """Bytes of values that each host has written of the last checkpoint, on the first one."""
+
+    def agree(self, step: int, chosen_LK: np.ndarray) -> tuple[Save, np.ndarray]:
+        """The save and the experts that the first host has chosen for it, once all hosts are here."""
+        mine = secrets.token_hex(4), chosen_LK.shape, chosen_LK.reshape(-1).tolist()
+        token, shape, chosen = self._hosts.of_first(mine)
+        return Save(step, token), np.array(chosen, chosen_LK.dtype).reshape(shape)
+
+    def save(
+        self,
+        save: Save,
+        split: StateSplit,
+        chosen_LK: np.ndarray,
+        finish: Callable[[], list[Piece]],
+        attempts: Attempts,
+        prepare: Callable[[], None],
+        facts: Mapping[str, Any],
+    ) -> Manifest | None:
+        """Writes this host's part of a checkpoint, in any thread.
+
+        Args:
+            save: the save.
+            split: division of the state.
+            chosen_LK: experts that are saved.
+            finish: function that waits for this host's pieces and returns them.
+            attempts: attempts of the first host to make the files; the others wait for it meanwhile.
+            prepare: function that the first host calls before each.
+            facts: what ``HostSave.commit`` needs to know.
+
+        Returns:
+            The manifest; None on the others than the first, which say on stderr what goes wrong.
+
+        Raises:
+            Exception: the first one could not write its part, or another one has failed.
+        """
+        mine = HostSave(self._directory, save, self._hosts.own, self._hosts.count, split, chosen_LK)
+        try:
+            pieces = _now(finish)
+            if self._writer is not None:
+                attempts.run(partial(_begin, mine, prepare, self._writer))
+            else:
+                mine.wait()
+            return self._write(mine, pieces, facts)
+        except Exception as error:
+            mine.board.give_up(error)
+            if self._hosts.is_first:
+                raise
+            if not isinstance(error, HostFailed | Spoilt):  # of which the first one hears
+                said = f"host {self._hosts.own}: its part of the checkpoint of iteration {save.step} was not written"
+                print(f"swift: {said}: {first_line(error)}", file=sys.stderr)
+            return None
+
+    def _write(self, mine: HostSave, pieces: Callable[[], list[Piece]], facts: Mapping[str, Any]) -> Manifest | None:
+        try:
+            mine.write(_finite(pieces()))
+            if not self._hosts.is_first:
+                return None
+            manifest, self.bytes_of_hosts = mine.commit(**facts)
+            return manifest
+        except BaseException:
+            if self._hosts.is_first:
+                mine.discard()
+            raise
+
+    def close(self) -> None:
+        """Ends the process that writes, if there is one."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+def _begin(save: HostSave, prepare: Callable[[], None], writer: _WriterProcess) -> None:
+    prepare()
+    save.begin(partial(writer.write, progress=save.board.sign))
+
+
+def _now(finish: Callable[[], list[Piece]]) -> Callable[[], list[Piece]]:
+    """Returns a function that returns or raises what another one does now: what it waits for takes up memory."""
+    try:
+        pieces = finish()
+    except (RuntimeError, MemoryError) as error:  # no memory, on the devices or on the host
+        return partial(_fail, error)
+    return lambda: pieces
+
+
+def _finite(pieces: list[Piece]) -> list[Piece]:
+    """Returns the pieces; raises Spoilt if a value of the model is not finite."""
+    if not all(is_finite(piece.values) for piece in pieces if is_of_model(piece.name)):
+        raise Spoilt("its values are not finite")
+    return pieces

@@ -3,12 +3,9 @@
 Peers of a stage continue with the state that they have. With one pipeline an expert rank fails by itself: the axis
 ``expert`` shrinks to the ranks that are left, and the state of the lost one comes from copies, see ``recover_ranks``.
 
-Words for workers and expert ranks that fail and rejoin.
-
-Better cuts while workers are down: sought in the background of a run, and used once they pay for their move.
-
 Right after a failure its micro-batches are re-routed, since that moves nothing. A better plan moves blocks twice: to
-the survivors, and back once the worker returns.
+the survivors, and back once the worker returns. So ``CutSearch`` looks for one in the background of a run, and it is
+used once it pays for its move.
 """
 
 import time
@@ -40,97 +37,8 @@ from swift.train.checkpointer import Checkpointer
 from swift.train.loop import check_failures, lost_stages
 from swift.train.saved_state import put_state, split_of
 
-Failures = frozenset[Worker]
-
-Ranks = tuple[int, ...]
+_Ranks = tuple[int, ...]
 """Expert ranks of the whole cluster, ascending."""
-
-
-def changed_text(changed: Mapping[str, Sequence[str]]) -> str:
-    """Formats which workers or ranks changed, by how.
-
-    >>> changed_text({"failed": ["0:1", "1:1"], "rejoined": []})
-    '0:1, 1:1 failed'
-    """
-    return " and ".join(f"{', '.join(names)} {how}" for how, names in changed.items() if names)
-
-
-def cost_text(change: Reconfiguration) -> str:
-    """Formats the time that a change took."""
-    took = change.plan_ms + change.compile_ms + change.move_ms
-    return f"{took:.0f} ms to reconfigure{'' if change.prepared else ', not prepared'}"
-
-
-def worker_names(workers: Collection[Worker]) -> list[str]:
-    """Names workers as settings do, in order."""
-    return [f"{d}:{p}" for d, p in sorted(workers)]
-
-
-def changed_names(before: frozenset[StageRank], lost: frozenset[StageRank]) -> dict[str, list[str]]:
-    """Names the ranks that fail or rejoin."""
-    return {"failed": rank_names(lost - before), "rejoined": rank_names(before - lost)}
-
-
-def rank_names(ranks: Collection[StageRank]) -> list[str]:
-    """Names expert ranks as settings do, in order."""
-    return [f"0:{stage} rank {rank}" for stage, rank in sorted(ranks)]
-
-
-class CutSearch:
-    """The search for a better cut for the present failures; a context manager, since it compiles in the background.
-
-    Args:
-        rule: whether a move pays.
-        waits: whether ``ready`` waits for a search that is under way.
-        clock: time in seconds.
-    """
-
-    def __init__(self, rule: MoveRule, *, waits: bool, clock: Callable[[], float] = time.monotonic):
-        self._rule, self._waits, self._clock = rule, waits, clock
-        self._background = one_thread("better cut")
-        self._found: Future[BetterCut | None] | None = None
-        self._troubles: SimpleQueue[str] = SimpleQueue()
-
-    def close(self, *, wait: bool = True) -> None:
-        """Stops searching.
-
-        Args:
-            wait: whether to wait for a compilation that is running: XLA cannot be interrupted.
-        """
-        self._background.shutdown(wait=wait, cancel_futures=True)
-
-    def begin(self, engine: Engine, failed: Failures) -> None:
-        """Begins a search for these failures, and gives up the one before."""
-        self._rule = self._rule.after(failed, self._clock())
-        if self._found is not None:
-            self._found.cancel()
-        self._found = self._background.submit(self._find, engine, failed) if failed else None
-
-    def ready(self) -> BetterCut | None:
-        """Returns a better cut, once, if it is compiled and its move pays before the expected return."""
-        if self._found is None or not (self._waits or self._found.done()):
-            return None
-        better = self._found.result()
-        if better is not None and not self._rule.is_worth(better.gain, better.most_bytes):
-            return None
-        self._found = None
-        return better
-
-    def troubles(self) -> list[str]:
-        """Errors of searches since the last call."""
-        return [self._troubles.get() for _ in range(self._troubles.qsize())]
-
-    def moved(self, better: BetterCut, change: Reconfiguration) -> None:
-        """Learns from a move how fast blocks are copied."""
-        self._rule = self._rule.after_move(better.most_bytes, change.move_ms / 1000)
-
-    def _find(self, engine: Engine, failed: Failures) -> BetterCut | None:
-        try:
-            return engine.better_cut(failed)
-        except Exception as error:  # of any kind: the run continues re-routed
-            down = ", ".join(f"{d}:{p}" for d, p in sorted(failed))
-            self._troubles.put(f"with other cuts while {down} are down: {error}")
-            return None
 
 
 class Down(NamedTuple):
@@ -168,6 +76,63 @@ class StateLost(RunError):
     def __init__(self, why: str, event: str, facts: dict[str, Any], remedy: str):
         super().__init__(why)
         self.event, self.facts, self.remedy = event, facts, remedy
+
+
+class CutSearch:
+    """The search for a better cut for the present failures, which compiles in the background until it is closed.
+
+    Args:
+        rule: whether a move pays.
+        waits: whether ``ready`` waits for a search that is under way.
+        clock: time in seconds.
+    """
+
+    def __init__(self, rule: MoveRule, *, waits: bool, clock: Callable[[], float] = time.monotonic):
+        self._rule, self._waits, self._clock = rule, waits, clock
+        self._background = one_thread("better cut")
+        self._found: Future[BetterCut | None] | None = None
+        self._troubles: SimpleQueue[str] = SimpleQueue()
+
+    def close(self, *, wait: bool = True) -> None:
+        """Stops searching.
+
+        Args:
+            wait: whether to wait for a compilation that is running: XLA cannot be interrupted.
+        """
+        self._background.shutdown(wait=wait, cancel_futures=True)
+
+    def begin(self, engine: Engine, failed: frozenset[Worker]) -> None:
+        """Begins a search for these failures, and gives up the one before."""
+        self._rule = self._rule.after(failed, self._clock())
+        if self._found is not None:
+            self._found.cancel()
+        self._found = self._background.submit(self._find, engine, failed) if failed else None
+
+    def ready(self) -> BetterCut | None:
+        """Returns a better cut, once, if it is compiled and its move pays before the expected return."""
+        if self._found is None or not (self._waits or self._found.done()):
+            return None
+        better = self._found.result()
+        if better is not None and not self._rule.is_worth(better.gain, better.most_bytes):
+            return None
+        self._found = None
+        return better
+
+    def troubles(self) -> list[str]:
+        """Errors of searches since the last call."""
+        return [self._troubles.get() for _ in range(self._troubles.qsize())]
+
+    def moved(self, better: BetterCut, change: Reconfiguration) -> None:
+        """Learns from a move how fast blocks are copied."""
+        self._rule = self._rule.after_move(better.most_bytes, change.move_ms / 1000)
+
+    def _find(self, engine: Engine, failed: frozenset[Worker]) -> BetterCut | None:
+        try:
+            return engine.better_cut(failed)
+        except Exception as error:  # of any kind: the run continues re-routed
+            down = ", ".join(_worker_names(failed))
+            self._troubles.put(f"with other cuts while {down} are down: {error}")
+            return None
 
 
 class EmulatedCluster:
@@ -213,14 +178,14 @@ class EmulatedCluster:
         return self._engines[self.ranks]
 
     @property
-    def ranks(self) -> Ranks:
+    def ranks(self) -> _Ranks:
         """Expert ranks that are live in all stages."""
         return self._left(self._lost)
 
     @property
     def down(self) -> list[str]:
         """Names in ``events.jsonl`` of the workers or expert ranks that are down now."""
-        return worker_names(self.engine.configuration.failed) + rank_names(self._lost)
+        return _worker_names(self.engine.configuration.failed) + _rank_names(self._lost)
 
     def check(self, failures: FailureList) -> None:
         """Plans for all failures of a list, before anything has run.
@@ -273,7 +238,7 @@ class EmulatedCluster:
         topology, own = self._experiment.topology, engine.own_chunks
         stages = lost_stages(topology, before.rows, before.failed, failed, chunks, own)
         if stages:
-            which, facts = f"stage {', '.join(map(str, stages))}", {"stages": stages, "failed": worker_names(failed)}
+            which, facts = f"stage {', '.join(map(str, stages))}", {"stages": stages, "failed": _worker_names(failed)}
             if survives(topology, failed, own):
                 why = f"nobody has the state of {which} at iteration {first}, as roles or blocks had moved"
                 remedy = "Experiment.adapt = 'reroute', or a CheckpointConfig.every above 0"
@@ -283,9 +248,9 @@ class EmulatedCluster:
             raise StateLost(why, "stage_lost", facts, "an Experiment.failures that leaves it one")
         state, change = engine.reconfigure(state, failed)
         self._seek()
-        who = {"failed": worker_names(failed - before.failed), "rejoined": worker_names(before.failed - failed)}
+        who = {"failed": _worker_names(failed - before.failed), "rejoined": _worker_names(before.failed - failed)}
         live = f"{engine.num_live} live, period {engine.period_ratio:.2f} x fault-free"
-        return Followed(state, who | asdict(change), [f"worker {changed_text(who)}; {live}; {cost_text(change)}"])
+        return Followed(state, who | asdict(change), [f"worker {_changed_text(who)}; {live}; {_cost_text(change)}"])
 
     def _move_blocks(self, state: TrainState, search: CutSearch, better: BetterCut) -> Followed:
         """Moves the run to a better cut for the survivors."""
@@ -296,7 +261,7 @@ class EmulatedCluster:
         facts = {"failed": [], "rejoined": [], "cuts": held.cuts, "places": held.places}
         how = f"{held.text}; {', '.join(map(str, better.microbatches))} micro-batches"
         period = f"period {engine.period_ratio:.2f} x fault-free"
-        line = f"blocks moved among the survivors: {how}; {period}; {cost_text(change)}"
+        line = f"blocks moved among the survivors: {how}; {period}; {_cost_text(change)}"
         return Followed(state, facts | {"microbatches": better.microbatches} | asdict(change), [line])
 
     def _seek(self) -> None:
@@ -306,9 +271,9 @@ class EmulatedCluster:
 
     def _note(self, state: TrainState, lost: frozenset[StageRank]) -> Followed:
         """Notes changes of ranks that do not matter, since another stage lacks them before and after."""
-        who = changed_names(self._lost, lost)
+        who = _changed_names(self._lost, lost)
         self._lost = lost
-        return Followed(state, dict(who), [f"{changed_text(who)}; {len(self.ranks)} expert ranks live, as before"])
+        return Followed(state, dict(who), [f"{_changed_text(who)}; {len(self.ranks)} expert ranks live, as before"])
 
     def _regroup(
         self, state: TrainState, lost: frozenset[StageRank], first: int, checkpointer: Checkpointer
@@ -316,7 +281,7 @@ class EmulatedCluster:
         """Moves the run to other expert ranks, by way of the host."""
         times = [time.perf_counter()]
         before, old, ranks, k = self.ranks, self.engine.spec, self._left(lost), checkpointer.ledger.k
-        who = changed_names(self._lost, lost)
+        who = _changed_names(self._lost, lost)
         is_planned = ranks in self._engines
         if not is_planned:
             self._engines[ranks] = self._make(ranks, frozenset()).open()
@@ -342,7 +307,7 @@ class EmulatedCluster:
         change = _change(state, times, is_prepared=is_prepared)
         slots, had = (spec.experts.slots_per_rank for spec in (steps.spec, old))
         lines = [
-            f"{changed_text(who)}; {len(ranks)} expert ranks live; {cost_text(change)}",
+            f"{_changed_text(who)}; {len(ranks)} expert ranks live; {_cost_text(change)}",
             *found.lines,
             *[f"proportion of lost tokens so far: {found.ledger.tally.plt:.4f}"] * bool(gone),
             *[f"K is now {checkpointer.ledger.k} experts of a layer, and was {k}"] * (checkpointer.ledger.k != k),
@@ -351,17 +316,17 @@ class EmulatedCluster:
         now = {"slots_per_rank": slots, "experts_per_layer": checkpointer.ledger.k, "experts_per_layer_before": k}
         return Followed(state, who | asdict(change) | now | found.facts, lines)
 
-    def _left(self, lost: frozenset[StageRank]) -> Ranks:
+    def _left(self, lost: frozenset[StageRank]) -> _Ranks:
         """Returns the expert ranks that all stages have."""
         down = {rank for _, rank in lost}
         return tuple(rank for rank in range(self._experiment.topology.num_expert_ranks) if rank not in down)
 
-    def _make(self, ranks: Ranks, failed: frozenset[Worker]) -> Engine:
+    def _make(self, ranks: _Ranks, failed: frozenset[Worker]) -> Engine:
         return on_ranks(self._experiment, len(ranks)).engine(failed, self._prepare, self._live.with_ranks(ranks))
 
 
 def _collect(
-    state: TrainState, old: StepSpec, gone: Collection[StageRank], done: int, checkpointer: Checkpointer, names: Ranks
+    state: TrainState, old: StepSpec, gone: Collection[StageRank], done: int, checkpointer: Checkpointer, names: _Ranks
 ) -> Recovered:
     """Collects the state on the host, with that of lost ranks from copies."""
     parts = (replace(state, slots={}), state.slots if gone else {})
@@ -389,3 +354,33 @@ def _change(state: TrainState, times: Sequence[float], *, is_prepared: bool) -> 
     return Reconfiguration(
         is_prepared, plan_ms, compile_ms, move_ms, sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     )
+
+
+def _changed_text(changed: Mapping[str, Sequence[str]]) -> str:
+    """Formats which workers or ranks changed, by how.
+
+    >>> _changed_text({"failed": ["0:1", "1:1"], "rejoined": []})
+    '0:1, 1:1 failed'
+    """
+    return " and ".join(f"{', '.join(names)} {how}" for how, names in changed.items() if names)
+
+
+def _cost_text(change: Reconfiguration) -> str:
+    """Formats the time that a change took."""
+    took = change.plan_ms + change.compile_ms + change.move_ms
+    return f"{took:.0f} ms to reconfigure{'' if change.prepared else ', not prepared'}"
+
+
+def _changed_names(before: frozenset[StageRank], lost: frozenset[StageRank]) -> dict[str, list[str]]:
+    """Names the ranks that fail or rejoin."""
+    return {"failed": _rank_names(lost - before), "rejoined": _rank_names(before - lost)}
+
+
+def _worker_names(workers: Collection[Worker]) -> list[str]:
+    """Names workers as settings do, in order."""
+    return [f"{d}:{p}" for d, p in sorted(workers)]
+
+
+def _rank_names(ranks: Collection[StageRank]) -> list[str]:
+    """Names expert ranks as settings do, in order."""
+    return [f"0:{stage} rank {rank}" for stage, rank in sorted(ranks)]

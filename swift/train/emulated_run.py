@@ -1,6 +1,7 @@
-"""A run in one process: emulated failures, checkpoints and records, as ``TrainLoop`` takes them.
+"""A run in one process as ``TrainLoop`` takes it: emulated workers, checkpoints, and the record.
 
-Record and checkpoints of a run in one process, as ``TrainLoop`` keeps them.
+``EmulatedWorkers`` is who is live. ``RunCheckpoints`` keeps the states, and ends a run whose state is of no use. Both
+write to the ``RunRecord``.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,15 +1,11 @@
-"""The part of every batch that this host reads.
+"""The hosts of a run: joining them, agreement among them, and what each of them does alone.
 
-Agreement among the hosts of a run, between its iterations: what one host finds, all of them act on.
+``join_hosts`` joins them through JAX's own coordination service. Between iterations ``Hosts`` agree: what one finds,
+all act on. What is said goes through the devices of all hosts, so all have to say something, in the same order. A host
+that is gone leaves the others waiting: JAX's heartbeats end them, see ``swift.cli.processes``.
 
-What is said goes through the devices of all hosts, so all have to say something, in the same order. A host that is
-gone leaves the others waiting: JAX's heartbeats end them, see ``swift.cli.processes``.
-
-The files of a checkpoint, checked by all hosts together, each an equal part.
-
-Joining the hosts of a run, through JAX's own coordination service.
-
-Refusals of settings that work on one host only so far, before anything has started.
+Each host reads its own part of every batch, and checks an equal part of a checkpoint's files. Settings that work on one
+host only so far are refused before anything has started.
 """
 
 import ipaddress
@@ -40,10 +36,8 @@ from swift.topology import Topology
 
 _SEEN_S = 30.0
 """Seconds in which a new file has to be seen on all hosts."""
-
-JOINING_S, SILENCE_S = 60, 20
+_JOINING_S, _SILENCE_S = 60, 20
 """Seconds until all hosts have to have joined, and after which a silent host counts as dead."""
-
 _ONE_HOST = "works on one host only so far"
 
 
@@ -167,26 +161,6 @@ def _touch(path: Path) -> None:
         raise SettingError("--run-dir", str(path.parent), f"cannot be written to: {error.strerror}") from error
 
 
-def checked_by_all(directory: Path, hosts: Hosts) -> Checker:
-    """Has each of several hosts check some files of the newest checkpoint, and tell the others.
-
-    Args:
-        directory: directory of all checkpoints of a run, at least one.
-        hosts: hosts of the run.
-
-    Returns:
-        A checker that knows what all have found; of one host alone, one that has looked at nothing yet.
-    """
-    checker, found = Checker(directory), list[Any]()
-    if hosts.count > 1:
-        path = checkpoint_path(directory, hosts.of_first(committed_steps(directory)[-1:])[0])
-        with suppress(SettingError):  # a checkpoint without a sound manifest is passed over
-            found = checker.check_equal_part(read_manifest(path, "checkpoint"), hosts.own, hosts.count)
-        for of_host in hosts.gather(found):
-            checker.adopt(of_host)
-    return checker
-
-
 @dataclass(frozen=True)
 class HostPlace:
     """The place of this process among the hosts of a run.
@@ -246,8 +220,8 @@ def join_hosts(place: HostPlace) -> Hosts:
             local_device_ids=devices,
             cluster_detection_method="deactivate",
             coordinator_bind_address=listening,  # all addresses of the machine otherwise
-            initialization_timeout=JOINING_S,
-            heartbeat_timeout_seconds=SILENCE_S,
+            initialization_timeout=_JOINING_S,
+            heartbeat_timeout_seconds=_SILENCE_S,
         )
     except (RuntimeError, ValueError) as error:
         allowed = f"host {place.own} cannot use it: {first_line(error)}"
@@ -258,7 +232,7 @@ def join_hosts(place: HostPlace) -> Hosts:
 def _place_by_surroundings(place: HostPlace) -> tuple[HostPlace, list[int] | None]:
     """Returns the place that the surroundings say, and the devices that this process takes; None: all it sees."""
     try:
-        address, count, own, devices = find_group(place.count, place.own, JOINING_S)
+        address, count, own, devices = find_group(place.count, place.own, _JOINING_S)
         lacking = [
             name for name, value in (("an address", address), ("--num-hosts", count), ("--host", own)) if value is None
         ]
@@ -332,6 +306,26 @@ def check_all_compute(experiment: Experiment, done: int, num_hosts: int) -> None
             names = [f"{d}:{p}" for d, p in sorted(failed)]
             allowed = f"leaves host {min(idle)} without a live worker at iteration {step}; start the run on fewer hosts"
             raise SettingError(FAILURES_SETTING, names, allowed)
+
+
+def checked_by_all(directory: Path, hosts: Hosts) -> Checker:
+    """Has each of several hosts check some files of the newest checkpoint, and tell the others.
+
+    Args:
+        directory: directory of all checkpoints of a run, at least one.
+        hosts: hosts of the run.
+
+    Returns:
+        A checker that knows what all have found; of one host alone, one that has looked at nothing yet.
+    """
+    checker, found = Checker(directory), list[Any]()
+    if hosts.count > 1:
+        path = checkpoint_path(directory, hosts.of_first(committed_steps(directory)[-1:])[0])
+        with suppress(SettingError):  # a checkpoint without a sound manifest is passed over
+            found = checker.check_equal_part(read_manifest(path, "checkpoint"), hosts.own, hosts.count)
+        for of_host in hosts.gather(found):
+            checker.adopt(of_host)
+    return checker
 
 
 @dataclass(frozen=True)

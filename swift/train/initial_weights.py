@@ -30,7 +30,7 @@ class ModelPlan:
     passed_over: tuple[str, ...] = ()
 
 
-WeightPlan: TypeAlias = RestorePlan | ModelPlan
+_WeightPlan: TypeAlias = RestorePlan | ModelPlan
 """The weights that a run begins with: a checkpoint's, or those of a model directory."""
 
 
@@ -46,7 +46,7 @@ class WeightSource:
     run_dir: Path
     experiment: Experiment
 
-    def plan(self, experiment: Experiment) -> WeightPlan:
+    def plan(self, experiment: Experiment) -> _WeightPlan:
         """Finds the newest intact checkpoint, and verifies it.
 
         Args:
@@ -66,7 +66,7 @@ class WeightSource:
                 allowed = f"is of another model: its {name} is {theirs}, and here it is {ours}"
                 raise SettingError(_OPTION, str(self.run_dir), allowed)
 
-    def parameters(self, plan: WeightPlan) -> dict[str, Any]:
+    def parameters(self, plan: _WeightPlan) -> dict[str, Any]:
         """Loads the weights of a plan, to the host: ``[layer, class, size]`` by group, see ``StepSpec.adopt``."""
         assert isinstance(plan, RestorePlan)
         theirs = for_storage(self.experiment).step_spec(storage_mesh(self.experiment.topology))
@@ -74,7 +74,7 @@ class WeightSource:
             state = load_state(self.run_dir / "checkpoints", plan, theirs)
         return theirs.stored.whole_classes(state)
 
-    def facts(self, plan: WeightPlan) -> dict[str, Any]:
+    def facts(self, plan: _WeightPlan) -> dict[str, Any]:
         """Names the origin of the weights, for the record of the run that begins."""
         assert isinstance(plan, RestorePlan)
         oldest = min((copy.step for copy in plan.sources.values()), default=plan.step)
@@ -106,14 +106,14 @@ class ModelSource(WeightSource):
             raise SettingError(_OPTION, str(self.run_dir), allowed)
         return ModelPlan(int(load_metadata(self.run_dir, _OPTION).get("step", 0)))
 
-    def parameters(self, plan: WeightPlan) -> dict[str, Any]:
+    def parameters(self, plan: _WeightPlan) -> dict[str, Any]:
         """Loads the weights, to the host: ``[layer, class, size]`` by group, in the type of master weights."""
         del plan
         with renamed_settings({"MODEL": _OPTION}):
             gpt, weights = load_wide(self.experiment, self.run_dir)
         return jax.tree.map(np.asarray, gpt.pack(weights))
 
-    def facts(self, plan: WeightPlan) -> dict[str, Any]:
+    def facts(self, plan: _WeightPlan) -> dict[str, Any]:
         """Names the origin of the weights, for the record of the run that begins."""
         return {"run": str(self.run_dir), "of_step": plan.step, "oldest_expert": plan.step, "passed_over": []}
 

@@ -1,6 +1,6 @@
-"""Records of steps and plans, as ``metrics.jsonl`` and ``events.jsonl`` have them.
+"""Records of steps and plans, as ``metrics.jsonl`` and ``events.jsonl`` have them, and the summary of a run.
 
-The summary of a run.
+A step's record is what the devices have measured, and what the plan and the peak of the hardware say about it.
 """
 
 from collections.abc import Callable, Mapping

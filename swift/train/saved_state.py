@@ -1,9 +1,8 @@
-"""The state of a run in a checkpoint: its division, its shape, and reading it on other ranks or stages.
+"""The state of a run in a checkpoint: its division and shape, reading it on other ranks or stages, and its rescue.
 
-Rescue of a checkpoint that cannot be written to its run directory: kept elsewhere until ``--resume`` takes it back.
-
-The refuge follows from the run alone, since a full or read-only disk cannot hold a note of it. A file there names the
-directory of the run: a run may be moved to another disk, and a copy of a run is another run.
+A checkpoint that cannot be written to its run directory is kept elsewhere until ``--resume`` takes it back. Its refuge
+follows from the run alone, since a full or read-only disk cannot hold a note of it. A file there names the directory of
+the run: a run may be moved to another disk, and a copy of a run is another run.
 """
 
 import json
@@ -47,9 +46,10 @@ from swift.pipeline.step.spec import StepSpec
 from swift.runlog.files import EVENTS
 
 _SHAPE = "state_shape"
-
+"""Name of the state's shape in a manifest."""
 _MEMORY = Path("/dev/shm")
 _PREFIX, _ORIGIN = "kept-by-swift", "origin"
+"""Beginning of a refuge's name, and its file that names the run's directory."""
 
 
 def split_of(spec: StepSpec) -> StateSplit:

@@ -1,6 +1,7 @@
-"""The start of a run: its directory, the state from which it continues, and the iterations left to do.
+"""The start of a run: its options and directory, the state from which it continues, and the iterations left to do.
 
-Options of one invocation of a run.
+An invocation takes the run's directory for itself and finds the newest checkpoint, or the weights to begin with. What
+cannot be continued is refused before data are loaded or anything is written.
 """
 
 import sys
@@ -76,7 +77,7 @@ class TrainOptions:
     hosts: Hosts = ALONE
 
 
-MAY_CHANGE = (
+_MAY_CHANGE = (
     *(f"Experiment.{n}" for n in ("num_steps", "eval_every", "num_eval_batches", "attention")),
     *(f"CheckpointConfig.{n}" for n in ("every", "num_kept", "experts_per_layer", "selection", "plt_budget")),
     *(f"CheckpointConfig.{n}" for n in ("snapshot_every", "snapshot_experts_per_layer")),
@@ -182,7 +183,7 @@ def try_placement(experiment: Experiment, num_ranks: int | None = None) -> None:
 
 def check_resumable(experiment: Experiment, options: TrainOptions) -> None:
     """Raises SettingError unless the run directory holds this run, but for settings that may change."""
-    check_same_run(options.run_dir, options.config_text, MAY_CHANGE, set(defaults_in(experiment)))
+    check_same_run(options.run_dir, options.config_text, _MAY_CHANGE, set(defaults_in(experiment)))
 
 
 def find_start(experiment: Experiment, options: TrainOptions) -> RestorePlan | None:
@@ -284,7 +285,7 @@ def open_run(experiment: Experiment, options: TrainOptions, done: int, lease: Le
     if options.resume:
         may_lack = set(defaults_in(experiment))
         directory = RunDirectory.resume(
-            options.run_dir, options.config_text, done, MAY_CHANGE, may_lack, options.observers
+            options.run_dir, options.config_text, done, _MAY_CHANGE, may_lack, options.observers
         )
         _announce_changes(experiment, directory, done, changed)
     else:

@@ -1,6 +1,6 @@
 """A training run in one process: an experiment in, a run directory and a summary out.
 
-Checks of a run before it starts, and the data that it reads.
+``train`` runs it; ``check_before`` checks all of it but its checkpoints, and writes nothing.
 """
 
 import os
@@ -72,27 +72,13 @@ def check_before(experiment: Experiment, options: TrainOptions) -> Any:
     if options.hosts.count > 1:
         check_hosts(experiment, 0)
     try_placement(experiment)
-    loader, _ = load_data(experiment, options, lambda line: print(line, file=sys.stderr, flush=True))
+    loader, _ = _load_data(experiment, options, lambda line: print(line, file=sys.stderr, flush=True))
     listed, length = experiment.failure_list, next_length(experiment, options, 0, experiment.num_steps)
     with renamed_settings({"planner": "Experiment.planner"}):
         cluster = EmulatedCluster(experiment, "none", listed, 1, length)
         cluster.check(listed)
     check_shapes(experiment, cluster.engine, length)
     return loader.state()["data"]
-
-
-def load_data(experiment: Experiment, options: TrainOptions, report: Callable[[str], None]) -> tuple[Loader, Loader]:
-    """Makes the loaders of training and validation.
-
-    Args:
-        experiment: settings of the run.
-        options: options of this invocation.
-        report: function that shows a line about what takes long.
-    """
-    corpus = None
-    if options.corpora is not None:
-        corpus = find_index(experiment.data, options.corpora, report, connect=options.connect, plan=options.plan)
-    return experiment.loader("train", corpus), experiment.loader("validation", corpus)
 
 
 def train(
@@ -162,7 +148,7 @@ def _continue(
     with _display(options, last_step, done) as progress:
         progress.stage("reading the data")
         with hosts.together():
-            loaders = load_data(experiment, options, progress.note)
+            loaders = _load_data(experiment, options, progress.note)
         hosts.check_same({"the data": loaders[0].state()["data"]})
         progress.stage("planning")
         with hosts.together():
@@ -210,6 +196,20 @@ def _continue(
                 if lease is None:
                     return {}
                 return summarize(experiment, directory, jax.devices()[0].device_kind)
+
+
+def _load_data(experiment: Experiment, options: TrainOptions, report: Callable[[str], None]) -> tuple[Loader, Loader]:
+    """Makes the loaders of training and validation.
+
+    Args:
+        experiment: settings of the run.
+        options: options of this invocation.
+        report: function that shows a line about what takes long.
+    """
+    corpus = None
+    if options.corpora is not None:
+        corpus = find_index(experiment.data, options.corpora, report, connect=options.connect)
+    return experiment.loader("train", corpus), experiment.loader("validation", corpus)
 
 
 def _part(options: TrainOptions) -> None:

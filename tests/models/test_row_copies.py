@@ -30,7 +30,7 @@ def test_vectors_are_split_and_joined_as_by_numpy(stack, piece, padding):
         vectors[..., end - length : end].reshape((*lead, *shape))
         for end, length, shape in zip(ends, lengths, shapes, strict=True)
     ]
-    with mock.patch.object(parameters, "_PIECE", piece):
+    with mock.patch.object(parameters, "_COPIED_AT_ONCE", piece):
         arrays = parameters.split_by_rows(jnp.asarray(vectors), shapes)
         joined = parameters.join_by_rows([jnp.asarray(array) for array in expected], shapes)
     for array, of_numpy in zip(arrays, expected, strict=True):

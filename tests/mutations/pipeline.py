@@ -20,7 +20,7 @@ MUTATIONS = (
         "totals.embedding",
         LAW,
     ),
-    Mutation("pipeline/step/stage_ops.py", "sums, add(head, d_head)", "sums, head", LAW),
+    Mutation("pipeline/step/stage_ops.py", "sums, _add(head, d_head)", "sums, head", LAW),
     Mutation(
         "pipeline/step/stage_ops.py",
         "lambda total, value: total + value",

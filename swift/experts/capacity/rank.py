@@ -1,20 +1,19 @@
-"""Row layout of (token, choice) pairs, in what ranks send each other and in the grouped matmul of a rank.
-
-A source rank sends every rank the rows for that rank's first slot, then those for the second, and so on. The receiver
-puts the rows of all sources in order by slot. Both sides derive the layout from the counts, so only rows are exchanged.
-
-Legend: T tokens, K choices, A = T * K pairs, N ranks, S slots of a rank, M = N * S, P rows of the grouped matmul.
-
-Capacity by rank: which tokens are served where the slots of a rank share its rows.
+"""Capacity by rank: which tokens are served where the slots of a rank share its rows, and in which rows.
 
 The rule: the tokens of every expert and source rank are split over the slots that hold the expert, by a balanced flow
-(``balanced_flow``, ``sources``) or, with ``ExpertConfig.spare_rounds``, in rounds (``token_split``). With rounds, a
-source that has more for a rank than the buffer between the two holds cuts every slot of that rank in proportion:
-*buffer full*. Where a rank receives more than its rows, every source and slot loses in proportion: *rank full*. A
-source thus keeps a certain number of an expert's tokens, the first in token order, then choice order. The rule is local
-and per micro-batch, like capacity by slot, and all ranks know the outcome from the counts alone, before a token moves.
+(``balanced_flow``, then ``by_source``) or, with ``ExpertConfig.spare_rounds``, in rounds (``split_tokens``). With
+rounds, a source that has more for a rank than the buffer between the two holds cuts every slot of that rank in
+proportion: *buffer full*. Where a rank receives more than its rows, every source and slot loses in proportion: *rank
+full*. A source thus keeps a certain number of an expert's tokens, the first in token order, then choice order. The rule
+is local and per micro-batch, like capacity by slot, and all ranks know the outcome from the counts alone, before a
+token moves.
 
-Legend: N ranks as sources, D the same ranks as destinations, S slots of a rank, E experts.
+The rows: a source rank sends every rank the rows for that rank's first slot, then those for the second, and so on. The
+receiver puts the rows of all sources in order by slot. Both sides derive the layout from the counts, so only rows are
+exchanged.
+
+Legend: T tokens, K choices, A = T * K pairs, N ranks as sources, D the same ranks as destinations, S slots of a rank,
+M = N * S, E experts, P rows of the grouped matmul.
 """
 
 from typing import NamedTuple

@@ -1,30 +1,24 @@
 """Split of tokens over replicas: how many of an expert's tokens each source rank sends to each slot.
 
-It starts from an even split over the replicas of an expert and, in a few rounds, scales it towards ranks with spare
-room: a source's share for a slot is multiplied by the ratio of room to load of the slot's rank and, where the source
-has more for the rank than the buffer between the two holds, by the part that fits; then its shares of each expert are
-normalized. Finally whole tokens are assigned, exactly: the tokens that a slot gets from all sources together are within
-one token of its shares, however many ranks and tokens there are.
+``split_tokens`` starts from an even split over the replicas of an expert and, in a few rounds, scales it towards ranks
+with spare room: a source's share for a slot is multiplied by the ratio of room to load of the slot's rank and, where
+the source has more for the rank than the buffer between the two holds, by the part that fits; then its shares of each
+expert are normalized. Finally whole tokens are assigned, exactly: the tokens that a slot gets from all sources together
+are within one token of its shares, however many ranks and tokens there are.
 
-All ranks compute the split from the same counts and must get the same result, whatever program they run and on
-whatever device. So it uses integers only: the last bit of a float would depend on what the compiler fuses.
+``by_source`` divides tokens of slots that are known, from ``balanced_flow`` or for exact capacity. A source's tokens of
+an expert go to the slots in proportion to what each gets of the expert, so that what one rank sends to another is as
+even as the routing allows. Sums are exact in both directions: over the slots of the expert, and over the sources.
+Proportions are rounded down first; the rest, less than a token for each slot, is dealt out in rounds, a part of each
+source's rest at a time.
 
-Legend: N ranks as sources, D the same ranks as destinations, S slots of a rank, M = N * S slots, E experts.
+All ranks compute the split from the same counts and must get the same result, to the last token, whatever program they
+run and on whatever device: the last bit of a float would depend on what the compiler fuses, and JAX has no 64-bit
+integers unless a program enables them. So fractions are whole multiples of 2^-30, and a product is computed from two
+halves of 15 bits, whose partial products fit into 32.
 
-Exact fixed-point arithmetic: products and quotients of whole numbers and fractions that do not fit into 32 bits.
-
-JAX has no 64-bit integers unless a program enables them, and a result on which all ranks must agree to the last token
-cannot be computed in floating point. So fractions are whole multiples of 2^-30, and a product is computed from two
-halves of 15 bits, whose partial products fit.
-
-Sources of a slot's tokens: how many of them come from each rank.
-
-A source's tokens of an expert are divided among the slots in proportion to what each slot gets of the expert, so that
-what one rank sends to another is as even as the routing allows. Sums are exact in both directions: over the slots of
-the expert, and over the sources. Proportions are rounded down first; the rest, less than a token for each slot, is
-dealt out in rounds, a part of each source's rest at a time.
-
-Legend: N ranks as sources, E experts, M slots of all ranks in the order of their experts, R rounds.
+Legend: N ranks as sources, D the same ranks as destinations, S slots of a rank, M = N * S slots of all ranks (in
+``by_source`` in the order of their experts), E experts, R rounds.
 """
 
 from collections.abc import Callable
@@ -45,7 +39,6 @@ ONE = 1 << BITS
 _HALF = BITS // 2
 _LOW = (1 << _HALF) - 1
 
-
 _SHARE_BITS = 22
 _RATIO_BITS = 10
 _CHANGE_BITS = 2  # a share changes by at most a factor of 4 in one round
@@ -54,16 +47,17 @@ _LEAST_RATIO = 1 << (_RATIO_BITS - _CHANGE_BITS)
 _ROOM_BITS = 30 - _RATIO_BITS
 
 _ROUNDS = 4
+"""Rounds in which ``by_source`` deals out what rounding down has left."""
 
 
-class Product(NamedTuple):
+class _Product(NamedTuple):
     """A product as its whole part and its fractional part."""
 
     whole: jax.Array  # int32
     rest: jax.Array  # int32, in units of 2^-30
 
 
-def times(number: Int[Array, "..."], fraction: Int[Array, "..."]) -> Product:
+def times(number: Int[Array, "..."], fraction: Int[Array, "..."]) -> _Product:
     """Multiplies a whole number by a fraction, exactly.
 
     Args:
@@ -77,10 +71,10 @@ def times(number: Int[Array, "..."], fraction: Int[Array, "..."]) -> Product:
     fraction_high, fraction_low = fraction >> _HALF, fraction & _LOW
     lowest = low * fraction_low
     middle = high * fraction_low + low * fraction_high + (lowest >> _HALF)
-    return Product(high * fraction_high + (middle >> _HALF), ((middle & _LOW) << _HALF) | (lowest & _LOW))
+    return _Product(high * fraction_high + (middle >> _HALF), ((middle & _LOW) << _HALF) | (lowest & _LOW))
 
 
-def cumulated(product: Product) -> Int[Array, "..."]:
+def cumulated(product: _Product) -> Int[Array, "..."]:
     """Cumulative sums over the first dim, rounded down; exact for up to 2^15 entries with a sum below 2^31."""
     low = jnp.cumsum(product.rest & _LOW, axis=0, dtype=jnp.int32) >> _HALF
     high = jnp.cumsum(product.rest >> _HALF, axis=0, dtype=jnp.int32)

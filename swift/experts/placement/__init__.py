@@ -1,8 +1,8 @@
 """Expert placement: which expert each slot of each rank holds, decided every iteration from popularity.
 
-``policy`` defines the interface and what policies share; ``policy``, ``symi``, ``flexmoe``, ``packed`` and ``packed``
-are the policies; ``trial`` checks a user's policy before a run. ``library`` has all of it for use without a trainer,
-with numpy arrays.
+``policy`` defines the interface, what policies share and the static one; ``symi``, ``flexmoe`` and ``packed`` have the
+others. ``replicas`` counts and lays out replicas, and ``trial`` checks a user's policy before a run. ``library`` has
+all of it for use without a trainer, with numpy arrays.
 """
 
 from typing import TYPE_CHECKING

@@ -1,10 +1,9 @@
-"""Replicas packed onto ranks so that ranks are evenly loaded, for capacity by rank, where the slot does not matter.
+"""Placements as even as possible: ``MinMax`` for slots, ``Packed`` for ranks, whose slots share their capacity.
+
+``MinMax`` makes the load of the most loaded replica as small as possible. ``Packed`` puts the same replicas onto ranks
+so that these are evenly loaded: with capacity by rank, the slot does not matter.
 
 Shape suffixes: L expert layers, E experts, N expert ranks, S slots per rank, M = N * S slots of a layer.
-
-Placement that minimizes the load of the most loaded replica.
-
-Shape suffixes: L expert layers, E experts, N expert ranks, S slots per rank.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
-"""The interface of placement policies, and the steps that most of them share.
+"""The interface of placement policies, the steps that most of them share, and the static policy.
 
 Shape suffixes: L expert layers, E experts, N expert ranks, S slots per rank.
-
-The static placement of DeepSpeed-MoE: every expert keeps its replicas for the whole run.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,6 @@
-"""Replicas per expert: counting them in a placement, laying them out, and measuring their balance.
+"""Replicas per expert: counting them in a placement, laying them out, and measuring their balance and soundness.
 
-Shape suffixes: L expert layers, E experts, N expert ranks, S slots per rank.
-
-Checks that a model can be trained on a placement: every expert has a slot, and every slot an expert.
+A placement is sound, so that a model can be trained on it, if every expert has a slot, and every slot an expert.
 
 Shape suffixes: L expert layers, E experts, N expert ranks, S slots per rank.
 """

@@ -1,28 +1,20 @@
-"""Hot rows of a table in shares: a rank has copies of the rows that it needs most, for as long as an iteration.
+"""The embedding of a rank, whole or in shares, and its gradient.
 
-A row that several micro-batches of a rank need is fetched once, before the first of them, and the sum of its gradients
-is sent once, after the last (RecShard's placement by popularity). The popularity is that of the iteration itself, whose
-tokens are known when it begins: so nothing has to be remembered from one iteration to the next, and a row has a copy
-where it saves a request at least. What all ranks need often, all of them have.
+A table in shares: each rank has some of its rows, and asks the others for those that its tokens need. Ranks take turns:
+row r is on rank ``r % N``. So each has as many frequent rows as the others, where rows are in order of popularity; and
+nearly so in a tokenizer's order. Tokens are used as unevenly as experts (Zipf), so a token that occurs several times is
+asked for once (RecD's inverse indices). Requests and rows travel in rounds of small buffers, as many as the pair of
+ranks needs that has most: whatever the tokens are, none is left out.
 
-Legend: N ranks, V rows of the table, v = V / N those of a rank, H hot rows of a rank, n micro-batches, T tokens of a
-rank in each, K iterations, D width.
+Hot rows: a rank has copies of the rows that it needs most, for as long as an iteration. A row that several
+micro-batches need is fetched once, before the first of them, and the sum of its gradients is sent once, after the last
+(RecShard's placement by popularity). The popularity is that of the iteration itself, whose tokens are known when it
+begins: so nothing has to be remembered from one iteration to the next, and a row has a copy where it saves a request at
+least. What all ranks need often, all of them have.
 
-A table in shares: each rank has some of its rows, and asks the others for those that its tokens need.
-
-Tokens are used as unevenly as experts (Zipf). So a token that occurs several times is asked for once (RecD's inverse
-indices), and rows that several micro-batches of a rank need are with it already, see ``hot_rows``.
-
-Ranks take turns: row r is on rank ``r % N``. So each has as many frequent rows as the others, where rows are in order
-of popularity; and nearly so in a tokenizer's order. Requests and rows travel in rounds of small buffers, as many as the
-pair of ranks needs that has most: whatever the tokens are, none is left out.
-
-Legend: N ranks, V rows of the table, v = V / N those of a rank, H hot rows of a rank, T tokens of a rank, X requests of
-a rank, Q requests of a buffer from one rank to another, Z = N * Q places of the buffers, D width.
-
-The embedding of a rank, whole or in shares, and its gradient.
-
-Legend: B sequences, T positions, D model dim, H hot rows of a rank.
+Legend: N ranks, V rows of the table, v = V / N those of a rank, H hot rows of a rank, n micro-batches, B sequences,
+T positions, or tokens of a rank in a micro-batch, K iterations, X requests of a rank, Q requests of a buffer from one
+rank to another, Z = N * Q places of the buffers, D width.
 """
 
 from typing import Any, NamedTuple
@@ -40,27 +32,79 @@ from swift.models.parameters import Group
 
 NONE = -1
 """Stands for no request."""
-
-ROUNDS = 64
+_ROUNDS = 64
 """Rounds in which requests for all tokens fit if none repeats and ranks have equally many; text takes a quarter."""
-
-COLUMNS_AT_ONCE = 256
+_COLUMNS_AT_ONCE = 256
 """Columns of the gradients that are summed at once, a multiple of a TPU's 128 lanes."""
-
-TOKENS_PER_ROW = 16
+_TOKENS_PER_ROW = 16
 """Tokens of a micro-batch for each hot row. Four would save up to a quarter of the bytes that are left with 16
 micro-batches, and take 9 MB more for OLMoE's width: more memory than a plain look-up by more than a tenth."""
 
 
-def requests_at_once(num_tokens: int, num_ranks: int) -> int:
-    """Requests of a rank to another in a round, Q, where each has ``num_tokens`` tokens."""
-    return -(-num_tokens // (ROUNDS * num_ranks))
+class Copies(NamedTuple):
+    """Copies that a rank has of other ranks' rows, which it needs most."""
+
+    hot_H: Int[Array, " H"]  # int32, the rows, ascending
+    copy_HD: Float[Array, "H D"]
+
+    @classmethod
+    def none_like(cls, rows_D: Float[Array, "... D"]) -> "Copies":
+        """Copies of no rows."""
+        return cls(jnp.zeros(0, jnp.int32), rows_D[..., :0, :].reshape(0, rows_D.shape[-1]))
 
 
-def rounds_if_different(num_tokens: int, num_rows: int, num_ranks: int) -> int:
-    """Rounds of a look-up if all tokens of a rank are different, and each rank has equally many of their rows."""
-    different = min(-(-num_tokens // num_ranks), -(-num_rows // num_ranks))
-    return -(-different // requests_at_once(num_tokens, num_ranks))
+def embed(
+    group: Group,
+    own: Any,
+    copies: Copies | None,
+    tokens_BT: Int[Array, "B T"],
+    position_BT: Int[Array, "B T"] | None,
+    num_ranks: int,
+) -> Float[Array, "B T D"]:
+    """Embeds tokens.
+
+    Args:
+        group: the embedding's, as a rank has it.
+        own: its state on this rank.
+        copies: copies of other rows; None: it asks for all that its tokens need.
+        tokens_BT: int32; all ranks that share the rows have equally many.
+        position_BT: int32; None: the first ones.
+        num_ranks: ranks that share the rows; 1: they are whole.
+    """
+
+    def in_shares(own_vD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
+        return look_up_in_shares(own_vD, *(copies or Copies.none_like(own_vD)), tokens_BT, num_ranks)
+
+    return group.module(own)(tokens_BT, position_BT, look_up if num_ranks == 1 else in_shares)
+
+
+def embedding_gradient(
+    group: Group,
+    own: Any,
+    copies: Copies | None,
+    tokens_BT: Int[Array, "B T"],
+    position_BT: Int[Array, "B T"] | None,
+    d_x_BTD: Float[Array, "B T D"],
+    num_ranks: int,
+    wire_dtype: DTypeLike,
+) -> tuple[Any, Float[Array, "H D"]]:
+    """Computes the gradients of the state and of the copies from that of ``embed``; no row is looked up.
+
+    Args:
+        group, own, copies, tokens_BT, position_BT, num_ranks: see ``embed``.
+        d_x_BTD: gradient of its result.
+        wire_dtype: dtype of gradients of shared rows on the wire; their sum is at least float32.
+    """
+    rows_of = look_up if num_ranks == 1 else lambda *_: jnp.zeros_like(d_x_BTD)
+    _, pull_back = jax.vjp(lambda own: group.module(own)(tokens_BT, position_BT, rows_of), own)
+    (gradient,) = pull_back(d_x_BTD)
+    hot_H, none_0D = copies or Copies.none_like(d_x_BTD)
+    if num_ranks == 1:
+        return gradient, none_0D
+    table, num_rows = gradient["token_VD"], own["token_VD"].shape[0]
+    of_rows, of_copies_HD = gradient_in_shares(d_x_BTD, hot_H, tokens_BT, num_rows, num_ranks, wire_dtype)
+    gradient["token_VD"] = table.replace(of_rows)
+    return gradient, of_copies_HD
 
 
 def look_up_in_shares(
@@ -136,8 +180,7 @@ def _requests_of(
     """
     wanted_X, index_T = distinct(tokens_BT.reshape(-1))
     place_X, is_hot_X = _place_in(hot_H, wanted_X)
-    size = requests_at_once(tokens_BT.size, num_ranks)
-    return Requests.of(jnp.where(is_hot_X, NONE, wanted_X), size, num_ranks), index_T, place_X, is_hot_X
+    return _requests(jnp.where(is_hot_X, NONE, wanted_X), num_ranks), index_T, place_X, is_hot_X
 
 
 def _place_in(hot_H: jax.Array, row_X: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -217,11 +260,26 @@ class Requests(NamedTuple):
         return lax.all_to_all(by_rank, EXPERT_AXIS, split_axis=0, concat_axis=0).reshape(buffers.shape)
 
 
+def _requests(wanted_X: jax.Array, num_ranks: int) -> Requests:
+    return Requests.of(wanted_X, requests_at_once(len(wanted_X), num_ranks), num_ranks)
+
+
+def requests_at_once(num_tokens: int, num_ranks: int) -> int:
+    """Requests of a rank to another in a round, Q, where each has ``num_tokens`` tokens."""
+    return -(-num_tokens // (_ROUNDS * num_ranks))
+
+
+def rounds_if_different(num_tokens: int, num_rows: int, num_ranks: int) -> int:
+    """Rounds of a look-up if all tokens of a rank are different, and each rank has equally many of their rows."""
+    different = min(-(-num_tokens // num_ranks), -(-num_rows // num_ranks))
+    return -(-different // requests_at_once(num_tokens, num_ranks))
+
+
 def _sum_tokens(d_rows_TD: jax.Array, index_T: jax.Array, dtype: DTypeLike) -> jax.Array:
     """Sums the gradients of each different row's tokens ``[X, D]``, X = T; at least in float32, and then rounded."""
     num_columns = d_rows_TD.shape[1]
     # Some columns at a time: the sums on the way to those of all would be larger than the gradients.
-    size = COLUMNS_AT_ONCE if num_columns % COLUMNS_AT_ONCE == 0 else num_columns
+    size = _COLUMNS_AT_ONCE if num_columns % _COLUMNS_AT_ONCE == 0 else num_columns
     wide = at_least_float32(d_rows_TD.dtype)
 
     def of_columns(turn: jax.Array, sums_XD: jax.Array) -> jax.Array:
@@ -245,72 +303,6 @@ def _added(total_vD: jax.Array, came_ZD: jax.Array, asked_Z: jax.Array, num_rank
     return lax.fori_loop(0, num_ranks, of_rank, total_vD)
 
 
-class Copies(NamedTuple):
-    """Copies that a rank has of other ranks' rows, see ``hot_rows``."""
-
-    hot_H: Int[Array, " H"]  # int32, the rows, ascending
-    copy_HD: Float[Array, "H D"]
-
-    @classmethod
-    def none_like(cls, rows_D: Float[Array, "... D"]) -> "Copies":
-        """Copies of no rows."""
-        return cls(jnp.zeros(0, jnp.int32), rows_D[..., :0, :].reshape(0, rows_D.shape[-1]))
-
-
-def embed(
-    group: Group,
-    own: Any,
-    copies: Copies | None,
-    tokens_BT: Int[Array, "B T"],
-    position_BT: Int[Array, "B T"] | None,
-    num_ranks: int,
-) -> Float[Array, "B T D"]:
-    """Embeds tokens.
-
-    Args:
-        group: the embedding's, as a rank has it.
-        own: its state on this rank.
-        copies: copies of other rows; None: it asks for all that its tokens need.
-        tokens_BT: int32; all ranks that share the rows have equally many.
-        position_BT: int32; None: the first ones.
-        num_ranks: ranks that share the rows; 1: they are whole.
-    """
-
-    def in_shares(own_vD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
-        return look_up_in_shares(own_vD, *(copies or Copies.none_like(own_vD)), tokens_BT, num_ranks)
-
-    return group.module(own)(tokens_BT, position_BT, look_up if num_ranks == 1 else in_shares)
-
-
-def embedding_gradient(
-    group: Group,
-    own: Any,
-    copies: Copies | None,
-    tokens_BT: Int[Array, "B T"],
-    position_BT: Int[Array, "B T"] | None,
-    d_x_BTD: Float[Array, "B T D"],
-    num_ranks: int,
-    wire_dtype: DTypeLike,
-) -> tuple[Any, Float[Array, "H D"]]:
-    """Computes the gradients of the state and of the copies from that of ``embed``; no row is looked up.
-
-    Args:
-        group, own, copies, tokens_BT, position_BT, num_ranks: see ``embed``.
-        d_x_BTD: gradient of its result.
-        wire_dtype: dtype of gradients of shared rows on the wire; their sum is at least float32.
-    """
-    rows_of = look_up if num_ranks == 1 else lambda *_: jnp.zeros_like(d_x_BTD)
-    _, pull_back = jax.vjp(lambda own: group.module(own)(tokens_BT, position_BT, rows_of), own)
-    (gradient,) = pull_back(d_x_BTD)
-    hot_H, none_0D = copies or Copies.none_like(d_x_BTD)
-    if num_ranks == 1:
-        return gradient, none_0D
-    table, num_rows = gradient["token_VD"], own["token_VD"].shape[0]
-    of_rows, of_copies_HD = gradient_in_shares(d_x_BTD, hot_H, tokens_BT, num_rows, num_ranks, wire_dtype)
-    gradient["token_VD"] = table.replace(of_rows)
-    return gradient, of_copies_HD
-
-
 def num_hot_rows(num_tokens: int, vocab_size: int, num_microbatches: int) -> int:
     """Rows that a rank may have copies of, H; none where there is one micro-batch, which asks for each row once.
 
@@ -319,7 +311,7 @@ def num_hot_rows(num_tokens: int, vocab_size: int, num_microbatches: int) -> int
         vocab_size: V.
         num_microbatches: micro-batches of an iteration in a pipeline.
     """
-    return min(-(-num_tokens // TOKENS_PER_ROW), vocab_size) if num_microbatches > 1 else 0
+    return min(-(-num_tokens // _TOKENS_PER_ROW), vocab_size) if num_microbatches > 1 else 0
 
 
 def choose_hot_rows(
@@ -376,7 +368,3 @@ def add_gradients_of_copies(
         wire_dtype: dtype of gradients on the wire.
     """
     return _requests(hot_H, num_ranks).add_on_owners(d_copies_HD.astype(wire_dtype), total_vD)
-
-
-def _requests(hot_H: jax.Array, num_ranks: int) -> Requests:
-    return Requests.of(hot_H, requests_at_once(len(hot_H), num_ranks), num_ranks)

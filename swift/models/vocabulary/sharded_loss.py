@@ -2,7 +2,7 @@
 
 A chunk of every rank's tokens is gathered and scored. Three numbers a token join the ranks' scores: the largest logit,
 the sum of the exponentials and the label's logit. Then the gradients of the columns are complete, and those of the
-tokens are summed on their own ranks. As in ``token_losses`` gradients are found with the loss, in three matmuls: a rank
+tokens are summed on their own ranks. As in ``losses`` gradients are found with the loss, in three matmuls: a rank
 does as many FLOPs on its share for all tokens as on the whole head for its own.
 
 Legend: N ranks, r tokens of this rank in a chunk, R = N * r those of all ranks, C chunks, D model dim, V vocabulary,

@@ -1,5 +1,7 @@
 """Reconfiguration from one failure set to the next.
 
-The plan of a failure set, its compiled steps, the cache of executables, and moving or resharding a state to other
-workers.
+``configuration`` is the plan of a failure set and who fills its roles, ``recut`` finds other cuts for the survivors.
+``compiled_steps`` are the programs of a configuration, ``executables`` the cache of them in files. ``transfer`` moves a
+state to other workers, ``reshard`` to other ranks. ``engine`` goes through a change in one process; ``memory_account``
+accounts for the memory of a run.
 """

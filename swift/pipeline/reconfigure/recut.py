@@ -3,7 +3,8 @@
 A pipeline that has lost a worker may hold its blocks on the others, and run fewer micro-batches; or a worker takes the
 place of another one, in its own pipeline or elsewhere. The batch, the sums and the checkpoints stay what they are.
 
-The step specs and plans of a run, with its own cuts and with others that suit the survivors of failures better.
+A ``Recut`` says who has which share, ``find_recut`` finds the best one for the survivors, and ``Cuts`` keeps the step
+specs and plans of a run, with its own cuts and with others, in step with the other processes.
 """
 
 import math

@@ -1,19 +1,17 @@
-"""Moving a state to other workers, block by block where they hold other blocks than those that have them now.
+"""Moving a state to other workers, which may hold other blocks than those that have them now.
 
-On the host; ``state_move`` does it from device to device in a single process, which has all of them. Between processes,
-states are copied by a program, see ``block_sharing``; for a checkpoint each process copies the pieces that it has.
+A state goes by one of four carriers. For the first three, ``_BlockMove`` says of which pieces the arrays of a worker
+are made; for the last one, ``Routes`` says who gives which chunk.
 
-Moving a state between the devices of one process, by programs that can be compiled before they are needed.
-
-An array that stays whole goes from device to device as it is. Where a worker is to hold other blocks than before, a
-program on each device that gives takes the layers of all arrays that go to a worker, and one on that worker's device
-joins what has arrived with the layers that were there.
-
-Copying a state between the mesh rows of several processes, chunk by chunk and bit for bit.
-
-A process that joins has no state. Each chunk that it holds comes from a worker that has it, over the mesh: where
-pipelines are cut differently, its blocks may come from several workers. In one process, which has all devices, states
-move otherwise, see ``state_move``.
+- ``move_on_host`` and ``put_moved``: a state on the host, array by array.
+- ``local_pieces``: the pieces that this process gives to a checkpoint.
+- ``StateMove``: between the devices of one process, by programs that can be compiled before they are needed. An array
+  that stays whole goes from device to device as it is. Where a worker is to hold other blocks than before, a program on
+  each device that gives takes the layers of all arrays that go to a worker, and one on that worker's device joins what
+  has arrived with the layers that were there.
+- ``share_blocks``: between the mesh rows of several processes, over the mesh, chunk by chunk and bit for bit. A process
+  that joins has no state: each chunk that it holds comes from a worker that has it, and where pipelines are cut
+  differently, its blocks may come from several workers.
 
 C chunks, R mesh rows, T rounds.
 """
@@ -43,18 +41,9 @@ from swift.pipeline.state import EMBEDDING_AND_HEAD, KINDS, TrainState
 from swift.pipeline.step.spec import NONE, Rounds, StepSpec
 from swift.pipeline.step.train_step import ChunkLayers, group_of
 
-ALL = slice(None)
-
+_ALL = slice(None)
 Share = Callable[[TrainState], tuple[TrainState, jax.Array]]
 """A function from a state to one in which every row has its chunks, and bool[worker]: whether they have arrived."""
-
-
-class BlockPiece(NamedTuple):
-    """Layers of a worker's stacks."""
-
-    worker: int  # mesh row
-    layers: slice
-    is_padding: bool = False
 
 
 def move_on_host(state: TrainState, old: StepSpec, new: StepSpec) -> TrainState:
@@ -68,7 +57,7 @@ def move_on_host(state: TrainState, old: StepSpec, new: StepSpec) -> TrainState:
     Returns:
         The state of ``new``; the same arrays where its mesh rows hold what those of ``old`` do.
     """
-    move = BlockMove(old, new)
+    move = _BlockMove(old, new)
     if move.changes_nothing:
         return state
     return _each_on_host(state, move, new, lambda _, leaf: leaf)
@@ -82,17 +71,17 @@ def put_moved(state: TrainState, old: StepSpec, new: StepSpec) -> TrainState:
         old: see ``move_on_host``.
         new: see ``move_on_host``.
     """
-    return _each_on_host(state, BlockMove(old, new), new, lambda spec, leaf: new.live.put(leaf, spec))
+    return _each_on_host(state, _BlockMove(old, new), new, lambda spec, leaf: new.live.put(leaf, spec))
 
 
 def _each_on_host(
-    state: TrainState, move: "BlockMove", new: StepSpec, put: Callable[[PartitionSpec, np.ndarray], Any]
+    state: TrainState, move: "_BlockMove", new: StepSpec, put: Callable[[PartitionSpec, np.ndarray], Any]
 ) -> TrainState:
     specs = new.specs if state.slots else replace(new.specs, slots={})
 
     def of_spec(path: Sequence[Any], spec: PartitionSpec, sub: Any) -> Any:
         return jax.tree_util.tree_map_with_path(
-            lambda inner, leaf: put(spec, move.on_host(name_of((*path, *inner)), leaf)), sub
+            lambda inner, leaf: put(spec, move.on_host(_name_of((*path, *inner)), leaf)), sub
         )
 
     return jax.tree_util.tree_map_with_path(of_spec, specs, state, is_leaf=is_spec)
@@ -124,20 +113,37 @@ def local_pieces(state: TrainState, old: StepSpec, new: StepSpec) -> dict[str, l
     Returns:
         Pieces by name of the array, such as ``master.expert``.
     """
-    move, pieces = BlockMove(old, new), dict[str, list[LocalPiece]]()
+    move, pieces = _BlockMove(old, new), dict[str, list[LocalPiece]]()
 
     def of_spec(path: Sequence[Any], spec: PartitionSpec, sub: Any) -> None:
         for inner, leaf in jax.tree_util.tree_leaves_with_path(sub):
             whole = (*path, *inner)
             name = jax.tree_util.keystr(whole, simple=True, separator=".")
-            pieces[name] = list(move.local(name_of(whole), spec, leaf))
+            pieces[name] = list(move.local(_name_of(whole), spec, leaf))
 
     specs = replace(new.specs, slots={})
     jax.tree_util.tree_map_with_path(of_spec, specs, state, is_leaf=is_spec)
     return pieces
 
 
-class BlockMove:
+def saving_rows(spec: StepSpec) -> tuple[int, ...]:
+    """Rows of the mesh whose states together have every chunk; where a chunk is a stage, the lowest of each stage."""
+    chosen: list[int] = []
+    for rows in spec.peers_C:
+        if not set(rows) & set(chosen):
+            chosen.append(rows[0])
+    return tuple(chosen)
+
+
+class BlockPiece(NamedTuple):
+    """Layers of a worker's stacks."""
+
+    worker: int  # mesh row
+    layers: slice
+    is_padding: bool = False
+
+
+class _BlockMove:
     """The pieces of which the arrays of every worker are made.
 
     Args:
@@ -183,7 +189,7 @@ class BlockMove:
                 if not mine:
                     continue
                 piece = list(homes.values())[mine[0]]
-                place = slice(row, row + 1), *([ALL] if piece.layers == ALL else [slice(at, at + 1)])
+                place = slice(row, row + 1), *([_ALL] if piece.layers == _ALL else [slice(at, at + 1)])
                 for rank, device in enumerate(grid[piece.worker]):
                     if device in shard_on and (spec == RANKED or (rank, mine[0]) == (0, 0)):
                         taken = LocalPiece(place[: leaf.ndim], _copied(shard_on[device], piece))
@@ -192,17 +198,17 @@ class BlockMove:
     def pieces(self, name: str, row: int) -> list[BlockPiece]:
         """The pieces of an array in a row of the new mesh: of a group, of the ``placement``, or of neither (empty)."""
         if self._keeps(name, row):
-            return [BlockPiece(self._kept_R[row], ALL)]
+            return [BlockPiece(self._kept_R[row], _ALL)]
         # Of no layers, as the placement of a model without experts, any worker's array is whole.
-        return [equal[0] for equal in self._sources(name, row)] or [BlockPiece(self._order[0], ALL)]
+        return [equal[0] for equal in self._sources(name, row)] or [BlockPiece(self._order[0], _ALL)]
 
     def _sources(self, name: str, row: int) -> list[tuple[BlockPiece, ...]]:
         """The same piece by piece, from all workers that have a piece: the best to copy it from is first."""
         if name not in KINDS and self._keeps(name, row):
             kept, blocks = self._kept_R[row], self._blocks[0]
-            return [tuple(BlockPiece(one, ALL) for one in [kept, *self._order] if blocks[one] == blocks[kept])]
+            return [tuple(BlockPiece(one, _ALL) for one in [kept, *self._order] if blocks[one] == blocks[kept])]
         if name not in (*KINDS, "placement"):
-            return [tuple(BlockPiece(worker, ALL) for worker in self._givers(name))]
+            return [tuple(BlockPiece(worker, _ALL) for worker in self._givers(name))]
         kind = KINDS.get(name, True)
         index_RL = self._old.chunks.model_index(kind)[self._old.holding_R]
         mine = self._new.chunks.model_index(kind)[self._new.holding_R[row]]
@@ -235,12 +241,12 @@ class BlockMove:
         return [worker for worker in self._order if worker in holding]
 
 
-def name_of(path: Sequence[Any]) -> str:
+def _name_of(path: Sequence[Any]) -> str:
     """The group of an array of a state; ``placement``; empty for what has no layers."""
-    attribute, *more = path
-    if attribute.name in ("placement", "policy", "step"):
-        return "placement" if attribute.name == "placement" else ""
-    return next((entry.key for entry in more if isinstance(entry, jax.tree_util.DictKey)), "")
+    attribute = path[0].name
+    if attribute in ("placement", "policy", "step"):
+        return "placement" if attribute == "placement" else ""
+    return group_of(path) or ""
 
 
 def _processes(devices: np.ndarray) -> frozenset[int]:
@@ -252,13 +258,13 @@ def _own_part(piece: LocalPiece, rank: int, nth: int, num_homes: int) -> LocalPi
     """One of equal parts of the piece of a RANKED array."""
     width = piece.values.shape[-1]
     first, last = width * nth // num_homes, width * (nth + 1) // num_homes
-    place = *piece.place, slice(rank, rank + 1), *[ALL] * (piece.values.ndim - 4), slice(first, last)
+    place = *piece.place, slice(rank, rank + 1), *[_ALL] * (piece.values.ndim - 4), slice(first, last)
     return LocalPiece(place, _slice(piece.values, -1, first, last - first))
 
 
 def _copied(array: jax.Array, piece: BlockPiece) -> jax.Array:
     """The layers of a piece as an array of their own."""
-    if piece.layers == ALL:
+    if piece.layers == _ALL:
         return jnp.copy(array)
     layers = _slice(array, 1, piece.layers.start, 1)
     return jnp.zeros_like(layers) if piece.is_padding else layers
@@ -272,7 +278,7 @@ def _slice(array: jax.Array, dim: int, start: int, size: int) -> jax.Array:
 
 def _taken(array: np.ndarray, piece: BlockPiece) -> np.ndarray:
     """The layers of a piece, of an array on the host."""
-    if piece.layers == ALL:
+    if piece.layers == _ALL:
         return array
     layers = array[:, piece.layers]
     return np.zeros_like(layers) if piece.is_padding else layers
@@ -354,7 +360,7 @@ class StateMove:
             named = jax.tree_util.tree_flatten_with_path(old.abstract(with_slots=with_slots))[0]
             shapes = [(leaf.sharding.shard_shape(leaf.shape), leaf.dtype) for _, leaf in named]
             self._shards = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
-            move, names = BlockMove(old, new), [name_of(path) for path, _ in named]
+            move, names = _BlockMove(old, new), [_name_of(path) for path, _ in named]
             for row, devices in enumerate(new.live.mesh.devices):
                 pieces = [move.pieces(name, row) for name in names]
                 self._receipts += [self._receipt(pieces, rank, device) for rank, device in enumerate(devices)]
@@ -411,7 +417,7 @@ class StateMove:
         """
         grid, whole, made_of = self._old.live.mesh.devices, dict[int, jax.Device](), dict[int, list[BlockPiece]]()
         for leaf, of_leaf in enumerate(pieces):
-            if of_leaf[0].layers == ALL:
+            if of_leaf[0].layers == _ALL:
                 whole[leaf] = grid[of_leaf[0].worker, rank]
             else:
                 made_of[leaf] = merged(of_leaf)
@@ -512,15 +518,6 @@ def _joined(plan: _Plan, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         return lax.slice_in_dim(arrays[part.array], part.first, part.end, axis=1)
 
     return [jnp.concatenate([layers(part) for part in parts], axis=1) for parts in plan]
-
-
-def saving_rows(spec: StepSpec) -> tuple[int, ...]:
-    """Rows of the mesh whose states together have every chunk; where a chunk is a stage, the lowest of each stage."""
-    chosen: list[int] = []
-    for rows in spec.peers_C:
-        if not set(rows) & set(chosen):
-            chosen.append(rows[0])
-    return tuple(chosen)
 
 
 def share_blocks(old: StepSpec, new: StepSpec, has_R: Sequence[bool]) -> Share:

@@ -1,9 +1,7 @@
-"""Equations of a jaxpr: inlining wrappers, choosing some equations, and running them.
+"""Equations of a jaxpr: inlining wrappers, choosing some equations, running them, and counting their work.
 
 A group of equations is run one by one, in the order of the jaxpr. No new jaxpr is built, so a group runs under whatever
-transformation it is called in.
-
-FLOPs and bytes of a traced function, of its matmuls alone: the planner's cost of an operation.
+transformation it is called in. FLOPs and bytes are those of matmuls alone: the planner's cost of an operation.
 """
 
 import math

@@ -1,5 +1,7 @@
 """The step functions of a training run.
 
-The spec of a step and its state, a stage's ops, the interpreter of tick tables, the update, and the step of a single
-worker.
+``spec`` describes a step and lays out its state. ``stage`` runs the blocks of a chunk as F, B and W, and ``stage_ops``
+adds embedding, loss and buffers. ``tick_arrays`` has the schedule as arguments, ``interpreter`` runs its ticks, and
+``update`` is U, layer by layer with ``offload``. ``train_step`` joins these into the programs of a pipeline,
+``single_worker`` into those of one worker. ``metrics`` are their results, ``costs`` what the planner needs to know.
 """

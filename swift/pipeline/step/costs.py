@@ -87,7 +87,7 @@ def plan_costs(spec: StepSpec, num_sequences: int) -> tuple[Costs, tuple[Chunk, 
     sizes = SlotBytes(b, h, w, message, message)
     if len(cut.sizes) == 1:
         return costs, (), sizes
-    of_embedding, of_head = (flops_of(spec, *end) for end in embedding_and_head(spec, num_sequences, x))
+    of_embedding, of_head = (_flops_of(spec, *end) for end in embedding_and_head(spec, num_sequences, x))
     times_C3[-1, 0] += of_head
     times_C3[0, 1] += of_embedding
     factors = zip(cut.sizes, (times_C3 / most_3).tolist(), strict=True)
@@ -133,7 +133,7 @@ def rank_weights(spec: StepSpec) -> StackedWeights:
     return jax.eval_shape(unpack, dict(spec.worker_shapes.slots))
 
 
-def flops_of(spec: StepSpec, op: Callable[..., Any], *arguments: Any) -> int:
+def _flops_of(spec: StepSpec, op: Callable[..., Any], *arguments: Any) -> int:
     """FLOPs of the matmuls of a per-rank function."""
     return dot_flops(jax.make_jaxpr(op, axis_env=[(EXPERT_AXIS, spec.live.num_ranks)])(*arguments))
 
@@ -142,9 +142,9 @@ def _block_flops(spec: StepSpec, one: SplitStage, given: tuple[Any, Extras], x: 
     """FLOPs of the matmuls in F, B and W of a block."""
     aux = jax.ShapeDtypeStruct((), spec.accumulate_dtype)
     return (
-        flops_of(spec, one.forward, *given, x),
-        flops_of(spec, one.backward_input, *given, one.b_shapes, one.h_shapes, (x, aux)),
-        flops_of(spec, one.backward_weight, *given, one.h_shapes, one.w_shapes),
+        _flops_of(spec, one.forward, *given, x),
+        _flops_of(spec, one.backward_input, *given, one.b_shapes, one.h_shapes, (x, aux)),
+        _flops_of(spec, one.backward_weight, *given, one.h_shapes, one.w_shapes),
     )
 
 

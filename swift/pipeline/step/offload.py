@@ -35,11 +35,11 @@ class LayerGradients(NamedTuple):
     after_LNS: Int[Array, "L N S"]  # the placement of the next iteration
 
 
-Update = Callable[[LayerState, LayerGradients], LayerState]
+_Update = Callable[[LayerState, LayerGradients], LayerState]
 
 
 def update_in_turn(
-    update: Update, held: LayerState, given: LayerGradients, dtype: DTypeLike
+    update: _Update, held: LayerState, given: LayerGradients, dtype: DTypeLike
 ) -> tuple[LayerState, dict[str, Any]]:
     """Updates one layer of one group after the other.
 
@@ -84,7 +84,7 @@ def _map_groups(f: Callable[..., Any], groups: Collection[str], tree: Any, *othe
 
 
 def _updated_group(
-    update: Update, held: LayerState, given: LayerGradients, dtype: DTypeLike
+    update: _Update, held: LayerState, given: LayerGradients, dtype: DTypeLike
 ) -> tuple[LayerState, dict[str, Any]]:
     """Updates the layers of the only group that there is."""
     ((name, stack),) = held.master.items()

@@ -1,13 +1,10 @@
 """The iteration of a single worker: without a pipeline, the backward pass is not split.
 
 Micro-batches run one after another, forward and backward, and their slot gradients are added up: the ops of a stage
-that is the first and the last, with one slot of every buffer. Then comes the same update U as in a pipeline.
+that is the first and the last, with one slot of every buffer. Then comes the same update U as in a pipeline. The
+sequences of a micro-batch are divided among the expert ranks as evenly as possible, here and in a pipeline.
 
-Legend: M micro-batches, B sequences of this rank, T positions.
-
-Distribution of a micro-batch's sequences over the expert ranks, as even as possible; the rest is padding.
-
-Legend: B sequences of a micro-batch, N expert ranks, T positions.
+Legend: M micro-batches, B sequences of a micro-batch, on a device those of its rank, N expert ranks, T positions.
 """
 
 from typing import Any

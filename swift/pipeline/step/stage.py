@@ -1,17 +1,15 @@
 """A stage with its backward pass: F, B and W of a chunk as loops over its blocks, with stashes between them.
 
-A block as a function of its weights, of inputs without a gradient, and of the residual stream.
-
-A block is a layer: attention, then a dense network or a mixture of experts.
-
-Legend: B sequences of this rank, T positions, D model dim, L MoE layers of the stage, N ranks, S slots, E experts.
-
-The loop over a stage's blocks, one program for each kind of block, and the stage's forward pass alone.
+A block is a layer: attention, then a dense network or a mixture of experts. It is a function of its weights, of inputs
+without a gradient, and of the residual stream; ``ForwardStage`` runs the blocks of a chunk forwards alone, ``Stage``
+splits a block of each kind and runs its three parts.
 
 The weights, gradients and stashes of blocks of a kind are stacked. So a program holds every kind of block
 once, whatever the number of blocks, and which kind comes next is data. Each kind has a ``lax.cond`` of its own, around
 what only this kind updates: a buffer that two branches update is copied by XLA. The expert ranks of a worker take the
 same branch.
+
+Legend: B sequences of this rank, T positions, D model dim, L MoE layers of the stage, N ranks, S slots, E experts.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,10 +31,10 @@ from swift.pipeline.state import DeviceBatch, Index, Layers, add_to_layer, layer
 from swift.pipeline.step.metrics import no_load
 from swift.pipeline.step.spec import StepSpec
 
-BlockFunction = Callable[[Mapping[str, Any], "Extras", jax.Array], tuple[tuple[jax.Array, jax.Array], Load | None]]
+_BlockFunction = Callable[[Mapping[str, Any], "Extras", jax.Array], tuple[tuple[jax.Array, jax.Array], Load | None]]
 """A block: (its weights, its extras, x_BTD) -> ((y_BTD, auxiliary loss), load[E] or None)."""
 
-Each = Callable[[bool, Index, Index, Any, Any], tuple[Any, Any]]
+_Each = Callable[[bool, Index, Index, Any, Any], tuple[Any, Any]]
 """(kind, index in the worker's stack, in the stashes, common values, values of the kind) -> both after a block."""
 
 Stash: TypeAlias = dict[bool, tuple[jax.Array, ...]]
@@ -56,7 +54,7 @@ class Extras(NamedTuple):
         return cls(placement_LNS, data.valid, spec.gpt.documents(data.inputs))
 
 
-def block_function(spec: StepSpec) -> BlockFunction:
+def block_function(spec: StepSpec) -> _BlockFunction:
     """A block, of the kind that its weights are of."""
     gpt, experts, layout = spec.gpt, spec.gpt.groups.get("expert"), spec.layouts.get("expert")
 
@@ -81,10 +79,10 @@ def _fetched(experts: Group, layout: Layout | None, slices_Ew: jax.Array, placem
 
 def block_shapes(layers: Layers, extras: Extras, is_moe: bool) -> tuple[Any, Extras]:
     """Shapes of the weights and extras of a block, from those of a stage or their shapes."""
-    return jax.eval_shape(lambda layers, extras: block_of(layers, extras, is_moe, 0), layers, extras)
+    return jax.eval_shape(lambda layers, extras: _block_of(layers, extras, is_moe, 0), layers, extras)
 
 
-def block_of(layers: Layers, extras: Extras, is_moe: bool, layer: Index) -> tuple[Any, Extras]:
+def _block_of(layers: Layers, extras: Extras, is_moe: bool, layer: Index) -> tuple[Any, Extras]:
     """Weights and extras of a block, by its index in the stack of its kind."""
     placement = layer_of(extras.placement, layer) if is_moe else None
     return layer_of(layers[is_moe], layer), extras._replace(placement=placement)
@@ -115,7 +113,7 @@ class ForwardStage:
 
         def block(is_moe: bool, layer: Index, _: Index, common: Any, load: Any) -> Any:
             x, aux = common
-            (y, more), counts = apply(*block_of(layers, extras, is_moe, layer), x)
+            (y, more), counts = apply(*_block_of(layers, extras, is_moe, layer), x)
             return (y, aux + more), put(load, layer, counts) if is_moe else load
 
         start = x, jnp.zeros((), self.spec.accumulate_dtype)
@@ -128,7 +126,7 @@ class ForwardStage:
 
     @jax.named_scope(scopes.BLOCKS)
     def _each(
-        self, chunk: Index, block: Each, common: Any, own: dict[bool, Any], *, reverse: bool = False
+        self, chunk: Index, block: _Each, common: Any, own: dict[bool, Any], *, reverse: bool = False
     ) -> tuple[Any, Any]:
         """Runs a function for every block of a chunk in turn, on values in common and values of the block's kind."""
         cut, (only, *others) = self.spec.chunks.ops, self.spec.chunks.kinds
@@ -240,7 +238,7 @@ class Stage(ForwardStage):
 
         def block(is_moe: bool, layer: Index, kept: Index, common: Any, own: Any) -> Any:
             (x, aux), (load, b_stash, held) = common, own
-            (y, more), counts, for_b, for_w = self.kinds[is_moe].forward(*block_of(layers, extras, is_moe, layer), x)
+            (y, more), counts, for_b, for_w = self.kinds[is_moe].forward(*_block_of(layers, extras, is_moe, layer), x)
             load, common = put(load, layer, counts) if is_moe else load, (y, aux + more)
             return common, (load, put_layer(b_stash, slots[0], kept, for_b), put_layer(held, slots[1], kept, for_w))
 
@@ -265,7 +263,7 @@ class Stage(ForwardStage):
 
         def block(is_moe: bool, layer: Index, kept: Index, dy: jax.Array, w_stash: Any) -> Any:
             stashed = take_layer(b_stash[is_moe], slots[0], kept), take_layer(held[is_moe], slots[1], kept)
-            given = block_of(layers, extras, is_moe, layer)
+            given = _block_of(layers, extras, is_moe, layer)
             dx, for_w = self.kinds[is_moe].backward_input(*given, *stashed, (dy, d_out[1]))
             return dx, put_layer(w_stash, slots[2], kept, for_w)
 
@@ -285,7 +283,7 @@ class Stage(ForwardStage):
 
         def block(is_moe: bool, layer: Index, kept: Index, common: Any, totals: Any) -> Any:
             stashed = take_layer(held[is_moe], slots[0], kept), take_layer(w_stash[is_moe], slots[1], kept)
-            gradients = self.kinds[is_moe].backward_weight(*block_of(layers, extras, is_moe, layer), *stashed)
+            gradients = self.kinds[is_moe].backward_weight(*_block_of(layers, extras, is_moe, layer), *stashed)
             return common, add_to_layer(totals, layer, gradients)
 
         return self._each(chunk, block, (), totals)[1]
@@ -304,7 +302,7 @@ class Stage(ForwardStage):
 
         def block(is_moe: bool, layer: Index, kept: Index, dy: jax.Array, totals: Any) -> Any:
             for_b, for_w = take_layer(b_stash[is_moe], 0, kept), take_layer(held[is_moe], 0, kept)
-            given, one = block_of(layers, extras, is_moe, layer), self.kinds[is_moe]
+            given, one = _block_of(layers, extras, is_moe, layer), self.kinds[is_moe]
             dx, more_for_w = one.backward_input(*given, for_b, for_w, (dy, d_out[1]))
             return dx, add_to_layer(totals, layer, one.backward_weight(*given, for_w, more_for_w))
 

@@ -4,11 +4,12 @@ Only the first and the last chunk differ: the first one's F embeds its tokens an
 into the embedding's; the last one's F computes the loss, its gradient and the head's gradient at once, so that logits
 are never stored.
 
-Copies of what the embedding has for hot tokens: fetched before an iteration, their gradients sent after it.
+Where ranks share the embedding's rows, a rank has copies of its hot tokens' rows: ``HotRows`` fetches them before an
+iteration and sends their gradients after it. All expert ranks of a worker begin and end an iteration at once, so what
+they exchange may be in a branch of a worker.
 
-All expert ranks of a worker begin and end an iteration at once, so what they exchange may be in a branch of a worker.
-
-Legend: K iterations of the window, n micro-batches of a worker, H hot tokens of a rank, D model dim.
+Legend: K iterations of the window, n micro-batches of a worker, H hot tokens of a rank, B sequences of this rank,
+T positions, D model dim.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -137,9 +138,9 @@ class EvaluationOps:
 
         def end(sums: Sums) -> Sums:
             loss = self._loss(self.weights.head, y, data)
-            return sums_of(sums, op.iteration, loss=loss, tokens=data.valid.sum(dtype=jnp.int32))
+            return _sums_of(sums, op.iteration, loss=loss, tokens=data.valid.sum(dtype=jnp.int32))
 
-        sums = sums_of(sums, op.iteration, aux=aux, load=load)
+        sums = _sums_of(sums, op.iteration, aux=aux, load=load)
         return y, where(self._ends(op).is_last, end, lambda same: same, sums)
 
     def _chunk(self, op: TickOp) -> Index:
@@ -208,13 +209,13 @@ class StageOps(EvaluationOps):
             (op.b_stash, op.held),
             self._chunk(op),
         )
-        own = sums_of(sums, op.iteration, aux=aux, load=load)
+        own = _sums_of(sums, op.iteration, aux=aux, load=load)
 
         def end(gradients: jax.Array, sums: Sums, head: Any) -> tuple[jax.Array, Sums, Any]:
             value, (d_head, dy) = jax.value_and_grad(self._loss, argnums=(0, 1))(self.weights.head, y, data)
             tokens = data.valid.sum(dtype=jnp.int32)
-            sums = sums_of(sums, op.iteration, loss=value, tokens=tokens)
-            return put(gradients, op.loss, dy), sums, add(head, d_head)
+            sums = _sums_of(sums, op.iteration, loss=value, tokens=tokens)
+            return put(gradients, op.loss, dy), sums, _add(head, d_head)
 
         gradients, own, head = where(self._ends(op).is_last, end, lambda *same: same, gradients, own, head)
         return y, (gradients, b_stash, held, own, head)
@@ -279,7 +280,7 @@ class StageOps(EvaluationOps):
                     weights, data.inputs, copies, dx, self.spec.row_wire_dtype
                 )
             more = jax.tree.map(lambda leaf: leaf[None], more)
-            return add(embedding, EmbeddingWeights(more, () if copies is None else of_copies))
+            return _add(embedding, EmbeddingWeights(more, () if copies is None else of_copies))
 
         return where(self._ends(op).is_first, embed, lambda same: same, embedding)
 
@@ -289,12 +290,12 @@ def _named(scope: str, num_ranks: int) -> AbstractContextManager[None]:
     return jax.named_scope(scope) if num_ranks > 1 else nullcontext()
 
 
-def add(totals: Any, values: Any) -> Any:
+def _add(totals: Any, values: Any) -> Any:
     """Leaf-wise sums, in the totals' dtype."""
     return jax.tree.map(lambda total, value: total + value.astype(total.dtype), totals, values)
 
 
-def sums_of(sums_K: Sums, iteration: Int[Array, ""], **values: Any) -> Sums:
+def _sums_of(sums_K: Sums, iteration: Int[Array, ""], **values: Any) -> Sums:
     """Adds values of one iteration to some fields of a window's sums."""
 
     def added(total_K: jax.Array, value: jax.Array) -> jax.Array:

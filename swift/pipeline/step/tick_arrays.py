@@ -13,40 +13,40 @@ from jaxtyping import Int
 from swift.schedules.lowering.tick_table import TickTable
 from swift.schedules.problem import Kind
 
-Array = jax.Array | np.ndarray
+_Array = jax.Array | np.ndarray
 """NumPy on the host, JAX on devices."""
 
 
 class Common(NamedTuple):
     """Columns that are the same for all workers."""
 
-    activations_TQ: Array  # int32, the permutation that moves in a round; -1: none
-    gradients_TQ: Array  # int32
-    phases_H2: Array  # int32, first tick and end of every phase
+    activations_TQ: _Array  # int32, the permutation that moves in a round; -1: none
+    gradients_TQ: _Array  # int32
+    phases_H2: _Array  # int32, first tick and end of every phase
 
 
 class Columns(NamedTuple):
     """A worker's columns; global arrays have a leading dim R."""
 
-    opcode_T: Array  # int32, the fields of ``TickTable``
-    iteration_T: Array
-    data_T: Array
-    b_stash_T: Array
-    held_T: Array
-    w_stash_T: Array
-    inbox_T: Array
-    loss_T: Array
-    chunk_T: Array
-    own_slot_T: Array
-    activation_slot_TQ: Array
-    gradient_slot_TQ: Array
-    update_H: Array  # int32, the iteration that is updated at the end of a phase; -1: none
-    update_chunk_H: Array  # int32, the chunk that is updated; -1: none
-    ends_iteration_H: Array  # bool, whether it is the last of the worker's chunks to be updated in its iteration
-    token_iteration_n: Array  # int32, the iteration of each micro-batch whose tokens the worker counts; else -1
+    opcode_T: _Array  # int32, the fields of ``TickTable``
+    iteration_T: _Array
+    data_T: _Array
+    b_stash_T: _Array
+    held_T: _Array
+    w_stash_T: _Array
+    inbox_T: _Array
+    loss_T: _Array
+    chunk_T: _Array
+    own_slot_T: _Array
+    activation_slot_TQ: _Array
+    gradient_slot_TQ: _Array
+    update_H: _Array  # int32, the iteration that is updated at the end of a phase; -1: none
+    update_chunk_H: _Array  # int32, the chunk that is updated; -1: none
+    ends_iteration_H: _Array  # bool, whether it is the last of the worker's chunks to be updated in its iteration
+    token_iteration_n: _Array  # int32, the iteration of each micro-batch whose tokens the worker counts; else -1
 
     @property
-    def updates(self) -> tuple[Array, Array, Array]:
+    def updates(self) -> tuple[_Array, _Array, _Array]:
         """Iteration and chunk of the update at the end of each phase, and whether it ends its iteration."""
         return self.update_H, self.update_chunk_H, self.ends_iteration_H
 

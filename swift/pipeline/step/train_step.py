@@ -5,19 +5,13 @@ starts the next iteration (ReCycle's staggered optimizer). The norm of the whole
 afterwards: so a window is a transaction, which leaves the old state unchanged and reports whether it counts.
 ``barrier_step`` runs one iteration in which all stages wait for the norm before they update: it always counts.
 
-Legend: K iterations of the window, n micro-batches of a worker, B sequences of this rank, T positions.
+Both see a rank through its context: its stage, its interpreter, and the sums that its updates need. A worker that
+holds several chunks updates each by itself, since its peers differ from chunk to chunk. ``ChunkLayers`` takes the state
+of a chunk out of the worker's stacks, which is the same on all workers that hold it, wherever in their stacks it is.
+The only chunk of a worker has its whole state.
 
-A chunk's layers of a worker's stacks, taken out and put back.
-
-A worker that holds several chunks updates each by itself, since its peers differ from chunk to chunk. An update works
-on a state of the chunk alone, which is the same on all workers that hold it, wherever in their stacks it is. The
-only chunk of a worker has its whole state.
-
-C chunks, H holdings, R mesh rows, n layers of a chunk, K iterations.
-
-The context of a step function on one rank: its stage, its interpreter, and the sums that its updates need.
-
-Legend: K iterations of the window, n micro-batches of a worker.
+Legend: K iterations of the window, n micro-batches of a worker (in an index: layers of a chunk), B sequences of this
+rank, T positions, C chunks, H holdings, R mesh rows.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -52,7 +46,7 @@ from swift.pipeline.step.update import (
 )
 from swift.schedules.lowering.tick_table import TickTable
 
-Tree = TypeVar("Tree")
+_Tree = TypeVar("_Tree")
 
 _IN = (REPLICATED, SHARED, RANKED)
 
@@ -93,7 +87,7 @@ class ChunkLayers:
             _selected(ends.is_last, jax.tree.map(jnp.zeros_like, totals.head), totals.head),
         )
 
-    def of_stack(self, stack: Tree, chunk: Index) -> Tree:
+    def of_stack(self, stack: _Tree, chunk: Index) -> _Tree:
         """A chunk's layers of arrays ``[MoE layer, ...]``; zeros in layers that are padding."""
         return stack if self.spec.chunks.are_single else _taken(stack, self._index(True, chunk))
 
@@ -196,17 +190,17 @@ def group_of(path: Sequence[Any]) -> str | None:
     return next((entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey)), None)
 
 
-def _taken(tree: Tree, index_n: jax.Array, *, padding: Any = 0) -> Tree:
+def _taken(tree: _Tree, index_n: jax.Array, *, padding: Any = 0) -> _Tree:
     """Layers of stacks; where an index is beyond them, the padding, or with None the last layer."""
     options: dict[str, Any] = {"mode": "clip"} if padding is None else {"mode": "fill", "fill_value": padding}
     return jax.tree.map(lambda leaf: jnp.take(leaf, index_n, axis=0, **options), tree)
 
 
-def _selected(is_so: Any, one: Tree, other: Tree) -> Tree:
+def _selected(is_so: Any, one: _Tree, other: _Tree) -> _Tree:
     return jax.tree.map(lambda a, b: jnp.where(is_so, a, b), one, other)
 
 
-class RankContext(NamedTuple):
+class _RankContext(NamedTuple):
     """A rank's context before the first tick of a step function; lives as long as its trace."""
 
     spec: StepSpec
@@ -230,7 +224,7 @@ class RankContext(NamedTuple):
         batch: DeviceBatch,
         *,
         trains: bool = True,
-    ) -> "RankContext":
+    ) -> "_RankContext":
         """Splits the blocks, unless they are only evaluated, counts the tokens and empties the buffers."""
         message = jnp.zeros((*batch.inputs.shape[1:], spec.gpt.config.model_dim), spec.compute_dtype)
         holding = jnp.asarray(spec.holding_R)[spec.live.row_index()]
@@ -247,7 +241,7 @@ class RankContext(NamedTuple):
             Interpreter(permutations, common, columns, message, spec.chunks.have_neighbours),
             empty_carry(spec, table, stage, weights, message, num_iterations),
             batch,
-            everywhere(spec, jnp.sum(is_of_Kn * tokens_n[None], axis=1, dtype=jnp.int32)),
+            _everywhere(spec, jnp.sum(is_of_Kn * tokens_n[None], axis=1, dtype=jnp.int32)),
             ChunkLayers(spec, holding),
             hot_rows,
         )
@@ -349,16 +343,16 @@ class RankContext(NamedTuple):
 
     def norm(self, square_K: jax.Array) -> jax.Array:
         """The norms of the whole model's gradients, from the squared norms of the chunks': all ranks know the same."""
-        return jnp.sqrt(everywhere(self.spec, square_K) / self.spec.live.num_ranks)
+        return jnp.sqrt(_everywhere(self.spec, square_K) / self.spec.live.num_ranks)
 
     def metrics(self, sums_K: Sums, norm_K: jax.Array, record: UpdateRecord) -> dict[str, jax.Array]:
         """The metrics of the window; ``record`` has a leading dim K."""
-        loss_K, aux_K = (everywhere(self.spec, one) for one in (sums_K.loss, sums_K.aux))
+        loss_K, aux_K = (_everywhere(self.spec, one) for one in (sums_K.loss, sums_K.aux))
         record = over_stages(self.spec, record)
         return metrics_of(loss_K, aux_K / self.spec.num_microbatches, self.tokens_K, norm_K, record)
 
 
-def everywhere(spec: StepSpec, value: jax.Array) -> jax.Array:
+def _everywhere(spec: StepSpec, value: jax.Array) -> jax.Array:
     """The sum over all ranks of all workers."""
     axes = (EXPERT_AXIS,) if spec.live.num_live == 1 else (WORKER_AXIS, EXPERT_AXIS)
     return lax.psum(value, axes)
@@ -380,7 +374,7 @@ def window_step(spec: StepSpec, table: TickTable, num_iterations: int, *, keep_g
     assert not spec.sums_need_all, "a sum over peers that needs all workers cannot be part of a staggered update"
 
     def per_rank(state: TrainState, common: Common, columns: Columns, batch: DeviceBatch) -> Any:
-        rank = RankContext.enter(spec, table, num_iterations, state, common, columns, batch)
+        rank = _RankContext.enter(spec, table, num_iterations, state, common, columns, batch)
 
         def phase(loop: Any, now: Any) -> tuple[Any, None]:
             (state, copies, carry, outcome), ((first, end), iteration, chunk, ends_iteration) = loop, now
@@ -437,7 +431,7 @@ def barrier_step(spec: StepSpec, table: TickTable, *, keep_state: bool = False) 
     """
 
     def per_rank(state: TrainState, common: Common, columns: Columns, batch: DeviceBatch) -> Any:
-        rank = RankContext.enter(spec, table, 1, state, common, columns, batch)
+        rank = _RankContext.enter(spec, table, 1, state, common, columns, batch)
         carry = rank.interpreter.run(rank.ops(state, rank.first_copies(state)), 0, common.phases_H2[-1, 1], rank.start)
         kept, updates, tied = rank.nothing_kept(state, 1), [], rank.tied(state, carry.totals)
         for turn, (chunk, peer_sum) in enumerate(rank.chunks()):
@@ -465,11 +459,11 @@ def evaluation_step(spec: StepSpec, table: TickTable) -> Wrapped:
     """
 
     def per_rank(state: TrainState, common: Common, columns: Columns, batch: DeviceBatch) -> Sums:
-        rank = RankContext.enter(spec, table, 1, state, common, columns, batch, trains=False)
+        rank = _RankContext.enter(spec, table, 1, state, common, columns, batch, trains=False)
         weights = StageWeights.of(spec.gpt, spec.chunks, state.slots, rank.layers.holding)
         ops = EvaluationOps(spec, rank.stage, weights, state.placement, rank.own_chunk, batch)
         sums = rank.interpreter.evaluate(ops, common.phases_H2[-1, 1], rank.start)
-        return jax.tree.map(lambda leaf: everywhere(spec, leaf[0]), sums)
+        return jax.tree.map(lambda leaf: _everywhere(spec, leaf[0]), sums)
 
     return _jitted(spec, per_rank, SHARED)
 

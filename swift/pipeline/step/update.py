@@ -45,7 +45,7 @@ def where(is_so: jax.Array | bool, compute: Callable[..., Any], otherwise: Calla
     return lax.cond(is_so, compute, otherwise, *operands)
 
 
-def used(
+def _used(
     spec: StepSpec, name: str, ends: EmbeddingAndHead, compute: Callable[[], Any], otherwise: Callable[[], Any]
 ) -> Any:
     """Calls ``compute``, or ``otherwise`` for embedding and head of a chunk that does not use them."""
@@ -92,11 +92,11 @@ def reduce_gradients(
             return jnp.zeros(like.shape, like.dtype)  # in device memory, wherever the master weights are
 
         with jax.named_scope(f"{scopes.COLLECT}/{name}"):
-            mine = used(spec, name, ends, collect, none)
+            mine = _used(spec, name, ends, collect, none)
         with jax.named_scope(f"{scopes.PEERS}/{name}"):
             if peer_sum.is_tree:
                 return peer_sum(mine) / divisor
-            return used(spec, name, ends, lambda: peer_sum(mine), lambda: mine) / divisor
+            return _used(spec, name, ends, lambda: peer_sum(mine), lambda: mine) / divisor
 
     return {name: reduce(name, packed) for name, packed in gradients.items()}
 
@@ -175,7 +175,7 @@ def apply_gradients(
     def fill(name: str) -> jax.Array:
         with jax.named_scope(f"{scopes.MATERIALIZE}/{name}"):
             full = partial(spec.layouts[name].materialize, weights[name], placements[name])
-            return used(spec, name, ends, full, lambda: state.slots[name])
+            return _used(spec, name, ends, full, lambda: state.slots[name])
 
     slots = {name: fill(name) for name in weights}
     return TrainState(state.step + 1, after.master, after.moments, slots, placement, policy)
