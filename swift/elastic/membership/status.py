@@ -1,8 +1,10 @@
-"""Status of a run: its processes and newest generation at one moment, on which the state machine decides.
+"""Everything that is known of a run at one moment, on which the failure detector and the state machine decide.
 
-The newest generation of a run, from the command that forms it to the last iteration of its members.
+``RunStatus`` has a ``ProcessStatus`` for every process, and the newest ``Generation``, from the command that forms it
+to the last iteration of its members. ``RecoveryPolicy`` has the settings of recovery, and ``BlockMoves`` the blocks
+that survivors of a failure take over: the cuts that were found and used, and whether a move pays.
 
-Blocks that survivors of a failure take over: the cuts that were found and used, and whether a move pays.
+``Membership`` adds the changes to it, see ``swift.elastic.membership.machine``.
 """
 
 from collections.abc import Collection, Mapping
@@ -15,6 +17,7 @@ from swift.elastic.membership.messages import (
     CutFound,
     Died,
     Form,
+    FoundSlices,
     GoLive,
     LoadAhead,
     Member,
@@ -60,7 +63,7 @@ class Generation:
     waiting_since: float | None = None
     linked: frozenset[Member] = frozenset()
     held: Mapping[Member, frozenset[Stamp]] = field(default_factory=dict)
-    found: frozenset[tuple[Process, Stamp]] = frozenset()
+    found: FoundSlices = frozenset()
     go: GoLive | None = None
     restoring: RestoreState | ReshardState | None = None
     base: int | None = None
@@ -172,8 +175,7 @@ class ProcessStatus:
         last_live: newest generation in which it was live; 0: none.
         last_worked: newest generation in which it has finished an iteration; 0: none.
         deaths: number of its deaths that count towards the limit of restarts.
-        quick_deaths: number of consecutive incarnations, up to the last that died, that failed at their start, see
-            ``lifecycle.has_started``.
+        quick_deaths: number of consecutive incarnations, up to the last that died, that failed at their start.
         entered: newest iteration that it has begun in the newest live generation; 0: none yet.
         finished: newest iteration that it has finished there.
     """
@@ -248,7 +250,7 @@ class RunStatus:
         stalled: generations of the same processes, one after the other, that ended without an iteration though none of
             these alone had failed, the newest last.
         failed: deaths since one of a process at its start, for which all are to be restarted; see
-            ``lifecycle.after_failures``.
+            ``swift.elastic.membership.machine``.
         lost: stages reported as lost since the last generation.
         retried: newest generation that was formed because the one before made no progress; 0: none.
         holds_until: time before which nothing is decided, as messages may still be unread.
@@ -312,12 +314,6 @@ class RunStatus:
     def cut_of(self, number: int) -> BlockHolders:
         """Returns the workers that hold each chunk in a generation."""
         return self.moves.cuts.get(number, self.policy.own_cut)
-
-    def after_move(self, generation: Generation, time: float) -> Self:
-        """Returns the same run once a member has its state for a generation: how long moving blocks takes."""
-        if not generation.form.cut or generation.waiting_since is None:
-            return self
-        return replace(self, moves=self.moves.after_move(time - generation.waiting_since))
 
     @property
     def dead(self) -> tuple[Process, ...]:

@@ -38,8 +38,7 @@ from swift.checkpoint.manifest import Copy, Ledger
 from swift.checkpoint.recovery import RankCopy
 from swift.checkpoint.units import Snapshot, StateSplit, by_name
 from swift.config.experiment import Experiment
-from swift.elastic.membership.machine import FoundSlices
-from swift.elastic.membership.messages import Process, ShardLayout, Stamp
+from swift.elastic.membership.messages import FoundSlices, Process, ShardLayout, Stamp
 from swift.elastic.state.store import SharedMemoryStore, directory_name, process_of
 from swift.errors import RunError
 from swift.mesh.live import storage_mesh
