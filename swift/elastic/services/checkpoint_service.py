@@ -109,7 +109,7 @@ class CheckpointParts:
         """
         in_order = self._in_order(holders)
         kept = self._on_workers(process.worker for process in in_order)
-        specs, shapes = replace(kept.specs, slots={}), kept.abstract()
+        specs, shapes = _without_slots(kept), kept.abstract()
         like = shard_shapes(specs, shapes, len(self._ranks(0)))
         parts = [SharedMemoryStore(self.snapshots, process).load(stamp, like) for process in in_order]
         return move_on_host(join_parts(specs, shapes, parts), kept, self.spec.stored)
@@ -128,7 +128,7 @@ class CheckpointParts:
         moved = move_on_host(host, self.spec.stored, kept)
         for nth, process in enumerate(processes):
             ranks = self._ranks(nth if self.is_elastic else process.rank)
-            parts = process_parts(replace(kept.specs, slots={}), moved, rows.index(self._holding(process)), ranks)
+            parts = process_parts(_without_slots(kept), moved, rows.index(self._holding(process)), ranks)
             SharedMemoryStore(self.snapshots, process).save(stamp, parts)
 
     def _holding(self, process: Process) -> int:
