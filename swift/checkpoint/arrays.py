@@ -1,9 +1,9 @@
-"""A tree of arrays on disk, with a manifest that every file is checked against before it is read.
-
-Verification of files on the disk, and of the values in them, against a manifest.
+"""Verification of stored arrays, and trees of arrays on disk with a manifest of their own.
 
 An array is stored as the bytes of its values, in one file. If that file has the digest that the array had in memory
-before it was written, its values are right; so one pass over the file verifies both.
+before it was written, its values are right; so one pass over the file verifies both. ``Checker`` checks the files and
+values of a run's checkpoints. ``save_arrays`` writes any pytree, and ``load_arrays`` reads it back once every file is
+checked.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,11 +34,8 @@ from swift.errors import RunError, SettingError
 
 _BLOCK = 2**22
 """Values checked at a time."""
-
-
-_Item = TypeVar("_Item")
-
 _VERSION = 1
+_Item = TypeVar("_Item")
 
 
 class Damaged(Exception):

@@ -1,12 +1,13 @@
 """A checkpoint that several hosts write together: the files that one host would write, each host its own ranges.
 
-The first host makes the files without values, all hosts fill in what they have, each reads an equal part of the files
-back, and the first one writes the manifest. No host has more of the state in memory than its own pieces.
-
-Notes that the hosts of a run leave each other while they write a checkpoint together, in files that they share.
+``HostSave`` is a save from the side of one host. The first host makes the files without values, and all hosts fill in
+what they have. A file has the values of a whole array, as if one host had written it: its parts come from several
+hosts, and one of them reads it back, compares every part with what its host had in memory, and takes the digest of the
+whole. Each host reads an equal part of the files, and the first one writes the manifest. No host has more of the state
+in memory than its own pieces.
 
 Threads save while training continues, so no collective takes part, which would have to be in the order of the
-iterations.
+iterations. Instead the hosts leave each other notes in files that they share, see ``HostBoard``:
 
     .step-00000040.5f0c.hosts.tmp/host-0.begun      the files of the checkpoint are there, without values
     .step-00000040.5f0c.hosts.tmp/host-1.filled     what host 1 has written into them
@@ -16,11 +17,6 @@ iterations.
 
 A save has a token, 5f0c, so that one that is repeated does not find what was said in the last attempt. The next save,
 or the next start of the run, removes what is left.
-
-The files of a checkpoint that several hosts write together: each fills in what it has, and checks an equal part.
-
-A file has the values of a whole array, as if one host had written it. So its parts come from several hosts, and one of
-them reads it back: it compares every part with what its host had in memory, and takes the digest of the whole.
 """
 
 import errno
@@ -65,7 +61,7 @@ _ENDING = ".hosts.tmp"
 
 Stage = Literal["begun", "filled", "checked"]
 
-Place = tuple[slice, ...]
+_Place = tuple[slice, ...]
 
 
 class Spoilt(Exception):
@@ -185,12 +181,12 @@ class Piece(NamedTuple):
     """
 
     name: str
-    place: Place
+    place: _Place
     values: np.ndarray
 
 
 @dataclass(frozen=True)
-class Filled:
+class _Filled:
     """Report of one host on what it has written into the files of a checkpoint.
 
     Attributes:
@@ -199,7 +195,7 @@ class Filled:
         num_bytes: bytes of the values.
     """
 
-    places: tuple[tuple[str, Place], ...]
+    places: tuple[tuple[str, _Place], ...]
     checksums: Mapping[str, int]
     num_bytes: int
 
@@ -216,7 +212,7 @@ class Filled:
 
 
 @dataclass(frozen=True)
-class Contents:
+class _Contents:
     """Digests of stored arrays, each of which is found right.
 
     Attributes:
@@ -254,7 +250,7 @@ def stored_shapes(split: StateSplit, chosen_LK: np.ndarray) -> dict[str, Any]:
 
 def fill_in(
     arrays: Path, split: StateSplit, chosen_LK: np.ndarray, pieces: Iterable[Piece], progress: Callable[[], None]
-) -> Filled:
+) -> _Filled:
     """Writes the pieces that a host has into the files of a checkpoint, and syncs these.
 
     Args:
@@ -267,7 +263,7 @@ def fill_in(
     Raises:
         OSError, ValueError: they cannot be written.
     """
-    places, parts = [], dict[str, list[tuple[Place, np.ndarray]]]()
+    places, parts = [], dict[str, list[tuple[_Place, np.ndarray]]]()
     for piece in pieces:
         places.append((piece.name, piece.place))
         for name, place, index in _parts(split, chosen_LK, piece.name, piece.place):
@@ -279,17 +275,17 @@ def fill_in(
                 values = np.ascontiguousarray(part)
                 checksums[name] = array_checksum([values], checksums[name])
                 num_bytes += write(place, values)
-    return Filled(tuple(places), checksums, num_bytes)
+    return _Filled(tuple(places), checksums, num_bytes)
 
 
 def check_filled(
     arrays: Path,
     split: StateSplit,
     chosen_LK: np.ndarray,
-    hosts: Sequence[Filled],
+    hosts: Sequence[_Filled],
     own: int,
     progress: Callable[[], None],
-) -> Contents:
+) -> _Contents:
     """Reads those files of a checkpoint back that fall to one of several hosts, by their size.
 
     Args:
@@ -307,7 +303,7 @@ def check_filled(
         OSError: some values have not come, or are not those that their host had in memory.
         ValueError: a file is not laid out as it was made.
     """
-    shapes, found = stored_shapes(split, chosen_LK), Contents()
+    shapes, found = stored_shapes(split, chosen_LK), _Contents()
     mine = equal_part(_items(split, chosen_LK), own, len(hosts))
     names = [name for item in mine for name in item.arrays]
     places = _places_of(split, chosen_LK, hosts, names)
@@ -352,8 +348,8 @@ def _items(split: StateSplit, chosen_LK: np.ndarray) -> Iterator[tuple[int, _Ite
 
 
 def _parts(
-    split: StateSplit, chosen_LK: np.ndarray, name: str, place: Place
-) -> Iterator[tuple[str, Place, tuple[Any, ...]]]:
+    split: StateSplit, chosen_LK: np.ndarray, name: str, place: _Place
+) -> Iterator[tuple[str, _Place, tuple[Any, ...]]]:
     """The parts of stored arrays that a piece fills: (name, place, index into the piece's values)."""
     if name not in split.expert_names:
         yield name, place, ()
@@ -369,10 +365,10 @@ def _parts(
 
 
 def _places_of(
-    split: StateSplit, chosen_LK: np.ndarray, hosts: Sequence[Filled], names: Iterable[str]
-) -> dict[str, list[list[Place]]]:
+    split: StateSplit, chosen_LK: np.ndarray, hosts: Sequence[_Filled], names: Iterable[str]
+) -> dict[str, list[list[_Place]]]:
     """Places that each host has written, in its order, by name of the stored array."""
-    places: dict[str, list[list[Place]]] = {name: [[] for _ in hosts] for name in names}
+    places: dict[str, list[list[_Place]]] = {name: [[] for _ in hosts] for name in names}
     for host, filled in enumerate(hosts):
         for piece, where in filled.places:
             for name, place, _ in _parts(split, chosen_LK, piece, where):
@@ -384,8 +380,8 @@ def _places_of(
 def _compare(
     array: np.ndarray,
     name: str,
-    hosts: Sequence[Filled],
-    places: Sequence[Sequence[Place]],
+    hosts: Sequence[_Filled],
+    places: Sequence[Sequence[_Place]],
     progress: Callable[[], None],
 ) -> None:
     """Raises OSError unless an array on the disk is what the hosts had in memory, and nothing else."""
@@ -477,7 +473,7 @@ class HostSave:
         Returns:
             The manifest, and the bytes of values that each host has written.
         """
-        contents, bytes_of_hosts = Contents(), [filled.num_bytes for filled in self._filled]
+        contents, bytes_of_hosts = _Contents(), [filled.num_bytes for filled in self._filled]
         for host in range(self.num_hosts):
             contents.adopt(self.board.read(host, "checked"))
         written = WrittenArrays(contents.files, self._common(), contents.dense, contents.units)
@@ -498,9 +494,9 @@ class HostSave:
         return temporary_path(self.directory, self.save.step) / ARRAYS
 
     @cached_property
-    def _filled(self) -> list[Filled]:
+    def _filled(self) -> list[_Filled]:
         """Reports of all hosts on what they have written, once all have."""
-        return [Filled.from_json(self.board.read(host, "filled")) for host in range(self.num_hosts)]
+        return [_Filled.from_json(self.board.read(host, "filled")) for host in range(self.num_hosts)]
 
     def _common(self) -> dict[str, str]:
         """Digests of the files that belong to no array."""

@@ -1,7 +1,4 @@
-"""Reports for people on a directory of checkpoints and on damage to it; changes nothing.
-
-Texts and event fields that describe checkpoints and restores.
-"""
+"""Descriptions of checkpoints and restores: texts for people, fields of events, and damage; changes nothing."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
@@ -26,7 +23,7 @@ def source_lines(plan: RestorePlan) -> list[str]:
     steps = sorted({copy.step for copy in plan.sources.values()}, reverse=True)
     for step in steps:
         units = [unit for unit, copy in plan.sources.items() if copy.step == step]
-        lines.append(f"{experts_text(units) if len(steps) > 1 else 'all experts'}: storage, step {step}")
+        lines.append(f"{_experts_text(units) if len(steps) > 1 else 'all experts'}: storage, step {step}")
     return [*lines, *(f"passed over: {why}" for why in plan.passed_over)]
 
 
@@ -45,7 +42,7 @@ def restore_lines(plan: RestorePlan, after: Ledger) -> list[str]:
     return lines + [f"K is now {after.k} experts of a layer, and was {before}"] * (after.k != before)
 
 
-def experts_text(units: Iterable[Unit]) -> str:
+def _experts_text(units: Iterable[Unit]) -> str:
     """A list of experts, such as ``experts 3, 7 of layer 1, expert 0 of layer 2``."""
     parts = []
     for layer, of_layer in groupby(sorted(units), key=lambda unit: unit[0]):

@@ -1,16 +1,11 @@
-"""The manifest of a checkpoint, and the ledger that a run keeps of its checkpoints.
+"""The manifest of a checkpoint, the ledger that a run keeps of its checkpoints, and the directory of all of them.
 
 A manifest is complete by itself. It names, for every expert, the step and files of its newest copy and of the one
 before, with digests, sizes and the token updates that they contain; for the dense part, the files of its own step. It
-also holds the ledger, which decides what the next checkpoint saves.
+also holds the ledger, which decides what the next checkpoint saves. Everything that is read is checked against digests
+of its bytes first.
 
-Legend: L MoE layers of the model, E expert classes, K classes of a layer that a checkpoint saves, P stages, N ranks.
-
-Digests of bytes, arrays and files, against which everything is checked when it is read.
-
-The directory of a run's checkpoints: listing, committing, retiring, and cleaning up after interrupted saves.
-
-    step-00000040/manifest.json    written last: makes the iteration restorable, see swift.checkpoint.manifest
+    step-00000040/manifest.json    written last: makes the iteration restorable
     step-00000040/arrays/          arrays saved at iteration 40, see swift.checkpoint.array_files
     step-00000020/arrays/          without a manifest: experts whose newest copy, or the one before, is of iteration 20
     .step-00000060.tmp/            a save in progress, or an interrupted one
@@ -20,13 +15,15 @@ The directory of a run's checkpoints: listing, committing, retiring, and cleanin
                                    the run has saved iteration 60 or a later one
 
 One process at a time writes here, but for the files in a save that several hosts fill in together.
+
+Legend: L MoE layers of the model, E expert classes, K classes of a layer that a checkpoint saves, P stages, N ranks.
 """
 
 import hashlib
 import json
 import shutil
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -42,17 +39,14 @@ from swift.files import replace_file, sync_directory, sync_file
 _SIZE = 16
 BLOCK, _READ = 1 << 26, 1 << 20
 """Bytes that are written or compared at a time, and read into memory; then whoever waits is told of the progress."""
-
-MANIFEST = "manifest.json"
+MANIFEST, ARRAYS = "manifest.json", "arrays"
 _VERSION = 2
-NUM_COPIES = 2
+_NUM_COPIES = 2
 """Copies of an expert that a manifest names: the newest, and one to fall back to."""
+_PREFIX, _EARLIER, _ASIDE = "step-", ".earlier", ".aside"
 
 Files = Mapping[str, str]
 """Digests of files, by path in the directory of a step."""
-
-ARRAYS = "arrays"
-_PREFIX, _EARLIER, _ASIDE = "step-", ".earlier", ".aside"
 
 
 def digest(content: bytes) -> str:
@@ -211,7 +205,7 @@ class Ledger:
         """The ledger after a checkpoint that made these copies."""
         merged = dict(self.copies)
         for unit, copy in copies.items():
-            merged[unit] = (copy, *(old for old in self.copies.get(unit, ()) if old.step < step))[:NUM_COPIES]
+            merged[unit] = (copy, *(old for old in self.copies.get(unit, ()) if old.step < step))[:_NUM_COPIES]
         used = {copy.step for of_unit in merged.values() for copy in of_unit} | {step}
         files = {old: self.common[old] for old in used if old != step} | {step: common}
         is_partial = chosen_LK.shape[-1] < self.num_classes
@@ -508,11 +502,5 @@ def _keep_only(path: Path, names: frozenset[str]) -> None:
 
 def _saved_steps(directory: Path) -> list[int]:
     """The iterations with any files, oldest first."""
-    return sorted(_numbers(directory))
-
-
-def _numbers(directory: Path) -> Iterator[int]:
-    for path in directory.glob(f"{_PREFIX}*") if directory.is_dir() else ():
-        number = path.name.removeprefix(_PREFIX)
-        if number.isdigit():
-            yield int(number)
+    names = [path.name.removeprefix(_PREFIX) for path in directory.glob(f"{_PREFIX}*")] if directory.is_dir() else []
+    return sorted(int(name) for name in names if name.isdigit())

@@ -1,10 +1,9 @@
-"""Choice of the experts that a partial checkpoint saves, and its size (MoC-System, arXiv 2408.04307: PEC).
+"""Choice of the experts that a partial checkpoint saves, its size, and the tokens that it loses.
+
+All of it is MoC-System's (arXiv 2408.04307): partial checkpoints of experts (PEC), the proportion of lost tokens (PLT),
+which ``Tally`` counts, and Dynamic-K.
 
 Legend: L MoE layers of the model, E expert classes, K classes of a layer that a checkpoint saves.
-
-The proportion of lost tokens, and Dynamic-K (MoC-System, arXiv 2408.04307: PLT, Dynamic-K).
-
-Legend: L MoE layers of the model, E expert classes.
 """
 
 from collections.abc import Mapping

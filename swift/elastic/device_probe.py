@@ -1,7 +1,4 @@
-"""GPUs and TPUs of this machine, their drivers, and whether JAX can use them.
-
-Findings: one line each.
-"""
+"""GPUs and TPUs of this machine, their drivers, and whether JAX can use them, in findings of one line each."""
 
 import importlib.metadata
 import json
@@ -16,8 +13,6 @@ from typing import Any, Literal
 
 Verdict = Literal["ok", "note", "missing"]
 """Whether something is as it should be, may cost speed or concern some runs only, or is in the way of a run."""
-
-
 _TOPIC = "devices"
 _ASK = """
 import json, jax

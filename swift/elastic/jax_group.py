@@ -12,30 +12,22 @@ before. So a program that any process compiled in one generation can be loaded i
 ``swift.pipeline.reconfigure.executables``), and no communicator of a dead group is ever used again. Everything on
 a backend's devices is lost with it: states are copied to the host before.
 
-CPU collectives (gloo) are aborted here, through their sockets: a process that waits for a dead process gets an error at
-once, but one that waits for a third process would wait forever. A group of accelerators is formed once in the life of
-its processes, and not mended: see ``swift.elastic.accelerators``.
+CPU collectives (gloo) are aborted here, through their sockets, to which their libraries give no other access: a process
+that waits for a dead process gets an error at once, but one that waits for a third process would wait forever. A group
+of accelerators is formed once in the life of its processes, and not mended: see ``swift.elastic.accelerators``. Gloo
+listens at the address from which this process reaches the coordination service: the loopback device, unless the service
+is on a network.
 
-Gloo listens at the address from which this process reaches the coordination service: the loopback device, unless the
-service is on a network.
+A process that is to be connected to by a dead one waits without a limit, and without a socket that could be shut down.
+So this process connects to itself in the place of every other. Each process publishes a host, an address, and a number
+for each other process, with which that connects to it. If XLA published it in another way, such a process could not be
+released, and would end after a time limit (see ``swift.elastic.worker.worker``).
 
-The TCP sockets of this process, which belong to libraries that give no other access to them.
-
-Connections that gloo waits for: made in the place of a process that has died, so that nobody waits for it.
-
-Each process publishes a host, an address, and a number for each other process, with which that connects to it. Gloo
-waits for the other side without a limit, and without a socket that could be shut down. If XLA published it in another
-way, a process that waits to be connected to by a dead one could not be released, and would end after a time limit (see
-``swift.elastic.worker.worker``).
-
-A group of which only this process exists: the real group can run what it compiles.
-
-The program of a group is bound to the ids of its devices, which depend on the indices of its processes only (see
-``swift.elastic.jax_group``). When a backend of several processes starts, each process publishes its devices at the
-coordination service, and the first one collects them. Here one process publishes devices as each of the processes in
-turn, and continues as the first.
-
-JAX can compile for devices that do not exist (``jax.experimental.topologies``), on TPU and GPU and not yet on CPU.
+``CompileOnlyGroup`` is a group of which only this process exists: the real group can run what it compiles. The program
+of a group is bound to the ids of its devices, which depend on the indices of its processes only. When a backend of
+several processes starts, each process publishes its devices at the coordination service, and the first one collects
+them; here one process publishes devices as each of the processes in turn, and continues as the first. JAX can compile
+for devices that do not exist (``jax.experimental.topologies``), on TPU and GPU and not yet on CPU.
 """
 
 import gc
@@ -61,76 +53,19 @@ from swift.tasks import start_thread
 
 Address = tuple[str, int]
 """Host and port."""
-
-
-GLOO = "cpu:gloo"
+_GLOO = "cpu:gloo"
 """XLA's own directory of what gloo publishes."""
 _NUMBER, _MAX_NUMBER = np.dtype("=i8"), 1 << 14
 """Numbers count a process's connections from 0; a larger one is none of gloo's, but of a layout that is not known."""
 _CONNECT_S = 1.0
-
 _NO_HEARTBEAT_S = 86_400
 """Heartbeats go to the supervisor instead, which also follows the progress."""
 _NUM_PORTS = 3
 _SOCKET, _MAX_PATH = "unix:", 107
 """Scheme of the address of a Unix socket, and the largest size of its path in bytes (see ``man 7 unix``)."""
 _ADDRESSES = "swift/addresses/{}"
-
 _TIMEOUT = "jax_cpu_get_global_topology_timeout_minutes"
 _PUBLISHED = "cpu:local_topology/"
-
-
-def listening_at() -> set[Address]:
-    """Returns the addresses on which this process listens."""
-    return {found.getsockname()[:2] for found in _sockets() if _listens(found)}
-
-
-def connections() -> Iterator[tuple[Address, Address, socket.socket]]:
-    """Yields the TCP connections of this process: its own address, the other side's, and the connection."""
-    for found in _sockets():
-        with suppress(OSError):
-            if not _listens(found):
-                yield found.getsockname()[:2], found.getpeername()[:2], found
-
-
-def _listens(found: socket.socket) -> bool:
-    return bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
-
-
-def _sockets() -> Iterator[socket.socket]:
-    """Yields the TCP sockets of this process, each as a duplicate that is closed when the next one is requested."""
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):
-            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                continue
-            # The original may be closed meanwhile, and its number reused: therefore only the duplicate is inspected.
-            with socket.socket(fileno=os.dup(int(name))) as found:
-                if found.family in (socket.AF_INET, socket.AF_INET6):
-                    yield found
-
-
-def connect_as_all(published: Mapping[str, bytes], addresses: Iterable[Address]) -> None:
-    """Connects to a process at its addresses with every number with which another process could.
-
-    Args:
-        published: what gloo has published, by key.
-        addresses: addresses at which the process listens.
-    """
-    most = max((largest_number(key, value) for key, value in published.items()), default=-1)
-    for address in addresses:
-        for number in range(1 + most):
-            with suppress(OSError), socket.create_connection(address, _CONNECT_S) as connection:
-                connection.sendall(_NUMBER.type(number).tobytes())
-
-
-def largest_number(key: str, value: bytes) -> int:
-    """Returns the largest number with which a process is connected to, of those at the end of what gloo publishes.
-
-    -1 where what is published has another layout.
-    """
-    size = (key.count(",") + 1) * _NUMBER.itemsize  # the key lists the processes
-    number = int(np.frombuffer(value[-size:], _NUMBER).max()) if len(value) >= size else -1
-    return number if number <= _MAX_NUMBER else -1
 
 
 def check_support() -> None:
@@ -320,8 +255,8 @@ class JaxGroup:
         """Ends every wait for what another process publishes, and for a process that is to connect to this one."""
         published = dict[str, bytes]()
         with suppress(jax.errors.JaxRuntimeError):  # the service may be gone
-            published |= self._client.key_value_dir_get_bytes(GLOO)
-        connect_as_all(published, self._own)
+            published |= self._client.key_value_dir_get_bytes(_GLOO)
+        _connect_as_all(published, self._own)
         with suppress(jax.errors.JaxRuntimeError):
             self._client.shutdown()
 
@@ -446,3 +381,56 @@ def _start_backend() -> None:
     finally:
         clear_backends()
     raise RuntimeError("its processes do not wait for the first")
+
+
+def connections() -> Iterator[tuple[Address, Address, socket.socket]]:
+    """Yields the TCP connections of this process: its own address, the other side's, and the connection."""
+    for found in _sockets():
+        with suppress(OSError):
+            if not _listens(found):
+                yield found.getsockname()[:2], found.getpeername()[:2], found
+
+
+def listening_at() -> set[Address]:
+    """Returns the addresses on which this process listens."""
+    return {found.getsockname()[:2] for found in _sockets() if _listens(found)}
+
+
+def _listens(found: socket.socket) -> bool:
+    return bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
+def _sockets() -> Iterator[socket.socket]:
+    """Yields the TCP sockets of this process, each as a duplicate that is closed when the next one is requested."""
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            # The original may be closed meanwhile, and its number reused: therefore only the duplicate is inspected.
+            with socket.socket(fileno=os.dup(int(name))) as found:
+                if found.family in (socket.AF_INET, socket.AF_INET6):
+                    yield found
+
+
+def _connect_as_all(published: Mapping[str, bytes], addresses: Iterable[Address]) -> None:
+    """Connects to a process at its addresses with every number with which another process could.
+
+    Args:
+        published: what gloo has published, by key.
+        addresses: addresses at which the process listens.
+    """
+    most = max((largest_number(key, value) for key, value in published.items()), default=-1)
+    for address in addresses:
+        for number in range(1 + most):
+            with suppress(OSError), socket.create_connection(address, _CONNECT_S) as connection:
+                connection.sendall(_NUMBER.type(number).tobytes())
+
+
+def largest_number(key: str, value: bytes) -> int:
+    """Returns the largest number with which a process is connected to, of those at the end of what gloo publishes.
+
+    -1 where what is published has another layout.
+    """
+    size = (key.count(",") + 1) * _NUMBER.itemsize  # the key lists the processes
+    number = int(np.frombuffer(value[-size:], _NUMBER).max()) if len(value) >= size else -1
+    return number if number <= _MAX_NUMBER else -1

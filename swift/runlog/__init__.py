@@ -1,5 +1,8 @@
 """The record of a run: a directory, written while the run trains and read back later.
 
+``run_directory`` writes it: metrics and events to ``files``, counts by expert class to ``expert_counts``. ``observers``
+and ``trackers`` receive it meanwhile, ``lease`` says which process owns it, and ``reading`` reads it back.
+
 ``swift.report`` derives from it the history of the run, its incidents, the presence of workers and the use of time.
 """
 

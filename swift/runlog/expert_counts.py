@@ -1,13 +1,11 @@
-"""Writing of counts: entries are appended, and cut off again when a run continues from an earlier step.
+"""Counts by expert class of every iteration, in a file of their own.
 
-Layout of the file of counts: a header of 512 bytes, then an entry of one size for each iteration.
+The file has a header of 512 bytes, then an entry of one size for each iteration. The header is a JSON object with the
+shape. An entry has the step (uint64), the counts (uint32) and a CRC-32 of both, so that a torn or damaged entry is
+detected on its own.
 
-The header is a JSON object with the shape. An entry has the step (uint64), the counts (uint32) and a CRC-32 of both, so
-that a torn or damaged entry is detected on its own.
-
-Shape suffixes: K kinds of counts, L MoE layers, E expert classes.
-
-Reading of counts, a few megabytes at a time at most; damaged entries are passed over.
+``CountsWriter`` appends entries, and ``cut_entries`` cuts them off again when a run continues from an earlier step.
+``ClassCounts`` reads them, a few megabytes at a time at most, and passes over damaged ones.
 
 Shape suffixes: R entries, K kinds of counts, L MoE layers, E expert classes.
 """
@@ -28,11 +26,8 @@ from swift.errors import SettingError
 CLASS_COUNTS = "class_counts.bin"
 KINDS = ("popularity", "replicas", "dropped")
 """Kinds of counts, in the order of an entry."""
-HEADER_BYTES, CHECK_BYTES = 512, 4
-
+_HEADER_BYTES, _CHECK_BYTES = 512, 4
 _FORMAT, _VERSION = "swift class counts", 1
-
-
 _BLOCK_BYTES = 2**22
 
 
@@ -60,7 +55,7 @@ class CountsLayout:
             "layers": self.num_layers,
             "classes": self.num_classes,
         }
-        return (json.dumps(fields) + "\n").encode().ljust(HEADER_BYTES)
+        return (json.dumps(fields) + "\n").encode().ljust(_HEADER_BYTES)
 
     @classmethod
     def read(cls, descriptor: int, name: str) -> Self | None:
@@ -69,8 +64,8 @@ class CountsLayout:
         Raises:
             SettingError: the header is damaged.
         """
-        header = os.pread(descriptor, HEADER_BYTES, 0)
-        if len(header) < HEADER_BYTES:
+        header = os.pread(descriptor, _HEADER_BYTES, 0)
+        if len(header) < _HEADER_BYTES:
             return None
         try:
             fields = json.loads(header)
@@ -120,7 +115,7 @@ class ClassCounts:
         self._entry = None if layout is None else layout.entry
         self.shape = (0, 0) if layout is None else (layout.num_layers, layout.num_classes)
         size = os.fstat(descriptor).st_size
-        self.num_entries = 0 if self._entry is None else (size - HEADER_BYTES) // self._entry.itemsize
+        self.num_entries = 0 if self._entry is None else (size - _HEADER_BYTES) // self._entry.itemsize
 
     @classmethod
     def open(cls, path: Path) -> Self | None:
@@ -189,9 +184,9 @@ class ClassCounts:
         """Reads some entries, and checks which of them are intact."""
         assert self._entry is not None
         size = self._entry.itemsize
-        content = memoryview(os.pread(self._descriptor, count * size, HEADER_BYTES + start * size))
+        content = memoryview(os.pread(self._descriptor, count * size, _HEADER_BYTES + start * size))
         entries_R = np.frombuffer(content[: len(content) // size * size], self._entry)
-        checks = [zlib.crc32(content[at : at + size - CHECK_BYTES]) for at in range(0, len(entries_R) * size, size)]
+        checks = [zlib.crc32(content[at : at + size - _CHECK_BYTES]) for at in range(0, len(entries_R) * size, size)]
         return entries_R, np.array(checks, np.uint32) == entries_R["check"]
 
 
@@ -202,7 +197,7 @@ class CountsWriter:
         self._descriptor, self._name = descriptor, name
         self._layout = CountsLayout.read(descriptor, name)
         size = os.fstat(descriptor).st_size
-        self._end = 0 if self._layout is None else size - (size - HEADER_BYTES) % self._layout.entry.itemsize
+        self._end = 0 if self._layout is None else size - (size - _HEADER_BYTES) % self._layout.entry.itemsize
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -230,7 +225,7 @@ class CountsWriter:
             raise SettingError(self._name, there, f"must be {here}, as this run counts")
         entry = np.zeros((), layout.entry)
         entry["step"], entry["counts"] = step, counts_KLE
-        entry["check"] = zlib.crc32(entry.tobytes()[:-CHECK_BYTES])
+        entry["check"] = zlib.crc32(entry.tobytes()[:-_CHECK_BYTES])
         self._append(entry.tobytes())
 
     def _append(self, content: bytes) -> None:
@@ -254,6 +249,6 @@ def cut_entries(path: Path, step: int) -> None:
         return
     num_entries = counts.num_upto(step)
     if num_entries:
-        os.truncate(path, HEADER_BYTES + num_entries * CountsLayout(*counts.shape).entry.itemsize)
+        os.truncate(path, _HEADER_BYTES + num_entries * CountsLayout(*counts.shape).entry.itemsize)
     else:
         path.unlink()

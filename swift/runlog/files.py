@@ -1,12 +1,11 @@
-"""The metrics of a run: numbers by name as columns in memory, counts by expert class in a file.
+"""The files of a run's record: metrics and events, with a JSON object on each line.
+
+They may be too large to read at once: ``lines_from_end`` and ``cut_after`` work from the end of a file. ``Metrics`` has
+the numbers of all steps by name, as columns in memory; counts by expert class stay in their file. Each distinct plan is
+written once, and later events refer to it by its identity: a plan for many workers takes hundreds of kilobytes, and a
+run with a thousand failures uses only a few different ones.
 
 Shape suffixes: T steps.
-
-Files with a JSON object on each line; they may be too large to read at once.
-
-Events of a run. Each distinct plan is written once, and later events refer to it by its identity.
-
-A plan for many workers takes hundreds of kilobytes, and a run with a thousand failures uses only a few different ones.
 """
 
 import json
@@ -23,9 +22,7 @@ import numpy as np
 from swift.errors import SettingError
 from swift.runlog.expert_counts import CLASS_COUNTS, KINDS, ClassCounts
 
-EVENTS = "events.jsonl"
-
-METRICS = "metrics.jsonl"
+EVENTS, METRICS = "events.jsonl", "metrics.jsonl"
 _NO_COLUMNS = {"step", "time"}
 _MOST_STEPS = 2**53
 _NULL = float("inf")

@@ -1,19 +1,14 @@
-"""The owner of a run directory, and the verdict on whether it still lives. No files, clocks or threads here.
+"""The lease of a run directory, which its owner holds and renews, and the verdict on whether an owner still lives.
 
-On the owner's own machine, the owner lives as long as its process exists. From any other machine, it lives as long as
-its heartbeat changes, timed by the clock of the process that asks: clocks of two machines are never compared.
-
-The files of leases: ``.lease-3.json`` is that of the third owner of a run directory.
-
-Identities of this machine's processes as owners of run directories.
-
-The lease of a run directory, which its owner holds and renews.
-
-    .lease-3.json    the third owner of the directory, see ``lease.Owner``; its modification time is the last heartbeat
+    .lease-3.json    the third owner of the directory, see ``Owner``; its modification time is the last heartbeat
 
 An owner's file is made once, under a name that no other process can make at the same time (O_EXCL), and its content
 never changes. A process that takes over makes the next number, looks again for others that came in between, and removes
 the file of the dead owner; an owner whose file is gone has lost the directory. Readers need no lease.
+
+On the owner's own machine, the owner lives as long as its process exists. From any other machine, it lives as long as
+its heartbeat changes, timed by the clock of the process that asks: clocks of two machines are never compared. ``judge``
+decides that from observations, without files, clocks or threads.
 """
 
 import fcntl
@@ -43,10 +38,8 @@ SILENCE_S = 60.0
 WATCH_S = 2 * BEAT_S
 """Least seconds of watching, however old the last heartbeat seems: clocks and time stamps may be wrong."""
 _VERSION = 1
-
 _PREFIX, _SUFFIX = ".lease-", ".json"
 _LONGEST = 4096
-
 _LOOK_S, _WRITERS_S = 0.5, 60.0
 _TRIES = 20
 """Attempts to take a directory while other processes try to take it, too."""
@@ -178,12 +171,12 @@ class LeaseFile:
         return Owner.decode(self.content)
 
 
-def lease_path(run_dir: Path, number: int) -> Path:
+def _lease_path(run_dir: Path, number: int) -> Path:
     """Path of the lease of a directory's ``number``-th owner."""
     return run_dir / f"{_PREFIX}{number}{_SUFFIX}"
 
 
-def make_lease(path: Path, owner: Owner) -> bool:
+def _make_lease(path: Path, owner: Owner) -> bool:
     """Makes a lease file; returns False if another process has made it.
 
     Raises:
@@ -206,15 +199,15 @@ def make_lease(path: Path, owner: Owner) -> bool:
     return True
 
 
-def read_leases(run_dir: Path) -> list[LeaseFile]:
+def _read_leases(run_dir: Path) -> list[LeaseFile]:
     """Reads all leases of a directory, the oldest first."""
     names = [path.name.removeprefix(_PREFIX).removesuffix(_SUFFIX) for path in run_dir.glob(f"{_PREFIX}*{_SUFFIX}")]
     numbers = sorted(int(name) for name in names if name.isdecimal())
-    found = (read_lease(number, lease_path(run_dir, number)) for number in numbers)
+    found = (_read_lease(number, _lease_path(run_dir, number)) for number in numbers)
     return [one for one in found if one is not None]
 
 
-def read_lease(number: int, path: Path) -> LeaseFile | None:
+def _read_lease(number: int, path: Path) -> LeaseFile | None:
     """Reads a lease; None if it is gone. The file is opened again, so that a network file system asks its server."""
     try:
         with path.open("rb") as file:
@@ -229,7 +222,7 @@ def read_lease(number: int, path: Path) -> LeaseFile | None:
         raise SettingError("--run-dir", str(path.parent), f"cannot be read: {error.strerror}") from error
 
 
-def lease_content(path: Path) -> bytes:
+def _lease_content(path: Path) -> bytes:
     """Content of a lease file; raises OSError as the file system does."""
     with path.open("rb") as file:
         return file.read(_LONGEST)
@@ -306,7 +299,7 @@ class Lease:
         """Renews the heartbeat; raises OSError where the file system does."""
         now = self._clock()
         try:
-            self._is_lost = self._is_lost or lease_content(self._path) != self._content
+            self._is_lost = self._is_lost or _lease_content(self._path) != self._content
             if not self._is_lost:
                 os.utime(self._path)
         except FileNotFoundError:
@@ -336,7 +329,7 @@ class Lease:
 
     def _successor(self) -> str:
         with suppress(OSError, SettingError):
-            owners = [found.owner for found in read_leases(self._run_dir)]
+            owners = [found.owner for found in _read_leases(self._run_dir)]
             for owner in reversed(owners):
                 if owner is not None:
                     return f"{owner} took it at {owner.since}"
@@ -378,16 +371,16 @@ def acquire_lease(
     owner, is_there = owner or this_process(), is_there or process_is_there
     watching, clock = clock or time.monotonic, clock or _clock
     for _ in range(_TRIES):
-        found = read_leases(run_dir)
+        found = _read_leases(run_dir)
         if not all(_is_dead(one, owner.place, report, is_there, watching, sleep) for one in found):
             continue  # a lease has changed: look again
         if not _writers_have_ended(run_dir, found, watching, sleep):
             continue  # an owner was suspended and has woken up
-        path = lease_path(run_dir, max((one.number for one in found), default=0) + 1)
-        if not make_lease(path, owner):
+        path = _lease_path(run_dir, max((one.number for one in found), default=0) + 1)
+        if not _make_lease(path, owner):
             continue  # another was quicker
         try:
-            if {one for one in read_leases(run_dir) if one.path != path} <= set(found):
+            if {one for one in _read_leases(run_dir) if one.path != path} <= set(found):
                 for one in found:
                     one.path.unlink(missing_ok=True)
                 return Lease(run_dir, path, owner, clock)
@@ -402,14 +395,14 @@ def acquire_lease(
 def remove_lease(run_dir: Path, owner: Owner) -> None:
     """Removes an owner's lease, if it has one; from any thread."""
     with suppress(OSError, SettingError):
-        for found in read_leases(run_dir):
+        for found in _read_leases(run_dir):
             if found.content == owner.encode():
                 found.path.unlink(missing_ok=True)
 
 
 def last_beat(run_dir: Path) -> int | None:
     """Time of the last heartbeat of a run directory's owner, in nanoseconds; None if it has no owner."""
-    return max((found.beat_ns for found in read_leases(run_dir)), default=None)
+    return max((found.beat_ns for found in _read_leases(run_dir)), default=None)
 
 
 def living_owner(
@@ -428,10 +421,10 @@ def living_owner(
         SettingError: the directory cannot be read.
     """
     here, begun, is_told = this_process().place, time.monotonic(), False
-    first = {found.path: found.beat_ns for found in read_leases(run_dir)} if run_dir.is_dir() else {}
+    first = {found.path: found.beat_ns for found in _read_leases(run_dir)} if run_dir.is_dir() else {}
     while first:
         watched_s = time.monotonic() - begun
-        for found in read_leases(run_dir):
+        for found in _read_leases(run_dir):
             owner = found.owner
             there = process_is_there(owner) if owner is not None and owner.place == here else None
             has_beaten = found.beat_ns != first.get(found.path, found.beat_ns)
@@ -484,7 +477,7 @@ def _writers_have_ended(
     try:
         deadline = clock() + _WRITERS_S
         while not _locked(descriptor, fcntl.LOCK_SH):  # several processes may look at the same time
-            if read_leases(run_dir) != found:
+            if _read_leases(run_dir) != found:
                 return False
             if clock() > deadline:
                 raise _still_writing(run_dir)
@@ -538,7 +531,7 @@ def _is_dead(
             )
             has_reported = True
         sleep(_LOOK_S)
-        now = read_lease(found.number, found.path)
+        now = _read_lease(found.number, found.path)
         if now is None or (now.content != first.content and first.owner is not None):
             return False
         found = now

@@ -1,6 +1,7 @@
 """Observers of a run, which receive its iterations and events: trackers, or code of your own.
 
-TensorBoard files of a run. Only viewers read them, so trouble with them never delays or ends the run.
+``TensorBoard`` is the one that every run has. Only viewers read its files, so trouble with them never delays or ends
+the run.
 """
 
 import time
@@ -14,7 +15,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import register_writer_factory
 from tensorboardX.summary import scalar
 
-GROUPS = {
+_GROUPS = {
     "train": ("loss", "aux_loss", "validation_loss", "grad_norm", "learning_rate"),
     "speed": ("step_ms", "input_ms", "tokens_per_s", "mfu", "bubble_share", "period_ratio"),
     "experts": (
@@ -24,13 +25,9 @@ GROUPS = {
     "workers": ("live_workers", "live_ranks"),
 }
 """Names of metrics by the group in which trackers show them."""
-
-
+_GROUP_OF = {name: group for group, names in _GROUPS.items() for name in names}
 _SCHEME = "swift-file"
 _FLUSH_S = 10
-
-
-_GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
 
 
 class Observer:

@@ -1,6 +1,4 @@
-"""Readers of run directories, and checks that a run may begin or continue in one. No JAX here.
-
-Measures of a run, as tables compare them.
+"""Readers of run directories, checks that a run may begin or continue in one, and the measures of a run. No JAX here.
 
 Shape suffixes: T steps.
 """
@@ -20,10 +18,7 @@ from swift.runlog.files import EVENTS, METRICS, Metrics, parse_object, read_even
 CONFIG, SUMMARY = "config.gin", "summary.json"
 _OF_RUNS = ("config.json", CLASS_COUNTS, "report.html")
 """Further files that a run writes, or its command at the end."""
-
-
-NUM_LOSS_STEPS = 10
-NUM_COMPILING_STEPS = 3
+_NUM_LOSS_STEPS, _NUM_COMPILING_STEPS = 10, 3
 
 
 @dataclass(frozen=True)
@@ -192,10 +187,10 @@ def measure(run: Run, target_loss: float | None) -> dict[str, Any]:
     discarded_T = scalars(run, "was_discarded")
     discarded_T = discarded_T[np.isfinite(discarded_T)]
     return {
-        "final_loss": _finite(np.mean(losses_T[-NUM_LOSS_STEPS:])) if losses_T.size else None,
+        "final_loss": _finite(np.mean(losses_T[-_NUM_LOSS_STEPS:])) if losses_T.size else None,
         "dropped_percent": _finite(100 * ratio(dropped, routed)),
         "steps_to_target": int(run.metrics.steps_T[num_to_target - 1]) if num_to_target else None,
-        "median_step_ms": _median(step_ms_T[NUM_COMPILING_STEPS:]),
+        "median_step_ms": _median(step_ms_T[_NUM_COMPILING_STEPS:]),
         "discarded_percent": _finite(100 * np.mean(discarded_T)) if discarded_T.size else None,
         "validation_loss": float(validation_T[-1]) if validation_T.size else None,
     }
@@ -213,7 +208,7 @@ def steps_to_target(losses_T: np.ndarray, target_loss: float | None) -> int | No
     """
     if target_loss is None:
         return None
-    reached_T = running_mean(losses_T, NUM_LOSS_STEPS) <= target_loss
+    reached_T = running_mean(losses_T, _NUM_LOSS_STEPS) <= target_loss
     return int(reached_T.argmax()) + 1 if reached_T.any() else None
 
 

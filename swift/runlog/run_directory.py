@@ -1,8 +1,7 @@
 """The run directory, to which a run writes while it trains. No JAX here.
 
-Truncation of a run's record after the checkpoint from which the run is resumed.
-
-The run directory of a process that writes no record, since another process of the run does.
+A run that is resumed loses its record after the checkpoint from which it continues. Where another process of the run
+writes the record, this one has a ``SilentDirectory``.
 """
 
 import json
@@ -24,22 +23,6 @@ from swift.runlog.expert_counts import CLASS_COUNTS, KINDS, ClassCounts, CountsW
 from swift.runlog.files import EVENTS, METRICS, cut_after, step_of, with_plan_once
 from swift.runlog.observers import Observer, TensorBoard
 from swift.runlog.reading import CONFIG, SUMMARY, check_new_run, check_same_run
-
-
-def truncate_record(path: Path, step: int) -> None:
-    """Truncates the metrics after a step, and any file after its last complete line; reads only what it removes.
-
-    Args:
-        path: run directory.
-        step: last step to keep.
-
-    Raises:
-        SettingError: a line is damaged, or the header of the counts is.
-    """
-    ClassCounts.open(path / CLASS_COUNTS)  # reports damage before anything is cut
-    last = cut_after(path / METRICS, lambda line: step_of(path / METRICS, line) <= step)
-    cut_entries(path / CLASS_COUNTS, 0 if last is None else step_of(path / METRICS, last))
-    cut_after(path / EVENTS)
 
 
 class RunDirectory:
@@ -117,7 +100,7 @@ class RunDirectory:
         path = Path(path)
         check_same_run(path, config_text, may_change, may_lack)
         with _write_errors():
-            truncate_record(path, step)
+            _truncate_record(path, step)
             replace_file(path / CONFIG, config_text.encode())
             (path / SUMMARY).unlink(missing_ok=True)
             return cls(path, step, config_text, observers)
@@ -204,6 +187,45 @@ class RunDirectory:
         self.close()
 
 
+class SilentDirectory(RunDirectory):
+    """A run directory whose record this process neither opens nor writes.
+
+    Args:
+        path: run directory.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def log_step(self, metrics: Mapping[str, Any]) -> None:
+        """Leaves the metrics of a step to the process that records."""
+
+    def log_event(self, event: str, step: int, **fields: Any) -> None:
+        """Leaves an event to the process that records."""
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Leaves the summary to the process that records."""
+
+    def close(self) -> None:
+        """Closes nothing."""
+
+
+def _truncate_record(path: Path, step: int) -> None:
+    """Truncates the metrics after a step, and any file after its last complete line; reads only what it removes.
+
+    Args:
+        path: run directory.
+        step: last step to keep.
+
+    Raises:
+        SettingError: a line is damaged, or the header of the counts is.
+    """
+    ClassCounts.open(path / CLASS_COUNTS)  # reports damage before anything is cut
+    last = cut_after(path / METRICS, lambda line: step_of(path / METRICS, line) <= step)
+    cut_entries(path / CLASS_COUNTS, 0 if last is None else step_of(path / METRICS, last))
+    cut_after(path / EVENTS)
+
+
 @contextmanager
 def _write_errors() -> Iterator[None]:
     """Turns an OSError in the block into RunError."""
@@ -247,26 +269,3 @@ def _plain(value: Any) -> Any:
 
 def _line(record: Mapping[str, Any]) -> str:
     return json.dumps(_plain(record), allow_nan=False) + "\n"
-
-
-class SilentDirectory(RunDirectory):
-    """A run directory whose record this process neither opens nor writes.
-
-    Args:
-        path: run directory.
-    """
-
-    def __init__(self, path: Path):
-        self.path = path
-
-    def log_step(self, metrics: Mapping[str, Any]) -> None:
-        """Leaves the metrics of a step to the process that records."""
-
-    def log_event(self, event: str, step: int, **fields: Any) -> None:
-        """Leaves an event to the process that records."""
-
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Leaves the summary to the process that records."""
-
-    def close(self) -> None:
-        """Closes nothing."""

@@ -22,7 +22,7 @@ from swift.pipeline.step.spec import StepSpec
 from swift.schedules.plans.normalize import BlockHolders
 from swift.train.saved_state import split_of
 
-SHARED_MEMORY = Path("/dev/shm")
+_SHARED_MEMORY = Path("/dev/shm")
 _NUM_STATES = 3
 """States that a process keeps at a time: those of the last two iterations, and one that is about to replace one."""
 
@@ -139,7 +139,7 @@ class StorageLocation(NamedTuple):
 
 
 def choose_storage(
-    demand: MemoryDemand, run_dir: Path, shared_memory: Path = SHARED_MEMORY, free: Callable[[Path], int] | None = None
+    demand: MemoryDemand, run_dir: Path, shared_memory: Path = _SHARED_MEMORY, free: Callable[[Path], int] | None = None
 ) -> StorageLocation:
     """Chooses the first directory with room: in shared memory, for temporary files, or in the run directory.
 

@@ -1,6 +1,7 @@
-"""Client of the compile service: requests programs, kills a silent service, and restarts it a few times.
+"""The supervisor's clients of the two services, which start a service, restart it after deaths, and kill it if late.
 
-Client of the checkpoint service: collects parts of states, requests saves and loads, and retries failed saves.
+``CheckpointClient`` collects parts of states, requests saves and loads, and retries failed saves: a run cannot continue
+without its service. ``CompileClient`` requests programs, which members compile for themselves where it has ended.
 """
 
 import signal
@@ -36,18 +37,14 @@ from swift.errors import SettingError
 from swift.schedules.plans.normalize import OWN_CUT, BlockHolders
 from swift.topology import Worker
 
-CHECKPOINT_SERVICE = "keeper"
-"""Name of the checkpoint service among the children, in logs and in events."""
-_CHECKPOINT_CLIENT_MAX_STARTS = 3
+CHECKPOINT_SERVICE, COMPILE_SERVICE = "keeper", "preparer"
+"""Names of the two services among the children, in logs and in events."""
+_MAX_STARTS = 3
 _RECORD_S = 10.0
 """Seconds in which a record has to come: where all members that had it have died, it never does."""
 
-COMPILE_SERVICE = "preparer"
-"""Name of the compile service among the children, in logs and in events."""
-_MAX_STARTS = 3
 
-
-class RecordProgress(Protocol):
+class _RecordProgress(Protocol):
     """Progress of a run's record.
 
     Attributes:
@@ -89,7 +86,7 @@ class CheckpointClient:
         processes: Sequence[Process],
         start_s: float,
         deadline_s: float,
-        record: RecordProgress,
+        record: _RecordProgress,
         own_cut: BlockHolders = OWN_CUT,
         has_origin: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -218,7 +215,7 @@ class CheckpointClient:
 
     def died(self) -> bool:
         """Restarts the service after its death; returns False if it has died too often."""
-        if self._num_starts >= _CHECKPOINT_CLIENT_MAX_STARTS:
+        if self._num_starts >= _MAX_STARTS:
             return False
         if [type(command) for command in self._requests[:2]] == [SaveCheckpoint, SaveCheckpoint]:
             del self._requests[0]  # a newer save waits

@@ -1,19 +1,12 @@
 """The supervisor of a run: runs it to its end, stops it in order, injects faults and keeps what could not be saved.
 
-It is a member of no generation, so any process may die. Failures are handled by the membership driver.
+It is a member of no generation, so any process may die. ``RunSpec`` has what is settled before the run begins, and
+``RunContext`` the objects that the supervisor works with.
 
-Specification of a run of several processes, and the objects that its supervisor works with.
-
-Monitoring of the checkpoint service and the compile service: their answers, time limits and deaths.
-
-The last iteration of a run that is to stop: its choice, and what the stopping run still waits for.
-
-Results that workers report: records of iterations, plans, and snapshots to be saved.
-
-The driver of the membership: reports what happens to the processes of a run, and carries out what it decides.
-
-Every failure passes through here once: the death of a process comes in as an event, and the commands of the membership
-go out to the survivors. All decisions are made in ``swift.elastic.membership``.
+Every failure passes through ``_MembershipDriver`` once: the death of a process comes in as an event, and the commands
+of the membership go out to the survivors. All decisions are made in ``swift.elastic.membership``. ``WorkerResults``
+takes what workers report besides: records of iterations, plans, and snapshots to be saved; ``ServiceMonitor`` takes the
+answers of the two services, and ends those that are late. ``_LastIteration`` chooses where a run stops.
 """
 
 import math
@@ -109,12 +102,9 @@ _DELIVERY_S = 1.0
 _NUM_TIMED = 10
 """Number of iterations whose minimum counts as the duration of one: a single one may have waited for something."""
 
-_DATA_REMEDY = "once the data are repaired"
-
-_MEMBERSHIP_DRIVER_PAUSE_S, _ASLEEP_S = 0.02, 1.0
+_PAUSE_S, _ASLEEP_S = 0.02, 1.0
 _NUM_LOG_LINES = 20
-
-_PAUSE_S = 0.02
+_DATA_REMEDY = "once the data are repaired"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,7 +266,7 @@ class ServiceMonitor:
         return Restored(stamp, time.monotonic(), self._reporter.written)
 
 
-class LastIteration:
+class _LastIteration:
     """Chooses the last iteration, once for every generation, so that all members can still stop after it."""
 
     def __init__(self) -> None:
@@ -338,7 +328,7 @@ class WorkerResults:
 
     def __init__(self, context: RunContext):
         self._context, self._reporter = context, context.reporter
-        self.last_iteration = LastIteration()
+        self.last_iteration = _LastIteration()
         self.is_stopping = False
         self.unreadable: DataUnreadable | None = None
         self.missed: SnapshotMissed | None = None
@@ -410,7 +400,7 @@ def _missed_text(missed: SnapshotMissed) -> str:
     return f"iteration {missed.stamp.step} cannot be saved: {where}: {missed.why}"
 
 
-class MembershipDriver:
+class _MembershipDriver:
     """Reports events to the membership of a run, and carries out its commands.
 
     Args:
@@ -439,7 +429,7 @@ class MembershipDriver:
     def turn(self) -> None:
         """Reports all messages, then all deaths; then lets the membership decide, and kills late services."""
         deaths = self._children.deaths()
-        for child, line, received in self._children.received(0.0 if deaths else _MEMBERSHIP_DRIVER_PAUSE_S):
+        for child, line, received in self._children.received(0.0 if deaths else _PAUSE_S):
             self._take(child, line, received)
         for death in deaths:
             if isinstance(death.child, Member):
@@ -596,7 +586,7 @@ class Supervisor:
 
     def __init__(self, context: RunContext):
         self._context, self._spec, self._reporter = context, context.spec, context.reporter
-        self._driver = MembershipDriver(context)
+        self._driver = _MembershipDriver(context)
         self._stop_by = math.inf
         self._mender = DirectoryMender(context.mend)
 

@@ -1,11 +1,11 @@
-"""Events of a run: observations of the supervisor, and messages of its processes.
+"""The language of a run's membership: its processes and their states, the commands to them, and the events.
+
+Identities come first: ``Process``, ``Member``, the ``Stamp`` of a state, and the stages that the processes present can
+serve. The supervisor carries out a ``Command`` of the membership, and reports every ``Event``: what it observes itself,
+and messages of processes.
 
 ``member`` is the process that an event is about, or the sender of a message; ``number`` is the number of a generation;
 ``time`` is when the event was observed or received, in seconds of any monotonic clock.
-
-Identities of a run's processes and of their states, and the stages that the processes present can serve.
-
-Commands of the membership, which the supervisor carries out. ``number`` is the number of a generation.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -63,6 +63,10 @@ class ShardLayout(NamedTuple):
 
     processes: tuple[Process, ...]
     generations: tuple[int, ...]
+
+
+FoundSlices = frozenset[tuple[Process, Stamp]]
+"""(owner, state) of slices that are kept elsewhere than by their owner."""
 
 
 def processes_of(topology: Topology, *, by_rank: bool = False) -> tuple[Process, ...]:
@@ -356,14 +360,14 @@ class Formed(NamedTuple):
 
     Attributes:
         held: states of which it has its part; empty if none.
-        found: further slices whose location it knows: (owner, state).
+        found: further slices whose location it knows.
     """
 
     member: Member
     number: int
     held: frozenset[Stamp]
     time: float
-    found: frozenset[tuple[Process, Stamp]] = frozenset()
+    found: FoundSlices = frozenset()
 
 
 class Heartbeat(NamedTuple):

@@ -1,8 +1,10 @@
-"""Status of a run: its processes and newest generation at one moment, on which the state machine decides.
+"""Everything that is known of a run at one moment, on which the failure detector and the state machine decide.
 
-The newest generation of a run, from the command that forms it to the last iteration of its members.
+``RunStatus`` has a ``ProcessStatus`` for every process, and the newest ``Generation``, from the command that forms it
+to the last iteration of its members. ``RecoveryPolicy`` has the settings of recovery, and ``BlockMoves`` the blocks
+that survivors of a failure take over: the cuts that were found and used, and whether a move pays.
 
-Blocks that survivors of a failure take over: the cuts that were found and used, and whether a move pays.
+``Membership`` adds the changes to it, see ``swift.elastic.membership.machine``.
 """
 
 from collections.abc import Collection, Mapping
@@ -15,6 +17,7 @@ from swift.elastic.membership.messages import (
     CutFound,
     Died,
     Form,
+    FoundSlices,
     GoLive,
     LoadAhead,
     Member,
@@ -31,6 +34,62 @@ from swift.schedules.plans.normalize import OWN_CUT, BlockHolders
 from swift.topology import Worker
 
 Recovery = Literal["live", "restart"]
+
+
+class ProcessState(StrEnum):
+    """State of a process, as far as the supervisor knows."""
+
+    DEAD = "dead"
+    STARTING = "starting"
+    WAITING = "waiting"
+    FORMING = "forming"
+    LIVE = "live"
+    RETIRED = "retired"
+
+
+@dataclass(frozen=True)
+class ProcessStatus:
+    """Status of a process.
+
+    Attributes:
+        member: its newest incarnation; -1 if it was never started.
+        state: state of this incarnation.
+        seen: when it was started or last sent a message, in seconds.
+        is_dying: whether it is being killed.
+        killed: when it was killed, in seconds.
+        is_blameless: whether it is killed together with all others, through no fault of its own.
+        has_injected_fault: whether a fault was injected into this incarnation.
+        last_live: newest generation in which it was live; 0: none.
+        last_worked: newest generation in which it has finished an iteration; 0: none.
+        deaths: number of its deaths that count towards the limit of restarts.
+        quick_deaths: number of consecutive incarnations, up to the last that died, that failed at their start.
+        entered: newest iteration that it has begun in the newest live generation; 0: none yet.
+        finished: newest iteration that it has finished there.
+    """
+
+    member: Member
+    state: ProcessState = ProcessState.DEAD
+    seen: float = 0.0
+    is_dying: bool = False
+    killed: float = 0.0
+    is_blameless: bool = False
+    has_injected_fault: bool = False
+    last_live: int = 0
+    last_worked: int = 0
+    deaths: int = 0
+    quick_deaths: int = 0
+    entered: int = 0
+    finished: int = 0
+
+    @property
+    def is_present(self) -> bool:
+        """Returns whether it can be a member of the next generation."""
+        return self.is_alive and self.state is not ProcessState.STARTING and not self.is_dying
+
+    @property
+    def is_alive(self) -> bool:
+        """Returns whether it may still send messages: it is neither dead nor retired."""
+        return self.state not in (ProcessState.DEAD, ProcessState.RETIRED)
 
 
 @dataclass(frozen=True)
@@ -60,7 +119,7 @@ class Generation:
     waiting_since: float | None = None
     linked: frozenset[Member] = frozenset()
     held: Mapping[Member, frozenset[Stamp]] = field(default_factory=dict)
-    found: frozenset[tuple[Process, Stamp]] = frozenset()
+    found: FoundSlices = frozenset()
     go: GoLive | None = None
     restoring: RestoreState | ReshardState | None = None
     base: int | None = None
@@ -146,63 +205,6 @@ class BlockMoves:
         return replace(self, rule=slower)
 
 
-class ProcessState(StrEnum):
-    """State of a process, as far as the supervisor knows."""
-
-    DEAD = "dead"
-    STARTING = "starting"
-    WAITING = "waiting"
-    FORMING = "forming"
-    LIVE = "live"
-    RETIRED = "retired"
-
-
-@dataclass(frozen=True)
-class ProcessStatus:
-    """Status of a process.
-
-    Attributes:
-        member: its newest incarnation; -1 if it was never started.
-        state: state of this incarnation.
-        seen: when it was started or last sent a message, in seconds.
-        is_dying: whether it is being killed.
-        killed: when it was killed, in seconds.
-        is_blameless: whether it is killed together with all others, through no fault of its own.
-        has_injected_fault: whether a fault was injected into this incarnation.
-        last_live: newest generation in which it was live; 0: none.
-        last_worked: newest generation in which it has finished an iteration; 0: none.
-        deaths: number of its deaths that count towards the limit of restarts.
-        quick_deaths: number of consecutive incarnations, up to the last that died, that failed at their start, see
-            ``lifecycle.has_started``.
-        entered: newest iteration that it has begun in the newest live generation; 0: none yet.
-        finished: newest iteration that it has finished there.
-    """
-
-    member: Member
-    state: ProcessState = ProcessState.DEAD
-    seen: float = 0.0
-    is_dying: bool = False
-    killed: float = 0.0
-    is_blameless: bool = False
-    has_injected_fault: bool = False
-    last_live: int = 0
-    last_worked: int = 0
-    deaths: int = 0
-    quick_deaths: int = 0
-    entered: int = 0
-    finished: int = 0
-
-    @property
-    def is_present(self) -> bool:
-        """Returns whether it can be a member of the next generation."""
-        return self.is_alive and self.state is not ProcessState.STARTING and not self.is_dying
-
-    @property
-    def is_alive(self) -> bool:
-        """Returns whether it may still send messages: it is neither dead nor retired."""
-        return self.state not in (ProcessState.DEAD, ProcessState.RETIRED)
-
-
 @dataclass(frozen=True)
 class RecoveryPolicy:
     """Settings of recovery from failures.
@@ -248,7 +250,7 @@ class RunStatus:
         stalled: generations of the same processes, one after the other, that ended without an iteration though none of
             these alone had failed, the newest last.
         failed: deaths since one of a process at its start, for which all are to be restarted; see
-            ``lifecycle.after_failures``.
+            ``swift.elastic.membership.machine``.
         lost: stages reported as lost since the last generation.
         retried: newest generation that was formed because the one before made no progress; 0: none.
         holds_until: time before which nothing is decided, as messages may still be unread.
@@ -312,12 +314,6 @@ class RunStatus:
     def cut_of(self, number: int) -> BlockHolders:
         """Returns the workers that hold each chunk in a generation."""
         return self.moves.cuts.get(number, self.policy.own_cut)
-
-    def after_move(self, generation: Generation, time: float) -> Self:
-        """Returns the same run once a member has its state for a generation: how long moving blocks takes."""
-        if not generation.form.cut or generation.waiting_since is None:
-            return self
-        return replace(self, moves=self.moves.after_move(time - generation.waiting_since))
 
     @property
     def dead(self) -> tuple[Process, ...]:

@@ -1,1 +1,5 @@
-"""Reports of a run of several processes: the journal of its events, the timing of recoveries, goodput, the display."""
+"""Reports of a run of several processes.
+
+``journal`` makes notes of its events and times its recoveries, ``goodput`` counts its time by cause, and ``reporter``
+writes both to the run directory and to the terminal.
+"""

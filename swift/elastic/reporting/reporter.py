@@ -1,8 +1,7 @@
-"""Reports of a run to its directory and to the terminal; callers do not wait for writes.
+"""Reports of a run of several processes to its directory and to the terminal.
 
-Display of a run of several processes: its events, its progress and, on a terminal, every process.
-
-Calls made in a thread, on behalf of callers that must not wait for a file system.
+``Reporter`` writes what the journal notes. ``Display`` shows events, progress and, on a terminal, every process.
+Callers send heartbeats and must not wait for a file system, so all writes are ``BackgroundCalls`` of one thread.
 """
 
 import time
@@ -24,9 +23,7 @@ from swift.tasks import start_thread
 from swift.terminal_table import TerminalTable
 from swift.train.display import StepTimer, Terminal, describe, progress_lines, saved_text
 
-_MAX_REDRAWS_PER_S = 4
-
-_MAX_WAITING = 10_000
+_MAX_REDRAWS_PER_S, _MAX_WAITING = 4, 10_000
 
 
 class Display:

@@ -3,11 +3,9 @@
 It is a member of no generation: within one, Orbax would wait for all processes, and wait forever if one of them died.
 States pass through shared memory, see ``swift.elastic.state.store``, without slots, which are recomputed.
 
-The state of a checkpoint in the parts of processes, which they keep in shared memory: joined, and divided again.
-
-Resharding of an elastic run's state for other ranks, from what processes have handed over and other copies.
-
-The process of the checkpoint service.
+``CheckpointParts`` joins the parts that processes have kept to the state of a checkpoint, and divides one into parts.
+``Resharding`` makes the state of an elastic run fit other ranks, from what processes have handed over and from other
+copies. ``run_checkpoint_service`` runs the process.
 """
 
 import os
@@ -69,12 +67,11 @@ from swift.train.build import for_storage
 from swift.train.initial_weights import WeightSource
 from swift.train.saved_state import check_savable, extra_of, keep_elsewhere, ledger_after, load_state, split_of
 
-LoadUpTo = Callable[[StepSpec, int], tuple[TrainState, RestorePlan] | None]
+_LoadUpTo = Callable[[StepSpec, int], tuple[TrainState, RestorePlan] | None]
 """(step spec, iteration) -> state of the newest sound checkpoint up to that iteration, with its plan; or None."""
 
 _RECORD_S = 20.0
 """Time limit for the record of an iteration whose state is being saved, in seconds."""
-
 _ORPHANED_S = 1.0
 """Longer than the system takes, after it has closed the files of a process, to give its children another parent."""
 
@@ -112,7 +109,7 @@ class CheckpointParts:
         """
         in_order = self._in_order(holders)
         kept = self._on_workers(process.worker for process in in_order)
-        specs, shapes = replace(kept.specs, slots={}), kept.abstract()
+        specs, shapes = _without_slots(kept), kept.abstract()
         like = shard_shapes(specs, shapes, len(self._ranks(0)))
         parts = [SharedMemoryStore(self.snapshots, process).load(stamp, like) for process in in_order]
         return move_on_host(join_parts(specs, shapes, parts), kept, self.spec.stored)
@@ -131,7 +128,7 @@ class CheckpointParts:
         moved = move_on_host(host, self.spec.stored, kept)
         for nth, process in enumerate(processes):
             ranks = self._ranks(nth if self.is_elastic else process.rank)
-            parts = process_parts(replace(kept.specs, slots={}), moved, rows.index(self._holding(process)), ranks)
+            parts = process_parts(_without_slots(kept), moved, rows.index(self._holding(process)), ranks)
             SharedMemoryStore(self.snapshots, process).save(stamp, parts)
 
     def _holding(self, process: Process) -> int:
@@ -172,7 +169,7 @@ class Resharding:
     specs: ElasticSpecs
     handover: Handover
     counts: LedgerCounts
-    load_up_to: LoadUpTo
+    load_up_to: _LoadUpTo
 
     def reshard(self, command: Reshard) -> tuple[list[str], dict[str, Any]]:
         """Keeps for every process of a generation its part of a state with another layout.

@@ -3,7 +3,7 @@
 It receives the failure set, and prepares the programs of the present configuration and of those after one more failure
 or return: it puts them into the run's executable cache, where the processes look first. To compile for a group, it
 poses as each group in turn, see ``swift.elastic.jax_group``. If it dies nothing is lost, since processes then
-compile for themselves. So it is the only process that may trim executables.
+compile for themselves.
 """
 
 import ctypes

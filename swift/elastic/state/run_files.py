@@ -1,6 +1,7 @@
-"""Files that the processes of a run share, and that are removed with the run.
+"""Directories that the processes of a run share, and that are removed with the run.
 
-A thread that keeps the temporary directories of a run there.
+``node_memory`` makes the memory directory of a node, and ``RunFiles`` has the paths in it and in the directory that all
+nodes see. ``DirectoryMender`` makes again what somebody has removed while the run continues.
 """
 
 import fcntl
@@ -23,7 +24,6 @@ from swift.tasks import start_thread
 
 _PREFIX, _LOCK, _STATES, _COPIES, _SOCKETS, _CORPUS = "swift-", "lock", "states", "copies", "sockets", "corpus"
 _FILES, _DATA = "files", "data.json"
-
 _LOOK_S, _END_S = 1.0, 1.0
 
 

@@ -1,23 +1,18 @@
-"""Handover of states in elastic runs when their ranks change, to where the checkpoint service and all processes see it.
+"""Slices of the states of elastic runs: copies at neighbours, and the handover when the ranks change.
 
-When the members change, each process that leaves a generation hands over its own states, and its copies of the slices
-of lost ranks. So its states remain available if it dies later. The state that it is to resume from stays among its
-snapshots until it has resumed.
+``is_elastic`` says which runs are elastic, and ``ElasticSpecs`` has their step specs on any number of expert ranks.
 
-Elastic runs: which ones are, and their step specs on any number of expert ranks.
+Every rank's slices are copied to the memory of the next rank in the ring: the first level of MoC-System's checkpoints
+(arXiv 2408.04307, section 5), but in the neighbour's memory. ``NeighbourCopies`` transfers a copy over the mesh and
+writes it during the next iteration into ``SliceCopies``. A file is complete or does not exist, so an interrupted copy
+is never taken for a complete one.
 
-Copies of ranks' slices in the memory of their neighbours, as files, and the choice of those to keep.
+``Handover`` is where the checkpoint service and all processes see it. When the members change, each process that leaves
+a generation hands over its own states, and its copies of the slices of lost ranks. So its states remain available if it
+dies later. The state that it is to resume from stays among its snapshots until it has resumed.
 
-Legend: P stages, L MoE layers of a stage, E experts, K experts of a layer in a copy, V arrays of an expert's state of
-the same type, w numbers of a rank's slice.
-
-Copies of each rank's slices at its neighbour: transferred over the mesh, written during the next iteration.
-
-The first level of MoC-System's checkpoints (arXiv 2408.04307, section 5), but in the neighbour's memory: every rank's
-slices go to the memory of the next rank in the ring. A file is complete or does not exist, so an interrupted copy is
-never taken for a complete one.
-
-Legend: L MoE layers of the model, E experts, K chosen experts of a layer.
+Legend: P stages, 1 here; L MoE layers, E experts, K experts of a layer in a copy, V arrays of an expert's state of the
+same type, w numbers of a rank's slice.
 """
 
 import sys
@@ -38,8 +33,7 @@ from swift.checkpoint.manifest import Copy, Ledger
 from swift.checkpoint.recovery import RankCopy
 from swift.checkpoint.units import Snapshot, StateSplit, by_name
 from swift.config.experiment import Experiment
-from swift.elastic.membership.machine import FoundSlices
-from swift.elastic.membership.messages import Process, ShardLayout, Stamp
+from swift.elastic.membership.messages import FoundSlices, Process, ShardLayout, Stamp
 from swift.elastic.state.store import SharedMemoryStore, directory_name, process_of
 from swift.errors import RunError
 from swift.mesh.live import storage_mesh
@@ -50,7 +44,7 @@ from swift.pipeline.step.spec import StepSpec
 from swift.train.build import on_ranks
 from swift.train.saved_state import split_of
 
-NeighbourProgram = Callable[..., dict[str, dict[str, jax.Array]]]
+_NeighbourProgram = Callable[..., dict[str, dict[str, jax.Array]]]
 """(dense, experts, chosen experts) -> ``dense`` and ``experts`` of the rank before."""
 
 _STATES, _COPIES = "states", "copies"
@@ -196,7 +190,7 @@ def copy_shapes(split: StateSplit, num_experts: int) -> dict[str, Any]:
     }
 
 
-def as_snapshot(split: StateSplit, copy: Mapping[str, Any]) -> Snapshot:
+def _as_snapshot(split: StateSplit, copy: Mapping[str, Any]) -> Snapshot:
     """Returns a copy as a snapshot of one rank (N = 1), its blocks ``[layers, K, V, 1, w]``."""
     chosen_LK = copy["chosen"]
     blocks = {
@@ -236,7 +230,7 @@ class NeighbourCopies:
         self._ledger = Ledger.first(num_layers, num_classes, config.snapshot_k(num_classes))
         self._is_first = True
         self._chosen: dict[Stamp, np.ndarray] = {}  # experts of the copies that exist, or are being written
-        self._programs: dict[int, NeighbourProgram] = {}
+        self._programs: dict[int, _NeighbourProgram] = {}
         self._thread = ThreadPoolExecutor(1, "neighbour")
         self._writing: tuple[Stamp, Future[None]] | None = None
 
@@ -291,7 +285,7 @@ class NeighbourCopies:
     def _choice(self) -> np.ndarray:
         return self._ledger.choose(self._config.selection, full=False).astype(np.int32)
 
-    def _program(self, num_experts: int) -> NeighbourProgram:
+    def _program(self, num_experts: int) -> _NeighbourProgram:
         if num_experts not in self._programs:
             self._programs[num_experts] = compiled_neighbour(self._spec, self._executables, num_experts)
         return self._programs[num_experts]
@@ -304,7 +298,7 @@ class NeighbourCopies:
 
     def _write(self, stamp: Stamp, received: Mapping[str, Any]) -> None:
         """Writes a copy, and only then removes earlier ones that are no longer needed."""
-        tree = jax.tree.map(lambda leaf: leaf if isinstance(leaf, np.ndarray) else own_slice(leaf), dict(received))
+        tree = jax.tree.map(lambda leaf: leaf if isinstance(leaf, np.ndarray) else _own_slice(leaf), dict(received))
         num_experts = tree["chosen"].shape[-1]
         self._copies.store(num_experts, self._process, self._owner).save(stamp, tree)
         kept = needed(self._chosen, self._split.num_classes)
@@ -333,7 +327,7 @@ def neighbour_slices(spec: StepSpec) -> Wrapped:
     return jax.jit(spec.live.per_rank(per_rank, (RANKED, RANKED, REPLICATED), RANKED))
 
 
-def compiled_neighbour(spec: StepSpec, executables: ExecutableCache, num_experts: int) -> NeighbourProgram:
+def compiled_neighbour(spec: StepSpec, executables: ExecutableCache, num_experts: int) -> _NeighbourProgram:
     """Returns ``neighbour_slices`` compiled for K experts of every layer; the choice of experts is data.
 
     Args:
@@ -358,7 +352,7 @@ def neighbour_key(num_ranks: int, num_experts: int) -> object:
     return "neighbour", num_ranks, num_experts
 
 
-def own_slice(leaf: jax.Array) -> np.ndarray:
+def _own_slice(leaf: jax.Array) -> np.ndarray:
     """Returns this process's slice of a RANKED array, on the host; on CPU without a copy."""
     (shard,) = leaf.addressable_shards
     return np.asarray(shard.data)
@@ -442,7 +436,7 @@ class Handover:
                 continue
             store, step = self.copies.store(one.num_experts, one.neighbour, one.owner), one.stamp.step
             try:
-                snapshot = as_snapshot(split, store.load(one.stamp, copy_shapes(split, one.num_experts)))
+                snapshot = _as_snapshot(split, store.load(one.stamp, copy_shapes(split, one.num_experts)))
             except RunError as error:
                 print(f"passed over: {error}", file=sys.stderr)
                 continue

@@ -1,5 +1,6 @@
 """Processes and nodes of a run, and the messages between them.
 
-Child processes, on one node and on several; how nodes find, authenticate and serve each other; and the messages of
-workers, of the two services and of nodes, which share one codec.
+``children`` starts and ends processes on this node, ``nodes`` those of a run on several nodes as its first node sees
+them, and ``remote_node`` serves the first node from another. ``connections`` has how nodes find and authenticate each
+other, and ``messages`` what workers, services and nodes say, with one codec.
 """

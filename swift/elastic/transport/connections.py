@@ -1,18 +1,16 @@
-"""Rendezvous of the nodes of a run: a file in the run directory, which all nodes see, has the first one's address.
+"""Connections of the nodes of a run: how they find each other, prove that they belong to it, and send lines.
 
-The file also has the key of the run, and both sides of a connection prove to each other that they have it. Later
-messages are neither signed nor encrypted, and neither is the traffic among the processes of a generation (gloo): so
-the use of a network has to be requested explicitly.
+``Rendezvous`` is a file in the run directory, which all nodes see, with the address of the first node and the key of
+the run. In the handshake each side proves to the other that it has the key, without sending it: the first node sends a
+challenge; the other answers with its number, a challenge of its own and the proof for the first challenge; the first
+node answers with its own proof, and says whether it admits the other. A false proof it refuses in a line without a
+proof of its own.
 
-Handshake of two nodes: each proves to the other that it has the key of the run, without sending it.
+Later messages are neither signed nor encrypted, and neither is the traffic among the processes of a generation (gloo):
+so the use of a network has to be requested explicitly, see ``check_network``.
 
-The first node sends a challenge. The other answers with its number, a challenge of its own and the proof for the first
-challenge. The first node answers with its own proof, and says whether it admits the other. A false proof it refuses
-in a line without a proof of its own.
-
-Admission of nodes that prove that they have the key of a run, however many other callers there are.
-
-The number of callers that have not proved it yet is limited, and so are the time and the bytes that each has for it.
+``Admission`` is the first node's side of the handshake, however many other callers there are. The number of callers
+that have not proved yet that they have the key is limited, and so are the time and the bytes that each has for it.
 When the number is reached, a new caller replaces the one that has been pending longest: a node with the key needs only
 a moment. No caller gets a thread or a file of its own before it is admitted.
 """
@@ -27,9 +25,9 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -39,162 +37,12 @@ from swift.tasks import retried
 
 MAX_BYTES = 1024
 """Largest size of a line of the handshake, in bytes."""
-
-
-_MAX_PENDING, _TIMEOUT_S = 128, 5.0
+_FILE = ".meeting.json"
+_HANDSHAKE_S, _SEND_S, _MAX_PENDING = 5.0, 2, 128
 _MAX_ACCEPTED = 64
 """Connections accepted before pending callers are read from again."""
 _FALSE_PROOF = "the proof is false"
 """All that a caller without the key is told: it can tell a wrong key from a connection that has ended."""
-
-_FILE = ".meeting.json"
-_HANDSHAKE_S, _SEND_S = 5.0, 2
-
-
-def line_of(**fields: object) -> str:
-    """Returns a line of the handshake."""
-    return json.dumps(fields) + "\n"
-
-
-def proof(key: str, text: str) -> str:
-    """Returns a digest of a text that only those who have the key can compute."""
-    return hmac.digest(key.encode(), text.encode(), "sha256").hex()
-
-
-def has_proof(fields: Mapping[str, object], key: str, text: str) -> bool:
-    """Returns whether a received line has the proof of a text."""
-    return hmac.compare_digest(str(fields.get("proof")).encode(errors="replace"), proof(key, text).encode())
-
-
-class _Caller(NamedTuple):
-    connection: socket.socket
-    challenge: str
-    deadline: float
-    received: bytearray
-
-
-class Admission:
-    """The callers that have not proved yet that they have the key.
-
-    Args:
-        listener: socket on which nodes connect.
-        key: key of the run, see ``Rendezvous``.
-        refusal: function of (node, whether it is ready to join) that returns why a node is refused although it has the
-            key; None: it is admitted.
-        admit: function that takes the number of an admitted node, and its connection.
-        timeout_s: time limit of a caller to prove that it has the key, in seconds.
-        max_pending: largest number of pending callers.
-    """
-
-    def __init__(
-        self,
-        listener: socket.socket,
-        key: str,
-        refusal: Callable[[int, bool], str | None],
-        admit: Callable[[int, socket.socket], None],
-        timeout_s: float = _TIMEOUT_S,
-        max_pending: int = _MAX_PENDING,
-    ):
-        self._listener, self._key, self._refusal, self._admit = listener, key, refusal, admit
-        self._timeout_s, self._max_pending = timeout_s, max_pending
-        self._callers: dict[int, _Caller] = {}  # by file descriptor, the oldest first
-        self._selector = selectors.DefaultSelector()
-        listener.setblocking(False)
-        self._selector.register(listener, selectors.EVENT_READ)
-
-    def __len__(self) -> int:
-        """Number of pending callers."""
-        return len(self._callers)
-
-    def turn(self, timeout_s: float) -> None:
-        """Accepts and reads from callers; waits for them for at most ``timeout_s`` seconds.
-
-        Raises:
-            OSError: no connection can be accepted at present.
-        """
-        ready = {key.fd for key, _ in self._selector.select(timeout_s)}
-        for descriptor in ready & self._callers.keys():
-            self._receive(self._callers[descriptor])
-        now = time.monotonic()
-        while self._callers and (oldest := next(iter(self._callers.values()))).deadline < now:
-            self._drop(oldest)
-        if self._listener.fileno() in ready:
-            with suppress(BlockingIOError):
-                for _ in range(_MAX_ACCEPTED):
-                    self._accept(self._listener.accept()[0], now)
-
-    def close(self) -> None:
-        """Drops all pending callers; admitted ones stay connected."""
-        for caller in list(self._callers.values()):
-            self._drop(caller)
-        self._selector.close()
-
-    def _accept(self, connection: socket.socket, now: float) -> None:
-        if len(self._callers) == self._max_pending:
-            self._drop(next(iter(self._callers.values())))
-        connection.setblocking(False)
-        caller = _Caller(connection, secrets.token_hex(16), now + self._timeout_s, bytearray())
-        self._callers[connection.fileno()] = caller
-        self._selector.register(connection, selectors.EVENT_READ)
-        if not _send(connection, challenge=caller.challenge):
-            self._drop(caller)
-
-    def _receive(self, caller: _Caller) -> None:
-        try:
-            received = caller.connection.recv(MAX_BYTES - len(caller.received))
-        except BlockingIOError:
-            return
-        except OSError:
-            received = b""
-        caller.received.extend(received)
-        if caller.received.endswith(b"\n"):
-            self._decide(caller)
-        elif not received or len(caller.received) >= MAX_BYTES:
-            self._drop(caller)
-
-    def _decide(self, caller: _Caller) -> None:
-        """Admits a caller that has sent its whole line, or drops it."""
-        call = _parse(bytes(caller.received))
-        node = call.get("node")
-        if not isinstance(node, int):
-            self._drop(caller)
-            return
-        if not has_proof(call, self._key, f"node {node} {caller.challenge}"):
-            _send(caller.connection, refused=_FALSE_PROOF)
-            self._drop(caller)
-            return
-        refused = self._refusal(node, call.get("is_ready") is True)
-        answer = proof(self._key, f"first {call.get('challenge')}")
-        if not _send(caller.connection, proof=answer, refused=refused) or refused is not None:
-            self._drop(caller)
-            return
-        self._forget(caller)
-        caller.connection.setblocking(True)
-        self._admit(node, caller.connection)
-
-    def _drop(self, caller: _Caller) -> None:
-        self._forget(caller)
-        caller.connection.close()
-
-    def _forget(self, caller: _Caller) -> None:
-        self._selector.unregister(caller.connection)
-        del self._callers[caller.connection.fileno()]
-
-
-def _send(connection: socket.socket, **fields: object) -> bool:
-    """Sends a line, for which a new connection always has room; returns whether it was sent."""
-    line = line_of(**fields).encode()
-    try:
-        return connection.send(line) == len(line)
-    except OSError:
-        return False
-
-
-def _parse(line: bytes) -> dict[str, object]:
-    with suppress(ValueError, RecursionError):
-        fields = json.loads(line)
-        return fields if isinstance(fields, dict) else {}
-    return {}
 
 
 @dataclass(frozen=True)
@@ -230,9 +78,7 @@ class Rendezvous:
         try:
             yield
         finally:
-            with suppress(
-                OSError
-            ):  # of a disk that fails: one that is left leads to nobody, and the next one replaces it
+            with suppress(OSError):  # a disk that fails: a file that is left leads to nobody, and is replaced later
                 if Rendezvous.find(run_dir) == self:
                     (run_dir / _FILE).unlink()
 
@@ -328,8 +174,7 @@ class NodeConnection:
         """Reads a line of the handshake; returns an empty one if none comes in time."""
         timer = self._time_limit()
         try:
-            fields = json.loads(self._reader.readline(MAX_BYTES) or "{}")
-            return fields if isinstance(fields, dict) else {}
+            return _parse(self._reader.readline(MAX_BYTES))
         except (OSError, ValueError):
             return {}
         finally:
@@ -349,22 +194,148 @@ class NodeConnection:
             raise OSError(errno.EAGAIN, str(error)) from error
 
 
-@dataclass(eq=False)
-class ConnectedNode:
-    """A node that is connected to the first one.
+class _Caller(NamedTuple):
+    connection: socket.socket
+    challenge: str
+    deadline: float
+    received: bytearray
 
-    Attributes:
-        number: number of the node, from 1.
-        connection: connection to it.
-        seen: when it last sent a message, in seconds.
-        children: its children.
-        abandoned: its children that were killed and do not die.
-        held: children that it was told to hold ready.
+
+class Admission:
+    """The callers that have not proved yet that they have the key.
+
+    Args:
+        listener: socket on which nodes connect.
+        key: key of the run, see ``Rendezvous``.
+        refusal: function of (node, whether it is ready to join) that returns why a node is refused although it has the
+            key; None: it is admitted.
+        admit: function that takes the number of an admitted node, and its connection.
+        timeout_s: time limit of a caller to prove that it has the key, in seconds.
+        max_pending: largest number of pending callers.
     """
 
-    number: int
-    connection: NodeConnection
-    seen: float
-    children: set[Hashable] = field(default_factory=set)
-    abandoned: set[Hashable] = field(default_factory=set)
-    held: set[Hashable] = field(default_factory=set)
+    def __init__(
+        self,
+        listener: socket.socket,
+        key: str,
+        refusal: Callable[[int, bool], str | None],
+        admit: Callable[[int, socket.socket], None],
+        timeout_s: float = _HANDSHAKE_S,
+        max_pending: int = _MAX_PENDING,
+    ):
+        self._listener, self._key, self._refusal, self._admit = listener, key, refusal, admit
+        self._timeout_s, self._max_pending = timeout_s, max_pending
+        self._callers: dict[int, _Caller] = {}  # by file descriptor, the oldest first
+        self._selector = selectors.DefaultSelector()
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ)
+
+    def __len__(self) -> int:
+        """Number of pending callers."""
+        return len(self._callers)
+
+    def turn(self, timeout_s: float) -> None:
+        """Accepts and reads from callers; waits for them for at most ``timeout_s`` seconds.
+
+        Raises:
+            OSError: no connection can be accepted at present.
+        """
+        ready = {key.fd for key, _ in self._selector.select(timeout_s)}
+        for descriptor in ready & self._callers.keys():
+            self._receive(self._callers[descriptor])
+        now = time.monotonic()
+        while self._callers and (oldest := next(iter(self._callers.values()))).deadline < now:
+            self._drop(oldest)
+        if self._listener.fileno() in ready:
+            with suppress(BlockingIOError):
+                for _ in range(_MAX_ACCEPTED):
+                    self._accept(self._listener.accept()[0], now)
+
+    def close(self) -> None:
+        """Drops all pending callers; admitted ones stay connected."""
+        for caller in list(self._callers.values()):
+            self._drop(caller)
+        self._selector.close()
+
+    def _accept(self, connection: socket.socket, now: float) -> None:
+        if len(self._callers) == self._max_pending:
+            self._drop(next(iter(self._callers.values())))
+        connection.setblocking(False)
+        caller = _Caller(connection, secrets.token_hex(16), now + self._timeout_s, bytearray())
+        self._callers[connection.fileno()] = caller
+        self._selector.register(connection, selectors.EVENT_READ)
+        if not _send(connection, challenge=caller.challenge):
+            self._drop(caller)
+
+    def _receive(self, caller: _Caller) -> None:
+        try:
+            received = caller.connection.recv(MAX_BYTES - len(caller.received))
+        except BlockingIOError:
+            return
+        except OSError:
+            received = b""
+        caller.received.extend(received)
+        if caller.received.endswith(b"\n"):
+            self._decide(caller)
+        elif not received or len(caller.received) >= MAX_BYTES:
+            self._drop(caller)
+
+    def _decide(self, caller: _Caller) -> None:
+        """Admits a caller that has sent its whole line, or drops it."""
+        call = _parse(bytes(caller.received))
+        node = call.get("node")
+        if not isinstance(node, int):
+            self._drop(caller)
+            return
+        if not has_proof(call, self._key, f"node {node} {caller.challenge}"):
+            _send(caller.connection, refused=_FALSE_PROOF)
+            self._drop(caller)
+            return
+        refused = self._refusal(node, call.get("is_ready") is True)
+        answer = proof(self._key, f"first {call.get('challenge')}")
+        if not _send(caller.connection, proof=answer, refused=refused) or refused is not None:
+            self._drop(caller)
+            return
+        self._forget(caller)
+        caller.connection.setblocking(True)
+        self._admit(node, caller.connection)
+
+    def _drop(self, caller: _Caller) -> None:
+        self._forget(caller)
+        caller.connection.close()
+
+    def _forget(self, caller: _Caller) -> None:
+        self._selector.unregister(caller.connection)
+        del self._callers[caller.connection.fileno()]
+
+
+def line_of(**fields: object) -> str:
+    """Returns a line of the handshake."""
+    return json.dumps(fields) + "\n"
+
+
+def proof(key: str, text: str) -> str:
+    """Returns a digest of a text that only those who have the key can compute."""
+    return hmac.digest(key.encode(), text.encode(), "sha256").hex()
+
+
+def has_proof(fields: Mapping[str, object], key: str, text: str) -> bool:
+    """Returns whether a received line has the proof of a text."""
+    return hmac.compare_digest(str(fields.get("proof")).encode(errors="replace"), proof(key, text).encode())
+
+
+def _send(connection: socket.socket, **fields: object) -> bool:
+    """Sends a line, for which a new connection always has room; returns whether it was sent."""
+    line = line_of(**fields).encode()
+    try:
+        return connection.send(line) == len(line)
+    except OSError:
+        return False
+
+
+def _parse(line: str | bytes) -> dict[str, object]:
+    """Reads a line of the handshake; returns an empty one for anything else."""
+    with suppress(ValueError, RecursionError):
+        fields = json.loads(line)
+        return fields if isinstance(fields, dict) else {}
+    return {}

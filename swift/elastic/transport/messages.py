@@ -1,14 +1,10 @@
-"""Messages between the supervisor and a worker process, through the pipes of the process.
+"""Messages of a run's processes and nodes, with the codec of each connection.
+
+Four connections: the supervisor and a worker, through the pipes of the process; the supervisor and the checkpoint
+service; the supervisor and the compile service; and the first node and another one, over TCP, where children are named
+by strings that only the first node interprets.
 
 ``member`` is the sender of a message, and ``number`` the number of a generation.
-
-Messages between the supervisor and the checkpoint service.
-
-Messages between the supervisor and the compile service.
-
-Messages between the first node of a run and another, over TCP.
-
-Children are named by strings, which only the first node interprets.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -126,7 +122,6 @@ class DataUnreadable(NamedTuple):
 
 WorkerCommand = Begin | FormGroup | LoadAhead | Enter | StartGeneration | Halt | Hang | Stop
 WorkerMessage = Message | Record | Planned | SnapshotKept | SnapshotMissed | DataUnreadable
-
 
 WORKER_COMMANDS = Codec[WorkerCommand](Begin, FormGroup, LoadAhead, Enter, StartGeneration, Halt, Hang, Stop)
 WORKER_MESSAGES = Codec[WorkerMessage](
@@ -248,7 +243,6 @@ class CommandFailed(NamedTuple):
 
 CheckpointCommand = SaveCheckpoint | LoadCheckpoint | Reshard
 CheckpointAnswer = Saved | KeptElsewhere | StateRestored | CommandFailed
-
 
 CHECKPOINT_COMMANDS = Codec[CheckpointCommand](SaveCheckpoint, LoadCheckpoint, Reshard)
 CHECKPOINT_ANSWERS = Codec[CheckpointAnswer](Saved, KeptElsewhere, StateRestored, CommandFailed)

@@ -13,11 +13,12 @@ import threading
 import time
 from collections.abc import Callable, Collection, Hashable, Sequence
 from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
 from swift.elastic.transport.children import Death, LocalChildren, ReceivedLine
-from swift.elastic.transport.connections import Admission, ConnectedNode, NodeConnection
+from swift.elastic.transport.connections import Admission, NodeConnection
 from swift.elastic.transport.messages import (
     NODE_MESSAGES,
     NODE_UPDATES,
@@ -39,6 +40,27 @@ NODES = "nodes"
 """Sender of the lines, among those received, that report connected and lost nodes: ``NodeUpdate``."""
 _HEARTBEAT_S, _PAUSE_S, _ASLEEP_S = 0.5, 0.02, 1.0
 _STOP_S, _KILL_S, _END_S = 10.0, 2.0, 1.0
+
+
+@dataclass(eq=False)
+class _ConnectedNode:
+    """A node that is connected to the first one.
+
+    Attributes:
+        number: number of the node, from 1.
+        connection: connection to it.
+        seen: when it last sent a message, in seconds.
+        children: its children.
+        abandoned: its children that were killed and do not die.
+        held: children that it was told to hold ready.
+    """
+
+    number: int
+    connection: NodeConnection
+    seen: float
+    children: set[Hashable] = field(default_factory=set)
+    abandoned: set[Hashable] = field(default_factory=set)
+    held: set[Hashable] = field(default_factory=set)
 
 
 class MultiNodeChildren:
@@ -68,7 +90,7 @@ class MultiNodeChildren:
         self._own, self._node_of, self._listener, self._silence_s = own, node_of, listener, silence_s
         self._is_first, self._is_superseded = is_first, False
         self._lock = threading.Lock()
-        self._nodes: dict[int, ConnectedNode] = {}
+        self._nodes: dict[int, _ConnectedNode] = {}
         self._away = dict.fromkeys(range(1, num_nodes), time.monotonic())
         self._deaths: list[Death] = []
         self._excluded: set[int] = set()
@@ -195,7 +217,7 @@ class MultiNodeChildren:
             if child in node.children | node.abandoned:
                 node.connection.send(NODE_MESSAGES.line(message))
 
-    def _connected(self) -> list[ConnectedNode]:
+    def _connected(self) -> list[_ConnectedNode]:
         with self._lock:
             return list(self._nodes.values())
 
@@ -238,7 +260,7 @@ class MultiNodeChildren:
     def _read_from(self, number: int, connection: NodeConnection) -> None:
         """Reads from an admitted node until its connection ends."""
         with closing(connection):
-            node = ConnectedNode(number, connection, time.monotonic())
+            node = _ConnectedNode(number, connection, time.monotonic())
             with self._lock:
                 if self._is_closed or self._away.pop(number, None) is None:  # it has connected a second time
                     return
@@ -265,7 +287,7 @@ class MultiNodeChildren:
                 return f"node {number} is connected already"  # or was lost, and is not yet silent for long enough
             return None if number in self._away else f"there is no node {number}"
 
-    def _take(self, node: ConnectedNode, message: NodeMessage) -> None:
+    def _take(self, node: _ConnectedNode, message: NodeMessage) -> None:
         match message:
             case ChildSent(name, line):
                 self._own.lines.put(ReceivedLine(self._names[name], line, node.seen))
@@ -275,7 +297,7 @@ class MultiNodeChildren:
                         node.children.remove(child)
                         self._deaths.append(Death(child, why, node.seen))
 
-    def _lose(self, node: ConnectedNode) -> None:
+    def _lose(self, node: _ConnectedNode) -> None:
         now = time.monotonic()
         with self._lock:
             if self._nodes.get(node.number) is not node:

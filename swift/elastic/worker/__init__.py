@@ -1,5 +1,5 @@
 """A worker process of a run.
 
-``channel`` connects it to the supervisor, ``worker`` takes it from one generation to the next, with
-``generation``, and ``generation`` runs the iterations of each, which are those of ``swift.train.TrainLoop``.
+``channel`` connects it to the supervisor, and ``worker`` takes it from one generation to the next. ``generation`` runs
+the iterations of each, which are those of ``swift.train.loop.TrainLoop``, and has its programs and its states.
 """

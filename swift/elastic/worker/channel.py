@@ -1,6 +1,7 @@
-"""Communication of a process with the supervisor: commands as they arrive, and messages from any thread.
+"""The pipes between a process and the supervisor: commands come on standard input, messages go to standard output.
 
-Setup of every process of a run: its JAX configuration, and standard output, on which it sends messages.
+``CommandListener`` takes the commands of a worker as they arrive, and ``ControlChannel`` sends its messages from any
+thread. All processes of a run, the services too, configure JAX by ``configure_jax`` and write through ``LineWriter``.
 """
 
 import os
@@ -29,9 +30,7 @@ from swift.elastic.transport.messages import (
 )
 from swift.tasks import start_thread
 
-_HEARTBEAT_S = 0.5
-
-_ABORT_S = 0.05
+_HEARTBEAT_S, _ABORT_S = 0.5, 0.05
 
 
 def configure_jax(experiment: Experiment, num_devices: int) -> None:

@@ -1,13 +1,12 @@
-"""The run of one generation by one of its processes: its side of ``swift.train.TrainLoop``, which has the iterations.
+"""One generation of a run, as one of its processes runs it, with its programs and its states.
 
+``run_generation`` is this process's side of ``swift.train.loop.TrainLoop``, which has the iterations:
 ``GenerationWorkers`` are the loop's ``LiveWorkers``, ``GenerationStates`` its ``StateKeeper``.
 
-Programs of a generation, and those that a member loads ahead: for the next one, in which it keeps its devices.
-
-XLA binds a loaded program to its devices, so in any other transition a member loads its program only once it has the
-devices of the new generation, and training waits for that.
-
-The states of a worker process: on its devices during a generation, and in shared memory for the next one.
+``AheadLoader`` loads the programs of the next generation where members keep their devices. XLA binds a loaded program
+to its devices, so in any other transition a member loads its program only once it has the devices of the new
+generation, and training waits for that. ``KeptStates`` has the states that outlive a generation: on its devices while
+it runs, and in shared memory for the next one.
 """
 
 import sys

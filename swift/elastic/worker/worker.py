@@ -4,9 +4,8 @@ Between two generations its part of the state is in shared memory, once for each
 another process may not have finished the last one. Devices, with all that is on them, outlive a generation only where
 its members stay connected, as blocks move; programs come from the run's executable cache.
 
-Specification of a worker process, and the stores that it shares with others.
-
-A worker's waits for the other members of its group, which end once another generation is to be formed at once.
+``WorkerSpec`` has the settings of a process and the stores that it shares with others. ``GroupWaits`` has its waits for
+other members of its group, which end once another generation is to be formed at once.
 """
 
 import gc
@@ -67,14 +66,13 @@ from swift.pipeline.step.spec import StepSpec
 from swift.schedules.plans.normalize import BlockHolders
 from swift.train.saved_state import split_of
 
-GONE, STUCK = 70, 71
+_EXIT_GONE, _EXIT_STUCK = 70, 71
 """Exit codes of a process whose supervisor is gone, and of one that could not be brought out of a generation."""
-CONNECT_S = 10
+_CONNECT_S = 10
 """Seconds in which all processes of a generation on CPUs have to connect."""
 _CONNECT_FACTOR = 2
 """Time in which all processes have to have their accelerators, as a multiple of ``Deadlines.forming``. The supervisor
 acts on that; a process that gave up before would take the blame for another whose device does not answer."""
-
 _GRACE_S = 5.0
 """Time that a worker that cannot continue waits for a new generation before it asks for one: deaths are found first."""
 _STUCK_S, _STUCK_FACTOR = 5.0, 3.0
@@ -108,12 +106,12 @@ class WorkerSpec:
         """Ends the process, whose supervisor is gone, after removing the shared files."""
         with self._ending:  # a second thread that detects it must not exit while the first is still removing
             self.scratch.remove()
-            os._exit(GONE)
+            os._exit(_EXIT_GONE)
 
     def group(self, address: str, index: int, num_processes: int) -> JaxGroup:
         """Makes the process's side of a generation's group, to be joined; see ``JaxGroup``."""
         if self.devices is None:
-            return JaxGroup(address, index, num_processes, CONNECT_S)
+            return JaxGroup(address, index, num_processes, _CONNECT_S)
         timeout_s = math.ceil(_CONNECT_FACTOR * self.forming_s)
         return AcceleratorGroup(self.devices, address, index, num_processes, timeout_s)
 
@@ -194,7 +192,7 @@ class GroupWaits:
                 # interrupts the creation of a backend. The next incarnation of this process finds the state.
                 print(f"cannot be aborted for {limit_s:g} s: this process ends", file=sys.stderr, flush=True)
                 self._keep()
-                os._exit(STUCK)
+                os._exit(_EXIT_STUCK)
 
         return abort
 
@@ -372,7 +370,7 @@ class WorkerProcess:
                 per_worker = topology.num_expert_ranks // self._num_devices
                 rank = processes.index(process) if self._worker_spec.is_elastic else process.rank
                 index = configuration.device_rows[row] * per_worker + rank
-                with self._waits.abortable(CONNECT_S + _STUCK_S):
+                with self._waits.abortable(_CONNECT_S + _STUCK_S):
                     num_processes = len(configuration.rows) * per_worker
                     self._waits.group = self._worker_spec.group(command.address, index, num_processes)
                     self._waits.group.join()

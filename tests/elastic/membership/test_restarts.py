@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from swift.elastic.membership.machine import restarted
 from swift.elastic.membership.messages import (
     Died,
     Done,
@@ -24,7 +23,7 @@ from tests.elastic.membership.script import A, B, C, D, after_go, may_restart, o
 
 def test_who_is_ended_with_all_others_is_not_given_up(live):
     for _ in range(4):
-        live.membership, commands = restarted(live.membership, "because", live.time)
+        live.membership, commands = live.membership.restarted("because", live.time)
         assert commands == (RestartAll("because"),)
         assert live.die(A, B, C, D) == []
         live.start(A, B, C, D)
