@@ -208,7 +208,7 @@ def _load_data(experiment: Experiment, options: TrainOptions, report: Callable[[
     """
     corpus = None
     if options.corpora is not None:
-        corpus = find_index(experiment.data, options.corpora, report, connect=options.connect)
+        corpus = find_index(experiment.data, options.corpora, report, connect=options.connect, plan=options.plan)
     return experiment.loader("train", corpus), experiment.loader("validation", corpus)
 
 
