@@ -29,6 +29,7 @@ from swift.mesh.per_rank import AXES, REPLICATED, WORKER_AXIS, is_spec, map_spec
 from swift.topology import Topology, Worker
 
 RankKind = Literal["emulated", "devices", "virtual"]
+
 _MAX_HOSTS = 4
 """Hosts whose workers a line names."""
 
