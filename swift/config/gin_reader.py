@@ -63,6 +63,7 @@ _PARTS = {
     "CheckpointConfig": "checkpoint",
 }
 """Parts of which every experiment has exactly one, without alternatives: the setting of each."""
+
 CONFIGURABLES: Mapping[str, Callable] = {kind.__name__: kind for kind in _KINDS}
 """Classes and functions that a gin file can set, by name."""
 _settings = {name: tuple(inspect.signature(kind).parameters) for name, kind in CONFIGURABLES.items()}

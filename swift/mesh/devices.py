@@ -30,6 +30,7 @@ PATIENCE_FLAGS = (
     "--xla_cpu_collective_call_warn_stuck_timeout_seconds=120",
     "--xla_cpu_collective_call_terminate_timeout_seconds=600",
 )
+
 _GB, _GIB = 10**9, 2**30
 _MATMUL_DIM, _MATMULS = 1024, 5
 """Dims of the matmul by which a host is measured, and how often it runs."""

@@ -31,11 +31,14 @@ from jax.typing import DTypeLike
 
 _SMALLEST_PIECE, _LARGEST_PIECE, _NUM_PIECES = 2**10, 2**20, 2**10
 """Numbers that are drawn at once, at least and at most, and into how many such pieces all draws are cut otherwise."""
+
 _PERIOD = 4093
 """Numbers after which those that stand in for a draw repeat: a prime, so that a transposed matrix is another one."""
+
 _COPIED_AT_ONCE = 1 << 18
 """Most numbers of a matrix that are copied at once, unless a row has more: half a second to compile, and longer to copy
 than to begin."""
+
 _Part: TypeAlias = tuple[tuple[jax.Array | int, ...], tuple[int, ...]]
 """Index of the first number of a part of an array, and the part's shape."""
 

@@ -26,12 +26,16 @@ from swift.models.gpt import BLOCK_GROUPS, GPT
 
 EMBEDDING_AND_HEAD = ("embedding", "head")
 """The groups that only the first and the last chunk use."""
+
 KINDS: Mapping[str, bool | None] = {"attention": None, "mlp": False, "router": True, "expert": True}
 """The kind of block that has a module of each group, by whether it is a mixture of experts; None: both."""
+
 DeviceBatch: TypeAlias = Any
 """A ``Batch`` of ``jax.Array``."""
+
 Index: TypeAlias = Any
 """An index of a slot or of a layer: an int or int32[]."""
+
 Layers: TypeAlias = dict[bool, dict[str, Any]]
 """Weights of a stage's blocks, or their gradients: stacks ``[layers, ...]`` by group and, before that, by whether a
 block is a mixture of experts."""

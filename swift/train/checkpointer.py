@@ -66,6 +66,7 @@ from swift.train.saved_state import (
 
 _Result = TypeVar("_Result")
 _CLOSING_S = 10.0
+"""Seconds that the process that writes has to end in."""
 
 
 class Checkpointer:

@@ -32,10 +32,13 @@ from swift.models.parameters import Group
 
 NONE = -1
 """Stands for no request."""
+
 _ROUNDS = 64
 """Rounds in which requests for all tokens fit if none repeats and ranks have equally many; text takes a quarter."""
+
 _COLUMNS_AT_ONCE = 256
 """Columns of the gradients that are summed at once, a multiple of a TPU's 128 lanes."""
+
 _TOKENS_PER_ROW = 16
 """Tokens of a micro-batch for each hot row. Four would save up to a quarter of the bytes that are left with 16
 micro-batches, and take 9 MB more for OLMoE's width: more memory than a plain look-up by more than a tenth."""

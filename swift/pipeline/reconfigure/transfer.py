@@ -42,6 +42,7 @@ from swift.pipeline.step.spec import NONE, Rounds, StepSpec
 from swift.pipeline.step.train_step import ChunkLayers, group_of
 
 _ALL = slice(None)
+
 Share = Callable[[TrainState], tuple[TrainState, jax.Array]]
 """A function from a state to one in which every row has its chunks, and bool[worker]: whether they have arrived."""
 
