@@ -46,12 +46,12 @@ ANNEXES = {"generate", "evaluate", "doctor", "draw", "hub", "input", "pod_compil
 """Packages that training does not need."""
 LOADED = {
     "swift.cli.main": (10, 1_900, set()),
-    "swift.cli.train": (186, 39_500, set()),
-    "swift.cli.compare": (187, 39_700, set()),
-    "swift.cli.launch": (211, 45_900, set()),
-    "swift.cli.child_entry": (192, 41_000, set()),
-    "swift.elastic.worker.worker": (170, 36_900, set()),
-    "swift.train.trainer": (173, 37_600, set()),
+    "swift.cli.train": (182, 38_300, set()),
+    "swift.cli.compare": (183, 38_400, set()),
+    "swift.cli.launch": (207, 44_700, set()),
+    "swift.cli.child_entry": (188, 39_800, set()),
+    "swift.elastic.worker.worker": (166, 35_600, set()),
+    "swift.train.trainer": (169, 36_300, set()),
     "swift.data.loader": (21, 5_100, set()),
     "swift.config.gin_reader": (46, 8_100, set()),
     "swift.cli.settings": (48, 8_200, set()),
@@ -63,7 +63,7 @@ LOADED = {
     "swift.generate.engine": (43, 7_600, {"generate"}),
     "swift.cli.evaluate": (109, 20_700, {"evaluate", "generate"}),
     "swift.cli.data": (65, 11_800, {"input"}),
-    "swift.cli.report": (53, 11_100, {"draw", "evaluate", "report"}),
+    "swift.cli.report": (52, 10_600, {"draw", "evaluate", "report"}),
     "swift.cli.hub": (127, 23_900, {"hub"}),
     "swift.cli.doctor": (14, 1_600, {"doctor"}),
 }

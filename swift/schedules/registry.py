@@ -9,7 +9,6 @@ from swift.schedules.planners.adaptive import adaptive
 from swift.schedules.planners.baselines import gpipe, one_f_one_b, zero_bubble
 from swift.schedules.planners.lockstep import lockstep
 from swift.schedules.planners.names import OwnPlanner, shape_of
-from swift.schedules.planners.v import v
 from swift.schedules.problem import Chunk, Problem
 from swift.schedules.rules import ScheduleError, verify
 from swift.schedules.schedule import Schedule
@@ -24,6 +23,13 @@ def _milp(problem: Problem) -> Schedule:
     return milp(problem)
 
 
+def _v(problem: Problem) -> Schedule:
+    # Imported here, too: it is the longest of the planners, and few runs use it.
+    from swift.schedules.planners.v import v
+
+    return v(problem)
+
+
 PLANNERS: Mapping[str, Planner] = {
     "adaptive": adaptive,
     "lockstep": lockstep,
@@ -31,7 +37,7 @@ PLANNERS: Mapping[str, Planner] = {
     "gpipe": gpipe,
     "one_f_one_b": one_f_one_b,
     "zero_bubble": zero_bubble,
-    "v": v,
+    "v": _v,
 }
 
 

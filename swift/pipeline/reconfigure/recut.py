@@ -23,8 +23,6 @@ from swift.pipeline.reconfigure.executables import ExecutableCache
 from swift.pipeline.step.costs import plan_costs
 from swift.pipeline.step.single_worker import sequences_per_rank
 from swift.pipeline.step.spec import StepSpec
-from swift.schedules.adapt.choice import recut
-from swift.schedules.adapt.layouts import BlockProblem
 from swift.schedules.lowering.lower import SlotBytes
 from swift.schedules.planners.names import OwnPlanner
 from swift.schedules.plans.normalize import BlockHolders, Move, moves_to_spread
@@ -358,6 +356,10 @@ def _moved_roles(settings: PlanSettings, failed: frozenset[Worker]) -> Recut | N
 
 def _cut_anew(settings: PlanSettings, spec: StepSpec, failed: frozenset[Worker], num_sequences: int) -> Recut | None:
     """Plans pipelines of the survivors that are cut anew, where those of the run are cut alike."""
+    # Imported here: few runs look for another cut.
+    from swift.schedules.adapt.choice import recut
+    from swift.schedules.adapt.layouts import BlockProblem
+
     size_P = spec.cut.sizes
     of_blocks = blocks_spec(spec, Recut().holders(spec.chunks))
     problem, _ = _problem(settings, of_blocks, num_sequences)
