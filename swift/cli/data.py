@@ -1,6 +1,6 @@
 """``swift data ACTION CONFIG.gin``: what a pipeline costs, how it will run, how fast it runs, and for whom.
 
-``swift data serve``, and the connections of the other actions to machines where it runs.
+``swift data serve`` makes samples for other machines; the other actions, and runs, connect to machines where it runs.
 """
 
 import argparse
@@ -71,28 +71,28 @@ def _say(line: str) -> None:
 def input_hosts_of_runs(
     data: Sequence[DataConfig], options: argparse.Namespace, *, has_network: bool = False
 ) -> ConnectHosts | None:
-    """Returns the function by which runs connect to the machines of ``--input-hosts``, see ``input_hosts``.
+    """Returns the function by which runs connect to the machines of ``--input-hosts``, see ``_input_hosts``.
 
     Args:
         data: settings of the data of each run.
-        options: see ``input_hosts``.
-        has_network: see ``input_hosts``.
+        options: see ``_input_hosts``.
+        has_network: see ``_input_hosts``.
 
     Raises:
-        SettingError: see ``input_hosts``; or a run does not have documents of which samples are made.
+        SettingError: see ``_input_hosts``; or a run does not have documents of which samples are made.
     """
     pipelines = [] if options.input_hosts is None else [pipeline for one in data for pipeline in readings(one)]
-    return input_hosts(pipelines, options, has_network=has_network)
+    return _input_hosts(pipelines, options, has_network=has_network)
 
 
-def input_hosts(
+def _input_hosts(
     pipelines: Sequence[Pipeline], options: argparse.Namespace, *, has_network: bool = False
 ) -> ConnectHosts | None:
     """Returns the function that connects to the machines of ``--input-hosts``; None: there are none.
 
     Args:
         pipelines: pipelines of which samples are made there.
-        options: options ``input_hosts``, ``key_file`` and ``insecure_network``.
+        options: options ``_input_hosts``, ``key_file`` and ``insecure_network``.
         has_network: whether the command permits another network by the same option.
 
     Raises:
@@ -180,7 +180,7 @@ def _found(pipeline: Pipeline, options: argparse.Namespace) -> tuple[dict[str, A
         return _profile(profile_input(pipeline, options.records))
     with renamed_settings(_OPTIONS):
         used = _resources(options)
-        connect = input_hosts([pipeline], options)
+        connect = _input_hosts([pipeline], options)
         with nullcontext() if connect is None else connect(pipeline, _report) as hosts:
             profile = profile_input(pipeline, options.records)
             if hosts is not None:
