@@ -7,7 +7,8 @@ round-trip exactly, and null stands for the times of micro-batches that a pipeli
 
 D: pipelines, M: micro-batches of the pipeline with the most, P: chunks, 3: the kinds F, B, W.
 
-In the document (``document``) times are in the unit of the costs, memory is in F-stashes, workers are written ``d:p``. The keys:
+In the document (``document``) times are in the unit of the costs, memory is in F-stashes, and workers are written
+``d:p``. The keys:
 
 - ``topology`` {``num_pipelines``, ``num_stages``}, ``failed``, ``num_microbatches``, ``costs``, ``memory_limit``,
   ``decoupled``, ``staggered``, ``iterations``: the problem. Costs are named as ``--costs`` takes them, and
