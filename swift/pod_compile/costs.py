@@ -55,7 +55,6 @@ _TPU_HOP_S, _GPU_MESSAGE_S = 1e-6, 5e-6
 """Latency of a step of a ring, or of a message, in seconds."""
 
 _Value = TypeVar("_Value")
-_NAME_OF = {Kind.F: scopes.FORWARD, Kind.B: scopes.BACKWARD_INPUT, Kind.W: scopes.BACKWARD_WEIGHT}
 _UPDATE = (scopes.UPDATE, scopes.COLLECT, scopes.PEERS, scopes.MATERIALIZE)
 
 
@@ -385,7 +384,7 @@ def total_flops(runs: Runs, work: Mapping[str, Work]) -> int:
     if runs.table is None:
         total += runs.spec.num_microbatches * work[scopes.MICROBATCH].num_flops
     else:
-        for name in _NAME_OF.values():
+        for name in _KIND_OF:
             num_ops_C = runs.ops(name).sum(axis=0).tolist()
             total += sum(ops * one.num_flops for ops, one in zip(num_ops_C, _by_chunk(runs, work, name), strict=True))
         total += int(runs.ops(scopes.BACKWARD_INPUT)[:, 0].sum()) * work[EMBEDDING].num_flops
@@ -409,7 +408,7 @@ def predict(
     if not chip.peak_flops or dtype not in chip.peak_flops:
         return None
     busy = {name: one.seconds(chip, dtype) for name, one in work.items()}
-    nothing = dict.fromkeys((*_NAME_OF.values(), scopes.MICROBATCH), np.zeros(len(runs.spec.chunks.sizes)))
+    nothing = dict.fromkeys((*_KIND_OF, scopes.MICROBATCH), np.zeros(len(runs.spec.chunks.sizes)))
     inside_C = dict(nothing)
     update_R, messages, other = np.zeros(runs.spec.live.num_live), 0.0, 0.0
     for one in found:
@@ -455,7 +454,7 @@ def _ticks(runs: Runs, busy: Mapping[str, float], inside_C: Mapping[str, np.ndar
     num_ticks = runs.table.phase_bounds[-1]
     opcode_TR, chunk_TR = runs.table.opcode_TR[:num_ticks], runs.table.chunk_TR[:num_ticks]
     took_TR = np.zeros(opcode_TR.shape)
-    for kind, name in _NAME_OF.items():
+    for name, kind in _KIND_OF.items():
         took_TR += (opcode_TR == kind + 1) * (np.array(_by_chunk(runs, busy, name)) + inside_C[name])[chunk_TR]
     took_TR += (opcode_TR == Kind.F + 1) * (chunk_TR == len(runs.spec.chunks.sizes) - 1) * busy[HEAD]
     took_TR += (opcode_TR == Kind.B + 1) * (chunk_TR == 0) * busy[EMBEDDING]

@@ -93,7 +93,7 @@ def coverage_section(run: Run, history: History, prefix: str) -> Section:
         [
             f"{timed.fields.get('step', 0):,}",
             seconds_text(timed.seconds),
-            *_facts(run, timed.fields, _oldest(coverage, number)),
+            *_checkpoint_texts(run, timed.fields, _oldest(coverage, number)),
         ]
         for number, timed in saves[-_MOST_CHECKPOINTS:]
     ]
@@ -118,7 +118,7 @@ def coverage_of(run: Run) -> Coverage | None:
             continue
         newest_LE = newest_LE.copy()
         try:
-            for source, units in _units(experts, step) if name == "checkpoint" else experts.items():
+            for source, units in _saved_units(experts, step) if name == "checkpoint" else experts.items():
                 _set_newest(newest_LE, int(source), units)
         except (AttributeError, IndexError, TypeError, ValueError) as error:
             raise SettingError(
@@ -154,7 +154,7 @@ def _draw_coverage(coverage: Coverage) -> Figure:
     return figure
 
 
-def _units(experts: Any, step: int) -> list[tuple[int, Any]]:
+def _saved_units(experts: Any, step: int) -> list[tuple[int, Any]]:
     """Converts the experts of a checkpoint, all or some of each layer, to the form of a restore: units by iteration."""
     units = experts
     if experts != "all":
@@ -180,7 +180,7 @@ def _oldest(coverage: Coverage | None, event: int) -> str:
     return f"{coverage.newest_CLE[coverage.event_C.index(event)].min():,}"
 
 
-def _facts(run: Run, event: Mapping[str, Any], oldest: str) -> Sequence[str]:
+def _checkpoint_texts(run: Run, event: Mapping[str, Any], oldest: str) -> Sequence[str]:
     numbers = [number_in(run, event, name) for name in ("experts_per_layer", "bytes", "stall_ms", "save_ms", "plt")]
     shows = ("{:g}".format, _megabytes, _milliseconds, _milliseconds, lambda plt: f"{100 * plt:.2f}")
     texts = ["-" if number is None else show(number) for number, show in zip(numbers, shows, strict=True)]
@@ -297,10 +297,11 @@ def plans_section(run: Run, history: History, prefix: str) -> Section:
         if stretch.plan is not None:
             different.setdefault(str([stretch.plan.get(name) for name in ("plan", "failed", "places")]), stretch.plan)
     pictures = [
-        _picture(run, event, f"{prefix}-plan{index}") for index, event in enumerate([*different.values()][:_MOST_PLANS])
+        _plan_picture(run, event, f"{prefix}-plan{index}")
+        for index, event in enumerate([*different.values()][:_MOST_PLANS])
     ]
     headings = ["iterations", "down", "iterations kept", "median", "period (x fault-free)", "bubble (%)"]
-    table = Table(headings, [_row(stretch) for stretch in stretches[:_MOST_CONFIGURATIONS]], num_text=2)
+    table = Table(headings, [_stretch_row(stretch) for stretch in stretches[:_MOST_CONFIGURATIONS]], num_text=2)
     notes = [
         "No schedule is recorded; a single worker has none." * (not pictures),
         f"The schedules of {_MOST_PLANS} of {len(different)} configurations are drawn."
@@ -340,7 +341,7 @@ def _moves(event: Mapping[str, Any]) -> tuple[Move, ...]:
     return tuple(Move(_worker(worker), _worker(place)) for worker, place in places.items())
 
 
-def _picture(run: Run, event: Mapping[str, Any], name: str) -> Picture:
+def _plan_picture(run: Run, event: Mapping[str, Any], name: str) -> Picture:
     down = ", ".join(names_in(event, "failed")) or "no worker"
     try:
         schedule, players = schedule_of(event)
@@ -355,7 +356,7 @@ def _picture(run: Run, event: Mapping[str, Any], name: str) -> Picture:
     return Picture(name, caption, draw_picture(schedule), is_wide=True)
 
 
-def _row(stretch: Stretch) -> list[str]:
+def _stretch_row(stretch: Stretch) -> list[str]:
     first = stretch.after + 1
     down = "not recorded" if stretch.down is None else ", ".join(stretch.down) or "none"
     return [
@@ -385,7 +386,7 @@ def timeline_section(run: Run, history: History, prefix: str) -> Section:
     incidents, presences = incidents_of(run, history), presences_of(run, history)
     if not incidents:
         return Section(title, note="No failures.")
-    shown = _shown(presences)
+    shown = _shown_presences(presences)
     figure = _draw_timeline(run, history, shown, incidents)
     caption = "Completed iterations over the time of running, and the workers that were live."
     if len(shown) < len(presences):
@@ -456,7 +457,7 @@ def _draw_progress(axes: Axes, run: Run, history: History, incidents: Sequence[I
     axes.margins(y=0.3)
 
 
-def _shown(presences: Sequence[Presence]) -> list[Presence]:
+def _shown_presences(presences: Sequence[Presence]) -> list[Presence]:
     """Selects the workers that were absent longest, in mesh order."""
     by_time = sorted(presences, key=lambda presence: sum(end - start for start, end in presence.spans))
     chosen = {presence.name for presence in by_time[:_MOST_PRESENCES]}
