@@ -1,6 +1,6 @@
-"""Errors that the command line prints as one line each, their exit codes, and checks of settings.
+"""Errors that the command line prints as one line each, their exit codes, and checks and limits of settings.
 
-Limits of what a user may ask for, which several packages check; some of them do without JAX.
+Several packages check these limits, and some of them do without JAX.
 """
 
 from collections.abc import Iterator, Mapping

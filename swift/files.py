@@ -1,6 +1,6 @@
 """Regular files alone, atomic replacement of files, room for them, directory entries that survive a power failure.
 
-The program that runs: a digest of its code and versions, by which machines see whether they have the same one.
+``this_program`` is a digest of Swift's code and versions, by which machines see whether they have the same one.
 """
 
 import errno

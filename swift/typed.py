@@ -1,10 +1,9 @@
-"""Checks of values in a gin file against the annotated types of the settings.
+"""Values checked against annotated types: messages as JSON lines, and settings in a gin file.
 
-Typed messages as JSON lines: one codec for all messages between processes and between nodes.
-
-A message is a NamedTuple of plain values, collections and other NamedTuples. Its line is an object with the name of its
-class, as ``kind``, and its fields; nested tuples are lists. A reader builds only classes that it names itself, and
-checks every value against its annotation: received data are never executed.
+One codec serves all messages between processes and between nodes. A message is a NamedTuple of plain values,
+collections and other NamedTuples. Its line is an object with the name of its class, as ``kind``, and its fields; nested
+tuples are lists. A reader builds only classes that it names itself, and checks every value against its annotation:
+received data are never executed.
 """
 
 import functools
@@ -19,13 +18,13 @@ from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin, 
 
 from swift.errors import RunError, SettingError
 
-M = TypeVar("M")
+_M = TypeVar("_M")
 _MAX_SHOWN = 200
 
 _PLAIN = {int: "a whole number", float: "a number", str: "a text", bool: "True or False", types.NoneType: "None"}
 
 
-class Codec(Generic[M]):
+class Codec(Generic[_M]):
     """Writes and reads messages of given kinds.
 
     Args:
@@ -43,24 +42,24 @@ class Codec(Generic[M]):
     Move(worker=(1, 0), why='late')
     """
 
-    def __init__(self, *kinds: type[M], implied: Sequence[str] = ()):
+    def __init__(self, *kinds: type[_M], implied: Sequence[str] = ()):
         self._kinds = {kind.__name__: kind for kind in kinds}
         self._types = {kind: get_type_hints(kind) for kind in kinds}
         self._implied = frozenset(implied)
 
-    def line(self, message: M) -> str:
+    def line(self, message: _M) -> str:
         """Returns the line of a message."""
         fields: dict[str, Any] = message._asdict()  # type: ignore[attr-defined]
         return self.line_of(type(message), **{name: fields[name] for name in fields.keys() - self._implied})
 
-    def line_of(self, kind: type[M], **fields: Any) -> str:
+    def line_of(self, kind: type[_M], **fields: Any) -> str:
         """Returns the line of a message of this kind, from all its fields that are not implied."""
         assert kind in self._types, f"{kind.__name__} is not a message of this codec"
         names = [name for name in self._types[kind] if name not in self._implied]
         assert sorted(names) == sorted(fields), f"{kind.__name__} has the fields {names}"
         return json.dumps({"kind": kind.__name__} | {name: fields[name] for name in names}, default=sorted) + "\n"
 
-    def read(self, line: str, **implied: Any) -> M:
+    def read(self, line: str, **implied: Any) -> _M:
         """Reads the message of a line.
 
         Args:

@@ -1,8 +1,6 @@
 """``swift evaluate``: models asked the questions of a file, one model after the other.
 
-Files of the results of an evaluation: one with each model, or a single one.
-
-Tables of scores, for a terminal.
+The results are kept in files, one with each model or a single one, while they come; tables of scores go to stdout.
 """
 
 import argparse
@@ -47,7 +45,7 @@ _MOST_MISTAKES = 20
 _WRITTEN_EVERY_S = 60.0
 
 
-class ResultsFiles:
+class _ResultsFiles:
     """Results of several models, and their files.
 
     Args:
@@ -154,7 +152,7 @@ def _titles(paths: Sequence[Path]) -> list[str]:
     return [name if names.count(name) == 1 else str(path) for path, name in zip(paths, names, strict=True)]
 
 
-def scores_tables(evaluations: Sequence[Evaluation]) -> Iterator[TerminalTable]:
+def _scores_tables(evaluations: Sequence[Evaluation]) -> Iterator[TerminalTable]:
     """Makes the table of scores, a column for each model, and that of the differences from the first model.
 
     Args:
@@ -185,7 +183,7 @@ def evaluate(options: argparse.Namespace) -> None:
     """``swift evaluate DIR ... --tasks TASKS.jsonl``."""
     tasks = _read(options.tasks)
     models = [find_model(path, "DIR", options.config, options.step) for path in options.models]
-    files = ResultsFiles(tasks, options.tasks, models, options.out)
+    files = _ResultsFiles(tasks, options.tasks, models, options.out)
     prepare_engine(options.expert_ranks, [model.experiment for model in models])
     config = TextEngineConfig(expert_ranks=options.expert_ranks)
     files.locate(resume=options.resume)
@@ -197,7 +195,7 @@ def evaluate(options: argparse.Namespace) -> None:
         print(json.dumps(document_of(evaluations, with_answers=False)))
         return
     console = Console()
-    for table in scores_tables(evaluations):
+    for table in _scores_tables(evaluations):
         console.print(table)
     for line in files.lines():
         print(line)
@@ -225,7 +223,7 @@ def _evaluate(
     model: StoredModel,
     config: TextEngineConfig,
     number: int,
-    files: ResultsFiles,
+    files: _ResultsFiles,
     interrupt: Interrupt,
 ) -> None:
     """Asks a model what it has not answered yet."""

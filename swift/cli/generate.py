@@ -1,7 +1,4 @@
-"""``swift generate``: texts continued by a model directory.
-
-The option ``--expert-ranks`` of the commands whose answers come from the engine.
-"""
+"""``swift generate``: texts continued by a model directory."""
 
 import argparse
 import json

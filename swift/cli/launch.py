@@ -1,7 +1,4 @@
-"""``swift launch``: the supervisor of a run, and the processes that it starts.
-
-The job that the options of ``swift launch`` describe.
-"""
+"""``swift launch``: the job that its options describe, the supervisor of the run, and the processes that it starts."""
 
 import argparse
 import os

@@ -1,6 +1,6 @@
-"""The command line: its options, exit codes and error lines.
+"""The entry of the command line: runs a command, and turns its end into an exit code and error lines.
 
-The first seconds of a command, on a terminal: a line that is redrawn until the command itself prints something.
+In the first seconds of a command, on a terminal, a line is redrawn until the command itself prints something.
 """
 
 import argparse

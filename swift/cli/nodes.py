@@ -1,6 +1,4 @@
-"""The machines of a run, and the processes of each.
-
-The platform of a run of processes, and what its options have to be there.
+"""The machines of a run, the platform of its processes, and the commands that start them.
 
 On accelerators the supervisor makes no backend, which would hold the devices: a process of its own asks JAX.
 """

@@ -1,14 +1,6 @@
-"""Options that several commands have.
+"""All commands and their options: those that several share, those of each command, and the parser of all.
 
-Options of the command ``evaluate``.
-
-Options of ``swift data``, whose imports are loaded when it runs.
-
-Options of the command that examines machines.
-
-Options of the commands that compile for pods, plan and simulate; what they import is loaded when they run.
-
-The command line: all commands and their options.
+What the options of a command import is loaded when it runs.
 """
 
 import argparse
@@ -26,7 +18,7 @@ _INSTEAD = {
 """Words for what options of ``train`` do."""
 
 
-def add_deadlines(parser: argparse.ArgumentParser, meaning: str) -> None:
+def _add_deadlines(parser: argparse.ArgumentParser, meaning: str) -> None:
     """Adds ``--deadline``.
 
     Args:
@@ -43,12 +35,12 @@ def add_deadlines(parser: argparse.ArgumentParser, meaning: str) -> None:
     )
 
 
-def add_stopping(parser: argparse.ArgumentParser) -> None:
+def _add_stopping(parser: argparse.ArgumentParser) -> None:
     """Adds the deadline of a run in one process."""
-    add_deadlines(parser, "stopping (from Ctrl-C or SIGTERM to the end of the process, with a checkpoint)")
+    _add_deadlines(parser, "stopping (from Ctrl-C or SIGTERM to the end of the process, with a checkpoint)")
 
 
-def add_progress(parser: argparse.ArgumentParser) -> None:
+def _add_progress(parser: argparse.ArgumentParser) -> None:
     """Adds the options for reporting a run's progress."""
     parser.add_argument(
         "--log-every",
@@ -66,7 +58,7 @@ def add_progress(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_hosts(parser: argparse.ArgumentParser) -> None:
+def _add_hosts(parser: argparse.ArgumentParser) -> None:
     """Adds the options of a run on several hosts."""
     parser.add_argument(
         "--coordinator",
@@ -78,7 +70,7 @@ def add_hosts(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", type=int, metavar="I", help="which of them this is, from 0")
 
 
-def add_input_hosts(parser: argparse.ArgumentParser, *, has_network: bool = False) -> None:
+def _add_input_hosts(parser: argparse.ArgumentParser, *, has_network: bool = False) -> None:
     """Adds the options for input hosts.
 
     Args:
@@ -91,12 +83,12 @@ def add_input_hosts(parser: argparse.ArgumentParser, *, has_network: bool = Fals
         help="machines where `swift data serve` makes samples of this pipeline, or of the sources of this mixture "
         "(default: none)",
     )
-    add_key(parser)
+    _add_key(parser)
     if not has_network:
-        add_insecure_network(parser)
+        _add_insecure_network(parser)
 
 
-def add_key(parser: argparse.ArgumentParser) -> None:
+def _add_key(parser: argparse.ArgumentParser) -> None:
     """Adds ``--key-file``."""
     parser.add_argument(
         "--key-file",
@@ -107,7 +99,7 @@ def add_key(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_insecure_network(parser: argparse.ArgumentParser) -> None:
+def _add_insecure_network(parser: argparse.ArgumentParser) -> None:
     """Adds ``--insecure-network``, for samples and the hosts of a run."""
     parser.add_argument(
         "--insecure-network",
@@ -116,7 +108,7 @@ def add_insecure_network(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_prepare(parser: argparse.ArgumentParser, *, depends_on: str = "") -> None:
+def _add_prepare(parser: argparse.ArgumentParser, *, depends_on: str = "") -> None:
     """Adds ``--prepare``; its default is None where it depends on something, which the help then says."""
     parser.add_argument(
         "--prepare",
@@ -127,7 +119,7 @@ def add_prepare(parser: argparse.ArgumentParser, *, depends_on: str = "") -> Non
     )
 
 
-def add_config(parser: argparse.ArgumentParser, name: str = "--config", run: str = "the run") -> None:
+def _add_config(parser: argparse.ArgumentParser, name: str = "--config", run: str = "the run") -> None:
     """Adds ``--config``, for the user's own classes that a run was trained with, or the like option for another run."""
     parser.add_argument(
         name,
@@ -138,7 +130,7 @@ def add_config(parser: argparse.ArgumentParser, name: str = "--config", run: str
     )
 
 
-def add_expert_ranks(parser: argparse.ArgumentParser) -> None:
+def _add_expert_ranks(parser: argparse.ArgumentParser) -> None:
     """Adds ``--expert-ranks``, for commands whose answers come from the engine."""
     parser.add_argument(
         "--expert-ranks",
@@ -150,14 +142,14 @@ def add_expert_ranks(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_settings(parser: argparse.ArgumentParser) -> None:
+def _add_settings(parser: argparse.ArgumentParser) -> None:
     """Adds the settings of a run, its directory, and the format of the result."""
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="change a setting")
     parser.add_argument("--run-dir", type=path_of, metavar="DIR", help="default: a new directory under runs/")
     parser.add_argument("--format", choices=["text", "json"], default="text", help="of the result on stdout")
 
 
-def add_init_from(parser: argparse.ArgumentParser) -> None:
+def _add_init_from(parser: argparse.ArgumentParser) -> None:
     """Adds ``--init-from`` and ``--init-config``."""
     parser.add_argument(
         "--init-from",
@@ -165,10 +157,10 @@ def add_init_from(parser: argparse.ArgumentParser) -> None:
         metavar="RUN_DIR",
         help="begin a new run, at iteration 0, with the weights of the newest checkpoint of another run",
     )
-    add_config(parser, "--init-config", "that run")
+    _add_config(parser, "--init-config", "that run")
 
 
-def add_evaluate(commands: Any) -> None:
+def _add_evaluate(commands: Any) -> None:
     """Adds ``evaluate`` to the parser of commands."""
     evaluate = commands.add_parser("evaluate", help="ask models the questions of a file, and count the right answers")
     evaluate.add_argument(
@@ -177,17 +169,17 @@ def add_evaluate(commands: Any) -> None:
     evaluate.add_argument(
         "--tasks", type=path_of, required=True, metavar="TASKS.jsonl", help="the questions, a JSON object on each line"
     )
-    add_config(evaluate, run="every DIR")
+    _add_config(evaluate, run="every DIR")
     evaluate.add_argument("--step", type=int, help="of the runs' checkpoints (default: the newest that is sound)")
     evaluate.add_argument(
         "--out", type=path_of, metavar="FILE", help="write all results to this file, and none into the directories"
     )
-    add_expert_ranks(evaluate)
+    _add_expert_ranks(evaluate)
     evaluate.add_argument("--resume", action="store_true", help="continue an evaluation that was stopped")
     evaluate.add_argument("--format", choices=["text", "json"], default="text", help="format of the result on stdout")
 
 
-def add_data(commands: Any) -> None:
+def _add_data(commands: Any) -> None:
     """Adds ``swift data``."""
     data = commands.add_parser(
         "data",
@@ -234,17 +226,17 @@ def _add_resources(action: Any) -> None:
         help="memory for samples that are kept (default: %(default)s)",
     )
     action.add_argument("--cache-dir", type=path_of, metavar="DIR", help="directory for kept samples (default: none)")
-    add_input_hosts(action)
+    _add_input_hosts(action)
 
 
 def _add_serving(action: Any) -> None:
     action.add_argument("--listen", required=True, metavar="HOST:PORT", help="address for the other machines")
     action.add_argument("--processes", type=int, default=1, help="processes that make samples (default: %(default)s)")
-    add_key(action)
-    add_insecure_network(action)
+    _add_key(action)
+    _add_insecure_network(action)
 
 
-def add_doctor(commands: Any) -> None:
+def _add_doctor(commands: Any) -> None:
     """Adds ``swift doctor``."""
     doctor = commands.add_parser(
         "doctor",
@@ -271,7 +263,7 @@ def add_doctor(commands: Any) -> None:
     doctor.add_argument("--format", choices=["text", "json"], default="text", help="format of the result on stdout")
 
 
-def add_compile(commands: Any) -> None:
+def _add_compile(commands: Any) -> None:
     """Adds ``swift compile``, and the process that it starts for each configuration."""
     compile_for = commands.add_parser(
         "compile",
@@ -303,7 +295,7 @@ def add_compile(commands: Any) -> None:
     commands.add_parser("compiler")
 
 
-def add_place(commands: Any) -> None:
+def _add_place(commands: Any) -> None:
     """Adds ``swift place``."""
     place = commands.add_parser(
         "place",
@@ -327,7 +319,7 @@ def add_place(commands: Any) -> None:
     place.add_argument("--format", choices=["text", "json"], default="text", help="format of the result on stdout")
 
 
-def add_plan(commands: Any) -> None:
+def _add_plan(commands: Any) -> None:
     """Adds ``swift plan``."""
     plan = commands.add_parser(
         "plan",
@@ -419,7 +411,7 @@ def add_plan(commands: Any) -> None:
     )
 
 
-def add_simulate(commands: Any) -> None:
+def _add_simulate(commands: Any) -> None:
     """Adds ``swift simulate``."""
     simulate = commands.add_parser(
         "simulate",
@@ -496,36 +488,36 @@ def command_line() -> argparse.ArgumentParser:
 
     train = commands.add_parser("train", help="run one experiment")
     train.add_argument("config", type=path_of, metavar="CONFIG.gin")
-    add_settings(train)
+    _add_settings(train)
     train.add_argument("--resume", action="store_true", help="continue from the newest checkpoint in --run-dir")
     train.add_argument("--stop-at", type=int, metavar="STEP", help="stop after this iteration, with a checkpoint")
-    add_init_from(train)
-    add_progress(train)
-    add_prepare(train)
-    add_stopping(train)
-    add_hosts(train)
-    add_input_hosts(train)
+    _add_init_from(train)
+    _add_progress(train)
+    _add_prepare(train)
+    _add_stopping(train)
+    _add_hosts(train)
+    _add_input_hosts(train)
     train.add_argument("--profile", metavar="FIRST:LAST", help="trace these iterations with JAX's profiler")
 
     compare = commands.add_parser("compare", help="run several experiments one after another and compare them")
     compare.add_argument("configs", type=path_of, nargs="+", metavar="CONFIG.gin")
-    add_settings(compare)
+    _add_settings(compare)
     compare.add_argument(
         "--resume", action="store_true", help="continue a comparison in --run-dir: what has ended is not run again"
     )
-    add_progress(compare)
-    add_stopping(compare)
-    add_hosts(compare)
-    add_input_hosts(compare)
+    _add_progress(compare)
+    _add_stopping(compare)
+    _add_hosts(compare)
+    _add_input_hosts(compare)
 
     launch = commands.add_parser("launch", help="run one experiment, a process for each worker, which may die")
     launch.add_argument("config", type=path_of, metavar="CONFIG.gin")
-    add_settings(launch)
+    _add_settings(launch)
     launch.add_argument(
         "--processes", type=int, required=True, help="as many as the topology has workers, or expert ranks"
     )
     launch.add_argument("--resume", action="store_true", help="continue from the newest checkpoint in --run-dir")
-    add_init_from(launch)
+    _add_init_from(launch)
     launch.add_argument(
         "--nodes",
         type=int,
@@ -570,7 +562,7 @@ def command_line() -> argparse.ArgumentParser:
         default=10,
         help="how often a process is started again before the run continues without it (default: %(default)s)",
     )
-    add_deadlines(
+    _add_deadlines(
         launch,
         "start, forming (a generation), heartbeat, progress (of an iteration), saving (of a checkpoint), dying (of a "
         "process that was killed), stopping (from Ctrl-C or SIGTERM until the last iteration is saved)",
@@ -578,9 +570,9 @@ def command_line() -> argparse.ArgumentParser:
     launch.add_argument(
         "--against", type=path_of, metavar="RUN_DIR", help="say at the end how far the loss is from that of another run"
     )
-    add_input_hosts(launch, has_network=True)
-    add_progress(launch)
-    add_prepare(launch, depends_on="; none on GPUs and TPUs")
+    _add_input_hosts(launch, has_network=True)
+    _add_progress(launch)
+    _add_prepare(launch, depends_on="; none on GPUs and TPUs")
     launch.add_argument(
         "--chaos",
         nargs="+",
@@ -615,7 +607,7 @@ def command_line() -> argparse.ArgumentParser:
     export = commands.add_parser("export", help="write a run's model as a plain single-device checkpoint")
     export.add_argument("run_dir", type=path_of, metavar="RUN_DIR", help="with --format hf also a model directory")
     export.add_argument("--out", type=path_of, required=True, metavar="MODEL", help="the directory to make")
-    add_config(export)
+    _add_config(export)
     export.add_argument("--step", type=int, help="of the checkpoint (default: the newest that is sound)")
 
     export.add_argument(
@@ -638,7 +630,7 @@ def command_line() -> argparse.ArgumentParser:
 
     generate = commands.add_parser("generate", help="continue a text with an exported model")
     generate.add_argument("model", type=path_of, metavar="MODEL")
-    add_config(generate)
+    _add_config(generate)
     generate.add_argument(
         "--prompt", action="append", help="the text to continue (default: 'def '); several at once, each with --prompt"
     )
@@ -649,7 +641,7 @@ def command_line() -> argparse.ArgumentParser:
         "--top-p", type=float, default=1.0, help="choose among the likeliest of this probability (default: %(default)s)"
     )
     generate.add_argument("--seed", type=int, default=0)
-    add_expert_ranks(generate)
+    _add_expert_ranks(generate)
     generate.add_argument(
         "--format",
         choices=["text", "json"],
@@ -657,7 +649,7 @@ def command_line() -> argparse.ArgumentParser:
         help="json: a line with prompt and text for each prompt (default: %(default)s)",
     )
 
-    add_evaluate(commands)
+    _add_evaluate(commands)
 
     checkpoint = commands.add_parser("checkpoint", help="list, inspect or verify the checkpoints of a run")
     actions = checkpoint.add_subparsers(dest="action", required=True, metavar="ACTION")
@@ -680,11 +672,11 @@ def command_line() -> argparse.ArgumentParser:
     config.add_argument("config", type=path_of, metavar="CONFIG.gin")
     config.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="change a setting")
 
-    add_compile(commands)
-    add_data(commands)
-    add_doctor(commands)
-    add_place(commands)
-    add_plan(commands)
-    add_simulate(commands)
+    _add_compile(commands)
+    _add_data(commands)
+    _add_doctor(commands)
+    _add_place(commands)
+    _add_plan(commands)
+    _add_simulate(commands)
     parser.commands = commands.choices
     return parser

@@ -37,7 +37,7 @@ class OneLineParser(argparse.ArgumentParser):
         if unknown:
             parsers = [self, *filter(None, [self.commands.get(options.command)])]
             names = [name for one in parsers for name in re.findall(r"(?<!\w)--[a-z][\w-]+", one.format_help())]
-            near = did_you_mean(unknown[0].partition("=")[0], names)
+            near = _did_you_mean(unknown[0].partition("=")[0], names)
             if not near and "--set" in names:
                 near = "--set NAME=VALUE changes a setting, `swift settings` lists them"
             self.error(f"unrecognized arguments: {' '.join(unknown)}" + (f"; {near}" if near else ""))
@@ -50,7 +50,7 @@ class OneLineParser(argparse.ArgumentParser):
             known = [word for word in re.findall(r"[\w-]+", choice[3]) if word not in self.hidden]
             word = choice[2].strip("'")
             instead = f"try `swift {self.instead[word]}`" if word in self.instead else ""
-            message = f"{choice[1]}; {instead or did_you_mean(word, known) or 'choose ' + ', '.join(known)}"
+            message = f"{choice[1]}; {instead or _did_you_mean(word, known) or 'choose ' + ', '.join(known)}"
         self.exit(2, f"{self.prog}: {printable(message)} (--help lists what is possible)\n")
 
 
@@ -84,16 +84,16 @@ def path_of(text: str) -> Path:
 def with_suggestion(error: SettingError) -> str:
     """Returns the line of an error; if it lists choices, with the one nearest to the given value."""
     listed = re.search(r"\bone of ([\w-]+(?:, [\w-]+)+)$", error.allowed)
-    near = did_you_mean(str(error.value).partition("=")[0], listed[1].split(", ")) if listed else ""
+    near = _did_you_mean(str(error.value).partition("=")[0], listed[1].split(", ")) if listed else ""
     return f"{error}; {near}" if near else str(error)
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def _did_you_mean(word: str, known: Iterable[str]) -> str:
     """Returns ``did you mean WORD?`` with the nearest known word; empty if none is near.
 
-    >>> did_you_mean("trian", ["train", "plan"])
+    >>> _did_you_mean("trian", ["train", "plan"])
     'did you mean train?'
-    >>> did_you_mean("--steps", ["--set", "--run-dir"])
+    >>> _did_you_mean("--steps", ["--set", "--run-dir"])
     ''
     """
     names = {name.lower().lstrip("-"): name for name in known}  # the dashes of options would make all of them near

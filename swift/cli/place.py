@@ -20,7 +20,7 @@ from swift.experts.placement.symi import Symi
 from swift.files import read_regular, replace_file
 
 _KNOWN: tuple[PlacementPolicy, ...] = (Packed(), MinMax(), Symi(), Static())
-POLICIES = {policy.name: policy for policy in _KNOWN}
+_POLICIES = {policy.name: policy for policy in _KNOWN}
 _COLUMNS = {"before": "static", "after": "", "split": "best split"}
 """The loads that are shown, and their headings; the second one's is the policy's name."""
 _MOST_SLOTS = 1 << 20
@@ -33,9 +33,9 @@ def place(options: argparse.Namespace) -> None:
         check_count(f"--{name}", getattr(options, name), least=1)
     if options.ranks * options.slots > _MOST_SLOTS:
         raise SettingError("--slots", options.slots, f"makes more than {_MOST_SLOTS:,} slots with --ranks")
-    if options.policy not in POLICIES:
-        known = f"must be one of {', '.join(POLICIES)}"
-        raise SettingError("--policy", options.policy, nearest(options.policy, POLICIES, known))
+    if options.policy not in _POLICIES:
+        known = f"must be one of {', '.join(_POLICIES)}"
+        raise SettingError("--policy", options.policy, nearest(options.policy, _POLICIES, known))
     for option, path, endings, kind in (
         ("--plot", options.plot, (".svg", ".png"), PICTURE),
         ("--out", options.out, (".npy",), PLACEMENT),
@@ -48,7 +48,7 @@ def place(options: argparse.Namespace) -> None:
         loads_LE = _read(options.loads)
         placements = {
             name: place_experts(loads_LE, options.ranks, options.slots, policy)
-            for name, policy in (("before", Static()), ("after", POLICIES[options.policy]))
+            for name, policy in (("before", Static()), ("after", _POLICIES[options.policy]))
         }
     loads = {name: rank_loads(loads_LE, slots, evenly=True) for name, slots in placements.items()}
     loads["split"] = rank_loads(loads_LE, placements["after"])

@@ -1,8 +1,7 @@
 """``swift plan``: a schedule of a topology with its failures, described, drawn, or written for a program.
 
-Cuts of a model on the command line: ``--blocks 61 --cut 16,15,15,15``, ``--microbatches 17,17,17,13``.
-
-``swift plan --adapt``: what the survivors of a failure do, what moves, and when that has paid for itself.
+A model may be cut on the command line: ``--blocks 61 --cut 16,15,15,15``, ``--microbatches 17,17,17,13``. With
+``--adapt`` the text says what the survivors of a failure do, what moves, and when that has paid for itself.
 """
 
 import argparse
@@ -25,7 +24,7 @@ from swift.errors import SettingError, check_count, check_number, renamed_settin
 from swift.files import replace_file
 from swift.schedules.adapt.choice import MODES, Adaptation, adapt, fault_free, rerouted
 from swift.schedules.adapt.layouts import BlockProblem
-from swift.schedules.planners.names import shape_of
+from swift.schedules.planners.names import FAULT_FREE, shape_of
 from swift.schedules.plans.normalize import num_plans, plans_to_prepare
 from swift.schedules.plans.store import PlanStore, document
 from swift.schedules.problem import COST_NAMES, Chunk, Costs, Problem, common_chunks, cut_by_costs
@@ -34,12 +33,11 @@ from swift.schedules.schedule import Schedule
 from swift.topology import Topology, Worker
 from swift.typed import Written
 
-FORMATS_BY_SUFFIX = {".svg": "svg", ".png": "svg", ".json": "json", ".txt": "text", "": "text"}
+_FORMATS_BY_SUFFIX = {".svg": "svg", ".png": "svg", ".json": "json", ".txt": "text", "": "text"}
 _OTHER_PICTURES = (".pdf", ".eps", ".ps", ".jpg", ".jpeg", ".gif", ".webp", ".tif", ".tiff", ".bmp", ".html")
-FAULT_FREE = ("gpipe", "one_f_one_b", "zero_bubble")
-MAX_OPS = 3_000_000
+_MAX_OPS = 3_000_000
 """Operations beyond which a plan, its ticks and its picture take more than a few minutes."""
-MAX_CELLS = 20_000_000
+_MAX_CELLS = 20_000_000
 """Ticks of the window times workers beyond which their table takes more than a few gigabytes."""
 _OPTIONS = {
     "Topology.num_pipelines": "--pipelines",
@@ -58,7 +56,7 @@ _OPTIONS = {
 
 
 @dataclass(frozen=True)
-class BlockOptions:
+class _BlockOptions:
     """The options that decide which blocks the stages hold.
 
     Attributes:
@@ -139,7 +137,7 @@ class BlockOptions:
         return cuts
 
 
-def microbatches_of(text: str) -> int | tuple[int, ...]:
+def _microbatches_of(text: str) -> int | tuple[int, ...]:
     """Parses ``--microbatches``: a number, or one for each pipeline.
 
     Raises:
@@ -172,7 +170,7 @@ class AdaptedPlan:
 
     Attributes:
         plan: plan for the survivors.
-        facts: keys of the JSON document, see ``facts_of``.
+        facts: keys of the JSON document, see ``_facts_of``.
         planning_ms: time that it took to choose and to plan, in milliseconds.
     """
 
@@ -181,7 +179,7 @@ class AdaptedPlan:
     planning_ms: float
 
 
-def check_adapt(options: argparse.Namespace) -> None:
+def _check_adapt(options: argparse.Namespace) -> None:
     """Checks what goes together with ``--adapt``.
 
     Raises:
@@ -212,10 +210,10 @@ def check_adapt(options: argparse.Namespace) -> None:
         check_number(option, number, above=0)
 
 
-def block_problem(options: argparse.Namespace, problem: Problem) -> BlockProblem:
+def _block_problem(options: argparse.Namespace, problem: Problem) -> BlockProblem:
     """Makes the problem without failures from the one that the options describe."""
     topology = Topology(options.pipelines, options.stages)
-    cut = BlockOptions(options.blocks, options.cut, options.embedding, options.head)
+    cut = _BlockOptions(options.blocks, options.cut, options.embedding, options.head)
     problem, number = replace(problem, failed=frozenset()), problem.num_chunks
     if options.blocks is None:
         return BlockProblem.of_stages(problem)
@@ -225,7 +223,7 @@ def block_problem(options: argparse.Namespace, problem: Problem) -> BlockProblem
 
 def adapted(options: argparse.Namespace, problem: Problem) -> AdaptedPlan:
     """Plans as ``--adapt`` says."""
-    work, failed = block_problem(options, problem), problem.failed
+    work, failed = _block_problem(options, problem), problem.failed
     outage_s = seconds_of("--outage", options.outage) if options.outage else math.inf
     started = time.perf_counter()
     plan = adapt(
@@ -240,10 +238,10 @@ def adapted(options: argparse.Namespace, problem: Problem) -> AdaptedPlan:
     planning_ms = 1e3 * (time.perf_counter() - started)
     stayed = plan if plan.mode == "reroute" else rerouted(work, failed, in_lockstep=plan.in_lockstep)
     seconds = plan.relocation.seconds(options.block_bytes, options.bandwidth)
-    return AdaptedPlan(plan, facts_of(plan, stayed, seconds, options.block_bytes), planning_ms)
+    return AdaptedPlan(plan, _facts_of(plan, stayed, seconds, options.block_bytes), planning_ms)
 
 
-def facts_of(plan: Adaptation, stayed: Adaptation, move_s: float, block_bytes: float) -> dict[str, Any]:
+def _facts_of(plan: Adaptation, stayed: Adaptation, move_s: float, block_bytes: float) -> dict[str, Any]:
     """Describes a plan.
 
     The keys: ``adapt``, the mode that was chosen; ``blocks_of_worker``, first block and end (with ``--solver v`` those
@@ -271,7 +269,7 @@ def facts_of(plan: Adaptation, stayed: Adaptation, move_s: float, block_bytes: f
     }
 
 
-def adapted_lines(adapted: AdaptedPlan) -> Iterator[str]:
+def _adapted_lines(adapted: AdaptedPlan) -> Iterator[str]:
     """Yields the lines of the text."""
     facts = adapted.facts
     what = {
@@ -311,7 +309,7 @@ def plan(options: argparse.Namespace) -> None:
     """``swift plan --pipelines D --stages P --microbatches M``."""
     form = _format(options)
     with translated(lambda error: _translate(error, options)):
-        check_adapt(options)
+        _check_adapt(options)
         problem = _problem(options)
         planner, store = _Timed(_planner(options)), _store(options)
         found = None if options.adapt is None else adapted(options, problem)
@@ -335,7 +333,7 @@ def plan(options: argparse.Namespace) -> None:
             lines = [*summarize(schedule.problem, facts), "", *([plans, ""] if plans else [])]
             if found is not None:
                 facts |= found.facts
-                lines = [*adapted_lines(found), "", *lines]
+                lines = [*_adapted_lines(found), "", *lines]
             content = json.dumps(facts) + "\n" if form == "json" else _text(schedule, lines, options.out)
     _write(options.out, content)
 
@@ -362,8 +360,8 @@ class _Timed:
 
 def _problem(options: argparse.Namespace) -> Problem:
     topology, failed = Topology(options.pipelines, options.stages), workers_of("--fail", options.fail)
-    microbatches, costs = microbatches_of(options.microbatches), costs_of(options.costs)
-    cut = BlockOptions(options.blocks, options.cut, options.embedding, options.head)
+    microbatches, costs = _microbatches_of(options.microbatches), costs_of(options.costs)
+    cut = _BlockOptions(options.blocks, options.cut, options.embedding, options.head)
     shape = shape_of(options.solver, topology.num_stages)
     chunks, holders = cut.chunks(topology, failed, costs, shape)
     most = microbatches if isinstance(microbatches, int) else max(microbatches)
@@ -371,11 +369,11 @@ def _problem(options: argparse.Namespace) -> Problem:
     num_ops = 3 * options.pipelines * num_parts * most * options.iterations
     # The pipeline fills and drains once, and a worker has to run its own ops.
     num_cells = options.pipelines * options.stages * 3 * (most * options.iterations + num_parts)
-    if num_ops > MAX_OPS or num_cells > MAX_CELLS:
+    if num_ops > _MAX_OPS or num_cells > _MAX_CELLS:
         size = f"{options.pipelines} x {options.stages} x {options.microbatches} x {options.iterations}"
-        allowed = f"makes {num_ops:,} ops in the window; at most {MAX_OPS:,} can be planned"
-        if num_ops <= MAX_OPS:
-            allowed = f"makes about {num_cells:,} ticks of workers; at most {MAX_CELLS:,} can be planned"
+        allowed = f"makes {num_ops:,} ops in the window; at most {_MAX_OPS:,} can be planned"
+        if num_ops <= _MAX_OPS:
+            allowed = f"makes about {num_cells:,} ticks of workers; at most {_MAX_CELLS:,} can be planned"
         raise SettingError("--pipelines x --stages x --microbatches x --iterations", Written(size), allowed)
     problem = Problem(
         topology,
@@ -449,10 +447,10 @@ def _format(options: argparse.Namespace) -> str:
     """Returns the format, which --out may imply; its mistakes are reported before the planner takes its time."""
     out, form = options.out, options.format
     suffix = out.suffix.lower() if out else ""
-    if suffix in _OTHER_PICTURES or (form is None and suffix not in FORMATS_BY_SUFFIX and not _is_special(out)):
+    if suffix in _OTHER_PICTURES or (form is None and suffix not in _FORMATS_BY_SUFFIX and not _is_special(out)):
         raise SettingError("--out", str(out), "must end in .svg, .png, .json or .txt, or --format says what it holds")
     if form is None:
-        form = FORMATS_BY_SUFFIX.get(suffix, "text")
+        form = _FORMATS_BY_SUFFIX.get(suffix, "text")
     if out is not None:
         check_output("--out", out, PLAN)
     if suffix in (".png", ".svg") and form != "svg":

@@ -1,15 +1,13 @@
-"""A command that runs the user's operators in a child: one that ends its process costs a line, too.
+"""Commands in a child process, whose end costs a line and an exit code, whatever ends it.
 
-No code in a process can say that something has called ``os._exit`` there, or killed it. The parent is this process
-before it has imported anything large, so that it costs a millisecond; see ``watching`` for a command on several hosts.
+No code in a process can say that something has called ``os._exit`` there, or killed it. So the command is a child, and
+its parent, this process before it has imported anything large, says what has happened.
 
-A command on several hosts: on each of them, one process that trains and one that waits for it.
-
-JAX ends a process with an abort, and a page of text, where it cannot join the other hosts, and where one of them is
-dead or silent: no code in that process could make it a line and an exit code. So it is a child, and its parent, in
-which there is no JAX, says what has happened. The parent passes signals on; the child does not outlive it.
-
-Names that threads of a process note, and that its parent can read once the process has ended.
+- ``guarded``: a command that runs the user's operators. Its threads note the names of what they run in memory that the
+  parent can read once the process has ended.
+- ``watched``: one of the processes of a run on several hosts. JAX ends a process with an abort, and a page of text,
+  where it cannot join the other hosts, and where one of them is dead or silent. The parent passes signals on; the child
+  does not outlive it.
 """
 
 import argparse
@@ -101,7 +99,7 @@ def watched(run: Callable[[ParentLink], int], options: argparse.Namespace) -> in
             _be_child(lambda: run(ParentLink(writer, said)), watch, options)
         os.close(watch)
         os.close(writer)
-        status, was_signalled = wait_for(child)
+        status, was_signalled = _wait_for(child)
         has_joined = bool(os.read(reader, 1))
         os.close(reader)
         os.close(alive)
@@ -128,7 +126,7 @@ def watched(run: Callable[[ParentLink], int], options: argparse.Namespace) -> in
 
 def _be_child(run: Callable[[], int], watch: int, options: argparse.Namespace) -> NoReturn:
     """Runs as the child."""
-    follow_parent(watch)
+    _follow_parent(watch)
     code = STOPPED
     try:
         code = run()
@@ -150,7 +148,7 @@ def _be_child(run: Callable[[], int], watch: int, options: argparse.Namespace) -
         os._exit(code)  # a regular exit would wait for hosts that are gone
 
 
-def follow_parent(watch: int) -> None:
+def _follow_parent(watch: int) -> None:
     """Has this process get signals from its parent, and end with it, the only one with the other end of this pipe."""
     os.setpgid(0, 0)  # so the terminal's Ctrl-C comes once, from the parent
     threading.Thread(target=_end_with_parent, args=(watch,), name="parent", daemon=True).start()
@@ -161,7 +159,7 @@ def _end_with_parent(watch: int) -> None:
     os._exit(STOPPED)
 
 
-def wait_for(child: int) -> tuple[int, bool]:
+def _wait_for(child: int) -> tuple[int, bool]:
     """Waits for the child, to which it passes signals on; returns its status, and whether there was a signal."""
     passed: list[int] = []
 
@@ -241,14 +239,14 @@ def guarded(run: Callable[[RunningNames], int], what: str) -> int:
     if child == 0:
         os.close(alive)
         os.close(reader)
-        follow_parent(watch)
+        _follow_parent(watch)
         try:
             return run(running)
         finally:  # also with SystemExit, or an error and its traceback
             os.write(writer, b"+")
     os.close(watch)
     os.close(writer)
-    (status, was_signalled), is_whole = wait_for(child), False
+    (status, was_signalled), is_whole = _wait_for(child), False
     os.set_blocking(reader, False)  # a process that an operator has left behind may have the other end
     with suppress(BlockingIOError):
         is_whole = bool(os.read(reader, 1))

@@ -1,6 +1,7 @@
 """``swift train``: an experiment run in one process, or on several hosts.
 
-The hosts of ``train`` and ``compare``: which of them this is, and whether all of them run the same.
+The last part concerns ``train`` and ``compare`` on several hosts: which of them this is, and whether all of them run
+the same.
 """
 
 import argparse
@@ -30,6 +31,47 @@ from swift.typed import Written
 
 _SAME = ("resume", "stop_at", "profile", "init_from")
 """Options that all hosts have to be given alike."""
+
+
+def train(options: argparse.Namespace) -> None:
+    """``swift train CONFIG.gin``."""
+    experiment = load_experiment(options.config, options.set)
+    place = place_of(options)
+    run_dir = run_dir_of(options)
+    weights, connect = (
+        weights_of(options, experiment),
+        input_hosts_of_runs([experiment.data], options, has_network=options.coordinator is not None),
+    )
+    prepare([experiment], devices_of_host(place, [experiment]))
+    run = TrainOptions(
+        run_dir,
+        resume=options.resume,
+        stop_at=options.stop_at,
+        profile=_profile_window(options.profile),
+        prepare=options.prepare,
+        init_from=weights,
+        log_every=options.log_every,
+        observers=observers_of(options),
+        stopping_s=deadlines_of(options.deadline, OF_ONE).stopping,
+        corpora=corpora_directory(),
+        connect=connect,
+        plan=plan_reading,
+    )
+    with nullcontext(ALONE) if place is None else joined(place, options, {run_dir: experiment}) as hosts:
+        summary = run_training(experiment, replace(run, hosts=hosts))
+    if hosts.is_first:
+        from swift.cli.report import show_run
+
+        show_run(read_run(run_dir), summary, options.format)
+
+
+def _profile_window(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    numbers = re.fullmatch(r"(\d+):(\d+)", text)
+    if not numbers or not 1 <= int(numbers[1]) <= int(numbers[2]):
+        raise SettingError("--profile", text, "must be FIRST:LAST, such as 10:12")
+    return int(numbers[1]), int(numbers[2])
 
 
 def place_of(options: argparse.Namespace) -> HostPlace | None:
@@ -129,44 +171,3 @@ def joined(place: HostPlace, options: argparse.Namespace, experiments: Mapping[P
             facts |= {f"{words}{name}": value for name, equals, value in settings if equals}
         hosts.check_same(facts)
         yield hosts
-
-
-def train(options: argparse.Namespace) -> None:
-    """``swift train CONFIG.gin``."""
-    experiment = load_experiment(options.config, options.set)
-    place = place_of(options)
-    run_dir = run_dir_of(options)
-    weights, connect = (
-        weights_of(options, experiment),
-        input_hosts_of_runs([experiment.data], options, has_network=options.coordinator is not None),
-    )
-    prepare([experiment], devices_of_host(place, [experiment]))
-    run = TrainOptions(
-        run_dir,
-        resume=options.resume,
-        stop_at=options.stop_at,
-        profile=_profile_window(options.profile),
-        prepare=options.prepare,
-        init_from=weights,
-        log_every=options.log_every,
-        observers=observers_of(options),
-        stopping_s=deadlines_of(options.deadline, OF_ONE).stopping,
-        corpora=corpora_directory(),
-        connect=connect,
-        plan=plan_reading,
-    )
-    with nullcontext(ALONE) if place is None else joined(place, options, {run_dir: experiment}) as hosts:
-        summary = run_training(experiment, replace(run, hosts=hosts))
-    if hosts.is_first:
-        from swift.cli.report import show_run
-
-        show_run(read_run(run_dir), summary, options.format)
-
-
-def _profile_window(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    numbers = re.fullmatch(r"(\d+):(\d+)", text)
-    if not numbers or not 1 <= int(numbers[1]) <= int(numbers[2]):
-        raise SettingError("--profile", text, "must be FIRST:LAST, such as 10:12")
-    return int(numbers[1]), int(numbers[2])

@@ -1,8 +1,7 @@
-"""Files that a command writes: it replaces its own of an earlier time, and nobody else's.
+"""Values on the command line: named numbers, durations, workers, deadlines, and files that a command writes.
 
-Named numbers, durations and workers on the command line: ``--costs tF=1 tB=1.3``, ``--mtbf 6h``, ``--fail 1:2``.
-
-Deadlines of the command line, such as ``--deadline stopping=300``.
+Examples are ``--costs tF=1 tB=1.3``, ``--mtbf 6h``, ``--fail 1:2`` and ``--deadline stopping=300``. A command replaces
+its own files of an earlier time, and nobody else's.
 """
 
 import os
@@ -18,7 +17,7 @@ from swift.errors import SettingError
 from swift.schedules.problem import COST_NAMES, Costs
 from swift.topology import Worker, read_worker
 
-MAX_COST = 1e18
+_MAX_COST = 1e18
 _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 OF_PROCESSES = ("start", "forming", "heartbeat", "progress", "saving", "dying", "stopping")
@@ -56,8 +55,8 @@ def named_numbers(option: str, texts: Sequence[str], fields: Mapping[str, str], 
         if name in given:
             raise SettingError(option, text, f"{name} is given twice")
         given.add(name)
-        if values[fields[name]] > MAX_COST:
-            raise SettingError(option, text, f"must be at most {MAX_COST:g}: take a larger unit")
+        if values[fields[name]] > _MAX_COST:
+            raise SettingError(option, text, f"must be at most {_MAX_COST:g}: take a larger unit")
     return values
 
 

@@ -1,4 +1,13 @@
-"""Data: documents from a source, cut into batches of token sequences that any worker can load by number."""
+"""Data: documents or samples from a source, and the batches of token sequences that any worker can load by number.
+
+- Settings: ``config``, ``tokenizer``; sources of documents in ``sources``, of records in ``records`` and ``tables``.
+- From documents to batches: ``corpus`` makes tokens, ``index`` keeps them in files, ``stream`` joins those of a split,
+  ``windows`` cuts and orders them, and ``loader`` batches them.
+- Pipelines of operators: ``pipeline`` and ``operators`` are what a user writes, ``samples`` yields what they make.
+  ``input_profile`` measures operators and ``input_optimizer`` plans how they run; ``survey`` finds out once which
+  records stay, ``sample_store`` and ``encoding`` keep samples, ``remote_records`` has other hosts make them, and
+  ``sample_checks`` compares them with those of the plain order.
+"""
 
 from typing import TYPE_CHECKING
 

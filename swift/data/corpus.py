@@ -88,7 +88,7 @@ def tokens_of(given: Text, tokenizer: Tokenizer, name: str) -> np.ndarray:
     return tokens.astype(np.min_scalar_type(tokenizer.vocab_size - 1), copy=False)
 
 
-def add_document(config: DataConfig, tokens: np.ndarray, split: Split | None, domain: str, add: AddTokens) -> None:
+def _add_document(config: DataConfig, tokens: np.ndarray, split: Split | None, domain: str, add: AddTokens) -> None:
     """Adds the tokens of a document that is not empty, then its separator.
 
     Args:
@@ -176,7 +176,7 @@ class _Splitter:
     def add(self, number: int, kept: Any) -> None:
         field = self._config.domain
         domain = domain_of(self._source.name(number)) if field is None else kept[field]
-        add_document(self._config, kept["tokens"], self._sides[number], domain, self._add)
+        _add_document(self._config, kept["tokens"], self._sides[number], domain, self._add)
 
     def closed(self) -> Any:
         return None

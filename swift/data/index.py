@@ -1,12 +1,11 @@
 """The index of a corpus: its tokens, or the document bounds of a token file, in files that all processes read.
 
 An index is a directory named by a digest of all that determines it: names, sizes and times of the files, the tokenizer,
-and the share for validation. It exists as a whole or not at all.
+and the share for validation. It exists as a whole or not at all, and outlives its run.
 
-Indexes of corpora that outlive a run: one process of a machine reads a corpus, and all others use its index.
-
-The process that builds an index holds a lock, which is released when it dies, and touches the lock's file while it is
-alive. A process that waits for a frozen one builds the index itself: two builds at once do not disturb each other.
+One process of a machine reads a corpus, and all others use its index (``find_index``). It holds a lock, which is
+released when it dies, and touches the lock's file while it is alive. A process that waits for a frozen one builds the
+index itself: two builds at once do not disturb each other.
 """
 
 import fcntl
@@ -77,7 +76,7 @@ class CorpusState(NamedTuple):
     newest_ns: int
 
 
-def corpus_state(config: DataConfig) -> CorpusState | None:
+def _corpus_state(config: DataConfig) -> CorpusState | None:
     """Returns the present state of a corpus; None if it cannot be determined.
 
     That is the case for sources and tokenizers from outside ``swift.data``, and if a file is missing.
@@ -163,10 +162,10 @@ def make_index(
         if not path.exists():
             made.rename(path)
     finally:
-        remove_index(made)
+        _remove_index(made)
 
 
-def remove_index(path: Path) -> None:
+def _remove_index(path: Path) -> None:
     """Removes an index, complete or not."""
     if path.exists():
         for file in path.iterdir():
@@ -227,7 +226,7 @@ def corpus_streams(config: DataConfig, split: Split, path: Path | None) -> list[
         return [corpus_stream(config, split, path)]
     streams = []
     for one in config.components:
-        state = None if path is None else corpus_state(one)
+        state = None if path is None else _corpus_state(one)
         found = path / state.name if path is not None and state is not None else None
         streams.append(corpus_stream(one, split, found if found is not None and found.is_dir() else None))
     return streams
@@ -356,7 +355,7 @@ def find_index(
     try:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         for _ in range(2):  # a file may be written to while it is read
-            state = corpus_state(config)
+            state = _corpus_state(config)
             if state is None:
                 return None
             path = cache / state.name
@@ -366,7 +365,7 @@ def find_index(
                 if isinstance(config.source, Pipeline):  # which may have run for an hour
                     raise
                 continue
-            if not was_made or state == corpus_state(config):
+            if not was_made or state == _corpus_state(config):
                 _forget_old(cache, but=path)
                 return path
         report("the corpus changes while it is read: every process reads it for itself")
@@ -400,8 +399,8 @@ def _make_unless_found(
                 continue
             if is_alone:  # all that is here belongs to processes that have died
                 for half in path.parent.glob(f".{path.name}.*"):
-                    remove_index(half)
-            remove_index(path)
+                    _remove_index(half)
+            _remove_index(path)
             with _beating(lock):
                 make_index(config, path, _progress_report(report), report, connect, plan)
             return True
@@ -462,6 +461,6 @@ def _forget_old(cache: Path, but: Path) -> None:
         with suppress(OSError):
             if path != but and time.time() - path.stat().st_mtime > _KEPT_S:
                 if path.is_dir():
-                    remove_index(path)
+                    _remove_index(path)
                 else:
                     path.unlink()

@@ -1,10 +1,8 @@
-"""Operators of a pipeline, and what each of them says of itself: fields read and written, order, randomness, size.
+"""Operators of a pipeline: what each of them says of itself, and how it is applied to a sample.
 
 A sample is a mapping of fields. An operator that names the fields it reads gets only these, and one that names the
 fields it writes returns exactly these: what it says of its fields cannot be untrue. What it says with ``depends_on``
 can be, see ``swift.data.sample_checks``.
-
-Operators applied to one sample.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,6 +1,7 @@
-"""Pipelines as a user writes them: a source, and operators one after the other; and pipelines that note which runs.
+"""Pipelines as a user writes them, a source and operators one after the other, and the plans by which they run.
 
-The plan of a pipeline: the order of the operators, what is kept, and how many threads and processes run them.
+A plan says in which order the operators run, what is kept, and how many threads and processes there are; the samples
+are the same for every plan. A ``NotedPipeline`` also notes which operator runs.
 """
 
 from collections import Counter

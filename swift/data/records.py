@@ -1,12 +1,7 @@
-"""Records of ArrayRecord files.
+"""Sources of records by number: in memory, of documents, in JSON lines, also compressed, and in ArrayRecord files.
 
-The protocol of a source of records, and records in memory.
-
-Files of records, local or remote: found by a pattern, read with care, told from changed ones.
-
-Documents of a source of texts as records.
-
-Records of JSON lines, also compressed.
+``RecordSource`` is what a pipeline needs of a source. Files are found by a pattern, locally or in remote storage, and
+read with care: a source tells a file that has changed from the one that it found.
 """
 
 import functools
@@ -203,7 +198,7 @@ def state_of(path: str) -> FileState:
     return FileState(status.st_size, status.st_mtime_ns)
 
 
-def find_files(setting: str, pattern: str) -> tuple[RecordFile, ...]:
+def _find_files(setting: str, pattern: str) -> tuple[RecordFile, ...]:
     """Finds the files of a pattern, by name.
 
     Args:
@@ -228,7 +223,7 @@ def find_files(setting: str, pattern: str) -> tuple[RecordFile, ...]:
     return found
 
 
-def uncompressed(file: RecordFile) -> bytes:
+def _uncompressed(file: RecordFile) -> bytes:
     """Reads a file, and undoes ``.gz`` and ``.zst``; for the latter the extra ``zstd`` is needed.
 
     Raises:
@@ -302,7 +297,7 @@ class FileRecords(ABC):
     """Records of the files of a pattern, one file after the other; a base for sources.
 
     Args:
-        pattern: pattern of the files, see ``find_files``.
+        pattern: pattern of the files, see ``_find_files``.
     """
 
     pattern: str
@@ -310,7 +305,7 @@ class FileRecords(ABC):
     @functools.cached_property
     def files(self) -> tuple[RecordFile, ...]:
         """The files, by name."""
-        return find_files(f"{type(self).__name__}.pattern", self.pattern)
+        return _find_files(f"{type(self).__name__}.pattern", self.pattern)
 
     @functools.cached_property
     def _ends(self) -> Sequence[int]:
@@ -467,7 +462,7 @@ class JsonLines(FileRecords):
 
     @functools.cached_property
     def _parts(self) -> Parts:
-        return Parts(lambda file: uncompressed(self.files[file]))
+        return Parts(lambda file: _uncompressed(self.files[file]))
 
     @functools.cached_property
     def _opened(self) -> dict[int, int]:

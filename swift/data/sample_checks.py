@@ -1,9 +1,8 @@
-"""Samples compared with those of the plain order, and the operator that is to blame where they differ.
+"""Records on their way through the first operators, and their samples compared with those of the plain order.
 
-An operator can be untrue in two ways: ``depends_on`` leaves out what it needs, or it is not a function of its sample,
-as where it counts its calls, or writes into an array that it was given.
-
-Records on their way through the first operators: wherever these run, the rest of the way is the same.
+Wherever the first operators run, the rest of the way is the same (``advanced``). Where samples differ, the operator
+that is to blame is found. It can be untrue in two ways: ``depends_on`` leaves out what it needs, or it is not a
+function of its sample, as where it counts its calls, or writes into an array that it was given.
 """
 
 import hashlib

@@ -1,12 +1,13 @@
 """Samples that are kept, in memory or in files, and surveys found again by another run.
 
-NAME/samples        encoded samples, one after the other
-NAME/index          int64 [2, num + 1]: where each begins, and a CRC-32 of it (0 in the last place)
-NAME/numbers        int64: numbers of the records that stay; missing: all of them
-NAME/lengths        int64: tokens of each; missing: nothing is packed
-NAME/survey.json    what the files are: written last
+A directory of surveys has one subdirectory for each, named by a digest of all that decides what the survey finds: of
+the source, and of the operators' settings, their code and what it refers to. Its files:
 
-Digests of operators: of their settings, their code and what it refers to, and of the pipeline before a cache.
+- ``samples``: encoded samples, one after the other
+- ``index``: int64[2, num + 1], where each begins, and a CRC-32 of it (0 in the last place)
+- ``numbers``: int64, numbers of the records that stay; missing: all of them
+- ``lengths``: int64, tokens of each; missing: nothing is packed
+- ``survey.json``: what the files are; written last
 """
 
 import dataclasses
@@ -36,9 +37,8 @@ from swift.data.tokenizer import TokenizerFile
 from swift.errors import SettingError
 from swift.files import new_directory, open_regular, replace_file, this_program
 
-_DIGESTS_VERSION = 2
-
-_VERSION = 1
+_DIGEST_VERSION = 2
+_SURVEY_VERSION = 1
 _HEAD = "survey.json"
 _PROBE_BYTES = 1 << 16
 """Bytes that a directory must have room for: a full one takes empty files."""
@@ -58,7 +58,7 @@ def survey_digest(plan: InputPlan) -> str:
     if source is None:
         raise NoDigest(f"the source {plan.pipeline.source!r} cannot be told from another")
     parts = [
-        _DIGESTS_VERSION,
+        _DIGEST_VERSION,
         sys.version,
         np.__version__,
         source,
@@ -225,14 +225,14 @@ class _Files:
         self._begins.append(self._begins[-1] + len(kept))
         self._sums.append(zlib.crc32(kept))
 
-    def closed(self) -> "KeptFiles":
+    def closed(self) -> "_KeptFiles":
         self._file.flush()
         os.fsync(self._file.fileno())
         np.array([self._begins, [*self._sums, 0]], np.int64).tofile(self._directory / "index")
-        return KeptFiles(self._directory)
+        return _KeptFiles(self._directory)
 
 
-class KeptFiles:
+class _KeptFiles:
     """Samples in files, each checked when it is read; another process gets the directory.
 
     Args:
@@ -309,20 +309,20 @@ def find_survey(
         report(f"nothing is kept in {directory}: {error}")
         return survey(plan, None if plan.cache is None else _InMemory(), progress, hosts)
     path = directory / name
-    found = read_survey(path, plan)
+    found = _read_survey(path, plan)
     if found is None:
         _write_survey(plan, path, progress, hosts)
-        found = read_survey(path, plan)
+        found = _read_survey(path, plan)
     if found is None:
         raise DataError(f"{path} cannot be read again after it was written")
     return found
 
 
-def read_survey(path: Path, plan: InputPlan) -> Survey | None:
+def _read_survey(path: Path, plan: InputPlan) -> Survey | None:
     """Reads a survey; None if there is none, or it is damaged."""
     try:
         head = json.loads((path / _HEAD).read_text())
-        if head["version"] != _VERSION:
+        if head["version"] != _SURVEY_VERSION:
             return None
         num_kept, files = int(head["num_kept"]), dict[str, np.ndarray | None]()
         for name in ("numbers", "lengths"):
@@ -330,7 +330,7 @@ def read_survey(path: Path, plan: InputPlan) -> Survey | None:
             array = files[name]
             if array is not None and (len(array) != num_kept or zlib.crc32(array.tobytes()) != head[name]):
                 return None
-        cache = KeptFiles(path) if plan.cache is not None else None
+        cache = _KeptFiles(path) if plan.cache is not None else None
         if cache is not None and len(cache) != num_kept:
             return None
         return Survey(num_kept, files["numbers"], files["lengths"], cache, tuple(map(str, head["skipped"])))
@@ -370,14 +370,14 @@ def _write_survey(
         with new_directory(path) as made, (made / "samples").open("wb") as file:
             files = None if plan.cache is None else _Files(made, file)
             found = survey(plan, files, progress, hosts)
-            head: dict[str, Any] = {"version": _VERSION, "num_kept": found.num_kept, "skipped": found.skipped}
+            head: dict[str, Any] = {"version": _SURVEY_VERSION, "num_kept": found.num_kept, "skipped": found.skipped}
             for name, array in (("numbers", found.numbers), ("lengths", found.lengths)):
                 head[name] = None if array is None else zlib.crc32(array.tobytes())
                 if array is not None:
                     array.tofile(made / name)
             replace_file(made / _HEAD, json.dumps(head).encode())
     except OSError as error:  # unless another process has written the same meanwhile
-        if read_survey(path, plan) is None:
+        if _read_survey(path, plan) is None:
             raise _unwritable(path.parent, error) from error
 
 

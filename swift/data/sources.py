@@ -1,10 +1,8 @@
-"""Sources of documents: the standard library of the running Python, text files, a file of tokens.
+"""Sources of documents: texts in memory, in files or of the standard library, streams, and files of tokens.
 
-Data files, opened with care: regular files only, read by position.
-
-A file that shrinks under a memory map ends the process with a signal; read by position, it raises an error.
-
-Domains of documents: where in a stream of tokens which domain is.
+Files are opened with care: regular files only, read by position, since a file that shrinks under a memory map ends the
+process with a signal, while a read by position raises an error. A document has a domain, and the runs of documents of
+one domain are noted in the order of the stream of tokens.
 
 Shapes: R runs of documents of one domain that follow each other, D domains.
 """
@@ -95,7 +93,7 @@ class FileState:
     mtime_ns: int
 
 
-def with_literal_brackets(pattern: str) -> str:
+def _with_literal_brackets(pattern: str) -> str:
     """Returns a pattern whose directories, or file, that are there by this very name are taken by name.
 
     Brackets of such a name choose nothing: ``wiki [en]/*.txt`` are the texts of that directory, where it is one.
@@ -120,7 +118,7 @@ def matching(pattern: str) -> list[str]:
                 return True
         return is_loop(above)
 
-    paths = glob.glob(with_literal_brackets(pattern), recursive=True)
+    paths = glob.glob(_with_literal_brackets(pattern), recursive=True)
     return [path for path in paths if not is_loop(os.path.dirname(path))] if "**" in pattern else paths
 
 
@@ -337,7 +335,7 @@ class TextFiles:
             raise SettingError("TextFiles.pattern", self.pattern, "no file matches")
         if all(os.path.exists(path) and os.path.getsize(path) == 0 for path in paths):
             raise SettingError("TextFiles.pattern", self.pattern, f"all files that match ({len(paths)}) are empty")
-        plain = "".join(_PLAIN.findall(with_literal_brackets(self.pattern))[:1]).replace("[[]", "[")
+        plain = "".join(_PLAIN.findall(_with_literal_brackets(self.pattern))[:1]).replace("[[]", "[")
         directory = os.path.dirname(plain) or "."
         named = {os.path.relpath(path, directory): path for path in paths}
         return [Document(name, functools.partial(self._read, path), str(path)) for name, path in sorted(named.items())]

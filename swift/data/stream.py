@@ -1,8 +1,9 @@
-"""The tokens of a split as one sequence that can be read in any part.
+"""The tokens of a split as one sequence: one that can be read in any part, or one that is read once.
+
+A ``TokenStream`` joins the spans of a split without copying them. A ``SequentialStream`` takes documents in their
+order: no file, no index, no shuffling.
 
 Shapes: N tokens at hand, S spans of them that belong to the split.
-
-Streams of documents that are read once, in their order: no file, no index, no shuffling.
 """
 
 import hashlib
@@ -22,9 +23,7 @@ from swift.errors import error_line
 
 _BOUNDLESS = 2**40
 """Tokens of a stream, whose end is not known: more than any run reads."""
-_SEQUENTIAL_CHECKSUM_TOKENS = 4096
 _AT_ONCE = 64
-
 _CHECKSUM_PIECES = 64
 _CHECKSUM_TOKENS = 4096
 
@@ -87,7 +86,7 @@ class SequentialStream:
 
     def checksum(self) -> int:
         """Computes a CRC-32 of the first tokens."""
-        return zlib.crc32(self.read(0, _SEQUENTIAL_CHECKSUM_TOKENS).astype("<u4").tobytes())
+        return zlib.crc32(self.read(0, _CHECKSUM_TOKENS).astype("<u4").tobytes())
 
     def _restart(self) -> None:
         self._pieces = self._endless()

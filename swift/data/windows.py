@@ -1,15 +1,10 @@
 """Windows of a stream of tokens, batches of them, and their order for training.
 
-Shapes: M micro-batches, B sequences per micro-batch, T positions.
+The sources of a mixture take turns in the order of ``grain.MapDataset.mix``, found for many places at once. The order
+of the windows lies between random and by domain, as COMM-RAND orders the vertices of a graph by community: within a
+stretch of batches, a share of the windows, drawn at random, comes by domain, and the others stay where they are.
 
-The order of windows between random and by domain, as COMM-RAND orders the vertices of a graph by community.
-
-The windows of a stretch of batches change places with each other: a share of them, drawn at
-random, comes by domain, and the others stay where they are.
-
-The places of a mixture's sources, many at once: the order of ``grain.MapDataset.mix``, which finds one by one.
-
-Shapes: N places.
+Shapes: M micro-batches, B sequences per micro-batch, T positions, N places of the order.
 """
 
 import functools

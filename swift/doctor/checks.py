@@ -1,10 +1,6 @@
-"""Python and the packages that Swift needs, with the versions that were tested.
+"""Examination of one machine: its packages, its cores and memory, the run's directory, and its own address.
 
-A trial of the directory that runs shall be written to: what a run does there is done once.
-
-Cores, memory, shared memory and open files that this machine allows.
-
-This machine's own address, and whether it can be listened on.
+What a run does in its directory is done once, and the address is listened on.
 """
 
 import importlib.metadata
@@ -40,7 +36,7 @@ _LEAST_FILES = 1024
 _NETWORK_TOPIC = "network"
 _CONNECT_S = 5.0
 
-_TOPIC = "software"
+_SOFTWARE_TOPIC = "software"
 
 
 def examine_directory(run_dir: Path, root: Path = Path("/"), deadline_s: float = _DEADLINE_S) -> Iterator[Finding]:
@@ -64,7 +60,7 @@ def examine_directory(run_dir: Path, root: Path = Path("/"), deadline_s: float =
         yield from found
 
 
-def existing(path: Path) -> Path:
+def _existing(path: Path) -> Path:
     """Returns the nearest directory that exists, of a path and those above it."""
     path = path.absolute()
     return next(one for one in (path, *path.parents) if one.is_dir())
@@ -72,7 +68,7 @@ def existing(path: Path) -> Path:
 
 def _examined(run_dir: Path, root: Path) -> Iterator[Finding]:
     try:
-        directory = existing(run_dir)
+        directory = _existing(run_dir)
         trial = directory / f".swift-doctor-{secrets.token_hex(8)}"
         trial.mkdir()
     except OSError as error:
@@ -228,7 +224,7 @@ def examine_software() -> Iterator[Finding]:
         needs = importlib.metadata.requires(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:
         text = f"{DISTRIBUTION} is not installed, Swift runs from its files: versions of packages are not compared"
-        yield Finding(_TOPIC, "note", text)
+        yield Finding(_SOFTWARE_TOPIC, "note", text)
         needs = []
     yield from judge_packages(needs, importlib.metadata.version)
 
@@ -251,8 +247,8 @@ def judge_packages(needs: Iterable[str], version_of: Callable[[str], str]) -> It
         if version is None or not requirement.specifier.contains(version, prereleases=True):
             has = "is not installed" if version is None else f"is {version}"
             remedy = f"pip install '{requirement.name}{requirement.specifier}'"
-            yield Finding(_TOPIC, "missing", f"{requirement.name} {has}: {remedy}")
+            yield Finding(_SOFTWARE_TOPIC, "missing", f"{requirement.name} {has}: {remedy}")
             wrong = True
     if not wrong:
         main = "".join(f", {name} {found[name]}" for name in ("jax", "numpy") if name in found)
-        yield Finding(_TOPIC, "ok", f"Swift {__version__}, Python {platform.python_version()}{main}")
+        yield Finding(_SOFTWARE_TOPIC, "ok", f"Swift {__version__}, Python {platform.python_version()}{main}")

@@ -1,16 +1,9 @@
-"""Pictures of the expert layers of a run: dropped tokens, and heat maps of popularity and replicas.
+"""Charts of runs over their steps, on Matplotlib's objects without pyplot: no global state is touched.
 
-Shape suffixes: T steps, B bins of steps, L MoE layers, E experts.
-
-Shared parts of pictures: figures and axes in one style, legends, and bars of where time went.
-
-Metrics of a run as arrays over its steps, smoothed and thinned for drawing.
+From simple to composed: figures, legends and bars in one style; metrics as arrays, smoothed and thinned for drawing;
+curves of several runs; and the expert layers of a run, with dropped tokens and heat maps of popularity and replicas.
 
 Shape suffixes: T steps, N runs, B bins of steps, R rows at a time, K kinds of counts, L MoE layers, E experts.
-
-Charts of several runs over the steps, drawn on Matplotlib's objects without pyplot: no global state is touched.
-
-Shape suffixes: T steps, N runs.
 """
 
 import itertools
@@ -32,19 +25,19 @@ from swift.runlog.files import ranges_of
 from swift.runlog.reading import Run, ratio
 
 FONT_SIZE = 10.5
-MAX_LABEL = 40
-MAX_ENTRIES = 12
+_MAX_LABEL = 40
+_MAX_ENTRIES = 12
 """Largest number of entries of a legend; with more, its last one says how many are left out."""
-LETTERS_PER_INCH = 12
+_LETTERS_PER_INCH = 12
 _ROW_INCHES, _ROWS_WITHIN = 0.22, 3
 """Height of a row of a legend, and the rows for which figures have room; for further ones they are made higher."""
 
-NUM_POINTS = 1000
+_NUM_POINTS = 1000
 """Largest number of points of a drawn line."""
-MANY_LINES = 20
+_MANY_LINES = 20
 """Number of lines of a picture from which on each has fewer points, so that all together have no more."""
 
-MAX_LAYER_LABELS = 8
+_MAX_LAYER_LABELS = 8
 
 
 def new_figure(
@@ -81,16 +74,16 @@ def put_title(axes: Axes, text: str) -> None:
 
 def put_legend(figure: Figure, entries: Sequence[tuple[str, Any]], styles: Sequence[Any] = ()) -> None:
     """Puts the legend above the axes, where it hides nothing; names are shown literally, never as mathematics."""
-    if len(entries) > MAX_ENTRIES:
-        shown = MAX_ENTRIES - 1
+    if len(entries) > _MAX_ENTRIES:
+        shown = _MAX_ENTRIES - 1
         entries = [*entries[:shown], (f"and {len(entries) - shown:,} more", "none")]
         styles = [*styles[:shown], "-"] if styles else ()
     handles = [
         Line2D([], [], color=color, linestyle=style, linewidth=2.5)
         for (_, color), style in zip(entries, styles or ["-"] * len(entries), strict=True)
     ]
-    labels = [drawable(label) for label, _ in entries]
-    num_columns = max(1, min(4, int(LETTERS_PER_INCH * figure.get_figwidth()) // (max(map(len, labels)) + 6)))
+    labels = [_drawable(label) for label, _ in entries]
+    num_columns = max(1, min(4, int(_LETTERS_PER_INCH * figure.get_figwidth()) // (max(map(len, labels)) + 6)))
     num_rows = -(-len(labels) // num_columns)
     figure.set_figheight(figure.get_figheight() + _ROW_INCHES * max(0, num_rows - _ROWS_WITHIN))
     # The labels are set afterwards, because a legend omits those with a leading underscore.
@@ -101,11 +94,11 @@ def put_legend(figure: Figure, entries: Sequence[tuple[str, Any]], styles: Seque
         text.set(text=label, parse_math=False, fontsize=FONT_SIZE, color=INK)
 
 
-def drawable(label: str) -> str:
+def _drawable(label: str) -> str:
     """Restricts a label to the font's characters and to the length that fits a legend."""
     glyphs = get_font(findfont("DejaVu Sans")).get_charmap()
     label = "".join(character if ord(character) in glyphs else "?" for character in " ".join(label.split()))
-    return label if len(label) <= MAX_LABEL else label[: MAX_LABEL - 1] + "\N{HORIZONTAL ELLIPSIS}"
+    return label if len(label) <= _MAX_LABEL else label[: _MAX_LABEL - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
 def draw_bars(axes: Axes, rows: Sequence[tuple[str, Mapping[str, float] | str]]) -> None:
@@ -124,7 +117,7 @@ def draw_bars(axes: Axes, rows: Sequence[tuple[str, Mapping[str, float] | str]])
             share = 100 * seconds / total if total else 0.0
             axes.barh(y, share, left=left, color=CAUSE_COLORS[cause], edgecolor=GROUND, linewidth=0.4, height=0.7)
             left += share
-    axes.set_yticks(range(len(rows)), [drawable(name) for name, _ in rows])
+    axes.set_yticks(range(len(rows)), [_drawable(name) for name, _ in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlim(0, 100)
     axes.set_xlabel("share of the time (%)")
@@ -229,12 +222,12 @@ def smooth(values_T: np.ndarray) -> np.ndarray:
     return ratio(sums[last] - sums[first], numbers[last] - numbers[first])
 
 
-def points_of_a_line(num_lines: int, most: int = NUM_POINTS) -> int:
+def points_of_a_line(num_lines: int, most: int = _NUM_POINTS) -> int:
     """Number of points that each line has at most where so many are drawn together, an even number."""
-    return 2 * (most * MANY_LINES // max(num_lines, MANY_LINES) // 2)
+    return 2 * (most * _MANY_LINES // max(num_lines, _MANY_LINES) // 2)
 
 
-def thin(values_T: np.ndarray, num_points: int = NUM_POINTS) -> np.ndarray:
+def thin(values_T: np.ndarray, num_points: int = _NUM_POINTS) -> np.ndarray:
     """Selects points so that a line looks the same: the minimum and maximum of each bin.
 
     Returns:
@@ -341,7 +334,7 @@ def draw_curves(chart: Chart) -> Figure:
     for band in chart.bands:
         _draw_band(axes, band, is_exact=chart.is_exact)
     num_points = points_of_a_line(len(curves))
-    for curve in curves if len(curves) <= MANY_LINES else ():
+    for curve in curves if len(curves) <= _MANY_LINES else ():
         points = thin(curve.values_T)
         axes.plot(curve.steps_T[points], curve.values_T[points], color=curve.color, alpha=0.22, linewidth=0.8)
     for curve in curves:
@@ -380,7 +373,7 @@ def _draw_band(axes: Axes, band: Band, *, is_exact: bool) -> None:
     _draw_line(axes, band, mean_T)
 
 
-def _draw_line(axes: Axes, line: Curve | Band, values_T: np.ndarray, num_points: int = NUM_POINTS) -> None:
+def _draw_line(axes: Axes, line: Curve | Band, values_T: np.ndarray, num_points: int = _NUM_POINTS) -> None:
     points = thin(values_T, num_points)
     marker = "o" if len(points) == 1 else None
     axes.plot(
@@ -469,7 +462,7 @@ def draw_drops(steps_T: np.ndarray, dropped_TL: np.ndarray, routed_TL: np.ndarra
     axes.set_ylim(0.0, max(1.0, axes.get_ylim()[1]))
     axes.set_ylabel("tokens dropped (%)")
     axes.set_xlabel("step")
-    shown = sorted(set(np.linspace(0, num_layers - 1, min(num_layers, MAX_LAYER_LABELS)).astype(int).tolist()))
+    shown = sorted(set(np.linspace(0, num_layers - 1, min(num_layers, _MAX_LAYER_LABELS)).astype(int).tolist()))
     put_legend(figure, [(f"layer {layer}", colors[layer]) for layer in shown])
     return figure
 

@@ -1,6 +1,6 @@
-"""Picture of the loads of expert ranks under several placements or splits, a panel for each layer.
+"""Pictures of the loads of expert ranks, a panel for each layer, and of a simulation.
 
-Picture of a simulation, drawn from its JSON document alone: goodput over time, and where the time went.
+A simulation is drawn from its JSON document alone: goodput over time, and where the time went.
 """
 
 from collections.abc import Mapping, Sequence

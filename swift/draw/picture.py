@@ -23,16 +23,16 @@ from swift.schedules.schedule import Schedule, iteration_ends, makespan, period
 
 INK, GROUND, DOWN = "#222222", "#ffffff", "#eeeeee"
 COLORS = {kind: OP_COLORS[kind.name] for kind in Kind}
-ON_COLOR = {Kind.F: "#232323", Kind.B: "#232323", Kind.W: "#fefefe", Kind.U: "#fefefe"}
+_ON_COLOR = {Kind.F: "#232323", Kind.B: "#232323", Kind.W: "#fefefe", Kind.U: "#fefefe"}
 """Text colours on ops, on any background; used for nothing else, so that a page may substitute them."""
-ITERATION_COLORS = (INK, "#b0b0b0")
-FONT_SIZE = 9.0
+_ITERATION_COLORS = (INK, "#b0b0b0")
+_FONT_SIZE = 9.0
 MIN_WIDTH, MAX_WIDTH, MARGIN = 8.4, 24.0, 0.9
-OP_WIDTH = 0.13
+_OP_WIDTH = 0.13
 """Width of the shortest op in inches, unless the picture becomes too wide."""
-LEGEND_WIDTH = 10.5
+_LEGEND_WIDTH = 10.5
 """Width in inches below which the legend takes two lines."""
-MAX_LABELS = 3000
+_MAX_LABELS = 3000
 TOP, HEIGHT, STRIP = 0.36, 0.66, 0.1
 """Relative to a row's height: top of the ops above its middle, their height, and that of the line below them."""
 
@@ -46,7 +46,7 @@ def draw_picture(schedule: Schedule) -> Figure:
     problem = schedule.problem
     workers = shown_workers(problem)
     rows = rows_of(schedule, workers)
-    inches = makespan(schedule) / float(problem.time_4P[: Kind.U].min()) * OP_WIDTH + MARGIN
+    inches = makespan(schedule) / float(problem.time_4P[: Kind.U].min()) * _OP_WIDTH + MARGIN
     width = float(np.clip(inches, MIN_WIDTH, MAX_WIDTH))
     figure = Figure(figsize=(width, 1.5 + min(0.26, 11.0 / len(rows)) * len(rows)), layout="constrained")
     figure.set_facecolor(GROUND)
@@ -58,9 +58,9 @@ def draw_picture(schedule: Schedule) -> Figure:
             _draw_failed(axes, row, y, makespan(schedule))
     for rerouted in (False, True):
         for kind in Kind:
-            _draw_ops(axes, rows, kind, rerouted, edge_width=min(0.4, 2.0 * width / inches * OP_WIDTH))
+            _draw_ops(axes, rows, kind, rerouted, edge_width=min(0.4, 2.0 * width / inches * _OP_WIDTH))
     num_ops = sum(len(row.kind_n) for row in rows)
-    if num_ops <= MAX_LABELS and inches <= MAX_WIDTH:
+    if num_ops <= _MAX_LABELS and inches <= MAX_WIDTH:
         _label_ops(axes, rows)
     _draw_period(axes, schedule)
     _style(axes, schedule, rows)
@@ -78,7 +78,7 @@ def _draw_ops(axes: Axes, rows: Sequence[Row], kind: Kind, rerouted: bool, edge_
     for y, row in enumerate(rows):
         ops = (row.kind_n == kind) & ((row.rerouted_n & (kind != Kind.U)) == rerouted)
         boxes.append(_boxes(row.start_n[ops], row.end_n[ops], y - TOP, y - TOP + HEIGHT))
-    edge = INK if kind == Kind.U else ON_COLOR[kind] if rerouted else GROUND
+    edge = INK if kind == Kind.U else _ON_COLOR[kind] if rerouted else GROUND
     drawn = PolyCollection(
         list(np.concatenate(boxes)),
         facecolors=COLORS[kind],
@@ -103,7 +103,7 @@ def _draw_iterations(axes: Axes, row: Row, y: int) -> None:
     iterations = np.unique(row.iteration_n)
     spans = [(row.start_n[ops].min(), row.end_n[ops].max()) for ops in (row.iteration_n == k for k in iterations)]
     top = y - TOP + HEIGHT + 0.04
-    colors = [ITERATION_COLORS[k % 2] for k in iterations]
+    colors = [_ITERATION_COLORS[k % 2] for k in iterations]
     start_n, end_n = np.array(spans).T
     lines = PolyCollection(list(_boxes(start_n, end_n, top, top + STRIP)), facecolors=colors, linewidths=0)
     lines.set_gid(f"iterations-{row.name}")
@@ -116,7 +116,7 @@ def _draw_failed(axes: Axes, row: Row, y: int, end: float) -> None:
     crossed.set_hatch_linewidth(0.4)
     crossed.set_gid(f"failed-{row.name}")
     axes.add_collection(crossed, autolim=False)
-    text = axes.text(end / 2, y, "failed", ha="center", va="center", fontsize=FONT_SIZE, color=INK)
+    text = axes.text(end / 2, y, "failed", ha="center", va="center", fontsize=_FONT_SIZE, color=INK)
     text.set_path_effects([withStroke(linewidth=6, foreground=DOWN)])
 
 
@@ -129,7 +129,7 @@ def _label_ops(axes: Axes, rows: Sequence[Row]) -> None:
                 continue
             middle = ((start + end) / 2, y - TOP + HEIGHT / 2 + 0.02)
             text = axes.text(
-                *middle, label, ha="center", va="center_baseline", fontsize=FONT_SIZE - 3, color=ON_COLOR[kind]
+                *middle, label, ha="center", va="center_baseline", fontsize=_FONT_SIZE - 3, color=_ON_COLOR[kind]
             )
             if rerouted:
                 text.set_path_effects([withStroke(linewidth=2.4, foreground=COLORS[kind])])
@@ -145,7 +145,7 @@ def _draw_period(axes: Axes, schedule: Schedule) -> None:
     arrow = {"arrowstyle": "<->", "color": INK, "linewidth": 0.8, "shrinkA": 0, "shrinkB": 0}
     axes.annotate("", (ends[0], -0.8), (ends[1], -0.8), arrowprops=arrow)
     text = f"period {period(schedule):.6g} (bound {lower_bound(schedule.problem):.6g})"
-    axes.text((ends[0] + ends[1]) / 2, -0.9, text, ha="center", va="bottom", fontsize=FONT_SIZE, color=INK)
+    axes.text((ends[0] + ends[1]) / 2, -0.9, text, ha="center", va="bottom", fontsize=_FONT_SIZE, color=INK)
 
 
 def _style(axes: Axes, schedule: Schedule, rows: Sequence[Row]) -> None:
@@ -153,10 +153,10 @@ def _style(axes: Axes, schedule: Schedule, rows: Sequence[Row]) -> None:
     axes.set_xlim(0, makespan(schedule) * 1.002)
     axes.set_ylim(len(rows) - 0.5, -1.7 if problem.num_iterations > 1 else -0.7)
     axes.set_yticks(range(len(rows)), [row.title for row in rows])
-    axes.set_xlabel("time (in the unit of the costs)", fontsize=FONT_SIZE, color=INK)
-    axes.set_ylabel("worker (pipeline:stage)", fontsize=FONT_SIZE, color=INK)
-    axes.tick_params(colors=INK, labelsize=FONT_SIZE - 1)
-    axes.tick_params(axis="y", length=0, labelsize=FONT_SIZE - 1 if len(rows) <= 40 else FONT_SIZE - 3)
+    axes.set_xlabel("time (in the unit of the costs)", fontsize=_FONT_SIZE, color=INK)
+    axes.set_ylabel("worker (pipeline:stage)", fontsize=_FONT_SIZE, color=INK)
+    axes.tick_params(colors=INK, labelsize=_FONT_SIZE - 1)
+    axes.tick_params(axis="y", length=0, labelsize=_FONT_SIZE - 1 if len(rows) <= 40 else _FONT_SIZE - 3)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(INK)
     # Lines separate pipelines.
@@ -165,9 +165,9 @@ def _style(axes: Axes, schedule: Schedule, rows: Sequence[Row]) -> None:
             axes.axhline(y - 0.5, color="#cccccc", linewidth=0.6, zorder=0)
     title = f"{schedule.solver}: {describe(problem)}"
     if any(map(problem.runs_of, problem.live_workers)):
-        axes.set_ylabel("worker (pipeline:stage) and its blocks", fontsize=FONT_SIZE, color=INK)
+        axes.set_ylabel("worker (pipeline:stage) and its blocks", fontsize=_FONT_SIZE, color=INK)
     note = left_out(problem, [row.worker for row in rows])
-    axes.set_title("\n".join([title, note] if note else [title]), fontsize=FONT_SIZE, color=INK, loc="left")
+    axes.set_title("\n".join([title, note] if note else [title]), fontsize=_FONT_SIZE, color=INK, loc="left")
 
 
 def _legend(figure: Figure, rows: Sequence[Row]) -> None:
@@ -176,23 +176,23 @@ def _legend(figure: Figure, rows: Sequence[Row]) -> None:
         handles.append(
             Patch(
                 facecolor=COLORS[Kind.F],
-                edgecolor=ON_COLOR[Kind.F],
+                edgecolor=_ON_COLOR[Kind.F],
                 hatch="/////",
                 linewidth=0.4,
                 label="re-routed micro-batch",
             )
         )
     iterations = {int(k) for row in rows for k in row.iteration_n}
-    shades = tuple(Line2D([], [], color=color, linewidth=3.0) for color in ITERATION_COLORS[: len(iterations)])
+    shades = tuple(Line2D([], [], color=color, linewidth=3.0) for color in _ITERATION_COLORS[: len(iterations)])
     labels = [str(handle.get_label()) for handle in handles]
     legend = figure.legend(
         handles=[*handles, shades],
         labels=[*labels, "underline: an iteration" if len(shades) == 1 else "underline: iterations in turn"],
         handler_map={tuple: HandlerTuple(ndivide=None, pad=0)},
         loc="outside upper left",
-        ncols=(len(handles) + 2) // 2 if figure.get_figwidth() < LEGEND_WIDTH else len(handles) + 1,
+        ncols=(len(handles) + 2) // 2 if figure.get_figwidth() < _LEGEND_WIDTH else len(handles) + 1,
         frameon=False,
-        fontsize=FONT_SIZE,
+        fontsize=_FONT_SIZE,
     )
     for text in legend.get_texts():
         text.set_color(INK)

@@ -1,11 +1,9 @@
-"""Figures as files.
+"""Colours by meaning, for all that is drawn, and figures as files.
 
-Colours by meaning, for all that is drawn: reports, charts of plans, simulations and the papers' plots.
-
-A name has its colour wherever it is drawn. Blue is what Swift does by default, among placement policies as among
-answers to failures; orange is the plain baseline of either. Pictures are drawn once, in the colours for a light
-background; within a page, colours become CSS variables, so that the reader's setting decides. Hues are near to Okabe
-and Ito's and Tol's, which colour-blind readers can distinguish.
+A name has its colour wherever it is drawn: in reports, charts of plans, simulations and the papers' plots. Blue is what
+Swift does by default, among placement policies as among answers to failures; orange is the plain baseline of either.
+Pictures are drawn once, in the colours for a light background; within a page, colours become CSS variables, so that the
+reader's setting decides. Hues are near to Okabe and Ito's and Tol's, which colour-blind readers can distinguish.
 """
 
 import io
@@ -83,7 +81,7 @@ MOMENT_COLORS = {
 }
 OP_COLORS = {"F": "#b5d6e8", "B": "#e08214", "W": "#542788", "U": "#222222"}
 """Ops of a schedule, from light to dark, so that they differ in greyscale, too."""
-LINE_STYLES = ("-", "--", ":", "-.")
+_LINE_STYLES = ("-", "--", ":", "-.")
 """Styles of lines that share a colour, because there are more lines than colours."""
 
 ON_DARK: Mapping[str, str] = {
@@ -150,7 +148,7 @@ def _own_color(name: str, own: Mapping[str, str]) -> str | None:
 def line_styles(colors: Sequence[str]) -> list[str]:
     """Chooses line styles: solid, and others where a colour repeats."""
     seen = [colors[:index].count(color) for index, color in enumerate(colors)]
-    return [LINE_STYLES[number % len(LINE_STYLES)] for number in seen]
+    return [_LINE_STYLES[number % len(_LINE_STYLES)] for number in seen]
 
 
 def variable(color: str) -> str:

@@ -1,12 +1,9 @@
-"""Gantt chart in characters, legible with and without colours.
+"""A schedule as text: a Gantt chart in characters, legible with and without colours, and the lines above it.
+
+A chart has a row for each worker, of a large cluster for some of them only. The lines are made from the schedule's JSON
+document.
 
 N: columns of the whole time axis, n: ops of a row.
-
-Rows of a drawing: one per worker, and only some workers of a large cluster.
-
-n: ops of a row.
-
-Text summary of a schedule for ``swift plan``, made from its JSON document.
 """
 
 import math
@@ -22,8 +19,8 @@ from swift.schedules.problem import Kind, Problem
 from swift.schedules.schedule import Schedule, makespan
 from swift.topology import Worker
 
-MAX_ROWS = 64
-MAX_NAMED = 8
+_MAX_ROWS = 64
+_MAX_NAMED = 8
 
 KIND_NAMES = {
     Kind.F: "forward",
@@ -34,9 +31,9 @@ KIND_NAMES = {
 
 MAX_LINES = 72
 """Limit on the rows of workers in all panels together."""
-MIN_COLUMNS = 16
+_MIN_COLUMNS = 16
 IDLE, MARK, FILL, DOWN = "·", "│", "─", "x"
-ASCII = str.maketrans({IDLE: ".", MARK: "|", FILL: "-"})
+_ASCII = str.maketrans({IDLE: ".", MARK: "|", FILL: "-"})
 COLORS = {
     Kind.F: ("#a6cee3", "#d3e7f1"),
     Kind.B: ("#e08214", "#fdb863"),
@@ -44,8 +41,8 @@ COLORS = {
     Kind.U: ("#555555", "#888888"),
 }
 """Colours of even and odd iterations."""
-ON_COLOR = {Kind.F: "#000000", Kind.B: "#000000", Kind.W: "#ffffff", Kind.U: "#ffffff"}
-REROUTED_COLORS = {Kind.F: "#a6cee3", Kind.B: "#fdb863", Kind.W: "#c8bbe8"}
+_ON_COLOR = {Kind.F: "#000000", Kind.B: "#000000", Kind.W: "#ffffff", Kind.U: "#ffffff"}
+_REROUTED_COLORS = {Kind.F: "#a6cee3", Kind.B: "#fdb863", Kind.W: "#c8bbe8"}
 _ODD, _REROUTED, _NUM_STYLES = 4, 8, 16
 _IDLE_STYLE, _MARK_STYLE, _DOWN_STYLE = range(_NUM_STYLES, _NUM_STYLES + 3)
 
@@ -93,33 +90,33 @@ def worker_name(worker: Worker) -> str:
     return f"{worker[0]}:{worker[1]}"
 
 
-def blocks_name(problem: Problem, worker: Worker) -> str:
+def _blocks_name(problem: Problem, worker: Worker) -> str:
     """Formats the runs of blocks that a worker holds, such as ``0-3 12-15``; empty where they are not known."""
     return " ".join(f"{first}-{end - 1}" if end - first > 1 else f"{first}" for first, end in problem.runs_of(worker))
 
 
-def microbatch_names(problem: Problem) -> str:
+def _microbatch_names(problem: Problem) -> str:
     """Formats the number of micro-batches of each pipeline."""
     if isinstance(problem.num_microbatches, int):
         return f"{counted(problem.num_microbatches, 'micro-batch')} per pipeline"
     return f"{', '.join(map(str, problem.num_microbatches))} micro-batches"
 
 
-def chunk_letter(chunk: int) -> str:
+def _chunk_letter(chunk: int) -> str:
     """Formats a chunk as letters: a to z, then aa.
 
-    >>> chunk_letter(0), chunk_letter(27)
+    >>> _chunk_letter(0), _chunk_letter(27)
     ('a', 'ab')
     """
     later, last = divmod(chunk, 26)
-    return (chunk_letter(later - 1) if later else "") + chr(ord("a") + last)
+    return (_chunk_letter(later - 1) if later else "") + chr(ord("a") + last)
 
 
 def describe(problem: Problem) -> str:
     """Describes the topology, the work and the failures in one line."""
     parts = (
         f"{counted(problem.num_pipelines, 'pipeline')} x {counted(problem.num_stages, 'stage')}",
-        microbatch_names(problem),
+        _microbatch_names(problem),
         failures(problem),
     )
     return ", ".join(parts)
@@ -129,7 +126,7 @@ def failures(problem: Problem) -> str:
     """Lists the failed workers by name, or their number if there are many."""
     if not problem.failed:
         return "no failure"
-    if len(problem.failed) > MAX_NAMED:
+    if len(problem.failed) > _MAX_NAMED:
         return f"{len(problem.failed)} workers failed"
     return f"{' '.join(map(worker_name, sorted(problem.failed)))} failed"
 
@@ -146,12 +143,12 @@ def rows_of(schedule: Schedule, workers: Sequence[Worker]) -> list[Row]:
 
 
 def shown_workers(problem: Problem) -> list[Worker]:
-    """Selects at most ``MAX_ROWS`` workers: failed ones, then their peers, then others; returned in mesh order."""
+    """Selects at most ``_MAX_ROWS`` workers: failed ones, then their peers, then others; returned in mesh order."""
     failed_stages = {p for _, p in problem.failed}
     by_interest = sorted(
         problem.topology.workers, key=lambda worker: (worker not in problem.failed, worker[1] not in failed_stages)
     )
-    return sorted(by_interest[:MAX_ROWS])
+    return sorted(by_interest[:_MAX_ROWS])
 
 
 def left_out(problem: Problem, workers: Sequence[Worker]) -> str:
@@ -169,7 +166,7 @@ def _row(schedule: Schedule, worker: Worker) -> Row:
     ops = slice(int(schedule.bounds[index]), int(schedule.bounds[index + 1]))
     has_several = len(schedule.problem.held_by(worker)) > 1
     names = zip(schedule.microbatch[ops].tolist(), schedule.chunk[ops].tolist(), strict=True)
-    labels = tuple(f"{m}{chunk_letter(k) if has_several else ''}" for m, k in names)
+    labels = tuple(f"{m}{_chunk_letter(k) if has_several else ''}" for m, k in names)
     return Row(
         worker=worker,
         is_live=worker not in schedule.problem.failed,
@@ -180,7 +177,7 @@ def _row(schedule: Schedule, worker: Worker) -> Row:
         start_n=schedule.start[ops],
         end_n=schedule.end[ops],
         labels=labels,
-        blocks=blocks_name(schedule.problem, worker) if worker not in schedule.problem.failed else "",
+        blocks=_blocks_name(schedule.problem, worker) if worker not in schedule.problem.failed else "",
     )
 
 
@@ -211,7 +208,7 @@ def draw_chart(schedule: Schedule, width: int, *, ascii_only: bool = False) -> T
     workers = shown_workers(schedule.problem)
     rows = rows_of(schedule, workers)
     names = max(len("time"), *(len(row.title) for row in rows)) + 1
-    axis = _fit(schedule, len(rows), max(MIN_COLUMNS, width - names))
+    axis = _fit(schedule, len(rows), max(_MIN_COLUMNS, width - names))
     cells = [_paint(row, axis, schedule.problem) for row in rows]
     lines: list[Text] = []
     used = set(np.unique([styles_N for _, styles_N in cells]).tolist())
@@ -227,7 +224,7 @@ def draw_chart(schedule: Schedule, width: int, *, ascii_only: bool = False) -> T
         lines.append(Text())
     chart = Text("\n").join([*lines, *_legend(used), *map(Text, _notes(schedule.problem, axis))])
     if ascii_only:
-        chart.plain = chart.plain.translate(ASCII)
+        chart.plain = chart.plain.translate(_ASCII)
     return chart
 
 
@@ -245,7 +242,7 @@ def _fit(schedule: Schedule, num_rows: int, width: int) -> _Axis:
 
 def _label_width(problem: Problem) -> int:
     most_held = max(len(problem.held_by(worker)) for worker in problem.topology.workers)
-    letters = len(chunk_letter(problem.num_chunks - 1)) if most_held > 1 else 0
+    letters = len(_chunk_letter(problem.num_chunks - 1)) if most_held > 1 else 0
     return 1 + len(str(problem.most_microbatches - 1)) + letters
 
 
@@ -318,8 +315,8 @@ def _style(style: int) -> str:
         return {_IDLE_STYLE: "dim", _MARK_STYLE: "bold", _DOWN_STYLE: "red"}[style]
     kind = Kind(style % _ODD)
     if style >= _REROUTED:
-        return f"bold {REROUTED_COLORS[kind]} on #303030"
-    return f"{ON_COLOR[kind]} on {COLORS[kind][style // _ODD]}"
+        return f"bold {_REROUTED_COLORS[kind]} on #303030"
+    return f"{_ON_COLOR[kind]} on {COLORS[kind][style // _ODD]}"
 
 
 def _styled(letters: np.ndarray, styles: np.ndarray) -> Text:
@@ -408,7 +405,7 @@ def _cuts(problem: Problem) -> Iterator[str]:
     """Yields the blocks of the stages, once for all pipelines that are cut alike."""
     cuts: dict[tuple[str, ...], list[int]] = {}
     for d in range(problem.num_pipelines):
-        blocks = tuple(blocks_name(problem, (d, p)) or "none" for p in range(problem.num_stages))
+        blocks = tuple(_blocks_name(problem, (d, p)) or "none" for p in range(problem.num_stages))
         cuts.setdefault(blocks, []).append(d)
     if not any(map(problem.runs_of, problem.topology.workers)):
         return

@@ -1,10 +1,8 @@
-"""Results of an evaluation of models: judgements, scores with intervals, and differences between two models.
+"""Results of an evaluation of models: judgements, scores, and differences between two models.
 
-Confidence intervals of 95 %: of a share, and of the difference of two shares of the same questions.
-
-Results as files: one JSON document of one or several models, which anybody may have made.
-
-What is read is checked; a score is counted anew from the answers, never taken from the file.
+Scores and differences have confidence intervals of 95 %. A file of results is one JSON document of one or several
+models, which anybody may have made: what is read is checked, and a score is counted again from the answers, never taken
+from the file.
 """
 
 import json

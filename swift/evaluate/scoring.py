@@ -1,6 +1,6 @@
 """Questions of a task file, put to an engine all at once, so that they share their beginnings.
 
-Continuations of texts, as tokens whose log-probability is wanted.
+A choice is scored by the log-probability of its tokens as the continuation of a text.
 """
 
 from collections.abc import Iterator, Sequence
@@ -58,7 +58,7 @@ def continuation_of(tokenizer: Tokenizer, begin: str, end: str, num_positions: i
         The continuation; None if it has no tokens, or does not fit into the positions with a token before it.
     """
     whole, before = (text_tokens(tokenizer, text) for text in (begin + end, begin))
-    start = common_beginning(whole, before)
+    start = _common_beginning(whole, before)
     if start == 0:
         whole, start = [tokenizer.separator, *whole], 1
     return seen(whole, start, num_positions)
@@ -72,7 +72,7 @@ def seen(tokens: Sequence[int], scored_from: int, num_positions: int) -> Continu
     return Continuation(tuple(tokens[unseen:]), scored_from - unseen, unseen)
 
 
-def common_beginning(one: Sequence[int], other: Sequence[int]) -> int:
+def _common_beginning(one: Sequence[int], other: Sequence[int]) -> int:
     """Counts the tokens that two texts begin with alike."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((number for number, (mine, theirs) in pairs if mine != theirs), min(len(one), len(other)))
@@ -155,7 +155,7 @@ def ask(engine: TextEngine, tokenizer: Tokenizer, asked: Sequence[Asked]) -> Ite
                 continue
             done = [all(answer.reason is not None for answer in answers) for _, answers in waiting]
             judgements = [
-                judgement_of(tokenizer, *pair) for pair, is_done in zip(waiting, done, strict=True) if is_done
+                _judgement_of(tokenizer, *pair) for pair, is_done in zip(waiting, done, strict=True) if is_done
             ]
             waiting = [pair for pair, is_done in zip(waiting, done, strict=True) if not is_done]
             yield judgements
@@ -167,7 +167,7 @@ def ask(engine: TextEngine, tokenizer: Tokenizer, asked: Sequence[Asked]) -> Ite
                 engine.cancel(answer)
 
 
-def judgement_of(tokenizer: Tokenizer, asked: Asked, answers: Sequence[Answer]) -> Judgement:
+def _judgement_of(tokenizer: Tokenizer, asked: Asked, answers: Sequence[Answer]) -> Judgement:
     """Judges the answers to a question."""
     question, right = asked.question, asked.question.right
     failed = next((answer.error for answer in answers if answer.error is not None), None)

@@ -1,8 +1,7 @@
-"""Questions to a model, and the answers that are right.
+"""Questions to a model with the answers that are right, and the task files that hold them.
 
-Task files: a JSON object on each line, a question or settings that the later questions of its task share.
-
-A file is data, and may be anybody's: every wrong line is named, with the field and what is allowed.
+A task file has a JSON object on each line, a question or settings that the later questions of its task share. It is
+data, and may be anybody's: every wrong line is named, with the field and what is allowed.
 """
 
 import hashlib

@@ -1,9 +1,9 @@
 """Generation: many requests to one model, which share the keys and values of common beginnings.
 
-``engine`` answers requests (``request``) by calls of ``paged_model``, the forward pass over keys and values in pages.
-``texts`` hands the pages out, ``texts`` knows which texts share them, ``paged_model`` plans the tokens of a call,
-and ``request`` chooses the next ones. ``programs`` writes texts of given and generated parts, which ``programs``
-constrains.
+``engine`` answers requests (``request``, which also chooses the next tokens). ``texts`` hands out pages and knows which
+texts share them, and ``paged_model`` plans the tokens of a call and runs the forward pass over keys and values in
+pages. ``programs`` writes texts of given and generated parts, some of them constrained, and ``continuation`` continues
+texts by the model of a run.
 """
 
 from typing import TYPE_CHECKING

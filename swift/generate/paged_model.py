@@ -1,17 +1,14 @@
-"""The forward pass over texts whose keys and values lie in pages, in any order.
+"""The forward pass over texts whose keys and values lie in pages, in any order, and the plan of its calls.
 
-A page holds the keys and values of one token. A call adds passages of tokens to texts. Each layer writes the keys and
-values of all passages before it reads any, so a passage may build on another of the same call: a long text can be cut
-into several, and texts may share a beginning that is only now computed.
+A page holds the keys and values of one token. A call adds passages of tokens to texts: what is missing of texts that
+were admitted, or the last token of each. Each layer writes the keys and values of all passages before it reads any, so
+a passage may build on another of the same call: a long text can be cut into several, and texts may share a beginning
+that is only now computed.
 
 The experts may be spread over devices; everything else is on each of them.
 
 Legend: P pages, R passages, C tokens of a passage, N columns of a table, H heads, K heads of keys and values,
 G = H / K query heads for each of them, W channels of a head, V vocabulary.
-
-The passages of the next call: what is missing of texts that were admitted, or the last token of each.
-
-Legend: R passages, C tokens of a passage, N columns of a table.
 """
 
 from collections.abc import Iterable, Sequence
@@ -147,7 +144,7 @@ def extend(
         query_RCHW, *new = attention.project(x_RCD, position_RC)
         new_RC2KW = jnp.stack(new, axis=2).astype(pages_P2KW.dtype)
         extended.append(pages_P2KW.at[page_RC].set(new_RC2KW, mode="drop"))
-        mixed_RCHW = paged_attention(query_RCHW, extended[-1], passages.table_RN, position_RC)
+        mixed_RCHW = _paged_attention(query_RCHW, extended[-1], passages.table_RN, position_RC)
         x_RCD = x_RCD + attention.out(mixed_RCHW.reshape(*mixed_RCHW.shape[:2], -1))
         x_RCD, _, _ = gpt.feed_forward(layer, x_RCD, valid_RC, partial(_mixture, gpt, experts, ranks))
     last_R = jnp.maximum(passages.count_R - 1, 0)
@@ -156,7 +153,7 @@ def extend(
     return Scores(gpt.logits(weights, last_R1D)[:, 0], log_prob_RC, likeliest_RC), tuple(extended)
 
 
-def paged_attention(
+def _paged_attention(
     query_RCHW: Float[Array, "R C H W"],
     pages_P2KW: Float[Array, "P 2 K W"],
     table_RN: Int[Array, "R N"],

@@ -1,13 +1,9 @@
 """Programs that write texts with a model: prompts that grow by given and by generated parts.
 
 As in SGLang (arXiv 2312.07104, section 2). A prompt is lazy: adding a part returns at once, and reading an answer runs
-the engine until it is there. All prompts of a ``Writer`` are written at the same time, and share what they can.
-
-A part of a prompt that the model writes.
-
-The text of tokens, piece by piece.
-
-Constraints of an answer: texts of a regular expression, and texts that end before given ones.
+the engine until it is there. All prompts of a ``Writer`` are written at the same time, and share what they can. A
+generated part (``Gen``) may be held to a regular expression or end before given texts, and shows its text piece by
+piece.
 """
 
 import threading

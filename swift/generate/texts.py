@@ -1,12 +1,10 @@
-"""The running texts and the pages of their tokens, which they share where they begin alike.
+"""The waiting and running texts, and the pages of their tokens, which they share where they begin alike.
 
-Nothing is computed here. A fixed number of pages is handed out, so the memory never exceeds its limit.
-
-A radix tree over tokens: which texts share a beginning, and in which pages its keys and values are.
-
-As in RadixAttention (SGLang, arXiv 2312.07104, section 3): an edge holds a run of tokens, a node splits where texts
-part, a node that a request uses is locked, and leaves that nobody uses are evicted, the least recently used first.
-A token may be in the tree before its keys and values are computed: whoever is next to need it computes it.
+Nothing is computed here. A fixed number of pages is handed out, so the memory never exceeds its limit. A radix tree
+over tokens knows which texts share a beginning, and in which pages its keys and values are, as in RadixAttention
+(SGLang, arXiv 2312.07104, section 3): an edge holds a run of tokens, a node splits where texts part, a node that a
+request uses is locked, and leaves that nobody uses are evicted, the least recently used first. A token may be in the
+tree before its keys and values are computed: whoever is next to need it computes it.
 """
 
 import heapq
@@ -20,7 +18,7 @@ from swift.generate.request import Answer
 
 _HEADROOM = 64
 """Tokens that every running text should still find room for when another one is admitted."""
-_NO_TABLE = np.zeros(0, np.int32)
+_EMPTY = np.zeros(0, np.int32)
 
 
 @dataclass(eq=False)
@@ -93,7 +91,7 @@ class RadixTree:
         self._clock += 1
         node, matched = self.root, 0
         while matched < len(text) and (child := node.children.get(int(text[matched]))) is not None:
-            equal = _common(child.tokens, text[matched:])
+            equal = _common_length(child.tokens, text[matched:])
             if equal < len(child.tokens):
                 child = self._split(child, equal)
             child.last_used = self._clock
@@ -189,10 +187,7 @@ class RadixTree:
         return upper
 
 
-_EMPTY = np.zeros(0, np.int32)
-
-
-def _common(one: np.ndarray, other: np.ndarray) -> int:
+def _common_length(one: np.ndarray, other: np.ndarray) -> int:
     """Number of tokens that two texts begin with alike."""
     length = min(len(one), len(other))
     differs = one[:length] != other[:length]
@@ -223,7 +218,7 @@ class Draft:
     number: int
     tokens: np.ndarray
     allowed: np.ndarray | None = None
-    table: np.ndarray = field(default_factory=lambda: _NO_TABLE)
+    table: np.ndarray = field(default_factory=lambda: _EMPTY)
     node: Node | None = None
     num_shared: int = 0
     num_pages: int = 0
@@ -346,7 +341,7 @@ class Drafts:
             whole = [*answer.request.tokens, *answer.tokens]
             if answer.tokens:
                 draft.tokens = np.array(whole[-self._num_positions :], np.int32)
-            draft.node, draft.table, draft.num_shared, draft.num_pages = None, _NO_TABLE, 0, 0
+            draft.node, draft.table, draft.num_shared, draft.num_pages = None, _EMPTY, 0, 0
             self._wait(draft)
         self.running = []
 
@@ -414,7 +409,7 @@ class Drafts:
                 first = computed
             self.tree.unlock(draft.node)
         self.free += draft.table[first : draft.num_pages].tolist()
-        draft.node, draft.table, draft.num_shared, draft.num_pages = None, _NO_TABLE, 0, 0
+        draft.node, draft.table, draft.num_shared, draft.num_pages = None, _EMPTY, 0, 0
 
     def _take(self, count: int, headroom: int = 0) -> np.ndarray | None:
         """Takes pages, evicting what nobody uses; None if that would leave less than the headroom."""

@@ -1,6 +1,6 @@
-"""``config.json`` of a Hugging Face model, read and written.
+"""The architectures of the hub that can be read and written, and their ``config.json``.
 
-The architectures that can be read and written: what sets them apart.
+A ``Family`` is what sets an architecture apart; a ``Decoder`` is a model of it in our words.
 """
 
 from collections.abc import Mapping

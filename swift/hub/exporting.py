@@ -1,7 +1,4 @@
-"""A run's model, or a model directory, as a directory of the Hugging Face hub.
-
-Export of a trained model as plain arrays for one device.
-"""
+"""A run's model, or a model directory, as a directory of the Hugging Face hub; or as plain arrays for one device."""
 
 import json
 from collections import Counter
@@ -32,7 +29,7 @@ from swift.train.interrupt import Interrupt
 from swift.train.model_directory import check_new, new_model, pure, write_model
 from swift.train.saved_state import load_state
 
-BYTES_OF_A_FILE = 5 * 10**9
+_MOST_FILE_BYTES = 5 * 10**9
 
 
 def export_hugging_face(
@@ -40,7 +37,7 @@ def export_hugging_face(
     load: Callable[[], tuple[GPT, Weights]],
     out: Path,
     dtype: str | None,
-    most: int = BYTES_OF_A_FILE,
+    most: int = _MOST_FILE_BYTES,
 ) -> None:
     """Writes a directory that ``transformers`` loads.
 

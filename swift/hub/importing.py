@@ -63,7 +63,7 @@ def import_hugging_face(directory: Path, out: Path) -> Experiment:
         allowed = f"has {tokenizer.vocab_size} tokens, and vocab_size is {decoder.vocab_size} in {CONFIG}"
         raise SettingError("DIR", str(directory / TOKENIZER), allowed)
     try:
-        experiment = experiment_of(decoder, replace(tokenizer, path=str(out.resolve() / TOKENIZER)))
+        experiment = _experiment_of(decoder, replace(tokenizer, path=str(out.resolve() / TOKENIZER)))
     except SettingError as error:
         raise SettingError("DIR", str(directory / CONFIG), f"has sizes that do not fit: {error}") from error
     with new_model(out) as (made, interrupt):
@@ -75,7 +75,7 @@ def import_hugging_face(directory: Path, out: Path) -> Experiment:
     return experiment
 
 
-def experiment_of(decoder: Decoder, tokenizer: TokenizerFile) -> Experiment:
+def _experiment_of(decoder: Decoder, tokenizer: TokenizerFile) -> Experiment:
     """Settings with which a model of the hub is run: every token is served by all its experts."""
     experts = ExpertConfig(
         num_classes=decoder.num_experts,

@@ -1,12 +1,11 @@
-"""The tensors of a Hugging Face checkpoint, and the location of each of them in our parameters.
+"""The tensors of a Hugging Face checkpoint: the location of each of them in our parameters, and their files.
 
 A matrix of theirs is ``[out, in]``, ours is ``[in, out]``; queries, keys and values are three of theirs and one of
 ours. ``transformers`` 5 keeps the experts of a layer in two tensors, and stores them so on request; these are read,
 too.
 
-Directories of safetensors files, with an index where there are several.
-
-Where both a single file and an index are there, the file is read, as ``transformers`` does.
+A directory has safetensors files, with an index where there are several. Where both a single file and an index are
+there, the file is read, as ``transformers`` does.
 """
 
 import json

@@ -1,27 +1,17 @@
-"""All passes one after the other, and what else could have been chosen.
+"""The plan by which a pipeline is predicted to run fastest, from a profile of its operators.
 
-The predicted time of a plan, from a profile.
+One pass after the other improves the plan, and each is judged by the predicted time. An operator's time grows in
+proportion to the bytes of the fields that it reads, as in cedar (section 4): moved behind one that shrinks them, it
+takes less. A record that is left out costs nothing afterwards. The passes:
 
-An operator's time grows in proportion to the bytes of the fields that it reads, as in cedar (section 4): moved behind
-one that shrinks them, it takes less. A record that is left out costs nothing afterwards.
-
-Caching: samples are kept where making them again costs more than reading them, before the first random operator.
-
-The rules by which operators of a level may pass each other without changing a sample.
-
-Prefetching: as many samples ahead of their use as the workers make at once and the memory allows.
-
-Reordering: of all legal orders of the operators of records, the one that is predicted to take least time.
-
-Samples that are smaller or fewer come first, as far as the operators allow it. Every order is judged with the cache
-that suits it best, since what may be kept ends at the first random operator.
-
-Threads for operators that wait or release Python's lock, processes for those that hold it.
-
-Offloading: the first operators of records run on other hosts, where that is predicted to be faster.
-
-An answer costs this host the time to ask and to read it, in proportion to its bytes; so what is offloaded ends where
-samples are small. With a cache only what runs before it is offloaded, and so only while samples are kept.
+- Reordering: of all orders in which no operator passes one that would change its sample, the cheapest. Every order is
+  judged with the cache that suits it best, since what may be kept ends at the first random operator.
+- Caching: samples are kept where making them again costs more than reading them, before the first random operator.
+- Workers: threads for operators that wait or release Python's lock, processes for those that hold it.
+- Offloading: the first operators of records run on other hosts. An answer costs this host the time to ask and to read
+  it, in proportion to its bytes, so what is offloaded ends where samples are small. With a cache only what runs before
+  it is offloaded, and so only while samples are kept.
+- Prefetching: as many samples ahead of their use as the workers make at once and the memory allows.
 """
 
 import math
@@ -38,25 +28,25 @@ from swift.data.remote_records import InputHosts, RecordAnswer, RecordRequest, a
 from swift.errors import check_count, check_number
 from swift.input.profile import HostsProfile, InputProfile, OperatorProfile, profile_input
 
-START_S = 3.0
+_START_S = 3.0
 """Seconds until a process that makes samples has started."""
 _DISK_S_PER_BYTE = 1e-9
 """Seconds to read a byte of a file that is kept, beside decoding it."""
 
-_EACH = 2
+_READY_PER_WORKER = 2
 """Samples that are ready for each thread that makes them: one is taken while the next is made."""
-_SHARE = 8
+_MEMORY_OVER_AHEAD = 8
 """The share of the memory that samples ahead may take is one over this."""
 
-MOST_ORDERS = 2000
+_MOST_ORDERS = 2000
 """Orders that are all tried; where there are more, the best is improved step by step."""
 
-MOST_THREADS = 16
-_LITTLE = 0.2
+_MOST_THREADS = 16
+_LITTLE_WAITING = 0.2
 """The share of a thread's time that may be waiting before another thread is worth it."""
-_LEAST_S = 1e-4
+_LEAST_THREADED_S = 1e-4
 """Seconds of a record below which handing it from thread to thread takes as long."""
-_GAIN = 1.4
+_THREAD_GAIN = 1.4
 """Speed of two threads over one from which on threads are worth it."""
 
 _OFFLOAD_GAIN = 1.25
@@ -64,13 +54,13 @@ _OFFLOAD_GAIN = 1.25
 _OFFLOAD_LEAST_S = 1.0
 """Seconds that they have to save."""
 _ECHO_BYTES = 1 << 20
-_ROUNDS, _RECORDS = 5, 8
-_AT_MOST_S = 2.0
+_ECHO_ROUNDS, _HOST_RECORDS = 5, 8
+_HOST_PROFILE_S = 2.0
 """Seconds after which no further record is tried."""
 
 _AHEAD = 64
 """Documents that are ready before they are written to the index."""
-CHECK_EVERY = 1000
+_CHECK_EVERY = 1000
 """Number of samples of which one is compared with that of the plain order."""
 
 
@@ -123,7 +113,7 @@ class Cost:
 def predict(plan: InputPlan, profile: InputProfile) -> Cost:
     """Predicts the time of a plan."""
     elements = plan.elements(0)
-    steps = list(steps_of(plan, elements, profile))
+    steps = list(_steps_of(plan, elements, profile))
     read_s, num = profile.source.seconds, profile.num_records
     kept_num = num * (steps[-1].kept if steps else 1.0)
     cache, num_surveyed = plan.cache, plan.num_surveyed
@@ -137,7 +127,7 @@ def predict(plan: InputPlan, profile: InputProfile) -> Cost:
         once_s += kept_bytes * profile.keep_s[0]
         begin_s = size * (profile.keep_s[1] + (_DISK_S_PER_BYTE if cache.kind == "disk" else 0.0))
     makes_s = sum(step.alone_s for step in steps[first:] if not isinstance(step.element, Filter | DropDuplicates))
-    return Cost(once_s, kept_num * visits(plan, profile) * (begin_s + makes_s), kept_bytes)
+    return Cost(once_s, kept_num * _visits(plan, profile) * (begin_s + makes_s), kept_bytes)
 
 
 @dataclass(frozen=True)
@@ -159,7 +149,7 @@ class PlacedOperator:
     num_bytes: float
 
 
-def steps_of(plan: InputPlan, elements: Sequence[Element], profile: InputProfile) -> Iterator[PlacedOperator]:
+def _steps_of(plan: InputPlan, elements: Sequence[Element], profile: InputProfile) -> Iterator[PlacedOperator]:
     """Yields the operators of records in an order, each with its predicted time and bytes."""
     written = [name_of(one) for one in plan.pipeline.levels[0].elements]
     means = dict(zip(written, profile.operators, strict=True))
@@ -197,7 +187,7 @@ def _writes_what(other: Element, element: Element) -> bool:
     return bool(set(other.writes) & set(element.reads))
 
 
-def visits(plan: InputPlan, profile: InputProfile) -> float:
+def _visits(plan: InputPlan, profile: InputProfile) -> float:
     """Returns the times that a record is made in an epoch: shuffled rows make a document once for each row of it."""
     rows = next((level for level in plan.pipeline.levels[1:] if hasattr(level.group, "length")), None)
     if rows is None or not rows.is_shuffled:
@@ -205,7 +195,7 @@ def visits(plan: InputPlan, profile: InputProfile) -> float:
     return 1.0 + profile.tokens / plan.num_packed
 
 
-def cache_choices(plan: InputPlan, profile: InputProfile, resources: Resources) -> Iterator[InputPlan]:
+def _cache_choices(plan: InputPlan, profile: InputProfile, resources: Resources) -> Iterator[InputPlan]:
     """Yields a plan with each cache that fits: before the first random operator, and where fields can be kept."""
     yield replace(plan, cache=None)
     elements = plan.elements(0)
@@ -220,19 +210,19 @@ def cache_choices(plan: InputPlan, profile: InputProfile, resources: Resources) 
             yield disk
 
 
-def cheapest_cache(plan: InputPlan, profile: InputProfile, resources: Resources) -> tuple[InputPlan, float]:
+def _cheapest_cache(plan: InputPlan, profile: InputProfile, resources: Resources) -> tuple[InputPlan, float]:
     """Returns the plan with the cache that costs least, and its seconds."""
     costs = [
         (predict(one, profile).total_s(resources.num_epochs), number, one)
-        for number, one in enumerate(cache_choices(plan, profile, resources))
+        for number, one in enumerate(_cache_choices(plan, profile, resources))
     ]
     seconds, _, chosen = min(costs, key=lambda cost: cost[:2])
     return chosen, seconds
 
 
-def add_cache(plan: InputPlan, profile: InputProfile, resources: Resources) -> InputPlan:
+def _add_cache(plan: InputPlan, profile: InputProfile, resources: Resources) -> InputPlan:
     """Returns the plan with the cache that costs least, which may be none."""
-    best, seconds = cheapest_cache(plan, profile, resources)
+    best, seconds = _cheapest_cache(plan, profile, resources)
     without = predict(replace(plan, cache=None), profile).total_s(resources.num_epochs)
     if best.cache is None:
         why = f"samples cannot be kept: {next(iter(profile.unkept.values()))}" if profile.unkept else ""
@@ -247,7 +237,7 @@ def add_cache(plan: InputPlan, profile: InputProfile, resources: Resources) -> I
     return replace(best, reasons=(*plan.reasons, reason))
 
 
-def must_precede(first: Element, second: Element) -> bool:
+def _must_precede(first: Element, second: Element) -> bool:
     """Whether an operator has to stay before another that the pipeline has somewhere after it.
 
     Operators commute where neither writes what the other reads or writes; random ones, too, since their numbers depend
@@ -285,7 +275,7 @@ def _meet(fields: Sequence[str] | None, others: Sequence[str] | None) -> bool:
 def legal_orders(elements: Sequence[Element], most: int) -> Iterator[tuple[Element, ...]]:
     """Yields orders of operators that give the same samples, the written one first; at most ``most`` of them."""
     num = len(elements)
-    before = [{i for i in range(j) if must_precede(elements[i], elements[j])} for j in range(num)]
+    before = [{i for i in range(j) if _must_precede(elements[i], elements[j])} for j in range(num)]
     left = most
 
     def extend(placed: tuple[int, ...]) -> Iterator[tuple[Element, ...]]:
@@ -304,7 +294,7 @@ def legal_orders(elements: Sequence[Element], most: int) -> Iterator[tuple[Eleme
     yield from extend(())
 
 
-def add_prefetch(plan: InputPlan, profile: InputProfile, resources: Resources) -> InputPlan:
+def _add_prefetch(plan: InputPlan, profile: InputProfile, resources: Resources) -> InputPlan:
     """Returns the plan with a number of samples ahead."""
     if not plan.num_threads and not plan.num_processes:
         return replace(plan, reasons=(*plan.reasons, "prefetch: none without workers"))
@@ -313,24 +303,24 @@ def add_prefetch(plan: InputPlan, profile: InputProfile, resources: Resources) -
         size = 8.0 * (plan.num_packed + 1)
     for level in plan.pipeline.levels:
         size *= level.group.size if isinstance(level.group, Stack) else 1
-    wanted = _EACH * max(1, plan.num_threads) * max(1, plan.num_processes)
-    fitting = int(resources.memory_bytes / _SHARE / max(size, 1.0))
+    wanted = _READY_PER_WORKER * max(1, plan.num_threads) * max(1, plan.num_processes)
+    fitting = int(resources.memory_bytes / _MEMORY_OVER_AHEAD / max(size, 1.0))
     num_ahead = max(1, min(wanted, fitting))
     reason = f"prefetch: {num_ahead} samples of {size / 1e6:.3g} MB ahead of their use"
     return replace(plan, num_ahead=num_ahead, reasons=(*plan.reasons, reason))
 
 
-def reorder(plan: InputPlan, profile: InputProfile, resources: Resources) -> InputPlan:
+def _reorder(plan: InputPlan, profile: InputProfile, resources: Resources) -> InputPlan:
     """Returns the plan with the order of records' operators that costs least; the present one where none costs less."""
 
     def seconds_of(one: InputPlan) -> float:
-        return cheapest_cache(one, profile, resources)[1]
+        return _cheapest_cache(one, profile, resources)[1]
 
     elements = plan.pipeline.levels[0].elements
-    orders = list(legal_orders(elements, MOST_ORDERS + 1))
-    candidates = [_with_order(plan, order) for order in orders[:MOST_ORDERS]]
+    orders = list(legal_orders(elements, _MOST_ORDERS + 1))
+    candidates = [_with_order(plan, order) for order in orders[:_MOST_ORDERS]]
     best = min([plan, *candidates], key=seconds_of)
-    if len(orders) > MOST_ORDERS:
+    if len(orders) > _MOST_ORDERS:
         best = _improved(best, elements, seconds_of)
     usual, found = seconds_of(plan), seconds_of(best)
     if found >= usual * (1 - 1e-9):
@@ -365,31 +355,31 @@ def _swaps(plan: InputPlan, elements: tuple[Element, ...]) -> Iterator[InputPlan
     order = plan.elements(0)
     for place in range(len(order) - 1):
         pair = sorted(order[place : place + 2], key=elements.index)
-        if not must_precede(pair[0], pair[1]):
+        if not _must_precede(pair[0], pair[1]):
             yield _with_order(plan, (*order[:place], order[place + 1], order[place], *order[place + 2 :]))
 
 
-def add_workers(plan: InputPlan, profile: InputProfile, resources: Resources) -> InputPlan:
+def _add_workers(plan: InputPlan, profile: InputProfile, resources: Resources) -> InputPlan:
     """Returns the plan with the number of threads and processes that is predicted to be fastest."""
     seconds = profile.source.seconds + sum(one.seconds for one in profile.operators)
     waits_s = sum(one.seconds - one.cpu_s for one in (profile.source, *profile.operators))
     waiting = waits_s / max(seconds, 1e-12)
-    num_threads = min(MOST_THREADS, math.ceil(1 / max(1 - waiting, 1e-3) - _LITTLE))
+    num_threads = min(_MOST_THREADS, math.ceil(1 / max(1 - waiting, 1e-3) - _LITTLE_WAITING))
     total_s = predict(plan, profile).total_s(resources.num_epochs)
     gain = f"two threads are {profile.thread_gain:.2f} times as fast as one"
     said = f"{100 * waiting:.0f} % of the time is waiting, {gain}"
-    if seconds < _LEAST_S:
+    if seconds < _LEAST_THREADED_S:
         why = f"a record takes {1e6 * seconds:.0f} us, and handing it over would take as long"
         return replace(plan, reasons=(*plan.reasons, f"workers: none; {why}"))
-    if num_threads == 1 and profile.thread_gain < _GAIN and resources.num_cores == 1:
+    if num_threads == 1 and profile.thread_gain < _THREAD_GAIN and resources.num_cores == 1:
         return replace(plan, reasons=(*plan.reasons, f"workers: none; {said}, and there is one core"))
-    if profile.thread_gain >= _GAIN or resources.num_cores == 1:
+    if profile.thread_gain >= _THREAD_GAIN or resources.num_cores == 1:
         num_threads = max(num_threads, resources.num_cores)
         reason = f"workers: {num_threads} threads; {said}"
         return replace(plan, num_threads=num_threads, reasons=(*plan.reasons, reason))
     is_shared = plan.cache is None or plan.cache.kind == "disk"  # each process would have a copy of its own
     saved_s = total_s * (1 - 1 / resources.num_cores)
-    if is_shared and saved_s > START_S:
+    if is_shared and saved_s > _START_S:
         reason = f"workers: {resources.num_cores} processes; {said}, and {saved_s:.3g} s are saved"
         return replace(plan, num_processes=resources.num_cores, num_threads=1, reasons=(*plan.reasons, reason))
     num_threads = max(1, num_threads)
@@ -404,7 +394,9 @@ def add_offload(plan: InputPlan, profile: InputProfile, resources: Resources) ->
     if hosts is None:
         return plan
     here_s = predict(plan, profile).total_s(resources.num_epochs) / _speed_here(plan, profile)
-    choices = [(_seconds(plan, profile, hosts, end, resources.num_epochs), end) for end in _ends(plan, profile)]
+    choices = [
+        (_offloaded_s(plan, profile, hosts, end, resources.num_epochs), end) for end in _offload_ends(plan, profile)
+    ]
     best_s, best = min(choices, default=(here_s, 0))
     if here_s < _OFFLOAD_GAIN * best_s or here_s - best_s < _OFFLOAD_LEAST_S:
         why = f"{best_s:.3g} s instead of {here_s:.3g} s" if choices else "samples cannot be sent"
@@ -425,14 +417,14 @@ def add_offload(plan: InputPlan, profile: InputProfile, resources: Resources) ->
     )
 
 
-def _ends(plan: InputPlan, profile: InputProfile) -> Iterator[int]:
+def _offload_ends(plan: InputPlan, profile: InputProfile) -> Iterator[int]:
     last = len(plan.elements(0)) if plan.cache is None else plan.cache.num_elements
     return (end for end in range(last + 1) if end not in profile.unkept)
 
 
-def _seconds(plan: InputPlan, profile: InputProfile, hosts: HostsProfile, end: int, num_epochs: float) -> float:
+def _offloaded_s(plan: InputPlan, profile: InputProfile, hosts: HostsProfile, end: int, num_epochs: float) -> float:
     """Predicts the seconds of all epochs if the first operators run on other hosts."""
-    steps = list(steps_of(plan, plan.elements(0), profile))
+    steps = list(_steps_of(plan, plan.elements(0), profile))
     num, read_s = profile.num_records, profile.source.seconds
     kept = steps[-1].kept if steps else 1.0
     size = steps[end - 1].num_bytes if end else profile.source.bytes_out
@@ -450,15 +442,15 @@ def _seconds(plan: InputPlan, profile: InputProfile, hosts: HostsProfile, end: i
         ahead, rest = surveyed[:end], surveyed[end:]
         sent = ahead[-1].kept if ahead else 1.0
         keep_s = own.kept_bytes * profile.keep_s[0] / num
-        once_s = num * slower(read_s + _sum(ahead), _sum(rest) + keep_s, sent)
+        once_s = num * slower(read_s + _total_s(ahead), _total_s(rest) + keep_s, sent)
     epoch_s = own.epoch_s
     if plan.cache is None:
         made = [0.0 if isinstance(one.element, Filter | DropDuplicates) else one.alone_s for one in steps]
-        epoch_s = num * kept * visits(plan, profile) * slower(read_s + sum(made[:end]), sum(made[end:]), 1.0)
+        epoch_s = num * kept * _visits(plan, profile) * slower(read_s + sum(made[:end]), sum(made[end:]), 1.0)
     return once_s + num_epochs * epoch_s
 
 
-def _sum(steps: list[PlacedOperator]) -> float:
+def _total_s(steps: list[PlacedOperator]) -> float:
     return sum(step.seconds for step in steps)
 
 
@@ -489,8 +481,8 @@ def profile_hosts(hosts: InputHosts, pipeline: Pipeline, profile: InputProfile) 
             first = asked(plan, RecordRequest(0, end))
             list(threads.map(hosts.ask, [first] * num_workers))
     begun = time.perf_counter()
-    for number in range(min(_RECORDS + 1, profile.num_profiled)):
-        if end is None or (number > 1 and time.perf_counter() - begun > _AT_MOST_S):
+    for number in range(min(_HOST_RECORDS + 1, profile.num_profiled)):
+        if end is None or (number > 1 and time.perf_counter() - begun > _HOST_PROFILE_S):
             break
         request = RecordRequest(number, end)
         answer = _answer(hosts, asked(plan, request))
@@ -500,7 +492,7 @@ def profile_hosts(hosts: InputHosts, pipeline: Pipeline, profile: InputProfile) 
         made_here(plan, request)
         if number or profile.num_profiled == 1:  # the first one may load a library
             here_s, there_s = here_s + time.perf_counter() - since, there_s + answer.took_s
-    ways = [_way(hosts, size) for size in (0, _ECHO_BYTES)]
+    ways = [_round_trip(hosts, size) for size in (0, _ECHO_BYTES)]
     if not here_s or not there_s or None in ways:
         return None
     (ask_s, ask_cpu_s), (long_s, long_cpu_s) = (way or (0.0, 0.0) for way in ways)
@@ -508,10 +500,10 @@ def profile_hosts(hosts: InputHosts, pipeline: Pipeline, profile: InputProfile) 
     return HostsProfile(num_workers, num_workers * here_s / there_s, (ask_s, byte_s), (ask_cpu_s, byte_cpu_s))
 
 
-def _way(hosts: InputHosts, size: int) -> tuple[float, float] | None:
+def _round_trip(hosts: InputHosts, size: int) -> tuple[float, float] | None:
     """Measures the shortest time from a request to an answer of a size, and that in which this thread computes."""
     found = list[tuple[float, float]]()
-    for _ in range(_ROUNDS):
+    for _ in range(_ECHO_ROUNDS):
         begun, cpu = time.perf_counter(), time.thread_time()
         if _answer(hosts, b'{"echo": %d}' % size) is None:
             return None
@@ -527,7 +519,7 @@ def _answer(hosts: InputHosts, request: bytes) -> RecordAnswer | None:
         return None
 
 
-PASSES = (reorder, add_cache, add_workers, add_offload, add_prefetch)
+_PASSES = (_reorder, _add_cache, _add_workers, add_offload, _add_prefetch)
 
 
 @dataclass(frozen=True)
@@ -561,9 +553,9 @@ def plan_input(
     """
     used, seen = resources or Resources(), profile or profile_input(pipeline)
     plan = plain_plan(pipeline)
-    for improve in PASSES:
+    for improve in _PASSES:
         plan = improve(plan, seen, used)
-    return replace(plan, check_every=CHECK_EVERY)
+    return replace(plan, check_every=_CHECK_EVERY)
 
 
 def plan_once(pipeline: Pipeline, hosts: InputHosts | None) -> InputPlan:
@@ -581,8 +573,8 @@ def alternatives(pipeline: Pipeline, resources: Resources, profile: InputProfile
     plain, chosen = plain_plan(pipeline), plan_input(pipeline, resources, profile)
     plans = {
         "as written": plain,
-        "reordered": replace(reorder(plain, profile, resources), cache=None),
-        "as written, with a cache": add_cache(plain, profile, resources),
+        "reordered": replace(_reorder(plain, profile, resources), cache=None),
+        "as written, with a cache": _add_cache(plain, profile, resources),
         "chosen": chosen,
     }
     return [

@@ -1,10 +1,8 @@
 """The input host: a process that admits callers, and those that make samples for them, one caller each.
 
-A process that dies is started again; its caller makes its samples itself meanwhile.
-
-Frames of bytes on a connection: each begins with its length, and is whole within a time limit.
-
-The key of input hosts: a file that only its owner can read, the same on all machines.
+A process that dies is started again; its caller makes its samples itself meanwhile. Callers prove that they have the
+key, a file that only its owner can read, the same on all machines (``find_key``). Requests and answers are frames of
+bytes: each begins with its length, and is whole within a time limit.
 """
 
 import json

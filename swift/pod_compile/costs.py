@@ -1,31 +1,21 @@
 """Predicted time of an iteration: the roofline of its ops, tick by tick, and its collectives on the pod's links.
 
+- Work: floating-point operations and memory traffic of the ops on one rank, before anything is compiled. Only matmuls
+  are counted, with their inputs and outputs, plus accumulated and stashed values; everything else is assumed to be
+  fused with them.
+- Runs: how often each part of a compiled step runs, from its tick table, since its schedule is data. A collective
+  carries the names of the parts that contain it (``swift.pipeline.scopes``), which XLA preserves.
+- Interconnect: the time of a collective is that of the bytes over the busiest link. The chips of a TPU form a mesh
+  whose long dims wrap around; a message travels one dim after the other, in the shorter direction. A GPU has one link
+  in each direction to the switch of its host, and one in each direction to other hosts. All groups of a collective run
+  concurrently. In an ``all-to-all`` every device sends an equal share to every other; ``ragged-all-to-all`` is taken to
+  be one. ``all-gather`` and ``reduce-scatter`` go along a ring of the group, half of the bytes in each direction;
+  ``all-reduce`` is the two, one after the other; ``collective-permute`` is its pairs.
+
 No overlap is assumed. A tick of a pipeline takes as long as its longest op, because all workers wait for each other's
 messages.
 
 T: ticks, R: rows of the axis ``worker``, C: chunks.
-
-Floating-point operations and memory traffic of the ops of a step, on one rank, before anything is compiled.
-
-Only matmuls are counted, with their inputs and outputs, plus accumulated and stashed values; everything else is assumed
-to be fused with them.
-
-Run counts of the parts of a compiled step, from its tick table, since its schedule is data.
-
-A collective carries the names of the parts that contain it (``swift.pipeline.scopes``), which XLA preserves.
-
-R: rows of the axis ``worker``, C: chunks.
-
-Model of the time that collectives take on a pod's links: the bytes over the busiest link.
-
-The chips of a TPU form a mesh whose long dims wrap around; a message travels one dim after the other, in the shorter
-direction. A GPU has one link in each direction to the switch of its host, and one in each direction to other hosts. All
-groups of a collective run concurrently. Kinds:
-
-- ``all-to-all``: every device sends an equal share to every other; so it is taken to be for ``ragged-all-to-all``.
-- ``all-gather``, ``reduce-scatter``: along a ring of the group, half of the bytes in each direction.
-- ``all-reduce``: the two, one after the other.
-- ``collective-permute``: its pairs.
 """
 
 import math
@@ -55,17 +45,16 @@ HEAD, EMBEDDING = "head", "embedding"
 """Additional work: of the last chunk's F for the loss, its gradient and the head's; of the first chunk's B for the
 gradient of the embedding."""
 
-_REPETITIONS_OPS = {scopes.FORWARD: Kind.F, scopes.BACKWARD_INPUT: Kind.B, scopes.BACKWARD_WEIGHT: Kind.W}
+_KIND_OF = {scopes.FORWARD: Kind.F, scopes.BACKWARD_INPUT: Kind.B, scopes.BACKWARD_WEIGHT: Kind.W}
 _MESSAGES = (scopes.ACTIVATIONS, scopes.GRADIENTS)
-_NAMES = (*_REPETITIONS_OPS, *_MESSAGES, scopes.MICROBATCH, scopes.UPDATE)
-OTHER = "other"
+_NAMES = (*_KIND_OF, *_MESSAGES, scopes.MICROBATCH, scopes.UPDATE)
+_OTHER = "other"
 """Part of collectives without a name: metrics, and collectives that XLA introduced."""
 
 _TPU_HOP_S, _GPU_MESSAGE_S = 1e-6, 5e-6
 """Latency of a step of a ring, or of a message, in seconds."""
 
 _Value = TypeVar("_Value")
-_OPS = {Kind.F: scopes.FORWARD, Kind.B: scopes.BACKWARD_INPUT, Kind.W: scopes.BACKWARD_WEIGHT}
 _UPDATE = (scopes.UPDATE, scopes.COLLECT, scopes.PEERS, scopes.MATERIALIZE)
 
 
@@ -186,7 +175,7 @@ class Runs:
     look_up_rounds: int = 1
 
     def part(self, one: Collective) -> str:
-        """Part of a step that contains a collective: one of ``swift.pipeline.scopes``, or ``OTHER``.
+        """Part of a step that contains a collective: one of ``swift.pipeline.scopes``, or ``_OTHER``.
 
         Within an update, ``collect/GROUP``, ``peers/GROUP`` or ``materialize/GROUP`` where it applies.
         """
@@ -199,14 +188,14 @@ class Runs:
     def of(self, one: Collective) -> np.ndarray:
         """Runs of a collective in a call, int64 ``[R]``."""
         name, trips_C = self._name(one), self.trips_C(one)
-        if name in _REPETITIONS_OPS:
+        if name in _KIND_OF:
             return self.ops(name) @ trips_C
         return int(trips_C.max()) * self._runs(name, one.path)
 
     def trips_C(self, one: Collective) -> np.ndarray:
         """Runs of a collective per run of its part, for each chunk, int64 ``[C]``."""
         name = self._name(one)
-        inner = [loop for loop in one.loops if name == OTHER or name in loop.path]
+        inner = [loop for loop in one.loops if name == _OTHER or name in loop.path]
         over_blocks = [loop for loop in inner if scopes.BLOCKS in loop.path][-1:]  # the others are inside a block
         if scopes.COPIES in one.path:  # the rounds are none: no row is assumed to be needed twice in an iteration
             is_in_round = any(scopes.COPIES in loop.path for loop in one.loops)
@@ -219,7 +208,7 @@ class Runs:
         # Only blocks with experts have collectives; in a chunk of both kinds they are in a branch.
         blocks_C = np.array(self.spec.chunks.ops.counts(is_moe=True))
         # Where no chunk has more than one block there is no loop over them.
-        is_of_block = over_blocks or (name in _REPETITIONS_OPS and max(self.spec.chunks.sizes) == 1)
+        is_of_block = over_blocks or (name in _KIND_OF and max(self.spec.chunks.sizes) == 1)
         return trips * (blocks_C if is_of_block else np.ones_like(blocks_C))
 
     def _look_up_trips(self, one: Collective) -> int:
@@ -230,7 +219,7 @@ class Runs:
     def ops(self, name: str) -> np.ndarray:
         """Runs of F, B or W of each chunk in a call, int64 ``[R, C]``."""
         assert self.table is not None
-        is_op_TR, chunk_TR = self.table.opcode_TR == _REPETITIONS_OPS[name] + 1, self.table.chunk_TR
+        is_op_TR, chunk_TR = self.table.opcode_TR == _KIND_OF[name] + 1, self.table.chunk_TR
         return np.stack([(is_op_TR & (chunk_TR == c)).sum(axis=0) for c in range(len(self.spec.peers_C))], axis=1)
 
     @property
@@ -248,7 +237,7 @@ class Runs:
         return self.spec.chunks.holds_HC[self.spec.holding_R]
 
     def _name(self, one: Collective) -> str:
-        return next((name for name in _NAMES if name in one.path), OTHER)
+        return next((name for name in _NAMES if name in one.path), _OTHER)
 
     def _trips(self, num_trips: int | None) -> int:
         """Trip count of a loop; the only ones that the compiler does not know are those of loops over ticks."""
@@ -258,7 +247,7 @@ class Runs:
 
     def _runs(self, name: str, path: tuple[str, ...]) -> np.ndarray:
         everywhere = np.ones(self.spec.live.num_live, np.int64)
-        if name in _REPETITIONS_OPS:
+        if name in _KIND_OF:
             return self.ops(name)
         if name in _MESSAGES:
             assert self.table is not None
@@ -395,7 +384,7 @@ def total_flops(runs: Runs, work: Mapping[str, Work]) -> int:
     if runs.table is None:
         total += runs.spec.num_microbatches * work[scopes.MICROBATCH].num_flops
     else:
-        for name in _OPS.values():
+        for name in _KIND_OF:
             num_ops_C = runs.ops(name).sum(axis=0).tolist()
             total += sum(ops * one.num_flops for ops, one in zip(num_ops_C, _by_chunk(runs, work, name), strict=True))
         total += int(runs.ops(scopes.BACKWARD_INPUT)[:, 0].sum()) * work[EMBEDDING].num_flops
@@ -419,7 +408,7 @@ def predict(
     if not chip.peak_flops or dtype not in chip.peak_flops:
         return None
     busy = {name: one.seconds(chip, dtype) for name, one in work.items()}
-    nothing = dict.fromkeys((*_OPS.values(), scopes.MICROBATCH), np.zeros(len(runs.spec.chunks.sizes)))
+    nothing = dict.fromkeys((*_KIND_OF, scopes.MICROBATCH), np.zeros(len(runs.spec.chunks.sizes)))
     inside_C = dict(nothing)
     update_R, messages, other = np.zeros(runs.spec.live.num_live), 0.0, 0.0
     for one in found:
@@ -429,7 +418,7 @@ def predict(
             inside_C[part] = inside_C[part] + runs.trips_C(one) * seconds
         elif part in _UPDATE:
             update_R += runs_R * seconds
-        elif part == OTHER:
+        elif part == _OTHER:
             other += int(runs_R.max()) * seconds
         else:
             messages += int(runs_R.max()) * seconds
@@ -465,7 +454,7 @@ def _ticks(runs: Runs, busy: Mapping[str, float], inside_C: Mapping[str, np.ndar
     num_ticks = runs.table.phase_bounds[-1]
     opcode_TR, chunk_TR = runs.table.opcode_TR[:num_ticks], runs.table.chunk_TR[:num_ticks]
     took_TR = np.zeros(opcode_TR.shape)
-    for kind, name in _OPS.items():
+    for name, kind in _KIND_OF.items():
         took_TR += (opcode_TR == kind + 1) * (np.array(_by_chunk(runs, busy, name)) + inside_C[name])[chunk_TR]
     took_TR += (opcode_TR == Kind.F + 1) * (chunk_TR == len(runs.spec.chunks.sizes) - 1) * busy[HEAD]
     took_TR += (opcode_TR == Kind.B + 1) * (chunk_TR == 0) * busy[EMBEDDING]

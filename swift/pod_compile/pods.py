@@ -1,7 +1,4 @@
-"""Pods by name: their chips and their shapes.
-
-Descriptions of devices that are not present, for which JAX can compile.
-"""
+"""Pods by name: their chips and shapes, and descriptions of their devices, for which JAX can compile."""
 
 import math
 import os
@@ -17,9 +14,9 @@ from jax.experimental import topologies
 from swift.errors import SettingError
 from swift.mesh.devices import CHIPS, Chip, emulate_devices
 
-EXAMPLES = {"v5e": "v5e:4x4", "v5p": "v5p:4x4x4", "v6e": "v6e:4x4", "cpu": "cpu:8"}
+_EXAMPLES = {"v5e": "v5e:4x4", "v5p": "v5p:4x4x4", "v6e": "v6e:4x4", "cpu": "cpu:8"}
 """Example names of pods by generation; those of GPUs are hosts x devices."""
-EXTRAS = {"tpu": "tpu", "gpu": "cuda13"}
+_EXTRAS = {"tpu": "tpu", "gpu": "cuda13"}
 """Extras of this package that install a platform's compiler."""
 _MOST_DEVICES = 8192
 _TPU_HOST = (2, 2, 1)
@@ -85,7 +82,7 @@ class Pod:
 
 
 def _example(generation: str) -> str:
-    return EXAMPLES.get(generation, f"{generation}:1x8")
+    return _EXAMPLES.get(generation, f"{generation}:1x8")
 
 
 def _examples() -> str:
@@ -116,7 +113,7 @@ def described_devices(pod: Pod) -> Sequence[jax.Device]:
             described = _tpu(pod) if platform == "tpu" else _gpu(pod)
     except Exception as error:
         if _is_missing(error):
-            allowed = f"needs the compiler for it: pip install 'swift-moe[{EXTRAS[platform]}]'"
+            allowed = f"needs the compiler for it: pip install 'swift-moe[{_EXTRAS[platform]}]'"
         else:
             allowed = f"its compiler knows no such pod: {' '.join(str(error).split())}"
         raise SettingError("--topology", pod.name, allowed) from error

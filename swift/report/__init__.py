@@ -1,6 +1,6 @@
 """Reports on runs for people: a table, pictures, and one self-contained HTML page.
 
-``page`` writes the HTML page of the parts that ``page`` formats. ``figures`` and ``compare`` decide what it
-shows, ``swift.draw`` draws it, ``page`` hands the charts to the page's script, which is in ``assets``; ``compare``
-makes the table, and ``compare`` finds the runs that differ in their seed alone.
+``page`` writes the HTML page, whose script and styles are in ``assets``, of the ``parts`` that ``figures`` lists.
+``sections`` makes those on one run from its ``history``; ``compare`` makes the table and the charts of several runs,
+and groups those that differ in their seed alone. ``swift.draw`` draws the charts.
 """

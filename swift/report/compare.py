@@ -1,8 +1,7 @@
-"""Comparison of several runs in numbers, as in the paper's tables.
+"""Comparison of several runs: a table in numbers, as in the papers, and charts of all runs together.
 
-Groups of runs that differ in their seed alone; charts and a table show the mean and the range of each group.
-
-Charts of all runs of a report together: loss, drops, load, and the optimizer's numbers.
+The charts show loss, drops, load, and the optimizer's numbers. Runs that differ in their seed alone are a group, whose
+mean and range the charts and a table show.
 """
 
 import math
@@ -32,8 +31,8 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
 }
 """Columns of a comparison: (heading, function that formats a value) by key."""
 
-SEED = "Experiment.seed"
-HISTORY = ("init_from", "settings_changed")
+_SEED = "Experiment.seed"
+_HISTORY = ("init_from", "settings_changed")
 """Events that make a run another than its settings say: they have to be the same in all runs of a group."""
 NOTE = (
     "n runs that differ in their seed alone: their mean, and in brackets the smallest and the largest value. In the "
@@ -55,7 +54,7 @@ def comparison_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
     rows = []
     for run, label in zip(runs, run_labels(runs), strict=True):
         summary = run.summary or {}
-        facts = {"name": label, "placement": policy_of(run)}
+        facts = {"name": label, "placement": _policy_of(run)}
         rows.append(facts | measure(run, summary.get("target_loss")))
     return rows
 
@@ -73,7 +72,7 @@ def cells(row: dict[str, Any]) -> list[str]:
     return ["-" if row[key] is None else printable(show(row[key])) for key, (_, show) in COLUMNS.items()]
 
 
-def policy_of(run: Run) -> str | None:
+def _policy_of(run: Run) -> str | None:
     """Returns the name of a run's placement policy: from its summary, or from its configuration while it has none.
 
     A policy of the user's own is not imported; it goes by the name of its class. None if the run names no policy.
@@ -132,9 +131,9 @@ def seed_groups(runs: Sequence[Run]) -> list[SeedGroup]:
     found: dict[object, dict[str, int]] = {}
     for index, run in enumerate(runs):
         settings = settings_in(run.config_text)
-        seed = settings.pop(SEED, "").partition("=")[2].strip()
+        seed = settings.pop(_SEED, "").partition("=")[2].strip()
         if seed and len(run.metrics):
-            history = [{**event, "time": None} for event in run.events if event.get("event") in HISTORY]
+            history = [{**event, "time": None} for event in run.events if event.get("event") in _HISTORY]
             key = (frozenset(settings.values()), run.metrics.last_step, repr(history))
             found.setdefault(key, {}).setdefault(seed, index)
     groups = [of_seed for of_seed in found.values() if len(of_seed) > 1]
@@ -200,7 +199,7 @@ def run_styles(runs: Sequence[Run]) -> list[RunStyle]:
     """
     first = {index: group.members[0] for group in seed_groups(runs) for index in group.members}
     drawn = [index for index in range(len(runs)) if first.get(index, index) == index]
-    chosen = colors_of([policy_of(runs[index]) or "" for index in drawn], POLICY_COLORS)
+    chosen = colors_of([_policy_of(runs[index]) or "" for index in drawn], POLICY_COLORS)
     color_of = dict(zip(drawn, chosen, strict=True))
     colors = [color_of[first.get(index, index)] for index in range(len(runs))]
     return [RunStyle(*style) for style in zip(run_labels(runs), colors, line_styles(colors), strict=True)]
@@ -212,7 +211,7 @@ def pictures_together(runs: Sequence[Run]) -> Iterator[Picture]:
     Raises:
         SettingError: the record of a run is damaged.
     """
-    marks, lines = failure_steps(runs[0]) if len(runs) == 1 else [], _Lines(runs)
+    marks, lines = _failure_steps(runs[0]) if len(runs) == 1 else [], _Lines(runs)
     if chart := lines.chart("loss (nats per token)", "loss"):
         summaries = [run.summary or {} for run in runs]
         targets = {one["target_loss"] for one in summaries if _is_finite(one.get("target_loss"))}
@@ -246,7 +245,7 @@ def pictures_together(runs: Sequence[Run]) -> Iterator[Picture]:
         yield _picture("utilization", caption, replace(chart, from_zero=True))
 
 
-def failure_steps(run: Run) -> list[int]:
+def _failure_steps(run: Run) -> list[int]:
     """Returns the steps at which a run lost workers."""
     return [incident.step for incident in incidents_of(run, history_of(run)) if incident.kind == "failure"]
 

@@ -25,9 +25,9 @@ from swift.report.sections import answers_section, answers_together, coverage_se
 from swift.runlog.files import ranges_text
 from swift.runlog.reading import Run, ratio, scalars
 
-MAX_BARS = 40
+_MAX_BARS = 40
 """Largest number of runs whose time is drawn; the table has them all."""
-MAX_CELLS = 80_000
+_MAX_CELLS = 80_000
 """Largest number of values in a run's heat maps that a page includes; beyond it, neighbouring bins are merged."""
 
 
@@ -91,8 +91,8 @@ def _spending_section(runs: Sequence[Run]) -> Section:
     known = [(label, one) for label, one in zip(run_labels(runs), spent, strict=True) if one and sum(one.values())]
     if not known:
         return Section(title, note="The record does not show where the time went.")
-    figure, (axes,) = new_figure(height=1.6 + 0.35 * min(len(known), MAX_BARS))
-    draw_bars(axes, known[:MAX_BARS])
+    figure, (axes,) = new_figure(height=1.6 + 0.35 * min(len(known), _MAX_BARS))
+    draw_bars(axes, known[:_MAX_BARS])
     causes = [cause for cause in known[0][1] if any(one[cause] for _, one in known)]
     rows = []
     for label, one in known:
@@ -100,7 +100,7 @@ def _spending_section(runs: Sequence[Run]) -> Section:
         texts = [f"{seconds_text(one[c])} ({100 * one[c] / total:.1f} %)" if one[c] else "-" for c in causes]
         rows.append([label, seconds_text(total), *texts])
     caption = "The whole time of a run, each moment counted once; the useful part is its goodput."
-    caption += f" The first {MAX_BARS} of {len(known):,} runs." * (len(known) > MAX_BARS)
+    caption += f" The first {_MAX_BARS} of {len(known):,} runs." * (len(known) > _MAX_BARS)
     return Section(title, [Picture("spending", caption, figure)], [Table(["run", "in all", *causes], rows, 1)])
 
 
@@ -111,7 +111,7 @@ def _experts_section(run: Run, prefix: str) -> Section:
         return Section(title, note="No popularity of experts is recorded.")
     steps_T, num_layers = scalars(run, "step"), len(series.popularity_LE)
     figure = draw_drops(steps_T, series.dropped_TL, series.routed_TL)
-    num_merged = max(1, math.ceil(series.popularity_BLE.size / MAX_CELLS))
+    num_merged = max(1, math.ceil(series.popularity_BLE.size / _MAX_CELLS))
     pictures = [Picture(f"{prefix}-drops", "Tokens dropped in each MoE layer.", figure)]
     for layer in range(num_layers):
         counts_BE = series.popularity_BLE[:, layer], series.replicas_BLE[:, layer]

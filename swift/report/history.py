@@ -1,15 +1,10 @@
-"""The history of a run on one clock: its events, and the configurations that ran its iterations.
+"""The history of a run on one clock: configurations, incidents, presence of its workers, and time by cause.
+
+Incidents are failures, recoveries, rejoins and restores. Every moment has one cause: in a run of several processes the
+supervisor keeps the account, see ``swift.elastic.reporting.goodput``; for a run in one process it is computed from the
+record.
 
 Shape suffixes: T steps.
-
-Incidents of a run: failures, recoveries, rejoins, restores.
-
-The time of a run by cause; every moment is counted once.
-
-In a run of several processes the supervisor keeps the account, see ``swift.elastic.reporting.goodput``; for a run in
-one process the breakdown is computed from the record.
-
-Presence of the workers, expert ranks or processes of a run over time.
 """
 
 import math
@@ -26,10 +21,10 @@ from swift.errors import SettingError
 from swift.runlog.files import EVENTS
 from swift.runlog.reading import Run, scalars
 
-BEGINNINGS = ("start", "resume")
+_BEGINNINGS = ("start", "resume")
 
 Kind = Literal["failure", "recovery", "return", "restore", "resume", "stop"]
-KINDS: tuple[Kind, ...] = ("failure", "recovery", "return", "restore", "resume", "stop")
+_KINDS: tuple[Kind, ...] = ("failure", "recovery", "return", "restore", "resume", "stop")
 
 _STOPS = {
     "stage_lost": "a stage has no live worker",
@@ -41,7 +36,7 @@ _STOPS = {
     "give_up": "a process has failed too often",
 }
 
-CAUSES = ("startup", "useful", "saving", "detection", "reconfiguration", "rerun", "waiting", "other")
+_CAUSES = ("startup", "useful", "saving", "detection", "reconfiguration", "rerun", "waiting", "other")
 """Causes of time spent.
 
 - startup: until the first iteration, and that iteration's excess over the usual time.
@@ -54,7 +49,7 @@ CAUSES = ("startup", "useful", "saving", "detection", "reconfiguration", "rerun"
 - other: evaluations, writing the record, and iterations that a later invocation ran again.
 """
 
-MAX_PLACES = 100_000
+_MAX_PLACES = 100_000
 """More than any cluster has: a record with more is damaged."""
 
 
@@ -169,7 +164,7 @@ def stretches_of(run: Run, history: History) -> list[Stretch]:
             down, generation = everybody - set(names_in(event, "members")), event.get("epoch")
         elif timed.name == "reconfigure":
             down = ((down or set()) | set(names_in(event, "failed"))) - set(names_in(event, "rejoined"))
-        elif timed.name in BEGINNINGS and "processes" not in event:
+        elif timed.name in _BEGINNINGS and "processes" not in event:
             down = set(names_in(event, "failed")) if "failed" in event else None
         elif timed.name == "plan" and begun and event.get("epoch", generation) == generation:
             begun[-1]["plan"] = event if isinstance(event.get("plan"), dict) else None
@@ -194,7 +189,7 @@ def names_in(event: Mapping[str, Any], *fields: str) -> list[str]:
     return [str(name) for names in found if isinstance(names, list) for name in names]
 
 
-def is_number(value: object) -> bool:
+def _is_number(value: object) -> bool:
     """Whether a value of a JSON document is a number."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -202,7 +197,7 @@ def is_number(value: object) -> bool:
 def number_in(run: Run, event: Mapping[str, Any], name: str) -> float | None:
     """Returns a number in an event; None if it is missing. Raises SettingError if it is not a number."""
     value = event.get(name)
-    if value is not None and not is_number(value):
+    if value is not None and not _is_number(value):
         raise _damaged(run, EVENTS, f"{name} of {event['event']!r}", f"must be a number, and is {value!r}")
     return value
 
@@ -238,7 +233,7 @@ def _starts(run: Run, times: Sequence[float]) -> list[float]:
     names = [event["event"] for event in run.events]
     begun = []
     for index, name in enumerate(names):
-        if name in BEGINNINGS:
+        if name in _BEGINNINGS:
             # A run in one process records the checkpoint that it restores before it records that it resumes.
             is_restored = index > 0 and names[index - 1] == "restore"
             begun.append(times[index - is_restored])
@@ -286,15 +281,15 @@ def incidents_of(run: Run, history: History) -> list[Incident]:
     return [incident for timed in history.events for incident in _incidents(run, timed)]
 
 
-def reconfigure_s(run: Run, timed: Timed) -> float:
+def _reconfigure_s(run: Run, timed: Timed) -> float:
     """Cost of a reconfiguration in seconds: planning, compiling and moving the state."""
     parts = [number_in(run, timed.fields, name) or 0.0 for name in ("plan_ms", "compile_ms", "move_ms")]
     return sum(parts) / 1000
 
 
-def since_s(run: Run, timed: Timed) -> float:
+def _since_s(run: Run, timed: Timed) -> float:
     """Start of what an event records, in seconds of running: a reconfiguration is recorded when it is over."""
-    return max(0.0, timed.seconds - reconfigure_s(run, timed)) if timed.name == "reconfigure" else timed.seconds
+    return max(0.0, timed.seconds - _reconfigure_s(run, timed)) if timed.name == "reconfigure" else timed.seconds
 
 
 def _incidents(run: Run, timed: Timed) -> Iterator[Incident]:
@@ -304,8 +299,8 @@ def _incidents(run: Run, timed: Timed) -> Iterator[Incident]:
     match timed.name:
         case "reconfigure":
             how = "prepared" if event.get("prepared") else "not prepared"
-            took_s: float | None = reconfigure_s(run, timed)
-            at = (since_s(run, timed), at[1])
+            took_s: float | None = _reconfigure_s(run, timed)
+            at = (_since_s(run, timed), at[1])
             if failed:
                 yield Incident("failure", *at, tuple(failed), f"the others continue, {how}", took_s)
                 took_s = None
@@ -347,9 +342,9 @@ def time_by_cause(run: Run, history: History) -> dict[str, float] | None:
     """
     accounts = _accounts(run)
     if accounts:
-        spent = {cause: sum(one.get(f"{cause}_s", 0.0) for one in accounts) for cause in CAUSES}
+        spent = {cause: sum(one.get(f"{cause}_s", 0.0) for one in accounts) for cause in _CAUSES}
         running_s = sum(one["total_s"] for one in accounts)
-        if len(accounts) < sum(timed.name in BEGINNINGS for timed in history.events):
+        if len(accounts) < sum(timed.name in _BEGINNINGS for timed in history.events):
             running_s = max(running_s, history.end_s)  # a supervisor that was killed has left no account
         spent["other"] = max(0.0, running_s - sum(spent.values()))
         return spent
@@ -374,12 +369,12 @@ def _is_account(one: object) -> bool:
     """Whether an object has the seconds in total and by cause."""
     if not isinstance(one, dict):
         return False
-    return is_number(one.get("total_s")) and all(is_number(one.get(f"{cause}_s", 0.0)) for cause in CAUSES)
+    return _is_number(one.get("total_s")) and all(_is_number(one.get(f"{cause}_s", 0.0)) for cause in _CAUSES)
 
 
 def _recorded(run: Run, history: History) -> dict[str, float]:
     """Computes the breakdown from when iterations end, and how long they, reconfigurations and saves took."""
-    spent = dict.fromkeys(CAUSES, 0.0)
+    spent = dict.fromkeys(_CAUSES, 0.0)
     took_T = np.nan_to_num(scalars(run, "step_ms")) / 1000
     usual_s = float(np.median(took_T)) if took_T.size else 0.0
     # At equal times an event sorts after the iteration, which was done before it.
@@ -398,10 +393,10 @@ def _recorded(run: Run, history: History) -> dict[str, float]:
             changed_s, cause = 0.0, ""
             continue
         for timed in items:
-            if timed.name in BEGINNINGS:
+            if timed.name in _BEGINNINGS:
                 changed_s, cause = 0.0, "startup"
             elif timed.name == "reconfigure":
-                changed_s, cause = reconfigure_s(run, timed), "reconfiguration"
+                changed_s, cause = _reconfigure_s(run, timed), "reconfiguration"
                 spent[cause] += changed_s
             elif timed.name == "checkpoint":
                 spent["saving"] += (number_in(run, timed.fields, "stall_ms") or 0.0) / 1000
@@ -447,8 +442,8 @@ def presences_of(run: Run, history: History) -> list[Presence]:
             continue
         # Whoever was present when an invocation ended left then, not when the next one began.
         previous_end_s = history.spans[max(0, history.span_of(timed.seconds) - 1)].end_s
-        for name in [name for name in since if name not in present or timed.name in BEGINNINGS]:
-            leave(name, min(timed.seconds, previous_end_s) if timed.name in BEGINNINGS else since_s(run, timed))
+        for name in [name for name in since if name not in present or timed.name in _BEGINNINGS]:
+            leave(name, min(timed.seconds, previous_end_s) if timed.name in _BEGINNINGS else _since_s(run, timed))
         since |= {name: timed.seconds for name in names if name in present and name not in since}
     for name in list(since):
         leave(name, history.end_s)
@@ -477,7 +472,7 @@ def _all_names(run: Run, history: History) -> list[str]:
     """Returns all names in a run's events, in mesh order."""
     names: dict[str, None] = {}
     for timed in history.events:
-        if timed.name in BEGINNINGS:
+        if timed.name in _BEGINNINGS:
             names |= dict.fromkeys(names_in(timed.fields, "processes") or _topology_names(run, timed.fields))
     for timed in history.events:
         if timed.name in ("reconfigure", "epoch"):
@@ -491,7 +486,7 @@ def _topology_names(run: Run, event: Mapping[str, Any]) -> list[str]:
     counts = [count for count in given if count is not None]
     if len(counts) < len(given):
         return []
-    if any(count < 1 or count != int(count) for count in counts) or math.prod(counts) > MAX_PLACES:
+    if any(count < 1 or count != int(count) for count in counts) or math.prod(counts) > _MAX_PLACES:
         raise SettingError(str(run.path / EVENTS), " x ".join(f"{count:g}" for count in counts), "is not a topology")
     pipelines, stages, ranks = map(int, counts)
     if pipelines > 1:

@@ -1,12 +1,11 @@
-"""Timeline of a run: presence of workers, progress, failures and recoveries.
+"""Sections of a report on one run: checkpoints, answers to tasks, configurations, and the timeline.
 
-Checkpoint coverage: the age of every expert's newest copy at each checkpoint.
+- Coverage: the age of every expert's newest copy at each checkpoint.
+- Answers of the checkpoints, as ``swift evaluate`` has kept them with the run, and of several runs.
+- Configurations, and the schedule of each.
+- Timeline: presence of workers, progress, failures and recoveries.
 
 Shape suffixes: C checkpoints and restores, L MoE layers, E experts.
-
-Answers of a run's checkpoints to tasks, as ``swift evaluate`` has kept them with the run, and of several runs.
-
-Configurations of a run, and the schedule of each.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,17 +41,17 @@ from swift.schedules.plans.store import DamagedPlanError, read_plan
 from swift.schedules.schedule import Schedule
 from swift.topology import Worker, read_worker
 
-COVERAGE_MAX_ROWS = 100
-MAX_COLUMNS = 300
+_MOST_CHECKPOINTS = 100
+_MOST_COLUMNS = 300
 
-_HEADINGS = ("tasks", "task", "score", "iteration", "questions", "correct (%)", "interval of 95 %")
+_ANSWER_HEADINGS = ("tasks", "task", "score", "iteration", "questions", "correct (%)", "interval of 95 %")
 
-MAX_DRAWN = 8
-PLANS_MAX_ROWS = 100
+_MOST_PLANS = 8
+_MOST_CONFIGURATIONS = 100
 
-MAX_ROWS = 24
-MAX_INCIDENTS = 200
-MARKERS = {"failure": "v", "recovery": "P", "return": "^", "restore": "D", "resume": ">", "stop": "X"}
+_MOST_PRESENCES = 24
+_MOST_INCIDENTS = 200
+_MARKERS = {"failure": "v", "recovery": "P", "return": "^", "restore": "D", "resume": ">", "stop": "X"}
 
 
 @dataclass(frozen=True)
@@ -87,19 +86,19 @@ def coverage_section(run: Run, history: History, prefix: str) -> Section:
         notes.append("Which experts were saved is not recorded.")
     elif coverage.age_CLE.any():
         caption = "Iterations between each checkpoint and the newest copy of an expert in it; 0: it was saved there."
-        pictures = [Picture(f"{prefix}-coverage", caption, draw_coverage(coverage))]
+        pictures = [Picture(f"{prefix}-coverage", caption, _draw_coverage(coverage))]
     else:
         notes.append("Every checkpoint has all experts.")
     rows = [
         [
             f"{timed.fields.get('step', 0):,}",
             seconds_text(timed.seconds),
-            *_facts(run, timed.fields, _oldest(coverage, number)),
+            *_checkpoint_texts(run, timed.fields, _oldest(coverage, number)),
         ]
-        for number, timed in saves[-COVERAGE_MAX_ROWS:]
+        for number, timed in saves[-_MOST_CHECKPOINTS:]
     ]
-    if len(saves) > COVERAGE_MAX_ROWS:
-        notes.append(f"The last {COVERAGE_MAX_ROWS} of {len(saves):,} checkpoints are listed.")
+    if len(saves) > _MOST_CHECKPOINTS:
+        notes.append(f"The last {_MOST_CHECKPOINTS} of {len(saves):,} checkpoints are listed.")
     headings = ["iteration", "time", "experts of a layer", "oldest copy", "MB", "stall", "saved in", "PLT (%)"]
     return Section(title, pictures, [Table(headings, rows, num_text=0)], " ".join(notes))
 
@@ -119,7 +118,7 @@ def coverage_of(run: Run) -> Coverage | None:
             continue
         newest_LE = newest_LE.copy()
         try:
-            for source, units in _units(experts, step) if name == "checkpoint" else experts.items():
+            for source, units in _saved_units(experts, step) if name == "checkpoint" else experts.items():
                 _set_newest(newest_LE, int(source), units)
         except (AttributeError, IndexError, TypeError, ValueError) as error:
             raise SettingError(
@@ -131,9 +130,9 @@ def coverage_of(run: Run) -> Coverage | None:
     return Coverage(numbers, np.array(steps), np.array(found)) if found and newest_LE.size else None
 
 
-def draw_coverage(coverage: Coverage) -> Figure:
+def _draw_coverage(coverage: Coverage) -> Figure:
     """Draws the age of each expert's newest copy: a column for each checkpoint, a row for each expert."""
-    shown = np.unique(np.linspace(0, len(coverage.steps_C) - 1, MAX_COLUMNS).astype(int))
+    shown = np.unique(np.linspace(0, len(coverage.steps_C) - 1, _MOST_COLUMNS).astype(int))
     age_CLE = coverage.age_CLE[shown]
     num_columns, num_layers, num_classes = age_CLE.shape
     figure, (axes,) = new_figure(height=min(6.0, 1.7 + 0.09 * num_layers * num_classes))
@@ -155,7 +154,7 @@ def draw_coverage(coverage: Coverage) -> Figure:
     return figure
 
 
-def _units(experts: Any, step: int) -> list[tuple[int, Any]]:
+def _saved_units(experts: Any, step: int) -> list[tuple[int, Any]]:
     """Converts the experts of a checkpoint, all or some of each layer, to the form of a restore: units by iteration."""
     units = experts
     if experts != "all":
@@ -181,7 +180,7 @@ def _oldest(coverage: Coverage | None, event: int) -> str:
     return f"{coverage.newest_CLE[coverage.event_C.index(event)].min():,}"
 
 
-def _facts(run: Run, event: Mapping[str, Any], oldest: str) -> Sequence[str]:
+def _checkpoint_texts(run: Run, event: Mapping[str, Any], oldest: str) -> Sequence[str]:
     numbers = [number_in(run, event, name) for name in ("experts_per_layer", "bytes", "stall_ms", "save_ms", "plt")]
     shows = ("{:g}".format, _megabytes, _milliseconds, _milliseconds, lambda plt: f"{100 * plt:.2f}")
     texts = ["-" if number is None else show(number) for number, show in zip(numbers, shows, strict=True)]
@@ -214,7 +213,7 @@ def answers_section(run: Run) -> list[Section]:
             rows.append([one.tasks, score.task, _words(score.metric), step, *counts])
     parts = [f"{one.tasks} of iteration {one.step}" for one in found if not one.is_complete]
     note = f"Not all questions are answered yet: {', '.join(parts)}." if parts else ""
-    return [Section("Answers to tasks", tables=[Table(_HEADINGS, rows, 3)], note=note)] if rows else []
+    return [Section("Answers to tasks", tables=[Table(_ANSWER_HEADINGS, rows, 3)], note=note)] if rows else []
 
 
 def answers_together(runs: Sequence[Run], labels: Sequence[str]) -> list[Section]:
@@ -298,15 +297,17 @@ def plans_section(run: Run, history: History, prefix: str) -> Section:
         if stretch.plan is not None:
             different.setdefault(str([stretch.plan.get(name) for name in ("plan", "failed", "places")]), stretch.plan)
     pictures = [
-        _picture(run, event, f"{prefix}-plan{index}") for index, event in enumerate([*different.values()][:MAX_DRAWN])
+        _plan_picture(run, event, f"{prefix}-plan{index}")
+        for index, event in enumerate([*different.values()][:_MOST_PLANS])
     ]
     headings = ["iterations", "down", "iterations kept", "median", "period (x fault-free)", "bubble (%)"]
-    table = Table(headings, [_row(stretch) for stretch in stretches[:PLANS_MAX_ROWS]], num_text=2)
+    table = Table(headings, [_stretch_row(stretch) for stretch in stretches[:_MOST_CONFIGURATIONS]], num_text=2)
     notes = [
         "No schedule is recorded; a single worker has none." * (not pictures),
-        f"The schedules of {MAX_DRAWN} of {len(different)} configurations are drawn." * (len(different) > MAX_DRAWN),
-        f"The first {PLANS_MAX_ROWS} of {len(stretches):,} configurations are listed."
-        * (len(stretches) > PLANS_MAX_ROWS),
+        f"The schedules of {_MOST_PLANS} of {len(different)} configurations are drawn."
+        * (len(different) > _MOST_PLANS),
+        f"The first {_MOST_CONFIGURATIONS} of {len(stretches):,} configurations are listed."
+        * (len(stretches) > _MOST_CONFIGURATIONS),
     ]
     return Section(title, pictures, [table], " ".join(filter(None, notes)))
 
@@ -340,7 +341,7 @@ def _moves(event: Mapping[str, Any]) -> tuple[Move, ...]:
     return tuple(Move(_worker(worker), _worker(place)) for worker, place in places.items())
 
 
-def _picture(run: Run, event: Mapping[str, Any], name: str) -> Picture:
+def _plan_picture(run: Run, event: Mapping[str, Any], name: str) -> Picture:
     down = ", ".join(names_in(event, "failed")) or "no worker"
     try:
         schedule, players = schedule_of(event)
@@ -355,7 +356,7 @@ def _picture(run: Run, event: Mapping[str, Any], name: str) -> Picture:
     return Picture(name, caption, draw_picture(schedule), is_wide=True)
 
 
-def _row(stretch: Stretch) -> list[str]:
+def _stretch_row(stretch: Stretch) -> list[str]:
     first = stretch.after + 1
     down = "not recorded" if stretch.down is None else ", ".join(stretch.down) or "none"
     return [
@@ -385,8 +386,8 @@ def timeline_section(run: Run, history: History, prefix: str) -> Section:
     incidents, presences = incidents_of(run, history), presences_of(run, history)
     if not incidents:
         return Section(title, note="No failures.")
-    shown = _shown(presences)
-    figure = draw_timeline(run, history, shown, incidents)
+    shown = _shown_presences(presences)
+    figure = _draw_timeline(run, history, shown, incidents)
     caption = "Completed iterations over the time of running, and the workers that were live."
     if len(shown) < len(presences):
         caption += f" The {len(presences) - len(shown):,} of {len(presences):,} that were live longest are left out."
@@ -399,14 +400,14 @@ def timeline_section(run: Run, history: History, prefix: str) -> Section:
             incident.what,
             "-" if incident.took_s is None else seconds_text(incident.took_s),
         ]
-        for incident in incidents[:MAX_INCIDENTS]
+        for incident in incidents[:_MOST_INCIDENTS]
     ]
-    note = f"The first {MAX_INCIDENTS:,} of {len(incidents):,}." if len(incidents) > MAX_INCIDENTS else ""
+    note = f"The first {_MOST_INCIDENTS:,} of {len(incidents):,}." if len(incidents) > _MOST_INCIDENTS else ""
     table = Table(["time", "iteration", "what", "who", "how", "took"], rows, num_text=6)
     return Section(title, [Picture(f"{prefix}-timeline", caption, figure, is_wide=True)], [table], note)
 
 
-def draw_timeline(run: Run, history: History, presences: Sequence[Presence], incidents: Sequence[Incident]) -> Figure:
+def _draw_timeline(run: Run, history: History, presences: Sequence[Presence], incidents: Sequence[Incident]) -> Figure:
     """Draws completed iterations over the time of running, and below them a bar for each worker while it is live.
 
     Args:
@@ -440,7 +441,7 @@ def _draw_progress(axes: Axes, run: Run, history: History, incidents: Sequence[I
     seconds_T, steps_T = history.step_s_T[known_T], steps_T[known_T]
     points = thin(seconds_T)
     axes.plot(seconds_T[points] / unit, steps_T[points], color=INK, linewidth=1.6)
-    for kind, marker in MARKERS.items():
+    for kind, marker in _MARKERS.items():
         found = [incident for incident in incidents if incident.kind == kind]
         if not found:
             continue
@@ -456,8 +457,8 @@ def _draw_progress(axes: Axes, run: Run, history: History, incidents: Sequence[I
     axes.margins(y=0.3)
 
 
-def _shown(presences: Sequence[Presence]) -> list[Presence]:
+def _shown_presences(presences: Sequence[Presence]) -> list[Presence]:
     """Selects the workers that were absent longest, in mesh order."""
     by_time = sorted(presences, key=lambda presence: sum(end - start for start, end in presence.spans))
-    chosen = {presence.name for presence in by_time[:MAX_ROWS]}
+    chosen = {presence.name for presence in by_time[:_MOST_PRESENCES]}
     return [presence for presence in presences if presence.name in chosen]

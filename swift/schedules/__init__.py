@@ -1,8 +1,10 @@
 """Pipeline schedules that survive failures, in plain Python and NumPy: usable as a separate library.
 
-A ``Problem`` says what is to be planned. A planner from ``planners`` makes a ``Schedule`` of it, in which peers run the
-micro-batches of failed workers (re-routing); ``adapt`` weighs that against pipelines cut anew. ``rules`` checks a
-schedule, ``plans`` stores it for every failure, and ``lowering`` turns it into the tick table of an SPMD program.
+``problem`` says what is to be planned. A planner from ``planners`` or ``milp``, found by name in ``registry``, makes a
+``schedule`` of it, in which peers run the micro-batches of failed workers (re-routing); ``adapt`` weighs that against
+pipelines cut anew. ``sequences`` times ops in a given order, ``bounds`` says how short a period could be, and ``rules``
+checks a schedule. ``plans`` stores it for every failure, and ``lowering`` turns it into the tick table of an SPMD
+program.
 """
 
 from typing import TYPE_CHECKING

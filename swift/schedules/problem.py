@@ -1,13 +1,10 @@
-"""The planning problem: micro-batches, live workers, chunks, costs and memory.
+"""The planning problem: ops, chunks, micro-batches, live workers, costs and memory.
+
+A chunk is a run of consecutive blocks of the model, the unit of an op's work. Pipelines that are cut differently have
+the common refinement of their cuts as chunks, so that every worker holds whole chunks; a stage with two runs of blocks
+holds two.
 
 D: pipelines, M: micro-batches of the pipeline with the most, P: chunks, 4: the kinds F, B, W, U.
-
-The ops of a pipeline schedule.
-
-Chunks: consecutive blocks of the model, the unit of an op's work, and the stages that hold them.
-
-Pipelines that are cut differently have the common refinement of their cuts as chunks, so that every worker holds whole
-chunks; a stage with two runs of blocks holds two.
 """
 
 import math
@@ -165,7 +162,7 @@ def common_chunks(cuts: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], tuple
     return tuple(after - before for before, after in pairwise(bounds)), tuple(stages)
 
 
-def checked_chunks(chunks: Any, stage_of_chunk: Any, topology: Topology) -> tuple[Any, Any]:
+def _checked_chunks(chunks: Any, stage_of_chunk: Any, topology: Topology) -> tuple[Any, Any]:
     """Checks these fields of ``Problem``; returns them in their simplest form.
 
     Raises:
@@ -186,7 +183,7 @@ def checked_chunks(chunks: Any, stage_of_chunk: Any, topology: Topology) -> tupl
     return chunks, () if set(holders) == {tuple(range(P))} else holders
 
 
-def checked_microbatches(value: Any, num_pipelines: int) -> int | tuple[int, ...]:
+def _checked_microbatches(value: Any, num_pipelines: int) -> int | tuple[int, ...]:
     """Checks ``Problem.num_microbatches``; returns a whole number where all pipelines have equally many."""
     setting = "Problem.num_microbatches"
     if not isinstance(value, tuple | list):
@@ -292,8 +289,8 @@ class Problem:
     stage_of_chunk: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
-        chunks, holders = checked_chunks(self.chunks, self.stage_of_chunk, self.topology)
-        number = checked_microbatches(self.num_microbatches, self.num_pipelines)
+        chunks, holders = _checked_chunks(self.chunks, self.stage_of_chunk, self.topology)
+        number = _checked_microbatches(self.num_microbatches, self.num_pipelines)
         for name, value in (("num_microbatches", number), ("chunks", chunks), ("stage_of_chunk", holders)):
             object.__setattr__(self, name, value)
         check_count("Problem.num_iterations", self.num_iterations, least=1)

@@ -1,11 +1,9 @@
-"""The rules of a valid schedule, one generator of violations each.
+"""The rules of a valid schedule, one generator of violations each, and verification against them.
+
+Nothing here is shared with the planners or with ``peak_memory``.
 
 Shape suffixes: 3 the kinds F, B, W, K iterations, D pipelines, M micro-batches of the pipeline with the most, P chunks,
 n ops.
-
-Verification of schedules against the rules of their problem, independent of all planners and of ``memory``.
-
-Shape suffixes: K iterations, D pipelines, M micro-batches of the pipeline with the most, P chunks, n ops.
 """
 
 from collections.abc import Callable, Iterator
@@ -38,7 +36,7 @@ class OpTable:
     @classmethod
     def of(cls, schedule: Schedule) -> "OpTable":
         """Indexes the rows of a schedule, whose columns must be well-formed."""
-        shape = K, D, _, P = problem_shape(schedule.problem)
+        shape = K, D, _, P = _problem_shape(schedule.problem)
         is_u = schedule.kind == Kind.U
         ops = tuple(getattr(schedule, name)[~is_u] for name in COLUMNS[1:])
         updates = tuple(getattr(schedule, name)[is_u] for name in ("iteration", "pipeline", "chunk"))
@@ -70,7 +68,7 @@ class OpTable:
         return f"{Kind(kind).name} of micro-batch {d}:{m} {where}, iteration {k}"
 
 
-def problem_shape(problem: Problem) -> tuple[int, int, int, int]:
+def _problem_shape(problem: Problem) -> tuple[int, int, int, int]:
     """Number of iterations, pipelines, micro-batches and chunks: K, D, M, P."""
     return problem.num_iterations, problem.num_pipelines, problem.most_microbatches, problem.num_chunks
 
@@ -83,7 +81,7 @@ def _tolerance(schedule: Schedule) -> float:
 
 def _counts(table: OpTable) -> Iterator[str]:
     schedule, is_fbw = table.schedule, table.schedule.kind != Kind.U
-    count_3KDMP = np.zeros((3, *problem_shape(table.problem)), np.int32)
+    count_3KDMP = np.zeros((3, *_problem_shape(table.problem)), np.int32)
     np.add.at(count_3KDMP, tuple(getattr(schedule, name)[is_fbw] for name in COLUMNS[1:]), 1)
     exists_DM = np.arange(table.problem.most_microbatches) < np.array(table.problem.microbatches)[:, None]
     for op in np.argwhere((count_3KDMP != 1) & exists_DM[:, :, None]):
@@ -91,7 +89,7 @@ def _counts(table: OpTable) -> Iterator[str]:
 
 
 def _update_counts(table: OpTable) -> Iterator[str]:
-    schedule, is_u, (K, D, _, P) = table.schedule, table.schedule.kind == Kind.U, problem_shape(table.problem)
+    schedule, is_u, (K, D, _, P) = table.schedule, table.schedule.kind == Kind.U, _problem_shape(table.problem)
     count_KDP = np.zeros((K, D, P), np.int32)
     np.add.at(count_KDP, tuple(getattr(schedule, name)[is_u] for name in ("iteration", "pipeline", "chunk")), 1)
     live_DP = _live(table.problem)[table.problem.worker_DP]
@@ -339,7 +337,7 @@ def _malformed_columns(schedule: Schedule) -> Iterator[str]:
 
 def _unknown_rows(schedule: Schedule) -> Iterator[str]:
     problem, is_u = schedule.problem, schedule.kind == Kind.U
-    K, D, M, P = problem_shape(problem)
+    K, D, M, P = _problem_shape(problem)
     known_n = np.isfinite(schedule.start) & np.isfinite(schedule.end)
     for name, size in zip(COLUMNS, (D * problem.num_stages, len(Kind), K, D, M, P), strict=True):
         column = getattr(schedule, name)

@@ -1,19 +1,12 @@
-"""Schedules: for every worker an ordered list of ops with start and end times.
+"""Schedules, for every worker an ordered list of ops with start and end times, and their measures.
 
-D: pipelines, M: micro-batches of the pipeline with the most, P: chunks (one a stage unless the problem says otherwise),
-3: the kinds F, B, W, n: ops.
+The measures are the period, the makespan, the bubbles, and the memory of stashes and inboxes. F allocates the F-stash,
+B turns it into the W-stash (while B runs, the larger of the two is held), and W frees it. A message occupies the inbox
+of its reader from the end of the op that sends it to the end of the op that reads it; what passes from one chunk to the
+next on the same worker is not a message.
 
-Performance measures of a schedule: period, makespan, bubbles.
-
-Memory of a schedule: stashes and inboxes of every worker.
-
-F allocates the F-stash, B turns it into the W-stash (while B runs, the larger of the two is held), and W frees it. A
-message occupies the inbox of its reader from the end of the op that sends it to the end of the op that reads it; what
-passes from one chunk to the next on the same worker is not a message.
-
-Extraction of the iteration that a schedule repeats.
-
-K iterations, D pipelines, M micro-batches of a pipeline, P chunks, 3 the kinds F, B, W.
+K: iterations, D: pipelines, M: micro-batches of the pipeline with the most, P: chunks (one a stage unless the problem
+says otherwise), 3: the kinds F, B, W, n: ops.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -233,7 +226,7 @@ def peak_memory(schedule: Schedule) -> np.ndarray:
         events += _inbox_events(schedule)
     worker = np.concatenate([event[0] for event in events])
     # Rounded, so that memory freed by one op is available to the next one, which starts at the same time.
-    time = np.round(np.concatenate([event[1] for event in events]) / time_tolerance(schedule))
+    time = np.round(np.concatenate([event[1] for event in events]) / _time_tolerance(schedule))
     delta = np.concatenate([event[2] for event in events])
     order = np.lexsort((delta, time, worker))
     worker, delta = worker[order], delta[order]
@@ -252,7 +245,7 @@ def fits(problem: Problem, one: Round) -> bool:
     return float(peak_memory(Schedule.from_round(problem, "", one)).max()) <= problem.memory_limit * (1 + 1e-9)
 
 
-def time_tolerance(schedule: Schedule) -> float:
+def _time_tolerance(schedule: Schedule) -> float:
     """Tolerance within which times are equal, since floating-point sums depend on their order."""
     return 1e-9 * max(1e-300, float(schedule.end.max(initial=0.0)))
 
@@ -284,7 +277,7 @@ def round_of(schedule: Schedule) -> Round:
     update_KP[schedule.iteration[is_u], schedule.chunk[is_u]] = schedule.start[is_u]
     starts_K = np.nanmin(start_3KDMP, (0, 2, 3, 4))
     period = float(starts_K[1] - starts_K[0]) if K > 1 else makespan(schedule)
-    shift_K, tolerance = period * np.arange(K), time_tolerance(schedule)
+    shift_K, tolerance = period * np.arange(K), _time_tolerance(schedule)
     repeats = (
         np.all(executor_3KDMP == executor_3KDMP[0, 0])
         and np.allclose(

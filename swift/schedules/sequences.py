@@ -1,12 +1,10 @@
 """Timing of ops whose order on every worker is given.
 
+The ops of one iteration are a graph: which waits for which. ``time_round`` finds the shortest period with which every
+op can start after those that it waits for.
+
 Shape suffixes: D pipelines, M micro-batches of the pipeline with the most, P chunks, L lines: workers that run
-something.
-
-The ops of one iteration as a graph: which waits for which, where the order on every worker is given.
-
-Shape suffixes: D pipelines, M micro-batches of the pipeline with the most, P chunks, n items of the lines in their
-order: ops, and a U for each line and chunk.
+something, n items of the lines in their order: ops, and a U for each line and chunk.
 """
 
 from collections.abc import Mapping, Sequence

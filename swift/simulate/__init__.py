@@ -1,6 +1,9 @@
-"""Strategies that a simulation compares: re-routing (Swift, ReCycle), restarts, Oobleck, Varuna, Bamboo, an ideal.
+"""Simulation of training on nodes that fail, by strategies: re-routing (Swift, ReCycle), restarts, Oobleck and others.
 
-``strategies`` defines the interface, ``registry`` lists all of them by name, and ``published`` holds published figures.
+``engine`` runs a strategy through a failure trace (``traces``), with the sizes and speeds of a ``job``. ``strategies``
+defines the interface, the ideal, re-routing and adapting; ``restarting`` has restarts from checkpoints, and
+``published`` Oobleck, Varuna and Bamboo with their published figures. ``registry`` lists all by name, and
+``json_format`` describes the results.
 """
 
 from typing import TYPE_CHECKING

@@ -1,8 +1,7 @@
 """Event-driven simulation: advances from one change of nodes to the next, without stepping through iterations.
 
-Outcome of a simulated run: where its time went, and the iterations that it kept, over time.
-
-Progress of training after some time at a pace, computed without stepping through iterations.
+Progress after some time at a pace is computed (``position``). The outcome says where the time went, and which
+iterations were kept, over time.
 """
 
 import math

@@ -1,6 +1,6 @@
 """The training job: sizes and speeds that turn schedules and states into seconds.
 
-Duration of an iteration by the number of live workers in each stage, or of all, from the real planners.
+``Periods`` has the duration of an iteration by the live workers, from the real planners.
 
 P: stages.
 """
@@ -24,18 +24,18 @@ MEASURED_RECOVERY_S = 1.05
 """Time from a known death to the end of the next iteration, without the parts that grow with the number of processes:
 leave, program, state and first step, which every process does for itself. The median of 40 kills of one of 6 processes
 (docs/processes.md)."""
-MEASURED_PER_WORKER_S = 0.15 / 6
+_MEASURED_PER_WORKER_S = 0.15 / 6
 """Agreement and link of the same kills, per process: the supervisor talks to one after the other."""
 MEASURED_JOIN_S = 3.0
 """Time from a process being ready until it has rejoined, of the same kills; copying its state is counted separately."""
-MEASURED_RESTART_S = 17.0
+_MEASURED_RESTART_S = 17.0
 """Time to restart all processes and resume: ``swift launch --recovery restart`` on the same machine."""
 PLT_BUDGET = 0.0375
 """Proportion of lost tokens up to which accuracy holds (MoC-System, arXiv 2408.04307)."""
 
 MAX_PLANNED_OPS = 50_000
 """Limit on the ops of an iteration: for a larger problem the planner takes seconds per failure set."""
-BLOCKS_OF_STAGE = 4
+_BLOCKS_OF_STAGE = 4
 """Blocks of a stage that is cut anew."""
 
 
@@ -69,7 +69,7 @@ class Job:
     host_bandwidth: float = 25e9
     network_bandwidth: float = 12.5e9
     storage_bandwidth: float = 2e9
-    restart_s: float = MEASURED_RESTART_S
+    restart_s: float = _MEASURED_RESTART_S
     checkpoint_every: int | None = None
     experts_per_checkpoint: int = 1
 
@@ -103,7 +103,7 @@ class Job:
     @property
     def per_worker_s(self) -> float:
         """Time to agree on a change, which grows with the number of workers."""
-        return MEASURED_PER_WORKER_S * self.num_workers
+        return _MEASURED_PER_WORKER_S * self.num_workers
 
     @property
     def snapshot_s(self) -> float:
@@ -196,8 +196,8 @@ class Periods:
             return self._period((0,) * problem.num_stages)
         if not self.are_planned:
             return self._recut_bound(num_workers)
-        blocks = (Chunk.of_size(1 / BLOCKS_OF_STAGE, 1),) * (BLOCKS_OF_STAGE * problem.num_stages)
-        work = BlockProblem(problem, blocks, (BLOCKS_OF_STAGE,) * problem.num_stages)
+        blocks = (Chunk.of_size(1 / _BLOCKS_OF_STAGE, 1),) * (_BLOCKS_OF_STAGE * problem.num_stages)
+        work = BlockProblem(problem, blocks, (_BLOCKS_OF_STAGE,) * problem.num_stages)
         # Whole pipelines first: their workers are the first ones.
         plan = recut(work, frozenset(workers[num_workers:]))
         return math.inf if plan is None else plan.period
@@ -208,10 +208,10 @@ class Periods:
         Shares are not whole micro-batches: between two bounds, in proportion.
         """
         problem = self.problem
-        units = math.ceil(problem.total_microbatches * problem.num_stages * BLOCKS_OF_STAGE / num_workers)
-        number, more = divmod(units, BLOCKS_OF_STAGE)
+        units = math.ceil(problem.total_microbatches * problem.num_stages * _BLOCKS_OF_STAGE / num_workers)
+        number, more = divmod(units, _BLOCKS_OF_STAGE)
         low, high = (tight_bound(replace(problem, num_microbatches=number + one)) for one in (0, 1))
-        return low + more / BLOCKS_OF_STAGE * (high - low)
+        return low + more / _BLOCKS_OF_STAGE * (high - low)
 
     def _single_period(self, num_microbatches: int) -> float:
         if num_microbatches not in self._known_single:

@@ -21,7 +21,7 @@ from swift.simulate.job import Job
 from swift.simulate.registry import CannotRun
 from swift.simulate.traces import Trace
 
-NUM_BINS = 120
+_NUM_BINS = 120
 
 
 def document(job: Job, trace: Trace, results: Iterable[Outcome | CannotRun]) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def document(job: Job, trace: Trace, results: Iterable[Outcome | CannotRun]) -> 
             "mean_time_between_failures_s": mtbf_s if trace.num_failures else None,
         },
         "job": _describe(job),
-        "hours": [trace.horizon_s / 3600 * index / NUM_BINS for index in range(NUM_BINS + 1)],
+        "hours": [trace.horizon_s / 3600 * index / _NUM_BINS for index in range(_NUM_BINS + 1)],
         "strategies": [
             _row(one) if isinstance(one, Outcome) else _without_memory(one)
             for one in found
@@ -62,7 +62,7 @@ def _describe(job: Job) -> dict[str, Any]:
 
 
 def _row(outcome: Outcome) -> dict[str, Any]:
-    _, goodput = outcome.goodput(NUM_BINS)
+    _, goodput = outcome.goodput(_NUM_BINS)
     return {
         "name": outcome.name,
         "source": outcome.source,

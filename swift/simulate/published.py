@@ -1,11 +1,8 @@
-"""Figures for Oobleck, Bamboo and Varuna from the simulators in Oobleck's artifact (SOSP'23).
+"""Oobleck (SOSP'23), Varuna (EuroSys'22) and Bamboo (NSDI'23), with published throughputs and costs of a failure.
 
-github.com/SymbioticLab/Oobleck, tools/simulator: throughput in samples/s of 30 nodes down to 15, and the costs of a
-failure. Only these figures are taken from there.
-
-Oobleck (SOSP'23) and Varuna (EuroSys'22), with the throughputs and costs published in Oobleck's artifact.
-
-Bamboo (NSDI'23), with the throughputs and rules of Oobleck's artifact, which are those of Bamboo's simulator.
+The figures are those of the simulators in Oobleck's artifact (github.com/SymbioticLab/Oobleck, tools/simulator):
+throughput in samples/s of 30 nodes down to 15, and the costs of a failure. Nothing else is taken from there. The rules
+for Bamboo in it are those of Bamboo's own simulator.
 """
 
 from collections.abc import Mapping
@@ -19,16 +16,16 @@ MOST_NODES, FEWEST_NODES = 30, 15
 _GROUPS = (1, 6, 6, 3)
 """Sizes of the groups of 30, 29 to 24, 23 to 18 and 17 to 15 nodes, within which Bamboo's throughput is constant."""
 
-VARUNA_EVERY = 10
+_VARUNA_EVERY = 10
 """Iterations between Varuna's checkpoints."""
 
-STAGES = 12
+_STAGES = 12
 """Stages of a pipeline."""
 SLOWDOWN = 1.5
 """Factor on an iteration's duration from a removal until stages are reassigned."""
 GLOBAL_RENDEZVOUS_S = 30.0
 """Duration of the rendezvous after a fatal removal."""
-MOST_AT_RISK = 0.05
+_MOST_AT_RISK = 0.05
 """Share of nodes whose loss would be fatal (twice those with two stages), above which stages are reassigned."""
 
 _Place = tuple[int, int]
@@ -228,7 +225,7 @@ class Varuna:
 
     def start(self, nodes: tuple[str, ...]) -> tuple[_Nodes, Turn]:
         """Starts with all nodes."""
-        saves = Saves(VARUNA_EVERY, self.model.varuna_save_s)
+        saves = Saves(_VARUNA_EVERY, self.model.varuna_save_s)
         return _Nodes(len(nodes)), _paced(self.model, self.model.varuna, len(nodes), saves)
 
     def change(self, state: _Nodes, moment: Moment) -> tuple[_Nodes, Turn | None]:
@@ -236,8 +233,8 @@ class Varuna:
         nodes, model = _after(state, moment), self.model
         if nodes.waiting:
             return nodes, None
-        until_tenth = VARUNA_EVERY - (moment.iterations_run + 1) % VARUNA_EVERY
-        saves = Saves(VARUNA_EVERY, model.varuna_save_s, first=(1, until_tenth))
+        until_tenth = _VARUNA_EVERY - (moment.iterations_run + 1) % _VARUNA_EVERY
+        saves = Saves(_VARUNA_EVERY, model.varuna_save_s, first=(1, until_tenth))
         turn = _paced(model, model.varuna, nodes.live, saves)
         pauses = (Pause("reconfiguration", model.varuna_restart_s - model.varuna_save_s),) if turn.pace else ()
         return nodes, replace(turn, loses="checkpoint", pauses=pauses)
@@ -336,8 +333,8 @@ class Bamboo:
 
 def _assign(nodes: tuple[str, ...]) -> _Assignment:
     """Assigns nodes, in order, to whole pipelines; the others are spare."""
-    num_running = len(nodes) // STAGES * STAGES
-    place_of = {node: divmod(index, STAGES) for index, node in enumerate(nodes[:num_running])}
+    num_running = len(nodes) // _STAGES * _STAGES
+    place_of = {node: divmod(index, _STAGES) for index, node in enumerate(nodes[:num_running])}
     return _Assignment(nodes, place_of, frozenset(), len(nodes) - num_running, False, len(nodes))
 
 
@@ -349,7 +346,7 @@ def _remove(state: _Assignment, node: str) -> tuple[_Assignment, bool]:
     place_of = {other: place for other, place in state.place_of.items() if other != node}
     left = left._replace(place_of=place_of, doubled=state.doubled - {node})
     pipeline, stage = state.place_of[node]
-    shadows = [other for other, place in place_of.items() if place == (pipeline, (stage - 1) % STAGES)]
+    shadows = [other for other, place in place_of.items() if place == (pipeline, (stage - 1) % _STAGES)]
     if node in state.doubled or not shadows:
         return left, True
     return left._replace(doubled=left.doubled | {shadows[0]}), False
@@ -357,6 +354,6 @@ def _remove(state: _Assignment, node: str) -> tuple[_Assignment, bool]:
 
 def _is_reassigned(state: _Assignment) -> bool:
     num_doubled, num_running = len(state.doubled), len(state.place_of)
-    if num_doubled and (state.num_spare >= num_doubled or 2 * num_doubled > MOST_AT_RISK * num_running):
+    if num_doubled and (state.num_spare >= num_doubled or 2 * num_doubled > _MOST_AT_RISK * num_running):
         return True
-    return (num_running + state.num_spare) // STAGES > (num_running + num_doubled) // STAGES
+    return (num_running + state.num_spare) // _STAGES > (num_running + num_doubled) // _STAGES

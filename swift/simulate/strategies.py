@@ -1,12 +1,9 @@
-"""Survivors that re-route or cut their pipelines anew, whichever gets more done until the next change of nodes.
+"""Strategies: their interface, the fault-scaled ideal, re-routing, and the best plan of the survivors.
 
-P: stages. D: pipelines.
-
-Interface of strategies: the pace of training with the present nodes, and the cost of a change.
-
-The fault-scaled ideal: throughput proportional to the live workers, at no other cost.
-
-Swift, and ReCycle (arXiv 2405.14009): peers of a failed worker run its micro-batches, without any restart.
+A strategy says at which pace the present nodes train, and what a change of nodes costs. The ideal is proportional to
+the live workers, at no other cost. With ``Rerouting``, as in Swift and ReCycle (arXiv 2405.14009), peers of a failed
+worker run its micro-batches, without any restart. With ``Adapting`` survivors re-route or cut their pipelines anew,
+whichever gets more done until the next change of nodes.
 
 P: stages. D: pipelines.
 """

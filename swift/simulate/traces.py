@@ -1,10 +1,8 @@
-"""Failure traces: times at which nodes leave and join.
+"""Failure traces, the times at which nodes leave and join: generated, or read from files.
 
-Generated traces: failures at random times, or evenly spaced.
-
-Reader of spot-instance traces in the two formats published by Bamboo's authors (NSDI'23).
-
-Events are ``milliseconds,add|remove,node`` without a header; availability is ``YYYY-MM-DD, HH:MM:SS, live instances``.
+Generated failures come at random times, or evenly spaced. Files are in the two formats published by Bamboo's authors
+(NSDI'23): events are ``milliseconds,add|remove,node`` without a header; availability is ``YYYY-MM-DD, HH:MM:SS, live
+instances``.
 """
 
 import heapq
@@ -20,7 +18,7 @@ from typing import Literal, NamedTuple
 
 from swift.errors import SettingError, check_count, check_number, check_seed
 
-SETTING = "trace"
+_SETTING = "trace"
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _MAX_NODES = 100_000
 _MAX_EVENTS = 1_000_000
@@ -237,12 +235,12 @@ def read_trace(path: Path, warn: Callable[[str], None], seed: int = 0) -> Trace:
             text = file.read(_MAX_BYTES + 1)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise SettingError(SETTING, str(path), f"cannot be read: {reason}") from error
+        raise SettingError(_SETTING, str(path), f"cannot be read: {reason}") from error
     rows = [(number, line) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
     if not rows:
-        raise SettingError(SETTING, str(path), "has no rows")
+        raise SettingError(_SETTING, str(path), "has no rows")
     if len(rows) > _MAX_EVENTS or len(text) > _MAX_BYTES:
-        raise SettingError(SETTING, str(path), _TOO_LONG)
+        raise SettingError(_SETTING, str(path), _TOO_LONG)
     if _DATE.match(rows[0][1].strip()):
         return _availability(path, rows, warn, seed)
     return _events(path, rows, warn)
@@ -291,7 +289,7 @@ def _availability(path: Path, rows: Sequence[tuple[int, str]], warn: Callable[[s
     counts = {row.time_s - begin: int(row.fields[0]) for row in ordered}  # of several at one time the last one counts
     changes = (abs(count - before) for before, count in pairwise([0, *counts.values()]))
     if sum(changes) > _MAX_EVENTS:
-        raise SettingError(SETTING, str(path), _TOO_LONG)
+        raise SettingError(_SETTING, str(path), _TOO_LONG)
     return _trace(path, _come_and_go(counts.items(), random.Random(seed)), last - begin)
 
 
@@ -322,9 +320,9 @@ def _sorted(path: Path, rows: Sequence[_Row], warn: Callable[[str], None]) -> li
 
 def _trace(path: Path, events: Sequence[Event], horizon_s: float) -> Trace:
     if horizon_s <= 0:
-        raise SettingError(SETTING, str(path), "has no length: all its rows have the same time")
+        raise SettingError(_SETTING, str(path), "has no length: all its rows have the same time")
     return Trace(tuple(events), horizon_s)
 
 
 def _mistake(path: Path, number: int, line: str, allowed: str) -> SettingError:
-    return SettingError(SETTING, str(path), f"line {number}, {line.strip()[:60]!r}: {allowed}")
+    return SettingError(_SETTING, str(path), f"line {number}, {line.strip()[:60]!r}: {allowed}")

@@ -2,5 +2,5 @@
 
 ``layouts`` says which blocks the survivors could hold, ``mixture`` how many micro-batches each pipeline takes and
 where the remainder is re-routed, ``ordering`` in which order the ops run; ``moves`` says what has to be copied, and
-``choice`` takes the best of all ways. ``moves`` says whether moving blocks pays during a run.
+whether that pays during a run; ``choice`` takes the best of all ways.
 """

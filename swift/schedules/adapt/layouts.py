@@ -4,13 +4,10 @@ A pipeline of fewer workers has longer stages and takes fewer micro-batches. Whi
 free, and matters twice: where the cut is next to the lost worker few blocks move, and where the pipelines' cuts differ
 their peers can share work more evenly.
 
-The order in which the stages of a pipeline take the blocks of the model.
-
-Where a stage holds one run of blocks, it is that of the model. In a V a stage holds two: it takes the first and the
-last of the blocks that earlier stages have left, in turn. In this order a stage of a V is one run again, so that
-pipelines are cut, and blocks are moved, in the same way for both.
-
-Work of every block, which is planned anew after a failure, and layouts of it over places.
+Blocks are numbered in the order in which the stages of a pipeline take them (``BlockOrder``). Where a stage holds one
+run of blocks, it is that of the model. In a V a stage holds two: it takes the first and the last of the blocks that
+earlier stages have left, in turn. In this order a stage of a V is one run again, so that pipelines are cut, and blocks
+are moved, in the same way for both.
 """
 
 import math

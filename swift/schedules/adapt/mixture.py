@@ -1,17 +1,13 @@
-"""A layout and a division of micro-batches, as a problem with the executor of every chunk.
-
-Pipelines that are alike, and to which nothing is re-routed, run the same schedule: one of them is planned for all. So a
-cluster of a thousand workers of whom a few are lost takes hardly longer to plan than its pipelines that differ.
-
-K: chunks, J: micro-batches.
-
-Division of the micro-batches: how many run as a whole on each pipeline, and where the blocks of the others run.
+"""A layout and a division of micro-batches over its pipelines, as a problem with the executor of every chunk.
 
 Every block of a micro-batch runs on some worker that holds it. Most micro-batches stay on one pipeline; the remainder
 is re-routed block by block, so that no worker has much more work than another. The least work of the most loaded worker
 is that of a linear program; its remainder is rounded by a small integer program.
 
-D: pipelines that hold the model, K: chunks, W: workers.
+Pipelines that are alike, and to which nothing is re-routed, run the same schedule: one of them is planned for all. So a
+cluster of a thousand workers of whom a few are lost takes hardly longer to plan than its pipelines that differ.
+
+D: pipelines that hold the model, K: chunks, W: workers, J: micro-batches.
 """
 
 import heapq
@@ -73,7 +69,7 @@ def divide(worker_DK: np.ndarray, cost_K: np.ndarray, number: int, unit: float) 
         number: micro-batches of all pipelines.
         unit: time of F, B and W of the smallest block.
     """
-    found = [whole_only(worker_DK, cost_K, number)]
+    found = [_whole_only(worker_DK, cost_K, number)]
     least = np.ceil(least_load(worker_DK, cost_K, number) / unit - _SLACK) * unit
     for more in range(_MOST_UNITS):
         load = least + more * unit
@@ -93,7 +89,7 @@ def divide(worker_DK: np.ndarray, cost_K: np.ndarray, number: int, unit: float) 
     return min((one for one in found if one.load <= enough), key=lambda one: (len(np.unique(one.routes_RK)), one.load))
 
 
-def whole_only(worker_DK: np.ndarray, cost_K: np.ndarray, number: int) -> Division:
+def _whole_only(worker_DK: np.ndarray, cost_K: np.ndarray, number: int) -> Division:
     """Divides micro-batches as ``divide`` does, each of them on one pipeline as a whole."""
     D, K = worker_DK.shape
     loads_W = np.zeros(int(worker_DK.max()) + 1)
@@ -354,7 +350,7 @@ def mixtures(work: BlockProblem, layout: BlockLayout, *, one_block: bool = False
 def unrouted(work: BlockProblem, layout: BlockLayout, *, one_block: bool = False) -> BlockMixture:
     """Divides the micro-batches as ``mixtures`` does, each of them on one pipeline as a whole."""
     bounds = _all_bounds(work) if one_block else layout.bounds
-    return _mixture(work, layout, bounds, whole_only, one_block)
+    return _mixture(work, layout, bounds, _whole_only, one_block)
 
 
 def _all_bounds(work: BlockProblem) -> tuple[int, ...]:

@@ -1,6 +1,7 @@
-"""Whether moving blocks pays: by what a move costs, what it gains, and how long workers are expected to stay away.
+"""Relocation of blocks when a layout takes effect, and whether it pays.
 
-Relocation of blocks when a layout takes effect: who takes which place, and gets which blocks from whom.
+``relocate`` says who takes which place, and gets which blocks from whom. ``MoveRule`` weighs what a move costs against
+what it gains, by how long workers are expected to stay away (``Outages``).
 """
 
 from collections.abc import Mapping

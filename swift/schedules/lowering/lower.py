@@ -1,16 +1,12 @@
-"""Lowering of a schedule to the table that one SPMD program interprets, tick by tick.
-
-T: ticks, R: live workers in mesh order, H: phases, n: ops of a schedule; K iterations, n micro-batches and P chunks are
-the dims of arrays of op numbers.
-
-Bytes in the slots of a tick table: live at any time, and allocated by a program.
+"""Lowering of a schedule to the table that one SPMD program interprets tick by tick, and the bytes in its slots.
 
 A stash occupies its slot from its op's tick to the tick of its last reader; a message, from the tick after the one at
 whose end it moves. While an op runs, its inputs and outputs coexist: B holds its own stash and what F keeps for W, and
 writes the W-stash beside them. ``peak_memory`` instead lets B overwrite its input with the W-stash, so the two differ
 within ticks, by at most the smaller of the two stashes; between ticks no B runs, and they agree on stashes.
 
-T: ticks, R: live workers in mesh order.
+T: ticks, R: live workers in mesh order, H: phases, n: ops of a schedule; K iterations, n micro-batches and P chunks are
+the dims of arrays of op numbers.
 """
 
 from dataclasses import dataclass, replace

@@ -1,11 +1,10 @@
 """The table that one SPMD program interprets, tick by tick, and the part of it that determines the program's shape.
 
-T: ticks, Q: rounds of a tick, R: live workers in mesh order, H: phases, n: micro-batches that a worker processes.
+Messages between workers are a few permutations (``move``); inboxes and stashes have slots, which intervals share that
+do not overlap (``interval_slots``).
 
-Messages between workers as a few permutations, and the slots of inboxes and stashes.
-
-T: ticks, Q: rounds of a tick, R: live workers (rows of the mesh axis ``worker``), e: messages of a direction,
-i: intervals.
+T: ticks, Q: rounds of a tick, R: live workers (rows of the mesh axis ``worker``), H: phases, n: micro-batches that a
+worker processes, e: messages of a direction, i: intervals.
 """
 
 from collections import defaultdict

@@ -1,13 +1,11 @@
 """Assignment of ops to ticks, where workers keep their order and all of them wait for the longest op of a tick.
 
 A worker that keeps its order gains nothing from idling while an op that fits into the tick is ready. So the only choice
-is the length of each tick: longer ops have to wait for a tick that more workers can use.
+is the length of each tick: longer ops have to wait for a tick that more workers can use. A beam search over the ops of
+all workers chooses it, tick by tick.
 
-T: ticks, R: live workers in mesh order, S: states of the search, P: chunks, n: ops of a schedule in its order.
-
-Beam search over the ops of all workers, tick by tick, where a tick takes as long as its longest op.
-
-R: live workers, S: states, c: counters of a worker's progress.
+T: ticks, R: live workers in mesh order, S: states of the search, c: counters of a worker's progress, P: chunks, n: ops
+of a schedule in its order.
 """
 
 from collections.abc import Iterator
@@ -158,7 +156,7 @@ def lockstep_period(schedule: Schedule, tick_n: np.ndarray | None = None) -> flo
         tick_n = assign_ticks(schedule)
     problem, num_workers = schedule.problem, len(schedule.problem.topology.workers)
     length_T = np.zeros(int(tick_n.max()) + 1)
-    np.maximum.at(length_T, tick_n, durations(schedule))
+    np.maximum.at(length_T, tick_n, _durations(schedule))
     length_T[tick_n[_senders_elsewhere(schedule)]] += problem.costs.t_comm
     time_T = np.concatenate([[0.0], np.cumsum(length_T)])
     if problem.num_iterations == 1:
@@ -182,7 +180,7 @@ def _of_iterations(schedule: Schedule, least: int) -> Schedule:
     return Schedule.from_round(problem, schedule.solver, round_of(schedule))
 
 
-def durations(schedule: Schedule) -> np.ndarray:
+def _durations(schedule: Schedule) -> np.ndarray:
     """Durations of all ops, float64[n]."""
     return schedule.problem.time_4P[schedule.kind, schedule.chunk]
 
@@ -228,7 +226,7 @@ class Lines:
     @cached_property
     def duration_n(self) -> np.ndarray:
         """Durations of all ops, float64[n]."""
-        return durations(self.schedule)
+        return _durations(self.schedule)
 
     def longest_together(self, ops: np.ndarray, values: np.ndarray) -> np.ndarray:
         """Replaces the values of Us by the largest among Us that run together; returns other values unchanged."""

@@ -57,7 +57,7 @@ class ChunkGrid:
         return cls(unit * factor / common, slots[:-1].reshape(problem.time_4P.shape), int(slots[-1]))
 
 
-def fit_chunks(problem: Problem, grid: ChunkGrid, slots_of: Sequence[int], time_limit_s: float) -> Round:
+def _fit_chunks(problem: Problem, grid: ChunkGrid, slots_of: Sequence[int], time_limit_s: float) -> Round:
     """Finds a round in which every worker takes at most its number of slots from its first op to its last U's end.
 
     Args:
@@ -288,7 +288,7 @@ class _Search:
         if limit_s <= 0:
             raise Undecided
         try:
-            one = fit_chunks(self.problem, self.grid, slots_of, limit_s)
+            one = _fit_chunks(self.problem, self.grid, slots_of, limit_s)
         except Refuted:
             return False
         schedule = Schedule.from_round(self.problem, "milp", one)

@@ -2,8 +2,8 @@
 
 Time is divided into slots at which ops start. A column counts how many Fs (Bs, Ws) of a *group* of micro-batches have
 started at a stage by a slot. The micro-batches of a group are interchangeable, so counts suffice, and no time is spent
-on proving that permuting them does not help; the LP is so tight that most questions need no branching. The definition
-of a group gives three models, each a relaxation of the next:
+on proving that permuting them does not help; the LP is so tight that most questions need no branching. HiGHS solves
+the program (``MixedIntegerProgram``). The definition of a group gives three models, each a relaxation of the next:
 
 - ``POOLED``: all micro-batches; the live workers of a stage are one machine that runs that many ops at once.
 - ``BY_WORKER``: those of one worker. A micro-batch may return to another worker than the one that ran its F.
@@ -13,10 +13,6 @@ of a group gives three models, each a relaxation of the next:
   when the i-th op that waits for one of them starts, at least i of them have ended.
 
 Shape suffixes: P stages, T slots, n columns or entries.
-
-Rows and columns of a mixed-integer linear program, solved by HiGHS.
-
-Shape suffixes: T slots, n columns or entries.
 """
 
 import math
@@ -170,7 +166,7 @@ Starts = dict[tuple[Kind, int, Group], list[int]]
 """Start slots of the ops, ascending, by kind, stage and group (for W: the worker only)."""
 
 
-def groups_of(problem: Problem, stage: int, detail: Detail) -> list[Group]:
+def _groups_of(problem: Problem, stage: int, detail: Detail) -> list[Group]:
     """Lists the groups of a stage."""
     if detail == Detail.POOLED:
         return [(0,)]
@@ -209,7 +205,7 @@ class _Model:
         self.problem, self.costs, self.slots_P, self.detail = problem, costs, slots_P, detail
         self.num_all = problem.total_microbatches
         self.rows = MixedIntegerProgram()
-        self.groups_P = [groups_of(problem, p, detail) for p in range(problem.num_stages)]
+        self.groups_P = [_groups_of(problem, p, detail) for p in range(problem.num_stages)]
         self.workers_P = [sorted({group[-1:] for group in groups}) for groups in self.groups_P]
         self.earliest_P, self.latest_P = self.beginnings()
         self.end_P = [latest + slots for latest, slots in zip(self.latest_P, slots_P, strict=True)]

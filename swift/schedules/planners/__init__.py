@@ -1,7 +1,6 @@
-"""Planners, from a problem to a schedule.
+"""Planners, from a problem to a schedule; ``swift.schedules.registry`` lists them by name.
 
-``search`` gives the micro-batches of failed workers to their peers. ``adaptive`` is ReCycle's planner, which tries many
-policies (``search``) by ``list_scheduling``; ``lockstep`` plans for execution as one SPMD program;
-``swift.schedules.milp`` is exact; ``baselines`` plan without failures; ``v`` has the planner ``v``, for two runs of
-blocks a worker. ``swift.schedules.registry`` lists them by name.
+``adaptive`` is ReCycle's planner: ``search`` tries many ways to give the micro-batches of failed workers to their
+peers, and many policies by which ``list_scheduling`` orders the ops. ``lockstep`` plans for execution as one SPMD
+program, ``v`` for two runs of blocks a worker, and ``baselines`` without failures. ``swift.schedules.milp`` is exact.
 """

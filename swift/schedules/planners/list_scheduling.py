@@ -1,10 +1,8 @@
-"""Event-driven list scheduling of one iteration, which the adaptive planner runs for every policy that it tries.
+"""Event-driven list scheduling of one iteration by a policy, which the adaptive planner runs for every one it tries.
 
 The j-th micro-batch (see ``names_of``) at chunk k has the number x = j * (number of chunks) + k, and its F, B and W are
 3x, 3x + 1 and 3x + 2. Plain lists are several times faster than arrays here, because every step depends on the previous
 one.
-
-Policies by which an iteration is listed op by op, and the listings that come of them.
 """
 
 import heapq

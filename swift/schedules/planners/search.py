@@ -3,10 +3,9 @@
 The main unknown is how many micro-batches the most loaded stages should hold between F and B. Early stages want many,
 so that they have work while their first B is on its way; late stages want few, so that the last B leaves early.
 
-Re-routing (ReCycle): which peer runs each micro-batch of a failed worker, and when among its own.
-
-The peers of a worker serve its stage in other pipelines, with the same weights, so any of them may run the micro-batch.
-``reroute`` gives it to the least loaded, ``search`` tries other divisions; the plan carries the choice to the step.
+The other one is re-routing (ReCycle): which peer runs each micro-batch of a failed worker, and when among its own. The
+peers of a worker serve its stage in other pipelines, with the same weights, so any of them may run the micro-batch.
+``reroute`` gives it to the least loaded, the search tries other divisions, and the plan carries the choice to the step.
 """
 
 import itertools
@@ -85,7 +84,7 @@ def line_up(problem: Problem, executor: Sequence[int], place: float | None) -> l
     return rank
 
 
-def swap_hosts(problem: Problem, executor: Sequence[int], chunk: int, source: random.Random) -> list[int]:
+def _swap_hosts(problem: Problem, executor: Sequence[int], chunk: int, source: random.Random) -> list[int]:
     """Swaps the hosts of two re-routed micro-batches at a chunk."""
     C, peers = problem.num_chunks, problem.survivors[chunk]
     guests = [j * C + chunk for j, (d, _) in enumerate(names_of(problem)) if d not in peers]
@@ -260,7 +259,7 @@ def _change(problem: Problem, policy: Policy, source: random.Random) -> Policy:
         rank[source.randrange(len(rank))] += source.choice((-2.0, -1.0, -0.5, 0.5, 1.0, 2.0))
         return replace(policy, rank=rank)
     if way < 0.95:
-        return replace(policy, executor=swap_hosts(problem, policy.executor, source.choice(wounded), source))
+        return replace(policy, executor=_swap_hosts(problem, policy.executor, source.choice(wounded), source))
     return replace(policy, patience=source.choice(_PATIENCE)) if _is_uneven(problem) else policy
 
 

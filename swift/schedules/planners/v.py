@@ -1,20 +1,17 @@
 """Planner for two runs of blocks a worker, the V shape: the first and the last chunk on stage 0, and so on inwards.
 
 A micro-batch visits every worker twice on its way, so that stashes of the later chunk live short where those of the
-earlier one live long. Candidates are times at which Fs and Bs are due, and ways to fill what remains
-(``due_times``): the warm-up and the turns of ZB-V (arXiv 2401.10241, section 6); building blocks that repeat for every
-micro-batch, V-Half and V-Min among them (arXiv 2405.15362, section 3); and small random changes to the best. What they
-give counts by its period alone (``time_round``), and so does what ``adaptive`` finds for the same chunks.
+earlier one live long. Candidates are times at which Fs and Bs are due, and ways to fill what remains: the warm-up and
+the turns of ZB-V (arXiv 2401.10241, section 6); building blocks that repeat for every micro-batch, V-Half and V-Min
+among them (arXiv 2405.15362, section 3); and small random changes to the best. What they give counts by its period
+alone (``time_round``), and so does what ``adaptive`` finds for the same chunks.
 
-P stages, C = 2P chunks, M micro-batches of the pipeline with the most, J micro-batches of all pipelines.
+An iteration is scheduled by these times: the op that is due first goes first. While a worker would wait for its input,
+or for memory, it runs a W, or an F or B that is due later and does not take memory that the ops before it need. Ws have
+no due times: they go where a worker would wait, where memory is short, and at the end.
 
-Scheduling of one iteration by due times: every worker runs its Fs and Bs as nearly in their order as it can.
-
-The op that is due first goes first. While a worker would wait for its input, or for memory, it runs a W, or an F or B
-that is due later and does not take memory that the ops before it need. Ws have no due times: they go where a worker
-would wait, where memory is short, and at the end.
-
-The j-th micro-batch (see ``names_of``) at chunk k has the number x = j * (number of chunks) + k.
+P stages, C = 2P chunks, M micro-batches of the pipeline with the most, J micro-batches of all pipelines. The j-th
+micro-batch (see ``names_of``) at chunk k has the number x = j * (number of chunks) + k.
 """
 
 import heapq
@@ -71,7 +68,7 @@ class Filling:
     overtakes: bool | None = True
 
 
-def run_by_due_times(
+def _run_by_due_times(
     problem: Problem, executor: Sequence[int], due: Sequence[float], filling: Filling, limit: float
 ) -> list[list[SequencedOp]] | None:
     """Schedules one iteration.
@@ -323,7 +320,7 @@ def _round_of(problem: Problem, executor: Sequence[int], candidate: _Candidate, 
     costs, limit = problem.costs, math.inf if problem.memory_limit is None else problem.memory_limit
     if costs.inbox and limit < math.inf:
         limit -= _MESSAGES[trial % len(_MESSAGES)] * costs.inbox
-    sequences = run_by_due_times(problem, executor, candidate.due(problem, executor), candidate.filling, limit)
+    sequences = _run_by_due_times(problem, executor, candidate.due(problem, executor), candidate.filling, limit)
     if sequences is None:
         return None
     executor_DMP = np.full((problem.num_pipelines, problem.most_microbatches, problem.num_chunks), -1, np.int32)

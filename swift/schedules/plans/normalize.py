@@ -2,18 +2,14 @@
 
 The workers of a stage hold the same parameters, so a schedule stays valid if they swap places, stage by stage; and
 pipelines have equally many micro-batches, so it stays valid if these are renamed, pipeline by pipeline. Only the counts
-remain. Copying a stage's parameters to a worker of another stage moves a failure and preserves their sum. Where
-pipelines are not alike, every failure set is a problem of its own.
+remain. Copying a stage's parameters to a worker of another stage moves a failure and preserves their sum; ReCycle's
+dynamic program spreads the failures over the stages so that the bound of the period is smallest.
+
+Where pipelines are not alike, every failure set is a problem of its own, and every role differs: roles are left empty
+one after the other, each time the one without which the bound is smallest. ``BlockHolders`` says which workers hold the
+chunks of a model, by a run's own cut or by another one for the survivors.
 
 D: pipelines, P: stages.
-
-The roles to leave empty after failures, where workers may take those of others, and who moves.
-
-Where pipelines are alike, ReCycle's dynamic program spreads the failures over the stages. Elsewhere every role is one
-of its own, and they are left empty one after the other, each time the one without which the bound of the period is
-smallest.
-
-The workers that hold the chunks of a model: as a run's cut says, or as another one for the survivors of failures.
 """
 
 from collections.abc import Collection, Iterator
@@ -287,11 +283,11 @@ def moves_to_spread(problem: Problem) -> tuple[Move, ...]:
     """
     if problem.is_alike:
         return moves(problem, spread(problem, len(problem.failed)))
-    failed, empty = problem.failed, roles_to_leave(problem)
+    failed, empty = problem.failed, _roles_to_leave(problem)
     return tuple(Move(*pair) for pair in zip(sorted(empty - failed), sorted(failed - empty), strict=True))
 
 
-def roles_to_leave(problem: Problem) -> frozenset[Worker]:
+def _roles_to_leave(problem: Problem) -> frozenset[Worker]:
     """Chooses as many roles as there are failures; those of the failed workers where no others are better."""
     empty = frozenset[Worker]()
     for _ in problem.failed:

@@ -1,14 +1,14 @@
-"""Plans on disk, ready for failures: one JSON file for every normalized problem and planner.
+"""Plans on disk, ready for failures, and a schedule and its measures as one JSON document.
 
-A file holds one iteration. Its name is a hash of the problem and planner, and it contains a hash of its content:
+The store has one JSON file for every normalized problem and planner, which holds one iteration. Its name is a hash of
+the problem and planner, and it contains a hash of its content:
 ``{"sha256": HASH, "plan": {"version", "solver", "problem", "round"}}``. Arrays are flat lists, in C order; floats
 round-trip exactly, and null stands for the times of micro-batches that a pipeline does not have.
 
 D: pipelines, M: micro-batches of the pipeline with the most, P: chunks, 3: the kinds F, B, W.
 
-A schedule and its measures as one JSON document.
-
-Times are in the unit of the costs, memory is in F-stashes, workers are written ``d:p``. The keys:
+In the document (``document``) times are in the unit of the costs, memory is in F-stashes, and workers are written
+``d:p``. The keys:
 
 - ``topology`` {``num_pipelines``, ``num_stages``}, ``failed``, ``num_microbatches``, ``costs``, ``memory_limit``,
   ``decoupled``, ``staggered``, ``iterations``: the problem. Costs are named as ``--costs`` takes them, and
@@ -81,7 +81,7 @@ def document(schedule: Schedule, planning_ms: float, *, with_ops: bool = False) 
         with_ops: True to list the ops.
     """
     problem = schedule.problem
-    bound, own_period, fault_free = lower_bound(problem), period(schedule), fault_free_periods(problem)
+    bound, own_period, fault_free = lower_bound(problem), period(schedule), _fault_free_periods(problem)
     tick_n = assign_ticks(schedule)
     described = {
         **_describe(problem),
@@ -103,7 +103,7 @@ def document(schedule: Schedule, planning_ms: float, *, with_ops: bool = False) 
     return described | {"ops": list(_ops(schedule))} if with_ops else described
 
 
-def fault_free_periods(problem: Problem) -> dict[str, float]:
+def _fault_free_periods(problem: Problem) -> dict[str, float]:
     """Periods without failures, of ``one_f_one_b`` and of a decoupled, staggered ``zero_bubble``.
 
     Raises:
@@ -118,7 +118,7 @@ def fault_free_periods(problem: Problem) -> dict[str, float]:
     }
 
 
-def chunk_fields(problem: Problem) -> dict[str, Any]:
+def _chunk_fields(problem: Problem) -> dict[str, Any]:
     """Describes the chunks of a problem, and the stages that hold them, where the problem names them."""
     fields: dict[str, Any] = {}
     if problem.chunks:
@@ -129,7 +129,7 @@ def chunk_fields(problem: Problem) -> dict[str, Any]:
 
 
 def _describe(problem: Problem) -> dict[str, Any]:
-    limit, number, of_chunks = problem.memory_limit, problem.num_microbatches, chunk_fields(problem)
+    limit, number, of_chunks = problem.memory_limit, problem.num_microbatches, _chunk_fields(problem)
     runs = {f"{d}:{p}": problem.runs_of((d, p)) for d, p in problem.live_workers}
     if any(runs.values()):
         of_chunks["blocks"] = {worker: [list(run) for run in found] for worker, found in runs.items()}
@@ -365,7 +365,7 @@ def _flat(values: np.ndarray) -> list[Any]:
 
 def _header(problem: Problem, solver: str) -> dict[str, Any]:
     """Describes a problem and its planner, identically for all problems with the same normalized form."""
-    limit, number, of_chunks = problem.memory_limit, problem.num_microbatches, chunk_fields(problem)
+    limit, number, of_chunks = problem.memory_limit, problem.num_microbatches, _chunk_fields(problem)
     if not problem.is_alike:
         of_chunks["failed"] = [list(worker) for worker in sorted(problem.failed)]
     return {
