@@ -49,7 +49,7 @@ LOADED = {
     "swift.cli.train": (182, 38_300, set()),
     "swift.cli.compare": (183, 38_400, set()),
     "swift.cli.launch": (207, 44_700, set()),
-    "swift.cli.child_entry": (188, 39_800, set()),
+    "swift.cli.child_entry": (78, 13_800, set()),
     "swift.elastic.worker.worker": (166, 35_600, set()),
     "swift.train.trainer": (169, 36_300, set()),
     "swift.data.loader": (21, 5_100, set()),

@@ -1,6 +1,7 @@
 """The processes that ``swift launch`` starts: members, the checkpoint service and the compile service.
 
-Each function has the name of its command, by which logs and events name the process.
+Each function has the name of its command, by which logs and events name the process, and imports what only this one
+needs.
 """
 
 import argparse
@@ -8,21 +9,19 @@ import os
 import sys
 import traceback
 
-from swift.cli.run_setup import weights_of
 from swift.config.experiment import Experiment
 from swift.config.gin_reader import load_experiment
 from swift.elastic.accelerators import MemberDevices
 from swift.elastic.membership.messages import Process
-from swift.elastic.services.checkpoint_service import run_checkpoint_service
-from swift.elastic.services.compile_service import run_compile_service
 from swift.elastic.state.run_files import RunFiles
 from swift.elastic.worker.channel import configure_jax, wait_to_begin
-from swift.elastic.worker.worker import WorkerProcess, WorkerSpec
 from swift.errors import SettingError
 
 
 def member(options: argparse.Namespace) -> None:
     """Runs a member: a worker process."""
+    from swift.elastic.worker.worker import WorkerProcess, WorkerSpec
+
     experiment, scratch = _given(options)
     configure_jax(experiment, _num_devices(experiment, options.by_rank))
     process = Process((options.pipeline, options.stage), options.rank)
@@ -48,6 +47,9 @@ def member(options: argparse.Namespace) -> None:
 
 def keeper(options: argparse.Namespace) -> None:
     """Runs the checkpoint service."""
+    from swift.cli.run_setup import weights_of
+    from swift.elastic.services.checkpoint_service import run_checkpoint_service
+
     experiment, scratch = _given(options)
     origin = weights_of(options, experiment)
     run_checkpoint_service(experiment, options.run_dir, scratch, sys.stdin, by_rank=options.by_rank, init_from=origin)
@@ -55,6 +57,8 @@ def keeper(options: argparse.Namespace) -> None:
 
 def preparer(options: argparse.Namespace) -> None:
     """Runs the compile service."""
+    from swift.elastic.services.compile_service import run_compile_service
+
     experiment, scratch = _given(options)
     num_devices = _num_devices(experiment, options.by_rank)
     run_compile_service(experiment, scratch.programs, scratch.sockets, num_devices)

@@ -201,7 +201,7 @@ def test_no_process_gives_up_before_the_run_does(monkeypatch, forming_s):
     monkeypatch.setattr(child_entry, "load_experiment", lambda _: SimpleNamespace(topology=Topology(2, 1, 2)))
     monkeypatch.setattr(child_entry, "configure_jax", lambda *_: None)
     monkeypatch.setattr(child_entry, "wait_to_begin", lambda *_: SimpleNamespace(done=0))
-    monkeypatch.setattr(child_entry, "WorkerProcess", lambda spec, _: (spec.group("unix:/nowhere", 0, 2), made)[1])
+    monkeypatch.setattr(worker, "WorkerProcess", lambda spec, _: (spec.group("unix:/nowhere", 0, 2), made)[1])
     options = ["member", "files", "memory", f"--forming={forming_s}", "--platform=gpu", "--device=0", "0", "0", "0"]
     child_entry.member(command_line().parse_args(options))
     (timeout_s,) = waits
