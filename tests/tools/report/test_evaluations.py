@@ -42,7 +42,7 @@ def test_the_newest_checkpoints_are_compared_with_the_first_run(asked, tmp_path)
     write_report([first, second], tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     assert page.count('<section id="answers">') == page.count('href="#answers"') == 1
-    assert "75.0 (59.8 to 85.8)" in page
+    assert "75.0 (59.8 to 85.8)" in page.replace("\N{NO-BREAK SPACE}", " ")
 
 
 def test_runs_that_were_asked_other_questions_are_not_compared(asked):
