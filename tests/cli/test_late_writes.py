@@ -10,7 +10,7 @@ import resource, sys, time
 from pathlib import Path
 import numpy as np
 from swift.checkpoint.array_files import write_arrays
-from swift import cli as models
+from swift.cli import generate as models
 from swift.cli.main import main
 
 def save(options):
@@ -50,7 +50,7 @@ def test_a_failed_save_prints_tracebacks_outside(tmp_path):
 
 TASKS = """
 import asyncio, sys
-from swift import cli as models
+from swift.cli import generate as models
 from swift.cli.main import main
 
 def leave(options):

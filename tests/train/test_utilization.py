@@ -1,6 +1,5 @@
 """MFU: a model's FLOPs by the shapes of its matrices, and the peaks that they are compared with."""
 
-import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -17,6 +16,7 @@ from swift.mesh.devices import host_matmul_flops, peak_flops
 from swift.models.config import ModelConfig
 from swift.models.gpt import GPT
 from swift.models.reference_model import plain_logits
+from swift.pipeline.reconfigure.engine import Engine
 from swift.pipeline.split_backward.equations import dot_flops
 from swift.topology import Topology
 from swift.train import records
@@ -88,8 +88,10 @@ def test_the_peak_of_this_host_is_measured_before_programs_are_compiled_in_the_b
 
     def measure(dtype):
         assert dtype == jnp.float32
-        raise Measured([thread.name for thread in threading.enumerate() if thread.name.startswith("prepare")])
+        raise Measured(list(begun))
 
+    begun = []
+    monkeypatch.setattr(Engine, "_prepare_next", begun.append)
     monkeypatch.setattr(records, "host_matmul_flops", measure)
     (tmp_path / "text.txt").write_text("experts " * 400)
     experiment = Experiment(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from swift.config.experiment import Experiment
-from swift.config.stored import config_text, write_config
+from swift.config.stored import write_config
 from swift.data.config import DataConfig
 from swift.data.sources import InMemory
 from swift.draw import style
@@ -55,19 +55,14 @@ def test_a_run_has_the_colour_of_its_policy_wherever_it_stands(make_run):
     ]
 
 
-@pytest.mark.parametrize("is_old", [False, True])
-def test_a_run_without_a_summary_has_the_colour_of_its_policy(make_run, tmp_path, is_old):
+def test_a_run_without_a_summary_has_the_colour_of_its_policy(make_run, tmp_path):
     """It is in progress, or was stopped; its configuration says its policy."""
     policies = {"static": Static(), "every50": FlexMoE(50), "symi": Symi(), "mine": Mine()}
     runs = []
     for name, policy in policies.items():
         experiment = Experiment(placement=policy, data=DataConfig(InMemory(["a text", "another"])))
         (tmp_path / name).mkdir()
-        if is_old:  # it had no configuration but in gin, and no data in memory
-            text = config_text(replace(experiment, data=DataConfig()))
-            (tmp_path / name / "config.gin").write_text(text)
-        else:
-            write_config(tmp_path / name, experiment)
+        write_config(tmp_path / name, experiment)
         runs.append(replace(make_run(tmp_path / name, 3), summary=None))
     own = [style.POLICY_COLORS[name] for name in ("static", "flexmoe50", "symi")]
     assert [one.color for one in run_styles(runs)][:3] == own
