@@ -11,10 +11,19 @@ from typing import Any
 from children import tell
 from measure import cpu_seconds, publish
 
-from swift.schedules import Chunk, Costs, Problem, adaptive, one_f_one_b, period, violations, zero_bubble
-from swift.schedules.adapt import BlockProblem, adapt, fault_free, recut, rerouted, with_roles_moved
-from swift.tools.simulate import Job, evenly_spaced, poisson, published, simulate, strategies
-from swift.tools.simulate.strategies import Adapting, Gaps
+from swift.schedules.adapt.choice import adapt, fault_free, recut, rerouted, with_roles_moved
+from swift.schedules.adapt.layouts import BlockProblem
+from swift.schedules.planners.adaptive import adaptive
+from swift.schedules.planners.baselines import one_f_one_b, zero_bubble
+from swift.schedules.problem import Chunk, Costs, Problem
+from swift.schedules.rules import violations
+from swift.schedules.schedule import period
+from swift.simulate.engine import simulate
+from swift.simulate.job import Job
+from swift.simulate.published import published
+from swift.simulate.registry import strategies
+from swift.simulate.strategies import Adapting, Gaps
+from swift.simulate.traces import evenly_spaced, poisson
 from swift.topology import Topology, Worker
 
 MEASURED = Costs(t_b=1.3, t_w=0.8, t_comm=0.1)

@@ -16,8 +16,9 @@ from agents.town import Town
 from bench_generate import EXPERTS, SHAPE
 from measure import publish
 
-from swift.generate import GREEDY, Request, TextEngine, TextEngineConfig
-from swift.models import GPT
+from swift.generate.engine import TextEngine, TextEngineConfig
+from swift.generate.request import GREEDY, Request
+from swift.models.gpt import GPT
 
 CONFIG = TextEngineConfig(batch=64, cache_tokens=64 * 512, prefill_passages=8, prefill_length=64)
 SHARED, OWN, NEW = 256, 64, 24

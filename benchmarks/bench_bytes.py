@@ -9,9 +9,11 @@ import jax
 import numpy as np
 from measure import Trainee, demo, publish
 
-from swift.experts import exchange_bytes
-from swift.experts.placement import FlexMoE, Static, Symi
-from swift.mesh import collectives
+from swift.experts.exchange import exchange_bytes
+from swift.experts.placement.flexmoe import FlexMoE
+from swift.experts.placement.policy import Static
+from swift.experts.placement.symi import Symi
+from swift.mesh.hlo_collectives import collectives
 
 ITEMSIZE = 4
 

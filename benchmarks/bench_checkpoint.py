@@ -21,15 +21,17 @@ import numpy as np
 from measure import Trainee, demo, publish, turns
 from orbax.checkpoint import v1 as ocp
 
-from swift.checkpoint import CheckpointConfig, partial_bytes
-from swift.experts import ExpertConfig
-from swift.experts.placement import Symi
-from swift.mesh import storage_mesh
-from swift.models import ModelConfig
-from swift.runlog import RunDirectory
+from swift.checkpoint.config import CheckpointConfig
+from swift.checkpoint.selection import partial_bytes
+from swift.config.experiment import Experiment
+from swift.experts.config import ExpertConfig
+from swift.experts.placement.symi import Symi
+from swift.mesh.live import storage_mesh
+from swift.models.config import ModelConfig
+from swift.runlog.run_directory import RunDirectory
 from swift.topology import Topology
-from swift.train import Experiment
-from swift.train.checkpoints.checkpointer import Checkpointer, split_of
+from swift.train.checkpointer import Checkpointer
+from swift.train.saved_state import split_of
 
 CLASSES = 16
 GPT_350M_16E = Experiment(

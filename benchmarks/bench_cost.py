@@ -15,8 +15,12 @@ import numpy as np
 from jax import lax
 from measure import Trainee, cost_of, demo, median, paired_costs, publish, ratio
 
-from swift.experts.placement import FlexMoE, MinMax, PlacementPolicy, Static, Symi, changed_slots
-from swift.mesh import SHARED
+from swift.experts.placement.flexmoe import FlexMoE
+from swift.experts.placement.packed import MinMax
+from swift.experts.placement.policy import PlacementPolicy, Static
+from swift.experts.placement.replicas import changed_slots
+from swift.experts.placement.symi import Symi
+from swift.mesh.per_rank import SHARED
 
 PLACEMENTS_PER_CALL = 200
 DEMO_SEQUENCES, PAPER_SEQUENCES = 16, 128  # 256 tokens per rank, and the 2,048 of SYMI's evaluation

@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 from measure import publish
 
-from swift.cli.configuration import config_text, load_experiment
-from swift.runlog import Run, read_run, scalars
-from swift.tools.report import comparison_rows
-from swift.train import TrainOptions, train
+from swift.config.gin_reader import load_experiment
+from swift.config.stored import config_text
+from swift.report.compare import comparison_rows
+from swift.runlog.reading import Run, read_run, scalars
+from swift.train.start import TrainOptions
+from swift.train.trainer import train
 
 COLUMNS = ("static", "flexmoe100", "flexmoe50", "flexmoe10", "symi")
 PAPER_FEWER_DROPS = {"static": 0.69, "flexmoe100": 0.64, "flexmoe50": 0.62, "flexmoe10": 0.43}

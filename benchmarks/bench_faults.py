@@ -17,13 +17,14 @@ import jax
 import numpy as np
 from measure import publish
 
-from swift.checkpoint import CheckpointConfig
-from swift.experts import ExpertConfig
-from swift.models import ModelConfig
-from swift.runlog import Run, read_run
+from swift.checkpoint.config import CheckpointConfig
+from swift.config.experiment import Experiment, StageRank
+from swift.experts.config import ExpertConfig
+from swift.models.config import ModelConfig
+from swift.runlog.reading import Run, read_run
 from swift.topology import Topology, Worker
-from swift.train import Experiment, TrainOptions, train
-from swift.train.settings.failure_list import StageRank
+from swift.train.start import TrainOptions
+from swift.train.trainer import train
 
 CLASSES, BUDGET = 8, 0.0375
 FAULTS = (52, 104, 156, 208, 260)

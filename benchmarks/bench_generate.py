@@ -14,10 +14,12 @@ import jax
 import numpy as np
 from measure import cpu_seconds, paired_costs, publish, ratio
 
-from swift.data import ByteTokenizer
-from swift.experts import ExpertConfig
-from swift.generate import GREEDY, Request, Sampling, TextEngine, TextEngineConfig
-from swift.models import GPT, ModelConfig
+from swift.data.tokenizer import ByteTokenizer
+from swift.experts.config import ExpertConfig
+from swift.generate.engine import TextEngine, TextEngineConfig
+from swift.generate.request import GREEDY, Request, Sampling
+from swift.models.config import ModelConfig
+from swift.models.gpt import GPT
 
 SHAPE = ModelConfig(
     num_layers=4,

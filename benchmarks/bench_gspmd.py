@@ -25,13 +25,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from measure import Trainee, cost_of, demo, median, publish, ratio, turns
 from pipeline_steps import Stepped, draw_batch, experiment
 
-from swift.data import Batch
-from swift.experts import Load
-from swift.experts.placement import Static, Symi
+from swift.config.experiment import Experiment
+from swift.data.windows import Batch
+from swift.experts.layer import Load
+from swift.experts.placement.policy import Static
+from swift.experts.placement.symi import Symi
 from swift.experts.routing import balance_loss, count_choices, route
-from swift.mesh import emulate_devices
-from swift.pipeline import StepSpec
-from swift.train import Experiment
+from swift.mesh.devices import emulate_devices
+from swift.pipeline.step.spec import StepSpec
 
 DEVICES = 8
 AXIS = "devices"

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from measure import publish
 
-from swift.runlog import read_run
+from swift.runlog.reading import read_run
 
 _CONFIG = Path(__file__).parent.parent / "experiments" / "recycle" / "kill.gin"
 _WARM_UP, _DURING = 40, 2

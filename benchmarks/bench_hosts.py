@@ -25,8 +25,8 @@ from children import tell
 from faults.machines import BridgedMachines
 from measure import publish
 
-from swift.checkpoint import checkpoint_steps
-from swift.runlog import read_run
+from swift.checkpoint.manifest import checkpoint_steps
+from swift.runlog.reading import read_run
 
 _SWIFT = [sys.executable, "-m", "swift"]
 _CONFIG = Path(__file__).parent.parent / "experiments" / "recycle" / "kill.gin"

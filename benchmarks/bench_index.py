@@ -12,7 +12,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from swift.data import DataConfig, Loader, TextFiles, TokenFile, find_index
+from swift.data.config import DataConfig
+from swift.data.index import find_index
+from swift.data.loader import Loader
+from swift.data.sources import TextFiles, TokenFile
 
 GB = 10**9
 STEPS = (0, 1, 10**4, 10**6)

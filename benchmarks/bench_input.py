@@ -19,8 +19,11 @@ from input_peers import grain_batches
 from input_pipelines import BATCH, CASES, Case, case_of
 from measure import publish
 
-from swift.data import Resources, Samples, plain_plan, plan_input
-from swift.data.pipeline import InputPlan, find_survey, in_order
+from swift.data.pipeline import InputPlan, plain_plan
+from swift.data.sample_store import find_survey
+from swift.data.samples import Samples
+from swift.data.survey import in_order
+from swift.input.optimizer import Resources, plan_input
 
 EPOCHS = 3
 LIMIT, LEAST = 1 / 1.5, 1 / 0.98

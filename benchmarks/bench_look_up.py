@@ -22,8 +22,8 @@ import numpy as np
 from measure import publish
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from swift.data import StandardLibrary
-from swift.models import choose_hot_rows, num_hot_rows, requests_at_once
+from swift.data.sources import StandardLibrary
+from swift.models.vocabulary.lookup import choose_hot_rows, num_hot_rows, requests_at_once
 
 RANKS, TOKENS, VOCABULARY = 8, 4096, 50_000
 ID, ROW = 4, 2048 * 2

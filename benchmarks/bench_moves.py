@@ -28,14 +28,15 @@ import numpy as np
 from launched import SWIFT, count, events, last_step, members, records, wait
 from measure import publish
 
-from swift.checkpoint import CheckpointConfig
-from swift.experts import ExpertConfig
-from swift.mesh import emulate_devices
-from swift.models import ModelConfig
+from swift.checkpoint.config import CheckpointConfig
+from swift.config.experiment import Experiment, StageRank
+from swift.config.stored import config_text
+from swift.experts.config import ExpertConfig
+from swift.mesh.devices import emulate_devices
+from swift.models.config import ModelConfig
 from swift.topology import Topology, Worker
-from swift.train import Experiment, TrainOptions, train
-from swift.train.settings import config_text
-from swift.train.settings.failure_list import StageRank
+from swift.train.start import TrainOptions
+from swift.train.trainer import train
 
 BETWEEN = 12
 """Iterations between two changes whose programs are there, at least."""

@@ -20,9 +20,12 @@ from typing import Any
 from input_pipelines import noises
 from measure import publish
 
-from swift.data import Pipeline, Samples, plain_plan
-from swift.data.pipeline import in_order, pipeline_facts
-from swift.tools.offload import connect, serve_input
+from swift.data.pipeline import Pipeline, plain_plan
+from swift.data.sample_store import pipeline_facts
+from swift.data.samples import Samples
+from swift.data.survey import in_order
+from swift.input.client import connect
+from swift.input.server import serve_input
 
 KEY = "the key of a benchmark, which nobody else has to know"
 RECORDS = 300

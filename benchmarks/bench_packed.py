@@ -22,16 +22,20 @@ from jax import lax
 from jax.extend.core import JaxprEqn
 from measure import Trainee, cost_of, demo, median, paired_costs, publish, ratio
 
-from swift.cli.configuration import config_text, load_experiment
-from swift.experts import ExpertConfig
-from swift.experts.placement import MinMax, Packed, Symi
-from swift.experts.rank_capacity.limits import serve
+from swift.config.gin_reader import load_experiment
+from swift.config.stored import config_text
+from swift.experts.capacity.rank import serve
+from swift.experts.config import ExpertConfig
+from swift.experts.placement.packed import MinMax, Packed
+from swift.experts.placement.symi import Symi
 from swift.jaxprs import total
-from swift.mesh import SHARED, collective_bytes
-from swift.pipeline.split_backward.flops import dot_flops
-from swift.runlog import Run, read_run
-from swift.tools.report import comparison_rows
-from swift.train import TrainOptions, train
+from swift.mesh.hlo_collectives import collective_bytes
+from swift.mesh.per_rank import SHARED
+from swift.pipeline.split_backward.equations import dot_flops
+from swift.report.compare import comparison_rows
+from swift.runlog.reading import Run, read_run
+from swift.train.start import TrainOptions
+from swift.train.trainer import train
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 COLUMNS = {"static": "symi/demo/static"} | {

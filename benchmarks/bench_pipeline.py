@@ -26,21 +26,15 @@ import numpy as np
 from measure import cost_of, cpu_seconds, paired_costs, publish, ratio
 from pipeline_steps import SEQUENCES, Lone, Pipelined, Plain, Stepped, draw_batch, experiment
 
-from swift.mesh import EXPERT_AXIS, emulate_devices
-from swift.models import ModelConfig
-from swift.pipeline import (
-    block_function,
-    block_shapes,
-    put_batch,
-    single_worker_step,
-    split_stage,
-    stash_bytes,
-)
-from swift.schedules import TickTable
-from swift.schedules.lowering.messages import NONE, Moves
-from swift.schedules.lowering.tick_table import NOTHING
+from swift.config.experiment import Experiment
+from swift.mesh.devices import emulate_devices
+from swift.mesh.per_rank import EXPERT_AXIS
+from swift.models.config import ModelConfig
+from swift.pipeline.step.costs import split_stage, stash_bytes
+from swift.pipeline.step.single_worker import put_batch, single_worker_step
+from swift.pipeline.step.stage import block_function, block_shapes
+from swift.schedules.lowering.tick_table import NONE, NOTHING, Moves, TickTable
 from swift.topology import Worker
-from swift.train import Experiment
 
 ROUNDS = 9
 IDLE_TICKS = 2_000

@@ -20,8 +20,11 @@ from measure import publish
 from peer_rules import home_ranks, ultraep, waterfilling
 from placement_loads import KINDS, drawn, recorded
 
-from swift.experts.placement import Packed, PlacementPolicy, Static, Symi, place_experts, rank_loads
-from swift.experts.rank_capacity.even_shares import assign_slots
+from swift.experts.capacity.exact import assign_slots
+from swift.experts.placement.library import place_experts, rank_loads
+from swift.experts.placement.packed import Packed
+from swift.experts.placement.policy import PlacementPolicy, Static
+from swift.experts.placement.symi import Symi
 
 LAYERS = 8
 """Layers that a call places."""

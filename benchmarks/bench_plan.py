@@ -10,19 +10,14 @@ from typing import Any
 
 from measure import cpu_seconds, publish
 
-from swift.schedules import (
-    Costs,
-    Problem,
-    adaptive,
-    assign_ticks,
-    lockstep,
-    lockstep_period,
-    lower,
-    lower_bound,
-    num_plans,
-    period,
-    tight_bound,
-)
+from swift.schedules.bounds import lower_bound, tight_bound
+from swift.schedules.lowering.lower import lower
+from swift.schedules.lowering.ticks import assign_ticks, lockstep_period
+from swift.schedules.planners.adaptive import adaptive
+from swift.schedules.planners.lockstep import lockstep
+from swift.schedules.plans.normalize import num_plans
+from swift.schedules.problem import Costs, Problem
+from swift.schedules.schedule import period
 from swift.topology import Topology
 
 MEASURED = Costs(t_f=1.0, t_b=1.3, t_w=0.8, t_u=0.4, t_comm=0.1)

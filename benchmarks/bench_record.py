@@ -19,9 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from swift.runlog import CLASS_COUNTS, CONFIG, EVENTS, METRICS, RunDirectory, measure, read_run
-from swift.runlog.class_counts import CountsWriter
-from swift.tools.report import write_report
+from swift.report.page import write_report
+from swift.runlog.expert_counts import CLASS_COUNTS, CountsWriter
+from swift.runlog.files import EVENTS, METRICS
+from swift.runlog.reading import CONFIG, measure, read_run
+from swift.runlog.run_directory import RunDirectory
 
 LAYERS, CLASSES, TOKENS = 12, 64, 65536
 SAVED_EVERY = 20

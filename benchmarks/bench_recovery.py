@@ -23,7 +23,7 @@ import numpy as np
 from launched import CONFIG, SWIFT, count, events, last_step, members, started_members, wait
 from measure import publish
 
-from swift.runlog import Run, read_run
+from swift.runlog.reading import Run, read_run
 
 _MAX_LOSS_DISTANCE = 1e-8
 _MAX_MEDIAN_S = {"live": 1.0, "restart": 12.0}

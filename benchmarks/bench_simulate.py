@@ -6,20 +6,14 @@ from typing import Any
 
 from measure import cpu_seconds, publish
 
-from swift.schedules import Problem, one_f_one_b, period, zero_bubble
-from swift.tools.simulate import (
-    STRATEGIES,
-    CannotRun,
-    Event,
-    Job,
-    Outcome,
-    Trace,
-    evenly_spaced,
-    poisson,
-    published,
-    simulate,
-    strategies,
-)
+from swift.schedules.planners.baselines import one_f_one_b, zero_bubble
+from swift.schedules.problem import Problem
+from swift.schedules.schedule import period
+from swift.simulate.engine import Outcome, simulate
+from swift.simulate.job import Job
+from swift.simulate.published import published
+from swift.simulate.registry import STRATEGIES, CannotRun, strategies
+from swift.simulate.traces import Event, Trace, evenly_spaced, poisson
 from swift.topology import Topology
 
 OF_JOB = STRATEGIES[:6]

@@ -18,7 +18,12 @@ import numpy as np
 from measure import cpu_seconds, publish
 from v_orders import ORDERS, Op, interleaved, zbv_by_times
 
-from swift.schedules import Costs, Problem, Schedule, adaptive, in_shape, peak_memory, period, time_round, v
+from swift.schedules.planners.adaptive import adaptive
+from swift.schedules.planners.v import v
+from swift.schedules.problem import Costs, Problem
+from swift.schedules.registry import in_shape
+from swift.schedules.schedule import Schedule, peak_memory, period
+from swift.schedules.sequences import time_round
 from swift.topology import Topology
 
 COSTS = {"unit": Costs(), "1, 1.3, 0.8, 0.1": Costs(1.0, 1.3, 0.8, 0.0, 0.1)}

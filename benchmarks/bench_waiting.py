@@ -19,9 +19,11 @@ import numpy as np
 from children import ROOT
 from measure import publish
 
-from swift.cli.configuration import config_text, load_experiment
-from swift.runlog import read_run, scalars
-from swift.train import TrainOptions, train
+from swift.config.gin_reader import load_experiment
+from swift.config.stored import config_text
+from swift.runlog.reading import read_run, scalars
+from swift.train.start import TrainOptions
+from swift.train.trainer import train
 
 LIMIT = 0.01
 RANKS, STEPS = {"the demo's 8 ranks": 8, "the tokens of 64 ranks": 64}, {8: 62, 64: 22}

@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from swift.cli.configuration import load_stored
-from swift.experts import ExpertConfig
-from swift.models import GPT, Weights
-from swift.train import load_exported
-from swift.train.hugging_face import import_hugging_face
+from swift.config.gin_reader import load_stored
+from swift.experts.config import ExpertConfig
+from swift.hub.importing import import_hugging_face
+from swift.models.gpt import GPT, Weights
+from swift.train.model_directory import load_exported
 
 MIXTRAL = {
     "hidden_size": 128,

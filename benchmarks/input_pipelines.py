@@ -16,8 +16,10 @@ import scipy.signal
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from swift.data import Pipeline, Rows, StandardLibrary, TokenizerFile
-from swift.data.records import JsonLines
+from swift.data.pipeline import Pipeline
+from swift.data.records import JsonLines, Rows
+from swift.data.sources import StandardLibrary
+from swift.data.tokenizer import TokenizerFile
 
 CASES = ("text", "images", "audio")
 ROW, BATCH = 256, 8

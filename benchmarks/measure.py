@@ -14,10 +14,12 @@ from typing import Any
 
 import jax
 
-from swift.experts.placement import PlacementPolicy
-from swift.models import model_size
-from swift.pipeline import StepSpec, TrainState, put_batch, single_worker_step
-from swift.train import Experiment
+from swift.config.experiment import Experiment
+from swift.experts.placement.policy import PlacementPolicy
+from swift.models.config import model_size
+from swift.pipeline.state import TrainState
+from swift.pipeline.step.single_worker import put_batch, single_worker_step
+from swift.pipeline.step.spec import StepSpec
 
 
 def machine() -> dict[str, Any]:

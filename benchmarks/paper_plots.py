@@ -11,9 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from paper_tables import Results
 
+from swift.draw.charts import mean_and_range
+from swift.draw.style import CHECKPOINT_COLORS, INK, POLICY_COLORS, STRATEGY_COLORS, colors_of
 from swift.files import replace_file
-from swift.tools.palette import CHECKPOINT_COLORS, INK, POLICY_COLORS, STRATEGY_COLORS, colors_of
-from swift.tools.report import mean_and_range
 
 
 def draw_all(results: Results, directory: Path) -> list[Path]:

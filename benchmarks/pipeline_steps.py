@@ -11,24 +11,21 @@ import numpy as np
 import optax
 from jax.sharding import PartitionSpec
 
-from swift.data import Batch
-from swift.experts import ExpertConfig, expert_parallel_moe
-from swift.experts.optimizer_config import OptimizerConfig
-from swift.mesh import RANKED, REPLICATED, SHARED
-from swift.models import model_size
-from swift.pipeline import (
-    Engine,
-    Remat,
-    StepSpec,
-    barrier_step,
-    batch_of_rows,
-    put_batch,
-    single_worker_step,
-    table_arrays,
-)
-from swift.schedules import TickTable
+from swift.config.experiment import Experiment
+from swift.data.windows import Batch
+from swift.experts.config import ExpertConfig
+from swift.experts.layer import expert_parallel_moe
+from swift.experts.optimizer import OptimizerConfig
+from swift.mesh.per_rank import RANKED, REPLICATED, SHARED
+from swift.models.config import Remat, model_size
+from swift.pipeline.reconfigure.configuration import batch_of_rows
+from swift.pipeline.reconfigure.engine import Engine
+from swift.pipeline.step.single_worker import put_batch, single_worker_step
+from swift.pipeline.step.spec import StepSpec
+from swift.pipeline.step.tick_arrays import table_arrays
+from swift.pipeline.step.train_step import barrier_step
+from swift.schedules.lowering.tick_table import TickTable
 from swift.topology import Topology, Worker
-from swift.train import Experiment
 
 SEQUENCES = 4  # of a micro-batch
 

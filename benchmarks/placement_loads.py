@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from measure import Trainee, demo
 
-from swift.experts.placement import Packed
+from swift.experts.placement.packed import Packed
 
 TOKENS_PER_RANK = (32, 256, 4096)
 RECORDED_ITERATIONS = 32

@@ -26,12 +26,15 @@ from faults.evidence import read_lines
 from faults.record import commit
 from measure import cpu_seconds, publish
 
-from swift.checkpoint import checkpoint_steps
-from swift.cli.configuration import config_text, load_experiment
+from swift.checkpoint.manifest import checkpoint_steps
+from swift.config.experiment import Experiment
+from swift.config.gin_reader import load_experiment
+from swift.config.stored import config_text
 from swift.data.sources import StandardLibrary
 from swift.files import replace_file
-from swift.runlog import Run, measure, read_run, scalars, steps_to_target
-from swift.train import Experiment, TrainOptions, train
+from swift.runlog.reading import Run, measure, read_run, scalars, steps_to_target
+from swift.train.start import TrainOptions
+from swift.train.trainer import train
 
 RECORD = ROOT / "experiments" / "results" / "balance_runs.jsonl"
 SYSTEMS = {

@@ -28,8 +28,9 @@ import numpy as np
 from jax import lax
 from measure import cost_of, paired_costs, publish, ratio
 
-from swift.mesh import EXPERT_AXIS, RANKED, REPLICATED, SHARED, WORKER_AXIS, live_mesh
-from swift.pipeline.stacks import add_to_layer, layer_of, put_layer, take_layer
+from swift.mesh.live import live_mesh
+from swift.mesh.per_rank import EXPERT_AXIS, RANKED, REPLICATED, SHARED, WORKER_AXIS
+from swift.pipeline.state import add_to_layer, layer_of, put_layer, take_layer
 from swift.topology import Topology
 
 WORKERS, RANKS, SLOTS = 4, 2, 2

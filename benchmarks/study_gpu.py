@@ -16,10 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 from measure import publish
 
-from swift.experts.grouped_matmul import Groups
-from swift.experts.grouped_matmul.multiply import multiply_ragged, weight_gradient_ragged
-from swift.experts.grouped_matmul.tiles import multiply_in_tiles, weight_gradient_in_tiles
-from swift.models.attention import KERNELS, AttentionKernel
+from swift.experts.grouped_matmul import (
+    Groups,
+    multiply_in_tiles,
+    multiply_ragged,
+    weight_gradient_in_tiles,
+    weight_gradient_ragged,
+)
+from swift.models.attention_kernels import KERNELS
+from swift.models.config import AttentionKernel
 
 ROWS, SLOTS, DIMS, BLOCK = 131_072, 64, (2048, 1024), 128
 HEADS, CHANNELS = 16, 128

@@ -25,7 +25,7 @@ from input_peers import CORES, SYSTEMS
 from input_pipelines import CASES, case_of
 from measure import publish, turns
 
-from swift.data import Resources, plan_input
+from swift.input.optimizer import Resources, plan_input
 
 LIMITS = {"grain": 1.5, "ray": 1.87, "tf": 2.49, "torch": 2.74}
 """Throughput of Swift over that of each peer that is asked for, in geometric mean of the pipelines."""

@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 from measure import publish
 
-from swift.cli.configuration import config_text, load_experiment
-from swift.data.locality import STRETCH_BATCHES
-from swift.runlog import read_run, scalars
-from swift.tools.report import comparison_rows
-from swift.train import TrainOptions, train
+from swift.config.gin_reader import load_experiment
+from swift.config.stored import config_text
+from swift.data.windows import STRETCH_BATCHES
+from swift.report.compare import comparison_rows
+from swift.runlog.reading import read_run, scalars
+from swift.train.start import TrainOptions
+from swift.train.trainer import train
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments" / "locality"
 POLICIES, LOCALITIES = ("static", "symi"), (0, 50, 100)

@@ -10,8 +10,9 @@ import json
 from collections.abc import Sequence
 from itertools import product
 
-from swift.pipeline.reconfigure.failure_config import Plan
-from swift.schedules import Chunk, Costs, Problem, plan_with
+from swift.pipeline.reconfigure.configuration import Plan
+from swift.schedules.problem import Chunk, Costs, Problem
+from swift.schedules.registry import plan_with
 from swift.topology import Topology, Worker
 
 CASES: dict[str, tuple[int, tuple[int, ...], int, frozenset[Worker]]] = {

@@ -34,14 +34,14 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 from measure import cost_of, median, publish, ratio, turns  # noqa: E402
 
-from swift.cli.configuration import load_stored  # noqa: E402
 from swift.cli.main import main as swift  # noqa: E402
-from swift.data import Batch  # noqa: E402
-from swift.experts import OptimizerConfig  # noqa: E402
-from swift.experts.placement import Static  # noqa: E402
-from swift.pipeline import put_batch, single_worker_step  # noqa: E402
+from swift.config.gin_reader import load_stored  # noqa: E402
+from swift.data.windows import Batch  # noqa: E402
+from swift.experts.optimizer import OptimizerConfig  # noqa: E402
+from swift.experts.placement.policy import Static  # noqa: E402
+from swift.pipeline.step.single_worker import put_batch, single_worker_step  # noqa: E402
 from swift.topology import Topology  # noqa: E402
-from swift.train import load_exported  # noqa: E402
+from swift.train.model_directory import load_exported  # noqa: E402
 
 VOCABULARY, LENGTH, SEQUENCES = 8192, 256, 8
 SHAPE = {

@@ -11,28 +11,17 @@ from typing import Any
 
 from measure import publish
 
-from swift.schedules import (
-    Problem,
-    adaptive,
-    lower_bound,
-    one_f_one_b,
-    period,
-    spread,
-    tight_bound,
-    zero_bubble,
-)
-from swift.schedules.plans.normalize import canonical
-from swift.tools.simulate import (
-    CannotRun,
-    Job,
-    Trace,
-    evenly_spaced,
-    poisson,
-    published,
-    read_trace,
-    simulate,
-    strategies,
-)
+from swift.schedules.bounds import lower_bound, tight_bound
+from swift.schedules.planners.adaptive import adaptive
+from swift.schedules.planners.baselines import one_f_one_b, zero_bubble
+from swift.schedules.plans.normalize import canonical, spread
+from swift.schedules.problem import Problem
+from swift.schedules.schedule import period
+from swift.simulate.engine import simulate
+from swift.simulate.job import Job
+from swift.simulate.published import published
+from swift.simulate.registry import CannotRun, strategies
+from swift.simulate.traces import Trace, evenly_spaced, poisson, read_trace
 from swift.topology import Topology
 
 OF_JOB = ("ideal", "adapt", "swift", "recycle", "memory", "moc", "full")

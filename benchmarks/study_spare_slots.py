@@ -21,10 +21,13 @@ from measure import publish
 from scipy.optimize import linprog
 from scipy.sparse import csr_array, vstack
 
-from swift.cli.configuration import config_text, load_experiment
-from swift.experts.rank_capacity import Holders, balance, relieve
-from swift.runlog import Run, measure, read_run
-from swift.train import Experiment, TrainOptions, train
+from swift.config.experiment import Experiment
+from swift.config.gin_reader import load_experiment
+from swift.config.stored import config_text
+from swift.experts.capacity.balanced_flow import Holders, balance, relieve
+from swift.runlog.reading import Run, measure, read_run
+from swift.train.start import TrainOptions
+from swift.train.trainer import train
 
 FILE = Path(__file__).parent.parent / "experiments" / "beyond" / "packed_rank_best.gin"
 SPARE_SLOTS = (0, 1, 2)

@@ -16,12 +16,17 @@ import jax
 import optax
 from measure import Trainee, demo, median, paired_costs, publish
 
-from swift.checkpoint import CheckpointConfig
-from swift.experts.placement import Static, Symi
-from swift.mesh import EXPERT_AXIS, SHARED
-from swift.pipeline import StepSpec, TrainState, single_worker_evaluation
-from swift.runlog import measure, read_run
-from swift.train import Experiment, TrainOptions, train
+from swift.checkpoint.config import CheckpointConfig
+from swift.config.experiment import Experiment
+from swift.experts.placement.policy import Static
+from swift.experts.placement.symi import Symi
+from swift.mesh.per_rank import EXPERT_AXIS, SHARED
+from swift.pipeline.state import TrainState
+from swift.pipeline.step.single_worker import single_worker_evaluation
+from swift.pipeline.step.spec import StepSpec
+from swift.runlog.reading import measure, read_run
+from swift.train.start import TrainOptions
+from swift.train.trainer import train
 
 STEPS = 150
 COEFFICIENTS = (1e-5, 1e-3, 1e-2, 1e-1)
@@ -65,7 +70,7 @@ def capacity() -> dict[str, Any]:
 
 
 def parts_of(spec: StepSpec) -> dict[str, Any]:
-    """Makes the parts of an update as jitted functions of a state, as ``swift.pipeline.runtime.update`` combines them.
+    """Makes the parts of an update as jitted functions of a state, as ``swift.pipeline.step.update`` combines them.
 
     Slots stand for their gradients, which have their shapes, and master weights for theirs.
     """

@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from swift.schedules import Kind
+from swift.schedules.problem import Kind
 
 F, B, W = Kind.F, Kind.B, Kind.W
 Op = tuple[int, int, int, int]

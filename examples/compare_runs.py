@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from swift.report.page import write_report
 from swift.runlog import Run, read_run, scalars
-from swift.tools.report import write_report
 
 METRICS = ("step", "loss", "drop_share", "load_imbalance", "grad_norm", "learning_rate", "tokens_per_s")
 

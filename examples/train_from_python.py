@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from swift.experts import ExpertConfig
-from swift.mesh import emulate_devices
+from swift.mesh.devices import emulate_devices
 from swift.models import ModelConfig
 from swift.runlog import read_run, scalars
 from swift.topology import Topology

@@ -10,7 +10,7 @@ def run() -> NoReturn:
     from swift.output import finish, open_closed
 
     open_closed()
-    from swift.cli import main
+    from swift.cli.main import main
     from swift.errors import INTERRUPTED
 
     try:

@@ -1,4 +1,7 @@
-"""Errors that the command line prints as one line each, their exit codes, and checks of settings."""
+"""Errors that the command line prints as one line each, their exit codes, and checks and limits of settings.
+
+Several packages check these limits, and some of them do without JAX.
+"""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +17,9 @@ MOST_COUNT = 2**31 - 1
 """Largest count: programs count with 32 bits."""
 MOST_NUMBER, LEAST_NUMBER = 1e30, 1e-30
 """Largest number of a setting, and the least above 0: programs compute in float32, also with products of them."""
+
+MAX_TOKENS = 1_000_000
+"""Tokens that a user can have a text continued by at most."""
 
 
 class SettingError(ValueError):

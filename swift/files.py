@@ -1,11 +1,18 @@
-"""Regular files alone, atomic replacement of files, room for them, directory entries that survive a power failure."""
+"""Regular files alone, atomic replacement of files, room for them, directory entries that survive a power failure.
+
+``this_program`` is a digest of Swift's code and versions, by which machines see whether they have the same one.
+"""
 
 import errno
+import hashlib
+import importlib.metadata
 import os
 import shutil
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from uuid import uuid4
 
@@ -102,3 +109,17 @@ def read_regular(path: str | os.PathLike[str]) -> bytes:
     """Reads a whole regular file; raises OSError for anything else."""
     with os.fdopen(open_regular(path), "rb") as file:
         return file.read()
+
+
+@cache
+def this_program() -> str:
+    """Returns a digest of Swift's code and its versions, which all machines of a run must share.
+
+    They read each other's messages and compiled programs.
+    """
+    versions = [importlib.metadata.version(name) for name in ("jax", "jaxlib", "numpy")]
+    known = hashlib.sha256(repr((sys.version_info[:2], versions)).encode())
+    package = Path(__file__).parent
+    for path in sorted(package.rglob("*.py")):
+        known.update(f"{path.relative_to(package)} {path.stat().st_size}\n".encode() + path.read_bytes())
+    return known.hexdigest()[:32]

@@ -25,7 +25,7 @@ _PATIENCE_S = 0.1
 _LAST_S = 2.0
 
 
-class PatientFile(io.RawIOBase):
+class _PatientFile(io.RawIOBase):
     """A file descriptor to which writes never block and never fail.
 
     While its reader keeps up, ``flush`` returns once all is written, so that lines of two streams stay in order. Once a
@@ -125,14 +125,14 @@ class PatientFile(io.RawIOBase):
         """Writes a piece once its reader has room for it; what cannot be written is dropped."""
         with suppress(OSError):
             while piece:
-                select_writable(self._descriptor, None)
+                _select_writable(self._descriptor, None)
                 try:
                     piece = piece[os.write(self._descriptor, piece[:_CHUNK_BYTES]) :]
                 except BlockingIOError:  # somebody else was quicker
                     time.sleep(_PATIENCE_S)
 
 
-def select_writable(descriptor: int, limit_s: float | None) -> bool:
+def _select_writable(descriptor: int, limit_s: float | None) -> bool:
     """Waits until a descriptor takes a small write without blocking; returns whether it does.
 
     Args:
@@ -147,13 +147,13 @@ def select_writable(descriptor: int, limit_s: float | None) -> bool:
 def write_at_once(descriptor: int, content: bytes) -> None:
     """Writes what can be written without blocking or failing; for the last words of a process."""
     with suppress(OSError):
-        while content and select_writable(descriptor, 0.0):
+        while content and _select_writable(descriptor, 0.0):
             content = content[os.write(descriptor, content[:_CHUNK_BYTES]) :]
 
 
 def patient_stream(descriptor: int, encoding: str = "utf-8") -> TextIO:
     """Opens a text stream on a descriptor to which writes never block and never fail."""
-    file: Any = PatientFile(descriptor)  # of a buffer, the stream needs only what a raw file has, too
+    file: Any = _PatientFile(descriptor)  # of a buffer, the stream needs only what a raw file has, too
     return io.TextIOWrapper(file, encoding=encoding, errors="backslashreplace", line_buffering=True)
 
 
@@ -165,7 +165,7 @@ def protect(names: Sequence[str]) -> None:
     """
     for name in names:
         stream = getattr(sys, name)
-        if stream is None or isinstance(getattr(stream, "buffer", None), PatientFile):
+        if stream is None or isinstance(getattr(stream, "buffer", None), _PatientFile):
             continue
         with suppress(OSError, ValueError):
             stream.flush()
@@ -202,7 +202,7 @@ def finish(limit_s: float = _LAST_S) -> None:
 def end_patient(stream: TextIO, limit_s: float) -> bool:
     """Waits until a patient stream is written, for so many seconds at most; returns whether it is. Leaves it open."""
     file = getattr(stream, "buffer", None)
-    if not isinstance(file, PatientFile):
+    if not isinstance(file, _PatientFile):
         return True
     stream.flush()
     return file.end(limit_s)

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 from swift.errors import RunError
 
 THREAD_S, _RETRY_S = 4.0, 0.1
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
-def retried(start: Callable[[], T], limit_s: float) -> T:
+def retried(start: Callable[[], _T], limit_s: float) -> _T:
     """Starts a thread or a process, again and again while the limit is reached.
 
     Args:
@@ -95,7 +95,7 @@ def check_threads(number: int) -> None:
             thread.join()
 
 
-def _started(start: Callable[[], T], limit_s: float) -> T:
+def _started(start: Callable[[], _T], limit_s: float) -> _T:
     """Returns the result of `retried`; raises RunError, which names the limit, where that raises RuntimeError."""
     try:
         return retried(start, limit_s)

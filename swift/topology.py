@@ -2,11 +2,14 @@
 
 import re
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from swift.errors import SettingError, check_count
 
 Worker = tuple[int, int]
 """A worker (pipeline d, stage p): the unit that fails."""
+RankKind = Literal["emulated", "devices", "virtual"]
+RANK_KINDS: tuple[RankKind, ...] = get_args(RankKind)
 
 
 def read_worker(text: str) -> Worker | None:

@@ -30,8 +30,17 @@ from tests.case_tiers import LONG_TESTS, QUICK_TESTS
 from tests.compiling import compile_quickly, compiled_as_in_a_run
 
 ROOT = Path(__file__).parents[1]
-CHECKED = ("experts", "mesh", "pipeline", "checkpoint/partial", "checkpoint/memory")
-"""Packages whose annotated shapes and dtypes are checked at every call, under pytest only.
+CHECKED = (
+    "experts",
+    "mesh",
+    "pipeline",
+    "checkpoint/units",
+    "checkpoint/selection",
+    "checkpoint/snapshots",
+    "checkpoint/peer_snapshots",
+    "checkpoint/recovery",
+)
+"""Packages and modules whose annotated shapes and dtypes are checked at every call, under pytest only.
 
 The rest of `checkpoint` has no annotated arrays, and a checked settings class would take any name.
 """
@@ -48,11 +57,17 @@ with (
         [f"swift.{package.replace('/', '.')}" for package in CHECKED], "tests.array_check.check_arrays"
     ),
 ):
-    for path in (path for package in CHECKED for path in sorted((ROOT / "swift" / package).rglob("[a-z]*.py"))):
+    for path in (
+        path
+        for package in CHECKED
+        for path in [ROOT / "swift" / f"{package}.py", *sorted((ROOT / "swift" / package).rglob("[a-z]*.py"))]
+        if path.exists()
+    ):
         import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
-    from swift.data import DataConfig, TextFiles
+    from swift.data.config import DataConfig
+    from swift.data.sources import TextFiles
     from swift.jaxprs import scan_counts
-    from swift.mesh import emulate_devices
+    from swift.mesh.devices import emulate_devices
 
 emulate_devices(12)
 # An example takes long on a loaded machine, or where it is the first to compile: no test asserts a time.

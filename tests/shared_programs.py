@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import pytest
 
-from swift.checkpoint import CheckpointConfig
-from swift.data import DataConfig
+from swift.checkpoint.config import CheckpointConfig
+from swift.config.experiment import Experiment
+from swift.data.config import DataConfig
 from swift.pipeline.reconfigure.compiled_steps import Steps, program_key
-from swift.train import Experiment
 
 NOT_COMPILED: dict[str, Any] = {
     "data": DataConfig(),

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 from jax._src import compiler
 
-from swift.mesh.emulate import PATIENCE_FLAGS
+from swift.mesh.devices import PATIENCE_FLAGS
 from tests.case_tiers import LONG_TESTS, QUICK_TESTS
 from tests.compiling import compile_quickly, compiled_as_in_a_run, knows_flag
 

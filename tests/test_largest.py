@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from swift.experts.routing import Gating, route
-from swift.generate.sampling import GREEDY, Choices, choose
+from swift.generate.request import GREEDY, Choices, choose
 from swift.largest import largest
-from swift.models.vocabulary.hot_rows import choose_hot_rows
+from swift.models.vocabulary.lookup import choose_hot_rows
 
 pytestmark = pytest.mark.usefixtures("compiled_well")
 

@@ -10,9 +10,10 @@ import jax
 import numpy as np
 import pytest
 
-from swift.mesh import keep_programs
-from swift.models import GPT, ModelConfig, root_key
-from swift.models.parameter_groups import draw_parameters
+from swift.mesh.devices import keep_programs
+from swift.models.config import ModelConfig
+from swift.models.gpt import GPT
+from swift.models.parameters import draw_parameters, root_key
 from swift.variables import FIXED, cache_directory, compiler_variables, drop_fixed
 
 HOSTILE = {

@@ -5,7 +5,8 @@ import time
 
 import numpy as np
 
-from swift.generate import GREEDY, Answer, Request, TextEngine
+from swift.generate.engine import TextEngine
+from swift.generate.request import GREEDY, Answer, Request
 
 from .simulation import Calls
 from .town import Call

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from swift.runlog import Run, read_run, scalars
-from swift.tools.report import write_report
+from swift.report.page import write_report
+from swift.runlog.reading import Run, read_run, scalars
 
 HERE = Path(os.path.relpath(Path(__file__).parent))
 FIXED, MOVING, PIPELINES = (HERE / f"{name}.gin" for name in ("fixed", "moving", "pipelines"))

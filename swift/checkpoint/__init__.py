@@ -1,93 +1,11 @@
-"""Checkpoints of a training run, whole and partial (MoC-System).
+"""Checkpoints of a training run, whole and partial (MoC-System), and snapshots in memory.
 
-``partial`` chooses the experts that a checkpoint saves and counts the tokens that this loses, ``storage`` writes,
-verifies and reads checkpoints on disk, ``hosts`` has several hosts write one together, and ``memory`` keeps snapshots
-of each rank in the memory of another.
+``units`` divides a state into a dense part and experts, and ``selection`` chooses the experts that a partial checkpoint
+saves and counts the tokens that this loses; ``config`` has the settings. ``manifest`` has what is known of a
+checkpoint, and the directory of all of them; ``array_files`` writes arrays, and ``arrays`` verifies them.
+
+``writer`` saves a checkpoint, ``host_save`` has several hosts write one together, ``reader`` chooses the copies to
+restore, and ``inspection`` describes all that for people. ``snapshots`` copies a state from devices, and
+``peer_snapshots`` keeps snapshots of each rank in the memory of another, from which ``recovery`` fills in the slices of
+lost ranks.
 """
-
-from swift.checkpoint.config import CheckpointConfig
-from swift.checkpoint.hosts import HostFailed, HostSave, Piece, Save, Spoilt
-from swift.checkpoint.memory import (
-    PeerSnapshots,
-    RankCopy,
-    Recovered,
-    begin_pieces,
-    begin_snapshot,
-    join_pieces,
-    recover_ranks,
-)
-from swift.checkpoint.partial import Snapshot, StateSplit, Tally, by_name, dynamic_k, partial_bytes
-from swift.checkpoint.storage import (
-    MANIFEST,
-    RETRY_PAUSES_S,
-    Copy,
-    Ledger,
-    Manifest,
-    RestorePlan,
-    checkpoint_path,
-    checkpoint_steps,
-    clean_up_saves,
-    committed_steps,
-    load_arrays,
-    load_metadata,
-    load_plan,
-    load_share,
-    plan_restore,
-    read_manifest,
-    record_restore,
-    restore_facts,
-    restore_lines,
-    save_arrays,
-    save_checkpoint,
-    save_facts,
-    set_aside_newer,
-    source_lines,
-    stored_types,
-)
-
-__all__ = [
-    "MANIFEST",
-    "RETRY_PAUSES_S",
-    "CheckpointConfig",
-    "Copy",
-    "HostFailed",
-    "HostSave",
-    "Ledger",
-    "Manifest",
-    "PeerSnapshots",
-    "Piece",
-    "RankCopy",
-    "Recovered",
-    "RestorePlan",
-    "Save",
-    "Snapshot",
-    "Spoilt",
-    "StateSplit",
-    "Tally",
-    "begin_pieces",
-    "begin_snapshot",
-    "by_name",
-    "checkpoint_path",
-    "checkpoint_steps",
-    "clean_up_saves",
-    "committed_steps",
-    "dynamic_k",
-    "join_pieces",
-    "load_arrays",
-    "load_metadata",
-    "load_plan",
-    "load_share",
-    "partial_bytes",
-    "plan_restore",
-    "read_manifest",
-    "record_restore",
-    "recover_ranks",
-    "restore_facts",
-    "restore_lines",
-    "save_arrays",
-    "save_checkpoint",
-    "save_facts",
-    "set_aside_newer",
-    "source_lines",
-    "stored_types",
-]

@@ -1,5 +1,5 @@
-"""The command line."""
+"""The command line: ``main`` runs a command, whose function is in a file of the command's name.
 
-from swift.cli.main import main
-
-__all__ = ["main"]
+``options`` and ``parser`` parse a command, ``values`` and ``node_options`` read its words; ``processes`` watches over
+commands that may end their process, and ``child_entry`` has the processes of ``launch``, on the machines of ``nodes``.
+"""

@@ -8,8 +8,9 @@ from typing import Any
 
 from rich.console import Console
 
-from swift.checkpoint import checkpoint_path, read_manifest
-from swift.checkpoint.storage import Checker, coverage, damages, find_checkpoints, overview, what_a_restore_does
+from swift.checkpoint.arrays import Checker
+from swift.checkpoint.inspection import coverage, damages, find_checkpoints, overview, what_a_restore_does
+from swift.checkpoint.manifest import checkpoint_path, read_manifest
 from swift.errors import RunError, SettingError
 from swift.terminal_table import TerminalTable
 

@@ -10,27 +10,23 @@ from pathlib import Path
 
 from rich.console import Console
 
-from swift.checkpoint import committed_steps
-from swift.cli.commands import corpora_directory, distance_line, new_run_dir, observers_of, prepare, report_of
-from swift.cli.configuration import config_text, load_experiment
-from swift.cli.data import input_hosts_of_runs
-from swift.cli.hosts import devices_of_host, joined, place_of
-from swift.cli.options import OF_ONE, Written, all_installed, deadlines_of
-from swift.data import ConnectHosts
+from swift.checkpoint.manifest import committed_steps
+from swift.cli.input_hosts import input_hosts_of_runs, plan_reading
+from swift.cli.jax_setup import prepare
+from swift.cli.run_setup import corpora_directory, new_run_dir, observers_of
+from swift.cli.train import devices_of_host, joined, place_of
+from swift.cli.values import OF_ONE, deadlines_of
+from swift.config.experiment import Experiment
+from swift.config.gin_reader import all_installed, load_experiment
+from swift.config.stored import config_text
+from swift.data.remote_records import ConnectHosts
 from swift.errors import SettingError, printable
-from swift.runlog import CONFIG, Run, is_run, read_run
-from swift.tools.report import comparison_rows, comparison_table
-from swift.train import (
-    ALONE,
-    Experiment,
-    Hosts,
-    Series,
-    TrainOptions,
-    check_before,
-    check_resumable,
-    made_directory,
-    train,
-)
+from swift.runlog.reading import CONFIG, Run, is_run, read_run
+from swift.train.display import Series
+from swift.train.hosts import ALONE, Hosts
+from swift.train.start import TrainOptions, check_resumable, made_directory
+from swift.train.trainer import check_before, train
+from swift.typed import Written
 
 
 @dataclass(frozen=True)
@@ -96,6 +92,7 @@ def _found(
             stopping_s=stopping_s,
             corpora=corpora_directory(),
             connect=connect,
+            plan=plan_reading,
             hosts=hosts,
         )
         for name, experiment in experiments.items()
@@ -151,6 +148,9 @@ def _run(compared: Sequence[_Compared], hosts: Hosts) -> None:
 
 def _show(experiments: Sequence[Experiment], runs: Sequence[Run], top: Path, kind: str) -> None:
     """Writes the report of all runs, and prints their table as ``json`` or as text."""
+    from swift.cli.report import report_of
+    from swift.report.compare import comparison_rows, comparison_table
+
     page = top / ("comparison.html" if (top / CONFIG).exists() else "report.html")  # a run has a report of its own
     again = " ".join(["swift report", *(str(run.path) for run in runs), f"--out {page}"])
     line = report_of(runs, page, again)
@@ -165,6 +165,8 @@ def _show(experiments: Sequence[Experiment], runs: Sequence[Run], top: Path, kin
 
 def _distances(experiments: Sequence[Experiment], runs: Sequence[Run]) -> Iterator[str]:
     """Yields the distance of losses between runs with failures and the same experiment without, if that ran, too."""
+    from swift.cli.report import distance_line
+
     for experiment, run in zip(experiments, runs, strict=True):
         whole = replace(experiment, failures=())
         others = [other for same, other in zip(experiments, runs, strict=True) if same == whole != experiment]

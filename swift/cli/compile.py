@@ -15,22 +15,15 @@ from typing import Any
 
 import jax
 
-from swift.cli.configuration import config_text, load_experiment
-from swift.cli.options import Written, workers_of
+from swift.cli.values import workers_of
+from swift.config.gin_reader import load_experiment
+from swift.config.stored import config_text
 from swift.errors import RunError, SettingError, check_count
-from swift.tools.pod_compile import (
-    FITS,
-    REFUSED,
-    Pod,
-    check_pod,
-    compile_one,
-    configurations,
-    document,
-    name_of,
-    settle_process,
-    text_lines,
-)
-from swift.train import Down
+from swift.pod_compile.compile import FITS, REFUSED, check_pod, compile_one, configurations
+from swift.pod_compile.json_format import document, name_of, text_lines
+from swift.pod_compile.pods import Pod, settle_process
+from swift.train.emulated import Down
+from swift.typed import Written
 
 
 def compile(options: argparse.Namespace) -> None:

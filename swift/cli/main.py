@@ -1,4 +1,7 @@
-"""The command line: its options, exit codes and error lines."""
+"""The entry of the command line: runs a command, and turns its end into an exit code and error lines.
+
+In the first seconds of a command, on a terminal, a line is redrawn until the command itself prints something.
+"""
 
 import argparse
 import errno
@@ -7,15 +10,23 @@ import logging
 import os
 import signal
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any
+from types import TracebackType
+from typing import Any, Self, TextIO
 
-from swift.cli.console import HIDDEN, Startup, command_line, guarded, watched, with_negative_values, with_suggestion
+from swift.cli.options import HIDDEN, command_line
+from swift.cli.parser import with_negative_values, with_suggestion
+from swift.cli.processes import guarded, watched
 from swift.errors import INTERRUPTED, STOPPED, RunError, SettingError, first_line, printable
 from swift.output import protect
 from swift.variables import drop_fixed
+
+_PERIOD_S = 0.2
+_CLEAR = "\r\x1b[2K"
 
 _LONG = ("train", "compare", "launch", "evaluate")
 """Commands that take seconds before they have something to say."""
@@ -34,13 +45,84 @@ _MODULES = {
     "settings": "swift.cli.settings",
     "config": "swift.cli.settings",
     "data": "swift.cli.data",
+    "train": "swift.cli.train",
+    "report": "swift.cli.report",
     "doctor": "swift.cli.doctor",
-    "evaluate": "swift.cli.models",
-    "generate": "swift.cli.models",
-    "import_model": "swift.cli.models",
-    "export_to_hub": "swift.cli.models",
-} | dict.fromkeys(HIDDEN, "swift.cli.processes")
-"""Modules of the commands' functions; the others are in ``swift.cli.commands``."""
+    "evaluate": "swift.cli.evaluate",
+    "generate": "swift.cli.generate",
+    "import_model": "swift.cli.hub",
+    "export": "swift.cli.hub",
+    "export_to_hub": "swift.cli.hub",
+} | dict.fromkeys(HIDDEN, "swift.cli.child_entry")
+"""Modules of the commands' functions."""
+
+
+class Startup:
+    """Shows on stderr what a command is waiting for, from before JAX is imported; a context manager.
+
+    The line is erased before anything else is printed, on stdout or stderr, and at the end of the block: so a mistake
+    still gives one line. Where stderr is not a terminal nothing is shown.
+
+    Args:
+        text: what the command does, such as ``swift train: starting``.
+    """
+
+    def __init__(self, text: str):
+        self._text, self._begun = text, time.monotonic()
+        self._lock, self._is_over = threading.Lock(), threading.Event()
+        self._streams: dict[str, TextIO] = {}
+
+    def __enter__(self) -> Self:
+        if sys.stderr is not None and sys.stderr.isatty():  # None where it is closed
+            self._terminal = sys.stderr
+            for name in ("stdout", "stderr"):
+                self._streams[name] = getattr(sys, name)
+                setattr(sys, name, _Watched(self._streams[name], self.end))
+            self._draw()
+            threading.Thread(target=self._redraw, name="startup", daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Erases the line, and leaves the terminal to others; a second call does nothing."""
+        with self._lock:
+            if not self._streams:
+                return
+            self._is_over.set()
+            for name, stream in self._streams.items():
+                if isinstance(getattr(sys, name), _Watched):
+                    setattr(sys, name, stream)
+            self._streams = {}
+            self._terminal.write(_CLEAR)
+            self._terminal.flush()
+
+    def _redraw(self) -> None:
+        while not self._is_over.wait(_PERIOD_S):
+            with self._lock:
+                if not self._is_over.is_set():
+                    self._draw()
+
+    def _draw(self) -> None:
+        self._terminal.write(f"{_CLEAR}{self._text} ({time.monotonic() - self._begun:.0f} s)")
+        self._terminal.flush()
+
+
+class _Watched:
+    """A stream that calls a function before it is written to."""
+
+    def __init__(self, stream: TextIO, before: Any):
+        self._stream, self._before = stream, before
+
+    def write(self, text: str) -> int:
+        self._before()
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -83,7 +165,7 @@ def _run(options: argparse.Namespace) -> int:
         is_long = options.command in _LONG
         with Startup(f"swift {options.command}: starting") if is_long else nullcontext():
             function = _function_of(options)
-            module = importlib.import_module(_MODULES.get(function, "swift.cli.commands"))
+            module = importlib.import_module(_MODULES[function])
             getattr(module, function)(options)
         sys.stdout.flush()  # here, where a closed pipe is known, and not when the interpreter ends
     except SettingError as error:

@@ -1,4 +1,8 @@
-"""``swift plan``: a schedule of a topology with its failures, described, drawn, or written for a program."""
+"""``swift plan``: a schedule of a topology with its failures, described, drawn, or written for a program.
+
+A model may be cut on the command line: ``--blocks 61 --cut 16,15,15,15``, ``--microbatches 17,17,17,13``. With
+``--adapt`` the text says what the survivors of a failure do, what moves, and when that has paid for itself.
+"""
 
 import argparse
 import json
@@ -6,39 +10,34 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-from swift.cli.options import (
-    PLAN,
-    BlockOptions,
-    Written,
-    adapted,
-    adapted_lines,
-    check_adapt,
-    check_output,
-    costs_of,
-    microbatches_of,
-    nearest,
-    translated,
-    workers_of,
-)
-from swift.errors import SettingError, check_count, renamed_settings
+from swift.cli.values import PLAN, check_output, costs_of, seconds_of, workers_of
+from swift.config.mistakes import nearest, translated
+from swift.draw.text import counted, draw_chart, summarize
+from swift.errors import SettingError, check_count, check_number, renamed_settings
 from swift.files import replace_file
-from swift.schedules import PLANNERS, PlanStore, Problem, Schedule, in_shape, num_plans, plans_to_prepare, shape_of
-from swift.schedules.plans import COST_NAMES, document
-from swift.tools.draw import counted, draw_chart, summarize
-from swift.topology import Topology
+from swift.schedules.adapt.choice import MODES, Adaptation, adapt, fault_free, rerouted
+from swift.schedules.adapt.layouts import BlockProblem
+from swift.schedules.planners.names import FAULT_FREE, shape_of
+from swift.schedules.plans.normalize import num_plans, plans_to_prepare
+from swift.schedules.plans.store import PlanStore, document
+from swift.schedules.problem import COST_NAMES, Chunk, Costs, Problem, common_chunks, cut_by_costs
+from swift.schedules.registry import PLANNERS, in_shape
+from swift.schedules.schedule import Schedule
+from swift.topology import Topology, Worker
+from swift.typed import Written
 
-FORMATS_BY_SUFFIX = {".svg": "svg", ".png": "svg", ".json": "json", ".txt": "text", "": "text"}
+_FORMATS_BY_SUFFIX = {".svg": "svg", ".png": "svg", ".json": "json", ".txt": "text", "": "text"}
 _OTHER_PICTURES = (".pdf", ".eps", ".ps", ".jpg", ".jpeg", ".gif", ".webp", ".tif", ".tiff", ".bmp", ".html")
-FAULT_FREE = ("gpipe", "one_f_one_b", "zero_bubble")
-MAX_OPS = 3_000_000
+_MAX_OPS = 3_000_000
 """Operations beyond which a plan, its ticks and its picture take more than a few minutes."""
-MAX_CELLS = 20_000_000
+_MAX_CELLS = 20_000_000
 """Ticks of the window times workers beyond which their table takes more than a few gigabytes."""
 _OPTIONS = {
     "Topology.num_pipelines": "--pipelines",
@@ -56,11 +55,261 @@ _OPTIONS = {
 """Options of the command line by the library's names of settings."""
 
 
+@dataclass(frozen=True)
+class _BlockOptions:
+    """The options that decide which blocks the stages hold.
+
+    Attributes:
+        num_blocks: ``--blocks``; None: one chunk for each stage, all alike.
+        cuts: ``--cut``, as written.
+        embedding: ``--embedding``, time of the embedding's gradient, in blocks.
+        head: ``--head``, time of the head, in blocks.
+    """
+
+    num_blocks: int | None
+    cuts: Sequence[str] | None
+    embedding: float
+    head: float
+
+    def chunks(
+        self, topology: Topology, failed: frozenset[Worker], costs: Costs, shape: tuple[int, ...]
+    ) -> tuple[tuple[Chunk, ...], tuple[tuple[int, ...], ...]]:
+        """Returns ``Problem.chunks`` and ``Problem.stage_of_chunk``, both empty without ``--blocks``.
+
+        Args:
+            topology: pipelines and stages.
+            failed: failed workers.
+            costs: costs of a stage of average size.
+            shape: stage of each run of blocks, in the order of the model.
+
+        Raises:
+            SettingError: there are more runs than blocks, a run without a block, or a cut does not add up.
+        """
+        if self.num_blocks is None:
+            for option, is_set in (("--cut", self.cuts), ("--embedding", self.embedding), ("--head", self.head)):
+                if is_set:
+                    raise SettingError(option, is_set, "needs --blocks, the number of blocks of the model")
+            return (), ()
+        for option, number in (("--embedding", self.embedding), ("--head", self.head)):
+            check_number(option, number, least=0)
+        sizes, runs = common_chunks(self._cuts(self.num_blocks, topology, failed, shape))
+        holders = tuple(tuple(shape[run] for run in of_pipeline) for of_pipeline in runs)
+        return self._sized(sizes, self.num_blocks, topology, costs), holders
+
+    def blocks(self, topology: Topology, costs: Costs) -> tuple[Chunk, ...]:
+        """Returns the costs of each block; without ``--blocks`` every stage is one."""
+        if self.num_blocks is None:
+            return (Chunk(),) * topology.num_stages
+        return self._sized((1,) * self.num_blocks, self.num_blocks, topology, costs)
+
+    def _sized(self, sizes: Sequence[int], num_blocks: int, topology: Topology, costs: Costs) -> tuple[Chunk, ...]:
+        """Makes chunks of this many blocks each, the first with the embedding and the last with the head."""
+        block = topology.num_stages / num_blocks
+        whole = costs.t_f + costs.t_b + costs.t_w
+        more = [(0.0, 0.0) for _ in sizes]
+        more[0] = (0.0, self.embedding * whole / costs.t_b * block)
+        more[-1] = (self.head * whole / costs.t_f * block, more[-1][1])
+        return tuple(
+            Chunk.of_size(size * block, size, more_f=more_f, more_b=more_b)
+            for size, (more_f, more_b) in zip(sizes, more, strict=True)
+        )
+
+    def _cuts(
+        self, num_blocks: int, topology: Topology, failed: frozenset[Worker], shape: tuple[int, ...]
+    ) -> list[tuple[int, ...]]:
+        D, P = topology.num_pipelines, topology.num_stages
+        check_count("--blocks", num_blocks, least=1)
+        if self.cuts is None:
+            if num_blocks < len(shape):
+                most, each = f"--blocks = {num_blocks}", "" if len(shape) == P else f" / {len(shape) // P}"
+                needs = "every stage needs a block" if len(shape) == P else "every run of blocks needs one"
+                raise SettingError("--stages", P, f"must be at most {most}{each}: {needs}")
+            return [cut_by_costs([1.0] * num_blocks, len(shape), self.embedding, self.head)] * D
+        if len(self.cuts) not in (1, D):
+            raise SettingError("--cut", " ".join(self.cuts), f"must be one cut, or one for each of the {D} pipelines")
+        cuts = [_cut(text, num_blocks, shape) for text in self.cuts]
+        cuts *= D if len(cuts) == 1 else 1
+        for d, cut in enumerate(cuts):
+            for p, size in zip(shape, cut, strict=True):
+                if not size and (d, p) not in failed:
+                    text = self.cuts[d if len(self.cuts) > 1 else 0]
+                    raise SettingError("--cut", text, f"must give stage {p} a block, as its worker {d}:{p} is not down")
+        return cuts
+
+
+def _microbatches_of(text: str) -> int | tuple[int, ...]:
+    """Parses ``--microbatches``: a number, or one for each pipeline.
+
+    Raises:
+        SettingError: the text has another form.
+    """
+    numbers = _numbers("--microbatches", text, "must be a whole number, or one for each pipeline, such as 17,17,17,13")
+    return numbers[0] if len(numbers) == 1 else numbers
+
+
+def _cut(text: str, num_blocks: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    sizes = _numbers("--cut", text, "must be numbers of blocks, such as 16,15,15,15")
+    if len(sizes) != len(shape):
+        of_what = f"{len(shape)} stages" if len(set(shape)) == len(shape) else f"{len(shape)} runs, of stages {shape}"
+        raise SettingError("--cut", text, f"must be one number of blocks for each of the {of_what}")
+    if sum(sizes) != num_blocks:
+        raise SettingError("--cut", text, f"must add up to --blocks = {num_blocks}, and adds up to {sum(sizes)}")
+    return sizes
+
+
+def _numbers(option: str, text: str, allowed: str) -> tuple[int, ...]:
+    parts = text.split(",")
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise SettingError(option, text, allowed)
+    return tuple(map(int, parts))
+
+
+@dataclass(frozen=True, eq=False)
+class AdaptedPlan:
+    """A plan with what there is to say about it.
+
+    Attributes:
+        plan: plan for the survivors.
+        facts: keys of the JSON document, see ``_facts_of``.
+        planning_ms: time that it took to choose and to plan, in milliseconds.
+    """
+
+    plan: Adaptation
+    facts: Mapping[str, Any]
+    planning_ms: float
+
+
+def _check_adapt(options: argparse.Namespace) -> None:
+    """Checks what goes together with ``--adapt``.
+
+    Raises:
+        SettingError: there is no such mode, or another option contradicts it.
+    """
+    if options.adapt is None:
+        if options.outage:
+            raise SettingError("--outage", options.outage, "needs --adapt")
+        return
+    if options.adapt not in MODES:
+        allowed = f"must be one of {', '.join(MODES)}"
+        raise SettingError("--adapt", options.adapt, nearest(options.adapt, MODES, allowed))
+    if not options.fail:
+        raise SettingError("--adapt", options.adapt, "needs --fail, the workers that are down")
+    if options.cut is not None and len(options.cut) > 1:
+        allowed = "chooses the cut of each pipeline: give --cut once, as it is without a failure"
+        raise SettingError("--adapt", options.adapt, allowed)
+    if "," in options.microbatches:
+        allowed = "chooses the micro-batches of each pipeline: give --microbatches once, as they are without a failure"
+        raise SettingError("--adapt", options.adapt, allowed)
+    for option, value in (("--store", options.store), ("--prepare", options.prepare)):
+        if value is not None:
+            raise SettingError("--adapt", options.adapt, f"cannot go together with {option}, which is for re-routing")
+    if options.solver not in ("adaptive", "lockstep", "v"):
+        allowed = f"plans with --solver adaptive, lockstep or v, not {options.solver}"
+        raise SettingError("--adapt", options.adapt, allowed)
+    for option, number in (("--block-bytes", options.block_bytes), ("--bandwidth", options.bandwidth)):
+        check_number(option, number, above=0)
+
+
+def _block_problem(options: argparse.Namespace, problem: Problem) -> BlockProblem:
+    """Makes the problem without failures from the one that the options describe."""
+    topology = Topology(options.pipelines, options.stages)
+    cut = _BlockOptions(options.blocks, options.cut, options.embedding, options.head)
+    problem, number = replace(problem, failed=frozenset()), problem.num_chunks
+    if options.blocks is None:
+        return BlockProblem.of_stages(problem)
+    sizes = tuple(chunk.num_blocks for chunk in problem.chunks) or (options.blocks // number,) * number
+    return BlockProblem(problem, cut.blocks(topology, costs_of(options.costs)), sizes)
+
+
+def adapted(options: argparse.Namespace, problem: Problem) -> AdaptedPlan:
+    """Plans as ``--adapt`` says."""
+    work, failed = _block_problem(options, problem), problem.failed
+    outage_s = seconds_of("--outage", options.outage) if options.outage else math.inf
+    started = time.perf_counter()
+    plan = adapt(
+        work,
+        failed,
+        options.adapt,
+        outage_s=outage_s,
+        block_bytes=options.block_bytes,
+        bandwidth=options.bandwidth,
+        in_lockstep=options.solver == "lockstep",
+    )
+    planning_ms = 1e3 * (time.perf_counter() - started)
+    stayed = plan if plan.mode == "reroute" else rerouted(work, failed, in_lockstep=plan.in_lockstep)
+    seconds = plan.relocation.seconds(options.block_bytes, options.bandwidth)
+    return AdaptedPlan(plan, _facts_of(plan, stayed, seconds, options.block_bytes), planning_ms)
+
+
+def _facts_of(plan: Adaptation, stayed: Adaptation, move_s: float, block_bytes: float) -> dict[str, Any]:
+    """Describes a plan.
+
+    The keys: ``adapt``, the mode that was chosen; ``blocks_of_worker``, first block and end (with ``--solver v`` those
+    of each run), null for an idle worker; ``place_of_worker``, of the workers that take another's place;
+    ``microbatches_of_pipeline``; ``throughput``, ``reroute_throughput`` and ``ideal_throughput``, relative to the
+    zero-bubble plan without a failure, with ``--solver lockstep`` both in lockstep, with ``--solver v`` to its plan;
+    ``moved_bytes``, ``move_s``; ``pays_after_s``, null if the move never pays.
+    """
+    without = fault_free(plan.work, in_lockstep=plan.in_lockstep).period
+    return {
+        "adapt": plan.mode,
+        "blocks_of_worker": {
+            f"{d}:{p}": _blocks(runs, in_v=plan.work.in_v) for (d, p), runs in plan.blocks_of_worker.items()
+        },
+        "place_of_worker": {
+            f"{d}:{p}": f"{e}:{q}" for (d, p), (e, q) in plan.relocation.place_of.items() if (d, p) != (e, q)
+        },
+        "microbatches_of_pipeline": list(plan.schedule.problem.microbatches),
+        "throughput": without / plan.period,
+        "reroute_throughput": without / stayed.period,
+        "ideal_throughput": plan.ideal_throughput,
+        "moved_bytes": plan.relocation.moved_blocks * block_bytes,
+        "move_s": move_s,
+        "pays_after_s": plan.pays_after_s(stayed, move_s),
+    }
+
+
+def _adapted_lines(adapted: AdaptedPlan) -> Iterator[str]:
+    """Yields the lines of the text."""
+    facts = adapted.facts
+    what = {
+        "reroute": "re-routing, nothing moves",
+        "roles": "workers take failed ones' places",
+        "recut": "pipelines cut anew",
+    }
+    numbers = ", ".join(map(str, facts["microbatches_of_pipeline"]))
+    yield f"adapted by {facts['adapt']}: {what[facts['adapt']]}; micro-batches of the pipelines: {numbers}"
+    yield (
+        f"throughput       {_percent(facts['throughput']):<10} of the zero-bubble plan's without a failure; "
+        f"re-routing {_percent(facts['reroute_throughput'])}, live workers {_percent(facts['ideal_throughput'])}"
+    )
+    for worker, place in facts["place_of_worker"].items():
+        yield f"  worker {worker} takes the place {place}"
+    moved = f"{facts['moved_bytes'] / 1e9:.3g} GB move in {facts['move_s']:.3g} s"
+    if not facts["moved_bytes"]:
+        return
+    pays = facts["pays_after_s"]
+    yield f"{moved}, which " + (
+        "never pays" if pays is None else f"pays in an outage of more than {pays:.3g} s, the way back counted"
+    )
+
+
+def _blocks(runs: Sequence[tuple[int, int]], *, in_v: bool) -> list[Any] | None:
+    """First block and end; in a V those of each run."""
+    if not runs:
+        return None
+    return [list(run) for run in runs] if in_v else list(runs[0])
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
 def plan(options: argparse.Namespace) -> None:
     """``swift plan --pipelines D --stages P --microbatches M``."""
     form = _format(options)
     with translated(lambda error: _translate(error, options)):
-        check_adapt(options)
+        _check_adapt(options)
         problem = _problem(options)
         planner, store = _Timed(_planner(options)), _store(options)
         found = None if options.adapt is None else adapted(options, problem)
@@ -84,7 +333,7 @@ def plan(options: argparse.Namespace) -> None:
             lines = [*summarize(schedule.problem, facts), "", *([plans, ""] if plans else [])]
             if found is not None:
                 facts |= found.facts
-                lines = [*adapted_lines(found), "", *lines]
+                lines = [*_adapted_lines(found), "", *lines]
             content = json.dumps(facts) + "\n" if form == "json" else _text(schedule, lines, options.out)
     _write(options.out, content)
 
@@ -111,8 +360,8 @@ class _Timed:
 
 def _problem(options: argparse.Namespace) -> Problem:
     topology, failed = Topology(options.pipelines, options.stages), workers_of("--fail", options.fail)
-    microbatches, costs = microbatches_of(options.microbatches), costs_of(options.costs)
-    cut = BlockOptions(options.blocks, options.cut, options.embedding, options.head)
+    microbatches, costs = _microbatches_of(options.microbatches), costs_of(options.costs)
+    cut = _BlockOptions(options.blocks, options.cut, options.embedding, options.head)
     shape = shape_of(options.solver, topology.num_stages)
     chunks, holders = cut.chunks(topology, failed, costs, shape)
     most = microbatches if isinstance(microbatches, int) else max(microbatches)
@@ -120,11 +369,11 @@ def _problem(options: argparse.Namespace) -> Problem:
     num_ops = 3 * options.pipelines * num_parts * most * options.iterations
     # The pipeline fills and drains once, and a worker has to run its own ops.
     num_cells = options.pipelines * options.stages * 3 * (most * options.iterations + num_parts)
-    if num_ops > MAX_OPS or num_cells > MAX_CELLS:
+    if num_ops > _MAX_OPS or num_cells > _MAX_CELLS:
         size = f"{options.pipelines} x {options.stages} x {options.microbatches} x {options.iterations}"
-        allowed = f"makes {num_ops:,} ops in the window; at most {MAX_OPS:,} can be planned"
-        if num_ops <= MAX_OPS:
-            allowed = f"makes about {num_cells:,} ticks of workers; at most {MAX_CELLS:,} can be planned"
+        allowed = f"makes {num_ops:,} ops in the window; at most {_MAX_OPS:,} can be planned"
+        if num_ops <= _MAX_OPS:
+            allowed = f"makes about {num_cells:,} ticks of workers; at most {_MAX_CELLS:,} can be planned"
         raise SettingError("--pipelines x --stages x --microbatches x --iterations", Written(size), allowed)
     problem = Problem(
         topology,
@@ -198,10 +447,10 @@ def _format(options: argparse.Namespace) -> str:
     """Returns the format, which --out may imply; its mistakes are reported before the planner takes its time."""
     out, form = options.out, options.format
     suffix = out.suffix.lower() if out else ""
-    if suffix in _OTHER_PICTURES or (form is None and suffix not in FORMATS_BY_SUFFIX and not _is_special(out)):
+    if suffix in _OTHER_PICTURES or (form is None and suffix not in _FORMATS_BY_SUFFIX and not _is_special(out)):
         raise SettingError("--out", str(out), "must end in .svg, .png, .json or .txt, or --format says what it holds")
     if form is None:
-        form = FORMATS_BY_SUFFIX.get(suffix, "text")
+        form = _FORMATS_BY_SUFFIX.get(suffix, "text")
     if out is not None:
         check_output("--out", out, PLAN)
     if suffix in (".png", ".svg") and form != "svg":
@@ -221,10 +470,10 @@ def _is_special(path: Path | None) -> bool:
 def _drawn(form: str, schedule: Schedule, out: Path | None) -> bytes | str:
     # Matplotlib is imported only if there is a picture to draw.
     if form == "trace":
-        from swift.tools.draw import trace_json
+        from swift.draw.trace import trace_json
 
         return "".join(trace_json(schedule))
-    from swift.tools.draw.picture import picture_file
+    from swift.draw.picture import picture_file
 
     return picture_file(schedule, "png" if out and out.suffix.lower() == ".png" else "svg")
 

@@ -1,67 +1,270 @@
-"""The processes that ``swift launch`` starts: members, the checkpoint service and the compile service.
+"""Commands in a child process, whose end costs a line and an exit code, whatever ends it.
 
-Each function has the name of its command, by which logs and events name the process.
+No code in a process can say that something has called ``os._exit`` there, or killed it. So the command is a child, and
+its parent, this process before it has imported anything large, says what has happened.
+
+- ``guarded``: a command that runs the user's operators. Its threads note the names of what they run in memory that the
+  parent can read once the process has ended.
+- ``watched``: one of the processes of a run on several hosts. JAX ends a process with an abort, and a page of text,
+  where it cannot join the other hosts, and where one of them is dead or silent. The parent passes signals on; the child
+  does not outlive it.
 """
 
 import argparse
+import itertools
+import mmap
 import os
+import signal
 import sys
+import tempfile
+import threading
 import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import BinaryIO, NoReturn
 
-from swift.cli.commands import weights_of
-from swift.cli.configuration import load_experiment
-from swift.elastic import MemberDevices
-from swift.elastic.membership import Process
-from swift.elastic.services import run_checkpoint_service, run_compile_service
-from swift.elastic.state import RunFiles
-from swift.elastic.worker import WorkerProcess, WorkerSpec, configure_jax, wait_to_begin
-from swift.errors import SettingError
-from swift.train import Experiment
+from swift.errors import INTERRUPTED, JOINING_NOTE, STOPPED
+from swift.output import finish
+from swift.signals import stop_signals
+
+_REASONS = {
+    "ALREADY_EXISTS": "another host has the same --host",
+    "ABORTED": "another host has the same --host",
+    "INVALID_ARGUMENT": "host 0 expects fewer hosts; all of them need the same --num-hosts",
+    "DEADLINE_EXCEEDED": "not all hosts have joined in time; host 0 has to be reachable there, and each host started",
+}
+"""Causes of a failure to join, by the status that JAX reports."""
+_MAX_WHY = 300
+
+_NAME_BYTES, _NUM_SLOTS = 128, 256
 
 
-def member(options: argparse.Namespace) -> None:
-    """Runs a member: a worker process."""
-    experiment, scratch = _given(options)
-    configure_jax(experiment, _num_devices(experiment, options.by_rank))
-    process = Process((options.pipeline, options.stage), options.rank)
-    worker_spec = WorkerSpec(
-        experiment=experiment,
-        process=process,
-        by_rank=options.by_rank,
-        scratch=scratch,
-        copy_every=options.copy_every,
-        devices=None if options.platform is None else MemberDevices(options.platform, tuple(options.device)),
-        forming_s=options.forming,
+@dataclass(frozen=True)
+class ParentLink:
+    """The child's link to its parent.
+
+    Attributes:
+        joined: pipe to which a byte is written once this host has joined the others.
+        said: file that takes what is written to stderr until then.
+    """
+
+    joined: int
+    said: BinaryIO
+
+    @contextmanager
+    def joining(self) -> Iterator[None]:
+        """Context in which this host joins the others; then the parent knows that it has."""
+        sys.stderr.flush()
+        stderr = os.dup(2)
+        os.dup2(self.said.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+        os.write(self.joined, b"+")
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Context in which nothing reaches stdout: gloo prints a line there for each group of devices."""
+        sys.stdout.flush()
+        stdout = os.dup(1)
+        with open(os.devnull, "w") as nothing:
+            os.dup2(nothing.fileno(), 1)
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+            os.dup2(stdout, 1)
+            os.close(stdout)
+
+
+def watched(run: Callable[[ParentLink], int], options: argparse.Namespace) -> int:
+    """Runs a command in a child process, and waits for it.
+
+    Args:
+        run: function of the child, which returns an exit code.
+        options: options of the command.
+
+    Returns:
+        Its exit code; 2 where it could not join the others, and 3 where it or another host has died, with a line.
+    """
+    watch, alive = os.pipe()
+    reader, writer = os.pipe()
+    with tempfile.TemporaryFile() as said:
+        child = os.fork()
+        if child == 0:
+            os.close(alive)
+            _be_child(lambda: run(ParentLink(writer, said)), watch, options)
+        os.close(watch)
+        os.close(writer)
+        status, was_signalled = _wait_for(child)
+        has_joined = bool(os.read(reader, 1))
+        os.close(reader)
+        os.close(alive)
+        if os.WIFEXITED(status):
+            return os.WEXITSTATUS(status)
+        if was_signalled:
+            return INTERRUPTED
+        said.seek(0)
+        text = said.read().decode(errors="replace")
+    if not has_joined:
+        why = next((why for word, why in _REASONS.items() if word in text), "this host could not join the others")
+        notes = [line.removeprefix(JOINING_NOTE) for line in text.splitlines() if line.startswith(JOINING_NOTE)]
+        why = "; ".join([why, *notes])
+        print(f"swift: host {_own(options)}: --coordinator = {options.coordinator!r}: {why}", file=sys.stderr)
+        return 2
+    how = signal.Signals(os.WTERMSIG(status)).name
+    print(
+        f"swift: host {_own(options)}: another host has died or been silent, or this one has crashed ({how}): stopped; "
+        f"{_advice(options)}",
+        file=sys.stderr,
     )
+    return STOPPED
+
+
+def _be_child(run: Callable[[], int], watch: int, options: argparse.Namespace) -> NoReturn:
+    """Runs as the child."""
+    _follow_parent(watch)
+    code = STOPPED
     try:
-        # It may have been started ahead: it has imported everything by now, and begins when the supervisor says so.
-        begin = wait_to_begin(sys.stdin, worker_spec.gone)
-        WorkerProcess(worker_spec, sys.stdin).run(begin.done)
-    except SettingError:
-        raise
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)  # a regular exit might wait for peers in XLA
+        code = run()
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else STOPPED
+    except Exception as error:
+        if type(error).__name__ != "JaxRuntimeError":
+            traceback.print_exc()
+        why = " ".join(str(error).split())[:_MAX_WHY]
+        print(
+            f"swift: host {_own(options)}: another host is gone, or this one has failed ({why}): stopped; "
+            f"{_advice(options)}",
+            file=sys.stderr,
+        )
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        finish()
+        os._exit(code)  # a regular exit would wait for hosts that are gone
 
 
-def keeper(options: argparse.Namespace) -> None:
-    """Runs the checkpoint service."""
-    experiment, scratch = _given(options)
-    origin = weights_of(options, experiment)
-    run_checkpoint_service(experiment, options.run_dir, scratch, sys.stdin, by_rank=options.by_rank, init_from=origin)
+def _follow_parent(watch: int) -> None:
+    """Has this process get signals from its parent, and end with it, the only one with the other end of this pipe."""
+    os.setpgid(0, 0)  # so the terminal's Ctrl-C comes once, from the parent
+    threading.Thread(target=_end_with_parent, args=(watch,), name="parent", daemon=True).start()
 
 
-def preparer(options: argparse.Namespace) -> None:
-    """Runs the compile service."""
-    experiment, scratch = _given(options)
-    num_devices = _num_devices(experiment, options.by_rank)
-    run_compile_service(experiment, scratch.programs, scratch.sockets, num_devices)
+def _end_with_parent(watch: int) -> None:
+    os.read(watch, 1)  # ends when the parent does
+    os._exit(STOPPED)
 
 
-def _given(options: argparse.Namespace) -> tuple[Experiment, RunFiles]:
-    scratch = RunFiles(options.scratch, options.memory)
-    return load_experiment(scratch.config), scratch
+def _wait_for(child: int) -> tuple[int, bool]:
+    """Waits for the child, to which it passes signals on; returns its status, and whether there was a signal."""
+    passed: list[int] = []
+
+    def pass_on(number: int, _: object) -> None:
+        passed.append(number)
+        os.kill(child, number)
+
+    before = {number: signal.signal(number, pass_on) for number in stop_signals()}
+    try:
+        _, status = os.waitpid(child, 0)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return status, bool(passed)
 
 
-def _num_devices(experiment: Experiment, by_rank: bool) -> int:
-    return 1 if by_rank else experiment.topology.num_expert_ranks
+def _advice(options: argparse.Namespace) -> str:
+    """Says what is saved and how to continue."""
+    from swift.checkpoint.manifest import checkpoint_steps, committed_steps
+
+    how = f"continue with --run-dir {options.run_dir} --resume on the hosts that are left"
+    if options.command == "compare":
+        return how
+    steps = checkpoint_steps(options.run_dir / "checkpoints")
+    if steps:
+        return f"the checkpoint of iteration {steps[-1]} is kept; {how}"
+    if committed_steps(options.run_dir / "checkpoints"):
+        return f"no checkpoint has a manifest any more; see swift checkpoint verify {options.run_dir}"
+    return "there is no checkpoint yet; start again in another --run-dir"
+
+
+def _own(options: argparse.Namespace) -> str:
+    return "?" if options.host is None else str(options.host)
+
+
+class RunningNames:
+    """Names of what each thread runs, in memory that a process shares with the children that it forks afterwards.
+
+    A note costs about a microsecond. Long names are cut, and of more than 256 threads some lose their note, as do
+    threads of an operator that forks and runs operators itself.
+    """
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, _NUM_SLOTS * _NAME_BYTES)
+        self._own, self._numbers = threading.local(), itertools.count()
+
+    def note(self, name: str) -> None:
+        """Notes what this thread runs from now on; an empty name: nothing."""
+        try:
+            begin = self._own.begin
+        except AttributeError:
+            begin = self._own.begin = next(self._numbers) % _NUM_SLOTS * _NAME_BYTES
+        self._memory[begin : begin + _NAME_BYTES] = name.encode()[:_NAME_BYTES].ljust(_NAME_BYTES, b"\0")
+
+    def names(self) -> list[str]:
+        """Returns the names of what runs, each once, in their order."""
+        begins = range(0, len(self._memory), _NAME_BYTES)
+        found = {self._memory[begin : begin + _NAME_BYTES].rstrip(b"\0") for begin in begins}
+        return sorted(name.decode(errors="ignore") for name in found if name)
+
+
+def guarded(run: Callable[[RunningNames], int], what: str) -> int:
+    """Runs a command in a child process, and waits for it. In the child this returns, too.
+
+    Args:
+        run: function of the child, which notes the operators that it runs, and returns an exit code.
+        what: name of the command, for the line.
+
+    Returns:
+        Its exit code, that of its signal if it got one through the parent, or 3 where it was ended in the midst, with
+        a line.
+    """
+    running = RunningNames()
+    watch, alive = os.pipe()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(alive)
+        os.close(reader)
+        _follow_parent(watch)
+        try:
+            return run(running)
+        finally:  # also with SystemExit, or an error and its traceback
+            os.write(writer, b"+")
+    os.close(watch)
+    os.close(writer)
+    (status, was_signalled), is_whole = _wait_for(child), False
+    os.set_blocking(reader, False)  # a process that an operator has left behind may have the other end
+    with suppress(BlockingIOError):
+        is_whole = bool(os.read(reader, 1))
+    os.close(reader)
+    os.close(alive)
+    code = os.waitstatus_to_exitcode(status)
+    if is_whole or was_signalled:
+        return code if code >= 0 else 128 - code
+    how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+    by = _who(running.names())
+    print(f"swift: {what}: the process that runs the operators was ended in the midst ({how}), {by}", file=sys.stderr)
+    return STOPPED
+
+
+def _who(names: list[str]) -> str:
+    """Says who may have ended the process; other threads, or other processes, may have done it while operators ran."""
+    if not names:
+        return "while no operator ran: by what reads the source, by what an operator has left behind, or from outside"
+    if len(names) == 1:
+        return f"while operator {names[0]} ran: by it, by what it calls, or from outside"
+    return f"while operators {' and '.join(names)} ran: by one of them, by what one calls, or from outside"

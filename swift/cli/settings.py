@@ -12,16 +12,18 @@ import typing
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from swift.cli.configuration import CONFIGURABLES, config_text, load_experiment
-from swift.cli.options import described, nearest
+from swift.config.gin_reader import CONFIGURABLES, load_experiment
+from swift.config.mistakes import nearest
+from swift.config.stored import config_text
 from swift.errors import SettingError
+from swift.typed import described
 
 _SECTION = re.compile(r"^(?:Args|Attributes):\n(.*?)(?=^\S|\Z)", re.DOTALL | re.MULTILINE)
 _ENTRY = re.compile(r"^    (\w+): (.*?)(?=^    \w|\Z)", re.DOTALL | re.MULTILINE)
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
+class _Setting:
     """A setting, as ``swift settings`` shows it.
 
     Attributes:
@@ -62,7 +64,7 @@ def config(options: argparse.Namespace) -> None:
     sys.stdout.flush()
 
 
-def _named(name: str, groups: dict[str, list[Setting]], every: Sequence[Setting]) -> list[Setting]:
+def _named(name: str, groups: dict[str, list[_Setting]], every: Sequence[_Setting]) -> list[_Setting]:
     """Finds the settings of a class, or those that have a name, with or without their class."""
     bare = name.removeprefix("@").removesuffix("()")
     if bare in groups:
@@ -75,7 +77,7 @@ def _named(name: str, groups: dict[str, list[Setting]], every: Sequence[Setting]
     return found
 
 
-def _settings_of(kind: Callable) -> Iterator[Setting]:
+def _settings_of(kind: Callable) -> Iterator[_Setting]:
     hints, docs = typing.get_type_hints(kind), _docs_of(kind)
     fields: dict[str, Any] = {}
     if dataclasses.is_dataclass(kind):
@@ -85,7 +87,7 @@ def _settings_of(kind: Callable) -> Iterator[Setting]:
         if name in fields and fields[name].default_factory is not dataclasses.MISSING:
             default = fields[name].default_factory()
         text = None if default is parameter.empty else _written(default)
-        yield Setting(f"{kind.__name__}.{name}", described(hints[name], CONFIGURABLES), text, docs.get(name, ""))
+        yield _Setting(f"{kind.__name__}.{name}", described(hints[name], CONFIGURABLES), text, docs.get(name, ""))
 
 
 def _docs_of(kind: Callable) -> dict[str, str]:
@@ -97,7 +99,7 @@ def _written(value: Any) -> str:
     return f"@{type(value).__name__}()" if dataclasses.is_dataclass(value) else repr(value)
 
 
-def _shown(settings: Sequence[Setting], width: int) -> Iterator[str]:
+def _shown(settings: Sequence[_Setting], width: int) -> Iterator[str]:
     for setting in settings:
         default = "has to be set" if setting.default is None else f"default {setting.default}"
         yield f"  {setting.name}"

@@ -7,31 +7,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from swift.cli.options import PICTURE, Written, check_output, costs_of, named_numbers, nearest, seconds_of, translated
+from swift.cli.values import PICTURE, check_output, costs_of, named_numbers, seconds_of
+from swift.config.mistakes import nearest, translated
 from swift.errors import SettingError, check_count
 from swift.files import replace_file
-from swift.schedules import Problem
-from swift.tools.simulate import (
-    CAUSES,
-    ON_REQUEST,
-    STRATEGIES,
-    CannotRun,
-    Job,
-    Trace,
-    document,
-    evenly_spaced,
-    poisson,
-    published,
-    read_trace,
-    strategies,
-    weibull,
-)
-from swift.tools.simulate import (
-    simulate as run_through,
-)
+from swift.schedules.problem import Problem
+from swift.simulate.engine import CAUSES
+from swift.simulate.engine import simulate as run_through
+from swift.simulate.job import Job
+from swift.simulate.json_format import document
+from swift.simulate.published import published
+from swift.simulate.registry import ON_REQUEST, STRATEGIES, CannotRun, strategies
+from swift.simulate.traces import Trace, evenly_spaced, poisson, read_trace, weibull
 from swift.topology import Topology
+from swift.typed import Written
 
-JOB_NAMES = {
+_JOB_NAMES = {
     "iteration": "iteration_s",
     "state": "state_bytes",
     "expert-share": "expert_share",
@@ -45,8 +36,8 @@ JOB_NAMES = {
 }
 """Fields of ``Job`` by the names that users write."""
 _WHOLE = ("num_experts", "checkpoint_every", "experts_per_checkpoint")
-MAX_FAILURES = 1_000_000
-MAX_OPS = 5_000_000
+_MAX_FAILURES = 1_000_000
+_MAX_OPS = 5_000_000
 """Operations of an iteration beyond which a strategy's periods take minutes and gigabytes."""
 _SETTINGS = {
     "Topology.num_pipelines": "--pipelines",
@@ -92,12 +83,12 @@ def simulate(options: argparse.Namespace) -> None:
 def _job(options: argparse.Namespace) -> Job:
     topology = Topology(options.pipelines, options.stages, options.expert_ranks)
     num_ops = 3 * options.pipelines * options.stages * options.microbatches
-    if num_ops > MAX_OPS:
+    if num_ops > _MAX_OPS:
         size = Written(f"{options.pipelines} x {options.stages} x {options.microbatches}")
-        allowed = f"makes {num_ops:,} ops an iteration; at most {MAX_OPS:,} can be simulated"
+        allowed = f"makes {num_ops:,} ops an iteration; at most {_MAX_OPS:,} can be simulated"
         raise SettingError("--pipelines x --stages x --microbatches", size, allowed)
     problem = Problem(topology, options.microbatches, costs=costs_of(options.costs)).limited(options.memory_limit)
-    values: dict[str, Any] = named_numbers("--job", options.job, JOB_NAMES, "iteration=2")
+    values: dict[str, Any] = named_numbers("--job", options.job, _JOB_NAMES, "iteration=2")
     for name in _WHOLE:
         if name in values and values[name] % 1 == 0:
             values[name] = int(values[name])
@@ -119,8 +110,10 @@ def _trace(options: argparse.Namespace, num_workers: int) -> Trace:
         )
     mtbf_s, repair_s = seconds_of("--mtbf", options.mtbf), seconds_of("--repair", options.repair)
     horizon_s = seconds_of("--duration", options.duration)
-    if mtbf_s > 0 and horizon_s / mtbf_s > MAX_FAILURES:
-        allowed = f"makes {horizon_s / mtbf_s:,.0f} failures in --duration {options.duration}; at most {MAX_FAILURES:,}"
+    if mtbf_s > 0 and horizon_s / mtbf_s > _MAX_FAILURES:
+        allowed = (
+            f"makes {horizon_s / mtbf_s:,.0f} failures in --duration {options.duration}; at most {_MAX_FAILURES:,}"
+        )
         raise SettingError("--mtbf", options.mtbf, allowed)
     if options.weibull is None:
         return poisson(num_workers, mtbf_s, repair_s, horizon_s, options.seed)
@@ -138,7 +131,7 @@ def _check_plot(path: Path | None, inputs: Sequence[Path]) -> None:
 
 def _draw(path: Path, facts: Mapping[str, Any]) -> None:
     # Matplotlib is imported only if there is a picture to draw.
-    from swift.tools.report.sections import simulation_file
+    from swift.draw.loads import simulation_file
 
     try:
         replace_file(path, simulation_file(facts, "png" if path.suffix.lower() == ".png" else "svg"))
@@ -199,8 +192,8 @@ def _remarks(facts: Mapping[str, Any]) -> Iterator[str]:
 def _translate(error: SettingError, options: argparse.Namespace) -> SettingError:
     setting, value = error.setting, error.value
     field = setting.partition(".")[2]
-    if setting.startswith("Job.") and field in JOB_NAMES.values():
-        (name,) = (name for name, known in JOB_NAMES.items() if known == field)
+    if setting.startswith("Job.") and field in _JOB_NAMES.values():
+        (name,) = (name for name, known in _JOB_NAMES.items() if known == field)
         return SettingError("--job", Written(f"{name}={value:g}"), error.allowed)
     if setting.startswith("Costs."):
         return SettingError("--costs", " ".join(options.costs), error.allowed)

@@ -7,7 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from swift.data.pipeline import Pack, Pipeline, Shuffle, Stack, Tokenize, name_of
+from swift.data.operators import Pack, Shuffle, Stack, Tokenize, name_of
+from swift.data.pipeline import Pipeline
 from swift.data.sources import StandardLibrary, StreamSource, TextSource, TokenFile
 from swift.data.tokenizer import ByteTokenizer, Tokenizer
 from swift.errors import SettingError

@@ -1,6 +1,5 @@
 """The documents of a pipeline as tokens: what a run reads of it, once, in the plan that is predicted to be fastest."""
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -9,32 +8,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from swift.data.config import DataConfig, Split, cut_at, in_split
-from swift.data.files import DataError, DocumentError
-from swift.data.locality import domain_of
-from swift.data.pipeline import (
-    CachePoint,
-    ConnectHosts,
-    InputHosts,
-    InputPlan,
-    Map,
-    Pipeline,
-    Resources,
-    Sample,
-    plain_plan,
-    plan_input,
-    profile_hosts,
-    profile_input,
-    survey,
-)
+from swift.data.operators import Map, Sample
+from swift.data.pipeline import CachePoint, InputPlan, Pipeline, plain_plan
 from swift.data.records import ChosenRecords, Documents, RecordSource
-from swift.data.sources import Text, TextSource, TokenFile
+from swift.data.remote_records import ConnectHosts, InputHosts
+from swift.data.sources import DataError, DocumentError, Text, TextSource, TokenFile, domain_of
+from swift.data.survey import survey
 from swift.data.tokenizer import Tokenizer
 from swift.errors import SettingError, first_line
 
 AddTokens = Callable[[Split, str, np.ndarray], None]
 """Takes tokens: their split, the domain of their document, and themselves."""
-_AHEAD = 64
-"""Documents that are ready before they are written to the index."""
+PlanReading = Callable[[Pipeline, InputHosts | None], InputPlan]
+"""Plans one reading of a pipeline with the input hosts that are connected; a reason begins with ``offload: ``."""
 _FEW = 1000
 """Records of which no plan is made: it would take longer than they do."""
 
@@ -102,7 +88,7 @@ def tokens_of(given: Text, tokenizer: Tokenizer, name: str) -> np.ndarray:
     return tokens.astype(np.min_scalar_type(tokenizer.vocab_size - 1), copy=False)
 
 
-def add_document(config: DataConfig, tokens: np.ndarray, split: Split | None, domain: str, add: AddTokens) -> None:
+def _add_document(config: DataConfig, tokens: np.ndarray, split: Split | None, domain: str, add: AddTokens) -> None:
     """Adds the tokens of a document that is not empty, then its separator.
 
     Args:
@@ -190,10 +176,16 @@ class _Splitter:
     def add(self, number: int, kept: Any) -> None:
         field = self._config.domain
         domain = domain_of(self._source.name(number)) if field is None else kept[field]
-        add_document(self._config, kept["tokens"], self._sides[number], domain, self._add)
+        _add_document(self._config, kept["tokens"], self._sides[number], domain, self._add)
 
     def closed(self) -> Any:
         return None
+
+
+def plain_reading(pipeline: Pipeline, hosts: InputHosts | None) -> InputPlan:
+    """Plans to read a pipeline as it is written, on this machine; a ``PlanReading``."""
+    del hosts
+    return replace(plain_plan(pipeline), reasons=("offload: none; the pipeline is read as it is written",))
 
 
 def pipeline_tokens(
@@ -204,6 +196,7 @@ def pipeline_tokens(
     *,
     split: Split | None = None,
     connect: ConnectHosts | None = None,
+    plan: PlanReading = plain_reading,
 ) -> None:
     """Reads the documents of texts or pipelines once, in their order.
 
@@ -215,6 +208,7 @@ def pipeline_tokens(
         split: split that is needed; documents of the other one are left out where no operator has to see them.
         connect: function that connects to other hosts, which have the pipeline for training and begin its records where
             that is faster; None: there are none.
+        plan: plans the reading where there are enough records for that.
 
     Raises:
         SettingError: a source has no records, or a host has something else than this one.
@@ -228,12 +222,12 @@ def pipeline_tokens(
         is_begun = connect is not None and "train" in corpus.splits
         with connect(corpus.pipeline, say) if connect is not None and is_begun else nullcontext() as hosts:
             is_helped = hosts is not None and hosts.num_workers > 0  # if not, the user has been told why
-            plan, sides = _plan(corpus, hosts), _sides(config, corpus)
+            reading, sides = _planned(corpus, hosts, plan), _sides(config, corpus)
             if is_helped:
-                say(next(line for line in plan.reasons if line.startswith("offload: ")))
+                say(next(line for line in reading.reasons if line.startswith("offload: ")))
             if split is not None and not corpus.has_operators:
-                plan, sides = _only(split, plan, sides)
-            found = survey(plan, _Splitter(config, plan.pipeline.source, sides, add), report, hosts)
+                reading, sides = _only(split, reading, sides)
+            found = survey(reading, _Splitter(config, reading.pipeline.source, sides, add), report, hosts)
         for line in found.skipped:
             say(f"skipped: {line}")
 
@@ -250,16 +244,10 @@ def tokens_plan(pipeline: Pipeline) -> InputPlan:
     return replace(plain_plan(pipeline), cache=CachePoint(len(pipeline.levels[0].elements), "disk"))
 
 
-def _plan(corpus: Corpus, hosts: InputHosts | None) -> InputPlan:
+def _planned(corpus: Corpus, hosts: InputHosts | None, plan: PlanReading) -> InputPlan:
     pipeline = corpus.pipeline
     # A source of texts may be a class of the user's that no other process can load.
     is_plain = hosts is None and isinstance(pipeline.source, Documents) and not corpus.has_operators
     if is_plain or len(pipeline.source) < _FEW:
         return replace(tokens_plan(pipeline), reasons=("offload: none; there are few records",))
-    profile = profile_input(pipeline)
-    there = None if hosts is None else profile_hosts(hosts, pipeline, profile)
-    # Each record is read once, and what the operators make of it is kept by the index.
-    once = Resources(num_epochs=1, num_cores=os.cpu_count() or 1, memory_bytes=0, hosts=there)
-    plan = plan_input(pipeline, once, profile)
-    reasons = plan.reasons if there is not None else ("offload: none; no input host answers",)
-    return replace(plan, cache=tokens_plan(pipeline).cache, num_ahead=_AHEAD, reasons=reasons)
+    return replace(plan(pipeline, hosts), cache=tokens_plan(pipeline).cache)

@@ -1,15 +1,22 @@
 """The index of a corpus: its tokens, or the document bounds of a token file, in files that all processes read.
 
 An index is a directory named by a digest of all that determines it: names, sizes and times of the files, the tokenizer,
-and the share for validation. It exists as a whole or not at all.
+and the share for validation. It exists as a whole or not at all, and outlives its run.
+
+One process of a machine reads a corpus, and all others use its index (``find_index``). It holds a lock, which is
+released when it dies, and touches the lock's file while it is alive. A process that waits for a frozen one builds the
+index itself: two builds at once do not disturb each other.
 """
 
+import fcntl
 import hashlib
 import json
 import os
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, get_args
@@ -18,13 +25,22 @@ from uuid import uuid4
 import numpy as np
 
 from swift.data.config import DataConfig, Mixture, Split
-from swift.data.corpus import corpora_of, pipeline_tokens, tokens_plan
-from swift.data.files import DataError, TokenReader
-from swift.data.locality import DomainRuns, RunsBuilder
-from swift.data.pipeline import ConnectHosts, NoDigest, Pipeline, survey_digest
-from swift.data.sequential import SequentialStream
-from swift.data.sources import StreamSource, TextSource, TokenFile
-from swift.data.stream import Spans, TokenStream, new_digest, open_stream, spans_of
+from swift.data.corpus import PlanReading, corpora_of, pipeline_tokens, plain_reading, tokens_plan
+from swift.data.pipeline import Pipeline
+from swift.data.remote_records import ConnectHosts
+from swift.data.sample_checks import UntrueOperator
+from swift.data.sample_store import NoDigest, survey_digest
+from swift.data.sources import (
+    ChangedFile,
+    DataError,
+    DomainRuns,
+    RunsBuilder,
+    StreamSource,
+    TextSource,
+    TokenFile,
+    TokenReader,
+)
+from swift.data.stream import SequentialStream, Spans, TokenStream, new_digest, open_stream, spans_of
 from swift.data.tokenizer import ByteTokenizer, TokenizerFile
 from swift.errors import SettingError
 from swift.files import replace_file, sync_directory
@@ -33,6 +49,10 @@ _VERSION = 2
 _HEAD, _RUNS = "index.json", "domains"
 _SETTLED_NS = 2_000_000_000
 """Seconds after a write in which another write may leave the time stamp as it is."""
+
+_BEAT_S, _PAUSE_S, _PATIENCE_S, _REPORT_S = 1.0, 0.2, 10.0, 5.0
+_KEPT_S = 30 * 86_400
+"""Seconds for which an unused index is kept."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +76,7 @@ class CorpusState(NamedTuple):
     newest_ns: int
 
 
-def corpus_state(config: DataConfig) -> CorpusState | None:
+def _corpus_state(config: DataConfig) -> CorpusState | None:
     """Returns the present state of a corpus; None if it cannot be determined.
 
     That is the case for sources and tokenizers from outside ``swift.data``, and if a file is missing.
@@ -112,6 +132,7 @@ def make_index(
     report: Callable[[IndexProgress], None],
     say: Callable[[str], None] = lambda _: None,
     connect: ConnectHosts | None = None,
+    plan: PlanReading = plain_reading,
 ) -> None:
     """Reads a corpus once and writes its index.
 
@@ -121,6 +142,7 @@ def make_index(
         report: called with the progress.
         say: called with a line, see ``pipeline_tokens``.
         connect: see ``pipeline_tokens``.
+        plan: see ``pipeline_tokens``.
 
     Raises:
         SettingError: the source cannot be read, a split would have no document, or a host has something else.
@@ -134,16 +156,16 @@ def make_index(
         if isinstance(config.source, TokenFile):
             files = _write_spans(config, made, report)
         else:
-            files = _write_texts(config, made, report, say, connect)
+            files = _write_texts(config, made, report, say, connect, plan)
         replace_file(made / _HEAD, json.dumps({"version": _VERSION, "begun": begun, "files": files}).encode())
         sync_directory(made)
         if not path.exists():
             made.rename(path)
     finally:
-        remove_index(made)
+        _remove_index(made)
 
 
-def remove_index(path: Path) -> None:
+def _remove_index(path: Path) -> None:
     """Removes an index, complete or not."""
     if path.exists():
         for file in path.iterdir():
@@ -204,7 +226,7 @@ def corpus_streams(config: DataConfig, split: Split, path: Path | None) -> list[
         return [corpus_stream(config, split, path)]
     streams = []
     for one in config.components:
-        state = None if path is None else corpus_state(one)
+        state = None if path is None else _corpus_state(one)
         found = path / state.name if path is not None and state is not None else None
         streams.append(corpus_stream(one, split, found if found is not None and found.is_dir() else None))
     return streams
@@ -251,6 +273,7 @@ def _write_texts(
     report: Callable[[IndexProgress], None],
     say: Callable[[str], None],
     connect: ConnectHosts | None,
+    plan: PlanReading,
 ) -> dict[str, Any]:
     dtype, builder = np.min_scalar_type(config.tokenizer.vocab_size - 1), RunsBuilder()
     with (path / "train").open("wb") as train, (path / "validation").open("wb") as validation:
@@ -264,7 +287,7 @@ def _write_texts(
         def tell(num_done: int, num: int) -> None:
             report(IndexProgress(num, num_done, sum(one.num_bytes for one in written.values())))
 
-        pipeline_tokens(config, add, tell, say, connect=connect)
+        pipeline_tokens(config, add, tell, say, connect=connect, plan=plan)
         files = {split: one.close(one.num_bytes // dtype.itemsize) for split, one in written.items()}
     with (path / _RUNS).open("wb") as file:
         runs = _Written(file)
@@ -297,3 +320,147 @@ def _head(path: Path) -> dict[str, Any]:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, new_digest).hexdigest()
+
+
+def find_index(
+    config: DataConfig,
+    cache: Path,
+    report: Callable[[str], None],
+    patience_s: float = _PATIENCE_S,
+    connect: ConnectHosts | None = None,
+    plan: PlanReading = plain_reading,
+) -> Path | None:
+    """Finds the index of a corpus, and builds it if there is none.
+
+    Args:
+        config: settings of the data.
+        cache: directory of indexes; made if it is missing.
+        report: called with a line on the progress, or on why there is no index.
+        patience_s: seconds without a sign of life from the process that builds the index, after which others stop
+            waiting for it.
+        connect: function that connects to other hosts, which begin the documents of texts and pipelines while an index
+            of them is built; of a mixture it is called for one source after the other; None: there are none.
+        plan: plans how texts and pipelines are read while an index of them is built.
+
+    Returns:
+        Directory of the index, or of all those of a mixture; None if it cannot be distinguished from that of another
+        corpus, or not be written: then every process reads the corpus.
+
+    Raises:
+        SettingError: the source cannot be read, a split would have no document, or a host has something else.
+    """
+    if isinstance(config.source, Mixture):
+        found = [find_index(one, cache, report, patience_s, connect, plan) for one in config.components]
+        return cache if any(found) else None
+    try:
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for _ in range(2):  # a file may be written to while it is read
+            state = _corpus_state(config)
+            if state is None:
+                return None
+            path = cache / state.name
+            try:
+                was_made = _make_unless_found(config, path, state, report, patience_s, connect, plan)
+            except ChangedFile:
+                if isinstance(config.source, Pipeline):  # which may have run for an hour
+                    raise
+                continue
+            if not was_made or state == _corpus_state(config):
+                _forget_old(cache, but=path)
+                return path
+        report("the corpus changes while it is read: every process reads it for itself")
+    except DataError as error:
+        if isinstance(config.source, Pipeline) or isinstance(error, UntrueOperator):  # of an input host
+            raise SettingError("DataConfig.source", config.source, str(error)) from error
+        # The first read of the file reports it better.
+    except OSError as error:
+        report(f"the corpus is not kept in {cache} ({error.strerror or error}): every process reads it for itself")
+    return None
+
+
+def _make_unless_found(
+    config: DataConfig,
+    path: Path,
+    state: CorpusState,
+    report: Callable[[str], None],
+    patience_s: float,
+    connect: ConnectHosts | None,
+    plan: PlanReading,
+) -> bool:
+    """Ensures an intact index; returns whether this call has built it."""
+    lock, seen, since = path.with_suffix(".lock"), 0, time.monotonic()
+    while not is_sound(path, state.newest_ns):
+        with _alone(lock) as is_alone:
+            beat = lock.stat().st_mtime_ns
+            if beat != seen:
+                seen, since = beat, time.monotonic()
+            if not is_alone and time.monotonic() - since < patience_s:
+                time.sleep(_PAUSE_S)
+                continue
+            if is_alone:  # all that is here belongs to processes that have died
+                for half in path.parent.glob(f".{path.name}.*"):
+                    _remove_index(half)
+            _remove_index(path)
+            with _beating(lock):
+                make_index(config, path, _progress_report(report), report, connect, plan)
+            return True
+    with suppress(OSError):  # an index can be read from where it cannot be written
+        os.utime(path)
+    return False
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[bool]:
+    """Locks a file for the block, and yields whether no other process or thread holds it."""
+    with path.open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_alone = True
+        except OSError:  # it is held, or this file system has no locks
+            is_alone = False
+        yield is_alone
+
+
+@contextmanager
+def _beating(path: Path) -> Iterator[None]:
+    """Touches a file periodically during the block, as a sign of life."""
+    is_over = threading.Event()
+
+    def beat() -> None:
+        while not is_over.wait(_BEAT_S):
+            with suppress(OSError):
+                os.utime(path)
+
+    os.utime(path)
+    thread = threading.Thread(target=beat, name="index", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def _progress_report(report: Callable[[str], None]) -> Callable[[IndexProgress], None]:
+    """Reports the progress now and then."""
+    reported = time.monotonic()
+
+    def say(progress: IndexProgress) -> None:
+        nonlocal reported
+        if time.monotonic() - reported > _REPORT_S:
+            reported = time.monotonic()
+            done, num = progress.num_done, progress.num_documents
+            report(f"reads the corpus: {done:,} of {num:,} documents, {progress.num_bytes / 1e6:,.0f} MB")
+
+    return say
+
+
+def _forget_old(cache: Path, but: Path) -> None:
+    """Removes indexes that were not used for long."""
+    for path in cache.iterdir():
+        with suppress(OSError):
+            if path != but and time.time() - path.stat().st_mtime > _KEPT_S:
+                if path.is_dir():
+                    _remove_index(path)
+                else:
+                    path.unlink()

@@ -11,11 +11,9 @@ import numpy as np
 from jaxtyping import Bool
 
 from swift.data.config import DataConfig, Mixture, Split
-from swift.data.files import BeyondVocabulary, DataError
 from swift.data.index import corpus_streams
-from swift.data.sequential import SequentialStream
-from swift.data.sources import TokenFile
-from swift.data.stream import TokenStream
+from swift.data.sources import BeyondVocabulary, DataError, TokenFile
+from swift.data.stream import SequentialStream, TokenStream
 from swift.data.tokenizer import Tokenizer
 from swift.data.windows import Batch, JoinedWindows, Windows, count_windows, training_order
 from swift.errors import SettingError, check_count

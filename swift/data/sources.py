@@ -1,20 +1,35 @@
-"""Sources of documents: the standard library of the running Python, text files, a file of tokens."""
+"""Sources of documents: texts in memory, in files or of the standard library, streams, and files of tokens.
+
+Files are opened with care: regular files only, read by position, since a file that shrinks under a memory map ends the
+process with a signal, while a read by position raises an error. A document has a domain, and the runs of documents of
+one domain are noted in the order of the stream of tokens.
+
+Shapes: R runs of documents of one domain that follow each other, D domains.
+"""
 
 import functools
+import glob
 import hashlib
 import os
 import re
 import sysconfig
+import weakref
+import zlib
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from swift.data.files import TokenReader, matching, with_literal_brackets
-from swift.errors import SettingError
-from swift.files import check_regular, read_regular
+from swift.errors import RunError, SettingError
+from swift.files import check_regular, open_regular, read_regular
+
+_SAMPLE_PIECES = 64
+_SAMPLE_BYTES = 16384
+_MOST_BYTES = 1 << 30
+"""Bytes of one system call; Linux reads at most 2 GB."""
 
 BLOCK_TOKENS = 16384
 """Tokens of a document in a token file that does not mark the ends of its documents."""
@@ -47,6 +62,160 @@ _LEAST_TEXT, _LEAST_LETTERS = 256, 12
 
 Text = str | np.ndarray
 """A document: a text, or its tokens, whole numbers below the tokenizer's ``vocab_size``."""
+
+
+class DataError(RunError):
+    """Data that a run started with can no longer be read, or have changed. Exit code 3."""
+
+
+class ChangedFile(DataError):
+    """A file that is not as it was found."""
+
+
+class DocumentError(DataError):
+    """A fault of a document, which the message names; no operator is to blame."""
+
+
+class BeyondVocabulary(DataError):
+    """A token in the data for which the model has no embedding."""
+
+
+@dataclass(frozen=True)
+class FileState:
+    """Version of a file, without reading it.
+
+    Attributes:
+        num_bytes: size in bytes.
+        mtime_ns: time of the last write, in nanoseconds since 1970.
+    """
+
+    num_bytes: int
+    mtime_ns: int
+
+
+def _with_literal_brackets(pattern: str) -> str:
+    """Returns a pattern whose directories, or file, that are there by this very name are taken by name.
+
+    Brackets of such a name choose nothing: ``wiki [en]/*.txt`` are the texts of that directory, where it is one.
+    """
+    head = pattern
+    while head and not os.path.lexists(head):
+        head = os.path.dirname(head.rstrip("/"))
+    return head.replace("[", "[[]") + pattern[len(head) :]
+
+
+def matching(pattern: str) -> list[str]:
+    """Returns the paths that match a pattern for ``glob``; none through a link to a directory that it is itself in."""
+
+    @functools.cache
+    def is_loop(directory: str) -> bool:
+        above = os.path.dirname(directory)
+        if above == directory or not directory:
+            return False
+        if os.path.islink(directory):
+            inside, linked = os.path.realpath(above), os.path.realpath(directory)
+            if os.path.commonpath([inside, linked]) == linked:
+                return True
+        return is_loop(above)
+
+    paths = glob.glob(_with_literal_brackets(pattern), recursive=True)
+    return [path for path in paths if not is_loop(os.path.dirname(path))] if "**" in pattern else paths
+
+
+class TokenReader:
+    """Tokens of a file, read by position in slices on demand.
+
+    The file stays open: renaming or removing it does not disturb the run. Every read checks the length of the file;
+    if it has been written to, a sample of it must be unchanged. Threads may share one.
+
+    Args:
+        path: path of the file.
+        dtype: type of a token, with its byte order.
+        vocab_size: one more than the largest token allowed.
+
+    Raises:
+        OSError: the file cannot be opened, or is not a regular one.
+    """
+
+    def __init__(self, path: str, dtype: np.dtype, vocab_size: int):
+        self.path, self.dtype, self.vocab_size = path, dtype, vocab_size
+        self._fd = open_regular(path)
+        weakref.finalize(self, os.close, self._fd)
+        self._begun = self._seen = self._state_now()
+        self._sampled = zlib.crc32(self.sample().tobytes())
+
+    @property
+    def state(self) -> FileState:
+        """State of the file when it was opened."""
+        return self._begun
+
+    def __len__(self) -> int:
+        return self._begun.num_bytes // self.dtype.itemsize
+
+    def __getitem__(self, part: slice) -> np.ndarray:
+        """Reads a slice of the tokens.
+
+        Raises:
+            DataError: the file has shrunk or changed, cannot be read, or holds a token beyond the vocabulary.
+        """
+        start, stop, step = part.indices(len(self))
+        assert step == 1
+        tokens = self._read(start, stop)
+        self._check_state()
+        if len(tokens) and int(tokens.max()) >= self.vocab_size:
+            place = int(np.argmax(tokens >= self.vocab_size))
+            raise BeyondVocabulary(
+                f"{self.path} holds token {tokens[place]} (token {start + place} of the file), the vocabulary ends at "
+                f"{self.vocab_size - 1}"
+            )
+        return tokens
+
+    def sample(self) -> np.ndarray:
+        """Reads pieces spread evenly over the file, each from an even position, and joins them without checks."""
+        length = _SAMPLE_BYTES // self.dtype.itemsize
+        places = np.linspace(0, max(0, len(self) - length), _SAMPLE_PIECES).astype(np.int64) // 2 * 2
+        return np.concatenate([self._read(start, start + length) for start in np.unique(places).tolist()])
+
+    def head(self, num_bytes: int) -> bytes:
+        """Reads the first bytes."""
+        return os.pread(self._fd, num_bytes, 0)
+
+    def _read(self, start: int, stop: int) -> np.ndarray:
+        size = self.dtype.itemsize
+        first, last = start * size, min(stop, len(self)) * size
+        pieces = []
+        try:
+            while first < last:
+                pieces.append(os.pread(self._fd, min(last - first, _MOST_BYTES), first))
+                if not pieces[-1]:
+                    raise self._shrunk(self._state_now().num_bytes)
+                first += len(pieces[-1])
+        except OSError as error:
+            raise self._unreadable(error) from error
+        return np.frombuffer(pieces[0] if len(pieces) == 1 else b"".join(pieces), self.dtype)
+
+    def _check_state(self) -> None:
+        now = self._state_now()
+        if now.num_bytes < self._begun.num_bytes:
+            raise self._shrunk(now.num_bytes)
+        if now != self._seen:
+            if zlib.crc32(self.sample().tobytes()) != self._sampled:
+                raise DataError(f"{self.path} has been overwritten since the run opened it")
+            self._seen = now
+
+    def _shrunk(self, num_bytes: int) -> DataError:
+        was = self._begun.num_bytes
+        return DataError(f"{self.path} has shrunk from {was} to {num_bytes} bytes since the run opened it")
+
+    def _state_now(self) -> FileState:
+        try:
+            found = os.fstat(self._fd)
+        except OSError as error:
+            raise self._unreadable(error) from error
+        return FileState(found.st_size, found.st_mtime_ns)
+
+    def _unreadable(self, error: OSError) -> DataError:
+        return DataError(f"{self.path} cannot be read any more: {error.strerror}")
 
 
 @dataclass(frozen=True)
@@ -166,7 +335,7 @@ class TextFiles:
             raise SettingError("TextFiles.pattern", self.pattern, "no file matches")
         if all(os.path.exists(path) and os.path.getsize(path) == 0 for path in paths):
             raise SettingError("TextFiles.pattern", self.pattern, f"all files that match ({len(paths)}) are empty")
-        plain = "".join(_PLAIN.findall(with_literal_brackets(self.pattern))[:1]).replace("[[]", "[")
+        plain = "".join(_PLAIN.findall(_with_literal_brackets(self.pattern))[:1]).replace("[[]", "[")
         directory = os.path.dirname(plain) or "."
         named = {os.path.relpath(path, directory): path for path in paths}
         return [Document(name, functools.partial(self._read, path), str(path)) for name, path in sorted(named.items())]
@@ -305,3 +474,41 @@ def are_halves(tokens_N: np.ndarray, vocab_size: int) -> bool:
     low_P, high_P = tokens_N[: len(tokens_N) // 2 * 2].reshape(-1, 2).T
     most = (vocab_size - 1) >> 16
     return bool((high_P <= most).all()) and int((low_P > most).sum()) >= _LEAST_LOW_HALVES
+
+
+class DomainRuns(NamedTuple):
+    """Runs of documents of one domain, in the order of a stream of tokens."""
+
+    starts_R: np.ndarray  # int64, position of the first token of each run
+    domains_R: np.ndarray  # int64, number of the domain of each run, in the order in which the domains come first
+
+
+class RunsBuilder:
+    """Runs of the documents that are added, in the order of the stream."""
+
+    def __init__(self) -> None:
+        self._numbers, self._end = dict[str, int](), 0
+        self._starts, self._domains = array("q"), array("q")  # a run may be as short as a document
+
+    def add(self, domain: str, num_tokens: int) -> None:
+        """Adds the next tokens, of a document of a domain."""
+        number = self._numbers.setdefault(domain, len(self._numbers))
+        if not self._domains or self._domains[-1] != number:
+            self._starts.append(self._end)
+            self._domains.append(number)
+        self._end += num_tokens
+
+    def runs(self) -> DomainRuns:
+        """Returns the runs so far."""
+        return DomainRuns(np.array(self._starts, np.int64), np.array(self._domains, np.int64))
+
+
+def domain_of(name: str) -> str:
+    """Returns the domain of a document without a field that says it: its name without the part after the last / or :.
+
+    That is the directory of a text file, and the file of a record.
+
+    >>> domain_of("asyncio/queues.py"), domain_of("code/part-3.jsonl:17"), domain_of("record 5")
+    ('asyncio', 'code/part-3.jsonl', '')
+    """
+    return re.split(r"[/:](?=[^/:]*$)", name, maxsplit=1)[0] if re.search("[/:]", name) else ""

@@ -1,6 +1,10 @@
 """Windows of a stream of tokens, batches of them, and their order for training.
 
-Shapes: M micro-batches, B sequences per micro-batch, T positions.
+The sources of a mixture take turns in the order of ``grain.MapDataset.mix``, found for many places at once. The order
+of the windows lies between random and by domain, as COMM-RAND orders the vertices of a graph by community: within a
+stretch of batches, a share of the windows, drawn at random, comes by domain, and the others stay where they are.
+
+Shapes: M micro-batches, B sequences per micro-batch, T positions, N places of the order.
 """
 
 import functools
@@ -15,15 +19,113 @@ import numpy as np
 from grain.experimental import index_shuffle
 
 from swift.data.config import DataConfig, Mixture
-from swift.data.locality import LocalOrder, mixed_places
-from swift.data.sequential import SequentialStream
-from swift.data.stream import TokenStream
+from swift.data.stream import SequentialStream, TokenStream
 from swift.errors import SettingError
+
+STRETCH_BATCHES = 64
+"""Batches among which windows change places."""
+_ENDLESS = 2**62
+
+_LEAST_SHARE = 100
+"""Whole number that stands for the smallest weight; the others are in proportion, rounded down."""
+_MOST_SQUARED = 2**31
+"""Sum of the whole numbers below which products of two of them are exact."""
 
 _SHUFFLE_ROUNDS = 4
 """Rounds of ``grain.MapDataset.shuffle``."""
 _CHUNK = 1024
 """Places whose windows are found together, which takes less time than one by one."""
+
+
+def arranged(domains_N: np.ndarray, locality: float, random: np.random.Generator) -> np.ndarray:
+    """Arranges the windows of a stretch: for each place the window that comes there, int64[N].
+
+    The windows of a domain keep their order.
+
+    Args:
+        domains_N: int64, domain of each window.
+        locality: expected share of the windows that come by domain, in a random order of the domains.
+        random: random numbers of the stretch.
+    """
+    ranks_N = random.permutation(int(domains_N.max(initial=0)) + 1)[domains_N]
+    local = np.flatnonzero(random.random(len(domains_N)) < locality)
+    ranks_after_N = ranks_N.copy()
+    ranks_after_N[local] = np.sort(ranks_N[local])
+    order_N = np.empty(len(domains_N), np.int64)
+    order_N[np.argsort(ranks_after_N, kind="stable")] = np.argsort(ranks_N, kind="stable")
+    return order_N
+
+
+class LocalOrder:
+    """Windows by place, without end: a function of the arguments and the place alone.
+
+    Args:
+        windows: function of places, int64[N], that returns the windows there without locality, int64[2, N]: the source
+            of each, and its number there.
+        domains: function of windows, int64[2, N], that returns the domain of each, int64[N].
+        locality: see ``arranged``.
+        sequences_per_batch: windows of a batch.
+        epoch: windows of an epoch, which no stretch exceeds; 0: the windows have none.
+        seed: seed of the stretches.
+    """
+
+    def __init__(
+        self,
+        windows: Callable[[np.ndarray], np.ndarray],
+        domains: Callable[[np.ndarray], np.ndarray],
+        *,
+        locality: float,
+        sequences_per_batch: int,
+        epoch: int,
+        seed: int,
+    ):
+        self._windows, self._domains, self._locality, self._seed = windows, domains, locality, seed
+        self._epoch, self._length = epoch or _ENDLESS, STRETCH_BATCHES * sequences_per_batch
+        self._arrange = functools.lru_cache(maxsize=2)(self._arranged)  # the present stretch, and the next
+
+    def window(self, place: int) -> tuple[int, int]:
+        """Returns the source of the window at a place, and its number there."""
+        epoch, inside = divmod(place, self._epoch)
+        number, inside = divmod(inside, self._length)
+        source, window = self._arrange(epoch, number)[:, inside].tolist()
+        return source, window
+
+    def _arranged(self, epoch: int, number: int) -> np.ndarray:
+        first, end = number * self._length, min((number + 1) * self._length, self._epoch)
+        begin = epoch * self._epoch
+        windows_2N = self._windows(np.arange(begin + first, begin + end))
+        random = np.random.default_rng((self._seed, epoch, number))
+        return windows_2N[:, arranged(self._domains(windows_2N), self._locality, random)]
+
+
+def mixed_places(places_N: np.ndarray, weights: Sequence[float]) -> np.ndarray:
+    """Finds the source of each place of a mixture, and the number of the place among those of the source, int64[2, N].
+
+    The first source takes its share of all places, as evenly as whole places can be; the second its share of the rest,
+    and so on.
+
+    Args:
+        places_N: int64, places from 0.
+        weights: weight of each source.
+    """
+    scale = _LEAST_SHARE / min(weights)
+    shares = [int(weight * scale) for weight in weights]
+    left = sum(shares)
+    found_2N = np.zeros((2, len(places_N)), np.int64)
+    open_N = np.arange(len(places_N))
+    rest_N = places_N if left < _MOST_SQUARED else places_N.astype(object)
+    for source, share in enumerate(shares):
+        after_N, after_next_N = (_left_over(one_N, share, left) for one_N in (rest_N, rest_N + 1))
+        is_taken_N = after_N == after_next_N
+        found_2N[0, open_N[is_taken_N]] = source
+        found_2N[1, open_N[is_taken_N]] = (rest_N - after_N)[is_taken_N]
+        open_N, rest_N, left = open_N[~is_taken_N], after_N[~is_taken_N], left - share
+    return found_2N
+
+
+def _left_over(num_N: np.ndarray, share: int, whole: int) -> np.ndarray:
+    """Returns how many of the first places a share of the whole leaves to others; no product grows with the place."""
+    return num_N // whole * (whole - share) + num_N % whole * (whole - share) // whole
 
 
 class Batch(NamedTuple):

@@ -2,13 +2,8 @@
 
 ``membership`` decides which processes form each generation and how the run recovers; ``coordinator`` carries that out;
 ``worker`` trains; ``services`` write checkpoints and compile programs ahead; ``transport`` starts processes and carries
-messages within and between nodes; ``state`` outlives processes; ``reporting`` records what happens. The groups of
-processes that JAX forms are here: ``jax_group``, ``accelerators`` where they hold GPUs or TPU chips, and
-``compile_only_group`` to compile for one that does not exist.
+messages within and between nodes; ``state`` outlives processes; ``reporting`` records what happens.
+
+The groups of processes that JAX forms are here: ``jax_group``, ``accelerators`` for groups that hold GPUs or TPU chips,
+and ``device_probe``, which finds out what a machine has.
 """
-
-from swift.elastic.accelerators import Accelerator, MemberDevices
-from swift.elastic.elastic_ranks import is_elastic
-from swift.elastic.jax_group import LOOPBACK, check_support
-
-__all__ = ["LOOPBACK", "Accelerator", "MemberDevices", "check_support", "is_elastic"]

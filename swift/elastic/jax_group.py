@@ -9,15 +9,25 @@ these interfaces: then ``check_support`` says so before anything has started. Tr
 A generation is a group, with its own coordination service and, in each process, its own backend, in which process i
 of n has the same device ids in every generation of n processes; one in which blocks move keeps the group of the one
 before. So a program that any process compiled in one generation can be loaded in the next (see
-``swift.pipeline.reconfigure.executable_cache``), and no communicator of a dead group is ever used again. Everything on
+``swift.pipeline.reconfigure.executables``), and no communicator of a dead group is ever used again. Everything on
 a backend's devices is lost with it: states are copied to the host before.
 
-CPU collectives (gloo) are aborted here, through their sockets: a process that waits for a dead process gets an error at
-once, but one that waits for a third process would wait forever. A group of accelerators is formed once in the life of
-its processes, and not mended: see ``swift.elastic.accelerators``.
+CPU collectives (gloo) are aborted here, through their sockets, to which their libraries give no other access: a process
+that waits for a dead process gets an error at once, but one that waits for a third process would wait forever. A group
+of accelerators is formed once in the life of its processes, and not mended: see ``swift.elastic.accelerators``. Gloo
+listens at the address from which this process reaches the coordination service: the loopback device, unless the service
+is on a network.
 
-Gloo listens at the address from which this process reaches the coordination service: the loopback device, unless the
-service is on a network.
+A process that is to be connected to by a dead one waits without a limit, and without a socket that could be shut down.
+So this process connects to itself in the place of every other. Each process publishes a host, an address, and a number
+for each other process, with which that connects to it. If XLA published it in another way, such a process could not be
+released, and would end after a time limit (see ``swift.elastic.worker.worker``).
+
+``CompileOnlyGroup`` is a group of which only this process exists: the real group can run what it compiles. The program
+of a group is bound to the ids of its devices, which depend on the indices of its processes only. When a backend of
+several processes starts, each process publishes its devices at the coordination service, and the first one collects
+them; here one process publishes devices as each of the processes in turn, and continues as the first. JAX can compile
+for devices that do not exist (``jax.experimental.topologies``), on TPU and GPU and not yet on CPU.
 """
 
 import gc
@@ -28,26 +38,34 @@ import shutil
 import socket
 import tempfile
 import threading
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
 from jax.extend.backend import clear_backends, register_backend_factory
 
-from swift.elastic.gloo_connections import GLOO, connect_as_all
-from swift.elastic.own_sockets import Address, connections, listening_at
 from swift.errors import RunError
-from swift.mesh import LOOPBACK, jax_internals, own_address
+from swift.mesh.process_group import LOOPBACK, jax_internals, own_address
 from swift.tasks import start_thread
 
+Address = tuple[str, int]
+"""Host and port."""
+_GLOO = "cpu:gloo"
+"""XLA's own directory of what gloo publishes."""
+_NUMBER, _MAX_NUMBER = np.dtype("=i8"), 1 << 14
+"""Numbers count a process's connections from 0; a larger one is none of gloo's, but of a layout that is not known."""
+_CONNECT_S = 1.0
 _NO_HEARTBEAT_S = 86_400
 """Heartbeats go to the supervisor instead, which also follows the progress."""
 _NUM_PORTS = 3
 _SOCKET, _MAX_PATH = "unix:", 107
 """Scheme of the address of a Unix socket, and the largest size of its path in bytes (see ``man 7 unix``)."""
 _ADDRESSES = "swift/addresses/{}"
+_TIMEOUT = "jax_cpu_get_global_topology_timeout_minutes"
+_PUBLISHED = "cpu:local_topology/"
 
 
 def check_support() -> None:
@@ -237,8 +255,8 @@ class JaxGroup:
         """Ends every wait for what another process publishes, and for a process that is to connect to this one."""
         published = dict[str, bytes]()
         with suppress(jax.errors.JaxRuntimeError):  # the service may be gone
-            published |= self._client.key_value_dir_get_bytes(GLOO)
-        connect_as_all(published, self._own)
+            published |= self._client.key_value_dir_get_bytes(_GLOO)
+        _connect_as_all(published, self._own)
         with suppress(jax.errors.JaxRuntimeError):
             self._client.shutdown()
 
@@ -293,3 +311,126 @@ def is_aborted(error: BaseException) -> bool:
     # A broken collective raises either error, depending on whether the program was still being started.
     is_broken = isinstance(error, jax.errors.JaxRuntimeError | ValueError) and "Gloo" in str(error)
     return is_broken or isinstance(error, JaxGroupError)
+
+
+class CompileOnlyGroup(JaxGroup):
+    """A group to compile for; a context manager. A process can have one at a time, and no other group meanwhile.
+
+    Nothing can run on its devices: collectives would wait forever. Arrays can be put on this process's own devices.
+
+    Args:
+        num_processes: number of processes, each with as many devices as this one (``jax_num_cpu_devices``).
+        sockets: directory that only its owner may enter.
+
+    Raises:
+        RunError: this version of JAX forms groups in another way.
+    """
+
+    def __init__(self, num_processes: int, sockets: Path):
+        self._service = CoordinationService(1, sockets)
+        try:
+            super().__init__(self._service.address, 0, num_processes)
+            self.join()
+        except RuntimeError as error:
+            unlike = f"jax {jax.__version__} forms groups in a way in which one process cannot pose as all"
+            raise RunError(f"{unlike}: {error}") from error
+
+    def _make_backend(self) -> None:
+        try:
+            self._publish_others()
+        except AttributeError as error:
+            raise RuntimeError(f"it uses other names: {error}") from error
+        self._configure_backend(0)
+        num_devices = self._num_processes * jax.local_device_count()
+        if len({device.id for device in jax.devices()}) != num_devices or jax.process_index() != 0:
+            raise RuntimeError(f"{num_devices} devices expected, there are {jax.devices()}")
+
+    def _publish_others(self) -> None:
+        """Publishes devices as every process except the first, which would wait for minutes for missing ones."""
+        config = jax.config
+        usual = getattr(config, _TIMEOUT)
+        config.update(_TIMEOUT, 0)  # the others must not wait for the first
+        try:
+            for other in range(1, self._num_processes):
+                self._configure_backend(other)
+                _start_backend()
+        finally:
+            config.update(_TIMEOUT, usual)
+        published = len(self._client.key_value_dir_get_bytes(_PUBLISHED))
+        if published != self._num_processes - 1:
+            raise RuntimeError(f"{published} of {self._num_processes - 1} processes have published their devices")
+
+    def leave(self) -> None:
+        """Drops the devices, with the programs compiled for them."""
+        super().leave()
+        self._service.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+
+def _start_backend() -> None:
+    """Starts a backend as far as that is possible without the first process."""
+    try:
+        jax.devices()
+    except RuntimeError:
+        return
+    finally:
+        clear_backends()
+    raise RuntimeError("its processes do not wait for the first")
+
+
+def connections() -> Iterator[tuple[Address, Address, socket.socket]]:
+    """Yields the TCP connections of this process: its own address, the other side's, and the connection."""
+    for found in _sockets():
+        with suppress(OSError):
+            if not _listens(found):
+                yield found.getsockname()[:2], found.getpeername()[:2], found
+
+
+def listening_at() -> set[Address]:
+    """Returns the addresses on which this process listens."""
+    return {found.getsockname()[:2] for found in _sockets() if _listens(found)}
+
+
+def _listens(found: socket.socket) -> bool:
+    return bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
+def _sockets() -> Iterator[socket.socket]:
+    """Yields the TCP sockets of this process, each as a duplicate that is closed when the next one is requested."""
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            # The original may be closed meanwhile, and its number reused: therefore only the duplicate is inspected.
+            with socket.socket(fileno=os.dup(int(name))) as found:
+                if found.family in (socket.AF_INET, socket.AF_INET6):
+                    yield found
+
+
+def _connect_as_all(published: Mapping[str, bytes], addresses: Iterable[Address]) -> None:
+    """Connects to a process at its addresses with every number with which another process could.
+
+    Args:
+        published: what gloo has published, by key.
+        addresses: addresses at which the process listens.
+    """
+    most = max((largest_number(key, value) for key, value in published.items()), default=-1)
+    for address in addresses:
+        for number in range(1 + most):
+            with suppress(OSError), socket.create_connection(address, _CONNECT_S) as connection:
+                connection.sendall(_NUMBER.type(number).tobytes())
+
+
+def largest_number(key: str, value: bytes) -> int:
+    """Returns the largest number with which a process is connected to, of those at the end of what gloo publishes.
+
+    -1 where what is published has another layout.
+    """
+    size = (key.count(",") + 1) * _NUMBER.itemsize  # the key lists the processes
+    number = int(np.frombuffer(value[-size:], _NUMBER).max()) if len(value) >= size else -1
+    return number if number <= _MAX_NUMBER else -1

@@ -1,10 +1,88 @@
-"""Results of an evaluation of models: judgements, scores with intervals, and differences between two models."""
+"""Results of an evaluation of models: judgements, scores, and differences between two models.
 
+Scores and differences have confidence intervals of 95 %. A file of results is one JSON document of one or several
+models, which anybody may have made: what is read is checked, and a score is counted again from the answers, never taken
+from the file.
+"""
+
+import json
+import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from swift.evaluate.intervals import Interval, difference_interval, share_interval
+from swift.errors import SettingError
+from swift.files import read_regular, replace_file
+
+_QUANTILE = 1.959963984540054
+"""97.5 % of a normal distribution lie below it."""
+
+DIRECTORY = "evaluations"
+"""Directory of a run or a model in which its results are."""
+_FORMAT = 1
+_METRICS = ({"accuracy", "accuracy_per_byte"}, {"match"})
+
+
+class Interval(NamedTuple):
+    """Both ends of an interval."""
+
+    low: float
+    high: float
+
+
+def share_interval(correct: int, count: int) -> Interval:
+    """Computes Wilson's score interval of a share; it is right for few questions and for shares near 0 and 1, too.
+
+    Args:
+        correct: questions that were answered correctly.
+        count: all questions, at least one.
+    """
+    square = _QUANTILE**2
+    middle = (correct + square / 2) / (count + square)
+    half = _QUANTILE / (count + square) * math.sqrt(correct * (count - correct) / count + square / 4)
+    low, high = max(0.0, middle - half), min(1.0, middle + half)
+    return Interval(low if correct else 0.0, high if correct < count else 1.0)
+
+
+def difference_interval(both: int, only_first: int, only_second: int, neither: int) -> Interval:
+    """Computes the interval of the first share less the second, of two models that were asked the same questions.
+
+    Questions that are hard for one are mostly hard for the other, so it is narrower than that of two samples. It is
+    Newcombe's square-and-add interval from Wilson's (Statistics in Medicine 17, 1998, pages 2635 to 2650, method 10).
+
+    Args:
+        both: questions that both have answered correctly.
+        only_first: those that only the first has.
+        only_second: those that only the second has.
+        neither: those that neither has; together there is at least one.
+    """
+    count = both + only_first + only_second + neither
+    first, second = (both + only_first) / count, (both + only_second) / count
+    one, other = share_interval(both + only_first, count), share_interval(both + only_second, count)
+    correlation = _correlation(both, only_first, only_second, neither)
+
+    def distance(of_first: float, of_second: float) -> float:
+        square = of_first**2 - 2 * correlation * of_first * of_second + of_second**2
+        return math.sqrt(max(0.0, square))
+
+    difference = first - second
+    low = difference - distance(first - one.low, other.high - second)
+    high = difference + distance(one.high - first, second - other.low)
+    return Interval(max(-1.0, low), min(1.0, high))
+
+
+def _correlation(both: int, only_first: int, only_second: int, neither: int) -> float:
+    """Estimates the correlation of both models' answers, with a correction for continuity."""
+    margins = (both + only_first) * (only_second + neither) * (both + only_second) * (only_first + neither)
+    if margins == 0:
+        return 0.0
+    count = both + only_first + only_second + neither
+    excess = float(both * neither - only_first * only_second)
+    if excess > 0:
+        excess = max(0.0, excess - count / 2)
+    return excess / math.sqrt(margins)
 
 
 @dataclass(frozen=True)
@@ -163,3 +241,119 @@ def differences(one: Evaluation, other: Evaluation) -> Iterator[Difference]:
         if pairs:
             counts = [pairs.count(pair) for pair in ((True, True), (True, False), (False, True), (False, False))]
             yield Difference(score.task, score.metric, *counts)
+
+
+def document_of(evaluations: Sequence[Evaluation], *, with_answers: bool = True) -> dict[str, Any]:
+    """Makes the document of results: scores of each model, and differences of each from the first.
+
+    Args:
+        evaluations: results, all of one task file.
+        with_answers: whether to include the answer to every question.
+    """
+    first, models = evaluations[0], []
+    for one in evaluations:
+        answers = {"judgements": [_sparse(judgement) for judgement in one.judgements]} if with_answers else {}
+        facts = {field.name: getattr(one, field.name) for field in fields(one) if field.name != "judgements"}
+        scores = [_score(score) for score in one.scores]
+        models.append({**facts, "complete": one.is_complete, "cut": one.num_cut, "scores": scores, **answers})
+    pairs = [
+        {"model": other.model, "less": first.model, **_difference(found)}
+        for other in evaluations[1:]
+        for found in differences(other, first)
+    ]
+    return {"format": _FORMAT, "models": models, "differences": pairs}
+
+
+def write_evaluations(path: Path, evaluations: Sequence[Evaluation]) -> None:
+    """Writes results; the file is never half-written.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path.parent.mkdir(exist_ok=True)
+    replace_file(path, json.dumps(document_of(evaluations), indent=1, allow_nan=False).encode())
+
+
+def read_evaluations(path: Path) -> list[Evaluation]:
+    """Reads results.
+
+    Raises:
+        SettingError: the file cannot be read, or is damaged.
+    """
+    try:
+        document = json.loads(read_regular(path))
+    except OSError as error:
+        raise SettingError("results", str(path), f"cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError):
+        document = None
+    try:
+        if document["format"] != _FORMAT:
+            raise SettingError("results", str(path), f"are of format {document['format']!r}: only {_FORMAT} is known")
+        return [_evaluation(model) for model in document["models"]]
+    except (KeyError, TypeError, AttributeError, _Damage):
+        raise SettingError("results", str(path), "are damaged: write them again with `swift evaluate`") from None
+
+
+def stored_evaluations(directory: Path) -> list[Evaluation]:
+    """Reads all results that lie with a run or a model, by name of the task file and iteration.
+
+    Raises:
+        SettingError: a file is damaged.
+    """
+    paths = sorted((directory / DIRECTORY).glob("[!.]*.json"))
+    found = [one for path in paths for one in read_evaluations(path)]
+    return sorted(found, key=lambda one: (one.tasks, one.tasks_digest, one.step or 0))
+
+
+class _Damage(Exception):
+    """A value that no results have."""
+
+
+def _sparse(judgement: Judgement) -> dict[str, Any]:
+    """The fields of a judgement that are not empty."""
+    return {name: value for name, value in asdict(judgement).items() if value is not None and value != 0}
+
+
+def _score(score: Score) -> dict[str, Any]:
+    counts = {"correct": score.correct, "questions": score.questions}
+    return {"task": score.task, "metric": score.metric, "share": score.share, **score.interval._asdict(), **counts}
+
+
+def _difference(found: Difference) -> dict[str, Any]:
+    counts = {"both": found.both, "only_model": found.only_first, "only_less": found.only_second}
+    counts |= {"neither": found.neither, "questions": found.questions}
+    share = {"difference": found.share, **found.interval._asdict()}
+    return {"task": found.task, "metric": found.metric, **share, **counts}
+
+
+def _of(value: Any, *kinds: type) -> Any:
+    if type(value) not in kinds:
+        raise _Damage
+    return value
+
+
+def _evaluation(model: Mapping[str, Any]) -> Evaluation:
+    texts = {name: _of(model[name], str) for name in ("model", "path", "weights", "tasks", "tasks_digest")}
+    numbers = {"step": _of(model["step"], int, type(None)), "seconds": _of(model["seconds"], int, float)}
+    judgements = tuple(_judgement(one) for one in _of(model["judgements"], list))
+    count = _of(model["num_questions"], int)
+    if len({one.line for one in judgements}) < len(judgements) or len(judgements) > count:
+        raise _Damage
+    kinds: dict[str, set[str]] = {}
+    for one in judgements:
+        if kinds.setdefault(one.task, set(one.correct)) != set(one.correct):
+            raise _Damage
+    return Evaluation(**texts, **numbers, num_questions=count, judgements=judgements)
+
+
+def _judgement(one: Mapping[str, Any]) -> Judgement:
+    correct, log_probs = _of(one["correct"], dict), one.get("log_probs")
+    if set(correct) not in _METRICS or not all(type(value) is bool for value in correct.values()):
+        raise _Damage
+    if log_probs is not None:
+        log_probs = tuple(_of(value, int, float) for value in _of(log_probs, list))
+        if not all(map(math.isfinite, log_probs)):
+            raise _Damage
+    line, task, text = _of(one["line"], int), _of(one["task"], str), _of(one.get("text"), str, type(None))
+    rest = _of(one.get("unseen_tokens", 0), int), _of(one.get("name"), str, int, type(None))
+    return Judgement(line, task, correct, log_probs, text, *rest)

@@ -1,26 +1,52 @@
 """Expert layers: routing, dispatch to slots, placement of replicas, and the optimizer state, decoupled from placement.
 
 Start with ``layer``, which runs the tokens of one rank through the experts of all ranks, and ``exchange``, which brings
-every slot the weights of the expert placed there. ``placement`` decides which expert each slot holds.
+every slot the weights of the expert placed there. ``routing`` sends tokens to experts, ``capacity`` decides which of
+them are served, and ``grouped_matmul`` multiplies them; ``placement`` decides which expert each slot holds.
+``state_layouts`` says where the optimizer's state is, ``optimizer`` what updates it, which has to be ``elementwise``.
+``dropless`` serves all tokens on one device, ``reference`` is the oracle.
 """
 
-from swift.experts.config import ExpertConfig
-from swift.experts.dropless import sorted_moe
-from swift.experts.exchange import collect, exchange_bytes, from_slices, materialize, padded_size, to_slices
-from swift.experts.layer import Load, Matmul, expert_parallel_moe
-from swift.experts.optimizer_config import (
-    OptimizerConfig,
-    OwnOptimizer,
-    OwnSchedule,
-    learning_rate,
-    make_optimizer,
-    with_warmup,
-)
-from swift.experts.rank_capacity import check_exact, exact_slots
-from swift.experts.reference import dropless_moe, reference_moe
-from swift.experts.routing import balancing_step
-from swift.experts.state_layouts import Decoupled, Fetched, Instances, Layout, ReplicaShards
+from typing import TYPE_CHECKING
 
+from swift.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from swift.experts.capacity.exact import check_exact, exact_slots
+    from swift.experts.config import ExpertConfig
+    from swift.experts.dropless import sorted_moe
+    from swift.experts.exchange import collect, exchange_bytes, from_slices, materialize, padded_size, to_slices
+    from swift.experts.layer import Load, Matmul, expert_parallel_moe
+    from swift.experts.optimizer import (
+        OptimizerConfig,
+        OwnOptimizer,
+        OwnSchedule,
+        learning_rate,
+        make_optimizer,
+        with_warmup,
+    )
+    from swift.experts.reference import dropless_moe, reference_moe
+    from swift.experts.routing import balancing_step
+    from swift.experts.state_layouts import Decoupled, Fetched, Instances, Layout, ReplicaShards
+
+_MODULES = {
+    "swift.experts.capacity.exact": ["check_exact", "exact_slots"],
+    "swift.experts.config": ["ExpertConfig"],
+    "swift.experts.dropless": ["sorted_moe"],
+    "swift.experts.exchange": ["collect", "exchange_bytes", "from_slices", "materialize", "padded_size", "to_slices"],
+    "swift.experts.layer": ["Load", "Matmul", "expert_parallel_moe"],
+    "swift.experts.optimizer": [
+        "OptimizerConfig",
+        "OwnOptimizer",
+        "OwnSchedule",
+        "learning_rate",
+        "make_optimizer",
+        "with_warmup",
+    ],
+    "swift.experts.reference": ["dropless_moe", "reference_moe"],
+    "swift.experts.routing": ["balancing_step"],
+    "swift.experts.state_layouts": ["Decoupled", "Fetched", "Instances", "Layout", "ReplicaShards"],
+}
 __all__ = [
     "Decoupled",
     "ExpertConfig",
@@ -50,3 +76,6 @@ __all__ = [
     "to_slices",
     "with_warmup",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(__name__, _MODULES)

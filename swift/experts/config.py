@@ -13,6 +13,9 @@ _PARTS = 8
 _ONCE = Fraction(6, 10)
 """Most ranks that a token's experts are on, over their number, for which it goes to each rank once: from measurements
 on a CPU."""
+_MOST_EXPERTS = 2**16
+_MOST_ROOM = 1e6
+"""Largest number of experts, of slots and of their least rows, and of shares of rows that a slot has room for."""
 
 
 class Buffers(NamedTuple):
@@ -20,11 +23,6 @@ class Buffers(NamedTuple):
 
     first: int
     further: int | None  # of the rounds after the first one; None: there are none
-
-
-_MOST_EXPERTS = 2**16
-_MOST_ROOM = 1e6
-"""Largest number of experts, of slots and of their least rows, and of shares of rows that a slot has room for."""
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
+from swift.experts.capacity.slot import Dispatch, Pairs, combine, inverse_rows, send
 from swift.experts.config import ExpertConfig
 from swift.experts.grouped_matmul import Groups, block_rows, grouped_matmul, padded_rows
 from swift.experts.layer import ApplySlots
 from swift.experts.routing import normalize_kept, route
-from swift.experts.slot_capacity import Dispatch, Pairs, combine, inverse_rows, send
-from swift.mesh import EXPERT_AXIS
+from swift.mesh.per_rank import EXPERT_AXIS
 
 
 def sorted_moe(

@@ -13,28 +13,17 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from swift.experts.capacity.balanced_flow import Holders
+from swift.experts.capacity.exact import assign_slots
+from swift.experts.capacity.rank import received_pairs, sent_pairs, serve, slot_groups, slots_of_pairs
+from swift.experts.capacity.row_exchange import exchange_rows
+from swift.experts.capacity.slot import Pairs, assign_rows, combine, send, weigh
+from swift.experts.capacity.token_rows import TokenRows, copy_to_slots, repeat_tokens, sum_over_slots, sum_tokens
+from swift.experts.capacity.token_split import Slots, by_source
 from swift.experts.config import ExpertConfig
 from swift.experts.grouped_matmul import block_rows, grouped_matmul, padded_rows
-from swift.experts.rank_capacity import (
-    Holders,
-    Slots,
-    TokenRows,
-    assign_slots,
-    by_source,
-    copy_to_slots,
-    exchange_rows,
-    received_pairs,
-    repeat_tokens,
-    sent_pairs,
-    serve,
-    slot_groups,
-    slots_of_pairs,
-    sum_over_slots,
-    sum_tokens,
-)
 from swift.experts.routing import Routing, balance_loss, first_choice_loss, normalize_kept, route, z_loss
-from swift.experts.slot_capacity import Pairs, assign_rows, combine, send, weigh
-from swift.mesh import EXPERT_AXIS
+from swift.mesh.per_rank import EXPERT_AXIS
 
 Matmul = Callable[[jax.Array, jax.Array], jax.Array]
 """(rows, weights of this rank's slots ``[S, X, Y]``) -> each row multiplied by the weights of its slot."""

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from swift.experts.capacity.rank import serve
 from swift.experts.config import ExpertConfig
 from swift.experts.layer import Load, auxiliary_loss
-from swift.experts.rank_capacity import serve
 from swift.experts.routing import Routing, count_choices, first_choice_loss, normalize_kept, route
 
 
@@ -61,7 +61,7 @@ def reference_moe(
     kept_E = count_choices(routing.choices_TK, kept_TK, config.num_classes)
     if config.is_deepspeed:
         routing = routing._replace(gates_TK=normalize_kept(routing.gates_TK, kept_TK))
-    y_TD = weigh_classes(routing, kept_TK, apply_classes(x_TD))
+    y_TD = _weigh_classes(routing, kept_TK, apply_classes(x_TD))
     if config.is_deepspeed:
         ranked = jax.tree.map(lambda leaf: leaf.reshape(num_ranks, -1, *leaf.shape[1:]), (routing, valid_T))
         aux = jnp.sum(jax.vmap(lambda routing, valid_T: first_choice_loss(routing, valid_T, num_ranks))(*ranked))
@@ -99,10 +99,10 @@ def dropless_moe(
     kept_TK = jnp.ones(routing.choices_TK.shape, bool)
     if config.is_deepspeed:
         routing = routing._replace(gates_TK=normalize_kept(routing.gates_TK, kept_TK))
-    return weigh_classes(routing, kept_TK, apply_classes(x_TD))
+    return _weigh_classes(routing, kept_TK, apply_classes(x_TD))
 
 
-def weigh_classes(
+def _weigh_classes(
     routing: Routing, kept_TK: Bool[Array, "T K"], outputs_ETD: Float[Array, "E T D"]
 ) -> Float[Array, "T D"]:
     """Sums the expert outputs of a token's kept choices, weighted by their gates."""

@@ -19,7 +19,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from swift.experts.exchange import collect, fetch, from_slices, materialize, padded_size, to_slices
-from swift.mesh import EXPERT_AXIS
+from swift.mesh.per_rank import EXPERT_AXIS
 
 
 class Layout(Protocol):

@@ -1,21 +1,29 @@
 """Generation: many requests to one model, which share the keys and values of common beginnings.
 
-``engine`` answers requests (``request``) by calls of ``paged_model``, the forward pass over keys and values in pages.
-``drafts`` hands the pages out, ``radix_tree`` knows which texts share them, ``passages`` plans the tokens of a call,
-and ``sampling`` chooses the next ones. ``programs`` writes texts of given and generated parts, which ``grammar``
-constrains.
+``engine`` answers requests (``request``, which also chooses the next tokens). ``texts`` hands out pages and knows which
+texts share them, and ``paged_model`` plans the tokens of a call and runs the forward pass over keys and values in
+pages. ``programs`` writes texts of given and generated parts, some of them constrained, and ``continuation`` continues
+texts by the model of a run.
 """
 
-from swift.generate.engine import Computed, TextEngine, TextEngineConfig
-from swift.generate.gen import Gen
-from swift.generate.grammar import Until
-from swift.generate.paged_model import check_devices, check_expert_ranks
-from swift.generate.pieces import Shown, decoded
-from swift.generate.programs import Prompt, Writer
-from swift.generate.radix_tree import Node, RadixTree
-from swift.generate.request import Answer, Constraint, Reason, Request
-from swift.generate.sampling import GREEDY, Sampling
+from typing import TYPE_CHECKING
 
+from swift.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from swift.generate.engine import Computed, TextEngine, TextEngineConfig
+    from swift.generate.paged_model import check_devices, check_expert_ranks
+    from swift.generate.programs import Gen, Prompt, Shown, Until, Writer, decoded
+    from swift.generate.request import GREEDY, Answer, Constraint, Reason, Request, Sampling
+    from swift.generate.texts import Node, RadixTree
+
+_MODULES = {
+    "swift.generate.engine": ["Computed", "TextEngine", "TextEngineConfig"],
+    "swift.generate.paged_model": ["check_devices", "check_expert_ranks"],
+    "swift.generate.programs": ["Gen", "Prompt", "Shown", "Until", "Writer", "decoded"],
+    "swift.generate.request": ["Answer", "Constraint", "GREEDY", "Reason", "Request", "Sampling"],
+    "swift.generate.texts": ["Node", "RadixTree"],
+}
 __all__ = [
     "GREEDY",
     "Answer",
@@ -37,3 +45,6 @@ __all__ = [
     "check_expert_ranks",
     "decoded",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(__name__, _MODULES)

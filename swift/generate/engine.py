@@ -8,13 +8,23 @@ import jax
 import numpy as np
 
 from swift.errors import SettingError, check_count
-from swift.experts import ExpertConfig
-from swift.generate.drafts import Draft, Drafts
-from swift.generate.paged_model import COLUMNS_PER_BLOCK, empty_pages, extend, on_every, rank_mesh, spread_experts
-from swift.generate.passages import Passage, as_arrays, decoding_passages, note_scores, plan_passages
-from swift.generate.request import Answer, Reason, Request
-from swift.generate.sampling import Choices, choose
-from swift.models import GPT, Weights
+from swift.experts.config import ExpertConfig
+from swift.generate.paged_model import (
+    COLUMNS_PER_BLOCK,
+    Passage,
+    as_arrays,
+    decoding_passages,
+    empty_pages,
+    extend,
+    note_scores,
+    on_every,
+    plan_passages,
+    rank_mesh,
+    spread_experts,
+)
+from swift.generate.request import Answer, Choices, Reason, Request, choose
+from swift.generate.texts import Draft, Drafts
+from swift.models.gpt import GPT, Weights
 
 _FEW_CANDIDATES = 64
 """Candidates of a choice, unless a request has more."""

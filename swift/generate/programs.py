@@ -1,7 +1,9 @@
 """Programs that write texts with a model: prompts that grow by given and by generated parts.
 
 As in SGLang (arXiv 2312.07104, section 2). A prompt is lazy: adding a part returns at once, and reading an answer runs
-the engine until it is there. All prompts of a ``Writer`` are written at the same time, and share what they can.
+the engine until it is there. All prompts of a ``Writer`` are written at the same time, and share what they can. A
+generated part (``Gen``) may be held to a regular expression or end before given texts, and shows its text piece by
+piece.
 """
 
 import threading
@@ -9,18 +11,219 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from dataclasses import replace
-from typing import TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
-from swift.data import Tokenizer, prompt_tokens
-from swift.errors import SettingError
+import numpy as np
+
+from swift.data.tokenizer import ByteTokenizer, Tokenizer, TokenizerFile, prompt_tokens
+from swift.errors import SettingError, check_count
 from swift.generate.engine import TextEngine
-from swift.generate.gen import Gen
-from swift.generate.grammar import Grammar, Until
-from swift.generate.pieces import decoded
-from swift.generate.request import Answer, Request
+from swift.generate.request import Answer, Request, Sampling
+
+_TOKENS_BEFORE = 16
+"""Tokens with which those after them are decoded."""
+
+_NOTHING = "matches no text that the tokens can spell"
 
 _Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class Gen:
+    """A part of a prompt that the model writes.
+
+    Attributes:
+        name: name of the part, by which it is read.
+        max_tokens: its tokens at most.
+        sampling: choice of the tokens; parts and forks of a prompt have choices of their own.
+        stop: texts at which it ends; they are not part of it.
+        regex: regular expression that it matches as a whole, unless ``max_tokens`` cuts it short.
+        choices: texts of which the likeliest is taken, by the sum of the log-probabilities of its tokens.
+
+    Raises:
+        SettingError: a value cannot be.
+    """
+
+    name: str
+    max_tokens: int = 64
+    sampling: Sampling = field(default_factory=Sampling)
+    stop: str | Sequence[str] = ()
+    regex: str | None = None
+    choices: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        check_count("Gen.max_tokens", self.max_tokens, least=1)
+        if not all(self.stops):
+            raise SettingError("Gen.stop", self.stop, "must not be empty")
+        if self.choices is not None:
+            self._check_choices(self.choices)
+
+    def _check_choices(self, choices: Sequence[str]) -> None:
+        if isinstance(choices, str) or not choices or not all(choices):
+            raise SettingError("Gen.choices", choices, "must be a list of texts, none of them empty")
+        for name, value in (("regex", self.regex), ("stop", self.stop)):
+            if value:
+                raise SettingError(f"Gen.{name}", value, "must not be given beside choices")
+        for choice in choices:
+            if sum(other.startswith(choice) for other in choices) > 1:
+                allowed = "must not be the beginning of another choice, which could never be likelier"
+                raise SettingError("Gen.choices", choice, allowed)
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The texts at which it ends."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+
+class Shown:
+    """The text of tokens, in pieces of whole characters.
+
+    Args:
+        tokenizer: tokenizer that decodes them.
+        before: tokens that they follow, and that are not shown: some tokenizers begin a text without its first space.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()):
+        self._tokenizer, self._seen = tokenizer, list(before[-_TOKENS_BEFORE:])
+        self._shown = tokenizer.decode(np.array(self._seen)) if self._seen else ""
+
+    def after(self, token: int) -> str:
+        """The text that a token completes; empty within a character of several tokens."""
+        self._seen.append(token)
+        text = self._tokenizer.decode(np.array(self._seen))
+        if text.endswith("\N{REPLACEMENT CHARACTER}"):
+            return ""
+        piece = text[len(self._shown) :]
+        self._seen = self._seen[-_TOKENS_BEFORE:]
+        self._shown = self._tokenizer.decode(np.array(self._seen))
+        return piece
+
+
+def decoded(tokenizer: Tokenizer, tokens: Sequence[int], before: Sequence[int] = ()) -> str:
+    """The text of tokens that follow others."""
+    seen = list(before[-_TOKENS_BEFORE:])
+    shown = tokenizer.decode(np.array(seen)) if seen else ""
+    return tokenizer.decode(np.array([*seen, *tokens]))[len(shown) :] if tokens else ""
+
+
+class Grammar:
+    """Regular expressions over the tokens of a tokenizer; needs the extra ``regex`` (llguidance).
+
+    Args:
+        tokenizer: tokenizer of the texts.
+        vocab_size: tokens that the model knows, V; those beyond the tokenizer's are never allowed.
+
+    Raises:
+        SettingError: the extra is missing, or the tokenizer is not one whose tokens are known as bytes.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int):
+        try:
+            import llguidance
+        except ImportError:
+            allowed = "needs the extra 'regex': pip install 'swift-moe[regex]'"
+            raise SettingError("Gen.regex", "a regular expression", allowed) from None
+        self._library, self._vocab_size = llguidance, vocab_size
+        self._tokenizer = llguidance.LLTokenizer(_wrapped(llguidance, tokenizer), eos_token=tokenizer.separator)
+        self._matchers: dict[str, Any] = {}
+
+    def matching(self, regex: str) -> "Matching":
+        """Makes the constraint of one answer.
+
+        Raises:
+            SettingError: the expression is malformed, or nothing can satisfy it.
+        """
+        if regex not in self._matchers:
+            grammar = self._library.LLMatcher.grammar_from_regex(regex)
+            self._matchers[regex] = self._library.LLMatcher(self._tokenizer, grammar, log_level=0)
+        matcher = self._matchers[regex].deep_copy()
+        if matcher.is_error():
+            raise SettingError("Gen.regex", regex, f"cannot be used: {matcher.get_error().splitlines()[0]}")
+        constraint = Matching(matcher, self._vocab_size)
+        if not constraint.allowed().any():
+            raise SettingError("Gen.regex", regex, _NOTHING)
+        return constraint
+
+
+class Matching:
+    """The constraint that an answer matches a regular expression as a whole."""
+
+    def __init__(self, matcher: Any, vocab_size: int):
+        self._matcher, self._vocab_size = matcher, vocab_size
+
+    def allowed(self) -> np.ndarray:
+        """Tells which tokens may come next, bool[V]."""
+        allowed_V = np.zeros(self._vocab_size, bool)
+        if not self._matcher.is_stopped():
+            bits = np.unpackbits(np.frombuffer(self._matcher.compute_bitmask(), np.uint8), bitorder="little")
+            size = min(len(bits), self._vocab_size)
+            allowed_V[:size] = bits[:size]
+        # Some expressions are found to match nothing only here.
+        return allowed_V & (not self._matcher.is_error())
+
+    def accept(self, token: int) -> None:
+        """Adds a token that was allowed."""
+        if not self._matcher.consume_token(token):
+            raise ValueError(f"token {token} was not allowed: {self._matcher.get_error()}")
+
+
+class Until:
+    """The constraint that an answer ends when it holds one of some texts.
+
+    Args:
+        tokenizer: tokenizer of the answer.
+        before: tokens before the answer.
+        stops: the texts.
+        vocab_size: tokens that the model knows, V.
+        inner: constraint that holds, too.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        before: Sequence[int],
+        stops: Sequence[str],
+        vocab_size: int,
+        inner: Matching | None = None,
+    ):
+        self._shown, self._stops, self._inner = Shown(tokenizer, before), tuple(stops), inner
+        self._longest, self._end = max(map(len, stops)), ""
+        self._none_V = np.zeros(vocab_size, bool)
+
+    def allowed(self) -> np.ndarray | None:
+        """Tells which tokens may come next, bool[V]; None: all."""
+        if any(stop in self._end for stop in self._stops):
+            return self._none_V
+        return None if self._inner is None else self._inner.allowed()
+
+    def accept(self, token: int) -> None:
+        """Adds a token that was allowed."""
+        piece = self._shown.after(token)
+        self._end = (self._end + piece)[-(self._longest + len(piece)) :]
+        if self._inner is not None:
+            self._inner.accept(token)
+
+
+def _wrapped(library: Any, tokenizer: Tokenizer) -> Any:
+    if isinstance(tokenizer, TokenizerFile):
+        return tokenizer.to_json()
+    if isinstance(tokenizer, ByteTokenizer):
+        return library.TokenizerWrapper(_Bytes())
+    raise SettingError(
+        "DataConfig.tokenizer", tokenizer, "must be ByteTokenizer or TokenizerFile for regular expressions"
+    )
+
+
+class _Bytes:
+    """The tokens of ``ByteTokenizer``, as the library wants them."""
+
+    eos_token_id, bos_token_id = 0, None
+    tokens = tuple(bytes([byte]) for byte in range(256))
+    special_token_ids = (0,)
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(text)
 
 
 class Writer:

@@ -4,12 +4,17 @@ A mesh row, that is a coordinate on the axis ``worker``, is one live worker. Whi
 serves is recorded in a table rather than by an axis: a worker may serve a stage other than its own, and a mesh with a
 hole is still one SPMD program.
 
+An expert layer exchanges tokens and weights among the ranks of a worker, and peers of a stage sum its gradients: far
+more bytes than the activations that stages pass on. So of several hosts each has whole workers, peers of a stage side
+by side: expert ranks within a host, stages between hosts.
+
 R: mesh rows.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,13 +24,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
 
 from swift.errors import SettingError
-from swift.mesh.emulate import emulate_devices
-from swift.mesh.host_order import order_by_host
+from swift.mesh.devices import emulate_devices
 from swift.mesh.per_rank import AXES, REPLICATED, WORKER_AXIS, is_spec, map_specs, sharded, vmapped
-from swift.topology import Topology, Worker
+from swift.topology import RANK_KINDS, RankKind, Topology, Worker
 
-RankKind = Literal["emulated", "devices", "virtual"]
-RANK_KINDS: tuple[str, ...] = ("emulated", "devices", "virtual")
+_MAX_HOSTS = 4
+"""Hosts whose workers a line names."""
 
 
 class MeshRow(NamedTuple):
@@ -207,22 +211,6 @@ class LiveMesh:
         return sharded(self.mesh, function, in_specs, out_specs)
 
 
-def own_row(tree: Any) -> Any:
-    """Fetches this process's first mesh row of SHARED arrays ``[worker, ...]`` to the host.
-
-    It reads the devices' local shards: indexing sharded arrays op by op would run one program with collectives per op,
-    and emulated devices can deadlock when many of those are in flight.
-    """
-    shards = jax.device_get(jax.tree.map(lambda leaf: leaf.addressable_shards[0].data, tree))
-    return jax.tree.map(lambda shard: shard[0], shards)
-
-
-def own_rows(leaf: jax.Array) -> list[np.ndarray]:
-    """Fetches this process's mesh rows of a SHARED array ``[worker, ...]`` to the host, ``[1, ...]`` each."""
-    shards = {str(shard.index): shard.data for shard in leaf.addressable_shards}
-    return [np.asarray(shard) for shard in jax.device_get(list(shards.values()))]
-
-
 def live_mesh(
     topology: Topology,
     ranks: RankKind,
@@ -278,6 +266,13 @@ def live_mesh(
     return LiveMesh(topology, rows, Mesh(grid[index], AXES))
 
 
+def _check_rows(topology: Topology, failed: frozenset[Worker], rows: tuple[MeshRow, ...]) -> None:
+    workers, stages = [row.worker for row in rows], {row.stage for row in rows}
+    live = [worker for worker in topology.workers if worker not in failed]
+    assert sorted(workers) == live, f"rows of workers {sorted(workers)}, but {live} are live"
+    assert stages == set(range(topology.num_stages)), f"stages {sorted(stages)} of {topology.num_stages} are served"
+
+
 def storage_mesh(topology: Topology) -> LiveMesh:
     """Makes a mesh with one worker per stage, which holds a checkpoint's state and runs nothing.
 
@@ -288,8 +283,68 @@ def storage_mesh(topology: Topology) -> LiveMesh:
     return LiveMesh(topology, rows, Mesh(grid, AXES), virtual=True)
 
 
-def _check_rows(topology: Topology, failed: frozenset[Worker], rows: tuple[MeshRow, ...]) -> None:
-    workers, stages = [row.worker for row in rows], {row.stage for row in rows}
-    live = [worker for worker in topology.workers if worker not in failed]
-    assert sorted(workers) == live, f"rows of workers {sorted(workers)}, but {live} are live"
-    assert stages == set(range(topology.num_stages)), f"stages {sorted(stages)} of {topology.num_stages} are served"
+def own_row(tree: Any) -> Any:
+    """Fetches this process's first mesh row of SHARED arrays ``[worker, ...]`` to the host.
+
+    It reads the devices' local shards: indexing sharded arrays op by op would run one program with collectives per op,
+    and emulated devices can deadlock when many of those are in flight.
+    """
+    shards = jax.device_get(jax.tree.map(lambda leaf: leaf.addressable_shards[0].data, tree))
+    return jax.tree.map(lambda shard: shard[0], shards)
+
+
+def own_rows(leaf: jax.Array) -> list[np.ndarray]:
+    """Fetches this process's mesh rows of a SHARED array ``[worker, ...]`` to the host, ``[1, ...]`` each."""
+    shards = {str(shard.index): shard.data for shard in leaf.addressable_shards}
+    return [np.asarray(shard) for shard in jax.device_get(list(shards.values()))]
+
+
+def order_by_host(topology: Topology, devices: Sequence[jax.Device]) -> list[jax.Device]:
+    """Orders the devices of all hosts for the workers of a topology, worker by worker.
+
+    Args:
+        topology: shape of the whole cluster.
+        devices: devices of all hosts, as many as it needs, and equally many of each host.
+
+    Raises:
+        SettingError: their number is another one, or a worker would have a part of a host beside whole ones.
+    """
+    num_ranks, needed = topology.num_expert_ranks, topology.num_devices
+    by_host = sorted(devices, key=lambda device: (device.process_index, device.id))
+    counts = list(Counter(device.process_index for device in by_host).values())
+    num_hosts, per_host = len(counts), counts[0]
+    if len(devices) != needed or set(counts) != {per_host}:
+        have = f"{num_hosts} hosts have {_some(counts)}, {len(devices)} in all"
+        raise SettingError("Topology", topology, f"needs {needed} devices, equally many on each host, and {have}")
+    if per_host % num_ranks and num_ranks % per_host:
+        allowed = f"must divide the {per_host} devices of a host, or be a multiple of them"
+        raise SettingError("Topology.num_expert_ranks", num_ranks, allowed)
+    stage_by_stage = sorted(topology.workers, key=lambda worker: (worker[1], worker[0]))
+    first = {worker: number * num_ranks for number, worker in enumerate(stage_by_stage)}
+    return [by_host[first[worker] + rank] for worker in topology.workers for rank in range(num_ranks)]
+
+
+def _some(counts: Sequence[int]) -> str:
+    """Lists the first numbers of devices; one where all hosts have it."""
+    if len(set(counts)) == 1:
+        return f"{counts[0]} each"
+    return ", ".join([*map(str, counts[:_MAX_HOSTS]), *["and so on"] * (len(counts) > _MAX_HOSTS)])
+
+
+def host_line(workers: Sequence[Worker], mesh: Mesh) -> str:
+    """Says in one line which workers each host has.
+
+    Args:
+        workers: worker of every row of the mesh.
+        mesh: devices ``[rows, expert ranks]``.
+    """
+    held: dict[int, dict[str, None]] = {}
+    for (d, p), devices in zip(workers, mesh.devices, strict=True):
+        for device in devices:
+            held.setdefault(device.process_index, {})[f"{d}:{p}"] = None
+    is_split = sum(map(len, held.values())) > len(workers)
+    ranks = "across hosts" if is_split else "within a host"
+    shown = [f"host {host} has {', '.join(held[host])}" for host in sorted(held)[:_MAX_HOSTS]]
+    rest = ["and so on"] if len(held) > _MAX_HOSTS else []
+    devices_told = f"{mesh.devices.size} devices on {len(held)} hosts"
+    return f"{devices_told}: expert ranks {ranks}, stages between hosts: {'; '.join(shown + rest)}"

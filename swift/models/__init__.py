@@ -1,33 +1,57 @@
 """Decoders with dense layers and mixtures of experts: GPT-2's and those of today's open models.
 
-``config`` is a model's shape and ``sizes`` those with a name; ``gpt`` is the forward pass, cut where pipelines cut, and
-``cuts`` says where; ``attention`` (with ``rope``) and ``modules`` are its parts, ``row_sums`` the gradient of a large
-embedding; ``token_losses`` is the loss without all logits at once, ``vocabulary`` has embedding and head in shares;
-``parameter_groups`` packs parameters into the flat vectors that the optimizer shares; ``reference_model`` is the
-single-device oracle; ``hugging_face`` has the hub's names for the same.
+``config`` has a model's shape, and shapes by name; ``cuts`` says which blocks are in which stage or chunk. ``gpt`` is
+the forward pass, cut where pipelines cut. Its parts are ``attention`` (with ``attention_kernels`` and ``rope``), the
+``modules`` beside it, and ``losses``, the loss without all logits at once; ``vocabulary`` has embedding and head in
+shares. ``own_block`` checks a user's modules. ``parameters`` packs parameters into the flat vectors that the optimizer
+slices, and draws the first ones; ``reference_model`` is the single-device oracle. The hub's names for the same are in
+``swift.hub``.
 """
 
-from swift.models.attention import KERNELS, AttentionKernel, choose_kernel
-from swift.models.config import ModelConfig, OwnBlock
-from swift.models.cuts import BlockStacks, Chunks, Cut, make_cut
-from swift.models.gpt import BLOCK_GROUPS, GPT, MoeFunction, StackedWeights, Weights
-from swift.models.modules import linear, make_norm
-from swift.models.parameter_groups import Group, root_key
-from swift.models.reference_model import plain_logits, plain_sums
-from swift.models.sizes import MODEL_SIZES, model_size
-from swift.models.token_losses import tokens_at_once
-from swift.models.vocabulary import (
-    ColumnShares,
-    Copies,
-    RowShares,
-    add_gradients_of_copies,
-    choose_hot_rows,
-    fetch_copies,
-    num_hot_rows,
-    requests_at_once,
-    rounds_if_different,
-)
+from typing import TYPE_CHECKING
 
+from swift.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from swift.models.attention_kernels import KERNELS, choose_kernel
+    from swift.models.config import MODEL_SIZES, AttentionKernel, ModelConfig, OwnBlock, model_size
+    from swift.models.cuts import BlockStacks, Chunks, Cut, make_cut
+    from swift.models.gpt import BLOCK_GROUPS, GPT, MoeFunction, StackedWeights, Weights
+    from swift.models.losses import tokens_at_once
+    from swift.models.modules import linear, make_norm
+    from swift.models.parameters import Group, root_key
+    from swift.models.reference_model import plain_logits, plain_sums
+    from swift.models.vocabulary.layouts import ColumnShares, RowShares
+    from swift.models.vocabulary.lookup import (
+        Copies,
+        add_gradients_of_copies,
+        choose_hot_rows,
+        fetch_copies,
+        num_hot_rows,
+        requests_at_once,
+        rounds_if_different,
+    )
+
+_MODULES = {
+    "swift.models.attention_kernels": ["KERNELS", "choose_kernel"],
+    "swift.models.config": ["MODEL_SIZES", "AttentionKernel", "ModelConfig", "OwnBlock", "model_size"],
+    "swift.models.cuts": ["BlockStacks", "Chunks", "Cut", "make_cut"],
+    "swift.models.gpt": ["BLOCK_GROUPS", "GPT", "MoeFunction", "StackedWeights", "Weights"],
+    "swift.models.losses": ["tokens_at_once"],
+    "swift.models.modules": ["linear", "make_norm"],
+    "swift.models.parameters": ["Group", "root_key"],
+    "swift.models.reference_model": ["plain_logits", "plain_sums"],
+    "swift.models.vocabulary.layouts": ["ColumnShares", "RowShares"],
+    "swift.models.vocabulary.lookup": [
+        "Copies",
+        "add_gradients_of_copies",
+        "choose_hot_rows",
+        "fetch_copies",
+        "num_hot_rows",
+        "requests_at_once",
+        "rounds_if_different",
+    ],
+}
 __all__ = [
     "BLOCK_GROUPS",
     "GPT",
@@ -62,3 +86,6 @@ __all__ = [
     "rounds_if_different",
     "tokens_at_once",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(__name__, _MODULES)

@@ -18,14 +18,16 @@ import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
-from swift.experts import Load
-from swift.models.attention import Attention, AttentionKernel
-from swift.models.config import ModelConfig
+from swift.experts.layer import Load
+from swift.models.attention import Attention
+from swift.models.config import AttentionKernel, ModelConfig
+from swift.models.losses import sum_of_losses
 from swift.models.modules import Embedding, Head, Mlp, Router, make_network, positions_within
 from swift.models.own_block import check_block
-from swift.models.parameter_groups import Group, draw_parameters
-from swift.models.token_losses import sum_of_losses
-from swift.models.vocabulary import Copies, embed, embedding_gradient, share_size, sum_of_losses_in_shares
+from swift.models.parameters import Group, draw_parameters
+from swift.models.vocabulary.layouts import share_size
+from swift.models.vocabulary.lookup import Copies, embed, embedding_gradient
+from swift.models.vocabulary.sharded_loss import sum_of_losses_in_shares
 
 Weights = dict[str, list[Any]]
 """State of the module of every layer, by group; experts have a leading dim of slots or experts."""
@@ -37,7 +39,7 @@ MoeFunction = Callable[..., tuple[jax.Array, jax.Array, Load]]
 """(index of the MoE layer, logits_TE, x_TD, valid_T, its expert state[, bias_E of the router if it has one]) -> (y_TD,
 aux, load)."""
 
-BlockMoeFunction = Callable[..., tuple[jax.Array, jax.Array, Load]]
+_BlockMoeFunction = Callable[..., tuple[jax.Array, jax.Array, Load]]
 """The same for one block, without the index."""
 
 BLOCK_GROUPS: Mapping[bool, tuple[str, ...]] = {False: ("attention", "mlp"), True: ("attention", "router", "expert")}
@@ -241,7 +243,7 @@ class GPT:
         weights: Mapping[str, Any],
         x_BTD: jax.Array,
         valid_BT: jax.Array,
-        moe: BlockMoeFunction,
+        moe: _BlockMoeFunction,
         document_BT: jax.Array | None = None,
         wrap_attention: Callable[[Any], Any] | None = None,
     ) -> tuple[jax.Array, jax.Array, Load | None]:
@@ -267,7 +269,7 @@ class GPT:
         return self.feed_forward(weights, x_BTD, valid_BT, moe)
 
     def feed_forward(
-        self, weights: Mapping[str, Any], x_BTD: jax.Array, valid_BT: jax.Array, moe: BlockMoeFunction
+        self, weights: Mapping[str, Any], x_BTD: jax.Array, valid_BT: jax.Array, moe: _BlockMoeFunction
     ) -> tuple[jax.Array, jax.Array, Load | None]:
         """Runs what follows attention in a block; arguments and result are those of ``block``."""
         if "mlp" in weights:

@@ -1,8 +1,12 @@
-"""Flax NNX modules of a decoder beside its attention: pre-norm, no biases in the matrices.
+"""Flax NNX modules of a decoder beside its attention, and what they are made of: pre-norm, no biases in the matrices.
 
 Parameters and activations have the compute dtype; norms, softmaxes and the loss are at least float32.
 
-Legend: B sequences, T positions, D model dim, V vocabulary, E experts, R rows.
+The gradient of a table sums the rows of each token (``sum_rows``). Rows are sorted by index, and runs of one index are
+added up in pairs, pairs of pairs, and so on: an order that follows from the indices alone. So the sums are the same to
+the bit in every run of a program. Those of a scatter-add are not, whose order is undefined on GPU.
+
+Legend: B sequences, T positions, D model dim, V vocabulary or sums, E experts, R rows.
 """
 
 from collections.abc import Callable
@@ -13,22 +17,23 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
 
-from swift.experts import Matmul
+from swift.experts.layer import Matmul
 from swift.models.config import ModelConfig
-from swift.models.initial_values import Normal
-from swift.models.row_sums import sum_rows
+from swift.models.parameters import Normal
 
-INIT_STD = 0.02  # GPT-2's
+_INIT_STD = 0.02  # GPT-2's
+
 ONE_HOT_AT_ONCE = 2**20
 """Most entries of one-hot tokens: with more, sums by sorting take less time on a CPU, a sixtieth for 2,048 x 8,192. On
 accelerators it has not been measured."""
 
-RowsOf = Callable[[jax.Array, jax.Array], jax.Array]
+_RowsOf = Callable[[jax.Array, jax.Array], jax.Array]
 """(table, tokens_BT) -> their rows, x_BTD."""
 
 
-def linear(rngs: nnx.Rngs, dim_in: int, dim_out: int, std: float = INIT_STD) -> nnx.Linear:
+def linear(rngs: nnx.Rngs, dim_in: int, dim_out: int, std: float = _INIT_STD) -> nnx.Linear:
     """Makes a matrix without a bias."""
     return nnx.Linear(dim_in, dim_out, use_bias=False, kernel_init=Normal(std), rngs=rngs)
 
@@ -47,7 +52,7 @@ def rms_norm(config: ModelConfig, rngs: nnx.Rngs, dim: int) -> nnx.RMSNorm:
 
 def residual_std(config: ModelConfig) -> float:
     """Standard deviation of the matrices that write to the residual stream, scaled down by the root of their number."""
-    return INIT_STD / (2 * config.num_layers) ** 0.5
+    return _INIT_STD / (2 * config.num_layers) ** 0.5
 
 
 def at_least_float32(dtype: DTypeLike) -> DTypeLike:
@@ -84,6 +89,33 @@ def _look_up_backward(residuals: tuple[jax.Array, jax.Array], dy_BTD: jax.Array)
 look_up.defvjp(_look_up_forward, _look_up_backward)
 
 
+def sum_rows(
+    rows_RD: Float[Array, "R D"], index_R: Int[Array, " R"], num_sums: int, dtype: DTypeLike
+) -> Float[Array, "V D"]:
+    """Sums the rows of each index.
+
+    Args:
+        rows_RD: rows.
+        index_R: int32, the sum that each row belongs to.
+        num_sums: V.
+        dtype: dtype of the sums, at least as wide as that of the rows.
+    """
+    order_R = jnp.argsort(index_R, stable=True)
+    sorted_R, ordered_RD = index_R[order_R], rows_RD[order_R].astype(dtype)
+    changes, always = sorted_R[1:] != sorted_R[:-1], jnp.ones(1, bool)
+    begins_R, ends_R = jnp.concatenate([always, changes]), jnp.concatenate([changes, always])
+
+    def joined(before: Any, after: Any) -> Any:
+        (has_begun, sums_before), (begins, sums) = before, after
+        return has_begun | begins, jnp.where(begins[:, None], sums, sums_before + sums)
+
+    _, sums_RD = lax.associative_scan(joined, (begins_R, ordered_RD))
+    # The last row of a run has its sum. The others go beyond the table, each to a place of its own, and are dropped.
+    beyond_R = num_sums + jnp.arange(len(index_R), dtype=sorted_R.dtype)
+    none_VD = jnp.zeros((num_sums, rows_RD.shape[1]), dtype)
+    return none_VD.at[jnp.where(ends_R, sorted_R, beyond_R)].set(sums_RD, mode="drop", unique_indices=True)
+
+
 def positions_within(document_BT: jax.Array) -> jax.Array:
     """The positions of tokens in their documents, int32[B, T]."""
     position_1T = jnp.arange(document_BT.shape[1], dtype=jnp.int32)[None]
@@ -96,7 +128,7 @@ class Embedding(nnx.Module):
 
     def __init__(self, config: ModelConfig, vocab_size: int, rngs: nnx.Rngs):
         # nnx.Embed would convert float64 and bfloat16 tables to float32.
-        init = Normal(INIT_STD)
+        init = Normal(_INIT_STD)
         self.token_VD = nnx.Param(init(rngs.params(), (vocab_size, config.model_dim)))
         self.has_positions = config.positions == "learned"
         if self.has_positions:
@@ -106,7 +138,7 @@ class Embedding(nnx.Module):
         self,
         tokens_BT: jax.Array,
         position_BT: jax.Array | None = None,
-        rows_of: RowsOf = look_up,
+        rows_of: _RowsOf = look_up,
     ) -> jax.Array:
         """Embeds int32 tokens, as x_BTD, at given positions or at the first ones; ``rows_of`` looks up their rows."""
         x_BTD = rows_of(self.token_VD[...], tokens_BT)

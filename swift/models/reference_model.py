@@ -8,7 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from swift.experts import ExpertConfig, Load, dropless_moe, reference_moe
+from swift.experts.config import ExpertConfig
+from swift.experts.layer import Load
+from swift.experts.reference import dropless_moe, reference_moe
 from swift.models.gpt import GPT, MoeFunction, Weights
 
 

@@ -1,7 +1,7 @@
 """Names of the parts of a step, as instructions carry them in a compiled program's text and in a profiler's trace.
 
 In a program whose schedule is data, only these names show how often an instruction runs (see
-``swift.tools.pod_compile.repetitions``).
+``swift.pod_compile.costs``).
 """
 
 FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT = "F", "B", "W"

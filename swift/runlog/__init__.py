@@ -1,48 +1,99 @@
 """The record of a run: a directory, written while the run trains and read back later.
 
-``analysis`` derives from it the history of the run, its incidents, the presence of workers and the use of time.
+``run_directory`` writes it: metrics and events to ``files``, counts by expert class to ``expert_counts``. ``observers``
+and ``trackers`` receive it meanwhile, ``lease`` says which process owns it, and ``reading`` reads it back.
+
+``swift.report`` derives from it the history of the run, its incidents, the presence of workers and the use of time.
 """
 
-from swift.runlog.analysis import (
-    History,
-    Incident,
-    Presence,
-    Stretch,
-    history_of,
-    incidents_of,
-    measure,
-    names_in,
-    number_in,
-    presences_of,
-    ratio,
-    running_mean,
-    scalars,
-    steps_to_target,
-    stretches_of,
-    time_by_cause,
-)
-from swift.runlog.class_counts import CLASS_COUNTS, ClassCounts
-from swift.runlog.events import EVENTS
-from swift.runlog.json_lines import lines_from_end, parse_object
-from swift.runlog.lock import Lease, acquire_lease, last_beat, remove_lease, this_process, writes_checkpoints
-from swift.runlog.metrics import METRICS, Metrics, ranges_of, ranges_text
-from swift.runlog.observer import Observer
-from swift.runlog.reading import (
-    CONFIG,
-    SUMMARY,
-    Run,
-    changed_settings,
-    check_is_run,
-    check_new_run,
-    check_same_run,
-    is_run,
-    read_run,
-    settings_in,
-)
-from swift.runlog.run_directory import RunDirectory, sync_record
-from swift.runlog.silent_directory import SilentDirectory
-from swift.runlog.trackers import TRACKERS
+from typing import TYPE_CHECKING
 
+from swift.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from swift.report.history import (
+        History,
+        Incident,
+        Presence,
+        Stretch,
+        history_of,
+        incidents_of,
+        names_in,
+        number_in,
+        presences_of,
+        stretches_of,
+        time_by_cause,
+    )
+    from swift.runlog.expert_counts import CLASS_COUNTS, ClassCounts
+    from swift.runlog.files import EVENTS, METRICS, Metrics, lines_from_end, parse_object, ranges_of, ranges_text
+    from swift.runlog.lease import Lease, acquire_lease, last_beat, remove_lease, this_process, writes_checkpoints
+    from swift.runlog.observers import Observer
+    from swift.runlog.reading import (
+        CONFIG,
+        SUMMARY,
+        Run,
+        changed_settings,
+        check_is_run,
+        check_new_run,
+        check_same_run,
+        is_run,
+        measure,
+        ratio,
+        read_run,
+        running_mean,
+        scalars,
+        settings_in,
+        steps_to_target,
+    )
+    from swift.runlog.run_directory import RunDirectory, SilentDirectory, sync_record
+    from swift.runlog.trackers import TRACKERS
+
+_MODULES = {
+    "swift.report.history": [
+        "History",
+        "Incident",
+        "Presence",
+        "Stretch",
+        "history_of",
+        "incidents_of",
+        "names_in",
+        "number_in",
+        "presences_of",
+        "stretches_of",
+        "time_by_cause",
+    ],
+    "swift.runlog.expert_counts": ["CLASS_COUNTS", "ClassCounts"],
+    "swift.runlog.files": [
+        "EVENTS",
+        "METRICS",
+        "Metrics",
+        "lines_from_end",
+        "parse_object",
+        "ranges_of",
+        "ranges_text",
+    ],
+    "swift.runlog.lease": ["Lease", "acquire_lease", "last_beat", "remove_lease", "this_process", "writes_checkpoints"],
+    "swift.runlog.observers": ["Observer"],
+    "swift.runlog.reading": [
+        "CONFIG",
+        "Run",
+        "SUMMARY",
+        "changed_settings",
+        "check_is_run",
+        "check_new_run",
+        "check_same_run",
+        "is_run",
+        "measure",
+        "ratio",
+        "read_run",
+        "running_mean",
+        "scalars",
+        "settings_in",
+        "steps_to_target",
+    ],
+    "swift.runlog.run_directory": ["RunDirectory", "SilentDirectory", "sync_record"],
+    "swift.runlog.trackers": ["TRACKERS"],
+}
 __all__ = [
     "CLASS_COUNTS",
     "CONFIG",
@@ -91,3 +142,6 @@ __all__ = [
     "time_by_cause",
     "writes_checkpoints",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(__name__, _MODULES)

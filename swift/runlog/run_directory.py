@@ -1,4 +1,8 @@
-"""The run directory, to which a run writes while it trains. No JAX here."""
+"""The run directory, to which a run writes while it trains. No JAX here.
+
+A run that is resumed loses its record after the checkpoint from which it continues. Where another process of the run
+writes the record, this one has a ``SilentDirectory``.
+"""
 
 import json
 import math
@@ -15,13 +19,10 @@ import numpy as np
 
 from swift.errors import RunError, SettingError, error_line
 from swift.files import replace_file, sync_directory
-from swift.runlog.class_counts import CLASS_COUNTS, KINDS, CountsWriter, counts_array
-from swift.runlog.events import EVENTS, with_plan_once
-from swift.runlog.metrics import METRICS
-from swift.runlog.observer import Observer
+from swift.runlog.expert_counts import CLASS_COUNTS, KINDS, ClassCounts, CountsWriter, counts_array, cut_entries
+from swift.runlog.files import EVENTS, METRICS, cut_after, step_of, with_plan_once
+from swift.runlog.observers import Observer, TensorBoard
 from swift.runlog.reading import CONFIG, SUMMARY, check_new_run, check_same_run
-from swift.runlog.tensorboard import TensorBoard
-from swift.runlog.truncation import truncate_record
 
 
 class RunDirectory:
@@ -99,7 +100,7 @@ class RunDirectory:
         path = Path(path)
         check_same_run(path, config_text, may_change, may_lack)
         with _write_errors():
-            truncate_record(path, step)
+            _truncate_record(path, step)
             replace_file(path / CONFIG, config_text.encode())
             (path / SUMMARY).unlink(missing_ok=True)
             return cls(path, step, config_text, observers)
@@ -115,7 +116,7 @@ class RunDirectory:
         Args:
             metrics: ``step`` (from 1, rising from call to call) and its measurements. numpy scalars and
                 arrays are accepted; a number that is not finite is written as null. Counts by expert class, see
-                ``swift.runlog.class_counts``, go to a file of their own, which is written before the metrics.
+                ``swift.runlog.expert_counts``, go to a file of their own, which is written before the metrics.
         """
         self.check()
         scalars = {name: value for name, value in metrics.items() if name not in KINDS}
@@ -184,6 +185,45 @@ class RunDirectory:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+class SilentDirectory(RunDirectory):
+    """A run directory whose record this process neither opens nor writes.
+
+    Args:
+        path: run directory.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def log_step(self, metrics: Mapping[str, Any]) -> None:
+        """Leaves the metrics of a step to the process that records."""
+
+    def log_event(self, event: str, step: int, **fields: Any) -> None:
+        """Leaves an event to the process that records."""
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Leaves the summary to the process that records."""
+
+    def close(self) -> None:
+        """Closes nothing."""
+
+
+def _truncate_record(path: Path, step: int) -> None:
+    """Truncates the metrics after a step, and any file after its last complete line; reads only what it removes.
+
+    Args:
+        path: run directory.
+        step: last step to keep.
+
+    Raises:
+        SettingError: a line is damaged, or the header of the counts is.
+    """
+    ClassCounts.open(path / CLASS_COUNTS)  # reports damage before anything is cut
+    last = cut_after(path / METRICS, lambda line: step_of(path / METRICS, line) <= step)
+    cut_entries(path / CLASS_COUNTS, 0 if last is None else step_of(path / METRICS, last))
+    cut_after(path / EVENTS)
 
 
 @contextmanager

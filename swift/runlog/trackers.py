@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from swift.errors import SettingError
 from swift.files import replace_file
-from swift.runlog.observer import Observer, grouped_scalars
+from swift.runlog.observers import Observer, grouped_scalars
 
 _AXIS = "train/step"
 """Metric that holds the iteration, the x-axis in W&B."""

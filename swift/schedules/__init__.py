@@ -1,63 +1,98 @@
 """Pipeline schedules that survive failures, in plain Python and NumPy: usable as a separate library.
 
-A ``Problem`` says what is to be planned. A planner from ``planners`` makes a ``Schedule`` of it, in which peers run the
-micro-batches of failed workers (re-routing); ``adapt`` weighs that against pipelines cut anew. ``verify`` checks a
-schedule, ``plans`` stores it for every failure, and ``lowering`` turns it into the tick table of an SPMD program.
+``problem`` says what is to be planned. A planner from ``planners`` or ``milp``, found by name in ``registry``, makes a
+``schedule`` of it, in which peers run the micro-batches of failed workers (re-routing); ``adapt`` weighs that against
+pipelines cut anew. ``sequences`` times ops in a given order, ``bounds`` says how short a period could be, and ``rules``
+checks a schedule. ``plans`` stores it for every failure, and ``lowering`` turns it into the tick table of an SPMD
+program.
 """
 
-from swift.schedules.bounds import lower_bound, tight_bound
-from swift.schedules.chunks import Chunk, common_chunks, cut_by_costs, joined
-from swift.schedules.lowering import (
-    NOTHING,
-    HeldBytes,
-    SlotBytes,
-    TableShape,
-    TickTable,
-    allocated_bytes,
-    assign_ticks,
-    common_shape,
-    held_bytes,
-    lockstep_period,
-    lower,
-)
-from swift.schedules.measures import bubble_share, iteration_ends, makespan, period, window_period
-from swift.schedules.memory import peak_memory
-from swift.schedules.ops import Kind, Op, TimedOp
-from swift.schedules.planners import (
-    FAULT_FREE,
-    PLANNERS,
-    SHAPES,
-    OwnPlanner,
-    Planner,
-    adaptive,
-    gpipe,
-    in_shape,
-    lockstep,
-    one_f_one_b,
-    plan_with,
-    shape_of,
-    v,
-    zero_bubble,
-)
-from swift.schedules.plans import (
-    DamagedPlanError,
-    Normalized,
-    PlanStore,
-    denormalize,
-    moves,
-    normalize,
-    num_plans,
-    plan_document,
-    plans_to_prepare,
-    read_plan,
-    spread,
-)
-from swift.schedules.problem import Costs, Problem
-from swift.schedules.rounds import round_of
-from swift.schedules.schedule import Round, Schedule
-from swift.schedules.sequences import time_round
-from swift.schedules.verify import ScheduleError, verify, violations
+from typing import TYPE_CHECKING
 
+from swift.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from swift.schedules.bounds import lower_bound, tight_bound
+    from swift.schedules.lowering.lower import HeldBytes, SlotBytes, allocated_bytes, held_bytes, lower
+    from swift.schedules.lowering.tick_table import NOTHING, TableShape, TickTable, common_shape
+    from swift.schedules.lowering.ticks import assign_ticks, lockstep_period
+    from swift.schedules.planners.adaptive import adaptive
+    from swift.schedules.planners.baselines import gpipe, one_f_one_b, zero_bubble
+    from swift.schedules.planners.lockstep import lockstep
+    from swift.schedules.planners.names import FAULT_FREE, SHAPES, OwnPlanner, shape_of
+    from swift.schedules.planners.v import v
+    from swift.schedules.plans.normalize import (
+        Normalized,
+        denormalize,
+        moves,
+        normalize,
+        num_plans,
+        plans_to_prepare,
+        spread,
+    )
+    from swift.schedules.plans.store import DamagedPlanError, PlanStore, plan_document, read_plan
+    from swift.schedules.problem import Chunk, Costs, Kind, Op, Problem, TimedOp, common_chunks, cut_by_costs, joined
+    from swift.schedules.registry import PLANNERS, Planner, in_shape, plan_with
+    from swift.schedules.rules import ScheduleError, verify, violations
+    from swift.schedules.schedule import (
+        Round,
+        Schedule,
+        bubble_share,
+        iteration_ends,
+        makespan,
+        peak_memory,
+        period,
+        round_of,
+        window_period,
+    )
+    from swift.schedules.sequences import time_round
+
+_MODULES = {
+    "swift.schedules.bounds": ["lower_bound", "tight_bound"],
+    "swift.schedules.lowering.lower": ["HeldBytes", "SlotBytes", "allocated_bytes", "held_bytes", "lower"],
+    "swift.schedules.lowering.tick_table": ["NOTHING", "TableShape", "TickTable", "common_shape"],
+    "swift.schedules.lowering.ticks": ["assign_ticks", "lockstep_period"],
+    "swift.schedules.planners.adaptive": ["adaptive"],
+    "swift.schedules.planners.baselines": ["gpipe", "one_f_one_b", "zero_bubble"],
+    "swift.schedules.planners.lockstep": ["lockstep"],
+    "swift.schedules.planners.names": ["FAULT_FREE", "OwnPlanner", "SHAPES", "shape_of"],
+    "swift.schedules.planners.v": ["v"],
+    "swift.schedules.plans.normalize": [
+        "Normalized",
+        "denormalize",
+        "moves",
+        "normalize",
+        "num_plans",
+        "plans_to_prepare",
+        "spread",
+    ],
+    "swift.schedules.plans.store": ["DamagedPlanError", "PlanStore", "plan_document", "read_plan"],
+    "swift.schedules.problem": [
+        "Chunk",
+        "Costs",
+        "Kind",
+        "Op",
+        "Problem",
+        "TimedOp",
+        "common_chunks",
+        "cut_by_costs",
+        "joined",
+    ],
+    "swift.schedules.registry": ["PLANNERS", "Planner", "in_shape", "plan_with"],
+    "swift.schedules.rules": ["ScheduleError", "verify", "violations"],
+    "swift.schedules.schedule": [
+        "Round",
+        "Schedule",
+        "bubble_share",
+        "iteration_ends",
+        "makespan",
+        "peak_memory",
+        "period",
+        "round_of",
+        "window_period",
+    ],
+    "swift.schedules.sequences": ["time_round"],
+}
 __all__ = [
     "FAULT_FREE",
     "NOTHING",
@@ -120,3 +155,6 @@ __all__ = [
     "window_period",
     "zero_bubble",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(__name__, _MODULES)

@@ -24,8 +24,7 @@ import math
 
 import numpy as np
 
-from swift.schedules.ops import Kind
-from swift.schedules.problem import Problem
+from swift.schedules.problem import Kind, Problem
 
 
 def lower_bound(problem: Problem) -> float:

@@ -1,4 +1,6 @@
-"""The rules of a valid schedule, one generator of violations each.
+"""The rules of a valid schedule, one generator of violations each, and verification against them.
+
+Nothing here is shared with the planners or with ``peak_memory``.
 
 Shape suffixes: 3 the kinds F, B, W, K iterations, D pipelines, M micro-batches of the pipeline with the most, P chunks,
 n ops.
@@ -6,14 +8,17 @@ n ops.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 
 import numpy as np
 
-from swift.schedules.ops import NO_MICROBATCH, Kind
-from swift.schedules.problem import Problem
+from swift.schedules.problem import NO_MICROBATCH, Kind, Problem
 from swift.schedules.schedule import Schedule
 
 COLUMNS = ("worker", "kind", "iteration", "pipeline", "microbatch", "chunk")
+
+MAX_LISTED = 20
+MAX_OF_A_RULE = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +36,7 @@ class OpTable:
     @classmethod
     def of(cls, schedule: Schedule) -> "OpTable":
         """Indexes the rows of a schedule, whose columns must be well-formed."""
-        shape = K, D, _, P = problem_shape(schedule.problem)
+        shape = K, D, _, P = _problem_shape(schedule.problem)
         is_u = schedule.kind == Kind.U
         ops = tuple(getattr(schedule, name)[~is_u] for name in COLUMNS[1:])
         updates = tuple(getattr(schedule, name)[is_u] for name in ("iteration", "pipeline", "chunk"))
@@ -63,7 +68,7 @@ class OpTable:
         return f"{Kind(kind).name} of micro-batch {d}:{m} {where}, iteration {k}"
 
 
-def problem_shape(problem: Problem) -> tuple[int, int, int, int]:
+def _problem_shape(problem: Problem) -> tuple[int, int, int, int]:
     """Number of iterations, pipelines, micro-batches and chunks: K, D, M, P."""
     return problem.num_iterations, problem.num_pipelines, problem.most_microbatches, problem.num_chunks
 
@@ -76,7 +81,7 @@ def _tolerance(schedule: Schedule) -> float:
 
 def _counts(table: OpTable) -> Iterator[str]:
     schedule, is_fbw = table.schedule, table.schedule.kind != Kind.U
-    count_3KDMP = np.zeros((3, *problem_shape(table.problem)), np.int32)
+    count_3KDMP = np.zeros((3, *_problem_shape(table.problem)), np.int32)
     np.add.at(count_3KDMP, tuple(getattr(schedule, name)[is_fbw] for name in COLUMNS[1:]), 1)
     exists_DM = np.arange(table.problem.most_microbatches) < np.array(table.problem.microbatches)[:, None]
     for op in np.argwhere((count_3KDMP != 1) & exists_DM[:, :, None]):
@@ -84,7 +89,7 @@ def _counts(table: OpTable) -> Iterator[str]:
 
 
 def _update_counts(table: OpTable) -> Iterator[str]:
-    schedule, is_u, (K, D, _, P) = table.schedule, table.schedule.kind == Kind.U, problem_shape(table.problem)
+    schedule, is_u, (K, D, _, P) = table.schedule, table.schedule.kind == Kind.U, _problem_shape(table.problem)
     count_KDP = np.zeros((K, D, P), np.int32)
     np.add.at(count_KDP, tuple(getattr(schedule, name)[is_u] for name in ("iteration", "pipeline", "chunk")), 1)
     live_DP = _live(table.problem)[table.problem.worker_DP]
@@ -284,3 +289,61 @@ RULES: tuple[Callable[[OpTable], Iterator[str]], ...] = (
     _next_iteration,
     _memory,
 )
+
+
+class ScheduleError(ValueError):
+    """A schedule breaks the rules of its problem; the message names the first ops that do."""
+
+
+def verify(schedule: Schedule) -> None:
+    """Checks a schedule against the rules of its problem.
+
+    Raises:
+        ScheduleError: the schedule breaks a rule (see ``violations``).
+    """
+    found = violations(schedule)
+    if found:
+        raise ScheduleError(f"the schedule of {schedule.solver} is not valid: {'; '.join(found[:3])}")
+
+
+def violations(schedule: Schedule) -> list[str]:
+    """Lists violations of the rules, one sentence each: at most 20, and at most 4 per rule; empty for a valid schedule.
+
+    Every micro-batch has one F, B and W per iteration at every chunk, all three on one live worker that holds it; every
+    live worker has one U for each of its chunks. Ops take their cost, a worker's ops do not overlap, it ends an
+    iteration before it begins the next, and its rows are in order. F follows the F of the previous chunk and B the B of
+    the next chunk by the message's time, if another worker ran that (without decoupling, B follows W, and W its own B
+    immediately), B follows F, W follows B, U follows the last W of the chunk (without staggering, of all chunks), and
+    the next iteration's F follows U. Peers update together, and no worker exceeds the memory limit. Times that differ
+    by less than 1e-9 of the makespan are equal.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        malformed = list(_malformed_columns(schedule)) or list(islice(_unknown_rows(schedule), MAX_LISTED))
+        if malformed:
+            return malformed
+        table = OpTable.of(schedule)
+        found = (islice(rule(table), MAX_OF_A_RULE) for rule in RULES)
+        return list(islice(chain.from_iterable(found), MAX_LISTED))
+
+
+def _malformed_columns(schedule: Schedule) -> Iterator[str]:
+    num_ops = np.size(schedule.start)
+    for name in (*COLUMNS, "start", "end"):
+        column = getattr(schedule, name)
+        kind, what = ("i", "whole numbers") if name in COLUMNS else ("f", "times")
+        if not isinstance(column, np.ndarray) or column.dtype.kind != kind or column.shape != (num_ops,):
+            yield f"column {name} is not an array of {num_ops} {what}"
+
+
+def _unknown_rows(schedule: Schedule) -> Iterator[str]:
+    problem, is_u = schedule.problem, schedule.kind == Kind.U
+    K, D, M, P = _problem_shape(problem)
+    known_n = np.isfinite(schedule.start) & np.isfinite(schedule.end)
+    for name, size in zip(COLUMNS, (D * problem.num_stages, len(Kind), K, D, M, P), strict=True):
+        column = getattr(schedule, name)
+        known_n &= (column >= 0) & (column < size) | ((name == "microbatch") & is_u & (column == NO_MICROBATCH))
+    known_n &= ~is_u | (schedule.microbatch == NO_MICROBATCH)
+    known_n[known_n] &= schedule.microbatch[known_n] < np.array(problem.microbatches)[schedule.pipeline[known_n]]
+    for row in np.flatnonzero(~known_n):
+        fields = ", ".join(f"{name} {getattr(schedule, name)[row]}" for name in (*COLUMNS, "start", "end"))
+        yield f"row {row} is not an op of the problem: {fields}"

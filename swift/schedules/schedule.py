@@ -1,7 +1,12 @@
-"""Schedules: for every worker an ordered list of ops with start and end times.
+"""Schedules, for every worker an ordered list of ops with start and end times, and their measures.
 
-D: pipelines, M: micro-batches of the pipeline with the most, P: chunks (one a stage unless the problem says otherwise),
-3: the kinds F, B, W, n: ops.
+The measures are the period, the makespan, the bubbles, and the memory of stashes and inboxes. F allocates the F-stash,
+B turns it into the W-stash (while B runs, the larger of the two is held), and W frees it. A message occupies the inbox
+of its reader from the end of the op that sends it to the end of the op that reads it; what passes from one chunk to the
+next on the same worker is not a message.
+
+K: iterations, D: pipelines, M: micro-batches of the pipeline with the most, P: chunks (one a stage unless the problem
+says otherwise), 3: the kinds F, B, W, n: ops.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -10,8 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
-from swift.schedules.ops import NO_MICROBATCH, Kind, Op, TimedOp
-from swift.schedules.problem import Problem
+from swift.schedules.problem import NO_MICROBATCH, Kind, Op, Problem, TimedOp
 from swift.topology import Worker
 
 
@@ -168,3 +172,118 @@ def _ordered(problem: Problem, solver: str, names: list[np.ndarray], start: np.n
         start=start[order],
         end=end[order],
     )
+
+
+def iteration_ends(schedule: Schedule) -> np.ndarray:
+    """End times of all iterations, float64[K]."""
+    ends = np.zeros(schedule.problem.num_iterations)
+    np.maximum.at(ends, schedule.iteration, schedule.end)
+    return ends
+
+
+def makespan(schedule: Schedule) -> float:
+    """End time of the window's last op; the first op starts at 0."""
+    return float(schedule.end.max())
+
+
+def period(schedule: Schedule) -> float:
+    """Mean time of an iteration in the steady state, from the end of the first to that of the last.
+
+    For a single iteration it is the makespan.
+    """
+    ends = iteration_ends(schedule)
+    return float(ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else float(ends[0])
+
+
+def window_period(schedule: Schedule) -> float:
+    """Mean time of an iteration if the window drains before the next one starts."""
+    return makespan(schedule) / schedule.problem.num_iterations
+
+
+def bubble_share(schedule: Schedule) -> float:
+    """Share of the live workers' time in the steady state in which they are idle."""
+    busy = float((schedule.end - schedule.start).sum()) / schedule.problem.num_iterations
+    return max(0.0, 1.0 - busy / (len(schedule.problem.live_workers) * period(schedule)))
+
+
+def peak_memory(schedule: Schedule) -> np.ndarray:
+    """Computes the peak memory of every worker.
+
+    Returns:
+        float64[D * P], in the unit of the costs' stashes; 0 for a worker that runs nothing.
+    """
+    problem, kind = schedule.problem, schedule.kind
+    f_stash_n, w_stash_n = problem.stash_2P[:, schedule.chunk]
+    grown_n, shrunk_n = np.maximum(0.0, w_stash_n - f_stash_n), np.maximum(0.0, f_stash_n - w_stash_n)
+    is_f, is_b, is_w = (np.flatnonzero(kind == each) for each in (Kind.F, Kind.B, Kind.W))
+    events = [
+        (schedule.worker[is_f], schedule.start[is_f], f_stash_n[is_f]),
+        (schedule.worker[is_b], schedule.start[is_b], grown_n[is_b]),
+        (schedule.worker[is_b], schedule.end[is_b], -shrunk_n[is_b]),
+        (schedule.worker[is_w], schedule.end[is_w], -w_stash_n[is_w]),
+    ]
+    if problem.costs.inbox:
+        events += _inbox_events(schedule)
+    worker = np.concatenate([event[0] for event in events])
+    # Rounded, so that memory freed by one op is available to the next one, which starts at the same time.
+    time = np.round(np.concatenate([event[1] for event in events]) / _time_tolerance(schedule))
+    delta = np.concatenate([event[2] for event in events])
+    order = np.lexsort((delta, time, worker))
+    worker, delta = worker[order], delta[order]
+    held = np.cumsum(delta)
+    peaks = np.zeros(schedule.problem.num_pipelines * schedule.problem.num_stages)
+    # The sum carried over from previous workers is memory that they never freed: zero in a valid schedule.
+    before = np.concatenate([[0.0], held])[np.searchsorted(worker, worker)]
+    np.maximum.at(peaks, worker, held - before)
+    return peaks
+
+
+def fits(problem: Problem, one: Round) -> bool:
+    """Checks that a repeating iteration stays within the memory limit of its problem, including messages."""
+    if problem.memory_limit is None:
+        return True
+    return float(peak_memory(Schedule.from_round(problem, "", one)).max()) <= problem.memory_limit * (1 + 1e-9)
+
+
+def _time_tolerance(schedule: Schedule) -> float:
+    """Tolerance within which times are equal, since floating-point sums depend on their order."""
+    return 1e-9 * max(1e-300, float(schedule.end.max(initial=0.0)))
+
+
+def _inbox_events(schedule: Schedule) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    inbox, (f_KDMP, b_KDMP, w_KDMP) = schedule.problem.costs.inbox, schedule.row_3KDMP
+    sent_back_KDMP = b_KDMP if schedule.problem.decoupled else w_KDMP
+    events = []
+    for senders, readers in ((f_KDMP[..., :-1], f_KDMP[..., 1:]), (sent_back_KDMP[..., 1:], b_KDMP[..., :-1])):
+        # What stays on a worker takes no room but that of the stash.
+        both = (senders >= 0) & (readers >= 0) & (schedule.worker[senders] != schedule.worker[readers])
+        sender, reader = senders[both], readers[both]
+        worker, size = schedule.worker[reader], np.full(len(reader), inbox)
+        events += [(worker, schedule.end[sender], size), (worker, schedule.end[reader], -size)]
+    return events
+
+
+def round_of(schedule: Schedule) -> Round:
+    """Extracts the iteration that a valid schedule repeats: the inverse of ``Schedule.from_round``.
+
+    The result is exact to the bit if the first op starts at 0. A window of one iteration does not determine the period,
+    which is then its makespan.
+    """
+    problem = schedule.problem
+    K, rows_3KDMP = problem.num_iterations, schedule.row_3KDMP
+    is_u, update_KP = schedule.kind == Kind.U, np.full((K, problem.num_chunks), np.nan)
+    executor_3KDMP = np.where(rows_3KDMP < 0, -1, schedule.worker[rows_3KDMP] // problem.num_stages)
+    start_3KDMP = np.where(rows_3KDMP < 0, np.nan, schedule.start[rows_3KDMP])
+    update_KP[schedule.iteration[is_u], schedule.chunk[is_u]] = schedule.start[is_u]
+    starts_K = np.nanmin(start_3KDMP, (0, 2, 3, 4))
+    period = float(starts_K[1] - starts_K[0]) if K > 1 else makespan(schedule)
+    shift_K, tolerance = period * np.arange(K), _time_tolerance(schedule)
+    repeats = (
+        np.all(executor_3KDMP == executor_3KDMP[0, 0])
+        and np.allclose(
+            start_3KDMP, start_3KDMP[:, :1] + shift_K[:, None, None, None], rtol=0, atol=tolerance, equal_nan=True
+        )
+        and np.allclose(update_KP, update_KP[0] + shift_K[:, None], rtol=0, atol=tolerance, equal_nan=True)
+    )
+    assert repeats, "the schedule does not repeat one iteration"
+    return Round(executor_3KDMP[0, 0], start_3KDMP[:, 0], update_KP[0], period)

@@ -10,11 +10,13 @@ from dataclasses import dataclass, replace
 
 import jax
 
+from swift.config.experiment import Experiment
 from swift.errors import SettingError, renamed_settings
 from swift.machine_memory import Room, memory_rooms, size_text
-from swift.mesh import storage_mesh
-from swift.pipeline import Configurator, Engine, MemoryAccount
-from swift.train.settings import Experiment
+from swift.mesh.live import storage_mesh
+from swift.pipeline.reconfigure.configuration import Configurator
+from swift.pipeline.reconfigure.engine import Engine
+from swift.pipeline.reconfigure.memory_account import MemoryAccount
 
 _MARGIN_BYTES, _MARGIN_SHARE = 200_000_000, 0.1
 """Memory that a run takes beside its account, at most: peaks of small and medium runs were 65 to 410 MB above it."""

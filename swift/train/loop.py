@@ -2,23 +2,29 @@
 
 A window of iterations runs as one program while the batches of the next one are read; then its records are written, and
 what is due after it is evaluated and saved. Three parts are handed in: who is live, who keeps states, and who records.
+The rules of windows are here, too: how long one may be, and whether each stage's state survives into the next.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 import jax
 
-from swift.data import Batch, DataError
-from swift.pipeline import Steps, Sums, TrainState, WindowResult
-from swift.pipeline.reconfigure import StepKind
-from swift.pipeline.runtime import DeviceBatch
-from swift.train.settings import Experiment
-from swift.train.step_records import Batches, mean_loss, plan_record, step_record
-from swift.train.window_rules import is_due
+from swift.config.experiment import FAILURES_SETTING, Experiment, FailureList
+from swift.data.sources import DataError
+from swift.data.windows import Batch
+from swift.errors import SettingError
+from swift.mesh.live import MeshRow
+from swift.models.cuts import Chunks
+from swift.pipeline.reconfigure.compiled_steps import StepKind, Steps, WindowResult
+from swift.pipeline.reconfigure.engine import Engine
+from swift.pipeline.state import DeviceBatch, TrainState
+from swift.pipeline.step.metrics import Sums
+from swift.topology import Topology, Worker
+from swift.train.records import Batches, mean_loss, plan_record, step_record
 
 
 class LiveWorkers(Protocol):
@@ -253,3 +259,83 @@ class TrainLoop:
     def _record(self, records: Sequence[dict[str, Any]]) -> None:
         for record in records:
             self.record(record)
+
+
+def window_length(
+    window: int, done: int, last_step: int, periods: Collection[int], breaks: Collection[int] = ()
+) -> int:
+    """Number of iterations that run next as one program: a window, or one if something is due before the window's end.
+
+    Args:
+        window: K, iterations of a window.
+        done: iterations done.
+        last_step: last iteration of this invocation, after which something is due.
+        periods: periods, in iterations, of what is due regularly; 0: never.
+        breaks: iterations after which something else is due.
+
+    >>> [window_length(3, done, 20, periods=(7, 0)) for done in (0, 3, 6, 7, 18)]
+    [3, 3, 1, 3, 1]
+    """
+    inside = range(done + 1, done + window)
+    is_cut = done + window > last_step or any(
+        step in breaks or any(period and step % period == 0 for period in periods) for step in inside
+    )
+    return 1 if is_cut else window
+
+
+def is_due(done: int, every: int, num_steps: int) -> bool:
+    """Whether something is due now that is due every ``every`` iterations and after the last one; 0: never.
+
+    >>> [done for done in range(1, 8) if is_due(done, 3, 7)], is_due(7, 0, 7)
+    ([3, 6, 7], False)
+    """
+    return bool(every) and (done % every == 0 or done == num_steps)
+
+
+def lost_stages(
+    topology: Topology,
+    rows: Collection[MeshRow],
+    before: frozenset[Worker],
+    failed: frozenset[Worker],
+    chunks: Chunks,
+    own: Chunks,
+) -> list[int]:
+    """Returns the stages without a live worker, and those that hold a block without one or of which the state is lost.
+
+    A worker may have another's place. A worker that rejoins has copied the state of its stage before any other fails.
+
+    Args:
+        topology: whole cluster.
+        rows: workers and the places that they have had so far.
+        before: workers that were down.
+        failed: workers that are down from now on.
+        chunks: what the workers hold in these places.
+        own: what they hold in their own, from now on.
+    """
+    live = set(topology.workers) - failed
+    kept = {row.role for row in rows if row.worker not in failed}
+    lost = set(range(topology.num_stages)) - {stage for _, stage in live}
+    for held_D, stage_D in zip(chunks.stage_DB.T.tolist(), own.stage_DB.T.tolist(), strict=True):
+        holders = set(enumerate(stage_D))
+        has_state = not kept.isdisjoint(enumerate(held_D)) or not holders.isdisjoint(before - failed)
+        if holders.isdisjoint(live) or not has_state:
+            lost.update(stage_D)
+    return sorted(lost)
+
+
+def check_failures(engine: Engine, failures: FailureList, window: int) -> None:
+    """Plans for all failures of a list, before anything has run.
+
+    Raises:
+        SettingError: a stage's state is lost, or there is no plan for some of the failures.
+    """
+    topology, before, own = engine.spec.live.topology, frozenset[Worker](), engine.own_chunks
+    rows = engine.configure(before).rows
+    for step in sorted({event.step for event in failures.events}):
+        failed = failures.failed(step, step + window - 1)
+        for stage in lost_stages(topology, rows, before, failed, own, own):
+            allowed = f"leave no worker with the state of stage {stage} at step {step}"
+            raise SettingError(
+                FAILURES_SETTING, ["{} {}:{}".format(event.kind, *event.worker) for event in failures.events], allowed
+            )
+        rows, before = engine.configure(failed).rows, failed

@@ -1,38 +1,83 @@
-"""The start of a run: its directory, the state from which it continues, and the iterations left to do."""
+"""The start of a run: its options and directory, the state from which it continues, and the iterations left to do.
+
+An invocation takes the run's directory for itself and finds the newest checkpoint, or the weights to begin with. What
+cannot be continued is refused before data are loaded or anything is written.
+"""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swift.checkpoint import RestorePlan, clean_up_saves, committed_steps, plan_restore
+from swift.checkpoint.manifest import clean_up_saves, committed_steps
+from swift.checkpoint.reader import RestorePlan, plan_restore
+from swift.config.experiment import Experiment
+from swift.config.stored import defaults_in, write_config
+from swift.data.corpus import PlanReading, plain_reading
+from swift.data.remote_records import ConnectHosts
+from swift.deadlines import Deadlines
 from swift.errors import SettingError, check_count
-from swift.experts import learning_rate
-from swift.experts.placement import FlexMoE, MinMax, Packed, Static, Symi, try_policy
-from swift.models import root_key
-from swift.pipeline import StepSpec, TrainState
-from swift.runlog import (
-    SUMMARY,
-    Lease,
-    RunDirectory,
-    acquire_lease,
-    changed_settings,
-    check_is_run,
-    check_new_run,
-    check_same_run,
-    remove_lease,
-    this_process,
-)
+from swift.experts.optimizer import learning_rate
+from swift.models.parameters import root_key
+from swift.pipeline.reconfigure.engine import Prepare
+from swift.pipeline.state import TrainState
+from swift.pipeline.step.spec import StepSpec
+from swift.runlog.lease import Lease, acquire_lease, remove_lease, this_process
+from swift.runlog.observers import Observer
+from swift.runlog.reading import SUMMARY, changed_settings, check_is_run, check_new_run, check_same_run
+from swift.runlog.run_directory import RunDirectory
 from swift.signals import cleaning_up
-from swift.train.checkpoints import ModelPlan, load_state, put_state, take_back
-from swift.train.hosts import checked_by_all
-from swift.train.options import TrainOptions
-from swift.train.settings import Experiment, defaults_in, on_ranks, write_config
-from swift.train.summary import summarize
-from swift.train.window_rules import window_length
+from swift.train.build import on_ranks
+from swift.train.display import Series
+from swift.train.hosts import ALONE, Hosts, checked_by_all
+from swift.train.initial_weights import ModelPlan, WeightSource
+from swift.train.loop import window_length
+from swift.train.records import summarize
+from swift.train.saved_state import load_state, put_state, take_back
 
-MAY_CHANGE = (
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """Options of one invocation of a run, apart from what it computes.
+
+    Attributes:
+        run_dir: run directory.
+        config_text: operative configuration, kept in the run directory; empty: as ``config_text`` writes it.
+        resume: whether to continue the run in the directory.
+        stop_at: iteration after which to stop early, with a checkpoint; None: no such iteration.
+        profile: (first, last) iteration to trace with the profiler, or None.
+        prepare: ``next`` plans and compiles ahead for the failure or return of any one worker.
+        stopping_s: seconds from Ctrl-C or SIGTERM to the end of the process, which saves a checkpoint in that time.
+        init_from: run or model whose weights a new run begins with; None: they are drawn with ``Experiment.seed``.
+        log_every: iterations between two lines of progress; None: about ten lines in all, and none on a terminal.
+        observers: observers of the run besides TensorBoard.
+        series: place of the run among several that run one after the other; None: it is alone.
+        corpora: directory of indexes of corpora, see ``find_index``; None: the corpus is read and cut again.
+        connect: function that connects to input hosts while the index of the corpus is built; None: there are none.
+        plan: function that plans how the corpus is read while its index is built.
+        hosts: hosts that the run is on.
+    """
+
+    run_dir: Path
+    config_text: str = ""
+    resume: bool = False
+    stop_at: int | None = None
+    profile: tuple[int, int] | None = None
+    prepare: Prepare = "next"
+    stopping_s: float = Deadlines.stopping
+    init_from: WeightSource | None = None
+    log_every: int | None = None
+    observers: tuple[Observer, ...] = ()
+    series: Series | None = None
+    corpora: Path | None = None
+    connect: ConnectHosts | None = None
+    plan: PlanReading = plain_reading
+    hosts: Hosts = ALONE
+
+
+_MAY_CHANGE = (
     *(f"Experiment.{n}" for n in ("num_steps", "eval_every", "num_eval_batches", "attention")),
     *(f"CheckpointConfig.{n}" for n in ("every", "num_kept", "experts_per_layer", "selection", "plt_budget")),
     *(f"CheckpointConfig.{n}" for n in ("snapshot_every", "snapshot_experts_per_layer")),
@@ -121,8 +166,10 @@ def try_placement(experiment: Experiment, num_ranks: int | None = None) -> None:
         SettingError: the policy cannot be used.
     """
     experiment = on_ranks(experiment, num_ranks or experiment.topology.num_expert_ranks)
-    num_layers = experiment.blocks.stack_size(True)
-    if num_layers and type(experiment.placement) not in (FlexMoE, MinMax, Packed, Static, Symi):
+    num_layers, module = experiment.blocks.stack_size(True), type(experiment.placement).__module__
+    if num_layers and not module.startswith("swift."):
+        from swift.experts.placement.trial import try_policy
+
         try_policy(
             experiment.placement,
             num_layers,
@@ -136,7 +183,7 @@ def try_placement(experiment: Experiment, num_ranks: int | None = None) -> None:
 
 def check_resumable(experiment: Experiment, options: TrainOptions) -> None:
     """Raises SettingError unless the run directory holds this run, but for settings that may change."""
-    check_same_run(options.run_dir, options.config_text, MAY_CHANGE, set(defaults_in(experiment)))
+    check_same_run(options.run_dir, options.config_text, _MAY_CHANGE, set(defaults_in(experiment)))
 
 
 def find_start(experiment: Experiment, options: TrainOptions) -> RestorePlan | None:
@@ -238,7 +285,7 @@ def open_run(experiment: Experiment, options: TrainOptions, done: int, lease: Le
     if options.resume:
         may_lack = set(defaults_in(experiment))
         directory = RunDirectory.resume(
-            options.run_dir, options.config_text, done, MAY_CHANGE, may_lack, options.observers
+            options.run_dir, options.config_text, done, _MAY_CHANGE, may_lack, options.observers
         )
         _announce_changes(experiment, directory, done, changed)
     else:

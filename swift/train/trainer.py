@@ -1,7 +1,11 @@
-"""A training run in one process: an experiment in, a run directory and a summary out."""
+"""A training run in one process: an experiment in, a run directory and a summary out.
+
+``train`` runs it; ``check_before`` checks all of it but its checkpoints, and writes nothing.
+"""
 
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -10,23 +14,34 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from swift.checkpoint import RestorePlan, restore_lines
-from swift.data import Loader
+from swift.checkpoint.inspection import restore_lines
+from swift.checkpoint.reader import RestorePlan
+from swift.config.cuts import cuts_text, layers_of_stages
+from swift.config.experiment import Experiment, FailureSource
+from swift.config.stored import config_text
+from swift.data.index import find_index
+from swift.data.loader import Loader
 from swift.errors import RunError, renamed_settings
-from swift.mesh import host_line, keep_programs
-from swift.pipeline import TrainState
-from swift.runlog import Lease, SilentDirectory
-from swift.train.checkpoints import Checkpointer, ModelPlan, WeightSource, ledger_after, weights_digest
+from swift.mesh.devices import keep_programs
+from swift.mesh.live import host_line
+from swift.pipeline.state import TrainState
+from swift.runlog.lease import Lease
+from swift.runlog.reading import check_new_run
+from swift.runlog.run_directory import SilentDirectory
+from swift.train.checkpointer import Checkpointer
 from swift.train.display import ProgressDisplay
-from swift.train.emulated import EmulatedCluster, EmulatedWorkers, RunCheckpoints, RunRecord
+from swift.train.emulated import EmulatedCluster
+from swift.train.emulated_run import EmulatedWorkers, RunCheckpoints, RunRecord
 from swift.train.fitting import check_program, check_shapes
 from swift.train.hosts import OwnSequences, check_all_compute, check_hosts
+from swift.train.initial_weights import ModelPlan, WeightSource
 from swift.train.interrupt import STOPPING, Interrupt
 from swift.train.loop import TrainLoop
-from swift.train.options import TrainOptions
-from swift.train.preflight import load_data
-from swift.train.settings import Experiment, FailureSource, config_text, cuts_text, layers_of_stages
+from swift.train.model_directory import weights_digest
+from swift.train.records import Utilization, summarize
+from swift.train.saved_state import ledger_after
 from swift.train.start import (
+    TrainOptions,
     begin,
     check_range,
     conclude,
@@ -39,9 +54,31 @@ from swift.train.start import (
     read_start,
     try_placement,
 )
-from swift.train.step_records import Utilization
-from swift.train.summary import summarize
 from swift.variables import compiler_variables
+
+
+def check_before(experiment: Experiment, options: TrainOptions) -> Any:
+    """Checks all of a run but its checkpoints, as it does itself when it starts; nothing is written.
+
+    Returns:
+        Identity of the data, as JSON, which has to be the same on all hosts of a run.
+
+    Raises:
+        SettingError: a setting, the data or the run directory is not usable, there is no plan for some failures, or too
+            little memory.
+    """
+    if not options.resume:
+        check_new_run(options.run_dir)
+    if options.hosts.count > 1:
+        check_hosts(experiment, 0)
+    try_placement(experiment)
+    loader, _ = _load_data(experiment, options, lambda line: print(line, file=sys.stderr, flush=True))
+    listed, length = experiment.failure_list, next_length(experiment, options, 0, experiment.num_steps)
+    with renamed_settings({"planner": "Experiment.planner"}):
+        cluster = EmulatedCluster(experiment, "none", listed, 1, length)
+        cluster.check(listed)
+    check_shapes(experiment, cluster.engine, length)
+    return loader.state()["data"]
 
 
 def train(
@@ -111,7 +148,7 @@ def _continue(
     with _display(options, last_step, done) as progress:
         progress.stage("reading the data")
         with hosts.together():
-            loaders = load_data(experiment, options, progress.note)
+            loaders = _load_data(experiment, options, progress.note)
         hosts.check_same({"the data": loaders[0].state()["data"]})
         progress.stage("planning")
         with hosts.together():
@@ -159,6 +196,20 @@ def _continue(
                 if lease is None:
                     return {}
                 return summarize(experiment, directory, jax.devices()[0].device_kind)
+
+
+def _load_data(experiment: Experiment, options: TrainOptions, report: Callable[[str], None]) -> tuple[Loader, Loader]:
+    """Makes the loaders of training and validation.
+
+    Args:
+        experiment: settings of the run.
+        options: options of this invocation.
+        report: function that shows a line about what takes long.
+    """
+    corpus = None
+    if options.corpora is not None:
+        corpus = find_index(experiment.data, options.corpora, report, connect=options.connect, plan=options.plan)
+    return experiment.loader("train", corpus), experiment.loader("validation", corpus)
 
 
 def _part(options: TrainOptions) -> None:

@@ -6,16 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from swift.checkpoint import (
-    CheckpointConfig,
-    Ledger,
-    StateSplit,
-    load_plan,
-    plan_restore,
-    record_restore,
-    save_checkpoint,
-)
-from swift.mesh import RANKED, SHARED
+from swift.checkpoint.config import CheckpointConfig
+from swift.checkpoint.manifest import Ledger
+from swift.checkpoint.reader import load_plan, plan_restore, record_restore
+from swift.checkpoint.units import StateSplit
+from swift.checkpoint.writer import save_checkpoint
+from swift.mesh.per_rank import RANKED, SHARED
 
 STAGES, LAYERS, RANKS, CLASSES, SIZE = 2, 2, 2, 4, 5
 SPECS = {"step": SHARED, "master": RANKED, "moments": RANKED}

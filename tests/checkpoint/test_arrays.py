@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from swift.checkpoint import load_arrays, load_metadata, save_arrays
-from swift.checkpoint.storage import arrays as arrays_on_disk
-from swift.checkpoint.storage import orbax_files
-from swift.checkpoint.storage.digests import digest
+from swift.checkpoint import array_files
+from swift.checkpoint import arrays as arrays_on_disk
+from swift.checkpoint.arrays import load_arrays, load_metadata, save_arrays
+from swift.checkpoint.manifest import digest
 from swift.errors import RunError, SettingError
 
 
@@ -57,7 +57,7 @@ def saved(tmp_path) -> Path:
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")  # commands suppress it, too
-@pytest.mark.parametrize("refused", [1, orbax_files.NUM_THREADS + 1, orbax_files.NUM_THREADS + 2])
+@pytest.mark.parametrize("refused", [1, array_files.NUM_THREADS + 1, array_files.NUM_THREADS + 2])
 def test_a_limit_on_tasks_that_is_reached_for_a_moment_fails_no_save_and_no_load(tmp_path, monkeypatch, refused):
     start, tried = threading.Thread.start, []
 
@@ -69,10 +69,10 @@ def test_a_limit_on_tasks_that_is_reached_for_a_moment_fails_no_save_and_no_load
 
     monkeypatch.setattr(threading.Thread, "start", start_or_refuse)
     values = {"some": np.arange(6.0).reshape(2, 3)}
-    orbax_files.write_arrays(tmp_path / "arrays", values)
+    array_files.write_arrays(tmp_path / "arrays", values)
     assert len(tried) > refused + 1
     tried.clear()
-    read = orbax_files.read_arrays(tmp_path / "arrays", values)
+    read = array_files.read_arrays(tmp_path / "arrays", values)
     np.testing.assert_array_equal(read["some"], values["some"])
     gc.collect()  # what Orbax leaves of its first try warns here, and not in another test
 
@@ -94,9 +94,9 @@ def test_a_save_that_takes_too_long_has_failed(tmp_path, monkeypatch):
             assert timeout == 1200 + 80 / 10_000_000
             raise TimeoutError
 
-    monkeypatch.setattr(orbax_files.ocp, "save_async", lambda *_, **__: Stalled())
+    monkeypatch.setattr(array_files.ocp, "save_async", lambda *_, **__: Stalled())
     with pytest.raises(OSError, match="timed out") as caught:
-        orbax_files.write_arrays(tmp_path / "arrays", {"ten": np.zeros(10)})
+        array_files.write_arrays(tmp_path / "arrays", {"ten": np.zeros(10)})
     assert caught.value.errno == errno.ETIMEDOUT
 
 

@@ -12,13 +12,13 @@ import jax
 import numpy as np
 import pytest
 
-from swift.checkpoint import clean_up_saves
+from swift.checkpoint.manifest import clean_up_saves
 
 PROCESSES = """
 import json, os, resource, signal, sys, threading, time
 from pathlib import Path
 from tests.checkpoint.conftest import *
-from swift.checkpoint.storage import writer
+from swift.checkpoint import writer
 
 root, limit_s, *deaths = sys.argv[1:]
 

@@ -3,13 +3,14 @@
 import jax
 import pytest
 
-from swift.checkpoint import CheckpointConfig, partial_bytes
-from swift.experts import ExpertConfig
-from swift.mesh import storage_mesh
-from swift.models import ModelConfig
+from swift.checkpoint.config import CheckpointConfig
+from swift.checkpoint.selection import partial_bytes
+from swift.config.experiment import Experiment
+from swift.experts.config import ExpertConfig
+from swift.mesh.live import storage_mesh
+from swift.models.config import ModelConfig
 from swift.topology import Topology
-from swift.train import Experiment
-from swift.train.checkpoints.saved_state import split_of
+from swift.train.saved_state import split_of
 
 CLASSES = 4
 

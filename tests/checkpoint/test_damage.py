@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from swift.checkpoint import checkpoint_steps, plan_restore, set_aside_newer
-from swift.checkpoint.storage import digests, directory, manifest, orbax_files, writer
-from swift.checkpoint.storage.inspection import damages
-from swift.checkpoint.storage.verification import Checker
+from swift.checkpoint import array_files, manifest, writer
+from swift.checkpoint.arrays import Checker
+from swift.checkpoint.inspection import damages
+from swift.checkpoint.manifest import checkpoint_steps, set_aside_newer
+from swift.checkpoint.reader import plan_restore
 from swift.errors import SettingError
 
 UNITS = [(layer, class_) for layer in range(4) for class_ in range(4)]
@@ -94,7 +95,7 @@ def test_a_manifest_that_is_signed_and_incomplete_costs_a_line(small_run):
             assert plan_restore(run.directory).step == 2
             assert len(list(damages(run.directory, None, Checker(run.directory)))) == 1
     for text in (b"[]", b"7", b"{"):
-        (path / "manifest.json").write_bytes(digests.digest(text).encode() + b"\n" + text)
+        (path / "manifest.json").write_bytes(manifest.digest(text).encode() + b"\n" + text)
         assert plan_restore(run.directory).step == 2
 
 
@@ -105,7 +106,7 @@ def test_a_removal_during_a_verification_is_no_damage(small_run, monkeypatch):
     def check_and_remove(checker, step, name, expected):
         files.append(name)
         if len(files) == 3:
-            directory.retire(run.directory, 1)
+            manifest.retire(run.directory, 1)
         return check(checker, step, name, expected)
 
     monkeypatch.setattr(Checker, "file", check_and_remove)
@@ -136,14 +137,14 @@ def test_a_damaged_expert_falls_back_to_the_copy_before_and_its_updates_are_lost
 
 def test_a_file_that_the_disk_does_not_give_back_is_one_that_is_damaged(small_run, expert_of, monkeypatch):
     run = small_run(experts_per_layer=2, every=2).run(4)
-    bad, read = next(expert_files(run, 4, 1, 2)[0].glob("[0-9]*")), digests.file_digest
+    bad, read = next(expert_files(run, 4, 1, 2)[0].glob("[0-9]*")), manifest.file_digest
 
     def fail(path):
         if path == bad:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return read(path)
 
-    monkeypatch.setattr(digests, "file_digest", fail)
+    monkeypatch.setattr(manifest, "file_digest", fail)
     (why,) = run.lose_all().passed_over
     assert why.endswith("its file arrays/state/expert.1.2.float32/0.0.0 cannot be read: Input/output error")
     np.testing.assert_equal(expert_of(run.state, 1, 2), expert_of(run.saved[2], 1, 2))
@@ -343,7 +344,7 @@ def test_a_disk_without_room_is_not_filled(small_run, monkeypatch):
     room[4] = 0  # f_bavail
     with monkeypatch.context() as patch:
         patch.setattr(os, "statvfs", lambda _: os.statvfs_result(room))
-        patch.setattr(orbax_files.ocp, "save_async", None)
+        patch.setattr(array_files.ocp, "save_async", None)
         with pytest.raises(OSError, match=r"No space left on device: \d+ bytes are needed, \d+ are free"):
             run.run(4)
     run.run(6)
@@ -352,7 +353,7 @@ def test_a_disk_without_room_is_not_filled(small_run, monkeypatch):
 
 def test_a_checkpoint_has_its_name_on_the_disk_before_older_ones_go(small_run, monkeypatch):
     run, there = small_run(experts_per_layer="all", every=2, num_kept=1).run(2), []
-    monkeypatch.setattr(directory, "sync_directory", lambda path: there.append((path, checkpoint_steps(path))))
+    monkeypatch.setattr(manifest, "sync_directory", lambda path: there.append((path, checkpoint_steps(path))))
     run.run(4)
     assert there == [(run.directory, [2, 4])]
     assert checkpoint_steps(run.directory) == [4]
@@ -364,6 +365,6 @@ def test_a_checkpoint_that_goes_and_is_half_removed_does_not_count(small_run, mo
     def break_off(*_):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(directory, "_keep_only", break_off)
+    monkeypatch.setattr(manifest, "_keep_only", break_off)
     run.run(4)
     assert checkpoint_steps(run.directory) == [4]

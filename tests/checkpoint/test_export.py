@@ -9,17 +9,24 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from swift.checkpoint import Ledger, begin_snapshot, save_checkpoint
-from swift.checkpoint.storage import arrays
-from swift.data import ByteTokenizer
+from swift.checkpoint import arrays
+from swift.checkpoint.manifest import Ledger
+from swift.checkpoint.snapshots import begin_snapshot
+from swift.checkpoint.writer import save_checkpoint
+from swift.config.experiment import Experiment
+from swift.data.tokenizer import ByteTokenizer
 from swift.errors import RunError, SettingError
-from swift.experts import ExpertConfig
-from swift.experts.optimizer_config import OptimizerConfig
-from swift.generate import Sampling, Shown
-from swift.models import ModelConfig, plain_logits
+from swift.experts.config import ExpertConfig
+from swift.experts.optimizer import OptimizerConfig
+from swift.generate.continuation import generate
+from swift.generate.programs import Shown
+from swift.generate.request import Sampling
+from swift.hub.exporting import export_model
+from swift.models.config import ModelConfig
+from swift.models.reference_model import plain_logits
 from swift.topology import Topology
-from swift.train import Experiment, export_model, generate, load_exported, widened
-from swift.train.checkpoints.saved_state import split_of
+from swift.train.model_directory import load_exported, widened
+from swift.train.saved_state import split_of
 
 LENGTH = 16
 TINY = Experiment(

@@ -16,9 +16,14 @@ import jax
 import numpy as np
 import pytest
 
-from swift.checkpoint import checkpoint_steps, clean_up_saves, join_pieces, load_plan, plan_restore, save_checkpoint
-from swift.checkpoint.hosts import HostBoard, HostFailed, HostSave, Piece, Save, Spoilt, shared_files
-from swift.checkpoint.storage import digests, orbax_files, temporary_path, write_arrays
+from swift.checkpoint import array_files, host_save
+from swift.checkpoint import manifest as digests
+from swift.checkpoint.array_files import write_arrays
+from swift.checkpoint.host_save import HostBoard, HostFailed, HostSave, Piece, Save, Spoilt
+from swift.checkpoint.manifest import checkpoint_steps, clean_up_saves, temporary_path
+from swift.checkpoint.reader import load_plan, plan_restore
+from swift.checkpoint.snapshots import join_pieces
+from swift.checkpoint.writer import save_checkpoint
 from tests.checkpoint.conftest import CLASSES, IDENTITY, RANKS, STAGES
 
 SAVE = Save(4, "5f0c")
@@ -160,7 +165,7 @@ def test_a_piece_that_is_missing_is_no_checkpoint(small_run):
 
 @pytest.mark.parametrize("name", ["master.head", "step", "expert.1.2.float32", "expert.3.0.float64"])
 def test_what_was_not_written_as_it_is_in_memory_is_not_a_checkpoint(small_run, monkeypatch, name):
-    run, writing_parts = small_run(num_kept=1).run(3), shared_files.writing_parts
+    run, writing_parts = small_run(num_kept=1).run(3), host_save.writing_parts
     before = {path: path.read_bytes() for path in run.directory.rglob("*") if path.is_file()}
 
     @contextmanager
@@ -168,7 +173,7 @@ def test_what_was_not_written_as_it_is_in_memory_is_not_a_checkpoint(small_run, 
         with writing_parts(arrays, one, progress) as write:
             yield lambda place, values: write(place, values + 1 if one == name else values)
 
-    monkeypatch.setattr(shared_files, "writing_parts", spoil)
+    monkeypatch.setattr(host_save, "writing_parts", spoil)
     with pytest.raises(OSError, match=f"the values of {name.replace('.', '[.]')} are not those that host . has saved"):
         save_together(run, 2)
     clean_up_saves(run.directory)
@@ -183,7 +188,7 @@ def test_a_host_opens_each_file_once_and_for_writing_alone(small_run, monkeypatc
             opened[threading.get_ident(), os.fspath(path), flags & os.O_ACCMODE] += 1
         return really(path, flags, *rest, **more)
 
-    monkeypatch.setattr(orbax_files.os, "open", noted)
+    monkeypatch.setattr(array_files.os, "open", noted)
     save_together(run, 2)
     of_values = {key: count for key, count in opened.items() if "/arrays/" in key[1]}
     assert len({thread for thread, *_ in of_values}) == 2
@@ -239,13 +244,13 @@ def test_a_silent_host_is_named_and_one_that_makes_progress_is_awaited(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("shared", ["orbax_files", "digests", "shared_files"])
+@pytest.mark.parametrize("shared", ["array_files", "digests", "host_save"])
 def test_large_arrays_give_signs_of_progress_before_they_are_through(small_run, monkeypatch, shared):
     """Writing, taking digests and comparing, of a hundred bytes at a time."""
     signs = [0, 0]
     for nth, length in enumerate((1 << 26, 100)):
         monkeypatch.setattr(digests, "_READ", length if shared == "digests" else 1 << 20)
-        for module in (orbax_files, shared_files):
+        for module in (array_files, host_save):
             is_small = module.__name__.endswith(shared)
             monkeypatch.setattr(module, "BLOCK", length if is_small else 1 << 26)
         monkeypatch.setattr(HostBoard, "sign", lambda _, nth=nth: signs.__setitem__(nth, signs[nth] + 1))

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift.checkpoint import Copy, Ledger, Tally, dynamic_k
-from swift.checkpoint.partial.selection import next_turns, sequential
+from swift.checkpoint.manifest import Copy, Ledger
+from swift.checkpoint.selection import Tally, dynamic_k, next_turns, sequential
 
 LAYERS, CLASSES = 4, 4
 

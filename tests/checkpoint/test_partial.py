@@ -6,7 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from swift.checkpoint import checkpoint_steps, plan_restore, read_manifest, source_lines
+from swift.checkpoint.inspection import source_lines
+from swift.checkpoint.manifest import checkpoint_steps, read_manifest
+from swift.checkpoint.reader import plan_restore
 from swift.errors import SettingError
 
 CLASSES, LAYERS = 4, 4

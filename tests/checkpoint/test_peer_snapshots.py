@@ -6,9 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from swift.checkpoint import CheckpointConfig, PeerSnapshots, StateSplit
-from swift.checkpoint.memory import peer_snapshots
-from swift.mesh import RANKED, SHARED
+from swift.checkpoint import peer_snapshots
+from swift.checkpoint.config import CheckpointConfig
+from swift.checkpoint.peer_snapshots import PeerSnapshots
+from swift.checkpoint.units import StateSplit
+from swift.mesh.per_rank import RANKED, SHARED
 
 LAYERS, RANKS, CLASSES = 2, 3, 4
 SPECS = {"step": SHARED, "master": RANKED}

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift.checkpoint import Ledger, RankCopy, Snapshot, StateSplit, recover_ranks
-from swift.checkpoint.partial.expert_units import by_name
+from swift.checkpoint.manifest import Ledger
+from swift.checkpoint.recovery import RankCopy, recover_ranks
+from swift.checkpoint.units import Snapshot, StateSplit, by_name
 from swift.errors import RunError
-from swift.mesh import RANKED, SHARED
+from swift.mesh.per_rank import RANKED, SHARED
 
 LAYERS, CLASSES, WIDTH, NOW = 2, 3, 2, 20
 SPECS = {"step": SHARED, "master": RANKED, "moments": RANKED, "placement": SHARED}

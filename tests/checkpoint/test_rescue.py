@@ -11,10 +11,11 @@ import jax
 import numpy as np
 import pytest
 
-from swift.checkpoint import checkpoint_steps, load_plan, plan_restore
+from swift.checkpoint.manifest import checkpoint_steps
+from swift.checkpoint.reader import load_plan, plan_restore
 from swift.errors import RunError
-from swift.train.checkpoints import rescue
-from swift.train.checkpoints.rescue import keep_elsewhere, refuges, take_back
+from swift.train import saved_state
+from swift.train.saved_state import keep_elsewhere, refuges, take_back
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def run(small_run, tmp_path, monkeypatch):
     for top in tops:
         top.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tops[0]))
-    monkeypatch.setattr(rescue, "_MEMORY", tops[1])
+    monkeypatch.setattr(saved_state, "_MEMORY", tops[1])
     run = small_run(every=2, num_kept=3).run(4)
     begins(run, "2026-01-01")
     run.config = type(run.config)(every=100, num_kept=3)

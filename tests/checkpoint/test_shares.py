@@ -7,9 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from swift.checkpoint import load_plan, load_share, plan_restore
-from swift.checkpoint.storage import Checker
-from swift.checkpoint.storage.orbax_files import data_file, files_of, read_part
+from swift.checkpoint.array_files import data_file, files_of, read_part
+from swift.checkpoint.arrays import Checker
+from swift.checkpoint.reader import load_plan, load_share, plan_restore
 from swift.errors import SettingError
 from tests.checkpoint.conftest import IDENTITY, RANKS, STAGES
 

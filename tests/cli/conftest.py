@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from swift.cli import main
+from swift.cli.main import main
 from tests.shared_programs import shared_programs
 
 TINY = """

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from swift.cli import main
+from swift.cli.main import main
 
 PARTIAL = ["--set", "CheckpointConfig.experts_per_layer=1", "--set", "CheckpointConfig.num_kept=3"]
 

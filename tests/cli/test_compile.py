@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from swift.cli.compile import _ask, _last_words
-from swift.tools.pod_compile import REFUSED, TOO_LARGE
+from swift.pod_compile.compile import REFUSED, TOO_LARGE
 
 TINY = ("compile", "tiny.gin", "--topology")
 

@@ -2,7 +2,7 @@
 
 from dataclasses import fields
 
-from swift.cli.options.deadlines import OF_PROCESSES, deadlines_of
+from swift.cli.values import OF_PROCESSES, deadlines_of
 from swift.deadlines import Deadlines
 
 

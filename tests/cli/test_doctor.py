@@ -21,10 +21,10 @@ def test_a_person_is_told_line_by_line(tell, tmp_path):
 
 def test_what_is_missing_has_exit_code_3(tell, monkeypatch):
     """Words in brackets are those of the user's shell, and no styles."""
-    from swift.tools.doctor import Finding
+    from swift.elastic.device_probe import Finding
 
     missing = Finding("devices", "missing", "no plugin: pip install 'jax[cuda13]'")
-    monkeypatch.setattr("swift.cli.doctor.command.examine_devices", lambda: [missing])
+    monkeypatch.setattr("swift.cli.doctor.examine_devices", lambda: [missing])
     told = tell("doctor", "--host")
     assert told.code == 3
     assert "missing  devices    no plugin: pip install 'jax[cuda13]'" in told.out

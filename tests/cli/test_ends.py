@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from swift.cli.commands import distance_line, report_of, show_run
-from swift.runlog import RunDirectory, read_run
+from swift.cli.report import distance_line, report_of, show_run
+from swift.runlog.reading import read_run
+from swift.runlog.run_directory import RunDirectory
 from swift.topology import Topology
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from swift.evaluate import read_evaluations
-from swift.evaluate.asking import ask
+from swift.evaluate.results import read_evaluations
+from swift.evaluate.scoring import ask
 
-MODULE = "swift.cli.models.evaluation"
+MODULE = "swift.cli.evaluate"
 LINES = [
     {"task": "written", "max_tokens": 3},
     *({"task": "picked", "prompt": f"{word} ", "choices": ["beta", "gamma delta"], "answer": 1} for word in "abcdef"),
@@ -92,7 +92,7 @@ def test_what_is_stopped_goes_on(tell, monkeypatch, where):
                 signals.append(signal.SIGINT)
                 os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr("swift.evaluate.asking.asking._CALLS", 1)
+    monkeypatch.setattr("swift.evaluate.scoring._CALLS", 1)
     monkeypatch.setattr(f"{MODULE}.ask", stopped)
     told = tell(*arguments)
     assert told.code == 130

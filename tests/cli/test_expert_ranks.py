@@ -10,13 +10,13 @@ import jax
 import pytest
 
 import swift
-from swift.cli.configuration import load_stored
-from swift.cli.models.expert_ranks import prepare_engine
+from swift.cli.generate import prepare_engine
+from swift.config.experiment import Experiment
+from swift.config.gin_reader import load_stored
 from swift.errors import RunError, SettingError
-from swift.evaluate import read_evaluations
-from swift.experts import ExpertConfig
-from swift.models import GPT
-from swift.train import Experiment
+from swift.evaluate.results import read_evaluations
+from swift.experts.config import ExpertConfig
+from swift.models.gpt import GPT
 from tests.cli.test_evaluate import LINES, same
 
 SWIFT = str(Path(swift.__file__).parent)
@@ -141,7 +141,7 @@ def test_ranks_that_cannot_be(refusal, ranks):
 
 def test_more_ranks_than_devices(monkeypatch):
     """The check is for a machine's own devices: as many are emulated as the option asks for."""
-    monkeypatch.setattr("swift.cli.models.expert_ranks.prepare", lambda *_, **__: None)
+    monkeypatch.setattr("swift.cli.generate.prepare", lambda *_, **__: None)
     experiment = Experiment(experts=ExpertConfig(num_classes=16), ranks="devices")
     with pytest.raises(SettingError, match=r"^--expert-ranks = 16: must be at most 12, the number of devices$"):
         prepare_engine(16, [experiment])
@@ -149,7 +149,7 @@ def test_more_ranks_than_devices(monkeypatch):
 
 def test_one_rank_starts_no_jax(monkeypatch):
     """Mistakes that are found later are told before a device is taken."""
-    monkeypatch.setattr("swift.cli.models.expert_ranks.prepare", lambda *_, **__: None)
+    monkeypatch.setattr("swift.cli.generate.prepare", lambda *_, **__: None)
     monkeypatch.setattr("jax.devices", None)
     prepare_engine(1, [Experiment()])
     with pytest.raises(TypeError):

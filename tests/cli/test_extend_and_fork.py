@@ -8,11 +8,11 @@ import jax
 import numpy as np
 import pytest
 
-from swift.cli.configuration import load_experiment
-from swift.experts import learning_rate
-from swift.runlog import read_run
-from swift.runlog.lock import this_process
-from swift.train import load_exported
+from swift.config.gin_reader import load_experiment
+from swift.experts.optimizer import learning_rate
+from swift.runlog.lease import this_process
+from swift.runlog.reading import read_run
+from swift.train.model_directory import load_exported
 
 UNCHANGED = ("Experiment.num_steps=1", "OptimizerConfig.warmup_steps=0", "OptimizerConfig.peak_learning_rate=0")
 

@@ -7,15 +7,16 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from swift.checkpoint import CheckpointConfig
-from swift.cli.configuration import CONFIGURABLES
-from swift.cli.options import checked
-from swift.data import DataConfig
+from swift.checkpoint.config import CheckpointConfig
+from swift.config.experiment import Experiment
+from swift.config.gin_reader import CONFIGURABLES
+from swift.data.config import DataConfig
 from swift.errors import MOST_NUMBER, SettingError
-from swift.experts import ExpertConfig, OptimizerConfig
-from swift.models import ModelConfig
+from swift.experts.config import ExpertConfig
+from swift.experts.optimizer import OptimizerConfig
+from swift.models.config import ModelConfig
 from swift.topology import Topology
-from swift.train import Experiment
+from swift.typed import checked
 
 PARTS = {
     "model": ModelConfig,

@@ -36,7 +36,7 @@ def leave(monkeypatch):
     ids=" ".join,
 )
 def test_what_shapes_alone_rule_out_is_refused_by_each_command(half, here, leave, refusal, monkeypatch, words):
-    monkeypatch.setattr(import_module("swift.cli.launch.job"), "configure_jax", lambda *_, **__: None)  # it has started
+    monkeypatch.setattr(import_module("swift.cli.launch"), "configure_jax", lambda *_, **__: None)  # it has started
     (here / "other.gin").write_text("include 'tiny.gin'\nExperiment.seed = 3\n")
     record = sorted((path, path.stat().st_mtime_ns) for path in half.rglob("*"))
     leave(1000)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from swift.cli.hosts import place_of
+from swift.cli.train import place_of
 from swift.errors import SettingError
-from swift.train import HostPlace
+from swift.train.hosts import HostPlace
 
 
 def options(**given):

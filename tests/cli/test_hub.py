@@ -12,18 +12,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from swift.cli.configuration import load_stored
 from swift.cli.main import main
-from swift.data import prompt_tokens
+from swift.config.experiment import Experiment
+from swift.config.gin_reader import load_stored
+from swift.data.tokenizer import prompt_tokens
 from swift.errors import SettingError
-from swift.experts import ExpertConfig
-from swift.experts.placement import Static
-from swift.models import GPT, ModelConfig
-from swift.models.hugging_face import TensorLocation, read_decoder, tensor_locations, write_decoder
-from swift.train import Experiment
-from swift.train.hugging_face import import_hugging_face
-from swift.train.hugging_face.companions import generation_of
-from swift.train.hugging_face.exporting import decoder_of
+from swift.experts.config import ExpertConfig
+from swift.experts.placement.policy import Static
+from swift.hub.architectures import read_decoder, write_decoder
+from swift.hub.companions import generation_of
+from swift.hub.exporting import decoder_of
+from swift.hub.importing import import_hugging_face
+from swift.hub.tensors import TensorLocation, tensor_locations
+from swift.models.config import ModelConfig
+from swift.models.gpt import GPT
 
 numpy_files = pytest.importorskip("safetensors.numpy")
 pytest.importorskip("tokenizers")

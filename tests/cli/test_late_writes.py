@@ -9,8 +9,9 @@ SAVES = """
 import resource, sys, time
 from pathlib import Path
 import numpy as np
-from swift.checkpoint.storage.orbax_files import write_arrays
-from swift.cli import main, models
+from swift.checkpoint.array_files import write_arrays
+from swift.cli import generate as models
+from swift.cli.main import main
 
 def save(options):
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
@@ -49,7 +50,8 @@ def test_a_failed_save_prints_tracebacks_outside(tmp_path):
 
 TASKS = """
 import asyncio, sys
-from swift.cli import main, models
+from swift.cli import generate as models
+from swift.cli.main import main
 
 def leave(options):
     written = {}

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from swift.cli.configuration import CONFIGURABLES
+from swift.config.gin_reader import CONFIGURABLES
 
 
 def test_every_setting_has_a_type_and_a_meaning(tell):

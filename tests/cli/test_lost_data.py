@@ -5,8 +5,8 @@ import os
 import numpy as np
 import pytest
 
-from swift.data import Loader
-from swift.runlog import read_run
+from swift.data.loader import Loader
+from swift.runlog.reading import read_run
 
 TOKENS = (np.arange(300_000) * 7919 % 250).astype("<u2")
 SETTINGS = ["DataConfig.source=@TokenFile()", "TokenFile.path='tokens.bin'", "CheckpointConfig.every=0"]

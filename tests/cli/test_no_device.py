@@ -9,7 +9,7 @@ import pytest
 
 EACH = """
 import contextlib, io, json, sys
-from swift.cli import main
+from swift.cli.main import main
 for words in json.load(sys.stdin):
     with contextlib.redirect_stderr(io.StringIO()) as err, contextlib.redirect_stdout(io.StringIO()) as out:
         try:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from swift.cli.launch.nodes import Entrance, Nodes, nodes_of
+from swift.cli.nodes import Entrance, Nodes, nodes_of
 from swift.errors import SettingError
 
 SLURM = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "2"}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from swift.cli.options import PAGE, PICTURE, PLACEMENT, PLAN, RESULTS, check_output
+from swift.cli.values import PAGE, PICTURE, PLACEMENT, PLAN, RESULTS, check_output
 from swift.errors import SettingError
 from swift.runlog.reading import check_new_run
 

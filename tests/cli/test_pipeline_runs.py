@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from swift.runlog import read_run
+from swift.runlog.reading import read_run
 
 PIPELINE = """
 include 'tiny.gin'

@@ -9,9 +9,9 @@ from functools import partial
 import jax
 import pytest
 
-from swift.checkpoint import checkpoint_steps
-from swift.cli import commands
-from swift.runlog import read_run
+from swift.checkpoint.manifest import checkpoint_steps
+from swift.cli import train
+from swift.runlog.reading import read_run
 
 PIPELINES = """
 include 'tiny.gin'
@@ -114,7 +114,7 @@ class StageDies:
 def test_a_stage_that_dies_exits_with_3_and_says_how_to_go_on(tell, here, monkeypatch):
     one_stage = options("Topology.num_stages=1")  # compiles in a third of the time
     with monkeypatch.context() as patch:
-        patch.setattr(commands, "run_training", partial(commands.run_training, failures=StageDies()))
+        patch.setattr(train, "run_training", partial(train.run_training, failures=StageDies()))
         told = tell("train", "pipelines.gin", "--run-dir", "new", "--prepare", "none", *one_stage)
     assert told.code == 3, told.err
     assert "Traceback" not in told.err

@@ -12,11 +12,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from swift.cli import main
+from swift.cli.main import main
+from swift.draw.text import draw_chart
 from swift.errors import SettingError
-from swift.schedules import PLANNERS, Costs, Problem, adaptive
-from swift.schedules.plans.json_format import document
-from swift.tools.draw.text import draw_chart
+from swift.schedules.planners.adaptive import adaptive
+from swift.schedules.plans.store import document
+from swift.schedules.problem import Costs, Problem
+from swift.schedules.registry import PLANNERS
 from swift.topology import Topology
 
 PAPER = Problem(Topology(3, 4), 6, frozenset({(1, 2)}))
@@ -304,7 +306,9 @@ def swift(*arguments, **options):
 
 
 def test_it_starts_without_jax(here):
-    program = "import sys; from swift.cli import main; code = main(sys.argv[1:]); print(*sys.modules); sys.exit(code)"
+    program = (
+        "import sys; from swift.cli.main import main; code = main(sys.argv[1:]); print(*sys.modules); sys.exit(code)"
+    )
     process = swift("-c", program, *COMMAND.split(), "--store", "plans", "--prepare", "0", cwd=here)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err

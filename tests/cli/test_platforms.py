@@ -8,20 +8,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from swift.cli import processes
-from swift.cli.configuration import config_text
-from swift.cli.console import command_line
-from swift.cli.launch import Nodes, ProcessCommands
-from swift.cli.launch.platforms import Platform
+from swift.cli import child_entry
+from swift.cli.nodes import Nodes, Platform, ProcessCommands
+from swift.cli.options import command_line
+from swift.config.experiment import Experiment
+from swift.config.stored import config_text
 from swift.deadlines import Deadlines
-from swift.elastic.membership import processes_of
-from swift.elastic.state import RunFiles
-from swift.elastic.worker import worker_spec
+from swift.elastic import device_probe
+from swift.elastic.device_probe import JaxAnswer, ask_jax
+from swift.elastic.membership.messages import processes_of
+from swift.elastic.state.run_files import RunFiles
+from swift.elastic.worker import worker
 from swift.errors import SettingError
-from swift.experts import ExpertConfig
-from swift.tools.doctor import JaxAnswer, ask_jax, devices
+from swift.experts.config import ExpertConfig
 from swift.topology import Topology
-from swift.train import Experiment
 
 GPUS = JaxAnswer("gpu", 4, "NVIDIA H100")
 
@@ -119,7 +119,7 @@ def test_nobody_is_asked_for_devices_on_cpus():
     ],
 )
 def test_jax_is_asked_in_another_process(monkeypatch, stub, answer):
-    monkeypatch.setattr(devices, "_ASK", stub)
+    monkeypatch.setattr(device_probe, "_ASK", stub)
     assert ask_jax() == answer
 
 
@@ -157,10 +157,10 @@ import sys
 from pathlib import Path
 import jax
 from jax._src import xla_bridge
-from swift.cli.console import command_line
-from swift.cli.launch.job import LaunchJob
-from swift.elastic.state import RunFiles
-from swift.tools.doctor import devices
+from swift.cli.options import command_line
+from swift.cli.launch import LaunchJob
+from swift.elastic.state.run_files import RunFiles
+from swift.elastic import device_probe as devices
 
 devices._ASK = "print('[\\"gpu\\", 4, \\"stub\\"]')"
 words = ["launch", "--processes", "2", sys.argv[1], "--platform", "gpu", "--deadline", "forming=600"]
@@ -197,13 +197,13 @@ def test_processes_on_accelerators_have_more_time_and_stay_on_the_loopback_devic
 def test_no_process_gives_up_before_the_run_does(monkeypatch, forming_s):
     """Whatever ``--deadline forming`` is: it would take the blame for another whose device does not answer."""
     waits, made = [], SimpleNamespace(run=lambda _: None)
-    monkeypatch.setattr(worker_spec, "AcceleratorGroup", lambda *arguments: waits.append(arguments[-1]))
-    monkeypatch.setattr(processes, "load_experiment", lambda _: SimpleNamespace(topology=Topology(2, 1, 2)))
-    monkeypatch.setattr(processes, "configure_jax", lambda *_: None)
-    monkeypatch.setattr(processes, "wait_to_begin", lambda *_: SimpleNamespace(done=0))
-    monkeypatch.setattr(processes, "WorkerProcess", lambda spec, _: (spec.group("unix:/nowhere", 0, 2), made)[1])
+    monkeypatch.setattr(worker, "AcceleratorGroup", lambda *arguments: waits.append(arguments[-1]))
+    monkeypatch.setattr(child_entry, "load_experiment", lambda _: SimpleNamespace(topology=Topology(2, 1, 2)))
+    monkeypatch.setattr(child_entry, "configure_jax", lambda *_: None)
+    monkeypatch.setattr(child_entry, "wait_to_begin", lambda *_: SimpleNamespace(done=0))
+    monkeypatch.setattr(worker, "WorkerProcess", lambda spec, _: (spec.group("unix:/nowhere", 0, 2), made)[1])
     options = ["member", "files", "memory", f"--forming={forming_s}", "--platform=gpu", "--device=0", "0", "0", "0"]
-    processes.member(command_line().parse_args(options))
+    child_entry.member(command_line().parse_args(options))
     (timeout_s,) = waits
     assert isinstance(timeout_s, int)
     assert timeout_s > forming_s

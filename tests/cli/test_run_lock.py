@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from swift.runlog import Lease, acquire_lease, read_run
+from swift.runlog.lease import Lease, acquire_lease
+from swift.runlog.reading import read_run
 
 WRITERS = {
     "a run that goes on": "train tiny.gin --run-dir half --resume",

@@ -11,8 +11,8 @@ import time
 import numpy as np
 import pytest
 
-from swift.checkpoint import checkpoint_steps
-from swift.runlog import read_run
+from swift.checkpoint.manifest import checkpoint_steps
+from swift.runlog.reading import read_run
 
 
 def test_a_stopped_run_goes_on_from_an_older_checkpoint_and_its_model_writes(tell, half):
@@ -29,10 +29,8 @@ def test_a_stopped_run_goes_on_from_an_older_checkpoint_and_its_model_writes(tel
 
     assert tell("export", "half", "--out", "model").out.startswith("model: the model of iteration 6")
     texts = [tell("generate", "model", "--prompt", "al", "--tokens", "8", "--seed", seed).out for seed in "01"]
-    (half.parent / "model/config.json").unlink()  # as models were written before there was one
-    texts.insert(0, tell("generate", "model", "--prompt", "al", "--tokens", "8", "--seed", "0").out)
     assert texts[0].startswith("al")
-    assert texts[0] == texts[1] != texts[2]
+    assert texts[0] == tell("generate", "model", "--prompt", "al", "--tokens", "8", "--seed", "0").out != texts[1]
     assert tell("generate", "model", "--prompt", "", "--tokens", "4", "--top-k", "99999").code == 0
     for option, value in (("--tokens", "-1"), ("--top-k", "0"), ("--temperature", "nan"), ("--seed", "-1")):
         refused = tell("generate", "model", option, value)

@@ -9,9 +9,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from swift.cli import main
-from swift.tools.simulate import CAUSES, MODELS, STRATEGIES
-from swift.train import Experiment
+from swift.cli.main import main
+from swift.config.experiment import Experiment
+from swift.simulate.engine import CAUSES
+from swift.simulate.published import MODELS
+from swift.simulate.registry import STRATEGIES
 
 SOUND = "simulate --pipelines 3 --stages 2 --expert-ranks 4 --microbatches 4"
 RANDOM = f"{SOUND} --mtbf 10m --duration 4h"
@@ -168,9 +170,11 @@ def test_the_help_names_every_strategy_and_model(capsys):
 
 
 def test_it_starts_without_jax(here):
-    program = "import sys; from swift.cli import main; code = main(sys.argv[1:]); print(*sys.modules); sys.exit(code)"
+    program = (
+        "import sys; from swift.cli.main import main; code = main(sys.argv[1:]); print(*sys.modules); sys.exit(code)"
+    )
     command = [sys.executable, "-c", program, *RANDOM.split()]
     done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=60, check=True)
     modules = set(done.stdout.splitlines()[-1].split())
-    assert "swift.tools.simulate" in modules
+    assert "swift.simulate" in modules
     assert modules.isdisjoint({"jax", "flax", "optax", "gin", "highspy", "matplotlib"})

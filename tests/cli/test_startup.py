@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from swift.cli.console import Startup
+from swift.cli.main import Startup
 
 
 class Terminal(io.StringIO):
@@ -46,7 +46,7 @@ def test_the_line_is_there_at_once_and_gives_way_to_what_is_printed(name):
 
 
 def test_the_line_is_redrawn_meanwhile(monkeypatch):
-    monkeypatch.setattr("swift.cli.console.startup._PERIOD_S", 0.001)
+    monkeypatch.setattr("swift.cli.main._PERIOD_S", 0.001)
     with terminal() as shown, Startup("swift train: starting"):
         deadline = time.monotonic() + 30
         while shown.getvalue().count("starting") < 3 and time.monotonic() < deadline:
@@ -65,9 +65,9 @@ def test_a_mistake_on_a_terminal_costs_one_line_after_a_line_that_came_before_ja
     ours, theirs = pty.openpty()
     words = ["train", "tiny.gin", "--set", "Experiment.num_step=3"]
     # Whatever imports JAX before the line is shown, would say so.
-    watch = "import swift.cli.console as c, sys; d = c.Startup._draw; c.Startup._draw = lambda s: "
+    watch = "import swift.cli.main as c, sys; d = c.Startup._draw; c.Startup._draw = lambda s: "
     watch += "(assert_free(), d(s)); assert_free = lambda: s_seen.append('jax' in sys.modules); s_seen = []; "
-    watch += f"import swift.cli; code = swift.cli.main({words}); print(s_seen[0]); sys.exit(code)"
+    watch += f"code = c.main({words}); print(s_seen[0]); sys.exit(code)"
     with os.fdopen(ours, "rb", buffering=0) as screen:
         process = subprocess.Popen([sys.executable, "-c", watch], cwd=here, stderr=theirs, stdout=subprocess.PIPE)
         os.close(theirs)

@@ -12,15 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift.checkpoint import checkpoint_path, read_manifest
-from swift.checkpoint.storage.manifest import write_manifest
-from swift.cli.commands import OF_TRAINING
-from swift.cli.configuration import config_text, load_experiment, load_stored
-from swift.data import DataConfig, Mixture, Pipeline, Rows
+from swift.checkpoint.manifest import checkpoint_path, read_manifest, write_manifest
+from swift.config.experiment import Experiment
+from swift.config.gin_reader import load_experiment, load_stored
+from swift.config.stored import OF_RUN, OF_TRAINING, UnreadableConfig, config_text, made, read_config, write_config
+from swift.data.config import DataConfig, Mixture
+from swift.data.pipeline import Pipeline
+from swift.data.records import Rows
 from swift.errors import SettingError
-from swift.train import Experiment
-from swift.train.settings import OF_RUN
-from swift.train.settings.stored_config import UnreadableConfig, made, read_config, write_config
 from tests.data.operators import LongerThan
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"

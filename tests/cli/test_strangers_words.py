@@ -50,7 +50,7 @@ def test_a_report_replaces_a_page_and_no_other_file(run, capsys):
 
 
 def test_a_page_in_a_directory_that_is_missing_is_refused_before_it_is_drawn(run, monkeypatch, capsys):
-    monkeypatch.setattr("swift.cli.commands.write_report", None)
+    monkeypatch.setattr("swift.cli.report.write_report", None)
     page = run / "nowhere" / "page.html"
     assert main(["report", str(run), "--out", str(page)]) == 2
     line = f"swift: --out = '{page}': cannot be written: there is no directory {page.parent}\n"

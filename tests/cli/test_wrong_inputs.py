@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from swift.cli.commands import crowded, prepare
+from swift.cli.jax_setup import crowded, prepare
 
 LONG = "x" * 300
 
@@ -30,7 +30,7 @@ def test_a_name_that_is_too_long_is_told(refusal, command):
 
 @pytest.mark.parametrize("command", ["train tiny.gin", "compare tiny.gin", "launch tiny.gin --processes 1"])
 def test_a_directory_that_cannot_be_made_is_told_before_anything_is_compiled(refusal, monkeypatch, command):
-    monkeypatch.setattr("swift.pipeline.runtime.StepSpec.init", None)
+    monkeypatch.setattr("swift.pipeline.step.spec.StepSpec.init", None)
     line = refusal(*command.split(), "--run-dir", "/proc/foo")
     assert line.startswith("--run-dir = '/proc/foo")
     assert line.endswith("': cannot be made a directory: No such file or directory")
@@ -235,8 +235,8 @@ def test_the_warning_comes_before_anything_is_compiled(tell, monkeypatch):
 def test_a_tpu_is_looked_for_in_silence(monkeypatch):
     """libtpu, where it is installed without a TPU, prints a page of its own log otherwise."""
     names = "TPU_STDERR_LOG_LEVEL", "TPU_MIN_LOG_LEVEL"
-    monkeypatch.setattr("swift.cli.commands.jax", SimpleNamespace(config=SimpleNamespace(update=lambda *_: None)))
-    monkeypatch.setattr("swift.cli.commands.keep_programs", lambda: None)
+    monkeypatch.setattr("swift.cli.jax_setup.jax", SimpleNamespace(config=SimpleNamespace(update=lambda *_: None)))
+    monkeypatch.setattr("swift.cli.jax_setup.keep_programs", lambda: None)
     monkeypatch.setenv(names[0], "0")  # as the user wants it
     monkeypatch.setenv(names[1], "removed again after the test")
     monkeypatch.delenv(names[1])

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from swift.data import Document, Loader
+from swift.data.loader import Loader
+from swift.data.sources import Document
 
 
 @dataclass(frozen=True)

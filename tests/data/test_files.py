@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift.data import StandardLibrary, TextFiles, TokenFile, TokenizerFile
-from swift.data.sources import are_halves
+from swift.data.sources import StandardLibrary, TextFiles, TokenFile, are_halves
+from swift.data.tokenizer import TokenizerFile
 from swift.errors import SettingError
 from swift.files import open_regular
 

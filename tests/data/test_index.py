@@ -12,11 +12,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from swift.data import DataConfig, Document, Loader, TextFiles, TokenFile
-from swift.data import index_cache as cache_module
-from swift.data.files import BeyondVocabulary, TokenReader
-from swift.data.index import corpus_stream, indexed_stream, is_sound
-from swift.data.index_cache import find_index
+from swift.data import index as cache_module
+from swift.data.config import DataConfig
+from swift.data.index import corpus_stream, find_index, indexed_stream, is_sound
+from swift.data.loader import Loader
+from swift.data.sources import BeyondVocabulary, Document, TextFiles, TokenFile, TokenReader
 from swift.data.stream import open_stream, spans_of
 
 LONG_AGO = 1_000_000_000
@@ -226,7 +226,7 @@ def test_an_index_is_read_where_nobody_can_write(texts, cache, monkeypatch):
     def refuse(*_, **__):
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr("swift.data.index_cache.os.utime", refuse)
+    monkeypatch.setattr("swift.data.index.os.utime", refuse)
     assert find(texts, cache) == (path, [])
 
 

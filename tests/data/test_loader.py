@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import swift.data
-from swift.data import DataConfig, DataError, TokenFile
-from swift.data.config import in_split
+from swift.data.config import DataConfig, in_split
+from swift.data.sources import DataError, TokenFile
 from swift.data.stream import open_stream
 from swift.errors import SettingError
 

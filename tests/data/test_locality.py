@@ -11,9 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift.data import DataConfig, InMemory, Mixture, Pipeline, Rows, TextFiles, TokenFile, find_index
-from swift.data.locality import STRETCH_BATCHES, arranged, domain_of, mixed_places
+from swift.data.config import DataConfig, Mixture
+from swift.data.index import find_index
+from swift.data.pipeline import Pipeline
+from swift.data.records import Rows
+from swift.data.sources import InMemory, TextFiles, TokenFile, domain_of
 from swift.data.stream import open_stream
+from swift.data.windows import STRETCH_BATCHES, arranged, mixed_places
 from swift.errors import SettingError
 
 WIDTH, SHAPE = 5, (2, 2, 5)

@@ -5,10 +5,14 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from swift.data import DataConfig, DataError, InMemory, Pipeline, Rows, readings
-from swift.data.pipeline import profile_input
+from swift.data.config import DataConfig
+from swift.data.corpus import readings
+from swift.data.pipeline import Pipeline
+from swift.data.records import Rows
+from swift.data.sources import DataError, InMemory
 from swift.data.stream import open_stream
 from swift.errors import SettingError
+from swift.input.profile import profile_input
 
 
 def expected(documents):

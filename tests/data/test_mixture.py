@@ -6,7 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from swift.data import DataConfig, InMemory, Mixture, Pipeline, Rows, TextFiles, find_index
+from swift.data.config import DataConfig, Mixture
+from swift.data.index import find_index
+from swift.data.pipeline import Pipeline
+from swift.data.records import Rows
+from swift.data.sources import InMemory, TextFiles
 from swift.errors import SettingError
 
 ONE, OTHER = (InMemory([letter * 40 for _ in range(num)]) for letter, num in (("a", 20), ("b", 9)))

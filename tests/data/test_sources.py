@@ -5,9 +5,10 @@ import re
 import numpy as np
 import pytest
 
-from swift.data import DataConfig, DataError, Pipeline, StandardLibrary, TextFiles, TokenFile
+from swift.data.config import DataConfig
+from swift.data.pipeline import Pipeline
 from swift.data.records import JsonLines
-from swift.data.sources import BLOCK_TOKENS
+from swift.data.sources import BLOCK_TOKENS, DataError, StandardLibrary, TextFiles, TokenFile
 from swift.data.stream import open_stream
 from swift.errors import SettingError
 

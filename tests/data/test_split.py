@@ -4,10 +4,9 @@ import sys
 import numpy as np
 import pytest
 
-from swift.data import DataConfig, TokenFile
-from swift.data.config import in_split
-from swift.data.files import TokenReader
+from swift.data.config import DataConfig, in_split
 from swift.data.index import indexed_stream, make_index
+from swift.data.sources import TokenFile, TokenReader
 from swift.data.stream import open_stream
 from swift.errors import SettingError
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift.data import ByteTokenizer, TokenizerFile
+from swift.data.tokenizer import ByteTokenizer, TokenizerFile
 from swift.errors import SettingError
 
 

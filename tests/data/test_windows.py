@@ -3,7 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift.data import DataConfig, StandardLibrary, TokenFile
+from swift.data.config import DataConfig
+from swift.data.sources import StandardLibrary, TokenFile
 from swift.data.stream import TokenStream
 from swift.data.windows import Windows, count_windows
 

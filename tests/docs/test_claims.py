@@ -63,7 +63,7 @@ def test_the_test_of_seconds_is_there_and_is_a_quick_one(row):
     if node is None:
         assert seconds == "-", claim
         return
-    path = ROOT / "tests" / node[1]
+    path = ROOT / node[1]
     (test,) = [one for one in functions_of(ast.parse(path.read_text())) if one.name == node[2]]
     assert not {"pytest.mark.slow", "pytest.mark.long"} & {*map(ast.unparse, test.decorator_list)}
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from swift.cli.configuration import load_experiment
-from swift.cli.console import command_line
+from swift.cli.options import command_line
+from swift.config.gin_reader import load_experiment
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from swift.tools.doctor.devices import OLDEST_DRIVER
+from swift.elastic.device_probe import OLDEST_DRIVER
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "containers").glob("*.Dockerfile"))

@@ -8,11 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from swift.elastic import compile_only_group
-from swift.elastic.compile_only_group import CompileOnlyGroup
-from swift.elastic.jax_group import JaxGroup
+from swift.elastic import jax_group
+from swift.elastic.jax_group import CompileOnlyGroup, JaxGroup
 from swift.errors import RunError
-from swift.pipeline.reconfigure.executable_cache import ExecutableCache
+from swift.pipeline.reconfigure.executables import ExecutableCache
 
 AXES = ("worker", "expert")
 SPEC = PartitionSpec(*AXES)
@@ -64,13 +63,13 @@ def program(programs, grid, compiled):
 
 def tell(sockets, name, value):
     """Rehearses in a JAX in which something has another name, and in the one that is there."""
-    usual = getattr(compile_only_group, name)
-    setattr(compile_only_group, name, value)
+    usual = getattr(jax_group, name)
+    setattr(jax_group, name, value)
     try:
         CompileOnlyGroup(3, sockets)
     except RunError as error:
         print(error, flush=True)
-    setattr(compile_only_group, name, usual)
+    setattr(jax_group, name, usual)
     with CompileOnlyGroup(3, sockets) as group:
         print(group.grid(1).shape, flush=True)
 

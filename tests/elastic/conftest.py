@@ -5,18 +5,21 @@ from dataclasses import replace
 
 import pytest
 
-from swift.checkpoint import CheckpointConfig
-from swift.cli.configuration import config_text
-from swift.elastic.membership import Process
+from swift.checkpoint.config import CheckpointConfig
+from swift.config.experiment import Experiment
+from swift.config.stored import config_text
+from swift.elastic.membership.messages import Process
 from swift.elastic.services.checkpoint_service import CheckpointService
-from swift.elastic.state.shared_memory_store import SharedMemoryStore
-from swift.experts import ExpertConfig
-from swift.experts.optimizer_config import OptimizerConfig
-from swift.mesh.process_shards import shard_shapes
-from swift.models import ModelConfig
-from swift.runlog import CLASS_COUNTS, METRICS
+from swift.elastic.state.store import SharedMemoryStore
+from swift.experts.config import ExpertConfig
+from swift.experts.optimizer import OptimizerConfig
+from swift.mesh.state_rows import shard_shapes
+from swift.models.config import ModelConfig
+from swift.runlog.expert_counts import CLASS_COUNTS
+from swift.runlog.files import METRICS
 from swift.topology import Topology
-from swift.train import Experiment, TrainOptions, train
+from swift.train.start import TrainOptions
+from swift.train.trainer import train
 
 # A failed assertion in a module of helpers shows its values only if pytest rewrites that module.
 pytest.register_assert_rewrite("tests.elastic.membership.script", "tests.elastic.membership.simulation")

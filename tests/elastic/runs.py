@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from swift.checkpoint import checkpoint_steps
-from swift.runlog import read_run
+from swift.checkpoint.manifest import checkpoint_steps
+from swift.runlog.reading import read_run
 
 PATIENCE_S = 240
 EVERY = {"CheckpointConfig__every": 20}

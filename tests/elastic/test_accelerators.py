@@ -6,13 +6,14 @@ import jax
 import pytest
 from jax._src import xla_bridge
 
+from swift.config.experiment import Experiment
 from swift.elastic import jax_group
 from swift.elastic.accelerators import AcceleratorGroup, MemberDevices
 from swift.elastic.jax_group import JaxGroup, is_aborted
-from swift.elastic.worker import WorkerSpec
+from swift.elastic.worker.worker import WorkerSpec
 from swift.errors import RunError, SettingError
-from swift.mesh import storage_mesh
-from swift.train import Experiment, for_storage
+from swift.mesh.live import storage_mesh
+from swift.train.build import for_storage
 
 
 class Service:

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from swift.elastic import jax_group
-from swift.elastic.gloo_connections import largest_number
-from swift.elastic.jax_group import LOOPBACK, CoordinationService, check_support
+from swift.elastic.jax_group import CoordinationService, check_support, largest_number
 from swift.errors import RunError
+from swift.mesh.process_group import LOOPBACK
 from swift.tasks import start_thread
 
 WAIT_S = 120

@@ -4,11 +4,13 @@ import jax
 import numpy as np
 import pytest
 
-from swift.data import ByteTokenizer
-from swift.evaluate.asking import ask, prepare_questions
-from swift.experts import ExpertConfig
-from swift.generate import TextEngine, TextEngineConfig
-from swift.models import GPT, ModelConfig, plain_logits
+from swift.data.tokenizer import ByteTokenizer
+from swift.evaluate.scoring import ask, prepare_questions
+from swift.experts.config import ExpertConfig
+from swift.generate.engine import TextEngine, TextEngineConfig
+from swift.models.config import ModelConfig
+from swift.models.gpt import GPT
+from swift.models.reference_model import plain_logits
 
 EXPERTS = ExpertConfig(num_classes=4, top_k=2)
 LENGTH = 64

@@ -8,11 +8,10 @@ import jax
 import numpy as np
 import pytest
 
-from swift.data import TokenizerFile
+from swift.data.tokenizer import TokenizerFile
 from swift.errors import RunError, SettingError
-from swift.evaluate import Completion, Question, Selection
-from swift.evaluate.asking import continuation_of, prepare_questions
-from swift.evaluate.asking.asking import judged
+from swift.evaluate.scoring import continuation_of, judged, prepare_questions
+from swift.evaluate.tasks import Completion, Question, Selection
 
 LENGTH = 64
 """Positions of the model."""

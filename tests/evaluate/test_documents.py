@@ -5,7 +5,7 @@ import json
 import pytest
 
 from swift.errors import SettingError
-from swift.evaluate import Evaluation, Judgement, differences, document_of, read_evaluations, write_evaluations
+from swift.evaluate.results import Evaluation, Judgement, differences, document_of, read_evaluations, write_evaluations
 
 
 def evaluation(model, right, **changed):

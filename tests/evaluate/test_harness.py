@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from swift.data import ByteTokenizer, TokenizerFile
+from swift.data.tokenizer import ByteTokenizer, TokenizerFile
 from swift.errors import SettingError
-from swift.evaluate import Question, Selection
+from swift.evaluate.tasks import Question, Selection
 
 with warnings.catch_warnings(action="ignore"):  # those of lm-eval and its libraries
     lm_eval = pytest.importorskip("lm_eval")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from swift.evaluate import difference_interval, share_interval
+from swift.evaluate.results import difference_interval, share_interval
 
 
 @given(st.integers(1, 400), st.data())

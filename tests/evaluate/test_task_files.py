@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from swift.errors import SettingError
-from swift.evaluate import Completion, Question, Selection, is_match, read_tasks
+from swift.evaluate.tasks import Completion, Question, Selection, is_match, read_tasks
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_matches(right, text, expected):
 
 def test_tasks_and_results_do_without_jax():
     """Reports read them; only asking the questions takes an engine."""
-    code = "import sys, swift.evaluate; sys.exit('jax' in sys.modules)"
+    code = "import sys, swift.evaluate.tasks, swift.evaluate.results; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 

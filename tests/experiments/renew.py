@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from swift.cli.configuration import config_text, load_experiment
+from swift.config.gin_reader import load_experiment
+from swift.config.stored import config_text
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 EXPANDED = Path(__file__).parent / "expanded"

@@ -13,9 +13,10 @@ from agents.order import Barrier, Known, Reach
 from agents.simulation import Engine, Times, run_town
 from agents.town import Town
 
-from swift.experts import ExpertConfig
-from swift.generate import TextEngine, TextEngineConfig
-from swift.models import GPT, ModelConfig
+from swift.experts.config import ExpertConfig
+from swift.generate.engine import TextEngine, TextEngineConfig
+from swift.models.config import ModelConfig
+from swift.models.gpt import GPT
 
 TIMES = Times(batch=8, passages=4, passage_length=64, decode_s=0.01, read_s=0.03)
 KEPT = json.loads((Path(__file__).parents[2] / "experiments" / "results" / "agents.json").read_text())

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from swift.cli.configuration import config_text, load_experiment
+from swift.config.gin_reader import load_experiment
+from swift.config.stored import config_text
 
 _SPEC = importlib.util.spec_from_file_location("renew", Path(__file__).with_name("renew.py"))
 kept = importlib.util.module_from_spec(_SPEC)

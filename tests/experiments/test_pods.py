@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from swift.cli.configuration import load_experiment
-from swift.cli.console import command_line
-from swift.models import GPT
-from swift.tools.pod_compile import Pod, compile_one
-from swift.train import Experiment
+from swift.cli.options import command_line
+from swift.config.experiment import Experiment
+from swift.config.gin_reader import load_experiment
+from swift.models.gpt import GPT
+from swift.pod_compile.compile import compile_one
+from swift.pod_compile.pods import Pod
 from swift.train.emulated import Down
 
 PODS = Path(__file__).parents[2] / "experiments" / "pods"

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from swift.experts.rank_capacity import row_exchange
+from swift.experts.capacity import row_exchange
 
 
 def ragged_all_to_all(operand, output, input_offsets, send_sizes, output_offsets, recv_sizes, *, axis_name):

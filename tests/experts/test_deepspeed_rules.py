@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from swift.errors import SettingError
-from swift.experts import ExpertConfig, expert_parallel_moe, reference_moe
-from swift.experts.placement import Static
-from swift.mesh import EXPERT_AXIS
+from swift.experts.config import ExpertConfig
+from swift.experts.layer import expert_parallel_moe
+from swift.experts.placement.policy import Static
+from swift.experts.reference import reference_moe
+from swift.mesh.per_rank import EXPERT_AXIS
 
 CASES = [  # choices, experts, ranks, slots of a rank, tokens of a rank, capacity factor, least capacity
     (1, 4, 2, 2, 12, 1.0, 4),

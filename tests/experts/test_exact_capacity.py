@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift.errors import SettingError
-from swift.experts import check_exact, exact_slots
-from swift.experts.rank_capacity.even_shares import assign_slots
+from swift.experts.capacity.exact import assign_slots, check_exact, exact_slots
 
 pytestmark = pytest.mark.usefixtures("strict_types")
 

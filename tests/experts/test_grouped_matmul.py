@@ -9,11 +9,20 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from swift.experts.grouped_matmul import Groups, block_rows, grouped_matmul, padded_rows
-from swift.experts.grouped_matmul.loops import multiply_in_loops, weight_gradient_in_loops
-from swift.experts.grouped_matmul.multiply import multiply_ragged, weight_gradient_ragged
-from swift.experts.grouped_matmul.tiles import have_tiles, multiply_in_tiles, weight_gradient_in_tiles
-from swift.tools.pod_compile import Pod, described_devices
+from swift.experts.grouped_matmul import (
+    Groups,
+    block_rows,
+    grouped_matmul,
+    have_tiles,
+    multiply_in_loops,
+    multiply_in_tiles,
+    multiply_ragged,
+    padded_rows,
+    weight_gradient_in_loops,
+    weight_gradient_in_tiles,
+    weight_gradient_ragged,
+)
+from swift.pod_compile.pods import Pod, described_devices
 
 pytestmark = pytest.mark.usefixtures("x64")
 

@@ -9,9 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift.experts import ExpertConfig, expert_parallel_moe, reference_moe
-from swift.experts.slot_capacity import Pairs, assign_rows, send, take_rows
-from swift.mesh import RANKED, SHARED, live_mesh
+from swift.experts.capacity.slot import Pairs, assign_rows, send, take_rows
+from swift.experts.config import ExpertConfig
+from swift.experts.layer import expert_parallel_moe
+from swift.experts.reference import reference_moe
+from swift.mesh.live import live_mesh
+from swift.mesh.per_rank import RANKED, SHARED
 from swift.topology import Topology
 
 pytestmark = pytest.mark.usefixtures("strict_types")

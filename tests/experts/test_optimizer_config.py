@@ -7,7 +7,7 @@ import pytest
 
 from swift.errors import SettingError
 from swift.experts.elementwise import why_not_elementwise
-from swift.experts.optimizer_config import OptimizerConfig, learning_rate, make_optimizer
+from swift.experts.optimizer import OptimizerConfig, learning_rate, make_optimizer
 
 
 @pytest.mark.parametrize("name", ["adamw", "adam", "sgd", "lion", "rmsprop", "adagrad", "yogi", "adabelief"])

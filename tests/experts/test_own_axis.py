@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
-from swift.experts import ExpertConfig, expert_parallel_moe, materialize, reference_moe, to_slices
-from swift.experts.exchange import fetch
+from swift.experts.config import ExpertConfig
+from swift.experts.exchange import fetch, materialize, to_slices
+from swift.experts.layer import expert_parallel_moe
+from swift.experts.reference import reference_moe
 
 pytestmark = pytest.mark.usefixtures("strict_types")
 

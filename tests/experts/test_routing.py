@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from swift.experts import ExpertConfig
+from swift.experts.config import ExpertConfig
 from swift.experts.layer import auxiliary_loss
 from swift.experts.routing import Gating, balance_loss, balancing_step, route, z_loss
 

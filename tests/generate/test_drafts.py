@@ -14,7 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift.generate import Request, Sampling, TextEngine, TextEngineConfig, engine
+from swift.generate import engine
+from swift.generate.engine import TextEngine, TextEngineConfig
+from swift.generate.request import Request, Sampling
 from tests.generate.tree_pages import tree_pages
 
 VOCAB = 3

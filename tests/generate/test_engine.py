@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 
 from swift.errors import SettingError
-from swift.experts import ExpertConfig
-from swift.generate import GREEDY, Request, Sampling, TextEngine, TextEngineConfig
-from swift.models import GPT, ModelConfig, plain_logits
+from swift.experts.config import ExpertConfig
+from swift.generate.engine import TextEngine, TextEngineConfig
+from swift.generate.request import GREEDY, Request, Sampling
+from swift.models.config import ModelConfig
+from swift.models.gpt import GPT
+from swift.models.reference_model import plain_logits
 from tests.generate.tree_pages import tree_pages
 
 pytestmark = pytest.mark.usefixtures("x64")

@@ -3,9 +3,10 @@
 import jax
 import jax.numpy as jnp
 
-from swift.experts import ExpertConfig
+from swift.experts.config import ExpertConfig
 from swift.generate.paged_model import Passages, extend
-from swift.models import GPT, ModelConfig
+from swift.models.config import ModelConfig
+from swift.models.gpt import GPT
 
 EXPERTS = ExpertConfig(num_classes=2)
 GPT_ = GPT(ModelConfig(num_layers=2, model_dim=8, num_heads=2, ffn_dim=8, sequence_length=64), 16, 2)

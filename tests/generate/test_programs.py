@@ -7,11 +7,15 @@ import jax
 import numpy as np
 import pytest
 
-from swift.data import ByteTokenizer
+from swift.data.tokenizer import ByteTokenizer
 from swift.errors import SettingError
-from swift.experts import ExpertConfig
-from swift.generate import GREEDY, Gen, Sampling, TextEngine, TextEngineConfig, Writer
-from swift.models import GPT, ModelConfig, plain_logits
+from swift.experts.config import ExpertConfig
+from swift.generate.engine import TextEngine, TextEngineConfig
+from swift.generate.programs import Gen, Writer
+from swift.generate.request import GREEDY, Sampling
+from swift.models.config import ModelConfig
+from swift.models.gpt import GPT
+from swift.models.reference_model import plain_logits
 
 EXPERTS = ExpertConfig(num_classes=4, top_k=2)
 SHAPE = ModelConfig(num_layers=2, model_dim=8, num_heads=2, ffn_dim=12, sequence_length=64)

@@ -8,8 +8,9 @@ printed tree.
 import numpy as np
 import pytest
 
-from swift.generate import Answer, RadixTree, Request, TextEngineConfig
-from swift.generate.drafts import Drafts
+from swift.generate.engine import TextEngineConfig
+from swift.generate.request import Answer, Request
+from swift.generate.texts import Drafts, RadixTree
 
 
 class Cache:

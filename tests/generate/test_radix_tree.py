@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift.generate import RadixTree
+from swift.generate.texts import RadixTree
 
 
 def pages_of(node):

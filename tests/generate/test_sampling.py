@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from swift.errors import SettingError
-from swift.generate import Sampling
-from swift.generate.sampling import Choices, choose
+from swift.generate.request import Choices, Sampling, choose
 
 
 def test_choices():

@@ -1,7 +1,6 @@
 """Collectives read from a compiled program's text: kinds, bytes, groups, names, and the loops that they stand in."""
 
-from swift.mesh import collectives
-from swift.mesh.hlo_collectives import Loop
+from swift.mesh.hlo_collectives import Loop, collectives
 
 HLO = """HloModule jit_step, num_partitions=6
 

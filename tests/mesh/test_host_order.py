@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from swift.errors import SettingError
-from swift.mesh import host_line, order_by_host
+from swift.mesh.live import host_line, order_by_host
 from swift.topology import Topology
 
 

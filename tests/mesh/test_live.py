@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from swift.errors import SettingError
-from swift.mesh import RANKED, REPLICATED, SHARED, MeshRow, live_mesh
+from swift.mesh.live import MeshRow, live_mesh
+from swift.mesh.per_rank import RANKED, REPLICATED, SHARED
 from swift.topology import Topology
 
 

@@ -10,7 +10,10 @@ import pytest
 from jax import lax
 
 from swift.errors import SettingError
-from swift.mesh import RANKED, SHARED, EmulationError, collective_bytes, emulate_devices, live_mesh, storage_mesh
+from swift.mesh.devices import EmulationError, emulate_devices
+from swift.mesh.hlo_collectives import collective_bytes
+from swift.mesh.live import live_mesh, storage_mesh
+from swift.mesh.per_rank import RANKED, SHARED
 from swift.topology import Topology
 
 
@@ -104,7 +107,7 @@ def test_emulating_again_with_no_more_devices_does_nothing():
 
 
 def test_emulation_after_jax_has_started_says_so():
-    code = "import jax; jax.devices(); from swift.mesh import emulate_devices; emulate_devices(4)"
+    code = "import jax; jax.devices(); from swift.mesh.devices import emulate_devices; emulate_devices(4)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     last = result.stderr.strip().splitlines()[-1]
     assert "cannot emulate 4 devices: JAX has already started with 1 cpu device(s)" in last

@@ -10,8 +10,9 @@ import pytest
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from swift.mesh import RANKED, SHARED, PeerSum, how_unequal, live_mesh
-from swift.mesh.peer_reduce import tree_levels
+from swift.mesh.live import live_mesh
+from swift.mesh.peer_sum import PeerSum, how_unequal, tree_levels
+from swift.mesh.per_rank import RANKED, SHARED
 from swift.topology import Topology
 
 UNEQUAL = ((0, 3, 5), (1, 4), (2,))

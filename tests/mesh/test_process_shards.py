@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from swift.mesh import RANKED, SHARED, PeerSum, live_mesh
-from swift.mesh.process_shards import copy_bits, fetch_shards, place_shards
+from swift.mesh.live import live_mesh
+from swift.mesh.peer_sum import PeerSum
+from swift.mesh.per_rank import RANKED, SHARED
+from swift.mesh.state_rows import copy_bits, fetch_shards, place_shards
 from swift.topology import Topology
 
 SPECS = {"master": RANKED, "rest": SHARED}

@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from swift.mesh import keep_programs
+from swift.mesh.devices import keep_programs
 
 
 @pytest.fixture

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift.mesh import RANKED, REPLICATED, SHARED, MeshRow, live_mesh, move_rows, moved_bytes, source_rows
+from swift.mesh.live import MeshRow, live_mesh
+from swift.mesh.per_rank import RANKED, REPLICATED, SHARED
+from swift.mesh.state_rows import move_rows, moved_bytes, source_rows
 from swift.topology import Topology
 
 TOPOLOGY = Topology(2, 2, 2)

@@ -8,9 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from swift.experts import ExpertConfig
-from swift.models import GPT, ModelConfig, plain_logits
-from swift.models.attention import KERNELS, blockwise, blockwise_attention, causal_attention, tiled_attention
+from swift.experts.config import ExpertConfig
+from swift.models import attention_kernels
+from swift.models.attention_kernels import KERNELS, blockwise_attention, causal_attention, tiled_attention
+from swift.models.config import ModelConfig
+from swift.models.gpt import GPT
+from swift.models.reference_model import plain_logits
 from tests.models import decoder_oracle
 from tests.models.test_decoders import by_name
 
@@ -35,7 +38,7 @@ def with_gradients(mix, arrays, documents):
 @pytest.mark.parametrize("separates", [False, True])
 @pytest.mark.parametrize(("length", "kv_heads"), [(12, 4), (11, 2), (4, 1), (9, 1)])
 def test_blocks_are_the_plain_form(monkeypatch, length, kv_heads, separates):
-    monkeypatch.setattr(blockwise, "BLOCK", 4)
+    monkeypatch.setattr(attention_kernels, "BLOCK", 4)
     arrays, documents = drawn(length, 4, kv_heads, 6, jnp.float64)
     documents = documents if separates else None
     found = with_gradients(blockwise_attention, arrays, documents)
@@ -45,9 +48,9 @@ def test_blocks_are_the_plain_form(monkeypatch, length, kv_heads, separates):
 
 def test_tiles_are_the_plain_form_and_have_few_scores(monkeypatch):
     """Blocks are halved until all scores of one are few: 2 sequences of 4 heads have 72 of them in 3 x 3."""
-    monkeypatch.setattr(blockwise, "BLOCK", 12)
-    monkeypatch.setattr(blockwise, "SMALLEST_TILE", 2)
-    monkeypatch.setattr(blockwise, "TILE_SCORES", 72)
+    monkeypatch.setattr(attention_kernels, "BLOCK", 12)
+    monkeypatch.setattr(attention_kernels, "SMALLEST_TILE", 2)
+    monkeypatch.setattr(attention_kernels, "TILE_SCORES", 72)
     arrays, documents = drawn(13, 4, 2, 6, jnp.float64)
     found = with_gradients(tiled_attention, arrays, documents)
     for ours, plain in zip(found, with_gradients(KERNELS["plain"], arrays, documents), strict=True):
@@ -68,7 +71,7 @@ def test_groups_read_their_head():
 @pytest.mark.parametrize("kernel", ["plain", "blockwise"])
 def test_a_packed_document_is_as_if_alone(monkeypatch, positions, kernel):
     """Logits of three documents in a sequence, each ending with token 0, are those of each as a sequence of its own."""
-    monkeypatch.setattr(blockwise, "BLOCK", 4)
+    monkeypatch.setattr(attention_kernels, "BLOCK", 4)
     config = ModelConfig(2, 12, 2, 10, 11, (True,), positions=positions)
     gpt, experts = GPT(config, 9, 3, kernel, separator=0), ExpertConfig(num_classes=3)
     random = np.random.default_rng(0)

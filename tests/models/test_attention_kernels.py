@@ -10,9 +10,10 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from swift.errors import SettingError
-from swift.models import ModelConfig, choose_kernel
-from swift.models.attention import KERNELS, kernels
-from swift.tools.pod_compile import Pod, described_devices
+from swift.models import attention_kernels
+from swift.models.attention_kernels import KERNELS, choose_kernel
+from swift.models.config import ModelConfig
+from swift.pod_compile.pods import Pod, described_devices
 from tests.models.test_attention import drawn, with_gradients
 
 LENGTHS = (4096, 16_384, 65_536)
@@ -63,7 +64,7 @@ def test_kernels_of_pallas_are_the_plain_form(name, separates):
     """The same program as on the device, interpreted."""
     arrays, documents = drawn(256, 2, 1, 64, jnp.float32)
     documents = documents if separates else None
-    kernel = functools.partial(getattr(kernels, f"{name}_attention"), interpret=True)
+    kernel = functools.partial(getattr(attention_kernels, f"{name}_attention"), interpret=True)
     found = with_gradients(kernel, arrays, documents)
     for ours, plain in zip(found, with_gradients(KERNELS["plain"], arrays, documents), strict=True):
         np.testing.assert_allclose(ours, plain, atol=2e-5)

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift.models import Chunks
-from swift.schedules import common_chunks
+from swift.models.cuts import Chunks
+from swift.schedules.problem import common_chunks
 
 
 @st.composite

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swift.errors import SettingError
-from swift.models import Cut, make_cut
-from swift.schedules import cut_by_costs
+from swift.models.cuts import Cut, make_cut
+from swift.schedules.problem import cut_by_costs
 
 
 @st.composite

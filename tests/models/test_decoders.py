@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from swift.errors import SettingError
-from swift.experts import ExpertConfig
-from swift.models import GPT, ModelConfig, plain_logits
+from swift.experts.config import ExpertConfig
+from swift.models.config import ModelConfig
+from swift.models.gpt import GPT
+from swift.models.reference_model import plain_logits
 from swift.models.rope import Rope
 from tests.models import decoder_oracle
 

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from swift.cli.configuration import load_stored
 from swift.cli.main import main
-from swift.models import plain_logits
-from swift.train import load_exported
+from swift.config.gin_reader import load_stored
+from swift.models.reference_model import plain_logits
+from swift.train.model_directory import load_exported
 
 torch = pytest.importorskip("torch")
 tokenizers = pytest.importorskip("tokenizers")

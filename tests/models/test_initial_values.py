@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from swift.models import GPT, ModelConfig
+from swift.models.config import ModelConfig
+from swift.models.gpt import GPT
 
 pytestmark = pytest.mark.usefixtures("compiled_well")
 
@@ -41,6 +42,6 @@ def test_parameters_begin_as_their_modules_draw_them(is_wide):
 def test_numbers_do_not_depend_on_the_size_of_a_piece(monkeypatch):
     gpt = GPT(CONFIG, vocab_size=50, num_classes=3)
     begun = jax.jit(gpt.init)(jax.random.key(3))
-    monkeypatch.setattr("swift.models.initial_values._SMALLEST_PIECE", 64)
-    monkeypatch.setattr("swift.models.initial_values._NUM_PIECES", 2**16)
+    monkeypatch.setattr("swift.models.parameters._SMALLEST_PIECE", 64)
+    monkeypatch.setattr("swift.models.parameters._NUM_PIECES", 2**16)
     jax.tree.map(np.testing.assert_array_equal, jax.jit(gpt.init)(jax.random.key(3)), begun)

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 
 from swift.errors import SettingError
-from swift.experts import ExpertConfig
-from swift.models import GPT, MODEL_SIZES, ModelConfig, model_size, plain_logits
-from swift.models.attention import causal_attention
+from swift.experts.config import ExpertConfig
+from swift.models.attention_kernels import causal_attention
+from swift.models.config import MODEL_SIZES, ModelConfig, model_size
+from swift.models.gpt import GPT
 from swift.models.modules import look_up
+from swift.models.reference_model import plain_logits
 
 TINY = ModelConfig(num_layers=2, model_dim=16, num_heads=2, ffn_dim=24, sequence_length=8, moe_pattern=(False, True))
 

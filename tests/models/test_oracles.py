@@ -8,10 +8,12 @@ import numpy as np
 import optax
 import pytest
 
-from swift.experts import ExpertConfig
-from swift.experts.optimizer_config import OptimizerConfig, learning_rate, make_optimizer
+from swift.experts.config import ExpertConfig
+from swift.experts.optimizer import OptimizerConfig, learning_rate, make_optimizer
 from swift.experts.routing import Gating, balance_loss, route
-from swift.models import GPT, ModelConfig, plain_logits, plain_sums
+from swift.models.config import ModelConfig
+from swift.models.gpt import GPT
+from swift.models.reference_model import plain_logits, plain_sums
 from tests import oracles
 
 pytestmark = pytest.mark.usefixtures("x64")

@@ -10,9 +10,10 @@ import pytest
 from flax import nnx
 
 from swift.errors import SettingError
-from swift.models import GPT, ModelConfig, linear
-from swift.models.initial_values import Normal
-from swift.models.parameter_groups import draw_parameters
+from swift.models.config import ModelConfig
+from swift.models.gpt import GPT
+from swift.models.modules import linear
+from swift.models.parameters import Normal, draw_parameters
 
 CONFIG = ModelConfig(num_layers=2, model_dim=24, num_heads=2, ffn_dim=40, sequence_length=8, moe_pattern=(False, True))
 

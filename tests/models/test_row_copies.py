@@ -9,7 +9,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift.models import GPT, model_size, row_copies
+from swift.models import parameters
+from swift.models.config import model_size
+from swift.models.gpt import GPT
 
 sizes = st.integers(1, 5)
 rows = st.integers(0, 5)
@@ -28,9 +30,9 @@ def test_vectors_are_split_and_joined_as_by_numpy(stack, piece, padding):
         vectors[..., end - length : end].reshape((*lead, *shape))
         for end, length, shape in zip(ends, lengths, shapes, strict=True)
     ]
-    with mock.patch.object(row_copies, "_PIECE", piece):
-        arrays = row_copies.split_by_rows(jnp.asarray(vectors), shapes)
-        joined = row_copies.join_by_rows([jnp.asarray(array) for array in expected], shapes)
+    with mock.patch.object(parameters, "_COPIED_AT_ONCE", piece):
+        arrays = parameters.split_by_rows(jnp.asarray(vectors), shapes)
+        joined = parameters.join_by_rows([jnp.asarray(array) for array in expected], shapes)
     for array, of_numpy in zip(arrays, expected, strict=True):
         np.testing.assert_array_equal(array, of_numpy)
     np.testing.assert_array_equal(joined, vectors[..., : ends[-1]])

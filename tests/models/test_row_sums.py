@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from swift.models import modules
-from swift.models.modules import look_up
-from swift.models.row_sums import sum_rows
+from swift.models.modules import look_up, sum_rows
 
 ROWS, WIDTH, SUMS = 37, 5, 11
 

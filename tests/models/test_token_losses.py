@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from swift.models import GPT, ModelConfig, token_losses
+from swift.models import losses
+from swift.models.config import ModelConfig
+from swift.models.gpt import GPT
 from tests.oracles import softmax
 
 VOCABULARY = 11
@@ -15,12 +17,12 @@ VOCABULARY = 11
 @pytest.mark.parametrize("tokens_at_once", [1, 4, 8])
 def test_chunks_are_all_logits_at_once(monkeypatch, tokens_at_once):
     """Loss and gradients of twelve tokens, three of them padding, from gradients by hand."""
-    monkeypatch.setattr(token_losses, "LOGITS_AT_ONCE", tokens_at_once * VOCABULARY)
-    monkeypatch.setattr(token_losses, "LEAST_AT_ONCE", 1)
+    monkeypatch.setattr(losses, "LOGITS_AT_ONCE", tokens_at_once * VOCABULARY)
+    monkeypatch.setattr(losses, "LEAST_AT_ONCE", 1)
     random = np.random.default_rng(0)
     x_RD, kernel_DV = random.standard_normal((12, 5)), random.standard_normal((5, VOCABULARY))
     labels_R, valid_R = random.integers(0, VOCABULARY, 12), np.arange(12) < 9
-    value, gradients = jax.jit(jax.value_and_grad(token_losses.sum_of_losses, argnums=(0, 1)))(
+    value, gradients = jax.jit(jax.value_and_grad(losses.sum_of_losses, argnums=(0, 1)))(
         x_RD, kernel_DV, labels_R, valid_R
     )
     log_probs_RV = np.log(softmax(x_RD @ kernel_DV))
@@ -28,7 +30,7 @@ def test_chunks_are_all_logits_at_once(monkeypatch, tokens_at_once):
     d_logits_RV = (np.exp(log_probs_RV) - np.eye(VOCABULARY)[labels_R]) * valid_R[:, None]
     np.testing.assert_allclose(gradients[0], d_logits_RV @ kernel_DV.T, rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(gradients[1], x_RD.T @ d_logits_RV, rtol=1e-10, atol=1e-12)
-    evaluated = token_losses.sum_of_losses(*map(jnp.asarray, (x_RD, kernel_DV, labels_R, valid_R)))
+    evaluated = losses.sum_of_losses(*map(jnp.asarray, (x_RD, kernel_DV, labels_R, valid_R)))
     np.testing.assert_allclose(evaluated, value, rtol=1e-12)
 
 
@@ -44,7 +46,7 @@ def test_chunks_are_all_logits_at_once(monkeypatch, tokens_at_once):
     ],
 )
 def test_chunks_have_a_power_of_two_tokens(vocab_size, least, at_once):
-    assert token_losses.tokens_at_once(4_000, vocab_size, least) == at_once
+    assert losses.tokens_at_once(4_000, vocab_size, least) == at_once
 
 
 def test_a_whole_head_is_not_read_for_a_few_tokens():
@@ -52,15 +54,15 @@ def test_a_whole_head_is_not_read_for_a_few_tokens():
     x, labels, valid = (
         jax.ShapeDtypeStruct(of, t) for of, t in (((*shape, 4), jnp.bfloat16), (shape, int), (shape, bool))
     )
-    text = str(jax.make_jaxpr(jax.grad(token_losses.sum_of_losses, argnums=(0, 1)))(x, head, labels, valid))
+    text = str(jax.make_jaxpr(jax.grad(losses.sum_of_losses, argnums=(0, 1)))(x, head, labels, valid))
     assert "[512,262144]" in text
     assert "[1024,262144]" not in text
 
 
 def test_no_array_of_a_step_has_all_logits(monkeypatch):
     """Nor one as large, in the loss and its gradient."""
-    monkeypatch.setattr(token_losses, "LOGITS_AT_ONCE", 32 * 640)
-    monkeypatch.setattr(token_losses, "LEAST_AT_ONCE", 1)
+    monkeypatch.setattr(losses, "LOGITS_AT_ONCE", 32 * 640)
+    monkeypatch.setattr(losses, "LEAST_AT_ONCE", 1)
     config = ModelConfig(1, 16, 2, 8, sequence_length=64, moe_pattern=(False,))
     gpt = GPT(config, 640, 1)
     weights = jax.eval_shape(lambda: gpt.unpack(gpt.init(jax.random.key(0))))

@@ -11,15 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from swift.checkpoint import by_name
-from swift.cli.configuration import load_stored
+from swift.checkpoint.units import by_name
 from swift.cli.main import main
-from swift.experts import ExpertConfig, dropless_moe
+from swift.config.gin_reader import load_stored
+from swift.experts.config import ExpertConfig
+from swift.experts.reference import dropless_moe
 from swift.experts.routing import Gating, balance_loss, count_choices, route
-from swift.models import plain_logits
-from swift.models.hugging_face import FAMILIES, read_decoder, tensor_locations
-from swift.train import load_exported
-from swift.train.checkpoints import pure
+from swift.hub.architectures import FAMILIES, read_decoder
+from swift.hub.tensors import tensor_locations
+from swift.models.reference_model import plain_logits
+from swift.train.model_directory import load_exported, pure
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

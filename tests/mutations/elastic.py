@@ -11,36 +11,34 @@ BLOCK_MOVES = ("tests/elastic/membership/test_block_moves.py",)
 LOADING, ABORT = ("tests/elastic/worker/test_loading_ahead.py",), ("tests/elastic/worker/test_abort.py",)
 
 MUTATIONS = (
-    Mutation("elastic/membership/lifecycle.py", "    if others:\n", "    if not others:\n", FAILURES),
-    Mutation("elastic/membership/lifecycle.py", "len(stalled) < _MAX_STALLS", "len(stalled) > _MAX_STALLS", FAILURES),
+    Mutation("elastic/membership/machine.py", "        if others:\n", "        if not others:\n", FAILURES),
+    Mutation("elastic/membership/machine.py", "len(stalled) < _MAX_STALLS", "len(stalled) > _MAX_STALLS", FAILURES),
     Mutation(
         "elastic/membership/failure_detector.py", "generation.linked >= set(", "generation.linked > set(", FAILURES
     ),
     Mutation(
-        "elastic/membership/run_status.py",
+        "elastic/membership/status.py",
         "if self.is_stopping and self.generation is not None:",
         "if self.generation is None:",
         STOPPING,
     ),
     Mutation(
-        "elastic/membership/state_machine.py",
+        "elastic/membership/machine.py",
         "is_loaded = live.loaded >= set(",
         "is_loaded = set() <= set(",
         BLOCK_MOVES,
     ),
-    Mutation(
-        "elastic/worker/generation_programs.py", "if loading[0] == cut else None", "if loading[0] else None", LOADING
-    ),
-    Mutation("elastic/worker/generation_programs.py", "self._live[0] == command.number", "self._live[0] > 0", LOADING),
+    Mutation("elastic/worker/generation.py", "if loading[0] == cut else None", "if loading[0] else None", LOADING),
+    Mutation("elastic/worker/generation.py", "self._live[0] == command.number", "self._live[0] > 0", LOADING),
     Mutation("elastic/worker/worker.py", "if is_broken and command", "if not is_broken and command", ABORT),
     Mutation(
-        "pipeline/reconfigure/failure_config.py",
+        "pipeline/reconfigure/configuration.py",
         "return replace(self, device_rows=",
         "return self if row_of else replace(self, device_rows=",
         ("tests/pipeline/test_recut.py",),
     ),
     Mutation(
-        "schedules/plans/holders.py",
+        "schedules/plans/normalize.py",
         "{self.place(worker) for worker in there}",
         "set(there)",
         ("tests/elastic/membership/test_recovery_of_cut_pipelines.py",),
@@ -51,7 +49,7 @@ MUTATIONS = (
         "MeshRow.at(worker, worker)",
         ("tests/pipeline/test_block_sharing.py",),
     ),
-    Mutation("train/window_rules.py", "kept = {row.role", "kept = {row.worker", ("tests/train/test_window_rules.py",)),
+    Mutation("train/loop.py", "kept = {row.role", "kept = {row.worker", ("tests/train/test_window_rules.py",)),
     Mutation(
         "schedules/plans/normalize.py",
         "(problem.failed | left) - taken",

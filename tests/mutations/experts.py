@@ -40,50 +40,46 @@ MUTATIONS = (
     Mutation("experts/routing.py", "jnp.square(jax.nn.logsumexp(", "jnp.abs(jax.nn.logsumexp(", ROUTING),
     Mutation("experts/routing.py", "keepdims=True) - counts_LE)", "keepdims=True) + counts_LE)", ROUTING),
     Mutation("experts/routing.py", "gates_TK * gating.scale", "gates_TK / gating.scale", DECODERS),
-    Mutation("experts/optimizer_config.py", "schedule(count + 1)", "schedule(count)", OPTIMIZER),
-    Mutation("experts/optimizer_config.py", '"weight_decay": 0.1', '"weight_decay": 0.2', OPTIMIZER),
-    Mutation("experts/optimizer_config.py", '"b2": 0.95', '"b2": 0.9', OPTIMIZER),
+    Mutation("experts/optimizer.py", "schedule(count + 1)", "schedule(count)", OPTIMIZER),
+    Mutation("experts/optimizer.py", '"weight_decay": 0.1', '"weight_decay": 0.2', OPTIMIZER),
+    Mutation("experts/optimizer.py", '"b2": 0.95', '"b2": 0.9', OPTIMIZER),
     Mutation(
-        "experts/rank_capacity/token_split.py",
+        "experts/capacity/token_split.py",
         "lax.scan(give, ",
         "lax.scan(lambda g, s: (0 * g, give(g, s)[1]), ",
         CAPACITY,
     ),
+    Mutation("experts/capacity/token_split.py", "return given_M + ends_M, ends_M", "return so_far_M, ends_M", CAPACITY),
     Mutation(
-        "experts/rank_capacity/token_split.py", "return given_M + ends_M, ends_M", "return so_far_M, ends_M", CAPACITY
-    ),
-    Mutation(
-        "experts/rank_capacity/token_split.py",
+        "experts/capacity/token_split.py",
         "shares_NM << (BITS - _SHARE_BITS)",
         "shares_NM << (BITS - _SHARE_BITS - 1)",
         CAPACITY,
     ),
     Mutation(
-        "experts/rank_capacity/token_split.py",
+        "experts/capacity/token_split.py",
         "ratio(buffer, load_ND, 1 << _RATIO_BITS)",
         "ratio(room, load_ND, 1 << _RATIO_BITS)",
         CAPACITY,
     ),
-    Mutation("experts/rank_capacity/limits.py", "room + 1), most) + 1", "room + 1), most)", CAPACITY),
+    Mutation("experts/capacity/rank.py", "room + 1), most) + 1", "room + 1), most)", CAPACITY),
     Mutation(
-        "experts/rank_capacity/limits.py",
+        "experts/capacity/rank.py",
         "counts_NE - by_class(kept_NDS), counts",
         "counts_NE - sent_NE, counts",
         CAPACITY,
     ),
-    Mutation("experts/rank_capacity/fixed_point.py", "+ (lowest >> _HALF)", "", CAPACITY),
-    Mutation("experts/rank_capacity/fixed_point.py", "(high + low) >> _HALF", "high >> _HALF", CAPACITY),
+    Mutation("experts/capacity/token_split.py", "+ (lowest >> _HALF)", "", CAPACITY),
+    Mutation("experts/capacity/token_split.py", "(high + low) >> _HALF", "high >> _HALF", CAPACITY),
+    Mutation("experts/capacity/rank.py", "axis=0, dtype=jnp.int32) - kept_NS", "axis=0, dtype=jnp.int32)", LAYER),
     Mutation(
-        "experts/rank_capacity/buffers.py", "axis=0, dtype=jnp.int32) - kept_NS", "axis=0, dtype=jnp.int32)", LAYER
+        "experts/capacity/slot.py", "position_A // replicas_A, num_rows", "position_A % rows_per_slot, num_rows", LAYER
     ),
     Mutation(
-        "experts/slot_capacity.py", "position_A // replicas_A, num_rows", "position_A % rows_per_slot, num_rows", LAYER
+        "experts/capacity/slot.py", "slot_class[:, None] < classes_1E", "slot_class[:, None] <= classes_1E", LAYER
     ),
     Mutation(
-        "experts/slot_capacity.py", "slot_class[:, None] < classes_1E", "slot_class[:, None] <= classes_1E", LAYER
-    ),
-    Mutation(
-        "experts/slot_capacity.py",
+        "experts/capacity/slot.py",
         "return take_rows(dy_YD, inverse_X, index_Y)",
         "return take_rows(dy_YD, index_Y, inverse_X)",
         LAYER,
@@ -102,41 +98,41 @@ MUTATIONS = (
     ),
     Mutation("experts/exchange.py", '"lnse,lsnw->lew"', '"lnse,lnsw->lew"', EXCHANGE),
     Mutation(
-        "experts/grouped_matmul/multiply.py",
+        "experts/grouped_matmul.py",
         "weights_SXY, groups, block, is_transposed=True)",
         "weights_SXY, groups, block)",
         ("tests/experts/test_grouped_matmul.py",),
     ),
     Mutation(
-        "experts/grouped_matmul/tiles.py",
+        "experts/grouped_matmul.py",
         "start_G[slot_I] + (tile_I - before_I) * height",
         "start_G[slot_I] + tile_I * height",
         ("tests/experts/test_grouped_matmul.py",),
     ),
     Mutation(
-        "experts/grouped_matmul/tiles.py",
+        "experts/grouped_matmul.py",
         "(i * step + _numbers(step) < size)[:, None]",
         "(i * step + _numbers(step) < num_slots * step)[:, None]",
         ("tests/experts/test_grouped_matmul.py",),
     ),
     Mutation(
-        "experts/rank_capacity/row_exchange.py",
+        "experts/capacity/row_exchange.py",
         "counts_NN[own], counts_NN[:, own]",
         "counts_NN[:, own], counts_NN[own]",
         ROW_EXCHANGE,
     ),
     Mutation(
-        "experts/rank_capacity/row_exchange.py",
+        "experts/capacity/row_exchange.py",
         "sent_N, starts_NN[own], arr",
         "sent_N, starts_NN[:, own], arr",
         ROW_EXCHANGE,
     ),
     Mutation(
-        "experts/rank_capacity/row_exchange.py", "mine, counts_NN.T, buffers", "mine, counts_NN, buffers", ROW_EXCHANGE
+        "experts/capacity/row_exchange.py", "mine, counts_NN.T, buffers", "mine, counts_NN, buffers", ROW_EXCHANGE
     ),
-    Mutation("experts/rank_capacity/row_exchange.py", "+ size - 1, 0) // size", ", 0) // size", ROW_EXCHANGE),
+    Mutation("experts/capacity/row_exchange.py", "+ size - 1, 0) // size", ", 0) // size", ROW_EXCHANGE),
     Mutation(
-        "experts/rank_capacity/row_exchange.py",
+        "experts/capacity/row_exchange.py",
         'known_platform() not in (None, "cpu")',
         'known_platform() == "tpu"',
         ROW_EXCHANGE,
@@ -144,16 +140,16 @@ MUTATIONS = (
     Mutation("experts/layer.py", "sent, counts_NN.T, buffers", "sent, counts_NN, buffers", LAYER),
     Mutation("experts/layer.py", "rows.counts_NN.T, buffers", "rows.counts_NN, buffers", LAYER),
     Mutation(
-        "experts/rank_capacity/token_rows.py",
+        "experts/capacity/token_rows.py",
         "jnp.where(goes_TN, position_TN, -1)",
         "position_TN",
         TOKEN_ROWS,
     ),
     Mutation("experts/layer.py", "num_ranks * num_tokens, num_served", "num_tokens, num_served", LAYER),
-    Mutation("experts/rank_capacity/token_rows.py", "gate_P[:, None].astype(d_YD.dtype) * _cop", "_cop", TOKEN_ROWS),
-    Mutation("experts/rank_capacity/token_rows.py", "counts_NN[:, own], num", "counts_NN[own], num", TOKEN_ROWS),
-    Mutation("experts/rank_capacity/balanced_flow.py", "load_N < room,", "load_N < room - 1,", LEAST_DROPS),
-    Mutation("experts/placement/minmax.py", "tokens_E / counts_E.astype", "tokens_E * counts_E.astype", PLACEMENT),
+    Mutation("experts/capacity/token_rows.py", "gate_P[:, None].astype(d_YD.dtype) * _cop", "_cop", TOKEN_ROWS),
+    Mutation("experts/capacity/token_rows.py", "counts_NN[:, own], num", "counts_NN[own], num", TOKEN_ROWS),
+    Mutation("experts/capacity/balanced_flow.py", "load_N < room,", "load_N < room - 1,", LEAST_DROPS),
+    Mutation("experts/placement/packed.py", "tokens_E / counts_E.astype", "tokens_E * counts_E.astype", PLACEMENT),
     Mutation("experts/placement/symi.py", "jnp.argmin(diff_E(counts_E))", "jnp.argmax(diff_E(counts_E))", PLACEMENT),
     Mutation(
         "experts/placement/packed.py", "jnp.argmin(jnp.where(filled_N", "jnp.argmax(jnp.where(filled_N", PLACEMENT
@@ -162,5 +158,5 @@ MUTATIONS = (
     Mutation(
         "experts/placement/packed.py", "helps = larger_M[other] < most", "helps = larger_M[other] > most", PLACEMENT
     ),
-    Mutation("experts/placement/soundness.py", "if stray:", "if stray < 0:", PLACEMENT),
+    Mutation("experts/placement/replicas.py", "if stray:", "if stray < 0:", PLACEMENT),
 )

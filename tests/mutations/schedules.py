@@ -26,8 +26,8 @@ MUTATIONS = (
     ),
     Mutation(
         "schedules/lowering/ticks.py",
-        "np.maximum.at(length_T, tick_n, durations(schedule))",
-        "np.minimum.at(length_T, tick_n, durations(schedule))",
+        "np.maximum.at(length_T, tick_n, _durations(schedule))",
+        "np.minimum.at(length_T, tick_n, _durations(schedule))",
         LOWERING,
     ),
     Mutation("schedules/lowering/lower.py", "np.append(0, last_ticks + 1)", "np.append(0, last_ticks)", LOWERING),

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from swift.experts.grouped_matmul import Groups, block_rows, grouped_matmul, padded_rows
-from swift.models.attention import KERNELS
+from swift.models.attention_kernels import KERNELS
 
 SIZES = {
     "even": [300, 300, 300, 300],

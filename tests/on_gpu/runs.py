@@ -3,7 +3,7 @@
 import os
 import subprocess
 
-from swift.runlog import read_run
+from swift.runlog.reading import read_run
 from tests.elastic.runs import SWIFT, losses, write_config
 
 

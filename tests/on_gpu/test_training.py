@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from swift.runlog import read_run
+from swift.runlog.reading import read_run
 from tests.elastic.runs import losses
 from tests.on_gpu.runs import config_of, told, trained
 

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from swift.data import DataConfig
-from swift.experts import ExpertConfig
-from swift.experts.optimizer_config import OptimizerConfig
-from swift.experts.placement import Static
-from swift.models import ModelConfig
+from swift.config.experiment import Experiment
+from swift.data.config import DataConfig
+from swift.experts.config import ExpertConfig
+from swift.experts.optimizer import OptimizerConfig
+from swift.experts.placement.policy import Static
+from swift.models.config import ModelConfig
 from swift.topology import Topology
-from swift.train import Experiment
 
 NUM_CLASSES = 4
 

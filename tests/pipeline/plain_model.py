@@ -14,7 +14,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from swift.models import plain_sums
+from swift.models.reference_model import plain_sums
 from tests.pipeline.cases import NUM_CLASSES, Case, experiment_of
 
 

@@ -11,12 +11,16 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from swift.data import Batch
-from swift.mesh import RANKED, REPLICATED, SHARED, live_mesh
-from swift.models import Chunks
-from swift.pipeline import Configurator, PlanSettings, batch_of_rows, by_iteration, table_arrays, window_step
-from swift.schedules import Costs
-from swift.schedules.plans import moves_to_spread
+from swift.data.windows import Batch
+from swift.mesh.live import live_mesh
+from swift.mesh.per_rank import RANKED, REPLICATED, SHARED
+from swift.models.cuts import Chunks
+from swift.pipeline.reconfigure.configuration import Configurator, PlanSettings, batch_of_rows
+from swift.pipeline.step.metrics import by_iteration
+from swift.pipeline.step.tick_arrays import table_arrays
+from swift.pipeline.step.train_step import window_step
+from swift.schedules.plans.normalize import moves_to_spread
+from swift.schedules.problem import Costs
 from tests.pipeline.cases import NUM_CLASSES, Case, experiment_of
 from tests.pipeline.plain_model import Plain, assert_close, assert_metrics, plain_training
 

@@ -7,14 +7,14 @@ import jax
 import numpy as np
 import pytest
 
-from swift.data import Batch
-from swift.experts import ExpertConfig
-from swift.experts.optimizer_config import OptimizerConfig
-from swift.models import ModelConfig
-from swift.pipeline import barrier_step
-from swift.pipeline.runtime import worker_chunks as program_module
+from swift.config.experiment import Experiment
+from swift.data.windows import Batch
+from swift.experts.config import ExpertConfig
+from swift.experts.optimizer import OptimizerConfig
+from swift.models.config import ModelConfig
+from swift.pipeline.step import spec as program_module
+from swift.pipeline.step.train_step import barrier_step
 from swift.topology import Topology
-from swift.train import Experiment
 
 pytestmark = pytest.mark.usefixtures("x64")
 

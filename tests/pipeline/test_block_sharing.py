@@ -9,10 +9,18 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from swift.mesh import AXES
-from swift.pipeline.reconfigure import block_sharing, blocks_spec, move_on_host, on_mesh, saving_rows, share_blocks
-from swift.pipeline.reconfigure.block_sharing import Routes, move_between_processes
-from swift.schedules.plans import OWN_CUT, BlockHolders, Move
+from swift.mesh.per_rank import AXES
+from swift.pipeline.reconfigure import transfer
+from swift.pipeline.reconfigure.recut import blocks_spec
+from swift.pipeline.reconfigure.transfer import (
+    Routes,
+    move_between_processes,
+    move_on_host,
+    on_mesh,
+    saving_rows,
+    share_blocks,
+)
+from swift.schedules.plans.normalize import OWN_CUT, BlockHolders, Move
 from tests.pipeline.held_rows import rows_of
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -69,7 +77,7 @@ def test_a_state_stays_on_its_devices_where_the_rows_of_the_mesh_have_another_or
     live, order = apart.spec.live, [2, 0, 3, 1]
     other = replace(live, rows=tuple(live.rows[row] for row in order), mesh=Mesh(live.mesh.devices[order], AXES))
     with monkeypatch.context() as patched:
-        patched.setattr(block_sharing.np, "zeros", None)  # no array is made, not even for a moment
+        patched.setattr(transfer.np, "zeros", None)  # no array is made, not even for a moment
         moved = on_mesh(state, other, apart.spec.specs)
     before = rows_of(apart.spec, state)
     assert rows_of(apart.spec.at(other), moved) == [before[row] for row in order]

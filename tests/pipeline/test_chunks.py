@@ -10,12 +10,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from swift.errors import SettingError
-from swift.experts.placement import Static
-from swift.models import Chunks
-from swift.pipeline import Recut, move_state, neighbours, survives
-from swift.pipeline.chunk_rounds import Rounds
-from swift.schedules import PLANNERS
-from swift.schedules.plans import moves_to_spread
+from swift.experts.placement.policy import Static
+from swift.models.cuts import Chunks
+from swift.pipeline.reconfigure.configuration import neighbours, survives
+from swift.pipeline.reconfigure.recut import Recut
+from swift.pipeline.reconfigure.transfer import move_state
+from swift.pipeline.step.spec import Rounds
+from swift.schedules.plans.normalize import moves_to_spread
+from swift.schedules.registry import PLANNERS
 from swift.topology import Topology
 from tests.case_tiers import tiered
 from tests.pipeline.held_rows import rows_of

@@ -2,7 +2,7 @@
 
 import pytest
 
-from swift.pipeline import plan_costs
+from swift.pipeline.step.costs import plan_costs
 
 pytestmark = pytest.mark.usefixtures("x64")
 

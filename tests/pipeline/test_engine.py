@@ -7,15 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from swift.data import Batch
-from swift.experts import ExpertConfig
-from swift.experts.optimizer_config import OptimizerConfig
-from swift.models import ModelConfig
-from swift.pipeline import Configurator
+from swift.config.experiment import Experiment
+from swift.data.windows import Batch
+from swift.experts.config import ExpertConfig
+from swift.experts.optimizer import OptimizerConfig
+from swift.models.config import ModelConfig
 from swift.pipeline.reconfigure import compiled_steps as steps_module
 from swift.pipeline.reconfigure.compiled_steps import Steps
+from swift.pipeline.reconfigure.configuration import Configurator
 from swift.topology import Topology
-from swift.train import Experiment
 
 ALL, WITHOUT_0, WITHOUT_1 = frozenset(), frozenset({(0, 0)}), frozenset({(1, 0)})
 CLIP = 1e-3

@@ -19,11 +19,11 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from swift.pipeline import Configurator, PlanSettings
-from swift.pipeline.reconfigure import executable_cache, program_key
-from swift.pipeline.reconfigure.compiled_steps import Steps
-from swift.pipeline.reconfigure.executable_cache import ExecutableCache
-from swift.schedules import Problem
+from swift.pipeline.reconfigure import executables
+from swift.pipeline.reconfigure.compiled_steps import Steps, program_key
+from swift.pipeline.reconfigure.configuration import Configurator, PlanSettings
+from swift.pipeline.reconfigure.executables import ExecutableCache
+from swift.schedules.problem import Problem
 from swift.topology import Topology
 
 SUM = PartitionSpec("worker")
@@ -91,7 +91,7 @@ def test_of_many_that_ask_at_once_one_compiles(counted, tmp_path):
 def test_a_process_that_is_killed_while_it_compiles_holds_nobody_up(counted, tmp_path):
     script = (
         "import sys, time; from pathlib import Path\n"
-        "from swift.pipeline.reconfigure.executable_cache import ExecutableCache\n"
+        "from swift.pipeline.reconfigure.executables import ExecutableCache\n"
         "ExecutableCache(Path(sys.argv[1])).get('sum', lambda: [print('compiling', flush=True), time.sleep(1000)], [])"
     )
     with subprocess.Popen(
@@ -179,9 +179,9 @@ def test_a_store_that_cannot_be_written_or_read_costs_nobody_its_program(tmp_pat
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(executable_cache, "replace_file", full)
-    monkeypatch.setattr(executable_cache, "_serialized", lambda made, **_: made)
-    monkeypatch.setattr(executable_cache, "_loaded", lambda content, _: content)
+    monkeypatch.setattr(executables, "replace_file", full)
+    monkeypatch.setattr(executables, "_serialized", lambda made, **_: made)
+    monkeypatch.setattr(executables, "_loaded", lambda content, _: content)
     store = ExecutableCache(tmp_path / "programs")
     assert store.get("sum", lambda: b"compiled", []) == b"compiled"
     assert "for other processes: [Errno 28] No space left on device" in capsys.readouterr().err
@@ -196,8 +196,8 @@ def test_where_there_are_no_locks_whoever_needs_a_program_compiles_it(tmp_path, 
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    monkeypatch.setattr(executable_cache, "_serialized", lambda made, **_: made)
-    monkeypatch.setattr(executable_cache, "_loaded", lambda content, _: content)
+    monkeypatch.setattr(executables, "_serialized", lambda made, **_: made)
+    monkeypatch.setattr(executables, "_loaded", lambda content, _: content)
     assert ExecutableCache(tmp_path).get("sum", lambda: b"compiled", []) == b"compiled"
     assert ExecutableCache(tmp_path).get("sum", lambda: b"another", []) == b"compiled"
 

@@ -5,10 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift.models.attention import blockwise
-from swift.pipeline import Recut, survives
-from swift.schedules import FAULT_FREE, PLANNERS, SHAPES
-from swift.schedules.plans import Move
+from swift.models import attention_kernels
+from swift.pipeline.reconfigure.configuration import survives
+from swift.pipeline.reconfigure.recut import Recut
+from swift.schedules.planners.names import FAULT_FREE, SHAPES
+from swift.schedules.plans.normalize import Move
+from swift.schedules.registry import PLANNERS
 from swift.topology import Topology
 from tests.case_tiers import tiered
 
@@ -179,7 +181,7 @@ def test_every_iteration_is_that_of_the_plain_model(rig, case, seed):
 @pytest.mark.long
 def test_documents_in_blocks_of_scores(rig, monkeypatch):
     """Documents apart, mixed a block at a time, and attention computed again; the plain model has all scores."""
-    monkeypatch.setattr(blockwise, "BLOCK", 2)
+    monkeypatch.setattr(attention_kernels, "BLOCK", 2)
     case = {"attention": "blockwise", "separates": True, "decoder": "shared", "remat": "attention"}
     one = rig(topology=(2, 2, 1), failed=[(0, 1)], **case)
     for seed in range(3):

@@ -8,24 +8,18 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 
-from swift.mesh import move_rows, source_rows
-from swift.pipeline import (
-    Configurator,
-    PlanSettings,
-    barrier_step,
-    batch_of_rows,
-    evaluation_step,
-    put_batch,
-    single_worker_step,
-    split_stage,
-    stage_costs,
-    stash_bytes,
-    table_arrays,
-    window_step,
-)
-from swift.pipeline.runtime.interpreter import empty_carry
-from swift.pipeline.stage_weights import StageWeights
-from swift.schedules import Problem, SlotBytes, allocated_bytes, common_shape, held_bytes, peak_memory
+from swift.mesh.state_rows import move_rows, source_rows
+from swift.pipeline.reconfigure.configuration import Configurator, PlanSettings, batch_of_rows
+from swift.pipeline.state import StageWeights
+from swift.pipeline.step.costs import split_stage, stage_costs, stash_bytes
+from swift.pipeline.step.interpreter import empty_carry
+from swift.pipeline.step.single_worker import put_batch, single_worker_step
+from swift.pipeline.step.tick_arrays import table_arrays
+from swift.pipeline.step.train_step import barrier_step, evaluation_step, window_step
+from swift.schedules.lowering.lower import SlotBytes, allocated_bytes, held_bytes
+from swift.schedules.lowering.tick_table import common_shape
+from swift.schedules.problem import Problem
+from swift.schedules.schedule import peak_memory
 from swift.topology import Topology
 
 pytestmark = pytest.mark.usefixtures("x64")

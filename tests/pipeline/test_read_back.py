@@ -13,15 +13,17 @@ import numpy as np
 import pytest
 from jax.experimental import serialize_executable
 
-from swift.data import Batch
-from swift.experts import ExpertConfig
-from swift.experts.optimizer_config import OptimizerConfig
-from swift.experts.placement import Static
-from swift.mesh import REPLICATED, SHARED
-from swift.models import ModelConfig
-from swift.pipeline import Engine, barrier_step, table_arrays
+from swift.config.experiment import Experiment
+from swift.data.windows import Batch
+from swift.experts.config import ExpertConfig
+from swift.experts.optimizer import OptimizerConfig
+from swift.experts.placement.policy import Static
+from swift.mesh.per_rank import REPLICATED, SHARED
+from swift.models.config import ModelConfig
+from swift.pipeline.reconfigure.engine import Engine
+from swift.pipeline.step.tick_arrays import table_arrays
+from swift.pipeline.step.train_step import barrier_step
 from swift.topology import Topology
-from swift.train import Experiment
 
 NUM_ITERATIONS, FEW, MANY = 20, 2, 30
 TIMEOUT_S = 300

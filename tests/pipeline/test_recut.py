@@ -7,11 +7,18 @@ import numpy as np
 import pytest
 
 from swift.errors import SettingError
-from swift.pipeline import Cuts, Recut, UnknownCut, move_state
-from swift.pipeline.reconfigure import ExecutableCache
-from swift.pipeline.reconfigure.cuts import find_recut, recut_settings
-from swift.pipeline.reconfigure.recut import check_recut, recut_spec
-from swift.schedules.plans import BlockHolders, Move
+from swift.pipeline.reconfigure.executables import ExecutableCache
+from swift.pipeline.reconfigure.recut import (
+    Cuts,
+    Recut,
+    UnknownCut,
+    check_recut,
+    find_recut,
+    recut_settings,
+    recut_spec,
+)
+from swift.pipeline.reconfigure.transfer import move_state
+from swift.schedules.plans.normalize import BlockHolders, Move
 from tests.pipeline.held_rows import rows_of
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -125,7 +132,7 @@ def test_nobody_plans_a_cut_while_training_waits_for_it(rig, tmp_path, monkeypat
     one, failed = rig(**FOUR), frozenset({(0, 1)})
     held = WITHOUT_LAST.holders(one.spec.chunks)
     mine = Cuts(one.spec, settings_of(one), 2, ExecutableCache(tmp_path))
-    monkeypatch.setattr("swift.pipeline.reconfigure.cuts.find_recut", lambda *_: pytest.fail("it plans"))
+    monkeypatch.setattr("swift.pipeline.reconfigure.recut.find_recut", lambda *_: pytest.fail("it plans"))
     with pytest.raises(UnknownCut, match="the plan for it is missing among the programs of the run"):
         mine.agreed(failed, held)
     assert mine.agreed(failed, BlockHolders()) is None

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import numpy as np
 
-from swift.experts import Decoupled
+from swift.experts.state_layouts import Decoupled
 from swift.pipeline.reconfigure.reshard import _reshard_group
 
 STAGES, LAYERS, CLASSES, SIZE = 16, 2, 3, 1000

@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, PartitionSpec
 
-from swift.experts import ExpertConfig, expert_parallel_moe
-from swift.mesh import EXPERT_AXIS
-from swift.models import GPT, ModelConfig
-from swift.pipeline.split_backward.equations import num_bytes
-from swift.pipeline.split_backward.flops import dot_flops
-from swift.pipeline.split_backward.min_cut import minimum_cut
+from swift.experts.config import ExpertConfig
+from swift.experts.layer import expert_parallel_moe
+from swift.mesh.per_rank import EXPERT_AXIS
+from swift.models.config import ModelConfig
+from swift.models.gpt import GPT
+from swift.pipeline.split_backward.equations import dot_flops, num_bytes
+from swift.pipeline.split_backward.partition import minimum_cut
 from swift.pipeline.split_backward.split import split
 
 pytestmark = pytest.mark.usefixtures("x64")

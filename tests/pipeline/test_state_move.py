@@ -6,15 +6,13 @@ import jax
 import numpy as np
 import pytest
 
-from swift.experts import ExpertConfig
-from swift.models import ModelConfig
-from swift.pipeline import Recut
-from swift.pipeline.reconfigure import StateMove, compiled_steps, move_on_host
-from swift.pipeline.reconfigure.block_transfer import BlockPiece
-from swift.pipeline.reconfigure.recut import recut_spec
-from swift.pipeline.reconfigure.state_move import merged
+from swift.config.experiment import Experiment
+from swift.experts.config import ExpertConfig
+from swift.models.config import ModelConfig
+from swift.pipeline.reconfigure import compiled_steps
+from swift.pipeline.reconfigure.recut import Recut, recut_spec
+from swift.pipeline.reconfigure.transfer import BlockPiece, StateMove, merged, move_on_host
 from swift.topology import Topology
-from swift.train import Experiment
 from tests.pipeline.held_rows import rows_of
 
 FAILED = frozenset({(0, 1)})

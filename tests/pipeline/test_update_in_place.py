@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from swift.mesh import RANKED
-from swift.pipeline.runtime.update import EmbeddingAndHead, apply_gradients
+from swift.mesh.per_rank import RANKED
+from swift.pipeline.step.update import EmbeddingAndHead, apply_gradients
 
 pytestmark = pytest.mark.usefixtures("x64")
 

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from swift.runlog import CLASS_COUNTS, METRICS, Metrics
-from swift.runlog.class_counts import KINDS, ClassCounts, CountsWriter, counts_array
+from swift.runlog.expert_counts import CLASS_COUNTS, KINDS, ClassCounts, CountsWriter, counts_array
+from swift.runlog.files import METRICS, Metrics
 
 
 def metrics_of(records: Iterable[Mapping[str, Any]], name: str = METRICS) -> Metrics:

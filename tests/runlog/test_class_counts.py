@@ -9,8 +9,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from swift.errors import SettingError
-from swift.runlog import CLASS_COUNTS, EVENTS, METRICS, RunDirectory, read_run
-from swift.runlog.class_counts import KINDS, ClassCounts, CountsWriter
+from swift.runlog.expert_counts import CLASS_COUNTS, KINDS, ClassCounts, CountsWriter
+from swift.runlog.files import EVENTS, METRICS
+from swift.runlog.reading import read_run
+from swift.runlog.run_directory import RunDirectory
 
 SHAPE = (2, 3)
 STEPS = 6
@@ -131,7 +133,7 @@ def test_a_row_that_could_not_be_written_whole_shifts_none(tmp_path, monkeypatch
             write(descriptor, content[:7], offset)
             raise OSError(28, "No space left on device")
 
-        patch.setattr("swift.runlog.class_counts.writer.os.pwrite", full)
+        patch.setattr("swift.runlog.expert_counts.os.pwrite", full)
         with pytest.raises(OSError, match="No space"):
             writer.write(2, values)
     writer.write(3, values)

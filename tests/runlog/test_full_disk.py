@@ -9,8 +9,10 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from swift.errors import RunError, SettingError
-from swift.runlog import EVENTS, METRICS, RunDirectory, check_new_run
-from swift.runlog.tensorboard import Board
+from swift.runlog.files import EVENTS, METRICS
+from swift.runlog.observers import Board
+from swift.runlog.reading import check_new_run
+from swift.runlog.run_directory import RunDirectory
 
 
 @contextmanager

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from swift.errors import SettingError
-from swift.runlog import Run, history_of, incidents_of, presences_of, stretches_of, time_by_cause
+from swift.report.history import history_of, incidents_of, presences_of, stretches_of, time_by_cause
+from swift.runlog.reading import Run
 from tests.runlog.records import metrics_of
 
 TOPOLOGY = {"pipelines": 2, "stages": 1, "ranks": 1}

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift.errors import SettingError
-from swift.runlog.json_lines import cut_after, lines_from_end, read_objects, step_of
+from swift.runlog.files import cut_after, lines_from_end, read_objects, step_of
 
 
 @settings(deadline=None)

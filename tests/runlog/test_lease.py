@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swift.errors import RunError, SettingError
-from swift.runlog.lock import (
+from swift.runlog.lease import (
     BEAT_S,
     SILENCE_S,
     WATCH_S,
@@ -189,8 +189,8 @@ def test_an_owner_that_has_slept_with_this_machine_keeps_its_directory(tmp_path,
         if len(beats) > 5:  # its next heartbeat
             os.utime(beats[0], (now[time.CLOCK_BOOTTIME],) * 2)
 
-    monkeypatch.setattr("swift.runlog.lock.run_lock.time.clock_gettime", now.get)
-    monkeypatch.setattr("swift.runlog.lock.run_lock.time.monotonic", lambda: now[time.CLOCK_MONOTONIC])
+    monkeypatch.setattr("swift.runlog.lease.time.clock_gettime", now.get)
+    monkeypatch.setattr("swift.runlog.lease.time.monotonic", lambda: now[time.CLOCK_MONOTONIC])
     acquire_lease(tmp_path, owner("a", THERE))
     with pytest.raises(SettingError, match="belongs to process 7 on there"):
         acquire_lease(tmp_path, owner("b"), sleep=sleep)
@@ -227,7 +227,7 @@ def test_who_has_not_beaten_for_long_looks_before_it_writes(tmp_path):
 
 
 def test_the_lease_is_renewed_by_its_thread(tmp_path, monkeypatch):
-    monkeypatch.setattr("swift.runlog.lock.run_lock.BEAT_S", 0.01)
+    monkeypatch.setattr("swift.runlog.lease.BEAT_S", 0.01)
     with acquire_lease(tmp_path) as lease:
         path = tmp_path / ".lease-1.json"
         os.utime(path, (0, 0))
@@ -295,7 +295,7 @@ CLAIM = """
 import sys, time
 from pathlib import Path
 from swift.errors import SettingError
-from swift.runlog.lock import acquire_lease
+from swift.runlog.lease import acquire_lease
 sys.stdin.readline()
 try:
     lease = acquire_lease(Path(sys.argv[1]))

@@ -5,7 +5,10 @@ import sys
 import pytest
 
 from swift.errors import SettingError
-from swift.runlog import TRACKERS, Observer, RunDirectory, read_run
+from swift.runlog.observers import Observer
+from swift.runlog.reading import read_run
+from swift.runlog.run_directory import RunDirectory
+from swift.runlog.trackers import TRACKERS
 from tests.runlog.stand_in_trackers import MLflow, WandB
 
 CONFIG = "Experiment.num_steps = 2\nExperiment.placement = @Symi()\n"

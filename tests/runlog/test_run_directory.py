@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from swift.errors import SettingError
-from swift.runlog import RunDirectory, ranges_text, read_run
+from swift.runlog.files import ranges_text
+from swift.runlog.reading import read_run
+from swift.runlog.run_directory import RunDirectory
 
 CONFIG = """# Parameters for Experiment:
 # ==============================

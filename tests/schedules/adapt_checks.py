@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from hypothesis import Phase
 
-from swift.schedules import violations
-from swift.schedules.adapt import adapt, rerouted, with_roles_moved
+from swift.schedules.adapt.choice import adapt, rerouted, with_roles_moved
+from swift.schedules.rules import violations
 from swift.topology import Topology
 
 UNSHRUNK = (Phase.explicit, Phase.generate)

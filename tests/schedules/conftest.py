@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from swift.schedules import Chunk, Costs, Kind, Problem, Schedule
+from swift.schedules.problem import Chunk, Costs, Kind, Problem
+from swift.schedules.schedule import Schedule
 from swift.schedules.sequences import time_round
 from swift.topology import Topology
 

@@ -8,11 +8,14 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as some
 
 from swift.errors import SettingError
-from swift.schedules import Chunk, Costs, Problem, Schedule, adaptive, lockstep_period, period, violations
-from swift.schedules.adapt import BlockProblem, adapt, fault_free, recut, relocate, rerouted
-from swift.schedules.adapt.layouts import layouts
-from swift.schedules.lowering import assign_ticks
-from swift.schedules.rounds import round_of
+from swift.schedules.adapt.choice import adapt, fault_free, recut, rerouted
+from swift.schedules.adapt.layouts import BlockProblem, layouts
+from swift.schedules.adapt.moves import relocate
+from swift.schedules.lowering.ticks import assign_ticks, lockstep_period
+from swift.schedules.planners.adaptive import adaptive
+from swift.schedules.problem import Chunk, Costs, Problem
+from swift.schedules.rules import violations
+from swift.schedules.schedule import Schedule, period, round_of
 from swift.topology import Topology
 from tests.schedules.adapt_checks import UNSHRUNK, check_choice, whole_pipelines
 

@@ -8,10 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from swift.errors import SettingError
-from swift.schedules import Chunk, Costs, Problem, in_shape, period, v, violations
-from swift.schedules.adapt import BlockProblem, adapt, fault_free, recut, rerouted
-from swift.schedules.adapt.block_order import BlockOrder
-from swift.schedules.plans import moves
+from swift.schedules.adapt.choice import adapt, fault_free, recut, rerouted
+from swift.schedules.adapt.layouts import BlockOrder, BlockProblem
+from swift.schedules.planners.v import v
+from swift.schedules.plans.normalize import moves
+from swift.schedules.problem import Chunk, Costs, Problem
+from swift.schedules.registry import in_shape
+from swift.schedules.rules import violations
+from swift.schedules.schedule import period
 from swift.topology import Topology
 from tests.schedules.adapt_checks import UNSHRUNK, check_choice
 

@@ -9,8 +9,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from swift.schedules import Costs, Problem, adaptive, lower_bound, makespan, peak_memory, period, tight_bound, verify
-from swift.schedules.planners.milp import milp_proof
+from swift.schedules.bounds import lower_bound, tight_bound
+from swift.schedules.milp.proof import milp_proof
+from swift.schedules.planners.adaptive import adaptive
+from swift.schedules.problem import Costs, Problem
+from swift.schedules.rules import verify
+from swift.schedules.schedule import makespan, peak_memory, period
 from swift.topology import Topology
 
 MEASURED = Costs(t_f=1.0, t_b=1.3, t_w=0.8, t_u=0.4, t_comm=0.1)

@@ -9,9 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift.errors import SettingError
-from swift.schedules import Costs, Kind, Problem, lower_bound, makespan, peak_memory, period
+from swift.schedules.bounds import lower_bound
 from swift.schedules.planners.baselines import gpipe, one_f_one_b
-from swift.schedules.verify import verify
+from swift.schedules.problem import Costs, Kind, Problem
+from swift.schedules.rules import verify
+from swift.schedules.schedule import makespan, peak_memory, period
 from swift.topology import Topology
 
 every_baseline = pytest.mark.parametrize("baseline", [gpipe, one_f_one_b], ids=lambda baseline: baseline.__name__)

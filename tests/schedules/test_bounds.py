@@ -7,9 +7,13 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from swift.schedules import Costs, Kind, Problem, adaptive, lockstep, lower_bound, period, tight_bound
-from swift.schedules.lowering import lockstep_period
-from swift.schedules.planners.milp import milp_proof
+from swift.schedules.bounds import lower_bound, tight_bound
+from swift.schedules.lowering.ticks import lockstep_period
+from swift.schedules.milp.proof import milp_proof
+from swift.schedules.planners.adaptive import adaptive
+from swift.schedules.planners.lockstep import lockstep
+from swift.schedules.problem import Costs, Kind, Problem
+from swift.schedules.schedule import period
 from swift.topology import Topology
 
 TIMES = st.sampled_from([1.0, 2.0, 3.0])

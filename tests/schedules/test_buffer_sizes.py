@@ -7,8 +7,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from swift.schedules import PLANNERS, Costs, Kind, Problem, adaptive, lower, one_f_one_b, peak_memory, shape_of
-from swift.schedules.lowering.buffer_sizes import HeldBytes, SlotBytes, allocated_bytes, held_bytes
+from swift.schedules.lowering.lower import HeldBytes, SlotBytes, allocated_bytes, held_bytes, lower
+from swift.schedules.planners.adaptive import adaptive
+from swift.schedules.planners.baselines import one_f_one_b
+from swift.schedules.planners.names import shape_of
+from swift.schedules.problem import Costs, Kind, Problem
+from swift.schedules.registry import PLANNERS
+from swift.schedules.schedule import peak_memory
 from swift.topology import Topology
 
 SIZES = SlotBytes(b_stash=300, held=500, w_stash=200)

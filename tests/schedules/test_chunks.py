@@ -11,26 +11,16 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from swift.errors import SettingError
-from swift.schedules import (
-    Chunk,
-    Costs,
-    Kind,
-    Problem,
-    adaptive,
-    common_chunks,
-    lockstep,
-    lower_bound,
-    normalize,
-    peak_memory,
-    period,
-    plan_document,
-    read_plan,
-    round_of,
-    tight_bound,
-    violations,
-)
-from swift.schedules.planners.milp import milp_proof
-from swift.schedules.planners.milp.chunks import prove_chunks
+from swift.schedules.bounds import lower_bound, tight_bound
+from swift.schedules.milp.chunks import prove_chunks
+from swift.schedules.milp.proof import milp_proof
+from swift.schedules.planners.adaptive import adaptive
+from swift.schedules.planners.lockstep import lockstep
+from swift.schedules.plans.normalize import normalize
+from swift.schedules.plans.store import plan_document, read_plan
+from swift.schedules.problem import Chunk, Costs, Kind, Problem, common_chunks
+from swift.schedules.rules import violations
+from swift.schedules.schedule import peak_memory, period, round_of
 from swift.topology import Topology
 
 WHOLE = st.sampled_from([1.0, 2.0])

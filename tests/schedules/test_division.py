@@ -6,11 +6,11 @@ import scipy.optimize
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from swift.schedules import Chunk, Problem
-from swift.schedules.adapt import BlockProblem, mixture, recut
-from swift.schedules.adapt.division import divide, least_load, most_whole
-from swift.schedules.adapt.layouts import layouts
-from swift.schedules.adapt.mixture import mixtures
+from swift.schedules.adapt import mixture
+from swift.schedules.adapt.choice import recut
+from swift.schedules.adapt.layouts import BlockProblem, layouts
+from swift.schedules.adapt.mixture import divide, least_load, mixtures, most_whole
+from swift.schedules.problem import Chunk, Problem
 from swift.topology import Topology
 
 

@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from swift.schedules import Costs, Kind, Problem, adaptive, makespan
-from swift.tools.draw.picture import COLORS, picture_file
-from swift.tools.draw.rows import left_out, shown_workers
-from swift.tools.draw.text import FILL, IDLE, MARK, draw_chart
-from swift.tools.draw.trace import UNIT_US, trace_events, trace_json
+from swift.draw.picture import COLORS, picture_file
+from swift.draw.text import FILL, IDLE, MARK, draw_chart, left_out, shown_workers
+from swift.draw.trace import UNIT_US, trace_events, trace_json
+from swift.schedules.planners.adaptive import adaptive
+from swift.schedules.problem import Costs, Kind, Problem
+from swift.schedules.schedule import makespan
 from swift.topology import Topology
 
 PAPER = Problem(Topology(3, 4), 6, frozenset({(1, 2)}))

@@ -7,26 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift.schedules import (
-    Costs,
-    Kind,
-    Op,
-    Problem,
-    Schedule,
-    TimedOp,
-    adaptive,
-    bubble_share,
-    lower,
-    lower_bound,
-    makespan,
-    peak_memory,
-    period,
-    verify,
-    window_period,
-)
+from swift.schedules.bounds import lower_bound
+from swift.schedules.lowering.lower import lower
 from swift.schedules.lowering.ticks import lockstep_period
+from swift.schedules.planners.adaptive import adaptive
 from swift.schedules.planners.baselines import one_f_one_b
-from swift.schedules.plans.json_format import COST_NAMES, document
+from swift.schedules.plans.store import document
+from swift.schedules.problem import COST_NAMES, Costs, Kind, Op, Problem, TimedOp
+from swift.schedules.rules import verify
+from swift.schedules.schedule import Schedule, bubble_share, makespan, peak_memory, period, window_period
 from swift.topology import Topology
 
 PAPER = Problem(Topology(3, 4), 6, frozenset({(1, 2)}))

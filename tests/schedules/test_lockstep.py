@@ -6,9 +6,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from swift.schedules import Costs, Problem, Schedule, adaptive, period, tight_bound, verify
+from swift.schedules.bounds import tight_bound
 from swift.schedules.lowering.ticks import assign_ticks, lockstep_period
+from swift.schedules.planners.adaptive import adaptive
 from swift.schedules.planners.lockstep import lockstep
+from swift.schedules.problem import Costs, Problem
+from swift.schedules.rules import verify
+from swift.schedules.schedule import Schedule, period
 from swift.topology import Topology
 
 COSTS = Costs(t_f=1, t_b=1.3, t_w=0.8, t_comm=0.1)

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from swift.schedules import Costs, Kind, Problem, adaptive
 from swift.schedules.lowering.lower import lower
-from swift.schedules.lowering.messages import NONE, interval_slots
-from swift.schedules.lowering.tick_table import NOTHING, common_shape
+from swift.schedules.lowering.tick_table import NONE, NOTHING, common_shape, interval_slots
 from swift.schedules.lowering.ticks import assign_ticks, lockstep_period
+from swift.schedules.planners.adaptive import adaptive
+from swift.schedules.problem import Costs, Kind, Problem
 from swift.topology import Topology
 
 GARBAGE = "what a worker sends that has nothing to say"

@@ -9,9 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift.errors import SettingError
-from swift.schedules import Costs, Kind, Problem, Schedule, adaptive, peak_memory, period, tight_bound, verify
-from swift.schedules.planners.milp import Proof, milp, milp_proof
-from swift.schedules.planners.milp import proof as milp_module
+from swift.schedules.bounds import tight_bound
+from swift.schedules.milp import proof as milp_module
+from swift.schedules.milp.proof import Proof, milp, milp_proof
+from swift.schedules.planners.adaptive import adaptive
+from swift.schedules.problem import Costs, Kind, Problem
+from swift.schedules.rules import verify
+from swift.schedules.schedule import Schedule, peak_memory, period
 from swift.schedules.sequences import time_round
 from swift.topology import Topology
 

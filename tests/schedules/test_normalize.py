@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from swift.errors import SettingError
-from swift.schedules import PLANNERS, Costs, Problem, Schedule, adaptive, period, tight_bound
-from swift.schedules.bounds import tight_stage_bound
+from swift.schedules.bounds import tight_bound, tight_stage_bound
+from swift.schedules.planners.adaptive import adaptive
 from swift.schedules.plans.normalize import (
     after_moves,
     canonical,
@@ -22,7 +22,10 @@ from swift.schedules.plans.normalize import (
     plans_to_prepare,
     spread,
 )
-from swift.schedules.verify import verify
+from swift.schedules.problem import Costs, Problem
+from swift.schedules.registry import PLANNERS
+from swift.schedules.rules import verify
+from swift.schedules.schedule import Schedule, period
 from swift.topology import Topology
 
 COLUMNS = ("worker", "kind", "iteration", "pipeline", "microbatch", "chunk", "start", "end")

@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 from swift.errors import SettingError
-from swift.schedules import Problem, Schedule, period, plan_with
+from swift.schedules.planners.names import PLANNER_NAMES
+from swift.schedules.problem import Problem
+from swift.schedules.registry import PLANNERS, plan_with
+from swift.schedules.schedule import Schedule, period
 from swift.topology import Topology
 
 PROBLEM = Problem(Topology(3, 4), 6, frozenset({(0, 1)}))
@@ -25,6 +28,10 @@ class Shifted(BreadthFirst):
         schedule = super().plan(problem)
         early = np.where(schedule.worker == 5, 1.0, 0.0)
         return replace(schedule, start=schedule.start - early, end=schedule.end - early)
+
+
+def test_every_planner_that_a_setting_can_name_is_there():
+    assert tuple(PLANNERS) == PLANNER_NAMES
 
 
 def test_an_own_planner_plans_for_a_failure():

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift.schedules import Costs, Kind, Problem, Schedule
+from swift.schedules.problem import Costs, Kind, Problem
+from swift.schedules.rules import verify
+from swift.schedules.schedule import Schedule
 from swift.schedules.sequences import time_round
-from swift.schedules.verify import verify
 from swift.topology import Topology
 
 

@@ -16,11 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift.errors import SettingError
-from swift.schedules import PLANNERS, Costs, Problem, Schedule
 from swift.schedules.plans.normalize import denormalize, normalize
 from swift.schedules.plans.store import VERSION, DamagedPlanError, PlanStore, decode, encode, plan_key
-from swift.schedules.rounds import round_of
-from swift.schedules.verify import ScheduleError, verify
+from swift.schedules.problem import Costs, Problem
+from swift.schedules.registry import PLANNERS
+from swift.schedules.rules import ScheduleError, verify
+from swift.schedules.schedule import Schedule, round_of
 from swift.topology import Topology
 
 COLUMNS = ("worker", "kind", "iteration", "pipeline", "microbatch", "chunk", "start", "end")

@@ -13,19 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift.errors import SettingError
-from swift.schedules import (
-    Costs,
-    Problem,
-    Schedule,
-    adaptive,
-    in_shape,
-    lower_bound,
-    peak_memory,
-    period,
-    time_round,
-    v,
-    violations,
-)
+from swift.schedules.bounds import lower_bound
+from swift.schedules.planners.adaptive import adaptive
+from swift.schedules.planners.v import v
+from swift.schedules.problem import Costs, Problem
+from swift.schedules.registry import in_shape
+from swift.schedules.rules import violations
+from swift.schedules.schedule import Schedule, peak_memory, period
+from swift.schedules.sequences import time_round
 from swift.topology import Topology
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))

@@ -7,10 +7,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from swift.schedules import PLANNERS, Kind, Problem, Schedule, in_shape, lower_bound, peak_memory, period
-from swift.schedules.ops import Op, TimedOp
+from swift.schedules.bounds import lower_bound
 from swift.schedules.planners.baselines import one_f_one_b
-from swift.schedules.verify import MAX_LISTED, MAX_OF_A_RULE, ScheduleError, verify, violations
+from swift.schedules.problem import Kind, Op, Problem, TimedOp
+from swift.schedules.registry import PLANNERS, in_shape
+from swift.schedules.rules import MAX_LISTED, MAX_OF_A_RULE, ScheduleError, verify, violations
+from swift.schedules.schedule import Schedule, peak_memory, period
 from swift.topology import Topology
 
 FAULT_FREE = ("gpipe", "one_f_one_b", "zero_bubble")

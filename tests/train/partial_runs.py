@@ -1,13 +1,14 @@
 """A run that saves one expert of each layer at a time, and what its record says of it."""
 
-from swift.checkpoint import CheckpointConfig, load_plan, plan_restore
-from swift.experts import ExpertConfig
-from swift.experts.optimizer_config import OptimizerConfig
-from swift.models import ModelConfig
-from swift.runlog import read_run
+from swift.checkpoint.config import CheckpointConfig
+from swift.checkpoint.reader import load_plan, plan_restore
+from swift.config.experiment import Experiment
+from swift.experts.config import ExpertConfig
+from swift.experts.optimizer import OptimizerConfig
+from swift.models.config import ModelConfig
+from swift.runlog.reading import read_run
 from swift.topology import Topology
-from swift.train import Experiment
-from swift.train.checkpoints.saved_state import split_of
+from swift.train.saved_state import split_of
 
 CLASSES = 4
 TINY = ModelConfig(num_layers=2, model_dim=16, num_heads=2, ffn_dim=16, sequence_length=16, moe_pattern=(True,))

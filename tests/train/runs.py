@@ -1,11 +1,14 @@
 """Runs in this process, and what of their records can be compared."""
 
-from swift.checkpoint import CheckpointConfig
-from swift.experts import ExpertConfig, OptimizerConfig
-from swift.models import ModelConfig
-from swift.runlog import read_run
+from swift.checkpoint.config import CheckpointConfig
+from swift.config.experiment import Experiment
+from swift.experts.config import ExpertConfig
+from swift.experts.optimizer import OptimizerConfig
+from swift.models.config import ModelConfig
+from swift.runlog.reading import read_run
 from swift.topology import Topology
-from swift.train import Experiment, TrainOptions, train
+from swift.train.start import TrainOptions
+from swift.train.trainer import train
 
 
 def two_stages(corpus, num_pipelines, warmup_steps, **settings):

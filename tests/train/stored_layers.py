@@ -2,9 +2,9 @@
 
 import jax
 
-from swift.checkpoint import plan_restore
-from swift.mesh import storage_mesh
-from swift.train.checkpoints.saved_state import load_state
+from swift.checkpoint.reader import plan_restore
+from swift.mesh.live import storage_mesh
+from swift.train.saved_state import load_state
 
 
 def layers(experiment, directory, step):

@@ -5,14 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from swift.checkpoint import CheckpointConfig
+from swift.checkpoint.config import CheckpointConfig
 from swift.errors import SettingError
-from swift.pipeline import BetterCut, Reconfiguration, Recut
-from swift.runlog import history_of, incidents_of
-from swift.schedules.adapt import MoveRule, Outages
-from swift.schedules.plans import OWN_CUT
+from swift.pipeline.reconfigure.engine import Reconfiguration
+from swift.pipeline.reconfigure.recut import BetterCut, Recut
+from swift.report.history import history_of, incidents_of
+from swift.schedules.adapt.moves import MoveRule, Outages
+from swift.schedules.plans.normalize import OWN_CUT
 from swift.topology import Topology
-from swift.train.emulated.cut_search import CutSearch
+from swift.train.emulated import CutSearch
 from tests.train.runs import measured, run, two_stages
 
 pytestmark = pytest.mark.usefixtures("double_precision")

@@ -6,18 +6,19 @@ import jax
 import numpy as np
 import pytest
 
-from swift.checkpoint import begin_snapshot
-from swift.checkpoint.hosts import check_filled, fill_in, stored_shapes
-from swift.checkpoint.storage import array_digest, reserve_arrays, write_arrays
-from swift.data import DataConfig, TextFiles
-from swift.experts import ExpertConfig
-from swift.models import ModelConfig
-from swift.pipeline.reconfigure import block_transfer
+from swift.checkpoint.array_files import reserve_arrays, write_arrays
+from swift.checkpoint.host_save import check_filled, fill_in, stored_shapes
+from swift.checkpoint.manifest import array_digest
+from swift.checkpoint.snapshots import begin_snapshot
+from swift.config.experiment import Experiment
+from swift.data.config import DataConfig
+from swift.data.sources import TextFiles
+from swift.experts.config import ExpertConfig
+from swift.models.config import ModelConfig
+from swift.pipeline.reconfigure import transfer
 from swift.topology import Topology
-from swift.train import Experiment
-from swift.train.checkpoints import split_of
-from swift.train.checkpoints.block_pieces import begin_block_pieces
-from swift.train.checkpoints.saved_state import to_store
+from swift.train.checkpointer import begin_block_pieces
+from swift.train.saved_state import split_of, to_store
 
 EXPERIMENT = Experiment(
     model=ModelConfig(
@@ -53,7 +54,7 @@ def test_hosts_give_together_what_one_does(tmp_path, monkeypatch, changes, num_h
 
     order = {device: number for number, device in enumerate(spec.live.mesh.devices.flat)}
     monkeypatch.setattr(
-        block_transfer,
+        transfer,
         "_processes",
         lambda devices: frozenset(order[device] * num_hosts // len(order) for device in devices),
     )

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from swift.checkpoint import CheckpointConfig
+from swift.checkpoint.config import CheckpointConfig
 from swift.errors import SettingError
-from swift.experts.placement import FlexMoE
+from swift.experts.placement.flexmoe import FlexMoE
 from tests.train.partial_runs import saving_one_expert
 
 

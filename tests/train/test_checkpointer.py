@@ -5,12 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from swift.checkpoint import HostFailed, Save
-from swift.checkpoint.hosts import HostBoard
+from swift.checkpoint.host_save import HostBoard, HostFailed, Save
 from swift.errors import RunError
-from swift.train.checkpoints.attempts import Attempts
-from swift.train.checkpoints.checkpointer import Checkpointer
-from swift.train.checkpoints.host_states import HostStates
+from swift.train.checkpointer import Attempts, Checkpointer, HostStates
 from swift.train.hosts import Hosts
 
 

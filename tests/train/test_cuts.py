@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from swift.checkpoint import CheckpointConfig
-from swift.experts import ExpertConfig
-from swift.experts.optimizer_config import OptimizerConfig
-from swift.models import ModelConfig
-from swift.runlog import read_run
+from swift.checkpoint.config import CheckpointConfig
+from swift.config.experiment import Experiment
+from swift.experts.config import ExpertConfig
+from swift.experts.optimizer import OptimizerConfig
+from swift.models.config import ModelConfig
+from swift.runlog.reading import read_run
 from swift.topology import Topology
-from swift.train import Experiment
 from tests.train.runs import run
 from tests.train.stored_layers import layers
 

@@ -13,21 +13,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from swift.checkpoint import CheckpointConfig
-from swift.cli.configuration import config_text
-from swift.experts import ExpertConfig
-from swift.experts.optimizer_config import OptimizerConfig
-from swift.mesh import storage_mesh
-from swift.models import ModelConfig
-from swift.pipeline import Configurator
-from swift.runlog import read_run
-from swift.schedules.verify import verify
-from swift.tools.draw import draw_chart
-from swift.tools.draw.picture import picture_file
-from swift.tools.pod_compile import FITS, Pod, compile_one
+from swift.checkpoint.config import CheckpointConfig
+from swift.config.cuts import layer_costs
+from swift.config.experiment import Experiment
+from swift.config.stored import config_text
+from swift.draw.picture import picture_file
+from swift.draw.text import draw_chart
+from swift.experts.config import ExpertConfig
+from swift.experts.optimizer import OptimizerConfig
+from swift.mesh.live import storage_mesh
+from swift.models.config import ModelConfig
+from swift.pipeline.reconfigure.configuration import Configurator
+from swift.pod_compile.compile import FITS, compile_one
+from swift.pod_compile.pods import Pod
+from swift.runlog.reading import read_run
+from swift.schedules.rules import verify
 from swift.topology import Topology
-from swift.train import Down, Experiment, TrainOptions, train
-from swift.train.settings.cutting import layer_costs
+from swift.train.emulated import Down
+from swift.train.start import TrainOptions
+from swift.train.trainer import train
 from tests.train.stored_layers import layers
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("double_precision")]

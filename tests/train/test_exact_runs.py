@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from swift.checkpoint import CheckpointConfig
-from swift.experts import ExpertConfig
-from swift.experts.optimizer_config import OptimizerConfig
-from swift.models import ModelConfig
+from swift.checkpoint.config import CheckpointConfig
+from swift.config.experiment import Experiment
+from swift.experts.config import ExpertConfig
+from swift.experts.optimizer import OptimizerConfig
+from swift.models.config import ModelConfig
 from swift.topology import Topology
-from swift.train import Experiment
 from tests.train.runs import run
 
 pytestmark = [pytest.mark.usefixtures("double_precision"), pytest.mark.slow]

@@ -8,17 +8,22 @@ import numpy as np
 import optax
 import pytest
 
-from swift.checkpoint import CheckpointConfig
-from swift.cli.configuration import config_text
-from swift.data import DataConfig, TextFiles
+from swift.checkpoint.config import CheckpointConfig
+from swift.config.experiment import Experiment
+from swift.config.stored import config_text
+from swift.data.config import DataConfig
+from swift.data.sources import TextFiles
 from swift.errors import SettingError
-from swift.experts import ExpertConfig, OptimizerConfig, make_optimizer
-from swift.experts.placement import Static
-from swift.models import ModelConfig
-from swift.pipeline import put_batch, single_worker_step
-from swift.runlog import Observer, read_run
+from swift.experts.config import ExpertConfig
+from swift.experts.optimizer import OptimizerConfig, make_optimizer
+from swift.experts.placement.policy import Static
+from swift.models.config import ModelConfig
+from swift.pipeline.step.single_worker import put_batch, single_worker_step
+from swift.runlog.observers import Observer
+from swift.runlog.reading import read_run
 from swift.topology import Topology
-from swift.train import Experiment, TrainOptions, train
+from swift.train.start import TrainOptions
+from swift.train.trainer import train
 
 
 @pytest.fixture(scope="module")

@@ -4,14 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swift.config.experiment import Experiment, FailureEvent, FailureList, parse_failures
 from swift.errors import SettingError
-from swift.experts import ExpertConfig
-from swift.models import ModelConfig
-from swift.pipeline import Engine
+from swift.experts.config import ExpertConfig
+from swift.models.config import ModelConfig
+from swift.pipeline.reconfigure.engine import Engine
 from swift.topology import Topology
-from swift.train import Experiment
 from swift.train.emulated import EmulatedCluster
-from swift.train.settings.failure_list import FailureEvent, FailureList, parse_failures
 
 TOPOLOGY = Topology(2, 3)
 TWICE = ("step 10: fail 1:2", "step 20: rejoin 1:2", "step 30: fail 1:2")

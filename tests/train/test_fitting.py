@@ -6,14 +6,16 @@ from types import SimpleNamespace
 import jax
 import pytest
 
+from swift.config.experiment import Experiment
 from swift.errors import SettingError
-from swift.experts import ExpertConfig, OptimizerConfig
+from swift.experts.config import ExpertConfig
+from swift.experts.optimizer import OptimizerConfig
 from swift.machine_memory import Room
-from swift.mesh import ProgramMemory
-from swift.models import ModelConfig
-from swift.pipeline import MemoryAccount
+from swift.mesh.devices import ProgramMemory
+from swift.models.config import ModelConfig
+from swift.pipeline.reconfigure.memory_account import MemoryAccount
 from swift.topology import Topology
-from swift.train import Experiment, fitting
+from swift.train import fitting
 
 GB = 10**9
 MODEL = ModelConfig(
@@ -127,7 +129,7 @@ def test_no_parameter_is_made_of_a_model_that_cannot_fit(corpus, monkeypatch, si
     def lists(_):
         pytest.fail("a module was made, with all its parameters")
 
-    monkeypatch.setattr("swift.models.parameter_groups.list_draws", lists)
+    monkeypatch.setattr("swift.models.parameters.list_draws", lists)
     monkeypatch.setattr(fitting, "memory_rooms", lambda: (Room(10**8, 10**8, 0, "this machine"),))
     experiment = experiment_of(corpus, "one worker")
     experiment = replace(experiment, model=replace(experiment.model, **sizes))

@@ -7,16 +7,17 @@ import numpy as np
 import optax
 import pytest
 
-from swift.checkpoint import CheckpointConfig
+from swift.checkpoint.config import CheckpointConfig
+from swift.config.experiment import Experiment
 from swift.errors import SettingError
-from swift.experts import ExpertConfig, OptimizerConfig
-from swift.experts.placement import FlexMoE
-from swift.mesh import LiveMesh
-from swift.models import ModelConfig
-from swift.pipeline import Steps
-from swift.runlog import read_run
+from swift.experts.config import ExpertConfig
+from swift.experts.optimizer import OptimizerConfig
+from swift.experts.placement.flexmoe import FlexMoE
+from swift.mesh.live import LiveMesh
+from swift.models.config import ModelConfig
+from swift.pipeline.reconfigure.compiled_steps import Steps
+from swift.runlog.reading import read_run
 from swift.topology import Topology
-from swift.train import Experiment
 from tests.case_tiers import tiered
 from tests.train.runs import measured, run
 

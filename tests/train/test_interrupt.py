@@ -98,7 +98,7 @@ def test_a_process_that_does_not_stop_in_time_ends():
 def test_a_display_that_catches_stderr_does_not_catch_the_last_line(limit_s, last):
     """Acts as that of ``launch`` does, on a terminal."""
     reader, terminal = pty.openpty()
-    path = os.path.join(os.path.dirname(display.__file__), "terminal.py")
+    path = display.__file__
     command = [sys.executable, "-c", CAUGHT, interrupt.__file__, path, str(limit_s)]
     environment = os.environ | {"TERM": "xterm"}
     with subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment) as process:

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from swift.data import DataError
-from swift.pipeline import WindowResult
-from swift.train import TrainLoop
+from swift.data.sources import DataError
+from swift.pipeline.reconfigure.compiled_steps import WindowResult
 from swift.train import loop as loop_module
+from swift.train.loop import TrainLoop
 
 LAST = 6
 

@@ -12,21 +12,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from swift.checkpoint import CheckpointConfig, read_manifest
-from swift.checkpoint.memory import peer_snapshots
-from swift.checkpoint.partial.expert_units import by_name
+from swift.checkpoint import peer_snapshots
+from swift.checkpoint.config import CheckpointConfig
+from swift.checkpoint.manifest import read_manifest
+from swift.checkpoint.units import by_name
+from swift.config.experiment import Experiment
 from swift.errors import RunError
-from swift.experts import ExpertConfig
-from swift.experts.optimizer_config import OptimizerConfig
-from swift.experts.placement import Static
-from swift.mesh import host_stages, storage_mesh
-from swift.models import ModelConfig
-from swift.runlog import read_run
+from swift.experts.config import ExpertConfig
+from swift.experts.optimizer import OptimizerConfig
+from swift.experts.placement.policy import Static
+from swift.mesh.live import storage_mesh
+from swift.mesh.state_rows import host_stages
+from swift.models.config import ModelConfig
+from swift.runlog.reading import read_run
 from swift.topology import Topology
-from swift.train import Experiment
-from swift.train.checkpoints.checkpointer import Checkpointer
-from swift.train.checkpoints.saved_state import split_of
-from swift.train.emulated import cluster
+from swift.train import emulated
+from swift.train.checkpointer import Checkpointer
+from swift.train.saved_state import split_of
 from tests.train.runs import run
 
 pytestmark = pytest.mark.usefixtures("double_precision")
@@ -82,7 +84,7 @@ def whole(experiment, tmp_path_factory):
 @pytest.fixture
 def recovered(monkeypatch):
     """The recovered state of every loss, before it was resharded for the ranks that are left."""
-    found, recover = [], cluster.recover_ranks
+    found, recover = [], emulated.recover_ranks
 
     def spy(state, slots, split, lost, **others):
         for name in split.ranked_names:
@@ -92,7 +94,7 @@ def recovered(monkeypatch):
         found.append(recover(state, slots, split, lost, **others))
         return found[-1]
 
-    monkeypatch.setattr(cluster, "recover_ranks", spy)
+    monkeypatch.setattr(emulated, "recover_ranks", spy)
     return found
 
 

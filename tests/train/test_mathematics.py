@@ -14,15 +14,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift.data import Batch
-from swift.experts import ExpertConfig
-from swift.experts.optimizer_config import OptimizerConfig
-from swift.experts.placement import FlexMoE, MinMax, Static
-from swift.mesh import RANKED, SHARED
-from swift.models import ModelConfig, plain_sums
-from swift.pipeline import TrainState, materialize_all, put_batch, single_worker_gradients, single_worker_step
+from swift.config.experiment import Experiment
+from swift.data.windows import Batch
+from swift.experts.config import ExpertConfig
+from swift.experts.optimizer import OptimizerConfig
+from swift.experts.placement.flexmoe import FlexMoE
+from swift.experts.placement.packed import MinMax
+from swift.experts.placement.policy import Static
+from swift.mesh.per_rank import RANKED, SHARED
+from swift.models.config import ModelConfig
+from swift.models.reference_model import plain_sums
+from swift.pipeline.state import TrainState
+from swift.pipeline.step.single_worker import put_batch, single_worker_gradients, single_worker_step
+from swift.pipeline.step.spec import materialize_all
 from swift.topology import Topology
-from swift.train import Experiment
 from tests.case_tiers import tiered
 
 pytestmark = pytest.mark.usefixtures("x64")

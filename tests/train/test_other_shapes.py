@@ -7,16 +7,18 @@ import jax
 import numpy as np
 import pytest
 
-from swift.checkpoint import CheckpointConfig, plan_restore, read_manifest
+from swift.checkpoint.config import CheckpointConfig
+from swift.checkpoint.manifest import read_manifest
+from swift.checkpoint.reader import plan_restore
+from swift.config.experiment import Experiment
 from swift.errors import SettingError
-from swift.experts import ExpertConfig
-from swift.experts.optimizer_config import OptimizerConfig
-from swift.experts.placement import Static
-from swift.mesh import storage_mesh
-from swift.models import ModelConfig
+from swift.experts.config import ExpertConfig
+from swift.experts.optimizer import OptimizerConfig
+from swift.experts.placement.policy import Static
+from swift.mesh.live import storage_mesh
+from swift.models.config import ModelConfig
 from swift.topology import Topology
-from swift.train import Experiment
-from swift.train.checkpoints.saved_state import load_state
+from swift.train.saved_state import load_state
 from tests.train.runs import run
 
 pytestmark = pytest.mark.usefixtures("double_precision")

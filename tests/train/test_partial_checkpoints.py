@@ -8,15 +8,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from swift.checkpoint import CheckpointConfig, checkpoint_steps, plan_restore, read_manifest
-from swift.checkpoint.partial.expert_units import by_name
-from swift.checkpoint.storage import writer
-from swift.checkpoint.storage.inspection import coverage
+from swift.checkpoint import writer
+from swift.checkpoint.config import CheckpointConfig
+from swift.checkpoint.inspection import coverage
+from swift.checkpoint.manifest import checkpoint_steps, read_manifest
+from swift.checkpoint.reader import plan_restore
+from swift.checkpoint.units import by_name
 from swift.errors import RunError, SettingError
-from swift.runlog import CLASS_COUNTS, METRICS, RunDirectory, read_run
-from swift.tools.report.sections.coverage import coverage_of
-from swift.train import TrainOptions, train
-from swift.train.checkpoints.saved_state import split_of
+from swift.report.sections import coverage_of
+from swift.runlog.expert_counts import CLASS_COUNTS
+from swift.runlog.files import METRICS
+from swift.runlog.reading import read_run
+from swift.runlog.run_directory import RunDirectory
+from swift.train.saved_state import split_of
+from swift.train.start import TrainOptions
+from swift.train.trainer import train
 from tests.train.partial_runs import events, lost_updates, saving_one_expert, state_of
 from tests.train.runs import run
 
@@ -174,10 +180,10 @@ def test_a_damaged_checkpoint_is_passed_over_and_set_aside(experiment, again):
 @pytest.fixture
 def full_disk(monkeypatch, tmp_path):
     """Has writing into run directories fail where it is asked to; pauses are short, and other places this test's."""
-    monkeypatch.setattr("swift.train.checkpoints.attempts.RETRY_PAUSES_S", (0.01, 0.01))
+    monkeypatch.setattr("swift.train.checkpointer.RETRY_PAUSES_S", (0.01, 0.01))
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "elsewhere"))
-    monkeypatch.setattr("swift.train.checkpoints.rescue._MEMORY", tmp_path / "elsewhere")
+    monkeypatch.setattr("swift.train.saved_state._MEMORY", tmp_path / "elsewhere")
     write, is_full = writer.write_arrays, []
 
     def write_or_fail(path, arrays):
@@ -262,8 +268,8 @@ def test_the_record_is_on_the_disk_before_a_checkpoint_counts_on_it(experiment, 
         before.extend(synced)
         raise OSError("is not written")
 
-    monkeypatch.setattr("swift.train.checkpoints.checkpointer.save_checkpoint", save)
-    monkeypatch.setattr("swift.train.checkpoints.attempts.RETRY_PAUSES_S", ())
+    monkeypatch.setattr("swift.train.checkpointer.save_checkpoint", save)
+    monkeypatch.setattr("swift.train.checkpointer.RETRY_PAUSES_S", ())
     run_dir = tmp_path / "run"
     with pytest.raises(RunError, match="is not written"):
         train(experiment, TrainOptions(run_dir, "", prepare="none", stop_at=1))

@@ -6,10 +6,10 @@ import jax
 import numpy as np
 import pytest
 
-from swift.checkpoint import begin_pieces, begin_snapshot, join_pieces
-from swift.checkpoint.memory import snapshots
+from swift.checkpoint import snapshots
+from swift.checkpoint.snapshots import begin_pieces, begin_snapshot, join_pieces
 from swift.topology import Topology
-from swift.train.checkpoints.saved_state import split_of
+from swift.train.saved_state import split_of
 from tests.train.partial_runs import CLASSES, saving_one_expert
 
 

@@ -4,14 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift.checkpoint import CheckpointConfig
+from swift.checkpoint.config import CheckpointConfig
+from swift.config.experiment import Experiment, parse_failures
 from swift.errors import SettingError
-from swift.experts import ExpertConfig
-from swift.experts.optimizer_config import OptimizerConfig
-from swift.models import ModelConfig
+from swift.experts.config import ExpertConfig
+from swift.experts.optimizer import OptimizerConfig
+from swift.models.config import ModelConfig
 from swift.topology import Topology
-from swift.train import Experiment
-from swift.train.settings.failure_list import parse_failures
 
 
 def make(pipelines=2, stages=2, layers=2, pattern=(True,), layout=None, tied=False, **settings):

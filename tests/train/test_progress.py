@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from swift.train.display import ProgressDisplay, describe, format_duration, progress
+from swift.train import display
+from swift.train.display import ProgressDisplay, describe, format_duration
 
 
 def record(step, **more):
@@ -99,7 +100,7 @@ def test_stdout_stays_clean(capsys):
 
 def test_time_left_leaves_out_the_step_that_compiles(monkeypatch):
     times = iter([100.0, 102.0, 104.0])  # The first step took 100 s, those after it 2 s each.
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(times))
+    monkeypatch.setattr(display.time, "monotonic", lambda: next(times))
     file = io.StringIO()
     with ProgressDisplay("symi", 5, 1, Console(file=file)) as shown:
         for step in (1, 2, 3):
@@ -154,7 +155,7 @@ def test_the_cursor_is_there_all_the_time():
 def test_no_value_is_cut_in_a_narrow_terminal(width):
     parts = ["loss 2.345", "123,456 tokens/s", "22.0 % dropped", "", "4 workers live, bubble 23 %", "saved 12 ago"]
     console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
-    console.print(progress.progress_lines("a run with a long name", 12_345, 200_000, "12:34:56 left", parts))
+    console.print(display.progress_lines("a run with a long name", 12_345, 200_000, "12:34:56 left", parts))
     lines = console.file.getvalue().splitlines()
     assert max(map(len, lines)) <= width
     for whole in ("12,345/200,000", "12:34:56 left", *parts):

@@ -9,13 +9,15 @@ import jax
 import numpy as np
 import pytest
 
-from swift.checkpoint import CheckpointConfig, checkpoint_steps
-from swift.data import Batch
+from swift.checkpoint.config import CheckpointConfig
+from swift.checkpoint.manifest import checkpoint_steps
+from swift.config.experiment import Experiment
+from swift.data.windows import Batch
 from swift.errors import RunError
-from swift.runlog import history_of, read_run, stretches_of, time_by_cause
-from swift.tools.report.sections.plans import schedule_of
+from swift.report.history import history_of, stretches_of, time_by_cause
+from swift.report.sections import schedule_of
+from swift.runlog.reading import read_run
 from swift.topology import Topology
-from swift.train import Experiment
 from tests.train.runs import measured, run, two_stages
 
 pytestmark = pytest.mark.usefixtures("double_precision")

@@ -9,7 +9,8 @@ from contextlib import suppress
 
 from rich.text import Text
 
-from swift.train import Terminal, display
+from swift.train import display
+from swift.train.display import Terminal
 
 CODE = """
 import os, runpy, sys, time
@@ -27,7 +28,7 @@ os.write(2, b"after\\n")
 def sent_to_a_terminal():
     """All that a terminal is sent as stderr of a process that runs ``CODE``."""
     terminal, other = pty.openpty()
-    path = os.path.join(os.path.dirname(display.__file__), "terminal.py")
+    path = display.__file__
     process = subprocess.Popen(
         [sys.executable, "-c", CODE, path],
         stdin=subprocess.DEVNULL,

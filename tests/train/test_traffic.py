@@ -5,13 +5,16 @@ import re
 import jax
 import pytest
 
-from swift.experts import ExpertConfig, exchange_bytes
-from swift.experts.placement import MinMax, Packed, Static, Symi
-from swift.mesh import collective_bytes
-from swift.models import ModelConfig
-from swift.pipeline import put_batch, single_worker_step
+from swift.config.experiment import Experiment
+from swift.experts.config import ExpertConfig
+from swift.experts.exchange import exchange_bytes
+from swift.experts.placement.packed import MinMax, Packed
+from swift.experts.placement.policy import Static
+from swift.experts.placement.symi import Symi
+from swift.mesh.hlo_collectives import collective_bytes
+from swift.models.config import ModelConfig
+from swift.pipeline.step.single_worker import put_batch, single_worker_step
 from swift.topology import Topology
-from swift.train import Experiment
 
 
 @pytest.mark.parametrize(

@@ -11,17 +11,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from swift.checkpoint import CheckpointConfig, checkpoint_steps
+from swift.checkpoint.config import CheckpointConfig
+from swift.checkpoint.manifest import checkpoint_steps
+from swift.config.experiment import Experiment
 from swift.errors import RunError, SettingError
-from swift.experts import ExpertConfig
-from swift.experts.optimizer_config import OptimizerConfig
-from swift.experts.placement import FlexMoE, MinMax, Static, Symi, uniform_placement
-from swift.models import ModelConfig
-from swift.pipeline import put_batch, single_worker_step
-from swift.runlog import read_run
+from swift.experts.config import ExpertConfig
+from swift.experts.optimizer import OptimizerConfig
+from swift.experts.placement.flexmoe import FlexMoE
+from swift.experts.placement.packed import MinMax
+from swift.experts.placement.policy import Static, uniform_placement
+from swift.experts.placement.symi import Symi
+from swift.models.config import ModelConfig
+from swift.pipeline.step.single_worker import put_batch, single_worker_step
+from swift.runlog.reading import read_run
 from swift.topology import Topology
-from swift.train import Experiment
-from swift.train.checkpoints import checkpointer
+from swift.train import checkpointer
 from tests.train.runs import measured, run
 
 TINY = ModelConfig(num_layers=1, model_dim=16, num_heads=2, ffn_dim=16, sequence_length=16, moe_pattern=(True,))

@@ -8,15 +8,19 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from swift.data import Batch
-from swift.experts import ExpertConfig
-from swift.experts.optimizer_config import OptimizerConfig
-from swift.experts.placement import FlexMoE, MinMax, Packed, Static, Symi
-from swift.mesh import RANKED, SHARED, live_mesh
-from swift.models import ModelConfig
-from swift.pipeline import single_worker_evaluation, single_worker_step
+from swift.config.experiment import Experiment
+from swift.data.windows import Batch
+from swift.experts.config import ExpertConfig
+from swift.experts.optimizer import OptimizerConfig
+from swift.experts.placement.flexmoe import FlexMoE
+from swift.experts.placement.packed import MinMax, Packed
+from swift.experts.placement.policy import Static
+from swift.experts.placement.symi import Symi
+from swift.mesh.live import live_mesh
+from swift.mesh.per_rank import RANKED, SHARED
+from swift.models.config import ModelConfig
+from swift.pipeline.step.single_worker import single_worker_evaluation, single_worker_step
 from swift.topology import Topology
-from swift.train import Experiment
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """MFU: a model's FLOPs by the shapes of its matrices, and the peaks that they are compared with."""
 
-import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -8,14 +7,21 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from swift.data import DataConfig, TextFiles
-from swift.experts import ExpertConfig
-from swift.mesh import chips, host_matmul_flops, peak_flops
-from swift.models import GPT, ModelConfig, plain_logits
-from swift.pipeline.split_backward import dot_flops
+from swift.config.experiment import Experiment
+from swift.data.config import DataConfig
+from swift.data.sources import TextFiles
+from swift.experts.config import ExpertConfig
+from swift.mesh import devices
+from swift.mesh.devices import host_matmul_flops, peak_flops
+from swift.models.config import ModelConfig
+from swift.models.gpt import GPT
+from swift.models.reference_model import plain_logits
+from swift.pipeline.reconfigure.engine import Engine
+from swift.pipeline.split_backward.equations import dot_flops
 from swift.topology import Topology
-from swift.train import Experiment, step_records, train
-from swift.train.step_records import Utilization
+from swift.train import records
+from swift.train.records import Utilization
+from swift.train.trainer import train
 
 CONFIG = ModelConfig(num_layers=2, model_dim=16, num_heads=2, ffn_dim=48, sequence_length=24, moe_pattern=(False,))
 
@@ -67,9 +73,9 @@ def test_other_programs_do_not_lower_the_peak_of_this_host(monkeypatch):
     clock = iter(range(0, 100, 10))
     used = iter(range(0, 100, 10))
     times = SimpleNamespace(perf_counter=lambda: next(clock), process_time=lambda: next(used))
-    monkeypatch.setattr(chips, "time", times)
-    monkeypatch.setattr(chips, "cores_allowed", lambda: 4)
-    monkeypatch.setattr(chips, "cores_limit", lambda: limit)
+    monkeypatch.setattr(devices, "time", times)
+    monkeypatch.setattr(devices, "cores_allowed", lambda: 4)
+    monkeypatch.setattr(devices, "cores_limit", lambda: limit)
     limit = None
     assert host_matmul_flops("float32") == 2 * 1024**3 / 2.5
     clock, used, limit = iter(range(0, 100, 10)), iter(range(0, 100, 10)), 2.0
@@ -82,9 +88,11 @@ def test_the_peak_of_this_host_is_measured_before_programs_are_compiled_in_the_b
 
     def measure(dtype):
         assert dtype == jnp.float32
-        raise Measured([thread.name for thread in threading.enumerate() if thread.name.startswith("prepare")])
+        raise Measured(list(begun))
 
-    monkeypatch.setattr(step_records, "host_matmul_flops", measure)
+    begun = []
+    monkeypatch.setattr(Engine, "_prepare_next", begun.append)
+    monkeypatch.setattr(records, "host_matmul_flops", measure)
     (tmp_path / "text.txt").write_text("experts " * 400)
     experiment = Experiment(
         model=CONFIG,

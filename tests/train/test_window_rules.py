@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swift.config.experiment import parse_failures
 from swift.errors import SettingError
-from swift.mesh import MeshRow
-from swift.models import Chunks
-from swift.pipeline import Configurator, PlanSettings, survives
-from swift.schedules import Problem
+from swift.mesh.live import MeshRow
+from swift.models.cuts import Chunks
+from swift.pipeline.reconfigure.configuration import Configurator, PlanSettings, survives
+from swift.schedules.problem import Problem
 from swift.topology import Topology
-from swift.train.settings.failure_list import parse_failures
-from swift.train.window_rules import check_failures, lost_stages, window_length
+from swift.train.loop import check_failures, lost_stages, window_length
 
 THREE_BY_TWO = Topology(3, 2)
 GONE = frozenset({(0, 0), (1, 0)})

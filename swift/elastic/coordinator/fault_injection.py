@@ -3,13 +3,13 @@
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
-from swift.elastic.membership import Process
+from swift.config.experiment import parse_event, parse_rank
+from swift.elastic.membership.messages import Process
 from swift.errors import SettingError
 from swift.topology import Topology
-from swift.train.settings import parse_event, parse_rank
 
 SETTING = "--chaos"
-FAULT_KINDS = ("kill", "freeze", "hang")
+_FAULT_KINDS = ("kill", "freeze", "hang")
 """SIGKILL; SIGSTOP; an iteration that never ends while heartbeats continue."""
 _RESTART = "restart"
 _WAITS = " once prepared"
@@ -48,7 +48,7 @@ class FaultInjection:
             finished: the iteration.
             is_prepared: function that returns whether the programs for the loss of a process are prepared.
         """
-        due = [f for f in self._faults if f.kind in FAULT_KINDS and f.step <= finished and f not in self._done]
+        due = [f for f in self._faults if f.kind in _FAULT_KINDS and f.step <= finished and f not in self._done]
         due = [f for f in due if f not in self._waiting or is_prepared(f.process)]
         self._done.update(due)
         return due
@@ -95,7 +95,7 @@ def parse_chaos(
     """
     last_step = ("Experiment.num_steps - 1", num_steps - 1)
     parsed = [(text, _parse(text, topology, last_step)) for text in texts]
-    faults = [fault for _, fault in parsed if fault.kind in FAULT_KINDS]
+    faults = [fault for _, fault in parsed if fault.kind in _FAULT_KINDS]
     for text, (step, kind, process) in parsed:
         if process not in processes:
             raise SettingError(SETTING, text, "names no process: here a process is a whole worker, with all its ranks")
@@ -111,5 +111,5 @@ def parse_chaos(
 
 def _parse(text: str, topology: Topology, last_step: tuple[str, int]) -> Fault:
     event, rank = parse_rank(text.removesuffix(_WAITS))
-    step, kind, worker = parse_event(SETTING, event, (*FAULT_KINDS, _RESTART), topology, last_step)
+    step, kind, worker = parse_event(SETTING, event, (*_FAULT_KINDS, _RESTART), topology, last_step)
     return Fault(step, kind, Process(worker, rank or 0))

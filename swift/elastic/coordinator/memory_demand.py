@@ -10,19 +10,19 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from swift.elastic.elastic_ranks import ElasticSpecs, is_elastic
-from swift.elastic.membership import Process
-from swift.elastic.state import copy_shapes, remove_leftovers
-from swift.elastic.worker import NUM_SNAPSHOTS
+from swift.config.experiment import Experiment
+from swift.elastic.membership.messages import Process
+from swift.elastic.state.run_files import remove_leftovers
+from swift.elastic.state.slices import ElasticSpecs, copy_shapes, is_elastic
+from swift.elastic.worker.generation import NUM_SNAPSHOTS
 from swift.errors import SettingError
-from swift.mesh import shard_shapes
-from swift.pipeline import StepSpec
-from swift.pipeline.reconfigure import blocks_spec
-from swift.schedules.plans import BlockHolders
-from swift.train import Experiment
-from swift.train.checkpoints import split_of
+from swift.mesh.state_rows import shard_shapes
+from swift.pipeline.reconfigure.recut import blocks_spec
+from swift.pipeline.step.spec import StepSpec
+from swift.schedules.plans.normalize import BlockHolders
+from swift.train.saved_state import split_of
 
-SHARED_MEMORY = Path("/dev/shm")
+_SHARED_MEMORY = Path("/dev/shm")
 _NUM_STATES = 3
 """States that a process keeps at a time: those of the last two iterations, and one that is about to replace one."""
 
@@ -139,7 +139,7 @@ class StorageLocation(NamedTuple):
 
 
 def choose_storage(
-    demand: MemoryDemand, run_dir: Path, shared_memory: Path = SHARED_MEMORY, free: Callable[[Path], int] | None = None
+    demand: MemoryDemand, run_dir: Path, shared_memory: Path = _SHARED_MEMORY, free: Callable[[Path], int] | None = None
 ) -> StorageLocation:
     """Chooses the first directory with room: in shared memory, for temporary files, or in the run directory.
 

@@ -1,25 +1,580 @@
 """The supervisor of a run: runs it to its end, stops it in order, injects faults and keeps what could not be saved.
 
-It is a member of no generation, so any process may die. Failures are handled by the membership driver.
+It is a member of no generation, so any process may die. ``RunSpec`` has what is settled before the run begins, and
+``RunContext`` the objects that the supervisor works with.
+
+Every failure passes through ``_MembershipDriver`` once: the death of a process comes in as an event, and the commands
+of the membership go out to the survivors. All decisions are made in ``swift.elastic.membership``. ``WorkerResults``
+takes what workers report besides: records of iterations, plans, and snapshots to be saved; ``ServiceMonitor`` takes the
+answers of the two services, and ends those that are late. ``_LastIteration`` chooses where a run stops.
 """
 
 import math
 import signal
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from typing import Self
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn, Self
 
-from swift.elastic.coordinator.checkpoint_client import CHECKPOINT_SERVICE
-from swift.elastic.coordinator.fault_injection import Fault
-from swift.elastic.coordinator.membership_driver import MembershipDriver
-from swift.elastic.coordinator.run_spec import RunContext
-from swift.elastic.membership import FaultInjected, MayRestart, ProcessState, StartProcess, StopRequested
-from swift.elastic.state import DirectoryMender
-from swift.elastic.transport import Hang, Stop
+from swift.deadlines import Deadlines
+from swift.elastic.coordinator.fault_injection import Fault, FaultInjection
+from swift.elastic.coordinator.service_clients import (
+    CHECKPOINT_SERVICE,
+    COMPILE_SERVICE,
+    CheckpointClient,
+    CompileClient,
+)
+from swift.elastic.jax_group import CoordinationService
+from swift.elastic.membership.machine import Membership
+from swift.elastic.membership.messages import (
+    CheckpointsListed,
+    Command,
+    CutFound,
+    Died,
+    Enter,
+    Event,
+    FaultInjected,
+    Form,
+    GiveUp,
+    GoLive,
+    Kill,
+    LeaveOut,
+    LoadAhead,
+    MayRestart,
+    Member,
+    Message,
+    Process,
+    Ready,
+    ReshardState,
+    RestartAll,
+    Restored,
+    RestoreFailed,
+    RestoreState,
+    Retire,
+    StageLost,
+    Started,
+    StartGeneration,
+    StartProcess,
+    StopRequested,
+    StopRun,
+    Tick,
+    Woke,
+)
+from swift.elastic.membership.status import ProcessState, RecoveryPolicy
+from swift.elastic.reporting.journal import reshard_text
+from swift.elastic.reporting.reporter import Reporter
+from swift.elastic.state.run_files import DirectoryMender
+from swift.elastic.transport.children import Children
+from swift.elastic.transport.messages import (
+    NODE_UPDATES,
+    WORKER_COMMANDS,
+    WORKER_MESSAGES,
+    Begin,
+    CommandFailed,
+    CompileFailed,
+    CompileRequest,
+    CutPrepared,
+    DataUnreadable,
+    FormGroup,
+    Halt,
+    Hang,
+    KeptElsewhere,
+    NodeUpdate,
+    Planned,
+    Record,
+    Saved,
+    SnapshotKept,
+    SnapshotMissed,
+    StateRestored,
+    Stop,
+    WorkerCommand,
+    WorkerMessage,
+)
+from swift.elastic.transport.nodes import NODES
 from swift.errors import RunError
+from swift.mesh.process_group import LOOPBACK
 
-_PAUSE_S = 0.02
+_DELIVERY_S = 1.0
+"""Time limit for all members to receive a command."""
+_NUM_TIMED = 10
+"""Number of iterations whose minimum counts as the duration of one: a single one may have waited for something."""
+
+_PAUSE_S, _ASLEEP_S = 0.02, 1.0
+_NUM_LOG_LINES = 20
+_DATA_REMEDY = "once the data are repaired"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """Everything that is settled before the run begins.
+
+    Attributes:
+        processes: all processes of the run.
+        command: function that returns the command that starts a process.
+        logs: directory of the logs; a process has one log for all its incarnations.
+        deadlines: time limits.
+        policy: settings of recovery from failures.
+        faults: faults to be injected.
+        services: socket directory or address of coordination services, see ``CoordinationService``.
+    """
+
+    processes: Sequence[Process]
+    command: Callable[[Process], Sequence[str]]
+    logs: Path
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    policy: RecoveryPolicy = field(default_factory=RecoveryPolicy)
+    faults: FaultInjection = field(default_factory=FaultInjection)
+    services: Path | str = LOOPBACK
+
+    def log(self, name: str) -> Path:
+        """Path of the log of a process."""
+        return self.logs / f"{name.replace(':', '-').replace(' ', '-')}.log"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunContext:
+    """The settings and objects of a run that its supervisor works with.
+
+    Attributes:
+        spec: specification of the run.
+        children: processes that the run has started.
+        checkpoints: client of the checkpoint service.
+        programs: client of the compile service.
+        reporter: writer of the record and of the terminal.
+        mend: makes again the directories of the run that somebody has removed, see ``RunFiles``.
+    """
+
+    spec: RunSpec
+    children: Children
+    checkpoints: CheckpointClient
+    programs: CompileClient
+    reporter: Reporter
+    mend: Callable[[], bool] = lambda: False
+
+    @property
+    def remedy(self) -> str:
+        """Advice to the user of a run that has stopped."""
+        newest = self.checkpoints.newest
+        if newest is None:
+            return "there is no checkpoint; start again in another --run-dir"
+        return f"resume from the checkpoint of iteration {newest} with --resume"
+
+
+class ServiceMonitor:
+    """Takes the answers of the two services, and kills them if they are late.
+
+    Args:
+        context: objects of the run.
+
+    Attributes:
+        saved: iteration of the last checkpoint.
+        failure: report on the last save that has failed.
+    """
+
+    def __init__(self, context: RunContext):
+        self._context, self._reporter = context, context.reporter
+        self._killed: dict[Hashable, float] = {}  # services that were killed and have not died, and when
+        self.saved = 0
+        self.failure = ""
+
+    def take_checkpoint_answer(self, line: str, membership: Membership) -> Event | None:
+        """Takes an answer of the checkpoint service; returns the event that it means for the membership, if any."""
+        answer = self._context.checkpoints.take_answer(line)
+        match answer:
+            case Saved(step, seconds, path, facts):
+                self.saved = step
+                self._reporter.note("checkpoint", step, None, path=path, save_ms=1000 * seconds, **facts)
+                self._reporter.saved(step)
+            case KeptElsewhere(_, text):
+                self.failure = text
+            case StateRestored():
+                return self._restored(answer, membership)
+            case CommandFailed("save", step, why, _):
+                pause_s = self._context.checkpoints.pause_s
+                again = "" if pause_s is None else f"; trying again in {pause_s:.0f} s"
+                text = self.failure = f"the checkpoint of iteration {step} was not saved: {why}{again}"
+                self._reporter.note("checkpoint_failed", step or 0, text, error=why)
+            case CommandFailed("reshard", step, why, generation):
+                lost = f"the state after iteration {step} is lost: {why}"
+                return RestoreFailed(generation, time.monotonic(), lost)
+            case CommandFailed(_, step, why, generation):
+                which = "there is no checkpoint" if step is None else f"that of iteration {step} cannot be read"
+                lost = f"the state is lost, and {which}"
+                return RestoreFailed(generation, time.monotonic(), lost, why)
+        return None
+
+    def take_compile_answer(self, line: str, time: float) -> CutFound | None:
+        """Takes a message of the compile service, received at ``time``; returns the event that it means, if any."""
+        answer, written = self._context.programs.take_answer(line, time), self._reporter.written
+        if answer is None:
+            return None
+        if isinstance(answer, CompileFailed):
+            self._reporter.note("prepare_failed", written, answer.why, error=answer.why)
+            return None
+        failed = [f"{pipeline}:{stage}" for pipeline, stage in sorted(answer.failed)]
+        if isinstance(answer, CutPrepared):
+            held = {"cuts": answer.cut.cuts, "places": answer.cut.places}
+            more = held | {"microbatches": answer.microbatches, "gain": answer.gain}
+            self._reporter.note("prepared", written, None, failed=failed, seconds=answer.seconds, **more)
+            return CutFound(time, answer.failed, answer.cut, answer.gain, answer.most_bytes)
+        ranks = {} if answer.num_ranks is None else {"ranks": answer.num_ranks}
+        self._reporter.note("prepared", written, None, failed=failed, seconds=answer.seconds, **ranks)
+        return None
+
+    def kill_late(self, now: float) -> None:
+        """Kills services that are late, and gives up those that were killed and have not died."""
+        written, limits = self._reporter.written, self._context.spec.deadlines
+        if self._context.checkpoints.kill_if_late():
+            why = f"did not answer for {limits.saving:g} s"
+            text = f"the checkpoint service {why}: killed"
+            self._reporter.note("kill", written, text, process=CHECKPOINT_SERVICE, why=why)
+            self._killed[CHECKPOINT_SERVICE] = now
+        if self._context.programs.kill_if_silent():
+            why = "sent no heartbeat in time"
+            self._reporter.note("kill", written, None, process=COMPILE_SERVICE, why=why)
+            self._killed[COMPILE_SERVICE] = now
+        for service in [one for one, killed in self._killed.items() if now - killed > limits.dying]:
+            self._context.children.abandon(service)
+            self.died(service)
+
+    def died(self, service: Hashable) -> None:
+        """Restarts a service after its death; raises RunError if the run cannot continue without it."""
+        self._killed.pop(service, None)
+        if service == CHECKPOINT_SERVICE and not self._context.checkpoints.died():
+            why = f"the checkpoint service has died too often, see {self._context.spec.log(CHECKPOINT_SERVICE)}"
+            raise RunError(f"{why}: stopped; {self._context.remedy}")
+        if service == COMPILE_SERVICE and not self._context.programs.died():
+            log = self._context.spec.log(COMPILE_SERVICE)
+            why = f"the compile service has died too often, see {log}: no more programs are prepared"
+            self._reporter.note("prepare_failed", self._reporter.written, why, error=why)
+
+    def _restored(self, answer: StateRestored, membership: Membership) -> Restored | None:
+        stamp, facts = answer.stamp, answer.facts
+        if not membership.awaits_state(stamp.generation):
+            return None
+        if answer.is_resharded:
+            event, text = "reshard", reshard_text(facts["ranks"], facts["ranks_before"], stamp.step)
+        elif answer.is_origin:
+            event, text = "init_from", "begins with the weights of {run}, iteration {of_step}".format(**facts)
+        else:
+            event, text = "restore", f"all resume from the checkpoint of iteration {stamp.step}"
+            self._reporter.saved(stamp.step)
+        self._reporter.note(event, stamp.step, "\n".join([text, *answer.lines]), epoch=stamp.generation, **facts)
+        return Restored(stamp, time.monotonic(), self._reporter.written)
+
+
+class _LastIteration:
+    """Chooses the last iteration, once for every generation, so that all members can still stop after it."""
+
+    def __init__(self) -> None:
+        self._steps_s = deque([_DELIVERY_S], maxlen=_NUM_TIMED)  # durations of the newest iterations
+        self._halted = self._last = 0  # newest generation that was halted; its last iteration
+
+    def record(self, step_s: float) -> None:
+        """Records the duration of an iteration, in seconds."""
+        self._steps_s.append(step_s)
+
+    def halt(self, membership: Membership) -> Halt | None:
+        """Returns the command to the members of a running generation, once for each generation."""
+        generation = membership.generation
+        if (
+            generation is None
+            or generation.restoring
+            or membership.is_recovering
+            or self._halted == generation.form.number
+        ):
+            return None
+        entered = max(status.entered for status in membership.members_of(generation))
+        # So far ahead that no member is beyond it on receipt: all have to finish the same iteration.
+        self._last = entered + max(1, math.ceil(_DELIVERY_S / max(min(self._steps_s), 1e-3)))
+        self._halted = generation.form.number
+        return Halt(self._halted, self._last)
+
+    def awaited(self, membership: Membership, written: int, saved: int, *, is_busy: bool) -> str:
+        """Describes what a stopping run still waits for; empty once everything that can be saved is saved.
+
+        Args:
+            membership: present membership.
+            written: last iteration whose record is written.
+            saved: iteration of the last checkpoint.
+            is_busy: whether the checkpoint service has something to do.
+        """
+        is_saving = is_busy and not membership.is_loading
+        if membership.is_done or (self._halted and is_saving):
+            return "the checkpoint" if is_saving else ""
+        is_lost = membership.generation is None and membership.policy.recovery == "live"
+        if written <= saved or is_lost or membership.is_loading:
+            return ""
+        if self._halted == membership.last_live == membership.number:
+            return f"iteration {self._last}, which is to be the last"
+        return f"all processes to run after a failure; iteration {written} is not saved yet"
+
+
+class WorkerResults:
+    """Checks and passes on the results of workers.
+
+    Args:
+        context: objects of the run.
+
+    Attributes:
+        last_iteration: chooses the last iteration of a run that is to stop.
+        is_stopping: whether the run is to stop: what is saved from then on is saved in full.
+        unreadable: first report of data that cannot be read; from then on no generation runs iterations.
+        missed: newest report of a state of which a part could not be kept.
+    """
+
+    def __init__(self, context: RunContext):
+        self._context, self._reporter = context, context.reporter
+        self.last_iteration = _LastIteration()
+        self.is_stopping = False
+        self.unreadable: DataUnreadable | None = None
+        self.missed: SnapshotMissed | None = None
+
+    def take(self, message: WorkerMessage) -> Event | None:
+        """Takes a message of a member of the run; returns the event that it means for the membership, if any.
+
+        Raises:
+            RunError: the message ends the run.
+        """
+        if isinstance(message, Message):
+            return message
+        match message:
+            case Record(record):
+                self._take_record(record)
+            case Planned(number, facts):
+                self._reporter.plan(number, facts)
+            case SnapshotKept(_, stamp, loss):
+                if loss is not None:
+                    self._check_finite(stamp.step, loss_after=loss)
+                self._context.checkpoints.add(message, is_full=self.is_stopping)
+            case SnapshotMissed(_, stamp, why):
+                self.missed = message
+                self._reporter.note("checkpoint_failed", stamp.step, _missed_text(message), error=why)
+            case DataUnreadable():
+                return self._take_unreadable(message)
+        return None
+
+    def check_ended(self) -> None:
+        """Raises RunError if a run has ended because data could not be read, or without a part of its newest state."""
+        if self.unreadable is not None and not self.is_stopping:
+            raise self._unreadable_error(self.unreadable)
+        if self.missed is not None and self.missed.stamp.step > (self._context.checkpoints.newest or 0):
+            raise RunError(f"{_missed_text(self.missed)}: stopped; {self._context.remedy}")
+
+    def _take_record(self, record: dict[str, Any]) -> None:
+        step, flaw = record["step"], record.get("misplaced")
+        if flaw is not None:
+            self._reporter.note("misplaced", step, None, why=flaw)
+            what = f"Experiment.placement: {flaw} at iteration {step}"
+            raise RunError(f"{what}: stopped; correct the policy and {self._context.remedy}")
+        self._check_finite(step, loss=record["loss"], grad_norm=record["grad_norm"])
+        self.last_iteration.record(record["step_ms"] / 1000)
+        self._reporter.record(record)
+
+    def _check_finite(self, step: int, **measured: float) -> None:
+        """Raises RunError where a measured value of an iteration is not finite."""
+        if all(map(math.isfinite, measured.values())):
+            return
+        self._reporter.note("not_finite", step, None, **measured)
+        values = ", ".join(f"{name} = {value}" for name, value in measured.items())
+        raise RunError(f"{values} at iteration {step}: stopped; {self._context.remedy}")
+
+    def _take_unreadable(self, message: DataUnreadable) -> Ready:
+        """Has the common state saved as a checkpoint, by a new generation that runs no iteration."""
+        if self.unreadable is None:
+            self.unreadable = message
+            self._reporter.note("data_lost", self._reporter.written, message.why, error=message.why)
+        elif message.number > self.unreadable.number:  # even saving needs the data
+            raise self._unreadable_error(message)
+        return Ready(message.member, time.monotonic(), message.number)
+
+    def _unreadable_error(self, message: DataUnreadable) -> RunError:
+        return RunError(f"{message.why}: stopped; {self._context.remedy}, {_DATA_REMEDY}")
+
+
+def _missed_text(missed: SnapshotMissed) -> str:
+    where = f"{missed.member.process} cannot keep its part"
+    return f"iteration {missed.stamp.step} cannot be saved: {where}: {missed.why}"
+
+
+class _MembershipDriver:
+    """Reports events to the membership of a run, and carries out its commands.
+
+    Args:
+        context: objects of the run.
+
+    Attributes:
+        membership: present membership.
+        services: monitor of the checkpoint service and the compile service.
+        results: results that workers report.
+    """
+
+    def __init__(self, context: RunContext):
+        self._context, self._children, self._reporter = context, context.children, context.reporter
+        self._ticked = now = time.monotonic()
+        spec = context.spec
+        self.membership = Membership.of(spec.processes, spec.deadlines, now, spec.policy)
+        self.services, self.results = ServiceMonitor(context), WorkerResults(context)
+        self._coordination: list[CoordinationService] = []  # of the newest generations
+        self._held: dict[Process, Member] = {}
+
+    def close(self) -> None:
+        """Ends the coordination services."""
+        while self._coordination:
+            self._coordination.pop(0).close()
+
+    def turn(self) -> None:
+        """Reports all messages, then all deaths; then lets the membership decide, and kills late services."""
+        deaths = self._children.deaths()
+        for child, line, received in self._children.received(0.0 if deaths else _PAUSE_S):
+            self._take(child, line, received)
+        for death in deaths:
+            if isinstance(death.child, Member):
+                self.report(Died(death.child, death.time, death.why, death.is_own))
+            else:
+                self.services.died(death.child)
+        now = time.monotonic()
+        if now - self._ticked > _ASLEEP_S:
+            self.report(Woke(now))
+        self._ticked = now
+        self.report(Tick(now))
+        if now >= self.membership.holds_until:
+            self.services.kill_late(now)
+
+    def report(self, event: Event | None) -> None:
+        """Reports an event to the membership, and carries out its commands, with everything that follows from them."""
+        events = deque[Event | None]([event])
+        while events:
+            event, before = events.popleft(), self.membership
+            if event is not None:
+                self.membership, commands = before.on(event)
+                self._reporter.on(event, before, self.membership, commands)
+                events.extend([self.carry_out(command) for command in commands])
+
+    def take_from_worker(self, line: str, member: Member, received: float) -> None:
+        """Takes a message of a worker, received at this time."""
+        message = WORKER_MESSAGES.read(line, member=member, time=received)
+        status = self.membership.statuses[member.process]
+        is_member = status.member == member and status.is_alive
+        event = self.results.take(message) if is_member or isinstance(message, Message) else None
+        self.report(event)
+
+    def carry_out(self, command: Command) -> Event | None:
+        """Carries out a command of the membership.
+
+        Returns:
+            The event to report in answer, if any.
+
+        Raises:
+            RunError: the command ends the run.
+        """
+        checkpoints = self._context.checkpoints
+        match command:
+            case Form(_, members):
+                if not command.stays_connected:
+                    self._coordination.append(CoordinationService(len(members), self._context.spec.services))
+                self.send(members, FormGroup(command, self._coordination[-1].address))
+            case LoadAhead(_, members) | Enter(_, members):
+                self.send(members, command)
+            case GoLive():
+                return self._list_checkpoints()
+            case RestoreState(number):
+                checkpoints.load(number, self._processes)
+            case ReshardState(number, stamp, layout):
+                checkpoints.reshard(stamp, layout, number, self._processes)
+            case StartGeneration():
+                self._start_generation(command)
+            case StartProcess(process):
+                return self._start_process(process)
+            case Kill(member, _):
+                self._children.signal(member, signal.SIGKILL)
+            case Retire(member, _):
+                self._children.abandon(member)
+            case RestartAll():
+                for status in self.membership.statuses.values():
+                    self._children.signal(status.member, signal.SIGKILL)
+            case LeaveOut(process, _):  # reading its log here could hold up the run
+                self._reporter.show_line(f"the log of process {process} is {self._context.spec.log(str(process))}")
+            case GiveUp(process, why):
+                self._give_up(process, why)
+            case StopRun(why, remedy):
+                raise RunError(f"{why}: stopped; {remedy or self._context.remedy}")
+            case StageLost():
+                pass
+        return None
+
+    def hold_ready(self) -> None:
+        """Holds ready the process that is to follow each one, which has then imported all that it needs."""
+        spec = self._context.spec
+        for process, status in self.membership.statuses.items():
+            after = Member(process, status.member.incarnation + 1)
+            if status.is_alive and self._held.get(process) != after:
+                self._held[process] = after
+                self._children.hold(after, spec.command(process), spec.log(str(process)))
+
+    def send(self, members: Sequence[Member], command: WorkerCommand) -> None:
+        """Sends a command to members."""
+        line = WORKER_COMMANDS.line(command)
+        for member in members:
+            self._children.send(member, line)
+
+    @property
+    def _processes(self) -> list[Process]:
+        """Processes of the newest generation."""
+        assert self.membership.generation is not None
+        return [member.process for member in self.membership.generation.form.members]
+
+    def _take(self, child: object, line: str, received: float) -> None:
+        """Takes a line of any child."""
+        if isinstance(child, Member):
+            self.take_from_worker(line, child, received)
+        elif child == CHECKPOINT_SERVICE:
+            self.report(self.services.take_checkpoint_answer(line, self.membership))
+        elif child == NODES:
+            change: NodeUpdate = NODE_UPDATES.read(line)
+            text = f"node {change.node} {'has joined' if change.is_there else 'is lost'}"
+            self._reporter.note("node", self._reporter.written, text, **change._asdict())
+        else:
+            self.report(self.services.take_compile_answer(line, received))
+
+    def _list_checkpoints(self) -> CheckpointsListed:
+        # A process aborts if a service to which it is connected ends; by now all have left the earlier services.
+        while len(self._coordination) > 1:
+            self._coordination.pop(0).close()
+        checkpoints = self._context.checkpoints
+        newest, is_full = checkpoints.newest_loadable, checkpoints.newest_is_full
+        return CheckpointsListed(time.monotonic(), newest, is_full, checkpoints.is_busy, self._reporter.written)
+
+    def _start_generation(self, command: StartGeneration) -> None:
+        membership, processes = self.membership, self._processes
+        assert membership.generation is not None
+        form = membership.generation.form
+        if self.results.unreadable is not None:
+            self.send(form.members, Halt(form.number, 0))
+        self.send(form.members, command)
+        self._context.checkpoints.set_processes(processes, form.number, form.cut)
+        self._context.checkpoints.start()
+        present = {process.worker for process in processes}
+        failed = frozenset(process.worker for process in membership.processes if process.worker not in present)
+        num_ranks = len(processes) if membership.policy.is_elastic else None
+        seeks_cut = membership.moves.rule is not None
+        self._context.programs.request(CompileRequest(failed, num_ranks, form.cut, seeks_cut))
+
+    def _start_process(self, process: Process) -> Started:
+        spec, member = self._context.spec, Member(process, self.membership.statuses[process].member.incarnation + 1)
+        self._children.start(member, spec.command(process), spec.log(str(process)))
+        self.send([member], Begin(self._reporter.written))
+        return Started(member, time.monotonic())
+
+    def _give_up(self, process: Process, why: str) -> NoReturn:
+        log = self._context.spec.log(str(process))
+        if log.exists():  # it does not if the process could not even be started
+            last = log.read_text(errors="replace").splitlines()[-_NUM_LOG_LINES:]
+            self._reporter.show_line("\n".join([f"the last lines of {log}:", *last]))
+        raise RunError(f"process {process} {why}: stopped; {self._context.remedy}")
 
 
 class Supervisor:
@@ -31,7 +586,7 @@ class Supervisor:
 
     def __init__(self, context: RunContext):
         self._context, self._spec, self._reporter = context, context.spec, context.reporter
-        self._driver = MembershipDriver(context)
+        self._driver = _MembershipDriver(context)
         self._stop_by = math.inf
         self._mender = DirectoryMender(context.mend)
 

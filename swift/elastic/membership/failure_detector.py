@@ -1,6 +1,6 @@
 """Detection of failed processes by their deadlines: silent or late ones, and killed ones that do not die.
 
-The exit of a process is detected where its parent collects it, see ``swift.elastic.transport.child_processes``.
+The exit of a process is detected where its parent collects it, see ``swift.elastic.transport.children``.
 
 A process in a system call that does not return (state D) cannot be killed: after ``Deadlines.dying`` it is retired, and
 the next generation forms without it. Nothing that it may still do can harm the run:
@@ -17,9 +17,8 @@ the next generation forms without it. Nothing that it may still do can harm the 
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from swift.elastic.membership.commands import Kill
-from swift.elastic.membership.generation import Generation
-from swift.elastic.membership.run_status import ProcessState, ProcessStatus, RunStatus
+from swift.elastic.membership.messages import Kill
+from swift.elastic.membership.status import Generation, ProcessState, ProcessStatus, RunStatus
 
 
 class Stall(NamedTuple):

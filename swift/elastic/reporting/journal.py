@@ -2,13 +2,19 @@
 
 The supervisor reports each event that it gives to ``Membership.on``, with its outcome. There is no clock and no I/O
 here: all times are in seconds of the one clock of the events.
+
+A transition leads from one generation to the next, to recover from failures or to admit joiners; it is timed phase by
+phase. Lines for the terminal are short, one for each event.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any, NamedTuple
 
-from swift.elastic.membership import (
+from swift.elastic.membership.machine import Membership
+from swift.elastic.membership.messages import (
+    PHASES,
     Command,
     CutRefused,
     Died,
@@ -22,10 +28,8 @@ from swift.elastic.membership import (
     LeaveOut,
     LoadAhead,
     Member,
-    Membership,
     PhaseTimed,
     Process,
-    ProcessState,
     Ready,
     ReshardState,
     RestartAll,
@@ -36,17 +40,111 @@ from swift.elastic.membership import (
     StartProcess,
     StopRun,
 )
-from swift.elastic.reporting.event_texts import (
-    continue_text,
-    count,
-    live_text,
-    rejoin_text,
-    stage_lost_text,
-    transition_text,
-)
+from swift.elastic.membership.status import ProcessState
 from swift.elastic.reporting.goodput import CAUSES, Goodput
-from swift.elastic.reporting.recovery_timing import Failure, Transition, failure_of, recovery_figures
-from swift.schedules.plans import OWN_CUT
+from swift.schedules.plans.normalize import OWN_CUT, BlockHolders
+
+_BEFORE_LIVE = ("leave", "link", "program")
+"""``PHASES`` that precede a member's ``Formed``."""
+
+
+class Failure(NamedTuple):
+    """The failure of a member.
+
+    Attributes:
+        since: time of the failure, in seconds: the member was killed, sent its last message, or got stuck.
+        known: time of its detection, in seconds.
+        is_one_of_all: whether all members are killed together.
+    """
+
+    since: float
+    known: float
+    is_one_of_all: bool = False
+
+
+def _failure_of(member: Member, time: float, membership: Membership) -> Failure:
+    """Returns the failure of a member that ``membership`` has killed because it was silent or late."""
+    status, generation = membership.statuses[member.process], membership.generation
+    is_silent = status.state is ProcessState.STARTING or time - status.seen > membership.deadlines.heartbeat
+    return Failure(status.seen if is_silent or generation is None else generation.since, time)
+
+
+@dataclass(frozen=True)
+class _Transition:
+    """The time from the end of one generation to the first iteration of another; all times are in seconds.
+
+    Attributes:
+        since: time of the first failure, or of the admission of joiners.
+        failed: failed processes; empty if others only join.
+        known: time up to which every failure is known, or counted as undetected.
+        detection_s: duration for which a failure was undetected.
+        live_at: time at which the next generation went live; None before.
+        newest: newest iteration that any member had finished by then.
+        is_move: whether nobody joins, and members take over blocks.
+    """
+
+    since: float
+    failed: tuple[Process, ...] = ()
+    known: float = -float("inf")
+    detection_s: float = 0.0
+    live_at: float | None = None
+    newest: int = 0
+    is_move: bool = False
+
+    def after_failure(self, process: Process, failure: Failure) -> "_Transition":
+        """Returns the same with one more failure; time in which two are undetected counts once."""
+        failed, known = failure.since, failure.known
+        undetected_s = max(0.0, min(known, self.since) - failed) + max(0.0, known - max(failed, self.known))
+        return replace(
+            self,
+            since=min(self.since, failed),
+            failed=(*self.failed, process),
+            known=max(self.known, known),
+            detection_s=self.detection_s + undetected_s,
+            live_at=None,
+        )
+
+    def durations(self, phase_times: Mapping[str, float], time: float) -> dict[str, float | None]:
+        """Returns the duration until ``time``, and of each phase; None for a phase that no member has reported.
+
+        Args:
+            phase_times: longest duration that a member of the generation has reported, by phase.
+            time: when all members have finished the first iteration.
+        """
+        assert self.live_at is not None
+        explained_s = self.detection_s + sum(phase_times.get(phase, 0.0) for phase in _BEFORE_LIVE)
+        what = "recovery" if self.failed else "move" if self.is_move else "join"
+        found = {f"{what}_s": time - self.since}
+        if self.failed:
+            found["detection_s"] = self.detection_s
+        found["agreement_s"] = self.live_at - self.since - explained_s
+        phases = {f"{phase}_s": phase_times.get(phase) for phase in PHASES}
+        return {name: round(max(found_s, 0.0), 4) for name, found_s in found.items()} | phases
+
+
+def _recovery_figures(recoveries: Sequence[Mapping[str, float | None]]) -> dict[str, Any]:
+    """Summarizes the durations of recoveries.
+
+    Args:
+        recoveries: ``durations`` of each recovery.
+
+    Returns:
+        ``recovery_median_s`` and ``recovery_max_s``, None if there was none; and ``recovery_parts``, ``median_s`` and
+        ``max_s`` of each phase that was reported, by name.
+    """
+
+    def reported(phase: str) -> list[float]:
+        return [phase_s for recovery in recoveries if (phase_s := recovery[f"{phase}_s"]) is not None]
+
+    whole = reported("recovery")
+    phases = {phase: reported(phase) for phase in ("detection", "agreement", *PHASES)}
+    return {
+        "recovery_median_s": median(whole) if whole else None,
+        "recovery_max_s": max(whole, default=None),
+        "recovery_parts": {
+            phase: {"median_s": median(all_s), "max_s": max(all_s)} for phase, all_s in phases.items() if all_s
+        },
+    }
 
 
 class Note(NamedTuple):
@@ -79,8 +177,8 @@ class Journal:
         self._running: tuple[Member, ...] = ()  # members of the newest live generation
         self._base: int | None = None  # iteration after which it resumed; None: not known yet
         self._step = 0
-        self._transition: Transition | None = None  # the one that led to it, or will lead to the next one
-        self._admission: Transition | None = None  # the one to the next generation, while it still runs
+        self._transition: _Transition | None = None  # the one that led to it, or will lead to the next one
+        self._admission: _Transition | None = None  # the one to the next generation, while it still runs
         self._announced: set[Member] = set()
         self._joined: tuple[Process, ...] = ()
         self._phase_times: dict[tuple[int, str], float] = {}
@@ -113,7 +211,7 @@ class Journal:
             ``total_s``, the sum of ``startup_s``, ``useful_s``, ``detection_s``, ``reconfiguration_s``, ``rerun_s`` and
             ``waiting_s``, see ``swift.elastic.reporting.goodput.CAUSES``; ``goodput``, the useful share of it;
             ``rerun_steps``, number of iterations run again; ``num_deaths``, ``num_recoveries``, ``num_joins``,
-            ``num_moves``; and the figures of ``recovery_figures``.
+            ``num_moves``; and the figures of ``_recovery_figures``.
         """
         spent = self._goodput.seconds(time)
         total_s = sum(spent.values())
@@ -126,7 +224,7 @@ class Journal:
             "num_recoveries": len(self._recoveries),
             "num_joins": self._num_joins,
             "num_moves": self._num_moves,
-            **recovery_figures(self._recoveries),
+            **_recovery_figures(self._recoveries),
         }
 
     def _note(self, event: str, text: str | None, **fields: Any) -> Note:
@@ -167,7 +265,7 @@ class Journal:
         if before.last_live and before.generation is not None and member in before.generation.form.members:
             self._fail(member, failure, time)
             if not after.unserved_stages and not after.failed:
-                text += f"; {continue_text(len(after.present()), len(after.processes))}"
+                text += f"; {_continue_text(len(after.present()), len(after.processes))}"
         elif status.state is ProcessState.STARTING:
             text += " before it was ready"
         fields = {"process": str(process), "incarnation": member.incarnation, "why": why}
@@ -179,7 +277,7 @@ class Journal:
         self._goodput.fail(failure.since, failure.known, time)
         transition = self._transition
         if transition is None or not transition.failed:
-            transition = Transition(failure.since)
+            transition = _Transition(failure.since)
         self._transition = transition.after_failure(member.process, failure)
 
     def _on_heartbeat(self, beat: Heartbeat, after: Membership) -> list[Note]:
@@ -198,7 +296,7 @@ class Journal:
         self._transition = None
         return [self._end_transition(transition, self._base, beat)]
 
-    def _end_transition(self, transition: Transition, base: int, beat: Heartbeat) -> Note:
+    def _end_transition(self, transition: _Transition, base: int, beat: Heartbeat) -> Note:
         """Notes that all members have finished the first iteration of a generation."""
         times = {phase: seconds for (number, phase), seconds in self._phase_times.items() if number == beat.number}
         durations = transition.durations(times, beat.time)
@@ -210,7 +308,7 @@ class Journal:
             "rerun_steps": max(0, transition.newest - base),
             **durations,
         }
-        text = transition_text(transition, self._joined, self._cut, fields)
+        text = _transition_text(transition, self._joined, self._cut, fields)
         if transition.failed:
             self._recoveries.append(durations)
             return self._note("recovery", text, failed=[str(process) for process in transition.failed], **fields)
@@ -234,7 +332,7 @@ class Journal:
                 # A line left in the pipe of a dead process is received after its death: then no process is killed.
                 if not _is_to_die(member, after):
                     return []
-                self._failures[member] = failure_of(member, time, before)
+                self._failures[member] = _failure_of(member, time, before)
                 text = f"process {member.process} is killed: {why}"
                 return [self._note("kill", text, process=str(member.process), why=why)]
             case Retire(member, why):
@@ -247,7 +345,7 @@ class Journal:
                 self._failures.update(dict.fromkeys(is_dying, Failure(since, time, is_one_of_all=True)))
                 return [self._note("restart_all", f"all processes are restarted: {why}", why=why)]
             case StageLost(stages):
-                text = stage_lost_text(stages, is_one_cut=not after.policy.own_cut)
+                text = _stage_lost_text(stages, is_one_cut=not after.policy.own_cut)
                 return [self._note("stage_lost", text, stages=list(stages))]
             case LeaveOut(process, why):
                 text = f"process {process} {why}: the run continues without it"
@@ -259,13 +357,13 @@ class Journal:
     def _on_form(self, form: Form, time: float) -> Note:
         self._goodput.form(form.after, time)
         if form.after is not None or (self._admission is not None and self._admission.is_move):
-            self._admission = None if form.after is None else Transition(time, is_move=bool(form.cut))
+            self._admission = None if form.after is None else _Transition(time, is_move=bool(form.cut))
         joiners = [member for member in form.members if member.incarnation > 0 and member not in self._running]
         news = [member.process for member in joiners if member not in self._announced]
         self._announced.update(joiners)
-        text = rejoin_text(news, form.after) if news else None
+        text = _rejoin_text(news, form.after) if news else None
         if not self._running:
-            text = f"forming generation {form.number} with {count(len(form.members), 'process')}"
+            text = f"forming generation {form.number} with {_count(len(form.members), 'process')}"
         members = [str(process) for process, _ in form.members]
         return self._note("form", text, epoch=form.number, members=members, after=form.after)
 
@@ -280,7 +378,7 @@ class Journal:
         self._goodput.go_live(self._base, time)
         transition, self._admission = self._transition or self._admission, None
         self._transition = transition and replace(transition, live_at=time, newest=self._goodput.newest)
-        text = live_text(len(members), len(after.processes), self._base, is_first=is_first, has_begun=has_begun)
+        text = _live_text(len(members), len(after.processes), self._base, is_first=is_first, has_begun=has_begun)
         names_of = [str(process) for process, _ in members]
         return self._note("epoch", text, epoch=go.number, members=names_of, stamp=go.stamp and list(go.stamp))
 
@@ -288,3 +386,133 @@ class Journal:
 def _is_to_die(member: Member, membership: Membership) -> bool:
     status = membership.statuses[member.process]
     return status.member == member and status.is_dying
+
+
+def _transition_text(
+    transition: _Transition, joined: Sequence[Process], cut: BlockHolders, fields: Mapping[str, Any]
+) -> str:
+    """Formats a line on a generation that has finished its first iteration.
+
+    Args:
+        transition: transition that led to it.
+        joined: processes that were not in the generation before.
+        cut: workers that hold each block there; False: as in the run.
+        fields: fields of its note.
+    """
+    again = f", {_count(fields['rerun_steps'], 'iteration')} again" if fields["rerun_steps"] else ""
+    if transition.failed:
+        several = len(transition.failed) > 1
+        what = f"the first of {len(transition.failed)} failures" if several else "the failure"
+    elif transition.is_move:
+        what = "the decision"
+    else:
+        what = f"{_names(joined)} {'was' if len(joined) == 1 else 'were'} admitted"
+    timed = [(phase, fields.get(f"{phase}_s")) for phase in ("detection", "agreement", *PHASES)]
+    phases = ", ".join(f"{phase.replace('_', ' ')} {s:.2f}" for phase, s in timed if s and s >= 0.005)
+    whole_s = next(fields[name] for name in ("recovery_s", "join_s", "move_s") if name in fields)
+    moved = f"blocks moved among the survivors, {cut.text}: " if cut else ""
+    return (
+        f"{moved}resumed after iteration {fields['after']} with {_count(len(fields['members']), 'process')}{again}: "
+        f"{whole_s:.2f} s after {what}" + (f" ({phases})" if phases else "")
+    )
+
+
+def _rejoin_text(processes: Sequence[Process], after: int | None) -> str:
+    """Formats a line on processes that rejoin, after an iteration or at once.
+
+    >>> _rejoin_text([Process((1, 1))], 9), _rejoin_text([Process((0, 0)), Process((1, 1))], None)
+    ('process 1:1 has rejoined, admitted after iteration 9', 'processes 0:0 and 1:1 have rejoined')
+    """
+    have = "has" if len(processes) == 1 else "have"
+    return f"{_names(processes)} {have} rejoined" + ("" if after is None else f", admitted after iteration {after}")
+
+
+def _stage_lost_text(stages: Sequence[int], *, is_one_cut: bool) -> str:
+    """Formats a line on stages, or on layers where pipelines are cut differently, that no process serves any longer.
+
+    >>> _stage_lost_text([1], is_one_cut=True)
+    'stage 1 has no process left: the others wait'
+    >>> _stage_lost_text([0, 1], is_one_cut=False)
+    'layers of stages 0 and 1 have no process left: the others wait'
+    """
+    which = f"stage {stages[0]}" if len(stages) == 1 else f"stages {_listed(list(map(str, stages)))}"
+    if not is_one_cut:
+        return f"layers of {which} have no process left: the others wait"
+    return f"{which} {'has' if len(stages) == 1 else 'have'} no process left: the others wait"
+
+
+def _continue_text(num_left: int, num_processes: int) -> str:
+    """Formats a clause on the number of processes that continue.
+
+    >>> _continue_text(3, 4), _continue_text(1, 2)
+    ('3 of 4 continue', '1 of 2 continues')
+    """
+    return f"{num_left} of {num_processes} {'continues' if num_left == 1 else 'continue'}"
+
+
+def _live_text(
+    num_members: int, num_processes: int, after: int | None, *, is_first: bool, has_begun: bool = True
+) -> str | None:
+    """Formats a line on a generation that goes live; None if the line on its first iteration says more.
+
+    Args:
+        num_members: number of its members.
+        num_processes: number of processes of the run.
+        after: iteration after which it continues with a state of its members; None: they have none.
+        is_first: whether it is the first one.
+        has_begun: whether the run has done any iteration, or begun with a state that was loaded.
+
+    >>> _live_text(4, 4, None, is_first=True), _live_text(3, 4, 20, is_first=True)
+    ('running with 4 processes', 'running with 3 of 4 processes after iteration 20')
+    >>> _live_text(3, 4, None, is_first=False, has_begun=False)
+    'no iteration was done yet: starting again with the first state'
+    """
+    if is_first:
+        who = _count(num_processes, "process")
+        who = who if num_members == num_processes else f"{num_members} of {who}"
+        return f"running with {who}" + ("" if after is None else f" after iteration {after}")
+    if after is not None:
+        return None
+    if not has_begun:
+        return "no iteration was done yet: starting again with the first state"
+    return "no process has the state of some stage: going back to the newest checkpoint"
+
+
+def reshard_text(num_ranks: int, num_before: int, after: int) -> str:
+    """Formats a line on a state that was resharded.
+
+    >>> reshard_text(3, 4, 17), reshard_text(4, 4, 17)
+    ('resumed after iteration 17 on 3 ranks instead of 4', 'resumed after iteration 17 with 4 ranks')
+    """
+    if num_ranks == num_before:
+        return f"resumed after iteration {after} with {_count(num_ranks, 'rank')}"
+    return f"resumed after iteration {after} on {_count(num_ranks, 'rank')} instead of {num_before}"
+
+
+def _names(processes: Sequence[Process]) -> str:
+    """Formats the names of processes.
+
+    >>> _names([Process((1, 1))]), _names([Process((0, 0)), Process((0, 1)), Process((1, 1))])
+    ('process 1:1', 'processes 0:0, 0:1 and 1:1')
+    """
+    return ("process " if len(processes) == 1 else "processes ") + _listed(list(map(str, processes)))
+
+
+def _listed(texts: Sequence[str]) -> str:
+    """Joins texts into an enumeration.
+
+    >>> _listed(["0", "1", "2"])
+    '0, 1 and 2'
+    """
+    *head, last = texts
+    return f"{', '.join(head)} and {last}" if head else last
+
+
+def _count(number: int, noun: str) -> str:
+    """Formats a number with its noun.
+
+    >>> _count(1, "process"), _count(3, "process"), _count(2, "iteration")
+    ('1 process', '3 processes', '2 iterations')
+    """
+    plural = "" if number == 1 else "es" if noun.endswith("s") else "s"
+    return f"{number} {noun}{plural}"

@@ -1,14 +1,196 @@
-"""Reports of a run to its directory and to the terminal; callers do not wait for writes."""
+"""Reports of a run of several processes to its directory and to the terminal.
+
+``Reporter`` writes what the journal notes. ``Display`` shows events, progress and, on a terminal, every process.
+Callers send heartbeats and must not wait for a file system, so all writes are ``BackgroundCalls`` of one thread.
+"""
 
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from queue import Queue
+from types import TracebackType
+from typing import Any, Self
 
-from swift.elastic.membership import Command, Event, Membership, Process
-from swift.elastic.reporting.background_calls import BackgroundCalls
-from swift.elastic.reporting.display import Display
+from rich.console import Console, Group, RenderableType
+
+from swift.elastic.membership.machine import Membership
+from swift.elastic.membership.messages import Command, Event, Process
+from swift.elastic.membership.status import ProcessState, ProcessStatus
+from swift.elastic.reporting.goodput import CAUSES
 from swift.elastic.reporting.journal import Journal, Note
-from swift.runlog import RunDirectory, ranges_text
+from swift.runlog.files import ranges_text
+from swift.runlog.run_directory import RunDirectory
+from swift.tasks import start_thread
+from swift.terminal_table import TerminalTable
+from swift.train.display import StepTimer, Terminal, describe, progress_lines, saved_text
+
+_MAX_REDRAWS_PER_S, _MAX_WAITING = 4, 10_000
+
+
+class Display:
+    """A run's events and progress on stderr, so that stdout stays clean; a context manager.
+
+    Under the lines of the events, a terminal shows a bar, the newest iteration and a table of all processes, redrawn in
+    place. Elsewhere a plain line is printed after the first iteration and about every 10 % of them. The terminal is
+    restored however the block is left.
+
+    Args:
+        title: name of the run.
+        num_steps: last step of the run.
+        time: when the run began, in seconds of the clock of all later calls.
+        console: console to write to; stderr by default.
+        log_every: iterations between two plain lines, which a terminal then gets, too; None: see above.
+    """
+
+    def __init__(
+        self, title: str, num_steps: int, time: float, console: Console | None = None, log_every: int | None = None
+    ):
+        self._title, self._num_steps, self._start, self._now = title, num_steps, time, time
+        self._terminal = Terminal(self._draw, console, _MAX_REDRAWS_PER_S, catches_stderr=console is None)
+        self._membership: Membership | None = None
+        self._metrics: Mapping[str, Any] = {}
+        self._timer, self._step = StepTimer(num_steps, log_every), 0
+        self._shows_saved = False
+        self._newest: int | None = None
+        self._is_lined = log_every is not None
+
+    def __enter__(self) -> Self:
+        self._terminal.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._terminal.__exit__(kind, error, traceback)
+
+    def note(self, text: str, time: float) -> None:
+        """Prints permanent lines on an event at ``time``, after the seconds since the start."""
+        self._terminal.print(f"{time - self._start:7.1f} s  {text}")
+
+    def update(self, membership: Membership, time: float) -> None:
+        """Shows the processes as they are at ``time``; cheap enough to call after every change."""
+        self._membership, self._now = membership, time
+
+    def record(self, metrics: Mapping[str, Any]) -> None:
+        """Shows the newest step, timed by the last ``update``.
+
+        Args:
+            metrics: record as in ``metrics.jsonl``; a step may be repeated after a failure.
+        """
+        self._metrics, step = metrics, int(metrics["step"])
+        if step <= self._step:
+            return
+        self._step = step
+        if self._timer.passed(step, self._now) and (self._is_lined or not self._terminal.is_live):
+            counter = f"{self._title}: step {step:,}/{self._num_steps:,}"
+            self.note("  ".join(filter(None, (counter, *self._values(), self._timer.left()))), self._now)
+
+    def saved(self, newest: int | None) -> None:
+        """Shows the age of the newest checkpoint from the next step on; None: there is none yet."""
+        self._shows_saved, self._newest = True, newest
+
+    def _values(self) -> list[str]:
+        """Formats the metrics of the newest step, and the age of the newest checkpoint."""
+        return [*describe(self._metrics), saved_text(self._step, self._newest) if self._shows_saved else ""]
+
+    def _draw(self) -> RenderableType:
+        values = self._values() if self._metrics else ["waiting for the first step"]
+        elapsed = f"{self._now - self._start:7.1f} s"
+        lines = progress_lines(self._title, self._step, self._num_steps, self._timer.left(), [elapsed, *values])
+        # The table comes last: if it is higher than the terminal, its end is cut off.
+        return lines if self._membership is None else Group(lines, worker_table(self._membership))
+
+
+def worker_table(membership: Membership) -> TerminalTable:
+    """Returns a table with a row for each process: its identity, its state, and its iteration or '-'."""
+    has_ranks = any(process.rank for process in membership.processes)
+    places = ("stage", "pipeline", *["rank"] * has_ranks)
+    table = TerminalTable([*places, "state", "step", "generation", "restarts"], texts=("state",))
+    for process in sorted(membership.processes, key=lambda process: (process.worker[::-1], process.rank)):
+        (pipeline, stage), rank = process
+        status = membership.statuses[process]
+        identity = (stage, pipeline, *[rank] * has_ranks)
+        restarts = max(0, status.member.incarnation)
+        table.add_row(*map(str, identity), *_state(status, membership), str(restarts))
+    return table
+
+
+def _state(status: ProcessStatus, membership: Membership) -> tuple[str, str, str]:
+    """Returns a process's state as a word, its iteration, and its generation."""
+    word, generation = "killed" if status.is_dying else str(status.state), membership.generation
+    word = word.ljust(max(map(len, ProcessState)))  # so that the table keeps its width
+    is_finishing = (
+        generation is not None and generation.form.after is not None and status.member in generation.not_formed
+    )
+    if status.state is ProcessState.LIVE or (is_finishing and status.last_live == membership.last_live):
+        return word, str(status.entered or "-"), str(status.last_live)
+    return word, "-", str(membership.number) if status.state is ProcessState.FORMING else "-"
+
+
+def goodput_table(goodput: Mapping[str, Any]) -> RenderableType:
+    """Returns tables of the time of a run by cause, and of the durations of its recoveries.
+
+    Args:
+        goodput: figures of ``Journal.goodput``.
+    """
+    time = TerminalTable(("time", "s", "%"), texts=("time",))
+    for cause in (*CAUSES, "total"):
+        spent_s = goodput[f"{cause}_s"]
+        time.add_row(cause, f"{spent_s:,.1f}", f"{100 * spent_s / max(goodput['total_s'], 1e-9):.1f}")
+    if not goodput["num_recoveries"]:
+        return time
+    phases = f"recovery, of {goodput['num_recoveries']}"
+    recoveries = TerminalTable((phases, "median (s)", "maximum (s)"), texts=(phases,))
+    whole = {"median_s": goodput["recovery_median_s"], "max_s": goodput["recovery_max_s"]}
+    for phase, over in [*goodput["recovery_parts"].items(), ("total", whole)]:
+        recoveries.add_row(phase.replace("_", " "), f"{over['median_s']:.2f}", f"{over['max_s']:.2f}")
+    return Group(time, recoveries)
+
+
+class BackgroundCalls:
+    """Makes calls in a thread, in the order in which they are requested; a context manager.
+
+    Args:
+        max_waiting: number of calls that may wait; beyond it callers wait as well, since memory is limited.
+    """
+
+    def __init__(self, max_waiting: int = _MAX_WAITING):
+        self._calls: Queue[Callable[[], Any]] = Queue(max_waiting)
+        self._error: BaseException | None = None
+        start_thread(self._work, name="background")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._calls.join()
+        if kind is None:
+            self.raise_failed()
+
+    def call(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> None:
+        """Requests a call; raises the error of an earlier one."""
+        self.raise_failed()
+        self._calls.put(lambda: function(*arguments, **named))
+
+    def settle(self) -> None:
+        """Waits until all requested calls are made; raises the error of any."""
+        self._calls.join()
+        self.raise_failed()
+
+    def raise_failed(self) -> None:
+        """Raises the error of an earlier call, if one has failed."""
+        if self._error is not None:
+            raise self._error
+
+    def _work(self) -> None:
+        while True:
+            call = self._calls.get()
+            try:
+                if self._error is None:  # a record with a line missing in the middle would be wrong
+                    call()
+            except BaseException as error:  # also SystemExit, which would end this thread: callers would wait for ever
+                self._error = error
+            finally:
+                self._calls.task_done()
 
 
 class Reporter:

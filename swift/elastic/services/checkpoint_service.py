@@ -1,42 +1,43 @@
 """The checkpoint service: a process that writes and reads the checkpoints of a run of processes.
 
 It is a member of no generation: within one, Orbax would wait for all processes, and wait forever if one of them died.
-States pass through shared memory, see ``swift.elastic.state.shared_memory_store``, without slots, which are recomputed.
+States pass through shared memory, see ``swift.elastic.state.store``, without slots, which are recomputed.
+
+``CheckpointParts`` joins the parts that processes have kept to the state of a checkpoint, and divides one into parts.
+``Resharding`` makes the state of an elastic run fit other ranks, from what processes have handed over and from other
+copies. ``run_checkpoint_service`` runs the process.
 """
 
+import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TextIO
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
-from swift.checkpoint import (
-    Manifest,
-    RestorePlan,
-    StateSplit,
-    checkpoint_path,
-    checkpoint_steps,
-    plan_restore,
-    record_restore,
-    restore_facts,
-    restore_lines,
-    save_checkpoint,
-    save_facts,
-    set_aside_newer,
-)
-from swift.data import check_same_data
-from swift.elastic.elastic_ranks import ElasticSpecs, is_elastic
-from swift.elastic.membership import Process, Stamp, processes_of
-from swift.elastic.services.checkpoint_parts import CheckpointParts
-from swift.elastic.services.reshard_state import Resharding
-from swift.elastic.state import Handover, LedgerCounts
-from swift.elastic.transport import (
+from swift.checkpoint.inspection import restore_facts, restore_lines, save_facts
+from swift.checkpoint.manifest import Manifest, checkpoint_path, checkpoint_steps, clean_up_saves, set_aside_newer
+from swift.checkpoint.reader import RestorePlan, plan_restore, record_restore
+from swift.checkpoint.recovery import recover_ranks
+from swift.checkpoint.units import StateSplit
+from swift.checkpoint.writer import save_checkpoint
+from swift.config.experiment import Experiment
+from swift.data.loader import check_same_data
+from swift.elastic.membership.messages import Process, Stamp, have_all, processes_of, whole_workers
+from swift.elastic.state.ledger_counts import LedgerCounts
+from swift.elastic.state.run_files import RunFiles
+from swift.elastic.state.slices import ElasticSpecs, Handover, is_elastic
+from swift.elastic.state.store import SharedMemoryStore, join_parts, process_parts
+from swift.elastic.transport.messages import (
     CHECKPOINT_ANSWERS,
     CHECKPOINT_COMMANDS,
     CheckpointAnswer,
@@ -49,15 +50,212 @@ from swift.elastic.transport import (
     Saved,
     StateRestored,
 )
+from swift.elastic.worker.channel import LineWriter, configure_jax
 from swift.errors import RunError, SettingError
-from swift.pipeline import StepSpec, TrainState
-from swift.runlog import sync_record
-from swift.schedules.plans import OWN_CUT, BlockHolders
-from swift.train import Experiment, WeightSource, for_storage
-from swift.train.checkpoints import check_savable, extra_of, keep_elsewhere, ledger_after, load_state, split_of
+from swift.mesh.live import MeshRow
+from swift.mesh.state_rows import shard_shapes
+from swift.pipeline.reconfigure.recut import blocks_spec
+from swift.pipeline.reconfigure.reshard import reshape_state
+from swift.pipeline.reconfigure.transfer import move_on_host
+from swift.pipeline.state import TrainState
+from swift.pipeline.step.spec import StepSpec
+from swift.runlog.lease import writes_checkpoints
+from swift.runlog.run_directory import sync_record
+from swift.schedules.plans.normalize import OWN_CUT, BlockHolders
+from swift.topology import Worker
+from swift.train.build import for_storage
+from swift.train.initial_weights import WeightSource
+from swift.train.saved_state import check_savable, extra_of, keep_elsewhere, ledger_after, load_state, split_of
+
+_LoadUpTo = Callable[[StepSpec, int], tuple[TrainState, RestorePlan] | None]
+"""(step spec, iteration) -> state of the newest sound checkpoint up to that iteration, with its plan; or None."""
 
 _RECORD_S = 20.0
 """Time limit for the record of an iteration whose state is being saved, in seconds."""
+_ORPHANED_S = 1.0
+"""Longer than the system takes, after it has closed the files of a process, to give its children another parent."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointParts:
+    """The parts of a generation's processes.
+
+    A process has the blocks that its worker holds. In a checkpoint they are as the first pipeline is cut.
+
+    Attributes:
+        spec: step spec of the run, on the mesh of a checkpoint.
+        cut: workers that hold each block; False: as in the run.
+        snapshots: directory of the parts, see ``SharedMemoryStore``.
+        by_rank: whether a process is an expert rank, rather than a whole worker.
+        is_elastic: whether the generation has the ranks of one worker that are left, numbered anew.
+    """
+
+    spec: StepSpec
+    cut: BlockHolders
+    snapshots: Path
+    by_rank: bool
+    is_elastic: bool
+
+    def joined(self, stamp: Stamp, holders: Sequence[Process]) -> TrainState:
+        """Joins the parts that processes have kept to the state of a checkpoint, without slots.
+
+        Args:
+            stamp: stamp of the state.
+            holders: processes of whole workers that together hold every block.
+
+        Raises:
+            RunError: a part is damaged or of another state.
+            OSError: a part does not exist.
+        """
+        in_order = self._in_order(holders)
+        kept = self._on_workers(process.worker for process in in_order)
+        specs, shapes = _without_slots(kept), kept.abstract()
+        like = shard_shapes(specs, shapes, len(self._ranks(0)))
+        parts = [SharedMemoryStore(self.snapshots, process).load(stamp, like) for process in in_order]
+        return move_on_host(join_parts(specs, shapes, parts), kept, self.spec.stored)
+
+    def keep(self, host: TrainState, stamp: Stamp, processes: Sequence[Process]) -> None:
+        """Keeps every process's part of the state of a checkpoint, without slots; who holds the same gets the same.
+
+        The processes hold what the run's own cut says: a run that goes back to a checkpoint has that.
+
+        Raises:
+            OSError: a part cannot be kept.
+        """
+        worker_of = {self._holding(process): process.worker for process in reversed(processes)}
+        rows = sorted(worker_of)
+        kept = self._on_workers(worker_of[holding] for holding in rows)
+        moved = move_on_host(host, self.spec.stored, kept)
+        for nth, process in enumerate(processes):
+            ranks = self._ranks(nth if self.is_elastic else process.rank)
+            parts = process_parts(_without_slots(kept), moved, rows.index(self._holding(process)), ranks)
+            SharedMemoryStore(self.snapshots, process).save(stamp, parts)
+
+    def _holding(self, process: Process) -> int:
+        return self.spec.chunks.holding(*process.worker)
+
+    def _ranks(self, rank: int) -> Sequence[int]:
+        """Returns the expert ranks of a process."""
+        return (rank,) if self.by_rank else range(self.spec.live.num_ranks)
+
+    def _on_workers(self, workers: Iterable[Worker]) -> StepSpec:
+        """Returns the spec of the state of some workers, a row for each."""
+        rows = tuple(MeshRow(worker, worker[1]) for worker in dict.fromkeys(workers))
+        return blocks_spec(self.spec.at(replace(self.spec.live, rows=rows)), self.cut)
+
+    def _in_order(self, holders: Sequence[Process]) -> list[Process]:
+        """Sorts processes by stage, worker and rank; checks that they are whole workers with all of the state."""
+        in_order = sorted(set(holders), key=lambda process: (process.worker[1], process))
+        everyone = processes_of(self.spec.live.topology, by_rank=self.by_rank)
+        whole, chunks = whole_workers(everyone, in_order), self.spec.chunks
+        has_parts = any(process.worker not in whole for process in in_order)
+        has_all = have_all(everyone, in_order, self.cut or BlockHolders(() if chunks.are_stages else chunks.stage_DC))
+        assert len(in_order) == len(holders), f"holders are {holders}"
+        assert self.is_elastic or (has_all and not has_parts), f"holders are {holders}"
+        return in_order
+
+
+@dataclass(frozen=True)
+class Resharding:
+    """Reshards the states of an elastic run.
+
+    Attributes:
+        specs: step specs of the run.
+        handover: states and copies that processes have handed over.
+        counts: token updates of the run.
+        load_up_to: function that reads checkpoints.
+    """
+
+    specs: ElasticSpecs
+    handover: Handover
+    counts: LedgerCounts
+    load_up_to: _LoadUpTo
+
+    def reshard(self, command: Reshard) -> tuple[list[str], dict[str, Any]]:
+        """Keeps for every process of a generation its part of a state with another layout.
+
+        Returns:
+            (sources of the slices of lost ranks, in lines for the terminal; the same for the events).
+
+        Raises:
+            RunError: there is no copy of a lost rank's slices, or no part of the state.
+            OSError: a part cannot be kept.
+        """
+        stamp, layout, generation, processes = command
+        old, new = (self.specs.on(len(of)) for of in (layout.processes, processes))
+        state, slots, lost = self._joined(old, layout.processes, stamp)
+        lines, facts = list[str](), dict[str, Any]()
+        if lost:
+            split = split_of(old)
+            copies = self.handover.rank_copies(split, layout, lost, lambda step: self.counts.contained(old, step))
+            ledger, last = self.counts.so_far(old, stamp.step)
+            found = recover_ranks(
+                state,
+                slots,
+                split,
+                [(0, layout.processes.index(process)) for process in lost],
+                copies=list(copies),
+                step=stamp.step,
+                ledger=ledger,
+                stored=partial(self.load_up_to, old, stamp.step),
+                names=[process.rank for process in layout.processes],
+            )
+            state, lines, facts = found.state, found.lines, {"lost": [str(process) for process in lost], **found.facts}
+            self.counts.note_loss(found.ledger, last)
+        host = reshape_state(state, old, new)
+        for rank, process in enumerate(processes):
+            parts = process_parts(_without_slots(new), host, process.worker[1], [rank])
+            self.handover.parts(process).save(Stamp(generation, stamp.step), parts)
+        slots_before, slots_now = old.experts.slots_per_rank, new.experts.slots_per_rank
+        if slots_before != slots_now:
+            lines.append(f"each rank now has {slots_now} slots instead of {slots_before}")
+        return lines, facts | {"ranks": len(processes), "ranks_before": len(layout.processes)}
+
+    def rehearse(self, num_ranks: int) -> None:
+        """Compiles the placement of experts on ``num_ranks`` ranks, so that no process has to wait for it later."""
+        spec = self.specs.on(num_ranks)
+        layers, classes, slots = spec.num_moe_layers, spec.experts.num_classes, spec.experts.slots_per_rank
+        if layers:
+            placement, policy = spec.policy.init(layers, classes, num_ranks, slots)
+            spec.policy(jnp.ones((layers, classes), jnp.int32), placement, policy)
+
+    def _joined(
+        self, old: StepSpec, processes: Sequence[Process], stamp: Stamp
+    ) -> tuple[TrainState, dict[str, np.ndarray] | None, list[Process]]:
+        """Returns the state and the slots from the parts there are, and the processes whose parts are lost.
+
+        The values in the place of lost parts are arbitrary.
+        """
+        parts = [self._part(old, process, stamp) for process in processes]
+        lost = [process for process, part in zip(processes, parts, strict=True) if part is None]
+        found = [part for part in parts if part is not None]
+        if not found:
+            raise RunError(f"nothing is left of the state after iteration {stamp.step}")
+        has_slots = all(part.slots for part in found)
+        if not has_slots:
+            found = [replace(part, slots={}) for part in found]
+        specs = old.specs if has_slots else _without_slots(old)
+        given = iter(found)
+        parts = [found[0] if part is None else next(given) for part in parts]
+        state = join_parts(specs, old.abstract(with_slots=has_slots), parts)
+        return replace(state, slots={}), state.slots or None, lost
+
+    def _part(self, old: StepSpec, process: Process, stamp: Stamp) -> TrainState | None:
+        """Returns the part that a process handed over or was to resume from; None if there is no sound one."""
+        for store, specs, shapes in (
+            (self.handover.states(process), old.specs, old.abstract(with_slots=True)),
+            (self.handover.parts(process), _without_slots(old), old.abstract()),
+        ):
+            if stamp in store.stamps():
+                try:
+                    return store.load(stamp, shard_shapes(specs, shapes, num_devices=1))
+                except RunError as error:
+                    print(f"passed over: {error}", file=sys.stderr)
+        return None
+
+
+def _without_slots(spec: StepSpec) -> TrainState:
+    return replace(spec.specs, slots={})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,3 +483,73 @@ class CheckpointService:
             return CommandFailed("reshard", command.stamp.step, why, command.generation)
         *_, newest = None, *self._steps
         return CommandFailed("load", newest if command.step is None else command.step, why, command.generation)
+
+
+class Leaving:
+    """The end of a service's process, after the last command or where nobody reads its answers any longer.
+
+    If its supervisor was killed it removes the memory of the run: members do so, too, but the end of their coordination
+    service, which is in the supervisor, may end them before they can.
+
+    Args:
+        scratch: files that the processes of the run share.
+    """
+
+    def __init__(self, scratch: RunFiles):
+        self._scratch, self._supervisor, self._lock = scratch, os.getppid(), threading.Lock()
+
+    def __call__(self) -> NoReturn:
+        """Ends this process."""
+        with self._lock:  # another thread that finds the same must not end the process in the midst of it
+            deadline = time.monotonic() + _ORPHANED_S
+            while os.getppid() == self._supervisor and time.monotonic() < deadline:
+                time.sleep(0.01)
+            if os.getppid() != self._supervisor:
+                self._scratch.remove()
+            os._exit(0)  # a regular exit would wait for threads of a failed save, which Orbax leaves behind for minutes
+
+
+def run_checkpoint_service(
+    experiment: Experiment,
+    run_dir: Path,
+    scratch: RunFiles,
+    commands: TextIO,
+    *,
+    by_rank: bool,
+    init_from: WeightSource | None = None,
+) -> NoReturn:
+    """Runs the process: carries out commands, and answers on standard output.
+
+    Both are lines of ``swift.elastic.transport.messages``. The process ends after the last command. JAX must
+    not have started.
+
+    Args:
+        experiment: settings of the run.
+        run_dir: run directory.
+        scratch: files that the processes of the run share.
+        commands: stream of commands.
+        by_rank: whether a process is an expert rank, rather than a whole worker.
+        init_from: run whose weights this one begins with; None: it draws its own.
+    """
+    leave = Leaving(scratch)
+    output = LineWriter(leave)
+    configure_jax(experiment, num_devices=1)
+    service = CheckpointService(
+        experiment=experiment,
+        checkpoints=run_dir / "checkpoints",
+        snapshots=scratch.snapshots,
+        by_rank=by_rank,
+        data=scratch.data(),
+        handed_over=scratch.handed_over,
+        init_from=init_from,
+    )
+    try:
+        with writes_checkpoints(run_dir):
+            clean_up_saves(service.checkpoints)
+            service.rehearse()
+            service.serve(commands, output.write)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    sys.stdout.flush()
+    leave()

@@ -2,8 +2,8 @@
 
 It receives the failure set, and prepares the programs of the present configuration and of those after one more failure
 or return: it puts them into the run's executable cache, where the processes look first. To compile for a group, it
-poses as each group in turn, see ``swift.elastic.compile_only_group``. If it dies nothing is lost, since processes then
-compile for themselves. So it is the only process that may trim executables.
+poses as each group in turn, see ``swift.elastic.jax_group``. If it dies nothing is lost, since processes then
+compile for themselves.
 """
 
 import ctypes
@@ -20,10 +20,10 @@ import jax
 import numpy as np
 from jax.extend.backend import clear_backends
 
-from swift.elastic.compile_only_group import CompileOnlyGroup
-from swift.elastic.elastic_ranks import ElasticSpecs
-from swift.elastic.state import compiled_neighbour, neighbour_key
-from swift.elastic.transport import (
+from swift.config.experiment import Experiment
+from swift.elastic.jax_group import CompileOnlyGroup
+from swift.elastic.state.slices import ElasticSpecs, compiled_neighbour, neighbour_key
+from swift.elastic.transport.messages import (
     COMPILE_ANSWERS,
     COMPILE_REQUESTS,
     Alive,
@@ -32,24 +32,18 @@ from swift.elastic.transport import (
     CutPrepared,
     Prepared,
 )
-from swift.elastic.worker import LineWriter, configure_jax
+from swift.elastic.worker.channel import LineWriter, configure_jax
 from swift.errors import RunError
-from swift.pipeline import BetterCut, Configuration, Cuts, Plan, Recut, Steps, StepSpec, neighbours
-from swift.pipeline.reconfigure import (
-    ExecutableCache,
-    StepKind,
-    blocks_spec,
-    compiled_share,
-    compiled_slots,
-    program_key,
-    share_key,
-    slots_key,
-)
-from swift.schedules.plans import OWN_CUT, BlockHolders
+from swift.pipeline.reconfigure.compiled_steps import StepKind, Steps, program_key
+from swift.pipeline.reconfigure.configuration import Configuration, Plan, neighbours
+from swift.pipeline.reconfigure.executables import ExecutableCache, compiled_slots, slots_key
+from swift.pipeline.reconfigure.recut import BetterCut, Cuts, Recut, blocks_spec
+from swift.pipeline.reconfigure.transfer import compiled_share, share_key
+from swift.pipeline.step.spec import StepSpec
+from swift.schedules.plans.normalize import OWN_CUT, BlockHolders
 from swift.tasks import start_thread
 from swift.topology import Worker
-from swift.train import Experiment
-from swift.train.checkpoints import split_of
+from swift.train.saved_state import split_of
 
 
 class CompileJob(NamedTuple):

@@ -12,13 +12,15 @@ from pathlib import Path
 
 import numpy as np
 
-from swift.checkpoint import Ledger, Tally, checkpoint_path, checkpoint_steps, read_manifest
-from swift.elastic.state.disk_spill import remove_with_spill, write_or_spill
+from swift.checkpoint.manifest import Ledger, checkpoint_path, checkpoint_steps, read_manifest
+from swift.checkpoint.selection import Tally
+from swift.config.experiment import Experiment
+from swift.elastic.state.store import remove_with_spill, write_or_spill
 from swift.errors import SettingError
-from swift.pipeline import StepSpec
-from swift.runlog import CLASS_COUNTS, METRICS, ClassCounts, lines_from_end, parse_object
-from swift.train import Experiment
-from swift.train.checkpoints import first_ledger, ledger_for, split_of
+from swift.pipeline.step.spec import StepSpec
+from swift.runlog.expert_counts import CLASS_COUNTS, ClassCounts
+from swift.runlog.files import METRICS, lines_from_end, parse_object
+from swift.train.saved_state import first_ledger, ledger_for, split_of
 
 _PAUSE_S = 0.05
 

@@ -14,9 +14,10 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 from swift.deadlines import Deadlines
-from swift.elastic.state import DirectoryMender, node_memory
-from swift.elastic.transport.child_processes import LocalChildren, ReceivedLine
-from swift.elastic.transport.node_messages import (
+from swift.elastic.state.run_files import DirectoryMender, node_memory
+from swift.elastic.transport.children import LocalChildren, ReceivedLine
+from swift.elastic.transport.connections import NodeConnection, Rendezvous, check_network
+from swift.elastic.transport.messages import (
     NODE_MESSAGES,
     ChildDied,
     ChildSent,
@@ -28,9 +29,9 @@ from swift.elastic.transport.node_messages import (
     SignalChild,
     StartChild,
 )
-from swift.elastic.transport.rendezvous import NodeConnection, Rendezvous, check_network
 from swift.errors import RunError, SettingError
-from swift.runlog import SUMMARY, last_beat
+from swift.runlog.lease import last_beat
+from swift.runlog.reading import SUMMARY
 from swift.tasks import start_thread
 
 _FIRST = "first node"

@@ -3,19 +3,32 @@
 Between two generations its part of the state is in shared memory, once for each of the last two iterations, since
 another process may not have finished the last one. Devices, with all that is on them, outlive a generation only where
 its members stay connected, as blocks move; programs come from the run's executable cache.
+
+``WorkerSpec`` has the settings of a process and the stores that it shares with others. ``GroupWaits`` has its waits for
+other members of its group, which end once another generation is to be formed at once.
 """
 
 import gc
+import math
+import os
 import sys
-from dataclasses import replace
-from typing import TextIO
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import NoReturn, TextIO
 
 import jax
 from jax.extend.backend import clear_backends
 
-from swift.data import DataError, check_same_data
-from swift.elastic.jax_group import is_aborted
-from swift.elastic.membership import (
+from swift.config.experiment import Experiment
+from swift.data.loader import check_same_data
+from swift.data.sources import DataError
+from swift.deadlines import Deadlines
+from swift.elastic.accelerators import AcceleratorGroup, MemberDevices, await_deaths
+from swift.elastic.jax_group import JaxGroup, is_aborted
+from swift.elastic.membership.messages import (
     CutRefused,
     Departed,
     Form,
@@ -28,25 +41,160 @@ from swift.elastic.membership import (
     processes_of,
     whole_workers,
 )
-from swift.elastic.state import Handover, NeighbourCopies
-from swift.elastic.transport import DataUnreadable, FormGroup
-from swift.elastic.worker.control_channel import CommandListener, ControlChannel
-from swift.elastic.worker.generation_programs import AheadLoader, GenerationPrograms
-from swift.elastic.worker.generation_run import GenerationRun, GenerationStates, run_generation
-from swift.elastic.worker.group_waits import GroupWaits
-from swift.elastic.worker.kept_states import KeptStates
-from swift.elastic.worker.worker_spec import CONNECT_S, WorkerSpec
+from swift.elastic.state.run_files import RunFiles
+from swift.elastic.state.slices import ElasticSpecs, Handover, NeighbourCopies, SliceCopies, is_elastic
+from swift.elastic.state.store import SharedMemoryStore
+from swift.elastic.transport.messages import DataUnreadable, FormGroup
+from swift.elastic.worker.channel import CommandListener, ControlChannel
+from swift.elastic.worker.generation import (
+    AheadLoader,
+    GenerationPrograms,
+    GenerationRun,
+    GenerationStates,
+    KeptStates,
+    run_generation,
+)
 from swift.errors import RunError
-from swift.mesh import own_row, place_shards, shard_shapes
-from swift.pipeline import Configuration, Cuts, Steps, StepSpec, TrainState, UnknownCut
-from swift.pipeline.reconfigure import blocks_spec, compiled_init, compiled_slots
-from swift.schedules.plans import BlockHolders
-from swift.train.checkpoints import split_of
+from swift.mesh.live import own_row
+from swift.mesh.state_rows import place_shards, shard_shapes
+from swift.pipeline.reconfigure.compiled_steps import Steps
+from swift.pipeline.reconfigure.configuration import Configuration
+from swift.pipeline.reconfigure.executables import ExecutableCache, compiled_init, compiled_slots
+from swift.pipeline.reconfigure.recut import Cuts, UnknownCut, blocks_spec
+from swift.pipeline.state import TrainState
+from swift.pipeline.step.spec import StepSpec
+from swift.schedules.plans.normalize import BlockHolders
+from swift.train.saved_state import split_of
 
+_EXIT_GONE, _EXIT_STUCK = 70, 71
+"""Exit codes of a process whose supervisor is gone, and of one that could not be brought out of a generation."""
+_CONNECT_S = 10
+"""Seconds in which all processes of a generation on CPUs have to connect."""
+_CONNECT_FACTOR = 2
+"""Time in which all processes have to have their accelerators, as a multiple of ``Deadlines.forming``. The supervisor
+acts on that; a process that gave up before would take the blame for another whose device does not answer."""
 _GRACE_S = 5.0
 """Time that a worker that cannot continue waits for a new generation before it asks for one: deaths are found first."""
 _STUCK_S, _STUCK_FACTOR = 5.0, 3.0
 """Time limit of a program to end once it is aborted, in seconds and as a multiple of its usual duration."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSpec:
+    """Specification of a worker process.
+
+    Attributes:
+        experiment: settings of the run.
+        process: identity of this process in the run.
+        by_rank: whether each expert rank has a process.
+        scratch: files that it shares with the others.
+        copy_every: iterations between copies of its state that its next incarnation finds; 0: none are made.
+        devices: accelerators that it holds; None: it computes on the CPU.
+        forming_s: the run's ``Deadlines.forming``, in seconds.
+    """
+
+    experiment: Experiment
+    process: Process
+    by_rank: bool
+    scratch: RunFiles
+    copy_every: int = 0
+    devices: MemberDevices | None = None
+    forming_s: float = Deadlines.forming
+    _ending: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    def gone(self) -> NoReturn:
+        """Ends the process, whose supervisor is gone, after removing the shared files."""
+        with self._ending:  # a second thread that detects it must not exit while the first is still removing
+            self.scratch.remove()
+            os._exit(_EXIT_GONE)
+
+    def group(self, address: str, index: int, num_processes: int) -> JaxGroup:
+        """Makes the process's side of a generation's group, to be joined; see ``JaxGroup``."""
+        if self.devices is None:
+            return JaxGroup(address, index, num_processes, _CONNECT_S)
+        timeout_s = math.ceil(_CONNECT_FACTOR * self.forming_s)
+        return AcceleratorGroup(self.devices, address, index, num_processes, timeout_s)
+
+    def programs(self) -> ExecutableCache:
+        """Cache of compiled programs."""
+        if self.devices is None:
+            return ExecutableCache(self.scratch.programs)
+        # The compilers of a group of GPUs share the search for the fastest kernels, and so work at the same time.
+        return ExecutableCache(self.scratch.programs, patience_s=0)
+
+    def step_specs(self) -> ElasticSpecs:
+        """Step specs of the run, with the kernel of attention for the devices of this process."""
+        return ElasticSpecs(self.experiment, None if self.devices is None else self.devices.platform)
+
+    def states(self) -> SharedMemoryStore:
+        """Store of whole states, between two generations."""
+        return SharedMemoryStore(self.scratch.states, self.process)
+
+    def snapshots(self) -> SharedMemoryStore:
+        """Store of states without slots that are to be saved, or were restored."""
+        return SharedMemoryStore(self.scratch.snapshots, self.process)
+
+    def copies(self) -> SliceCopies:
+        """Copies of other ranks' slices."""
+        return SliceCopies(self.scratch.copies)
+
+    @property
+    def is_elastic(self) -> bool:
+        """Returns whether the run can continue on any ranks, see ``swift.elastic.membership.machine``."""
+        return is_elastic(self.experiment, by_rank=self.by_rank)
+
+    def await_deaths(self, error: Exception) -> None:
+        """Waits before an error ends the process, if it may be the death of another one, see ``accelerators``."""
+        if self.devices is not None:
+            await_deaths(error)
+
+
+class GroupWaits:
+    """The group of which this process is a member, and the time limit for its main thread to react to an abort.
+
+    Args:
+        keep: function that keeps the states of this process, called before it ends.
+
+    Attributes:
+        number: generation that the main thread forms or runs.
+        group: group of that generation, or of the one before until the main thread has left it; None: there is none.
+    """
+
+    def __init__(self, keep: Callable[[], None]):
+        self._keep = keep
+        self._limit_s: float | None = None
+        self.number = 0
+        self.group: JaxGroup | None = None
+
+    @contextmanager
+    def abortable(self, limit_s: float) -> Iterator[None]:
+        """Context of calls that no signal interrupts: once aborted they end in ``limit_s``, or the process does."""
+        self._limit_s = limit_s
+        try:
+            yield
+        finally:
+            self._limit_s = None
+
+    def aborter(self, number: int) -> Callable[[], None]:
+        """Returns the function that aborts the collectives of generations before this one, see ``CommandListener``."""
+        begun = time.monotonic()
+
+        def abort() -> None:
+            # Read anew each time, as the main thread may only now connect; and before the number, which is then its own
+            # or a later one's.
+            group, limit_s = self.group, self._limit_s
+            if self.number >= number:
+                return
+            if group is not None:
+                group.abort()
+            if limit_s is not None and time.monotonic() - begun > limit_s:
+                # A connection that broke during a send may never be reported (see JaxGroup.abort), and nothing
+                # interrupts the creation of a backend. The next incarnation of this process finds the state.
+                print(f"cannot be aborted for {limit_s:g} s: this process ends", file=sys.stderr, flush=True)
+                self._keep()
+                os._exit(_EXIT_STUCK)
+
+        return abort
 
 
 class WorkerProcess:
@@ -222,7 +370,7 @@ class WorkerProcess:
                 per_worker = topology.num_expert_ranks // self._num_devices
                 rank = processes.index(process) if self._worker_spec.is_elastic else process.rank
                 index = configuration.device_rows[row] * per_worker + rank
-                with self._waits.abortable(CONNECT_S + _STUCK_S):
+                with self._waits.abortable(_CONNECT_S + _STUCK_S):
                     num_processes = len(configuration.rows) * per_worker
                     self._waits.group = self._worker_spec.group(command.address, index, num_processes)
                     self._waits.group.join()

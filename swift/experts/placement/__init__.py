@@ -1,27 +1,60 @@
 """Expert placement: which expert each slot of each rank holds, decided every iteration from popularity.
 
-``policy`` defines the interface and what policies share; ``static``, ``symi``, ``flexmoe``, ``minmax`` and ``packed``
-are the policies; ``trial`` checks a user's policy before a run. ``library`` has all of it for use without a trainer,
-with numpy arrays.
+``policy`` defines the interface, what policies share and the static one; ``symi``, ``flexmoe`` and ``packed`` have the
+others. ``replicas`` counts and lays out replicas, and ``trial`` checks a user's policy before a run. ``library`` has
+all of it for use without a trainer, with numpy arrays.
 """
 
-from swift.experts.placement.flexmoe import FlexMoE, FlexMoEState
-from swift.experts.placement.library import check_loads, place_experts, rank_loads, split_tokens
-from swift.experts.placement.minmax import MinMax
-from swift.experts.placement.packed import Packed
-from swift.experts.placement.policy import (
-    PlacementPolicy,
-    PolicyState,
-    check_slots,
-    place_contiguously,
-    uniform_placement,
-)
-from swift.experts.placement.replicas import changed_slots, contiguous, load_imbalance, replica_counts
-from swift.experts.placement.soundness import unsound, unsound_placement
-from swift.experts.placement.static import Static
-from swift.experts.placement.symi import Symi
-from swift.experts.placement.trial import try_policy
+from typing import TYPE_CHECKING
 
+from swift.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from swift.experts.placement.flexmoe import FlexMoE, FlexMoEState
+    from swift.experts.placement.library import check_loads, place_experts, rank_loads, split_tokens
+    from swift.experts.placement.packed import MinMax, Packed
+    from swift.experts.placement.policy import (
+        PlacementPolicy,
+        PolicyState,
+        Static,
+        check_slots,
+        place_contiguously,
+        uniform_placement,
+    )
+    from swift.experts.placement.replicas import (
+        changed_slots,
+        contiguous,
+        load_imbalance,
+        replica_counts,
+        unsound,
+        unsound_placement,
+    )
+    from swift.experts.placement.symi import Symi
+    from swift.experts.placement.trial import try_policy
+
+_MODULES = {
+    "swift.experts.placement.flexmoe": ["FlexMoE", "FlexMoEState"],
+    "swift.experts.placement.library": ["check_loads", "place_experts", "rank_loads", "split_tokens"],
+    "swift.experts.placement.packed": ["MinMax", "Packed"],
+    "swift.experts.placement.policy": [
+        "PlacementPolicy",
+        "PolicyState",
+        "Static",
+        "check_slots",
+        "place_contiguously",
+        "uniform_placement",
+    ],
+    "swift.experts.placement.replicas": [
+        "changed_slots",
+        "contiguous",
+        "load_imbalance",
+        "replica_counts",
+        "unsound",
+        "unsound_placement",
+    ],
+    "swift.experts.placement.symi": ["Symi"],
+    "swift.experts.placement.trial": ["try_policy"],
+}
 __all__ = [
     "FlexMoE",
     "FlexMoEState",
@@ -46,3 +79,6 @@ __all__ = [
     "unsound",
     "unsound_placement",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(__name__, _MODULES)

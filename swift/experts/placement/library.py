@@ -18,9 +18,10 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from swift.errors import LEAST_NUMBER, MOST_NUMBER, SettingError
+from swift.experts.capacity.balanced_flow import Holders, balance
+from swift.experts.capacity.token_split import by_source
 from swift.experts.placement.packed import Packed
 from swift.experts.placement.policy import PlacementPolicy, PolicyState
-from swift.experts.rank_capacity import Holders, balance, by_source
 
 _MOST = 1 << 29
 """Largest sum of loads that programs compute with; larger ones, and fractions, are scaled to it."""

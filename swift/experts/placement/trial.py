@@ -16,7 +16,7 @@ import numpy as np
 
 from swift.errors import SettingError, error_line
 from swift.experts.placement.policy import PlacementPolicy
-from swift.experts.placement.soundness import unsound_placement
+from swift.experts.placement.replicas import unsound_placement
 
 _TRACED = (
     "needs a number where JAX has none yet, since it traces the policy before there is a load: "

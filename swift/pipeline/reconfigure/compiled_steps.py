@@ -13,26 +13,24 @@ import numpy as np
 from jax.stages import Compiled, Lowered, Wrapped
 from jaxtyping import Bool
 
-from swift.data import Batch
-from swift.mesh import RANKED, REPLICATED, SHARED, ProgramMemory, own_row
-from swift.pipeline.reconfigure.executable_cache import ExecutableCache
-from swift.pipeline.reconfigure.failure_config import Configuration, Plan, batch_of_rows
-from swift.pipeline.runtime import (
-    DeviceBatch,
-    StepSpec,
-    Sums,
-    TrainState,
-    barrier_step,
-    by_iteration,
-    evaluation_step,
+from swift.data.windows import Batch
+from swift.mesh.devices import ProgramMemory
+from swift.mesh.live import own_row
+from swift.mesh.per_rank import RANKED, REPLICATED, SHARED
+from swift.pipeline.reconfigure.configuration import Configuration, Plan, batch_of_rows
+from swift.pipeline.reconfigure.executables import ExecutableCache
+from swift.pipeline.state import DeviceBatch, TrainState
+from swift.pipeline.step.metrics import Sums, by_iteration
+from swift.pipeline.step.single_worker import (
     sequences_per_rank,
     single_worker_batch,
     single_worker_evaluation,
     single_worker_step,
-    table_arrays,
-    window_step,
 )
-from swift.schedules import TickTable
+from swift.pipeline.step.spec import StepSpec
+from swift.pipeline.step.tick_arrays import table_arrays
+from swift.pipeline.step.train_step import barrier_step, evaluation_step, window_step
+from swift.schedules.lowering.tick_table import TickTable
 
 StepKind = Literal["window", "single", "evaluate"]
 

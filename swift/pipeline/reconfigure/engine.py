@@ -11,16 +11,16 @@ from typing import Literal, Self
 
 import jax
 
-from swift.data import Batch
-from swift.models import Chunks
-from swift.pipeline.reconfigure.block_sharing import move_between_processes
+from swift.data.windows import Batch
+from swift.models.cuts import Chunks
 from swift.pipeline.reconfigure.compiled_steps import Steps, WindowResult
-from swift.pipeline.reconfigure.cuts import Cuts
-from swift.pipeline.reconfigure.failure_config import Configuration, PlanSettings, neighbours
-from swift.pipeline.reconfigure.recut import BetterCut, Recut, check_recut
-from swift.pipeline.reconfigure.state_move import StateMove
-from swift.pipeline.runtime import DeviceBatch, StepSpec, Sums, TrainState
-from swift.schedules import FAULT_FREE
+from swift.pipeline.reconfigure.configuration import Configuration, PlanSettings, neighbours
+from swift.pipeline.reconfigure.recut import BetterCut, Cuts, Recut, check_recut
+from swift.pipeline.reconfigure.transfer import StateMove, move_between_processes
+from swift.pipeline.state import DeviceBatch, TrainState
+from swift.pipeline.step.metrics import Sums
+from swift.pipeline.step.spec import StepSpec
+from swift.schedules.planners.names import FAULT_FREE
 from swift.tasks import one_thread
 from swift.topology import Worker
 

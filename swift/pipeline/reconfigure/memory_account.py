@@ -6,8 +6,9 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
-from swift.mesh import ProgramMemory
-from swift.pipeline.runtime import EMBEDDING_AND_HEAD, StepSpec
+from swift.mesh.devices import ProgramMemory
+from swift.pipeline.state import EMBEDDING_AND_HEAD
+from swift.pipeline.step.spec import StepSpec
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from swift.experts import Decoupled, Layout
-from swift.mesh import storage_mesh
-from swift.models import GPT, RowShares, make_cut
-from swift.pipeline.runtime import EMBEDDING_AND_HEAD, StepSpec, TrainState
+from swift.experts.state_layouts import Decoupled, Layout
+from swift.mesh.live import storage_mesh
+from swift.models.cuts import make_cut
+from swift.models.gpt import GPT
+from swift.models.vocabulary.layouts import RowShares
+from swift.pipeline.state import EMBEDDING_AND_HEAD, TrainState
+from swift.pipeline.step.spec import StepSpec
 from swift.topology import Topology
 
 

@@ -1,14 +1,6 @@
 """The backward pass split into input gradient B and weight gradient W.
 
-A stage's jaxpr, which equations belong to F, B and W, and the smallest set of values to keep between them.
+``split`` traces a stage and its gradient as one jaxpr and makes three functions of it; ``partition`` assigns its
+equations to F, B and W so that the fewest bytes are kept between them; ``equations`` inlines, chooses, runs and counts
+equations.
 """
-
-from swift.pipeline.split_backward.flops import dot_bytes, dot_flops
-from swift.pipeline.split_backward.split import SplitStage, split
-
-__all__ = [
-    "SplitStage",
-    "dot_bytes",
-    "dot_flops",
-    "split",
-]

@@ -3,15 +3,16 @@
 Equations are costly (matmuls, collectives, loops, sorts) or cheap (elementwise, reductions, gathers, changes of shape).
 The rule: a costly equation runs once, and under that condition as few bytes as possible are kept. So a value may be
 recomputed from others that are kept, but by cheap equations only: a GELU's output from its input, which B needs anyway.
-That takes two minimum cuts: through the values between B and W, then through those between F and both. Values that
-depend on parameters and extras alone are recomputed wherever they are read, and the gradient of a norm, a short vector,
-belongs to B.
+That takes two minimum vertex cuts: through the values between B and W, then through those between F and both. Values
+that depend on parameters and extras alone are recomputed wherever they are read, and the gradient of a norm, a short
+vector, belongs to B.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from jax.extend.core import JaxprEqn, Var, jaxprs_in_params
 
@@ -23,7 +24,6 @@ from swift.pipeline.split_backward.equations import (
     num_bytes,
     variables,
 )
-from swift.pipeline.split_backward.min_cut import minimum_cut
 
 # Loops, branches, scatters and kernels are costly, too: they are recognized by the jaxpr in their parameters.
 _COSTLY = frozenset(
@@ -35,6 +35,9 @@ _COSTLY = frozenset(
         *CUDNN_ATTENTION,
     }
 )
+_Node = TypeVar("_Node", bound=Hashable)
+_SOURCE, _SINK = "source", "sink"
+"""The ends of the graph that is cut, before all sources and after all sinks."""
 
 
 @dataclass(frozen=True)
@@ -153,3 +156,75 @@ def _cut(
     edges = [(a, b) for e in equations for a in variables(e.invars) if a in weights for b in e.outvars]
     sinks = {var for var in variables(sinks) if var in weights}
     return tuple(minimum_cut(weights, edges, dict.fromkeys(sources), sinks))
+
+
+def minimum_cut(
+    weights: Mapping[_Node, float],
+    edges: Iterable[tuple[_Node, _Node]],
+    sources: Collection[_Node],
+    sinks: Collection[_Node],
+) -> list[_Node]:
+    """The nodes of least total weight without which no path leads from a source to a sink.
+
+    Max-flow by shortest augmenting paths (Edmonds and Karp) on the graph with every node split into an entry and an
+    exit. Among cuts of equal weight it is the one nearest to the sinks.
+
+    Args:
+        weights: positive weight of every node; infinite for one that may not be cut.
+        edges: pairs (from, to).
+        sources: nodes where paths begin; may be cut.
+        sinks: nodes where paths end; may be cut.
+
+    Returns:
+        The nodes of the cut, in the order of ``weights``.
+
+    >>> minimum_cut({"x": 4, "a": 1, "b": 2, "y": 4}, [("x", "a"), ("x", "b"), ("a", "y"), ("b", "y")], ["x"], ["y"])
+    ['a', 'b']
+    """
+    room: dict = defaultdict(lambda: defaultdict(float))  # residual capacity of every arc
+    for node, weight in weights.items():
+        room[node, "in"][node, "out"] = weight
+    arcs: list[tuple] = [((a, "out"), (b, "in")) for a, b in edges]
+    arcs += [(_SOURCE, (node, "in")) for node in sources] + [((node, "out"), _SINK) for node in sinks]
+    for tail, head in arcs:
+        room[tail][head] = math.inf
+    for tail in list(room):
+        for head in list(room[tail]):
+            room[head].setdefault(tail, 0.0)
+
+    while path := _shortest_path(room):
+        flow = min(room[tail][head] for tail, head in path)
+        assert flow < math.inf, "a path that cannot be cut"
+        for tail, head in path:
+            room[tail][head] -= flow
+            room[head][tail] += flow
+
+    leads_out = _leading_to_sink(room)
+    return [node for node in weights if (node, "out") in leads_out and (node, "in") not in leads_out]
+
+
+def _shortest_path(room: Mapping) -> list[tuple]:
+    came_from: dict = {_SOURCE: None}
+    queue = deque([_SOURCE])
+    while queue and _SINK not in came_from:
+        tail = queue.popleft()
+        for head, left in room[tail].items():
+            if left > 0 and head not in came_from:
+                came_from[head] = tail
+                queue.append(head)
+    path, head = [], _SINK
+    while came_from.get(head) is not None:
+        path.append((came_from[head], head))
+        head = came_from[head]
+    return path
+
+
+def _leading_to_sink(room: Mapping) -> set:
+    found, queue = {_SINK}, deque([_SINK])
+    while queue:
+        head = queue.popleft()
+        for tail in room[head]:  # every arc has its reverse, so these are all the tails
+            if room[tail][head] > 0 and tail not in found:
+                found.add(tail)
+                queue.append(tail)
+    return found

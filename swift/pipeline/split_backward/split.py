@@ -60,7 +60,7 @@ from jax.extend.core import ClosedJaxpr
 from swift.pipeline.split_backward.equations import inlined, spec
 from swift.pipeline.split_backward.partition import Joint, Partition, partition
 
-Shapes = tuple[jax.ShapeDtypeStruct, ...]
+_Shapes = tuple[jax.ShapeDtypeStruct, ...]
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,9 @@ class SplitStage:
         w_shapes: shapes of the arrays that B keeps for W.
     """
 
-    b_shapes: Shapes
-    h_shapes: Shapes
-    w_shapes: Shapes
+    b_shapes: _Shapes
+    h_shapes: _Shapes
+    w_shapes: _Shapes
     _parts: Partition
     _trees: "_Trees"
 

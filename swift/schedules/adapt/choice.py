@@ -6,22 +6,20 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from swift.errors import SettingError
-from swift.schedules.adapt.block_order import Run
-from swift.schedules.adapt.division import least_load
-from swift.schedules.adapt.layouts import layouts, whole_pipelines
-from swift.schedules.adapt.mixture import BlockMixture, mixtures, parts, unrouted
-from swift.schedules.adapt.moving import BANDWIDTH, BLOCK_BYTES, Relocation, holders, relocate
+from swift.schedules.adapt.layouts import BlockLayout, BlockProblem, Run, layouts, whole_pipelines
+from swift.schedules.adapt.mixture import BlockMixture, least_load, mixtures, parts, unrouted
+from swift.schedules.adapt.moves import BANDWIDTH, BLOCK_BYTES, Relocation, holders, relocate
 from swift.schedules.adapt.ordering import schedule_mixture
-from swift.schedules.adapt.work import BlockLayout, BlockProblem
 from swift.schedules.bounds import tight_bound
-from swift.schedules.lowering import lockstep_period
-from swift.schedules.measures import period
-from swift.schedules.planners import adaptive, lockstep, v, zero_bubble
-from swift.schedules.plans import after_moves, moves, spread
+from swift.schedules.lowering.ticks import lockstep_period
+from swift.schedules.planners.adaptive import adaptive
+from swift.schedules.planners.baselines import zero_bubble
+from swift.schedules.planners.lockstep import lockstep
+from swift.schedules.planners.v import v
+from swift.schedules.plans.normalize import after_moves, moves, spread
 from swift.schedules.problem import Problem
-from swift.schedules.rounds import round_of
-from swift.schedules.schedule import Round, Schedule
-from swift.schedules.verify import verify
+from swift.schedules.rules import verify
+from swift.schedules.schedule import Round, Schedule, period, round_of
 from swift.topology import Worker
 
 MODES = ("auto", "reroute", "roles", "recut")

@@ -3,20 +3,188 @@
 A pipeline of fewer workers has longer stages and takes fewer micro-batches. Which of its stages are the longest is
 free, and matters twice: where the cut is next to the lost worker few blocks move, and where the pipelines' cuts differ
 their peers can share work more evenly.
+
+Blocks are numbered in the order in which the stages of a pipeline take them (``BlockOrder``). Where a stage holds one
+run of blocks, it is that of the model. In a V a stage holds two: it takes the first and the last of the blocks that
+earlier stages have left, in turn. In this order a stage of a V is one run again, so that pipelines are cut, and blocks
+are moved, in the same way for both.
 """
 
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import accumulate, pairwise
 
 import numpy as np
 
-from swift.schedules.adapt.block_order import Run
-from swift.schedules.adapt.work import BlockLayout, BlockProblem
+from swift.errors import SettingError
+from swift.schedules.problem import Chunk, Problem, joined
 from swift.topology import Worker
+
+Run = tuple[int, int]
+"""Consecutive blocks, as (first block, end)."""
 
 _PHASES = (0.5, 0.25, 0.75, 0.0)
 """Positions at which even cuts are rounded, turn by turn, so that pipelines have long stages at different blocks."""
+
+
+@dataclass(frozen=True)
+class BlockOrder:
+    """The blocks of the model in the order in which stages take them.
+
+    Attributes:
+        blocks: blocks in that order.
+        num_first: number of blocks of all first runs, to which those of the last runs come in a V.
+    """
+
+    blocks: tuple[int, ...]
+    num_first: int
+
+    @classmethod
+    def of(cls, cut: Sequence[int], stages: Sequence[int]) -> "BlockOrder":
+        """Finds the order for a pipeline.
+
+        Args:
+            cut: number of blocks of every run, in the order of the model.
+            stages: stage of every run.
+
+        Raises:
+            SettingError: stages hold neither one run each nor two in a V.
+
+        >>> BlockOrder.of((2, 2, 1, 3), (0, 1, 1, 0))
+        BlockOrder(blocks=(7, 0, 6, 1, 5, 2, 4, 3), num_first=4)
+        """
+        P, runs = max(stages) + 1, list(pairwise(accumulate(cut, initial=0)))
+        if tuple(stages) == tuple(range(P)):
+            return cls(tuple(range(sum(cut))), sum(cut))
+        if tuple(stages) != (*range(P), *reversed(range(P))):
+            raise SettingError("Problem.stage_of_chunk", tuple(stages), "must be one run a stage, or two runs in a V")
+        blocks: list[int] = []
+        for first, last in zip(runs[:P], reversed(runs[P:]), strict=True):
+            of_runs = range(*first), range(*last)[::-1]
+            # Evenly, so that any part of the stage's blocks is about as much of both runs.
+            turns = [((index + 0.5) / len(run), block) for run in of_runs for index, block in enumerate(run)]
+            blocks += [block for _, block in sorted(turns, key=lambda turn: turn[0])]
+        return cls(tuple(blocks), sum(cut[:P]))
+
+    def runs(self, taken: Run) -> tuple[Run, ...]:
+        """Finds the runs of the model that consecutive blocks of this order are, one, or two in a V.
+
+        >>> BlockOrder.of((2, 2, 1, 3), (0, 1, 1, 0)).runs((3, 6))
+        ((1, 3), (5, 6))
+        """
+        mine = self.blocks[slice(*taken)]
+        halves = [[one for one in mine if (one < self.num_first) == is_first] for is_first in (True, False)]
+        return tuple((min(half), max(half) + 1) for half in halves if half)
+
+
+@dataclass(frozen=True)
+class BlockProblem:
+    """A fault-free problem, and the blocks that its stages are made of.
+
+    Attributes:
+        problem: problem without failures, in which all pipelines are alike.
+        blocks: costs of every block, as factors of ``problem.costs``; those of the first one count the embedding, and
+            those of the last one the head.
+        cut: number of blocks of every chunk of the problem: of every stage, or of the two runs of each in a V.
+
+    Raises:
+        SettingError: pipelines differ, a worker has failed, or stages hold neither one run of blocks nor two in a V.
+    """
+
+    problem: Problem
+    blocks: tuple[Chunk, ...]
+    cut: tuple[int, ...]
+    order: BlockOrder = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.problem.failed or not self.problem.is_alike:
+            allowed = "what is planned anew starts from pipelines that are alike, without a failure"
+            raise SettingError("BlockProblem.problem", sorted(self.problem.failed), allowed)
+        assert sum(self.cut) == len(self.blocks), "a cut of other blocks"
+        assert len(self.cut) == self.problem.num_chunks, "a cut into other stages"
+        object.__setattr__(self, "order", BlockOrder.of(self.cut, self.problem.stage_DP[0].tolist()))
+
+    @classmethod
+    def of_stages(cls, problem: Problem) -> "BlockProblem":
+        """Takes every chunk for a block: every stage, or every run of a stage."""
+        return cls(problem, problem.chunks or (Chunk(),) * problem.num_chunks, (1,) * problem.num_chunks)
+
+    @property
+    def in_v(self) -> bool:
+        """Whether stages hold two runs of blocks."""
+        return not self.problem.is_plain
+
+    @cached_property
+    def runs_P(self) -> tuple[Run, ...]:
+        """Positions in ``order`` of the blocks of every stage without a failure."""
+        size_P = np.bincount(self.problem.stage_DP[0], self.cut).astype(int).tolist()
+        return tuple(pairwise(accumulate(size_P, initial=0)))
+
+    @cached_property
+    def cost_L(self) -> np.ndarray:
+        """Time of F, B and W of every block together, float64[blocks]."""
+        t_f, t_b, t_w, _ = self.problem.costs.op_times
+        return np.array([t_f * block.f + t_b * block.b + t_w * block.w for block in self.blocks])
+
+    @cached_property
+    def ordered_cost_L(self) -> np.ndarray:
+        """``cost_L`` in the order in which stages take the blocks."""
+        return self.cost_L[list(self.order.blocks)]
+
+    def chunks(self, bounds: Sequence[int]) -> tuple[Chunk, ...]:
+        """Joins the blocks between bounds, which begin with 0 and end with the number of blocks."""
+        return tuple(joined(self.blocks[first:end]) for first, end in pairwise(bounds))
+
+    def with_failures(self, failed: frozenset[Worker]) -> Problem:
+        """Makes the problem in which peers run the micro-batches of failed workers, and nothing moves."""
+        return replace(self.problem, failed=failed)
+
+
+@dataclass(frozen=True)
+class BlockLayout:
+    """Assignment of blocks to the places of a cluster.
+
+    Attributes:
+        order: blocks in the order in which stages take them.
+        runs_DP: run of that order of each place (pipeline, stage); None for a place that nobody takes. The runs of a
+            pipeline follow each other and cover all blocks, or it has none.
+    """
+
+    order: BlockOrder
+    runs_DP: tuple[tuple[Run | None, ...], ...]
+
+    @property
+    def empty(self) -> frozenset[Worker]:
+        """Places that nobody takes."""
+        return frozenset((d, p) for d, runs in enumerate(self.runs_DP) for p, run in enumerate(runs) if run is None)
+
+    @property
+    def places(self) -> dict[Worker, Run]:
+        """The runs of all places that are taken, in mesh order."""
+        return {(d, p): run for d, runs in enumerate(self.runs_DP) for p, run in enumerate(runs) if run is not None}
+
+    @property
+    def pipelines(self) -> tuple[int, ...]:
+        """Pipelines that hold the model."""
+        return tuple(d for d, runs in enumerate(self.runs_DP) if any(runs))
+
+    @cached_property
+    def bounds(self) -> tuple[int, ...]:
+        """Blocks of the model at which a run of any pipeline begins, and the number of blocks."""
+        taken = set(self.places.values())
+        return tuple(sorted({0, *(end for one in taken for _, end in self.order.runs(one))}))
+
+    def stages(self, bounds: Sequence[int]) -> list[list[int]]:
+        """Finds the stage of each pipeline that holds each chunk between bounds; -1 in a pipeline without blocks."""
+        found = []
+        for runs in self.runs_DP:
+            taken = [(run, p) for p, run in enumerate(runs) if run is not None]
+            ends = sorted((end, p) for run, p in taken for _, end in self.order.runs(run))
+            found.append([next((p for end, p in ends if end > first), -1) for first in bounds[:-1]])
+        return found
 
 
 def layouts(work: BlockProblem, failed: frozenset[Worker], *, in_run: bool = False) -> Iterator[BlockLayout]:

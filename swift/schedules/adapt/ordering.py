@@ -13,11 +13,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from swift.schedules.adapt.mixture import BlockMixture
-from swift.schedules.memory import fits
-from swift.schedules.ops import Kind
-from swift.schedules.planners import Listing, Policy, first_policies, list_schedule, names_of
-from swift.schedules.problem import Problem
-from swift.schedules.schedule import Round
+from swift.schedules.planners.list_scheduling import Listing, Policy, list_schedule, names_of
+from swift.schedules.planners.search import first_policies
+from swift.schedules.problem import Kind, Problem
+from swift.schedules.schedule import Round, fits
 from swift.schedules.sequences import time_round
 
 _STRETCHES = (1.0, 1.01, 1.03)

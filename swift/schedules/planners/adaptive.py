@@ -9,13 +9,10 @@ from dataclasses import replace
 import numpy as np
 
 from swift.schedules.bounds import max_held, tight_bound
-from swift.schedules.memory import fits
-from swift.schedules.ops import Kind
-from swift.schedules.planners.policy import Listing, Policy, names_of
-from swift.schedules.planners.rerouting import reroute
-from swift.schedules.planners.search import LEAST_TRIALS, best_listing
-from swift.schedules.problem import Problem
-from swift.schedules.schedule import Round, Schedule
+from swift.schedules.planners.list_scheduling import Listing, Policy, names_of
+from swift.schedules.planners.search import LEAST_TRIALS, best_listing, reroute
+from swift.schedules.problem import Kind, Problem
+from swift.schedules.schedule import Round, Schedule, fits
 
 _MAX_OPS = 400_000
 """Ops scheduled during the search, about a second's worth."""

@@ -8,14 +8,12 @@ import numpy as np
 
 from swift.errors import SettingError
 from swift.schedules.bounds import max_held
-from swift.schedules.memory import fits
-from swift.schedules.ops import Kind
 from swift.schedules.planners.adaptive import adaptive
-from swift.schedules.problem import Problem
-from swift.schedules.schedule import Round, Schedule
+from swift.schedules.problem import Kind, Problem
+from swift.schedules.schedule import Round, Schedule, fits
 from swift.schedules.sequences import time_round
 
-Order = Callable[[Problem, int, int], list[tuple[int, int, int]]]
+_Order = Callable[[Problem, int, int], list[tuple[int, int, int]]]
 """(problem, stage, most micro-batches held at once) -> the ops of that stage of pipeline 0."""
 
 
@@ -82,7 +80,7 @@ def _alternating(problem: Problem, stage: int, num_held: int) -> list[tuple[int,
     return order
 
 
-def _repeated(problem: Problem, name: str, order: Order, most_held: int) -> Schedule:
+def _repeated(problem: Problem, name: str, order: _Order, most_held: int) -> Schedule:
     """Plans one pipeline, using as much of the memory limit as possible, and repeats it for all pipelines."""
     _refuse_failures(problem, name)
     if not (problem.is_plain and problem.is_alike):
@@ -101,7 +99,7 @@ def _refuse_failures(problem: Problem, name: str) -> None:
         raise SettingError("Problem.failed", sorted(problem.failed), f"{name} cannot plan for failures: try adaptive")
 
 
-def _largest_that_fits(problem: Problem, order: Order, num_held: int) -> Round:
+def _largest_that_fits(problem: Problem, order: _Order, num_held: int) -> Round:
     executor_DMP = np.zeros((1, problem.most_microbatches, problem.num_stages), np.int32)
     num_stashes = max_held(problem, float(problem.stash_2P[0].max()))
     if num_stashes < problem.most_microbatches:

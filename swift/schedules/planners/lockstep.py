@@ -13,13 +13,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from swift.schedules.lowering import COST_PER_TICK, NONE, FixedOrder, Lines, Step, beam_search, lockstep_period
-from swift.schedules.memory import fits
-from swift.schedules.ops import Kind
+from swift.schedules.lowering.ticks import COST_PER_TICK, NONE, FixedOrder, Lines, Step, beam_search, lockstep_period
 from swift.schedules.planners.adaptive import adaptive
-from swift.schedules.problem import Problem
-from swift.schedules.rounds import round_of
-from swift.schedules.schedule import Round, Schedule
+from swift.schedules.problem import Kind, Problem
+from swift.schedules.schedule import Round, Schedule, fits, round_of
 from swift.schedules.sequences import SequencedOp, time_round
 
 _GUIDES = ((1.0, 0.3), (1.0, 1.0), (1.0, 2.0), (1.5, 0.3))

@@ -2,6 +2,10 @@
 
 The main unknown is how many micro-batches the most loaded stages should hold between F and B. Early stages want many,
 so that they have work while their first B is on its way; late stages want few, so that the last B leaves early.
+
+The other one is re-routing (ReCycle): which peer runs each micro-batch of a failed worker, and when among its own. The
+peers of a worker serve its stage in other pipelines, with the same weights, so any of them may run the micro-batch.
+``reroute`` gives it to the least loaded, the search tries other divisions, and the plan carries the choice to the step.
 """
 
 import itertools
@@ -11,11 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from swift.schedules.bounds import max_held, tight_bound
-from swift.schedules.ops import Kind
-from swift.schedules.planners.list_scheduling import list_schedule
-from swift.schedules.planners.policy import Listing, Policy
-from swift.schedules.planners.rerouting import line_up, reroute, swap_hosts
-from swift.schedules.problem import Problem
+from swift.schedules.planners.list_scheduling import Listing, Policy, list_schedule, names_of
+from swift.schedules.problem import Kind, Problem
 
 _PATIENCE = (0.3, 0.6, 0.0)
 _CALM_PATIENCE = (1.0, 0.3, 0.6)
@@ -30,6 +31,68 @@ _NUM_LEADERS = 3
 _MOST_IN_VAIN, _NEAR = 400, 1.03
 """Policies that change nothing before the search ends. It goes on where the best is not so near to the target, unless
 workers hold several chunks: the target is no measure there."""
+
+
+def reroute(problem: Problem) -> list[int]:
+    """Assigns micro-batches: live workers keep theirs, those of failed workers go to the least loaded peer."""
+    D, C = problem.num_pipelines, problem.num_chunks
+    names = names_of(problem)
+    executor = [d for d, _ in names for _ in range(C)]
+    number = {name: j for j, name in enumerate(names)}
+    # Where pipelines are alike, every micro-batch of a chunk is as much work as any other, and own work is equal.
+    work = [1.0] * C if problem.is_alike else problem.time_4P[:3].sum(axis=0).tolist()
+    load_of = [0.0] * (D * problem.num_stages)
+    if not problem.is_alike:
+        for d, _ in names:
+            for k, w in enumerate(problem.worker_DP[d].tolist()):
+                load_of[w] += work[k]
+    for k, peers in enumerate(problem.survivors):
+        workers = problem.worker_DP[:, k].tolist()
+        load = dict.fromkeys(workers, 0.0) if problem.is_alike else load_of
+        down = [d for d in range(D) if d not in peers]
+        for m in range(problem.most_microbatches):
+            for d in down:
+                if (d, m) in number:
+                    peer = min(peers, key=lambda peer: (load[workers[peer]], (peer - d) % D))
+                    load[workers[peer]] += work[k]
+                    executor[number[d, m] * C + k] = peer
+    return executor
+
+
+def line_up(problem: Problem, executor: Sequence[int], place: float | None) -> list[float]:
+    """Ranks every micro-batch: by its index, or, if its worker failed, at a position among its host's own.
+
+    Args:
+        problem: problem, whose micro-batches are numbered as by ``names_of``.
+        executor: pipeline that runs every micro-batch at every chunk.
+        place: position among the host's own, from 0 (early) to 1 (late); None to rank by index like all others.
+    """
+    D, M, C, names = problem.num_pipelines, problem.most_microbatches, problem.num_chunks, names_of(problem)
+    # Pipelines with fewer micro-batches take as long for them.
+    rank = [m * (M / problem.microbatches[d]) + d / D for d, m in names]
+    if place is None:
+        return rank
+    by_index = sorted(range(len(names)), key=lambda j: names[j][1])
+    for k, peers in enumerate(problem.survivors):
+        guests: dict[int, list[int]] = {}
+        for j in by_index:
+            if names[j][0] not in peers:
+                guests.setdefault(executor[j * C + k], []).append(j)
+        for group in guests.values():
+            for index, number in enumerate(group):
+                rank[number] = (index + place) * M / len(group) + names[number][0] / D - 1.0 / D
+    return rank
+
+
+def _swap_hosts(problem: Problem, executor: Sequence[int], chunk: int, source: random.Random) -> list[int]:
+    """Swaps the hosts of two re-routed micro-batches at a chunk."""
+    C, peers = problem.num_chunks, problem.survivors[chunk]
+    guests = [j * C + chunk for j, (d, _) in enumerate(names_of(problem)) if d not in peers]
+    if not guests:
+        return list(executor)
+    changed, (one, other) = list(executor), (source.choice(guests), source.choice(guests))
+    changed[one], changed[other] = changed[other], changed[one]
+    return changed
 
 
 @dataclass(frozen=True)
@@ -196,7 +259,7 @@ def _change(problem: Problem, policy: Policy, source: random.Random) -> Policy:
         rank[source.randrange(len(rank))] += source.choice((-2.0, -1.0, -0.5, 0.5, 1.0, 2.0))
         return replace(policy, rank=rank)
     if way < 0.95:
-        return replace(policy, executor=swap_hosts(problem, policy.executor, source.choice(wounded), source))
+        return replace(policy, executor=_swap_hosts(problem, policy.executor, source.choice(wounded), source))
     return replace(policy, patience=source.choice(_PATIENCE)) if _is_uneven(problem) else policy
 
 

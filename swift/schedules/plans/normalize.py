@@ -2,13 +2,17 @@
 
 The workers of a stage hold the same parameters, so a schedule stays valid if they swap places, stage by stage; and
 pipelines have equally many micro-batches, so it stays valid if these are renamed, pipeline by pipeline. Only the counts
-remain. Copying a stage's parameters to a worker of another stage moves a failure and preserves their sum. Where
-pipelines are not alike, every failure set is a problem of its own.
+remain. Copying a stage's parameters to a worker of another stage moves a failure and preserves their sum; ReCycle's
+dynamic program spreads the failures over the stages so that the bound of the period is smallest.
+
+Where pipelines are not alike, every failure set is a problem of its own, and every role differs: roles are left empty
+one after the other, each time the one without which the bound is smallest. ``BlockHolders`` says which workers hold the
+chunks of a model, by a run's own cut or by another one for the survivors.
 
 D: pipelines, P: stages.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import NamedTuple
@@ -16,9 +20,8 @@ from typing import NamedTuple
 import numpy as np
 
 from swift.errors import SettingError, check_count
-from swift.schedules.bounds import tight_stage_bound
-from swift.schedules.ops import Kind
-from swift.schedules.problem import Problem
+from swift.schedules.bounds import tight_bound, tight_stage_bound
+from swift.schedules.problem import Kind, Problem
 from swift.schedules.schedule import Schedule
 from swift.topology import Topology, Worker
 
@@ -263,3 +266,111 @@ def _stage_workers(pipeline_D: tuple[int, ...], target_live_D: np.ndarray, live_
     for e, other in zip(unmanned, idle, strict=True):
         workers[e], workers[other] = workers[other], workers[e]
     return tuple(workers)
+
+
+def moves_to_spread(problem: Problem) -> tuple[Move, ...]:
+    """Finds the moves after which the failures of a problem cost least, by the bound of the period.
+
+    Args:
+        problem: problem with failures; every chunk has a live worker.
+
+    >>> from swift.topology import Topology
+    >>> moves_to_spread(Problem(Topology(3, 4), num_microbatches=6, failed=frozenset({(1, 2)})))
+    (Move(worker=(1, 0), role=(1, 2)),)
+    >>> apart = (0, 0, 1), (0, 1, 1), (0, 1, 1)
+    >>> moves_to_spread(Problem(Topology(3, 2), 2, frozenset({(1, 0), (2, 0)}), stage_of_chunk=apart))
+    (Move(worker=(0, 1), role=(2, 0)),)
+    """
+    if problem.is_alike:
+        return moves(problem, spread(problem, len(problem.failed)))
+    failed, empty = problem.failed, _roles_to_leave(problem)
+    return tuple(Move(*pair) for pair in zip(sorted(empty - failed), sorted(failed - empty), strict=True))
+
+
+def _roles_to_leave(problem: Problem) -> frozenset[Worker]:
+    """Chooses as many roles as there are failures; those of the failed workers where no others are better."""
+    empty = frozenset[Worker]()
+    for _ in problem.failed:
+        ways = [empty | {role} for role in problem.topology.workers if role not in empty]
+        found = [(_bound(problem, way), way) for way in ways if _is_possible(problem, way)]
+        if not found:
+            return problem.failed
+        empty = min(found, key=lambda one: (one[0], len(one[1] - problem.failed), sorted(one[1])))[1]
+    return empty if _bound(problem, empty) < _bound(problem, problem.failed) else problem.failed
+
+
+def _bound(problem: Problem, failed: frozenset[Worker]) -> float:
+    """The bound, rounded, so that its last bits decide nothing."""
+    return round(tight_bound(replace(problem, failed=failed)), 9)
+
+
+def _is_possible(problem: Problem, failed: frozenset[Worker]) -> bool:
+    """Whether every stage and every chunk has a worker."""
+    places = [(p,) * problem.num_pipelines for p in range(problem.num_stages)] + problem.stage_DP.T.tolist()
+    return all(any((d, p) not in failed for d, p in enumerate(stage_D)) for stage_D in places)
+
+
+class BlockHolders(NamedTuple):
+    """The workers that hold each chunk; False if they hold what they do in a run whose pipelines are cut alike.
+
+    Attributes:
+        stage_of_chunk: stage that holds each chunk, by pipeline, none where nobody has a place in a pipeline; empty
+            where a chunk is a stage.
+        moves: workers that have another's place.
+    """
+
+    stage_of_chunk: tuple[tuple[int, ...], ...] = ()
+    moves: tuple[Move, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.stage_of_chunk)
+
+    def place(self, worker: Worker) -> Worker:
+        """Returns the place of a worker: the pipeline and stage whose chunks it holds.
+
+        >>> holders = BlockHolders(((0, 1), (0, 1)), (Move(worker=(1, 0), role=(0, 1)),))
+        >>> holders.place((1, 0)), holders.place((1, 1))
+        ((0, 1), (1, 1))
+        """
+        return next((place for mover, place in self.moves if mover == worker), worker)
+
+    def lost_chunks(self, there: Collection[Worker]) -> tuple[int, ...]:
+        """Lists the chunks that no worker among these holds; none where a chunk is a stage.
+
+        >>> BlockHolders(((0, 0, 1), (0, 1, 1))).lost_chunks([(0, 1), (1, 0)])
+        (1,)
+        """
+        places = {self.place(worker) for worker in there}
+        held = [(d, stages) for d, stages in enumerate(self.stage_of_chunk) if stages]
+        chunks = range(len(held[0][1])) if held else ()
+        return tuple(chunk for chunk in chunks if places.isdisjoint((d, stages[chunk]) for d, stages in held))
+
+    @property
+    def cuts(self) -> list[list[int]]:
+        """Number of chunks of each stage, by pipeline.
+
+        >>> BlockHolders(((0, 0, 1), (0, 2, 2), ())).cuts
+        [[2, 1, 0], [1, 0, 2], [0, 0, 0]]
+        """
+        num_stages = 1 + max((stage for stages in self.stage_of_chunk for stage in stages), default=-1)
+        return [[stages.count(stage) for stage in range(num_stages)] for stages in self.stage_of_chunk]
+
+    @property
+    def places(self) -> dict[str, str]:
+        """Names of the workers that have another's place, and of their places."""
+        return {"{}:{}".format(*worker): "{}:{}".format(*place) for worker, place in self.moves}
+
+    @property
+    def text(self) -> str:
+        """A phrase that says who holds how many layers, where chunks are layers.
+
+        >>> BlockHolders(((0, 0, 1), (0, 2, 2)), (Move((1, 1), (0, 1)),)).text
+        'stages of 2, 1, 0; 1, 0, 2 layers, 1:1 in the place of 0:1'
+        """
+        cuts = "; ".join(", ".join(map(str, sizes)) for sizes in self.cuts)
+        moved = "".join(f", {worker} in the place of {place}" for worker, place in self.places.items())
+        return f"stages of {cuts} layers{moved}"
+
+
+OWN_CUT = BlockHolders()
+"""Every worker in its own place, with what the cut of the run says."""

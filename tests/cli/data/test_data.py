@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from swift.cli import main
+from swift.cli.main import main
 from tests.tools.offload.hosts import wait_for
 
 PIPELINE = """
@@ -71,7 +71,7 @@ GUARDED = """
 import os
 import sys
 import threading
-from swift.cli.console import guarded
+from swift.cli.processes import guarded
 
 
 def ends(running):

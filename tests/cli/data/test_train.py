@@ -9,13 +9,13 @@ from pathlib import Path
 import gin
 import pytest
 
-from swift.cli import main
-from swift.cli.configuration import load_experiment, load_stored
-from swift.cli.console import command_line
-from swift.cli.data import input_hosts_of_runs
-from swift.cli.launch.job import LaunchJob
-from swift.data import find_index
-from swift.runlog import read_run, scalars
+from swift.cli.input_hosts import input_hosts_of_runs
+from swift.cli.launch import LaunchJob
+from swift.cli.main import main
+from swift.cli.options import command_line
+from swift.config.gin_reader import load_experiment, load_stored
+from swift.data.index import find_index
+from swift.runlog.reading import read_run, scalars
 from tests.tools.offload.hosts import always_asked
 
 
@@ -41,11 +41,11 @@ HasManyWords.least = 50
 
 LAUNCHED = """
 import sys
-from swift.cli import main
+from swift.cli.main import main
 from swift.data import corpus
-from swift.data.pipeline.optimizer import offload
+from swift.input import optimizer
 
-corpus._FEW, offload._GAIN, offload._LEAST_S = 1, 0.0, -1e9
+corpus._FEW, optimizer._OFFLOAD_GAIN, optimizer._OFFLOAD_LEAST_S = 1, 0.0, -1e9
 sys.exit(main(sys.argv[1:]))
 """
 """A command that asks input hosts however little that saves; a launch needs a process where JAX has not begun."""

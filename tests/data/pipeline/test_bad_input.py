@@ -9,11 +9,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from swift.data import ByteTokenizer, DataError, InputPlan, Pipeline, Resources, Rows, Samples, plain_plan, plan_input
-from swift.data.pipeline import CachePoint, check_writable, find_survey, in_order, profile_input
-from swift.data.pipeline.check import UntrueOperator
-from swift.data.pipeline.keeping import store as store_module
+from swift.data import sample_store as store_module
+from swift.data.pipeline import CachePoint, InputPlan, Pipeline, plain_plan
+from swift.data.records import Rows
+from swift.data.sample_checks import UntrueOperator
+from swift.data.sample_store import check_writable, find_survey
+from swift.data.samples import Samples
+from swift.data.sources import DataError
+from swift.data.survey import in_order
+from swift.data.tokenizer import ByteTokenizer
 from swift.errors import SettingError
+from swift.input.optimizer import Resources, plan_input
+from swift.input.profile import profile_input
 
 NUMBERS = Rows([{"a": number, "b": "x" * number} for number in range(8)])
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from swift.data import InputPlan, Pipeline, Resources, Rows, plain_plan, plan_input
-from swift.data.pipeline import CachePoint, Map
-from swift.data.pipeline.optimizer import InputProfile, OperatorProfile
-from swift.data.pipeline.optimizer.cost import predict
-from swift.data.pipeline.optimizer.legal import legal_orders
+from swift.data.operators import Map
+from swift.data.pipeline import CachePoint, InputPlan, Pipeline, plain_plan
+from swift.data.records import Rows
+from swift.input.optimizer import Resources, legal_orders, plan_input, predict
+from swift.input.profile import InputProfile, OperatorProfile
 
 PIPELINES = json.loads(Path(__file__).with_name("cedar_profiles.json").read_text())["pipelines"]
 PLANS = [(name, plan) for name, found in PIPELINES.items() for plan in found["published"]]

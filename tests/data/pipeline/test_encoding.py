@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from swift.data.pipeline.encoding import Unencodable, copied, decoded, encoded, field_bytes, held
+from swift.data.encoding import Unencodable, copied, decoded, encoded, field_bytes, held
 
 THROUGH = {"files": lambda sample: decoded(encoded(sample)), "memory": lambda sample: copied(held(sample))}
 """A sample that is kept and read again."""
@@ -63,7 +63,7 @@ def test_memory_keeps_what_files_do_and_nothing_else(value):
 
 
 DIGEST = """
-from swift.data.pipeline.keeping.digests import value_digest
+from swift.data.sample_store import value_digest
 print(value_digest(lambda sample: sample["kind"] in {"one", "two", "three", "four"} and (1, (2.5, "x"))))
 """
 

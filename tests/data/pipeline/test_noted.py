@@ -5,10 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from swift.data import Pipeline, Samples, plain_plan
-from swift.data.files import DataError
-from swift.data.pipeline import NotedPipeline, profile_input, survey_digest
+from swift.data.pipeline import NotedPipeline, Pipeline, plain_plan
 from swift.data.records import Rows
+from swift.data.sample_store import survey_digest
+from swift.data.samples import Samples
+from swift.data.sources import DataError
+from swift.input.profile import profile_input
 
 
 def upper(sample) -> dict:

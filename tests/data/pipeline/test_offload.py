@@ -8,21 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from swift.data import Pipeline, Resources, Rows, Samples, plain_plan
-from swift.data.pipeline import (
-    HostsProfile,
-    InputProfile,
-    answer_of,
-    find_survey,
-    in_order,
-    profile_hosts,
-    profile_input,
-)
-from swift.data.pipeline.check import UntrueOperator
-from swift.data.pipeline.encoding import encoded
-from swift.data.pipeline.optimizer import OperatorProfile
-from swift.data.pipeline.optimizer.offload import add_offload
-from swift.data.pipeline.plan import CachePoint
+from swift.data.encoding import encoded
+from swift.data.pipeline import CachePoint, Pipeline, plain_plan
+from swift.data.records import Rows
+from swift.data.remote_records import answer_of
+from swift.data.sample_checks import UntrueOperator
+from swift.data.sample_store import find_survey
+from swift.data.samples import Samples
+from swift.data.survey import in_order
+from swift.input.optimizer import Resources, add_offload, profile_hosts
+from swift.input.profile import HostsProfile, InputProfile, OperatorProfile, profile_input
 
 ROWS = Rows([{"a": number, "b": "x" * (number % 4)} for number in range(20)])
 

@@ -9,11 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift.data import ByteTokenizer, InputPlan, Pipeline, Resources, Rows, Samples, plain_plan, plan_input
-from swift.data.pipeline import DropDuplicates, Filter, Map, Pack, Shuffle, Stack, answer_of, find_survey, in_order
-from swift.data.pipeline.operators import name_of
-from swift.data.pipeline.optimizer import InputProfile, OperatorProfile
-from swift.data.pipeline.optimizer.legal import legal_orders
+from swift.data.operators import DropDuplicates, Filter, Map, Pack, Shuffle, Stack, name_of
+from swift.data.pipeline import InputPlan, Pipeline, plain_plan
+from swift.data.records import Rows
+from swift.data.remote_records import answer_of
+from swift.data.sample_store import find_survey
+from swift.data.samples import Samples
+from swift.data.survey import in_order
+from swift.data.tokenizer import ByteTokenizer
+from swift.input.optimizer import Resources, legal_orders, plan_input
+from swift.input.profile import InputProfile, OperatorProfile
 
 WORDS = ["", "ox", "", "ant", "bee", "ant", "owl and ox", "x", "bee", "yak", "x", "a gnu"]
 RECORDS = [{"b": word, "c": place % 5, "a": np.arange(3) + place} for place, word in enumerate(WORDS)]

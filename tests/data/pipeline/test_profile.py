@@ -2,8 +2,9 @@
 
 import pytest
 
-from swift.data import Pipeline, Rows
-from swift.data.pipeline import profile_input
+from swift.data.pipeline import Pipeline
+from swift.data.records import Rows
+from swift.input.profile import profile_input
 
 
 def pipeline(num_records: int, calls: list) -> Pipeline:

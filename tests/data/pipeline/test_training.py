@@ -5,8 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from swift.data import ByteTokenizer, DataConfig, Pipeline, Rows, TextFiles, find_index
-from swift.data.records import Documents
+from swift.data.config import DataConfig
+from swift.data.index import find_index
+from swift.data.pipeline import Pipeline
+from swift.data.records import Documents, Rows
+from swift.data.sources import TextFiles
+from swift.data.tokenizer import ByteTokenizer
 from swift.errors import SettingError
 from tests.data.operators import LongerThan
 

@@ -10,9 +10,9 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift.data import DataError, TextFiles
-from swift.data.records import ArrayRecords, DatasetDirectory, Documents, JsonLines, ParquetFiles, RecordSource, Rows
-from swift.data.records.lines import _lines_of
+from swift.data.records import ArrayRecords, Documents, JsonLines, RecordSource, Rows, _lines_of
+from swift.data.sources import DataError, TextFiles
+from swift.data.tables import DatasetDirectory, ParquetFiles
 from swift.errors import SettingError
 
 LINES = [{"text": f"line {number}", "id": number, "tags": ["a", "b"]} for number in range(7)]

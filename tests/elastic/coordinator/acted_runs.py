@@ -6,33 +6,33 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from swift.deadlines import Deadlines
-from swift.elastic.coordinator import membership_driver, parse_chaos
-from swift.elastic.coordinator.run_spec import RunContext, RunSpec
-from swift.elastic.coordinator.supervisor import Supervisor
-from swift.elastic.membership import (
+from swift.elastic.coordinator import supervisor
+from swift.elastic.coordinator.fault_injection import parse_chaos
+from swift.elastic.coordinator.supervisor import RunContext, RunSpec, Supervisor
+from swift.elastic.membership.messages import (
     Departed,
+    Done,
     Enter,
     Formed,
     Heartbeat,
     PhaseTimed,
     Ready,
-    RecoveryPolicy,
     Stamp,
+    StartGeneration,
     processes_of,
 )
-from swift.elastic.state import directory_mender
-from swift.elastic.transport.child_processes import Death, ReceivedLine
-from swift.elastic.transport.worker_messages import (
+from swift.elastic.membership.status import RecoveryPolicy
+from swift.elastic.state import run_files
+from swift.elastic.transport.children import Death, ReceivedLine
+from swift.elastic.transport.messages import (
     WORKER_COMMANDS,
     WORKER_MESSAGES,
     Begin,
-    Done,
     FormGroup,
     Halt,
     Record,
     SnapshotKept,
     SnapshotMissed,
-    StartGeneration,
     Stop,
 )
 from swift.errors import RunError
@@ -204,9 +204,9 @@ class Run:
         self, monkeypatch, *, saved=None, turns=20, stopping=60.0, chaos=(), recovery="live", mend=lambda: False
     ):
         monkeypatch.setattr(
-            membership_driver, "CoordinationService", lambda *_: SimpleNamespace(address="", close=lambda: None)
+            supervisor, "CoordinationService", lambda *_: SimpleNamespace(address="", close=lambda: None)
         )
-        monkeypatch.setattr(directory_mender, "_LOOK_S", 0.01)
+        monkeypatch.setattr(run_files, "_LOOK_S", 0.01)
         self.stage, self.kept, self.told = Stage(), Kept(turns), Told()
         self.kept.newest = saved
         none = SimpleNamespace(

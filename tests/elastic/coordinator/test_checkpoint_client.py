@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from swift.elastic.coordinator import checkpoint_client
-from swift.elastic.coordinator.checkpoint_client import CHECKPOINT_SERVICE, CheckpointClient
-from swift.elastic.membership import Member, Process, Stamp, processes_of
-from swift.elastic.transport.checkpoint_messages import (
+from swift.elastic.coordinator import service_clients
+from swift.elastic.coordinator.service_clients import CHECKPOINT_SERVICE, CheckpointClient
+from swift.elastic.membership.messages import Member, Process, Stamp, processes_of
+from swift.elastic.transport.messages import (
     CHECKPOINT_ANSWERS,
     CHECKPOINT_COMMANDS,
     CommandFailed,
@@ -16,9 +16,9 @@ from swift.elastic.transport.checkpoint_messages import (
     LoadCheckpoint,
     SaveCheckpoint,
     Saved,
+    SnapshotKept,
 )
-from swift.elastic.transport.worker_messages import SnapshotKept
-from swift.schedules.plans import BlockHolders
+from swift.schedules.plans.normalize import BlockHolders
 from swift.topology import Topology
 
 ONLY = Process((0, 0))
@@ -172,14 +172,14 @@ def test_an_answer_makes_up_for_deaths(keeping):
 
 @pytest.mark.parametrize("is_full", [True, False])
 def test_of_the_newest_checkpoint_it_is_known_whether_it_holds_everything(keeping, monkeypatch, is_full):
-    monkeypatch.setattr(checkpoint_client, "checkpoint_steps", lambda _: [20, 40])
-    monkeypatch.setattr(checkpoint_client, "read_manifest", lambda *_: SimpleNamespace(is_full=is_full))
+    monkeypatch.setattr(service_clients, "checkpoint_steps", lambda _: [20, 40])
+    monkeypatch.setattr(service_clients, "read_manifest", lambda *_: SimpleNamespace(is_full=is_full))
     assert (keeping.saving.newest, keeping.saving.newest_is_full) == (40, is_full)
 
 
 def test_a_save_that_has_failed_is_tried_again_after_pauses_and_then_given_up(keeping):
     keeping.add(5)
-    for pause_s in checkpoint_client.RETRY_PAUSES_S:
+    for pause_s in service_clients.RETRY_PAUSES_S:
         keeping.fails(5)
         assert keeping.saving.is_busy
         assert keeping.saving.pause_s == pause_s
@@ -189,7 +189,7 @@ def test_a_save_that_has_failed_is_tried_again_after_pauses_and_then_given_up(ke
     keeping.fails(5)
     assert not keeping.saving.is_busy
     assert not keeping.tries_again_after(1000)
-    assert keeping.children.asked == [save(5)] * (1 + len(checkpoint_client.RETRY_PAUSES_S))
+    assert keeping.children.asked == [save(5)] * (1 + len(service_clients.RETRY_PAUSES_S))
     assert keeping.saving.unsaved == save(5)
 
 
@@ -202,7 +202,7 @@ def test_a_save_that_succeeds_in_the_end_leaves_nothing_unsaved(keeping):
     assert not keeping.saving.is_busy
     keeping.add(10)
     keeping.fails(10)
-    assert keeping.saving.pause_s == checkpoint_client.RETRY_PAUSES_S[0]
+    assert keeping.saving.pause_s == service_clients.RETRY_PAUSES_S[0]
 
 
 def test_a_save_is_held_back_until_its_record_is_in_the_file(keeping):

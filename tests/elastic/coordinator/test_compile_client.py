@@ -4,9 +4,9 @@ import signal
 
 import pytest
 
-from swift.elastic.coordinator.compile_client import COMPILE_SERVICE, CompileClient
-from swift.elastic.transport.compile_messages import COMPILE_ANSWERS, COMPILE_REQUESTS, Alive, CompileRequest, Prepared
-from swift.schedules.plans import BlockHolders
+from swift.elastic.coordinator.service_clients import COMPILE_SERVICE, CompileClient
+from swift.elastic.transport.messages import COMPILE_ANSWERS, COMPILE_REQUESTS, Alive, CompileRequest, Prepared
+from swift.schedules.plans.normalize import BlockHolders
 
 START_S, SILENCE_S = 100.0, 3.0
 WISH, NEXT = CompileRequest(frozenset()), CompileRequest(frozenset({(0, 1)}))

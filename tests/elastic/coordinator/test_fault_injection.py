@@ -3,7 +3,7 @@
 import pytest
 
 from swift.elastic.coordinator.fault_injection import parse_chaos
-from swift.elastic.membership import Process, processes_of
+from swift.elastic.membership.messages import Process, processes_of
 from swift.topology import Topology
 
 TOPOLOGY = Topology(2, 2)

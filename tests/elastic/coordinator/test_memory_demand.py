@@ -7,13 +7,13 @@ from pathlib import Path
 import jax
 import pytest
 
-from swift.checkpoint import CheckpointConfig
+from swift.checkpoint.config import CheckpointConfig
 from swift.elastic.coordinator.memory_demand import MemoryDemand, choose_storage
-from swift.elastic.membership import Process, Stamp, processes_of
-from swift.elastic.state.slice_copies import copy_shapes
+from swift.elastic.membership.messages import Process, Stamp, processes_of
+from swift.elastic.state.slices import copy_shapes
 from swift.errors import SettingError
 from swift.topology import Topology
-from swift.train.checkpoints.saved_state import split_of
+from swift.train.saved_state import split_of
 
 GIGABYTE = 10**9
 NEED = MemoryDemand(num_processes=2, states=GIGABYTE, snapshots=0, copies=0)

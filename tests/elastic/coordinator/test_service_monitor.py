@@ -5,10 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from swift.elastic.coordinator.service_monitor import ServiceMonitor
-from swift.elastic.membership import Stamp
-from swift.elastic.transport import StateRestored
-from swift.runlog import Metrics, Run, history_of, incidents_of
+from swift.elastic.coordinator.supervisor import ServiceMonitor
+from swift.elastic.membership.messages import Stamp
+from swift.elastic.transport.messages import StateRestored
+from swift.report.history import history_of, incidents_of
+from swift.runlog.files import Metrics
+from swift.runlog.reading import Run
 
 
 class Recorder:

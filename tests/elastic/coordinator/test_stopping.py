@@ -6,9 +6,8 @@ import time
 
 import pytest
 
-from swift.elastic.membership import Member, Stamp
-from swift.elastic.transport.checkpoint_messages import SaveCheckpoint
-from swift.elastic.transport.worker_messages import WORKER_MESSAGES, SnapshotMissed
+from swift.elastic.membership.messages import Member, Stamp
+from swift.elastic.transport.messages import WORKER_MESSAGES, SaveCheckpoint, SnapshotMissed
 from swift.errors import RunError
 from tests.elastic.coordinator.acted_runs import PROCESSES, STEP_S, Run
 

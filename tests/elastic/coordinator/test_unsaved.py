@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from swift.cli.launch.command import _run
+from swift.cli.launch import _run
 from swift.errors import RunError
 
 KEPT = "the state after iteration 9 is kept in /tmp/there"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from swift.elastic.membership import GoLive
+from swift.elastic.membership.messages import GoLive
 from tests.elastic.membership.script import RANKS, Script, script_live
 
 

@@ -1,7 +1,8 @@
 """A membership that is told events one by one, and the states of a run that several tests begin from."""
 
 from swift.deadlines import Deadlines
-from swift.elastic.membership import (
+from swift.elastic.membership.machine import Membership
+from swift.elastic.membership.messages import (
     CheckpointsListed,
     CutFound,
     Departed,
@@ -14,18 +15,16 @@ from swift.elastic.membership import (
     Loaded,
     MayRestart,
     Member,
-    Membership,
-    ProcessState,
     Ready,
-    RecoveryPolicy,
     RestartAll,
     Stamp,
     Started,
     Tick,
     processes_of,
 )
-from swift.schedules.adapt import MoveRule
-from swift.schedules.plans import BlockHolders
+from swift.elastic.membership.status import ProcessState, RecoveryPolicy
+from swift.schedules.adapt.moves import MoveRule
+from swift.schedules.plans.normalize import BlockHolders
 from swift.topology import Topology
 
 LIMITS = Deadlines(start=10, forming=4, heartbeat=2, progress=6, dying=5)

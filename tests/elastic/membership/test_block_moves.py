@@ -2,18 +2,9 @@
 
 import pytest
 
-from swift.elastic.membership import (
-    CutFound,
-    CutRefused,
-    Form,
-    GoLive,
-    LoadAhead,
-    Loaded,
-    PhaseTimed,
-    ProcessState,
-    Stamp,
-)
-from swift.schedules.adapt import MoveRule, Outages
+from swift.elastic.membership.messages import CutFound, CutRefused, Form, GoLive, LoadAhead, Loaded, PhaseTimed, Stamp
+from swift.elastic.membership.status import ProcessState
+from swift.schedules.adapt.moves import MoveRule, Outages
 from tests.elastic.membership.script import B_DOWN, LIMITS, MOVED, A, B, C, D, found, lost
 
 

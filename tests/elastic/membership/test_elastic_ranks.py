@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from swift.elastic.membership import Form, GoLive, Ready, ShardLayout, StageLost, Stamp
+from swift.elastic.membership.messages import Form, GoLive, Ready, ShardLayout, StageLost, Stamp
 from tests.elastic.membership.script import RANKS
 
 

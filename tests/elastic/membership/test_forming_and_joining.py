@@ -1,6 +1,6 @@
 """Generations that form after deaths, and that processes join."""
 
-from swift.elastic.membership import Enter, Form, Formed, GoLive, Kill, PhaseTimed, Ready, StageLost, Stamp
+from swift.elastic.membership.messages import Enter, Form, Formed, GoLive, Kill, PhaseTimed, Ready, StageLost, Stamp
 from tests.elastic.membership.script import A, B, C, D, Script
 
 

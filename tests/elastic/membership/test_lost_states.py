@@ -2,7 +2,7 @@
 
 import pytest
 
-from swift.elastic.membership import (
+from swift.elastic.membership.messages import (
     Form,
     GoLive,
     ReshardState,

@@ -1,7 +1,16 @@
 """Recovery where pipelines are cut differently, from the beginning or because blocks have moved."""
 
-from swift.elastic.membership import CheckpointsListed, Form, Formed, GoLive, StageLost, Stamp, agreed_stamp, have_all
-from swift.schedules.plans import BlockHolders, Move
+from swift.elastic.membership.messages import (
+    CheckpointsListed,
+    Form,
+    Formed,
+    GoLive,
+    StageLost,
+    Stamp,
+    agreed_stamp,
+    have_all,
+)
+from swift.schedules.plans.normalize import BlockHolders, Move
 from tests.elastic.membership.script import MOVED, A, B, C, D, found, lost, moved, script_live
 
 APART = BlockHolders(((0, 0, 1), (0, 1, 1)))

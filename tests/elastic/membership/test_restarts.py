@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from swift.elastic.membership import (
+from swift.elastic.membership.messages import (
     Died,
     Done,
     FaultInjected,
@@ -11,20 +11,19 @@ from swift.elastic.membership import (
     GoLive,
     Heartbeat,
     Ready,
-    RecoveryPolicy,
     RestartAll,
     StageLost,
     Stamp,
     StartProcess,
     StopRun,
 )
-from swift.elastic.membership.lifecycle import restarted
+from swift.elastic.membership.status import RecoveryPolicy
 from tests.elastic.membership.script import A, B, C, D, after_go, may_restart, once, script_live, survivors
 
 
 def test_who_is_ended_with_all_others_is_not_given_up(live):
     for _ in range(4):
-        live.membership, commands = restarted(live.membership, "because", live.time)
+        live.membership, commands = live.membership.restarted("because", live.time)
         assert commands == (RestartAll("because"),)
         assert live.die(A, B, C, D) == []
         live.start(A, B, C, D)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from swift.elastic.membership import Form, Kill, PhaseTimed, Ready, RestartAll, StopRun
+from swift.elastic.membership.messages import Form, Kill, PhaseTimed, Ready, RestartAll, StopRun
 from tests.elastic.membership.script import A, B, C, D, Script
 from tests.elastic.membership.test_restart_limits import (
     ALL,

@@ -7,8 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from swift.elastic.membership import FaultInjected, RecoveryPolicy, Tick
-from swift.schedules.adapt import MoveRule
+from swift.elastic.membership.messages import FaultInjected, Tick
+from swift.elastic.membership.status import RecoveryPolicy
+from swift.schedules.adapt.moves import MoveRule
 from swift.topology import Topology
 from tests.elastic.membership.simulation.world import World
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from swift.elastic.membership import Form, Ready, RestartAll, StageLost, StopRequested, processes_of
+from swift.elastic.membership.messages import Form, Ready, RestartAll, StageLost, StopRequested, processes_of
 from swift.topology import Topology
 from tests.elastic.membership.script import A, B, C, D, found, lost, once, script_live
 

@@ -4,14 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from swift.elastic.membership import (
+from swift.elastic.membership.messages import (
     Done,
     Form,
     GoLive,
     Heartbeat,
     Kill,
     Member,
-    ProcessState,
     Ready,
     RestartAll,
     Retire,
@@ -19,7 +18,7 @@ from swift.elastic.membership import (
     Stamp,
     Woke,
 )
-from swift.elastic.membership.lifecycle import restarted
+from swift.elastic.membership.status import ProcessState
 from swift.errors import SettingError
 from tests.elastic.membership.script import LIMITS, A, B, C, D
 
@@ -70,13 +69,13 @@ def test_what_a_retired_process_says_changes_nothing_nor_does_its_death(live):
     assert [type(one) for one in live.tell(Ready, C, 0)] == [Kill]
     assert live.die(C) == []
     assert live.membership == before
-    _, (restart,) = restarted(live.membership, "a test", live.time)
-    assert not restarted(live.membership, "a test", live.time)[0].statuses[C].is_dying, restart
+    _, (restart,) = live.membership.restarted("a test", live.time)
+    assert not live.membership.restarted("a test", live.time)[0].statuses[C].is_dying, restart
 
 
 def test_who_is_killed_again_has_no_longer_to_die(live):
     wait_until_silent(live, C)
-    live.membership, _ = restarted(live.membership, "a test", live.time + 4)
+    live.membership, _ = live.membership.restarted("a test", live.time + 4)
     live.time += LIMITS.dying + 0.1
     assert [command.member.process for command in live.tick() if isinstance(command, Retire)] == [C]
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from swift.runlog import read_run
+from swift.runlog.reading import read_run
 from tests.elastic.runs import launched, left_behind, members, wait_for_steps
 
 SMALL = {"ModelConfig__num_layers": 2, "ModelConfig__model_dim": 16, "ModelConfig__sequence_length": 16}

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from swift.runlog import read_run
+from swift.runlog.reading import read_run
 from tests.elastic.runs import NO_CHECKPOINTS, launched, losses, stop, wait_for, whole, write_config
 
 pytestmark = pytest.mark.slow

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from swift.checkpoint import checkpoint_steps
-from swift.runlog import read_run
+from swift.checkpoint.manifest import checkpoint_steps
+from swift.runlog.reading import read_run
 from tests.elastic.runs import SWIFT, environment, left_behind, losses, write_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a file system")]

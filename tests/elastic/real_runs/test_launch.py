@@ -10,8 +10,9 @@ import time
 import numpy as np
 import pytest
 
-from swift.runlog import history_of, incidents_of, presences_of, read_run, stretches_of, time_by_cause
-from swift.tools.report.sections.plans import schedule_of
+from swift.report.history import history_of, incidents_of, presences_of, stretches_of, time_by_cause
+from swift.report.sections import schedule_of
+from swift.runlog.reading import read_run
 from tests.elastic.runs import (
     launched,
     left_behind,

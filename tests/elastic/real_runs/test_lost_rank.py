@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from swift.runlog import read_run
+from swift.runlog.reading import read_run
 from tests.elastic.runs import (
     NO_CHECKPOINTS,
     go_on,

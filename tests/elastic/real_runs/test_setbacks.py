@@ -6,7 +6,7 @@ import signal
 import numpy as np
 import pytest
 
-from swift.runlog import read_run
+from swift.runlog.reading import read_run
 from tests.elastic.runs import (
     EVERY,
     NO_CHECKPOINTS,

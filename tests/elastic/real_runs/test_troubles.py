@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from swift.checkpoint import checkpoint_steps
-from swift.runlog import read_run
+from swift.checkpoint.manifest import checkpoint_steps
+from swift.runlog.reading import read_run
 from tests.elastic.runs import (
     EVERY,
     go_on,

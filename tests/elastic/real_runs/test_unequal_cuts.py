@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from swift.runlog import read_run
+from swift.runlog.reading import read_run
 from tests.elastic.runs import NO_CHECKPOINTS, losses, tell, whole, write_config
 
 pytestmark = pytest.mark.slow

@@ -1,20 +1,20 @@
 """Histories of a run of processes, told to the membership that decides and to the journal."""
 
 from swift.deadlines import Deadlines
-from swift.elastic.membership import (
+from swift.elastic.membership.machine import Membership
+from swift.elastic.membership.messages import (
     Died,
     Formed,
     Heartbeat,
     Member,
-    Membership,
     PhaseTimed,
-    ProcessState,
     Ready,
     Stamp,
     Started,
     Tick,
     processes_of,
 )
+from swift.elastic.membership.status import ProcessState
 from swift.elastic.reporting.goodput import CAUSES
 from swift.elastic.reporting.journal import Journal
 from swift.topology import Topology

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from swift.elastic.reporting.background_calls import BackgroundCalls
+from swift.elastic.reporting.reporter import BackgroundCalls
 from swift.errors import RunError
 
 

@@ -1,6 +1,7 @@
 """Processes that fail before they are live, and news that come twice or too late, in the journal."""
 
-from swift.elastic.membership import Heartbeat, Kill, Member, Ready, RecoveryPolicy, Started
+from swift.elastic.membership.messages import Heartbeat, Kill, Member, Ready, Started
+from swift.elastic.membership.status import RecoveryPolicy
 from tests.elastic.reporting.histories import ALL, A, B, C, D, History
 
 

@@ -2,9 +2,10 @@
 
 import pytest
 
-from swift.elastic.membership import CutFound, CutRefused, Loaded, RecoveryPolicy
-from swift.schedules.adapt import MoveRule
-from swift.schedules.plans import OWN_CUT, BlockHolders, Move
+from swift.elastic.membership.messages import CutFound, CutRefused, Loaded
+from swift.elastic.membership.status import RecoveryPolicy
+from swift.schedules.adapt.moves import MoveRule
+from swift.schedules.plans.normalize import OWN_CUT, BlockHolders, Move
 from tests.elastic.reporting.histories import ALL, A, B, C, D, History, recovering
 
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift.elastic.membership import Formed, GoLive, Heartbeat, ProcessState, Ready, Stamp
+from swift.elastic.membership.messages import Formed, GoLive, Heartbeat, Ready, Stamp
+from swift.elastic.membership.status import ProcessState
 from swift.elastic.reporting.goodput import CAUSES
 from tests.elastic.reporting.histories import ALL, LIMITS, History
 

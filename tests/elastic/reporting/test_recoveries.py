@@ -2,7 +2,8 @@
 
 import pytest
 
-from swift.elastic.membership import Ready, RecoveryPolicy
+from swift.elastic.membership.messages import Ready
+from swift.elastic.membership.status import RecoveryPolicy
 from tests.elastic.reporting.histories import ALL, A, B, C, D, History, recovering
 
 

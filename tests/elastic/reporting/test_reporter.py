@@ -5,11 +5,11 @@ from unittest.mock import Mock
 
 import pytest
 
-from swift.elastic.reporting.background_calls import BackgroundCalls
 from swift.elastic.reporting.journal import Journal
-from swift.elastic.reporting.reporter import Reporter
+from swift.elastic.reporting.reporter import BackgroundCalls, Reporter
 from swift.errors import RunError
-from swift.runlog import RunDirectory, read_run
+from swift.runlog.reading import read_run
+from swift.runlog.run_directory import RunDirectory
 
 
 def test_a_record_is_in_the_file_once_it_is_written(tmp_path):

@@ -11,13 +11,15 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from swift.cli.configuration import load_experiment
+from swift.config.gin_reader import load_experiment
 from swift.elastic.jax_group import JaxGroup
-from swift.mesh import AXES, LiveMesh, own_row, storage_mesh
-from swift.mesh.process_shards import place_shards, shard_shapes
-from swift.pipeline import Configurator, Steps
-from swift.pipeline.reconfigure.block_sharing import compiled_share
-from swift.pipeline.reconfigure.executable_cache import ExecutableCache
+from swift.mesh.live import LiveMesh, own_row, storage_mesh
+from swift.mesh.per_rank import AXES
+from swift.mesh.state_rows import place_shards, shard_shapes
+from swift.pipeline.reconfigure.compiled_steps import Steps
+from swift.pipeline.reconfigure.configuration import Configurator
+from swift.pipeline.reconfigure.executables import ExecutableCache
+from swift.pipeline.reconfigure.transfer import compiled_share
 
 ITERATIONS_DONE = 7
 

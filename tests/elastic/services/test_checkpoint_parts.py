@@ -6,13 +6,13 @@ import jax
 import numpy as np
 import pytest
 
-from swift.elastic.membership import Process, Stamp
-from swift.elastic.services.checkpoint_parts import CheckpointParts
-from swift.elastic.state import SharedMemoryStore, process_parts
-from swift.mesh import MeshRow, storage_mesh
-from swift.models import Chunks
-from swift.pipeline.reconfigure import move_on_host
-from swift.schedules.plans import BlockHolders, Move
+from swift.elastic.membership.messages import Process, Stamp
+from swift.elastic.services.checkpoint_service import CheckpointParts
+from swift.elastic.state.store import SharedMemoryStore, process_parts
+from swift.mesh.live import MeshRow, storage_mesh
+from swift.models.cuts import Chunks
+from swift.pipeline.reconfigure.transfer import move_on_host
+from swift.schedules.plans.normalize import BlockHolders, Move
 from swift.topology import Topology
 
 NOW = Stamp(3, 7)

@@ -7,12 +7,14 @@ import jax
 import numpy as np
 import pytest
 
-from swift.checkpoint import checkpoint_path, load_plan, plan_restore, read_manifest, save_checkpoint
-from swift.cli.configuration import config_text
-from swift.elastic.membership import Process, ShardLayout, Stamp, processes_of
+from swift.checkpoint.manifest import checkpoint_path, read_manifest
+from swift.checkpoint.reader import load_plan, plan_restore
+from swift.checkpoint.writer import save_checkpoint
+from swift.config.stored import config_text
+from swift.elastic.membership.messages import Process, ShardLayout, Stamp, processes_of
 from swift.elastic.services.checkpoint_service import CheckpointService
-from swift.elastic.state.shared_memory_store import SharedMemoryStore
-from swift.elastic.transport.checkpoint_messages import (
+from swift.elastic.state.store import SharedMemoryStore
+from swift.elastic.transport.messages import (
     CHECKPOINT_ANSWERS,
     CHECKPOINT_COMMANDS,
     CommandFailed,
@@ -22,13 +24,16 @@ from swift.elastic.transport.checkpoint_messages import (
     Saved,
     StateRestored,
 )
-from swift.mesh.process_shards import fetch_shards
-from swift.runlog import CLASS_COUNTS, METRICS, RunDirectory, read_run
-from swift.runlog.class_counts import KINDS
+from swift.mesh.state_rows import fetch_shards
+from swift.runlog.expert_counts import CLASS_COUNTS, KINDS
+from swift.runlog.files import METRICS
+from swift.runlog.reading import read_run
+from swift.runlog.run_directory import RunDirectory
 from swift.topology import Topology
-from swift.train import TrainOptions, WeightSource, train
-from swift.train.checkpoints.saved_state import extra_of, first_ledger
-from swift.train.start import begin, read_start
+from swift.train.initial_weights import WeightSource
+from swift.train.saved_state import extra_of, first_ledger
+from swift.train.start import TrainOptions, begin, read_start
+from swift.train.trainer import train
 
 SOME = Process((0, 0), 1), Process((1, 1))
 

@@ -14,11 +14,12 @@ import jax
 import numpy as np
 import pytest
 
-from swift.checkpoint import checkpoint_path, checkpoint_steps, read_manifest, restore_lines
-from swift.cli.configuration import config_text
-from swift.elastic.membership import Process, Stamp
-from swift.elastic.state.shared_memory_store import SharedMemoryStore
-from swift.elastic.transport.checkpoint_messages import (
+from swift.checkpoint.inspection import restore_lines
+from swift.checkpoint.manifest import checkpoint_path, checkpoint_steps, read_manifest
+from swift.config.stored import config_text
+from swift.elastic.membership.messages import Process, Stamp
+from swift.elastic.state.store import SharedMemoryStore
+from swift.elastic.transport.messages import (
     CHECKPOINT_ANSWERS,
     CHECKPOINT_COMMANDS,
     CommandFailed,
@@ -29,9 +30,9 @@ from swift.elastic.transport.checkpoint_messages import (
     StateRestored,
 )
 from swift.errors import RunError
-from swift.runlog import CLASS_COUNTS, METRICS
-from swift.train.checkpoints import check_savable
-from swift.train.checkpoints.rescue import take_back
+from swift.runlog.expert_counts import CLASS_COUNTS
+from swift.runlog.files import METRICS
+from swift.train.saved_state import check_savable, take_back
 
 RANKS = (Process((0, 0), 0), Process((0, 0), 1))
 
@@ -195,8 +196,8 @@ PROCESS = """
 import resource, sys
 from pathlib import Path
 from types import SimpleNamespace
-from swift.cli.configuration import load_experiment
-from swift.elastic.services import checkpoint_process, checkpoint_service
+from swift.config.gin_reader import load_experiment
+from swift.elastic.services import checkpoint_service as checkpoint_process, checkpoint_service
 config, run_dir, snapshots, handed_over, most_bytes = sys.argv[1:]
 load = checkpoint_service.load_state
 checkpoint_service.load_state = lambda *arguments: (print("noise"), load(*arguments))[1]

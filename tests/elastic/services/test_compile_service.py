@@ -13,11 +13,12 @@ from queue import Queue
 
 import pytest
 
-from swift.checkpoint import CheckpointConfig
-from swift.cli.configuration import load_experiment
+from swift.checkpoint.config import CheckpointConfig
+from swift.config.experiment import Experiment
+from swift.config.gin_reader import load_experiment
 from swift.elastic.jax_group import CoordinationService
 from swift.elastic.services.compile_service import CompileJob, _outcome, jobs_for
-from swift.elastic.transport.compile_messages import (
+from swift.elastic.transport.messages import (
     COMPILE_ANSWERS,
     COMPILE_REQUESTS,
     Alive,
@@ -27,13 +28,12 @@ from swift.elastic.transport.compile_messages import (
     Prepared,
 )
 from swift.errors import RunError
-from swift.mesh import storage_mesh
-from swift.pipeline import Configurator
+from swift.mesh.live import storage_mesh
 from swift.pipeline.reconfigure.compiled_steps import program_key
-from swift.pipeline.reconfigure.executable_cache import ExecutableCache
-from swift.schedules.plans import BlockHolders, Move
+from swift.pipeline.reconfigure.configuration import Configurator
+from swift.pipeline.reconfigure.executables import ExecutableCache
+from swift.schedules.plans.normalize import BlockHolders, Move
 from swift.topology import Topology
-from swift.train import Experiment
 
 WAIT_S = 300
 NONE, FIRST = frozenset(), frozenset({(0, 0)})
@@ -64,7 +64,7 @@ Experiment.checkpoint = @CheckpointConfig()
 CheckpointConfig.every = 100
 """
 MAIN = (
-    "import sys; from pathlib import Path; from swift.cli.configuration import load_experiment\n"
+    "import sys; from pathlib import Path; from swift.config.gin_reader import load_experiment\n"
     "from swift.elastic.services.compile_service import run_compile_service\n"
     "run_compile_service(load_experiment(Path(sys.argv[1])), Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))"
 )

@@ -6,18 +6,16 @@ import jax
 import numpy as np
 import pytest
 
-from swift.checkpoint import checkpoint_path, plan_restore, read_manifest
-from swift.checkpoint.partial.expert_units import by_name
-from swift.elastic.elastic_ranks import ElasticSpecs
-from swift.elastic.membership import Process, ShardLayout, Stamp
-from swift.elastic.state.handover import Handover
-from swift.elastic.state.shared_memory_store import SharedMemoryStore
-from swift.elastic.state.slice_copies import SliceCopies, copy_shapes
-from swift.elastic.transport.checkpoint_messages import CommandFailed, Reshard, StateRestored
-from swift.mesh.process_shards import fetch_shards, shard_shapes
-from swift.train import TrainOptions
-from swift.train.checkpoints.saved_state import load_state, split_of
-from swift.train.start import begin, read_start
+from swift.checkpoint.manifest import checkpoint_path, read_manifest
+from swift.checkpoint.reader import plan_restore
+from swift.checkpoint.units import by_name
+from swift.elastic.membership.messages import Process, ShardLayout, Stamp
+from swift.elastic.state.slices import ElasticSpecs, Handover, SliceCopies, copy_shapes
+from swift.elastic.state.store import SharedMemoryStore
+from swift.elastic.transport.messages import CommandFailed, Reshard, StateRestored
+from swift.mesh.state_rows import fetch_shards, shard_shapes
+from swift.train.saved_state import load_state, split_of
+from swift.train.start import TrainOptions, begin, read_start
 
 NOW, BEFORE = Stamp(3, 4), Stamp(3, 2)
 

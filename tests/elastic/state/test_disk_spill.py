@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from swift.elastic.membership import Process, Stamp
-from swift.elastic.state import disk_spill
+from swift.elastic.membership.messages import Process, Stamp
+from swift.elastic.state import store as disk_spill
 from swift.elastic.state.run_files import node_memory
-from swift.elastic.state.shared_memory_store import SharedMemoryStore
-from swift.elastic.worker.kept_states import KeptStates
+from swift.elastic.state.store import SharedMemoryStore
+from swift.elastic.worker.generation import KeptStates
 
 WHO, OTHER = Process((0, 0)), Process((0, 0), 1)
 STATE = {"weights": np.arange(300_000, dtype=np.float32)}

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift.checkpoint import Ledger, Tally
+from swift.checkpoint.manifest import Ledger
+from swift.checkpoint.selection import Tally
 from swift.elastic.state.ledger_counts import counted, counted_so_far
-from swift.runlog import CLASS_COUNTS, METRICS, RunDirectory
-from swift.runlog.class_counts import KINDS
+from swift.runlog.expert_counts import CLASS_COUNTS, KINDS
+from swift.runlog.files import METRICS
+from swift.runlog.run_directory import RunDirectory
 
 MOST = 1000
 """More updates than an expert gets in any of the iterations."""

@@ -8,9 +8,9 @@ import sys
 import numpy as np
 import pytest
 
-from swift.elastic.membership import Process, Stamp
-from swift.elastic.state import SharedMemoryStore
+from swift.elastic.membership.messages import Process, Stamp
 from swift.elastic.state.run_files import RunFiles, remove_leftovers
+from swift.elastic.state.store import SharedMemoryStore
 
 KILLED = """
 import os, pathlib, signal, sys, tempfile

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from swift.elastic.membership import Process, Stamp
-from swift.elastic.state.shared_memory_store import SharedMemoryStore
+from swift.elastic.membership.messages import Process, Stamp
+from swift.elastic.state.store import SharedMemoryStore
 from swift.errors import RunError
 
 WHO = Process((1, 0))

@@ -14,22 +14,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift.checkpoint.partial.expert_units import by_name
-from swift.elastic.elastic_ranks import neighbour_of
-from swift.elastic.membership import Process, Stamp, processes_of
-from swift.elastic.state.neighbour_copies import neighbour_slices
-from swift.elastic.state.slice_copies import SliceCopies, copy_shapes, needed
-from swift.mesh import REPLICATED
+from swift.checkpoint.units import by_name
+from swift.elastic.membership.messages import Process, Stamp, processes_of
+from swift.elastic.state.slices import SliceCopies, copy_shapes, needed, neighbour_of, neighbour_slices
+from swift.mesh.per_rank import REPLICATED
 from swift.topology import Topology
-from swift.train.checkpoints.saved_state import split_of
+from swift.train.saved_state import split_of
 
 OWNER, HOLDER = Process((0, 0), 2), Process((0, 0), 3)
 WRITERS = """
 import os, sys
 from pathlib import Path
 import numpy as np
-from swift.elastic.state.slice_copies import SliceCopies
-from swift.elastic.membership import Process, Stamp
+from swift.elastic.state.slices import SliceCopies
+from swift.elastic.membership.messages import Process, Stamp
 
 def write(directory):
     keep = SliceCopies(directory).store(4, Process((0, 0), 3), Process((0, 0), 2))

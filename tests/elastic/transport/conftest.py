@@ -5,9 +5,9 @@ import socket
 
 import pytest
 
-from swift.elastic.transport.child_processes import LocalChildren
-from swift.elastic.transport.multi_node_children import MultiNodeChildren
-from swift.elastic.transport.rendezvous import Rendezvous
+from swift.elastic.transport.children import LocalChildren
+from swift.elastic.transport.connections import Rendezvous
+from swift.elastic.transport.nodes import MultiNodeChildren
 from tests.elastic.transport.nodes import SILENCE_S
 
 

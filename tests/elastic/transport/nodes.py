@@ -8,8 +8,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from swift.deadlines import Deadlines
-from swift.elastic.transport.multi_node_children import NODES
-from swift.elastic.transport.node_messages import NODE_UPDATES, NodeUpdate
+from swift.elastic.transport.messages import NODE_UPDATES, NodeUpdate
+from swift.elastic.transport.nodes import NODES
 from swift.elastic.transport.remote_node import serve_node
 
 NODE = """

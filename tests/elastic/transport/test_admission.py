@@ -9,9 +9,7 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from swift.elastic.transport.admission import Admission
-from swift.elastic.transport.handshake import MAX_BYTES
-from swift.elastic.transport.rendezvous import NodeConnection
+from swift.elastic.transport.connections import MAX_BYTES, Admission, NodeConnection
 
 KEY, NUM_STRANGERS = "the key", 10_000
 

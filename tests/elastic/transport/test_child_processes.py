@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from swift import tasks
-from swift.elastic.transport import child_processes
-from swift.elastic.transport.child_processes import LocalChildren
+from swift.elastic.transport import children as child_processes
+from swift.elastic.transport.children import LocalChildren
 from swift.errors import RunError
 
 

@@ -9,11 +9,10 @@ from contextlib import closing
 
 import pytest
 
-from swift.elastic.transport.admission import Admission
-from swift.elastic.transport.child_processes import LocalChildren
-from swift.elastic.transport.multi_node_children import MultiNodeChildren
-from swift.elastic.transport.node_messages import NODE_MESSAGES, ChildSent, NodeHeartbeat, StartChild
-from swift.elastic.transport.rendezvous import NodeConnection, Rendezvous
+from swift.elastic.transport.children import LocalChildren
+from swift.elastic.transport.connections import Admission, NodeConnection, Rendezvous
+from swift.elastic.transport.messages import NODE_MESSAGES, ChildSent, NodeHeartbeat, StartChild
+from swift.elastic.transport.nodes import MultiNodeChildren
 from tests.elastic.transport.nodes import SILENCE_S, come, hear, is_alive, node, start, until_dead, until_gone
 
 

@@ -3,9 +3,10 @@
 import pytest
 
 from swift.elastic.coordinator.fault_injection import parse_chaos
-from swift.elastic.membership import (
+from swift.elastic.membership.messages import (
     CutRefused,
     Departed,
+    Done,
     Enter,
     Form,
     Formed,
@@ -16,15 +17,15 @@ from swift.elastic.membership import (
     Process,
     Ready,
     Stamp,
+    StartGeneration,
     processes_of,
 )
-from swift.elastic.transport.checkpoint_messages import CHECKPOINT_ANSWERS
-from swift.elastic.transport.worker_messages import (
+from swift.elastic.transport.messages import (
+    CHECKPOINT_ANSWERS,
     WORKER_COMMANDS,
     WORKER_MESSAGES,
     Begin,
     DataUnreadable,
-    Done,
     FormGroup,
     Halt,
     Hang,
@@ -32,7 +33,6 @@ from swift.elastic.transport.worker_messages import (
     Record,
     SnapshotKept,
     SnapshotMissed,
-    StartGeneration,
     Stop,
 )
 from swift.errors import RunError, SettingError

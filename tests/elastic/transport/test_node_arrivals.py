@@ -12,12 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from swift.elastic.transport import connections as rendezvous_module
 from swift.elastic.transport import remote_node as node_module
-from swift.elastic.transport import rendezvous as rendezvous_module
+from swift.elastic.transport.connections import NodeConnection, Rendezvous
 from swift.elastic.transport.remote_node import announcing_arrival
-from swift.elastic.transport.rendezvous import NodeConnection, Rendezvous
 from swift.errors import RunError, SettingError
-from swift.runlog.lock import this_process
+from swift.runlog.lease import this_process
 from tests.elastic.transport.nodes import SILENCE_S, come, hear, node, serve, until_dead
 
 

@@ -5,11 +5,10 @@ from types import SimpleNamespace
 import pytest
 
 from swift.elastic.jax_group import JaxGroupError
-from swift.elastic.membership import Form, Ready
-from swift.elastic.transport import FormGroup
-from swift.elastic.worker import WorkerProcess
-from swift.elastic.worker.group_waits import GroupWaits
-from swift.schedules.plans import BlockHolders
+from swift.elastic.membership.messages import Form, Ready
+from swift.elastic.transport.messages import FormGroup
+from swift.elastic.worker.worker import GroupWaits, WorkerProcess
+from swift.schedules.plans.normalize import BlockHolders
 
 
 class Group:

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from swift.elastic.membership import Process, Stamp
-from swift.elastic.state import SharedMemoryStore
-from swift.elastic.worker import kept_states
-from swift.elastic.worker.kept_states import KeptStates
+from swift.elastic.membership.messages import Process, Stamp
+from swift.elastic.state.store import SharedMemoryStore
+from swift.elastic.worker import generation
+from swift.elastic.worker.generation import KeptStates
 
 
 class GatedStore(SharedMemoryStore):
@@ -62,11 +62,11 @@ def state(step):
 
 @pytest.fixture(autouse=True)
 def _on_the_host(monkeypatch):
-    monkeypatch.setattr(kept_states, "fetch_shards", lambda tree: tree)
+    monkeypatch.setattr(generation, "fetch_shards", lambda tree: tree)
 
 
 def test_a_state_on_the_devices_is_taken_as_it_is(tmp_path, monkeypatch):
-    monkeypatch.setattr(kept_states, "on_mesh", lambda *given: given)
+    monkeypatch.setattr(generation, "on_mesh", lambda *given: given)
     kept, spec = Worker(tmp_path, 0, every=0).kept, SimpleNamespace(live="mesh", specs="specs")  # no shapes are asked
     assert kept.placed(Stamp(1, 0), spec, is_there=True) == (kept.on_devices[Stamp(1, 0)], "mesh", "specs")
 

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from swift.cli.configuration import config_text
-from swift.elastic.state import RunFiles
-from swift.elastic.transport import WORKER_COMMANDS, Begin, Halt, Stop
-from swift.elastic.worker import wait_to_begin
+from swift.config.stored import config_text
+from swift.elastic.state.run_files import RunFiles
+from swift.elastic.transport.messages import WORKER_COMMANDS, Begin, Halt, Stop
+from swift.elastic.worker.channel import wait_to_begin
 
 
 class Exited(BaseException):
@@ -49,7 +49,7 @@ import os, sys
 from argparse import Namespace
 from pathlib import Path
 from jax._src import xla_bridge
-from swift.cli import processes
+from swift.cli import child_entry as processes
 
 def wait_to_begin(*_):
     print(xla_bridge.backends_are_initialized())

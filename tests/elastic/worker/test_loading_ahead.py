@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from swift.elastic.membership import CutRefused, LoadAhead, Loaded
-from swift.elastic.worker.generation_programs import AheadLoader
-from swift.pipeline import UnknownCut
-from swift.schedules.plans import BlockHolders
+from swift.elastic.membership.messages import CutRefused, LoadAhead, Loaded
+from swift.elastic.worker.generation import AheadLoader
+from swift.pipeline.reconfigure.recut import UnknownCut
+from swift.schedules.plans.normalize import BlockHolders
 
 CUT, OTHER = BlockHolders(((0, 0), (0, 1))), BlockHolders(((0, 1), (0, 0)))
 STEPS = SimpleNamespace()

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from swift.elastic.services import checkpoint_process
-from swift.elastic.worker.worker_spec import WorkerSpec
+from swift.elastic.services import checkpoint_service
+from swift.elastic.worker.worker import WorkerSpec
 
 
 class Exited(BaseException):
@@ -54,8 +54,8 @@ def test_the_checkpoint_service_removes_what_all_shared_if_its_supervisor_was_ki
     told, parents = list[str](), [7, 7, 7]
     monkeypatch.setattr(os, "_exit", leave)
     monkeypatch.setattr(os, "getppid", lambda: parents.pop(0) if parents else 1 if is_orphan else 7)
-    monkeypatch.setattr(checkpoint_process, "_ORPHANED_S", 0.2)
-    leaving = checkpoint_process.Leaving(SimpleNamespace(remove=lambda: told.append("removed")))
+    monkeypatch.setattr(checkpoint_service, "_ORPHANED_S", 0.2)
+    leaving = checkpoint_service.Leaving(SimpleNamespace(remove=lambda: told.append("removed")))
     with pytest.raises(Exited):
         leaving()
     assert told == ["removed"] * is_orphan

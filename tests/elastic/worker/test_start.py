@@ -7,8 +7,8 @@ import jax
 import pytest
 
 from swift.elastic.accelerators import MemberDevices
-from swift.elastic.membership import Ready
-from swift.elastic.worker import WorkerProcess, WorkerSpec
+from swift.elastic.membership.messages import Ready
+from swift.elastic.worker.worker import WorkerProcess, WorkerSpec
 
 
 class Reached(Exception):

@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift.errors import SettingError
-from swift.experts.placement import FlexMoE, MinMax, changed_slots
+from swift.experts.placement.flexmoe import FlexMoE
+from swift.experts.placement.packed import MinMax
+from swift.experts.placement.replicas import changed_slots
 
 SHAPES = [(2, 8, 4, 3), (2, 5, 5, 1), (2, 16, 16, 4)]  # L, E, N, S
 flexmoe, minmax = jax.jit(FlexMoE(interval=1)), jax.jit(MinMax())

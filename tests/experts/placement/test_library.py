@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from swift.errors import SettingError
-from swift.experts.placement import Static, place_experts, rank_loads, split_tokens
+from swift.experts.placement.library import place_experts, rank_loads, split_tokens
+from swift.experts.placement.policy import Static
 
 LOADS = np.random.default_rng(0).dirichlet(np.full(16, 0.4), size=2)
 

@@ -10,7 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift.experts.placement import MinMax, Static, Symi, load_imbalance, replica_counts
+from swift.experts.placement.packed import MinMax
+from swift.experts.placement.policy import Static
+from swift.experts.placement.replicas import load_imbalance, replica_counts
+from swift.experts.placement.symi import Symi
 
 SHAPES = [(1, 2, 2), (2, 3, 1), (3, 3, 2), (4, 4, 2), (4, 2, 2), (5, 5, 2)]  # E, N, S
 minmax = jax.jit(MinMax())

@@ -7,7 +7,7 @@ from eplb import eplb, largest_rank_load
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift.experts.placement import MinMax, Packed
+from swift.experts.placement.packed import MinMax, Packed
 
 SHAPES = [(4, 2, 2), (8, 8, 4), (128, 8, 17)]  # E, N, S
 packed, minmax = jax.jit(Packed()), jax.jit(MinMax())

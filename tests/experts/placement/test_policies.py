@@ -12,7 +12,11 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, PartitionSpec
 
 from swift.errors import SettingError
-from swift.experts.placement import FlexMoE, MinMax, Packed, PlacementPolicy, Static, Symi, replica_counts
+from swift.experts.placement.flexmoe import FlexMoE
+from swift.experts.placement.packed import MinMax, Packed
+from swift.experts.placement.policy import PlacementPolicy, Static
+from swift.experts.placement.replicas import replica_counts
+from swift.experts.placement.symi import Symi
 
 POLICIES: list[PlacementPolicy] = [Static(), Symi(), MinMax(), Packed(), FlexMoE(1), FlexMoE(3)]
 SHAPES = [(1, 1, 1, 1), (2, 5, 3, 4), (1, 5, 5, 1), (2, 16, 16, 4)]  # L, E, N, S

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift.experts.placement import changed_slots, contiguous, load_imbalance, replica_counts
-from swift.experts.placement.replicas import total_tokens
+from swift.experts.placement.replicas import changed_slots, contiguous, load_imbalance, replica_counts, total_tokens
 
 
 @settings(deadline=None, max_examples=30)

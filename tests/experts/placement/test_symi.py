@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift.experts.placement import Symi, replica_counts
+from swift.experts.placement.replicas import replica_counts
+from swift.experts.placement.symi import Symi
 
 SHAPES = [(1, 1, 1), (5, 3, 2), (8, 4, 3), (7, 7, 1), (32, 9, 5)]  # E, N, S
 symi = jax.jit(Symi())

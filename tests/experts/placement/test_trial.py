@@ -10,17 +10,12 @@ import numpy as np
 import pytest
 
 from swift.errors import SettingError
-from swift.experts.placement import (
-    FlexMoE,
-    MinMax,
-    Packed,
-    Static,
-    Symi,
-    try_policy,
-    uniform_placement,
-    unsound,
-    unsound_placement,
-)
+from swift.experts.placement.flexmoe import FlexMoE
+from swift.experts.placement.packed import MinMax, Packed
+from swift.experts.placement.policy import Static, uniform_placement
+from swift.experts.placement.replicas import unsound, unsound_placement
+from swift.experts.placement.symi import Symi
+from swift.experts.placement.trial import try_policy
 
 SHAPE = (2, 5, 3, 4)  # L, E, N, S
 COUNTER = itertools.count()

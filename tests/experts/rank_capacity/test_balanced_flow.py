@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 from scipy.sparse import csr_array
 
-from swift.experts.placement import Packed
-from swift.experts.rank_capacity import Holders, balance, by_source
+from swift.experts.capacity.balanced_flow import Holders, balance
+from swift.experts.capacity.token_split import by_source
+from swift.experts.placement.packed import Packed
 
 pytestmark = pytest.mark.usefixtures("strict_types")
 

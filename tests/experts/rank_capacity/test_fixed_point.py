@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from swift.experts.rank_capacity.fixed_point import ONE, cumulated, fraction_of, times
+from swift.experts.capacity.token_split import ONE, cumulated, fraction_of, times
 
 pytestmark = pytest.mark.usefixtures("strict_types")
 

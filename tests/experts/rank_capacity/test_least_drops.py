@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_flow
 
-from swift.experts import ExpertConfig
-from swift.experts.placement import place_experts
-from swift.experts.rank_capacity import Holders, balance, relieve, serve
+from swift.experts.capacity.balanced_flow import Holders, balance, relieve
+from swift.experts.capacity.rank import serve
+from swift.experts.config import ExpertConfig
+from swift.experts.placement.library import place_experts
 
 pytestmark = pytest.mark.usefixtures("strict_types")
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift.errors import SettingError
-from swift.experts import ExpertConfig
-from swift.experts.rank_capacity.limits import in_proportion, serve
-from swift.experts.rank_capacity.token_split import Rooms, Slots, split_tokens
+from swift.experts.capacity.rank import in_proportion, serve
+from swift.experts.capacity.token_split import Rooms, Slots, split_tokens
+from swift.experts.config import ExpertConfig
 
 pytestmark = pytest.mark.usefixtures("strict_types")
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh, PartitionSpec
 
+from swift.experts.capacity.row_exchange import Ends, exchange_rows, is_ragged
 from swift.experts.config import Buffers
-from swift.experts.rank_capacity.row_exchange import Ends, exchange_rows, is_ragged
 
 pytestmark = pytest.mark.usefixtures("strict_types")
 

@@ -6,10 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
-from swift.experts import ExpertConfig
-from swift.experts.config import Buffers
-from swift.experts.grouped_matmul import Groups
-from swift.experts.rank_capacity.token_rows import (
+from swift.experts.capacity.token_rows import (
     SlotRows,
     TokenRows,
     copy_to_slots,
@@ -17,6 +14,8 @@ from swift.experts.rank_capacity.token_rows import (
     sum_over_slots,
     sum_tokens,
 )
+from swift.experts.config import Buffers, ExpertConfig
+from swift.experts.grouped_matmul import Groups
 
 pytestmark = pytest.mark.usefixtures("strict_types")
 

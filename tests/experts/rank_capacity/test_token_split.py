@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift.experts.rank_capacity.token_split import Rooms, Slots, _whole_tokens, split_tokens
+from swift.experts.capacity.token_split import Rooms, Slots, _whole_tokens, split_tokens
 
 pytestmark = pytest.mark.usefixtures("strict_types")
 

@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from swift.mesh import RANKED, live_mesh
+from swift.mesh.live import live_mesh
+from swift.mesh.per_rank import RANKED
 from swift.topology import Topology
 
 

@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from swift.experts import from_slices, to_slices
-from swift.mesh import EXPERT_AXIS, RANKED, collective_bytes, live_mesh
-from swift.models import ColumnShares
+from swift.experts.exchange import from_slices, to_slices
+from swift.mesh.hlo_collectives import collective_bytes
+from swift.mesh.live import live_mesh
+from swift.mesh.per_rank import EXPERT_AXIS, RANKED
+from swift.models.vocabulary.layouts import ColumnShares
 from swift.topology import Topology
 from tests.models.vocabulary.layouts import run
 

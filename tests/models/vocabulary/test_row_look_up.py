@@ -6,10 +6,15 @@ import numpy as np
 import pytest
 from jax import lax
 
-from swift.mesh import EXPERT_AXIS, RANKED, collective_bytes, live_mesh
-from swift.models.vocabulary import (
+from swift.mesh.hlo_collectives import collective_bytes
+from swift.mesh.live import live_mesh
+from swift.mesh.per_rank import EXPERT_AXIS, RANKED
+from swift.models.vocabulary.lookup import (
+    NONE,
+    Requests,
     add_gradients_of_copies,
     choose_hot_rows,
+    distinct,
     fetch_copies,
     gradient_in_shares,
     look_up_in_shares,
@@ -17,7 +22,6 @@ from swift.models.vocabulary import (
     requests_at_once,
     rounds_if_different,
 )
-from swift.models.vocabulary.row_look_up import NONE, Requests, distinct
 from swift.topology import Topology
 
 RANKS, OWN, TOKENS, WIDTH = 4, 6, 15, 3

@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from swift.mesh import RANKED, collective_bytes, live_mesh
-from swift.models import RowShares
+from swift.mesh.hlo_collectives import collective_bytes
+from swift.mesh.live import live_mesh
+from swift.mesh.per_rank import RANKED
+from swift.models.vocabulary.layouts import RowShares
 from swift.topology import Topology
 from tests.models.vocabulary.layouts import run
 

@@ -4,9 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from swift.mesh import EXPERT_AXIS
-from swift.models import token_losses
-from swift.models.vocabulary import sum_of_losses_in_shares
+from swift.mesh.per_rank import EXPERT_AXIS
+from swift.models import losses
+from swift.models.vocabulary.sharded_loss import sum_of_losses_in_shares
 from tests.oracles import softmax
 
 RANKS, TOKENS, WIDTH, VOCABULARY, SHARE = 3, 4, 5, 11, 4
@@ -29,7 +29,7 @@ def loss(x, kernel, labels, valid):
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("tokens_at_once", [1, 2, 4])
 def test_shares_are_the_whole_head(monkeypatch, tokens_at_once):
-    monkeypatch.setattr(token_losses, "LOGITS_AT_ONCE", tokens_at_once * VOCABULARY)
+    monkeypatch.setattr(losses, "LOGITS_AT_ONCE", tokens_at_once * VOCABULARY)
     x_NRD, kernel_DV, shares_NDv, labels_NR, valid_NR = draw()
     both = jax.vmap(jax.value_and_grad(loss, argnums=(0, 1)), axis_name=EXPERT_AXIS)
     losses_N, (d_x_NRD, d_shares_NDv) = jax.jit(both)(x_NRD, shares_NDv, labels_NR, valid_NR)
@@ -57,7 +57,7 @@ def test_large_logits_do_not_overflow():
 
 def test_a_rank_scores_its_share_alone(monkeypatch):
     """Logits of 8 of 32 tokens of each of 4 ranks under 160 of 640 columns, in the loss and its gradient."""
-    monkeypatch.setattr(token_losses, "LOGITS_AT_ONCE", 8 * 640)
+    monkeypatch.setattr(losses, "LOGITS_AT_ONCE", 8 * 640)
     shapes = [((32, 16), np.float32), ((16, 160), np.float32), ((32,), np.int32), ((32,), bool)]
     arguments = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
 

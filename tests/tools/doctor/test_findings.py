@@ -5,9 +5,8 @@ import os
 
 import pytest
 
-from swift.tools.doctor import DeviceEvidence, JaxAnswer, examine_directory, examine_machine, examine_network
-from swift.tools.doctor.devices import examine_devices, judge_devices
-from swift.tools.doctor.software import judge_packages
+from swift.doctor.checks import examine_directory, examine_machine, examine_network, judge_packages
+from swift.elastic.device_probe import DeviceEvidence, JaxAnswer, examine_devices, judge_devices
 
 CPU, GPU = JaxAnswer("cpu", 1, "cpu"), JaxAnswer("gpu", 2, "NVIDIA H100")
 TPU = JaxAnswer("tpu", 4, "TPU v5 lite")
@@ -47,7 +46,7 @@ def test_devices_and_drivers(found, verdict, text):
 
 def test_signs_are_found_in_the_files_of_the_kernel(tmp_path, monkeypatch):
     """The driver's version is that of the proprietary module and of the open one, which word it differently."""
-    monkeypatch.setattr("swift.tools.doctor.devices.ask_jax", lambda: CPU)
+    monkeypatch.setattr("swift.elastic.device_probe.ask_jax", lambda: CPU)
     for name in ("nvidia0", "nvidiactl", "nvidia-uvm"):
         (tmp_path / "dev").mkdir(exist_ok=True)
         (tmp_path / "dev" / name).touch()
@@ -60,7 +59,7 @@ def test_signs_are_found_in_the_files_of_the_kernel(tmp_path, monkeypatch):
         version.write_text(line)
         (finding,) = examine_devices(tmp_path)
         assert finding.text.startswith("1 NVIDIA GPUs, but JAX has no plugin")
-    monkeypatch.setattr("swift.tools.doctor.devices._installed", CUDA13.items)
+    monkeypatch.setattr("swift.elastic.device_probe._installed", CUDA13.items)
     (finding,) = examine_devices(tmp_path)
     assert "470.82.01 is too old" in finding.text
 
@@ -150,7 +149,7 @@ def test_a_directory_in_which_a_run_would_fail(tmp_path, monkeypatch, call, faul
     def fail(*_):
         raise fault
 
-    monkeypatch.setattr(f"swift.tools.doctor.directory.{call}", fail)
+    monkeypatch.setattr(f"swift.doctor.checks.{call}", fail)
     (finding,) = examine_directory(tmp_path)
     assert (finding.verdict, text in finding.text) == ("missing", True)
     assert list(tmp_path.iterdir()) == []
@@ -167,14 +166,14 @@ def test_a_directory_that_nobody_may_write_to(tmp_path, monkeypatch):
 
 def test_a_file_system_that_stalls_is_given_up(tmp_path, monkeypatch):
     reader, writer = os.pipe()
-    monkeypatch.setattr("swift.tools.doctor.directory.replace_file", lambda *_: os.read(reader, 1))
+    monkeypatch.setattr("swift.doctor.checks.replace_file", lambda *_: os.read(reader, 1))
     (finding,) = examine_directory(tmp_path, deadline_s=0.1)
     assert (finding.verdict, "does not answer" in finding.text) == ("missing", True)
     os.write(writer, b"1")
 
 
 def test_a_clock_that_the_file_system_does_not_share(tmp_path, monkeypatch):
-    monkeypatch.setattr("swift.tools.doctor.directory.time.time", lambda: 1e9)
+    monkeypatch.setattr("swift.doctor.checks.time.time", lambda: 1e9)
     _, finding = examine_directory(tmp_path)
     assert (finding.topic, finding.verdict) == ("clock", "note")
     assert "s ahead of this machine's" in finding.text

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from swift.tools.doctor import Meeting, attending
+from swift.doctor.connectivity import Meeting, attending
 
 FACTS = {"program": "f00d", "devices": "4 x TPU"}
 
@@ -61,7 +61,7 @@ def test_many_nodes_on_a_slow_network_all_reach_all(tmp_path, monkeypatch):
         time.sleep(0.01)
         return reach(address, timeout=timeout)
 
-    monkeypatch.setattr("swift.tools.doctor.meeting.socket.create_connection", create_connection)
+    monkeypatch.setattr("swift.doctor.connectivity.socket.create_connection", create_connection)
     assert [findings[0][0] for findings in met(tmp_path, *[{}] * 12)] == ["ok"] * 12
 
 
@@ -118,8 +118,8 @@ def test_ports_that_are_closed_are_told_by_the_node_that_is_not_reached_too(tmp_
             closed.append(listener.getsockname()[1])
         return listener
 
-    monkeypatch.setattr("swift.tools.doctor.meeting.socket.create_connection", create_connection)
-    monkeypatch.setattr("swift.tools.doctor.meeting.socket.create_server", create_server)
+    monkeypatch.setattr("swift.doctor.connectivity.socket.create_connection", create_connection)
+    monkeypatch.setattr("swift.doctor.connectivity.socket.create_server", create_server)
     texts = [text for findings in met(tmp_path, {"deadline_s": 2.0}, {"deadline_s": 2.0}) for _, text in findings]
     assert sum("it is not reached ([Errno 111] Connection refused)" in text for text in texts) == 1
     assert sum("does not reach this one's 127.0.0.1:" in text for text in texts) == 1

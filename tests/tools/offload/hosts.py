@@ -10,9 +10,10 @@ import time
 from contextlib import contextmanager
 
 from swift.data import corpus
-from swift.data.pipeline import pipeline_facts
-from swift.data.pipeline.optimizer import offload
-from swift.tools.offload import connect, serve_input
+from swift.data.sample_store import pipeline_facts
+from swift.input import optimizer
+from swift.input.client import connect
+from swift.input.server import serve_input
 
 KEY = "a key of at least 32 characters, as it should be"
 
@@ -55,8 +56,8 @@ def wait_for(happens) -> None:
 def always_asked(monkeypatch) -> None:
     """Lets hosts begin records however few these are, and even where that takes longer."""
     monkeypatch.setattr(corpus, "_FEW", 1)
-    monkeypatch.setattr(offload, "_GAIN", 0.0)
-    monkeypatch.setattr(offload, "_LEAST_S", -1e9)
+    monkeypatch.setattr(optimizer, "_OFFLOAD_GAIN", 0.0)
+    monkeypatch.setattr(optimizer, "_OFFLOAD_LEAST_S", -1e9)
 
 
 class Watched:

@@ -10,11 +10,12 @@ from contextlib import ExitStack, contextmanager, suppress
 import numpy as np
 import pytest
 
-from swift.data.pipeline import Pipeline, decoded, pipeline_facts
-from swift.tools.offload import client, frames, server
-from swift.tools.offload.client import ConnectedHosts, _Connection
-from swift.tools.offload.frames import receive_frame, send_frame
-from swift.tools.offload.keys import find_key
+from swift.data.encoding import decoded
+from swift.data.pipeline import Pipeline
+from swift.data.sample_store import pipeline_facts
+from swift.input import client, server
+from swift.input.client import ConnectedHosts, _Connection
+from swift.input.server import find_key, receive_frame, send_frame
 
 LIMIT_S = 20.0
 
@@ -82,7 +83,7 @@ def test_an_echo_has_a_limit(caller):
 @pytest.fixture
 def impatient(monkeypatch):
     """Limits of a second or less, however many bytes there are."""
-    for module, name, value in ((server, "_STALL_S", 1.0), (client, "_SILENCE_S", 0.2), (frames, "_LEAST_RATE", 1e12)):
+    for module, name, value in ((server, "_STALL_S", 1.0), (client, "_SILENCE_S", 0.2), (server, "_LEAST_RATE", 1e12)):
         monkeypatch.setattr(module, name, value)
 
 

@@ -8,10 +8,16 @@ from functools import partial
 import numpy as np
 import pytest
 
-from swift.data import DataConfig, Loader, Pipeline, TextFiles, find_index, readings
-from swift.data.pipeline import answer_of
+from swift.data.config import DataConfig
+from swift.data.corpus import readings
+from swift.data.index import find_index
+from swift.data.loader import Loader
+from swift.data.pipeline import Pipeline
 from swift.data.records import JsonLines
+from swift.data.remote_records import answer_of
+from swift.data.sources import TextFiles
 from swift.errors import SettingError
+from swift.input.optimizer import plan_once
 from tests.tools.offload.hosts import KEY, always_asked, connecting, content, lose, serving
 
 NUM_TEXTS = 40
@@ -59,17 +65,17 @@ def test_the_index_is_that_of_this_machine_alone(config, lost, tmp_path, monkeyp
             if num_answers == 20 and lost != "none":
                 lose(lost)
 
-        monkeypatch.setattr("swift.tools.offload.client._SILENCE_S", 0.5 if lost == "silent" else 60.0)
+        monkeypatch.setattr("swift.input.client._SILENCE_S", 0.5 if lost == "silent" else 60.0)
         connected, found = connecting(address, happens)
         said = []
-        path = find_index(config, tmp_path / "helped", said.append, connect=connected)
+        path = find_index(config, tmp_path / "helped", said.append, connect=connected, plan=plan_once)
         num_answers = found[0].num_answers
         assert said[0].startswith("offload: all up to ")
         assert any(" is lost: what" in line or " has not answered for " in line for line in said) == (lost != "none")
         assert num_answers > NUM_TEXTS if lost in ("none", "one") else 20 <= num_answers < NUM_TEXTS
         assert found[0].num_workers == {"none": 2, "one": 1}.get(lost, 0)
         # It is found again, without the hosts.
-        assert find_index(config, tmp_path / "helped", print, connect=connected) == path
+        assert find_index(config, tmp_path / "helped", print, connect=connected, plan=plan_once) == path
         assert len(found) == 1
     assert path.name == plain.name
     assert content(path) == content(plain)
@@ -83,7 +89,7 @@ def test_a_host_with_another_key_or_operator_is_refused_and_nothing_stays(config
     with serving(partial(list, [others]), 1) as (address, _):
         for key, said in (("?" * 32, "is no input host, or has another key"), (KEY, "has another operators: all")):
             with pytest.raises(SettingError, match=f"--input-hosts = '127.0.0.1:.*': {said}"):
-                find_index(config, tmp_path / "kept", print, connect=connecting(address, key=key)[0])
+                find_index(config, tmp_path / "kept", print, connect=connecting(address, key=key)[0], plan=plan_once)
     assert [path for path in (tmp_path / "kept").iterdir() if path.suffix != ".lock"] == []
 
 
@@ -107,5 +113,11 @@ class Confused:
 
 def test_a_host_that_makes_something_else_is_named_and_nothing_stays(config, tmp_path):
     with pytest.raises(SettingError, match="input host there makes another sample of it than this machine"):
-        find_index(config, tmp_path / "kept", print, connect=lambda pipeline, _: nullcontext(Confused(pipeline)))
+        find_index(
+            config,
+            tmp_path / "kept",
+            print,
+            connect=lambda pipeline, _: nullcontext(Confused(pipeline)),
+            plan=plan_once,
+        )
     assert [path for path in (tmp_path / "kept").iterdir() if path.suffix != ".lock"] == []

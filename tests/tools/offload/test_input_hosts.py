@@ -15,10 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from swift.data import Pipeline, Rows, Samples, plain_plan
-from swift.data.pipeline import in_order, pipeline_facts
+from swift.data.pipeline import Pipeline, plain_plan
+from swift.data.records import Rows
+from swift.data.sample_store import pipeline_facts
+from swift.data.samples import Samples
+from swift.data.survey import in_order
 from swift.errors import SettingError
-from swift.tools.offload import client, connect, find_key
+from swift.input import client
+from swift.input.client import connect
+from swift.input.server import find_key
 from tests.tools.offload.hosts import KEY, serving, wait_for
 
 ROWS = Rows([{"a": number} for number in range(30)])

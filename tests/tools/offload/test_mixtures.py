@@ -13,10 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift.data import DataConfig, Loader, Mixture, Pipeline, TextFiles, TokenFile, find_index, readings
-from swift.data.pipeline import answer_of
+from swift.data.config import DataConfig, Mixture
+from swift.data.corpus import readings
+from swift.data.index import find_index
+from swift.data.loader import Loader
+from swift.data.pipeline import Pipeline
 from swift.data.records import JsonLines
+from swift.data.remote_records import answer_of
+from swift.data.sources import TextFiles, TokenFile
 from swift.errors import SettingError
+from swift.input.optimizer import plan_once
 from tests.data.operators import LongerThan
 from tests.tools.offload.hosts import KEY, always_asked, connecting, content, lose, serving
 
@@ -97,10 +103,10 @@ def test_the_batches_are_those_of_this_machine_alone(config, lost, tmp_path, mon
             if num_answers == 20 and lost != "none" and len(found) == 1:
                 lose(lost)
 
-        monkeypatch.setattr("swift.tools.offload.client._SILENCE_S", 0.5 if lost == "silent" else 60.0)
+        monkeypatch.setattr("swift.input.client._SILENCE_S", 0.5 if lost == "silent" else 60.0)
         connected, found = connecting(address, happens)
         said = []
-        helped = find_index(config, tmp_path / "helped", said.append, connect=connected)
+        helped = find_index(config, tmp_path / "helped", said.append, connect=connected, plan=plan_once)
         assert next(line for line in said if line.startswith("offload: ")).startswith("offload: all up to ")
         assert any(" is lost: what" in line or " has not answered for " in line for line in said) == (lost != "none")
         first, second = found  # the token file has no records
@@ -108,7 +114,7 @@ def test_the_batches_are_those_of_this_machine_alone(config, lost, tmp_path, mon
         if lost == "none":  # whose processes are free again for the next source
             assert first.num_workers == second.num_workers == 2
             assert second.num_answers > NUM_DOCUMENTS
-        assert find_index(config, tmp_path / "helped", print, connect=connected) == helped
+        assert find_index(config, tmp_path / "helped", print, connect=connected, plan=plan_once) == helped
         assert len(found) == 2
     assert_same(config, plain, helped)
 
@@ -118,12 +124,12 @@ def test_a_source_that_the_host_does_not_have_is_refused_and_one_that_it_has_is_
     first, _, last = config.source.sources
     with serving(partial(readings, config), 1) as (address, _):
         connected, found = connecting(address)
-        find_index(replace(config, source=last), tmp_path / "alone", print, connect=connected)
+        find_index(replace(config, source=last), tmp_path / "alone", print, connect=connected, plan=plan_once)
         assert found[0].num_answers > NUM_DOCUMENTS
         for source, said in ((first.map(Marked("!")), "operators"), (texts(tmp_path / "others"), "data")):
             other = replace(config, source=Mixture((source, last), (1.0, 1.0)))
             with pytest.raises(SettingError, match=f"--input-hosts = '127.0.0.1:.*': has another {said}: all"):
-                find_index(other, tmp_path / said, print, connect=connecting(address, key=KEY)[0])
+                find_index(other, tmp_path / said, print, connect=connecting(address, key=KEY)[0], plan=plan_once)
 
 
 class Unsteady:
@@ -172,7 +178,7 @@ def test_any_mixture_is_the_one_that_is_read_here(make, seed, is_lost_after, dat
             return nullcontext(asked[-1])
 
         plain = find_index(config, here / "plain", print)
-        helped = find_index(config, here / "helped", print, connect=connect)
+        helped = find_index(config, here / "helped", print, connect=connect, plan=plan_once)
         assert len(asked) == sum(one is not tokens for one in make)
         assert all(one.left < is_lost_after for one in asked)
         assert_same(config, plain, helped)

@@ -2,11 +2,12 @@
 
 import pytest
 
-from swift.experts import ExpertConfig
-from swift.models import ModelConfig
-from swift.tools.pod_compile import Pod, compile_one
+from swift.config.experiment import Experiment
+from swift.experts.config import ExpertConfig
+from swift.models.config import ModelConfig
+from swift.pod_compile.compile import compile_one
+from swift.pod_compile.pods import Pod
 from swift.topology import Topology
-from swift.train import Experiment
 from swift.train.emulated import Down
 
 NOBODY = Down(frozenset(), frozenset())

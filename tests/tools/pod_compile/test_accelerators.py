@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from swift.cli import main
+from swift.cli.main import main
 
 pytestmark = pytest.mark.slow
 

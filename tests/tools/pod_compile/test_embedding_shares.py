@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from swift.tools.pod_compile import Pod, compile_one
+from swift.pod_compile.compile import compile_one
+from swift.pod_compile.pods import Pod
 from swift.topology import Topology
 from swift.train.emulated import Down
 from tests.tools.pod_compile.conftest import NOBODY, experiment

@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
-from swift.mesh import Collective
-from swift.tools.pod_compile.interconnect import Interconnect
-from swift.tools.pod_compile.pods import Pod
+from swift.mesh.hlo_collectives import Collective
+from swift.pod_compile.costs import Interconnect
+from swift.pod_compile.pods import Pod
 
 MB = 10**6
 

@@ -3,7 +3,8 @@
 import pytest
 
 from swift.errors import SettingError
-from swift.tools.pod_compile import CHIPS, Pod
+from swift.mesh.devices import CHIPS
+from swift.pod_compile.pods import Pod
 
 
 @pytest.mark.parametrize(

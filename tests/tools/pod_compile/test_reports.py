@@ -8,9 +8,10 @@ import jax
 import pytest
 
 from swift.errors import SettingError
-from swift.experts import ExpertConfig
-from swift.tools.pod_compile import FITS, REFUSED, TOO_LARGE, Pod, compile_one, document, text_lines
-from swift.tools.pod_compile.compiling import _compiled, check_pod, configurations
+from swift.experts.config import ExpertConfig
+from swift.pod_compile.compile import FITS, REFUSED, TOO_LARGE, _compiled, check_pod, compile_one, configurations
+from swift.pod_compile.json_format import document, text_lines
+from swift.pod_compile.pods import Pod
 from swift.topology import Topology
 from swift.train.emulated import Down
 from tests.tools.pod_compile.conftest import NOBODY, experiment

@@ -3,15 +3,13 @@
 import numpy as np
 import pytest
 
-from swift.mesh import Collective, live_mesh
-from swift.mesh.hlo_collectives import Loop
-from swift.pipeline import Configurator, PlanSettings, scopes
-from swift.schedules import Costs, Problem
-from swift.tools.pod_compile.interconnect import Interconnect
-from swift.tools.pod_compile.op_work import EMBEDDING, HEAD, Work
-from swift.tools.pod_compile.pods import Pod
-from swift.tools.pod_compile.repetitions import Runs
-from swift.tools.pod_compile.roofline import predict, total_flops
+from swift.mesh.hlo_collectives import Collective, Loop
+from swift.mesh.live import live_mesh
+from swift.pipeline import scopes
+from swift.pipeline.reconfigure.configuration import Configurator, PlanSettings
+from swift.pod_compile.costs import EMBEDDING, HEAD, Interconnect, Runs, Work, predict, total_flops
+from swift.pod_compile.pods import Pod
+from swift.schedules.problem import Costs, Problem
 from swift.topology import Topology
 from tests.tools.pod_compile.conftest import experiment
 

@@ -5,16 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from swift.mesh import Collective, live_mesh
-from swift.mesh.hlo_collectives import Loop
-from swift.pipeline import Configurator, PlanSettings, scopes
-from swift.schedules import Chunk, Costs
-from swift.tools.pod_compile import FITS, Pod, compile_one
-from swift.tools.pod_compile.compiling import check_pod, configurations
-from swift.tools.pod_compile.interconnect import Interconnect
-from swift.tools.pod_compile.op_work import EMBEDDING, HEAD, Work, works
-from swift.tools.pod_compile.repetitions import Runs
-from swift.tools.pod_compile.roofline import predict, total_flops
+from swift.mesh.hlo_collectives import Collective, Loop
+from swift.mesh.live import live_mesh
+from swift.pipeline import scopes
+from swift.pipeline.reconfigure.configuration import Configurator, PlanSettings
+from swift.pod_compile.compile import FITS, check_pod, compile_one, configurations
+from swift.pod_compile.costs import EMBEDDING, HEAD, Interconnect, Runs, Work, predict, total_flops, works
+from swift.pod_compile.pods import Pod
+from swift.schedules.problem import Chunk, Costs
 from swift.topology import Topology
 from swift.train.emulated import Down
 from tests.tools.pod_compile.conftest import NOBODY, experiment

@@ -5,9 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from swift.runlog import Run
-from swift.schedules import Problem, lockstep, normalize, plan_document
-from swift.schedules.plans import BlockHolders, after_moves
+from swift.runlog.reading import Run
+from swift.schedules.planners.lockstep import lockstep
+from swift.schedules.plans.normalize import BlockHolders, after_moves, normalize
+from swift.schedules.plans.store import plan_document
+from swift.schedules.problem import Problem
 from swift.topology import Topology
 from tests.runlog.records import metrics_of
 

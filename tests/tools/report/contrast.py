@@ -3,7 +3,7 @@
 import re
 from importlib.resources import files
 
-from swift.tools import palette
+from swift.draw import style as palette
 
 
 def luminance(color):
@@ -20,7 +20,7 @@ def contrast(one, other):
 
 def text_colors():
     """Colours of text and of what it stands on, by name, on the page in light and in dark."""
-    style = (files("swift.tools.report") / "assets" / "page.css").read_text()
+    style = (files("swift.report") / "assets" / "page.css").read_text()
     light, dark = (dict(re.findall(r"--(\w+): (#\w{6})", part)) for part in re.findall(r":root \{([^}]*)\}", style))
     own = {"ink": palette.INK, "card": palette.GROUND}
     return [own | light, {name: palette.ON_DARK[color] for name, color in own.items()} | dark]

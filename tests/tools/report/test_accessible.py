@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from swift.tools.report import write_report
+from swift.report.page import write_report
 from tests.tools.report.browser import CHROMIUM, Browser
 from tests.tools.report.contrast import contrast, text_colors
 

@@ -5,15 +5,18 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from swift.data import DataConfig, InMemory
-from swift.experts.placement import FlexMoE, MinMax, Packed, Static, Symi
-from swift.tools import palette
-from swift.tools.report import comparison_rows
-from swift.tools.report.sections.layers import layer_colors
-from swift.tools.report.together import run_styles
-from swift.tools.simulate import STRATEGIES
-from swift.train import Experiment
-from swift.train.settings import config_text, write_config
+from swift.config.experiment import Experiment
+from swift.config.stored import write_config
+from swift.data.config import DataConfig
+from swift.data.sources import InMemory
+from swift.draw import style
+from swift.draw.charts import layer_colors
+from swift.experts.placement.flexmoe import FlexMoE
+from swift.experts.placement.packed import MinMax, Packed
+from swift.experts.placement.policy import Static
+from swift.experts.placement.symi import Symi
+from swift.report.compare import comparison_rows, run_styles
+from swift.simulate.registry import STRATEGIES
 from tests.tools.report.contrast import contrast, text_colors
 
 
@@ -27,19 +30,19 @@ def test_text_can_be_read(scheme):
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
 def test_lines_can_be_told_from_the_ground(scheme):
-    own = (palette.POLICY_COLORS, palette.STRATEGY_COLORS, palette.CHECKPOINT_COLORS, palette.MOMENT_COLORS)
-    used = {color for colors in own for color in colors.values()} | {*palette.SPARE_COLORS, *palette.EXPERT_COLORS}
+    own = (style.POLICY_COLORS, style.STRATEGY_COLORS, style.CHECKPOINT_COLORS, style.MOMENT_COLORS)
+    used = {color for colors in own for color in colors.values()} | {*style.SPARE_COLORS, *style.EXPERT_COLORS}
     used |= {color for number in (1, 2, 5, 60) for color in layer_colors(number)}
-    shown = (lambda color: palette.ON_DARK.get(color, color)) if scheme else (lambda color: color)
+    shown = (lambda color: style.ON_DARK.get(color, color)) if scheme else (lambda color: color)
     for color in used:
-        assert contrast(shown(color), shown(palette.GROUND)) >= 3, color
+        assert contrast(shown(color), shown(style.GROUND)) >= 3, color
 
 
 def test_every_policy_and_strategy_has_a_colour_of_its_own():
     for policy in (Symi(), Static(), Packed(), MinMax(), *(FlexMoE(every) for every in (10, 50, 100))):
-        (color,) = palette.colors_of([policy.name], palette.POLICY_COLORS)
-        assert color == palette.POLICY_COLORS[re.sub(r"[()]", "", policy.name)]
-    for own, names in ((palette.POLICY_COLORS, palette.POLICY_COLORS), (palette.STRATEGY_COLORS, STRATEGIES)):
+        (color,) = style.colors_of([policy.name], style.POLICY_COLORS)
+        assert color == style.POLICY_COLORS[re.sub(r"[()]", "", policy.name)]
+    for own, names in ((style.POLICY_COLORS, style.POLICY_COLORS), (style.STRATEGY_COLORS, STRATEGIES)):
         colors = [own[name] for name in names if name != "flexmoe"]
         assert len({*colors}) == len(colors)
 
@@ -47,26 +50,21 @@ def test_every_policy_and_strategy_has_a_colour_of_its_own():
 def test_a_run_has_the_colour_of_its_policy_wherever_it_stands(make_run):
     symi, static = make_run("runs/a", 3), make_run("runs/b", 3, policy="static")
     assert [one.color for one in run_styles([static, symi])] == [
-        palette.POLICY_COLORS["static"],
-        palette.POLICY_COLORS["symi"],
+        style.POLICY_COLORS["static"],
+        style.POLICY_COLORS["symi"],
     ]
 
 
-@pytest.mark.parametrize("is_old", [False, True])
-def test_a_run_without_a_summary_has_the_colour_of_its_policy(make_run, tmp_path, is_old):
+def test_a_run_without_a_summary_has_the_colour_of_its_policy(make_run, tmp_path):
     """It is in progress, or was stopped; its configuration says its policy."""
     policies = {"static": Static(), "every50": FlexMoE(50), "symi": Symi(), "mine": Mine()}
     runs = []
     for name, policy in policies.items():
         experiment = Experiment(placement=policy, data=DataConfig(InMemory(["a text", "another"])))
         (tmp_path / name).mkdir()
-        if is_old:  # it had no configuration but in gin, and no data in memory
-            text = config_text(replace(experiment, data=DataConfig()))
-            (tmp_path / name / "config.gin").write_text(text)
-        else:
-            write_config(tmp_path / name, experiment)
+        write_config(tmp_path / name, experiment)
         runs.append(replace(make_run(tmp_path / name, 3), summary=None))
-    own = [palette.POLICY_COLORS[name] for name in ("static", "flexmoe50", "symi")]
+    own = [style.POLICY_COLORS[name] for name in ("static", "flexmoe50", "symi")]
     assert [one.color for one in run_styles(runs)][:3] == own
     assert [row["placement"] for row in comparison_rows(runs)] == ["static", "flexmoe(50)", "symi", "Mine"]
 
@@ -79,4 +77,4 @@ class Mine(Symi):
 def test_many_runs_of_one_policy_differ(make_run):
     styles = run_styles([make_run(f"runs/{index}", 2) for index in range(12)])
     assert len({(one.color, one.line) for one in styles}) == 12
-    assert styles[0].color == palette.POLICY_COLORS["symi"]
+    assert styles[0].color == style.POLICY_COLORS["symi"]

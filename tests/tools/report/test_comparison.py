@@ -6,8 +6,9 @@ import pytest
 from rich.console import Console
 
 from swift.errors import SettingError
-from swift.runlog import Metrics, Run, steps_to_target
-from swift.tools.report import comparison_rows, comparison_table, run_labels
+from swift.report.compare import comparison_rows, comparison_table, run_labels
+from swift.runlog.files import Metrics
+from swift.runlog.reading import Run, steps_to_target
 
 
 def plain_run(losses, name="symi", summary=(), **columns):

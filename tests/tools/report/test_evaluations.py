@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from swift.evaluate import Evaluation, Judgement, write_evaluations
-from swift.tools.report import sections_of_all, write_report
+from swift.evaluate.results import Evaluation, Judgement, write_evaluations
+from swift.report.figures import sections_of_all
+from swift.report.page import write_report
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def test_the_newest_checkpoints_are_compared_with_the_first_run(asked, tmp_path)
     write_report([first, second], tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     assert page.count('<section id="answers">') == page.count('href="#answers"') == 1
-    assert "75.0 (59.8 to 85.8)" in page
+    assert "75.0 (59.8 to 85.8)" in page.replace("\N{NO-BREAK SPACE}", " ")
 
 
 def test_runs_that_were_asked_other_questions_are_not_compared(asked):

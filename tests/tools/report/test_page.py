@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from swift.runlog import CLASS_COUNTS, METRICS, Run, RunDirectory, measure, read_run
-from swift.tools.palette import ON_DARK
-from swift.tools.report import save_figures, sections_of, sections_of_all, write_report
-from swift.tools.report.sections import points_of_a_line
-from swift.tools.report.sections.layers import draw_layer
+from swift.draw.charts import draw_layer, points_of_a_line
+from swift.draw.style import ON_DARK
+from swift.report.figures import save_figures, sections_of, sections_of_all
+from swift.report.page import write_report
+from swift.runlog.reading import Run
 from tests.runlog.records import metrics_of
 
 ODD_NAME = "_\N{HIRAGANA LETTER A} </h1><script>alert('$\\frac$ &')</script>"
@@ -115,25 +115,6 @@ def test_odd_names_are_text_everywhere(make_run, tmp_path):
         assert re.fullmatch(r"[A-Za-z0-9._-]+\.png", path.name)
 
 
-def test_a_run_that_has_its_counts_in_the_metrics_has_the_same_page(make_run, tmp_path):
-    at = "2026-01-01T00:00:{:02}.000+00:00"
-    records = [record | {"time": at.format(record["step"])} for record in make_run(num_steps=30).metrics]
-    paths = [tmp_path / name / "run" for name in ("new", "old")]
-    for path in paths:
-        with RunDirectory.create(path, "") as directory:
-            for record in records:
-                directory.log_step(record)
-    (paths[1] / CLASS_COUNTS).unlink()
-    (paths[1] / METRICS).write_text("".join(json.dumps(record) + "\n" for record in records))
-    new, old = runs = [dataclasses.replace(read_run(path), path=Path("run")) for path in paths]
-    assert measure(new, 3.0) == measure(old, 3.0)
-    for path, run in zip(paths, runs, strict=True):
-        write_report([run], path / "report.html")
-    pages = [(path / "report.html").read_text() for path in paths]
-    assert "MoE layer 1" in pages[0]
-    assert pages[0] == pages[1]
-
-
 @pytest.mark.long
 def test_a_chart_is_there_where_its_numbers_are_recorded(make_run, changed):
     names = ["learning_rate", "grad_norm", "tokens_per_s", "input_ms", "mfu"]
@@ -224,7 +205,7 @@ def test_long_runs_are_drawn_with_few_points(make_run):
 
 def test_the_report_stands_alone():
     """The trainer imports it: were it to import the trainer, neither could be imported first."""
-    code = "import sys, swift.tools.report; print([name for name in sys.modules if name in ('jax', 'swift.train')])"
+    code = "import sys, swift.report.page; print([name for name in sys.modules if name in ('jax', 'swift.train')])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout == "[]\n"
 

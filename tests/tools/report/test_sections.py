@@ -7,21 +7,13 @@ import numpy as np
 import pytest
 
 from swift.errors import SettingError
-from swift.runlog import history_of
-from swift.schedules import (
-    DamagedPlanError,
-    Problem,
-    denormalize,
-    lockstep,
-    normalize,
-    read_plan,
-    verify,
-)
-from swift.schedules.plans import moves_to_spread, plan_document
-from swift.schedules.plans.normalize import after_moves
-from swift.tools.report.sections.coverage import coverage_of, coverage_section
-from swift.tools.report.sections.plans import plans_section, schedule_of
-from swift.tools.report.sections.timeline import timeline_section
+from swift.report.history import history_of
+from swift.report.sections import coverage_of, coverage_section, plans_section, schedule_of, timeline_section
+from swift.schedules.planners.lockstep import lockstep
+from swift.schedules.plans.normalize import after_moves, denormalize, moves_to_spread, normalize
+from swift.schedules.plans.store import DamagedPlanError, plan_document, read_plan
+from swift.schedules.problem import Problem
+from swift.schedules.rules import verify
 from swift.topology import Topology
 
 PROBLEM = Problem(Topology(3, 2), 4, num_iterations=2)

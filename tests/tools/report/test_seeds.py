@@ -9,10 +9,9 @@ from statistics import mean
 import numpy as np
 import pytest
 
-from swift.tools.report import sections_of_all, write_report
-from swift.tools.report.compare import COLUMNS
-from swift.tools.report.seeds import seed_groups, seeds_table
-from swift.tools.report.together import run_styles
+from swift.report.compare import COLUMNS, run_styles, seed_groups, seeds_table
+from swift.report.figures import sections_of_all
+from swift.report.page import write_report
 from tests.tools.report.browser import CHROMIUM, Browser
 
 STEPS = 80

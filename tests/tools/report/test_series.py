@@ -3,12 +3,11 @@ import dataclasses
 import numpy as np
 import pytest
 
+from swift.draw.charts import bins_of, class_series, layer_maps, shares, smooth, thin
 from swift.errors import SettingError
-from swift.runlog import running_mean, scalars
-from swift.runlog.class_counts import KINDS
-from swift.tools.report import sections_of
-from swift.tools.report.sections.layers import layer_maps
-from swift.tools.report.sections.series import bins_of, class_series, shares, smooth, thin
+from swift.report.figures import sections_of
+from swift.runlog.expert_counts import KINDS
+from swift.runlog.reading import running_mean, scalars
 
 
 def test_null_and_missing_values_are_nan(make_run, changed):
@@ -33,7 +32,7 @@ def plain_series(run):
 
 @pytest.mark.parametrize("num_steps", [3, 300, 301, 700])
 def test_counts_are_summed_some_at_a_time_as_all_at_once(make_run, monkeypatch, num_steps):
-    monkeypatch.setattr("swift.runlog.class_counts.reader._BLOCK_BYTES", 2000)
+    monkeypatch.setattr("swift.runlog.expert_counts._BLOCK_BYTES", 2000)
     run = make_run(num_steps=num_steps)
     series = class_series(run)
     for found, expected in zip(dataclasses.astuple(series), [*plain_series(run), []], strict=True):

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import strategies as st
 
-from swift.tools.simulate import Event, Trace
+from swift.simulate.traces import Event, Trace
 
 
 @st.composite

@@ -4,9 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from swift.schedules import Costs, Problem
-from swift.tools.simulate import Event, Job, Periods, Trace, poisson, simulate, strategies
-from swift.tools.simulate.strategies import Adapting, Gaps
+from swift.schedules.problem import Costs, Problem
+from swift.simulate.engine import simulate
+from swift.simulate.job import Job, Periods
+from swift.simulate.registry import strategies
+from swift.simulate.strategies import Adapting, Gaps
+from swift.simulate.traces import Event, Trace, poisson
 from swift.topology import Topology
 
 JOB = Job(Problem(Topology(3, 4), 8))
@@ -67,7 +70,7 @@ def test_a_recut_that_is_not_planned_is_bounded_by_what_counts_without_a_failure
     """Divides bounds that both know of memory, of waiting and that an update is one an iteration."""
     periods = [Periods(Problem(Topology(4, 8), 8, costs=costs, num_iterations=2).limited(stashes)) for _ in range(2)]
     planned = periods[0].recut_ratio(num_workers)
-    monkeypatch.setattr("swift.tools.simulate.periods.MAX_PLANNED_OPS", 0)
+    monkeypatch.setattr("swift.simulate.job.MAX_PLANNED_OPS", 0)
     assert not periods[1].are_planned
     assert periods[1].recut_ratio(32) == 1.0
     assert 0.88 * planned <= periods[1].recut_ratio(num_workers) <= planned * (1 + 1e-9)

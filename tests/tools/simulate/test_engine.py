@@ -4,7 +4,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from swift.tools.simulate import Event, Pace, Pause, Saves, Trace, Turn, simulate
+from swift.simulate.engine import simulate
+from swift.simulate.strategies import Pace, Pause, Saves, Turn
+from swift.simulate.traces import Event, Trace
 
 SAVES = Saves(every=3, stall_s=1.0)
 PACE = Pace(10.0, SAVES)

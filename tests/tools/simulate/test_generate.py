@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift.errors import SettingError
-from swift.tools.simulate import evenly_spaced, poisson, weibull
+from swift.simulate.traces import evenly_spaced, poisson, weibull
 
 HORIZON_S = 3000 * 600.0
 

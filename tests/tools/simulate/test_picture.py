@@ -5,7 +5,7 @@ from statistics import mean
 import numpy as np
 import pytest
 
-from swift.tools.report.sections.simulation import draw_simulation
+from swift.draw.loads import draw_simulation
 
 
 def facts(goodput):

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift.tools.simulate import Pace, Saves
-from swift.tools.simulate.position import position
+from swift.simulate.engine import position
+from swift.simulate.strategies import Pace, Saves
 
 
 def one_by_one(pace, elapsed_s):

@@ -2,9 +2,9 @@
 
 import pytest
 
-from swift.tools.simulate import Event, Trace, published, simulate
-from swift.tools.simulate.strategies.bamboo import GLOBAL_RENDEZVOUS_S, SLOWDOWN, Bamboo
-from swift.tools.simulate.strategies.oobleck import Oobleck, Varuna
+from swift.simulate.engine import simulate
+from swift.simulate.published import GLOBAL_RENDEZVOUS_S, SLOWDOWN, Bamboo, Oobleck, Varuna, published
+from swift.simulate.traces import Event, Trace
 
 REMOVALS = {
     "6h": (21600.0, (10, 14, 4, 16, 7, 28, 22, 17, 21, 26, 6, 24, 29, 25, 19)),

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from swift.errors import SettingError
-from swift.tools.simulate import Event, read_trace
+from swift.simulate.traces import Event, read_trace
 
 EVENTS = "0,add,node1\r\n0,add,node2\n\n60000,remove,node1\n60000,add,node3\n90500,remove,node2\n"
 AVAILABILITY = "2021-12-11, 23:59:30, 3\n2021-12-12, 00:00:10, 1\n2021-12-12, 00:01:10, 4\n2021-12-12, 00:01:30, 4\n"

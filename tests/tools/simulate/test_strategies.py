@@ -8,23 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift.errors import SettingError
-from swift.schedules import Costs, Problem, adaptive, period
+from swift.schedules.planners.adaptive import adaptive
 from swift.schedules.plans.normalize import canonical
-from swift.tools.simulate import (
-    MODELS,
-    STRATEGIES,
-    CannotRun,
-    Event,
-    Job,
-    Periods,
-    Trace,
-    poisson,
-    published,
-    simulate,
-    strategies,
-)
-from swift.tools.simulate.job import DETECTION_S, MEASURED_JOIN_S, MEASURED_RECOVERY_S
-from swift.tools.simulate.strategies.restarting import PartialCheckpoints, PartialExperts
+from swift.schedules.problem import Costs, Problem
+from swift.schedules.schedule import period
+from swift.simulate.engine import simulate
+from swift.simulate.job import DETECTION_S, MEASURED_JOIN_S, MEASURED_RECOVERY_S, Job, Periods
+from swift.simulate.published import MODELS, published
+from swift.simulate.registry import STRATEGIES, CannotRun, strategies
+from swift.simulate.restarting import PartialCheckpoints, PartialExperts
+from swift.simulate.traces import Event, Trace, poisson
 from swift.topology import Topology
 from tests.tools.simulate.conftest import draw_traces
 

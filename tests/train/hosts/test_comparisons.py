@@ -7,10 +7,11 @@ import time
 import numpy as np
 import pytest
 
-from swift.cli.hosts import devices_of_host
+from swift.cli.train import devices_of_host
+from swift.config.experiment import Experiment
 from swift.errors import SettingError
 from swift.topology import Topology
-from swift.train import Experiment, HostPlace
+from swift.train.hosts import HostPlace
 from tests.elastic.runs import losses
 from tests.train.hosts.runs import alone, ended, start, write_config
 

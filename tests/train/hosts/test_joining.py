@@ -15,11 +15,10 @@ from itertools import count
 
 import pytest
 
-from swift.cli.hosts import joined
+from swift.cli.train import joined
 from swift.errors import SettingError
-from swift.runlog.lock import acquire_lease, living_owner, this_process
-from swift.train import HostPlace
-from swift.train.hosts.joining import shares_machine
+from swift.runlog.lease import acquire_lease, living_owner, this_process
+from swift.train.hosts import HostPlace, shares_machine
 from tests.train.hosts.runs import free_port
 
 JOINED = """
@@ -143,7 +142,7 @@ def test_a_run_that_is_under_way_is_found_and_a_dead_one_is_not(tmp_path):
         assert living_owner(tmp_path).owner.pid == os.getpid()
     assert living_owner(tmp_path) is None
     script = (
-        "import pathlib, sys; from swift.runlog.lock import acquire_lease; acquire_lease(pathlib.Path(sys.argv[1]))"
+        "import pathlib, sys; from swift.runlog.lease import acquire_lease; acquire_lease(pathlib.Path(sys.argv[1]))"
     )
     subprocess.run([sys.executable, "-c", script, tmp_path], check=True)
     assert list(tmp_path.glob(".lease-*"))

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from swift.config.experiment import parse_failures
 from swift.errors import SettingError
 from swift.topology import Topology
 from swift.train.hosts import check_all_compute
-from swift.train.settings.failure_list import parse_failures
 
 TOPOLOGY = Topology(3, 1, 1)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from faults.machines import MAY_BE_POSSIBLE, BridgedMachines
 
-from swift.checkpoint import checkpoint_steps
+from swift.checkpoint.manifest import checkpoint_steps
 from tests.elastic.runs import losses
 from tests.train.hosts.runs import PATIENCE_S, alone, ended, free_port, start, write_config
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from faults.machines import MAY_BE_POSSIBLE
 
-from swift.checkpoint import checkpoint_steps, read_manifest
+from swift.checkpoint.manifest import checkpoint_steps, read_manifest
 from tests.elastic.runs import losses
 from tests.train.hosts.runs import alone, arrays_of, bytes_of_hosts, ended, start, write_config
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from swift.checkpoint import plan_restore
+from swift.checkpoint.reader import plan_restore
 from tests.elastic.runs import losses
 from tests.train.hosts.runs import bytes_of_hosts, ended, start, write_config
 

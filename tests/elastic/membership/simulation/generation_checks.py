@@ -1,6 +1,6 @@
 """What must hold of every generation: its members, the state that it starts from, the blocks that move for it."""
 
-from swift.elastic.membership import (
+from swift.elastic.membership.messages import (
     CheckpointsListed,
     Form,
     ReshardState,
@@ -9,7 +9,7 @@ from swift.elastic.membership import (
     StopRun,
     agreed_stamp,
 )
-from swift.schedules.plans import OWN_CUT
+from swift.schedules.plans.normalize import OWN_CUT
 from tests.elastic.membership.simulation.state import WorldState
 
 

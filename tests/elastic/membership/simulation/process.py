@@ -3,7 +3,7 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from swift.elastic.membership import Form, Member, Stamp
+from swift.elastic.membership.messages import Form, Member, Stamp
 
 
 @dataclass(eq=False)

@@ -1,6 +1,6 @@
 """Simulated processes that obey: what they read, and the iterations that they do."""
 
-from swift.elastic.membership import (
+from swift.elastic.membership.messages import (
     CutRefused,
     Departed,
     Enter,

@@ -1,6 +1,6 @@
 """What must hold of processes that are started, waited for, given up, and of the end of a run."""
 
-from swift.elastic.membership import ProcessState
+from swift.elastic.membership.status import ProcessState
 from tests.elastic.membership.script import LIMITS
 from tests.elastic.membership.simulation.state import WorldState
 

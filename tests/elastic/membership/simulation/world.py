@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from swift.elastic.membership import (
+from swift.elastic.membership.messages import (
     CheckpointsListed,
     CutFound,
     CutRefused,
@@ -34,7 +34,7 @@ from swift.elastic.membership import (
     Woke,
     processes_of,
 )
-from swift.schedules.plans import BlockHolders, Move
+from swift.schedules.plans.normalize import BlockHolders, Move
 from tests.elastic.membership.script import LIMITS
 from tests.elastic.membership.simulation.generation_checks import GenerationChecks
 from tests.elastic.membership.simulation.process import Simulated

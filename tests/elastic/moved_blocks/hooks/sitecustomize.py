@@ -85,13 +85,13 @@ class Moments:
     def mend_member(self):
         """Adds the phases that are not just before or after a function; then these."""
         from swift.elastic.jax_group import JaxGroup
-        from swift.elastic.state import shared_memory_store
-        from swift.elastic.transport import FormGroup
-        from swift.elastic.worker import generation_programs, worker
-        from swift.elastic.worker.control_channel import CommandListener
-        from swift.elastic.worker.generation_run import GenerationWorkers
-        from swift.elastic.worker.kept_states import KeptStates
-        from swift.pipeline.reconfigure import ExecutableCache
+        from swift.elastic.state import store as shared_memory_store
+        from swift.elastic.transport.messages import FormGroup
+        from swift.elastic.worker import generation as generation_programs
+        from swift.elastic.worker import worker
+        from swift.elastic.worker.channel import CommandListener
+        from swift.elastic.worker.generation import GenerationWorkers, KeptStates
+        from swift.pipeline.reconfigure.executables import ExecutableCache
 
         def taking(inner):
             def take(listener, command):

@@ -6,8 +6,7 @@ Python imports this first where ``PYTHONPATH`` has this directory.
 import sys
 
 if "swift" in sys.orig_argv:
-    from swift.elastic import accelerators
-    from swift.tools.doctor import devices
+    from swift.elastic import accelerators, device_probe
 
-    devices._ASK = 'print(\'["gpu", 4, "emulated GPU"]\')'
+    device_probe._ASK = 'print(\'["gpu", 4, "emulated GPU"]\')'
     accelerators._BACKENDS["gpu"] = "cpu"

@@ -1,0 +1,278 @@
+"""Arrays on the host in files, each in its own; the only module that calls Orbax (its v1 interface).
+
+One directory for each array, uncompressed and not merged (no OCDBT), so that files can be kept, removed and verified
+array by array, and a file has exactly the bytes of its array.
+"""
+
+import errno
+import json
+import logging
+import math
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from orbax.checkpoint import v1 as ocp
+
+from swift.checkpoint.manifest import BLOCK, nothing, raw_bytes
+from swift.files import check_room, sync_file
+from swift.tasks import THREAD_S, check_threads, retried
+
+_ARRAYS, _HEADER = "state", ".zarray"
+_CODE = re.compile(r"os_error_code='(\d+)'")
+_NO_LIMIT_S = 100 * 365 * 86_400
+_LIMIT_S, _LEAST_BYTES_PER_S = 1200.0, 10_000_000
+"""Time that a save may take, and bytes a second for which it may take longer; by a clock that does not jump."""
+NUM_THREADS = min(128, 32 + 2 * (os.cpu_count() or 1))
+"""Threads that a save may start (24 to 32 for the first one on 2 cores): TensorStore aborts where it can start none."""
+
+
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes arrays; safe to call from any thread.
+
+    Args:
+        path: directory to make; an existing one is replaced. Until it is complete it has another name.
+        arrays: arrays by name, without slashes; none may be empty, which Orbax does not take.
+
+    Raises:
+        OSError: a file could not be written, or there is no room for all of them, or it takes too long.
+        ValueError: the same, where Orbax does not report the system's error.
+    """
+    num_bytes = sum(array.nbytes for array in arrays.values())
+    check_room(path.parent, num_bytes)
+    context = ocp.Context()
+    # Orbax 0.12.8 measures its limits by the wall clock, which may jump; that for directories cannot be set.
+    context.asynchronous.timeout_secs = _NO_LIMIT_S
+    context.asynchronous.create_directories_asynchronously = False
+    context.memory.deepcopy_host_arrays = False  # snapshots never change, and there may be no room for two
+    context.array.saving.use_ocdbt = False
+    context.array.saving.use_zarr3 = False
+    context.array.saving.use_compression = False
+    context.array.saving.enable_write_sharding_file = False
+
+    def save() -> None:
+        check_threads(NUM_THREADS)
+        saving = ocp.save_async(path.absolute(), dict(arrays), overwrite=True)
+        saving.result(timeout=_LIMIT_S + num_bytes / _LEAST_BYTES_PER_S)
+
+    with _quiet(), context:
+        try:
+            retried(save, THREAD_S)  # the last save of a run has no later one to make up for it
+        except TimeoutError as error:
+            raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)) from error
+        except ValueError as error:  # from TensorStore, which wraps the system's error in half a page
+            code = _CODE.search(str(error))
+            if code is None:
+                raise
+            raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
+
+
+def reserve_arrays(
+    path: Path,
+    like: Mapping[str, Any],
+    write: Callable[[Path, Mapping[str, np.ndarray]], None],
+    progress: Callable[[], None] = nothing,
+) -> None:
+    """Makes the files of arrays as ``write_arrays`` does, but without values, which ``writing_parts`` fills in.
+
+    Args:
+        path: directory to make.
+        like: shapes and dtypes of the arrays, by name; none may be empty.
+        write: ``write_arrays``, or a function that has another process do it.
+        progress: function to call now and then.
+
+    Raises:
+        OSError, ValueError: as ``write_arrays`` does.
+    """
+    check_room(path.parent, sum(_num_bytes(leaf) for leaf in like.values()))
+    # Only the header of an array tells its size; its values are a hole until somebody writes them.
+    write(path, {name: np.zeros([1] * len(leaf.shape), leaf.dtype) for name, leaf in like.items()})
+    for name, leaf in like.items():
+        header, shape = path / files_of(name) / _HEADER, list(leaf.shape)
+        fields = json.loads(header.read_bytes()) | {"shape": shape, "chunks": shape}
+        header.write_text(json.dumps(fields, separators=(",", ":")))
+        sync_file(header)  # another host may be the one that takes its digest
+        os.truncate(path / _value_file(name, shape), _num_bytes(leaf))
+        progress()
+
+
+def read_arrays(path: Path, like: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Reads some arrays, whose files have to be sound: TensorStore's errors on damaged files are long.
+
+    Args:
+        path: directory that ``write_arrays`` made; files of other arrays may be missing.
+        like: shapes and dtypes of the arrays, by name.
+    """
+    context = ocp.Context()
+    context.pytree.loading.partial_load = True
+    abstract = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in like.items()}
+
+    def load() -> Any:
+        check_threads(NUM_THREADS)
+        return ocp.load(path.absolute(), abstract)
+
+    with context:
+        return dict(retried(load, THREAD_S)) if abstract else {}
+
+
+def files_of(name: str) -> str:
+    """The directory of an array's files, relative to that of all arrays."""
+    return f"{_ARRAYS}/{name}"
+
+
+def map_array(path: Path, name: str) -> np.ndarray:
+    """Maps an array's file into memory, after reading its shape and dtype; its values are not read.
+
+    Args:
+        path: directory that ``write_arrays`` made.
+        name: name of the array.
+
+    Raises:
+        OSError, ValueError: its files are missing, or not laid out as by ``write_arrays``.
+    """
+    shape, dtype = _header(path, name)
+    file = path / _value_file(name, shape)
+    if file.stat().st_size != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"{file} has {file.stat().st_size} bytes, which are not {dtype}{list(shape)}")
+    return np.memmap(file, dtype, "r", shape=shape)
+
+
+def read_part(path: Path, name: str, place: Sequence[slice]) -> np.ndarray:
+    """Reads a part of an array from its file, and no other bytes of it.
+
+    Args:
+        path: directory that ``write_arrays`` made.
+        name: name of the array.
+        place: a slice for each of the first dims, at least one.
+
+    Raises:
+        OSError, ValueError: its files are missing, not laid out as by ``write_arrays``, or too short.
+    """
+    shape, dtype = _header(path, name)
+    lengths = [len(range(*one.indices(length))) for one, length in zip(place, shape, strict=False)]
+    values = np.empty((*lengths, *shape[len(place) :]), dtype)
+    room = raw_bytes(values)
+    with (path / _value_file(name, shape)).open("rb", buffering=0) as file:
+        for run in runs(shape, place):
+            num_bytes = (run.stop - run.start) * dtype.itemsize
+            file.seek(run.start * dtype.itemsize)
+            if not _fills(file, room[:num_bytes]):
+                raise ValueError(f"{path / _value_file(name, shape)} ends early")
+            room = room[num_bytes:]
+    return values
+
+
+@contextmanager
+def writing_parts(
+    path: Path, name: str, progress: Callable[[], None] = nothing
+) -> Iterator[Callable[[Sequence[slice], np.ndarray], int]]:
+    """Opens the file of an array to write parts of it, and no other bytes of it; syncs it in the end.
+
+    Other hosts may write beside it, in the same page of memory. The client of a network file system must not send what
+    it has of that page besides: Linux' NFS client does so where it has read the page, which it must not for a file that
+    is opened for writing alone.
+
+    Args:
+        path: directory that ``reserve_arrays`` made.
+        name: name of the array.
+        progress: function to call now and then.
+
+    Yields:
+        A function that writes a part, given a slice for each of the first dims, at least one, and the part's values;
+        it returns their bytes.
+
+    Raises:
+        OSError, ValueError: its files are missing, not laid out as by ``write_arrays``, or cannot be written.
+    """
+    shape, dtype = _header(path, name)
+    with open(os.open(path / _value_file(name, shape), os.O_WRONLY), "wb", buffering=0) as file:
+
+        def write(place: Sequence[slice], values: np.ndarray) -> int:
+            content, at = raw_bytes(values), 0
+            for run in runs(shape, place):
+                file.seek(run.start * dtype.itemsize)
+                end = at + (run.stop - run.start) * dtype.itemsize
+                while at < end:
+                    at += file.write(content[at : min(end, at + BLOCK)])
+                    progress()
+            return at
+
+        yield write
+        os.fsync(file.fileno())
+    progress()
+
+
+def runs(shape: Sequence[int], place: Sequence[slice]) -> Iterator[slice]:
+    """Stretches of the flat array that together are a part of it, in order.
+
+    Args:
+        shape: shape of the array.
+        place: a slice for each of the first dims, at least one.
+
+    >>> list(runs((2, 3, 4), (slice(1, 2), slice(0, 2))))
+    [slice(12, 20, None)]
+    """
+    ranges = [range(*one.indices(length)) for one, length in zip(place, shape, strict=False)]
+    while len(ranges) > 1 and ranges[-1] == range(shape[len(ranges) - 1]):
+        ranges.pop()  # or there would be a run for each of its rows
+    *outer, inner = ranges
+    row = math.prod(shape[len(ranges) :])
+    for nth in np.ndindex(*map(len, outer)):
+        at = [of_dim[one] for of_dim, one in zip(outer, nth, strict=True)]
+        first = (int(np.ravel_multi_index((*at, 0), shape[: len(ranges)])) + inner.start) * row
+        yield slice(first, first + len(inner) * row)
+
+
+def _fills(file: FileIO, room: memoryview) -> bool:
+    """Whether a file has enough for some room, which is then full; a single system call reads 2 GiB at most."""
+    while room and (num_bytes := file.readinto(room)):
+        room = room[num_bytes:]
+    return not room
+
+
+def data_file(path: Path, name: str) -> str:
+    """Path of the file whose bytes are an array's values; raises as ``map_array`` does."""
+    return _value_file(name, _header(path, name)[0])
+
+
+def _value_file(name: str, shape: Sequence[int]) -> str:
+    return f"{files_of(name)}/{'.'.join('0' for _ in shape) or '0'}"
+
+
+def _num_bytes(leaf: Any) -> int:
+    return math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
+
+
+def _header(path: Path, name: str) -> tuple[tuple[int, ...], np.dtype]:
+    """Shape and dtype of an array that is stored in one piece, as raw bytes."""
+    said = json.loads((path / files_of(name) / _HEADER).read_bytes())
+    try:
+        shape, dtype = tuple(said["shape"]), np.dtype(said["dtype"])
+        is_raw = said["chunks"] == said["shape"] and said["order"] == "C"
+        is_raw = is_raw and said["compressor"] is None and said["filters"] is None
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path / files_of(name)} has no header of an array") from error
+    if not is_raw:
+        raise ValueError(f"{path / files_of(name)} is not stored in one piece")
+    return shape, dtype
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Suppresses log messages of orbax 0.12.8 that are expected (no OCDBT files to merge) or raised too (errors)."""
+
+    def is_news(record: logging.LogRecord) -> bool:
+        text = str(record.msg)
+        return "Skipping merge of OCDBT" not in text and "raised an exception" not in text
+
+    logger = logging.getLogger("absl")
+    logger.addFilter(is_news)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_news)

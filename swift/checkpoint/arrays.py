@@ -1,0 +1,296 @@
+"""Verification of stored arrays, and trees of arrays on disk with a manifest of their own.
+
+An array is stored as the bytes of its values, in one file. If that file has the digest that the array had in memory
+before it was written, its values are right; so one pass over the file verifies both. ``Checker`` checks the files and
+values of a run's checkpoints. ``save_arrays`` writes any pytree, and ``load_arrays`` reads it back once every file is
+checked.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from swift.checkpoint.array_files import data_file, map_array, read_arrays, write_arrays
+from swift.checkpoint.manifest import (
+    ARRAYS,
+    Copy,
+    Files,
+    Manifest,
+    array_digest,
+    check_shapes,
+    checkpoint_path,
+    difference,
+    read_signed,
+    synced_digests,
+    write_signed,
+)
+from swift.checkpoint.units import Unit, by_name, shape_text
+from swift.errors import RunError, SettingError
+
+_BLOCK = 2**22
+"""Values checked at a time."""
+_VERSION = 1
+_Item = TypeVar("_Item")
+
+
+class Damaged(Exception):
+    """A checkpoint is damaged; the message is a phrase that says how."""
+
+
+class Checker:
+    """Checks the files and arrays of a run's checkpoints, each at most once.
+
+    Methods return a phrase that says what is damaged, or None.
+
+    Args:
+        directory: directory of all checkpoints of a run.
+    """
+
+    def __init__(self, directory: Path):
+        self._directory = directory
+        self._found: dict[tuple[int, str, str], str | None] = {}
+
+    def dense(self, manifest: Manifest) -> str | None:
+        """Checks the dense part of a checkpoint."""
+        step, dense = manifest.step, manifest.dense
+        why = self.files(step, dense.files, manifest.ledger.common[step])
+        for name, shape in dense.shapes.items():
+            if why is None and is_stored(shape):
+                why = self._values(step, {name: shape}, dense.contents[name], dense.files)
+        return why
+
+    def copy(self, manifest: Manifest, unit: Unit, copy: Copy) -> str | None:
+        """Checks a copy of an expert that a checkpoint names."""
+        why = self.files(copy.step, manifest.ledger.common[copy.step], copy.files)
+        if why is None and copy.num_bytes:
+            shapes = {unit_array(unit, dtype): shape for dtype, shape in manifest.unit_shapes.items()}
+            why = self._values(copy.step, shapes, copy.content, copy.files)
+        return why
+
+    def files(self, step: int, *all_files: Files) -> str | None:
+        """Checks some files of a step against their digests."""
+        return next(
+            (why for files in all_files for name, d in files.items() if (why := self.file(step, name, d))), None
+        )
+
+    def file(self, step: int, name: str, expected: str) -> str | None:
+        """Checks a file of a step against its expected digest."""
+        key = (step, name, expected)
+        if key not in self._found:
+            wrong = difference(self._path(step) / name, expected)
+            self._found[key] = wrong and self._damaged(step, f"its file {name} {wrong}")
+        return self._found[key]
+
+    def finite(self, step: int, name: str) -> str | None:
+        """Checks that the values of one of a step's arrays, whose files are sound, are finite."""
+        key = (step, name, "finite")
+        if key not in self._found:
+            try:
+                array = map_array(self._path(step) / ARRAYS, name)
+                wrong = None if is_finite(array) else f"{name} has values that are not finite"
+            except (OSError, ValueError) as error:  # a run may have removed it since
+                wrong = f"{name} cannot be read: {error}"
+            self._found[key] = wrong and self._damaged(step, wrong)
+        return self._found[key]
+
+    def check_equal_part(self, manifest: Manifest, own: int, num_hosts: int) -> list[list[Any]]:
+        """Checks those files of a checkpoint and of its newest copies that fall to one of several hosts, by their size.
+
+        Args:
+            manifest: manifest of the checkpoint.
+            own: number of this host.
+            num_hosts: number of hosts.
+
+        Returns:
+            What was found, as JSON for ``adopt``.
+        """
+        step = manifest.step
+        files = {**manifest.dense.files, **manifest.ledger.common[step]}
+        items: list[tuple[int, Callable[[], str | None]]] = [
+            (_size(self._path(step) / name), partial(self.file, step, name, expected))
+            for name, expected in files.items()
+        ]
+        for unit, (copy, *_) in manifest.ledger.copies.items():
+            items.append((copy.num_bytes, partial(self.copy, manifest, unit, copy)))
+        before = set(self._found)
+        for check in equal_part(items, own, num_hosts):
+            check()
+        return [[*key, why] for key, why in self._found.items() if key not in before]
+
+    def adopt(self, found: Iterable[Sequence[Any]]) -> None:
+        """Takes over what another host has found with ``check_equal_part``."""
+        self._found |= {(step, name, expected): why for step, name, expected, why in found}
+
+    def _values(self, step: int, shapes: Mapping[str, str], content: str, files: Files) -> str | None:
+        key = (step, content, " ".join(shapes))
+        if key not in self._found:
+            wrong = wrong_values(self._path(step), shapes, content, files)
+            self._found[key] = wrong and self._damaged(step, wrong)
+        return self._found[key]
+
+    def _path(self, step: int) -> Path:
+        return checkpoint_path(self._directory, step)
+
+    def _damaged(self, step: int, why: str) -> str:
+        return f"{self._path(step).name} is damaged: {why}"
+
+
+def equal_part(items: Iterable[tuple[int, _Item]], own: int, num_hosts: int) -> list[_Item]:
+    """Picks those of some items, each with its size, that fall to one of several hosts.
+
+    >>> [equal_part([(1, "a"), (5, "b"), (3, "c"), (1, "d")], host, 2) for host in range(2)]
+    [['b'], ['c', 'a', 'd']]
+    """
+    loads, mine = [0] * num_hosts, []
+    for size, item in sorted(items, key=lambda item: -item[0]):
+        host = loads.index(min(loads))
+        loads[host] += size
+        if host == own:
+            mine.append(item)
+    return mine
+
+
+def _size(path: Path) -> int:
+    """Size of a file; 0 where it is missing."""
+    return path.stat().st_size if path.is_file() else 0
+
+
+def wrong_values(path: Path, shapes: Mapping[str, str], content: str, files: Files, folder: str = ARRAYS) -> str | None:
+    """Compares arrays on the disk, whose files are sound, with those that were in memory.
+
+    Args:
+        path: directory of the checkpoint.
+        shapes: dtypes and shapes of the arrays by name, as they were in memory.
+        content: digest of their values in memory, one array after the other.
+        files: digests of their files, by path from the directory.
+        folder: directory of the arrays, from there.
+
+    Returns:
+        What is wrong, as a phrase; None: nothing.
+    """
+    arrays, names = path / folder, " and ".join(shapes)
+    try:
+        found = {name: map_array(arrays, name) for name in shapes}
+        (only, *others) = shapes
+        # Several arrays are in several files, whose digests do not add up to that of all their bytes.
+        digest = array_digest(found.values()) if others else files[str(PurePosixPath(folder) / data_file(arrays, only))]
+    except (OSError, ValueError, KeyError) as error:
+        return f"{names} cannot be read: {error}"
+    for name, shape in shapes.items():
+        if shape_text(found[name]) != shape:
+            return f"{name} was {shape} and is stored as {shape_text(found[name])}"
+    return None if digest == content else f"the values of {names} are not those that were saved"
+
+
+def is_finite(array: np.ndarray) -> bool:
+    """Whether all values of an array are finite; the array may be a mapped file larger than memory."""
+    flat = array.reshape(-1)
+    blocks = range(0, flat.size, _BLOCK) if jnp.issubdtype(array.dtype, jnp.inexact) else ()
+    return all(np.isfinite(flat[begin : begin + _BLOCK]).all() for begin in blocks)
+
+
+def is_of_model(name: str) -> bool:
+    """Whether an array of a state belongs to the model; the state of a placement policy may contain infinities.
+
+    >>> is_of_model("master.head"), is_of_model("policy.0")
+    (True, False)
+    """
+    return name.partition(".")[0] != "policy"
+
+
+def is_stored(shape: str) -> bool:
+    """Whether an array of this dtype and shape has files; an empty one has none, since Orbax does not take it.
+
+    >>> is_stored("float32[4, 8]"), is_stored("int32[]"), is_stored("int32[1, 0, 4]")
+    (True, True, False)
+    """
+    return "0" not in shape.partition("[")[2].rstrip("]").split(", ")
+
+
+def unit_array(unit: Unit, dtype: str) -> str:
+    """The name of the array with an expert's state of a dtype."""
+    layer, class_ = unit
+    return f"expert.{layer}.{class_}.{dtype}"
+
+
+def save_arrays(path: Path, tree: Any, metadata: Mapping[str, Any]) -> None:
+    """Saves a pytree of arrays. The manifest is written last: a directory without one was interrupted.
+
+    Args:
+        path: directory to make; an existing one is replaced.
+        tree: arrays; their paths in the tree are their names.
+        metadata: JSON stored with them.
+
+    Raises:
+        OSError, ValueError: Orbax could not write a file.
+        RunError: the arrays on the disk are not those in memory.
+    """
+    arrays = by_name(tree)
+    # Orbax does not take empty arrays, which have nothing to save.
+    filled = {name: np.asarray(array) for name, array in arrays.items() if array.size}
+    contents = {name: array_digest([array]) for name, array in filled.items()}
+    write_arrays(path, filled)
+    shapes, files = {name: shape_text(array) for name, array in arrays.items()}, synced_digests(path)
+    for name, content in contents.items():
+        why = wrong_values(path, {name: shapes[name]}, content, files, folder="")
+        if why is not None:
+            raise RunError(f"{path} was not written correctly: {why}: try again")
+    fields = {"version": _VERSION, "arrays": shapes, "contents": contents, "files": files, "metadata": dict(metadata)}
+    write_signed(path, fields)
+
+
+def load_metadata(path: Path, setting: str) -> dict[str, Any]:
+    """The metadata stored with the arrays.
+
+    Args:
+        path: directory of the arrays.
+        setting: the user's name for it, for errors.
+
+    Raises:
+        SettingError: there are no arrays, they are of another version, or the manifest is damaged.
+    """
+    return read_signed(path, setting, _VERSION)["metadata"]
+
+
+def stored_types(path: Path, setting: str) -> dict[str, np.dtype]:
+    """The type of each array by name.
+
+    Raises:
+        SettingError: as ``load_metadata``.
+    """
+    shapes = read_signed(path, setting, _VERSION)["arrays"]
+    return {name: jnp.dtype(text.partition("[")[0]) for name, text in shapes.items()}
+
+
+def load_arrays(path: Path, abstract: Any, setting: str) -> Any:
+    """Checks every file and reads the arrays back.
+
+    Args:
+        path: directory of the arrays.
+        abstract: tree of ``jax.ShapeDtypeStruct``.
+        setting: the user's name for the directory, for errors.
+
+    Returns:
+        The tree of arrays, on the host.
+
+    Raises:
+        SettingError: the directory holds other arrays, or a file is missing or damaged; the line names it.
+    """
+    manifest, wanted = read_signed(path, setting, _VERSION), by_name(abstract)
+    check_shapes(path, setting, manifest["arrays"], {name: shape_text(leaf) for name, leaf in wanted.items()})
+    for name, expected in manifest["files"].items():
+        wrong = difference(path / name, expected)
+        if wrong:
+            raise SettingError(setting, str(path), f"is damaged: its file {name} {wrong}")
+    for name, content in manifest.get("contents", {}).items():  # older exports have none
+        why = wrong_values(path, {name: manifest["arrays"][name]}, content, manifest["files"], folder="")
+        if why is not None:
+            raise SettingError(setting, str(path), f"is damaged: {why}")
+    arrays = read_arrays(path, {name: leaf for name, leaf in wanted.items() if leaf.size})
+    arrays |= {name: np.zeros(leaf.shape, leaf.dtype) for name, leaf in wanted.items() if not leaf.size}
+    return jax.tree.unflatten(jax.tree.structure(abstract), [arrays[name] for name in wanted])

@@ -1,0 +1,505 @@
+"""A checkpoint that several hosts write together: the files that one host would write, each host its own ranges.
+
+``HostSave`` is a save from the side of one host. The first host makes the files without values, and all hosts fill in
+what they have. A file has the values of a whole array, as if one host had written it: its parts come from several
+hosts, and one of them reads it back, compares every part with what its host had in memory, and takes the digest of the
+whole. Each host reads an equal part of the files, and the first one writes the manifest. No host has more of the state
+in memory than its own pieces.
+
+Threads save while training continues, so no collective takes part, which would have to be in the order of the
+iterations. Instead the hosts leave each other notes in files that they share, see ``HostBoard``:
+
+    .step-00000040.5f0c.hosts.tmp/host-0.begun      the files of the checkpoint are there, without values
+    .step-00000040.5f0c.hosts.tmp/host-1.filled     what host 1 has written into them
+    .step-00000040.5f0c.hosts.tmp/host-1.checked    digests of the files that host 1 has read back
+    .step-00000040.5f0c.hosts.tmp/host-1.failed     why host 1 does not go on, and so no host does
+    .step-00000040.5f0c.hosts.tmp/host-1.signs      grows as long as host 1 makes progress
+
+A save has a token, 5f0c, so that one that is repeated does not find what was said in the last attempt. The next save,
+or the next start of the run, removes what is left.
+"""
+
+import errno
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self
+
+import numpy as np
+
+from swift.checkpoint.array_files import data_file, files_of, map_array, reserve_arrays, runs, writing_parts
+from swift.checkpoint.arrays import equal_part, is_stored, unit_array
+from swift.checkpoint.manifest import (
+    ARRAYS,
+    BLOCK,
+    Files,
+    Ledger,
+    Manifest,
+    array_checksum,
+    array_digest,
+    begin_save,
+    checkpoint_path,
+    read_signed,
+    synced_digest,
+    temporary_path,
+    write_signed,
+)
+from swift.checkpoint.units import StateSplit, Unit, shape_text
+from swift.checkpoint.writer import WrittenArrays, finish_save
+from swift.errors import SettingError, first_line
+
+_PATIENCE_S, _SIGN_S, _VERSION = 120.0, 1.0, 1
+_LOOK_S, _LAZIEST_S = 0.02, 1.0
+"""Seconds until a host looks again, at first and in the end: many hosts look at one file system."""
+_ENDING = ".hosts.tmp"
+
+Stage = Literal["begun", "filled", "checked"]
+
+_Place = tuple[slice, ...]
+
+
+class Spoilt(Exception):
+    """A state is of no use, and must not take the place of a good checkpoint."""
+
+
+class HostFailed(OSError):
+    """Another host could not do its part of a checkpoint."""
+
+
+class Save(NamedTuple):
+    """A save, by the name that it has for all hosts.
+
+    Attributes:
+        step: iterations done.
+        token: what distinguishes it from another save of the same state.
+    """
+
+    step: int
+    token: str
+
+
+class HostBoard:
+    """The notes of the hosts about one save, from the side of one of them.
+
+    Args:
+        directory: directory of all checkpoints of a run.
+        save: the save.
+        own: number of this host.
+        patience_s: seconds in which an awaited host has to give a sign of progress.
+
+    Attributes:
+        path: directory of the notes.
+    """
+
+    def __init__(self, directory: Path, save: Save, own: int, patience_s: float = _PATIENCE_S):
+        self.path = directory / f".{checkpoint_path(directory, save.step).name}.{save.token}{_ENDING}"
+        self._save, self._own, self._patience_s = save, own, patience_s
+        self._signed_at = -_SIGN_S
+
+    def post(self, stage: Stage, fields: Mapping[str, Any]) -> None:
+        """Tells all hosts that this one has come so far; ``fields`` are JSON."""
+        self._write(stage, fields)
+
+    def sign(self) -> None:
+        """Gives a sign of progress, at most once a second."""
+        now = time.monotonic()
+        if now - self._signed_at >= _SIGN_S:
+            self._signed_at = now
+            self.path.mkdir(parents=True, exist_ok=True)
+            with self._file(self._own, "signs").open("ab") as file:
+                file.write(b".")
+
+    def give_up(self, error: Exception) -> None:
+        """Tells all hosts, where that is possible, that they wait in vain for this one."""
+        with suppress(OSError):
+            self._write("failed", {"why": first_line(error), "is_spoilt": isinstance(error, Spoilt)})
+
+    def read(self, host: int, stage: Stage) -> dict[str, Any]:
+        """Waits until a host has come so far, and returns what it has told.
+
+        Raises:
+            HostFailed, Spoilt: some host has given up.
+            TimeoutError: the host has given no sign of progress for too long.
+            OSError: what it has told is damaged.
+        """
+        until, before, pause_s = time.monotonic() + self._patience_s, 0, _LOOK_S
+        while not self._file(host, stage).exists():
+            self._check_all()
+            signs = self._signs(host)
+            if signs != before:  # fewer, where the save was begun again
+                until, before = time.monotonic() + self._patience_s, signs
+            if time.monotonic() > until:
+                raise TimeoutError(f"{self._complaint(host)} in {self._patience_s:g} s")
+            time.sleep(pause_s)
+            pause_s = min(1.5 * pause_s, _LAZIEST_S)
+        return self._read(host, stage)
+
+    def _check_all(self) -> None:
+        for path in self.path.glob("host-*.failed"):
+            host = int(path.stem.removeprefix("host-"))
+            if host != self._own:
+                fields = self._read(host, "failed")
+                kind = Spoilt if fields["is_spoilt"] else HostFailed
+                raise kind(f"{self._complaint(host)}: {fields['why']}")
+
+    def _complaint(self, host: int) -> str:
+        return f"host {host} has not written its part of iteration {self._save.step}"
+
+    def _signs(self, host: int) -> int:
+        try:
+            return self._file(host, "signs").stat().st_size
+        except OSError:
+            return 0
+
+    def _write(self, what: str, fields: Mapping[str, Any]) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_signed(self.path, {"version": _VERSION, **fields}, self._file(self._own, what).name)
+
+    def _read(self, host: int, what: str) -> dict[str, Any]:
+        try:
+            return read_signed(self.path, "checkpoint", _VERSION, self._file(host, what).name)
+        except SettingError as error:
+            raise OSError(f"{error.value} {error.allowed}") from error
+
+    def _file(self, host: int, what: str) -> Path:
+        return self.path / f"host-{host}.{what}"
+
+
+class Piece(NamedTuple):
+    """A piece of an array of a state.
+
+    Attributes:
+        name: name of the array.
+        place: its place in the array, a slice for each of the first dims.
+        values: values of the piece.
+    """
+
+    name: str
+    place: _Place
+    values: np.ndarray
+
+
+@dataclass(frozen=True)
+class _Filled:
+    """Report of one host on what it has written into the files of a checkpoint.
+
+    Attributes:
+        places: name of the array of the state and place in it, for each of its pieces.
+        checksums: checksums of the values that it had in memory, by name of the stored array.
+        num_bytes: bytes of the values.
+    """
+
+    places: tuple[tuple[str, _Place], ...]
+    checksums: Mapping[str, int]
+    num_bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Fields for ``from_json``."""
+        places = [[name, [[one.start, one.stop] for one in place]] for name, place in self.places]
+        return {"places": places, "checksums": dict(self.checksums), "num_bytes": self.num_bytes}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """The same, told by another host."""
+        places = tuple((name, tuple(slice(*ends) for ends in place)) for name, place in fields["places"])
+        return cls(places, fields["checksums"], fields["num_bytes"])
+
+
+@dataclass(frozen=True)
+class _Contents:
+    """Digests of stored arrays, each of which is found right.
+
+    Attributes:
+        files: digests of the files of each array.
+        dense: digests of the values of arrays of the dense part.
+        units: digests of the values of experts.
+    """
+
+    files: dict[str, Files] = field(default_factory=dict)
+    dense: dict[str, str] = field(default_factory=dict)
+    units: dict[Unit, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Fields for ``adopt``."""
+        return {
+            "files": self.files,
+            "dense": self.dense,
+            "units": [[*unit, content] for unit, content in self.units.items()],
+        }
+
+    def adopt(self, fields: Mapping[str, Any]) -> None:
+        """Takes over what another host has found."""
+        self.files.update(fields["files"])
+        self.dense.update(fields["dense"])
+        self.units.update({(layer, class_): content for layer, class_, content in fields["units"]})
+
+
+def stored_shapes(split: StateSplit, chosen_LK: np.ndarray) -> dict[str, Any]:
+    """Shapes and dtypes of the arrays that a checkpoint of these experts stores, by name."""
+    shapes = {name: leaf for name, leaf in split.dense_shapes.items() if is_stored(shape_text(leaf))}
+    for unit in _units(chosen_LK):
+        shapes.update({unit_array(unit, dtype): shape for dtype, shape in split.unit_shapes.items()})
+    return shapes
+
+
+def fill_in(
+    arrays: Path, split: StateSplit, chosen_LK: np.ndarray, pieces: Iterable[Piece], progress: Callable[[], None]
+) -> _Filled:
+    """Writes the pieces that a host has into the files of a checkpoint, and syncs these.
+
+    Args:
+        arrays: directory of the arrays, whose files are there without values.
+        split: division of the state.
+        chosen_LK: classes that are saved.
+        pieces: pieces of the state; of experts the classes that are saved, in this order.
+        progress: function to call now and then.
+
+    Raises:
+        OSError, ValueError: they cannot be written.
+    """
+    places, parts = [], dict[str, list[tuple[_Place, np.ndarray]]]()
+    for piece in pieces:
+        places.append((piece.name, piece.place))
+        for name, place, index in _parts(split, chosen_LK, piece.name, piece.place):
+            parts.setdefault(name, []).append((place, piece.values[index]))
+    checksums, num_bytes = dict.fromkeys(parts, 0), 0
+    for name, parts_of_array in parts.items():  # each file is opened once
+        with writing_parts(arrays, name, progress) as write:
+            for place, part in parts_of_array:
+                values = np.ascontiguousarray(part)
+                checksums[name] = array_checksum([values], checksums[name])
+                num_bytes += write(place, values)
+    return _Filled(tuple(places), checksums, num_bytes)
+
+
+def check_filled(
+    arrays: Path,
+    split: StateSplit,
+    chosen_LK: np.ndarray,
+    hosts: Sequence[_Filled],
+    own: int,
+    progress: Callable[[], None],
+) -> _Contents:
+    """Reads those files of a checkpoint back that fall to one of several hosts, by their size.
+
+    Args:
+        arrays: directory of the arrays.
+        split: division of the state.
+        chosen_LK: classes that are saved.
+        hosts: what each host has written.
+        own: number of this host.
+        progress: function to call now and then.
+
+    Returns:
+        Digests of these files and of the values in them.
+
+    Raises:
+        OSError: some values have not come, or are not those that their host had in memory.
+        ValueError: a file is not laid out as it was made.
+    """
+    shapes, found = stored_shapes(split, chosen_LK), _Contents()
+    mine = equal_part(_items(split, chosen_LK), own, len(hosts))
+    names = [name for item in mine for name in item.arrays]
+    places = _places_of(split, chosen_LK, hosts, names)
+    for name in names:
+        array = map_array(arrays, name)
+        if shape_text(array) != shape_text(shapes[name]):
+            raise ValueError(f"{name} is {shape_text(shapes[name])} and is stored as {shape_text(array)}")
+        _compare(array, name, hosts, places[name], progress)
+        folder = files_of(name)
+        found.files[name] = {
+            f"{ARRAYS}/{folder}/{path.name}": synced_digest(path, progress)
+            for path in sorted((arrays / folder).iterdir())
+        }
+    for item in mine:
+        content = _content(arrays, item.arrays, found.files)
+        progress()
+        if isinstance(item.key, str):
+            found.dense[item.key] = content
+        else:
+            found.units[item.key] = content
+    return found
+
+
+class _Item(NamedTuple):
+    """An array of the dense part or an expert, and the stored arrays that have its values."""
+
+    key: str | Unit
+    arrays: tuple[str, ...]
+
+
+def _units(chosen_LK: np.ndarray) -> Iterator[Unit]:
+    return ((layer, class_) for layer, classes in enumerate(chosen_LK.tolist()) for class_ in classes)
+
+
+def _items(split: StateSplit, chosen_LK: np.ndarray) -> Iterator[tuple[int, _Item]]:
+    """Everything that is stored, with its bytes."""
+    for name, leaf in split.dense_shapes.items():
+        if is_stored(shape_text(leaf)):
+            yield math.prod(leaf.shape) * leaf.dtype.itemsize, _Item(name, (name,))
+    for unit in _units(chosen_LK):
+        yield split.unit_bytes, _Item(unit, tuple(unit_array(unit, dtype) for dtype in split.unit_shapes))
+
+
+def _parts(
+    split: StateSplit, chosen_LK: np.ndarray, name: str, place: _Place
+) -> Iterator[tuple[str, _Place, tuple[Any, ...]]]:
+    """The parts of stored arrays that a piece fills: (name, place, index into the piece's values)."""
+    if name not in split.expert_names:
+        yield name, place, ()
+        return
+    dtype = str(split.shapes[name].dtype)
+    nth = split.names_of_type[dtype].index(name)
+    stages, stack, ranks, _, values = (*place, *[slice(None)] * (5 - len(place)))
+    for row, layers in enumerate(split.layers_of_stages[stages]):
+        for at, layer in enumerate(layers[stack]):
+            for k, class_ in enumerate(chosen_LK[layer].tolist()):
+                of_unit = slice(nth, nth + 1), ranks, values
+                yield unit_array((layer, class_), dtype), of_unit, (row, at, slice(None), k)
+
+
+def _places_of(
+    split: StateSplit, chosen_LK: np.ndarray, hosts: Sequence[_Filled], names: Iterable[str]
+) -> dict[str, list[list[_Place]]]:
+    """Places that each host has written, in its order, by name of the stored array."""
+    places: dict[str, list[list[_Place]]] = {name: [[] for _ in hosts] for name in names}
+    for host, filled in enumerate(hosts):
+        for piece, where in filled.places:
+            for name, place, _ in _parts(split, chosen_LK, piece, where):
+                if name in places:
+                    places[name][host].append(place)
+    return places
+
+
+def _compare(
+    array: np.ndarray,
+    name: str,
+    hosts: Sequence[_Filled],
+    places: Sequence[Sequence[_Place]],
+    progress: Callable[[], None],
+) -> None:
+    """Raises OSError unless an array on the disk is what the hosts had in memory, and nothing else."""
+    flat, missing, length = array.reshape(-1), array.size, max(1, BLOCK // array.itemsize)
+    for host, (filled, of_host) in enumerate(zip(hosts, places, strict=True)):
+        checksum = 0
+        for run in (run for place in of_host for run in runs(array.shape, place)):
+            for start in range(run.start, run.stop, length):
+                checksum = array_checksum([flat[start : min(run.stop, start + length)]], checksum)
+                progress()
+            missing -= run.stop - run.start
+        if checksum != filled.checksums.get(name, 0):
+            why = f"the values of {name} are not those that host {host} has saved"
+            raise OSError(errno.EIO, f"{why} ({os.strerror(errno.EIO)})")
+    if missing:
+        raise OSError(f"not all of the state has come: {name}")
+
+
+def _content(arrays: Path, names: Sequence[str], files: Mapping[str, Files]) -> str:
+    """Digest of the values of arrays; the file of a single one has nothing else."""
+    if len(names) > 1:
+        return array_digest(map_array(arrays, name) for name in names)
+    return files[names[0]][f"{ARRAYS}/{data_file(arrays, names[0])}"]
+
+
+@dataclass(frozen=True)
+class HostSave:
+    """A save, from the side of one of several hosts; its methods are called in order.
+
+    Attributes:
+        directory: directory of all checkpoints of a run.
+        save: the save, by the name that it has for all hosts.
+        own: number of this host.
+        num_hosts: number of hosts.
+        split: division of the state.
+        chosen_LK: classes that are saved.
+    """
+
+    directory: Path
+    save: Save
+    own: int
+    num_hosts: int
+    split: StateSplit
+    chosen_LK: np.ndarray
+
+    @cached_property
+    def board(self) -> HostBoard:
+        """Notes of the hosts about this save."""
+        return HostBoard(self.directory, self.save, self.own)
+
+    def begin(self, write: Callable[[Path, Mapping[str, np.ndarray]], None]) -> None:
+        """Makes the files of the checkpoint, on the first host; may be repeated.
+
+        Args:
+            write: function that writes small arrays, see ``reserve_arrays``.
+
+        Raises:
+            OSError, ValueError: there is no room, or they cannot be made.
+        """
+        temporary = begin_save(self.directory, self.save.step, self.board.path)
+        try:
+            reserve_arrays(temporary / ARRAYS, self._shapes, write, self.board.sign)
+            self.board.post("begun", {})
+        except BaseException:
+            self.discard()
+            raise
+
+    def wait(self) -> None:
+        """Waits on another host until the first one has made the files; raises as ``HostBoard.read`` does."""
+        self.board.read(0, "begun")
+
+    def write(self, pieces: Iterable[Piece]) -> None:
+        """Writes the pieces of this host, and checks its part of the files once those of all hosts are there.
+
+        Raises:
+            OSError, ValueError: they cannot be written, some files are not right, or another host has failed.
+            Spoilt: what another host has is of no use.
+        """
+        filled = fill_in(self._arrays, self.split, self.chosen_LK, pieces, self.board.sign)
+        self.board.post("filled", filled.to_json())
+        found = check_filled(self._arrays, self.split, self.chosen_LK, self._filled, self.own, self.board.sign)
+        self.board.post("checked", found.to_json())
+
+    def commit(
+        self, ledger: Ledger, *, identity: Mapping[str, Any], extra: Mapping[str, Any], num_kept: int
+    ) -> tuple[Manifest, list[int]]:
+        """Writes the manifest on the first host, and gives the checkpoint its name; see ``save_checkpoint``.
+
+        Returns:
+            The manifest, and the bytes of values that each host has written.
+        """
+        contents, bytes_of_hosts = _Contents(), [filled.num_bytes for filled in self._filled]
+        for host in range(self.num_hosts):
+            contents.adopt(self.board.read(host, "checked"))
+        written = WrittenArrays(contents.files, self._common(), contents.dense, contents.units)
+        step = self.save.step
+        options: dict[str, Any] = {"identity": identity, "extra": extra, "num_kept": num_kept}
+        return finish_save(self.directory, step, written, self.split, self.chosen_LK, ledger, **options), bytes_of_hosts
+
+    def discard(self) -> None:
+        """Removes the files of a save that has failed, on the first host: they would keep a full disk full."""
+        shutil.rmtree(temporary_path(self.directory, self.save.step), ignore_errors=True)
+
+    @cached_property
+    def _shapes(self) -> dict[str, Any]:
+        return stored_shapes(self.split, self.chosen_LK)
+
+    @property
+    def _arrays(self) -> Path:
+        return temporary_path(self.directory, self.save.step) / ARRAYS
+
+    @cached_property
+    def _filled(self) -> list[_Filled]:
+        """Reports of all hosts on what they have written, once all have."""
+        return [_Filled.from_json(self.board.read(host, "filled")) for host in range(self.num_hosts)]
+
+    def _common(self) -> dict[str, str]:
+        """Digests of the files that belong to no array."""
+        root, of_arrays = self._arrays.parent, {self._arrays / files_of(name) for name in self._shapes}
+        paths = [path for path in self._arrays.rglob("*") if path.is_file() and path.parent not in of_arrays]
+        return {path.relative_to(root).as_posix(): synced_digest(path) for path in sorted(paths)}

@@ -1,0 +1,167 @@
+"""Snapshots of every rank's slices in the memory of the next rank: MoC-System's first level of checkpoints.
+
+Legend: P stages, L MoE layers of the model, E expert classes, K classes of a layer that a snapshot copies, N ranks,
+V arrays of an expert's state of one dtype, w values of a rank's slice, C copies.
+"""
+
+from collections.abc import Callable, Collection
+from concurrent.futures import Future, wait
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from swift.checkpoint.config import CheckpointConfig
+from swift.checkpoint.recovery import RankCopy
+from swift.checkpoint.selection import everything, first_turns, load_aware, next_turns, sequential
+from swift.checkpoint.snapshots import begin_snapshot
+from swift.checkpoint.units import Snapshot, StateSplit
+from swift.mesh.live import LiveMesh
+from swift.tasks import one_thread
+
+_NUM_COPIES = 2
+"""Copies of everything: the newest complete one and the one before; with the one being written, triple buffering."""
+PATIENCE_S = 60.0
+"""Time for which a reader waits for the copy being written, s."""
+
+
+class _Store:
+    """The newest copy of everything, and the one before; memory for two whole snapshots, whatever K is.
+
+    Attributes:
+        dense: pairs (step, dense part), the newest first.
+        step_CLE: steps of every expert's copies; -1: none.
+        contained_CLE: token updates that they contain.
+    """
+
+    def __init__(self, split: StateSplit):
+        shape = (_NUM_COPIES, split.num_layers, split.num_classes)
+        self._split = split
+        self._blocks = {dtype: np.empty((*shape, *unit.shape), unit.dtype) for dtype, unit in split.unit_shapes.items()}
+        self.dense: list[tuple[int, dict[str, np.ndarray]]] = []
+        self.step_CLE, self.contained_CLE = np.full(shape, -1), np.zeros(shape, np.int64)
+
+    def put(self, step: int, snapshot: Snapshot, contained_LE: np.ndarray) -> Snapshot | None:
+        """Stores a snapshot, each expert in place of its older copy; returns a snapshot to overwrite next."""
+        chosen_LK, layers_L1 = snapshot.chosen_LK, np.arange(len(snapshot.chosen_LK))[:, None]
+        where = (self.step_CLE.argmin(axis=0)[layers_L1, chosen_LK], layers_L1, chosen_LK)
+        self.step_CLE[where] = -1  # a copy that is half written does not count
+        for dtype, block in snapshot.blocks.items():
+            self._blocks[dtype][where] = block
+        self.contained_CLE[where] = contained_LE[layers_L1, chosen_LK]
+        self.step_CLE[where] = step
+        self.dense.insert(0, (step, snapshot.dense))
+        return replace(snapshot, dense=self.dense.pop()[1]) if len(self.dense) > _NUM_COPIES else None
+
+    def newest(self) -> tuple[np.ndarray, np.ndarray]:
+        """(token updates, step) of the newest copy of every expert, ``[L, E]``."""
+        newest_1LE = self.step_CLE.argmax(axis=0)[None]
+        return tuple(np.take_along_axis(of, newest_1LE, axis=0)[0] for of in (self.contained_CLE, self.step_CLE))
+
+    def of_rank(self, rank: int) -> list[tuple[int, Snapshot, np.ndarray]]:
+        """(step, a rank's slices of that step, token updates ``[L, E]``), the newest first.
+
+        Where layers have unequally many experts of a step, their chosen classes are padded with -1.
+        """
+        dense, ranked = dict(self.dense), self._split.ranked_names
+        found = []
+        for step in sorted({*dense, *self.step_CLE[self.step_CLE >= 0].tolist()}, reverse=True):
+            is_of_LEC = np.moveaxis(self.step_CLE == step, 0, -1)
+            classes = [np.argwhere(of_layer) for of_layer in is_of_LEC]
+            chosen_LK = np.full((len(classes), max(map(len, classes), default=0)), -1)
+            copy_LK = np.zeros_like(chosen_LK)
+            for layer, of_layer in enumerate(classes):
+                chosen_LK[layer, : len(of_layer)], copy_LK[layer, : len(of_layer)] = of_layer.T
+            where = (copy_LK, np.arange(len(classes))[:, None], chosen_LK)
+            blocks = {dtype: block[..., rank : rank + 1, :][where] for dtype, block in self._blocks.items()}
+            mine = {name: leaf[:, :, rank : rank + 1] for name, leaf in dense.get(step, {}).items() if name in ranked}
+            contained_LE = np.where(is_of_LEC, np.moveaxis(self.contained_CLE, 0, -1), 0).max(axis=-1)
+            found.append((step, Snapshot(mine, blocks, chosen_LK), contained_LE))
+        return found
+
+
+class PeerSnapshots:
+    """The snapshots of all ranks of a process, taken in the background, one at a time.
+
+    Rank r + 1 keeps those of rank r, and the first rank those of the last. A snapshot counts once it is complete, and
+    the one before is kept until then.
+
+    Args:
+        split: division of the state.
+        config: settings: the number of experts of a snapshot, and their selection.
+    """
+
+    def __init__(self, split: StateSplit, config: CheckpointConfig):
+        self._split, self._selection = split, config.selection
+        self._k = config.snapshot_k(split.num_classes)
+        self._turn_L = first_turns(split.num_layers, split.num_classes, self._k)
+        self._store = _Store(split)
+        self._room: Snapshot | None = None
+        self._thread = one_thread("snapshot")
+        self._copying: Future[None] | None = None
+        self._trouble: str | None = None
+
+    def close(self) -> None:
+        """Stops taking snapshots; one that is being copied is discarded."""
+        self._thread.shutdown(wait=False)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no snapshot has been started yet."""
+        return not self._store.dense and self._copying is None
+
+    def begin(self, state: Any, live: LiveMesh, step: int, contained_LE: Int[np.ndarray, "L E"]) -> str | None:
+        """Starts a snapshot, once the one before is complete.
+
+        Args:
+            state: see ``begin_snapshot``; may be donated after this returns.
+            live: mesh of the state.
+            step: iterations done.
+            contained_LE: token updates that its experts contain.
+
+        Returns:
+            The error of the snapshot before, or of this one; None: no error.
+        """
+        self._settle(None)
+        room, self._room = self._room, None
+        try:
+            finish = begin_snapshot(self._split, state, live, self._choose(contained_LE), room)
+        except RuntimeError as error:  # such as no memory on the devices
+            self._trouble = str(error)
+        else:
+            self._copying = self._thread.submit(self._copy, finish, step, contained_LE)
+        trouble, self._trouble = self._trouble, None
+        return trouble
+
+    def copies(self, ranks: Collection[int]) -> list[RankCopy]:
+        """The copies of some ranks' slices; waits up to ``PATIENCE_S`` for one that is being written."""
+        self._settle(PATIENCE_S)
+        num_ranks = self._split.num_ranks
+        return [
+            RankCopy(rank, (rank + 1) % num_ranks, step, snapshot, contained_LE)
+            for rank in sorted(ranks)
+            for step, snapshot, contained_LE in self._store.of_rank(rank)
+        ]
+
+    def _copy(self, finish: Callable[[], Snapshot], step: int, contained_LE: np.ndarray) -> None:
+        self._room = self._store.put(step, finish(), contained_LE)
+
+    def _choose(self, contained_LE: np.ndarray) -> np.ndarray:
+        """The classes ``[L, K]`` of the next snapshot; the first one is of all experts."""
+        num_layers, num_classes = contained_LE.shape
+        if self._k >= num_classes or not self._store.dense:
+            return everything(num_layers, num_classes)
+        if self._selection == "sequential":
+            turn_L, self._turn_L = self._turn_L, next_turns(self._turn_L, num_classes, self._k)
+            return sequential(turn_L, num_classes, self._k)
+        saved_LE, step_LE = self._store.newest()
+        return load_aware(contained_LE - saved_LE, step_LE, self._k)
+
+    def _settle(self, patience_s: float | None) -> None:
+        """Waits for the snapshot that is being copied, without limit if None; a failed one leaves the earlier ones."""
+        if self._copying is None or not wait([self._copying], patience_s).done:
+            return
+        error, self._copying = self._copying.exception(), None
+        if error is not None:
+            self._trouble = str(error) or type(error).__name__

@@ -1,0 +1,254 @@
+"""Restores: choosing the newest sound copies and reading them; everything is verified against its digest."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from swift.checkpoint.array_files import read_arrays, read_part
+from swift.checkpoint.arrays import Checker, Damaged, unit_array
+from swift.checkpoint.manifest import (
+    ARRAYS,
+    Copy,
+    Ledger,
+    Manifest,
+    array_digest,
+    check_shapes,
+    checkpoint_path,
+    committed_steps,
+    read_manifest,
+    write_manifest,
+)
+from swift.checkpoint.selection import Tally, dynamic_k
+from swift.checkpoint.units import StateSplit, Unit, shape_text
+from swift.errors import SettingError
+
+_SETTING = "checkpoint"
+
+Share = Mapping[int, slice]
+"""Expert ranks by stage, of which a host has the state."""
+
+
+@dataclass(frozen=True)
+class RestorePlan:
+    """The sources of a restore.
+
+    Attributes:
+        manifest: manifest of the checkpoint with the dense part.
+        sources: the copy of every expert, of that iteration or an older one.
+        passed_over: newer checkpoints and copies that are damaged, a phrase each.
+    """
+
+    manifest: Manifest
+    sources: Mapping[Unit, Copy]
+    passed_over: tuple[str, ...]
+
+    @property
+    def step(self) -> int:
+        """The iteration that is restored."""
+        return self.manifest.step
+
+    @cached_property
+    def tally(self) -> Tally:
+        """Token updates so far, including those that this restore loses."""
+        before = self.manifest.ledger.tally
+        contained_LE = np.zeros_like(before.contained_LE)
+        for unit, copy in self.sources.items():
+            contained_LE[unit] = copy.contained
+        return before.restored(contained_LE)
+
+    def ledger(self, first_k: int, plt_budget: float | None) -> Ledger:
+        """The ledger of a run that continues from here.
+
+        Args:
+            first_k: K of the settings.
+            plt_budget: see ``dynamic_k``; None: K is that of the settings, whatever it was before. Where nothing was
+                lost, as after a planned stop, K stays.
+        """
+        before = self.manifest.ledger
+        copies = {
+            unit: tuple(c for c in before.copies[unit] if c.step <= copy.step) for unit, copy in self.sources.items()
+        }
+        k = first_k
+        if plt_budget is not None:
+            k = max(first_k, before.k)
+            if self.tally.num_lost > before.tally.num_lost:
+                k = dynamic_k(k, self.tally.plt, plt_budget, max(before.num_classes, first_k))
+        return replace(before, tally=self.tally, copies=copies, k=k)
+
+
+def plan_restore(
+    directory: Path,
+    identity: Mapping[str, Any] | None = None,
+    step: int | None = None,
+    checker: Checker | None = None,
+) -> RestorePlan:
+    """Finds the newest iteration that can be restored, and the newest sound copy of every expert as of then.
+
+    Args:
+        directory: directory of all checkpoints of a run.
+        identity: settings that the run has to share with the checkpoint; None: not checked.
+        step: iteration to restore; None: the newest sound one.
+        checker: checker that has verified some files before; None: a new one.
+
+    Raises:
+        SettingError: there is no checkpoint, none can be restored, or it is of another model; the line says what is
+            missing or damaged.
+    """
+    steps = committed_steps(directory) if step is None else [step]
+    if not steps:
+        raise SettingError(_SETTING, str(directory), "holds no checkpoint")
+    checker, passed_over = checker or Checker(directory), list[str]()
+    for candidate in reversed(steps):
+        path = checkpoint_path(directory, candidate)
+        try:
+            manifest = read_manifest(path, _SETTING)
+        except SettingError as error:
+            if step is not None:
+                raise
+            passed_over.append(f"{path.name} {error.allowed}")
+            continue
+        _check_identity(path, manifest, identity)
+        try:
+            _check_dense(manifest, checker)
+            sources, damaged = _choose_sources(manifest, checker)
+        except Damaged as error:
+            passed_over.append(str(error))
+            continue
+        return RestorePlan(manifest, sources, (*passed_over, *damaged))
+    raise SettingError(_SETTING, str(directory), f"cannot be restored: {'; '.join(passed_over)}")
+
+
+def load_plan(directory: Path, plan: RestorePlan, split: StateSplit) -> Any:
+    """Reads the sources of a plan.
+
+    Args:
+        directory: directory of all checkpoints of the run.
+        plan: plan for this directory, as it is now.
+        split: division of the state.
+
+    Returns:
+        The state on the host.
+
+    Raises:
+        SettingError: the arrays are of another model, or have changed since the plan was made.
+    """
+    _check_shapes(directory, plan.manifest, split)
+    blocks = _read_experts(directory, plan, split)
+    return split.join(_read_dense(directory, plan, split), blocks)
+
+
+def load_share(directory: Path, plan: RestorePlan, split: StateSplit, share: Share) -> Any:
+    """Reads what one of several hosts needs of the sources of a plan, and no other values.
+
+    Args:
+        directory: directory of all checkpoints of the run.
+        plan: plan for this directory, whose files some host has just verified.
+        split: division of the state.
+        share: expert ranks of which this host has the state, by stage.
+
+    Returns:
+        The state on the host; zeros elsewhere.
+
+    Raises:
+        SettingError: the arrays are of another model, or have changed since the plan was made.
+    """
+    _check_shapes(directory, plan.manifest, split)
+    arrays = {name: np.zeros(leaf.shape, leaf.dtype) for name, leaf in split.shapes.items()}
+    try:
+        path = checkpoint_path(directory, plan.step) / ARRAYS
+        for name in split.dense_shapes if share else ():
+            for stage, ranks in share.items() if arrays[name].size else ():
+                place = (slice(stage, stage + 1), *((slice(None), ranks) if name in split.ranked_names else ()))
+                arrays[name][place] = read_part(path, name, place)
+        for (layer, class_), copy in plan.sources.items():
+            path, (stage, row) = checkpoint_path(directory, copy.step) / ARRAYS, split.location(layer)
+            for dtype, names in split.names_of_type.items() if stage in share else ():
+                of_unit = read_part(path, unit_array((layer, class_), dtype), (slice(None), share[stage]))
+                for name, values in zip(names, of_unit, strict=True):
+                    arrays[name][stage, row, share[stage], class_] = values
+    except (OSError, ValueError) as error:
+        raise SettingError(_SETTING, str(path.parent), f"has changed while it was read ({error}): try again") from error
+    return jax.tree.unflatten(jax.tree.structure(split.abstract), arrays.values())
+
+
+def record_restore(directory: Path, manifest: Manifest, ledger: Ledger) -> None:
+    """Stores the ledger after a restore in the manifest, so that a second fault counts no token as lost again."""
+    write_manifest(checkpoint_path(directory, manifest.step), replace(manifest, ledger=ledger))
+
+
+def _check_identity(path: Path, manifest: Manifest, identity: Mapping[str, Any] | None) -> None:
+    for name, mine in (identity or {}).items():
+        theirs = manifest.identity.get(name)
+        if theirs != mine:
+            raise SettingError(_SETTING, str(path), f"is of another model: its {name} is {theirs!r}, here {mine!r}")
+
+
+def _check_shapes(directory: Path, manifest: Manifest, split: StateSplit) -> None:
+    ours = {name: shape_text(leaf) for name, leaf in split.dense_shapes.items()}
+    ours |= {f"experts of {dtype}": shape_text(leaf) for dtype, leaf in split.unit_shapes.items()}
+    ours["experts"] = str([split.num_layers, split.num_classes])
+    theirs = dict(manifest.dense.shapes)
+    theirs |= {f"experts of {dtype}": text for dtype, text in manifest.unit_shapes.items()}
+    theirs["experts"] = str([*manifest.ledger.tally.contained_LE.shape])
+    check_shapes(checkpoint_path(directory, manifest.step), _SETTING, theirs, ours)
+
+
+def _check_dense(manifest: Manifest, checker: Checker) -> None:
+    why = checker.dense(manifest)
+    if why:
+        raise Damaged(why)
+
+
+def _choose_sources(manifest: Manifest, checker: Checker) -> tuple[dict[Unit, Copy], list[str]]:
+    """The newest sound copy of every expert, and the damage to newer ones."""
+    sources, damaged = dict[Unit, Copy](), list[str]()
+    for (layer, class_), copies in manifest.ledger.copies.items():
+        name = f"expert {class_} of layer {layer}"
+        for copy in copies:
+            why = checker.copy(manifest, (layer, class_), copy)
+            if why is None:
+                sources[layer, class_] = copy
+                break
+            damaged.append(f"{name}: {why}")
+        else:
+            which = checkpoint_path(Path(), manifest.step)
+            raise Damaged(f"{which} has no sound copy of {name}: {'; '.join(damaged[-len(copies) :])}")
+    return sources, damaged
+
+
+def _read_experts(directory: Path, plan: RestorePlan, split: StateSplit) -> dict[str, np.ndarray]:
+    """The blocks of all experts."""
+    blocks = split.new_blocks(split.num_classes)
+    for step in sorted({copy.step for copy in plan.sources.values()}):
+        path = checkpoint_path(directory, step)
+        units = {unit: copy for unit, copy in plan.sources.items() if copy.step == step}
+        like = {unit_array(unit, dtype): shape for unit in units for dtype, shape in split.unit_shapes.items()}
+        arrays = read_arrays(path / ARRAYS, like)
+        for unit, copy in units.items():
+            mine = [arrays.pop(unit_array(unit, dtype)) for dtype in split.unit_shapes]
+            _check_read(path, "expert {1} of layer {0}".format(*unit), mine, copy.content)
+            for dtype, array in zip(split.unit_shapes, mine, strict=True):
+                blocks[dtype][unit] = array
+    return blocks
+
+
+def _read_dense(directory: Path, plan: RestorePlan, split: StateSplit) -> dict[str, np.ndarray]:
+    path = checkpoint_path(directory, plan.step)
+    filled = {name: leaf for name, leaf in split.dense_shapes.items() if leaf.size}
+    arrays = read_arrays(path / ARRAYS, filled)
+    for name, leaf in split.dense_shapes.items():
+        array = arrays.setdefault(name, np.empty(leaf.shape, leaf.dtype))
+        _check_read(path, name, [array], plan.manifest.dense.contents[name])
+    return arrays
+
+
+def _check_read(path: Path, name: str, arrays: list[np.ndarray], content: str) -> None:
+    """Raises SettingError where the arrays read are not those saved, although their files have just been verified."""
+    if array_digest(arrays) != content:
+        allowed = f"the values of {name} are not those that were saved, though its files are: try again"
+        raise SettingError(_SETTING, str(path), allowed)

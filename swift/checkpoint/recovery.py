@@ -1,0 +1,439 @@
+"""Recovery of the slices of lost expert ranks from the best copies that are left.
+
+``recover_ranks`` searches in this order: the snapshot of the current iteration, in the memory of another rank (exact);
+for weights a replica in a slot of a live rank (of this iteration, rounded where the compute dtype is narrower); the
+newest snapshot; storage. A rank that is lost in one stage still has its slices of the others. The sources of all slices
+are told in lines for the terminal and in fields of events.
+
+Legend: P stages, N ranks, S slots of a rank, w values of a rank's slice, W values of a slot: N * w where slots have
+whole experts.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import groupby, product
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+
+from swift.checkpoint.manifest import Ledger
+from swift.checkpoint.reader import RestorePlan
+from swift.checkpoint.units import Snapshot, StateSplit, Unit, by_name
+from swift.errors import RunError
+
+_MASTER = "master."
+
+
+class _Origin(NamedTuple):
+    """The origin of a copy of a slice.
+
+    Attributes:
+        kind: a snapshot of the rank, a replica of the expert in a slot, or a checkpoint.
+        step: iterations done when the copy was made.
+        holder: rank in whose memory it was; -1 for storage.
+    """
+
+    kind: Literal["snapshot", "replica", "storage"]
+    step: int
+    holder: int = -1
+
+    def named(self, names: Sequence[int]) -> "_Origin":
+        """The origin with the name of a rank in place of its number."""
+        return self if self.holder < 0 else self._replace(holder=names[self.holder])
+
+
+class _RankSource(NamedTuple):
+    """The source of a lost rank's slices of the dense part or of an expert.
+
+    Attributes:
+        stage, rank: the lost rank.
+        unit: the expert; None: the dense part.
+        weights: origin of the master weights.
+        moments: origin of the optimizer's moments; None if the optimizer has none.
+    """
+
+    stage: int
+    rank: int
+    unit: Unit | None
+    weights: _Origin
+    moments: _Origin | None
+
+    def named(self, names: Sequence[int]) -> "_RankSource":
+        """The source with the names of ranks in place of their numbers."""
+        moments = self.moments and self.moments.named(names)
+        return _RankSource(self.stage, names[self.rank], self.unit, self.weights.named(names), moments)
+
+
+@dataclass(frozen=True)
+class RankCopy:
+    """A snapshot of a rank's slices, in the memory of another rank.
+
+    Attributes:
+        rank: rank that the slices belong to, in all stages.
+        holder: rank in whose memory they are, each in the same stage; lost with it.
+        step: iterations done when it was taken.
+        snapshot: snapshot of one rank (N = 1): the ranked arrays of the dense part, or none, and chosen experts.
+        contained_LE: token updates that the experts contained then.
+    """
+
+    rank: int
+    holder: int
+    step: int
+    snapshot: Snapshot
+    contained_LE: np.ndarray
+
+
+class Recovered(NamedTuple):
+    """A state with all slices recovered.
+
+    Attributes:
+        state: state of the old shape, on the host.
+        ledger: ledger with the token updates that are lost.
+        lines: the source of every slice, for the terminal.
+        facts: the same for ``events.jsonl``.
+    """
+
+    state: Any
+    ledger: Ledger
+    lines: list[str]
+    facts: dict[str, Any]
+
+
+def recover_ranks(
+    state: Any,
+    slots: Mapping[str, np.ndarray] | None,
+    split: StateSplit,
+    lost: Collection[tuple[int, int]],
+    *,
+    copies: Sequence[RankCopy],
+    step: int,
+    ledger: Ledger,
+    stored: Callable[[], tuple[Any, RestorePlan] | None],
+    names: Sequence[int] | None = None,
+) -> Recovered:
+    """Fills in the slices of lost ranks.
+
+    Args:
+        state: state on the host, without slots, of all ranks before the loss; the slices of lost ranks are not read.
+        slots: slots of the same ranks by group, ``[P, layer, N, S, W]``, as the state's placement has them; None: none.
+        split: division of the state.
+        lost: pairs (stage, rank) whose memory is gone.
+        copies: snapshots; those that lost ranks held, or that are newer than the state, are ignored.
+        step: iterations done.
+        ledger: ledger as of this iteration.
+        stored: function that reads the newest sound checkpoint, in the shape of the state, with its plan; called at
+            most once, where memory does not have everything. Returns None where there is none.
+        names: names of the ranks, where they differ from their numbers, as in a run that has lost some before.
+
+    Raises:
+        RunError: a slice is neither in memory nor in storage.
+    """
+    arrays = {name: np.array(leaf) for name, leaf in by_name(state).items()}
+    newest_first = sorted((copy for copy in copies if copy.step <= step), key=lambda copy: -copy.step)
+    names = range(split.num_ranks) if names is None else names
+    gone, stored = frozenset(lost), cache(stored)
+    search = _SliceSearch(
+        split=split,
+        placement_PLNS=arrays["placement"],
+        slots=slots or {},
+        lost=gone,
+        copies=newest_first,
+        step=step,
+        stored=stored,
+        names=names,
+        ledger=ledger,
+    )
+    sources, lost_LE = list[_RankSource](), np.zeros_like(ledger.tally.contained_LE)
+    for wanted in _lost_slices(split, lost):
+        source, num_lost = _fill(search, arrays, wanted)
+        sources.append(source)
+        if wanted.unit is not None:
+            lost_LE[wanted.unit] += num_lost
+    lost_LE = -(-lost_LE // split.num_ranks)  # rounded up; only one slice of each expert, one Nth, fell back
+    tally = ledger.tally.fell_back(lost_LE)
+    passed_over = [f"passed over: {why}" for why in _passed_over(stored)]
+    facts = {"sources": _rank_facts(sources), "updates_lost": lost_LE.sum(axis=1).tolist()}
+    return Recovered(
+        jax.tree.unflatten(jax.tree.structure(split.abstract), [arrays[name] for name in split.shapes]),
+        replace(ledger, tally=tally),
+        [*_rank_lines(sources, split, step), *_kept_lines(gone, split.num_stages, names), *passed_over],
+        facts | {"plt": tally.plt, "faults": tally.num_faults},
+    )
+
+
+class _LostSlices(NamedTuple):
+    """A rank's slices of a stage's dense part (unit None), or of an expert, which are recovered on their own."""
+
+    stage: int
+    rank: int
+    unit: Unit | None
+
+
+@dataclass(frozen=True)
+class _FoundCopy:
+    """A copy of lost slices: its origin, a reader of its values by array, and its token updates; None: all."""
+
+    origin: _Origin
+    read: Callable[[str], np.ndarray]
+    contained: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SliceSearch:
+    """The copies to search for lost slices; see ``recover_ranks``."""
+
+    split: StateSplit
+    placement_PLNS: np.ndarray
+    slots: Mapping[str, np.ndarray]
+    lost: frozenset[tuple[int, int]]
+    copies: Sequence[RankCopy]
+    step: int
+    stored: Callable[[], tuple[Any, RestorePlan] | None]
+    names: Sequence[int]
+    ledger: Ledger
+
+    def find(self, wanted: _LostSlices) -> tuple[_FoundCopy, _FoundCopy]:
+        """The best copies of the weights of lost slices, and of their moments."""
+        newest = self._newest(wanted)
+        if newest is not None and newest.origin.step == self.step:
+            return newest, newest
+        weights = self._in_slots(wanted) or newest or self._in_storage(wanted)
+        _, moment_names = _slice_names(self.split, wanted.unit)
+        return weights, newest or (self._in_storage(wanted) if moment_names else weights)
+
+    def _newest(self, wanted: _LostSlices) -> _FoundCopy | None:
+        """The newest snapshot of lost slices, or their copy in a newer checkpoint; None: there is no snapshot."""
+        snapshot = next(filter(None, (self._in_snapshot(wanted, copy) for copy in self.copies)), None)
+        if snapshot is None or snapshot.origin.step >= self._saved_step(wanted):
+            return snapshot
+        with suppress(RunError):  # the checkpoint may be damaged by now
+            return max(snapshot, self._in_storage(wanted), key=lambda found: found.origin.step)
+        return snapshot
+
+    def _saved_step(self, wanted: _LostSlices) -> int:
+        """The step of the newest checkpoint that has these slices; -1: none."""
+        if wanted.unit is None:
+            return max(self.ledger.common, default=-1)
+        return next((copy.step for copy in self.ledger.copies.get(wanted.unit, ())), -1)
+
+    def _in_snapshot(self, wanted: _LostSlices, copy: RankCopy) -> _FoundCopy | None:
+        stage, rank, unit = wanted
+        if copy.rank != rank or (stage, copy.holder) in self.lost:
+            return None
+        origin = _Origin("snapshot", copy.step, copy.holder)
+        if unit is None:
+            arrays = copy.snapshot.dense
+            return _FoundCopy(origin, lambda name: arrays[name][stage, :, 0], None) if arrays else None
+        found = np.flatnonzero(copy.snapshot.chosen_LK[unit[0]] == unit[1])
+        if not found.size:
+            return None
+        return _FoundCopy(
+            origin,
+            lambda name: self.split.view(copy.snapshot.blocks, name)[unit[0], 0, found[0]],
+            int(copy.contained_LE[unit]),
+        )
+
+    @property
+    def _has_whole_experts(self) -> bool:
+        """Whether slots have whole experts; with exact capacity they have the ranks' own slices."""
+        width = self.split.shapes[f"{_MASTER}expert"].shape[-1]
+        return self.slots["expert"].shape[-1] >= self.split.num_ranks * width
+
+    def _in_slots(self, wanted: _LostSlices) -> _FoundCopy | None:
+        """The weights in a slot of a live rank of the stage; every rank has those of the dense part."""
+        stage, rank, unit = wanted
+        living = [other for other in range(self.split.num_ranks) if (stage, other) not in self.lost]
+        if not self.slots or not living:
+            return None
+        layer: int | slice = slice(None)
+        holder, slot = living[0], 0
+        if unit is not None:
+            if not self._has_whole_experts:
+                return None
+            _, layer = self.split.location(unit[0])
+            found = np.argwhere(self.placement_PLNS[stage, layer, living] == unit[1])
+            if not found.size:
+                return None
+            holder, slot = living[found[0, 0]], found[0, 1]
+
+        def read(name: str) -> np.ndarray:
+            whole = self.slots[name.removeprefix(_MASTER)][stage, layer, holder, slot]
+            width = self.split.shapes[name].shape[-1]
+            mine = whole[..., rank * width : (rank + 1) * width]
+            return mine if unit is not None else mine[:, None]
+
+        return _FoundCopy(_Origin("replica", self.step, holder), read, None)
+
+    def _in_storage(self, wanted: _LostSlices) -> _FoundCopy:
+        found = self.stored()
+        if found is None:
+            what = "the dense part" if wanted.unit is None else f"expert {wanted.unit[1]} of layer {wanted.unit[0]}"
+            missing = f"no memory and no checkpoint has a copy of its slice of {what}"
+            raise RunError(f"rank {self.names[wanted.rank]} is lost, and {missing}")
+        state, plan = found
+        arrays = by_name(state)
+        origin, contained = _Origin("storage", plan.step), None
+        if wanted.unit is not None:
+            copy = plan.sources[wanted.unit]
+            origin, contained = _Origin("storage", copy.step), copy.contained
+        return _FoundCopy(origin, lambda name: _slice_of(self.split, arrays[name], wanted), contained)
+
+
+def _lost_slices(split: StateSplit, lost: Collection[tuple[int, int]]) -> Iterator[_LostSlices]:
+    """The slices that lost ranks had; ``lost`` has pairs (stage, rank)."""
+    for stage, rank in sorted(lost):
+        yield _LostSlices(stage, rank, None)
+        for layer, class_ in product(split.layers_of_stages[stage], range(split.num_classes)):
+            yield _LostSlices(stage, rank, (layer, class_))
+
+
+def _slice_names(split: StateSplit, unit: Unit | None) -> tuple[list[str], list[str]]:
+    """Names of the arrays in slices, of the dense part or of experts: (master weights, moments)."""
+    among = split.expert_names if unit is not None else [n for n in split.dense_shapes if n in split.ranked_names]
+    masters = [name for name in among if name.startswith(_MASTER)]
+    return masters, [name for name in among if name not in masters]
+
+
+def _slice_of(split: StateSplit, array: np.ndarray, wanted: _LostSlices) -> np.ndarray:
+    """A view of lost slices in an array ``[P, layer, N, ...]``."""
+    if wanted.unit is None:
+        return array[wanted.stage, :, wanted.rank]
+    return array[wanted.stage, split.location(wanted.unit[0])[1], wanted.rank, wanted.unit[1]]
+
+
+def _fill(search: _SliceSearch, arrays: Mapping[str, np.ndarray], wanted: _LostSlices) -> tuple[_RankSource, int]:
+    """Fills in lost slices from their best copies; returns their origins, and the token updates that they lack."""
+    weights, moments = search.find(wanted)
+    weight_names, moment_names = _slice_names(search.split, wanted.unit)
+    for found, names in ((weights, weight_names), (moments, moment_names)):
+        for name in names:
+            _slice_of(search.split, arrays[name], wanted)[...] = found.read(name)
+    num_lost = 0
+    if wanted.unit is not None and weights.contained is not None:
+        num_lost = max(0, int(search.ledger.tally.contained_LE[wanted.unit]) - weights.contained)
+    source = _RankSource(*wanted, weights.origin, moments.origin if moment_names else None)
+    return source.named(search.names), num_lost
+
+
+def _passed_over(stored: Any) -> tuple[str, ...]:
+    """Damage found in storage, if it was read."""
+    found = stored() if stored.cache_info().currsize else None
+    return () if found is None else found[1].passed_over
+
+
+def _rank_lines(sources: Sequence[_RankSource], split: StateSplit, step: int) -> list[str]:
+    """Writes a line for each source of each lost rank, such as these of rank 3.
+
+        rank 3 is lost: dense and experts 0-7: snapshot of rank 4, 0 steps old
+        rank 3: weights of experts 1, 2 of layer 0: a replica on rank 6; their moments: snapshot of rank 4, 3 steps old
+        rank 3: expert 5 of layer 1: storage, step 40
+
+    Args:
+        sources: sources, rank by rank.
+        split: division of the state.
+        step: iterations done.
+    """
+    lines = []
+    for (stage, rank), of_rank in groupby(sources, key=lambda source: (source.stage, source.rank)):
+        name = f"rank {rank}" + (f" of stage {stage}" if split.num_stages > 1 else "")
+        for index, alike in enumerate(_by_origin(of_rank)):
+            weights, moments = alike[0].weights, alike[0].moments
+            text = f"{_content_text(alike, split)}: {_origin_text({source.weights for source in alike}, step)}"
+            if moments is not None and moments != weights:
+                text = f"weights of {text}; their moments: {_origin_text({moments}, step)}"
+            lines.append(f"{name}{' is lost' if index == 0 else ''}: {text}")
+    return lines
+
+
+def _kept_lines(lost: Collection[tuple[int, int]], num_stages: int, names: Sequence[int]) -> list[str]:
+    """A line for each rank that is lost in only some stages.
+
+    >>> _kept_lines({(1, 3)}, 3, range(4))
+    ['rank 3: slices of stages 0, 2: still on their devices']
+    """
+    lines = []
+    for rank in sorted({rank for _, rank in lost}):
+        stages = [stage for stage in range(num_stages) if (stage, rank) not in lost]
+        where = f"stage{'s' * (len(stages) > 1)} {', '.join(map(str, stages))}"
+        lines += [f"rank {names[rank]}: slices of {where}: still on their devices"] * bool(stages)
+    return lines
+
+
+def _rank_facts(sources: Sequence[_RankSource]) -> list[dict[str, Any]]:
+    """Fields of the sources for ``events.jsonl``; experts are ``[layer, class]``."""
+    facts = []
+    for (stage, rank), of_rank in groupby(sources, key=lambda source: (source.stage, source.rank)):
+        for alike in _by_origin(of_rank):
+            weights, moments = alike[0].weights, alike[0].moments
+            facts.append(
+                {
+                    "stage": stage,
+                    "rank": rank,
+                    "dense": any(source.unit is None for source in alike),
+                    "experts": [list(source.unit) for source in alike if source.unit is not None],
+                    "weights": _fact(weights, {source.weights.holder for source in alike}),
+                    "moments": None if moments is None else _fact(moments, {moments.holder}),
+                }
+            )
+    return facts
+
+
+def _by_origin(sources: Iterable[_RankSource]) -> list[list[_RankSource]]:
+    """Groups the sources that share a line: those of one origin, and replicas on whichever ranks."""
+    groups = defaultdict(list)
+    for source in sources:
+        weights = source.weights
+        where = weights._replace(holder=-1) if weights.kind == "replica" else weights
+        groups[where, source.moments].append(source)
+    return list(groups.values())
+
+
+def _fact(origin: _Origin, holders: Collection[int]) -> dict[str, Any]:
+    fact = {"source": origin.kind, "step": origin.step}
+    return fact if origin.kind == "storage" else fact | {"ranks": sorted(holders)}
+
+
+def _origin_text(origins: Collection[_Origin], step: int) -> str:
+    """The text for one origin, or for several replicas on different ranks."""
+    kind, taken, holder = min(origins)
+    if kind == "storage":
+        return f"storage, step {taken}"
+    if kind == "snapshot":
+        age = step - taken
+        return f"snapshot of rank {holder}, {age} step{'s' * (age != 1)} old"
+    ranks = ", ".join(str(origin.holder) for origin in sorted(origins))
+    return f"replicas on ranks {ranks}" if len(origins) > 1 else f"a replica on rank {ranks}"
+
+
+def _content_text(sources: Sequence[_RankSource], split: StateSplit) -> str:
+    """The text for what sources hold, such as ``dense and experts 0-7``; layers are named where they differ."""
+    of_layer = defaultdict(list)
+    for source in sources:
+        if source.unit is not None:
+            of_layer[source.unit[0]].append(source.unit[1])
+    layers_of = defaultdict(list)
+    for layer, classes in of_layer.items():
+        layers_of[_ranges(classes)].append(layer)
+    texts = ["dense"] * any(source.unit is None for source in sources)
+    for named, layers in layers_of.items():
+        text = f"expert{'s' * (not named.isdigit())} {named}"
+        if len(layers) < min(map(len, split.layers_of_stages)):
+            text += f" of layer{'s' * (len(layers) > 1)} {_ranges(layers)}"
+        texts.append(text)
+    return " and ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """The text of ascending numbers, such as ``0-3, 5``."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    parts = [str(run[0]) if len(run) == 1 else f"{run[0]}{'-' if len(run) > 2 else ', '}{run[-1]}" for run in runs]
+    return ", ".join(parts)

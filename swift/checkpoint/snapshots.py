@@ -1,0 +1,179 @@
+"""Snapshots: copies of a state from devices to the host, while training continues and overwrites it."""
+
+import math
+from collections.abc import Callable, Iterable
+from functools import lru_cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Int
+
+from swift.checkpoint.host_save import Piece
+from swift.checkpoint.units import Snapshot, StateSplit, by_name
+from swift.mesh.live import LiveMesh
+from swift.mesh.per_rank import RANKED, SHARED
+from swift.mesh.state_rows import move_rows
+
+
+def begin_snapshot(
+    split: StateSplit,
+    state: Any,
+    live: LiveMesh,
+    chosen_LK: Int[np.ndarray, "layers K"],
+    room: Snapshot | None = None,
+) -> Callable[[], Snapshot]:
+    """Starts to copy what a checkpoint saves of a state whose devices all belong to this process.
+
+    Args:
+        split: division of a state with one row for each stage.
+        state: see ``begin_pieces``.
+        live: the mesh.
+        chosen_LK: the chosen classes of every MoE layer of the model.
+        room: see ``join_pieces``.
+
+    Returns:
+        A function that waits for the copy and returns it on the host, for any thread.
+    """
+    finish = begin_pieces(split, state, live, chosen_LK)
+    return lambda: join_pieces(split, finish(), chosen_LK, room)
+
+
+def begin_pieces(
+    split: StateSplit, state: Any, live: LiveMesh, chosen_LK: Int[np.ndarray, "layers K"]
+) -> Callable[[], list[Piece]]:
+    """Starts to copy what a checkpoint saves of a state: on the devices first, and from there to the host.
+
+    Training does not wait: the devices make their copy after the ops that they have queued. It takes up device memory
+    until it is on the host.
+
+    Args:
+        split: division of a state with one row for each stage.
+        state: arrays ``[worker, ...]`` on ``live``; those that are not in the split are ignored. May be donated after
+            this returns.
+        live: the mesh, on the devices of one or several processes, each of which calls this.
+        chosen_LK: the chosen classes of every MoE layer of the model.
+
+    Returns:
+        A function that waits for the copy and returns the pieces that this process has, for any thread. The pieces of
+        all processes do not overlap, and together are everything: of processes that have the same state each gives an
+        equal part.
+    """
+    givers = _givers(live)
+    rows = [row for of_stage in givers for row in of_stage]
+    arrays, stages, num_givers = by_name(state), live.with_rows(tuple(live.rows[row] for row in rows)), len(givers[0])
+    specs = {name: RANKED if name in split.ranked_names else SHARED for name in split.shapes}
+    if not stages.is_here:
+        return list  # enough other processes have the same state
+    if stages.rows != live.rows:
+        arrays = move_rows({name: arrays[name] for name in specs}, live, stages, specs, rows)
+    dense = {name: arrays[name] for name in split.dense_shapes}
+    experts = {name: arrays[name] for name in split.expert_names}
+    chosen = None
+    if chosen_LK.shape[-1] < split.num_classes:
+        chosen = stages.put(np.repeat(split.by_stage(chosen_LK).astype(np.int32), num_givers, axis=0), SHARED)
+    ranked = tuple(name for name in dense if name in split.ranked_names)
+    copies = _copier(stages, num_givers, ranked, tuple(dense), tuple(experts))(dense, experts, chosen)
+    return partial(_fetch, copies, split, num_givers)
+
+
+def _givers(live: LiveMesh) -> list[list[int]]:
+    """Mesh rows that give their part of each stage, equally many: the first one of each process that has the stage.
+
+    A worker whose ranks are on several processes stands for all of them.
+    """
+    if live.virtual:
+        return [[row] for row in live.first_rows]
+    homes = [frozenset(device.process_index for device in devices) for devices in live.mesh.devices]
+    firsts = [list({homes[row]: row for row in reversed(peers)}.values())[::-1] for peers in live.peers]
+    return [of_stage[: min(map(len, firsts))] for of_stage in firsts]
+
+
+def join_pieces(
+    split: StateSplit, pieces: Iterable[Piece], chosen_LK: np.ndarray, room: Snapshot | None = None
+) -> Snapshot:
+    """Puts the pieces of all processes together.
+
+    Args:
+        split: division of a state with one row for each stage.
+        pieces: pieces that together are everything.
+        chosen_LK: the chosen classes of every MoE layer of the model.
+        room: an older snapshot, which is overwritten if it has the same size: allocating memory takes longer than the
+            copy.
+
+    Raises:
+        OSError: they are not everything, and nothing else.
+    """
+    missing = {name: math.prod(shape.shape) for name, shape in split.shapes.items()}
+    for name in split.expert_names:
+        missing[name] = missing[name] // split.num_classes * chosen_LK.shape[-1]
+    if room is None or room.chosen_LK.shape != chosen_LK.shape:
+        dense = {name: np.empty(shape.shape, shape.dtype) for name, shape in split.dense_shapes.items()}
+        blocks = split.new_blocks(chosen_LK.shape[-1])
+    else:
+        dense, blocks = room.dense, room.blocks
+    for name, place, values in pieces:
+        missing[name] -= values.size
+        if name in dense:
+            dense[name][place] = values
+        else:
+            split.put(blocks, name, values, place)
+    if any(missing.values()):
+        raise OSError(f"not all of the state has come: {', '.join(name for name in missing if missing[name])}")
+    return Snapshot(dense, blocks, chosen_LK)
+
+
+def _fetch(copies: dict[str, jax.Array], split: StateSplit, num_givers: int) -> list[Piece]:
+    shards = [(name, shard) for name, copy in copies.items() for shard in copy.addressable_shards]
+    firsts = [(name, shard) for name, shard in shards if shard.replica_id == 0]
+    for _, shard in firsts:
+        shard.data.copy_to_host_async()
+    pieces = [Piece(name, shard.index, np.asarray(shard.data)) for name, shard in firsts]
+    if num_givers == 1:
+        return pieces
+    return [own for piece in pieces if (own := _own(piece, split, num_givers)) is not None]
+
+
+def _own(piece: Piece, split: StateSplit, num_givers: int) -> Piece | None:
+    """The piece of a mesh row in its place in the state; None if another row of the stage gives it."""
+    row, *others = piece.place
+    stage, nth = divmod(row.start, num_givers)
+    place = slice(stage, stage + 1), *others
+    if piece.name not in split.ranked_names:
+        return None if nth else Piece(piece.name, place, piece.values)
+    width = split.shapes[piece.name].shape[-1]
+    size = piece.values.shape[-1]
+    begin, end = min(nth * size, width), min((nth + 1) * size, width)
+    if begin == end:
+        return None
+    return Piece(piece.name, (*place[:-1], slice(begin, end)), piece.values[..., size - (end - begin) :])
+
+
+@lru_cache(maxsize=4)
+def _copier(
+    stages: LiveMesh, num_givers: int, ranked: tuple[str, ...], dense: tuple[str, ...], experts: tuple[str, ...]
+) -> Callable[..., dict[str, jax.Array]]:
+    """Returns the jitted copy of arrays by name; of experts ``[P, L, N, E, w]`` only those chosen ``[P, L, K]``.
+
+    Where a stage has several rows, each copies its part of the last dim of RANKED arrays.
+    """
+
+    def part(array: jax.Array) -> jax.Array:
+        if num_givers == 1:
+            return jnp.copy(array)
+        size = -(-array.shape[-1] // num_givers)
+        start = stages.row_index() % num_givers * size
+        return lax.dynamic_slice_in_dim(array, start, size, axis=-1)  # the last one is moved back until it fits
+
+    def copy(dense: dict[str, jax.Array], experts: dict[str, jax.Array], chosen_LK: jax.Array | None) -> Any:
+        if chosen_LK is not None:
+            index = chosen_LK[:, :, None]
+            experts = {name: jnp.take_along_axis(array_LEw, index, axis=1) for name, array_LEw in experts.items()}
+        of_dense = {name: part(array) if name in ranked else jnp.copy(array) for name, array in dense.items()}
+        return of_dense | jax.tree.map(part, experts)
+
+    specs = {name: RANKED if name in ranked else SHARED for name in dense}
+    of_experts = dict.fromkeys(experts, RANKED)
+    return jax.jit(stages.per_rank(copy, (specs, of_experts, SHARED), specs | of_experts))

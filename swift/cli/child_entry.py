@@ -1,0 +1,73 @@
+"""The processes that ``swift launch`` starts: members, the checkpoint service and the compile service.
+
+Each function has the name of its command, by which logs and events name the process, and imports what only this one
+needs.
+"""
+
+import argparse
+import os
+import sys
+import traceback
+
+from swift.config.experiment import Experiment
+from swift.config.gin_reader import load_experiment
+from swift.elastic.accelerators import MemberDevices
+from swift.elastic.membership.messages import Process
+from swift.elastic.state.run_files import RunFiles
+from swift.elastic.worker.channel import configure_jax, wait_to_begin
+from swift.errors import SettingError
+
+
+def member(options: argparse.Namespace) -> None:
+    """Runs a member: a worker process."""
+    from swift.elastic.worker.worker import WorkerProcess, WorkerSpec
+
+    experiment, scratch = _given(options)
+    configure_jax(experiment, _num_devices(experiment, options.by_rank))
+    process = Process((options.pipeline, options.stage), options.rank)
+    worker_spec = WorkerSpec(
+        experiment=experiment,
+        process=process,
+        by_rank=options.by_rank,
+        scratch=scratch,
+        copy_every=options.copy_every,
+        devices=None if options.platform is None else MemberDevices(options.platform, tuple(options.device)),
+        forming_s=options.forming,
+    )
+    try:
+        # It may have been started ahead: it has imported everything by now, and begins when the supervisor says so.
+        begin = wait_to_begin(sys.stdin, worker_spec.gone)
+        WorkerProcess(worker_spec, sys.stdin).run(begin.done)
+    except SettingError:
+        raise
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)  # a regular exit might wait for peers in XLA
+
+
+def keeper(options: argparse.Namespace) -> None:
+    """Runs the checkpoint service."""
+    from swift.cli.run_setup import weights_of
+    from swift.elastic.services.checkpoint_service import run_checkpoint_service
+
+    experiment, scratch = _given(options)
+    origin = weights_of(options, experiment)
+    run_checkpoint_service(experiment, options.run_dir, scratch, sys.stdin, by_rank=options.by_rank, init_from=origin)
+
+
+def preparer(options: argparse.Namespace) -> None:
+    """Runs the compile service."""
+    from swift.elastic.services.compile_service import run_compile_service
+
+    experiment, scratch = _given(options)
+    num_devices = _num_devices(experiment, options.by_rank)
+    run_compile_service(experiment, scratch.programs, scratch.sockets, num_devices)
+
+
+def _given(options: argparse.Namespace) -> tuple[Experiment, RunFiles]:
+    scratch = RunFiles(options.scratch, options.memory)
+    return load_experiment(scratch.config), scratch
+
+
+def _num_devices(experiment: Experiment, by_rank: bool) -> int:
+    return 1 if by_rank else experiment.topology.num_expert_ranks

@@ -1,0 +1,90 @@
+"""``swift doctor``: the findings, line by line or as JSON."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.text import Text
+
+from swift.cli.node_options import listening_address, node_count, own_node
+from swift.doctor.checks import examine_directory, examine_machine, examine_network, examine_software
+from swift.doctor.connectivity import Meeting, attending
+from swift.elastic.device_probe import Finding, examine_devices
+from swift.errors import RunError, SettingError
+from swift.files import this_program
+from swift.typed import Written
+
+_STYLES = {"ok": "green", "note": "yellow", "missing": "bold red"}
+
+
+def doctor(options: argparse.Namespace) -> None:
+    """``swift doctor --host``, or ``swift doctor --nodes N --node I --run-dir DIR`` on each of N machines."""
+    if options.host:
+        options.nodes = 1
+    count = node_count(options, os.environ)
+    if count > 1 and options.run_dir is None:
+        raise SettingError("--run-dir", Written("(not set)"), "several nodes need a directory that all of them see")
+    own = own_node(options, os.environ, count) if count > 1 else 0
+    if count > 1 and not options.run_dir.is_dir():
+        allowed = "must be a directory that is there, in which the nodes meet"
+        raise SettingError("--run-dir", str(options.run_dir), allowed)
+    console, found = Console(), list[Finding]()
+    if options.format == "text" and count > 1:
+        console.print(f"node {own} of {count}", highlight=False)
+    for finding in _alone(options) if count == 1 else _together(options, count, own):
+        found.append(finding)
+        if options.format == "text":
+            verdict = Text(f"{finding.verdict:9}", _STYLES[finding.verdict])
+            console.print(verdict.append(f"{finding.topic:11}{finding.text}", "none"), soft_wrap=True)
+    num_missing = sum(finding.verdict == "missing" for finding in found)
+    if options.format == "json":
+        findings = [vars(finding) for finding in found]
+        print(json.dumps({"node": own, "nodes": count, "is_ready": not num_missing, "findings": findings}))
+    if num_missing:
+        what = "one thing is missing" if num_missing == 1 else f"{num_missing} things are missing"
+        raise RunError(f"{'this machine' if count == 1 else f'node {own}'} is not ready: {what}")
+
+
+def _alone(options: argparse.Namespace) -> Iterator[Finding]:
+    if options.run_dir is not None:
+        yield from examine_directory(options.run_dir)
+    yield from _examined()
+    try:
+        yield from examine_network(listening_address(None)[0], is_alone=True, is_chosen=False)
+    except SettingError as error:
+        yield Finding("network", "note", f"this machine's name, {error.value}, {error.allowed}")
+
+
+def _together(options: argparse.Namespace, count: int, own: int) -> Iterator[Finding]:
+    """Examines this machine while the others find it, and meets them."""
+    host, _ = listening_address(options.listen)
+    of_directory = list(examine_directory(options.run_dir))
+    yield from of_directory
+    if any(finding.verdict == "missing" for finding in of_directory):
+        yield from _examined()
+        yield Finding("nodes", "missing", "not looked for, since they meet in that directory")
+        return
+    try:
+        with attending(Meeting(options.run_dir, count, own, host)) as attendance:
+            yield from (findings := list(_examined()))
+            yield from examine_network(host, is_alone=False, is_chosen=options.listen is not None)
+            devices = "; ".join(finding.text for finding in findings if finding.topic == "devices")
+            _say(f"nodes: waiting for all {count}")
+            yield from attendance.meet({"program": this_program(), "devices": devices})
+    except OSError as error:
+        yield Finding("nodes", "missing", f"this one cannot meet the others in {options.run_dir}: {error}")
+
+
+def _examined() -> Iterator[Finding]:
+    yield from examine_software()
+    yield from examine_machine()
+    _say("devices: JAX is started")
+    yield from examine_devices()
+
+
+def _say(text: str) -> None:
+    """Says on stderr what takes a while."""
+    print(f"{text} ...", file=sys.stderr, flush=True)

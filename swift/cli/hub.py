@@ -1,0 +1,46 @@
+"""``swift export`` and ``swift import``: models of runs, and of the Hugging Face hub."""
+
+import argparse
+import sys
+
+from swift.cli.jax_setup import prepare
+from swift.cli.stored_model import find_model
+from swift.config.gin_reader import load_stored
+from swift.config.stored import OF_RUN
+from swift.errors import SettingError, printable
+from swift.hub.exporting import export_hugging_face, export_model
+from swift.hub.importing import import_hugging_face
+from swift.runlog.reading import read_run
+
+
+def import_model(options: argparse.Namespace) -> None:
+    """``swift import DIR --out MODEL``."""
+    experiment = import_hugging_face(options.directory, options.out)
+    model = experiment.model
+    print(
+        f"{options.out}: {model.num_layers} layers of {model.model_dim}, {experiment.experts.num_classes} experts; "
+        f"try: swift generate {options.out}"
+    )
+
+
+def export(options: argparse.Namespace) -> None:
+    """``swift export RUN_DIR --out MODEL``."""
+    if options.dtype is not None:
+        raise SettingError("--dtype", options.dtype, "goes with --format hf, which is not set")
+    run = read_run(options.run_dir)
+    experiment = load_stored(run.path, "RUN_DIR", options.config, spared=OF_RUN)
+    prepare([experiment], num_devices=1)
+    plan = export_model(experiment, options.run_dir, options.out, options.step)
+    oldest = min((copy.step for copy in plan.sources.values()), default=plan.step)
+    ages = f", some experts of iteration {oldest}" if oldest < plan.step else ""
+    for why in plan.passed_over:
+        print(f"passed over: {why}", file=sys.stderr)
+    print(f"{printable(str(options.out))}: the model of iteration {plan.step}{ages}; try: swift generate {options.out}")
+
+
+def export_to_hub(options: argparse.Namespace) -> None:
+    """``swift export RUN_DIR --format hf --out DIR``; RUN_DIR may be a model directory."""
+    found = find_model(options.run_dir, "RUN_DIR", options.config, options.step)
+    prepare([found.experiment], num_devices=1)
+    export_hugging_face(found.experiment, found.load, options.out, options.dtype)
+    print(f"{options.out}: a directory for transformers' AutoModelForCausalLM.from_pretrained")

@@ -1,0 +1,118 @@
+"""``--input-hosts``: the connections of a command to machines that make samples for it, and the plan of a reading.
+
+What connects and what plans is loaded where it is used: most runs have texts, which need neither.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from swift.data.config import DataConfig
+from swift.data.corpus import readings
+from swift.data.pipeline import InputPlan, Pipeline
+from swift.data.remote_records import ConnectHosts, InputHosts
+from swift.data.sample_store import NoDigest, pipeline_facts
+from swift.errors import SettingError, renamed_settings
+from swift.typed import Written
+
+
+def plan_reading(pipeline: Pipeline, hosts: InputHosts | None) -> InputPlan:
+    """Plans how a pipeline is read for the index of a corpus, see ``plan_once``."""
+    from swift.input.optimizer import plan_once
+
+    return plan_once(pipeline, hosts)
+
+
+def input_hosts_of_runs(
+    data: Sequence[DataConfig], options: argparse.Namespace, *, has_network: bool = False
+) -> ConnectHosts | None:
+    """Returns the function by which runs connect to the machines of ``--input-hosts``, see ``input_hosts``.
+
+    Args:
+        data: settings of the data of each run.
+        options: see ``input_hosts``.
+        has_network: see ``input_hosts``.
+
+    Raises:
+        SettingError: see ``input_hosts``; or a run does not have documents of which samples are made.
+    """
+    pipelines = [] if options.input_hosts is None else [pipeline for one in data for pipeline in readings(one)]
+    return input_hosts(pipelines, options, has_network=has_network)
+
+
+def input_hosts(
+    pipelines: Sequence[Pipeline], options: argparse.Namespace, *, has_network: bool = False
+) -> ConnectHosts | None:
+    """Returns the function that connects to the machines of ``--input-hosts``; None: there are none.
+
+    Args:
+        pipelines: pipelines of which samples are made there.
+        options: options ``input_hosts``, ``key_file`` and ``insecure_network``.
+        has_network: whether the command permits another network by the same option.
+
+    Raises:
+        SettingError: an option is set that goes with ``--input-hosts``; an address or the key cannot be used; or a
+            pipeline cannot be told from another.
+    """
+    if options.input_hosts is None:
+        allowed = "goes with --input-hosts, which is not set"
+        if options.key_file is not None:
+            raise SettingError("--key-file", str(options.key_file), allowed)
+        if options.insecure_network and not has_network:
+            raise SettingError("--insecure-network", Written("(set)"), allowed)
+        return None
+    from swift.input.client import connect
+    from swift.input.server import find_key
+
+    addresses = [_address(text, is_trusted=options.insecure_network) for text in options.input_hosts.split(",")]
+    key = find_key(key_file_of(options.key_file))
+    for pipeline in pipelines:
+        serving_facts(pipeline)  # before anything is read or written
+
+    told = set[tuple[Callable[[str], None], str]]()
+
+    @contextmanager
+    def connected(pipeline: Pipeline, report: Callable[[str], None]) -> Iterator[InputHosts]:
+        def report_once(line: str) -> None:  # a mixture connects for each source, to the same hosts
+            if (report, line) not in told:
+                told.add((report, line))
+                report(line)
+
+        hosts = connect(addresses, key, serving_facts(pipeline), report, report_once)
+        try:
+            yield hosts
+        finally:
+            hosts.close()
+
+    return connected
+
+
+def _address(text: str, *, is_trusted: bool) -> tuple[str, int]:
+    if not text.rpartition(":")[0]:
+        raise SettingError("--input-hosts", text, "must be HOST:PORT, or several of them with commas between")
+    from swift.cli.node_options import listening_address
+    from swift.elastic.transport.connections import check_network
+
+    with renamed_settings({"--listen": "--input-hosts"}):
+        host, port = listening_address(text)
+        check_network(host, is_trusted=is_trusted)
+    if not port:
+        raise SettingError("--input-hosts", text, "must be HOST:PORT, with the port on which it listens")
+    return host, port
+
+
+def key_file_of(path: Path | None) -> Path:
+    """Returns the path of the key of input hosts; raises SettingError where none is given."""
+    if path is None:
+        raise SettingError("--key-file", Written("(not set)"), "the machines need a key that they can prove to have")
+    return path
+
+
+def serving_facts(pipeline: Pipeline) -> dict[str, str]:
+    """Returns what both sides must have alike, see ``pipeline_facts``; raises SettingError where it cannot be known."""
+    try:
+        return pipeline_facts(pipeline)
+    except NoDigest as error:
+        why = f"cannot be made on several machines: {error}"
+        raise SettingError("Pipeline", Written("(as configured)"), why) from error

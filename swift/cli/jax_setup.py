@@ -1,0 +1,50 @@
+"""JAX before it starts: the devices, types and stored programs of the experiments of a command."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+import jax
+
+from swift.config.experiment import Experiment
+from swift.errors import SettingError
+from swift.mesh.devices import EmulationError, emulate_devices, keep_programs
+
+_QUIET = {"TPU_STDERR_LOG_LEVEL": "3", "TPU_MIN_LOG_LEVEL": "3"}
+"""Environment in which libtpu, where it is installed, looks for a TPU without a page of its own log."""
+DEVICES_PER_CORE = 12
+"""Emulated devices for each core of the machine, beyond which a run is warned of."""
+
+
+def prepare(experiments: Sequence[Experiment], num_devices: int | None = None) -> None:
+    """Configures JAX, before it starts, for all experiments of this process."""
+    for name in ("ranks", "compute_dtype"):
+        values = {getattr(experiment, name) for experiment in experiments}
+        if len(values) > 1:
+            raise SettingError(f"Experiment.{name}", sorted(values), "must be the same in all files of one comparison")
+    if experiments[0].ranks == "emulated":
+        num_devices = num_devices or max(experiment.topology.num_devices for experiment in experiments)
+        for line in crowded(num_devices, os.cpu_count() or 1):
+            print(f"swift: {line}", file=sys.stderr)
+        try:
+            emulate_devices(num_devices)
+        except EmulationError as error:
+            raise SettingError("Experiment.ranks", "emulated", str(error)) from error
+    else:
+        os.environ |= {name: level for name, level in _QUIET.items() if name not in os.environ}
+    jax.config.update("jax_enable_x64", experiments[0].compute_dtype == "float64")
+    keep_programs()
+
+
+def crowded(num_devices: int, num_cores: int) -> list[str]:
+    """Returns a warning if emulated devices are too many for the cores of this machine.
+
+    >>> crowded(8, 2)
+    []
+    """
+    if num_devices <= DEVICES_PER_CORE * num_cores:
+        return []
+    return [
+        f"{num_devices} emulated devices on {num_cores} cores: compiling the first step takes minutes, and so may each "
+        "step; fewer, by Topology or --expert-ranks, are faster, and so is training with Experiment.ranks = 'virtual'"
+    ]

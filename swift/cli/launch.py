@@ -1,0 +1,483 @@
+"""``swift launch``: the job that its options describe, the supervisor of the run, and the processes that it starts."""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from jax.extend.backend import clear_backends
+from rich.console import Console
+
+from swift.cli.input_hosts import input_hosts_of_runs, plan_reading
+from swift.cli.nodes import Entrance, Nodes, Platform, ProcessCommands, nodes_of
+from swift.cli.run_setup import corpora_directory, observers_of, run_dir_of, weights_of
+from swift.cli.values import OF_PROCESSES, deadlines_of
+from swift.config.experiment import Experiment
+from swift.config.gin_reader import load_experiment
+from swift.config.stored import config_text
+from swift.data.index import find_index
+from swift.data.remote_records import ConnectHosts
+from swift.deadlines import Deadlines
+from swift.elastic.coordinator.fault_injection import FaultInjection, parse_chaos
+from swift.elastic.coordinator.memory_demand import MemoryDemand, StorageLocation, choose_storage
+from swift.elastic.coordinator.service_clients import (
+    CHECKPOINT_SERVICE,
+    COMPILE_SERVICE,
+    CheckpointClient,
+    CompileClient,
+)
+from swift.elastic.coordinator.supervisor import RunContext, RunSpec, Supervisor
+from swift.elastic.jax_group import check_support
+from swift.elastic.membership.messages import Process, processes_of
+from swift.elastic.membership.status import Recovery, RecoveryPolicy
+from swift.elastic.reporting.journal import Journal
+from swift.elastic.reporting.reporter import BackgroundCalls, Display, Reporter, goodput_table
+from swift.elastic.state.run_files import RunFiles
+from swift.elastic.state.slices import is_elastic
+from swift.elastic.transport.children import Children
+from swift.elastic.transport.remote_node import announcing_arrival, serve_node
+from swift.elastic.worker.channel import configure_jax
+from swift.errors import RunError, SettingError, check_count
+from swift.runlog.lease import Lease
+from swift.runlog.reading import read_run
+from swift.runlog.run_directory import RunDirectory
+from swift.schedules.planners.names import FAULT_FREE
+from swift.schedules.plans.normalize import OWN_CUT, BlockHolders
+from swift.topology import Topology
+from swift.train.fitting import check_processes
+from swift.train.interrupt import Interrupt
+from swift.train.records import summarize
+from swift.train.start import (
+    TrainOptions,
+    check_range,
+    conclude,
+    find_start,
+    find_weights,
+    is_to_conclude,
+    open_run,
+    own_run,
+    try_placement,
+)
+
+_ENDING_S = 30.0
+"""Seconds from the deadline of a stop to the end of this process, which might wait for a file system forever."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchJob:
+    """A run of processes, as the command line describes it.
+
+    Attributes:
+        experiment: settings of the run.
+        options: command line.
+        processes: all processes of the run.
+        by_rank: whether each expert rank is a process, rather than each worker.
+        nodes: machines of the run.
+        platform: what its processes compute on, and the options that depend on that.
+        deadlines: time limits.
+        faults: faults to be injected.
+        connect: function that connects to input hosts while the index of the corpus is built; None: there are none.
+    """
+
+    experiment: Experiment
+    options: argparse.Namespace
+    processes: Sequence[Process]
+    by_rank: bool
+    nodes: Nodes
+    platform: Platform
+    deadlines: Deadlines
+    faults: FaultInjection
+    connect: ConnectHosts | None
+
+    @classmethod
+    def of(cls, options: argparse.Namespace) -> Self:
+        """Makes the job of a command line; raises SettingError if it cannot run."""
+        experiment = load_experiment(options.config, options.set)
+        by_rank = _is_by_rank(options.processes, experiment.topology)
+        processes = processes_of(experiment.topology, by_rank=by_rank)
+        _check(experiment)
+        platform = Platform.of(options.platform, experiment, options.recovery, options.prepare)
+        if experiment.move_rule is not None and platform.prepare == "none":
+            raise SettingError("--prepare", "none", f"finds no blocks to move: Experiment.adapt = {experiment.adapt!r}")
+        _check_snapshots(experiment, by_rank)
+        _check_shares(experiment, by_rank)
+        check_count("--restarts", options.restarts, least=0)
+        _check_copies(options.copy_every, platform.recovery)
+        nodes = nodes_of(options, os.environ)
+        job = cls(
+            experiment=experiment,
+            options=options,
+            processes=processes,
+            by_rank=by_rank,
+            deadlines=deadlines_of(options.deadline, OF_PROCESSES, platform.deadlines),
+            nodes=nodes,
+            platform=platform,
+            faults=parse_chaos(
+                options.chaos,
+                experiment.topology,
+                processes,
+                experiment.num_steps,
+                _why_unprepared(experiment, platform.prepare, by_rank=by_rank),
+            ),
+            connect=input_hosts_of_runs([experiment.data], options, has_network=True),
+        )
+        # The last check, as JAX takes seconds to start.
+        platform.check_node(len(nodes.own_of(processes)), _devices_per_process(experiment, by_rank))
+        return job
+
+    @property
+    def copy_every(self) -> int:
+        """Iterations between copies of the states for processes that are started again; 0: none are made."""
+        return self.options.copy_every or 1 if self.platform.recovery == "restart" else 0
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment variables of the processes."""
+        return self.platform.environment(os.environ, self.nodes.count)
+
+    @property
+    def is_elastic(self) -> bool:
+        """Returns whether the run can continue on any ranks that are left."""
+        return is_elastic(self.experiment, by_rank=self.by_rank)
+
+    @property
+    def own_cut(self) -> BlockHolders:
+        """Workers that hold each chunk; False where all pipelines are cut alike."""
+        chunks = self.experiment.chunks
+        return OWN_CUT if chunks.is_one_cut else BlockHolders(chunks.stage_DC)
+
+    def show(self, text: str) -> None:
+        """Prints a line, after the name of this node if there are several."""
+        line = f"node {self.nodes.own}: {text}" if self.nodes.count > 1 else text
+        print(line, file=sys.stderr, flush=True)
+
+    def storage(self, run_dir: Path) -> StorageLocation:
+        """Chooses where the processes of this node keep states.
+
+        Raises:
+            SettingError: there is no room for them, or the processes do not fit into the memory of this node.
+        """
+        configure_jax(self.experiment, num_devices=1)
+        here, is_alone = self.nodes.own_of(self.processes), self.nodes.count == 1
+        platform = self.platform.accelerator
+        if platform is None:
+            warning = check_processes(self.experiment, len(here), len(self.processes))
+            if warning is not None:
+                self.show(warning)
+        demand = MemoryDemand.of(self.experiment, here, by_rank=self.by_rank, is_alone=is_alone, platform=platform)
+        clear_backends()  # the supervisor has no use for devices
+        return choose_storage(demand, run_dir)
+
+    def corpus(self) -> Path | None:
+        """Finds or builds the index of the corpus."""
+        directory = corpora_directory()
+        if directory is None:
+            return None
+        return find_index(self.experiment.data, directory, self.show, connect=self.connect, plan=plan_reading)
+
+    def interrupt(self) -> Interrupt:
+        """Holds signals back from now on, and ends the process some time after the first."""
+        return Interrupt(self.deadlines.stopping + _ENDING_S).hold()
+
+    def commands(self, scratch: RunFiles) -> ProcessCommands:
+        """Makes the commands that start processes of the run."""
+        return ProcessCommands(
+            scratch=scratch,
+            processes=self.processes,
+            nodes=self.nodes,
+            by_rank=self.by_rank,
+            copy_every=self.copy_every,
+            forming_s=self.deadlines.forming,
+            platform=self.platform.accelerator,
+            devices_per_process=_devices_per_process(self.experiment, self.by_rank),
+            init_from=self.options.init_from,
+            init_config=self.options.init_config,
+        )
+
+    def spec(self, scratch: RunFiles, logs: Path) -> RunSpec:
+        """Makes the spec that the supervisor follows."""
+        return RunSpec(
+            processes=self.processes,
+            command=self.commands(scratch).member,
+            logs=logs,
+            deadlines=self.deadlines,
+            policy=RecoveryPolicy(
+                recovery=self.platform.recovery,
+                max_restarts=self.options.restarts,
+                begins_with_state=self.options.resume or self.options.init_from is not None,
+                is_elastic=self.is_elastic,
+                own_cut=self.own_cut,
+                move_rule=self.experiment.move_rule,
+                copy_every=self.copy_every,
+                joins_once=self.platform.accelerator is not None,
+                needs_all=self.platform.accelerator == "tpu",
+            ),
+            faults=self.faults,
+            services=scratch.sockets if self.nodes.count == 1 else self.nodes.host,
+        )
+
+
+def _is_by_rank(num_processes: int, topology: Topology) -> bool:
+    """Returns whether each expert rank is a process; raises SettingError if the number fits neither."""
+    num_workers, num_ranks = len(topology.workers), topology.num_devices
+    if num_processes not in (num_workers, num_ranks):
+        allowed = f"must be {num_workers}, one for each worker of {topology}"
+        allowed += f", or {num_ranks}, one for each expert rank" if num_ranks != num_workers else ""
+        raise SettingError("--processes", num_processes, allowed)
+    return num_processes != num_workers
+
+
+def _why_unprepared(experiment: Experiment, prepare: str, *, by_rank: bool) -> str | None:
+    """Says why no programs are ever prepared for the loss of a process; None: they are."""
+    if prepare == "none":
+        return "with --prepare none no programs are prepared"
+    if experiment.topology.num_pipelines == 1 and not is_elastic(experiment, by_rank=by_rank):
+        return "with one pipeline the others cannot continue without a process, so no programs are prepared for that"
+    return None
+
+
+def _check(experiment: Experiment) -> None:
+    """Raises SettingError if real processes cannot run an experiment."""
+    refused = {
+        "failures": (bool(experiment.failures), "must be empty: processes fail for real, see --chaos"),
+        "planner": (experiment.planner in FAULT_FREE, "plans without failures"),
+    }
+    for name, (is_wrong, allowed) in refused.items():
+        if is_wrong:
+            raise SettingError(f"Experiment.{name}", getattr(experiment, name), allowed)
+    if (memory := experiment.optimizer.memory) != "device":
+        raise SettingError("OptimizerConfig.memory", memory, "must be 'device': processes hand states over from there")
+
+
+def _devices_per_process(experiment: Experiment, by_rank: bool) -> int:
+    return 1 if by_rank else experiment.topology.num_expert_ranks
+
+
+def _check_copies(copy_every: int | None, recovery: Recovery) -> None:
+    """Raises SettingError if copies of the state are asked for that nobody would need, or none where all do."""
+    if copy_every is None:
+        return
+    check_count("--copy-every", copy_every, least=1)
+    if recovery != "restart":
+        allowed = "would change nothing without --recovery restart: the others keep their states when a process dies"
+        raise SettingError("--copy-every", copy_every, allowed)
+
+
+def _check_shares(experiment: Experiment, by_rank: bool) -> None:
+    """Raises SettingError if ranks with different shares would be copies of a lost one's."""
+    allowed = "must be 'whole' where a single worker has a process for each expert rank, and continues without one"
+    for name in ("embedding", "head"):
+        if getattr(experiment, name) == "shares" and is_elastic(experiment, by_rank=by_rank):
+            raise SettingError(f"Experiment.{name}", "shares", allowed)
+
+
+def _check_snapshots(experiment: Experiment, by_rank: bool) -> None:
+    """Raises SettingError if an experiment sets snapshots from which no process would continue."""
+    every = experiment.checkpoint.snapshot_every
+    if every and not is_elastic(experiment, by_rank=by_rank):
+        allowed = "must be 0, unless a single worker has a process for each expert rank: no other survives without one"
+        raise SettingError("CheckpointConfig.snapshot_every", every, allowed)
+
+
+def launch(options: argparse.Namespace) -> None:
+    """``swift launch --processes N CONFIG.gin``."""
+    job = LaunchJob.of(options)
+    experiment = job.experiment
+    against = None if options.against is None else read_run(options.against, setting="--against")
+    check_support()
+    if job.nodes.own > 0:
+        _serve(job)
+        return
+    run = TrainOptions(
+        run_dir_of(options),
+        config_text(experiment),
+        resume=options.resume,
+        init_from=weights_of(options, experiment),
+        log_every=options.log_every,
+        observers=observers_of(options),
+    )
+    with own_run(run) as lease:  # before anything else, which takes seconds
+        storage = job.storage(run.run_dir)
+        try_placement(experiment)
+        if job.is_elastic and experiment.topology.num_expert_ranks > 1:
+            try_placement(experiment, experiment.topology.num_expert_ranks - 1)  # as after a failure
+        summary = _launch(job, run, lease, storage)
+    from swift.cli.report import distance_line, show_run
+
+    ended = read_run(run.run_dir)
+    show_run(ended, summary, options.format)
+    if against is not None:
+        line = distance_line(ended, against, experiment.topology)
+        print(line, file=sys.stderr if options.format == "json" else sys.stdout)
+
+
+def _serve(job: LaunchJob) -> None:
+    """Runs as another node than the first."""
+    run_dir, is_trusted = job.options.run_dir, job.options.insecure_network
+    storage = job.storage(run_dir)
+    job.show(storage.text)
+    with announcing_arrival(run_dir, job.nodes.own, is_trusted):
+        corpus = job.corpus()
+    with job.interrupt() as interrupt:
+        serve_node(
+            run_dir,
+            job.nodes.own,
+            deadlines=job.deadlines,
+            environment=job.environment,
+            storage=storage.path,
+            corpus=corpus,
+            is_end_requested=lambda: interrupt.requested,
+            is_trusted=is_trusted,
+        )
+
+
+def _launch(job: LaunchJob, run: TrainOptions, lease: Lease, storage: StorageLocation) -> dict[str, Any]:
+    """Runs as the first node, and returns the summary."""
+    experiment = job.experiment
+    start = find_start(experiment, run)
+    done = 0 if start is None else start.step
+    if is_to_conclude(experiment, run, done):
+        return conclude(experiment, run, lease, job.options.platform)
+    check_range(experiment, run, done, experiment.num_steps)
+    find_weights(experiment, run)  # so that a mistake is reported once, and here; the checkpoint service loads them
+    corpus = job.corpus()
+    data = experiment.loader("train", corpus).state()  # so that a mistake in the data is reported once, and here
+    job.show(storage.text)
+    shared = run.run_dir if job.nodes.count > 1 else None
+    with (
+        job.interrupt() as interrupt,
+        Entrance.of(job.nodes) as entrance,
+        open_run(experiment, run, done, lease) as directory,
+        RunFiles.of(run.config_text, data, storage.path, corpus, shared) as scratch,
+    ):
+        children = entrance.children(
+            directory.path, scratch, job.commands(scratch).node, job.deadlines, job.environment
+        )
+        return _supervise(job, directory, done, scratch, children, interrupt)
+
+
+def _supervise(
+    job: LaunchJob,
+    directory: RunDirectory,
+    done: int,
+    scratch: RunFiles,
+    starting: AbstractContextManager[Children],
+    interrupt: Interrupt,
+) -> dict[str, Any]:
+    """Runs to the end and returns the summary."""
+    begun, experiment = time.monotonic(), job.experiment
+    run_spec = job.spec(scratch, directory.path / "logs")
+    _log_start(experiment, directory, done, run_spec)
+    with (
+        Display(directory.path.name, experiment.num_steps, begun, log_every=job.options.log_every) as display,
+        BackgroundCalls() as background,
+        starting as children,
+    ):
+        run_spec.logs.mkdir(exist_ok=True)
+        reporter = Reporter(Journal(begun), display, directory, background, done)
+        context = _context(job, directory, scratch, run_spec, children, reporter)
+        checkpoints = context.checkpoints
+        if experiment.checkpoint.every:
+            reporter.saved(checkpoints.newest)
+        try:
+            with Supervisor(context) as supervisor:
+                _run(supervisor, checkpoints, interrupt)
+        except RunError:
+            with suppress(OSError, RunError):  # an error of the record may have ended the run
+                reporter.note("stop", reporter.written, None, goodput=reporter.goodput())
+            raise
+        if interrupt.requested:
+            newest = checkpoints.newest
+            how = "no checkpoint was saved" if newest is None else f"--resume continues from {newest}"
+            text = f"interrupted after iteration {reporter.written}; {how}"
+            reporter.note("interrupt", reporter.written, text, goodput=reporter.goodput())
+            background.settle()  # a stop without a complete record is an error
+            raise KeyboardInterrupt
+        goodput = reporter.goodput()
+        reporter.note("finish", experiment.num_steps, None, goodput=goodput)
+        background.settle()
+        summary = summarize(experiment, directory, job.options.platform, goodput=goodput)
+    Console(stderr=True).print(goodput_table(goodput))
+    return summary
+
+
+def _log_start(experiment: Experiment, directory: RunDirectory, done: int, run_spec: RunSpec) -> None:
+    topology = experiment.topology
+    directory.log_event(
+        "resume" if done else "start",
+        done,
+        pipelines=topology.num_pipelines,
+        stages=topology.num_stages,
+        layers_of_stages=list(experiment.blocks.sizes),
+        ranks=topology.num_expert_ranks,
+        processes=[str(process) for process in run_spec.processes],
+    )
+
+
+def _context(
+    job: LaunchJob,
+    directory: RunDirectory,
+    scratch: RunFiles,
+    run_spec: RunSpec,
+    children: Children,
+    reporter: Reporter,
+) -> RunContext:
+    """Puts the parts of a run together; the services of its clients start later."""
+    commands, limits = job.commands(scratch), run_spec.deadlines
+    checkpoints = CheckpointClient(
+        children=children,
+        command=commands.checkpoint_service(directory.path),
+        log=run_spec.log(CHECKPOINT_SERVICE),
+        directory=directory.checkpoints_path,
+        processes=run_spec.processes,
+        start_s=limits.start,
+        deadline_s=limits.saving,
+        record=reporter,
+        own_cut=job.own_cut,
+        has_origin=job.options.init_from is not None,
+    )
+    programs = CompileClient(
+        children=children,
+        command=commands.compile_service() if job.platform.prepare == "next" else None,
+        log=run_spec.log(COMPILE_SERVICE),
+        start_s=limits.start,
+        silence_s=limits.heartbeat,
+    )
+    return RunContext(
+        spec=run_spec,
+        children=children,
+        checkpoints=checkpoints,
+        programs=programs,
+        reporter=reporter,
+        mend=scratch.mend,
+    )
+
+
+def _run(supervisor: Supervisor, checkpoints: CheckpointClient, interrupt: Interrupt) -> None:
+    """Runs to the end; raises RunError, after keeping the newest state elsewhere, if it could not be saved."""
+    try:
+        supervisor.run(lambda: interrupt.requested)
+    except (RunError, OSError) as error:
+        kept = supervisor.keep_unsaved()
+        text = str(error)
+        if isinstance(error, OSError):
+            newest = (
+                "there is no checkpoint yet"
+                if checkpoints.newest is None
+                else f"--resume continues from {checkpoints.newest}"
+            )
+            text = f"{error}: stopped; {newest}"
+        raise RunError(text if kept is None else f"{text}; {kept}") from error
+    kept = supervisor.keep_unsaved()
+    if kept is not None:
+        newest = (
+            "no other checkpoint is"
+            if checkpoints.newest is None
+            else f"the checkpoint of iteration {checkpoints.newest} is"
+        )
+        raise RunError(f"the last checkpoint was not saved: stopped; {kept}; {newest} there")

@@ -1,0 +1,329 @@
+"""The machines of a run, the platform of its processes, and the commands that start them.
+
+On accelerators the supervisor makes no backend, which would hold the devices: a process of its own asks JAX.
+"""
+
+import ipaddress
+import socket
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Self
+
+from swift.cli.node_options import listening_address, node_count, own_node
+from swift.config.experiment import Experiment
+from swift.deadlines import Deadlines
+from swift.elastic.accelerators import Accelerator, MemberDevices
+from swift.elastic.device_probe import JaxAnswer, ask_jax, tpu_chips
+from swift.elastic.membership.messages import Member, Process
+from swift.elastic.membership.status import Recovery
+from swift.elastic.state.run_files import RunFiles
+from swift.elastic.transport.children import MEMORY, Children, LocalChildren
+from swift.elastic.transport.connections import Rendezvous, check_network
+from swift.elastic.transport.nodes import MultiNodeChildren
+from swift.errors import SettingError
+from swift.mesh.process_group import LOOPBACK
+from swift.typed import Written
+
+_BACKLOG = 1024
+"""Connections that may wait to be accepted."""
+_SILENCE = 3.0
+"""Heartbeats without a sign of life after which the others give up the first node; it gives them up sooner."""
+
+_SEE = "see swift doctor --host"
+_CONNECTING_S, _DYING_S = 150.0, 60.0
+"""Above what it takes until all processes have their backends, and what a driver takes to end a process."""
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The machines of a run.
+
+    Attributes:
+        count: number of machines.
+        own: number of this one, from 0; the first decides, and hosts shared services.
+        host: address on which the first listens; the others find it through the run directory.
+        port: port on which it listens; 0: any.
+    """
+
+    count: int = 1
+    own: int = 0
+    host: str = LOOPBACK
+    port: int = 0
+
+    def node_of(self, index: int, num_processes: int) -> int:
+        """Returns the node of a process; consecutive processes share one, so that pipelines stay together.
+
+        >>> [Nodes(count=2).node_of(index, 6) for index in range(6)]
+        [0, 0, 0, 1, 1, 1]
+        """
+        return index * self.count // num_processes
+
+    def own_of(self, processes: Sequence[Process]) -> list[Process]:
+        """Returns those of a run's processes that are on this machine."""
+        return [one for index, one in enumerate(processes) if self.node_of(index, len(processes)) == self.own]
+
+    def position_of(self, index: int, num_processes: int) -> int:
+        """Returns the number of processes before this one on its node.
+
+        >>> [Nodes(count=2).position_of(index, 6) for index in range(6)]
+        [0, 1, 2, 0, 1, 2]
+        """
+        own = self.node_of(index, num_processes)
+        return sum(self.node_of(before, num_processes) == own for before in range(index))
+
+
+def nodes_of(options: Namespace, environment: Mapping[str, str]) -> Nodes:
+    """Returns the nodes given by the command line, or else by Slurm or Kubernetes.
+
+    Args:
+        options: options ``nodes``, ``node``, ``listen``, ``insecure_network``, ``processes`` and ``run_dir``.
+        environment: environment variables; ``srun`` numbers its tasks there, an indexed Kubernetes job its pods.
+
+    Raises:
+        SettingError: they contradict each other, or the network would be used without permission.
+    """
+    count = node_count(options, environment)
+    if count > options.processes:
+        raise SettingError("--nodes (or srun's tasks)", count, f"must be at most --processes = {options.processes}")
+    if count == 1:
+        return Nodes()
+    if options.run_dir is None:
+        raise SettingError("--run-dir", Written("(not set)"), "several nodes need a directory that all of them see")
+    own = own_node(options, environment, count)
+    if own > 0:
+        return Nodes(count, own)
+    host, port = listening_address(options.listen)
+    check_network(host, is_trusted=options.insecure_network)
+    if options.listen is None and ipaddress.ip_address(host).is_loopback:
+        allowed = f"this machine's name stands for {host}, which no other can reach; see /etc/hosts, or say where"
+        raise SettingError("--listen", Written("(not set)"), allowed)
+    return Nodes(count, own, host, port)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessCommands:
+    """Commands that start the processes of a run, and the node of each.
+
+    Attributes:
+        scratch: files that the processes share.
+        processes: all processes of the run.
+        nodes: machines of the run.
+        by_rank: whether each expert rank is a process.
+        copy_every: iterations between copies of states for the incarnations that follow; 0: none are made.
+        forming_s: the run's ``Deadlines.forming``, in seconds.
+        platform: accelerators that the processes hold; None: they compute on CPUs.
+        devices_per_process: number of devices of each process.
+        init_from: directory of the run whose weights this one begins with; None: it draws its own.
+        init_config: gin file that has the classes of the user's own which that run has; None: this run's has them.
+    """
+
+    scratch: RunFiles
+    processes: Sequence[Process]
+    nodes: Nodes
+    by_rank: bool
+    copy_every: int
+    forming_s: float
+    platform: Accelerator | None = None
+    devices_per_process: int = 1
+    init_from: Path | None = None
+    init_config: Path | None = None
+
+    def node(self, child: Hashable) -> int:
+        """Returns the node of a process or of one of its incarnations; all others are on the first."""
+        process = child.process if isinstance(child, Member) else child
+        if process not in self.processes:
+            return 0
+        return self.nodes.node_of(self.processes.index(process), len(self.processes))
+
+    def member(self, process: Process) -> list[str]:
+        """Returns the command that starts a worker process."""
+        options = [f"--copy-every={self.copy_every}", f"--forming={self.forming_s}"]
+        if self.platform is not None:
+            position = self.nodes.position_of(self.processes.index(process), len(self.processes))
+            numbers = MemberDevices.at(self.platform, position, self.devices_per_process).numbers
+            options += [f"--platform={self.platform}", *(f"--device={number}" for number in numbers)]
+        return self._command("member", *options, *map(str, (*process.worker, process.rank)))
+
+    def checkpoint_service(self, run_dir: Path) -> list[str]:
+        """Returns the command that starts the checkpoint service."""
+        named = {"--init-from": self.init_from, "--init-config": self.init_config}
+        origin = [f"{option}={path}" for option, path in named.items() if path is not None]
+        return self._command("keeper", *origin, str(run_dir))
+
+    def compile_service(self) -> list[str]:
+        """Returns the command that starts the compile service."""
+        return self._command("preparer")
+
+    def _command(self, name: str, *more: str) -> list[str]:
+        own = [str(self.scratch.path), MEMORY, *["--by-rank"] * self.by_rank]
+        return [sys.executable, "-m", "swift", name, *own, *more]
+
+
+class Entrance:
+    """The listener for the other nodes; a run on one node has none.
+
+    Args:
+        nodes: nodes of the run.
+        listener: socket on which they connect; None on a single node.
+    """
+
+    def __init__(self, nodes: Nodes, listener: socket.socket | None):
+        self._nodes, self._listener = nodes, listener
+
+    @classmethod
+    @contextmanager
+    def of(cls, nodes: Nodes) -> Iterator[Self]:
+        """Opens the listener for the block; raises SettingError if that fails."""
+        if nodes.count == 1:
+            yield cls(nodes, None)
+            return
+        try:
+            listener = socket.create_server((nodes.host, nodes.port), backlog=_BACKLOG)
+        except OSError as error:
+            where = f"{nodes.host}:{nodes.port}"
+            raise SettingError("--listen", where, f"cannot be listened on: {error.strerror}") from error
+        with listener:
+            yield cls(nodes, listener)
+
+    @contextmanager
+    def children(
+        self,
+        run_dir: Path,
+        scratch: RunFiles,
+        node_of: Callable[[Hashable], int],
+        deadlines: Deadlines,
+        environment: Mapping[str, str],
+    ) -> Iterator[Children]:
+        """Starts and ends processes on all nodes of the run during the block, once all nodes have joined.
+
+        Args:
+            run_dir: run directory, through which the others find this node.
+            scratch: files that all processes share.
+            node_of: function that returns the node of a process.
+            deadlines: time limits of the run.
+            environment: environment variables of processes on this node.
+        """
+        if self._listener is None:
+            with LocalChildren(environment, scratch.memory) as children:
+                yield children
+            return
+        rendezvous = Rendezvous.of(self._listener, scratch.path, _SILENCE * deadlines.heartbeat)
+
+        def is_first() -> bool:
+            return Rendezvous.find(run_dir) in (rendezvous, None)
+
+        with (
+            rendezvous.announced(run_dir),
+            MultiNodeChildren(
+                LocalChildren(environment, scratch.memory),
+                node_of=node_of,
+                num_nodes=self._nodes.count,
+                listener=self._listener,
+                key=rendezvous.key,
+                is_first=is_first,
+                silence_s=deadlines.heartbeat,
+            ) as on_all_nodes,
+        ):
+            yield on_all_nodes
+
+
+@dataclass(frozen=True)
+class Platform:
+    """The platform of a run, with the options that depend on it.
+
+    Attributes:
+        accelerator: kind of accelerators; None: the processes compute on CPUs.
+        recovery: how the run recovers from a death.
+        prepare: whether programs are prepared: ``next`` or ``none``.
+    """
+
+    accelerator: Accelerator | None
+    recovery: Recovery
+    prepare: Literal["none", "next"]
+
+    @classmethod
+    def of(
+        cls,
+        name: Literal["cpu", "gpu", "tpu"],
+        experiment: Experiment,
+        recovery: Recovery | None,
+        prepare: Literal["none", "next"] | None,
+    ) -> Self:
+        """Makes the platform of a run.
+
+        Args:
+            name: value of ``--platform``.
+            experiment: settings of the run.
+            recovery: value of ``--recovery``; None: not set.
+            prepare: value of ``--prepare``; None: not set.
+
+        Raises:
+            SettingError: the run needs something that the platform does not have.
+        """
+        if name == "cpu":
+            if experiment.ranks != "emulated":
+                allowed = "must be 'emulated' with --platform cpu; --platform gpu or tpu trains on accelerators"
+                raise SettingError("Experiment.ranks", experiment.ranks, allowed)
+            return cls(None, recovery or "live", prepare or "next")
+        if experiment.ranks == "virtual":
+            allowed = f"are ranks of one device; with --platform {name} each has a device of its own"
+            raise SettingError("Experiment.ranks", "virtual", allowed)
+        if recovery == "live":
+            allowed = f"must be 'restart' with --platform {name}: a group of accelerators cannot be mended in place"
+            raise SettingError("--recovery", "live", allowed)
+        if prepare == "next":
+            allowed = f"must be 'none' with --platform {name}: all accelerators belong to the processes that train"
+            raise SettingError("--prepare", "next", allowed)
+        if experiment.move_rule is not None:
+            allowed = f"must be 'reroute' with --platform {name}: blocks move only between processes that continue"
+            raise SettingError("Experiment.adapt", experiment.adapt, allowed)
+        return cls(name, "restart", "none")
+
+    @property
+    def deadlines(self) -> Deadlines:
+        """Time limits that a command line may change; accelerators take longer to be taken and to be given back."""
+        return Deadlines() if self.accelerator is None else Deadlines(forming=_CONNECTING_S, dying=_DYING_S)
+
+    def environment(self, of_user: Mapping[str, str], num_nodes: int) -> dict[str, str]:
+        """Returns the environment of processes: NCCL uses the loopback device on one node unless told otherwise."""
+        own = {"NCCL_SOCKET_IFNAME": "lo"} if self.accelerator == "gpu" and num_nodes == 1 else {}
+        return own | dict(of_user)
+
+    def check_node(
+        self,
+        num_here: int,
+        devices_per_process: int,
+        ask: Callable[[], JaxAnswer] = ask_jax,
+        chips: Callable[[], tuple[str, ...]] = tpu_chips,
+    ) -> None:
+        """Raises SettingError if this node does not have the devices of its processes.
+
+        Args:
+            num_here: number of processes on this node.
+            devices_per_process: number of devices that each of them holds.
+            ask: function that asks JAX, in another process.
+            chips: function that finds the TPU chips of this node. JAX would wait for the other hosts of the slice.
+        """
+        if self.accelerator == "tpu":
+            if num_here != 1:
+                allowed = f"needs a process for each host, which holds all its chips; here are {num_here}: see --nodes"
+                raise SettingError("--platform", "tpu", allowed)
+            there = len(chips())
+            if not there:
+                raise SettingError("--platform", "tpu", f"needs TPU chips, and there are none: {_SEE}")
+            if devices_per_process not in (there, 2 * there):  # chips of TPU v2 and v3 are two devices
+                allowed = f"needs as many expert ranks a process as its host has devices, and {there} chips are here"
+                raise SettingError("Topology.num_expert_ranks", devices_per_process, allowed)
+        if self.accelerator == "gpu":
+            found = ask()
+            if found.platform != "gpu":
+                has = f"uses the {found.platform}" if found.platform else f"does not start ({found.error})"
+                raise SettingError("--platform", "gpu", f"needs GPUs, and JAX {has} there: {_SEE}")
+            if found.count < num_here * devices_per_process:
+                needs = f"needs {num_here * devices_per_process} on this machine, one for each expert rank"
+                allowed = f"{needs}, and JAX has {found.count} x {found.kind} there"
+                raise SettingError("--platform", "gpu", allowed)

@@ -1,0 +1,123 @@
+"""The parser of the command line: a mistake gives one line, which suggests the nearest known word."""
+
+import argparse
+import difflib
+import errno
+import os
+import platform
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NoReturn
+
+from swift import __version__
+from swift.errors import SettingError, printable
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_CHOICE = re.compile(r"(.*invalid choice: ('[^']*'|\S+)) \(choose from (.*)\)", re.DOTALL)
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Parser of the command line, or of a command.
+
+    Attributes:
+        hidden: words that are understood but never suggested.
+        instead: commands that do what a word would, which is none.
+        commands: parsers of the commands, by name.
+    """
+
+    hidden: Collection[str] = ()
+    instead: Mapping[str, str] = {}
+    commands: Mapping[str, argparse.ArgumentParser] = {}
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parses arguments; refuses unknown ones, and suggests the nearest option."""
+        options, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            parsers = [self, *filter(None, [self.commands.get(options.command)])]
+            names = [name for one in parsers for name in re.findall(r"(?<!\w)--[a-z][\w-]+", one.format_help())]
+            near = _did_you_mean(unknown[0].partition("=")[0], names)
+            if not near and "--set" in names:
+                near = "--set NAME=VALUE changes a setting, `swift settings` lists them"
+            self.error(f"unrecognized arguments: {' '.join(unknown)}" + (f"; {near}" if near else ""))
+        return options
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the process with a line on stderr and exit code 2."""
+        choice = _CHOICE.fullmatch(message)
+        if choice:
+            known = [word for word in re.findall(r"[\w-]+", choice[3]) if word not in self.hidden]
+            word = choice[2].strip("'")
+            instead = f"try `swift {self.instead[word]}`" if word in self.instead else ""
+            message = f"{choice[1]}; {instead or _did_you_mean(word, known) or 'choose ' + ', '.join(known)}"
+        self.exit(2, f"{self.prog}: {printable(message)} (--help lists what is possible)\n")
+
+
+class ShowVersion(argparse.Action):
+    """Prints the versions of Swift, JAX and Python, and ends the process."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: str | None = None
+    ) -> NoReturn:
+        """Looks up versions only when they are requested."""
+        del namespace, values, option_string
+        print(f"swift-moe {__version__} (jax {_version('jax')}, Python {platform.python_version()})")
+        parser.exit()
+
+
+def path_of(text: str) -> Path:
+    """Returns the path that an option gives; refuses no name at all, and names too long for the file system."""
+    if not text:
+        # As a path it would be the working directory.
+        raise argparse.ArgumentTypeError("'': must name a file or a directory")
+    if _URL.match(text):  # as a path it would be a directory named `gs:`, with others below
+        raise argparse.ArgumentTypeError(f"{text!r}: is a URL; only files and directories of this machine are used")
+    try:
+        os.lstat(text)
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise argparse.ArgumentTypeError(f"{text[:60]!r}... ({len(text):,} letters): {error.strerror}") from error
+    return Path(text)
+
+
+def with_suggestion(error: SettingError) -> str:
+    """Returns the line of an error; if it lists choices, with the one nearest to the given value."""
+    listed = re.search(r"\bone of ([\w-]+(?:, [\w-]+)+)$", error.allowed)
+    near = _did_you_mean(str(error.value).partition("=")[0], listed[1].split(", ")) if listed else ""
+    return f"{error}; {near}" if near else str(error)
+
+
+def _did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Returns ``did you mean WORD?`` with the nearest known word; empty if none is near.
+
+    >>> _did_you_mean("trian", ["train", "plan"])
+    'did you mean train?'
+    >>> _did_you_mean("--steps", ["--set", "--run-dir"])
+    ''
+    """
+    names = {name.lower().lstrip("-"): name for name in known}  # the dashes of options would make all of them near
+    near = difflib.get_close_matches(word.lower().lstrip("-"), names, n=1)
+    return f"did you mean {names[near[0]]}?" if near else ""
+
+
+def with_negative_values(arguments: Sequence[str]) -> list[str]:
+    """Joins an option and a value that begins with a minus sign, which argparse would take for another option.
+
+    >>> with_negative_values(["simulate", "--mtbf", "-10m", "--seed", "1"])
+    ['simulate', '--mtbf=-10m', '--seed', '1']
+    """
+    joined: list[str] = []
+    for argument in arguments:
+        if joined and re.match(r"-\.?\d", argument) and re.fullmatch(r"--[a-z][\w-]*", joined[-1]):
+            joined[-1] += f"={argument}"
+        else:
+            joined.append(argument)
+    return joined
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,86 @@
+"""``swift report``: the page of runs; and what a command says of runs that have ended.
+
+Commands that run an experiment load this module at its end.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from swift.cli.values import PAGE, check_output
+from swift.errors import SettingError, printable
+from swift.report.compare import comparison_table
+from swift.report.page import write_report
+from swift.runlog.reading import Run, read_run, scalars
+from swift.topology import Topology
+
+
+def report(options: argparse.Namespace) -> None:
+    """``swift report RUN_DIR ...``."""
+    runs = [read_run(path) for path in options.run_dirs]
+    page = options.out or options.run_dirs[0] / "report.html"
+    check_output("--out", page, PAGE)
+    try:
+        write_report(runs, page)
+    except OSError as error:
+        raise SettingError("--out", str(page), f"cannot be written: {error.strerror}") from error
+    print(printable(str(page)))
+
+
+def show_run(run: Run, summary: dict[str, Any], kind: str) -> None:
+    """Writes the report of a run that has ended, and prints its summary as ``json`` or as a table."""
+    page = run.path / "report.html"
+    line = report_of([run], page, again=f"swift report {run.path}")
+    if kind == "json":
+        print(json.dumps(summary))
+    else:
+        Console().print(comparison_table([run]))
+        print(line)
+
+
+def report_of(runs: Sequence[Run], page: Path, again: str) -> str:
+    """Writes the report of runs that have ended, which have succeeded even if it cannot be written.
+
+    Args:
+        runs: runs to show.
+        page: path of the file.
+        again: command that writes the report later.
+
+    Returns:
+        The line that says where the report is; empty where it could not be written.
+    """
+    try:
+        check_output("report", page, PAGE)
+    except SettingError as error:
+        print(f"{error}; `{again}` with another --out FILE writes it elsewhere", file=sys.stderr)
+        return ""
+    try:
+        write_report(runs, page)
+    except OSError as error:
+        print(f"{page} cannot be written: {error.strerror}; `{again}` tries again", file=sys.stderr)
+        return ""
+    return printable(f"report: {page}")
+
+
+def distance_line(run: Run, other: Run, topology: Topology) -> str:
+    """Formats the distance of losses between a run that has lost workers or ranks and one that has not."""
+    _, own_T, others_T = np.intersect1d(run.metrics.steps_T, other.metrics.steps_T, return_indices=True)
+    name, others_name = printable(run.name), printable(other.name)
+    if not len(own_T):
+        return f"{name} and {others_name} have no iteration in common, by which their losses could be compared"
+    distance_T = np.abs(scalars(run, "loss")[own_T] - scalars(other, "loss")[others_T])
+    fewest = f"{np.nanmin(scalars(run, 'live_workers')):.0f} of {len(topology.workers)} workers"
+    if topology.num_pipelines == 1:
+        num_ranks = topology.num_expert_ranks
+        live = min([num_ranks, *scalars(run, "live_ranks")])
+        fewest = f"{live:.0f} of {num_ranks} expert ranks"
+    return (
+        f"{name}: with {fewest} at the least, its loss is at most {distance_T.max():.1e} "
+        f"from that of {others_name}, and {distance_T[-1]:.1e} in the end"
+    )

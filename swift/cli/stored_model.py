@@ -1,0 +1,78 @@
+"""The model of a run's checkpoint, or of a model directory."""
+
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from swift.checkpoint.reader import RestorePlan
+from swift.config.experiment import Experiment
+from swift.config.gin_reader import load_stored
+from swift.config.stored import OF_RUN, OF_TRAINING
+from swift.errors import SettingError
+from swift.models.gpt import GPT, Weights
+from swift.runlog.files import METRICS
+from swift.train.model_directory import is_model, load_exported
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """A model that was found.
+
+    Attributes:
+        path: directory of the run or the model.
+        experiment: its settings.
+        is_run: whether it is a run.
+        asked_step: iteration of the checkpoint; None: the newest that is sound.
+    """
+
+    path: Path
+    experiment: Experiment
+    is_run: bool
+    asked_step: int | None
+
+    @cached_property
+    def plan(self) -> RestorePlan | None:
+        """The checkpoint; None for a model directory.
+
+        Raises:
+            SettingError: there is none, or it is damaged.
+        """
+        if not self.is_run:
+            return None
+        from swift.hub.exporting import find_checkpoint
+
+        return find_checkpoint(self.experiment, self.path, self.asked_step)
+
+    @property
+    def step(self) -> int | None:
+        """Iteration of the checkpoint; None for a model directory."""
+        return None if self.plan is None else self.plan.step
+
+    def load(self) -> tuple[GPT, Weights]:
+        """Reads the weights to the host; tells which newer checkpoints are damaged, if that is why they are older."""
+        if self.plan is None:
+            return load_exported(self.experiment, self.path)
+        from swift.hub.exporting import load_weights
+
+        for why in self.plan.passed_over:
+            print(f"passed over: {why}", file=sys.stderr)
+        return load_weights(self.experiment, self.path, self.plan)
+
+
+def find_model(path: Path, setting: str, config: Path | None, step: int | None) -> StoredModel:
+    """Finds a model, and reads its settings.
+
+    Args:
+        path: directory of a run or a model.
+        setting: name of the argument that gave it, for errors.
+        config: gin file with classes of the user's own, or None.
+        step: iteration of a run's checkpoint; None: the newest that is sound.
+
+    Raises:
+        SettingError: there is none, or its settings are damaged.
+    """
+    is_run = (path / METRICS).exists()
+    if step is not None and not is_run:
+        raise SettingError("--step", step, f"is for a run, and {path} is {'a model' if is_model(path) else 'none'}")
+    return StoredModel(path, load_stored(path, setting, config, spared=OF_RUN if is_run else OF_TRAINING), is_run, step)

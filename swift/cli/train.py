@@ -1,0 +1,173 @@
+"""``swift train``: an experiment run in one process, or on several hosts.
+
+The last part concerns ``train`` and ``compare`` on several hosts: which of them this is, and whether all of them run
+the same.
+"""
+
+import argparse
+import ipaddress
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+from swift.cli.input_hosts import input_hosts_of_runs, plan_reading
+from swift.cli.jax_setup import prepare
+from swift.cli.run_setup import corpora_directory, observers_of, run_dir_of, weights_of
+from swift.cli.values import OF_ONE, deadlines_of
+from swift.config.experiment import Experiment
+from swift.config.gin_reader import load_experiment
+from swift.config.stored import config_text
+from swift.errors import SettingError, check_count
+from swift.files import this_program
+from swift.runlog.lease import living_owner
+from swift.runlog.reading import read_run
+from swift.train.hosts import ALONE, HostPlace, Hosts, join_hosts, own_devices
+from swift.train.start import TrainOptions
+from swift.train.trainer import train as run_training
+from swift.typed import Written
+
+_SAME = ("resume", "stop_at", "profile", "init_from")
+"""Options that all hosts have to be given alike."""
+
+
+def train(options: argparse.Namespace) -> None:
+    """``swift train CONFIG.gin``."""
+    experiment = load_experiment(options.config, options.set)
+    place = place_of(options)
+    run_dir = run_dir_of(options)
+    weights, connect = (
+        weights_of(options, experiment),
+        input_hosts_of_runs([experiment.data], options, has_network=options.coordinator is not None),
+    )
+    prepare([experiment], devices_of_host(place, [experiment]))
+    run = TrainOptions(
+        run_dir,
+        resume=options.resume,
+        stop_at=options.stop_at,
+        profile=_profile_window(options.profile),
+        prepare=options.prepare,
+        init_from=weights,
+        log_every=options.log_every,
+        observers=observers_of(options),
+        stopping_s=deadlines_of(options.deadline, OF_ONE).stopping,
+        corpora=corpora_directory(),
+        connect=connect,
+        plan=plan_reading,
+    )
+    with nullcontext(ALONE) if place is None else joined(place, options, {run_dir: experiment}) as hosts:
+        summary = run_training(experiment, replace(run, hosts=hosts))
+    if hosts.is_first:
+        from swift.cli.report import show_run
+
+        show_run(read_run(run_dir), summary, options.format)
+
+
+def _profile_window(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    numbers = re.fullmatch(r"(\d+):(\d+)", text)
+    if not numbers or not 1 <= int(numbers[1]) <= int(numbers[2]):
+        raise SettingError("--profile", text, "must be FIRST:LAST, such as 10:12")
+    return int(numbers[1]), int(numbers[2])
+
+
+def place_of(options: argparse.Namespace) -> HostPlace | None:
+    """Returns this host's place among several; None: the run is on one host.
+
+    Raises:
+        SettingError: an option is missing or out of range.
+    """
+    address, count, own = options.coordinator, options.num_hosts, options.host
+    if address is None:
+        for name, value in (("--num-hosts", count), ("--host", own)):
+            if value is not None:
+                raise SettingError(name, value, "goes with --coordinator, which is not set")
+        return None
+    if options.run_dir is None:
+        raise SettingError("--run-dir", Written("(not set)"), "several hosts need a directory that they share")
+    if count is not None:
+        check_count("--num-hosts", count, least=1)
+    if own is not None:
+        check_count("--host", own, least=0)
+        if count is not None and own >= count:
+            raise SettingError("--host", own, f"must be below --num-hosts = {count}: hosts are numbered from 0")
+    if address == "auto":
+        return HostPlace(None, count, own)
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise SettingError("--coordinator", address, "must be HOST:PORT, or auto")
+    for name, value in (("--num-hosts", count), ("--host", own)):
+        if value is None:
+            raise SettingError(name, Written("(not set)"), "has to be given with an address as --coordinator")
+    if not options.insecure_network and not _is_loopback(host):
+        allowed = "is a network, on which nothing is encrypted and no key is asked for"
+        raise SettingError("--coordinator", address, f"{allowed}; add --insecure-network if you trust that network")
+    return HostPlace(address, count, own)
+
+
+def _is_loopback(host: str) -> bool:
+    """Returns whether only processes of this machine reach an address; other names than ``localhost`` may do more."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def devices_of_host(place: HostPlace | None, experiments: Sequence[Experiment]) -> int | None:
+    """Returns the number of devices that this host has to emulate; None: as many as the experiments need.
+
+    Raises:
+        SettingError: the hosts cannot have equally many, or not for all experiments.
+    """
+    if place is None:
+        return None
+    counts = {experiment.topology.num_devices for experiment in experiments}
+    if len(counts) > 1:
+        allowed = "workers x ranks must be the same in all files of a comparison on several hosts"
+        raise SettingError("Topology", sorted(counts), allowed)
+    return own_devices(experiments[0].topology, place) if experiments[0].ranks == "emulated" else None
+
+
+def _check_no_run(options: argparse.Namespace, run_dirs: Iterable[Path]) -> None:
+    """Raises SettingError if a run is under way: another host of the same number would end it on all hosts.
+
+    Host 0 takes the directory once all hosts have joined, so before that it has no owner.
+    """
+    for run_dir in run_dirs:
+        found = living_owner(run_dir, lambda line: print(f"swift: {line}", file=sys.stderr, flush=True))
+        if found is None:
+            continue
+        name, value = ("--run-dir", str(run_dir)) if options.host is None else ("--host", options.host)
+        allowed = f"the run is under way, by {found.owner or 'another process'}, and all its hosts are there"
+        raise SettingError(name, value, allowed)
+
+
+@contextmanager
+def joined(place: HostPlace, options: argparse.Namespace, experiments: Mapping[Path, Experiment]) -> Iterator[Hosts]:
+    """Joins the other hosts, before JAX has started; nothing is printed on stdout meanwhile.
+
+    Args:
+        place: this host's place among them.
+        options: options of the command.
+        experiments: what they run, by the directories of the runs.
+
+    Raises:
+        SettingError: they cannot be found, or run another program or configuration.
+    """
+    _check_no_run(options, experiments)
+    with options.link.quiet():
+        with options.link.joining():
+            hosts = join_hosts(place)
+        names = [f"{run_dir.name}: " if len(experiments) > 1 else "" for run_dir in experiments]
+        facts: dict[str, object] = {"program": this_program(), "experiments": "".join(names)}
+        for name in _SAME:
+            value = getattr(options, name, None)
+            facts[f"--{name.replace('_', '-')}"] = str(value) if isinstance(value, Path) else value
+        for words, experiment in zip(names, experiments.values(), strict=True):
+            settings = (line.partition(" = ") for line in config_text(experiment).splitlines())
+            facts |= {f"{words}{name}": value for name, equals, value in settings if equals}
+        hosts.check_same(facts)
+        yield hosts

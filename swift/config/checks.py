@@ -1,0 +1,233 @@
+"""Checks for settings that exclude each other, such as snapshots and peers, or tied state and failures."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+from swift.checkpoint.config import CheckpointConfig
+from swift.data.config import DataConfig
+from swift.errors import MOST_COUNT, SettingError, check_number
+from swift.experts.config import ExpertConfig
+from swift.experts.optimizer import OptimizerConfig
+from swift.experts.placement.policy import PlacementPolicy, Static
+from swift.models.config import AttentionKernel, ModelConfig, Remat
+from swift.models.cuts import Chunks
+from swift.schedules.planners.names import FAULT_FREE, PLANNER_NAMES, SHAPES, OwnPlanner
+from swift.topology import RankKind, Topology
+
+_PARTS = {
+    "model": ModelConfig,
+    "experts": ExpertConfig,
+    "topology": Topology,
+    "data": DataConfig,
+    "optimizer": OptimizerConfig,
+    "checkpoint": CheckpointConfig,
+}
+_CHOICES = {
+    "compute_dtype": ("float32", "bfloat16", "float64"),
+    "wire_dtype": ("compute", "float32", "bfloat16"),
+    "attention": ("auto", *get_args(AttentionKernel)),
+    "embedding": ("whole", "shares"),
+    "head": ("whole", "shares"),
+    "adapt": ("reroute", "roles", "recut", "auto"),
+    "remat": get_args(Remat),
+}
+STEP_SETTINGS = {"StepSpec.policy": "Experiment.placement", "StepSpec.memory": "OptimizerConfig.memory"}
+"""Settings that a step's spec knows by names of its own."""
+_SWITCHES = ("separate_documents",)
+
+
+def check_parts(settings: Mapping[str, Any]) -> None:
+    """Raises SettingError unless the parts of an experiment are of their types, and its placement is a policy."""
+    for name, kind in _PARTS.items():
+        if not isinstance(settings[name], kind):
+            raise SettingError(f"Experiment.{name}", settings[name], f"must be @{kind.__name__}()")
+    policy = settings["placement"]
+    if isinstance(policy, type) or not hasattr(policy, "init"):
+        raise SettingError("Experiment.placement", policy, "must be a placement policy, such as @Symi()")
+
+
+def check_choices(settings: Mapping[str, Any]) -> None:
+    """Raises SettingError unless settings of an experiment with few values have one of these."""
+    for name, choices in _CHOICES.items():
+        if settings[name] not in choices:
+            raise SettingError(f"Experiment.{name}", settings[name], f"choose one of {', '.join(choices)}")
+    for name in _SWITCHES:
+        if not isinstance(settings[name], bool):
+            raise SettingError(f"Experiment.{name}", settings[name], "must be True or False")
+
+
+def check_warmup(optimizer: OptimizerConfig, num_steps: int) -> None:
+    """Raises SettingError if the run ends while its learning rate still rises."""
+    if optimizer.schedule is None and optimizer.decay_steps is None and (optimizer.warmup_steps or 0) >= num_steps:
+        allowed = f"must be below Experiment.num_steps = {num_steps}"
+        raise SettingError("OptimizerConfig.warmup_steps", optimizer.warmup_steps, allowed)
+
+
+def check_snapshots(checkpoint: CheckpointConfig, topology: Topology) -> None:
+    """Raises SettingError if snapshots are requested where no other rank could keep them, or where peers suffice."""
+    setting, every = "CheckpointConfig.snapshot_every", checkpoint.snapshot_every
+    if every and topology.num_pipelines > 1:
+        raise SettingError(setting, every, "must be 0 with several pipelines, where peers have what is lost")
+    if every and topology.num_expert_ranks == 1:
+        raise SettingError(setting, every, "must be 0 with one expert rank: there is no other to keep its snapshot")
+
+
+def check_coupled(settings: Mapping[str, Any]) -> None:
+    """Raises SettingError if the state cannot be tied to its ranks and slots, the layout ``coupled``."""
+    setting, topology, experts = "OptimizerConfig.layout", settings["topology"], settings["experts"]
+    checkpoint = settings["checkpoint"]
+    if len(topology.workers) > 1:
+        shape = (topology.num_pipelines, topology.num_stages)
+        allowed = f"runs with one pipeline of one stage only, and the topology has {shape}: use decoupled"
+        raise SettingError(setting, "coupled", allowed)
+    if experts.is_exact:
+        allowed = "ties state to slots, which change in every micro-batch with ExpertConfig.capacity = 'exact'"
+        raise SettingError(setting, "coupled", f"{allowed}: use decoupled")
+    if checkpoint.experts_per_layer != "all":
+        allowed = "must be 'all' with OptimizerConfig.layout = 'coupled', where no expert has a state of its own"
+        raise SettingError("CheckpointConfig.experts_per_layer", checkpoint.experts_per_layer, allowed)
+    if checkpoint.snapshot_every:
+        allowed = "must be 0 with OptimizerConfig.layout = 'coupled', whose state is tied to its ranks"
+        raise SettingError("CheckpointConfig.snapshot_every", checkpoint.snapshot_every, allowed)
+    if settings["failures"]:
+        allowed = "ties state to its ranks, and some fail in Experiment.failures: use decoupled"
+        raise SettingError(setting, "coupled", allowed)
+    if not isinstance(settings["placement"], Static):
+        return
+    if settings["ranks"] == "virtual":
+        allowed = "with a static placement reduces over groups of ranks, which virtual ranks cannot: use decoupled"
+        raise SettingError(setting, "coupled", allowed)
+    classes, slots, num_ranks = experts.num_classes, experts.slots_per_rank, topology.num_expert_ranks
+    if classes % slots or num_ranks % max(1, classes // slots):
+        allowed = f"needs ExpertConfig.slots_per_rank = {slots} to divide ExpertConfig.num_classes = {classes}, "
+        allowed += f"and the quotient to divide Topology.num_expert_ranks = {num_ranks}"
+        raise SettingError(setting, "coupled", allowed)
+
+
+def check_memory(memory: str, ranks: RankKind, chunks: Chunks, adapt: str) -> None:
+    """Raises SettingError if optimizer slices in host memory are not possible."""
+    if memory == "device":
+        return
+    needs = {
+        "Experiment.ranks of one device each, not 'virtual'": ranks != "virtual",
+        "one run of layers for each worker: pipelines that are cut alike, and a planner of one": chunks.are_single,
+        "Experiment.adapt = 'reroute', which gives no worker blocks of another": adapt == "reroute",
+    }
+    for what, is_so in needs.items():
+        if not is_so:
+            raise SettingError("OptimizerConfig.memory", memory, f"needs {what}")
+
+
+def check_rules(experts: ExpertConfig, placement: PlacementPolicy) -> None:
+    """Raises SettingError if experts follow rules that their placement does not."""
+    if experts.is_deepspeed and not isinstance(placement, Static):
+        allowed = "needs Experiment.placement = @Static(), with which every expert has as many replicas as others"
+        raise SettingError("ExpertConfig.rules", experts.rules, allowed)
+
+
+def check_single_worker(settings: Mapping[str, Any]) -> None:
+    """Raises SettingError if a single worker has a setting that is for several."""
+    if len(settings["topology"].workers) > 1:
+        return
+    for name, only in (("window", 1), ("memory_limit", None)):
+        if settings[name] != only:
+            raise SettingError(f"Experiment.{name}", settings[name], f"must be {only} with a single worker")
+
+
+def check_shares(embedding: str, head: str, model: ModelConfig, *, loses_ranks: bool) -> None:
+    """Raises SettingError if embedding or head in shares are one table, or their ranks are to copy lost ones' parts."""
+    if model.tied_embeddings:
+        allowed = "must be 'whole' with ModelConfig.tied_embeddings = True: every rank has the whole embedding"
+    elif loses_ranks:
+        allowed = "must be 'whole' where Experiment.failures has expert ranks: each is a copy of what the others lose"
+    else:
+        return
+    for name, value in (("embedding", embedding), ("head", head)):
+        if value == "shares":
+            raise SettingError(f"Experiment.{name}", value, allowed)
+
+
+def check_sequences(sequences_per_microbatch: int, sequence_length: int, topology: Topology) -> None:
+    """Raises SettingError if a micro-batch has fewer sequences than ranks, or more tokens than int32 counts."""
+    if sequences_per_microbatch * sequence_length > MOST_COUNT:
+        most = MOST_COUNT // sequence_length
+        allowed = f"must be at most {most:,} with ModelConfig.sequence_length = {sequence_length}"
+        raise SettingError("Experiment.sequences_per_microbatch", sequences_per_microbatch, allowed)
+    if sequences_per_microbatch < topology.num_expert_ranks:
+        allowed = f"must be at least Topology.num_expert_ranks = {topology.num_expert_ranks}"
+        raise SettingError("Experiment.sequences_per_microbatch", sequences_per_microbatch, allowed)
+
+
+def check_vocabulary(vocab_size: int, num_tokens: int) -> None:
+    """Raises SettingError if a model has no embedding for some of the tokenizer's tokens."""
+    if vocab_size < num_tokens:
+        allowed = f"must be at least {num_tokens}, the number of the tokenizer's tokens"
+        raise SettingError("ModelConfig.vocab_size", vocab_size, allowed)
+
+
+def check_microbatches(microbatches: Sequence[int] | None, topology: Topology, num_microbatches: int) -> None:
+    """Raises SettingError if these are not the micro-batches of an iteration, divided among the pipelines."""
+    setting, number = "Experiment.microbatches", topology.num_pipelines
+    if microbatches is None:
+        return
+    if not isinstance(microbatches, tuple | list) or len(microbatches) != number:
+        raise SettingError(setting, microbatches, f"must be a number for each of Topology.num_pipelines = {number}")
+    if not all(isinstance(one, int) and not isinstance(one, bool) and one > 0 for one in microbatches):
+        raise SettingError(setting, microbatches, "must be whole numbers of at least 1")
+    if sum(microbatches) != number * num_microbatches:
+        mean = f"{number} times Experiment.num_microbatches = {num_microbatches}"
+        raise SettingError(setting, microbatches, f"must add up to {mean}, and add up to {sum(microbatches)}")
+
+
+def check_adapting(settings: Mapping[str, Any], chunks: Chunks) -> None:
+    """Raises SettingError if blocks cannot move after a failure, or nobody asked for it but said when it pays."""
+    adapt, planner, expected_s = settings["adapt"], settings["planner"], settings["expected_downtime"]
+    if expected_s is not None:
+        check_number("Experiment.expected_downtime", expected_s, above=0)
+        if adapt != "auto":
+            raise SettingError("Experiment.expected_downtime", expected_s, "needs Experiment.adapt = 'auto'")
+    if adapt == "reroute":
+        return
+    needs = {
+        "several pipelines: with one, nobody has what a worker loses": settings["topology"].num_pipelines > 1,
+        "a planner for failures": planner not in FAULT_FREE,
+    }
+    if adapt == "roles":
+        needs |= {"several stages: with one, all workers hold the same": settings["topology"].num_stages > 1}
+    else:
+        is_alike = chunks.is_one_cut and settings["microbatches"] is None
+        is_one_run = not isinstance(planner, str) or planner not in SHAPES
+        needs |= {
+            "pipelines that are cut alike, and have equally many micro-batches; else use 'roles'": is_alike,
+            "a planner for one run of layers a stage; else use 'roles'": is_one_run,
+        }
+    for what, is_so in needs.items():
+        if not is_so:
+            raise SettingError("Experiment.adapt", adapt, f"needs {what}")
+
+
+def check_cuts(chunks: Chunks, planner: str | OwnPlanner) -> None:
+    """Raises SettingError if stages differ between pipelines where the planner gives each worker several runs."""
+    if isinstance(planner, str) and planner in SHAPES and not chunks.is_one_cut:
+        allowed = "plans pipelines that are alike, and Experiment.cut differs between them"
+        raise SettingError("Experiment.planner", planner, allowed)
+
+
+def check_window(window: int, num_steps: int, eval_every: int, checkpoint: CheckpointConfig) -> None:
+    """Raises SettingError if a window is longer than a period after which a window has to end."""
+    periods = {"Experiment.num_steps": num_steps, "Experiment.eval_every": eval_every}
+    periods |= {f"CheckpointConfig.{name}": getattr(checkpoint, name) for name in ("every", "snapshot_every")}
+    for name, period in periods.items():
+        if 0 < period < window:
+            allowed = f"must be at most {name} = {period}, or every window would be cut short"
+            raise SettingError("Experiment.window", window, allowed)
+
+
+def check_planner(planner: str | OwnPlanner, *, fails: bool) -> None:
+    """Raises SettingError for a planner that is not known, or that cannot plan for failures where there are some."""
+    if isinstance(planner, str) and planner not in PLANNER_NAMES:
+        raise SettingError("Experiment.planner", planner, f"choose one of {', '.join(PLANNER_NAMES)}")
+    if fails and planner in FAULT_FREE:
+        able = ", ".join(name for name in PLANNER_NAMES if name not in FAULT_FREE)
+        allowed = f"plans without failures only, and Experiment.failures lists some; choose one of {able}"
+        raise SettingError("Experiment.planner", planner, allowed)

@@ -1,0 +1,342 @@
+"""gin at the edge: files and overrides -> an Experiment or a Pipeline. Nothing else imports gin.
+
+A gin file is a program: it imports modules and calls what it names. Only files that the user names on the command line
+go through gin, with what they include, and are found in the working directory or the package. The configuration of a
+run or a model is read as data, see ``load_stored``.
+
+gin names are the names of the frozen dataclasses. The text kept with a run (``config_text``) is written from the
+finished Experiment with all its settings, so that it does not depend on defaults, and reading it back gives an equal
+Experiment.
+"""
+
+import importlib
+import inspect
+import os
+import re
+import tokenize
+import traceback
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gin
+
+import swift
+from swift.checkpoint.config import CheckpointConfig
+from swift.config.experiment import Experiment
+from swift.config.mistakes import Source, build_mistake, nearest, parse_mistake
+from swift.config.stored import StoredObject, UnreadableConfig, made, own_kinds, parts, read_config
+from swift.data.config import DataConfig, Mixture
+from swift.data.operators import DropDuplicates, Filter, Map, Pack, Shuffle, Stack, Tokenize
+from swift.data.pipeline import Pipeline
+from swift.data.records import ArrayRecords, Documents, JsonLines
+from swift.data.sources import StandardLibrary, TextFiles, TokenFile
+from swift.data.tables import DatasetDirectory, ParquetFiles
+from swift.data.tokenizer import ByteTokenizer, TokenizerFile
+from swift.errors import SettingError, error_line, first_line
+from swift.experts.config import ExpertConfig
+from swift.experts.optimizer import OptimizerConfig
+from swift.experts.placement.flexmoe import FlexMoE
+from swift.experts.placement.packed import MinMax, Packed
+from swift.experts.placement.policy import Static
+from swift.experts.placement.symi import Symi
+from swift.models.config import ModelConfig, model_size
+from swift.topology import Topology
+from swift.typed import Written, checked, fitting
+
+_KINDS = (
+    *(Experiment, ModelConfig, ExpertConfig, Topology, OptimizerConfig, CheckpointConfig, model_size),
+    *(DataConfig, StandardLibrary, TextFiles, TokenFile, ByteTokenizer, TokenizerFile),
+    *(Mixture, Pipeline, Documents, JsonLines, ArrayRecords, ParquetFiles, DatasetDirectory),
+    *(Map, Filter, DropDuplicates, Tokenize, Shuffle, Pack, Stack),
+    *(Static, Symi, MinMax, Packed, FlexMoE),
+)
+_NAMED = "a setting is named like Experiment.num_steps"
+_SCOPE = re.compile(r"@((?:\w+/)+)")
+_PARTS = {
+    "ExpertConfig": "experts",
+    "Topology": "topology",
+    "OptimizerConfig": "optimizer",
+    "DataConfig": "data",
+    "CheckpointConfig": "checkpoint",
+}
+"""Parts of which every experiment has exactly one, without alternatives: the setting of each."""
+
+CONFIGURABLES: Mapping[str, Callable] = {kind.__name__: kind for kind in _KINDS}
+"""Classes and functions that a gin file can set, by name."""
+_settings = {name: tuple(inspect.signature(kind).parameters) for name, kind in CONFIGURABLES.items()}
+_configurable = {
+    name: gin.external_configurable(checked(kind, CONFIGURABLES), name=name, module="swift")
+    for name, kind in CONFIGURABLES.items()
+}
+
+
+def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
+    """Reads an experiment.
+
+    Args:
+        path: gin file.
+        overrides: texts ``NAME=VALUE`` of the command line; a bare word as a value is a string.
+
+    Raises:
+        SettingError: the file cannot be read, a name is not known (the nearest one is named), a value cannot work, or
+            an override would change nothing.
+    """
+    return _built("Experiment", path, overrides)
+
+
+def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
+    """Reads the one pipeline of a file, see ``load_pipelines``.
+
+    Raises:
+        SettingError: see ``load_pipelines``; or there are several.
+    """
+    pipelines = load_pipelines(path, overrides)
+    if len(pipelines) > 1:
+        allowed = (
+            f"has {len(pipelines)} sources of documents: name one, as with --set DataConfig.source=@NAME/Pipeline()"
+        )
+        raise SettingError("DataConfig.source", Written("@Mixture()"), allowed)
+    return pipelines[0]
+
+
+def load_pipelines(path: Path, overrides: Sequence[str] = ()) -> tuple[Pipeline, ...]:
+    """Reads the pipelines of an experiment's training data, see ``readings``; or the one that a file has alone.
+
+    Args:
+        path: gin file.
+        overrides: see ``load_experiment``.
+
+    Raises:
+        SettingError: see ``load_experiment``; or the data are not documents.
+    """
+    from swift.data.corpus import readings
+
+    gin.clear_config()
+    _parse_file(path)
+    names = _bound(gin.config_str())
+    if "Pipeline.source" in names and not any(name.startswith(("Experiment.", "DataConfig.")) for name in names):
+        return (_built("Pipeline", path, overrides),)
+    return readings(_built("Experiment", path, overrides).data)
+
+
+def load_stored(
+    directory: Path,
+    setting: str,
+    config: Path | None,
+    spared: Sequence[str] = (),
+    *,
+    option: str = "--config",
+    beside: Experiment | None = None,
+) -> Experiment:
+    """Reads the experiment of a run or a model as data.
+
+    Args:
+        directory: directory of the run or the model.
+        setting: name of the argument that gave it, for errors.
+        config: gin file whose experiment has the user's own classes that this one has; or None.
+        spared: settings that may keep their defaults if they are of such a class.
+        option: name of the argument that gives ``config``, for errors.
+        beside: experiment that has such classes where no file is named.
+
+    Raises:
+        SettingError: the configuration is damaged, not plain data, or has an unknown class.
+    """
+    named = beside if config is None else load_experiment(config)
+    own = {} if named is None else dict(own_kinds(named))
+
+    def find(part: StoredObject) -> Callable[..., Any] | None:
+        kind = None if part.module else CONFIGURABLES.get(part.kind)
+        return checked(kind, CONFIGURABLES) if isinstance(kind, type) else own.get(part.kind)
+
+    try:
+        part = read_config(directory, spared)
+        missing = next((one for one in parts(part, spared) if find(one) is None), None)
+        if missing is None:
+            return _with_own_tokenizer(made(part, find, spared), directory)
+    except UnreadableConfig as error:
+        raise SettingError(setting, str(directory), str(error)) from error
+    name = ".".join(filter(None, (missing.module, missing.kind)))
+    if config is not None:
+        raise SettingError(
+            option, str(config), f"its experiment has no @{missing.kind}(), and {directory} needs {name}"
+        )
+    allowed = f"needs {name}, which is not Swift's own: name a gin file whose experiment has it with {option} FILE"
+    raise SettingError(setting, str(directory), allowed)
+
+
+def _with_own_tokenizer(experiment: Experiment, directory: Path) -> Experiment:
+    """The experiment with the tokenizer's file of its directory, where the one it names is gone: models are moved."""
+    data = experiment.data
+    if not isinstance(data.tokenizer, TokenizerFile) or Path(data.tokenizer.path).is_file():
+        return experiment
+    own = (directory / Path(data.tokenizer.path).name).resolve()
+    if not own.is_file():
+        return experiment
+    return replace(experiment, data=replace(data, tokenizer=replace(data.tokenizer, path=str(own))))
+
+
+def all_installed(paths: Sequence[Path]) -> list[Path]:
+    """Returns the paths of experiments; a pattern that the shell found nothing for is one of the package's."""
+    found = []
+    for path in paths:
+        folder = _installed(path.parent)
+        matching = sorted(folder.glob(path.name)) if "*" in path.name and folder != path.parent else []
+        found += matching or [path]
+    return found
+
+
+def _installed(path: Path) -> Path:
+    """Returns the path of an experiment: where the working directory has no ``experiments/...``, the package has it."""
+    package = Path(swift.__file__).parent
+    if path.exists() or path.parts[:1] != ("experiments",):
+        return path
+    return next((root / path for root in (package, package.parent) if (root / path).exists()), path)
+
+
+def _built(kind: str, path: Path, overrides: Sequence[str]) -> Any:
+    """Makes what a file and overrides say of a class."""
+    gin.clear_config()
+    _parse_file(path)
+    for text in overrides:
+        _parse(_binding(text), Source("--set", text))
+    try:
+        built = _configurable[kind]()
+    except Exception as error:  # of any kind, by a class of the user's own
+        raise build_mistake(error, str(path)) from error
+    _check_used(overrides)
+    return built
+
+
+def _parse_file(path: Path) -> None:
+    for text, file in _gin_texts(path):
+        _parse(text, Source("CONFIG", str(file)))
+
+
+def _gin_texts(path: Path, including: tuple[Path, ...] = ()) -> Iterator[tuple[str, Path]]:
+    """Yields the text of a file, and of those that it includes, in the order in which gin is to parse them.
+
+    ``include`` names a file beside it, while gin would look in the working directory. Modules that a file imports are
+    imported here.
+
+    Args:
+        path: gin file.
+        including: files that include it, the first one first.
+
+    Yields:
+        (text, with line feeds in front so that errors name the right line; its file).
+
+    Raises:
+        SettingError: a file cannot be read, includes itself, or names a module that cannot be imported.
+    """
+    path = _installed(path)
+    lines, first = _read(path, including).splitlines(), 0
+
+    def text(end: int) -> str:
+        return "\n" * first + "\n".join(lines[first:end])
+
+    for number, line in enumerate(lines):
+        imported = re.fullmatch(r"\s*import\s+([\w.]+)\s*(#.*)?", line)
+        if imported:
+            _import(imported[1], number + 1, path)
+        include = re.fullmatch(r"\s*include\s+['\"](.*)['\"]\s*(#.*)?", line)
+        if include:
+            yield text(number), path
+            yield from _gin_texts(_beside(path, include[1]), (*including, path))
+            first = number + 1
+    yield text(len(lines)), path
+
+
+def _beside(path: Path, name: str) -> Path:
+    """Returns the file that a file includes: beside it, or of the package."""
+    included, shipped = path.parent / name, _installed(Path(name))
+    return shipped if shipped != Path(name) and not included.exists() else included
+
+
+def _import(name: str, line: int, path: Path) -> None:
+    """Imports a module that a file names, before gin does: gin would take its errors for those of the file."""
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        own = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename][1:]
+        where = f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
+        why = f"{where} raises {error_line(error)}" if own else first_line(error)
+        raise SettingError("CONFIG", str(path), f"line {line} cannot be followed: {why}") from error
+
+
+def _read(path: Path, including: tuple[Path, ...]) -> str:
+    names = " includes ".join(map(str, (*including, path)))
+    if os.path.realpath(path) in map(os.path.realpath, including):
+        raise SettingError("CONFIG", names, "a file cannot include itself")
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise SettingError("CONFIG", names, f"cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise SettingError("CONFIG", names, f"is not UTF-8 text (byte {error.start})") from error
+
+
+def _parse(text: str, source: Source) -> None:
+    try:
+        gin.parse_config(text)
+    except (SyntaxError, tokenize.TokenError, ValueError, ImportError, RecursionError, MemoryError) as error:
+        raise parse_mistake(error, source, _settings, _values_of) from error
+
+
+def _values_of(setting: str) -> list[str]:
+    """Returns the names that can follow ``@`` in a setting such as ``Experiment.placement``."""
+    owner, _, name = setting.rpartition(".")
+    kind = CONFIGURABLES.get(owner.rpartition(".")[2].rpartition("/")[2])
+    return fitting(typing.get_type_hints(kind).get(name) if kind else None, CONFIGURABLES)
+
+
+def _binding(text: str) -> str:
+    binding = re.fullmatch(r"\s*([\w./]+)\s*=\s*(.*?)\s*", text)
+    if not binding:
+        raise SettingError("--set", text, "must be NAME=VALUE, such as Experiment.num_steps=100")
+    name, value = binding[1], binding[2]
+    if not value.startswith(("@", "%", "'", '"', "(", "[", "{")):
+        try:
+            gin.config.parse_value(value)
+        except (SyntaxError, RecursionError, MemoryError):
+            value = repr(value)
+    return f"{name} = {value}"
+
+
+def _check_used(overrides: Sequence[str]) -> None:
+    """Refuses settings that would be ignored silently.
+
+    These are an override, a bare ``name = value``, a setting of a scope that no value names, or one of a part that
+    every experiment has, if it is not used. Settings of one choice among several may stay: an included file sets
+    ``FlexMoE.interval``, and the file that includes it chooses another policy.
+    """
+    used, unused = _bound(gin.operative_config_str()), _bound(gin.config_str())
+    overridden = [text.partition("=")[0].strip() for text in overrides]
+    scopes = {scope.rstrip("/") for value in unused.values() for scope in _SCOPE.findall(value)}
+    for name, value in unused.items():
+        if any(_is_within(one, name) for one in used):
+            continue
+        if "." not in name:
+            everything = [f"{owner}.{setting}" for owner, settings in _settings.items() for setting in settings]
+            raise SettingError(name, Written(value), f"is used nowhere; {nearest(name, everything, _NAMED)}")
+        owner = name.rpartition(".")[0]
+        scope, _, kind = owner.rpartition("/")
+        if scope and (kind in ("Experiment", *_PARTS) or not any(f"{one}/".startswith(f"{scope}/") for one in scopes)):
+            raise SettingError(name, Written(value), f"would change nothing: this experiment has no @{owner}()")
+        if owner in _PARTS:
+            allowed = f"would change nothing: the file does not say Experiment.{_PARTS[owner]} = @{owner}()"
+            raise SettingError(name, Written(value), allowed)
+        if name in overridden:
+            raise SettingError(name, Written(value), f"would change nothing: this experiment has no @{owner}()")
+
+
+def _is_within(name: str, other: str) -> bool:
+    """Whether a setting, by its name, is another one in the same scope or one inside that."""
+    (scope, _, setting), (other_scope, _, other_setting) = name.rpartition("/"), other.rpartition("/")
+    return setting == other_setting and (not other_scope or f"{scope}/".startswith(f"{other_scope}/"))
+
+
+def _bound(config: str) -> dict[str, str]:
+    return dict(re.findall(r"^([\w./]+) = (.*)$", config, re.MULTILINE))

@@ -1,0 +1,280 @@
+"""The configuration of a run or a model as it is kept with it: data for Swift, and gin text for people.
+
+    config.json    {"version": 1, "experiment": {"class": "Experiment", "settings": {"num_steps": 300, ...}}}
+    config.gin     the same, one setting per line; a program if somebody names it on the command line
+
+Reading ``config.json`` executes nothing, whatever its origin. Swift's own classes are named without a module. Other
+classes are named with theirs, which is never imported: only classes that the reader already has are found.
+"""
+
+import dataclasses
+import inspect
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from swift.errors import SettingError
+from swift.files import replace_file
+
+_NAME, GIN_NAME = "config.json", "config.gin"
+"""Files of a configuration."""
+_VERSION = 1
+_MOST_BYTES, _DEEPEST = 2**20, 50
+"""Limits of ``config.json``: its size, and objects within each other."""
+OF_RUN = ("Experiment.planner", "DataConfig.source", "DataConfig.validation_source", "OptimizerConfig.schedule")
+"""Settings that reading a checkpoint does not need: a user's own classes there may be gone, or exist only in Python."""
+OF_TRAINING = (*OF_RUN, "Experiment.placement", "OptimizerConfig.transformation")
+"""Settings of a run that its model does not need: those of ``OF_RUN``, and those of state that a model lacks."""
+_NOT_WRITTEN = "(not written)"
+"""Stands for the module of a value of which only the ``repr`` was written."""
+_INSTEAD: Mapping[str, Mapping[str, Any]] = {
+    "OptimizerConfig.schedule": {"warmup_steps": 0},
+    "DataConfig.source": {"validation_source": None, "locality": 0.0, "domain": None},
+}
+"""Settings that change with a spared one: the default schedule has a warm-up, which could be as long as the run, and
+the default source is of another kind and has no domains."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredObject:
+    """An object of a configuration before it is made.
+
+    Attributes:
+        kind: name of its class.
+        module: module of a class from outside Swift; empty for Swift's own, and if unknown.
+        settings: settings by name: plain values, containers of them, and other parts.
+    """
+
+    kind: str
+    module: str
+    settings: Mapping[str, Any]
+
+
+class UnreadableConfig(ValueError):
+    """A configuration that cannot be read; the message says why."""
+
+
+def write_config(directory: Path, experiment: Any) -> None:
+    """Writes ``config.json``.
+
+    Args:
+        directory: directory of the run or the model.
+        experiment: settings that are plain values, containers of them, or dataclasses; of anything else only the
+            ``repr`` is kept, which cannot be read back.
+    """
+    document = {"version": _VERSION, "experiment": _encoded(experiment)}
+    replace_file(directory / _NAME, (json.dumps(document, indent=1) + "\n").encode())
+
+
+def copy_config(source: Path, directory: Path) -> None:
+    """Copies the configuration of a run to the model made from it, including what cannot be read back.
+
+    Args:
+        source: directory of the run.
+        directory: directory of the model.
+    """
+    for name in (_NAME, GIN_NAME):
+        if (source / name).is_file():
+            replace_file(directory / name, (source / name).read_bytes())
+
+
+def read_config(directory: Path, spared: Collection[str] = ()) -> StoredObject:
+    """Reads the configuration of a run or a model.
+
+    Args:
+        directory: directory of the run or the model.
+        spared: settings, such as ``DataConfig.source``, whose values need not have been written, nor parts of them;
+            such a value is read as an object of an unknown class.
+
+    Raises:
+        UnreadableConfig: there is none, or it is damaged, or not plain data.
+    """
+    try:
+        with (directory / _NAME).open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise UnreadableConfig(f"is longer than {_MOST_BYTES} bytes")
+        text = content.decode("utf-8")
+        return _read_json(text, spared)
+    except OSError as error:
+        raise UnreadableConfig(f"its {_NAME} cannot be read: {error.strerror}") from error
+    except UnreadableConfig as error:
+        raise UnreadableConfig(f"its {_NAME} {error}") from error
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise UnreadableConfig(f"its {_NAME} is damaged: {error}") from error
+
+
+def made(
+    part: StoredObject, find: Callable[[StoredObject], Callable[..., Any] | None], spared: Collection[str] = ()
+) -> Any:
+    """Makes the object of a part.
+
+    Args:
+        part: part that was read.
+        find: function that returns the constructor of a class; None if the reader has no such class.
+        spared: settings, such as ``Experiment.planner``, that keep their defaults if ``find`` finds nothing for a part
+            of theirs.
+
+    Raises:
+        UnreadableConfig: a class or a setting is not known, or an object cannot be made from its settings.
+        SettingError: a setting has a value that cannot work.
+    """
+    create = find(part)
+    if create is None:
+        raise UnreadableConfig(f"has a class {part.kind}, which is not known")
+    known = inspect.signature(create).parameters
+    settings, instead = dict[str, Any](), dict[str, Any]()
+    for name, value in part.settings.items():
+        if name not in known:
+            raise UnreadableConfig(f"sets {part.kind}.{name}, and {part.kind} has no such setting")
+        setting = f"{part.kind}.{name}"
+        inner: list[StoredObject] = []
+        _filled(value, inner.append)
+        is_spared = setting in spared and any(find(one) is None for held in inner for one in parts(held))
+        if is_spared:
+            instead |= _INSTEAD.get(setting, {})
+        else:
+            settings[name] = _filled(value, lambda inner: made(inner, find, spared))
+    try:
+        return create(**settings | instead)
+    except SettingError:
+        raise
+    except Exception as error:  # raised by a class for values that it did not expect
+        raise UnreadableConfig(f"has settings of {part.kind} that do not work: {error}") from error
+
+
+def parts(part: StoredObject, spared: Collection[str] = ()) -> Iterator[StoredObject]:
+    """Yields a part and all parts within it, except in settings that are spared."""
+    inner: list[StoredObject] = []
+    yield part
+    for name, value in part.settings.items():
+        if f"{part.kind}.{name}" not in spared:
+            _filled(value, inner.append)
+    for one in inner:
+        yield from parts(one, spared)
+
+
+def _filled(value: Any, fill: Callable[[StoredObject], Any]) -> Any:
+    """Replaces the parts in a setting."""
+    if isinstance(value, StoredObject):
+        return fill(value)
+    if isinstance(value, list | tuple):
+        return type(value)(_filled(item, fill) for item in value)
+    return {key: _filled(item, fill) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def _encoded(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        kind = type(value)
+        settings = {f.name: _encoded(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
+        module = {} if kind.__module__.startswith("swift.") else {"module": kind.__module__}
+        return {"class": kind.__name__, **module, "settings": settings}
+    if isinstance(value, Mapping):
+        return {"mapping": {str(key): _encoded(item) for key, item in value.items()}}
+    if isinstance(value, tuple):
+        return {"tuple": [_encoded(item) for item in value]}
+    if isinstance(value, list):
+        return [_encoded(item) for item in value]
+    is_plain = value is None or isinstance(value, bool | int | float | str)
+    return value if is_plain else {"unreadable": repr(value)}
+
+
+def _read_json(text: str, spared: Collection[str]) -> StoredObject:
+    document = json.loads(text)
+    if not isinstance(document, dict) or document.get("version") != _VERSION:
+        raise UnreadableConfig(f"is damaged, or not of version {_VERSION}")
+    part = _decoded(document.get("experiment"), spared)
+    if not isinstance(part, StoredObject) or part.kind != "Experiment" or part.module:
+        raise UnreadableConfig("has no Experiment")
+    return part
+
+
+def _decoded(value: Any, spared: Collection[str], depth: int = 0, is_spared: bool = False) -> Any:
+    _check_depth(depth)
+
+    def inner(item: Any, setting: str = "") -> Any:
+        return _decoded(item, spared, depth + 1, is_spared or setting in spared)
+
+    if isinstance(value, list):
+        return [inner(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    match value:
+        case {"class": str(kind), "settings": dict(settings)} if value.keys() <= {"class", "module", "settings"}:
+            module = value.get("module", "")
+            if isinstance(module, str):
+                return StoredObject(
+                    kind, module, {name: inner(item, f"{kind}.{name}") for name, item in settings.items()}
+                )
+        case {"mapping": dict(items)} if len(value) == 1:
+            return {key: inner(item) for key, item in items.items()}
+        case {"tuple": list(items)} if len(value) == 1:
+            return tuple(inner(item) for item in items)
+        case {"unreadable": str(text)} if len(value) == 1 and is_spared:
+            return StoredObject(text, _NOT_WRITTEN, {})
+        case {"unreadable": str(text)} if len(value) == 1:
+            raise UnreadableConfig(f"has a value that was not written, {text}: only dataclasses and plain values are")
+    raise UnreadableConfig(f"is damaged: it has an object with {', '.join(map(repr, value))}")
+
+
+def _check_depth(depth: int) -> None:
+    if depth > _DEEPEST:
+        raise UnreadableConfig("has too many objects within each other")
+
+
+def config_text(experiment: Any) -> str:
+    """Writes a whole experiment as gin, one setting per line; reading it gives an equal experiment."""
+    lines = list(_render(experiment))
+    imports = sorted({f"import {kind.__module__}" for _, kind in own_kinds(experiment)})
+    return "\n".join([*imports, *lines]) + "\n"
+
+
+def _render(value: Any, scope: str = "") -> Iterator[str]:
+    """Yields the settings of a part; of two inner parts of one class, the second gets a scope named by its setting.
+
+    The parts in a tuple have a scope each, with their place in it.
+    """
+    name, parts = f"{scope}{type(value).__name__}", list[tuple[Any, str]]()
+    for field in dataclasses.fields(value):
+        if not field.init:
+            continue
+        setting = getattr(value, field.name)
+        if dataclasses.is_dataclass(setting):
+            is_second = any(type(part) is type(setting) for part, _ in parts)
+            parts.append((setting, f"{field.name}/" if is_second else scope))
+            yield f"{name}.{field.name} = @{parts[-1][1]}{type(setting).__name__}()"
+        elif isinstance(setting, tuple) and any(map(dataclasses.is_dataclass, setting)):
+            scopes = [f"{scope.replace('/', '_')}{field.name}_{place}/" for place in range(len(setting))]
+            parts += zip(setting, scopes, strict=True)
+            items = (f"@{of}{type(one).__name__}()" for one, of in zip(setting, scopes, strict=True))
+            yield f"{name}.{field.name} = ({', '.join(items)},)"
+        else:
+            yield f"{name}.{field.name} = {setting!r}"
+    for part, of in parts:
+        yield from _render(part, of)
+
+
+def defaults_in(value: Any) -> Iterator[str]:
+    """Yields the settings of an experiment or of a part that have their default value, such as ``Experiment.seed``."""
+    for field in dataclasses.fields(value):
+        setting = getattr(value, field.name)
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        if field.init and default is not dataclasses.MISSING and setting == default:
+            yield f"{type(value).__name__}.{field.name}"
+        if dataclasses.is_dataclass(setting):
+            yield from defaults_in(setting)
+
+
+def own_kinds(value: Any) -> Iterator[tuple[str, type]]:
+    """Yields the classes in an experiment from outside Swift, by name."""
+    kind = type(value)
+    if not kind.__module__.startswith("swift."):
+        yield kind.__name__, kind
+    for field in dataclasses.fields(value):
+        setting = getattr(value, field.name)
+        for part in setting if isinstance(setting, tuple) else (setting,):
+            if dataclasses.is_dataclass(part) and not isinstance(part, type):
+                yield from own_kinds(part)

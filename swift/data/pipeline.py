@@ -1,0 +1,320 @@
+"""Pipelines as a user writes them, a source and operators one after the other, and the plans by which they run.
+
+A plan says in which order the operators run, what is kept, and how many threads and processes there are; the samples
+are the same for every plan. A ``NotedPipeline`` also notes which operator runs.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+from swift.data.operators import (
+    Apply,
+    Draw,
+    DropDuplicates,
+    Element,
+    Filter,
+    Map,
+    Operator,
+    Pack,
+    Sample,
+    Shuffle,
+    Stack,
+    Tokenize,
+    applied,
+    name_of,
+)
+from swift.data.records import RecordSource
+from swift.data.tokenizer import Tokenizer
+from swift.errors import SettingError, check_count
+
+
+@dataclass(frozen=True)
+class Level:
+    """Operators of a pipeline that see samples of one kind: records, packed rows, or batches.
+
+    Attributes:
+        group: operator that makes the samples of this kind from those of the level before; None: they are records.
+        elements: operators of single samples, in order.
+        is_shuffled: whether the samples are shuffled; where among the elements makes no difference.
+    """
+
+    group: Pack | Stack | None
+    elements: tuple[Element, ...] = ()
+    is_shuffled: bool = False
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Samples of a source, through operators; endless, one epoch after the other.
+
+    Sample i is a function of the source, the operators, the seed and i. An operator is written where it is understood
+    best: where it runs is for the plan to say, see ``plan_input``.
+
+    >>> from swift.data import ByteTokenizer, Pipeline, Rows, Samples, plain_plan
+    >>> texts = Pipeline(Rows([{"text": "to be"}, {"text": ""}, {"text": "or not to be"}]))
+    >>> kept = texts.filter(lambda sample: len(sample["text"]) > 0)
+    >>> packed = kept.tokenize(ByteTokenizer()).pack(8).shuffle().batch(2)
+    >>> Samples(plain_plan(packed), seed=0)[0]["tokens"].shape
+    (2, 9)
+
+    Args:
+        source: records by number.
+        operators: operators, in the order in which they are understood.
+        most_skipped: records that may be left out because an operator raises on them; the operators that are not random
+            then run on the whole source once, before the first sample.
+
+    Raises:
+        SettingError: the operators cannot follow each other.
+    """
+
+    source: RecordSource
+    operators: tuple[Operator, ...] = ()
+    most_skipped: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.operators, list):  # as gin may give it
+            object.__setattr__(self, "operators", tuple(self.operators))
+        if not isinstance(self.operators, tuple):
+            raise SettingError(
+                "Pipeline.operators", self.operators, "must be a tuple of operators, such as (@Shuffle(),)"
+            )
+        check_count("Pipeline.most_skipped", self.most_skipped, least=0)
+        for operator in self.operators:
+            if not isinstance(operator, Operator):
+                raise SettingError("Pipeline.operators", operator, "is not an operator, such as @Map() or @Shuffle()")
+        self._check_names()
+        self._check_order()
+
+    def map(
+        self,
+        function: Callable[..., Sample],
+        *,
+        reads: tuple[str, ...] | None = None,
+        writes: tuple[str, ...] | None = None,
+        depends_on: tuple[str, ...] | None = None,
+        is_random: bool = False,
+        is_fixed: bool = False,
+        name: str = "",
+    ) -> "Pipeline":
+        """Adds a function of each sample, see ``Map``."""
+        return self.then(Map(function, reads, writes, depends_on, is_random, is_fixed, name))
+
+    def filter(
+        self,
+        function: Callable[[Sample], bool],
+        *,
+        reads: tuple[str, ...] | None = None,
+        depends_on: tuple[str, ...] | None = None,
+        is_fixed: bool = False,
+        name: str = "",
+    ) -> "Pipeline":
+        """Leaves out samples for which a function is false, see ``Filter``."""
+        return self.then(Filter(function, reads, depends_on, is_fixed, name))
+
+    def drop_duplicates(self, field: str = "text") -> "Pipeline":
+        """Leaves out samples whose field is that of an earlier one."""
+        return self.then(DropDuplicates(field))
+
+    def tokenize(self, tokenizer: Tokenizer, field: str = "text") -> "Pipeline":
+        """Adds the tokens of a text as the field ``tokens``."""
+        return self.then(Tokenize(tokenizer, field))
+
+    def pack(self, length: int) -> "Pipeline":
+        """Cuts the tokens of all samples into rows with segment numbers, see ``Pack``."""
+        return self.then(Pack(length))
+
+    def shuffle(self) -> "Pipeline":
+        """Shuffles samples, anew in every epoch."""
+        return self.then(Shuffle())
+
+    def batch(self, size: int) -> "Pipeline":
+        """Stacks samples into batches."""
+        return self.then(Stack(size))
+
+    def then(self, operator: Operator) -> "Pipeline":
+        """Adds any operator; one whose name is taken gets a number."""
+        taken = {name_of(one) for one in self.operators}
+        name, number = name_of(operator), 2
+        while name in taken:
+            name, number = f"{name_of(operator)}-{number}", number + 1
+        return replace(self, operators=(*self.operators, replace(operator, name=name)))
+
+    @cached_property
+    def levels(self) -> tuple[Level, ...]:
+        """Operators by the kind of samples that they see, from records to batches."""
+        levels = [Level(None)]
+        for operator in self.operators:
+            last = levels[-1]
+            if isinstance(operator, Pack | Stack):
+                levels.append(Level(operator))
+            elif isinstance(operator, Shuffle):
+                levels[-1] = replace(last, is_shuffled=True)
+            else:
+                levels[-1] = replace(last, elements=(*last.elements, operator))
+        return tuple(levels)
+
+    def applied(self, element: Element) -> Apply:
+        """Makes the function that applies one of the operators to a sample, see ``swift.data.operators``."""
+        return self.unnoted(element)
+
+    def unnoted(self, element: Element) -> Apply:
+        """Makes the same function, also where others note what runs."""
+        return applied(element, self._numbers[name_of(element)])
+
+    def notes(self, name: str) -> None:
+        """Notes the operator that this thread runs from now on, if anybody reads it."""
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        """Numbers of the operators as they are written, by name: they key random numbers."""
+        return {name_of(one): number for number, one in enumerate(self.operators)}
+
+    def _check_names(self) -> None:
+        counts = Counter(map(name_of, self.operators))
+        before = set[str]()
+        for operator in self.operators:
+            name = name_of(operator)
+            if counts[name] > 1:
+                raise SettingError("Pipeline.operators", name, "is the name of two operators: give one of them a name")
+            for other in getattr(operator, "depends_on", None) or ():
+                if other not in before:
+                    raise SettingError(f"{name}.depends_on", other, "is not an operator before it")
+            before.add(name)
+
+    def _check_order(self) -> None:
+        """Refuses what would make the number of samples, or of tokens, depend on the epoch."""
+        random, levels, shuffled = "", 0, set[int]()
+        for operator in self.operators:
+            name = name_of(operator)
+            if isinstance(operator, Filter | DropDuplicates) and (random or levels):
+                why = f"must stand before {random}: what stays is decided once, not in every epoch"
+                raise SettingError("Pipeline.operators", name, why)
+            if isinstance(operator, Pack):
+                is_unsure = any(isinstance(one, Map) and one.is_random for one in self.levels[0].elements)
+                if levels or is_unsure:
+                    why = "must stand before every batch and random operator but a shuffle, and once"
+                    raise SettingError("Pipeline.operators", name, why)
+            if isinstance(operator, Shuffle):
+                is_batched = any(isinstance(level.group, Stack) for level in self.levels[: levels + 1])
+                if is_batched or levels in shuffled:
+                    raise SettingError(
+                        "Pipeline.operators", name, "must stand before the batch, and once for its samples"
+                    )
+                shuffled.add(levels)
+            levels += isinstance(operator, Pack | Stack)
+            if not random and (isinstance(operator, Pack | Stack | Shuffle) or getattr(operator, "is_random", False)):
+                random = name
+
+
+@dataclass(frozen=True)
+class NotedPipeline(Pipeline):
+    """A pipeline that notes each operator before it gets a sample; a copy, or one pickled for a process, notes nothing.
+
+    Args:
+        note: called with the name of an operator before it runs, and with an empty one afterwards, in its thread.
+    """
+
+    note: Callable[[str], None] = field(kw_only=True)
+
+    @classmethod
+    def of(cls, pipeline: Pipeline, note: Callable[[str], None]) -> "NotedPipeline":
+        """Makes one of a pipeline."""
+        return cls(pipeline.source, pipeline.operators, pipeline.most_skipped, note=note)
+
+    def applied(self, element: Element) -> Apply:
+        """Makes the function that notes one of the operators and applies it to a sample."""
+        function, name, note = self.unnoted(element), name_of(element), self.note
+
+        def noted(sample: Sample, draw: Draw) -> Sample | None:
+            note(name)
+            try:
+                return function(sample, draw)
+            finally:
+                note("")
+
+        return noted
+
+    def notes(self, name: str) -> None:
+        """Notes the operator that this thread runs from now on."""
+        self.note(name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Pipeline, (self.source, self.operators, self.most_skipped)
+
+
+@dataclass(frozen=True)
+class CachePoint:
+    """A place in the order where samples are kept.
+
+    Attributes:
+        num_elements: elements of records that run before, in the order of the plan.
+        kind: where they are kept.
+    """
+
+    num_elements: int
+    kind: Literal["memory", "disk"]
+
+
+@dataclass(frozen=True)
+class InputPlan:
+    """A way to run a pipeline; what its samples are is the same for every plan.
+
+    Attributes:
+        pipeline: pipeline as the user wrote it.
+        orders: for each level, the names of its elements in the order in which they run.
+        cache: samples that are kept; None: each is made again in every epoch.
+        num_threads: threads of each process that make samples; 0: none, the caller makes them.
+        num_processes: processes that make samples; 0: none but the caller's.
+        num_ahead: samples that are ready before they are asked for.
+        num_offloaded: elements of records that other hosts run once they have read the record, in the order of the
+            plan, at most those before the cache; None: they do not even read it. Only threads ask them.
+        alone: threads and processes with which this host goes on once no other is left.
+        check_every: one sample in so many is made in the order of the pipeline, too, and compared; 0: none.
+        reasons: for each pass, a line that says what it chose and why.
+    """
+
+    pipeline: Pipeline
+    orders: tuple[tuple[str, ...], ...]
+    cache: CachePoint | None = None
+    num_threads: int = 0
+    num_processes: int = 0
+    num_ahead: int = 0
+    num_offloaded: int | None = None
+    alone: tuple[int, int] = (0, 0)
+    check_every: int = 0
+    reasons: tuple[str, ...] = ()
+
+    def elements(self, level: int) -> tuple[Element, ...]:
+        """Returns the elements of a level in the order in which they run."""
+        by_name = {name_of(element): element for element in self.pipeline.levels[level].elements}
+        return tuple(by_name[name] for name in self.orders[level])
+
+    def without_hosts(self) -> "InputPlan":
+        """Returns the plan for when no other host is left."""
+        num_threads, num_processes = self.alone
+        return replace(self, num_offloaded=None, num_threads=num_threads, num_processes=num_processes)
+
+    @property
+    def num_surveyed(self) -> int:
+        """Elements of records that run once on the whole source before the first sample: to know what stays."""
+        elements = self.elements(0)
+        first_random = next((place for place, one in enumerate(elements) if one.is_random), len(elements))
+        if self.pipeline.most_skipped or self.num_packed:
+            return first_random
+        chosen = [place + 1 for place, one in enumerate(elements) if isinstance(one, Filter | DropDuplicates)]
+        kept = self.cache.num_elements if self.cache is not None else 0
+        return max([kept, *chosen])
+
+    @property
+    def num_packed(self) -> int:
+        """Positions of a packed row; 0: nothing is packed."""
+        groups = (level.group for level in self.pipeline.levels)
+        return next((group.length for group in groups if isinstance(group, Pack)), 0)
+
+
+def plain_plan(pipeline: Pipeline) -> InputPlan:
+    """Returns the plan that runs every operator where it is written, for every sample anew."""
+    return InputPlan(pipeline, tuple(tuple(map(name_of, level.elements)) for level in pipeline.levels))

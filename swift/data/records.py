@@ -1,0 +1,562 @@
+"""Sources of records by number: in memory, of documents, in JSON lines, also compressed, and in ArrayRecord files.
+
+``RecordSource`` is what a pipeline needs of a source. Files are found by a pattern, locally or in remote storage, and
+read with care: a source tells a file that has changed from the one that it found.
+"""
+
+import functools
+import gzip
+import hashlib
+import json
+import os
+import threading
+import weakref
+import zlib
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from codecs import BOM_UTF8
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from hashlib import sha256
+from io import BytesIO
+from itertools import accumulate
+from typing import Any, Protocol, runtime_checkable
+
+import grain
+import numpy as np
+from etils import epath
+
+from swift.data.sources import ChangedFile, DataError, Document, FileState, TextSource, matching
+from swift.errors import SettingError, first_line
+from swift.files import check_regular, open_regular
+
+_KEPT_PARTS = 4
+"""Parts of files, such as row groups, that stay in memory."""
+_ZSTD_PIECE = 1 << 16
+
+_SCANNED = 1 << 24
+_BLANK_BEGINS = list(b" \t\r" + BOM_UTF8[:1])
+"""First bytes of a line that may be of white space alone."""
+
+
+@runtime_checkable
+class RecordSource(Protocol):
+    """Records by number, the same on every machine; threads may share one, and another process gets it as a pickle."""
+
+    def __len__(self) -> int:
+        """Returns the number of records."""
+        ...
+
+    def __getitem__(self, number: int) -> Mapping[str, Any]:
+        """Reads a record."""
+        ...
+
+    def name(self, number: int) -> str:
+        """Returns the name of a record, the same on every machine: its hash decides between training and validation."""
+        ...
+
+    def place(self, number: int) -> str:
+        """Returns where a record comes from, for messages: a file and a position in it."""
+        ...
+
+    def digest(self) -> str | None:
+        """Returns a digest that differs if a record does; None if there is none, and nothing made of them is kept."""
+        ...
+
+
+class Rows:
+    """Records in memory.
+
+    Args:
+        records: mappings of fields.
+
+    Raises:
+        SettingError: there is no record.
+    """
+
+    def __init__(self, records: Sequence[Mapping[str, Any]]):
+        if not len(records):
+            raise SettingError("Rows.records", [], "must be at least one record")
+        self._records = records
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, number: int) -> Mapping[str, Any]:
+        return self._records[number]
+
+    def name(self, number: int) -> str:
+        """Returns the number of a record."""
+        return self.place(number)
+
+    def place(self, number: int) -> str:
+        """Returns the number of a record."""
+        return f"record {number}"
+
+    def digest(self) -> str | None:
+        """Returns a digest of all records; None if one has a field other than text, bytes, a number or an array."""
+        made = hashlib.sha256()
+        for record in self._records:
+            for name, value in record.items():
+                if isinstance(value, np.ndarray) and value.dtype != object:
+                    said = f"{value.dtype.str}{value.shape}".encode() + np.ascontiguousarray(value).tobytes()
+                elif isinstance(value, str | bytes | int | float | None):
+                    said = repr(value).encode()
+                else:
+                    return None
+                made.update(f"{name!r} {len(said)} ".encode() + said)
+            made.update(b"end of record")
+        return made.hexdigest()
+
+    def __repr__(self) -> str:
+        return f"Rows({len(self._records)} records)"
+
+
+@dataclass(frozen=True)
+class ChosenRecords:
+    """Some records of a source, in its order.
+
+    Args:
+        source: source.
+        numbers: numbers of the records, ascending.
+    """
+
+    source: RecordSource
+    numbers: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, number: int) -> Mapping[str, Any]:
+        return self.source[self.numbers[number]]
+
+    def name(self, number: int) -> str:
+        """Returns the name of a record."""
+        return self.source.name(self.numbers[number])
+
+    def place(self, number: int) -> str:
+        """Returns where a record comes from."""
+        return self.source.place(self.numbers[number])
+
+    def digest(self) -> None:
+        """Returns None: nothing made of them is kept."""
+
+
+@dataclass(frozen=True)
+class RecordFile:
+    """A file of records.
+
+    Attributes:
+        path: path, or address such as ``gs://bucket/name``.
+        state: its size and time when it was found.
+    """
+
+    path: str
+    state: FileState
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is not a file of this machine."""
+        return "://" in self.path
+
+    def content(self) -> bytes:
+        """Reads the file.
+
+        Raises:
+            DataError: it cannot be read, or has changed since it was found.
+        """
+        try:
+            if self.is_remote:
+                content = epath.Path(self.path).read_bytes()
+            else:
+                with os.fdopen(open_regular(self.path), "rb") as file:
+                    content = file.read()
+        except OSError as error:
+            raise DataError(f"{self.path} cannot be read: {error.strerror or error}") from error
+        self.check()
+        return content
+
+    def check(self) -> None:
+        """Raises ChangedFile unless the file is as it was found."""
+        try:
+            now = state_of(self.path)
+        except OSError as error:
+            raise ChangedFile(f"{self.path} cannot be read any more: {error.strerror or error}") from error
+        if now != self.state:
+            sizes = f"it had {self.state.num_bytes} bytes, and has {now.num_bytes}"
+            raise ChangedFile(f"{self.path} has changed since the source was opened: {sizes}")
+
+
+def state_of(path: str) -> FileState:
+    """Returns the present state of a file; raises OSError if it is gone, or not a regular one."""
+    if "://" in path:
+        found = epath.Path(path).stat()
+        return FileState(int(found.length), int((found.mtime or 0) * 1_000_000_000))
+    status = check_regular(path)
+    return FileState(status.st_size, status.st_mtime_ns)
+
+
+def _find_files(setting: str, pattern: str) -> tuple[RecordFile, ...]:
+    """Finds the files of a pattern, by name.
+
+    Args:
+        setting: name of the setting, for errors.
+        pattern: pattern for ``glob``, or one of a remote directory, such as ``gs://bucket/part-*.jsonl``.
+
+    Raises:
+        SettingError: no file matches, or one is not a regular file.
+    """
+    try:
+        if "://" in pattern:
+            directory, _, name = pattern.rpartition("/")
+            paths = sorted(str(path) for path in epath.Path(directory).glob(name))
+        else:
+            paths = sorted(path for path in matching(pattern) if not os.path.isdir(path))
+        found = tuple(RecordFile(path, state_of(path)) for path in paths)
+    except (OSError, ValueError, ImportError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise SettingError(setting, pattern, f"cannot be read: {why}") from error
+    if not found:
+        raise SettingError(setting, pattern, "no file matches")
+    return found
+
+
+def _uncompressed(file: RecordFile) -> bytes:
+    """Reads a file, and undoes ``.gz`` and ``.zst``; for the latter the extra ``zstd`` is needed.
+
+    Raises:
+        DataError: it cannot be read, is damaged, or has changed.
+        SettingError: the extra is not installed.
+    """
+    content = file.content()
+    if not file.path.endswith((".gz", ".zst")):
+        return content
+    if not content:  # a compressed file of no records has a head
+        raise DataError(f"{file.path} is damaged: it has no bytes")
+    try:
+        # Not gzip.decompress: it copies the rest of the file for each member, and bgzip writes them by the thousand.
+        return _zstd(file)(content) if file.path.endswith(".zst") else gzip.GzipFile(fileobj=BytesIO(content)).read()
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{file.path} is damaged: {error}") from error
+
+
+def _zstd(file: RecordFile) -> Callable[[bytes], bytes]:
+    try:
+        import zstandard
+    except ImportError:
+        allowed = "needs the extra 'zstd': pip install 'swift-moe[zstd]'"
+        raise SettingError("JsonLines.pattern", file.path, allowed) from None
+
+    def decompress(content: bytes) -> bytes:
+        decompressor, frame, made = zstandard.ZstdDecompressor(), None, list[bytes]()
+        try:
+            # In small pieces, since what follows a frame is copied.
+            for begin in range(0, len(content), _ZSTD_PIECE):
+                piece = content[begin : begin + _ZSTD_PIECE]
+                while piece:
+                    frame = frame or decompressor.decompressobj()
+                    made.append(frame.decompress(piece))
+                    piece = frame.unused_data if frame.eof else b""
+                    frame = None if frame.eof else frame
+        except zstandard.ZstdError as error:
+            raise OSError(error) from error
+        if frame is not None:
+            raise EOFError("its last frame has no end")
+        return b"".join(made)
+
+    return decompress
+
+
+class Parts:
+    """The newest parts of files that were read, such as an uncompressed file; threads may share it.
+
+    Args:
+        read: function that reads a part.
+    """
+
+    def __init__(self, read: Callable[[Any], Any]):
+        self._read, self._held, self._lock = read, OrderedDict[Any, Any](), threading.Lock()
+
+    def __getitem__(self, part: Any) -> Any:
+        with self._lock:
+            if part in self._held:
+                self._held.move_to_end(part)
+                return self._held[part]
+        made = self._read(part)
+        with self._lock:
+            self._held[part] = made
+            while len(self._held) > _KEPT_PARTS:
+                self._held.popitem(last=False)
+        return made
+
+
+@dataclass(frozen=True)
+class FileRecords(ABC):
+    """Records of the files of a pattern, one file after the other; a base for sources.
+
+    Args:
+        pattern: pattern of the files, see ``_find_files``.
+    """
+
+    pattern: str
+
+    @functools.cached_property
+    def files(self) -> tuple[RecordFile, ...]:
+        """The files, by name."""
+        return _find_files(f"{type(self).__name__}.pattern", self.pattern)
+
+    @functools.cached_property
+    def _ends(self) -> Sequence[int]:
+        return list(accumulate(self._num_records(place) for place in range(len(self.files))))
+
+    @abstractmethod
+    def _num_records(self, file: int) -> int: ...
+
+    @abstractmethod
+    def _record(self, file: int, number: int) -> Mapping[str, Any]: ...
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, number: int) -> Mapping[str, Any]:
+        return self._record(*self._located(number))
+
+    def name(self, number: int) -> str:
+        """Returns the path below the directory that all files share, and the number of a record, from 1."""
+        file, inside = self._located(number)
+        return f"{self.files[file].path.removeprefix(self._root)}:{inside + 1}"
+
+    @functools.cached_property
+    def _root(self) -> str:
+        return os.path.commonpath([os.path.dirname(one.path) for one in self.files]) + "/"
+
+    def place(self, number: int) -> str:
+        """Returns the file and the number of a record in it, from 1."""
+        file, inside = self._located(number)
+        return f"{self.files[file].path}:{inside + 1}"
+
+    def digest(self) -> str | None:
+        """Returns a digest of names, sizes and times of the files."""
+        said = [type(self).__name__]
+        said += [f"{one.path!r} {one.state.num_bytes} {one.state.mtime_ns}" for one in self.files]
+        settings = [getattr(self, one.name) for one in fields(self) if one.name != "pattern"]
+        return hashlib.sha256("\n".join([*said, repr(settings)]).encode(errors="surrogatepass")).hexdigest()
+
+    def _located(self, number: int) -> tuple[int, int]:
+        file = bisect_right(self._ends, number)
+        return file, number - (self._ends[file - 1] if file else 0)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns the settings, and what was found of the files: another process opens them itself."""
+        found = {name: self.__dict__[name] for name in ("files", "_ends") if name in self.__dict__}
+        return {one.name: getattr(self, one.name) for one in fields(self)} | found
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Documents of a source of texts, such as ``TextFiles``, with the fields ``name`` and ``text``.
+
+    Args:
+        source: source of the texts.
+    """
+
+    source: TextSource
+
+    @functools.cached_property
+    def _listed(self) -> Sequence[Document]:
+        return self.source.documents()
+
+    @functools.cached_property
+    def _files(self) -> Mapping[str, RecordFile]:
+        """The files as they were found, by path; one that cannot be found is reported when it is read."""
+        found = dict[str, RecordFile]()
+        for document in self._listed:
+            if document.path is not None:
+                with suppress(OSError):
+                    found[document.path] = RecordFile(document.path, state_of(document.path))
+        return found
+
+    def __len__(self) -> int:
+        return len(self._listed)
+
+    def __getitem__(self, number: int) -> Mapping[str, Any]:
+        """Reads a document.
+
+        Raises:
+            ChangedFile: its file has changed since it was found.
+        """
+        document = self._listed[number]
+        file = None if document.path is None else self._files.get(document.path)
+        text = document.read()
+        if file is not None:
+            file.check()
+        return {"name": document.name, "text": text}
+
+    def name(self, number: int) -> str:
+        """Returns the name of a document."""
+        return self._listed[number].name
+
+    def place(self, number: int) -> str:
+        """Returns the path of a document; its name where it has none."""
+        return self._listed[number].path or self._listed[number].name
+
+    def digest(self) -> str | None:
+        """Returns a digest of names, sizes and times of the files; None if a document is in no file."""
+        said = list[str]()
+        for document in self._listed:
+            file = None if document.path is None else self._files.get(document.path)
+            if file is None:
+                return None
+            path = os.path.abspath(file.path)
+            said.append(f"{document.name!r} {path!r} {file.state.num_bytes} {file.state.mtime_ns}")
+        return sha256("\n".join(said).encode(errors="surrogatepass")).hexdigest()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns the source, and the files as they were found: another process lists them itself."""
+        found = {"_files": self._files} if "_files" in self.__dict__ else {}
+        return {one.name: getattr(self, one.name) for one in fields(self)} | found
+
+
+@dataclass(frozen=True)
+class JsonLines(FileRecords):
+    """Files with a JSON object in each line, whose names are the fields; ``.gz`` and ``.zst`` are uncompressed.
+
+    A file that is not compressed is read by position; a compressed one is kept in memory while its records are read, so
+    these are best kept (see ``Resources``) before they are shuffled. Lines of white space are not records, and a
+    byte-order mark is left out.
+
+    Args:
+        pattern: pattern of the files, such as ``corpus/*.jsonl.gz``; or of a remote directory.
+    """
+
+    def _num_records(self, file: int) -> int:
+        return len(self._lines[file])
+
+    def _record(self, file: int, number: int) -> Mapping[str, Any]:
+        one, (begin, end) = self.files[file], self._lines[file][number]
+        line = self._parts[file][begin:end] if self._is_whole(file) else self._read(file, int(begin), int(end))
+        try:
+            record = json.loads(line.decode("utf-8").removeprefix("\ufeff"))
+        except (ValueError, RecursionError) as error:  # also of bytes that are not UTF-8
+            raise DataError(f"{one.path}: record {number + 1} is not JSON: {first_line(error)}") from error
+        if not isinstance(record, dict):
+            raise DataError(f"{one.path}: record {number + 1} is not a JSON object")
+        return record
+
+    def _is_whole(self, file: int) -> bool:
+        one = self.files[file]
+        return one.is_remote or one.path.endswith((".gz", ".zst"))
+
+    @functools.cached_property
+    def _lines(self) -> list[np.ndarray]:
+        """Start and end of each line that is not of white space, int64[num, 2] for each file."""
+        return [self._scanned(file) for file in range(len(self.files))]
+
+    def _scanned(self, file: int) -> np.ndarray:
+        if self._is_whole(file):
+            content = self._parts[file]
+            return _lines_of(lambda begin, end: content[begin:end], len(content))
+        return _lines_of(lambda begin, end: self._read(file, begin, end), self.files[file].state.num_bytes)
+
+    @functools.cached_property
+    def _parts(self) -> Parts:
+        return Parts(lambda file: _uncompressed(self.files[file]))
+
+    @functools.cached_property
+    def _opened(self) -> dict[int, int]:
+        return {}
+
+    def _read(self, file: int, begin: int, end: int) -> bytes:
+        one = self.files[file]
+        try:
+            if file not in self._opened:
+                fd = self._opened.setdefault(file, open_regular(one.path))
+                weakref.finalize(self._opened_by, os.close, fd)
+            content = os.pread(self._opened[file], end - begin, begin)
+        except OSError as error:
+            raise DataError(f"{one.path} cannot be read: {error.strerror}") from error
+        one.check()
+        return content
+
+    @functools.cached_property
+    def _opened_by(self) -> "_Owner":
+        return _Owner()
+
+
+class _Owner:
+    """Owns descriptors: they are closed with it."""
+
+
+def _lines_of(read: Callable[[int, int], bytes], size: int, piece_bytes: int = _SCANNED) -> np.ndarray:
+    """Returns start and end of the lines, int64[num, 2], but for lines of white space.
+
+    Args:
+        read: function that returns the bytes from one place to another.
+        size: number of bytes.
+        piece_bytes: bytes that are read at once.
+    """
+    starts, breaks, begun = np.zeros(1, np.int64), list[np.ndarray](), list[np.ndarray]()
+    blank, undecided = list[int](), list[int]()
+    for begin in range(0, size, piece_bytes):
+        content = read(begin, min(size, begin + piece_bytes))
+        piece = np.frombuffer(content, np.uint8)
+        breaks.append(np.flatnonzero(piece == ord("\n")) + begin)
+        starts = np.concatenate([starts, breaks[-1] + 1])
+        is_here = starts < begin + len(piece)
+        begun.append(starts[is_here])
+        starts = starts[~is_here]
+        suspects = begun[-1][np.isin(piece[begun[-1] - begin], _BLANK_BEGINS)]
+        num_ended = int(np.searchsorted(suspects, breaks[-1][-1])) if len(breaks[-1]) else 0
+        undecided += suspects[num_ended:].tolist()
+        ends = breaks[-1][np.searchsorted(breaks[-1], suspects[:num_ended])]
+        for start, end in zip(suspects[:num_ended].tolist(), ends.tolist(), strict=True):
+            if _is_blank(content[start - begin : end - begin]):
+                blank.append(start)
+    if not begun:
+        return np.zeros((0, 2), np.int64)
+    begins_L = np.concatenate(begun)
+    ends_L = np.append(np.concatenate(breaks), size)[: len(begins_L)]
+    for place in np.searchsorted(begins_L, undecided).tolist():  # they end in a later piece
+        if _is_blank(read(int(begins_L[place]), int(ends_L[place]))):
+            blank.append(int(begins_L[place]))
+    is_line_L = (ends_L > begins_L) & ~np.isin(begins_L, blank)
+    return np.stack([begins_L, ends_L], axis=1)[is_line_L]
+
+
+def _is_blank(line: bytes) -> bool:
+    """Whether a line is of white space alone, after a byte-order mark or without one."""
+    return not line.removeprefix(BOM_UTF8).strip()
+
+
+@dataclass(frozen=True)
+class ArrayRecords(FileRecords):
+    """ArrayRecord files, which Grain reads; each record is the field ``record``, bytes.
+
+    Args:
+        pattern: pattern of the files, such as ``corpus/*.array_record``.
+    """
+
+    def _num_records(self, file: int) -> int:
+        return len(self._sources[file])
+
+    def _record(self, file: int, number: int) -> Mapping[str, Any]:
+        one = self.files[file]
+        one.check()
+        try:
+            return {"record": self._sources[file][number]}
+        except Exception as error:  # the library raises many kinds
+            raise DataError(f"{one.path}: record {number + 1} cannot be read: {first_line(error)}") from error
+
+    @functools.cached_property
+    def _sources(self) -> list[Any]:
+        return [self._opened(one.path) for one in self.files]
+
+    def _opened(self, path: str) -> Any:
+        try:
+            source = grain.sources.ArrayRecordDataSource([path])
+            len(source)
+        except Exception as error:  # the library raises many kinds
+            raise DataError(f"{path} is not an ArrayRecord file: {first_line(error)}") from error
+        return source

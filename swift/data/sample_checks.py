@@ -1,0 +1,147 @@
+"""Records on their way through the first operators, and their samples compared with those of the plain order.
+
+Wherever the first operators run, the rest of the way is the same (``advanced``). Where samples differ, the operator
+that is to blame is found. It can be untrue in two ways: ``depends_on`` leaves out what it needs, or it is not a
+function of its sample, as where it counts its calls, or writes into an array that it was given.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from swift.data.encoding import Unencodable, field_bytes
+from swift.data.operators import Draw, DropDuplicates, Element, Filter, OperatorError, Sample, name_of
+from swift.data.pipeline import InputPlan
+from swift.data.sources import DataError
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A record after the first operators.
+
+    Attributes:
+        num_done: operators that it has passed.
+        sample: what they have made of it; None: it is left out, or one of them raised.
+        digests: for each ``DropDuplicates`` that it has reached, its name and the digest of the field.
+        error: why an operator raised, and which; None: none did.
+    """
+
+    num_done: int
+    sample: Sample | None
+    digests: tuple[tuple[str, bytes], ...] = ()
+    error: str | None = None
+
+
+def advanced(plan: InputPlan, begun: Begun, elements: Sequence[Element], draw: Draw, *, chooses: bool = True) -> Begun:
+    """Applies the next operators to a record.
+
+    Args:
+        plan: plan of the pipeline that has these operators.
+        begun: the record so far.
+        elements: operators, in their order.
+        draw: random numbers of the record.
+        chooses: whether filters leave it out, and digests are made; in an epoch it is known that it stays.
+    """
+    sample, digests = begun.sample, list(begun.digests)
+    num_done = begun.num_done + len(elements)
+    if sample is None or not elements:
+        return begun
+    for element in elements:
+        if not chooses and isinstance(element, Filter | DropDuplicates):
+            continue
+        name = name_of(element)
+        try:
+            following = plan.pipeline.applied(element)(sample, draw)
+            if isinstance(element, DropDuplicates):
+                digests.append((name, _digest_of(name, sample, element.field)))
+        except OperatorError as error:
+            return Begun(num_done, None, tuple(digests), str(error))
+        if following is None:
+            return Begun(num_done, None, tuple(digests))
+        sample = following
+    return Begun(num_done, sample, tuple(digests))
+
+
+def _digest_of(name: str, sample: Any, of: str) -> bytes:
+    """Returns the digest of a field."""
+    try:
+        return hashlib.blake2b(field_bytes(sample[of]), digest_size=16).digest()
+    except Unencodable as error:
+        raise OperatorError(name, f"field {of!r} cannot be compared: {error}") from error
+
+
+class UntrueOperator(DataError):
+    """An operator whose samples depend on more than it says."""
+
+
+def outcome(plan: InputPlan, elements: Sequence[Element], number: int, draw: Draw) -> Any:
+    """Makes a record's sample by operators in an order; None if it is left out, or an operator raises."""
+    sample: Any = plan.pipeline.source[number]
+    try:
+        for element in elements:
+            sample = None if sample is None else plan.pipeline.applied(element)(sample, draw)
+    except OperatorError as error:
+        return error
+    return sample
+
+
+def is_same(sample: Any, other: Any) -> bool:
+    """Whether two samples are equal bit for bit; an error is not a sample, and equal to any.
+
+    Out of its place an operator may raise on what it would not have seen: such a record is made in the written order.
+    """
+    if isinstance(sample, OperatorError) or isinstance(other, OperatorError):
+        return True
+    if sample is None or other is None:
+        return sample is other
+    if set(sample) != set(other):
+        return False
+    return all(_equal(sample[name], other[name]) for name in sample)
+
+
+def _equal(value: Any, other: Any) -> bool:
+    try:
+        return field_bytes(value) == field_bytes(other)
+    except Unencodable:
+        return bool(value == other) if type(value) is type(other) else False
+
+
+def check_record(plan: InputPlan, number: int, draw: Draw, made: Any) -> None:
+    """Compares the sample of a record with that of the plain order.
+
+    Args:
+        plan: plan that made the sample.
+        number: number of the record.
+        draw: random numbers of the sample.
+        made: the sample; None if the plan leaves the record out.
+
+    Raises:
+        UntrueOperator: they differ; the message names the operator.
+    """
+    written, planned = plan.pipeline.levels[0].elements, plan.elements(0)
+    if is_same(outcome(plan, written, number, draw), made):
+        return
+    place = plan.pipeline.source.place(number)
+    raise UntrueOperator(f"{place}: {_blamed(plan, written, planned, number, draw)}")
+
+
+def _blamed(plan: InputPlan, written: Sequence[Element], planned: Sequence[Element], number: int, draw: Draw) -> str:
+    for end in range(1, len(written) + 1):
+        first, second = (outcome(plan, written[:end], number, draw) for _ in range(2))
+        if not is_same(first, second):
+            return f"operator {name_of(written[end - 1])} gives another sample when it is called again"
+    order, before = list(written), outcome(plan, written, number, draw)
+    for target, element in enumerate(planned):
+        for place in range(order.index(element), target, -1):
+            order[place - 1], order[place] = order[place], order[place - 1]
+            after = outcome(plan, order, number, draw)
+            if not is_same(before, after):
+                moved, passed = order[place - 1], order[place]
+                names = f"{name_of(moved)} and {name_of(passed)}"
+                if moved.depends_on is None:
+                    return f"operators {names} change more than their fields: one writes into an array that it is given"
+                why = "which its `depends_on` does not name: the sample differs where they change places"
+                return f"operator {name_of(moved)} depends on {name_of(passed)}, {why}"
+            before = after
+    return "the sample that was kept or made elsewhere, or its file, is not the one that the operators give now"

@@ -1,0 +1,388 @@
+"""Samples that are kept, in memory or in files, and surveys found again by another run.
+
+A directory of surveys has one subdirectory for each, named by a digest of all that decides what the survey finds: of
+the source, and of the operators' settings, their code and what it refers to. Its files:
+
+- ``samples``: encoded samples, one after the other
+- ``index``: int64[2, num + 1], where each begins, and a CRC-32 of it (0 in the last place)
+- ``numbers``: int64, numbers of the records that stay; missing: all of them
+- ``lengths``: int64, tokens of each; missing: nothing is packed
+- ``survey.json``: what the files are; written last
+"""
+
+import dataclasses
+import functools
+import hashlib
+import inspect
+import json
+import os
+import sys
+import threading
+import types
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+from uuid import uuid4
+
+import numpy as np
+
+from swift.data.encoding import copied, decoded, encoded, held
+from swift.data.operators import name_of
+from swift.data.pipeline import InputPlan, Pipeline
+from swift.data.remote_records import InputHosts
+from swift.data.sources import DataError
+from swift.data.survey import Survey, survey
+from swift.data.tokenizer import TokenizerFile
+from swift.errors import SettingError
+from swift.files import new_directory, open_regular, replace_file, this_program
+
+_DIGEST_VERSION = 2
+_SURVEY_VERSION = 1
+_HEAD = "survey.json"
+_PROBE_BYTES = 1 << 16
+"""Bytes that a directory must have room for: a full one takes empty files."""
+
+
+class NoDigest(ValueError):
+    """A value of which it cannot be said whether another is the same; the message says which."""
+
+
+def survey_digest(plan: InputPlan) -> str:
+    """Returns a digest of all that decides what a survey of a plan finds and keeps.
+
+    Raises:
+        NoDigest: the source, or an operator, cannot be told from another.
+    """
+    source = plan.pipeline.source.digest()
+    if source is None:
+        raise NoDigest(f"the source {plan.pipeline.source!r} cannot be told from another")
+    parts = [
+        _DIGEST_VERSION,
+        sys.version,
+        np.__version__,
+        source,
+        plan.num_packed > 0,
+        plan.pipeline.most_skipped,
+        plan.cache.num_elements if plan.cache is not None else None,
+        *(value_digest(element) for element in plan.elements(0)[: plan.num_surveyed]),
+    ]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def pipeline_facts(pipeline: Pipeline) -> dict[str, str]:
+    """Returns what two machines have to have in common that make samples of a pipeline, each by its name.
+
+    Raises:
+        NoDigest: the source, or an operator, cannot be told from another.
+    """
+    source = pipeline.source.digest()
+    if source is None:
+        raise NoDigest(f"the source {pipeline.source!r} cannot be told from another")
+    elements = [(name_of(element), value_digest(element)) for element in pipeline.levels[0].elements]
+    return {
+        "version of Swift, Python, JAX or NumPy": f"{this_program()} {sys.version}",
+        "data": source,
+        "operators": hashlib.sha256(repr(elements).encode()).hexdigest(),
+    }
+
+
+def value_digest(value: Any) -> str:
+    """Returns a digest of a setting or a function, with the functions and constants of its module that it refers to.
+
+    Code of other modules counts by name only: a change there needs another cache directory, or an empty one.
+
+    Raises:
+        NoDigest: it is, or refers to, an object that cannot be told from another.
+    """
+    return hashlib.sha256(repr(_said(value, {})).encode()).hexdigest()
+
+
+def _said(value: Any, seen: dict[int, int]) -> Any:
+    """Describes a value by plain ones; one that refers to itself is replaced by a number."""
+    if value is None or isinstance(value, str | bytes | int | float | complex | type(...)):
+        return type(value).__name__, value
+    if id(value) in seen:
+        return "seen", seen[id(value)]
+    seen[id(value)] = len(seen)
+    said = _container(value, seen)
+    if said is None:
+        said = _code(value, seen)
+    if said is None:
+        raise NoDigest(f"{value!r} ({type(value).__name__}) cannot be told from another")
+    return said
+
+
+def _container(value: Any, seen: dict[int, int]) -> Any:
+    if isinstance(value, TokenizerFile):
+        return "tokenizer", value.digest(), value.end_of_document
+    if isinstance(value, tuple | list):
+        return type(value).__name__, [_said(one, seen) for one in value]
+    if isinstance(value, set | frozenset):
+        return type(value).__name__, sorted(repr(_said(one, seen)) for one in value)
+    if isinstance(value, dict):
+        return "dict", [(_said(key, seen), _said(one, seen)) for key, one in value.items()]
+    if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
+        return value.dtype.str, value.shape, hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {one.name: _said(getattr(value, one.name), seen) for one in dataclasses.fields(value)}
+        return "dataclass", _said(type(value), seen), fields
+    return None
+
+
+def _code(value: Any, seen: dict[int, int]) -> Any:
+    if isinstance(value, functools.partial):
+        return "partial", _said(value.func, seen), _said(value.args, seen), _said(dict(value.keywords), seen)
+    if isinstance(value, types.MethodType):
+        return "method", _said(value.__func__, seen), _said(value.__self__, seen)
+    if isinstance(value, types.FunctionType):
+        return _function(value, seen)
+    if isinstance(value, types.ModuleType):
+        return "module", value.__name__, getattr(value, "__version__", None)
+    if isinstance(value, types.BuiltinFunctionType | np.ufunc):
+        return "builtin", getattr(value, "__module__", None), value.__name__
+    if isinstance(value, type):
+        try:
+            return "class", value.__module__, value.__qualname__, inspect.getsource(value)
+        except (OSError, TypeError):  # of C, or typed in
+            return ("class", value.__module__, value.__qualname__) if value.__module__ != "__main__" else None
+    if hasattr(value, "pattern") and hasattr(value, "flags"):  # a compiled regular expression
+        return "pattern", value.pattern, int(value.flags)
+    return None
+
+
+def _function(function: types.FunctionType, seen: dict[int, int]) -> Any:
+    closure = [_said(cell.cell_contents, seen) for cell in function.__closure__ or ()]
+    defaults = _said((function.__defaults__ or (), dict(function.__kwdefaults__ or {})), seen)
+    is_own = function.__module__.partition(".")[0] not in sys.stdlib_module_names
+    referred = _referred(function, seen) if is_own else []
+    name, code = f"{function.__module__}.{function.__qualname__}", _bytecode(function.__code__)
+    return "function", name, code, closure, defaults, referred
+
+
+def _referred(function: types.FunctionType, seen: dict[int, int]) -> Sequence[Any]:
+    """Describes the globals that a function names; of another module's functions only the name."""
+    found = list[Any]()
+    for name in sorted(_names(function.__code__) & set(function.__globals__)):
+        value = function.__globals__[name]
+        if getattr(value, "__module__", function.__module__) not in (function.__module__, None):
+            found.append((name, getattr(value, "__module__", ""), getattr(value, "__qualname__", repr(type(value)))))
+        else:
+            found.append((name, _said(value, seen)))
+    return found
+
+
+def _names(code: types.CodeType) -> set[str]:
+    inner = (_names(one) for one in code.co_consts if isinstance(one, types.CodeType))
+    return set(code.co_names).union(*inner)
+
+
+def _bytecode(code: types.CodeType) -> Any:
+    constants = list(map(_constant, code.co_consts))
+    return code.co_code.hex(), code.co_names, code.co_varnames, code.co_freevars, constants
+
+
+def _constant(value: Any) -> Any:
+    """Describes a constant of a function's code, in the same way in each process: a set has an order of its own."""
+    if isinstance(value, types.CodeType):
+        return _bytecode(value)
+    if isinstance(value, tuple):
+        return "tuple", list(map(_constant, value))
+    return ("frozenset", sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)
+
+
+class _InMemory:
+    """Samples in memory."""
+
+    form = staticmethod(held)
+
+    def __init__(self) -> None:
+        self._kept: list[dict[str, Any]] = []
+
+    def add(self, number: int, kept: dict[str, Any]) -> None:
+        del number
+        self._kept.append(kept)
+
+    def closed(self) -> "_InMemory":
+        return self
+
+    def __getitem__(self, place: int) -> dict[str, Any]:
+        return copied(self._kept[place])
+
+
+class _Files:
+    """Samples written to files."""
+
+    form = staticmethod(encoded)
+
+    def __init__(self, directory: Path, file: BinaryIO):
+        self._directory, self._file = directory, file
+        self._begins, self._sums = [0], list[int]()
+
+    def add(self, number: int, kept: bytes) -> None:
+        del number
+        self._file.write(kept)
+        self._begins.append(self._begins[-1] + len(kept))
+        self._sums.append(zlib.crc32(kept))
+
+    def closed(self) -> "_KeptFiles":
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        np.array([self._begins, [*self._sums, 0]], np.int64).tofile(self._directory / "index")
+        return _KeptFiles(self._directory)
+
+
+class _KeptFiles:
+    """Samples in files, each checked when it is read; another process gets the directory.
+
+    Args:
+        directory: directory of the files.
+
+    Raises:
+        OSError: a file is missing, or does not have the size that the index says.
+    """
+
+    def __init__(self, directory: Path):
+        self._directory = directory
+        self._open()
+
+    def _open(self) -> None:
+        index = np.fromfile(self._directory / "index", np.int64)
+        if index.size < 2 or index.size % 2 or index[0] or (np.diff(index[: index.size // 2]) < 0).any():
+            raise OSError("the index is damaged")
+        self._begins, self._sums = index.reshape(2, -1)
+        self._fd = open_regular(self._directory / "samples")
+        self._lock = threading.Lock()
+        if os.fstat(self._fd).st_size != self._begins[-1]:
+            raise OSError("the samples are not as long as the index says")
+
+    def __len__(self) -> int:
+        return len(self._begins) - 1
+
+    def __getitem__(self, place: int) -> dict[str, Any]:
+        begin, end = int(self._begins[place]), int(self._begins[place + 1])
+        content = os.pread(self._fd, end - begin, begin)
+        if zlib.crc32(content) != self._sums[place]:
+            raise DataError(f"{self._directory}/samples is damaged (sample {place}): remove the directory")
+        return decoded(content)
+
+    def __getstate__(self) -> Path:
+        return self._directory
+
+    def __setstate__(self, directory: Path) -> None:
+        self._directory = directory
+        self._open()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_fd"):
+            os.close(self._fd)
+
+
+def find_survey(
+    plan: InputPlan,
+    directory: Path | None,
+    report: Callable[[str], None],
+    progress: Callable[[int, int], None] | None = None,
+    hosts: InputHosts | None = None,
+) -> Survey:
+    """Finds what an earlier survey has found; surveys the source if there is none.
+
+    Args:
+        plan: plan of a pipeline.
+        directory: directory of surveys; None: nothing outlives the process, and what is kept is kept in memory.
+        report: called with a line on what cannot be kept.
+        progress: see ``survey``.
+        hosts: see ``survey``.
+
+    Raises:
+        SettingError: the directory cannot be written, or is full. Nothing half-written stays.
+        DataError: see ``survey``.
+    """
+    is_trivial = not plan.num_surveyed and plan.cache is None and not plan.num_packed
+    if plan.cache is not None and plan.cache.kind == "memory":
+        return survey(plan, _InMemory(), progress, hosts)
+    if directory is None or is_trivial:
+        return survey(plan, None if plan.cache is None else _InMemory(), progress, hosts)
+    try:
+        name = survey_digest(plan)
+    except NoDigest as error:
+        report(f"nothing is kept in {directory}: {error}")
+        return survey(plan, None if plan.cache is None else _InMemory(), progress, hosts)
+    path = directory / name
+    found = _read_survey(path, plan)
+    if found is None:
+        _write_survey(plan, path, progress, hosts)
+        found = _read_survey(path, plan)
+    if found is None:
+        raise DataError(f"{path} cannot be read again after it was written")
+    return found
+
+
+def _read_survey(path: Path, plan: InputPlan) -> Survey | None:
+    """Reads a survey; None if there is none, or it is damaged."""
+    try:
+        head = json.loads((path / _HEAD).read_text())
+        if head["version"] != _SURVEY_VERSION:
+            return None
+        num_kept, files = int(head["num_kept"]), dict[str, np.ndarray | None]()
+        for name in ("numbers", "lengths"):
+            files[name] = np.fromfile(path / name, np.int64) if head[name] is not None else None
+            array = files[name]
+            if array is not None and (len(array) != num_kept or zlib.crc32(array.tobytes()) != head[name]):
+                return None
+        cache = _KeptFiles(path) if plan.cache is not None else None
+        if cache is not None and len(cache) != num_kept:
+            return None
+        return Survey(num_kept, files["numbers"], files["lengths"], cache, tuple(map(str, head["skipped"])))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def check_writable(directory: Path) -> None:
+    """Refuses a directory of surveys in which no file can be written; leaves nothing behind.
+
+    Where it does not exist, the nearest directory above it is examined.
+
+    Raises:
+        SettingError: it is no directory, forbidden or full.
+    """
+    try:
+        nearest = next(one for one in (directory, *directory.absolute().parents) if one.exists())
+        probe = nearest / f".{uuid4().hex}.writable"
+        replace_file(probe, bytes(_PROBE_BYTES))
+        probe.unlink()
+    except OSError as error:
+        raise _unwritable(directory, error) from error
+
+
+def _unwritable(directory: Path, error: OSError) -> SettingError:
+    why = f"samples cannot be kept there: {error.strerror or error}"
+    return SettingError("Resources.cache_directory", str(directory), why)
+
+
+def _write_survey(
+    plan: InputPlan, path: Path, progress: Callable[[int, int], None] | None, hosts: InputHosts | None
+) -> None:
+    check_writable(path.parent)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _remove(path)  # damaged, or it would have been found
+        with new_directory(path) as made, (made / "samples").open("wb") as file:
+            files = None if plan.cache is None else _Files(made, file)
+            found = survey(plan, files, progress, hosts)
+            head: dict[str, Any] = {"version": _SURVEY_VERSION, "num_kept": found.num_kept, "skipped": found.skipped}
+            for name, array in (("numbers", found.numbers), ("lengths", found.lengths)):
+                head[name] = None if array is None else zlib.crc32(array.tobytes())
+                if array is not None:
+                    array.tofile(made / name)
+            replace_file(made / _HEAD, json.dumps(head).encode())
+    except OSError as error:  # unless another process has written the same meanwhile
+        if _read_survey(path, plan) is None:
+            raise _unwritable(path.parent, error) from error
+
+
+def _remove(path: Path) -> None:
+    if path.exists():
+        for file in path.iterdir():
+            file.unlink(missing_ok=True)
+        path.rmdir()

@@ -1,0 +1,226 @@
+"""Samples of a plan by number: each a function of the plan's pipeline, the seed and the number alone."""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, Protocol
+
+import grain
+import numpy as np
+
+from swift.data.operators import (
+    Apply,
+    Draw,
+    DropDuplicates,
+    Filter,
+    OperatorError,
+    Pack,
+    Sample,
+    Stack,
+    chained,
+    draws,
+    name_of,
+)
+from swift.data.pipeline import InputPlan
+from swift.data.remote_records import InputHosts, RecordRequest, begun_elsewhere
+from swift.data.sample_checks import check_record, outcome
+from swift.data.sources import DataError
+from swift.data.survey import Survey, survey
+from swift.errors import SettingError, check_seed
+
+_ENDLESS = 2**60
+_KEPT_DOCUMENTS = 16
+
+
+class _Reader(Protocol):
+    """Samples of one level: their number in an epoch, and each with its identity."""
+
+    size: int
+
+    def read(self, index: int) -> tuple[int, Any]: ...
+
+
+class Samples:
+    """The samples of a plan by number, without end: a source that Grain can read, and pickle for its processes.
+
+    Args:
+        plan: plan of a pipeline.
+        seed: seed of shuffles and random operators.
+        found: what a survey of the source has found, of this plan's pipeline; made here unless given.
+        hosts: other hosts, which begin the records if the plan says so; another process gets none of them.
+
+    Raises:
+        SettingError: the source has no records, none of them stay, or they have too few tokens for a row.
+        DataError: an operator raises on a record, which the message names.
+    """
+
+    def __init__(self, plan: InputPlan, seed: int, found: Survey | None = None, hosts: InputHosts | None = None):
+        check_seed("seed", seed)
+        self._plan, self._seed, self._hosts = plan, seed, hosts
+        self._found = survey(plan, hosts=hosts) if found is None else found
+        self._reader = self._open()
+
+    @property
+    def num_per_epoch(self) -> int | None:
+        """Number of samples in an epoch; None if these are batches, of which one may be of two epochs."""
+        return None if self._reader.size == _ENDLESS else self._reader.size
+
+    @property
+    def found(self) -> Survey:
+        """Findings of the survey of the source."""
+        return self._found
+
+    def __len__(self) -> int:
+        return _ENDLESS
+
+    def __getitem__(self, index: int) -> Any:
+        """Makes a sample.
+
+        Raises:
+            DataError: an operator raises, or the source cannot be read.
+        """
+        return self._reader.read(int(index))[1]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[index] for index in range(_ENDLESS))
+
+    def __getstate__(self) -> tuple[InputPlan, int, Survey]:
+        return self._plan, self._seed, self._found
+
+    def __setstate__(self, state: tuple[InputPlan, int, Survey]) -> None:
+        self._plan, self._seed, self._found = state
+        self._hosts = None
+        self._reader = self._open()
+
+    def _open(self) -> _Reader:
+        reader: _Reader = _Records(self._plan, self._found, self._seed, self._hosts)
+        for level in range(1, len(self._plan.pipeline.levels)):
+            group = self._plan.pipeline.levels[level].group
+            if isinstance(group, Pack):
+                assert isinstance(reader, _Records)
+                reader = _Rows(self._plan, level, group, reader, self._seed)
+            else:
+                assert isinstance(group, Stack)
+                reader = _Batches(self._plan, level, group, reader, self._seed)
+        return reader
+
+
+class _Records:
+    """Records that stay, in the order of an epoch, through the operators that the cache has not behind it."""
+
+    def __init__(self, plan: InputPlan, found: Survey, seed: int, hosts: InputHosts | None):
+        self._plan, self._source, self._found, self._seed = plan, plan.pipeline.source, found, seed
+        self.size = found.num_kept
+        if not self.size:
+            why = "no record stays" if len(self._source) else "has no records"
+            raise SettingError("Pipeline.source", self._source, f"{why}: there is nothing to read")
+        self._written = plan.pipeline.levels[0].elements
+        self._order = _order(plan, 0, self.size, seed)
+        self._apply = _elements(plan, 0, 0 if found.cache is None or plan.cache is None else plan.cache.num_elements)
+        self._hosts = hosts if found.cache is None and plan.num_offloaded is not None else None
+        self._rest = _elements(plan, 0, plan.num_offloaded or 0)
+
+    def read(self, index: int) -> tuple[int, Any]:
+        place, epoch = self._order(index), index // self.size
+        number, draw = self._found.number(place), draws(self._seed, epoch, self._found.number(place))
+        try:
+            made = self._made(place, number, epoch, draw)
+        except OperatorError:  # out of its place an operator may see what it would not have seen
+            made = outcome(self._plan, self._written, number, draw)
+            if isinstance(made, OperatorError):
+                raise DataError(f"{self._source.place(number)}: {made}") from made
+        if self._plan.check_every and index % self._plan.check_every == 0:
+            check_record(self._plan, number, draw, made)
+        return number, made
+
+    def _made(self, place: int, number: int, epoch: int, draw: Draw) -> Sample | None:
+        if self._hosts is not None and self._plan.num_offloaded is not None:
+            request = RecordRequest(number, self._plan.num_offloaded, (self._seed, epoch))
+            begun = begun_elsewhere(self._hosts, self._plan, request)
+            if begun is not None and begun.sample is not None:
+                return self._rest(begun.sample, draw)
+        cached = self._found.cache
+        return self._apply(self._source[number] if cached is None else cached[place], draw)
+
+    def place_of(self, index: int) -> int:
+        return self._order(index)
+
+
+class _Rows:
+    """Rows of packed tokens."""
+
+    def __init__(self, plan: InputPlan, level: int, pack: Pack, records: _Records, seed: int):
+        lengths = records._found.lengths
+        assert lengths is not None
+        self._records, self._lengths, self._length, self._seed = records, lengths, pack.length, seed
+        num_tokens = int(lengths.sum())
+        self.size = max(0, -(-(num_tokens - 1) // pack.length))  # every token but the first is a label once
+        if num_tokens < 2:
+            raise SettingError("Pipeline.source", records._source, f"holds {num_tokens} tokens: too few for a row")
+        self._is_shuffled = plan.pipeline.levels[0].is_shuffled
+        self._order = _order(plan, level, self.size, seed)
+        self._apply = _elements(plan, level)
+        self._ends = lru_cache(2)(self._ends_in)
+        self._tokens = lru_cache(_KEPT_DOCUMENTS)(self._tokens_of)
+
+    def read(self, index: int) -> tuple[int, Any]:
+        epoch, row = index // self.size, self._order(index)
+        try:
+            return row, self._apply(self._row(epoch, row), draws(self._seed, epoch, row))
+        except OperatorError as error:
+            raise DataError(f"row {row} of epoch {epoch}: {error}") from error
+
+    def _row(self, epoch: int, row: int) -> dict[str, np.ndarray]:
+        tokens, segments = np.zeros((2, self._length + 1), np.int32)
+        ends, start, filled, segment = self._ends(epoch if self._is_shuffled else 0), row * self._length, 0, 0
+        place = int(np.searchsorted(ends, start, side="right"))
+        while filled <= self._length and place < len(ends):
+            whole = self._tokens(epoch * self._records.size + place)
+            begin = max(0, start - int(ends[place]) + len(whole))
+            part = whole[begin : begin + self._length + 1 - filled]
+            segment += 1 if len(part) else 0
+            tokens[filled : filled + len(part)], segments[filled : filled + len(part)] = part, segment
+            filled, place = filled + len(part), place + 1
+        return {"tokens": tokens, "segments": segments}
+
+    def _ends_in(self, epoch: int) -> np.ndarray:
+        """Returns the ends of the documents in the order of an epoch, int64[num_documents]."""
+        size = self._records.size
+        places = [self._records.place_of(epoch * size + place) for place in range(size)] if self._is_shuffled else None
+        return np.cumsum(self._lengths if places is None else self._lengths[places])
+
+    def _tokens_of(self, index: int) -> np.ndarray:
+        return self._records.read(index)[1]["tokens"]
+
+
+class _Batches:
+    """Stacked samples of the level before."""
+
+    def __init__(self, plan: InputPlan, level: int, stack: Stack, samples: _Reader, seed: int):
+        self._samples, self._num, self._seed, self.size = samples, stack.size, seed, _ENDLESS
+        self._apply, self._name = _elements(plan, level), name_of(stack)
+
+    def read(self, index: int) -> tuple[int, Any]:
+        samples = [self._samples.read(index * self._num + place)[1] for place in range(self._num)]
+        try:
+            stacked = {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
+        except (ValueError, KeyError) as error:
+            shapes = sorted({str({name: np.shape(value) for name, value in one.items()}) for one in samples})
+            raise DataError(f"operator {self._name}: samples of a batch differ: {' and '.join(shapes[:2])}") from error
+        try:
+            return index, self._apply(stacked, draws(self._seed, 0, index))
+        except OperatorError as error:
+            raise DataError(f"batch {index}: {error}") from error
+
+
+def _order(plan: InputPlan, level: int, size: int, seed: int) -> Any:
+    """Returns the function from the number of a sample, through all epochs, to its place without shuffling."""
+    if not plan.pipeline.levels[level].is_shuffled:
+        return lambda index: index % size
+    spread = int(np.random.SeedSequence((seed, level)).generate_state(1)[0])  # Grain adds the epoch to it
+    return grain.MapDataset.range(size).shuffle(seed=spread).__getitem__
+
+
+def _elements(plan: InputPlan, level: int, num_done: int = 0) -> Apply:
+    """Returns the function of the operators of a level that change a sample, after the first ``num_done``."""
+    kept = [one for one in plan.elements(level)[num_done:] if not isinstance(one, Filter | DropDuplicates)]
+    return chained([plan.pipeline.applied(one) for one in kept])

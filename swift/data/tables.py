@@ -1,0 +1,211 @@
+"""Records of tables: Parquet files, and directories of Hugging Face's ``datasets``. Needs the extra ``parquet``."""
+
+import functools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from swift.data.records import FileRecords, Parts, RecordFile, state_of
+from swift.data.sources import DataError
+from swift.errors import SettingError, first_line
+from swift.files import read_regular
+
+_CONTINUES = b"\xff" * 4
+_END = _CONTINUES + bytes(4)
+"""Beginning of each message of an Arrow stream, and its end."""
+
+
+def _arrow(setting: str, value: str) -> Any:
+    try:
+        import pyarrow
+    except ImportError:
+        allowed = "needs the extra 'parquet': pip install 'swift-moe[parquet]'"
+        raise SettingError(setting, value, allowed) from None
+    return pyarrow
+
+
+@dataclass(frozen=True)
+class ParquetFiles(FileRecords):
+    """Parquet files: a record is a row, and its fields are the columns. Needs the extra ``parquet``.
+
+    A row group is read whole, and the newest ones are kept.
+
+    Args:
+        pattern: pattern of the files, such as ``corpus/*.parquet``; or of a remote directory.
+        columns: columns that are read; None: all.
+    """
+
+    columns: tuple[str, ...] | None = None
+
+    def _num_records(self, file: int) -> int:
+        return int(self._group_ends[file][-1]) if len(self._group_ends[file]) else 0
+
+    def _record(self, file: int, number: int) -> Mapping[str, Any]:
+        ends = self._group_ends[file]
+        group = int(np.searchsorted(ends, number, side="right"))
+        table = self._groups[file, group]
+        return _row(table, number - (int(ends[group - 1]) if group else 0), f"{self.files[file].path}:{number + 1}")
+
+    @functools.cached_property
+    def _group_ends(self) -> list[np.ndarray]:
+        """Ends of the row groups of each file, in rows."""
+        _arrow("ParquetFiles.pattern", self.pattern)
+        ends = []
+        for one in self.files:
+            opened = self._opened(one)
+            head, names = opened.metadata, opened.schema_arrow.names
+            _check_names(one.path, names)
+            for name in self.columns or ():
+                if name not in names and name.partition(".")[0] not in names:  # a.b is field b of column a
+                    allowed = f"{one.path} has no such column, but {', '.join(names) or 'none'}"
+                    raise SettingError("ParquetFiles.columns", name, allowed)
+            ends.append(np.cumsum([head.row_group(place).num_rows for place in range(head.num_row_groups)]))
+        return ends
+
+    @functools.cached_property
+    def _groups(self) -> Parts:
+        return Parts(lambda part: self._read(*part))
+
+    def _read(self, file: int, group: int) -> Any:
+        one = self.files[file]
+        one.check()
+        columns = None if self.columns is None else list(self.columns)
+        try:
+            table = self._opened(one).read_row_group(group, columns=columns)
+        except _mistakes() as error:
+            raise DataError(f"{one.path}: row group {group} cannot be read: {first_line(error)}") from error
+        one.check()  # it may have been replaced while it was read
+        return table
+
+    def _opened(self, one: RecordFile) -> Any:
+        arrow = _arrow("ParquetFiles.pattern", self.pattern)
+        import pyarrow.parquet
+
+        try:
+            source = arrow.BufferReader(one.content()) if one.is_remote else one.path
+            return pyarrow.parquet.ParquetFile(source, page_checksum_verification=True)
+        except _mistakes() as error:
+            raise DataError(f"{one.path} is not a Parquet file: {first_line(error)}") from error
+
+
+@dataclass(frozen=True)
+class DatasetDirectory(FileRecords):
+    """A directory that ``Dataset.save_to_disk`` of Hugging Face's ``datasets`` wrote. Needs the extra ``parquet``.
+
+    A record is a row, and its fields are the columns; values other than texts, numbers or lists are as Arrow has them.
+
+    Args:
+        pattern: the directory.
+    """
+
+    @functools.cached_property
+    def files(self) -> tuple[RecordFile, ...]:
+        """The Arrow files that the directory names, in its order.
+
+        Others may lie there: ``Dataset.map`` leaves its results beside what it read.
+        """
+        home = Path(self.pattern)
+        if not (home / "dataset_info.json").is_file():
+            why = "is not a directory written by Dataset.save_to_disk: it has no dataset_info.json"
+            if (home / "dataset_dict.json").is_file():
+                inside = sorted(path.parent.name for path in home.glob("*/dataset_info.json"))
+                why = f"holds several datasets: name one of its directories {', '.join(inside)}"
+            raise SettingError("DatasetDirectory.pattern", self.pattern, why)
+        names = self._stated() if (home / "state.json").exists() else self._numbered()
+        try:
+            return tuple(RecordFile(str(home / name), state_of(str(home / name))) for name in names)
+        except OSError as error:
+            why = f"is not whole: {error.filename or 'one of its files'} cannot be read: {error.strerror}"
+            raise SettingError("DatasetDirectory.pattern", self.pattern, why) from error
+
+    def _stated(self) -> list[str]:
+        """Names of the files that ``state.json`` has."""
+        path = Path(self.pattern) / "state.json"
+        try:
+            state = json.loads(read_regular(path).decode("utf-8-sig"))
+            names = [one["filename"] for one in state["_data_files"]]
+            is_plain = names and all(isinstance(name, str) and Path(name).name == name for name in names)
+        except OSError as error:
+            raise SettingError("DatasetDirectory.pattern", self.pattern, f"its state.json: {error.strerror}") from error
+        except (ValueError, TypeError, KeyError, RecursionError):
+            is_plain = False
+        if not is_plain:
+            raise SettingError("DatasetDirectory.pattern", self.pattern, "its state.json does not name its files")
+        if state.get("_indices_data_files"):  # of datasets before 1.7: which rows, and in which order
+            why = "is of an early version of datasets, with its rows chosen by another file: save it with a newer one"
+            raise SettingError("DatasetDirectory.pattern", self.pattern, why)
+        return names
+
+    def _numbered(self) -> list[str]:
+        """Names of the files, without a ``state.json``: those that no function of ``datasets`` has left."""
+        names = sorted(path.name for path in Path(self.pattern).glob("[!.]*.arrow"))
+        names = [name for name in names if not name.startswith(("cache-", "indices-", "tmp"))]
+        if not names:
+            raise SettingError("DatasetDirectory.pattern", self.pattern, "has no .arrow file")
+        numbered = [re.fullmatch(r"(.*)-(\d{5})-of-(\d{5})\.arrow", name) for name in names]
+        whole = {f"{one[1]}-{n:05}-of-{one[3]}.arrow" for one in numbered if one for n in range(int(one[3]))}
+        missing = sorted(whole - set(names))
+        if missing:
+            raise SettingError("DatasetDirectory.pattern", self.pattern, f"is not whole: there is no {missing[0]}")
+        return names
+
+    def _num_records(self, file: int) -> int:
+        return int(self._tables[file].num_rows)
+
+    def _record(self, file: int, number: int) -> Mapping[str, Any]:
+        self.files[file].check()
+        return _row(self._tables[file], number, f"{self.files[file].path}:{number + 1}")
+
+    @functools.cached_property
+    def _tables(self) -> list[Any]:
+        """The tables, mapped into memory and read as rows are asked for."""
+        arrow = _arrow("DatasetDirectory.pattern", self.pattern)
+        found = []
+        for one in self.files:
+            try:
+                file = arrow.memory_map(one.path)
+                found.append(arrow.ipc.open_stream(file).read_all())
+            except _mistakes() as error:
+                raise DataError(f"{one.path} is not an Arrow file: {first_line(error)}") from error
+            _check_names(one.path, found[-1].column_names)
+            # The library takes the end of the file for the end of the stream, and one cut between batches for whole.
+            ends = [
+                file.read_at(len(part), place) for part, place in ((_CONTINUES, 0), (_END, file.tell() - len(_END)))
+            ]
+            if ends[0] == _CONTINUES and ends[1] != _END:
+                raise DataError(f"{one.path} is damaged: it ends before its last row")
+        return found
+
+
+def _mistakes() -> tuple[type[Exception], ...]:
+    """Returns the errors of Arrow for files that it cannot read; some are of no kind of Python's."""
+    import pyarrow
+
+    return (pyarrow.ArrowException, OSError, ValueError, KeyError)
+
+
+def _check_names(path: str, names: Sequence[str]) -> None:
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"{path} has two columns {twice!r}: fields have names of their own")
+
+
+def _row(table: Any, row: int, place: str) -> dict[str, Any]:
+    """Returns the fields of a row as Python's values."""
+    from pyarrow import types
+
+    fields = dict[str, Any]()
+    for name in table.column_names:
+        try:
+            column = table[name].slice(row, 1)
+            if not (types.is_primitive(column.type) or types.is_dictionary(column.type)):
+                column.validate(full=True)  # wrong offsets would end the process
+            fields[name] = column[0].as_py()
+        except Exception as error:  # of many kinds: text that is not UTF-8, dates that Python has not
+            raise DataError(f"{place}: its {name} cannot be read: {first_line(error)}") from error
+    return fields

@@ -1,0 +1,254 @@
+"""Examination of one machine: its packages, its cores and memory, the run's directory, and its own address.
+
+What a run does in its directory is done once, and the address is listened on.
+"""
+
+import importlib.metadata
+import ipaddress
+import os
+import platform
+import resource
+import secrets
+import shutil
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from swift import DISTRIBUTION, __version__
+from swift.elastic.device_probe import Finding
+from swift.files import new_directory, replace_file, sync_directory
+from swift.machine_cores import cores_allowed, cores_limit
+from swift.machine_memory import control_groups, size_text
+
+_DIRECTORY_TOPIC = "directory"
+_DEADLINE_S = 60.0
+_SLOW_S, _CLOCKS_APART_S = 1.0, 2.0
+_OVER_NETWORKS = ("nfs", "cifs", "lustre", "gpfs", "ceph", "9p", "fuse", "beegfs")
+
+_LEAST_SHARED = 1 << 30
+_LEAST_FILES = 1024
+
+_NETWORK_TOPIC = "network"
+_CONNECT_S = 5.0
+
+_SOFTWARE_TOPIC = "software"
+
+
+def examine_directory(run_dir: Path, root: Path = Path("/"), deadline_s: float = _DEADLINE_S) -> Iterator[Finding]:
+    """Tries the nearest directory that exists; leaves nothing there.
+
+    Args:
+        run_dir: directory of a run, which may not exist yet.
+        root: root of the file system, for its list of mounts.
+        deadline_s: seconds until a file system that does not answer is given up.
+    """
+    found: list[Finding] = []
+    # A file system that stalls would hold this thread for ever.
+    thread = threading.Thread(target=lambda: found.extend(_examined(run_dir, root)), daemon=True)
+    thread.start()
+    thread.join(deadline_s)
+    if thread.is_alive():
+        yield Finding(
+            _DIRECTORY_TOPIC, "missing", f"{run_dir}: its file system does not answer within {deadline_s:.0f} s"
+        )
+    else:
+        yield from found
+
+
+def _existing(path: Path) -> Path:
+    """Returns the nearest directory that exists, of a path and those above it."""
+    path = path.absolute()
+    return next(one for one in (path, *path.parents) if one.is_dir())
+
+
+def _examined(run_dir: Path, root: Path) -> Iterator[Finding]:
+    try:
+        directory = _existing(run_dir)
+        trial = directory / f".swift-doctor-{secrets.token_hex(8)}"
+        trial.mkdir()
+    except OSError as error:
+        yield Finding(_DIRECTORY_TOPIC, "missing", f"{run_dir} cannot be written to: {error.strerror}")
+        return
+    try:
+        begun = time.monotonic()
+        for what, try_it in _TRIALS.items():
+            try:
+                try_it(trial)
+            except OSError as error:
+                yield Finding(_DIRECTORY_TOPIC, "missing", f"in {directory} a run cannot {what}: {error.strerror}")
+                return
+        yield from _of_speed(directory, root, time.monotonic() - begun)
+        yield from _of_clock(trial)
+    finally:
+        shutil.rmtree(trial, ignore_errors=True)
+
+
+def _of_speed(directory: Path, root: Path, seconds: float) -> Iterator[Finding]:
+    found, kind = os.statvfs(directory), _file_system(directory, root / "proc/self/mountinfo")
+    text = f"{directory}: {kind}, {size_text(found.f_bavail * found.f_frsize)} free"
+    if seconds > _SLOW_S:
+        yield Finding(_DIRECTORY_TOPIC, "note", f"{text}; a few small files took {seconds:.1f} s: saves will be slow")
+    elif kind.startswith(_OVER_NETWORKS):
+        yield Finding(_DIRECTORY_TOPIC, "note", f"{text}; no run of several machines has been tried on {kind}")
+    else:
+        yield Finding(_DIRECTORY_TOPIC, "ok", text)
+
+
+def _of_clock(trial: Path) -> Iterator[Finding]:
+    """Compares this machine's clock with that of the file system's, which may be another machine's."""
+    (trial / "clock").write_bytes(b"")
+    apart = (trial / "clock").stat().st_mtime - time.time()
+    if abs(apart) > _CLOCKS_APART_S:
+        text = f"the file system's is {abs(apart):.1f} s {'ahead of' if apart > 0 else 'behind'} this machine's"
+        yield Finding("clock", "note", f"{text}: records of a run will have times that do not agree")
+
+
+def _replace(trial: Path) -> None:
+    for content in (b"old", b"new"):
+        replace_file(trial / "file", content)
+    if (trial / "file").read_bytes() != b"new":
+        raise OSError(0, "a file that was replaced still has its old content")
+
+
+def _rename_directory(trial: Path) -> None:
+    with new_directory(trial / "made") as made:
+        (made / "file").write_bytes(b"content")
+    sync_directory(trial)
+
+
+def _make_once(trial: Path) -> None:
+    os.close(os.open(trial / "once", os.O_CREAT | os.O_EXCL))
+    try:
+        os.close(os.open(trial / "once", os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return
+    raise OSError(0, "two processes could make the same file")
+
+
+_TRIALS: dict[str, Callable[[Path], None]] = {
+    "replace files": _replace,
+    "rename directories": _rename_directory,
+    "own its directory": _make_once,
+}
+"""Uses that a run makes of its directory, for its record, its checkpoints and its lease."""
+
+
+def _file_system(directory: Path, mounts: Path) -> str:
+    """Kind of the file system of a directory: that of the longest mount point above it."""
+    best, kind = -1, "unknown"
+    for line in mounts.read_text().splitlines() if mounts.is_file() else ():
+        before, _, after = line.partition(" - ")
+        point = Path(before.split()[4].replace("\\040", " "))
+        if (point == directory or point in directory.parents) and len(point.parts) > best:
+            best, kind = len(point.parts), after.split()[0]
+    return kind
+
+
+def examine_machine(root: Path = Path("/")) -> Iterator[Finding]:
+    """Looks at what the kernel, and the container that this may be, leave to a run.
+
+    Args:
+        root: root of the file system.
+    """
+    cores, quota = cores_allowed(), cores_limit(root)
+    if quota is not None and quota < cores:
+        yield Finding("cores", "note", f"{cores}, of which this container may use {quota:.1f} at a time")
+    else:
+        yield Finding("cores", "ok", f"{cores}")
+    total = _memory(root / "proc/meminfo")
+    limit = min((group.size for group in control_groups(root)), default=total)
+    limited, text = limit < total, size_text(min(total, limit))
+    yield Finding("memory", "ok", f"{text}, this container's limit" if limited else text)
+    yield _shared_memory(root / "dev/shm")
+    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files < _LEAST_FILES:
+        text = f"{files} open files allowed; {_LEAST_FILES} are enough for dozens of processes: ulimit -n {most}"
+        yield Finding("files", "note", text)
+    else:
+        yield Finding("files", "ok", f"{files} open files allowed")
+
+
+def _shared_memory(path: Path) -> Finding:
+    elsewhere = f"states of `launch` would be in {tempfile.gettempdir()}, which is slower"
+    if not path.is_dir():
+        return Finding("shm", "note", f"there is no {path}: {elsewhere}")
+    found = os.statvfs(path)
+    total, free = (found.f_frsize * blocks for blocks in (found.f_blocks, found.f_bavail))
+    text = f"{size_text(free)} of {size_text(total)} free in {path}"
+    if free >= _LEAST_SHARED:
+        return Finding("shm", "ok", text)
+    remedy = "a container gets more with --shm-size, a pod with a volume in memory"
+    return Finding("shm", "note", f"{text}; where three states of all processes do not fit, {elsewhere}: {remedy}")
+
+
+def _memory(path: Path) -> int:
+    for line in path.read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemTotal":
+            return int(value.split()[0]) * 1024
+    return 0
+
+
+def examine_network(host: str, *, is_alone: bool, is_chosen: bool) -> Iterator[Finding]:
+    """Listens at an address of this machine and connects to it.
+
+    Args:
+        host: address at which the others find this machine.
+        is_alone: whether there are no others, so that an address which they reach is not missed.
+        is_chosen: whether the user has given the address, rather than the machine's name.
+    """
+    try:
+        with socket.create_server((host, 0)) as listener:
+            socket.create_connection(listener.getsockname()[:2], timeout=_CONNECT_S).close()
+    except OSError as error:
+        yield Finding(_NETWORK_TOPIC, "missing", f"{host} cannot be listened on and reached from here: {error}")
+        return
+    if not ipaddress.ip_address(host).is_loopback:
+        yield Finding(_NETWORK_TOPIC, "ok", f"this machine is {host}, which can be listened on")
+    elif is_chosen:
+        yield Finding(_NETWORK_TOPIC, "note", f"{host} is reached by this machine alone")
+    else:
+        remedy = "a run on several needs --listen HOST" if is_alone else "see /etc/hosts, or give --listen HOST"
+        text = f"this machine's name stands for {host}, which no other machine reaches: {remedy}"
+        yield Finding(_NETWORK_TOPIC, "note" if is_alone else "missing", text)
+
+
+def examine_software() -> Iterator[Finding]:
+    """Compares the installed packages with those that Swift's own metadata names."""
+    try:
+        needs = importlib.metadata.requires(DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:
+        text = f"{DISTRIBUTION} is not installed, Swift runs from its files: versions of packages are not compared"
+        yield Finding(_SOFTWARE_TOPIC, "note", text)
+        needs = []
+    yield from judge_packages(needs, importlib.metadata.version)
+
+
+def judge_packages(needs: Iterable[str], version_of: Callable[[str], str]) -> Iterator[Finding]:
+    """Judges the versions of packages.
+
+    Args:
+        needs: requirements as a package's metadata has them; those of extras are left out.
+        version_of: function that returns the version of an installed package, or raises PackageNotFoundError.
+    """
+    found, wrong = dict[str, str](), False
+    for requirement in map(Requirement, needs):
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            version = found[requirement.name] = version_of(requirement.name)
+        except importlib.metadata.PackageNotFoundError:
+            version = None
+        if version is None or not requirement.specifier.contains(version, prereleases=True):
+            has = "is not installed" if version is None else f"is {version}"
+            remedy = f"pip install '{requirement.name}{requirement.specifier}'"
+            yield Finding(_SOFTWARE_TOPIC, "missing", f"{requirement.name} {has}: {remedy}")
+            wrong = True
+    if not wrong:
+        main = "".join(f", {name} {found[name]}" for name in ("jax", "numpy") if name in found)
+        yield Finding(_SOFTWARE_TOPIC, "ok", f"Swift {__version__}, Python {platform.python_version()}{main}")

@@ -1,0 +1,189 @@
+"""GPUs and TPUs of this machine, their drivers, and whether JAX can use them, in findings of one line each."""
+
+import importlib.metadata
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+Verdict = Literal["ok", "note", "missing"]
+"""Whether something is as it should be, may cost speed or concern some runs only, or is in the way of a run."""
+_TOPIC = "devices"
+_ASK = """
+import json, jax
+print(json.dumps([jax.default_backend(), jax.local_device_count(), jax.devices()[0].device_kind]))
+"""
+_START_S = 180
+"""Seconds in which JAX has to find its devices."""
+OLDEST_DRIVER = {"jax-cuda13-plugin": 580, "jax-cuda12-plugin": 525}
+"""Oldest driver on which a plugin's CUDA runs, by NVIDIA's table of minor version compatibility."""
+_PLUGINS = (*OLDEST_DRIVER, "libtpu")
+_DRIVER = re.compile(r"Kernel Module.*?\s(\d+)((?:\.\d+)+)")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        topic: what it belongs to, a word.
+        verdict: whether it is as it should be.
+        text: what was found, and what to do where it is not as it should be.
+    """
+
+    topic: str
+    verdict: Verdict
+    text: str
+
+
+@dataclass(frozen=True)
+class JaxAnswer:
+    """The answer of JAX in a process of its own.
+
+    Attributes:
+        platform: its default backend: cpu, gpu or tpu; None: it did not start.
+        count: number of its devices on this machine.
+        kind: kind of its devices.
+        error: why it did not start, a line.
+    """
+
+    platform: str | None
+    count: int = 0
+    kind: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class DeviceEvidence:
+    """Signs of accelerators on a machine.
+
+    Attributes:
+        nvidia: device files of NVIDIA GPUs.
+        driver: version of NVIDIA's kernel module; None: it is not loaded.
+        tpu: device files of TPU chips.
+        plugins: versions of JAX's packages for accelerators.
+        jax: what JAX says.
+        asked: platforms that JAX is told to use, by ``JAX_PLATFORMS``; empty: it chooses.
+    """
+
+    jax: JaxAnswer
+    nvidia: tuple[str, ...] = ()
+    driver: str | None = None
+    tpu: tuple[str, ...] = ()
+    plugins: Mapping[str, str] = field(default_factory=dict)
+    asked: str = ""
+
+
+def examine_devices(root: Path = Path("/")) -> Iterator[Finding]:
+    """Looks for accelerators, and asks JAX which devices it has.
+
+    Args:
+        root: root of the file system.
+    """
+    yield from judge_devices(
+        DeviceEvidence(
+            jax=ask_jax(),
+            nvidia=_files(root / "dev", r"nvidia\d+"),
+            driver=_driver(root / "proc/driver/nvidia/version"),
+            tpu=tpu_chips(root),
+            plugins=dict(_installed()),
+            asked=os.environ.get("JAX_PLATFORMS", ""),
+        )
+    )
+
+
+def judge_devices(found: DeviceEvidence) -> Iterator[Finding]:
+    """Judges whether JAX can use what is there."""
+    wrong = [*_nvidia_faults(found), *_tpu_faults(found)]
+    yield from (Finding(_TOPIC, "missing", text) for text in wrong)
+    if found.jax.platform is None:
+        asked = f" with JAX_PLATFORMS = {found.asked!r}" if found.asked else ""
+        yield Finding(_TOPIC, "missing", f"JAX does not start{asked}: {found.jax.error}")
+        return
+    if not wrong:
+        yield from _sound(found)
+
+
+def _sound(found: DeviceEvidence) -> Iterator[Finding]:
+    if found.jax.platform != "cpu":
+        driver = f", driver {found.driver}" if found.driver and found.jax.platform == "gpu" else ""
+        yield Finding(_TOPIC, "ok", f"{found.jax.count} x {found.jax.kind}{driver}")
+    elif found.plugins:
+        text = (
+            f"CPU alone, though {', '.join(found.plugins)} is installed: a container has to be started with its devices"
+        )
+        yield Finding(_TOPIC, "note", text)
+    else:
+        yield Finding(_TOPIC, "ok", "CPU alone: devices are emulated")
+
+
+def _nvidia_faults(found: DeviceEvidence) -> Iterator[str]:
+    if not found.nvidia:
+        return
+    gpus, plugins = f"{len(found.nvidia)} NVIDIA GPUs", [name for name in found.plugins if name in OLDEST_DRIVER]
+    if found.driver is None:
+        yield f"{gpus}, but NVIDIA's kernel module is not loaded: install its driver"
+    elif not plugins:
+        yield f"{gpus}, but JAX has no plugin for them: pip install 'jax[cuda13]'"
+    else:
+        version, least = int(found.driver.partition(".")[0]), min(OLDEST_DRIVER[name] for name in plugins)
+        if version < least:
+            yield f"the driver {found.driver} is too old for {plugins[0]}, which needs {least} or newer"
+        elif found.jax.platform == "cpu":
+            yield f"{gpus}, driver and plugin, but JAX uses the CPU: see the environment variable JAX_PLATFORMS"
+
+
+def _tpu_faults(found: DeviceEvidence) -> Iterator[str]:
+    # A file in /dev/vfio may be any device that is passed to a virtual machine; with libtpu it is taken for a TPU.
+    is_tpu = any("accel" in path for path in found.tpu) or (found.tpu and "libtpu" in found.plugins)
+    if is_tpu and not found.nvidia and found.jax.platform != "tpu":
+        chips = f"{len(found.tpu)} TPU chips"
+        if "libtpu" not in found.plugins:
+            yield f"{chips}, but JAX has no plugin for them: pip install 'jax[tpu]'"
+        elif found.jax.platform == "cpu":
+            yield f"{chips} and libtpu, but JAX uses the CPU: another process may hold the chips"
+
+
+def tpu_chips(root: Path = Path("/")) -> tuple[str, ...]:
+    """Returns the device files of what may be TPU chips, below the root of a file system."""
+    return _files(root / "dev", r"accel\d+") or _files(root / "dev/vfio", r"\d+")
+
+
+def _files(directory: Path, pattern: str) -> tuple[str, ...]:
+    names = (path.name for path in directory.iterdir()) if directory.is_dir() else ()
+    return tuple(sorted(name for name in names if re.fullmatch(pattern, name)))
+
+
+def _driver(path: Path) -> str | None:
+    found = _DRIVER.search(path.read_text()) if path.is_file() else None
+    return None if found is None else found[1] + found[2]
+
+
+def _installed() -> Iterator[tuple[str, str]]:
+    for name in _PLUGINS:
+        try:
+            yield name, importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+
+
+def ask_jax() -> JaxAnswer:
+    """Starts JAX in a process, which may crash, hang, or take the devices for itself."""
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, "-c", _ASK], **pipes)
+    try:
+        out, err = process.communicate(timeout=_START_S)
+    except subprocess.TimeoutExpired:
+        process.kill()  # and not waited for: a driver may keep it from dying
+        return JaxAnswer(None, error=f"it has no devices after {_START_S} s; another process may hold them")
+    try:
+        platform, count, kind = json.loads(out.splitlines()[-1])
+        return JaxAnswer(str(platform), int(count), str(kind))
+    except (IndexError, ValueError):
+        said = err.strip().splitlines()
+        return JaxAnswer(None, error=said[-1][:300] if said else f"exit code {process.returncode}")

@@ -1,0 +1,443 @@
+"""Slices of the states of elastic runs: copies at neighbours, and the handover when the ranks change.
+
+``is_elastic`` says which runs are elastic, and ``ElasticSpecs`` has their step specs on any number of expert ranks.
+
+Every rank's slices are copied to the memory of the next rank in the ring: the first level of MoC-System's checkpoints
+(arXiv 2408.04307, section 5), but in the neighbour's memory. ``NeighbourCopies`` transfers a copy over the mesh and
+writes it during the next iteration into ``SliceCopies``. A file is complete or does not exist, so an interrupted copy
+is never taken for a complete one.
+
+``Handover`` is where the checkpoint service and all processes see it. When the members change, each process that leaves
+a generation hands over its own states, and its copies of the slices of lost ranks. So its states remain available if it
+dies later. The state that it is to resume from stays among its snapshots until it has resumed.
+
+Legend: P stages, 1 here; L MoE layers, E experts, K experts of a layer in a copy, V arrays of an expert's state of the
+same type, w numbers of a rank's slice.
+"""
+
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.stages import Compiled, Wrapped
+
+from swift.checkpoint.config import CheckpointConfig
+from swift.checkpoint.manifest import Copy, Ledger
+from swift.checkpoint.recovery import RankCopy
+from swift.checkpoint.units import Snapshot, StateSplit, by_name
+from swift.config.experiment import Experiment
+from swift.elastic.membership.messages import FoundSlices, Process, ShardLayout, Stamp
+from swift.elastic.state.store import SharedMemoryStore, directory_name, process_of
+from swift.errors import RunError
+from swift.mesh.live import storage_mesh
+from swift.mesh.per_rank import EXPERT_AXIS, RANKED, REPLICATED
+from swift.pipeline.reconfigure.executables import ExecutableCache
+from swift.pipeline.state import TrainState
+from swift.pipeline.step.spec import StepSpec
+from swift.train.build import on_ranks
+from swift.train.saved_state import split_of
+
+_NeighbourProgram = Callable[..., dict[str, dict[str, jax.Array]]]
+"""(dense, experts, chosen experts) -> ``dense`` and ``experts`` of the rank before."""
+
+_STATES, _COPIES = "states", "copies"
+
+
+def is_elastic(experiment: Experiment, *, by_rank: bool) -> bool:
+    """Returns whether expert ranks continue without lost ones, see ``swift.elastic.membership.machine``.
+
+    Args:
+        experiment: settings of the run.
+        by_rank: whether each expert rank has a process.
+    """
+    is_single_worker = len(experiment.topology.workers) == 1
+    return by_rank and is_single_worker and experiment.optimizer.layout == "decoupled"
+
+
+class ElasticSpecs:
+    """The step specs of a run on any number of expert ranks, each on the mesh of a checkpoint.
+
+    Args:
+        experiment: settings of the run.
+        platform: see ``Experiment.step_spec``.
+    """
+
+    def __init__(self, experiment: Experiment, platform: str | None = None):
+        self._experiment, self._platform = experiment, platform
+        self._by_ranks: dict[int, StepSpec] = {}
+
+    def on(self, num_ranks: int) -> StepSpec:
+        """Returns the step spec on ``num_ranks`` ranks, to be put on a live mesh."""
+        if num_ranks not in self._by_ranks:
+            fewer = on_ranks(self._experiment, num_ranks)
+            self._by_ranks[num_ranks] = fewer.step_spec(storage_mesh(fewer.topology), self._platform)
+        return self._by_ranks[num_ranks]
+
+
+def neighbour_of(process: Process, processes: Sequence[Process]) -> Process:
+    """Returns the process that keeps copies of a process's slices: the next in the ring of the ranks.
+
+    >>> ring = [Process((0, 0), rank) for rank in (0, 1, 3)]
+    >>> [str(neighbour_of(process, ring)) for process in ring]
+    ['0:0 rank 1', '0:0 rank 3', '0:0']
+    """
+    return processes[(processes.index(process) + 1) % len(processes)]
+
+
+class SliceCopy(NamedTuple):
+    """A copy of a rank's slices.
+
+    Attributes:
+        num_experts: number of experts of every layer, K.
+        neighbour: process in whose memory the copy is.
+        owner: process whose slices these are.
+        stamp: stamp of the state.
+    """
+
+    num_experts: int
+    neighbour: Process
+    owner: Process
+    stamp: Stamp
+
+
+class SliceCopies:
+    """The copies of all processes in a directory, by K, neighbour and owner: each combination has one writer.
+
+    Args:
+        directory: directory of the copies, which must exist.
+    """
+
+    def __init__(self, directory: Path):
+        self._directory = directory
+
+    def store(self, num_experts: int, neighbour: Process, owner: Process) -> SharedMemoryStore:
+        """Returns the store of a neighbour's copies of an owner's slices, each with K experts of every layer."""
+        directory = self._directory / str(num_experts)
+        directory.mkdir(exist_ok=True)
+        directory /= directory_name(neighbour)
+        directory.mkdir(exist_ok=True)
+        return SharedMemoryStore(directory, owner)
+
+    def find(self, neighbours: Collection[Process], owners: Collection[Process]) -> Iterator[SliceCopy]:
+        """Yields the complete copies that any of these neighbours has of the slices of any of these owners."""
+        for path in self._directory.glob("*/*/*"):
+            num_experts, neighbour, owner = int(path.parts[-3]), process_of(path.parts[-2]), process_of(path.name)
+            if neighbour in neighbours and owner in owners:
+                for stamp in self.store(num_experts, neighbour, owner).stamps():
+                    yield SliceCopy(num_experts, neighbour, owner, stamp)
+
+    def keep_only(self, neighbour: Process, kept: Collection[SliceCopy] = ()) -> None:
+        """Removes the copies of a neighbour, except some."""
+        for path in self._directory.glob(f"*/{directory_name(neighbour)}/*"):
+            num_experts, owner = int(path.parts[-3]), process_of(path.name)
+            stamps = [one.stamp for one in kept if (one.num_experts, one.owner) == (num_experts, owner)]
+            self.store(num_experts, neighbour, owner).keep_only(frozenset(stamps))
+
+    def hand_over(self, other: "SliceCopies", neighbour: Process, owners: Collection[Process]) -> None:
+        """Adds the copies that a neighbour has of some owners' slices to other copies."""
+        for num_experts, owner in {(one.num_experts, one.owner) for one in self.find([neighbour], owners)}:
+            self.store(num_experts, neighbour, owner).hand_over(other.store(num_experts, neighbour, owner))
+
+
+def needed(chosen_by: Mapping[Stamp, np.ndarray], num_classes: int) -> frozenset[Stamp]:
+    """Returns the copies to keep: the newest two, and those with the newest slices of an expert.
+
+    Args:
+        chosen_by: experts ``[L, K]`` in each copy.
+        num_classes: number of experts, E.
+
+    >>> chosen = {Stamp(1, step): np.array([[step % 3]]) for step in range(9)}
+    >>> sorted(stamp.step for stamp in needed(chosen, 3))
+    [6, 7, 8]
+    """
+    found = set[Stamp]()
+    covered_LE = np.zeros((len(next(iter(chosen_by.values()), ())), num_classes), bool)
+    for nth, (stamp, chosen_LK) in enumerate(sorted(chosen_by.items(), reverse=True, key=lambda item: item[0])):
+        if nth < 2 or not np.take_along_axis(covered_LE, chosen_LK, axis=1).all():
+            found.add(stamp)
+        np.put_along_axis(covered_LE, chosen_LK, True, axis=1)
+    return frozenset(found)
+
+
+def copy_shapes(split: StateSplit, num_experts: int) -> dict[str, Any]:
+    """Returns shapes and types of a copy: one rank's ranked arrays, with K experts of every layer.
+
+    Args:
+        split: division of the state of all ranks.
+        num_experts: number of experts of every layer, K.
+
+    Returns:
+        ``dense`` and ``experts`` by name, ``[P, layer, 1, ...]`` and ``[P, L, 1, K, w]``; ``chosen``, ``[layers, K]``.
+    """
+
+    def shape(name: str) -> jax.ShapeDtypeStruct:
+        stages, layers, _, *rest = split.shapes[name].shape
+        if name in split.expert_names:
+            rest = [num_experts, *rest[1:]]
+        return jax.ShapeDtypeStruct((stages, layers, 1, *rest), split.shapes[name].dtype)
+
+    return {
+        "dense": {name: shape(name) for name in split.dense_shapes if name in split.ranked_names},
+        "experts": {name: shape(name) for name in split.expert_names},
+        "chosen": jax.ShapeDtypeStruct((split.num_layers, num_experts), np.int32),
+    }
+
+
+def _as_snapshot(split: StateSplit, copy: Mapping[str, Any]) -> Snapshot:
+    """Returns a copy as a snapshot of one rank (N = 1), its blocks ``[layers, K, V, 1, w]``."""
+    chosen_LK = copy["chosen"]
+    blocks = {
+        dtype: np.empty((*chosen_LK.shape, len(names), 1, split.unit_shapes[dtype].shape[-1]), dtype)
+        for dtype, names in split.names_of_type.items()
+    }
+    for name, array in copy["experts"].items():
+        split.put(blocks, name, array)
+    return Snapshot(dict(copy["dense"]), blocks, chosen_LK)
+
+
+class NeighbourCopies:
+    """The copies that one process keeps of another's slices during a generation; the first has all experts.
+
+    Args:
+        spec: step spec on the generation's mesh.
+        executables: executable cache of the run.
+        copies: copies in the memory of this node.
+        process: this process.
+        processes: processes of the generation, in the order of their ranks.
+        config: settings of copies: how often, and of how many experts.
+    """
+
+    def __init__(
+        self,
+        spec: StepSpec,
+        executables: ExecutableCache,
+        copies: SliceCopies,
+        process: Process,
+        processes: Sequence[Process],
+        config: CheckpointConfig,
+    ):
+        self._spec, self._executables, self._copies, self._process = spec, executables, copies, process
+        (self._owner,) = [one for one in processes if neighbour_of(one, processes) == process]
+        self._config, self._split = config, split_of(spec)
+        num_layers, num_classes = self._split.num_layers, self._split.num_classes
+        self._ledger = Ledger.first(num_layers, num_classes, config.snapshot_k(num_classes))
+        self._is_first = True
+        self._chosen: dict[Stamp, np.ndarray] = {}  # experts of the copies that exist, or are being written
+        self._programs: dict[int, _NeighbourProgram] = {}
+        self._thread = ThreadPoolExecutor(1, "neighbour")
+        self._writing: tuple[Stamp, Future[None]] | None = None
+
+    def count(self, record: Mapping[str, Any]) -> None:
+        """Counts the token updates of an iteration, from its record in ``metrics.jsonl``."""
+        self._ledger = self._ledger.counted(record["popularity"], record["dropped"])
+
+    def is_due(self, done: int) -> bool:
+        """Returns whether to copy after this iteration; always after the first of a generation.
+
+        All ranks have to agree on when to copy and on which experts, so neither may depend on whether writing worked.
+        """
+        return self._is_first or done % self._config.snapshot_every == 0
+
+    def prepare(self) -> None:
+        """Compiles the program of the next copy, unless it is compiled."""
+        self._program(self._choice().shape[-1])
+
+    def copy(self, stamp: Stamp, state: TrainState) -> None:
+        """Transfers a copy, together with all other ranks, and begins to write it.
+
+        Args:
+            stamp: stamp of the state.
+            state: state on the mesh; it may be donated once this returns.
+        """
+        chosen_LK = self._choice()
+        arrays, like = by_name(state), copy_shapes(self._split, chosen_LK.shape[-1])
+        given = [{name: arrays[name] for name in like[kind]} for kind in ("dense", "experts")]
+        chosen = self._spec.live.put(chosen_LK, REPLICATED)
+        received = jax.block_until_ready(self._program(chosen_LK.shape[-1])(*given, chosen))
+        self.settle()
+        self._ledger = self._ledger.saved(stamp.step, chosen_LK, self._copied(stamp.step, chosen_LK), {})
+        self._is_first, self._chosen[stamp] = False, chosen_LK
+        self._writing = stamp, self._thread.submit(self._write, stamp, received | {"chosen": chosen_LK})
+
+    def settle(self) -> None:
+        """Waits until the copy in progress is written; if it cannot be written, the run continues without it."""
+        if self._writing is None:
+            return
+        (stamp, writing), self._writing = self._writing, None
+        try:
+            writing.result()
+        except OSError as error:
+            print(f"no copy of {self._owner} after iteration {stamp.step}: {error}", file=sys.stderr)
+            del self._chosen[stamp]
+
+    def close(self) -> None:
+        """Finishes the last copy, which no longer needs the devices."""
+        self.settle()
+        self._thread.shutdown()
+
+    def _choice(self) -> np.ndarray:
+        return self._ledger.choose(self._config.selection, full=False).astype(np.int32)
+
+    def _program(self, num_experts: int) -> _NeighbourProgram:
+        if num_experts not in self._programs:
+            self._programs[num_experts] = compiled_neighbour(self._spec, self._executables, num_experts)
+        return self._programs[num_experts]
+
+    def _copied(self, step: int, chosen_LK: np.ndarray) -> dict[tuple[int, int], Copy]:
+        """Returns the entries of the ledger for these copies, on which the next choice depends."""
+        contained_LE = self._ledger.tally.contained_LE
+        units = [(layer, class_) for layer, classes in enumerate(chosen_LK.tolist()) for class_ in classes]
+        return {unit: Copy(step, int(contained_LE[unit]), 0, "", {}) for unit in units}
+
+    def _write(self, stamp: Stamp, received: Mapping[str, Any]) -> None:
+        """Writes a copy, and only then removes earlier ones that are no longer needed."""
+        tree = jax.tree.map(lambda leaf: leaf if isinstance(leaf, np.ndarray) else _own_slice(leaf), dict(received))
+        num_experts = tree["chosen"].shape[-1]
+        self._copies.store(num_experts, self._process, self._owner).save(stamp, tree)
+        kept = needed(self._chosen, self._split.num_classes)
+        self._chosen = {stamp: chosen for stamp, chosen in self._chosen.items() if stamp in kept}
+        copies = [SliceCopy(chosen.shape[-1], self._process, self._owner, one) for one, chosen in self._chosen.items()]
+        self._copies.keep_only(self._process, copies)
+
+
+def neighbour_slices(spec: StepSpec) -> Wrapped:
+    """Returns the jitted function that sends every rank's slices to the next rank in the ring.
+
+    It takes RANKED arrays by name, ``dense`` and ``experts``, and the chosen experts ``[L, K]``, REPLICATED; it returns
+    ``dense`` and the chosen ``experts`` of the rank before, RANKED.
+
+    Args:
+        spec: step spec on a live mesh of one worker.
+    """
+    num_ranks = spec.live.num_ranks
+    ring = [(rank, (rank + 1) % num_ranks) for rank in range(num_ranks)]
+
+    def per_rank(dense: Any, experts: Any, chosen_LK: jax.Array) -> dict[str, Any]:
+        chosen = {name: jnp.take_along_axis(leaf, chosen_LK[:, :, None], axis=1) for name, leaf in experts.items()}
+        both = {"dense": dense, "experts": chosen}
+        return jax.tree.map(lambda leaf: lax.ppermute(leaf, EXPERT_AXIS, ring), both)
+
+    return jax.jit(spec.live.per_rank(per_rank, (RANKED, RANKED, REPLICATED), RANKED))
+
+
+def compiled_neighbour(spec: StepSpec, executables: ExecutableCache, num_experts: int) -> _NeighbourProgram:
+    """Returns ``neighbour_slices`` compiled for K experts of every layer; the choice of experts is data.
+
+    Args:
+        spec: step spec on a live mesh of one worker.
+        executables: executable cache of the run.
+        num_experts: number of experts of every layer, K.
+    """
+    live = spec.live
+
+    def compile_() -> Compiled:
+        split = split_of(spec)
+        like = copy_shapes(split, num_experts)
+        given = [{name: split.shapes[name] for name in like[kind]} for kind in ("dense", "experts")]
+        chosen = jax.ShapeDtypeStruct(like["chosen"].shape, np.int32, sharding=live.shardings(REPLICATED))
+        return neighbour_slices(spec).lower(*given, chosen).compile()
+
+    return executables.get(neighbour_key(live.num_ranks, num_experts), compile_, list(live.mesh.devices.flat))
+
+
+def neighbour_key(num_ranks: int, num_experts: int) -> object:
+    """Returns the key of such a program in the executable cache."""
+    return "neighbour", num_ranks, num_experts
+
+
+def _own_slice(leaf: jax.Array) -> np.ndarray:
+    """Returns this process's slice of a RANKED array, on the host; on CPU without a copy."""
+    (shard,) = leaf.addressable_shards
+    return np.asarray(shard.data)
+
+
+@dataclass(frozen=True)
+class Handover:
+    """The states and copies that processes have handed over.
+
+    Attributes:
+        handed_over: directory for them, which must exist.
+        snapshots: directory of the states that processes are to resume from.
+        processes: all processes of the run.
+    """
+
+    handed_over: Path
+    snapshots: Path
+    processes: Sequence[Process]
+
+    def __post_init__(self) -> None:
+        for name in (_STATES, _COPIES):
+            (self.handed_over / name).mkdir(exist_ok=True)
+
+    @property
+    def copies(self) -> SliceCopies:
+        """Copies of the slices of lost ranks."""
+        return SliceCopies(self.handed_over / _COPIES)
+
+    def states(self, process: Process) -> SharedMemoryStore:
+        """Store of the states that a process has handed over, with slots."""
+        return SharedMemoryStore(self.handed_over / _STATES, process)
+
+    def parts(self, process: Process) -> SharedMemoryStore:
+        """Store of the state that a process is to resume from, without slots."""
+        return SharedMemoryStore(self.snapshots, process)
+
+    def hand_over(
+        self, process: Process, states: SharedMemoryStore, copies: SliceCopies, lost: Collection[Process]
+    ) -> None:
+        """Hands over the states of a process, and its copies of the slices of lost ranks."""
+        states.hand_over(self.states(process))
+        copies.hand_over(self.copies, process, lost)
+
+    def withdraw(self, process: Process, kept: frozenset[Stamp]) -> None:
+        """Removes what a process has handed over, except some states: no process will resume from the others."""
+        self.states(process).keep_only(kept)
+        self.copies.keep_only(process)
+
+    def found(self, neighbour: Process, held: frozenset[Stamp], num_experts: int) -> FoundSlices:
+        """Returns the slices that can be found, of any owner and state.
+
+        Args:
+            neighbour: process that asks.
+            held: states of which it has its own slices; its copies of other states are of no use.
+            num_experts: number of experts in a complete copy, E.
+        """
+        whole = {(one, stamp) for one in self.processes for stamp in self.states(one).stamps()}
+        whole |= {(one, stamp) for one in self.processes for stamp in self.parts(one).stamps()}
+        copies = self.copies.find([neighbour], self.processes)
+        whole |= {(one.owner, one.stamp) for one in copies if one.num_experts == num_experts and one.stamp in held}
+        return frozenset(whole)
+
+    def rank_copies(
+        self,
+        split: StateSplit,
+        layout: ShardLayout,
+        lost: Collection[Process],
+        contained_at: Callable[[int], np.ndarray],
+    ) -> Iterator[RankCopy]:
+        """Yields the copies of lost ranks' slices that others have, except damaged ones.
+
+        Args:
+            split: division of the state.
+            layout: layout of the state.
+            lost: processes whose slices are needed.
+            contained_at: function that returns the token updates ``[L, E]`` contained in experts after an iteration.
+        """
+        ranks = {process: rank for rank, process in enumerate(layout.processes)}
+        for one in self.copies.find([process for process in ranks if process not in lost], lost):
+            if one.stamp.generation not in layout.generations:
+                continue
+            store, step = self.copies.store(one.num_experts, one.neighbour, one.owner), one.stamp.step
+            try:
+                snapshot = _as_snapshot(split, store.load(one.stamp, copy_shapes(split, one.num_experts)))
+            except RunError as error:
+                print(f"passed over: {error}", file=sys.stderr)
+                continue
+            yield RankCopy(ranks[one.owner], ranks[one.neighbour], step, snapshot, contained_at(step))

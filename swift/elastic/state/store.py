@@ -1,0 +1,314 @@
+"""Store of a process's states as files in shared memory: they outlive its devices, and the process itself.
+
+A generation ends with everything on its devices (see ``swift.elastic.jax_group``). What a process needs for the next
+one is in its ``SharedMemoryStore``, where its next incarnation finds it if the process was killed. A file that does not
+fit into the memory is written to a disk, with a link in its place: a run's directory in the memory of a node has a link
+to a directory there, see ``node_memory``.
+
+A state has a row for every stage or worker. A process has ``Shards`` of every array, see ``swift.mesh.state_rows``: for
+each of its devices, RANKED ``[1, layer, 1, ...]``, or SHARED ``[1, ...]``, equal on all devices. ``process_parts`` and
+``join_parts`` convert between the two.
+
+Legend: P stages or workers, N expert ranks.
+"""
+
+import errno
+import json
+import math
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any, BinaryIO
+from uuid import uuid4
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from swift.checkpoint.manifest import array_checksum, digest, raw_bytes
+from swift.elastic.membership.messages import Process, Stamp
+from swift.errors import RunError
+from swift.mesh.per_rank import RANKED, is_spec, map_specs
+from swift.mesh.state_rows import Shards
+
+SPILL = "swift-spill"
+"""Name of the link to the directory on the disk."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_PREFIX, _ALIGNMENT = "state-", 64
+
+
+class SharedMemoryStore:
+    """The states that one process has kept.
+
+    Args:
+        directory: directory of all processes of a run on this machine, preferably in shared memory. It must exist: one
+            that was removed with its run must not be created again.
+        process: the process.
+    """
+
+    def __init__(self, directory: Path, process: Process):
+        self._directory = directory / directory_name(process)
+        self._directory.mkdir(exist_ok=True)
+
+    def stamps(self) -> frozenset[Stamp]:
+        """Returns the stamps of all kept states."""
+        found = [path.name.removeprefix(_PREFIX).split("-") for path in self._directory.glob(f"{_PREFIX}*")]
+        return frozenset(Stamp(int(generation), int(step)) for generation, step in found)
+
+    def save(self, stamp: Stamp, tree: Any, records: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Keeps a tree of arrays, replacing one with the same stamp.
+
+        Args:
+            stamp: stamp of the state.
+            tree: the state.
+            records: records, JSON, of the iterations up to it that may not be written yet.
+
+        Raises:
+            OSError: there is no room for it, neither here nor on the disk that may belong to the directory.
+        """
+        self._directory.mkdir(exist_ok=True)  # see ``NodeMemory.mend``
+        arrays = [np.asarray(leaf, order="C") for leaf in jax.tree.leaves(tree)]
+        head = {"arrays": [_shape(array) for array in arrays], "checksum": array_checksum(arrays)}
+        text = json.dumps(list(records))
+        head |= {"records": text, "records_digest": digest(text.encode())}
+
+        def write(file: BinaryIO) -> None:
+            file.write(json.dumps(head).encode() + b"\n")
+            for array in arrays:
+                file.seek(_aligned(file.tell()))
+                file.write(raw_bytes(array))
+            file.truncate()
+
+        if write_or_spill(self._path(stamp), self._temporary(stamp), write):
+            print(f"{self._directory} is full: the state after iteration {stamp.step} is on a disk", file=sys.stderr)
+
+    def load(self, stamp: Stamp, like: Any, *, is_own: bool = False) -> Any:
+        """Loads a state; its arrays are views of the file, and stay valid if the file is removed.
+
+        Args:
+            stamp: one of ``stamps``.
+            like: tree of objects with the expected shapes and types.
+            is_own: whether this incarnation has saved it, so that its checksum need not be checked.
+
+        Raises:
+            RunError: the state cannot be read, is damaged, or belongs to another model.
+        """
+        path, leaves, buffers = self._path(stamp), jax.tree.leaves(like), []
+        damaged = RunError(f"{path} is damaged: it is not as it was saved")
+        try:
+            with path.open("rb") as file:
+                head, offset = json.loads(file.readline()), file.tell()
+                shapes, checksum = head["arrays"], head["checksum"]
+            whole = np.memmap(path, np.uint8, "r")
+        except OSError as error:
+            raise RunError(f"{path} cannot be read: {error.strerror or error}") from error
+        except (ValueError, TypeError, KeyError):
+            raise damaged from None
+        if shapes != [_shape(leaf) for leaf in leaves]:
+            raise RunError(f"{path} holds the state of another model")
+        for leaf in leaves:
+            begin = _aligned(offset)
+            offset = begin + math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
+            buffers.append(whole[begin:offset])
+        if len(whole) != offset or not (is_own or array_checksum(buffers) == checksum):
+            raise damaged
+        arrays = [buffer.view(leaf.dtype).reshape(leaf.shape) for buffer, leaf in zip(buffers, leaves, strict=True)]
+        return jax.tree.unflatten(jax.tree.structure(like), arrays)
+
+    def records(self) -> dict[int, dict[str, Any]]:
+        """Returns the records kept with all states, by iteration, except those that cannot be read."""
+        found: dict[int, dict[str, Any]] = {}
+        for stamp in sorted(self.stamps()):
+            with (
+                suppress(OSError, ValueError, TypeError, KeyError, AttributeError),
+                self._path(stamp).open("rb") as file,
+            ):
+                head = json.loads(file.readline())
+                if digest(head["records"].encode()) == head["records_digest"]:
+                    found |= {record["step"]: record for record in json.loads(head["records"])}
+        return found
+
+    def hand_over(self, other: "SharedMemoryStore") -> None:
+        """Adds all states to another store; free of cost on the same file system."""
+        for stamp in self.stamps() - other.stamps():
+            _share_or_copy(self._path(stamp), other._path(stamp), other._temporary(stamp))
+
+    def keep_only(self, stamps: frozenset[Stamp] = frozenset()) -> None:
+        """Removes all states except some."""
+        for stamp in self.stamps() - stamps:
+            remove_with_spill(self._path(stamp))
+        for unfinished in self._directory.glob(f".{_PREFIX}*"):  # by an incarnation that died meanwhile
+            remove_with_spill(unfinished)
+
+    def _path(self, stamp: Stamp) -> Path:
+        return self._directory / f"{_PREFIX}{stamp.generation}-{stamp.step}"
+
+    def _temporary(self, stamp: Stamp) -> Path:
+        """Path of a state that is being written; the directory has one writer."""
+        return self._directory / f".{_PREFIX}{stamp.generation}-{stamp.step}.tmp"
+
+
+def directory_name(process: Process) -> str:
+    """Returns the name of a process's directory.
+
+    >>> directory_name(Process((1, 0), 2)), process_of(directory_name(Process((1, 0), 2))) == Process((1, 0), 2)
+    ('1-0-2', True)
+    """
+    return "-".join(map(str, (*process.worker, process.rank)))
+
+
+def process_of(name: str) -> Process:
+    """Returns the process of a directory."""
+    pipeline, stage, rank = map(int, name.split("-"))
+    return Process((pipeline, stage), rank)
+
+
+def _shape(leaf: Any) -> list[Any]:
+    return [str(leaf.dtype), list(leaf.shape)]
+
+
+def _aligned(offset: int) -> int:
+    """Rounds up to the alignment with which devices can use an array where it is."""
+    return -(-offset // _ALIGNMENT) * _ALIGNMENT
+
+
+def process_parts(specs: Any, tree: Any, index: int, ranks: Sequence[int]) -> Any:
+    """Returns the part of a state that one process has.
+
+    Args:
+        specs: RANKED or SHARED for each array, or a prefix tree of them.
+        tree: arrays on the host, RANKED ``[P, layer, N, ...]`` and SHARED ``[P, ...]``.
+        index: which of the P is the process's.
+        ranks: expert ranks of its devices.
+
+    Returns:
+        A tree of ``Shards``, which are views.
+    """
+
+    def cut(spec: PartitionSpec, whole: np.ndarray) -> Shards:
+        own = whole[index : index + 1]
+        return [own[:, :, rank : rank + 1] if spec == RANKED else own for rank in ranks]
+
+    return map_specs(cut, specs, tree)
+
+
+def join_parts(specs: Any, shapes: Any, parts: Sequence[Any]) -> Any:
+    """Returns whole arrays from the parts of all their processes.
+
+    Args:
+        specs: RANKED or SHARED for each array, or a prefix tree of them.
+        shapes: shapes of the result.
+        parts: trees of ``Shards`` of the processes of the first stage or worker by rank, then those of the next.
+
+    Returns:
+        Arrays on the host, RANKED ``[P, layer, N, ...]`` and SHARED ``[P, ...]``.
+    """
+
+    def join(spec: PartitionSpec, whole: Any, *given: Shards) -> np.ndarray:
+        shards, num_stages = list(chain(*given)), whole.shape[0]
+        num_ranks = len(shards) // num_stages
+        rows = [shards[stage * num_ranks : (stage + 1) * num_ranks] for stage in range(num_stages)]
+        return np.concatenate([np.concatenate(row, axis=2) if spec == RANKED else row[0] for row in rows])
+
+    return jax.tree.map(
+        lambda spec, *below: jax.tree.map(partial(join, spec), *below), specs, shapes, *parts, is_leaf=is_spec
+    )
+
+
+def write_or_spill(path: Path, temporary: Path, write: Callable[[BinaryIO], object]) -> bool:
+    """Writes a file under a temporary name and renames it, so that readers find it complete or not at all.
+
+    Args:
+        path: path of the file; an existing file is replaced.
+        temporary: path in the same directory, without another writer.
+        write: function that writes the content; called again if the content did not fit.
+
+    Returns:
+        Whether the file was written to the disk, because the memory is full.
+
+    Raises:
+        OSError: it fits nowhere, or cannot be written; nothing is left of it.
+    """
+    try:
+        with temporary.open("wb") as file:
+            write(file)
+        spilled = None
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        spill = _spill_of(path)
+        if spill is None or not (isinstance(error, OSError) and error.errno in _FULL):
+            raise
+        spilled = spill / uuid4().hex
+        try:
+            with spilled.open("wb") as file:
+                write(file)
+            temporary.symlink_to(spilled)
+        except BaseException:
+            spilled.unlink(missing_ok=True)
+            raise
+    _rename(temporary, path)
+    return spilled is not None
+
+
+def _share_or_copy(path: Path, other: Path, temporary: Path) -> None:
+    """Makes a file available under another path; free of cost on the same file system.
+
+    Args:
+        path: path of the file.
+        other: its other path.
+        temporary: path in the directory of ``other``, without another writer.
+
+    Raises:
+        OSError: the file fits nowhere, or cannot be read.
+    """
+    temporary.unlink(missing_ok=True)
+    spill = _spill_of(other)
+    if path.is_symlink() and spill is not None:
+        shared = spill / uuid4().hex
+        os.link(path.resolve(), shared)
+        temporary.symlink_to(shared)
+        _rename(temporary, other)
+        return
+    try:
+        os.link(path.resolve(), temporary)
+        _rename(temporary, other)
+    except OSError:
+        with path.open("rb") as file:
+            write_or_spill(other, temporary, lambda copy: _copy(file, copy))
+
+
+def remove_with_spill(path: Path) -> None:
+    """Removes a file, wherever its content is."""
+    target = path.resolve() if path.is_symlink() else None
+    path.unlink(missing_ok=True)
+    if target is not None:
+        target.unlink(missing_ok=True)
+
+
+def _rename(temporary: Path, path: Path) -> None:
+    """Renames a file, and removes the spilled content of the one that it replaces."""
+    before = path.resolve() if path.is_symlink() else None
+    temporary.replace(path)
+    if before is not None:
+        before.unlink(missing_ok=True)
+
+
+def _copy(source: BinaryIO, target: BinaryIO) -> None:
+    source.seek(0)
+    shutil.copyfileobj(source, target, 1 << 20)
+
+
+def _spill_of(path: Path) -> Path | None:
+    """Returns the directory on a disk that belongs to the memory directory of a file; None if there is none."""
+    with suppress(OSError):
+        for parent in path.parent.resolve().parents:
+            link = parent / SPILL
+            # In a directory open to all users, such as that for temporary files, others could have made the link.
+            if link.is_symlink() and link.lstat().st_uid == os.getuid() and link.is_dir():
+                return link.resolve()
+    return None

@@ -1,0 +1,337 @@
+"""Child processes of the supervisor: the interface to them, and those on its own node.
+
+The exit of a child is detected here, the first step on the path of a failure. Children on other nodes are handled by
+``swift.elastic.transport.nodes``.
+"""
+
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import NamedTuple, Protocol, Self
+
+from swift.errors import RunError
+from swift.machine_memory import num_memory_kills
+from swift.tasks import retried, start_thread
+
+MEMORY = "{memory}"
+"""Placeholder in a command for the memory directory of the node on which it is started."""
+_STOP_S, _KILL_S = 10.0, 2.0
+_THREAD_S, _PROCESS_S = 4.0, 20.0
+"""Seconds for which starting a thread (the supervisor waits for it) and a process are tried."""
+
+
+class ReceivedLine(NamedTuple):
+    """A line that a child has sent."""
+
+    child: Hashable
+    line: str
+    time: float
+
+
+class Death(NamedTuple):
+    """The death of a child.
+
+    Attributes:
+        child: name of the child.
+        why: cause, in a few words.
+        time: when it was detected, in seconds.
+        is_own: whether the child itself failed, rather than its node.
+    """
+
+    child: Hashable
+    why: str
+    time: float
+    is_own: bool = True
+
+
+class Children(Protocol):
+    """Child processes by name; a name may be reused once the death of its child was reported."""
+
+    def __contains__(self, child: object) -> bool:
+        """Returns whether a child was started and its death has not been reported yet."""
+
+    def start(self, child: Hashable, command: Sequence[str], log: Path) -> None:
+        """Starts a child without waiting for it.
+
+        Lines and signals sent meanwhile are delivered once it is running. A child that cannot be started is reported
+        as dead.
+
+        Args:
+            child: name of the child.
+            command: command with its arguments; ``MEMORY`` stands for the memory directory of the child's node.
+            log: file to which its standard error is appended.
+        """
+
+    def hold(self, child: Hashable, command: Sequence[str], log: Path) -> None:
+        """Starts a process ahead, as which ``start`` starts this child; does nothing if there is one already.
+
+        Until then it is no child: nothing is sent to it, and its death is not reported; ``start`` starts another one if
+        it has died. Until its first line comes it has to say nothing.
+        """
+
+    def send(self, child: Hashable, line: str) -> None:
+        """Sends a line to a child, if it is alive."""
+
+    def signal(self, child: Hashable, number: signal.Signals) -> None:
+        """Sends a signal to a child, if it is alive."""
+
+    def received(self, timeout_s: float) -> list[ReceivedLine]:
+        """Returns the lines received since the last call; waits for at most ``timeout_s`` seconds for the first."""
+
+    def deaths(self) -> list[Death]:
+        """Returns the deaths since the last call; all lines of these children can be received by then."""
+
+    def wait_for(self, children: Collection[Hashable]) -> None:
+        """Waits for the end of children that were asked to end, and kills those that do not."""
+
+    def abandon(self, child: Hashable) -> None:
+        """Gives up a killed child that does not die; no more children start on its node, unless that is the first."""
+
+    def away_s(self, child: Hashable) -> float:
+        """Returns for how many seconds the node of a child has been missing; 0: it is there."""
+
+
+class _Child:
+    """A child that a thread of its own starts and then reads from.
+
+    Starting a process reads and writes files (its program, its log). The thread that requests it sends heartbeats, and
+    must not wait for a file system that does not respond.
+
+    Args:
+        name: name of the child.
+        popen: function that starts it.
+        lines: queue for the lines that it sends.
+        limit_s: seconds for which starting the thread is tried.
+
+    Attributes:
+        has_thread: whether it could be started.
+    """
+
+    def __init__(
+        self,
+        name: Hashable,
+        popen: Callable[[], subprocess.Popen[str]],
+        lines: SimpleQueue[ReceivedLine],
+        limit_s: float,
+    ):
+        self._name, self._lines = name, lines
+        self._lock, self._is_started = threading.Lock(), threading.Event()
+        self._popen: subprocess.Popen[str] | None = None
+        self._start_error = ""
+        self._pending_lines: list[str] = []
+        self._pending_signals: list[signal.Signals] = []
+        self._memory_kills = num_memory_kills()
+        try:
+            self._thread = start_thread(self._run, popen, limit_s=limit_s)
+            self.has_thread = True
+        except RunError as error:
+            self.has_thread, self._start_error = False, f"cannot be started: {error}"
+            self._is_started.set()
+
+    def send(self, line: str) -> None:
+        """Sends a line, once the child is running."""
+        with self._lock:
+            if self._popen is None:
+                self._pending_lines.append(line)
+            else:
+                self._write(self._popen, line)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal, once the child is running."""
+        with self._lock:
+            if self._popen is None:
+                self._pending_signals.append(number)
+            else:
+                self._popen.send_signal(number)
+
+    def is_dead(self, timeout_s: float = 0.0) -> bool:
+        """Returns whether the child has ended or could not be started, after at most ``timeout_s`` seconds."""
+        deadline = time.monotonic() + timeout_s
+        if not self._is_started.wait(timeout_s):
+            return False
+        if self._popen is None or self._popen.poll() is not None:
+            return True
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            return False
+        try:
+            self._popen.wait(left_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def reap(self) -> str:
+        """Waits for the last lines of a dead child, and returns the cause of its death."""
+        if self._popen is None:
+            return self._start_error
+        assert self._popen.stdin is not None
+        with suppress(BrokenPipeError):
+            self._popen.stdin.close()
+        self._thread.join(timeout=1.0)
+        code = self._popen.returncode
+        if code == -signal.SIGKILL and num_memory_kills() > self._memory_kills:
+            return f"signal {-code}, as its control group was out of memory"
+        return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+    def _run(self, popen: Callable[[], subprocess.Popen[str]]) -> None:
+        try:
+            process = retried(lambda: self._try(popen), _PROCESS_S)
+        except (OSError, RuntimeError) as error:
+            self._start_error = f"cannot be started: {error}"
+            self._is_started.set()
+            return
+        with self._lock:
+            self._popen = process
+            for line in self._pending_lines:
+                self._write(process, line)
+            for number in self._pending_signals:
+                process.send_signal(number)
+        self._is_started.set()
+        assert process.stdout is not None
+        with process.stdout:
+            for line in process.stdout:
+                if line.endswith("\n"):  # otherwise the child was killed while it wrote the line
+                    self._lines.put(ReceivedLine(self._name, line, time.monotonic()))
+
+    def _try(self, popen: Callable[[], subprocess.Popen[str]]) -> subprocess.Popen[str]:
+        """Tries to start the child; it is not tried again where it is to be killed at once."""
+        try:
+            return popen()
+        except BlockingIOError as error:
+            with self._lock:
+                if signal.SIGKILL in self._pending_signals:
+                    raise ChildProcessError(f"{error.strerror}, until it was killed") from error
+            raise
+
+    def _write(self, popen: subprocess.Popen[str], line: str) -> None:
+        assert popen.stdin is not None
+        with suppress(BrokenPipeError, ValueError):  # its death is about to be detected
+            popen.stdin.write(line)
+            popen.stdin.flush()
+
+
+class LocalChildren:
+    """Children on this node; a context manager that leaves none behind.
+
+    Args:
+        environment: environment variables of the children.
+        memory: memory directory of this node; replaces ``MEMORY`` in commands.
+
+    Attributes:
+        lines: queue of the lines that children have sent.
+    """
+
+    def __init__(self, environment: Mapping[str, str], memory: Path):
+        self._environment, self._memory = dict(environment), str(memory)
+        self._children: dict[Hashable, _Child] = {}
+        self._abandoned: dict[Hashable, _Child] = {}
+        self._held: dict[Hashable, _Child] = {}
+        self._no_wait_before = 0.0
+        self.lines = SimpleQueue[ReceivedLine]()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._children |= self._held
+        self._held.clear()
+        for child in list(self._children):
+            self.signal(child, signal.SIGKILL)
+        self.wait_for(list(self._children))
+
+    def __contains__(self, child: object) -> bool:
+        return child in self._children
+
+    def away_s(self, child: Hashable) -> float:  # noqa: ARG002
+        """See ``Children``; this node is never missing."""
+        return 0.0
+
+    def start(self, child: Hashable, command: Sequence[str], log: Path) -> None:
+        """See ``Children``."""
+        assert child not in self._children, f"{child} is running already"
+        process = self._held.pop(child, None)
+        if process is not None and process.is_dead():
+            process.reap()
+            process = None
+        self._children[child] = process or self._process(child, command, log)
+
+    def hold(self, child: Hashable, command: Sequence[str], log: Path) -> None:
+        """See ``Children``."""
+        if child not in self._children and child not in self._held:
+            self._held[child] = self._process(child, command, log)
+
+    def _process(self, child: Hashable, command: Sequence[str], log: Path) -> _Child:
+        words = [self._memory if word == MEMORY else word for word in command]
+        # All children together hold the caller up once, however many cannot be started.
+        limit_s = _THREAD_S if time.monotonic() > self._no_wait_before else 0.0
+        process = _Child(child, lambda: self._popen(words, log), self.lines, limit_s)
+        if not process.has_thread:
+            self._no_wait_before = time.monotonic() + _THREAD_S
+        return process
+
+    def _popen(self, command: Sequence[str], log: Path) -> subprocess.Popen[str]:
+        with log.open("ab") as errors:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=self._environment,
+                start_new_session=True,  # Ctrl-C goes to the supervisor alone, which ends the children
+            )
+
+    def send(self, child: Hashable, line: str) -> None:
+        """See ``Children``."""
+        if child in self._children:
+            self._children[child].send(line)
+
+    def signal(self, child: Hashable, number: signal.Signals) -> None:
+        """See ``Children``."""
+        found = self._children.get(child, self._abandoned.get(child))
+        if found is not None:
+            found.signal(number)
+
+    def abandon(self, child: Hashable) -> None:
+        """See ``Children``."""
+        if child in self._children:
+            self._abandoned[child] = self._children.pop(child)
+
+    def received(self, timeout_s: float) -> list[ReceivedLine]:
+        """See ``Children``."""
+        lines: list[ReceivedLine] = []
+        with suppress(Empty):
+            lines.append(self.lines.get(timeout=timeout_s))
+            while True:
+                lines.append(self.lines.get_nowait())
+        return lines
+
+    def deaths(self) -> list[Death]:
+        """See ``Children``."""
+        for child in [child for child, abandoned in self._abandoned.items() if abandoned.is_dead()]:
+            self._abandoned.pop(child).reap()  # its death was reported before
+        dead = [child for child, process in self._children.items() if process.is_dead()]
+        return [Death(child, self._children.pop(child).reap(), time.monotonic()) for child in dead]
+
+    def wait_for(self, children: Collection[Hashable]) -> None:
+        """See ``Children``."""
+        left = self._wait_for(children, _STOP_S)
+        for child in left:
+            self.signal(child, signal.SIGKILL)
+        for child in self._wait_for(left, _KILL_S):
+            self.abandon(child)
+
+    def _wait_for(self, children: Collection[Hashable], timeout_s: float) -> list[Hashable]:
+        """Waits for the end of children, and returns those that are left."""
+        deadline, left = time.monotonic() + timeout_s, []
+        for child in children:
+            if self._children[child].is_dead(max(0.0, deadline - time.monotonic())):
+                self._children.pop(child).reap()
+            else:
+                left.append(child)
+        return left

@@ -1,0 +1,341 @@
+"""Connections of the nodes of a run: how they find each other, prove that they belong to it, and send lines.
+
+``Rendezvous`` is a file in the run directory, which all nodes see, with the address of the first node and the key of
+the run. In the handshake each side proves to the other that it has the key, without sending it: the first node sends a
+challenge; the other answers with its number, a challenge of its own and the proof for the first challenge; the first
+node answers with its own proof, and says whether it admits the other. A false proof it refuses in a line without a
+proof of its own.
+
+Later messages are neither signed nor encrypted, and neither is the traffic among the processes of a generation (gloo):
+so the use of a network has to be requested explicitly, see ``check_network``.
+
+``Admission`` is the first node's side of the handshake, however many other callers there are. The number of callers
+that have not proved yet that they have the key is limited, and so are the time and the bytes that each has for it.
+When the number is reached, a new caller replaces the one that has been pending longest: a node with the key needs only
+a moment. No caller gets a thread or a file of its own before it is admitted.
+"""
+
+import errno
+import hmac
+import ipaddress
+import json
+import secrets
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from swift.errors import SettingError
+from swift.files import replace_file, this_program
+from swift.tasks import retried
+
+MAX_BYTES = 1024
+"""Largest size of a line of the handshake, in bytes."""
+_FILE = ".meeting.json"
+_HANDSHAKE_S, _SEND_S, _MAX_PENDING = 5.0, 2, 128
+_MAX_ACCEPTED = 64
+"""Connections accepted before pending callers are read from again."""
+_FALSE_PROOF = "the proof is false"
+"""All that a caller without the key is told: it can tell a wrong key from a connection that has ended."""
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """The information that the other nodes need about the first.
+
+    Attributes:
+        host: address on which it listens.
+        port: port on which it listens.
+        key: key of the run, known only to those who can read the run directory.
+        scratch: directory that the processes share, see ``RunFiles``.
+        silence_s: seconds without a message from it after which a node counts it as lost.
+        program: digest of the program that it runs, see ``this_program``.
+    """
+
+    host: str
+    port: int
+    key: str
+    scratch: str
+    silence_s: float
+    program: str = ""
+
+    @classmethod
+    def of(cls, listener: socket.socket, scratch: Path, silence_s: float) -> Self:
+        """Makes a rendezvous with a new key."""
+        host, port = listener.getsockname()[:2]
+        return cls(host, port, secrets.token_hex(32), str(scratch), silence_s, this_program())
+
+    @contextmanager
+    def announced(self, run_dir: Path) -> Iterator[None]:
+        """Writes the file for the duration of the block; only its owner can read it."""
+        replace_file(run_dir / _FILE, json.dumps(asdict(self)).encode(), mode=0o600)
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # a disk that fails: a file that is left leads to nobody, and is replaced later
+                if Rendezvous.find(run_dir) == self:
+                    (run_dir / _FILE).unlink()
+
+    @classmethod
+    def find(cls, run_dir: Path) -> Self | None:
+        """Reads the rendezvous of a run; returns None if there is none, or none that can be read."""
+        try:
+            found = cls(**json.loads((run_dir / _FILE).read_text()))
+            ipaddress.ip_address(found.host)
+        except (OSError, ValueError, TypeError):
+            return None
+        texts, is_number = (found.host, found.key, found.scratch, found.program), type(found.silence_s) in (int, float)
+        is_sound = all(isinstance(text, str) for text in texts) and type(found.port) is int and is_number
+        return found if is_sound else None
+
+    def check_program(self) -> None:
+        """Raises SettingError if the first node runs another program than this one."""
+        if self.program != this_program():
+            allowed = "its first node has another version of Swift, JAX, NumPy or Python: all nodes need the same"
+            raise SettingError("--run-dir", str(Path(self.scratch).parent), allowed)
+
+
+def check_network(host: str, *, is_trusted: bool) -> None:
+    """Raises SettingError if the first node listens on a network that may not be used.
+
+    Args:
+        host: address of the first node.
+        is_trusted: whether networks may be used.
+    """
+    if not is_trusted and not ipaddress.ip_address(host).is_loopback:
+        allowed = "is a network, on which nothing is encrypted; add --insecure-network if you trust that network"
+        raise SettingError("--listen", host, allowed)
+
+
+class NodeConnection:
+    """One end of a connection between two nodes; messages are lines.
+
+    Args:
+        connection: socket, which it owns from now on.
+    """
+
+    def __init__(self, connection: socket.socket):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # Time limit of sends only: a node that does not take what is sent is as good as lost.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_S, 0))
+        self._connection, self._reader = connection, connection.makefile("r", encoding="utf-8")
+        self._sending = threading.Lock()
+
+    def send(self, line: str) -> None:
+        """Sends a line, from any thread. If the connection is broken its reader will notice."""
+        with self._sending:
+            try:
+                self._connection.sendall(line.encode())
+            except OSError:
+                self.end()
+
+    def lines(self) -> Iterator[str]:
+        """Yields the lines received, until the connection ends."""
+        with suppress(OSError, ValueError):
+            for line in self._reader:
+                if line.endswith("\n"):
+                    yield line
+
+    def end(self) -> None:
+        """Ends the connection for both sides, from any thread."""
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Ends the connection and releases the socket; only for the thread that reads from it."""
+        self.end()
+        self._reader.close()
+        self._connection.close()
+
+    def authenticate(self, key: str, node: int, *, is_ready: bool = True) -> str | None:
+        """Joins the run as another node, after both sides have proved that they have its key.
+
+        A node that is not ready is not admitted; the first node then knows that it will join.
+
+        Returns:
+            None if this node is admitted; otherwise the reason why it is not.
+        """
+        challenge = secrets.token_hex(16)
+        own_proof = proof(key, f"node {node} {self._next().get('challenge')}")
+        self.send(line_of(node=node, is_ready=is_ready, challenge=challenge, proof=own_proof))
+        answer = self._next()
+        if not has_proof(answer, key, f"first {challenge}"):
+            return "what answers at this address is not the first node of this run"
+        refused = answer.get("refused")
+        return None if refused is None else str(refused)
+
+    def _next(self) -> dict[str, object]:
+        """Reads a line of the handshake; returns an empty one if none comes in time."""
+        timer = self._time_limit()
+        try:
+            return _parse(self._reader.readline(MAX_BYTES))
+        except (OSError, ValueError):
+            return {}
+        finally:
+            timer.cancel()
+
+    def _time_limit(self) -> threading.Timer:
+        """Ends the connection after a while, unless it is cancelled; raises OSError if no thread can be started."""
+
+        def start() -> threading.Timer:
+            timer = threading.Timer(_HANDSHAKE_S, self.end)
+            timer.start()
+            return timer
+
+        try:
+            return retried(start, _HANDSHAKE_S)
+        except RuntimeError as error:
+            raise OSError(errno.EAGAIN, str(error)) from error
+
+
+class _Caller(NamedTuple):
+    connection: socket.socket
+    challenge: str
+    deadline: float
+    received: bytearray
+
+
+class Admission:
+    """The callers that have not proved yet that they have the key.
+
+    Args:
+        listener: socket on which nodes connect.
+        key: key of the run, see ``Rendezvous``.
+        refusal: function of (node, whether it is ready to join) that returns why a node is refused although it has the
+            key; None: it is admitted.
+        admit: function that takes the number of an admitted node, and its connection.
+        timeout_s: time limit of a caller to prove that it has the key, in seconds.
+        max_pending: largest number of pending callers.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        key: str,
+        refusal: Callable[[int, bool], str | None],
+        admit: Callable[[int, socket.socket], None],
+        timeout_s: float = _HANDSHAKE_S,
+        max_pending: int = _MAX_PENDING,
+    ):
+        self._listener, self._key, self._refusal, self._admit = listener, key, refusal, admit
+        self._timeout_s, self._max_pending = timeout_s, max_pending
+        self._callers: dict[int, _Caller] = {}  # by file descriptor, the oldest first
+        self._selector = selectors.DefaultSelector()
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ)
+
+    def __len__(self) -> int:
+        """Number of pending callers."""
+        return len(self._callers)
+
+    def turn(self, timeout_s: float) -> None:
+        """Accepts and reads from callers; waits for them for at most ``timeout_s`` seconds.
+
+        Raises:
+            OSError: no connection can be accepted at present.
+        """
+        ready = {key.fd for key, _ in self._selector.select(timeout_s)}
+        for descriptor in ready & self._callers.keys():
+            self._receive(self._callers[descriptor])
+        now = time.monotonic()
+        while self._callers and (oldest := next(iter(self._callers.values()))).deadline < now:
+            self._drop(oldest)
+        if self._listener.fileno() in ready:
+            with suppress(BlockingIOError):
+                for _ in range(_MAX_ACCEPTED):
+                    self._accept(self._listener.accept()[0], now)
+
+    def close(self) -> None:
+        """Drops all pending callers; admitted ones stay connected."""
+        for caller in list(self._callers.values()):
+            self._drop(caller)
+        self._selector.close()
+
+    def _accept(self, connection: socket.socket, now: float) -> None:
+        if len(self._callers) == self._max_pending:
+            self._drop(next(iter(self._callers.values())))
+        connection.setblocking(False)
+        caller = _Caller(connection, secrets.token_hex(16), now + self._timeout_s, bytearray())
+        self._callers[connection.fileno()] = caller
+        self._selector.register(connection, selectors.EVENT_READ)
+        if not _send(connection, challenge=caller.challenge):
+            self._drop(caller)
+
+    def _receive(self, caller: _Caller) -> None:
+        try:
+            received = caller.connection.recv(MAX_BYTES - len(caller.received))
+        except BlockingIOError:
+            return
+        except OSError:
+            received = b""
+        caller.received.extend(received)
+        if caller.received.endswith(b"\n"):
+            self._decide(caller)
+        elif not received or len(caller.received) >= MAX_BYTES:
+            self._drop(caller)
+
+    def _decide(self, caller: _Caller) -> None:
+        """Admits a caller that has sent its whole line, or drops it."""
+        call = _parse(bytes(caller.received))
+        node = call.get("node")
+        if not isinstance(node, int):
+            self._drop(caller)
+            return
+        if not has_proof(call, self._key, f"node {node} {caller.challenge}"):
+            _send(caller.connection, refused=_FALSE_PROOF)
+            self._drop(caller)
+            return
+        refused = self._refusal(node, call.get("is_ready") is True)
+        answer = proof(self._key, f"first {call.get('challenge')}")
+        if not _send(caller.connection, proof=answer, refused=refused) or refused is not None:
+            self._drop(caller)
+            return
+        self._forget(caller)
+        caller.connection.setblocking(True)
+        self._admit(node, caller.connection)
+
+    def _drop(self, caller: _Caller) -> None:
+        self._forget(caller)
+        caller.connection.close()
+
+    def _forget(self, caller: _Caller) -> None:
+        self._selector.unregister(caller.connection)
+        del self._callers[caller.connection.fileno()]
+
+
+def line_of(**fields: object) -> str:
+    """Returns a line of the handshake."""
+    return json.dumps(fields) + "\n"
+
+
+def proof(key: str, text: str) -> str:
+    """Returns a digest of a text that only those who have the key can compute."""
+    return hmac.digest(key.encode(), text.encode(), "sha256").hex()
+
+
+def has_proof(fields: Mapping[str, object], key: str, text: str) -> bool:
+    """Returns whether a received line has the proof of a text."""
+    return hmac.compare_digest(str(fields.get("proof")).encode(errors="replace"), proof(key, text).encode())
+
+
+def _send(connection: socket.socket, **fields: object) -> bool:
+    """Sends a line, for which a new connection always has room; returns whether it was sent."""
+    line = line_of(**fields).encode()
+    try:
+        return connection.send(line) == len(line)
+    except OSError:
+        return False
+
+
+def _parse(line: str | bytes) -> dict[str, object]:
+    """Reads a line of the handshake; returns an empty one for anything else."""
+    with suppress(ValueError, RecursionError):
+        fields = json.loads(line)
+        return fields if isinstance(fields, dict) else {}
+    return {}

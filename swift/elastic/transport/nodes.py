@@ -1,0 +1,313 @@
+"""Children of a run on several nodes, as seen by its first node: its own, and those that other nodes start for it.
+
+A node that is silent for too long counts as lost with all its children, whose deaths are reported. A node that is cut
+off ends its children itself before it reconnects (``swift.elastic.transport.remote_node``), so no child ever has two
+incarnations running at a time.
+"""
+
+import math
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Hashable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from swift.elastic.transport.children import Death, LocalChildren, ReceivedLine
+from swift.elastic.transport.connections import Admission, NodeConnection
+from swift.elastic.transport.messages import (
+    NODE_MESSAGES,
+    NODE_UPDATES,
+    ChildDied,
+    ChildSent,
+    EndNode,
+    HoldChild,
+    NodeHeartbeat,
+    NodeMessage,
+    NodeUpdate,
+    SendToChild,
+    SignalChild,
+    StartChild,
+)
+from swift.errors import RunError
+from swift.tasks import start_thread
+
+NODES = "nodes"
+"""Sender of the lines, among those received, that report connected and lost nodes: ``NodeUpdate``."""
+_HEARTBEAT_S, _PAUSE_S, _ASLEEP_S = 0.5, 0.02, 1.0
+_STOP_S, _KILL_S, _END_S = 10.0, 2.0, 1.0
+
+
+@dataclass(eq=False)
+class _ConnectedNode:
+    """A node that is connected to the first one.
+
+    Attributes:
+        number: number of the node, from 1.
+        connection: connection to it.
+        seen: when it last sent a message, in seconds.
+        children: its children.
+        abandoned: its children that were killed and do not die.
+        held: children that it was told to hold ready.
+    """
+
+    number: int
+    connection: NodeConnection
+    seen: float
+    children: set[Hashable] = field(default_factory=set)
+    abandoned: set[Hashable] = field(default_factory=set)
+    held: set[Hashable] = field(default_factory=set)
+
+
+class MultiNodeChildren:
+    """Children on the first node and on others; a context manager that ends them all.
+
+    Args:
+        own: children on this node.
+        node_of: function that returns the node of a child; 0 is this one.
+        num_nodes: number of nodes of the run, including this one.
+        listener: socket on which the others connect.
+        key: key that they have to prove to have, see ``Rendezvous``.
+        is_first: function that returns whether this is still the first node: no other one has taken over the run.
+        silence_s: seconds without a message after which a node is lost.
+    """
+
+    def __init__(
+        self,
+        own: LocalChildren,
+        *,
+        node_of: Callable[[Hashable], int],
+        num_nodes: int,
+        listener: socket.socket,
+        key: str,
+        is_first: Callable[[], bool],
+        silence_s: float,
+    ):
+        self._own, self._node_of, self._listener, self._silence_s = own, node_of, listener, silence_s
+        self._is_first, self._is_superseded = is_first, False
+        self._lock = threading.Lock()
+        self._nodes: dict[int, _ConnectedNode] = {}
+        self._away = dict.fromkeys(range(1, num_nodes), time.monotonic())
+        self._deaths: list[Death] = []
+        self._excluded: set[int] = set()
+        self._names: dict[str, Hashable] = {}
+        self._checked, self._is_closed = time.monotonic(), False
+        self._admission = Admission(listener, key, self._refusal, self._admit)
+        self._readers: list[threading.Thread] = []
+
+    def __enter__(self) -> Self:
+        self._thread = start_thread(self._listen, name="nodes")
+        start_thread(self._watch, name="is first")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with self._lock:
+            self._is_closed = True
+        self._thread.join()
+        self._admission.close()
+        self._listener.close()
+        for node in self._connected():
+            node.connection.send(NODE_MESSAGES.line(EndNode(is_finished=kind is None)))
+        for reader in self._readers:
+            reader.join(_END_S)
+        self._own.__exit__()
+
+    def __contains__(self, child: object) -> bool:
+        with self._lock:
+            is_unreported = any(child == death.child for death in self._deaths)
+        return is_unreported or self._is_alive(child)
+
+    def _is_alive(self, child: object) -> bool:
+        """Returns whether a child is alive as far as is known; its death may not have been reported yet."""
+        return child in self._own or any(child in node.children for node in self._connected())
+
+    def away_s(self, child: Hashable) -> float:
+        """See ``Children``; infinite for a node with a child that could not be killed."""
+        if self._node_of(child) in self._excluded:
+            return math.inf
+        since = self._away.get(self._node_of(child))
+        return 0.0 if since is None else time.monotonic() - since
+
+    def start(self, child: Hashable, command: Sequence[str], log: Path) -> None:
+        """See ``Children``; if the node is lost meanwhile the child is reported as dead."""
+        number = self._node_of(child)
+        if number == 0:
+            self._own.start(child, command, log)
+            return
+        name = repr(child)
+        with self._lock:
+            node, self._names[name] = self._nodes.get(number), child
+            if node is None:
+                self._deaths.append(Death(child, f"node {number} is gone", time.monotonic(), is_own=False))
+            else:
+                node.held.discard(child)
+                node.children.add(child)
+                node.connection.send(NODE_MESSAGES.line(StartChild(name, list(command), str(log.absolute()))))
+
+    def hold(self, child: Hashable, command: Sequence[str], log: Path) -> None:
+        """See ``Children``; a node that is lost ends what it holds."""
+        number = self._node_of(child)
+        if number == 0:
+            self._own.hold(child, command, log)
+            return
+        with self._lock:
+            node = self._nodes.get(number)
+            if node is not None and child not in node.children | node.held:
+                name = repr(child)
+                self._names[name] = child
+                node.held.add(child)
+                node.connection.send(NODE_MESSAGES.line(HoldChild(name, list(command), str(log.absolute()))))
+
+    def send(self, child: Hashable, line: str) -> None:
+        """See ``Children``."""
+        self._own.send(child, line)
+        self._send(child, SendToChild(repr(child), line))
+
+    def signal(self, child: Hashable, number: signal.Signals) -> None:
+        """See ``Children``."""
+        self._own.signal(child, number)
+        self._send(child, SignalChild(repr(child), number))
+
+    def abandon(self, child: Hashable) -> None:
+        """See ``Children``. This node cannot be excluded: the supervisor itself runs here."""
+        self._excluded |= {self._node_of(child)} - {0}
+        self._own.abandon(child)
+        with self._lock:
+            for node in self._nodes.values():
+                if child in node.children:
+                    node.children.remove(child)
+                    node.abandoned.add(child)
+
+    def received(self, timeout_s: float) -> list[ReceivedLine]:
+        """See ``Children``."""
+        return self._own.received(timeout_s)
+
+    def deaths(self) -> list[Death]:
+        """See ``Children``; raises RunError if another first node has taken over the run."""
+        if self._is_superseded:
+            raise RunError("another first node has taken over this run: stopped")
+        self._drop_silent(time.monotonic())
+        with self._lock:
+            remote, self._deaths = self._deaths, []
+        return self._own.deaths() + remote
+
+    def wait_for(self, children: Collection[Hashable]) -> None:
+        """See ``Children``."""
+        remote = [child for child in children if child not in self._own]
+        self._own.wait_for([child for child in children if child in self._own])
+        self._until_dead(remote, _STOP_S)
+        for child in remote:
+            self.signal(child, signal.SIGKILL)
+        self._until_dead(remote, _KILL_S)
+        with self._lock:  # these deaths were waited for, and are not reported again
+            self._deaths = [death for death in self._deaths if death.child not in remote]
+
+    def _until_dead(self, children: Collection[Hashable], timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while any(map(self._is_alive, children)) and time.monotonic() < deadline:
+            self._drop_silent(time.monotonic())
+            time.sleep(_PAUSE_S)
+
+    def _send(self, child: Hashable, message: NodeMessage) -> None:
+        for node in self._connected():
+            if child in node.children | node.abandoned:
+                node.connection.send(NODE_MESSAGES.line(message))
+
+    def _connected(self) -> list[_ConnectedNode]:
+        with self._lock:
+            return list(self._nodes.values())
+
+    def _drop_silent(self, now: float) -> None:
+        """Drops nodes that are silent, unless this one has just been suspended."""
+        was_suspended, self._checked = now - self._checked > _ASLEEP_S, now
+        for node in self._connected():
+            if was_suspended:
+                node.seen = now
+            elif now - node.seen > self._silence_s:
+                node.connection.end()
+
+    def _watch(self) -> None:
+        """Checks whether this is still the first node, in a thread without heartbeats: it has to read a file."""
+        while not (self._is_closed or self._is_superseded):
+            self._is_superseded = not self._is_first()
+            time.sleep(_HEARTBEAT_S)
+
+    def _listen(self) -> None:
+        """Admits nodes and sends heartbeats to connected ones; accesses no file, see ``_watch``."""
+        sent = time.monotonic()
+        while not self._is_closed:
+            try:
+                self._admission.turn(_HEARTBEAT_S)
+            except (OSError, RuntimeError):  # no more connections or threads are possible, or the network is down
+                time.sleep(_PAUSE_S)
+            if time.monotonic() - sent >= _HEARTBEAT_S:
+                sent = time.monotonic()
+                for node in self._connected():
+                    node.connection.send(NODE_MESSAGES.line(NodeHeartbeat()))
+
+    def _admit(self, number: int, connection: socket.socket) -> None:
+        try:
+            reader = start_thread(self._read_from, number, NodeConnection(connection), limit_s=0.0)
+        except RunError:  # the node tries again; the others wait for heartbeats
+            connection.close()
+            raise
+        self._readers = [*filter(threading.Thread.is_alive, self._readers), reader]
+
+    def _read_from(self, number: int, connection: NodeConnection) -> None:
+        """Reads from an admitted node until its connection ends."""
+        with closing(connection):
+            node = _ConnectedNode(number, connection, time.monotonic())
+            with self._lock:
+                if self._is_closed or self._away.pop(number, None) is None:  # it has connected a second time
+                    return
+                self._nodes[number] = node
+                self._report(number, is_there=True)
+            try:
+                for line in connection.lines():
+                    node.seen = time.monotonic()
+                    self._take(node, NODE_MESSAGES.read(line))
+            except RunError as error:  # another version of this program: its children end with the connection
+                print(f"node {number}: {error}", file=sys.stderr)
+            finally:
+                self._lose(node)
+
+    def _refusal(self, number: int, is_ready: bool) -> str | None:
+        """Returns why a node is not admitted; it may try again."""
+        with self._lock:
+            if not is_ready and number in self._away:
+                self._away[number] = time.monotonic()  # it will join soon
+                return "it is not ready"
+            if self._is_closed:
+                return "the run is over"
+            if number in self._nodes:
+                return f"node {number} is connected already"  # or was lost, and is not yet silent for long enough
+            return None if number in self._away else f"there is no node {number}"
+
+    def _take(self, node: _ConnectedNode, message: NodeMessage) -> None:
+        match message:
+            case ChildSent(name, line):
+                self._own.lines.put(ReceivedLine(self._names[name], line, node.seen))
+            case ChildDied(name, why):
+                with self._lock:
+                    if (child := self._names[name]) in node.children:
+                        node.children.remove(child)
+                        self._deaths.append(Death(child, why, node.seen))
+
+    def _lose(self, node: _ConnectedNode) -> None:
+        now = time.monotonic()
+        with self._lock:
+            if self._nodes.get(node.number) is not node:
+                return
+            del self._nodes[node.number]
+            self._away[node.number] = now
+            why = f"node {node.number} is gone"
+            self._deaths += [Death(child, why, now, is_own=False) for child in node.children]
+            node.children.clear()
+            self._report(node.number, is_there=False)
+
+    def _report(self, number: int, *, is_there: bool) -> None:
+        self._own.lines.put(ReceivedLine(NODES, NODE_UPDATES.line(NodeUpdate(number, is_there)), time.monotonic()))

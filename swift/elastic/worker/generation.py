@@ -1,0 +1,498 @@
+"""One generation of a run, as one of its processes runs it, with its programs and its states.
+
+``run_generation`` is this process's side of ``swift.train.loop.TrainLoop``, which has the iterations:
+``GenerationWorkers`` are the loop's ``LiveWorkers``, ``GenerationStates`` its ``StateKeeper``.
+
+``AheadLoader`` loads the programs of the next generation where members keep their devices. XLA binds a loaded program
+to its devices, so in any other transition a member loads its program only once it has the devices of the new
+generation, and training waits for that. ``KeptStates`` has the states that outlive a generation: on its devices while
+it runs, and in shared memory for the next one.
+"""
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+
+from swift.config.experiment import Experiment
+from swift.data.loader import Loader
+from swift.data.sources import DataError
+from swift.elastic.membership.messages import (
+    CutRefused,
+    Done,
+    LoadAhead,
+    Loaded,
+    PhaseTimed,
+    Process,
+    Stamp,
+    StartGeneration,
+)
+from swift.elastic.state.slices import NeighbourCopies
+from swift.elastic.state.store import SharedMemoryStore
+from swift.elastic.transport.messages import FormGroup, Halt, Planned, Record, SnapshotKept, SnapshotMissed
+from swift.elastic.worker.channel import CommandListener, ControlChannel
+from swift.mesh.state_rows import fetch_shards, place_shards, shard_shapes
+from swift.pipeline.reconfigure.compiled_steps import Steps, program_key
+from swift.pipeline.reconfigure.configuration import Plan
+from swift.pipeline.reconfigure.executables import ExecutableCache
+from swift.pipeline.reconfigure.recut import Cuts, UnknownCut, blocks_spec
+from swift.pipeline.reconfigure.transfer import Share, compiled_share, on_mesh, saving_rows, share_key
+from swift.pipeline.state import TrainState
+from swift.pipeline.step.spec import StepSpec
+from swift.schedules.plans.normalize import OWN_CUT, BlockHolders
+from swift.train.loop import LiveWorkers, StateKeeper, TrainLoop, is_due, window_length
+from swift.train.records import plan_facts
+
+NUM_SNAPSHOTS = 3
+"""Snapshots kept: one being made, one being saved, one waiting."""
+
+
+@dataclass(kw_only=True)
+class GenerationRun:
+    """One generation of a run, as one of its processes runs it.
+
+    Attributes:
+        experiment: settings of the run.
+        process: this process.
+        command: command that formed the generation.
+        steps: step functions on its mesh.
+        fault_free: plan without failures, of as many iterations.
+        train: batches of the training split.
+        validation: batches of the validation split.
+        channel: channel to the supervisor.
+        commands: commands of the supervisor.
+        abortable: function of the duration of a window, in seconds, that returns the context of calls that may wait for
+            another process.
+        window_s: longest duration of a window, in seconds.
+    """
+
+    experiment: Experiment
+    process: Process
+    command: FormGroup
+    steps: Steps
+    fault_free: Plan
+    train: Loader
+    validation: Loader
+    channel: ControlChannel
+    commands: CommandListener
+    abortable: Callable[[float], AbstractContextManager[None]]
+    window_s: float = 0.0
+
+    @property
+    def number(self) -> int:
+        """Number of the generation."""
+        return self.command.form.number
+
+    @property
+    def halt(self) -> Halt | None:
+        """Command to stop the run, if it has come."""
+        halt = self.commands.halt
+        return halt if halt is not None and halt.number == self.number else None
+
+    def computing(self) -> AbstractContextManager[None]:
+        """Context of calls that may wait for another process."""
+        return self.abortable(self.window_s)
+
+
+@dataclass(kw_only=True)
+class GenerationStates(StateKeeper):
+    """The states of a generation, on the devices and in shared memory.
+
+    Attributes:
+        generation: the generation.
+        states: states on the devices by stamp, the newest two: another process may not finish the last iteration.
+        records: records by iteration that may not be written yet.
+        snapshots: store of states to be saved and of restored ones.
+        copies: copies of another rank's slices; None if none are needed.
+        copy_if_due: function that copies the newest state to shared memory, if the next incarnation is to find it.
+        restored: stamp of the state that was loaded or resharded for the generation; None if there is none.
+        saved: iteration of the newest state kept to be saved; 0 if there is none.
+    """
+
+    generation: GenerationRun
+    states: dict[Stamp, TrainState]
+    records: dict[int, dict[str, Any]]
+    snapshots: SharedMemoryStore
+    copies: NeighbourCopies | None
+    copy_if_due: Callable[[], None]
+    restored: Stamp | None
+    saved: int = 0
+
+    def computed(self, state: TrainState, done: int, records: Sequence[dict[str, Any]]) -> None:
+        """Keeps this state and the one before it, and copies slices of another rank if that is due."""
+        before = max(self.states)
+        for old_step in [step for step in self.records if step < before.step]:
+            del self.records[old_step]
+        self.records.update({record["step"]: record for record in records})
+        for old in self.states.keys() - {before}:
+            del self.states[old]
+        stamp = Stamp(self.generation.number, done)
+        self.states[stamp] = state  # after its records, with which it may be kept at once
+        if self.copies is None:
+            return
+        for record in records:
+            self.copies.count(record)
+        if self.copies.is_due(done):
+            self.copies.prepare()  # compilation cannot be aborted
+            with self.generation.computing():
+                self.copies.copy(stamp, state)
+
+    def check(self, record: dict[str, Any]) -> None:
+        """Accepts every record: the supervisor checks those of all processes."""
+
+    def is_due(self, done: int) -> bool:
+        """Returns whether a checkpoint is due."""
+        experiment = self.generation.experiment
+        return is_due(done, experiment.checkpoint.every, experiment.num_steps)
+
+    def save(self, state: TrainState, done: int, evaluate: Callable[[], float]) -> None:
+        """Keeps a state to be saved, on workers that together have every stage, or chunk."""
+        generation = self.generation
+        # A record holds the loss before the update. A run about to stop has no time to compile for the loss after it.
+        loss = evaluate() if generation.halt is None else None
+        spec, stamp = generation.steps.spec, Stamp(generation.number, done)
+        if generation.process.worker in [spec.live.workers[row] for row in saving_rows(spec)]:
+            try:
+                self.snapshots.save(stamp, fetch_shards(replace(state, slots={})))
+            except OSError as error:
+                generation.channel.send(SnapshotMissed, stamp=stamp, why=str(error))
+            else:
+                self.snapshots.keep_only(frozenset(sorted(self.snapshots.stamps())[-NUM_SNAPSHOTS:]))
+                generation.channel.send(SnapshotKept, stamp=stamp, loss=loss)
+        self.saved = done
+
+    def end_window(self) -> None:
+        """Copies the state of a window if that is due, and removes the restored one once there are two later ones."""
+        self.copy_if_due()
+        restored = self.restored
+        if restored is not None and restored not in self.states and self.saved != restored.step:
+            self.snapshots.keep_only(self.snapshots.stamps() - {restored})
+
+    def end_without_data(self, state: TrainState | None, done: int, error: DataError) -> NoReturn:  # noqa: ARG002
+        """Raises the error, which the process reports."""
+        try:
+            raise error
+        finally:
+            del error  # its traceback would keep this frame alive, and with it all states of the generation
+
+
+@dataclass(kw_only=True)
+class GenerationWorkers(LiveWorkers):
+    """The workers of a generation, which runs until a newer one is to be formed.
+
+    Attributes:
+        generation: the generation.
+        states: its states.
+    """
+
+    generation: GenerationRun
+    states: GenerationStates
+    _is_first: bool = True
+    _begun: float = field(default_factory=time.perf_counter)
+
+    @property
+    def steps(self) -> Steps:
+        """Step functions on the generation's mesh."""
+        return self.generation.steps
+
+    @property
+    def period_ratio(self) -> float:
+        """Planned time of an iteration, as a multiple of that without failures."""
+        return self.steps.plan.relative_period / self.generation.fault_free.relative_period
+
+    def window_after(self, done: int) -> int:
+        """Number of iterations in the next window, see ``window_length``."""
+        experiment = self.generation.experiment
+        periods = (experiment.eval_every, experiment.checkpoint.every)
+        if done >= experiment.num_steps:
+            return 0
+        return window_length(experiment.window, done, experiment.num_steps, periods)
+
+    def is_over(self, done: int) -> bool:
+        """Returns whether the run ends here, or another generation takes over."""
+        generation = self.generation
+        newest, halt = generation.commands.newest, generation.halt
+        assert newest is not None
+        if done >= generation.experiment.num_steps or (halt is not None and done >= halt.after):
+            return True
+        after = newest.form.after
+        return newest.form.number > generation.number and (after is None or done >= after)
+
+    def enter(self, state: TrainState, first: int, last: int) -> tuple[TrainState, bool]:  # noqa: ARG002
+        """Reports the beginning of a window."""
+        self._begun = time.perf_counter()
+        while self.generation.commands.hangs:
+            time.sleep(1.0)
+        self.generation.channel.entered = last
+        self.generation.channel.send_heartbeat()
+        return state, False
+
+    @contextmanager
+    def window(self, first: int, last: int) -> Iterator[None]:  # noqa: ARG002
+        """Measures the duration of a window."""
+        yield
+        self.generation.window_s = max(self.generation.window_s, time.perf_counter() - self._begun)
+
+    def computing(self) -> AbstractContextManager[None]:
+        """Context of calls that may wait for another process."""
+        return self.generation.computing()
+
+    def leave(self, state: TrainState, done: int) -> None:  # noqa: ARG002
+        """Reports the end of a window."""
+        self.states.end_window()
+        channel = self.generation.channel
+        if self._is_first:
+            seconds = round(time.perf_counter() - self._begun, 4)
+            channel.send(PhaseTimed, number=self.generation.number, phase="first_step", seconds=seconds)
+        self._is_first = False
+        channel.finished = done
+        channel.send_heartbeat()
+
+
+def run_generation(generation: GenerationRun, start: StartGeneration, states: GenerationStates) -> None:
+    """Runs a generation until a newer one is to be formed, or to the end of the run.
+
+    Args:
+        generation: the generation.
+        start: command that started it.
+        states: its states; the only one is that from which it continues.
+    """
+    (stamp,) = states.states
+    channel, number = generation.channel, generation.number
+    # Two members report records, so that none is lost with one of them; the supervisor takes each iteration once.
+    members = start.go.holders or generation.command.form.members
+    is_recorder = generation.process in [member.process for member in members[:2]]
+
+    def record(record: dict[str, Any]) -> None:
+        if is_recorder:
+            channel.send(Record, record=record)
+
+    workers = GenerationWorkers(generation=generation, states=states)
+    loop = TrainLoop(generation.experiment, generation.train, generation.validation, workers, states, record)
+    done = stamp.step
+    channel.generation, channel.finished = number, done
+    if is_recorder and not generation.steps.spec.is_single_worker:
+        channel.send(Planned, number=number, facts=plan_facts(generation.steps))
+    if start.written < done:
+        unwritten = [record for step, record in sorted(states.records.items()) if start.written < step <= done]
+        loop.finish(states.states[stamp], done, unwritten)
+    elif done and states.is_due(done) and (start.go.holders or not start.is_restored):
+        loop.save(states.states[stamp], done)  # the processes that kept its parts may have died
+    done = loop.run(states.states[stamp], done)
+    if generation.halt is not None and states.saved < done:
+        loop.save(states.states[max(states.states)], done)
+    if generation.halt is not None or done == generation.experiment.num_steps:
+        channel.send(Done, number=number)
+
+
+@dataclass(frozen=True, eq=False)
+class GenerationPrograms:
+    """The programs of a generation.
+
+    Attributes:
+        steps: its step functions.
+        before: step spec of a state that all members have, of which ``loaded`` makes that of the generation.
+        loaded: program that gives every member its blocks; None: it was not loaded ahead.
+    """
+
+    steps: Steps
+    before: StepSpec | None = None
+    loaded: Share | None = None
+
+    def share(self, before: StepSpec, has_R: Sequence[bool], executables: ExecutableCache) -> Share:
+        """Returns the program that gives every member its blocks, see ``compiled_share``."""
+        is_loaded = self.before is not None and before.is_held_as(self.before) and all(has_R)
+        if is_loaded and self.loaded is not None:
+            return self.loaded
+        return compiled_share(before, self.steps.spec, executables, has_R, self.steps.configuration.device_rows)
+
+
+class AheadLoader:
+    """Loads programs in a thread of its own, on the devices of the generation that the main thread runs.
+
+    Args:
+        cuts: step specs and plans of the run.
+        executables: cache of the run's programs.
+        num_sequences: sequences of a micro-batch, over all expert ranks.
+        send: function that sends a message to the supervisor, see ``ControlChannel.send``.
+    """
+
+    def __init__(self, cuts: Cuts, executables: ExecutableCache, num_sequences: int, send: Callable[..., None]):
+        self._cuts, self._executables, self._num_sequences = cuts, executables, num_sequences
+        self._send = send
+        self._thread = ThreadPoolExecutor(1, "load ahead")
+        self._lock = threading.Lock()
+        self._live: tuple[int, Steps, np.ndarray] | None = None
+        self._loading: tuple[BlockHolders, Future[GenerationPrograms | None]] | None = None
+
+    def begin(self, number: int, steps: Steps, devices_RN: np.ndarray) -> None:
+        """Lets programs be loaded from now on, on the devices ``[R, N]`` of a generation that runs these steps."""
+        with self._lock:
+            self._live = number, steps, devices_RN
+
+    def load(self, command: LoadAhead) -> None:
+        """Begins to load programs, unless their generation has ended; from any thread."""
+        with self._lock:
+            if self._live is not None and self._live[0] == command.number:
+                self._loading = command.cut, self._thread.submit(self._load, command, *self._live[1:])
+
+    def end(self, cut: BlockHolders) -> GenerationPrograms | None:
+        """Ends the generation, and waits for a program that is being loaded: it uses the devices.
+
+        Returns:
+            The programs for the cut of the next generation, if they are loaded.
+        """
+        with self._lock:
+            self._live, loading, self._loading = None, self._loading, None
+        if loading is None:
+            return None
+        loaded = loading[1].result()
+        return loaded if loading[0] == cut else None
+
+    def _load(self, command: LoadAhead, steps: Steps, devices_RN: np.ndarray) -> GenerationPrograms | None:
+        loaded = None
+        try:
+            loaded = self._loaded(command.cut, steps, devices_RN)
+        except UnknownCut as error:
+            self._send(CutRefused, number=command.number, why=str(error))
+            return None
+        except Exception as error:  # whatever it is comes again once the next generation forms, or does not
+            print(f"could not load programs ahead: {error}", file=sys.stderr, flush=True)
+        self._send(Loaded, number=command.number)
+        return loaded
+
+    def _loaded(self, cut: BlockHolders, steps: Steps, devices_RN: np.ndarray) -> GenerationPrograms | None:
+        """Loads programs; returns None if they have to be compiled, which nothing could end before a failure."""
+        failed, num_sequences = steps.configuration.failed, self._num_sequences
+        recut = self._cuts.agreed(failed, cut)
+        configuration = self._cuts.configure(recut, failed)
+        ahead = Steps.of_processes(self._cuts.spec(recut), configuration, devices_RN, num_sequences, self._executables)
+        spec, before = ahead.spec, blocks_spec(self._cuts.spec(None).at(ahead.spec.live), OWN_CUT)
+        shares = [True] * len(configuration.rows), configuration.device_rows
+        own_key = program_key(configuration, spec.live.num_ranks, ahead.main, keep_state=True)
+        keys = own_key, share_key(before, spec, *shares)
+        if not all(key in self._executables for key in keys):
+            return None
+        ahead.compiled(ahead.main)
+        if self._live is None:  # the generation has ended, and the main thread waits
+            return None
+        return GenerationPrograms(ahead, before, compiled_share(before, spec, self._executables, *shares))
+
+
+class KeptStates:
+    """The newest states of a process, which outlive its generations once they are kept.
+
+    Args:
+        store: store in shared memory.
+        copy_every: iterations between copies that a thread makes while training continues, for an incarnation that
+            follows this one; 0: states are kept at the end of a generation alone.
+
+    Attributes:
+        store: the same.
+        on_devices: states on the devices by stamp.
+        records: records by iteration of which states may be kept; the processes that ran them may have died unreported.
+    """
+
+    def __init__(self, store: SharedMemoryStore, copy_every: int = 0):
+        self.store, self._copy_every = store, copy_every
+        self.on_devices: dict[Stamp, TrainState] = {}
+        self.records: dict[int, dict[str, Any]] = store.records()
+        self._keeping = threading.Lock()
+        self._own_stamps: set[Stamp] = set()  # kept by this incarnation
+        self._moved_from: Stamp | None = None  # a kept state that others may still need for their blocks
+        self._thread = ThreadPoolExecutor(1, "copies")
+        self._copying: Future[None] | None = None
+        self._copied: tuple[Stamp, ...] = ()  # copies that were begun, from the one on that all may need
+
+    def begin(self, stamp: Stamp, state: TrainState, moved: Stamp | None) -> None:
+        """Notes the state on the devices with which a generation begins, and removes all others from the store.
+
+        Args:
+            stamp: stamp with which it may be in the store.
+            state: the state on the devices.
+            moved: its stamp now that workers hold other blocks than those with which it was computed: the one in the
+                store stays until they have them. None: they hold the same.
+        """
+        self._moved_from = None if moved is None else stamp
+        self.on_devices.clear()
+        self.on_devices[moved or stamp] = state
+        self._own_stamps &= {stamp}
+        self.store.keep_only(frozenset({stamp}))
+        self._copied = tuple(self.store.stamps())
+
+    def placed(self, stamp: Stamp, spec: StepSpec, *, is_there: bool) -> TrainState:
+        """Puts this process's part of a state on its devices, those of the mesh of ``spec``; zeros if it has none.
+
+        Args:
+            stamp: stamp of the state.
+            spec: spec of the state.
+            is_there: whether this process has its part, see ``SharedMemoryStore.load``.
+        """
+        live, parts = spec.live, None
+        if is_there and stamp in self.on_devices:  # they are those of the generation before
+            return on_mesh(self.on_devices[stamp], live, spec.specs)
+        shapes = spec.abstract(with_slots=True)
+        if is_there:
+            num_devices = sum(device.process_index == jax.process_index() for device in live.mesh.devices.flat)
+            like = shard_shapes(spec.specs, shapes, num_devices)
+            parts = self.store.load(stamp, like, is_own=stamp in self._own_stamps)
+        return place_shards(parts, live, spec.specs, shapes)
+
+    def keep(self) -> None:
+        """Keeps the states on the devices, and removes older ones.
+
+        Without room for them this process has lost its part of these states, and still has what it kept before; the
+        membership chooses the state to resume from accordingly.
+        """
+        self._settle()
+        with self._keeping:
+            for stamp in sorted(self.on_devices.keys() - self._own_stamps):
+                self._save(stamp, self.on_devices[stamp])
+            if self.on_devices and self.on_devices.keys() <= self._own_stamps:
+                # After an iteration it is known that all have their blocks; before, they may need those of this state.
+                kept = self.on_devices.keys() | ({self._moved_from} if len(self.on_devices) == 1 else set())
+                self._own_stamps &= kept
+                self.store.keep_only(frozenset(filter(None, kept)))
+
+    def copy_if_due(self) -> None:
+        """Begins to copy the newest state if that is due, at the end of a window; waits for the copy before.
+
+        It is due when a multiple of ``copy_every`` has been reached, and in the first window of a generation. A process
+        that has ended a later window than that of a copy knows that all others have ended that one: all have the copy
+        before, for which they waited there. So older ones are removed, and two are left.
+        """
+        if not self._copy_every:
+            return
+        before, newest = sorted(self.on_devices)
+        if self._copying is not None and self._copying.done():
+            self._settle()
+        is_first = not self._copied or self._copied[-1].generation < newest.generation
+        if is_first or newest.step // self._copy_every > before.step // self._copy_every:
+            self._settle()
+            self._copied = (*self._copied, newest)
+            self._copying = self._thread.submit(self._save, newest, self.on_devices[newest])
+
+    def _settle(self) -> None:
+        """Waits for the copy in progress, and removes those that nobody needs any more."""
+        if (copying := self._copying) is not None:  # read once: the thread that aborts may settle it at the same time
+            copying.result()
+            self._copying = None
+            written = self.store.stamps()  # without room for the newest, the last two that are there stay
+            self._copied = tuple(stamp for stamp in self._copied if stamp in written)[-2:]
+            self.store.keep_only(frozenset(self._copied))
+
+    def _save(self, stamp: Stamp, state: TrainState) -> None:
+        """Puts a state into the store, with the records up to it."""
+        records = [record for step, record in list(self.records.items()) if step <= stamp.step]
+        try:
+            self.store.save(stamp, fetch_shards(state), records)
+            self._own_stamps.add(stamp)
+        except OSError as error:
+            print(f"the state after iteration {stamp.step} is not kept: {error}", file=sys.stderr, flush=True)

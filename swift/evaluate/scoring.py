@@ -1,0 +1,198 @@
+"""Questions of a task file, put to an engine all at once, so that they share their beginnings.
+
+A choice is scored by the log-probability of its tokens as the continuation of a text.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+import numpy as np
+
+from swift.data.tokenizer import Tokenizer, prompt_tokens, text_tokens
+from swift.errors import RunError, SettingError
+from swift.evaluate.results import Judgement
+from swift.evaluate.tasks import Completion, Question, Selection, before_stops, is_match
+from swift.generate.engine import TextEngine
+from swift.generate.programs import Until, decoded
+from swift.generate.request import GREEDY, Answer, Request
+
+_CALLS = 8
+"""Calls of the model after which it is looked up which questions are answered."""
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """A text and, at its end, the part that is scored.
+
+    Attributes:
+        tokens: tokens of both that the model sees.
+        scored_from: number of the first token of the part.
+        unseen_tokens: tokens before those that the model sees.
+    """
+
+    tokens: tuple[int, ...]
+    scored_from: int
+    unseen_tokens: int
+
+    @property
+    def request(self) -> Request:
+        """The request that scores it."""
+        return Request(self.tokens, scored_from=self.scored_from)
+
+
+def continuation_of(tokenizer: Tokenizer, begin: str, end: str, num_positions: int) -> Continuation | None:
+    """Makes the tokens of a text and its continuation.
+
+    The whole text is cut into tokens, and those are scored that the beginning alone does not have: a token may reach
+    across the boundary, as that of `` yes`` does after a beginning with a space at its end.
+
+    Args:
+        tokenizer: tokenizer of the model.
+        begin: text before, which begins as prompts do; with no tokens, the model sees the one that ends a document.
+        end: text whose likelihood is wanted.
+        num_positions: positions of the model; of a longer text it sees the last tokens. The last token of all takes no
+            position, since nothing follows it.
+
+    Returns:
+        The continuation; None if it has no tokens, or does not fit into the positions with a token before it.
+    """
+    whole, before = (text_tokens(tokenizer, text) for text in (begin + end, begin))
+    start = _common_beginning(whole, before)
+    if start == 0:
+        whole, start = [tokenizer.separator, *whole], 1
+    return seen(whole, start, num_positions)
+
+
+def seen(tokens: Sequence[int], scored_from: int, num_positions: int) -> Continuation | None:
+    """Drops the first tokens of a text that is longer than the positions; None if nothing to score is left."""
+    unseen = max(0, len(tokens) - num_positions - 1)
+    if not unseen < scored_from < len(tokens):
+        return None
+    return Continuation(tuple(tokens[unseen:]), scored_from - unseen, unseen)
+
+
+def _common_beginning(one: Sequence[int], other: Sequence[int]) -> int:
+    """Counts the tokens that two texts begin with alike."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((number for number, (mine, theirs) in pairs if mine != theirs), min(len(one), len(other)))
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """A question with the requests that answer it.
+
+    Attributes:
+        question: the question.
+        requests: one for each choice, or one that continues the prompt.
+        unseen_tokens: see ``Judgement``.
+    """
+
+    question: Question
+    requests: tuple[Request, ...]
+    unseen_tokens: int
+
+
+def prepare_questions(
+    engine: TextEngine, tokenizer: Tokenizer, path: str, questions: Sequence[Question]
+) -> list[Asked]:
+    """Makes the requests of questions; nothing is computed.
+
+    Args:
+        engine: engine that will be asked; of a text beyond the positions of its model it sees the last tokens.
+        tokenizer: tokenizer of the model.
+        path: task file, for errors.
+        questions: the questions.
+
+    Raises:
+        SettingError: a choice has no tokens, or more than the model has positions.
+    """
+    asked, num_positions = [], engine.gpt.config.sequence_length
+    for question in questions:
+        if isinstance(question.right, Completion):
+            asked.append(_prepare_completion(engine, tokenizer, question, question.right))
+            continue
+        found = [continuation_of(tokenizer, question.prompt, end, num_positions) for end in question.right.choices]
+        for end, continuation in zip(question.right.choices, found, strict=True):
+            if continuation is None:
+                allowed = f"must be of 1 to {num_positions} tokens, by the tokenizer and the positions of the model"
+                raise SettingError(f"{path}, line {question.line}, choices", end[:60], allowed)
+        known = [continuation for continuation in found if continuation is not None]
+        unseen = max(continuation.unseen_tokens for continuation in known)
+        asked.append(Asked(question, tuple(continuation.request for continuation in known), unseen))
+    return asked
+
+
+def _prepare_completion(engine: TextEngine, tokenizer: Tokenizer, question: Question, right: Completion) -> Asked:
+    tokens = prompt_tokens(tokenizer, question.prompt)
+    seen = tokens[-engine.gpt.config.sequence_length :]
+    until = Until(tokenizer, tokens, right.stop, engine.gpt.vocab_size) if right.stop else None
+    request = Request(seen, right.max_tokens, GREEDY, frozenset({tokenizer.separator}), until)
+    return Asked(question, (request,), len(tokens) - len(seen))
+
+
+def ask(engine: TextEngine, tokenizer: Tokenizer, asked: Sequence[Asked]) -> Iterator[list[Judgement]]:
+    """Puts questions to an engine.
+
+    Args:
+        engine: engine that has nothing else to do.
+        tokenizer: tokenizer of the model.
+        asked: questions of ``prepare_questions``.
+
+    Yields:
+        Judgements of questions that are answered by now, after each call of the model; mostly none, and all together
+        one for each question.
+
+    Raises:
+        RunError: the model's probabilities are not numbers.
+    """
+    waiting = [(one, [engine.submit(request) for request in one.requests]) for one in asked]
+    try:
+        for number in count(1):
+            engine.step()
+            if number % _CALLS and not engine.is_idle:
+                yield []
+                continue
+            done = [all(answer.reason is not None for answer in answers) for _, answers in waiting]
+            judgements = [
+                _judgement_of(tokenizer, *pair) for pair, is_done in zip(waiting, done, strict=True) if is_done
+            ]
+            waiting = [pair for pair, is_done in zip(waiting, done, strict=True) if not is_done]
+            yield judgements
+            if not waiting:
+                return
+    finally:
+        for _, answers in waiting:
+            for answer in answers:
+                engine.cancel(answer)
+
+
+def _judgement_of(tokenizer: Tokenizer, asked: Asked, answers: Sequence[Answer]) -> Judgement:
+    """Judges the answers to a question."""
+    question, right = asked.question, asked.question.right
+    failed = next((answer.error for answer in answers if answer.error is not None), None)
+    if failed is not None:
+        raise failed
+    about = question.line, question.task
+    if isinstance(right, Completion):
+        (answer,) = answers
+        tokens = [token for token in answer.tokens if token != tokenizer.separator]
+        text = before_stops(decoded(tokenizer, tokens, answer.request.tokens), right.stop)
+        correct = {"match": is_match(right, text)}
+        return Judgement(*about, correct, None, text, asked.unseen_tokens, question.name)
+    log_probs = np.array([answer.text_log_probs.sum() for answer in answers], float)
+    if not np.isfinite(log_probs).all():
+        raise RunError(f"the model's probabilities are not numbers, as with the question of line {question.line}")
+    correct = judged(right, log_probs)
+    return Judgement(*about, correct, tuple(log_probs.tolist()), None, asked.unseen_tokens, question.name)
+
+
+def judged(right: Selection, log_probs: np.ndarray) -> dict[str, bool]:
+    """Tells whether the right choice is the likeliest: by its whole log-probability, and by that of each of its bytes.
+
+    White space before a choice does not count towards its length, as in lm-eval's ``acc_norm``, which counts
+    letters instead of bytes.
+    """
+    lengths = np.array([len(choice.lstrip().encode()) for choice in right.choices])
+    values = zip(("accuracy", "accuracy_per_byte"), (log_probs, log_probs / lengths), strict=True)
+    return {metric: int(value.argmax()) == right.answer for metric, value in values}

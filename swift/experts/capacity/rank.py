@@ -1,0 +1,171 @@
+"""Capacity by rank: which tokens are served where the slots of a rank share its rows, and in which rows.
+
+The rule: the tokens of every expert and source rank are split over the slots that hold the expert, by a balanced flow
+(``balanced_flow``, then ``by_source``) or, with ``ExpertConfig.spare_rounds``, in rounds (``split_tokens``). With
+rounds, a source that has more for a rank than the buffer between the two holds cuts every slot of that rank in
+proportion: *buffer full*. Where a rank receives more than its rows, every source and slot loses in proportion: *rank
+full*. A source thus keeps a certain number of an expert's tokens, the first in token order, then choice order. The rule
+is local and per micro-batch, like capacity by slot, and all ranks know the outcome from the counts alone, before a
+token moves.
+
+The rows: a source rank sends every rank the rows for that rank's first slot, then those for the second, and so on. The
+receiver puts the rows of all sources in order by slot. Both sides derive the layout from the counts, so only rows are
+exchanged.
+
+Legend: T tokens, K choices, A = T * K pairs, N ranks as sources, D the same ranks as destinations, S slots of a rank,
+M = N * S, E experts, P rows of the grouped matmul.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from swift.experts.capacity.balanced_flow import Holders, balance, relieve
+from swift.experts.capacity.row_exchange import Ends
+from swift.experts.capacity.slot import Pairs
+from swift.experts.capacity.token_split import BITS, ONE, Rooms, Slots, by_source, fraction_of, split_tokens, times
+from swift.experts.config import ExpertConfig
+from swift.experts.grouped_matmul import Groups
+
+
+class Served(NamedTuple):
+    """Counts of the (token, choice) pairs of every source rank that are served, and of those that are dropped."""
+
+    kept_NDS: jax.Array  # int32, by slot
+    dropped_NE: jax.Array  # int32, by expert
+    overflowed_NE: jax.Array  # int32, dropped because a buffer was full
+
+
+def serve(
+    config: ExpertConfig, counts_NE: Int[Array, "N E"], placement_NS: Int[Array, "N S"], local_tokens: int
+) -> Served:
+    """Splits the tokens of all sources over the slots and drops those that do not fit.
+
+    Args:
+        config: settings of the experts, with capacity by rank.
+        counts_NE: int32, pairs of every source rank for each expert.
+        placement_NS: int32, the expert in every slot, in any order.
+        local_tokens: tokens of a source rank.
+    """
+    num_ranks, num_slots = placement_NS.shape
+    rooms = Rooms(config.rows_per_rank(local_tokens, num_ranks), config.rows_per_buffer(local_tokens, num_ranks))
+    slots, most_pairs = Slots.of(placement_NS, config.num_classes), local_tokens * config.top_k
+
+    if config.spare_rounds is None:
+        holders = Holders.of(placement_NS)
+        tokens_NS = relieve(balance(jnp.sum(counts_NE, axis=0, dtype=jnp.int32), holders), rooms.rank, holders)
+        split_NM = by_source(counts_NE, tokens_NS, holders, num_ranks * most_pairs)
+        sent_NDS = split_NM.reshape(num_ranks, num_ranks, num_slots)
+        most_sent = most_pairs
+    else:
+        wanted_NM = split_tokens(counts_NE, placement_NS, slots, rooms, most_pairs, config.spare_rounds)
+        sent_NDS = in_proportion(wanted_NM.reshape(num_ranks, num_ranks, num_slots), rooms.buffer, most_pairs)
+        most_sent = min(rooms.buffer, most_pairs)
+    by_rank = sent_NDS.swapaxes(0, 1).reshape(num_ranks, -1)
+    kept = in_proportion(by_rank, rooms.rank, num_ranks * most_sent)
+    kept_NDS = kept.reshape(num_ranks, num_ranks, num_slots).swapaxes(0, 1)
+
+    def by_class(pairs_NDS: jax.Array) -> jax.Array:
+        return jax.vmap(slots.by_class)(pairs_NDS.reshape(num_ranks, -1))
+
+    sent_NE = by_class(sent_NDS)
+    return Served(kept_NDS, counts_NE - by_class(kept_NDS), counts_NE - sent_NE)
+
+
+def in_proportion(wanted_XY: Int[Array, "... Y"], room: int, most: int) -> Int[Array, "... Y"]:
+    """Scales down every ``[..., Y]`` whose sum exceeds ``room``, in proportion; leaves the others unchanged.
+
+    The result of scaling down sums to ``room`` exactly.
+
+    Args:
+        wanted_XY: int32, nonnegative counts.
+        room: largest sum allowed.
+        most: upper bound of all sums, below 2^30.
+    """
+    if most <= room:
+        return wanted_XY
+    assert most < 1 << BITS, "the sums have to stay below 2^30"
+    up_to_XY = jnp.cumsum(wanted_XY, axis=-1, dtype=jnp.int32)
+    sum_X1 = up_to_XY[..., -1:]
+    # Rounded up: rounding down would lose the last one, and the excess is too small to add one to a sum below 2^30.
+    part_X1 = fraction_of(jnp.full_like(sum_X1, room), jnp.maximum(sum_X1, room + 1), most) + 1
+    kept_XY = times(up_to_XY, jnp.where(sum_X1 > room, part_X1, ONE)).whole
+    return jnp.diff(kept_XY, axis=-1, prepend=jnp.zeros_like(kept_XY[..., :1]))
+
+
+def sent_pairs(pairs: Pairs, kept_NS: Int[Array, "N S"], slots: Slots) -> Ends:
+    """Finds the rank that every pair goes to, and its position among the rows for that rank.
+
+    Args:
+        pairs: (token, choice) pairs of this rank.
+        kept_NS: int32, number of pairs that this rank sends to every slot.
+        slots: slots of all ranks.
+    """
+    num_ranks, num_pairs = kept_NS.shape[0], pairs.class_A.size
+    is_slot_AM, first_M = _slots_of_pairs(pairs, kept_NS, slots)
+    row_NS = jnp.cumsum(kept_NS, axis=1, dtype=jnp.int32) - kept_NS
+    row_M = (row_NS + num_pairs * jnp.arange(num_ranks, dtype=jnp.int32)[:, None]).reshape(-1)
+    offset_A = jnp.sum(jnp.where(is_slot_AM, (row_M - first_M)[None], 0), axis=1, dtype=jnp.int32)
+    row_A = offset_A + pairs.position_A
+    is_sent_A = jnp.any(is_slot_AM, axis=1)
+    return Ends(jnp.where(is_sent_A, row_A // num_pairs, 0), jnp.where(is_sent_A, row_A % num_pairs, -1))
+
+
+def slots_of_pairs(pairs: Pairs, kept_NS: Int[Array, "N S"], slots: Slots) -> Int[Array, " A"]:
+    """Finds the slot, of those of all ranks, that serves every pair; -1 for a pair that none does.
+
+    Args:
+        pairs: (token, choice) pairs of this rank.
+        kept_NS: int32, number of pairs that this rank sends to every slot.
+        slots: slots of all ranks.
+    """
+    is_slot_AM, _ = _slots_of_pairs(pairs, kept_NS, slots)
+    number_M = jnp.arange(1, slots.class_M.size + 1, dtype=jnp.int32)
+    return jnp.sum(jnp.where(is_slot_AM, number_M[None], 0), axis=1, dtype=jnp.int32) - 1
+
+
+def _slots_of_pairs(pairs: Pairs, kept_NS: jax.Array, slots: Slots) -> tuple[jax.Array, jax.Array]:
+    """Whether a slot serves a pair, bool[A, M], and the position of each slot's first pair among its expert's."""
+    kept_M = kept_NS.reshape(-1)
+    last_M = slots.up_to(kept_M)  # end of the slot's range among the expert's pairs, in token order
+    first_M = last_M - kept_M
+    position_A1, class_A1 = pairs.position_A[:, None], pairs.class_A[:, None]
+    is_slot_AM = (class_A1 == slots.class_M[None]) & (position_A1 >= first_M[None]) & (position_A1 < last_M[None])
+    return is_slot_AM & pairs.valid_A[:, None], first_M
+
+
+def slot_groups(kept_NS: Int[Array, "N S"], block: int) -> Groups:
+    """Lays out the slots' rows in the grouped matmul, each slot starting at a block.
+
+    Args:
+        kept_NS: int32, pairs that every source rank sends to this rank's slots.
+        block: rows of a block.
+    """
+    in_slot_S = jnp.sum(kept_NS, axis=0, dtype=jnp.int32)
+    size_S = (in_slot_S + (block - 1)) // block * block
+    return Groups(jnp.cumsum(size_S, dtype=jnp.int32) - size_S, size_S)
+
+
+def received_pairs(kept_NS: Int[Array, "N S"], groups: Groups, num_rows: int) -> Ends:
+    """Finds for each row of the grouped matmul the rank that sends it, and its position among that rank's rows.
+
+    Args:
+        kept_NS: int32, rows that every source rank sends to this rank's slots.
+        groups: rows of each slot.
+        num_rows: rows of the grouped matmul, P; enough for all rows in blocks.
+    """
+    num_ranks = kept_NS.shape[0]
+    first_NS = groups.start_S[None] + jnp.cumsum(kept_NS, axis=0, dtype=jnp.int32) - kept_NS
+    position_NS = jnp.cumsum(kept_NS, axis=1, dtype=jnp.int32) - kept_NS
+
+    row_P11 = jnp.arange(num_rows, dtype=jnp.int32)[:, None, None]
+    is_from_PNS = (row_P11 >= first_NS[None]) & (row_P11 < (first_NS + kept_NS)[None])
+    rank_N1 = jnp.arange(num_ranks, dtype=jnp.int32)[:, None]
+    peer_P, offset_P = (
+        jnp.sum(jnp.where(is_from_PNS, values_NS[None], 0), axis=(1, 2), dtype=jnp.int32)
+        for values_NS in (jnp.broadcast_to(rank_N1, kept_NS.shape), position_NS - first_NS)
+    )
+    position_P = jnp.where(jnp.any(is_from_PNS, axis=(1, 2)), offset_P + row_P11[:, 0, 0], -1)
+    return Ends(peer_P, position_P)

@@ -1,0 +1,278 @@
+"""Split of tokens over replicas: how many of an expert's tokens each source rank sends to each slot.
+
+``split_tokens`` starts from an even split over the replicas of an expert and, in a few rounds, scales it towards ranks
+with spare room: a source's share for a slot is multiplied by the ratio of room to load of the slot's rank and, where
+the source has more for the rank than the buffer between the two holds, by the part that fits; then its shares of each
+expert are normalized. Finally whole tokens are assigned, exactly: the tokens that a slot gets from all sources together
+are within one token of its shares, however many ranks and tokens there are.
+
+``by_source`` divides tokens of slots that are known, from ``balanced_flow`` or for exact capacity. A source's tokens of
+an expert go to the slots in proportion to what each gets of the expert, so that what one rank sends to another is as
+even as the routing allows. Sums are exact in both directions: over the slots of the expert, and over the sources.
+Proportions are rounded down first; the rest, less than a token for each slot, is dealt out in rounds, a part of each
+source's rest at a time.
+
+All ranks compute the split from the same counts and must get the same result, to the last token, whatever program they
+run and on whatever device: the last bit of a float would depend on what the compiler fuses, and JAX has no 64-bit
+integers unless a program enables them. So fractions are whole multiples of 2^-30, and a product is computed from two
+halves of 15 bits, whose partial products fit into 32.
+
+Legend: N ranks as sources, D the same ranks as destinations, S slots of a rank, M = N * S slots of all ranks (in
+``by_source`` in the order of their experts), E experts, R rounds.
+"""
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Int
+
+from swift.experts.capacity.balanced_flow import Holders
+
+BITS = 30
+ONE = 1 << BITS
+"""The fraction 1."""
+
+_HALF = BITS // 2
+_LOW = (1 << _HALF) - 1
+
+_SHARE_BITS = 22
+_RATIO_BITS = 10
+_CHANGE_BITS = 2  # a share changes by at most a factor of 4 in one round
+_MOST_RATIO = 1 << (_RATIO_BITS + _CHANGE_BITS)
+_LEAST_RATIO = 1 << (_RATIO_BITS - _CHANGE_BITS)
+_ROOM_BITS = 30 - _RATIO_BITS
+
+_ROUNDS = 4
+"""Rounds in which ``by_source`` deals out what rounding down has left."""
+
+
+class _Product(NamedTuple):
+    """A product as its whole part and its fractional part."""
+
+    whole: jax.Array  # int32
+    rest: jax.Array  # int32, in units of 2^-30
+
+
+def times(number: Int[Array, "..."], fraction: Int[Array, "..."]) -> _Product:
+    """Multiplies a whole number by a fraction, exactly.
+
+    Args:
+        number: int32, 0 to 2^30.
+        fraction: int32, 0 to 1 in units of 2^-30, of a shape that broadcasts with the number's.
+
+    >>> [int(part) for part in times(jnp.int32(10**9), jnp.int32(ONE // 3))]
+    [333333333, 24580608]
+    """
+    high, low = number >> _HALF, number & _LOW
+    fraction_high, fraction_low = fraction >> _HALF, fraction & _LOW
+    lowest = low * fraction_low
+    middle = high * fraction_low + low * fraction_high + (lowest >> _HALF)
+    return _Product(high * fraction_high + (middle >> _HALF), ((middle & _LOW) << _HALF) | (lowest & _LOW))
+
+
+def cumulated(product: _Product) -> Int[Array, "..."]:
+    """Cumulative sums over the first dim, rounded down; exact for up to 2^15 entries with a sum below 2^31."""
+    low = jnp.cumsum(product.rest & _LOW, axis=0, dtype=jnp.int32) >> _HALF
+    high = jnp.cumsum(product.rest >> _HALF, axis=0, dtype=jnp.int32)
+    return jnp.cumsum(product.whole, axis=0, dtype=jnp.int32) + ((high + low) >> _HALF)
+
+
+def fraction_of(part: Int[Array, "..."], total: Int[Array, "..."], most: int) -> Int[Array, "..."]:
+    """Computes the fraction ``part / total``, rounded down to a multiple of 2^-30.
+
+    Args:
+        part: int32, at least 0.
+        total: int32, at least ``part`` and at least 1.
+        most: upper bound of all totals, below 2^30.
+
+    >>> int(fraction_of(jnp.int32(1), jnp.int32(3), most=8)), ONE // 3
+    (357913941, 357913941)
+    """
+    step = 31 - most.bit_length()  # quotient bits that one 32-bit division yields
+    quotient, rest, missing = part // total, part % total, BITS
+    while missing:
+        bits = min(step, missing)
+        rest = rest << bits
+        quotient, rest, missing = (quotient << bits) | (rest // total), rest % total, missing - bits
+    return quotient
+
+
+class Rooms(NamedTuple):
+    """Available rows."""
+
+    rank: int  # rows of a rank, for all sources
+    buffer: int  # rows of the buffer from one source to one rank
+
+
+class Slots(NamedTuple):
+    """Slots of all ranks, with the experts that they hold."""
+
+    class_M: jax.Array  # int32
+    is_class_EM: jax.Array  # bool
+    is_before_MM: jax.Array  # bool [i, j]: slot i holds the same expert as slot j, and i <= j
+
+    @classmethod
+    def of(cls, placement_NS: Int[Array, "N S"], num_classes: int) -> "Slots":
+        """Makes the slots of a placement; experts may be placed in any order."""
+        class_M = placement_NS.reshape(-1).astype(jnp.int32)
+        is_class_EM = jnp.arange(num_classes, dtype=jnp.int32)[:, None] == class_M[None]
+        order_M = jnp.arange(class_M.size, dtype=jnp.int32)
+        is_before_MM = (class_M[:, None] == class_M[None]) & (order_M[:, None] <= order_M[None])
+        return cls(class_M, is_class_EM, is_before_MM)
+
+    def up_to(self, values_M: Int[Array, " M"]) -> Int[Array, " M"]:
+        """Sums over the slots of the same expert, for every slot up to and including itself."""
+        return jnp.sum(jnp.where(self.is_before_MM, values_M[:, None], 0), axis=0, dtype=jnp.int32)
+
+    def highest_up_to(self, values_M: Int[Array, " M"]) -> Int[Array, " M"]:
+        """Maximum over the slots of the same expert, for every slot up to and including itself, and 0."""
+        return jnp.max(jnp.where(self.is_before_MM, values_M[:, None], 0), axis=0)
+
+    def just_before(self, ends_M: Int[Array, " M"]) -> Int[Array, " M"]:
+        """End of the previous slot of the same expert, for every slot, given ascending ends; 0 for the first."""
+        is_itself_MM = jnp.eye(ends_M.size, dtype=bool)
+        return jnp.max(jnp.where(self.is_before_MM & ~is_itself_MM, ends_M[:, None], 0), axis=0)
+
+    def of_class(self, values_M: Int[Array, " M"]) -> Int[Array, " M"]:
+        """Sums over all slots of the same expert, for every slot."""
+        return self.by_class(values_M)[self.class_M]
+
+    def by_class(self, values_M: Int[Array, " M"]) -> Int[Array, " E"]:
+        """Sums over the slots of each expert, ``[E]``."""
+        return jnp.sum(jnp.where(self.is_class_EM, values_M[None], 0), axis=1, dtype=jnp.int32)
+
+
+def split_tokens(
+    counts_NE: Int[Array, "N E"],
+    placement_NS: Int[Array, "N S"],
+    slots: Slots,
+    rooms: Rooms,
+    most_pairs: int,
+    rounds: int,
+) -> Int[Array, "N M"]:
+    """Splits the tokens of every source and expert over the slots that hold the expert.
+
+    Args:
+        counts_NE: int32, (token, choice) pairs of every source rank for each expert.
+        placement_NS: int32, the expert in every slot.
+        slots: the same placement as slots.
+        rooms: rows of ranks and buffers.
+        most_pairs: upper bound of a source rank's pairs.
+        rounds: rounds of scaling towards spare room; 0 for an even split.
+
+    Returns:
+        int32[N, M]: pairs from every source to every slot; nonnegative, and the slots of an expert together get all of
+        its pairs.
+    """
+    assert len(counts_NE) * most_pairs < 1 << BITS, "sums over all ranks have to stay below 2^30"
+    counts_NM = counts_NE[:, slots.class_M]
+    even_M = (1 << _SHARE_BITS) // slots.of_class(jnp.ones_like(slots.class_M))
+    shares_NM = counts_NM * 0 + even_M[None]  # differs from rank to rank, to ``jax.shard_map`` with ``check_vma=True``
+    if rounds:
+        scale = _scaling(counts_NM, placement_NS.shape[1], slots, rooms, most_pairs)
+        shares_NM = lax.fori_loop(0, rounds, lambda _, shares_NM: scale(shares_NM), shares_NM)
+    return _whole_tokens(counts_NM, shares_NM, slots)
+
+
+def _scaling(
+    counts_NM: jax.Array, slots_per_rank: int, slots: Slots, rooms: Rooms, most_pairs: int
+) -> Callable[[jax.Array], jax.Array]:
+    """Makes the function of one round: shares of every source's slots, in units of 2^-22 and at least 1 -> the next."""
+    num_ranks = len(counts_NM)
+    shift = BITS - (num_ranks * most_pairs).bit_length()  # loads are in units of 2^-shift pairs
+    tokens_NM, room, buffer = counts_NM << shift, rooms.rank << shift, rooms.buffer << shift
+
+    def ratio(room: int, load: jax.Array, most: int) -> jax.Array:
+        room = min(room, ONE)  # enough for all tokens
+        spare_bits = max(room.bit_length() - _ROOM_BITS, 0)
+        parts = (max(room >> spare_bits, 1) << _RATIO_BITS) // jnp.maximum(load >> spare_bits, 1)
+        return jnp.clip(parts, _LEAST_RATIO, most)
+
+    def scale(shares_NM: jax.Array) -> jax.Array:
+        load_NM = times(tokens_NM, shares_NM << (BITS - _SHARE_BITS)).whole
+        load_NDS = load_NM.reshape(num_ranks, num_ranks, slots_per_rank)
+        load_ND = jnp.sum(load_NDS, axis=2, dtype=jnp.int32)
+        of_rank_D = ratio(room, jnp.sum(load_ND, axis=0, dtype=jnp.int32), _MOST_RATIO)
+        ratio_ND = (ratio(buffer, load_ND, 1 << _RATIO_BITS) * of_rank_D[None]) >> _RATIO_BITS
+        ratio_NDS = jnp.broadcast_to(ratio_ND[..., None], load_NDS.shape)
+        # Relative to the largest growth of a share, so that no scaled share, and no sum over an expert, exceeds 1.
+        parts_NM = ratio_NDS.reshape(shares_NM.shape) << (BITS - _RATIO_BITS - _CHANGE_BITS)
+        scaled_NM = times(shares_NM, parts_NM).whole
+        # One division per expert rather than per slot: 2^38 over the sum, which is between 2^16 and 2^22.
+        sum_NE = jnp.maximum(jax.vmap(slots.by_class)(scaled_NM), 1 << 16)
+        inverse_NE = ONE // (sum_NE >> 8)
+        normal_NM = times(scaled_NM << 6, inverse_NE[:, slots.class_M] << 8).whole
+        return jnp.clip(normal_NM, 1, 1 << _SHARE_BITS)
+
+    return scale
+
+
+def _whole_tokens(counts_NM: jax.Array, shares_NM: jax.Array, slots: Slots) -> jax.Array:
+    """Assigns whole tokens of every source to every slot, in proportion to the shares.
+
+    A source's tokens of an expert are cut at ends, one per slot, the last of them at 1. Over all sources up to any one,
+    a slot ends at the sum of its ends, rounded down: the fractional part carries over to the next source.
+    """
+    ends_NM = fraction_of(
+        jax.vmap(slots.up_to)(shares_NM), jax.vmap(slots.of_class)(shares_NM), most=(2 << _SHARE_BITS) - 1
+    )
+    so_far_NM = cumulated(times(counts_NM, ends_NM))
+
+    # Where a part is less than a token, rounding can put ends in the wrong order: such an end moves up, and the next
+    # sources compensate.
+    def give(given_M: jax.Array, so_far_M: jax.Array) -> tuple[jax.Array, jax.Array]:
+        ends_M = slots.highest_up_to(so_far_M - given_M)
+        return given_M + ends_M, ends_M
+
+    _, ends_NM = lax.scan(give, so_far_NM[0] * 0, so_far_NM)
+    return ends_NM - jax.vmap(slots.just_before)(ends_NM)
+
+
+def by_source(
+    counts_NE: Int[Array, "N E"], tokens_NS: Int[Array, "N S"], holders: Holders, most: int = ONE - 1
+) -> Int[Array, "N M"]:
+    """Divides the tokens of every slot among their sources.
+
+    Args:
+        counts_NE: int32, (token, choice) pairs of every source for each expert; their sum is below 2^30.
+        tokens_NS: int32, pairs of each slot; those of an expert's slots sum to its pairs.
+        holders: the slots.
+        most: upper bound of the pairs of all sources, below 2^30.
+
+    Returns:
+        int32[N, M]: pairs of every source for every slot, the slots in order of their ranks.
+    """
+    order = holders.slot_M
+    class_M, tokens_M = holders.class_NS.reshape(-1)[order], tokens_NS.reshape(-1)[order]
+    counts_NM = counts_NE[:, class_M]
+    of_class_M = jnp.sum(counts_NM, axis=0, dtype=jnp.int32)
+    part_M = fraction_of(tokens_M, jnp.maximum(of_class_M, 1), most)
+    share_M = jnp.where(tokens_M == of_class_M, ONE, part_M)
+    floor_NM = times(counts_NM, share_M[None]).whole
+
+    end_M = _up_to(tokens_M - jnp.sum(floor_NM, axis=0, dtype=jnp.int32), holders)
+    start_M = jnp.where(jnp.arange(end_M.size, dtype=jnp.int32) == holders.first_M, 0, jnp.roll(end_M, 1))
+    left_NM = counts_NM - _of_class(floor_NM, holders)
+    edges = [left_NM * part // _ROUNDS for part in range(_ROUNDS + 1)]
+    parts_RNM = jnp.stack([high - low for low, high in pairwise(edges)])
+    flat_XM = parts_RNM.reshape(-1, class_M.size)
+    last_XM = jnp.cumsum(flat_XM, axis=0, dtype=jnp.int32)
+    dealt_XM = jnp.minimum(last_XM, end_M[None]) - jnp.maximum(last_XM - flat_XM, start_M[None])
+    dealt_NM = jnp.sum(jnp.maximum(dealt_XM, 0).reshape(parts_RNM.shape), axis=0, dtype=jnp.int32)
+    return (floor_NM + dealt_NM)[:, holders.position_M]
+
+
+def _up_to(values_M: jax.Array, holders: Holders) -> jax.Array:
+    """Sums over the slots of the same expert, for every slot up to and including itself."""
+    sums_M = jnp.cumsum(values_M, dtype=jnp.int32)
+    return sums_M - (sums_M - values_M)[holders.first_M]
+
+
+def _of_class(values_NM: jax.Array, holders: Holders) -> jax.Array:
+    """Sums over all slots of the same expert, for every source and slot."""
+    sums_NM = jnp.cumsum(values_NM, axis=1, dtype=jnp.int32)
+    return sums_NM[:, holders.last_M] - (sums_NM - values_NM)[:, holders.first_M]

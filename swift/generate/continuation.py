@@ -1,0 +1,80 @@
+"""Texts continued by a trained model, several at once."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from swift.config.experiment import Experiment
+from swift.data.tokenizer import Tokenizer, prompt_tokens
+from swift.errors import MAX_TOKENS, SettingError, check_count
+from swift.generate.engine import TextEngine, TextEngineConfig
+from swift.generate.programs import Shown
+from swift.generate.request import Answer, Request, Sampling
+from swift.train.model_directory import load_wide
+
+_MOST_AT_ONCE = 16
+"""Texts that are continued at the same time."""
+
+
+def generate(
+    experiment: Experiment,
+    path: Path,
+    prompts: Sequence[str],
+    num_tokens: int,
+    sampling: Sampling,
+    expert_ranks: int = 1,
+) -> Iterator[tuple[int, str]]:
+    """Continues texts, piece by piece.
+
+    The model sees as many of a text's last tokens as it has positions.
+
+    Args:
+        experiment: settings of the model.
+        path: model directory.
+        prompts: texts to continue.
+        num_tokens: number of tokens to add to each.
+        sampling: choice of the tokens; each text has choices of its own.
+        expert_ranks: devices over which the experts are spread.
+
+    Returns:
+        (number of the prompt, new text of it), as soon as its characters are complete.
+
+    Raises:
+        SettingError: the model, a prompt or the number of tokens cannot be; at once, not with the first piece.
+    """
+    check_count("--tokens", num_tokens, least=1, most=MAX_TOKENS)
+    for prompt in prompts:
+        _check_prompt(prompt)
+    gpt, weights = load_wide(experiment, path)
+    tokenizer, length = experiment.data.tokenizer, gpt.config.sequence_length
+    texts = [prompt_tokens(tokenizer, prompt) for prompt in prompts]
+    longest = sorted(min(length, len(text) + num_tokens) for text in texts)[-_MOST_AT_ONCE:]
+    config = TextEngineConfig(batch=len(longest), cache_tokens=sum(longest), expert_ranks=expert_ranks)
+    engine = TextEngine(gpt, experiment.experts, weights, config)
+    answers = [
+        engine.submit(Request(text[-length:], num_tokens, replace(sampling, stream=number)))
+        for number, text in enumerate(texts)
+    ]
+    return _pieces(engine, tokenizer, texts, answers)
+
+
+def _check_prompt(prompt: str) -> None:
+    """Raises SettingError if a prompt has bytes of the command line that are no text."""
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise SettingError("--prompt", prompt, "must be a text in UTF-8") from error
+
+
+def _pieces(
+    engine: TextEngine, tokenizer: Tokenizer, texts: Sequence[Sequence[int]], answers: Sequence[Answer]
+) -> Iterator[tuple[int, str]]:
+    shown, counts = [Shown(tokenizer, tokens) for tokens in texts], [0] * len(texts)
+    while not engine.is_idle:
+        engine.step()
+        for number, (text, answer) in enumerate(zip(shown, answers, strict=True)):
+            for token in answer.tokens[counts[number] :]:
+                piece = text.after(token)
+                if piece:
+                    yield number, piece
+            counts[number] = len(answer.tokens)

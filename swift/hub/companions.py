@@ -1,0 +1,98 @@
+"""The files beside the weights of a model of the hub: its tokenizer's files, and how texts are generated from it.
+
+A model directory keeps these files beside ``tokenizer.json``, and an export finds them there. They belong to a
+tokenizer's file of that name alone: another one may stand in a directory of a different tokenizer.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from swift.data.tokenizer import TokenizerFile
+from swift.errors import renamed_settings
+from swift.hub.tensors import read_object
+
+CONFIG, TOKENIZER, GENERATION = "config.json", "tokenizer.json", "generation_config.json"
+TOKENIZER_CONFIG, TEMPLATES = "tokenizer_config.json", "additional_chat_templates"
+BEGIN, END, PAD = "bos_token_id", "eos_token_id", "pad_token_id"
+_FILES = (
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+)
+"""Files that a tokenizer of ``transformers`` may be read from."""
+
+
+def copy_tokenizer(directory: Path, made: Path) -> None:
+    """Copies the files of a tokenizer, its chat templates among them."""
+    for name in _FILES:
+        if (directory / name).is_file():
+            shutil.copyfile(directory / name, made / name)
+    if (directory / TEMPLATES).is_dir():
+        (made / TEMPLATES).mkdir()
+        for path in sorted((directory / TEMPLATES).glob("*.jinja")):
+            shutil.copyfile(path, made / TEMPLATES / path.name)
+
+
+def read_generation(directory: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Reads ``generation_config.json``; tokens that it leaves out are those of ``config.json``.
+
+    Raises:
+        SettingError: the file is damaged.
+    """
+    said = read_object(directory / GENERATION) if (directory / GENERATION).is_file() else {}
+    tokens = {key: config[key] for key in (BEGIN, END, PAD) if config.get(key) is not None}
+    return tokens | {key: value for key, value in said.items() if value is not None or key not in tokens}
+
+
+def generation_of(tokenizer: TokenizerFile) -> dict[str, Any]:
+    """Returns how texts are generated: what stands beside a tokenizer's file, with its own first and last tokens.
+
+    Raises:
+        SettingError: the tokenizer or that file is damaged.
+    """
+    said: dict[str, Any] = {}
+    if Path(tokenizer.path).name == TOKENIZER:
+        with renamed_settings({"DIR": "TokenizerFile.path"}):
+            said = read_generation(Path(tokenizer.path).parent, {})
+    ends = said.get(END)
+    others = [] if ends is None else ends if isinstance(ends, list) else [ends]
+    if tokenizer.separator not in others:
+        said[END] = [tokenizer.separator, *others] if others else tokenizer.separator
+    return said if tokenizer.begin is None else said | {BEGIN: tokenizer.begin}
+
+
+def special_tokens(generation: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
+    """Returns the tokens of ``config.json``; null is said, since a family's class has numbers of its own.
+
+    Args:
+        generation: content of ``generation_config.json``.
+        vocab_size: rows of the embedding, of which padding has to be one.
+    """
+    pad = generation.get(PAD)
+    is_row = isinstance(pad, int) and 0 <= pad < vocab_size
+    return {BEGIN: generation.get(BEGIN), END: generation.get(END), PAD: pad if is_row else None}
+
+
+def write_tokenizer(tokenizer: TokenizerFile, made: Path) -> None:
+    """Writes the files from which ``transformers`` makes a tokenizer with the same tokens."""
+    if Path(tokenizer.path).name == TOKENIZER:
+        copy_tokenizer(Path(tokenizer.path).parent, made)
+    else:
+        shutil.copyfile(tokenizer.path, made / TOKENIZER)
+    if (made / TOKENIZER_CONFIG).exists():
+        return
+    # Without a class transformers would make the family's own one out of the vocabulary, with other rules.
+    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    if tokenizer.begin_of_prompt is not None:
+        config["bos_token"] = tokenizer.begin_of_prompt
+    config["eos_token"] = tokenizer.end_of_document
+    (made / TOKENIZER_CONFIG).write_text(json.dumps(config, indent=2) + "\n")

@@ -1,0 +1,189 @@
+"""A run's model, or a model directory, as a directory of the Hugging Face hub; or as plain arrays for one device."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from swift.checkpoint.manifest import committed_steps
+from swift.checkpoint.reader import RestorePlan, plan_restore
+from swift.checkpoint.units import by_name
+from swift.config.experiment import Experiment
+from swift.config.stored import copy_config
+from swift.data.config import DataConfig
+from swift.data.sources import TokenFile
+from swift.data.tokenizer import TokenizerFile
+from swift.errors import SettingError
+from swift.files import check_room
+from swift.hub.architectures import FAMILIES, Decoder, read_decoder, write_decoder
+from swift.hub.companions import CONFIG, END, GENERATION, generation_of, special_tokens, write_tokenizer
+from swift.hub.tensors import TensorLocation, tensor_locations, write_tensors
+from swift.mesh.live import storage_mesh
+from swift.models.gpt import GPT, Weights
+from swift.train.build import for_storage
+from swift.train.interrupt import Interrupt
+from swift.train.model_directory import check_new, new_model, pure, write_model
+from swift.train.saved_state import load_state
+
+_MOST_FILE_BYTES = 5 * 10**9
+
+
+def export_hugging_face(
+    experiment: Experiment,
+    load: Callable[[], tuple[GPT, Weights]],
+    out: Path,
+    dtype: str | None,
+    most: int = _MOST_FILE_BYTES,
+) -> None:
+    """Writes a directory that ``transformers`` loads.
+
+    Args:
+        experiment: settings of the model.
+        load: function that reads (architecture, parameters of the whole model), once it is known that there is an
+            architecture of the hub for them, and that ``out`` can be made.
+        out: directory to make.
+        dtype: type of the tensors; None: the type that each parameter has.
+        most: bytes of a file of tensors, unless a single tensor is larger.
+
+    Raises:
+        SettingError: no architecture of the hub is that of the model.
+        RunError: it cannot be written; nothing is left of it.
+        KeyboardInterrupt: a signal has come; the same.
+    """
+    check_new(out)
+    decoder, tokenizer = decoder_of(experiment), experiment.data.tokenizer
+    generation = _generation(experiment.data)
+    gpt, weights = load()
+    arrays = {name: np.asarray(leaf) for name, leaf in by_name(pure(weights)).items()}
+    locations = list(tensor_locations(decoder.family, gpt))
+    types = [np.dtype(dtype or arrays[location.parameter].dtype) for location in locations]
+    sizes = [int(np.prod(location.shape)) * kind.itemsize for location, kind in zip(locations, types, strict=True)]
+    config = write_decoder(decoder, str(Counter(types).most_common(1)[0][0]))
+    config |= special_tokens(generation, decoder.vocab_size)
+    with new_model(out) as (made, interrupt):
+        check_room(made, sum(sizes))
+        write_tensors(made, _tensors(arrays, locations, types, interrupt), sizes, most)
+        (made / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        (made / GENERATION).write_text(json.dumps(generation, indent=2) + "\n")
+        if isinstance(tokenizer, TokenizerFile):
+            write_tokenizer(tokenizer, made)
+
+
+def _generation(data: DataConfig) -> dict[str, Any]:
+    """Returns how texts are generated; the tokens of a token file are known by numbers alone."""
+    if isinstance(data.tokenizer, TokenizerFile):
+        return generation_of(data.tokenizer)
+    end = data.source.end_of_document if isinstance(data.source, TokenFile) else data.tokenizer.separator
+    return {} if end is None else {END: end}
+
+
+def decoder_of(experiment: Experiment) -> Decoder:
+    """The architecture of the hub that computes what an experiment's model computes.
+
+    Raises:
+        SettingError: there is none.
+    """
+    model, experts = experiment.model, experiment.experts
+    for family in FAMILIES.values():
+        decoder = Decoder(
+            family,
+            replace(model, vocab_size=experiment.vocab_size),
+            experts.num_classes,
+            experts.top_k,
+            experts.normalizes_gates,
+            experts.aux_loss_coefficient,
+        )
+        if _is_of_family(decoder) and experts.scores == "softmax" and experts.gate_scale == 1:
+            return decoder
+    allowed = f"is not a model of {', '.join(FAMILIES)}, the only ones that can be written for the hub"
+    raise SettingError("ModelConfig", repr(model), allowed)
+
+
+def _is_of_family(decoder: Decoder) -> bool:
+    """Whether a family's own configuration says all of a model."""
+    try:
+        again = read_decoder(write_decoder(decoder, "float32"), "")
+    except SettingError:
+        return False
+    return _said(again) == _said(decoder)
+
+
+def _said(decoder: Decoder) -> Any:
+    """A decoder with settings that have two ways to be said in one of them, and without those that have no effect."""
+    model = decoder.model.explicit
+    model = replace(model, moe_pattern=(True,) if all(model.moe_pattern) else model.moe_pattern)
+    if all(model.moe_layers):
+        model = replace(model, ffn_dim=model.expert_width)
+    if model.rope_scaling == "none":
+        model = replace(model, rope_factor=1.0)
+    if model.rope_scaling != "yarn":
+        model = replace(model, rope_length=1)
+    return replace(decoder, model=model, aux_loss_coefficient=0.0)  # any coefficient can be said, and is rounded
+
+
+def _tensors(
+    arrays: Mapping[str, np.ndarray],
+    locations: Sequence[TensorLocation],
+    types: Sequence[np.dtype],
+    interrupt: Interrupt,
+) -> Iterator[tuple[str, np.ndarray]]:
+    for location, kind in zip(locations, types, strict=True):
+        interrupt.check()
+        yield location.name, np.ascontiguousarray(location.part_of(arrays[location.parameter]), dtype=kind)
+
+
+def export_model(experiment: Experiment, run_dir: Path, out: Path, step: int | None = None) -> RestorePlan:
+    """Writes the master weights of a run's checkpoint as one plain array per parameter, such as ``head.0.out.kernel``.
+
+    The run's configuration is copied beside them.
+
+    Args:
+        experiment: settings of the run.
+        run_dir: run directory.
+        out: directory to make.
+        step: iteration of the checkpoint; the newest intact one unless given.
+
+    Returns:
+        The origin of the weights; in a partial checkpoint some experts are older than the iteration.
+
+    Raises:
+        SettingError: there is no such checkpoint, it is damaged, or ``out`` exists.
+        RunError: the model cannot be written; nothing is left of it.
+    """
+    check_new(out)
+    plan = find_checkpoint(experiment, run_dir, step)
+    gpt, weights = load_weights(experiment, run_dir, plan)
+    with new_model(out) as (made, _):
+        write_model(made, gpt, pure(weights), plan.step)
+        copy_config(run_dir, made)
+    return plan
+
+
+def find_checkpoint(experiment: Experiment, run_dir: Path, step: int | None) -> RestorePlan:
+    """Finds and verifies the checkpoint of a run that is exported.
+
+    Args:
+        experiment: settings of the run.
+        run_dir: run directory.
+        step: its iteration; the newest intact one unless given.
+
+    Raises:
+        SettingError: there is no such checkpoint, or it is damaged.
+    """
+    steps = committed_steps(run_dir / "checkpoints")
+    if not steps:
+        raise SettingError("RUN_DIR", str(run_dir), "holds no checkpoint to export")
+    if step is not None and step not in steps:
+        raise SettingError("--step", step, f"must be one of {', '.join(map(str, steps))}, which have a checkpoint")
+    return plan_restore(run_dir / "checkpoints", experiment.identity(), step)
+
+
+def load_weights(experiment: Experiment, run_dir: Path, plan: RestorePlan) -> tuple[GPT, Weights]:
+    """Reads the master weights of a checkpoint, as (architecture, weights of whole experts, on the host)."""
+    spec = for_storage(experiment).step_spec(storage_mesh(experiment.topology))
+    state = load_state(run_dir / "checkpoints", plan, spec)
+    return replace(spec.gpt, head_ranks=1, embedding_ranks=1), spec.gpt.unpack(spec.stored.whole_classes(state))

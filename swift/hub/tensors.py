@@ -1,0 +1,306 @@
+"""The tensors of a Hugging Face checkpoint: the location of each of them in our parameters, and their files.
+
+A matrix of theirs is ``[out, in]``, ours is ``[in, out]``; queries, keys and values are three of theirs and one of
+ours. ``transformers`` 5 keeps the experts of a layer in two tensors, and stores them so on request; these are read,
+too.
+
+A directory has safetensors files, with an index where there are several. Where both a single file and an index are
+there, the file is read, as ``transformers`` does.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from swift.errors import RunError, SettingError
+from swift.files import read_regular, sync_file
+from swift.hub.architectures import Family
+from swift.models.gpt import GPT
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+Index: TypeAlias = tuple[int | slice, ...]
+_OF_MOE = re.compile(r"(model\.layers\.\d+)\.mlp\.(gate\.|experts\.|shared_experts\.)(.*)")
+_FUSED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)")
+_COMPUTED = re.compile(r".*\.rotary_emb\.inv_freq")
+"""Tensors of older checkpoints that follow from the configuration."""
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+_METADATA = {"format": "pt"}
+"""Metadata that ``transformers`` expects of a file; types and order are those of its tensors."""
+
+
+class TensorLocation(NamedTuple):
+    """A tensor, and the location of its values in our parameters."""
+
+    name: str
+    """Name of the tensor."""
+    shape: tuple[int, ...]
+    """Its shape."""
+    group: str
+    """Group of the parameter, such as ``attention``."""
+    layer: int
+    """Index of the parameter in the stack of its group."""
+    leaf: str
+    """The parameter, such as ``qkv.kernel``."""
+    expert: int | None = None
+    """Index of the expert, for parameters with a leading dim of experts."""
+    first: int = 0
+    """First column of a matrix of ours that the tensor fills."""
+
+    @property
+    def parameter(self) -> str:
+        """Name of the parameter in a model directory, such as ``attention.0.qkv.kernel``."""
+        return f"{self.group}.{self.layer}.{self.leaf}"
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it is transposed in ours."""
+        return len(self.shape) == 2 and self.leaf != "token_VD"
+
+    def part_of(self, parameter: np.ndarray) -> np.ndarray:
+        """A view of the tensor's values in the parameter, in the tensor's shape."""
+        own = parameter if self.expert is None else parameter[self.expert]
+        if not self.is_matrix:
+            return own
+        return own[:, self.first : self.first + self.shape[0]].T
+
+
+def tensor_locations(family: Family, gpt: GPT) -> Iterator[TensorLocation]:
+    """Lists the tensors of a model, in the order of its layers."""
+    config = gpt.config
+    vocabulary = (gpt.vocab_size, config.model_dim)
+    yield TensorLocation(EMBEDDING, vocabulary, "embedding", 0, "token_VD")
+    counts = {True: 0, False: 0}
+    for layer, is_moe in enumerate(config.moe_layers):
+        yield from _attention(gpt, layer)
+        index = counts[is_moe]
+        yield from _moe(family, gpt, layer, index) if is_moe else _dense(gpt, layer, index)
+        counts[is_moe] += 1
+    yield TensorLocation("model.norm.weight", (config.model_dim,), "head", 0, "norm.scale")
+    if not config.tied_embeddings:
+        yield TensorLocation(HEAD, vocabulary, "head", 0, "out.kernel")
+
+
+def parts_of_tensor(family: Family, name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, Index]]:
+    """Lists the tensors that a stored one holds, by the names that ``tensor_locations`` has.
+
+    Args:
+        family: architecture.
+        name: name in the file.
+        shape: its shape.
+
+    Yields:
+        (name, index of the values): the tensor itself, or a matrix of each expert.
+    """
+    of_moe = _OF_MOE.fullmatch(name)
+    if of_moe:  # as models in memory name it, whatever the family
+        name = f"{of_moe[1]}.{family.moe}.{of_moe[2]}{of_moe[3]}"
+    fused = _FUSED.fullmatch(name)
+    if _COMPUTED.fullmatch(name):
+        return
+    if fused is None or len(shape) != 3:
+        yield name, ()
+        return
+    gate, up, down = family.ffn
+    for expert in range(shape[0]):
+        if fused[2] == "down_proj":
+            yield f"{fused[1]}.{expert}.{down}.weight", (expert,)
+        else:
+            half = shape[1] // 2
+            yield f"{fused[1]}.{expert}.{gate}.weight", (expert, slice(half))
+            yield f"{fused[1]}.{expert}.{up}.weight", (expert, slice(half, None))
+
+
+def _attention(gpt: GPT, layer: int) -> Iterator[TensorLocation]:
+    config, at = gpt.config, f"model.layers.{layer}"
+    dim, width, kv_width = config.model_dim, config.num_heads * config.channels, config.kv_heads * config.channels
+    yield TensorLocation(f"{at}.input_layernorm.weight", (dim,), "attention", layer, "norm.scale")
+    first = 0
+    for part, size in (("q", width), ("k", kv_width), ("v", kv_width)):
+        name = f"{at}.self_attn.{part}_proj.weight"
+        yield TensorLocation(name, (size, dim), "attention", layer, "qkv.kernel", first=first)
+        first += size
+    yield TensorLocation(f"{at}.self_attn.o_proj.weight", (dim, width), "attention", layer, "out.kernel")
+    if config.qk_norm != "none":
+        by_head = config.qk_norm == "head"
+        for part, leaf, size in (("q", "query_norm", width), ("k", "key_norm", kv_width)):
+            shape = (config.channels if by_head else size,)
+            yield TensorLocation(f"{at}.self_attn.{part}_norm.weight", shape, "attention", layer, f"{leaf}.scale")
+
+
+def _dense(gpt: GPT, layer: int, index: int) -> Iterator[TensorLocation]:
+    at, dim = f"model.layers.{layer}", gpt.config.model_dim
+    yield TensorLocation(f"{at}.post_attention_layernorm.weight", (dim,), "mlp", index, "norm.scale")
+    yield from _ffn(f"{at}.mlp", ("gate_proj", "up_proj", "down_proj"), dim, gpt.config.ffn_dim, "mlp", index, "ffn.")
+
+
+def _moe(family: Family, gpt: GPT, layer: int, index: int) -> Iterator[TensorLocation]:
+    config, at = gpt.config, f"model.layers.{layer}"
+    dim, width, moe = config.model_dim, config.expert_width, f"{at}.{family.moe}"
+    yield TensorLocation(f"{at}.post_attention_layernorm.weight", (dim,), "router", index, "norm.scale")
+    yield TensorLocation(f"{moe}.gate.weight", (gpt.num_classes, dim), "router", index, "score.kernel")
+    if config.num_shared_experts:
+        shared = config.num_shared_experts * width
+        yield from _ffn(f"{moe}.shared_experts", family.ffn, dim, shared, "router", index, "shared.")
+    for expert in range(gpt.num_classes):
+        yield from _ffn(f"{moe}.experts.{expert}", family.ffn, dim, width, "expert", index, "", expert)
+
+
+def _ffn(
+    at: str,
+    names: tuple[str, str, str],
+    dim: int,
+    width: int,
+    group: str,
+    index: int,
+    prefix: str,
+    expert: int | None = None,
+) -> Iterator[TensorLocation]:
+    shapes = {"gate": (width, dim), "up": (width, dim), "down": (dim, width)}
+    for name, (ours, shape) in zip(names, shapes.items(), strict=True):
+        yield TensorLocation(f"{at}.{name}.weight", shape, group, index, f"{prefix}{ours}.kernel", expert)
+
+
+@dataclass(frozen=True)
+class TensorFiles:
+    """The tensors of a directory; their values are read one by one.
+
+    Attributes:
+        directory: the directory.
+        file_of: name of the file that holds each tensor.
+        shapes: shape of each tensor.
+    """
+
+    directory: Path
+    file_of: Mapping[str, str]
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @classmethod
+    def of(cls, directory: Path) -> "TensorFiles":
+        """Reads the index and the heads of the files.
+
+        Raises:
+            SettingError: a file is missing, cut, or not of this kind, or the index names a tensor that is not there.
+        """
+        index = directory / INDEX
+        file_of = _read_index(index) if index.exists() and not (directory / SINGLE).exists() else None
+        shapes: dict[str, tuple[int, ...]] = {}
+        found: dict[str, str] = {}
+        for name in sorted(set(file_of.values())) if file_of is not None else [SINGLE]:
+            with _opened(directory / name) as file:
+                for tensor in file.keys():  # noqa: SIM118 (not a mapping)
+                    shapes[tensor], found[tensor] = tuple(file.get_slice(tensor).get_shape()), name
+        for tensor, name in (file_of or {}).items():
+            if found.get(tensor) != name:
+                raise SettingError("DIR", str(directory), f"lacks {tensor}, which its index finds in {name}")
+        return cls(directory, found, shapes)
+
+    def read(self, *names: str) -> Iterator[tuple[str, np.ndarray]]:
+        """Reads tensors, all unless some are named, file by file, in the type they are stored in."""
+        wanted = set(names or self.file_of)
+        for name in sorted({self.file_of[tensor] for tensor in wanted}):
+            with _opened(self.directory / name) as file:
+                for tensor in file.keys():  # noqa: SIM118 (not a mapping)
+                    if tensor in wanted:
+                        yield tensor, file.get_tensor(tensor)
+
+
+def write_tensors(directory: Path, tensors: Iterable[tuple[str, np.ndarray]], sizes: Sequence[int], most: int) -> None:
+    """Writes tensors in files of a limited size, and the index where there are several; each is read back.
+
+    Args:
+        directory: existing directory.
+        tensors: name and value of each tensor, made when it is needed.
+        sizes: bytes of each tensor.
+        most: bytes of a file, unless a single tensor is larger.
+
+    Raises:
+        OSError: a file cannot be written.
+        RunError: a file does not hold what was written.
+    """
+    counts = _counts(sizes, most)
+    names = [SINGLE]
+    if len(counts) > 1:
+        names = [f"model-{number:05}-of-{len(counts):05}.safetensors" for number in range(1, len(counts) + 1)]
+    weight_map: dict[str, str] = {}
+    ordered = iter(tensors)
+    for name, count in zip(names, counts, strict=True):
+        held = dict(next(ordered) for _ in range(count))
+        _write(directory / name, held)
+        weight_map |= dict.fromkeys(held, name)
+    if len(counts) > 1:
+        index = {"metadata": {"total_size": sum(sizes)}, "weight_map": weight_map}
+        (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _counts(sizes: Sequence[int], most: int) -> list[int]:
+    """Number of tensors of each file."""
+    counts, used = [0], 0
+    for size in sizes:
+        if counts[-1] and used + size > most:
+            counts.append(0)
+            used = 0
+        counts[-1] += 1
+        used += size
+    return counts
+
+
+def _write(path: Path, tensors: dict[str, np.ndarray]) -> None:
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
+
+    try:
+        save_file(tensors, path, metadata=_METADATA)
+    except SafetensorError as error:
+        raise RunError(f"{path}: cannot be written: {error}") from error
+    sync_file(path)
+    with _opened(path) as file:
+        for name, value in tensors.items():
+            if not np.array_equal(file.get_tensor(name).view(np.uint8), value.view(np.uint8)):
+                raise RunError(f"{path}: {name} was not written as it is in memory: try again")
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Reads a file of the directory that holds a JSON object; raises SettingError where it does not."""
+    try:
+        said = json.loads(read_regular(path))
+    except OSError as error:
+        raise SettingError("DIR", str(path), f"cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise SettingError("DIR", str(path), f"is not JSON: {error}") from error
+    if not isinstance(said, dict):
+        raise SettingError("DIR", str(path), "is not a JSON object")
+    return said
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    weight_map = read_object(path).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise SettingError("DIR", str(path), "has no weight_map")
+    for tensor, name in weight_map.items():
+        if not isinstance(name, str) or Path(name).name != name or name in ("", ".", ".."):
+            raise SettingError(
+                "DIR", str(path), f"finds {tensor} in {name!r}, which is not the name of a file beside it"
+            )
+    return weight_map
+
+
+def _opened(path: Path) -> Any:
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError:
+        allowed = "needs the extra 'hf': pip install 'swift-moe[hf]'"
+        raise SettingError("DIR", str(path.parent), allowed) from None
+    try:
+        return safe_open(path, framework="numpy")
+    except FileNotFoundError as error:
+        raise SettingError("DIR", str(path), "is missing") from error
+    except OSError as error:
+        raise SettingError("DIR", str(path), f"cannot be read: {error.strerror or error}") from error
+    except SafetensorError as error:
+        raise SettingError("DIR", str(path), f"is not a whole safetensors file: {error}") from error

@@ -1,0 +1,582 @@
+"""The plan by which a pipeline is predicted to run fastest, from a profile of its operators.
+
+One pass after the other improves the plan, and each is judged by the predicted time. An operator's time grows in
+proportion to the bytes of the fields that it reads, as in cedar (section 4): moved behind one that shrinks them, it
+takes less. A record that is left out costs nothing afterwards. The passes:
+
+- Reordering: of all orders in which no operator passes one that would change its sample, the cheapest. Every order is
+  judged with the cache that suits it best, since what may be kept ends at the first random operator.
+- Caching: samples are kept where making them again costs more than reading them, before the first random operator.
+- Workers: threads for operators that wait or release Python's lock, processes for those that hold it.
+- Offloading: the first operators of records run on other hosts. An answer costs this host the time to ask and to read
+  it, in proportion to its bytes, so what is offloaded ends where samples are small. With a cache only what runs before
+  it is offloaded, and so only while samples are kept.
+- Prefetching: as many samples ahead of their use as the workers make at once and the memory allows.
+"""
+
+import math
+import os
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from swift.data.operators import DropDuplicates, Element, Filter, Stack, name_of
+from swift.data.pipeline import CachePoint, InputPlan, Pipeline, plain_plan
+from swift.data.remote_records import InputHosts, RecordAnswer, RecordRequest, asked, made_here, read_answer
+from swift.errors import check_count, check_number
+from swift.input.profile import HostsProfile, InputProfile, OperatorProfile, profile_input
+
+_START_S = 3.0
+"""Seconds until a process that makes samples has started."""
+_DISK_S_PER_BYTE = 1e-9
+"""Seconds to read a byte of a file that is kept, beside decoding it."""
+
+_READY_PER_WORKER = 2
+"""Samples that are ready for each thread that makes them: one is taken while the next is made."""
+_MEMORY_OVER_AHEAD = 8
+"""The share of the memory that samples ahead may take is one over this."""
+
+_MOST_ORDERS = 2000
+"""Orders that are all tried; where there are more, the best is improved step by step."""
+
+_MOST_THREADS = 16
+_LITTLE_WAITING = 0.2
+"""The share of a thread's time that may be waiting before another thread is worth it."""
+_LEAST_THREADED_S = 1e-4
+"""Seconds of a record below which handing it from thread to thread takes as long."""
+_THREAD_GAIN = 1.4
+"""Speed of two threads over one from which on threads are worth it."""
+
+_OFFLOAD_GAIN = 1.25
+"""Ratio of the times without and with other hosts from which on these are worth it."""
+_OFFLOAD_LEAST_S = 1.0
+"""Seconds that they have to save."""
+_ECHO_BYTES = 1 << 20
+_ECHO_ROUNDS, _HOST_RECORDS = 5, 8
+_HOST_PROFILE_S = 2.0
+"""Seconds after which no further record is tried."""
+
+_AHEAD = 64
+"""Documents that are ready before they are written to the index."""
+_CHECK_EVERY = 1000
+"""Number of samples of which one is compared with that of the plain order."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """Limits of what a plan may use.
+
+    Args:
+        num_epochs: epochs that will be read; what is kept has to be worth it in these.
+        num_cores: cores for making samples.
+        memory_bytes: memory for samples that are kept, and for those ahead of their use.
+        disk_bytes: room on the disk for samples that are kept.
+        cache_directory: directory for them; None: none are kept on a disk.
+        hosts: profile of other hosts that can make samples; None: there are none.
+    """
+
+    num_epochs: float = 3.0
+    num_cores: int = 1
+    memory_bytes: int = 1 << 30
+    disk_bytes: int = 1 << 36
+    cache_directory: Path | None = None
+    hosts: HostsProfile | None = None
+
+    def __post_init__(self) -> None:
+        check_number("Resources.num_epochs", self.num_epochs, above=0)
+        check_count("Resources.num_cores", self.num_cores, least=1)
+        check_count("Resources.memory_bytes", self.memory_bytes, least=0, most=2**63)
+        check_count("Resources.disk_bytes", self.disk_bytes, least=0, most=2**63)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Predicted seconds of one thread for all records of a source.
+
+    Attributes:
+        once_s: before the first sample: what stays is found out, and kept.
+        epoch_s: in each epoch.
+        kept_bytes: bytes that are kept.
+    """
+
+    once_s: float
+    epoch_s: float
+    kept_bytes: float
+
+    def total_s(self, num_epochs: float) -> float:
+        """Returns the seconds of this many epochs."""
+        return self.once_s + num_epochs * self.epoch_s
+
+
+def predict(plan: InputPlan, profile: InputProfile) -> Cost:
+    """Predicts the time of a plan."""
+    elements = plan.elements(0)
+    steps = list(_steps_of(plan, elements, profile))
+    read_s, num = profile.source.seconds, profile.num_records
+    kept_num = num * (steps[-1].kept if steps else 1.0)
+    cache, num_surveyed = plan.cache, plan.num_surveyed
+    is_surveyed = bool(num_surveyed or plan.num_packed or cache)
+    once_s = num * (read_s + sum(step.seconds for step in steps[:num_surveyed])) if is_surveyed else 0.0
+    first, begin_s, kept_bytes = 0, read_s, 0.0
+    if cache is not None:
+        first = cache.num_elements
+        size = steps[first - 1].num_bytes if first else profile.source.bytes_out
+        kept_bytes = kept_num * size
+        once_s += kept_bytes * profile.keep_s[0]
+        begin_s = size * (profile.keep_s[1] + (_DISK_S_PER_BYTE if cache.kind == "disk" else 0.0))
+    makes_s = sum(step.alone_s for step in steps[first:] if not isinstance(step.element, Filter | DropDuplicates))
+    return Cost(once_s, kept_num * _visits(plan, profile) * (begin_s + makes_s), kept_bytes)
+
+
+@dataclass(frozen=True)
+class PlacedOperator:
+    """An operator in its place.
+
+    Attributes:
+        element: operator.
+        alone_s: seconds for one sample that reaches it.
+        seconds: the same, times the share of records that reach it.
+        kept: share of records that pass it and all before it.
+        num_bytes: bytes of a sample after it.
+    """
+
+    element: Element
+    alone_s: float
+    seconds: float
+    kept: float
+    num_bytes: float
+
+
+def _steps_of(plan: InputPlan, elements: Sequence[Element], profile: InputProfile) -> Iterator[PlacedOperator]:
+    """Yields the operators of records in an order, each with its predicted time and bytes."""
+    written = [name_of(one) for one in plan.pipeline.levels[0].elements]
+    means = dict(zip(written, profile.operators, strict=True))
+    by_name = {name_of(one): one for one in elements}
+    before, kept = list[str](), 1.0
+    size = profile.source.bytes_out
+    grown = _growth(written, means, profile.source.bytes_out)
+    for element in elements:
+        name = name_of(element)
+        own, usual = means[name], written[: written.index(name)]
+        ratio = 1.0
+        for other in set(before) ^ set(usual):
+            if _writes_what(by_name[other], element):
+                ratio *= means[other].writes_ratio if other in before else 1 / means[other].writes_ratio
+        seconds = own.seconds * ratio
+        size = max(0.0, size + grown[name] * ratio)
+        reach, kept = kept, kept * own.kept_share
+        before.append(name)
+        yield PlacedOperator(element, seconds, reach * seconds, kept, size)
+
+
+def _growth(written: Sequence[str], means: dict[str, OperatorProfile], size: float) -> dict[str, float]:
+    """Returns how many bytes each operator adds to a sample, in the order in which they are written."""
+    added = {}
+    for name in written:
+        after = means[name].bytes_out or size  # 0 where no sample has come so far
+        added[name], size = (0.0, size) if after == size else (after - size, after)
+    return added
+
+
+def _writes_what(other: Element, element: Element) -> bool:
+    """Whether an operator changes the size of what another reads."""
+    if other.writes is None or element.reads is None:
+        return other.writes != ()
+    return bool(set(other.writes) & set(element.reads))
+
+
+def _visits(plan: InputPlan, profile: InputProfile) -> float:
+    """Returns the times that a record is made in an epoch: shuffled rows make a document once for each row of it."""
+    rows = next((level for level in plan.pipeline.levels[1:] if hasattr(level.group, "length")), None)
+    if rows is None or not rows.is_shuffled:
+        return 1.0
+    return 1.0 + profile.tokens / plan.num_packed
+
+
+def _cache_choices(plan: InputPlan, profile: InputProfile, resources: Resources) -> Iterator[InputPlan]:
+    """Yields a plan with each cache that fits: before the first random operator, and where fields can be kept."""
+    yield replace(plan, cache=None)
+    elements = plan.elements(0)
+    for place in range(len(elements) + 1):
+        if place in profile.unkept or any(one.is_random for one in elements[:place]):
+            continue
+        memory, disk = (replace(plan, cache=CachePoint(place, kind)) for kind in ("memory", "disk"))
+        size = predict(memory, profile).kept_bytes
+        if size <= resources.memory_bytes:
+            yield memory
+        if resources.cache_directory is not None and size <= resources.disk_bytes:
+            yield disk
+
+
+def _cheapest_cache(plan: InputPlan, profile: InputProfile, resources: Resources) -> tuple[InputPlan, float]:
+    """Returns the plan with the cache that costs least, and its seconds."""
+    costs = [
+        (predict(one, profile).total_s(resources.num_epochs), number, one)
+        for number, one in enumerate(_cache_choices(plan, profile, resources))
+    ]
+    seconds, _, chosen = min(costs, key=lambda cost: cost[:2])
+    return chosen, seconds
+
+
+def _add_cache(plan: InputPlan, profile: InputProfile, resources: Resources) -> InputPlan:
+    """Returns the plan with the cache that costs least, which may be none."""
+    best, seconds = _cheapest_cache(plan, profile, resources)
+    without = predict(replace(plan, cache=None), profile).total_s(resources.num_epochs)
+    if best.cache is None:
+        why = f"samples cannot be kept: {next(iter(profile.unkept.values()))}" if profile.unkept else ""
+        why = why or f"keeping samples does not pay within {resources.num_epochs:g} epochs, or they do not fit"
+        return replace(plan, cache=None, reasons=(*plan.reasons, f"cache: none; {why}"))
+    after = best.orders[0][best.cache.num_elements - 1] if best.cache.num_elements else "the source"
+    size = predict(best, profile).kept_bytes
+    reason = (
+        f"cache: in {'memory' if best.cache.kind == 'memory' else 'files'} after {after}, {size / 1e6:,.1f} MB: "
+        f"{seconds:.3g} s instead of {without:.3g} s of one core for {resources.num_epochs:g} epochs"
+    )
+    return replace(best, reasons=(*plan.reasons, reason))
+
+
+def _must_precede(first: Element, second: Element) -> bool:
+    """Whether an operator has to stay before another that the pipeline has somewhere after it.
+
+    Operators commute where neither writes what the other reads or writes; random ones, too, since their numbers depend
+    on the sample and not on its place. A record that an operator raises on out of its place is made again in the order
+    of the pipeline, so that only such a record's own error counts.
+    """
+    if first.is_fixed or second.is_fixed:
+        return True
+    chooses = isinstance(first, Filter | DropDuplicates)
+    if chooses and not isinstance(second, Filter | DropDuplicates):
+        return True  # nothing is gained by making what is then left out
+    if chooses and (isinstance(first, DropDuplicates) or isinstance(second, DropDuplicates)):
+        return not _keeps_equals_together(first, second)
+    if second.depends_on is not None:
+        return name_of(first) in second.depends_on
+    return _meet(first.writes, second.reads) or _meet(first.writes, second.writes) or _meet(first.reads, second.writes)
+
+
+def _keeps_equals_together(first: Element, second: Element) -> bool:
+    """Whether a filter sees only the field whose duplicates are dropped: equal samples then stay or go together."""
+    if isinstance(first, DropDuplicates) and isinstance(second, DropDuplicates):
+        return False
+    test, dropped = (second, first) if isinstance(first, DropDuplicates) else (first, second)
+    assert isinstance(dropped, DropDuplicates)
+    return test.reads is not None and set(test.reads) <= {dropped.field}
+
+
+def _meet(fields: Sequence[str] | None, others: Sequence[str] | None) -> bool:
+    """Whether two sets of fields have one in common; None has all."""
+    if fields is None or others is None:
+        return fields != () and others != ()
+    return bool(set(fields) & set(others))
+
+
+def legal_orders(elements: Sequence[Element], most: int) -> Iterator[tuple[Element, ...]]:
+    """Yields orders of operators that give the same samples, the written one first; at most ``most`` of them."""
+    num = len(elements)
+    before = [{i for i in range(j) if _must_precede(elements[i], elements[j])} for j in range(num)]
+    left = most
+
+    def extend(placed: tuple[int, ...]) -> Iterator[tuple[Element, ...]]:
+        nonlocal left
+        if left <= 0:
+            return
+        if len(placed) == num:
+            left -= 1
+            yield tuple(elements[place] for place in placed)
+            return
+        done = set(placed)
+        for place in range(num):
+            if place not in done and before[place] <= done:
+                yield from extend((*placed, place))
+
+    yield from extend(())
+
+
+def _add_prefetch(plan: InputPlan, profile: InputProfile, resources: Resources) -> InputPlan:
+    """Returns the plan with a number of samples ahead."""
+    if not plan.num_threads and not plan.num_processes:
+        return replace(plan, reasons=(*plan.reasons, "prefetch: none without workers"))
+    size = profile.operators[-1].bytes_out if profile.operators else profile.source.bytes_out
+    if plan.num_packed:
+        size = 8.0 * (plan.num_packed + 1)
+    for level in plan.pipeline.levels:
+        size *= level.group.size if isinstance(level.group, Stack) else 1
+    wanted = _READY_PER_WORKER * max(1, plan.num_threads) * max(1, plan.num_processes)
+    fitting = int(resources.memory_bytes / _MEMORY_OVER_AHEAD / max(size, 1.0))
+    num_ahead = max(1, min(wanted, fitting))
+    reason = f"prefetch: {num_ahead} samples of {size / 1e6:.3g} MB ahead of their use"
+    return replace(plan, num_ahead=num_ahead, reasons=(*plan.reasons, reason))
+
+
+def _reorder(plan: InputPlan, profile: InputProfile, resources: Resources) -> InputPlan:
+    """Returns the plan with the order of records' operators that costs least; the present one where none costs less."""
+
+    def seconds_of(one: InputPlan) -> float:
+        return _cheapest_cache(one, profile, resources)[1]
+
+    elements = plan.pipeline.levels[0].elements
+    orders = list(legal_orders(elements, _MOST_ORDERS + 1))
+    candidates = [_with_order(plan, order) for order in orders[:_MOST_ORDERS]]
+    best = min([plan, *candidates], key=seconds_of)
+    if len(orders) > _MOST_ORDERS:
+        best = _improved(best, elements, seconds_of)
+    usual, found = seconds_of(plan), seconds_of(best)
+    if found >= usual * (1 - 1e-9):
+        reason = f"order: as written, the cheapest of {len(orders)} that give the same samples"
+        return replace(plan, reasons=(*plan.reasons, reason))
+    moved = ", ".join(best.orders[0])
+    epoch_s = predict(plan, profile).epoch_s
+    reason = f"order: {moved}: {found:.3g} s instead of {usual:.3g} s of one core as written ({epoch_s:.3g} s an epoch)"
+    return replace(best, reasons=(*plan.reasons, reason))
+
+
+def _with_order(plan: InputPlan, order: tuple[Element, ...]) -> InputPlan:
+    return replace(plan, orders=(tuple(map(name_of, order)), *plan.orders[1:]))
+
+
+def _improved(plan: InputPlan, elements: tuple[Element, ...], seconds_of: object) -> InputPlan:
+    """Swaps neighbours while that makes a plan cheaper."""
+    assert callable(seconds_of)
+    best, seconds = plan, seconds_of(plan)
+    is_better = True
+    while is_better:
+        is_better = False
+        for swapped in _swaps(best, elements):
+            if seconds_of(swapped) < seconds * (1 - 1e-9):
+                best, seconds, is_better = swapped, seconds_of(swapped), True
+                break
+    return best
+
+
+def _swaps(plan: InputPlan, elements: tuple[Element, ...]) -> Iterator[InputPlan]:
+    """Yields the plans in which two neighbours of the order are swapped that may be."""
+    order = plan.elements(0)
+    for place in range(len(order) - 1):
+        pair = sorted(order[place : place + 2], key=elements.index)
+        if not _must_precede(pair[0], pair[1]):
+            yield _with_order(plan, (*order[:place], order[place + 1], order[place], *order[place + 2 :]))
+
+
+def _add_workers(plan: InputPlan, profile: InputProfile, resources: Resources) -> InputPlan:
+    """Returns the plan with the number of threads and processes that is predicted to be fastest."""
+    seconds = profile.source.seconds + sum(one.seconds for one in profile.operators)
+    waits_s = sum(one.seconds - one.cpu_s for one in (profile.source, *profile.operators))
+    waiting = waits_s / max(seconds, 1e-12)
+    num_threads = min(_MOST_THREADS, math.ceil(1 / max(1 - waiting, 1e-3) - _LITTLE_WAITING))
+    total_s = predict(plan, profile).total_s(resources.num_epochs)
+    gain = f"two threads are {profile.thread_gain:.2f} times as fast as one"
+    said = f"{100 * waiting:.0f} % of the time is waiting, {gain}"
+    if seconds < _LEAST_THREADED_S:
+        why = f"a record takes {1e6 * seconds:.0f} us, and handing it over would take as long"
+        return replace(plan, reasons=(*plan.reasons, f"workers: none; {why}"))
+    if num_threads == 1 and profile.thread_gain < _THREAD_GAIN and resources.num_cores == 1:
+        return replace(plan, reasons=(*plan.reasons, f"workers: none; {said}, and there is one core"))
+    if profile.thread_gain >= _THREAD_GAIN or resources.num_cores == 1:
+        num_threads = max(num_threads, resources.num_cores)
+        reason = f"workers: {num_threads} threads; {said}"
+        return replace(plan, num_threads=num_threads, reasons=(*plan.reasons, reason))
+    is_shared = plan.cache is None or plan.cache.kind == "disk"  # each process would have a copy of its own
+    saved_s = total_s * (1 - 1 / resources.num_cores)
+    if is_shared and saved_s > _START_S:
+        reason = f"workers: {resources.num_cores} processes; {said}, and {saved_s:.3g} s are saved"
+        return replace(plan, num_processes=resources.num_cores, num_threads=1, reasons=(*plan.reasons, reason))
+    num_threads = max(1, num_threads)
+    why = "starting processes takes longer than they save" if is_shared else "what is kept in memory is of one process"
+    reason = f"workers: {num_threads} threads; {said}; {why}"
+    return replace(plan, num_threads=num_threads, reasons=(*plan.reasons, reason))
+
+
+def add_offload(plan: InputPlan, profile: InputProfile, resources: Resources) -> InputPlan:
+    """Returns the plan with the operators on other hosts that save most; without any where none do."""
+    hosts = resources.hosts
+    if hosts is None:
+        return plan
+    here_s = predict(plan, profile).total_s(resources.num_epochs) / _speed_here(plan, profile)
+    choices = [
+        (_offloaded_s(plan, profile, hosts, end, resources.num_epochs), end) for end in _offload_ends(plan, profile)
+    ]
+    best_s, best = min(choices, default=(here_s, 0))
+    if here_s < _OFFLOAD_GAIN * best_s or here_s - best_s < _OFFLOAD_LEAST_S:
+        why = f"{best_s:.3g} s instead of {here_s:.3g} s" if choices else "samples cannot be sent"
+        return replace(plan, reasons=(*plan.reasons, f"offload: none; {why}"))
+    last = plan.orders[0][best - 1] if best else "the source"
+    processes = f"{hosts.num_workers} process{'es' if hosts.num_workers > 1 else ''}"
+    reason = (
+        f"offload: all up to {last} on {processes} of other hosts, {hosts.speed:.2f} times as fast as a thread here: "
+        f"{best_s:.3g} s instead of {here_s:.3g} s"
+    )
+    return replace(
+        plan,
+        num_offloaded=best,
+        num_processes=0,
+        num_threads=hosts.num_workers,
+        alone=(plan.num_threads, plan.num_processes),
+        reasons=(*plan.reasons, reason),
+    )
+
+
+def _offload_ends(plan: InputPlan, profile: InputProfile) -> Iterator[int]:
+    last = len(plan.elements(0)) if plan.cache is None else plan.cache.num_elements
+    return (end for end in range(last + 1) if end not in profile.unkept)
+
+
+def _offloaded_s(plan: InputPlan, profile: InputProfile, hosts: HostsProfile, end: int, num_epochs: float) -> float:
+    """Predicts the seconds of all epochs if the first operators run on other hosts."""
+    steps = list(_steps_of(plan, plan.elements(0), profile))
+    num, read_s = profile.num_records, profile.source.seconds
+    kept = steps[-1].kept if steps else 1.0
+    size = steps[end - 1].num_bytes if end else profile.source.bytes_out
+    own = predict(plan, profile)
+
+    def slower(there_s: float, here_s: float, sent: float) -> float:
+        """Returns the seconds of one record: of the other hosts, the network that all share, or this one."""
+        making_s = there_s / hosts.speed + hosts.ask_s[0] / hosts.num_workers
+        sending_s, cpu_s = hosts.ask_s[1] * size * sent, hosts.cpu_s[0] + hosts.cpu_s[1] * size * sent
+        return max(making_s, sending_s, cpu_s + here_s)
+
+    surveyed = steps[: plan.num_surveyed]
+    once_s = 0.0
+    if own.once_s:
+        ahead, rest = surveyed[:end], surveyed[end:]
+        sent = ahead[-1].kept if ahead else 1.0
+        keep_s = own.kept_bytes * profile.keep_s[0] / num
+        once_s = num * slower(read_s + _total_s(ahead), _total_s(rest) + keep_s, sent)
+    epoch_s = own.epoch_s
+    if plan.cache is None:
+        made = [0.0 if isinstance(one.element, Filter | DropDuplicates) else one.alone_s for one in steps]
+        epoch_s = num * kept * _visits(plan, profile) * slower(read_s + sum(made[:end]), sum(made[end:]), 1.0)
+    return once_s + num_epochs * epoch_s
+
+
+def _total_s(steps: list[PlacedOperator]) -> float:
+    return sum(step.seconds for step in steps)
+
+
+def _speed_here(plan: InputPlan, profile: InputProfile) -> float:
+    """Returns how much faster the plan's threads and processes are than one thread."""
+    every = (profile.source, *profile.operators)
+    computing = sum(one.cpu_s for one in every) / max(sum(one.seconds for one in every), 1e-12)
+    threads = min(max(plan.num_threads, 1), max(profile.thread_gain, 1 / max(computing, 1e-3)))
+    return max(1.0, float(plan.num_processes), threads)
+
+
+def profile_hosts(hosts: InputHosts, pipeline: Pipeline, profile: InputProfile) -> HostsProfile | None:
+    """Measures how long other hosts take for the first records, and the way there and back.
+
+    Args:
+        hosts: hosts that have the pipeline.
+        pipeline: pipeline.
+        profile: profile of it on this host.
+
+    Returns:
+        The profile; None if none of the hosts answers, or nothing can be sent.
+    """
+    plan, num_workers = plain_plan(pipeline), hosts.num_workers
+    end = max((one for one in range(len(plan.orders[0]) + 1) if one not in profile.unkept), default=None)
+    here_s = there_s = 0.0
+    if end is not None and num_workers:  # the first record of each process may load a library
+        with ThreadPoolExecutor(num_workers) as threads:
+            first = asked(plan, RecordRequest(0, end))
+            list(threads.map(hosts.ask, [first] * num_workers))
+    begun = time.perf_counter()
+    for number in range(min(_HOST_RECORDS + 1, profile.num_profiled)):
+        if end is None or (number > 1 and time.perf_counter() - begun > _HOST_PROFILE_S):
+            break
+        request = RecordRequest(number, end)
+        answer = _answer(hosts, asked(plan, request))
+        if answer is None or answer.begun is None:
+            continue
+        since = time.perf_counter()
+        made_here(plan, request)
+        if number or profile.num_profiled == 1:  # the first one may load a library
+            here_s, there_s = here_s + time.perf_counter() - since, there_s + answer.took_s
+    ways = [_round_trip(hosts, size) for size in (0, _ECHO_BYTES)]
+    if not here_s or not there_s or None in ways:
+        return None
+    (ask_s, ask_cpu_s), (long_s, long_cpu_s) = (way or (0.0, 0.0) for way in ways)
+    byte_s, byte_cpu_s = max(0.0, long_s - ask_s) / _ECHO_BYTES, max(0.0, long_cpu_s - ask_cpu_s) / _ECHO_BYTES
+    return HostsProfile(num_workers, num_workers * here_s / there_s, (ask_s, byte_s), (ask_cpu_s, byte_cpu_s))
+
+
+def _round_trip(hosts: InputHosts, size: int) -> tuple[float, float] | None:
+    """Measures the shortest time from a request to an answer of a size, and that in which this thread computes."""
+    found = list[tuple[float, float]]()
+    for _ in range(_ECHO_ROUNDS):
+        begun, cpu = time.perf_counter(), time.thread_time()
+        if _answer(hosts, b'{"echo": %d}' % size) is None:
+            return None
+        found.append((time.perf_counter() - begun, time.thread_time() - cpu))
+    return min(found)
+
+
+def _answer(hosts: InputHosts, request: bytes) -> RecordAnswer | None:
+    found = hosts.ask(request)
+    try:
+        return None if found is None else read_answer(found[1])
+    except ValueError:
+        return None
+
+
+_PASSES = (_reorder, _add_cache, _add_workers, add_offload, _add_prefetch)
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A plan that could be chosen.
+
+    Attributes:
+        name: what it does, in words.
+        plan: the plan.
+        seconds: predicted seconds of one core for all epochs.
+    """
+
+    name: str
+    plan: InputPlan
+    seconds: float
+
+
+def plan_input(
+    pipeline: Pipeline, resources: Resources | None = None, profile: InputProfile | None = None
+) -> InputPlan:
+    """Chooses how a pipeline runs; its samples are the same as those of ``plain_plan``.
+
+    Args:
+        pipeline: pipeline.
+        resources: what the plan may use.
+        profile: profile of the pipeline; made here unless given.
+
+    Raises:
+        SettingError: the source has no records.
+        DataError: an operator raises on one of the first records.
+    """
+    used, seen = resources or Resources(), profile or profile_input(pipeline)
+    plan = plain_plan(pipeline)
+    for improve in _PASSES:
+        plan = improve(plan, seen, used)
+    return replace(plan, check_every=_CHECK_EVERY)
+
+
+def plan_once(pipeline: Pipeline, hosts: InputHosts | None) -> InputPlan:
+    """Plans a single reading of a pipeline, whose samples the index of a corpus keeps; a ``PlanReading``."""
+    profile = profile_input(pipeline)
+    there = None if hosts is None else profile_hosts(hosts, pipeline, profile)
+    once = Resources(num_epochs=1, num_cores=os.cpu_count() or 1, memory_bytes=0, hosts=there)
+    plan = plan_input(pipeline, once, profile)
+    reasons = plan.reasons if there is not None else ("offload: none; no input host answers",)
+    return replace(plan, num_ahead=_AHEAD, reasons=reasons)
+
+
+def alternatives(pipeline: Pipeline, resources: Resources, profile: InputProfile) -> list[Alternative]:
+    """Returns the plain plan, those with a single pass, and the chosen one, with what each is predicted to cost."""
+    plain, chosen = plain_plan(pipeline), plan_input(pipeline, resources, profile)
+    plans = {
+        "as written": plain,
+        "reordered": replace(_reorder(plain, profile, resources), cache=None),
+        "as written, with a cache": _add_cache(plain, profile, resources),
+        "chosen": chosen,
+    }
+    return [
+        Alternative(name, plan, predict(plan, profile).total_s(resources.num_epochs)) for name, plan in plans.items()
+    ]

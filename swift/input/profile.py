@@ -1,0 +1,265 @@
+"""A profile of a pipeline: time and bytes of each operator on the first records."""
+
+import resource
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from swift.data.encoding import Unencodable, decoded, encoded, num_bytes
+from swift.data.operators import Element, OperatorError, draws, name_of
+from swift.data.pipeline import Pipeline
+from swift.data.sources import DataError
+from swift.errors import SettingError
+
+_AT_MOST_S = 1.0
+"""Seconds after which no further record is profiled."""
+_SHARE, _LEAST, _MOST = 50, 16, 100
+"""One record in 50 is profiled, but 16 to 100: a profile of more would take as long as its plan saves."""
+_THREADS = 2
+_TRIED_S, _TRIED_AT_MOST_S = 0.03, 0.3
+"""Seconds for which one thread is tried, and two together: without those in which others have its core, and in all."""
+
+
+@dataclass(frozen=True)
+class OperatorProfile:
+    """Means of one operator.
+
+    Attributes:
+        name: name of the operator; ``source`` for reading a record.
+        seconds: seconds of one call.
+        cpu_s: seconds of one call in which its thread computes; in the others it waits.
+        bytes_in: bytes of the fields that it reads.
+        bytes_out: bytes of the whole sample after it.
+        kept_share: share of the samples that it lets pass.
+        writes_ratio: bytes of what it writes over those of the same fields before; 1 where there were none.
+    """
+
+    name: str
+    seconds: float
+    cpu_s: float
+    bytes_in: float
+    bytes_out: float
+    kept_share: float = 1.0
+    writes_ratio: float = 1.0
+
+
+@dataclass(frozen=True)
+class InputProfile:
+    """Profile of the operators of single records.
+
+    Attributes:
+        num_profiled: records that it is from.
+        num_records: records of the source.
+        source: reading a record.
+        operators: operators of records, in the order in which they are written.
+        tokens: tokens of a document, where the pipeline packs them; 0: it does not.
+        keep_s: seconds to keep a sample, and to read it again, for each byte.
+        unkept: why samples cannot be kept, by the number of operators before; nothing where they can.
+        thread_gain: speed of two threads over that of one: 1 where the operators hold Python's lock.
+    """
+
+    num_profiled: int
+    num_records: int
+    source: OperatorProfile
+    operators: tuple[OperatorProfile, ...]
+    tokens: float = 0.0
+    keep_s: tuple[float, float] = (0.0, 0.0)
+    unkept: dict[int, str] = field(default_factory=dict)
+    thread_gain: float = 1.0
+
+
+@dataclass(frozen=True)
+class HostsProfile:
+    """Profile of other hosts.
+
+    Attributes:
+        num_workers: processes of theirs that make samples.
+        speed: records that all of them make in the time in which a thread here makes one.
+        ask_s: seconds from a question to its answer, beside making it, and for each byte of it.
+        cpu_s: the same seconds, as far as a thread here computes.
+    """
+
+    num_workers: int
+    speed: float
+    ask_s: tuple[float, float]
+    cpu_s: tuple[float, float]
+
+
+class _Sums:
+    """Sums of one operator."""
+
+    def __init__(self, element: Element | None):
+        self.element, self.num_in, self.num_out = element, 0, 0
+        self.seconds = self.cpu_s = self.bytes_in = self.bytes_out = self.before = self.after = 0.0
+
+    def time(self, call: Callable[[], Any]) -> Any:
+        begun, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_THREAD)
+        cpu = time.thread_time()
+        made = call()
+        cpu_s, took_s = time.thread_time() - cpu, time.perf_counter() - begun
+        # A thread that had to let others compute does not wait for anything: the machine is only shared.
+        is_blocked = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw > before.ru_nvcsw
+        self.cpu_s += min(cpu_s, took_s)
+        self.seconds += took_s if is_blocked else min(cpu_s, took_s)
+        self.num_in += 1
+        return made
+
+    def note(self, sample: Any, following: Any) -> None:
+        reads = None if self.element is None else self.element.reads
+        self.bytes_in += num_bytes(sample if reads is None else {name: sample[name] for name in reads})
+        if following is None:
+            return
+        self.num_out += 1
+        self.bytes_out += num_bytes(following)
+        writes = () if self.element is None else self.element.writes
+        shared = [name for name in (following if writes is None else writes) if name in sample and name in following]
+        self.before += sum(num_bytes(sample[name]) for name in shared)
+        self.after += sum(num_bytes(following[name]) for name in shared)
+
+    def mean(self, name: str) -> OperatorProfile:
+        num, out = max(self.num_in, 1), max(self.num_out, 1)
+        kept = self.num_out / num if self.num_in else 1.0
+        ratio = self.after / self.before if self.before else 1.0
+        return OperatorProfile(
+            name,
+            self.seconds / num,
+            min(self.cpu_s, self.seconds) / num,
+            self.bytes_in / num,
+            self.bytes_out / out,
+            kept,
+            ratio or 1.0,
+        )
+
+
+def profile_input(pipeline: Pipeline, num_records: int | None = None) -> InputProfile:
+    """Runs the operators of records on the first ones, in the order in which they are written, and times each.
+
+    Args:
+        pipeline: pipeline to profile.
+        num_records: records at most, and fewer where these take longer than a second; None: as many as a source of this
+            length is worth. The first one is made once before, untimed: it may load a library.
+
+    Raises:
+        SettingError: the source has no records.
+        DataError: an operator raises on one of the records, and none may be skipped.
+    """
+    source, elements = pipeline.source, pipeline.levels[0].elements
+    if not len(source):
+        raise SettingError("Pipeline.source", source, "has no records: there is nothing to read")
+    functions = [pipeline.unnoted(one) for one in elements]  # a note takes as long as a quick operator
+    _made(pipeline, [pipeline.applied(one) for one in elements], 0)
+    reading, sums = _Sums(None), [_Sums(element) for element in elements]
+    keeping = [_Keeping() for _ in range(len(elements) + 1)]
+    begun, num_profiled, num_tokens, num_kept = time.perf_counter(), 0, 0, 0
+    usual = min(_MOST, max(_LEAST, len(source) // _SHARE))
+    for number in range(min(len(source), usual if num_records is None else num_records)):
+        if number and time.perf_counter() - begun > _AT_MOST_S:
+            break
+        num_profiled += 1
+        sample: Any = reading.time(partial(source.__getitem__, number))
+        reading.note({}, sample)
+        keeping[0].note(sample)
+        try:
+            for place, (one, function) in enumerate(zip(sums, functions, strict=True)):
+                draw = draws(0, 0, number)
+                pipeline.notes(name_of(elements[place]))
+                following = one.time(partial(function, sample, draw))
+                pipeline.notes("")
+                one.note(sample, following)
+                if following is None:
+                    break
+                sample = following
+                keeping[place + 1].note(sample)
+            else:
+                num_kept += 1
+                num_tokens += len(sample.get("tokens", ()))
+        except OperatorError as error:
+            if not pipeline.most_skipped:
+                raise DataError(f"{source.place(number)}: {error}") from error
+    write_s, read_s = _rates(keeping)
+    return InputProfile(
+        num_profiled,
+        len(source),
+        reading.mean("source"),
+        tuple(one.mean(name_of(element)) for one, element in zip(sums, elements, strict=True)),
+        num_tokens / max(num_kept, 1) if len(pipeline.levels) > 1 else 0.0,
+        (write_s, read_s),
+        {place: one.why for place, one in enumerate(keeping) if one.why},
+        _thread_gain(pipeline, functions, num_profiled),
+    )
+
+
+class _Keeping:
+    """The time to keep the samples of one place, and to read them again."""
+
+    def __init__(self) -> None:
+        self.why, self.write_s, self.read_s, self.num_bytes, self._num = "", 0.0, 0.0, 0, 0
+
+    def note(self, sample: Any) -> None:
+        self._num += 1
+        if self.why or self._num % 8 != 1:  # a few say enough
+            return
+        try:
+            begun = time.perf_counter()
+            content = encoded(sample)
+            middle = time.perf_counter()
+            decoded(content)
+            self.write_s += middle - begun
+            self.read_s += time.perf_counter() - middle
+            self.num_bytes += len(content)
+        except Unencodable as error:
+            self.why = str(error)
+
+
+def _rates(keeping: list[_Keeping]) -> tuple[float, float]:
+    total = max(sum(one.num_bytes for one in keeping), 1)
+    return sum(one.write_s for one in keeping) / total, sum(one.read_s for one in keeping) / total
+
+
+def _thread_gain(pipeline: Pipeline, functions: list[Any], num_records: int) -> float:
+    """Measures what a second thread brings: the records of two threads over those of one, in the same time."""
+
+    def rate(together: threading.Barrier, ended: threading.Event) -> float:
+        together.wait()
+        begun, waited, took_s, num = time.perf_counter(), _waited_s(), 0.0, 0
+        while not num or (not ended.is_set() and took_s < _TRIED_S):
+            _made(pipeline, functions, num % num_records)
+            num += 1
+            now = time.perf_counter() - begun
+            took_s = now - (_waited_s() - waited)
+            if now > _TRIED_AT_MOST_S:
+                break
+        ended.set()
+        return num / max(took_s, 1e-9)
+
+    rates = dict[int, float]()
+    for num in (1, _THREADS):
+        with ThreadPoolExecutor(num) as pool:
+            shared = threading.Barrier(num), threading.Event()
+            rates[num] = sum(pool.map(lambda _, shared=shared: rate(*shared), range(num)))
+    return max(1.0, min(float(_THREADS), rates[_THREADS] / rates[1]))
+
+
+def _waited_s() -> float:
+    """Seconds for which this thread could have run and had no core; 0 where the kernel does not tell."""
+    try:
+        told = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat").read_text()
+        return int(told.split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def _made(pipeline: Pipeline, functions: list[Any], number: int) -> None:
+    """Makes a record and drops it, whatever the operators raise."""
+    sample: Any = pipeline.source[number]
+    try:
+        for function in functions:
+            if sample is not None:
+                sample = function(sample, draws(0, 0, number))
+    except OperatorError:
+        return

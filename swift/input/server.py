@@ -1,0 +1,303 @@
+"""The input host: a process that admits callers, and those that make samples for them, one caller each.
+
+A process that dies is started again; its caller makes its samples itself meanwhile. Callers prove that they have the
+key, a file that only its owner can read, the same on all machines (``find_key``). Requests and answers are frames of
+bytes: each begins with its length, and is whole within a time limit.
+"""
+
+import json
+import multiprocessing
+import os
+import secrets
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from swift.data.pipeline import Pipeline
+from swift.data.remote_records import answer_of, refused
+from swift.data.sample_store import NoDigest, pipeline_facts
+from swift.data.sources import DataError
+from swift.elastic.transport.connections import Admission
+from swift.errors import SettingError
+from swift.files import read_regular, replace_file
+
+_HEAD = struct.Struct("<I")
+MOST_BYTES = 1 << 28
+_LEAST_RATE = 1 << 23
+"""Bytes of a frame in a second, below which a connection counts as broken."""
+
+_TURN_S, _PAUSE_S = 0.1, 1.0
+_FREE = b"f"
+_KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
+"""Seconds after which a caller whose machine is gone makes room for another, and tries."""
+_STALL_S = 10.0
+"""Seconds for a frame that a caller has begun to send, or takes; afterwards the process serves another."""
+BUSY = "all processes are busy"
+
+_LEAST = 32
+"""Characters of a key: fewer could be guessed."""
+
+
+class Ended(ConnectionError):
+    """The other side has ended the connection."""
+
+
+def send_frame(connection: socket.socket, content: bytes, limit_s: float) -> None:
+    """Sends a frame.
+
+    Args:
+        connection: connection, whose time limit for a single read or write is left changed.
+        content: content of the frame.
+        limit_s: seconds for all of it, besides those that its bytes take.
+
+    Raises:
+        TimeoutError: the other side does not take it in time.
+        OSError: the connection is broken.
+    """
+    if len(content) > MOST_BYTES:
+        raise OSError(f"{len(content)} bytes are more than a frame may have")
+    connection.settimeout(limit_s + len(content) / _LEAST_RATE)
+    connection.sendall(_HEAD.pack(len(content)) + content)
+
+
+def receive_frame(connection: socket.socket, limit_s: float) -> bytes:
+    """Receives a frame.
+
+    Args:
+        connection: see ``send_frame``.
+        limit_s: seconds until it begins, and for the rest besides those that its bytes take.
+
+    Raises:
+        TimeoutError: it is not whole in time, however often a part of it comes.
+        OSError: the connection ends before.
+    """
+    (size,) = _HEAD.unpack(receive_bytes(connection, _HEAD.size, limit_s))
+    if size > MOST_BYTES:
+        raise OSError(f"{size} bytes are more than a frame may have")
+    return receive_bytes(connection, size, limit_s + size / _LEAST_RATE)
+
+
+def receive_bytes(connection: socket.socket, size: int, limit_s: float) -> bytes:
+    """Receives so many bytes; see ``receive_frame``, the limit is for all of them."""
+    received, deadline = bytearray(size), time.monotonic() + limit_s
+    view = memoryview(received)
+    while view:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("timed out")
+        connection.settimeout(left_s)
+        num = connection.recv_into(view)
+        if not num:
+            raise Ended("the connection has ended")
+        view = view[num:]
+    return bytes(received)
+
+
+@dataclass
+class _Worker:
+    """A process that makes samples.
+
+    Attributes:
+        process: process.
+        link: socket to it: a caller's connection goes there, and a byte comes back when it is free.
+        is_free: whether it waits for a caller.
+        started: time of its start, of the monotonic clock.
+    """
+
+    process: BaseProcess
+    link: socket.socket
+    is_free: bool
+    started: float
+
+
+def serve_input(
+    listener: socket.socket,
+    key: str,
+    load: Callable[[], Sequence[Pipeline]],
+    num_workers: int,
+    report: Callable[[str], None],
+    is_over: Callable[[], bool] = lambda: False,
+) -> None:
+    """Serves callers that prove to have the key.
+
+    Args:
+        listener: socket on which they call.
+        key: key.
+        load: function that makes the pipelines, which each process gets as a pickle.
+        num_workers: number of processes.
+        report: called with a line once all processes are ready, and when one has died.
+        is_over: whether to stop.
+    """
+    workers = [_started(load) for _ in range(num_workers)]
+
+    def look() -> None:
+        for place, one in enumerate(workers):
+            workers[place] = _seen(one, load, report)
+
+    def refusal(node: int, is_ready: bool) -> str | None:
+        del node, is_ready
+        look()  # a caller may be back at once, for the next source of a mixture
+        return None if any(one.is_free for one in workers) else BUSY
+
+    def admit(node: int, connection: socket.socket) -> None:
+        del node
+        with connection:
+            one = next(one for one in workers if one.is_free)
+            with suppress(OSError):  # it has died, and its caller will notice
+                socket.send_fds(one.link, [_FREE], [connection.fileno()])
+            one.is_free = False
+
+    admission, was_ready = Admission(listener, key, refusal, admit), False
+    try:
+        while not is_over():
+            try:
+                admission.turn(_TURN_S)
+            except OSError:  # too many files are open, for the moment
+                time.sleep(_TURN_S)
+            look()
+            if not was_ready and all(one.is_free for one in workers):
+                host, port = listener.getsockname()[:2]
+                report(f"{host}:{port} is ready, with {num_workers} process{'es' if num_workers > 1 else ''}")
+                was_ready = True
+    finally:
+        admission.close()
+        for one in workers:
+            one.process.kill()
+            one.process.join()
+            one.link.close()
+
+
+def _seen(worker: _Worker, load: Callable[[], Sequence[Pipeline]], report: Callable[[str], None]) -> _Worker:
+    """Takes note of a process that is free; starts one that has died again, after a pause."""
+    if not worker.process.is_alive():
+        worker.is_free = False
+        if time.monotonic() < worker.started + _PAUSE_S:
+            return worker
+        worker.link.close()
+        report(f"a process has died ({worker.process.exitcode}) and is started again")
+        return _started(load)
+    if select.select([worker.link], [], [], 0)[0]:
+        with suppress(OSError):
+            worker.is_free = worker.link.recv(1) == _FREE
+    return worker
+
+
+def _started(load: Callable[[], Sequence[Pipeline]]) -> _Worker:
+    here, there = socket.socketpair()
+    with there:
+        process = multiprocessing.get_context("spawn").Process(target=_work, args=(there, load), daemon=True)
+        process.start()
+    return _Worker(process, here, is_free=False, started=time.monotonic())
+
+
+def _work(link: socket.socket, load: Callable[[], Sequence[Pipeline]]) -> None:
+    """Serves one caller after the other, until the process that admits them is gone."""
+    served = _Served(load)
+    with suppress(OSError):
+        link.sendall(_FREE)
+        while True:
+            _, descriptors, _, _ = socket.recv_fds(link, 1, 1)
+            if not descriptors:
+                return
+            with socket.socket(fileno=descriptors[0]) as connection:
+                _serve(served, connection, link)
+                link.sendall(_FREE)  # before the connection ends, which tells its caller that it may call again
+
+
+class _Served:
+    """The pipelines of a process, with what callers have to have in common with one, found out once and not for each.
+
+    Args:
+        load: function that makes the pipelines, of which there is at least one.
+    """
+
+    def __init__(self, load: Callable[[], Sequence[Pipeline]]):
+        self._load = load
+        self._all = list(map(_with_facts, load()))
+
+    def nearest(self, theirs: Mapping[str, str]) -> tuple[Pipeline, list[str]]:
+        """Returns the pipeline that has most in common with a caller's, and names what it has otherwise.
+
+        If there is something it is made anew before, as its files may have changed since; the others are not, which
+        would take a mixture longer than a caller waits.
+        """
+        place, differing = self._compared(theirs)
+        if differing:
+            with suppress(SettingError, DataError, OSError):  # then the old one stays, and differs
+                self._all[place] = _with_facts(self._load()[place])
+                place, differing = self._compared(theirs)
+        return self._all[place][0], differing
+
+    def _compared(self, theirs: Mapping[str, str]) -> tuple[int, list[str]]:
+        compared = [[name for name in theirs if theirs[name] != facts.get(name)] for _, facts in self._all]
+        place = min(range(len(compared)), key=lambda one: len(compared[one]))
+        return place, compared[place]
+
+
+def _with_facts(pipeline: Pipeline) -> tuple[Pipeline, dict[str, str]]:
+    """Returns a pipeline with what callers have to have in common with it; with nothing where it has no digest."""
+    with suppress(NoDigest):
+        return pipeline, pipeline_facts(pipeline)
+    return pipeline, {}
+
+
+def _serve(served: _Served, connection: socket.socket, link: socket.socket) -> None:
+    """Compares what both sides have, then answers requests until the caller ends the connection or stalls."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE.items():
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+    with suppress(OSError, ValueError, RecursionError):
+        theirs = json.loads(receive_frame(connection, _STALL_S))
+        if not isinstance(theirs, dict):
+            return
+        pipeline, differing = served.nearest(theirs)
+        send_frame(connection, json.dumps(differing).encode(), _STALL_S)
+        while True:
+            ready = select.select([connection, link], [], [])[0]
+            if link in ready:  # the process that admits callers is gone
+                return
+            answer = answer_of(pipeline, receive_frame(connection, _STALL_S))
+            if len(answer) > MOST_BYTES:
+                answer = refused(f"it has {len(answer)} bytes, and {MOST_BYTES} can be sent")
+            send_frame(connection, answer, _STALL_S)
+
+
+def find_key(path: Path, *, makes: bool = False) -> str:
+    """Reads a key.
+
+    Args:
+        path: file of the key.
+        makes: whether a missing file is made, with a new key.
+
+    Raises:
+        SettingError: the file is missing, others can read it, or it holds no key.
+    """
+    try:
+        if makes and not path.exists():
+            _make(path)
+        if os.stat(path).st_mode & 0o077:
+            raise SettingError("--key-file", str(path), "can be read by others than its owner: chmod 600 it")
+        key = read_regular(path).decode(errors="replace").strip()
+    except OSError as error:
+        raise SettingError("--key-file", str(path), f"cannot be read: {error.strerror or error}") from error
+    if len(key) < _LEAST:
+        raise SettingError("--key-file", str(path), f"must hold a key of at least {_LEAST} characters")
+    return key
+
+
+def _make(path: Path) -> None:
+    """Makes a key; of several hosts that do so at once, all read the first one's."""
+    mine = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    replace_file(mine, f"{secrets.token_hex(32)}\n".encode(), mode=0o600)
+    try:
+        with suppress(FileExistsError):
+            os.link(mine, path)
+    finally:
+        mine.unlink()

@@ -1,0 +1,227 @@
+"""Rows of a state on their way to other devices, hosts or processes.
+
+Mesh rows move from one mesh to another, from device to device; where the axis ``expert`` changes, they pass through the
+host. When a generation of processes ends, so does its backend (see ``swift.elastic.jax_group``): every process keeps
+its part on the host, as ``Shards``, and puts it on the devices of the next generation. A process that joins has no
+state; its row is copied from peers over the mesh, bit for bit.
+
+R: mesh rows.
+"""
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec, SingleDeviceSharding
+
+from swift.mesh.live import LiveMesh
+from swift.mesh.peer_sum import PeerSum
+from swift.mesh.per_rank import EXPERT_AXIS, RANKED, REPLICATED, is_spec, map_specs
+
+Shards = list[np.ndarray]
+"""A process's share of an array: one shard for each of its devices, in mesh order."""
+
+
+def source_rows(old: LiveMesh, new: LiveMesh) -> tuple[int, ...]:
+    """Finds the row of ``old`` that has the state of each row of ``new``.
+
+    A worker that keeps serving its stage keeps its state. Any other worker, rejoined or in a new role, copies it from
+    the first row of its stage whose worker survives, or from a departing worker if none does.
+
+    Args:
+        old: mesh that holds the state; it serves every stage.
+        new: mesh to which the state moves, of the same topology.
+
+    Returns:
+        Rows of ``old``, one for each row of ``new``.
+    """
+    index_of = {row: index for index, row in enumerate(old.rows)}
+    served = {row.stage for row in old.rows}
+    assert all(row.stage in served for row in new.rows), f"only stages {sorted(served)} have a state"
+    living = set(new.workers)
+    giver_P = [min(peers, key=lambda row: (old.rows[row].worker not in living, row), default=-1) for peers in old.peers]
+    return tuple(index_of.get(row, giver_P[row.stage]) for row in new.rows)
+
+
+def move_rows(tree: Any, old: LiveMesh, new: LiveMesh, specs: Any, source_R: Sequence[int]) -> Any:
+    """Moves state to ``new`` so that row r is row ``source_R[r]`` of the state on ``old``, without using the host.
+
+    A row whose devices stay the same is not copied but shares its buffers, so neither state may be donated while the
+    other is in use. No row moves between processes; one that has no device of the new mesh must not call this.
+
+    Args:
+        tree: arrays ``[worker, ...]`` on ``old``.
+        old: mesh that holds the state.
+        new: mesh to which the state moves, of the same topology.
+        specs: RANKED or SHARED for each array, or a prefix tree of them.
+        source_R: row of ``old`` for each row of ``new``, as from ``source_rows``.
+    """
+    assert old.topology == new.topology
+    assert len(source_R) == new.num_live
+    if new.virtual:
+        return tree
+    here = jax.process_index()
+    routes = [pair for pair in _routes(old, new, source_R) if here in {device.process_index for device in pair}]
+    assert all(one.process_index == two.process_index for one, two in routes), "another process holds the state"
+
+    def move(spec: PartitionSpec, leaf: jax.Array) -> jax.Array:
+        assert spec != REPLICATED, "only arrays with rows can be moved"
+        kind = leaf.sharding.memory_kind
+        before, after = (mesh.shardings(spec).with_memory_kind(kind) for mesh in (old, new))
+        assert leaf.sharding.is_equivalent_to(before, leaf.ndim), f"{leaf.sharding} is not on the old mesh"
+        shard_on = {shard.device: shard.data for shard in leaf.addressable_shards}
+
+        def moved(here: jax.Device, there: jax.Device) -> jax.Array:
+            at = SingleDeviceSharding(there, memory_kind=kind)
+            return shard_on[here] if here == there else jax.device_put(shard_on[here], at)
+
+        shape = (new.num_live, *leaf.shape[1:])
+        return jax.make_array_from_single_device_arrays(shape, after, [moved(*route) for route in routes])
+
+    return map_specs(move, specs, tree)
+
+
+def moved_bytes(tree: Any, old: LiveMesh, new: LiveMesh, source_R: Sequence[int]) -> int:
+    """Bytes that ``move_rows`` copies between devices for the same arguments."""
+    copies = 0 if new.virtual else sum(here != there for here, there in _routes(old, new, source_R))
+    shard_bytes = (
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)
+    )
+    return copies * sum(shard_bytes)
+
+
+def _routes(old: LiveMesh, new: LiveMesh, source_R: Sequence[int]) -> Iterator[tuple[jax.Device, jax.Device]]:
+    """Pairs each device of ``new``, in mesh order, with the device of ``old`` that has its shard: (old, new)."""
+    sources = old.mesh.devices[list(source_R)]
+    return zip(sources.flat, new.mesh.devices.flat, strict=True)
+
+
+def host_stages(tree: Any, live: LiveMesh, specs: Any, lost: Collection[tuple[int, int]] = ()) -> Any:
+    """Copies the state of every stage, from its lowest row, to the host, without the shards of lost ranks.
+
+    Args:
+        tree: arrays ``[worker, ...]`` on ``live``.
+        live: mesh that holds the state; this process has all its devices.
+        specs: RANKED or SHARED for each array, or a prefix tree of them.
+        lost: (stage, rank) pairs whose devices are not read; their values become NaN, so that any use of
+            them shows.
+
+    Returns:
+        Arrays ``[P, ...]``.
+    """
+    gone = set() if live.virtual else {live.mesh.devices[live.first_rows[stage], rank] for stage, rank in lost}
+
+    def copy(spec: PartitionSpec, leaf: jax.Array) -> np.ndarray:
+        whole = np.empty(leaf.shape, leaf.dtype)
+        for shard in leaf.addressable_shards:
+            if shard.device not in gone:
+                whole[shard.index] = shard.data
+        stages = whole[list(live.first_rows)]
+        for stage, rank in lost if spec == RANKED else ():
+            stages[stage, :, rank] = np.nan
+        return stages
+
+    return map_specs(copy, specs, tree)
+
+
+def fetch_shards(tree: Any) -> Any:
+    """Fetches this process's share of every array to the host, as a tree of ``Shards``.
+
+    On CPU they are views of the devices' own buffers, which are freed with their arrays or with the backend.
+    """
+
+    def shards(leaf: jax.Array) -> list[jax.Array]:
+        shard_on = {shard.device: shard.data for shard in leaf.addressable_shards}
+        order = [device for device in leaf.sharding.mesh.devices.flat if device in shard_on]  # type: ignore[attr-defined]
+        return [shard_on[device] for device in order]
+
+    return jax.device_get(jax.tree.map(shards, tree))
+
+
+def place_shards(shards: Any, live: LiveMesh, specs: Any, shapes: Any) -> Any:
+    """Makes arrays on ``live`` from the shards of all processes.
+
+    Args:
+        shards: tree of ``Shards``; None for a process without state, which contributes zeros.
+        live: mesh of this generation.
+        specs: RANKED or SHARED for each array, or a prefix tree of them.
+        shapes: shapes and dtypes of the whole arrays.
+    """
+    here = [device for device in live.mesh.devices.flat if device.process_index == jax.process_index()]
+
+    def place(spec: PartitionSpec, whole: jax.ShapeDtypeStruct, mine: Shards) -> jax.Array:
+        arrays = jax.device_put(list(mine), here)
+        return jax.make_array_from_single_device_arrays(whole.shape, live.shardings(spec), arrays)
+
+    if shards is None:
+        shards = jax.tree.map(lambda like: np.zeros(like.shape, like.dtype), shard_shapes(specs, shapes, len(here)))
+    return jax.tree.map(
+        lambda spec, *below: jax.tree.map(partial(place, spec), *below), specs, shapes, shards, is_leaf=is_spec
+    )
+
+
+def shard_shapes(specs: Any, shapes: Any, num_devices: int) -> Any:
+    """Describes a process's share of arrays.
+
+    Args:
+        specs: RANKED or SHARED for each array, or a prefix tree of them.
+        shapes: shapes and dtypes of the whole arrays, of any number of rows.
+        num_devices: number of the process's devices.
+
+    Returns:
+        A tree as ``fetch_shards`` returns it, of ``jax.ShapeDtypeStruct``.
+    """
+
+    def shape(spec: PartitionSpec, whole: Any) -> list[jax.ShapeDtypeStruct]:
+        dims = [1, *whole.shape[1:]]
+        if spec == RANKED:
+            dims[2] = 1
+        return [jax.ShapeDtypeStruct(tuple(dims), whole.dtype)] * num_devices
+
+    return map_specs(shape, specs, shapes)
+
+
+def copy_bits(tree: Any, gives: jax.Array, peer_sum: PeerSum) -> tuple[Any, jax.Array]:
+    """Copies a tree from the one row of each group that gives to all of its group, bit for bit; per rank.
+
+    Args:
+        tree: arrays of this rank.
+        gives: whether this row gives, bool[]; one row of a group does, or none of a group that needs nothing.
+        peer_sum: sum over the rows of a group.
+
+    Returns:
+        (the tree of the row that gives, or zeros; on how many expert ranks it has another checksum than it was sent
+        with, int32[]).
+    """
+    bits = jax.tree.map(_to_bits, tree)
+    given, checksum = peer_sum(jax.tree.map(lambda own: jnp.where(gives, own, 0), (bits, _checksum(bits))))
+    num_wrong = lax.psum((_checksum(given) != checksum).astype(jnp.int32), EXPERT_AXIS)
+    return jax.tree.map(_from_bits, given, tree), num_wrong
+
+
+def _checksum(bits: Any) -> jax.Array:
+    """Computes a 32-bit checksum of a tree of integers: a sum in which every position has a different odd weight."""
+    total = jnp.uint32(0)
+    for leaf in jax.tree.leaves(bits):
+        words = leaf.reshape(-1)
+        if words.dtype.itemsize > 4:
+            words = words ^ (words >> 32)
+        weights = 2 * lax.iota(jnp.uint32, words.size) + 1
+        total = 31 * total + jnp.sum(words.astype(jnp.uint32) * weights, dtype=jnp.uint32)
+    return total
+
+
+def _to_bits(leaf: jax.Array) -> jax.Array:
+    """Reinterprets floats as integers, whose sum with zeros is exact: -0.0 + 0.0 would lose its sign."""
+    unsigned = jnp.dtype(f"uint{8 * leaf.dtype.itemsize}")
+    return lax.bitcast_convert_type(leaf, unsigned).astype(jnp.promote_types(unsigned, jnp.uint32))
+
+
+def _from_bits(bits: jax.Array, like: jax.Array) -> jax.Array:
+    unsigned = jnp.dtype(f"uint{8 * like.dtype.itemsize}")
+    return lax.bitcast_convert_type(bits.astype(unsigned), like.dtype)

@@ -1,0 +1,365 @@
+"""Kernels of attention: those of libraries, the package's own forms, and the choice between them.
+
+``causal_attention`` is attention as its definition says, with all scores in memory. ``blockwise_attention`` computes a
+block of scores at a time, so that its memory grows with the number of positions (arXiv 2205.14135): one loop runs over
+the pairs of a block of queries and a block of keys that it sees. The softmax is renormalized from block to block; the
+backward pass computes the scores again, from what the forward pass kept of each row: the logarithm of its sum. Pairs
+that nobody sees are in no loop, so that half of the plain form's work is saved.
+
+Legend: B sequences, T positions of queries (of a block), S of keys, H heads, K heads of keys and values, G = H / K
+query heads for each of them, C channels of a head, N blocks.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Int
+
+from swift.errors import SettingError
+from swift.models.config import AttentionKernel, ModelConfig
+from swift.models.modules import at_least_float32
+
+_Mix: TypeAlias = Callable[[jax.Array, jax.Array, jax.Array, jax.Array | None], jax.Array]
+"""(query_BTHC, key_BTKC, value_BTKC, document_BT or None) -> the values that each position sees, mixed [B, T, H, C]."""
+
+BLOCK = 512
+"""Positions of a block."""
+SMALLEST_TILE, TILE_SCORES = 64, 2**18
+"""Least positions of a tile, and most scores of one over all sequences and heads: 1 MiB in float32."""
+
+_TILE = 128
+"""Pallas kernels cut positions into multiples of this number."""
+_GPU_BLOCK, _GPU_WARPS = 64, 4
+"""Positions of a block, and warps that compute it: the backward pass takes 0.4 of the time of JAX's defaults (H200)."""
+_GPUS = ("gpu", "cuda")
+_NARROW = ("bfloat16", "float16")
+
+
+def causal_attention(
+    query_BTHC: Float[Array, "B T H C"],
+    key_BSKC: Float[Array, "B S K C"],
+    value_BSKC: Float[Array, "B S K C"],
+    sees_BTS: Bool[Array, "#B T S"] | None = None,
+) -> Float[Array, "B T H C"]:
+    """Mixes the values that each position sees; head h of the queries reads head h // G of keys and values.
+
+    ``jax.nn.dot_product_attention`` computes the same, but its softmax is in float32 even for float64 inputs, and the
+    parallel model is tested against the reference model in float64.
+
+    Args:
+        query_BTHC: queries.
+        key_BSKC: keys.
+        value_BSKC: values.
+        sees_BTS: whether a position sees another; None: itself and those before it.
+    """
+    num_sequences, length, heads, channels = query_BTHC.shape
+    groups = heads // key_BSKC.shape[2]
+    wide, scale = at_least_float32(query_BTHC.dtype), channels**-0.5
+    if sees_BTS is None:
+        sees_BTS = _before(length)[None]
+    if groups == 1:
+        scores = jnp.einsum("bthc,bshc->bhts", query_BTHC, key_BSKC, preferred_element_type=wide) * scale
+        probs = jax.nn.softmax(jnp.where(sees_BTS[:, None], scores, jnp.finfo(wide).min), axis=-1)
+        return jnp.einsum("bhts,bshc->bthc", probs.astype(value_BSKC.dtype), value_BSKC)
+    query = query_BTHC.reshape(num_sequences, length, -1, groups, channels)
+    scores = jnp.einsum("btkgc,bskc->bkgts", query, key_BSKC, preferred_element_type=wide) * scale
+    probs = jax.nn.softmax(jnp.where(sees_BTS[:, None, None], scores, jnp.finfo(wide).min), axis=-1)
+    mixed = jnp.einsum("bkgts,bskc->btkgc", probs.astype(value_BSKC.dtype), value_BSKC)
+    return mixed.reshape(query_BTHC.shape)
+
+
+def _sees_before(document_BT: Int[Array, "B T"]) -> Bool[Array, "B T T"]:
+    """Whether a position sees another: itself, and those before it of the same document."""
+    return _before(document_BT.shape[1])[None] & (document_BT[:, :, None] == document_BT[:, None, :])
+
+
+def _before(length: int) -> jax.Array:
+    return jnp.tril(jnp.ones((length, length), bool))
+
+
+def blockwise_attention(
+    query_BTHC: Float[Array, "B T H C"],
+    key_BTKC: Float[Array, "B T K C"],
+    value_BTKC: Float[Array, "B T K C"],
+    document_BT: Int[Array, "B T"] | None = None,
+    block: int | None = None,
+) -> Float[Array, "B T H C"]:
+    """Mixes the values that each position sees: itself and those before it.
+
+    A sequence of one block is mixed by ``causal_attention``.
+
+    Args:
+        query_BTHC: queries.
+        key_BTKC: keys.
+        value_BTKC: values.
+        document_BT: int32, number of the document of each position, which sees no other; None: all are of one.
+        block: positions of a block; None: ``BLOCK``.
+    """
+    num_sequences, length, num_heads, channels = query_BTHC.shape
+    block = BLOCK if block is None else block
+    if length <= block:
+        sees = None if document_BT is None else _sees_before(document_BT)
+        return causal_attention(query_BTHC, key_BTKC, value_BTKC, sees)
+    kv_heads, num_blocks = key_BTKC.shape[2], -(-length // block)
+
+    def blocks(of: jax.Array) -> jax.Array:
+        """Cuts ``[B, T, ...]`` into ``[N, B, T, ...]``; keys of the padding are after all queries."""
+        padded = jnp.pad(of, [(0, 0), (0, num_blocks * block - length), *[(0, 0)] * (of.ndim - 2)])
+        return jnp.moveaxis(padded.reshape(num_sequences, num_blocks, block, *of.shape[2:]), 1, 0)
+
+    query = blocks(query_BTHC).reshape(num_blocks, num_sequences, block, kv_heads, -1, channels)
+    inputs = _Inputs(
+        query.transpose(0, 1, 3, 4, 2, 5),
+        blocks(key_BTKC).transpose(0, 1, 3, 2, 4),
+        blocks(value_BTKC).transpose(0, 1, 3, 2, 4),
+    )
+    document = None if document_BT is None else blocks(document_BT)
+    mixed = _mix(inputs, document).transpose(1, 0, 4, 2, 3, 5)
+    return mixed.reshape(num_sequences, num_blocks * block, num_heads, channels)[:, :length]
+
+
+def tiled_attention(
+    query_BTHC: Float[Array, "B T H C"],
+    key_BTKC: Float[Array, "B T K C"],
+    value_BTKC: Float[Array, "B T K C"],
+    document_BT: Int[Array, "B T"] | None = None,
+) -> Float[Array, "B T H C"]:
+    """Mixes as ``blockwise_attention`` does, in blocks whose scores stay in a CPU's caches.
+
+    With many sequences and heads, blocks of 512 positions, or all scores at once, go through memory several times.
+    """
+    num_sequences, length, num_heads, _ = query_BTHC.shape
+    tile = BLOCK
+    while tile > SMALLEST_TILE and num_sequences * num_heads * tile**2 > TILE_SCORES:
+        tile //= 2
+    num_tiles = -(-length // tile)
+    if num_tiles * (num_tiles + 1) // 2 * tile**2 >= length**2:  # padding is more than what nobody sees
+        tile = length
+    return blockwise_attention(query_BTHC, key_BTKC, value_BTKC, document_BT, tile)
+
+
+class _Inputs(NamedTuple):
+    query_NBKGTC: jax.Array
+    key_NBKSC: jax.Array
+    value_NBKSC: jax.Array
+
+
+def _pairs(num_blocks: int) -> tuple[np.ndarray, np.ndarray]:
+    """The pairs (block of queries, block of keys), a block itself before those that it sees beside itself."""
+    pairs = [(here, there) for here in range(num_blocks) for there in range(here, -1, -1)]
+    return np.array([here for here, _ in pairs], np.int32), np.array([there for _, there in pairs], np.int32)
+
+
+def _take(arrays: Any, index: jax.Array) -> Any:
+    return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, index, keepdims=False), arrays)
+
+
+def _put(arrays: Any, index: jax.Array, rows: Any) -> Any:
+    return jax.tree.map(lambda leaf, row: lax.dynamic_update_index_in_dim(leaf, row, index, 0), arrays, rows)
+
+
+def _scores(inputs: _Inputs, document: jax.Array | None, here: jax.Array, there: jax.Array) -> jax.Array:
+    """Scores [B, K, G, T, S] of a pair of blocks, the least number where a position is not seen."""
+    query, key = _take(inputs.query_NBKGTC, here), _take(inputs.key_NBKSC, there)
+    wide, (length, channels) = at_least_float32(query.dtype), query.shape[-2:]
+    scores = jnp.einsum("bkgtc,bksc->bkgts", query, key, preferred_element_type=wide) * channels**-0.5
+    position = jnp.arange(length, dtype=jnp.int32)
+    sees: Bool[Array, "#B 1 1 T S"] = ((here * length + position)[:, None] >= (there * length + position)[None, :])[
+        None, None, None
+    ]
+    if document is not None:
+        of_query, of_key = _take(document, here), _take(document, there)
+        sees = sees & (of_query[:, :, None] == of_key[:, None, :])[:, None, None]
+    return jnp.where(sees, scores, jnp.finfo(wide).min)
+
+
+@jax.custom_vjp
+def _mix(inputs: _Inputs, document: jax.Array | None) -> jax.Array:
+    """Mixes values: [N, B, K, G, T, C], in the dtype of the values."""
+    return _mix_forward(inputs, document)[0]
+
+
+def _mix_forward(inputs: _Inputs, document: jax.Array | None) -> tuple[jax.Array, tuple]:
+    query, wide = inputs.query_NBKGTC, at_least_float32(inputs.query_NBKGTC.dtype)
+    lowest = jnp.full(query.shape[:-1], jnp.finfo(wide).min, wide)
+    start = jnp.zeros(query.shape, wide), lowest, jnp.zeros_like(lowest)
+
+    def step(totals: Any, pair: Any) -> tuple[Any, None]:
+        here, there = pair
+        mixed, highest, total = _take(totals, here)
+        scores, value = _scores(inputs, document, here, there), _take(inputs.value_NBKSC, there)
+        top = jnp.maximum(highest, jnp.max(scores, axis=-1))
+        weights, fade = jnp.exp(scores - top[..., None]), jnp.exp(highest - top)
+        more = jnp.einsum("bkgts,bksc->bkgtc", weights.astype(value.dtype), value, preferred_element_type=wide)
+        rows = mixed * fade[..., None] + more, top, total * fade + jnp.sum(weights, axis=-1)
+        return _put(totals, here, rows), None
+
+    (mixed, highest, total), _ = lax.scan(step, start, _pairs(len(query)))
+    mixed = (mixed / total[..., None]).astype(query.dtype)
+    return mixed, (inputs, document, mixed, highest + jnp.log(total))
+
+
+def _mix_backward(kept: tuple, d_mixed: jax.Array) -> tuple[_Inputs, None]:
+    inputs, document, mixed, log_total = kept
+    wide, channels = log_total.dtype, mixed.shape[-1]
+    # What the softmax's own gradient subtracts: the mean of the cotangents of a row's weights.
+    mean = jnp.sum(mixed.astype(wide) * d_mixed.astype(wide), axis=-1)
+    start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, wide), inputs)
+
+    def step(totals: Any, pair: Any) -> tuple[Any, None]:
+        here, there = pair
+        query, dy = _take((inputs.query_NBKGTC, d_mixed), here)
+        key, value = _take((inputs.key_NBKSC, inputs.value_NBKSC), there)
+        weights = jnp.exp(_scores(inputs, document, here, there) - _take(log_total, here)[..., None])
+        d_weights = jnp.einsum("bkgtc,bksc->bkgts", dy, value, preferred_element_type=wide)
+        d_scores = weights * (d_weights - _take(mean, here)[..., None]) * channels**-0.5
+        narrow = d_scores.astype(query.dtype)
+        d_query = jnp.einsum("bkgts,bksc->bkgtc", narrow, key, preferred_element_type=wide)
+        d_key = jnp.einsum("bkgts,bkgtc->bksc", narrow, query, preferred_element_type=wide)
+        d_value = jnp.einsum("bkgts,bkgtc->bksc", weights.astype(dy.dtype), dy, preferred_element_type=wide)
+        blocks = _Inputs(here, there, there)
+        before = [_take(total, at) for total, at in zip(totals, blocks, strict=True)]
+        added = [old + more for old, more in zip(before, (d_query, d_key, d_value), strict=True)]
+        return _Inputs(*(_put(*of) for of in zip(totals, blocks, added, strict=True))), None
+
+    totals, _ = lax.scan(step, start, _pairs(len(d_mixed)))
+    return jax.tree.map(lambda total, leaf: total.astype(leaf.dtype), totals, inputs), None
+
+
+_mix.defvjp(_mix_forward, _mix_backward)
+
+
+def _plain(query: jax.Array, key: jax.Array, value: jax.Array, document: jax.Array | None) -> jax.Array:
+    return causal_attention(query, key, value, None if document is None else _sees_before(document))
+
+
+def splash_attention(
+    query_BTHC: Float[Array, "B T H C"],
+    key_BTKC: Float[Array, "B T K C"],
+    value_BTKC: Float[Array, "B T K C"],
+    document_BT: Int[Array, "B T"] | None = None,
+    *,
+    interpret: bool = False,
+) -> Float[Array, "B T H C"]:
+    """JAX's Pallas kernel for TPUs; ``interpret`` runs it on any device."""
+    from jax.experimental.pallas.ops.tpu import splash_attention as splash
+
+    _, length, heads, channels = query_BTHC.shape
+    block = next(size for size in (512, 256, _TILE) if length % size == 0)
+    of_backward = {f"block_{name}": block for name in ("q_dkv", "kv_dkv", "kv_dkv_compute", "q_dq", "kv_dq")}
+    kernel = splash.make_splash_mha_single_device(
+        splash.MultiHeadMask([splash.CausalMask((length, length))] * heads),
+        block_sizes=splash.BlockSizes(block, block, block, **of_backward),  # type: ignore[arg-type]
+        interpret=interpret,
+    )
+
+    def one(query: jax.Array, key: jax.Array, value: jax.Array, document: jax.Array | None) -> jax.Array:
+        ids = None if document is None else splash.SegmentIds(document, document)
+        return kernel(query, key, value, ids)
+
+    scaled = query_BTHC * jnp.asarray(channels**-0.5, query_BTHC.dtype)
+    query, key, value = (of.swapaxes(1, 2) for of in (scaled, key_BTKC, value_BTKC))
+    return jax.vmap(one)(query, key, value, document_BT).swapaxes(1, 2)
+
+
+def triton_attention(
+    query_BTHC: Float[Array, "B T H C"],
+    key_BTKC: Float[Array, "B T K C"],
+    value_BTKC: Float[Array, "B T K C"],
+    document_BT: Int[Array, "B T"] | None = None,
+    *,
+    interpret: bool = False,
+) -> Float[Array, "B T H C"]:
+    """JAX's Pallas kernel for GPUs, which has no groups of heads: keys and values are repeated for it."""
+    from jax.experimental.pallas.ops.gpu import attention as gpu
+
+    groups = query_BTHC.shape[2] // key_BTKC.shape[2]
+    key, value = (jnp.repeat(of, groups, axis=2) if groups > 1 else of for of in (key_BTKC, value_BTKC))
+    scale, sizes = query_BTHC.shape[-1] ** -0.5, gpu.BlockSizes(*[_GPU_BLOCK] * 6)
+    options = {"causal": True, "block_sizes": sizes, "num_warps": _GPU_WARPS, "interpret": interpret}
+    return gpu.mha(query_BTHC, key, value, document_BT, sm_scale=scale, **options)
+
+
+def _cudnn(query: jax.Array, key: jax.Array, value: jax.Array, document: jax.Array | None) -> jax.Array:
+    assert document is None
+    return jax.nn.dot_product_attention(query, key, value, is_causal=True, implementation="cudnn")
+
+
+KERNELS: Mapping[AttentionKernel, _Mix] = {
+    "plain": _plain,
+    "blockwise": blockwise_attention,
+    "tiled": tiled_attention,
+    "splash": splash_attention,
+    "triton": triton_attention,
+    "cudnn": _cudnn,
+}
+"""``plain`` keeps T x T scores; ``tiled`` is for CPUs, ``splash`` for TPUs, ``triton`` and ``cudnn`` are for GPUs."""
+
+
+def choose_kernel(
+    asked: str, platform: str, dtype: DTypeLike, config: ModelConfig, *, separates: bool, is_here: bool = True
+) -> AttentionKernel:
+    """Chooses the kernel of attention.
+
+    Args:
+        asked: name of a kernel, or ``auto``.
+        platform: platform of the devices.
+        dtype: type of activations.
+        config: shape of the model.
+        separates: whether documents of a sequence are kept apart: no position sees another document.
+        is_here: whether this process has such devices; False if it only traces or compiles for them.
+
+    Raises:
+        SettingError: the kernel asked for cannot do it.
+    """
+    kernels: tuple[AttentionKernel, ...] = get_args(AttentionKernel)
+    if asked not in ("auto", *kernels):
+        raise SettingError("choose_kernel.asked", asked, f"choose one of auto, {', '.join(kernels)}")
+    failings = {name: _failing(name, platform, dtype, config, separates, is_here) for name in kernels}
+    if asked != "auto":
+        (kernel,) = (name for name in kernels if name == asked)
+        if failings[kernel]:
+            raise SettingError("choose_kernel.asked", asked, failings[kernel])
+        return kernel
+    if jnp.dtype(dtype) == jnp.float64:
+        return "plain"
+    if platform == "cpu":
+        return "tiled"
+    order: tuple[AttentionKernel, ...] = ("splash", "cudnn", "triton", "blockwise")
+    return next(name for name in order if not failings[name])
+
+
+def _failing(
+    kernel: AttentionKernel, platform: str, dtype: DTypeLike, config: ModelConfig, separates: bool, is_here: bool
+) -> str:
+    """The reason why a kernel cannot be used; empty if it can."""
+    length, channels, name = config.sequence_length, config.channels, jnp.dtype(dtype).name
+    if kernel == "splash":
+        failings = [
+            (platform != "tpu", f"needs TPUs, and the devices are {platform}"),
+            (name not in (*_NARROW, "float32"), f"needs narrower activations than {name}"),
+            (length % _TILE > 0, f"needs ModelConfig.sequence_length = {length} to be a multiple of {_TILE}"),
+        ]
+    elif kernel in ("triton", "cudnn"):
+        failings = [
+            (platform not in _GPUS, f"needs GPUs, and the devices are {platform}"),
+            (name not in _NARROW, f"needs activations in {' or '.join(_NARROW)}, not {name}"),
+            (channels % 8 > 0 or channels > 128, f"needs heads of 8, 16, ... 128 channels, not {channels}"),
+        ]
+        if kernel == "triton":
+            failings += [
+                (length % _TILE > 0, f"needs ModelConfig.sequence_length = {length} to be a multiple of {_TILE}")
+            ]
+        else:
+            failings += [
+                (separates, "cannot separate documents; choose triton"),
+                (not is_here, "can be traced only by a process that has GPUs; choose triton"),
+            ]
+    else:
+        failings = []
+    return next((why for fails, why in failings if fails), "")

@@ -1,0 +1,287 @@
+"""The cut of a model's blocks: into stages, and into chunks, which an op works on and workers hold.
+
+A stage of a ``Cut`` holds consecutive blocks, any number of them. Where all pipelines have one cut, a chunk is a stage.
+Where they are cut differently, the ``Chunks`` are what remains whole in all of them: every stage of every pipeline is a
+run of chunks. Workers that hold the same chunks, such as those of a stage in pipelines that are cut alike, have the
+same holding, and so the same arrays.
+
+The arrays of a group of parameters are stacks ``[layer, ...]``, with a layer for every block that has such a module.
+``BlockStacks`` says which block of the model is at which index. All stages, or workers, have stacks as long as that of
+the one with the most blocks of that kind; the layers that a stage does not need are padding.
+
+B blocks (of a stage or worker: of the one that has most), C chunks, D pipelines, P stages or workers, L blocks of a
+kind, H holdings: what one worker or several hold.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise, product
+
+import numpy as np
+
+from swift.errors import SettingError
+
+_PADDING = -1
+
+
+class BlockStacks(ABC):
+    """The stacks of whatever has blocks: of the stages of a ``Cut``, or of the workers of ``Chunks``.
+
+    Attributes:
+        moe_layers: True for each block of the model that is a mixture of experts.
+        blocks: positions in the model of the blocks of each stage or worker, in the order in which it has them.
+    """
+
+    moe_layers: tuple[bool, ...]
+
+    @property
+    @abstractmethod
+    def blocks(self) -> tuple[tuple[int, ...], ...]:
+        """See the class."""
+
+    @cached_property
+    def stages(self) -> tuple[tuple[bool, ...], ...]:
+        """True for each block of each stage that is a mixture of experts."""
+        return tuple(tuple(self.moe_layers[block] for block in blocks) for blocks in self.blocks)
+
+    @property
+    def kinds(self) -> tuple[bool, ...]:
+        """The kinds of block that the model has, by whether they are mixtures of experts."""
+        return tuple(sorted(set(self.moe_layers)))
+
+    def counts(self, is_moe: bool | None = None) -> tuple[int, ...]:
+        """Number of blocks of a kind, or of any kind (None), of each stage."""
+        return tuple(len(_of_kind(stage, is_moe)) for stage in self.stages)
+
+    def stack_size(self, is_moe: bool | None = None) -> int:
+        """Layers of the stack for blocks of a kind, or of any kind (None): the most that a stage has."""
+        return max(self.counts(is_moe))
+
+    def model_index(self, is_moe: bool | None = None) -> np.ndarray:
+        """Index of each layer among the model's blocks of a kind, int64[P, layers]; ``_PADDING``: none."""
+        is_kind = [is_moe is None or kind == is_moe for kind in self.moe_layers]
+        number = np.cumsum(is_kind) - 1
+        table = np.full((len(self.blocks), self.stack_size(is_moe)), _PADDING)
+        for stage, blocks in enumerate(self.blocks):
+            mine = [number[block] for block in blocks if is_kind[block]]
+            table[stage, : len(mine)] = mine
+        return table
+
+    def locations(self, is_moe: bool | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """(stage, index in its stack) of each of the model's blocks of a kind, int64[L] each: inverts ``model_index``.
+
+        Of several that have a block, the first one.
+        """
+        table = self.model_index(is_moe)
+        stage, layer = np.nonzero(table != _PADDING)
+        _, first = np.unique(table[stage, layer], return_index=True)
+        return stage[first], layer[first]
+
+    @cached_property
+    def is_moe_PB(self) -> np.ndarray:
+        """Whether each block of a stage is a mixture of experts; False for padding."""
+        table = np.zeros((len(self.blocks), self.stack_size()), bool)
+        for stage, pattern in enumerate(self.stages):
+            table[stage, : len(pattern)] = pattern
+        return table
+
+    @cached_property
+    def stack_index_PB(self) -> np.ndarray:
+        """Index of each block of a stage in the stack of its kind, int32; 0 for padding."""
+        table = np.zeros((len(self.blocks), self.stack_size()), np.int32)
+        for stage, pattern in enumerate(self.stages):
+            table[stage, : len(pattern)] = [pattern[:block].count(kind) for block, kind in enumerate(pattern)]
+        return table
+
+    def stage_index(self, is_moe: bool) -> np.ndarray:
+        """Index of each layer of a kind among the blocks of its stage, int32[P, layers]; 0 for padding."""
+        table = np.zeros((len(self.blocks), self.stack_size(is_moe)), np.int32)
+        for stage, pattern in enumerate(self.stages):
+            blocks = [block for block, kind in enumerate(pattern) if kind == is_moe]
+            table[stage, : len(blocks)] = blocks
+        return table
+
+    @cached_property
+    def joined_index_PB(self) -> np.ndarray:
+        """Index of each block of a stage in a stack of the dense blocks followed by those with experts, int32."""
+        return (self.stack_index_PB + self.stack_size(False) * self.is_moe_PB).astype(np.int32)
+
+    @cached_property
+    def is_block_PB(self) -> np.ndarray:
+        """False for padding."""
+        return np.arange(self.stack_size()) < np.array(self.counts())[:, None]
+
+
+def _of_kind(pattern: Sequence[bool], is_moe: bool | None) -> list[bool]:
+    return [kind for kind in pattern if is_moe is None or kind == is_moe]
+
+
+@dataclass(frozen=True)
+class Cut(BlockStacks):
+    """The blocks of every stage.
+
+    Attributes:
+        moe_layers: True for each block of the model that is a mixture of experts.
+        sizes: number of blocks of each stage.
+    """
+
+    moe_layers: tuple[bool, ...]
+    sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        assert sum(self.sizes) == len(self.moe_layers), f"stages of {self.sizes} blocks, and {len(self.moe_layers)}"
+        assert min(self.sizes) > 0, f"a stage without a block: {self.sizes}"
+
+    @property
+    def num_stages(self) -> int:
+        """P."""
+        return len(self.sizes)
+
+    @cached_property
+    def blocks(self) -> tuple[tuple[int, ...], ...]:
+        """Positions in the model of the blocks of each stage."""
+        ends = list(accumulate(self.sizes, initial=0))
+        return tuple(tuple(range(first, end)) for first, end in pairwise(ends))
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all stages are alike."""
+        return len(set(self.stages)) == 1
+
+    @property
+    def text(self) -> str:
+        """The stages in words.
+
+        >>> Cut((True,) * 8, (4, 4)).text, Cut((True,) * 7, (2, 2, 2, 1)).text
+        ('2 stages', '4 stages (2, 2, 2, 1 layers)')
+        """
+        sizes = f" ({', '.join(map(str, self.sizes))} layers)"
+        return f"{self.num_stages} stages{sizes * (len(set(self.sizes)) > 1)}"
+
+
+def make_cut(
+    moe_layers: Sequence[bool], num_stages: int, sizes: Sequence[int] | None, setting: str, num_runs: int = 1
+) -> Cut:
+    """Makes the cut that a user gave by its numbers of blocks.
+
+    Args:
+        moe_layers: True for each block of the model that is a mixture of experts.
+        num_stages: P.
+        sizes: number of blocks of each stage, or of each run of blocks; None: equally many.
+        setting: name of the setting, for errors.
+        num_runs: runs of blocks of a stage. The cut then has that many parts for each of them.
+
+    Raises:
+        SettingError: there are more parts than blocks, a part without a block, or the numbers do not add up.
+    """
+    num_layers, num_parts = len(moe_layers), num_stages * num_runs
+    part, divided = ("stage", "") if num_runs == 1 else ("run", f" / {num_runs}")
+    if num_parts > num_layers:
+        allowed = f"must be at most ModelConfig.num_layers = {num_layers}{divided}: every {part} needs a layer"
+        raise SettingError("Topology.num_stages", num_stages, allowed)
+    if sizes is None:
+        sizes = [num_layers // num_parts] * num_parts
+    if not isinstance(sizes, tuple | list):  # gin passes what the user wrote
+        raise SettingError(setting, sizes, f"must be {num_parts} numbers of layers")
+    sizes = tuple(sizes)
+    if not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes):
+        raise SettingError(setting, sizes, f"must be whole numbers of at least 1: every {part} needs a layer")
+    if len(sizes) != num_parts:
+        product = "" if num_runs == 1 else f" times {num_runs}"
+        raise SettingError(setting, sizes, f"must be Topology.num_stages = {num_stages}{product} numbers")
+    if sum(sizes) != num_layers:
+        allowed = f"must add up to ModelConfig.num_layers = {num_layers}, and add up to {sum(sizes)}"
+        raise SettingError(setting, sizes, allowed)
+    return Cut(tuple(moe_layers), sizes)
+
+
+@dataclass(frozen=True)
+class Chunks(BlockStacks):
+    """The chunks of a model; its stacks are those of the holdings.
+
+    Attributes:
+        moe_layers: True for each block of the model that is a mixture of experts.
+        sizes: number of blocks of each chunk.
+        stage_DC: stage that holds each chunk, by pipeline; a stage whose worker is down may hold none.
+    """
+
+    moe_layers: tuple[bool, ...]
+    sizes: tuple[int, ...]
+    stage_DC: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        held = set().union(*self.stage_DC)
+        assert held == set(range(self.num_stages)), f"a stage without a chunk in all pipelines: {self.stage_DC}"
+        assert all(len(stage_C) == len(self.sizes) for stage_C in self.stage_DC), "a chunk without a stage"
+
+    @property
+    def num_stages(self) -> int:
+        """P."""
+        return max(map(max, self.stage_DC)) + 1
+
+    @cached_property
+    def stage_DB(self) -> np.ndarray:
+        """Stage that holds each block, by pipeline, int64[D, B]."""
+        return np.repeat(np.array(self.stage_DC), self.sizes, axis=1)
+
+    @property
+    def are_stages(self) -> bool:
+        """Whether every chunk is a stage, in all pipelines."""
+        return all(stage_C == tuple(range(len(self.sizes))) for stage_C in self.stage_DC)
+
+    @cached_property
+    def are_single(self) -> bool:
+        """Whether every worker holds one chunk."""
+        return all(len(chunks) == 1 for chunks in self.holdings)
+
+    @cached_property
+    def have_neighbours(self) -> bool:
+        """Whether a worker holds a chunk and the next one, so that it sends messages to itself."""
+        return bool((self.holds_HC[:, :-1] & self.holds_HC[:, 1:]).any())
+
+    @property
+    def is_one_cut(self) -> bool:
+        """Whether all pipelines are cut alike."""
+        return len(set(self.stage_DC)) == 1
+
+    @cached_property
+    def ops(self) -> Cut:
+        """The chunks as a cut: the blocks of an op."""
+        return Cut(self.moe_layers, self.sizes)
+
+    @cached_property
+    def holdings(self) -> tuple[tuple[int, ...], ...]:
+        """Chunks of a worker, ascending, for all workers that differ; in the order of the first that have them."""
+        workers = product(range(len(self.stage_DC)), range(self.num_stages))
+        return tuple(dict.fromkeys(self._chunks(d, p) for d, p in workers))
+
+    def holding(self, pipeline: int, stage: int) -> int:
+        """The holding of a worker."""
+        return self.holdings.index(self._chunks(pipeline, stage))
+
+    def _chunks(self, pipeline: int, stage: int) -> tuple[int, ...]:
+        return tuple(chunk for chunk, mine in enumerate(self.stage_DC[pipeline]) if mine == stage)
+
+    @cached_property
+    def blocks(self) -> tuple[tuple[int, ...], ...]:
+        """Positions in the model of the blocks of each holding."""
+        ends = list(accumulate(self.sizes, initial=0))
+        return tuple(tuple(block for c in chunks for block in range(ends[c], ends[c + 1])) for chunks in self.holdings)
+
+    def first_layers(self, is_moe: bool | None = None) -> np.ndarray:
+        """Index in its stack of a chunk's first block of a kind, int32[H, C]; 0 where a holding lacks the chunk."""
+        counts = self.ops.counts(is_moe)
+        table = np.zeros((len(self.holdings), len(self.sizes)), np.int32)
+        for holding, chunks in enumerate(self.holdings):
+            table[holding, list(chunks)] = [*accumulate((counts[chunk] for chunk in chunks), initial=0)][:-1]
+        return table
+
+    @cached_property
+    def holds_HC(self) -> np.ndarray:
+        """Whether each holding holds each chunk."""
+        table = np.zeros((len(self.holdings), len(self.sizes)), bool)
+        for holding, chunks in enumerate(self.holdings):
+            table[holding, list(chunks)] = True
+        return table

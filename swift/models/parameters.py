@@ -1,0 +1,504 @@
+"""Parameter groups: the parameters of all modules of one kind, packed into flat vectors that the optimizer can slice.
+
+A group is all modules of one kind, such as the attentions or the experts. Its parameters are one array
+``[layers, experts, size]``: every layer that has such a module, every expert (one for dense modules), and ``size``
+numbers for each.
+
+Initial parameters are what the modules' initializers draw, bit for bit, but by a program in which a draw is written
+once: XLA takes a second to compile a draw of normal numbers, and a model has one for every shape of a matrix. So the
+draws of a model are listed first, by making its modules with a stand-in for keys, and then run as one loop over equal
+pieces. With JAX's partitionable Threefry, a number depends on its key and its position only.
+
+On a TPU matrices go to and from flat vectors a few rows at a time. It keeps the last two dims of an array in tiles, so
+that a reshape between ``[size]`` and ``[rows, columns]`` moves every number, and its compiler (libtpu 0.0.42) has no
+loop for that: 8 matrices of 2,048 x 1,024 became 1.2 million instructions, a minute to compile, and a stage has
+hundreds. A loop has those of one piece.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import lax
+from jax.extend.random import threefry_2x32
+from jax.typing import DTypeLike
+
+_SMALLEST_PIECE, _LARGEST_PIECE, _NUM_PIECES = 2**10, 2**20, 2**10
+"""Numbers that are drawn at once, at least and at most, and into how many such pieces all draws are cut otherwise."""
+
+_PERIOD = 4093
+"""Numbers after which those that stand in for a draw repeat: a prime, so that a transposed matrix is another one."""
+
+_COPIED_AT_ONCE = 1 << 18
+"""Most numbers of a matrix that are copied at once, unless a row has more: half a second to compile, and longer to copy
+than to begin."""
+
+_Part: TypeAlias = tuple[tuple[jax.Array | int, ...], tuple[int, ...]]
+"""Index of the first number of a part of an array, and the part's shape."""
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """Normal numbers that an initializer draws.
+
+    Attributes:
+        number: number of its key among those that the module takes.
+        std: standard deviation.
+        dtype: dtype of the numbers.
+    """
+
+    number: int
+    std: float
+    dtype: np.dtype
+
+
+class _Template(NamedTuple):
+    """Structure of a module without its parameter values."""
+
+    graphdef: Any
+    treedef: Any
+    shapes: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """All modules of one kind.
+
+    Attributes:
+        name: name of the kind, such as ``attention``.
+        num_layers: number of layers that have such a module.
+        num_classes: number of experts, E; 1 for dense modules.
+        create: function that makes one module from random keys.
+        is_expert: True if the group's modules are placed in slots.
+    """
+
+    name: str
+    num_layers: int
+    num_classes: int
+    create: Callable[[nnx.Rngs], nnx.Module]
+    is_expert: bool = False
+
+    @cached_property
+    def _template(self) -> "_Template":
+        graphdef, state = nnx.split(nnx.eval_shape(lambda: self.create(nnx.Rngs(0))))
+        leaves, treedef = jax.tree.flatten(state)
+        return _Template(graphdef, treedef, tuple(leaf.shape for leaf in leaves))
+
+    @property
+    def sizes(self) -> list[int]:
+        """Number of values of each parameter of a module."""
+        return [math.prod(shape) for shape in self._template.shapes]
+
+    @property
+    def size(self) -> int:
+        """Parameters of one module, W."""
+        return sum(self.sizes)
+
+    def in_matrix(self, position_w: jax.Array) -> jax.Array:
+        """Whether the parameter at each position of a module's vector is of a matrix, bool[w].
+
+        Args:
+            position_w: positions; int32 that has wrapped around is taken for what it was, up to 2^32.
+        """
+        ends = np.cumsum([math.prod(shape) for shape in self._template.shapes])
+        is_matrix_i = np.array([len(shape) > 1 for shape in self._template.shapes] + [False])  # then the padding
+        nth_w = jnp.searchsorted(jnp.asarray(ends.astype(np.uint32)), position_w.astype(jnp.uint32), side="right")
+        return jnp.asarray(is_matrix_i)[nth_w]
+
+    def span(self, name: str) -> tuple[int, int]:
+        """The first position of a parameter in a module's vector, and the one after its last."""
+        names = jax.tree_util.tree_leaves_with_path(self._template.treedef.unflatten(range(len(self.sizes))))
+        index = next(index for path, index in names if jax.tree_util.DictKey(name) in path)
+        start = sum(self.sizes[:index])
+        return start, start + self.sizes[index]
+
+    @property
+    def matrix_size(self) -> int:
+        """Parameters of one module that are in matrices."""
+        return sum(math.prod(shape) for shape in self._template.shapes if len(shape) > 1)
+
+    @property
+    def stack_shape(self) -> jax.ShapeDtypeStruct:
+        """Shape and dtype of the parameters of all modules, ``[layers, experts, size]``; no value is made."""
+        vector = jax.eval_shape(self.draw, root_key(0))
+        return jax.ShapeDtypeStruct((self.num_layers, self.num_classes, *vector.shape), vector.dtype)
+
+    @cached_property
+    def initial_values(self) -> tuple[_Draw | np.ndarray, ...] | None:
+        """Initial value of each parameter of a module: draws of normal numbers, or a constant; None: see ``draw``."""
+        with jax.ensure_compile_time_eval():  # this may be first asked for while a program is traced
+            return list_draws(lambda rngs: self._template.treedef.flatten_up_to(nnx.state(self.create(rngs))))
+
+    def draw(self, key: jax.Array) -> jax.Array:
+        """Draws the parameters of a module by its own initializers."""
+        return self.pack(nnx.state(self.create(nnx.Rngs(key))))
+
+    def pack(self, state: Any) -> jax.Array:
+        """Packs a module's state, with leaves ``[..., *shape]``, into ``[..., size]``."""
+        leaves = self._template.treedef.flatten_up_to(state)
+        lead = leaves[0].ndim - len(self._template.shapes[0])
+        return jnp.concatenate([jnp.reshape(leaf, (*leaf.shape[:lead], -1)) for leaf in leaves], axis=-1)
+
+    def unpack(self, vectors: jax.Array | np.ndarray) -> Any:
+        """Unpacks ``[..., size or more]`` into a module's state with leaves ``[..., *shape]``, dropping padding."""
+        leaves, start = [], 0
+        for shape in self._template.shapes:
+            end = start + math.prod(shape)
+            leaves.append(vectors[..., start:end].reshape(*vectors.shape[:-1], *shape))
+            start = end
+        return jax.tree.unflatten(self._template.treedef, leaves)
+
+    def pack_stack(self, state: Any) -> jax.Array:
+        """Packs as ``pack`` does; on TPUs a few rows at a time, where their positions fit 32 bits."""
+        if self.size >= 1 << 31:
+            return self.pack(state)
+        return jax.lax.platform_dependent(state, tpu=self._pack_by_rows, default=self.pack)
+
+    def unpack_stack(self, vectors: jax.Array) -> Any:
+        """Unpacks as ``unpack`` does; on TPUs a few rows at a time, where their positions fit 32 bits."""
+        if self.size >= 1 << 31:
+            return self.unpack(vectors)
+        return jax.lax.platform_dependent(vectors, tpu=self._unpack_by_rows, default=self.unpack)
+
+    def _pack_by_rows(self, state: Any) -> jax.Array:
+        return join_by_rows(self._template.treedef.flatten_up_to(state), self._template.shapes)
+
+    def _unpack_by_rows(self, vectors: jax.Array) -> Any:
+        return jax.tree.unflatten(self._template.treedef, split_by_rows(vectors, self._template.shapes))
+
+    def module(self, state: Any) -> Any:
+        """Makes a module from its state."""
+        return nnx.merge(self._template.graphdef, state)
+
+
+def draw_parameters(groups: Mapping[str, Group], key: jax.Array) -> dict[str, jax.Array]:
+    """Draws the initial parameters of all groups, float32 ``[layers, experts, size]`` for each.
+
+    Args:
+        groups: groups of parameters by name.
+        key: a key of ``root_key``.
+    """
+    with jax.threefry_partitionable(True):  # whatever JAX's default is: a seed stands for the same parameters
+        return _drawn(groups, key)
+
+
+def root_key(seed: int) -> jax.Array:
+    """Makes the random key of a seed, always Threefry's, whose numbers ``_draw_all`` computes itself."""
+    return jax.random.key(seed, impl="threefry2x32")
+
+
+def _drawn(groups: Mapping[str, Group], key: jax.Array) -> dict[str, jax.Array]:
+    keys_G = jax.random.split(key, len(groups))
+    keys = {
+        name: jax.random.split(group_key, (group.num_layers, group.num_classes))
+        for (name, group), group_key in zip(groups.items(), keys_G, strict=True)
+    }
+    draws = {
+        (name, leaf): (value, keys[name])
+        for name, group in groups.items()
+        for leaf, value in enumerate(group.initial_values or ())
+        if isinstance(value, _Draw)
+    }
+    numbers = _numbers(groups, draws)
+
+    def begun(name: str, group: Group) -> jax.Array:
+        if group.initial_values is None:
+            return jax.vmap(jax.vmap(group.draw))(keys[name])
+        shape = (group.num_layers, group.num_classes)
+        leaves = [
+            numbers[name, leaf] if isinstance(value, _Draw) else jnp.broadcast_to(value, (*shape, value.size))
+            for leaf, value in enumerate(group.initial_values)
+        ]
+        return jnp.concatenate(leaves, axis=-1)
+
+    return {name: begun(name, group) for name, group in groups.items()}
+
+
+def _numbers(
+    groups: Mapping[str, Group], draws: Mapping[tuple[str, int], tuple[_Draw, jax.Array]]
+) -> dict[tuple[str, int], jax.Array]:
+    """Computes draws with the keys ``[layers, experts]`` of their modules; those of a dtype together."""
+    keys = jnp.concatenate([keys_LE.reshape(-1) for _, keys_LE in draws.values()])
+    numbers_K = np.concatenate([np.full(keys_LE.size, draw.number) for draw, keys_LE in draws.values()])
+    folded = jax.vmap(jax.random.fold_in)(keys, numbers_K.astype(np.uint32))
+    ends = np.cumsum([keys_LE.size for _, keys_LE in draws.values()])
+    own = {
+        at: folded[end - keys_LE.size : end].reshape(keys_LE.shape)
+        for (at, (_, keys_LE)), end in zip(draws.items(), ends, strict=True)
+    }
+    drawn: dict[tuple[str, int], jax.Array] = {}
+    for dtype in sorted({draw.dtype for draw, _ in draws.values()}):
+        of_dtype = [at for at, (draw, _) in draws.items() if draw.dtype == dtype]
+        sizes = [groups[name].sizes[leaf] for name, leaf in of_dtype]
+        stds = [draws[at][0].std for at in of_dtype]
+        drawn |= zip(of_dtype, _draw_all([own[at] for at in of_dtype], sizes, stds, dtype), strict=True)
+    return drawn
+
+
+def _draw_all(
+    keys: Sequence[jax.Array], sizes: Sequence[int], stds: Sequence[float], dtype: np.dtype
+) -> list[jax.Array]:
+    """Draws normal numbers.
+
+    Args:
+        keys: arrays of keys.
+        sizes: how many numbers to draw with each key of an array.
+        stds: standard deviation of the numbers of an array.
+        dtype: float32 or float64.
+
+    Returns:
+        For each array of keys the numbers ``[*keys.shape, size]``.
+    """
+    total = sum(key.size * size for key, size in zip(keys, sizes, strict=True))
+    piece = 2 ** math.ceil(math.log2(max(1, total / _NUM_PIECES)))
+    piece = min(max(piece, _SMALLEST_PIECE), _LARGEST_PIECE)
+    pieces = [-(-size // piece) for size in sizes]
+    data = [
+        jnp.repeat(jax.random.key_data(key).reshape(-1, 2), count, axis=0)
+        for key, count in zip(keys, pieces, strict=True)
+    ]
+    starts = [np.tile(np.arange(count) * piece, key.size) for key, count in zip(keys, pieces, strict=True)]
+    # What XLA makes of the constants of `sqrt(2) * erf_inv(...) * std`.
+    scales = [
+        np.full(len(start), np.sqrt(2).astype(dtype) * np.asarray(std, dtype))
+        for start, std in zip(starts, stds, strict=True)
+    ]
+    numbers = lax.map(
+        lambda part: part[2] * _normals(part[0], part[1], piece, dtype),
+        (jnp.concatenate(data), np.concatenate(starts).astype(np.uint32), np.concatenate(scales)),
+    )
+    drawn, first = [], 0
+    for key, size, count in zip(keys, sizes, pieces, strict=True):
+        last = first + key.size * count
+        drawn.append(numbers[first:last].reshape(*key.shape, count * piece)[..., :size])
+        first = last
+    return drawn
+
+
+def _normals(key_2: jax.Array, start: jax.Array, count: int, dtype: np.dtype) -> jax.Array:
+    """Computes ``erf_inv`` of the uniform numbers that ``jax.random.normal`` draws with a key, from a position on."""
+    low = start + jnp.arange(count, dtype=jnp.uint32)
+    first, second = threefry_2x32(key_2, jnp.concatenate([jnp.zeros_like(low), low])).reshape(2, count)
+    bits = first ^ second
+    if dtype == np.float64:
+        bits = first.astype(jnp.uint64) << 32 | second.astype(jnp.uint64)
+    info = jnp.finfo(dtype)
+    one = np.array(1, dtype)
+    exponent = one.view(bits.dtype)
+    floats = lax.bitcast_convert_type(bits >> (info.bits - info.nmant) | exponent, dtype) - one
+    lowest = np.nextafter(-one, np.array(0, dtype), dtype=dtype)
+    return lax.erf_inv(lax.max(lowest, floats * (one - lowest) + lowest))
+
+
+@dataclass(frozen=True)
+class Normal:
+    """Initializer of normal numbers around 0.
+
+    Attributes:
+        std: standard deviation.
+    """
+
+    std: float
+
+    def __call__(self, key: Any, shape: Sequence[int], dtype: DTypeLike | None = None) -> Any:
+        """Draws numbers, or lists the draw if the key is of a ``_DrawList``."""
+        dtype = jax.dtypes.canonicalize_dtype(float if dtype is None else dtype)
+        if isinstance(key, _ListedKey):
+            return key.owner.add(_Draw(key.number, self.std, dtype), shape)
+        # ``jax.random.normal`` times ``std``, with the constants multiplied first: whether XLA does so depends on its
+        # version, and a seed stands for the same parameters in all of them.
+        lowest = np.nextafter(np.array(-1, dtype), np.array(0, dtype), dtype=dtype)
+        uniform = jax.random.uniform(key, tuple(shape), dtype, lowest, 1)
+        return lax.erf_inv(uniform) * (np.sqrt(2).astype(dtype) * np.asarray(self.std, dtype))
+
+
+@dataclass
+class _DrawList:
+    """Stands in for the keys of a module that is made, and lists its draws.
+
+    Attributes:
+        mark: number that tells apart the lists of a module.
+        draws: draws so far; the parameter of each is filled with numbers that follow from its place in the list.
+    """
+
+    mark: int
+    draws: list[_Draw] = field(default_factory=list)
+    _num_keys: int = 0
+
+    def params(self) -> "_ListedKey":
+        """Returns what stands for the next key, as ``nnx.Rngs.params`` does."""
+        self._num_keys += 1
+        return _ListedKey(self, self._num_keys - 1)
+
+    def add(self, draw: _Draw, shape: Sequence[int]) -> np.ndarray:
+        """Lists a draw, and returns what stands for its numbers."""
+        self.draws.append(draw)
+        return np.resize(self._period(len(self.draws) - 1, draw.dtype), shape)
+
+    def found(self, leaf: Any) -> _Draw | np.ndarray:
+        """Returns the draw of a parameter; or the parameter, if it is none of the draws as it was drawn."""
+        values = np.asarray(leaf).reshape(-1)
+        for number, draw in enumerate(self.draws):
+            if draw.dtype == values.dtype and _repeats(values, self._period(number, draw.dtype)):
+                return draw
+        return values
+
+    def _period(self, number: int, dtype: np.dtype) -> np.ndarray:
+        return (np.arange(_PERIOD) + (2 * number + self.mark + 1) * _PERIOD).astype(dtype)
+
+
+@dataclass(frozen=True)
+class _ListedKey:
+    owner: _DrawList
+    number: int
+
+
+def _repeats(values: np.ndarray, period: np.ndarray) -> bool:
+    """Whether values are a period, again and again; without a copy of them, which may be gigabytes."""
+    whole = len(values) // len(period) * len(period)
+    rest = values[whole:]
+    return np.array_equal(rest, period[: len(rest)]) and bool((values[:whole].reshape(-1, len(period)) == period).all())
+
+
+def list_draws(make: Callable[[Any], Sequence[Any]]) -> tuple[_Draw | np.ndarray, ...] | None:
+    """Lists the initial values of a module: draws of normal numbers, or constants.
+
+    Args:
+        make: function that makes the module from keys, and returns its parameters.
+
+    Returns:
+        The initial value of each parameter; None if a parameter is neither, as where an initializer of another kind
+        draws it or a draw is scaled.
+    """
+    lists = [_DrawList(0), _DrawList(1)]
+    try:
+        one, other = ([draws.found(leaf) for leaf in make(draws)] for draws in lists)
+    except Exception:  # of whatever kind: code of the user's, which wants keys and not what stands for them
+        return None
+    # A constant is the same again; what was computed of a draw is not.
+    pairs = list(zip(one, other, strict=True))
+    alike = all(
+        isinstance(b, _Draw) and a == b if isinstance(a, _Draw) else not isinstance(b, _Draw) and np.array_equal(a, b)
+        for a, b in pairs
+    )
+    return tuple(one) if alike else None
+
+
+def split_by_rows(vectors: jax.Array, shapes: Sequence[tuple[int, ...]]) -> list[jax.Array]:
+    """Splits vectors ``[*lead, size or more]`` into an array ``[*lead, *shape]`` for each shape, in this order.
+
+    Args:
+        vectors: flat arrays, one after the other.
+        shapes: their shapes.
+    """
+    lead, arrays = vectors.shape[:-1], []
+    for pieces in _pieces(lead, shapes):
+        if pieces.is_matrix:
+            empty = jnp.zeros((*lead, *pieces.shape), vectors.dtype)
+            arrays.append(_copy(vectors, empty, pieces, pieces.in_vectors, pieces.in_array))
+        else:
+            arrays.append(vectors[..., pieces.start : pieces.end].reshape((*lead, *pieces.shape)))
+    return arrays
+
+
+def join_by_rows(arrays: Sequence[jax.Array], shapes: Sequence[tuple[int, ...]]) -> jax.Array:
+    """Joins arrays ``[*lead, *shape]`` into vectors ``[*lead, size]``: the inverse of ``split_by_rows``."""
+    lead = arrays[0].shape[: arrays[0].ndim - len(shapes[0])]
+    vectors = jnp.zeros((*lead, sum(map(math.prod, shapes))), jnp.result_type(*arrays))
+    for array, pieces in zip(arrays, _pieces(lead, shapes), strict=True):
+        array = array.astype(vectors.dtype)
+        if pieces.is_matrix:
+            vectors = _copy(array, vectors, pieces, pieces.in_array, pieces.in_vectors)
+        else:
+            vectors = vectors.at[..., pieces.start : pieces.end].set(array.reshape((*lead, pieces.size)))
+    return vectors
+
+
+class _Pieces(NamedTuple):
+    """Pieces of the arrays of one shape; the last of an array may have rows of the one before.
+
+    Attributes:
+        lead: dims of the stack of arrays.
+        start: where such an array begins in its vector.
+        shape: shape of an array.
+    """
+
+    lead: tuple[int, ...]
+    start: int
+    shape: tuple[int, ...]
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it has rows that are worth a loop: a vector stays a vector, and nothing needs no copy."""
+        return len(self.shape) > 1 and 0 not in self.shape
+
+    @property
+    def size(self) -> int:
+        """Numbers of an array."""
+        return math.prod(self.shape)
+
+    @property
+    def end(self) -> int:
+        """End of such an array in its vector."""
+        return self.start + self.size
+
+    @property
+    def row_size(self) -> int:
+        """Numbers of a row."""
+        return math.prod(self.shape[1:])
+
+    @property
+    def rows(self) -> int:
+        """Rows of a piece."""
+        return min(self.shape[0], max(1, _COPIED_AT_ONCE // self.row_size))
+
+    @property
+    def of_array(self) -> int:
+        """Pieces of an array."""
+        return -(-self.shape[0] // self.rows)
+
+    def in_array(self, nth: jax.Array) -> _Part:
+        """Finds the nth piece in the arrays."""
+        at, row = self._place(nth)
+        inner = self.shape[1:]
+        return (*at, row, *(0 for _ in inner)), (*(1 for _ in at), self.rows, *inner)
+
+    def in_vectors(self, nth: jax.Array) -> _Part:
+        """Finds the nth piece in the vectors."""
+        at, row = self._place(nth)
+        return (*at, self.start + row * self.row_size), (*(1 for _ in at), self.rows * self.row_size)
+
+    def _place(self, nth: jax.Array) -> tuple[tuple[jax.Array, ...], jax.Array]:
+        """Index of the array that has the nth piece, and the piece's first row."""
+        row = jnp.minimum(nth % self.of_array * self.rows, self.shape[0] - self.rows)
+        return jnp.unravel_index(nth // self.of_array, self.lead) if self.lead else (), row
+
+
+def _pieces(lead: tuple[int, ...], shapes: Sequence[tuple[int, ...]]) -> Iterator[_Pieces]:
+    start = 0
+    for shape in shapes:
+        yield (pieces := _Pieces(lead, start, shape))
+        start = pieces.end
+
+
+def _copy(
+    source: jax.Array,
+    target: jax.Array,
+    pieces: _Pieces,
+    read: Callable[[jax.Array], _Part],
+    written: Callable[[jax.Array], _Part],
+) -> jax.Array:
+    """Copies all pieces from where they are read to where they are written."""
+
+    def copy(nth: jax.Array, target: jax.Array) -> jax.Array:
+        (at, shape), (target_at, target_shape) = read(nth), written(nth)
+        part = lax.dynamic_slice(source, at, shape).reshape(target_shape)
+        return lax.dynamic_update_slice(target, part, target_at)
+
+    return lax.fori_loop(0, math.prod(pieces.lead) * pieces.of_array, copy, target)

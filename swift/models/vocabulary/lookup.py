@@ -1,0 +1,373 @@
+"""The embedding of a rank, whole or in shares, and its gradient.
+
+A table in shares: each rank has some of its rows, and asks the others for those that its tokens need. Ranks take turns:
+row r is on rank ``r % N``. So each has as many frequent rows as the others, where rows are in order of popularity; and
+nearly so in a tokenizer's order. Tokens are used as unevenly as experts (Zipf), so a token that occurs several times is
+asked for once (RecD's inverse indices). Requests and rows travel in rounds of small buffers, as many as the pair of
+ranks needs that has most: whatever the tokens are, none is left out.
+
+Hot rows: a rank has copies of the rows that it needs most, for as long as an iteration. A row that several
+micro-batches need is fetched once, before the first of them, and the sum of its gradients is sent once, after the last
+(RecShard's placement by popularity). The popularity is that of the iteration itself, whose tokens are known when it
+begins: so nothing has to be remembered from one iteration to the next, and a row has a copy where it saves a request at
+least. What all ranks need often, all of them have.
+
+Legend: N ranks, V rows of the table, v = V / N those of a rank, H hot rows of a rank, n micro-batches, B sequences,
+T positions, or tokens of a rank in a micro-batch, K iterations, X requests of a rank, Q requests of a buffer from one
+rank to another, Z = N * Q places of the buffers, D width.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from swift.largest import largest
+from swift.mesh.per_rank import EXPERT_AXIS
+from swift.models.modules import at_least_float32, look_up, sum_rows
+from swift.models.parameters import Group
+
+NONE = -1
+"""Stands for no request."""
+
+_ROUNDS = 64
+"""Rounds in which requests for all tokens fit if none repeats and ranks have equally many; text takes a quarter."""
+
+_COLUMNS_AT_ONCE = 256
+"""Columns of the gradients that are summed at once, a multiple of a TPU's 128 lanes."""
+
+_TOKENS_PER_ROW = 16
+"""Tokens of a micro-batch for each hot row. Four would save up to a quarter of the bytes that are left with 16
+micro-batches, and take 9 MB more for OLMoE's width: more memory than a plain look-up by more than a tenth."""
+
+
+class Copies(NamedTuple):
+    """Copies that a rank has of other ranks' rows, which it needs most."""
+
+    hot_H: Int[Array, " H"]  # int32, the rows, ascending
+    copy_HD: Float[Array, "H D"]
+
+    @classmethod
+    def none_like(cls, rows_D: Float[Array, "... D"]) -> "Copies":
+        """Copies of no rows."""
+        return cls(jnp.zeros(0, jnp.int32), rows_D[..., :0, :].reshape(0, rows_D.shape[-1]))
+
+
+def embed(
+    group: Group,
+    own: Any,
+    copies: Copies | None,
+    tokens_BT: Int[Array, "B T"],
+    position_BT: Int[Array, "B T"] | None,
+    num_ranks: int,
+) -> Float[Array, "B T D"]:
+    """Embeds tokens.
+
+    Args:
+        group: the embedding's, as a rank has it.
+        own: its state on this rank.
+        copies: copies of other rows; None: it asks for all that its tokens need.
+        tokens_BT: int32; all ranks that share the rows have equally many.
+        position_BT: int32; None: the first ones.
+        num_ranks: ranks that share the rows; 1: they are whole.
+    """
+
+    def in_shares(own_vD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
+        return look_up_in_shares(own_vD, *(copies or Copies.none_like(own_vD)), tokens_BT, num_ranks)
+
+    return group.module(own)(tokens_BT, position_BT, look_up if num_ranks == 1 else in_shares)
+
+
+def embedding_gradient(
+    group: Group,
+    own: Any,
+    copies: Copies | None,
+    tokens_BT: Int[Array, "B T"],
+    position_BT: Int[Array, "B T"] | None,
+    d_x_BTD: Float[Array, "B T D"],
+    num_ranks: int,
+    wire_dtype: DTypeLike,
+) -> tuple[Any, Float[Array, "H D"]]:
+    """Computes the gradients of the state and of the copies from that of ``embed``; no row is looked up.
+
+    Args:
+        group, own, copies, tokens_BT, position_BT, num_ranks: see ``embed``.
+        d_x_BTD: gradient of its result.
+        wire_dtype: dtype of gradients of shared rows on the wire; their sum is at least float32.
+    """
+    rows_of = look_up if num_ranks == 1 else lambda *_: jnp.zeros_like(d_x_BTD)
+    _, pull_back = jax.vjp(lambda own: group.module(own)(tokens_BT, position_BT, rows_of), own)
+    (gradient,) = pull_back(d_x_BTD)
+    hot_H, none_0D = copies or Copies.none_like(d_x_BTD)
+    if num_ranks == 1:
+        return gradient, none_0D
+    table, num_rows = gradient["token_VD"], own["token_VD"].shape[0]
+    of_rows, of_copies_HD = gradient_in_shares(d_x_BTD, hot_H, tokens_BT, num_rows, num_ranks, wire_dtype)
+    gradient["token_VD"] = table.replace(of_rows)
+    return gradient, of_copies_HD
+
+
+def look_up_in_shares(
+    own_vD: Float[Array, "v D"],
+    hot_H: Int[Array, " H"],
+    copies_HD: Float[Array, "H D"],
+    tokens_BT: Int[Array, "B T"],
+    num_ranks: int,
+) -> Float[Array, "B T D"]:
+    """Looks up the row of each token, where row r is on rank ``r % N``; see ``gradient_in_shares`` for the gradient.
+
+    Args:
+        own_vD: this rank's rows.
+        hot_H: int32, the rows that this rank has copies of, ascending; ``NONE`` for no row.
+        copies_HD: their copies.
+        tokens_BT: int32, tokens of this rank; all ranks have equally many.
+        num_ranks: N.
+    """
+    requests, index_T, place_X, is_hot_X = _requests_of(tokens_BT, hot_H, num_ranks)
+    rows_XD = jnp.zeros((len(index_T), own_vD.shape[1]), own_vD.dtype)
+    if len(hot_H):
+        rows_XD = jnp.where(is_hot_X[:, None], jnp.take(copies_HD, place_X, axis=0, mode="clip"), rows_XD)
+    return requests.fetch(own_vD, rows_XD)[index_T].reshape(*tokens_BT.shape, -1)
+
+
+def gradient_in_shares(
+    d_x_BTD: Float[Array, "B T D"],
+    hot_H: Int[Array, " H"],
+    tokens_BT: Int[Array, "B T"],
+    num_rows: int,
+    num_ranks: int,
+    wire_dtype: DTypeLike,
+) -> tuple[Float[Array, "v D"], Float[Array, "H D"]]:
+    """Computes the gradient of ``look_up_in_shares``, in at least float32 and always in the same order; no row is sent.
+
+    The gradients of a row's tokens are summed on their rank, and of rows that it has no copy of they are sent, to be
+    summed on the owner.
+
+    Args:
+        d_x_BTD: gradients of the rows of this rank's tokens.
+        hot_H: see ``look_up_in_shares``.
+        tokens_BT: int32, tokens of this rank; all ranks have equally many.
+        num_rows: rows of this rank, v.
+        num_ranks: N.
+        wire_dtype: dtype of gradients on the wire.
+
+    Returns:
+        Gradients of this rank's rows, for the tokens of all ranks; and of its copies, for its own tokens.
+    """
+    d_rows_TD = d_x_BTD.reshape(tokens_BT.size, -1)
+    requests, index_T, place_X, is_hot_X = _requests_of(tokens_BT, hot_H, num_ranks)
+    sums_XD = _sum_tokens(d_rows_TD, index_T, wire_dtype)
+    wide = at_least_float32(d_x_BTD.dtype)
+    total_vD = requests.add_on_owners(sums_XD, jnp.zeros((num_rows, d_rows_TD.shape[1]), wide))
+    if not len(hot_H):
+        return total_vD, jnp.zeros((0, d_rows_TD.shape[1]), wide)
+    # Where in the sums those of each copy are; beyond them for a row that no token needs.
+    index_X = jnp.arange(len(sums_XD), dtype=jnp.int32)
+    source_H = jnp.full(len(hot_H), len(sums_XD), jnp.int32)
+    copy_X = jnp.where(is_hot_X, place_X, len(hot_H) + index_X)
+    source_H = source_H.at[copy_X].set(index_X, mode="drop", unique_indices=True)
+    return total_vD, sums_XD.at[source_H].get(mode="fill", fill_value=0).astype(wide)
+
+
+def _requests_of(
+    tokens_BT: jax.Array, hot_H: jax.Array, num_ranks: int
+) -> tuple["Requests", jax.Array, jax.Array, jax.Array]:
+    """Requests for the rows that tokens need and this rank has no copy of.
+
+    Returns:
+        (requests, where each token's row is among the rows [T], and of each row where among the copies it would be and
+        whether it is there [X]); there are as many places for rows as tokens.
+    """
+    wanted_X, index_T = distinct(tokens_BT.reshape(-1))
+    place_X, is_hot_X = _place_in(hot_H, wanted_X)
+    return _requests(jnp.where(is_hot_X, NONE, wanted_X), num_ranks), index_T, place_X, is_hot_X
+
+
+def _place_in(hot_H: jax.Array, row_X: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Finds rows among those that a rank has copies of: where each would be, int32[X], and whether it is there."""
+    if not len(hot_H):
+        return jnp.zeros_like(row_X), jnp.zeros(len(row_X), bool)
+    place_X = jnp.searchsorted(hot_H, row_X).astype(jnp.int32)
+    return place_X, (jnp.take(hot_H, place_X, mode="clip") == row_X) & (row_X != NONE)
+
+
+def distinct(row_T: Int[Array, " T"]) -> tuple[Int[Array, " T"], Int[Array, " T"]]:
+    """Finds each different row once, ascending and filled with ``NONE``, and where each token's row is among them."""
+    found_T, index_T = jnp.unique(row_T, return_inverse=True, size=len(row_T), fill_value=NONE)
+    return found_T, index_T.astype(jnp.int32)
+
+
+class Requests(NamedTuple):
+    """The requests of a rank, each for another row, by owner."""
+
+    owner_X: jax.Array  # int32
+    row_X: jax.Array  # int32, row on the owner
+    position_X: jax.Array  # int32, among those to the same owner; negative for none
+    rounds: jax.Array  # int32, the same on all ranks
+    buffer_size: int  # Q
+    num_ranks: int  # N
+
+    @classmethod
+    def of(cls, wanted_X: Int[Array, " X"], buffer_size: int, num_ranks: int) -> "Requests":
+        """Divides the rows that a rank wants, or ``NONE``, among their owners."""
+        is_wanted_X, owner_X = wanted_X != NONE, wanted_X % num_ranks
+        ranks_1N = jnp.arange(num_ranks, dtype=jnp.int32)[None]
+        is_to_XN = (owner_X[:, None] == ranks_1N) & is_wanted_X[:, None]
+        count_XN = jnp.cumsum(is_to_XN, axis=0, dtype=jnp.int32)
+        position_X = jnp.sum(jnp.where(is_to_XN, count_XN, 0), axis=1, dtype=jnp.int32) - 1
+        most = lax.pmax(jnp.max(count_XN[-1]), EXPERT_AXIS)
+        rounds = (most + buffer_size - 1) // buffer_size
+        return cls(owner_X, wanted_X // num_ranks, position_X, rounds, buffer_size, num_ranks)
+
+    def fetch(self, own_vD: Float[Array, "v D"], rows_XD: Float[Array, "X D"]) -> Float[Array, "X D"]:
+        """Fetches the rows that are asked for; the others stay as they are in ``rows_XD``."""
+
+        def one_round(turn: jax.Array, rows_XD: jax.Array) -> jax.Array:
+            request_Z = self._in_places(turn)
+            asked_Z = self._asked(request_Z)
+            found_ZD = jnp.where((asked_Z != NONE)[:, None], own_vD[jnp.maximum(asked_Z, 0)], 0)
+            return rows_XD.at[request_Z].set(self._exchanged(found_ZD), mode="drop", unique_indices=True)
+
+        return lax.fori_loop(0, self.rounds, one_round, rows_XD)
+
+    def add_on_owners(self, sums_XD: Float[Array, "X D"], total_vD: Float[Array, "v D"]) -> Float[Array, "v D"]:
+        """Adds the gradients of the rows that are asked for, of all ranks, to those of this rank's rows."""
+
+        def one_round(turn: jax.Array, total_vD: jax.Array) -> jax.Array:
+            request_Z = self._in_places(turn)
+            asked_Z = self._asked(request_Z)
+            sent_ZD = sums_XD.at[request_Z].get(mode="fill", fill_value=0)
+            return _added(total_vD, self._exchanged(sent_ZD), asked_Z, self.num_ranks)
+
+        return lax.fori_loop(0, self.rounds, one_round, total_vD)
+
+    def _in_places(self, turn: jax.Array) -> jax.Array:
+        """The request in each place ``[Z]`` of a round's buffers; beyond them, each once, where there is none."""
+        position_X, num_places = self.position_X - turn * self.buffer_size, self.num_ranks * self.buffer_size
+        is_now_X = (self.position_X >= 0) & (position_X >= 0) & (position_X < self.buffer_size)
+        place_X = jnp.where(is_now_X, self.owner_X * self.buffer_size + position_X, num_places)
+        index_X = jnp.arange(len(place_X), dtype=jnp.int32)
+        beyond_Z = len(place_X) + jnp.arange(num_places, dtype=jnp.int32)
+        return beyond_Z.at[place_X].set(index_X, mode="drop")
+
+    def _asked(self, request_Z: jax.Array) -> jax.Array:
+        """The rows ``[Z]`` that all ranks ask this one for in a round; ``NONE`` where they ask for fewer."""
+        return self._exchanged(self.row_X.at[request_Z].get(mode="fill", fill_value=NONE))
+
+    def _exchanged(self, buffers: jax.Array) -> jax.Array:
+        """The buffers that the ranks have for this one ``[Z, ...]``, of those that this one has for them."""
+        by_rank = buffers.reshape(self.num_ranks, -1, *buffers.shape[1:])
+        return lax.all_to_all(by_rank, EXPERT_AXIS, split_axis=0, concat_axis=0).reshape(buffers.shape)
+
+
+def _requests(wanted_X: jax.Array, num_ranks: int) -> Requests:
+    return Requests.of(wanted_X, requests_at_once(len(wanted_X), num_ranks), num_ranks)
+
+
+def requests_at_once(num_tokens: int, num_ranks: int) -> int:
+    """Requests of a rank to another in a round, Q, where each has ``num_tokens`` tokens."""
+    return -(-num_tokens // (_ROUNDS * num_ranks))
+
+
+def rounds_if_different(num_tokens: int, num_rows: int, num_ranks: int) -> int:
+    """Rounds of a look-up if all tokens of a rank are different, and each rank has equally many of their rows."""
+    different = min(-(-num_tokens // num_ranks), -(-num_rows // num_ranks))
+    return -(-different // requests_at_once(num_tokens, num_ranks))
+
+
+def _sum_tokens(d_rows_TD: jax.Array, index_T: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """Sums the gradients of each different row's tokens ``[X, D]``, X = T; at least in float32, and then rounded."""
+    num_columns = d_rows_TD.shape[1]
+    # Some columns at a time: the sums on the way to those of all would be larger than the gradients.
+    size = _COLUMNS_AT_ONCE if num_columns % _COLUMNS_AT_ONCE == 0 else num_columns
+    wide = at_least_float32(d_rows_TD.dtype)
+
+    def of_columns(turn: jax.Array, sums_XD: jax.Array) -> jax.Array:
+        part = lax.dynamic_slice_in_dim(d_rows_TD, turn * size, size, axis=1)
+        sums = sum_rows(part, index_T, len(index_T), wide).astype(dtype)
+        return lax.dynamic_update_slice_in_dim(sums_XD, sums, turn * size, axis=1)
+
+    return lax.fori_loop(0, num_columns // size, of_columns, jnp.zeros(d_rows_TD.shape, dtype))
+
+
+def _added(total_vD: jax.Array, came_ZD: jax.Array, asked_Z: jax.Array, num_ranks: int) -> jax.Array:
+    """Adds gradients to those of the rows that were asked for, rank by rank: of one rank's, a row has one at most."""
+    beyond_Z = len(total_vD) + jnp.arange(len(asked_Z), dtype=jnp.int32)
+    row_NQ = jnp.where(asked_Z == NONE, beyond_Z, asked_Z).reshape(num_ranks, -1)
+    came_NQD = came_ZD.reshape(*row_NQ.shape, -1)
+
+    def of_rank(rank: jax.Array, total_vD: jax.Array) -> jax.Array:
+        more_QD = came_NQD[rank].astype(total_vD.dtype)
+        return total_vD.at[row_NQ[rank]].add(more_QD, mode="drop", unique_indices=True)
+
+    return lax.fori_loop(0, num_ranks, of_rank, total_vD)
+
+
+def num_hot_rows(num_tokens: int, vocab_size: int, num_microbatches: int) -> int:
+    """Rows that a rank may have copies of, H; none where there is one micro-batch, which asks for each row once.
+
+    Args:
+        num_tokens: tokens of a rank in a micro-batch, T.
+        vocab_size: V.
+        num_microbatches: micro-batches of an iteration in a pipeline.
+    """
+    return min(-(-num_tokens // _TOKENS_PER_ROW), vocab_size) if num_microbatches > 1 else 0
+
+
+def choose_hot_rows(
+    tokens_nT: Int[Array, "n T"], iteration_n: Int[Array, " n"], num_iterations: int, vocab_size: int, num_hot: int
+) -> Int[Array, "K H"]:
+    """Chooses the rows that most micro-batches of an iteration need, of those that at least two do.
+
+    Args:
+        tokens_nT: int32, tokens of this rank.
+        iteration_n: int32, the iteration of a micro-batch; -1: it counts in none.
+        num_iterations: K.
+        vocab_size: V.
+        num_hot: H.
+
+    Returns:
+        int32, for each iteration ascending, after ``NONE`` for none.
+    """
+
+    def add(count_KV: jax.Array, microbatch: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        tokens_T, iteration = microbatch
+        is_needed_V = jnp.zeros(vocab_size, jnp.int32).at[tokens_T].set(1)
+        return count_KV.at[iteration].add(is_needed_V, mode="drop"), None
+
+    def choose() -> jax.Array:
+        row_n = jnp.where(iteration_n < 0, num_iterations, iteration_n)  # -1 would be the last one
+        count_KV, _ = lax.scan(add, jnp.zeros((num_iterations, vocab_size), jnp.int32), (tokens_nT, row_n))
+        # As float32, which XLA:CPU need not sort; at most one for each micro-batch, so they stay exact.
+        most_KH, row_KH = largest(count_KV.astype(jnp.float32), num_hot)
+        return jnp.sort(jnp.where(most_KH > 1, row_KH.astype(jnp.int32), NONE))
+
+    # Most workers of a pipeline embed nothing. Counting is local, so it may be in a branch that only some of them take.
+    return lax.cond(jnp.any(iteration_n >= 0), choose, lambda: jnp.full((num_iterations, num_hot), NONE, jnp.int32))
+
+
+def fetch_copies(own_vD: Float[Array, "v D"], hot_H: Int[Array, " H"], num_ranks: int) -> Float[Array, "H D"]:
+    """Fetches the hot rows of each rank from their owners; zeros for ``NONE``."""
+    return _requests(hot_H, num_ranks).fetch(own_vD, jnp.zeros((len(hot_H), own_vD.shape[1]), own_vD.dtype))
+
+
+def add_gradients_of_copies(
+    total_vD: Float[Array, "v D"],
+    d_copies_HD: Float[Array, "H D"],
+    hot_H: Int[Array, " H"],
+    num_ranks: int,
+    wire_dtype: DTypeLike,
+) -> Float[Array, "v D"]:
+    """Adds the gradients of all ranks' copies to those of this rank's rows.
+
+    Args:
+        total_vD: gradients of this rank's rows.
+        d_copies_HD: gradients of its copies.
+        hot_H: int32, the rows that they are copies of, see ``choose_hot_rows``.
+        num_ranks: N.
+        wire_dtype: dtype of gradients on the wire.
+    """
+    return _requests(hot_H, num_ranks).add_on_owners(d_copies_HD.astype(wire_dtype), total_vD)

@@ -1,0 +1,245 @@
+"""Configurations: the plan for a failure set, and the live worker in each of its roles.
+
+A plan depends only on the number of failures in each stage (ReCycle's failure normalization). So the mesh rows
+are roles of a canonical problem, and the workers that fill them are data: configurations that differ only in which
+workers failed share a plan, and their programs differ only in the order of the devices.
+
+Legend: D pipelines, P stages, M micro-batches of a pipeline, K iterations of a window, R mesh rows, n micro-batches of
+a worker, N expert ranks, B sequences, T positions.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+from jax.sharding import Mesh
+
+from swift.data.windows import Batch
+from swift.mesh.live import LiveMesh, MeshRow
+from swift.mesh.per_rank import AXES
+from swift.models.cuts import Chunks
+from swift.pipeline.reconfigure.executables import ExecutableCache
+from swift.pipeline.step.single_worker import share_sequences
+from swift.schedules.lowering.lower import SlotBytes, allocated_bytes, lower
+from swift.schedules.lowering.tick_table import TickTable
+from swift.schedules.planners.names import OwnPlanner
+from swift.schedules.plans.normalize import Move, after_moves, normalize
+from swift.schedules.problem import Kind, Problem
+from swift.schedules.registry import plan_with
+from swift.schedules.schedule import Schedule, round_of
+from swift.topology import Topology, Worker
+
+
+@dataclass(frozen=True)
+class PlanSettings:
+    """Settings that all plans of a run share.
+
+    Attributes:
+        problem: a window of K iterations of the whole cluster, without failures.
+        planner: name of one of ``PLANNERS``, or a planner object.
+        sizes: bytes of the buffer slots of a stage on a rank.
+        moves: workers that have another's place, for the one failure set that is planned.
+        adapt: what survivors may do besides re-routing, see ``find_recut``.
+    """
+
+    problem: Problem
+    planner: str | OwnPlanner = "lockstep"
+    sizes: SlotBytes = field(default_factory=lambda: SlotBytes(0, 0, 0))
+    moves: tuple[Move, ...] = ()
+    adapt: Literal["reroute", "roles", "recut", "auto"] = "auto"
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A schedule and its tick table, for an SPMD program whose ticks take as long as their longest op."""
+
+    schedule: Schedule
+    table: TickTable
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> "Plan":
+        """The plan of a schedule, with the ticks of ``lower``."""
+        return cls(schedule, lower(schedule))
+
+    @property
+    def period(self) -> float:
+        """Time of an iteration, in the unit of the costs: the sum over all ticks, divided by the iterations."""
+        opcode_TR, problem = self.table.opcode_TR, self.schedule.problem
+        time_TR = np.where(opcode_TR > 0, problem.time_4P[opcode_TR - 1, self.table.chunk_TR], 0.0)
+        return float(time_TR.max(axis=1).sum()) / problem.num_iterations
+
+    def stash_bytes(self, sizes: SlotBytes) -> int:
+        """Bytes that every rank allocates for stashes and messages, given the bytes of a slot of each kind."""
+        if len(self.schedule.problem.topology.workers) == 1:  # one micro-batch after another, without a table
+            return sizes.b_stash + sizes.held + sizes.activation
+        return allocated_bytes(self.table, sizes)
+
+    @property
+    def relative_period(self) -> float:
+        """``period`` in units of a micro-batch's work on all chunks, which depend neither on costs nor on cuts."""
+        return self.period / float(self.schedule.problem.time_4P[: Kind.U].sum())
+
+    @property
+    def bubble_share(self) -> float:
+        """Share of the live workers' time in which they idle."""
+        busy = float((self.schedule.end - self.schedule.start).sum()) / self.schedule.problem.num_iterations
+        return max(0.0, 1.0 - busy / (len(self.table.workers) * self.period))
+
+
+@dataclass(frozen=True, eq=False)
+class Configuration:
+    """A planned failure set.
+
+    Attributes:
+        failed: workers that are down.
+        rows: worker and stage of every mesh row.
+        pipeline_D: for each pipeline of the plan, the pipeline whose micro-batches it runs.
+        plans: plans by number of iterations: of a window, and of a single iteration that ends with a barrier.
+        device_rows: row of devices of every mesh row, in a group of processes. It depends on the failures alone, not on
+            the cut of the layers: processes need not form a new group to move blocks.
+        moves: workers that have another's place.
+    """
+
+    failed: frozenset[Worker]
+    rows: tuple[MeshRow, ...]
+    pipeline_D: tuple[int, ...]
+    plans: Mapping[int, Plan]
+    device_rows: tuple[int, ...]
+    moves: tuple[Move, ...] = ()
+
+    def live_mesh(self, topology: Topology, devices_RN: np.ndarray) -> LiveMesh:
+        """The live mesh on the devices of a group of processes, ``[R, N]`` in the order of the processes."""
+        return LiveMesh(topology, self.rows, Mesh(devices_RN[list(self.device_rows)], AXES))
+
+    def with_devices_of(self, other: "Configuration") -> "Configuration":
+        """The same configuration with every worker on the devices that it has in another one."""
+        row_of = dict(zip((row.worker for row in other.rows), other.device_rows, strict=True))
+        return replace(self, device_rows=tuple(row_of[row.worker] for row in self.rows))
+
+    @property
+    def window(self) -> int:
+        """K."""
+        return max(self.plans)
+
+    @property
+    def roles(self) -> list[Any]:
+        """The stage that every mesh row serves, and in which pipeline unless all are alike: programs depend on it."""
+        is_alike = self.plans[1].schedule.problem.is_alike
+        return [row.stage if is_alike else row.role for row in self.rows]
+
+    @property
+    def chunks(self) -> Any:
+        """Numbers of blocks of the chunks, where they are known, and the stage that holds each, by pipeline."""
+        problem = self.plans[1].schedule.problem
+        return [chunk.num_blocks for chunk in problem.chunks], problem.stage_of_chunk
+
+
+class Configurator:
+    """Plans configurations, each canonical problem once; safe to use from several threads.
+
+    Args:
+        settings: settings of all plans.
+        store: cache in which the processes of a run share plans; None: no cache.
+    """
+
+    def __init__(self, settings: PlanSettings, store: ExecutableCache | None = None):
+        self.settings, self._store = settings, store
+        self._plans: dict[Problem, Mapping[int, Plan]] = {}
+
+    def configure(self, failed: frozenset[Worker]) -> Configuration:
+        """The configuration for a failure set.
+
+        Raises:
+            SettingError: a stage has no survivor, or the planner cannot plan for failures.
+        """
+        settings = self.settings
+        problem = replace(settings.problem, failed=failed)
+        problem, players = after_moves(problem, settings.moves), {place: worker for worker, place in settings.moves}
+        normalized = normalize(problem)
+        canonical = normalized.problem
+        if canonical not in self._plans:
+            self._plans[canonical] = self._shared_plan(canonical)
+        roles = canonical.topology.live_workers(canonical.failed)
+        played = [(normalized.worker_PD[stage][pipeline], stage) for pipeline, stage in roles]
+        rows = tuple(_mesh_row(players.get(role, role), role, is_alike=problem.is_alike) for role in played)
+        in_order = tuple(range(len(rows)))
+        return Configuration(failed, rows, normalized.pipeline_D, self._plans[canonical], in_order, settings.moves)
+
+    def _shared_plan(self, canonical: Problem) -> Mapping[int, Plan]:
+        if self._store is None:
+            return self._plan(canonical)
+        failed = sorted(canonical.failed)  # a set has no order of its own
+        key = "plan", failed, replace(canonical, failed=frozenset())
+        return self._store.value(key, lambda: self._plan(canonical))
+
+    def _plan(self, canonical: Problem) -> Mapping[int, Plan]:
+        schedule = plan_with(self.settings.planner, canonical)
+        plans = {canonical.num_iterations: Plan.of(schedule)}
+        if canonical.num_iterations > 1:
+            # The window's own iteration: its sums are in the same order, so that a window equals its iterations run
+            # one by one, bit for bit.
+            alone = replace(schedule.problem, num_iterations=1)
+            plans[1] = Plan.of(Schedule.from_round(alone, schedule.solver, round_of(schedule)))
+        return plans
+
+
+def _mesh_row(worker: Worker, role: Worker, *, is_alike: bool) -> MeshRow:
+    """The mesh row of a worker in a role; in which pipeline that is matters only where pipelines are not alike."""
+    return MeshRow(worker, role[1]) if is_alike else MeshRow.at(worker, role)
+
+
+def neighbours(
+    topology: Topology, failed: frozenset[Worker], chunks: Chunks | None = None
+) -> Iterator[frozenset[Worker]]:
+    """The failure sets one return or one failure away, except those that leave a stage or a chunk without a worker.
+
+    >>> [sorted(other) for other in neighbours(Topology(2, 2), frozenset({(0, 1)}))]
+    [[], [(0, 0), (0, 1)], [(0, 1), (1, 0)]]
+    """
+    yield from (failed - {worker} for worker in sorted(failed))
+    for worker in topology.workers:
+        if worker not in failed and survives(topology, failed | {worker}, chunks):
+            yield failed | {worker}
+
+
+def survives(topology: Topology, failed: frozenset[Worker], chunks: Chunks | None = None) -> bool:
+    """Whether every stage has a live worker; and every chunk, where pipelines are cut differently."""
+    stages = [(p,) * topology.num_pipelines for p in range(topology.num_stages)]
+    stages += [] if chunks is None else zip(*chunks.stage_DC, strict=True)
+    return all(any((d, p) not in failed for d, p in enumerate(stage_D)) for stage_D in stages)
+
+
+def batch_of_rows(
+    batches: Sequence[Batch],
+    table: TickTable,
+    pipeline_D: Sequence[int],
+    num_ranks: int,
+    microbatches_D: Sequence[int] | None = None,
+) -> Batch:
+    """The micro-batches of every mesh row in a window.
+
+    Args:
+        batches: batches of the window's iterations, ``[micro-batches, B, T]`` each, pipeline by pipeline.
+        table: tick table, which assigns micro-batches to mesh rows.
+        pipeline_D: see ``Configuration``.
+        num_ranks: N, the ranks that share the sequences of a micro-batch.
+        microbatches_D: micro-batches of each pipeline; None: equally many.
+
+    Returns:
+        ``[R, n, N, B / N, T]``, see ``share_sequences``; rows with fewer micro-batches than others are padded with
+        tokens that are not valid.
+    """
+    iteration_Rn, pipeline_Rn, microbatch_Rn = np.moveaxis(table.data_Rn, -1, 0)
+    total = len(batches[0].inputs)
+    counts_D = microbatches_D or [total // len(pipeline_D)] * len(pipeline_D)
+    first_D = np.cumsum([0, *counts_D])
+    assert first_D[-1] == total, f"{counts_D} micro-batches of {total}"
+    index_Rn = first_D[np.asarray(pipeline_D)[pipeline_Rn]] + microbatch_Rn
+    is_there_Rn = iteration_Rn >= 0
+
+    def chosen(leaf_KX: np.ndarray) -> np.ndarray:
+        taken = leaf_KX[iteration_Rn, index_Rn] * is_there_Rn[..., None, None]
+        return share_sequences(taken.astype(leaf_KX.dtype), num_ranks)
+
+    return Batch(*(chosen(np.stack(leaves)) for leaves in zip(*batches, strict=True)))

@@ -1,0 +1,195 @@
+"""A cache of compiled programs and plans in files: one process makes them, all processes of the run load them.
+
+A program is bound to the ids of its devices, not to the process that compiled it. In generations of equally many
+processes the ids are the same (see ``swift.elastic.jax_group``), and keys tell in which order the mesh has them, so a
+file serves all processes and later generations.
+
+Reading never waits: files are renamed into place, so each is whole or absent. A lock keeps two processes from compiling
+the same program; its owner may be frozen, so others wait for it for a limited time only. Where the directory is full or
+cannot be read, each process compiles for itself.
+
+This replaces JAX's persistent compilation cache, whose keys differ between processes and which, on CPU, returns
+programs that cannot be serialized again: they lack their functions ("NOT_FOUND: Function ...", jax 0.10.2).
+"""
+
+import fcntl
+import hashlib
+import pickle
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+import jax
+from jax.experimental import serialize_executable
+from jax.stages import Compiled
+
+from swift.files import replace_file
+from swift.models.parameters import root_key
+from swift.pipeline.state import TrainState
+from swift.pipeline.step.spec import StepSpec
+
+_PATIENCE_S, _PAUSE_S = 30.0, 0.05
+_Value = TypeVar("_Value")
+
+
+class ExecutableCache:
+    """A directory of compiled programs, for one run: file names do not depend on the version of the code.
+
+    Files are unpickled, so no other user may be able to write to the directory.
+
+    Args:
+        directory: directory of the files; created.
+        patience_s: time to wait for another process that compiles the same program before compiling it here, s;
+            together with the compilation it has to be below ``Deadlines.progress``.
+    """
+
+    def __init__(self, directory: Path, *, patience_s: float = _PATIENCE_S):
+        directory.mkdir(parents=True, exist_ok=True)
+        self._directory, self._patience_s = directory, patience_s
+
+    def __contains__(self, key: object) -> bool:
+        """Whether there is a file for a key; it may be damaged."""
+        return self._path(key).exists()
+
+    def get(self, key: object, compiled: Callable[[], Compiled], devices: Sequence[jax.Device]) -> Compiled:
+        """The program of a key; of several processes that ask at once, one compiles.
+
+        Args:
+            key: everything that distinguishes this program from others; compared by ``repr``.
+            compiled: function that compiles it, called where it is missing or damaged.
+            devices: devices of the program's mesh.
+        """
+        path = self._path(key)
+        before = _made(path)
+        content = _read(path)
+        if content is not None:
+            return _loaded(content, devices)
+        with _turn(path, before, self._patience_s):
+            content = _read(path)  # another process may have stored it meanwhile
+            if content is not None:
+                return _loaded(content, devices)
+            assert not _has_cache(), "a program from JAX's own cache cannot be serialized again"
+            content = _serialized(compiled())
+            # All processes run the loaded program, including the one that compiled it; one that fails to load is not
+            # stored.
+            program = _loaded(content, devices)
+            _write(path, content)
+            return program
+
+    def value(self, key: object, make: Callable[[], _Value]) -> _Value:
+        """Another value that all processes need and that takes long to make, such as a plan; has to be picklable.
+
+        Args:
+            key: everything that distinguishes this value from others; compared by ``repr``.
+            make: function that makes it, called where it is missing or damaged; several processes may call it at once.
+        """
+        path = self._value_path(key)
+        content = _read(path)
+        if content is not None:
+            kept: _Value = pickle.loads(content)
+            return kept
+        made = make()
+        _write(path, pickle.dumps(made))
+        return made
+
+    def kept_value(self, key: object) -> Any:
+        """The value that some process has made for a key, see ``value``; None where it is missing or damaged."""
+        content = _read(self._value_path(key))
+        return None if content is None else pickle.loads(content)
+
+    def _value_path(self, key: object) -> Path:
+        return self._path(key).with_suffix(".value")
+
+    def _path(self, key: object) -> Path:
+        return self._directory / hashlib.sha256(repr((jax.__version__, key)).encode()).hexdigest()[:32]
+
+
+def _has_cache() -> bool:
+    config: Any = jax.config
+    return bool(config.jax_enable_compilation_cache and config.jax_compilation_cache_dir)
+
+
+def _loaded(content: bytes, devices: Sequence[jax.Device]) -> Compiled:
+    payload, inputs, outputs = pickle.loads(content)
+    ins, outs = map(jax.tree.structure, (inputs, outputs))
+    return serialize_executable.deserialize_and_load(payload, ins, outs, execution_devices=list(devices))
+
+
+def _serialized(program: Compiled) -> bytes:
+    payload, *trees = serialize_executable.serialize(program)
+    # Tree structures with nodes of our own classes cannot be pickled; trees of that structure can.
+    inputs, outputs = (jax.tree.unflatten(tree, range(tree.num_leaves)) for tree in trees)
+    return pickle.dumps((payload, inputs, outputs))
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        replace_file(path, hashlib.sha256(content).digest() + content)
+    except OSError as error:  # such as a full disk: this process has what it needs
+        print(f"could not store a program or plan for other processes: {error}", file=sys.stderr, flush=True)
+
+
+def _read(path: Path) -> bytes | None:
+    """The content of a file, or None where it is missing, damaged or unreadable."""
+    try:
+        whole = path.read_bytes()
+    except OSError:
+        return None
+    digest, content = whole[:32], whole[32:]
+    return content if hashlib.sha256(content).digest() == digest else None
+
+
+@contextmanager
+def _turn(path: Path, before: int | None, patience_s: float) -> Iterator[None]:
+    """Waits until no other process compiles a program, or its file appears, or patience runs out.
+
+    The file has appeared once the name has another file than ``before``, which could not be read. A killed process
+    releases its lock. A frozen one, or one on a machine that is gone, does not.
+    """
+    with ExitStack() as held:
+        with suppress(OSError):  # without a lock, two may compile the same
+            lock = held.enter_context(path.with_suffix(".lock").open("wb"))
+            deadline = time.monotonic() + patience_s
+            while not _is_taken(lock) and time.monotonic() < deadline and _made(path) == before:
+                time.sleep(_PAUSE_S)
+        yield
+
+
+def _is_taken(lock: BinaryIO) -> bool:
+    """Tries to take the lock; raises OSError where the file system has no locks."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _made(path: Path) -> int | None:
+    """The inode of the file of this name; None: none that can be read."""
+    with suppress(OSError):
+        return path.stat().st_ino
+    return None
+
+
+def compiled_init(spec: StepSpec, store: ExecutableCache, seed: int) -> Callable[[], TrainState]:
+    """The program that makes the state before the first iteration."""
+    live = spec.live
+    init = jax.jit(lambda: spec.init(root_key(seed)))
+    key = "init", live.num_ranks, spec.holding_R.tolist()
+    return store.get(key, lambda: init.lower().compile(), list(live.mesh.devices.flat))
+
+
+def compiled_slots(spec: StepSpec, store: ExecutableCache) -> Callable[[TrainState], TrainState]:
+    """The program that fills the slots of a state without them, such as that of a checkpoint."""
+    live = spec.live
+    fill = jax.jit(spec.fill_slots)
+    key = slots_key(spec)
+    return store.get(key, lambda: fill.lower(spec.abstract()).compile(), list(live.mesh.devices.flat))
+
+
+def slots_key(spec: StepSpec) -> object:
+    """The cache key of the program of ``compiled_slots``; the mesh of ``spec`` may be on any devices."""
+    return "slots", spec.live.num_ranks, spec.holding_R.tolist()

@@ -1,0 +1,730 @@
+"""Moving a state to other workers, which may hold other blocks than those that have them now.
+
+A state goes by one of four carriers. For the first three, ``_BlockMove`` says of which pieces the arrays of a worker
+are made; for the last one, ``Routes`` says who gives which chunk.
+
+- ``move_on_host`` and ``put_moved``: a state on the host, array by array.
+- ``local_pieces``: the pieces that this process gives to a checkpoint.
+- ``StateMove``: between the devices of one process, by programs that can be compiled before they are needed. An array
+  that stays whole goes from device to device as it is. Where a worker is to hold other blocks than before, a program on
+  each device that gives takes the layers of all arrays that go to a worker, and one on that worker's device joins what
+  has arrived with the layers that were there.
+- ``share_blocks``: between the mesh rows of several processes, over the mesh, chunk by chunk and bit for bit. A process
+  that joins has no state: each chunk that it holds comes from a worker that has it, and where pipelines are cut
+  differently, its blocks may come from several workers.
+
+C chunks, R mesh rows, T rounds.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import multihost_utils
+from jax.sharding import PartitionSpec, SingleDeviceSharding
+from jax.stages import Compiled
+
+from swift.errors import RunError
+from swift.mesh.live import LiveMesh, own_rows
+from swift.mesh.peer_sum import PeerSum, how_unequal
+from swift.mesh.per_rank import RANKED, SHARED, is_spec, map_specs
+from swift.mesh.state_rows import copy_bits, move_rows, moved_bytes, source_rows
+from swift.models.cuts import Chunks
+from swift.pipeline.reconfigure.executables import ExecutableCache
+from swift.pipeline.state import EMBEDDING_AND_HEAD, KINDS, TrainState
+from swift.pipeline.step.spec import NONE, Rounds, StepSpec
+from swift.pipeline.step.train_step import ChunkLayers, group_of
+
+_ALL = slice(None)
+
+Share = Callable[[TrainState], tuple[TrainState, jax.Array]]
+"""A function from a state to one in which every row has its chunks, and bool[worker]: whether they have arrived."""
+
+
+def move_on_host(state: TrainState, old: StepSpec, new: StepSpec) -> TrainState:
+    """Moves a state on the host, RANKED ``[worker, layer, N, ...]`` and SHARED ``[worker, ...]``, to another spec.
+
+    Args:
+        state: arrays of ``old``, with or without slots.
+        old: spec of the state, with a mesh row for each worker that has it; its mesh may be on any devices.
+        new: spec of the state to make, of the same model and number of ranks.
+
+    Returns:
+        The state of ``new``; the same arrays where its mesh rows hold what those of ``old`` do.
+    """
+    move = _BlockMove(old, new)
+    if move.changes_nothing:
+        return state
+    return _each_on_host(state, move, new, lambda _, leaf: leaf)
+
+
+def put_moved(state: TrainState, old: StepSpec, new: StepSpec) -> TrainState:
+    """Puts a state on the host on the devices of another spec, array by array; a process fills its own devices.
+
+    Args:
+        state: see ``move_on_host``.
+        old: see ``move_on_host``.
+        new: see ``move_on_host``.
+    """
+    return _each_on_host(state, _BlockMove(old, new), new, lambda spec, leaf: new.live.put(leaf, spec))
+
+
+def _each_on_host(
+    state: TrainState, move: "_BlockMove", new: StepSpec, put: Callable[[PartitionSpec, np.ndarray], Any]
+) -> TrainState:
+    specs = new.specs if state.slots else replace(new.specs, slots={})
+
+    def of_spec(path: Sequence[Any], spec: PartitionSpec, sub: Any) -> Any:
+        return jax.tree_util.tree_map_with_path(
+            lambda inner, leaf: put(spec, move.on_host(_name_of((*path, *inner)), leaf)), sub
+        )
+
+    return jax.tree_util.tree_map_with_path(of_spec, specs, state, is_leaf=is_spec)
+
+
+class LocalPiece(NamedTuple):
+    """A piece of an array of a state, on a device of this process.
+
+    Attributes:
+        place: its place in the array, a slice for each of the first dims.
+        values: a copy of its values.
+    """
+
+    place: tuple[slice, ...]
+    values: jax.Array
+
+
+def local_pieces(state: TrainState, old: StepSpec, new: StepSpec) -> dict[str, list[LocalPiece]]:
+    """Copies the pieces that this process gives of a state in the layout of another spec, on its devices alone.
+
+    The pieces of all processes do not overlap, and together are everything: of processes that have the same piece each
+    gives an equal part of the last dim.
+
+    Args:
+        state: arrays ``[worker, ...]`` on the mesh of ``old``, without slots.
+        old: spec of the state.
+        new: spec of the same model and number of ranks, whose mesh is not used.
+
+    Returns:
+        Pieces by name of the array, such as ``master.expert``.
+    """
+    move, pieces = _BlockMove(old, new), dict[str, list[LocalPiece]]()
+
+    def of_spec(path: Sequence[Any], spec: PartitionSpec, sub: Any) -> None:
+        for inner, leaf in jax.tree_util.tree_leaves_with_path(sub):
+            whole = (*path, *inner)
+            name = jax.tree_util.keystr(whole, simple=True, separator=".")
+            pieces[name] = list(move.local(_name_of(whole), spec, leaf))
+
+    specs = replace(new.specs, slots={})
+    jax.tree_util.tree_map_with_path(of_spec, specs, state, is_leaf=is_spec)
+    return pieces
+
+
+def saving_rows(spec: StepSpec) -> tuple[int, ...]:
+    """Rows of the mesh whose states together have every chunk; where a chunk is a stage, the lowest of each stage."""
+    chosen: list[int] = []
+    for rows in spec.peers_C:
+        if not set(rows) & set(chosen):
+            chosen.append(rows[0])
+    return tuple(chosen)
+
+
+class BlockPiece(NamedTuple):
+    """Layers of a worker's stacks."""
+
+    worker: int  # mesh row
+    layers: slice
+    is_padding: bool = False
+
+
+class _BlockMove:
+    """The pieces of which the arrays of every worker are made.
+
+    Args:
+        old: spec of a state.
+        new: spec of the state to make; it differs in its mesh and in who holds what.
+    """
+
+    def __init__(self, old: StepSpec, new: StepSpec):
+        self._old, self._new = old, new
+        before = {row: index for index, row in enumerate(old.live.rows)}
+        self._blocks = blocks = [[spec.chunks.blocks[holding] for holding in spec.holding_R] for spec in (old, new)]
+        # The row of the old mesh whose arrays a worker keeps, or -1.
+        self._kept_R = [
+            index if (index := before.get(row, -1)) >= 0 and blocks[0][index] == mine else -1
+            for row, mine in zip(new.live.rows, blocks[1], strict=True)
+        ]
+        workers = {worker: index for index, worker in enumerate(old.live.workers)}
+        self._own_R = [workers.get(worker) for worker in new.live.workers]  # where a worker's own arrays are
+        living = set(new.live.workers)
+        self._order = sorted(range(old.live.num_live), key=lambda row: (old.live.workers[row] not in living, row))
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether the mesh rows hold the same blocks before and after."""
+        return self._blocks[0] == self._blocks[1] and all(map(self._is_as_long, KINDS))
+
+    def on_host(self, name: str, leaf: np.ndarray) -> np.ndarray:
+        """An array on the host in the rows of the new mesh: of a group, the ``placement``, or neither (empty)."""
+
+        def row_of(pieces: list[BlockPiece]) -> np.ndarray:
+            taken = [_taken(leaf[piece.worker, None], piece) for piece in pieces]
+            return taken[0] if len(taken) == 1 else np.concatenate(taken, axis=1)
+
+        return np.concatenate([row_of(self.pieces(name, row)) for row in range(self._new.live.num_live)])
+
+    def local(self, name: str, spec: PartitionSpec, leaf: jax.Array) -> Iterator[LocalPiece]:
+        """The pieces of an array that this process gives: of a group, of the ``placement``, or of neither (empty)."""
+        grid, shard_on = self._old.live.mesh.devices, {shard.device: shard.data for shard in leaf.addressable_shards}
+        for row in range(self._new.live.num_live):
+            for at, equal in enumerate(self._sources(name, row)):
+                homes = {_processes(grid[piece.worker]): piece for piece in equal[::-1]}
+                mine = [nth for nth, home in enumerate(homes) if jax.process_index() in home]
+                if not mine:
+                    continue
+                piece = list(homes.values())[mine[0]]
+                place = slice(row, row + 1), *([_ALL] if piece.layers == _ALL else [slice(at, at + 1)])
+                for rank, device in enumerate(grid[piece.worker]):
+                    if device in shard_on and (spec == RANKED or (rank, mine[0]) == (0, 0)):
+                        taken = LocalPiece(place[: leaf.ndim], _copied(shard_on[device], piece))
+                        yield _own_part(taken, rank, mine[0], len(homes)) if spec == RANKED else taken
+
+    def pieces(self, name: str, row: int) -> list[BlockPiece]:
+        """The pieces of an array in a row of the new mesh: of a group, of the ``placement``, or of neither (empty)."""
+        if self._keeps(name, row):
+            return [BlockPiece(self._kept_R[row], _ALL)]
+        # Of no layers, as the placement of a model without experts, any worker's array is whole.
+        return [equal[0] for equal in self._sources(name, row)] or [BlockPiece(self._order[0], _ALL)]
+
+    def _sources(self, name: str, row: int) -> list[tuple[BlockPiece, ...]]:
+        """The same piece by piece, from all workers that have a piece: the best to copy it from is first."""
+        if name not in KINDS and self._keeps(name, row):
+            kept, blocks = self._kept_R[row], self._blocks[0]
+            return [tuple(BlockPiece(one, _ALL) for one in [kept, *self._order] if blocks[one] == blocks[kept])]
+        if name not in (*KINDS, "placement"):
+            return [tuple(BlockPiece(worker, _ALL) for worker in self._givers(name))]
+        kind = KINDS.get(name, True)
+        index_RL = self._old.chunks.model_index(kind)[self._old.holding_R]
+        mine = self._new.chunks.model_index(kind)[self._new.holding_R[row]]
+        own = [worker for worker in (self._own_R[row],) if worker is not None]
+        order = list(dict.fromkeys([*own, *self._order]))
+        pieces: list[tuple[BlockPiece, ...]] = []
+        for block in mine.tolist():
+            if block < 0:
+                pieces.append((BlockPiece(order[0], slice(0, 1), is_padding=name != "placement"),))
+                continue
+            found = [(worker, np.flatnonzero(index_RL[worker] == block)) for worker in order]
+            pieces.append(
+                tuple(BlockPiece(worker, slice(int(at[0]), int(at[0]) + 1)) for worker, at in found if len(at))
+            )
+        return pieces
+
+    def _keeps(self, name: str, row: int) -> bool:
+        """Whether a row of the new mesh keeps the arrays of a group."""
+        return self._kept_R[row] >= 0 and self._is_as_long(name)
+
+    def _is_as_long(self, name: str) -> bool:
+        kind = KINDS.get(name, True)
+        is_stacked = name in KINDS or name == "placement"
+        return not is_stacked or self._old.chunks.stack_size(kind) == self._new.chunks.stack_size(kind)
+
+    def _givers(self, name: str) -> list[int]:
+        """The workers whose embedding or head is in use; for what all have, all."""
+        chunk = {"embedding": 0, "head": -1}.get(name)
+        holding = range(self._old.live.num_live) if chunk is None else self._old.peers_C[chunk]
+        return [worker for worker in self._order if worker in holding]
+
+
+def _name_of(path: Sequence[Any]) -> str:
+    """The group of an array of a state; ``placement``; empty for what has no layers."""
+    attribute = path[0].name
+    if attribute in ("placement", "policy", "step"):
+        return "placement" if attribute == "placement" else ""
+    return group_of(path) or ""
+
+
+def _processes(devices: np.ndarray) -> frozenset[int]:
+    """The processes that have a worker."""
+    return frozenset(device.process_index for device in devices)
+
+
+def _own_part(piece: LocalPiece, rank: int, nth: int, num_homes: int) -> LocalPiece:
+    """One of equal parts of the piece of a RANKED array."""
+    width = piece.values.shape[-1]
+    first, last = width * nth // num_homes, width * (nth + 1) // num_homes
+    place = *piece.place, slice(rank, rank + 1), *[_ALL] * (piece.values.ndim - 4), slice(first, last)
+    return LocalPiece(place, _slice(piece.values, -1, first, last - first))
+
+
+def _copied(array: jax.Array, piece: BlockPiece) -> jax.Array:
+    """The layers of a piece as an array of their own."""
+    if piece.layers == _ALL:
+        return jnp.copy(array)
+    layers = _slice(array, 1, piece.layers.start, 1)
+    return jnp.zeros_like(layers) if piece.is_padding else layers
+
+
+@partial(jax.jit, static_argnums=(1, 3))
+def _slice(array: jax.Array, dim: int, start: int, size: int) -> jax.Array:
+    """A slice of an array, compiled once whatever its start."""
+    return lax.dynamic_slice_in_dim(array, start, size, dim)
+
+
+def _taken(array: np.ndarray, piece: BlockPiece) -> np.ndarray:
+    """The layers of a piece, of an array on the host."""
+    if piece.layers == _ALL:
+        return array
+    layers = array[:, piece.layers]
+    return np.zeros_like(layers) if piece.is_padding else layers
+
+
+class _Run(NamedTuple):
+    """Consecutive layers of an array among those that a program gets; hashable."""
+
+    array: int
+    first: int
+    end: int
+
+
+class _Padding(NamedTuple):
+    """Layers of zeros; hashable."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+_Plan = tuple[tuple[_Run | _Padding, ...], ...]
+"""The parts that a program joins along the dim of layers, for each of its results."""
+_Taken = tuple[tuple[_Run], ...]
+"""A plan that joins nothing."""
+_Shapes = tuple[tuple[tuple[int, ...], str], ...]
+"""Shapes and types of what a program gets: whole stacks and layers taken of them may have the same plan."""
+
+
+class _Gift(NamedTuple):
+    """Layers that a device gives to a worker on another one.
+
+    Attributes:
+        giver: device that gives them.
+        leaves: leaves of the state of which it gives layers.
+        plan: what is taken of these, one run for each result.
+    """
+
+    giver: jax.Device
+    leaves: tuple[int, ...]
+    plan: _Taken
+
+
+class _Receipt(NamedTuple):
+    """The making of a worker's arrays on one device.
+
+    Attributes:
+        device: the device.
+        whole: leaf of the state, and device that has what becomes the worker's array as it is.
+        gifts: layers that other devices give.
+        own: leaves of which the device has layers itself, which come before what it is given.
+        joined: leaves that are made of layers.
+        plan: what they are made of.
+    """
+
+    device: jax.Device
+    whole: dict[int, jax.Device]
+    gifts: tuple[_Gift, ...]
+    own: tuple[int, ...]
+    joined: tuple[int, ...]
+    plan: _Plan
+
+
+class StateMove:
+    """A move of states between the live meshes of two specs of the same model, without using the host.
+
+    Args:
+        old: spec of the states.
+        new: spec of the states to make; it differs in its mesh and in who holds what.
+        with_slots: whether they have slots.
+    """
+
+    def __init__(self, old: StepSpec, new: StepSpec, *, with_slots: bool = True):
+        self._old, self._new = old, new
+        self._programs: dict[tuple[jax.Device, _Plan, _Shapes], Compiled] = {}
+        self._shards: list[jax.ShapeDtypeStruct] = []
+        self._receipts: list[_Receipt] = []
+        self.has_blocks = not (old.chunks.are_stages and new.chunks.are_stages)
+        if self.has_blocks:
+            named = jax.tree_util.tree_flatten_with_path(old.abstract(with_slots=with_slots))[0]
+            shapes = [(leaf.sharding.shard_shape(leaf.shape), leaf.dtype) for _, leaf in named]
+            self._shards = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
+            move, names = _BlockMove(old, new), [_name_of(path) for path, _ in named]
+            for row, devices in enumerate(new.live.mesh.devices):
+                pieces = [move.pieces(name, row) for name in names]
+                self._receipts += [self._receipt(pieces, rank, device) for rank, device in enumerate(devices)]
+
+    def prepare(self) -> None:
+        """Compiles the programs of the move; may be called from another thread than the rest."""
+        for receipt in filter(lambda one: one.joined, self._receipts):
+            inputs = [self._shards[leaf] for leaf in receipt.own]
+            for gift in receipt.gifts:
+                self._compile(gift.giver, gift.plan, [self._shards[leaf] for leaf in gift.leaves])
+                inputs += [_shape_of(run, self._shards[gift.leaves[run.array]]) for (run,) in gift.plan]
+            self._compile(receipt.device, receipt.plan, inputs)
+
+    def __call__(self, state: TrainState) -> tuple[TrainState, int]:
+        """Moves a state.
+
+        Workers that keep their role share their arrays with it, so neither may be donated while the other is in use.
+
+        Args:
+            state: arrays ``[worker, ...]`` on the mesh of the old spec.
+
+        Returns:
+            The state on the mesh of the new spec, and the number of bytes moved between devices.
+        """
+        old, new = self._old, self._new
+        specs = new.specs if state.slots else replace(new.specs, slots={})
+        if not self.has_blocks:
+            sources = source_rows(old.live, new.live)
+            return move_rows(state, old.live, new.live, specs, sources), moved_bytes(state, old.live, new.live, sources)
+        leaves, tree = jax.tree.flatten(state)
+        shard_on = [{shard.device: shard.data for shard in leaf.addressable_shards} for leaf in leaves]
+        made, num_bytes = [], 0
+        for receipt in self._receipts:
+            arrays, moved = self._received(receipt, shard_on)
+            made.append(arrays)
+            num_bytes += moved
+
+        def whole(spec: Any, number: int) -> jax.Array:
+            shape = [new.live.num_live, *made[0][number].shape[1:]]
+            if spec == RANKED:
+                shape[2] = new.live.num_ranks
+            shards = [arrays[number] for arrays in made]
+            return jax.make_array_from_single_device_arrays(tuple(shape), new.live.shardings(spec), shards)
+
+        return map_specs(whole, specs, jax.tree.unflatten(tree, range(len(leaves)))), num_bytes
+
+    def _receipt(self, pieces: Sequence[Sequence[BlockPiece]], rank: int, device: jax.Device) -> _Receipt:
+        """Plans how the arrays of a worker are made on one device.
+
+        Args:
+            pieces: pieces of each leaf of the state.
+            rank: expert rank of the device.
+            device: the device.
+        """
+        grid, whole, made_of = self._old.live.mesh.devices, dict[int, jax.Device](), dict[int, list[BlockPiece]]()
+        for leaf, of_leaf in enumerate(pieces):
+            if of_leaf[0].layers == _ALL:
+                whole[leaf] = grid[of_leaf[0].worker, rank]
+            else:
+                made_of[leaf] = merged(of_leaf)
+        asked = dict[jax.Device, dict[_Run, None]]()
+        for leaf, of_leaf in made_of.items():
+            for piece in of_leaf:
+                if not piece.is_padding:
+                    run = _Run(leaf, piece.layers.start, piece.layers.stop)
+                    asked.setdefault(grid[piece.worker, rank], {})[run] = None
+        own = tuple(sorted({run.array for run in asked.pop(device, {})}))
+        gifts, place = list[_Gift](), dict[tuple[jax.Device, _Run], int]()
+        for giver, runs in asked.items():
+            leaves = tuple(sorted({run.array for run in runs}))
+            gifts.append(_Gift(giver, leaves, tuple((run._replace(array=leaves.index(run.array)),) for run in runs)))
+            place |= {(giver, run): len(own) + len(place) + nth for nth, run in enumerate(runs)}
+
+        def part(leaf: int, piece: BlockPiece) -> _Run | _Padding:
+            first, end = piece.layers.start, piece.layers.stop
+            if piece.is_padding:
+                before, _, *after = self._shards[leaf].shape
+                return _Padding((before, end - first, *after), str(self._shards[leaf].dtype))
+            giver = grid[piece.worker, rank]
+            if giver == device:
+                return _Run(own.index(leaf), first, end)
+            return _Run(place[giver, _Run(leaf, first, end)], 0, end - first)
+
+        plan = tuple(tuple(part(leaf, piece) for piece in of_leaf) for leaf, of_leaf in made_of.items())
+        return _Receipt(device, whole, tuple(gifts), own, tuple(made_of), plan)
+
+    def _received(
+        self, receipt: _Receipt, shard_on: Sequence[dict[jax.Device, jax.Array]]
+    ) -> tuple[dict[int, jax.Array], int]:
+        """Makes the arrays of a worker on one device; returns them by leaf, and the bytes from other devices."""
+        device, num_bytes = receipt.device, 0
+        arrays = {leaf: jax.device_put(shard_on[leaf][there], device) for leaf, there in receipt.whole.items()}
+        num_bytes += sum(arrays[leaf].nbytes for leaf, there in receipt.whole.items() if there != device)
+        inputs = [shard_on[leaf][device] for leaf in receipt.own]
+        for gift in receipt.gifts:
+            given = self._run(gift.giver, gift.plan, [shard_on[leaf][gift.giver] for leaf in gift.leaves])
+            num_bytes += sum(one.nbytes for one in given)
+            inputs += jax.device_put(given, device)
+        if receipt.joined:
+            # On this device already, unless it was made of padding alone.
+            joined = jax.device_put(self._run(device, receipt.plan, inputs), device)
+            arrays |= zip(receipt.joined, joined, strict=True)
+        return arrays, num_bytes
+
+    def _compile(self, device: jax.Device, plan: _Plan, like: Sequence[jax.ShapeDtypeStruct]) -> None:
+        key = device, plan, _shapes_of(like)
+        if key in self._programs:
+            return
+        here = SingleDeviceSharding(device)
+        shapes = [jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=here) for one in like]
+        self._programs[key] = _joined.lower(plan, shapes).compile()
+
+    def _run(self, device: jax.Device, plan: _Plan, arrays: list[jax.Array]) -> list[jax.Array]:
+        program = self._programs.get((device, plan, _shapes_of(arrays)))
+        made: list[jax.Array] = _joined(plan, arrays) if program is None else program(arrays)
+        return made
+
+
+def move_state(state: TrainState, old: StepSpec, new: StepSpec) -> tuple[TrainState, int]:
+    """Moves a state, with or without slots; see ``StateMove``."""
+    return StateMove(old, new, with_slots=bool(state.slots))(state)
+
+
+def merged(pieces: Sequence[BlockPiece]) -> list[BlockPiece]:
+    """Joins pieces of consecutive layers, and pieces of padding, into one."""
+    found: list[BlockPiece] = []
+    for piece in pieces:
+        last, layers = found[-1] if found else None, piece.layers
+        if last and piece.is_padding and last.is_padding:
+            end = last.layers.stop + layers.stop - layers.start
+            found[-1] = last._replace(layers=slice(last.layers.start, end))
+        elif last and not piece.is_padding and last == (piece.worker, slice(last.layers.start, layers.start), False):
+            found[-1] = last._replace(layers=slice(last.layers.start, layers.stop))
+        else:
+            found.append(piece)
+    return found
+
+
+def _shapes_of(arrays: Sequence[jax.Array | jax.ShapeDtypeStruct]) -> _Shapes:
+    return tuple((array.shape, str(array.dtype)) for array in arrays)
+
+
+def _shape_of(run: _Run, array: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    before, _, *after = array.shape
+    return jax.ShapeDtypeStruct((before, run.end - run.first, *after), array.dtype)
+
+
+@partial(jax.jit, static_argnums=0)
+def _joined(plan: _Plan, arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    """The results of a plan."""
+
+    def layers(part: _Run | _Padding) -> jax.Array:
+        if isinstance(part, _Padding):
+            return jnp.zeros(part.shape, part.dtype)
+        return lax.slice_in_dim(arrays[part.array], part.first, part.end, axis=1)
+
+    return [jnp.concatenate([layers(part) for part in parts], axis=1) for parts in plan]
+
+
+def share_blocks(old: StepSpec, new: StepSpec, has_R: Sequence[bool]) -> Share:
+    """Makes a function, to be jitted, that gives every row all chunks that it is to hold.
+
+    Args:
+        old: spec of the state that rows have.
+        new: spec of the state that they get, for the same workers on the same devices; the same unless they hold other
+            blocks.
+        has_R: whether each row has its state; every chunk needs a row that has.
+
+    Returns:
+        A function from the state of ``old`` to (that of ``new``, bool[worker]: True where all that was received has the
+        checksum of what was sent).
+    """
+    routes = Routes.of(old, new, has_R)
+    is_same = old.is_held_as(new)
+
+    def per_rank(state: TrainState) -> tuple[TrainState, jax.Array]:
+        row = new.live.row_index()
+        shared = state if is_same else jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), routes.shapes)
+        num_wrong = jnp.int32(0)
+        for turn in range(len(routes.sums)):
+            shared, wrong = routes.take(turn, row, state, shared)
+            num_wrong += wrong
+        return shared, num_wrong == 0
+
+    return new.live.per_rank(per_rank, (old.specs,), (new.specs, SHARED))
+
+
+def move_between_processes(state: TrainState, old: StepSpec, new: StepSpec) -> tuple[TrainState, int]:
+    """Moves a state to the live mesh of another spec in the same chunks, as each of several processes has some rows.
+
+    Workers that keep their role keep their arrays; any other one gets the state of its chunks over the mesh. All
+    processes call this at the same place, and return together.
+
+    Args:
+        state: arrays ``[worker, ...]`` on the mesh of ``old``, with slots; donated.
+        old: spec of the state.
+        new: spec of the state to make; every process has a device of its mesh.
+
+    Returns:
+        The state on the mesh of ``new``, and the number of bytes copied.
+
+    Raises:
+        RunError: what has arrived is not what was sent.
+    """
+    before = set(old.live.rows)
+    has_R = [row in before for row in new.live.rows]
+    kept = on_mesh(state, new.live, new.specs, has_R)
+    share = None if all(has_R) else jax.jit(share_blocks(new, new, has_R), donate_argnums=0).lower(kept).compile()
+    # Collectives among some devices begin with all that take part: gloo waits for 30 s, and others may still compile.
+    multihost_utils.sync_global_devices("reconfigured")
+    if share is None:
+        return kept, 0
+    kept, is_right = share(kept)
+    if not np.concatenate(own_rows(is_right)).all():
+        raise RunError("a state that was copied to a worker has not arrived as it was sent")
+    return kept, has_R.count(False) * new.live.num_ranks * new.state_bytes
+
+
+def on_mesh(state: TrainState, live: LiveMesh, specs: Any, has_R: Sequence[bool] | None = None) -> TrainState:
+    """A state that devices have, as arrays of another mesh: nothing is copied.
+
+    Args:
+        state: arrays ``[worker, ...]``.
+        live: mesh on which it is to be; its devices have the shards of this process, but for rows without state.
+        specs: RANKED or SHARED for each array, or a prefix tree of them.
+        has_R: whether each row has its state; the others get zeros. None: all have.
+    """
+
+    has_state = has_R or [True] * live.num_live
+
+    def moved(spec: PartitionSpec, leaf: jax.Array) -> jax.Array:
+        shard_on = {shard.device: shard.data for shard in leaf.addressable_shards}
+        empty = None if all(has_state) else np.zeros(leaf.sharding.shard_shape(leaf.shape), leaf.dtype)
+        shards = [
+            shard_on[device] if has else jax.device_put(empty, device)
+            for has, devices in zip(has_state, live.mesh.devices, strict=True)
+            for device in devices
+            if device.process_index == jax.process_index()
+        ]
+        shape = (live.num_live, *leaf.shape[1:])
+        return jax.make_array_from_single_device_arrays(shape, live.shardings(spec), shards)
+
+    return map_specs(moved, specs, state)
+
+
+@dataclass(frozen=True, eq=False)
+class Routes:
+    """The rows that give and get each chunk, in rounds in which a row has a single chunk to do with.
+
+    Attributes:
+        old, new: see ``share_blocks``, both in the same chunks: those that are whole before and after.
+        giver_C: row that gives each chunk.
+        chunk_RT: chunk that each row gives or gets in each round, int32; ``NONE`` where it does neither.
+        takes_RC: whether each row gets each chunk; a row that gives it and holds it gets it, too.
+        sums: sum over the rows that a chunk has to do with, of each round.
+    """
+
+    old: StepSpec
+    new: StepSpec
+    giver_C: tuple[int, ...]
+    chunk_RT: np.ndarray
+    takes_RC: np.ndarray
+    sums: tuple[PeerSum, ...]
+
+    @classmethod
+    def of(cls, old: StepSpec, new: StepSpec, has_R: Sequence[bool]) -> "Routes":
+        """The routes on which the lowest row that has a chunk gives it."""
+        if old.chunks != new.chunks:
+            old, new = (
+                replace(one, chunks=chunks) for one, chunks in zip((old, new), _in_common(old, new), strict=True)
+            )
+        had_RC = old.chunks.holds_HC[old.holding_R] & np.array(has_R)[:, None]
+        takes_RC = new.chunks.holds_HC[new.holding_R]
+        missing = np.flatnonzero(~had_RC.any(axis=0)).tolist()
+        assert not missing, f"no row has the chunks {missing}"
+        giver_C = had_RC.argmax(axis=0)
+        concerns_RC = takes_RC.copy()
+        concerns_RC[giver_C, np.arange(len(giver_C))] = True
+        groups = [np.flatnonzero(rows).tolist() for rows in concerns_RC.T]
+        rounds = Rounds.of(groups, concerns_RC, how_unequal(new.live.mesh.devices.flat[0].platform))
+        return cls(old, new, tuple(giver_C.tolist()), rounds.chunk_HT, takes_RC, rounds.sums)
+
+    @property
+    def shapes(self) -> TrainState:
+        """Shapes of the state of a row, as a per-rank function sees it."""
+
+        def shape(spec: PartitionSpec, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            dims = (leaf.shape[0], *leaf.shape[2:]) if spec == RANKED else leaf.shape
+            return jax.ShapeDtypeStruct(dims, leaf.dtype)
+
+        return map_specs(shape, self.new.specs, self.new.worker_shapes)
+
+    def take(self, turn: int, row: jax.Array, state: TrainState, shared: TrainState) -> tuple[TrainState, jax.Array]:
+        """``shared`` with the chunks of a round, from ``state``; and on how many ranks they have not arrived."""
+        chunk = jnp.asarray(self.chunk_RT[:, turn])[row]
+        gives = jnp.asarray(self._gives_R(turn))[row]
+        takes = (chunk != NONE) & jnp.asarray(self.takes_RC)[row, chunk]
+        before, after = (ChunkLayers(spec, jnp.asarray(spec.holding_R)[row]) for spec in (self.old, self.new))
+        of_chunk = before.state(state, chunk)
+        leaves, tree = jax.tree_util.tree_flatten_with_path(of_chunk)
+        is_sent = [self._is_sent(group_of(path), turn) for path, _ in leaves]
+        sent = [leaf for (_, leaf), is_so in zip(leaves, is_sent, strict=True) if is_so]
+        given, num_wrong = copy_bits(sent, gives, self.sums[turn])
+        arrived = iter(given)
+        merged = [next(arrived) if is_so else leaf for (_, leaf), is_so in zip(leaves, is_sent, strict=True)]
+        of_chunk = jax.tree.unflatten(tree, merged)
+        if self.new.chunks.are_single:  # the chunk is all that a row has
+            return jax.tree.map(lambda new, old: jnp.where(takes, new, old), of_chunk, shared), num_wrong
+        # Only what has arrived is written: a state has many chunks, and each takes a round.
+        taken = jnp.where(takes, chunk, NONE)
+        with_chunk = after.put_state(shared, of_chunk, taken, ends_iteration=takes)
+
+        def arrived_only(path: Sequence[Any], new: jax.Array, old: jax.Array) -> jax.Array:
+            return new if self._is_sent(group_of(path), turn) else old
+
+        return jax.tree_util.tree_map_with_path(arrived_only, with_chunk, shared), num_wrong
+
+    def _gives_R(self, turn: int) -> np.ndarray:
+        chunk_R = self.chunk_RT[:, turn]
+        return (chunk_R != NONE) & (np.array(self.giver_C)[chunk_R] == np.arange(len(chunk_R)))
+
+    def _is_sent(self, group: str | None, turn: int) -> bool:
+        """Whether a group of parameters goes with the chunks of a round; embedding and head with one chunk each.
+
+        A tied embedding is in use in every worker, so it goes with every chunk.
+        """
+        if group == "embedding" and self.new.ties_stages:
+            return True
+        last = len(self.giver_C) - 1
+        return group not in EMBEDDING_AND_HEAD or {"embedding": 0, "head": last}[group] in self.chunk_RT[:, turn]
+
+
+def _in_common(old: StepSpec, new: StepSpec) -> tuple[Chunks, Chunks]:
+    """The chunks of two specs, cut finer where needed, so that those of both are the same blocks."""
+    ends = sorted({end for spec in (old, new) for end in accumulate(spec.chunks.sizes)})
+    sizes = tuple(end - begin for begin, end in pairwise([0, *ends]))
+
+    def finer(chunks: Chunks) -> Chunks:
+        chunk_of = np.searchsorted(list(accumulate(chunks.sizes)), ends)
+        stages = tuple(tuple(stage_C[chunk] for chunk in chunk_of.tolist()) for stage_C in chunks.stage_DC)
+        return Chunks(chunks.moe_layers, sizes, stages)
+
+    return finer(old.chunks), finer(new.chunks)
+
+
+def compiled_share(
+    old: StepSpec, new: StepSpec, store: ExecutableCache, has_R: Sequence[bool], device_rows: Sequence[int]
+) -> Share:
+    """The program that gives every row the blocks that it is to hold, see ``share_blocks``.
+
+    Args:
+        old: step spec of the state that rows have, on the live mesh.
+        new: step spec of the state that they get, for the same workers on the same devices.
+        store: cache of the run.
+        has_R: whether each row has the state; one that holds it has to, for every chunk.
+        device_rows: see ``Configuration``.
+    """
+    share = jax.jit(share_blocks(old, new, has_R))
+    state, devices = old.abstract(with_slots=True), list(new.live.mesh.devices.flat)
+    return store.get(share_key(old, new, has_R, device_rows), lambda: share.lower(state).compile(), devices)
+
+
+def share_key(old: StepSpec, new: StepSpec, has_R: Sequence[bool], device_rows: Sequence[int]) -> object:
+    """The cache key of the program of ``compiled_share``: it depends on the rows that give, not on those that take."""
+    holds = [(spec.chunks.sizes, spec.chunks.stage_DC, spec.holding_R.tolist()) for spec in (old, new)]
+    return "share", new.live.num_ranks, holds, tuple(device_rows), Routes.of(old, new, has_R).giver_C

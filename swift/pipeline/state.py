@@ -1,0 +1,159 @@
+"""The training state, the weights of a stage, and reading and writing at indices that are data.
+
+Every leaf of a state has a leading ``worker`` dim: a mesh row has the state of the chunks that its worker holds. Master
+weights, moments and slots are RANKED ``[worker, layer, rank, ...]``; the iteration, the placement and the policy's own
+state are SHARED ``[worker, ...]``. Every worker has an embedding and a head, so that all have arrays of one shape; only
+the workers of the first and of the last chunk use them. For the same reason a worker with fewer blocks than another has
+layers of zeros, which are padding: their gradients are zero, and nothing reads them.
+
+The loops over a stage's blocks read weights that are stacked, and divided by kind of block. Attention is in blocks of
+both kinds, so its layers are divided among them; otherwise both would update one array of gradients, which XLA would
+copy (docs/blocks.md). Layers of stacks and slots of buffers are updated in place.
+
+B: blocks of the longest stage.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from swift.models.cuts import BlockStacks
+from swift.models.gpt import BLOCK_GROUPS, GPT
+
+EMBEDDING_AND_HEAD = ("embedding", "head")
+"""The groups that only the first and the last chunk use."""
+
+KINDS: Mapping[str, bool | None] = {"attention": None, "mlp": False, "router": True, "expert": True}
+"""The kind of block that has a module of each group, by whether it is a mixture of experts; None: both."""
+
+DeviceBatch: TypeAlias = Any
+"""A ``Batch`` of ``jax.Array``."""
+
+Index: TypeAlias = Any
+"""An index of a slot or of a layer: an int or int32[]."""
+
+Layers: TypeAlias = dict[bool, dict[str, Any]]
+"""Weights of a stage's blocks, or their gradients: stacks ``[layers, ...]`` by group and, before that, by whether a
+block is a mixture of experts."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TrainState:
+    """Everything that an iteration reads and writes, or a tree of specs of the same structure."""
+
+    step: Any  # int32[worker], iterations done
+    master: Any  # {group: master weights, at least float32 [worker, layer, rank, ...]}
+    moments: Any  # the optimizer's state over master; its counters are [worker]
+    slots: Any  # {group: compute type [worker, layer, rank, slot, size]}, made from master and placement
+    placement: Any  # int32[worker, MoE layer of the worker, rank, slot], the expert in every slot
+    policy: Any  # the placement policy's state
+
+
+class EmbeddingWeights(NamedTuple):
+    """The embedding of a rank, or its gradients."""
+
+    own: Any  # leaves [1, ...]
+    copies: Any = ()  # copies [H, D] of tokens' vectors that other ranks hold, if there are any
+
+
+class StageWeights(NamedTuple):
+    """Weights of a stage, or their gradients summed over micro-batches."""
+
+    layers: Layers
+    embedding: EmbeddingWeights  # used in the first stage
+    head: dict[str, Any]  # what the head reads, by group; leaves [1, ...]; used in the last stage
+
+    @classmethod
+    def of(
+        cls, gpt: GPT, cut: BlockStacks, slots: Mapping[str, jax.Array], stage: Index, copies: Any = ()
+    ) -> "StageWeights":
+        """Unpacks the slots of a rank that serves a stage, ``[layer, slot, size]`` by group; ``copies`` are as kept."""
+        stacks = gpt.unpack_stacks(slots)
+        head = {name: stacks[name] for name in gpt.head_groups}
+        return cls(_by_kind(cut, stacks, stage), EmbeddingWeights(stacks["embedding"], copies), head)
+
+    def packed(self, gpt: GPT, cut: BlockStacks, stage: Index) -> dict[str, jax.Array]:
+        """Packs gradients into an array ``[layer, slot, size]`` for each group, in the layout of the slots."""
+        return gpt.pack_stacks(_by_group(cut, self.layers, stage) | self._ends)
+
+    def packed_embedding(self, gpt: GPT) -> jax.Array:
+        """Packs the gradients of the embedding alone, ``[layer, slot, size]``."""
+        return gpt.slot_groups["embedding"].pack_stack(self._ends["embedding"])[:, None]
+
+    @property
+    def _ends(self) -> dict[str, Any]:
+        """Gradients of embedding and head; those of a table that both read are summed, those of copies left out."""
+        embedding = self.embedding.own
+        if "embedding" in self.head:
+            embedding = jax.tree.map(jnp.add, embedding, self.head["embedding"])
+        return {"embedding": embedding, "head": self.head["head"]}
+
+
+def _by_kind(cut: BlockStacks, stacks: Mapping[str, Any], stage: Index) -> Layers:
+    """Divides stacked layers by kind."""
+
+    def of_kind(name: str, is_moe: bool) -> Any:
+        if name != "attention" or len(cut.kinds) == 1:
+            return stacks[name]
+        blocks = jnp.asarray(cut.stage_index(is_moe))[stage]
+        return jax.tree.map(lambda leaf: jnp.take(leaf, blocks, axis=0, mode="clip"), stacks[name])
+
+    return {is_moe: {name: of_kind(name, is_moe) for name in BLOCK_GROUPS[is_moe]} for is_moe in cut.kinds}
+
+
+def _by_group(cut: BlockStacks, layers: Layers, stage: Index) -> dict[str, Any]:
+    """Joins layers divided by kind, with zeros in the layers of attention that are padding."""
+    stacks = {name: stack for of_kind in layers.values() for name, stack in of_kind.items()}
+    if len(cut.kinds) == 1:
+        return stacks
+    index_B, is_block_B = (jnp.asarray(table)[stage] for table in (cut.joined_index_PB, cut.is_block_PB))
+
+    def joined(dense: jax.Array, moe: jax.Array) -> jax.Array:
+        both = jnp.take(jnp.concatenate([dense, moe]), index_B, axis=0, mode="clip")
+        return jnp.where(is_block_B[(..., *[None] * (both.ndim - 1))], both, jnp.zeros((), both.dtype))
+
+    return stacks | {"attention": jax.tree.map(joined, layers[False]["attention"], layers[True]["attention"])}
+
+
+def layer_of(stack: Any, layer: Index) -> Any:
+    """The values in one layer of a tree of arrays ``[layers, ...]``."""
+    return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, layer, keepdims=False), stack)
+
+
+def add_to_layer(totals: Any, layer: Index, values: Any) -> Any:
+    """Adds values to one layer of a tree of arrays ``[layers, ...]``, in the totals' dtype."""
+
+    def added(total: jax.Array, value: jax.Array) -> jax.Array:
+        before = lax.dynamic_index_in_dim(total, layer, keepdims=False)
+        return lax.dynamic_update_index_in_dim(total, before + value.astype(total.dtype), layer, 0)
+
+    return jax.tree.map(added, totals, values)
+
+
+def put(buffers: Any, slot: Index, values: Any) -> Any:
+    """Writes values to one slot of a tree of buffers ``[slots, ...]``."""
+    return jax.tree.map(lambda buffer, value: lax.dynamic_update_index_in_dim(buffer, value, slot, 0), buffers, values)
+
+
+def put_layer(buffers: Sequence[jax.Array], slot: Index, layer: Index, values: Sequence[jax.Array]) -> tuple:
+    """Writes values to one layer of one slot of buffers ``[slots, layers, ...]``."""
+    return tuple(
+        lax.dynamic_update_slice(buffer, value[None, None], _start(slot, layer, buffer))
+        for buffer, value in zip(buffers, values, strict=True)
+    )
+
+
+def take_layer(buffers: Sequence[jax.Array], slot: Index, layer: Index) -> tuple:
+    """The values in one layer of one slot of buffers ``[slots, layers, ...]``."""
+    return tuple(
+        lax.dynamic_slice(buffer, _start(slot, layer, buffer), (1, 1, *buffer.shape[2:]))[0, 0] for buffer in buffers
+    )
+
+
+def _start(slot: Index, layer: Index, buffer: jax.Array) -> list[jax.Array]:
+    return [jnp.asarray(index, jnp.int32) for index in (slot, layer, *(0,) * (buffer.ndim - 2))]

@@ -1,0 +1,153 @@
+"""Costs of a stage's F, B and W for the planner: known before anything runs, and the same on every machine."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from swift.data.windows import Batch
+from swift.mesh.per_rank import EXPERT_AXIS
+from swift.models.gpt import StackedWeights, Weights
+from swift.pipeline.split_backward.equations import dot_flops
+from swift.pipeline.split_backward.split import SplitStage
+from swift.pipeline.state import EMBEDDING_AND_HEAD, Layers, StageWeights, layer_of
+from swift.pipeline.step.spec import StepSpec
+from swift.pipeline.step.stage import Extras, Stage, block_shapes
+from swift.schedules.lowering.lower import SlotBytes
+from swift.schedules.problem import Chunk, Costs
+
+
+def split_stage(spec: StepSpec, num_sequences: int) -> tuple[Stage, tuple[Layers, Extras, jax.ShapeDtypeStruct]]:
+    """Splits a stage's blocks outside any mesh.
+
+    Args:
+        spec: step spec, on any mesh.
+        num_sequences: sequences of a micro-batch on one rank.
+
+    Returns:
+        The stage, and the shapes that it was made for: layers, extras, x ``[B, T, D]``.
+    """
+    config = spec.gpt.config
+    state = spec.abstract(with_slots=True)
+
+    def of_one_rank(slots: dict[str, jax.Array]) -> Layers:
+        return StageWeights.of(spec.gpt, spec.chunks, {name: leaf[0, :, 0] for name, leaf in slots.items()}, 0).layers
+
+    shape = num_sequences, config.sequence_length
+    x = jax.ShapeDtypeStruct((*shape, config.model_dim), spec.compute_dtype)
+    data = Batch(*(jax.ShapeDtypeStruct(shape, dtype) for dtype in (jnp.int32, jnp.int32, jnp.bool_)))  # type: ignore[arg-type]
+    placement = jax.ShapeDtypeStruct(state.placement.shape[1:], jnp.int32)
+    extras: Any = jax.eval_shape(partial(Extras.of, spec), placement, data)
+    layers = jax.eval_shape(of_one_rank, state.slots)
+    axes = [(EXPERT_AXIS, spec.live.num_ranks)]
+    return Stage.of(spec, layers, extras, x, 0, axis_env=axes), (layers, extras, x)
+
+
+def counted_stage(spec: StepSpec, stage: Stage, num_sequences: int) -> Stage:
+    """The stage itself, or one with the form of attention that is counted on every machine: kernels hide their work."""
+    if spec.gpt.kernel in ("plain", "blockwise"):
+        return stage
+    return split_stage(replace(spec, gpt=replace(spec.gpt, kernel="blockwise")), num_sequences)[0]
+
+
+def stage_costs(spec: StepSpec, num_sequences: int) -> Costs:
+    """The costs of a stage's layers: times in units of F, from FLOPs of matmuls; memory in units of F's stash.
+
+    They are those of a chunk with as many blocks of each kind as any chunk has, without embedding and head; see
+    ``plan_costs`` for these and for other chunks.
+
+    Args:
+        spec: step spec, on any mesh.
+        num_sequences: sequences of a micro-batch on one rank.
+    """
+    return plan_costs(spec, num_sequences)[0]
+
+
+def plan_costs(spec: StepSpec, num_sequences: int) -> tuple[Costs, tuple[Chunk, ...], SlotBytes]:
+    """The costs as of ``stage_costs``, those of each chunk as factors of them, and bytes of the buffer slots of a rank.
+
+    F of the last chunk has the loss and the whole backward pass of the head, B of the first one the gradient of the
+    embedding. A slot of a stash is as large for every chunk. A single chunk is none: it is what all workers hold.
+    """
+    stage, (layers, extras, x) = split_stage(spec, num_sequences)
+    counted = counted_stage(spec, stage, num_sequences)
+    flops_K3 = np.array(
+        [_block_flops(spec, one, block_shapes(layers, extras, k), x) for k, one in counted.kinds.items()]
+    )
+    most_3, cut = np.array([stage.stack_size(is_moe) for is_moe in stage.kinds]) @ flops_K3, spec.chunks.ops
+    times_C3 = np.array([cut.counts(is_moe) for is_moe in stage.kinds]).T @ flops_K3
+    t_f, t_b, t_w = most_3.tolist()
+    b, h, w, message = map(stash_bytes, (stage.b_shapes, stage.h_shapes, stage.w_shapes, x))
+    costs = Costs(t_b=t_b / t_f, t_w=t_w / t_f, w_stash=(h + w) / (b + h), inbox=message / (b + h))
+    sizes = SlotBytes(b, h, w, message, message)
+    if len(cut.sizes) == 1:
+        return costs, (), sizes
+    of_embedding, of_head = (_flops_of(spec, *end) for end in embedding_and_head(spec, num_sequences, x))
+    times_C3[-1, 0] += of_head
+    times_C3[0, 1] += of_embedding
+    factors = zip(cut.sizes, (times_C3 / most_3).tolist(), strict=True)
+    return costs, tuple(Chunk(size, *of_chunk) for size, of_chunk in factors), sizes
+
+
+def embedding_and_head(spec: StepSpec, num_sequences: int, x: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The work of the first chunk's B and of the last one's F beside their blocks, as (function, shapes of arguments).
+
+    It is the gradient of the embedding; and the loss with its gradients with respect to the head and its input.
+
+    Args:
+        spec: step spec, on any mesh.
+        num_sequences: sequences of a micro-batch on one rank.
+        x: shape of the input of a block, ``[B, T, D]``.
+    """
+    shape = num_sequences, spec.gpt.config.sequence_length
+    weights: Weights = jax.eval_shape(
+        lambda stacks: {name: [layer_of(stacks[name], 0)] for name in EMBEDDING_AND_HEAD}, rank_weights(spec)
+    )
+    tokens, valid = jax.ShapeDtypeStruct(shape, jnp.int32), jax.ShapeDtypeStruct(shape, jnp.bool_)
+
+    read = {name: weights[name] for name in spec.gpt.head_groups}
+
+    def embed(embedding: Any, inputs: jax.Array, dx: jax.Array) -> Any:
+        return spec.gpt.embedding_gradient({"embedding": [embedding]}, inputs, None, dx, spec.row_wire_dtype)
+
+    def loss(head: Any, y: jax.Array, labels: jax.Array, valid: jax.Array) -> jax.Array:
+        return spec.gpt.head_loss(head, y, labels, valid)
+
+    return (
+        (embed, weights["embedding"][0], tokens, x),
+        (jax.value_and_grad(loss, argnums=(0, 1)), read, x, tokens, valid),
+    )
+
+
+def rank_weights(spec: StepSpec) -> StackedWeights:
+    """Shapes of a rank's weights."""
+
+    def unpack(slots: Mapping[str, jax.Array]) -> StackedWeights:
+        return spec.gpt.unpack_stacks({name: leaf[:, 0] for name, leaf in slots.items()})
+
+    return jax.eval_shape(unpack, dict(spec.worker_shapes.slots))
+
+
+def _flops_of(spec: StepSpec, op: Callable[..., Any], *arguments: Any) -> int:
+    """FLOPs of the matmuls of a per-rank function."""
+    return dot_flops(jax.make_jaxpr(op, axis_env=[(EXPERT_AXIS, spec.live.num_ranks)])(*arguments))
+
+
+def _block_flops(spec: StepSpec, one: SplitStage, given: tuple[Any, Extras], x: Any) -> tuple[int, int, int]:
+    """FLOPs of the matmuls in F, B and W of a block."""
+    aux = jax.ShapeDtypeStruct((), spec.accumulate_dtype)
+    return (
+        _flops_of(spec, one.forward, *given, x),
+        _flops_of(spec, one.backward_input, *given, one.b_shapes, one.h_shapes, (x, aux)),
+        _flops_of(spec, one.backward_weight, *given, one.h_shapes, one.w_shapes),
+    )
+
+
+def stash_bytes(shapes: Any) -> int:
+    """Bytes of one buffer slot that holds arrays of these shapes, a tree."""
+    return sum(math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(shapes))

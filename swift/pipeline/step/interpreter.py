@@ -1,0 +1,184 @@
+"""The tick interpreter: runs the ops in a worker's columns of the tick table, and exchanges messages between stages.
+
+A tick has two parts. First the worker's own op: one two-way ``lax.cond`` for each kind, around that kind's large
+buffers only, since XLA copies the operands of a multi-way branch. The expert ranks of a worker take the same branch, so
+it may contain collectives over ``expert``. Then the messages, outside every branch that differs between workers: the
+table's common columns, the same on all devices, choose the permutation, so a ``lax.switch`` over ``ppermute`` is safe
+there; inside an op's branch it would deadlock.
+
+The weights do not change between two updates, so they are loop invariants of those ticks, not part of the carry.
+
+Legend: T ticks, Q rounds of a tick, K iterations of the window, B sequences of this rank, D model dim.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from swift.mesh.per_rank import WORKER_AXIS
+from swift.pipeline import scopes
+from swift.pipeline.state import Layers, StageWeights, put
+from swift.pipeline.step.metrics import Sums
+from swift.pipeline.step.spec import StepSpec
+from swift.pipeline.step.stage import ForwardStage, Stash
+from swift.pipeline.step.stage_ops import EvaluationOps, StageOps
+from swift.pipeline.step.tick_arrays import Columns, Common, TickOp
+from swift.schedules.lowering.tick_table import Permutation, TickTable
+from swift.schedules.problem import Kind
+
+_ACTIVATIONS, _GRADIENTS = 0, 1
+"""Directions of messages: their positions in ``Common`` and in ``Interpreter.permutations``."""
+
+
+class Carry(NamedTuple):
+    """The carry of the loop over ticks."""
+
+    activations: jax.Array  # [slots, B, T, D], the inbox of F
+    gradients: jax.Array  # [slots, B, T, D], the inbox of B
+    b_stash: Stash  # [slots, layers, ...] each: from F to B
+    held: Stash  # [slots, layers, ...] each: from F to W
+    w_stash: Stash  # [slots, layers, ...] each: from B to W
+    sums: Sums  # [K] each
+    layers: Layers  # gradients of the stage's weights, summed over micro-batches, at least float32
+    embedding: Any  # gradients of the embedding; zeros except in the first stage
+    head: Any  # gradients of the head; zeros except in the last stage
+
+    @property
+    def totals(self) -> StageWeights:
+        """The gradients of all weights."""
+        return StageWeights(self.layers, self.embedding, self.head)
+
+    def with_totals(self, totals: StageWeights) -> "Carry":
+        """The same carry with other gradients."""
+        return self._replace(**totals._asdict())
+
+
+def empty_carry(
+    spec: StepSpec,
+    table: TickTable,
+    stage: ForwardStage,
+    weights: StageWeights,
+    message: Float[Array, "B T D"],
+    num_iterations: int,
+) -> Carry:
+    """Empty buffers and zero sums.
+
+    Args:
+        spec: step spec.
+        table: tick table, for the number of slots.
+        stage: the stage's blocks, for the shapes of the stashes.
+        weights: weights of the stage.
+        message: an array of the shape ``[B, T, D]`` that workers send each other.
+        num_iterations: K.
+    """
+
+    def buffers(num_slots: int, shapes: Any) -> Any:
+        return jax.tree.map(lambda leaf: jnp.zeros((max(1, num_slots), *leaf.shape), leaf.dtype), shapes)
+
+    b_shapes, h_shapes, w_shapes = stage.stash_shapes
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, spec.accumulate_dtype), weights)
+    return Carry(
+        activations=buffers(table.activations.num_slots, message),
+        gradients=buffers(table.gradients.num_slots, message),
+        b_stash=buffers(table.num_b_stash, b_shapes),
+        held=buffers(table.num_held, h_shapes),
+        w_stash=buffers(table.num_w_stash, w_shapes),
+        sums=Sums.zeros(spec, num_iterations),
+        **zeros._asdict(),
+    )
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """Runs a tick table on one rank.
+
+    Attributes:
+        permutations: permutations of activations and of gradients; static.
+        common: columns of the table that are the same for all workers.
+        columns: this worker's columns.
+        message: zeros ``[B, T, D]``, sent where there is no message.
+        sends_itself: whether a worker may hold two consecutive chunks, whose messages stay with it.
+    """
+
+    permutations: tuple[tuple[Permutation, ...], tuple[Permutation, ...]]
+    common: Common
+    columns: Columns
+    message: jax.Array
+    sends_itself: bool
+
+    def run(self, ops: StageOps, first: Any, end: Any, carry: Carry) -> Carry:
+        """Runs the ticks from ``first`` up to, not including, ``end``; no weight changes between them."""
+        return lax.fori_loop(first, end, lambda tick, carry: self._tick(ops, tick, carry), carry)
+
+    def evaluate(self, ops: EvaluationOps, end: Any, carry: Carry) -> Sums:
+        """Runs F alone in all ticks before ``end``, without a backward pass."""
+
+        def tick(tick: jax.Array, loop: tuple[jax.Array, Sums]) -> tuple[jax.Array, Sums]:
+            activations, sums = loop
+            op = TickOp.at(self.columns, tick)
+            with jax.named_scope(scopes.FORWARD):
+                y, sums = lax.cond(
+                    op.opcode == Kind.F + 1,
+                    lambda sums: ops.evaluate(op, activations, sums),
+                    lambda sums: (self.message, sums),
+                    sums,
+                )
+            activations = self._keep(Kind.F, op, y, activations)
+            return self._deliver(_ACTIVATIONS, y, tick, op.activation_slot_Q, activations), sums
+
+        return lax.fori_loop(0, end, tick, (carry.activations, carry.sums))[1]
+
+    def _tick(self, ops: StageOps, tick: jax.Array, c: Carry) -> Carry:
+        op, silence = TickOp.at(self.columns, tick), self.message
+        with jax.named_scope(scopes.FORWARD):
+            y, (gradients, b_stash, held, sums, head) = lax.cond(
+                op.opcode == Kind.F + 1,
+                lambda *mine: ops.forward(op, c.activations, *mine),
+                lambda *mine: (silence, mine),
+                *(c.gradients, c.b_stash, c.held, c.sums, c.head),
+            )
+        with jax.named_scope(scopes.BACKWARD_INPUT):
+            dx, (w_stash, embedding) = lax.cond(
+                op.opcode == Kind.B + 1,
+                lambda *mine: ops.backward_input(op, gradients, b_stash, held, *mine),
+                lambda *mine: (silence, mine),
+                *(c.w_stash, c.embedding),
+            )
+        with jax.named_scope(scopes.BACKWARD_WEIGHT):
+            layers = lax.cond(
+                op.opcode == Kind.W + 1,
+                lambda mine: ops.backward_weight(op, held, w_stash, mine),
+                lambda mine: mine,
+                c.layers,
+            )
+        activations, gradients = self._keep(Kind.F, op, y, c.activations), self._keep(Kind.B, op, dx, gradients)
+        activations = self._deliver(_ACTIVATIONS, y, tick, op.activation_slot_Q, activations)
+        gradients = self._deliver(_GRADIENTS, dx, tick, op.gradient_slot_Q, gradients)
+        return Carry(activations, gradients, b_stash, held, w_stash, sums, layers, embedding, head)
+
+    def _keep(self, kind: Kind, op: TickOp, message: jax.Array, inbox: jax.Array) -> jax.Array:
+        """The inbox with the output of an op of a kind, if this worker is the one that reads it."""
+        if not self.sends_itself:
+            return inbox
+        is_own = (op.opcode == kind + 1) & (op.own_slot >= 0)
+        return lax.cond(is_own, partial(put, slot=op.own_slot, values=message), lambda same: same, inbox)
+
+    def _deliver(
+        self, direction: int, message: jax.Array, tick: jax.Array, slot_Q: jax.Array, inbox: jax.Array
+    ) -> jax.Array:
+        """Sends the messages of a direction; returns the inbox with those that arrived for this worker."""
+        chosen_TQ = self.common[direction]
+        ways: list[Callable[[jax.Array], jax.Array]] = [lambda message: message]
+        ways += [partial(lax.ppermute, axis_name=WORKER_AXIS, perm=pairs) for pairs in self.permutations[direction]]
+        for turn in range(chosen_TQ.shape[1]):
+            with jax.named_scope(f"{(scopes.ACTIVATIONS, scopes.GRADIENTS)[direction]}/{scopes.ROUND}{turn}"):
+                came = lax.switch(chosen_TQ[tick, turn] + 1, ways, message)
+            keep = partial(put, slot=slot_Q[turn], values=came)
+            inbox = lax.cond(slot_Q[turn] >= 0, keep, lambda same: same, inbox)
+        return inbox

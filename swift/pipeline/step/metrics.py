@@ -1,0 +1,119 @@
+"""Sums over micro-batches, and the metrics of a window's iterations: the same for every step function and row.
+
+Legend: K iterations of the window, L MoE layers, E classes.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from swift.experts.layer import Load
+from swift.experts.placement.replicas import load_imbalance, replica_counts
+from swift.mesh.live import own_row
+from swift.mesh.per_rank import EXPERT_AXIS, WORKER_AXIS
+from swift.pipeline.state import TrainState
+from swift.pipeline.step.spec import StepSpec
+
+
+class Sums(NamedTuple):
+    """Sums over micro-batches: of this rank, and after ``over_ranks`` of all expert ranks."""
+
+    loss: jax.Array  # cross-entropies of tokens, nats; at least float32
+    aux: jax.Array  # auxiliary losses of micro-batches; at least float32
+    tokens: jax.Array  # int32, tokens with a loss
+    load: Load  # int32[L, E] each
+
+    @classmethod
+    def zeros(cls, spec: StepSpec, num_iterations: int) -> "Sums":
+        """Zero sums of each iteration of a window, ``[K, ...]``."""
+        load = jnp.zeros((num_iterations, spec.num_moe_layers, spec.experts.num_classes), jnp.int32)
+        zero = jnp.zeros(num_iterations, spec.accumulate_dtype)
+        return cls(zero, zero, jnp.zeros(num_iterations, jnp.int32), Load(load, load, load))
+
+    def over_ranks(self) -> "Sums":
+        """The sums over all expert ranks."""
+        return jax.tree.map(lambda leaf: lax.psum(leaf, EXPERT_AXIS), self)
+
+
+class UpdateRecord(NamedTuple):
+    """Measurements that an update makes of its iteration; with a leading dim K for those of a window."""
+
+    square_norm: jax.Array  # of the stage's gradients, before clipping
+    learning_rate: jax.Array
+    load: Load  # int32[L, E] each, over all micro-batches, ranks and peers
+    replicas_LE: jax.Array  # int32, of the placement used
+    imbalance_L: jax.Array
+
+    @classmethod
+    def of(cls, spec: StepSpec, state: TrainState, square_norm: Float[Array, ""], load: Load) -> "UpdateRecord":
+        """The record of the iteration that starts from ``state``."""
+        replicas_LE = replica_counts(state.placement, spec.experts.num_classes)
+        imbalance_L = load_imbalance(load.popularity_E, replicas_LE)
+        return cls(square_norm, jnp.asarray(spec.learning_rate(state.step)), load, replicas_LE, imbalance_L)
+
+
+def metrics_of(
+    loss_K: Float[Array, " K"],
+    aux_K: Float[Array, " K"],
+    tokens_K: Int[Array, " K"],
+    norm_K: Float[Array, " K"],
+    record: UpdateRecord,
+) -> dict[str, jax.Array]:
+    """The metrics of a window.
+
+    Args:
+        loss_K: cross-entropies, summed over the global batch's tokens, nats.
+        aux_K: auxiliary losses, mean over micro-batches, sum over all layers.
+        tokens_K: int32, tokens with a loss.
+        norm_K: norm of the whole model's gradient.
+        record: record of the updates of all stages, leading dim K.
+    """
+    return {
+        "loss": loss_K / jnp.maximum(tokens_K, 1).astype(loss_K.dtype),
+        "aux_loss": aux_K,
+        "tokens": tokens_K,
+        "grad_norm": norm_K,
+        "learning_rate": record.learning_rate,
+        "popularity": record.load.popularity_E,
+        "dropped": record.load.dropped_E,
+        "overflowed": record.load.overflowed_E,
+        "replicas": record.replicas_LE,
+        "load_imbalance": record.imbalance_L,
+    }
+
+
+def over_stages(spec: StepSpec, record: UpdateRecord) -> UpdateRecord:
+    """Per rank: the record with the layers of all workers, in model order; leaves have leading dims K and L."""
+    live = spec.live
+    if live.num_live == 1:
+        return record
+    worker, layer = spec.locations("expert") if "expert" in spec.gpt.groups else (np.zeros(0, int),) * 2
+
+    def joined(own_KL: jax.Array) -> jax.Array:
+        return jnp.moveaxis(lax.all_gather(own_KL, WORKER_AXIS)[worker, :, layer], 0, 1)
+
+    by_layer = jax.tree.map(joined, (record.load, record.replicas_LE, record.imbalance_L))
+    return UpdateRecord(record.square_norm, record.learning_rate, *by_layer)
+
+
+def by_iteration(metrics: Mapping[str, Any]) -> list[dict[str, np.ndarray]]:
+    """Fetches the metrics ``[worker, K, ...]`` of a step function to the host, as one dict for each iteration.
+
+    ``popularity``, ``dropped``, ``overflowed`` and ``replicas`` are [L, E]; ``load_imbalance`` becomes its mean over
+    the layers.
+    """
+    host = own_row(metrics)
+    imbalance_KL = host["load_imbalance"]
+    host["load_imbalance"] = imbalance_KL.mean(axis=1) if imbalance_KL.size else np.ones(len(imbalance_KL))
+    return [{name: value[k] for name, value in host.items()} for k in range(len(imbalance_KL))]
+
+
+def no_load(spec: StepSpec) -> Load:
+    """Zero counts, int32[L, E]."""
+    counts = jnp.zeros((spec.num_moe_layers, spec.experts.num_classes), jnp.int32)
+    return Load(counts, counts, counts)

@@ -1,0 +1,171 @@
+"""The iteration of a single worker: without a pipeline, the backward pass is not split.
+
+Micro-batches run one after another, forward and backward, and their slot gradients are added up: the ops of a stage
+that is the first and the last, with one slot of every buffer. Then comes the same update U as in a pipeline. The
+sequences of a micro-batch are divided among the expert ranks as evenly as possible, here and in a pipeline.
+
+Legend: M micro-batches, B sequences of a micro-batch, on a device those of its rank, N expert ranks, T positions.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.stages import Wrapped
+from jaxtyping import Shaped
+
+from swift.data.windows import Batch
+from swift.mesh.live import LiveMesh
+from swift.mesh.per_rank import EXPERT_AXIS, RANKED, SHARED
+from swift.pipeline import scopes
+from swift.pipeline.state import DeviceBatch, StageWeights, TrainState
+from swift.pipeline.step.metrics import Sums, UpdateRecord, metrics_of
+from swift.pipeline.step.spec import StepSpec
+from swift.pipeline.step.stage import Extras, ForwardStage, Stage
+from swift.pipeline.step.stage_ops import EvaluationOps, HotRows, StageOps
+from swift.pipeline.step.tick_arrays import TickOp
+from swift.pipeline.step.update import EmbeddingAndHead, apply_gradients, clip_scale, reduce_gradients, square_norm
+
+_BOTH = EmbeddingAndHead(is_first=True, is_last=True)
+
+
+def sequences_per_rank(num_sequences: int, num_ranks: int) -> int:
+    """Sequences of a micro-batch that every rank has room for.
+
+    >>> sequences_per_rank(16, 8), sequences_per_rank(16, 7)
+    (2, 3)
+    """
+    return -(-num_sequences // num_ranks)
+
+
+def share_sequences(leaf: Shaped[np.ndarray, "*lead B T"], num_ranks: int) -> Shaped[np.ndarray, "*lead N b T"]:
+    """Divides ``[..., B, T]`` into the ranks' shares ``[..., N, ceil(B / N), T]``, whole sequences in order.
+
+    A rank with one sequence less than another gets zeros, which are not valid tokens.
+
+    >>> share_sequences(np.array([[1], [2], [3]]), num_ranks=2).tolist()
+    [[[1], [2]], [[3], [0]]]
+    """
+    *lead, num_sequences, length = leaf.shape
+    room = sequences_per_rank(num_sequences, num_ranks)
+    if num_sequences == num_ranks * room:
+        return leaf.reshape(*lead, num_ranks, room, length)
+    shares = np.zeros((*lead, num_ranks, room, length), leaf.dtype)
+    for rank, mine in enumerate(np.array_split(np.arange(num_sequences), num_ranks)):
+        shares[..., rank, : len(mine), :] = leaf[..., mine, :]
+    return shares
+
+
+def single_worker_batch(batch: Batch, num_ranks: int) -> Batch:
+    """The rows of a host batch ``[M, B, T]`` for one worker: ``[1, M, N, B / N, T]``, see ``share_sequences``."""
+    return Batch(*(share_sequences(leaf[None], num_ranks) for leaf in batch))
+
+
+def put_batch(batch: Batch, live: LiveMesh) -> DeviceBatch:
+    """Puts the rows of ``single_worker_batch`` on one worker's devices."""
+    return live.put(single_worker_batch(batch, live.num_ranks), RANKED)
+
+
+def single_worker_gradients(spec: StepSpec, state: TrainState, batch: DeviceBatch) -> tuple[dict[str, jax.Array], Sums]:
+    """Gradients of loss and auxiliary loss over all micro-batches, in each group's master layout.
+
+    The objective is the mean cross-entropy of the global batch's tokens plus the auxiliary loss's mean over
+    micro-batches. Local sums are differentiated and reduced explicitly; the division comes last and once.
+
+    Args:
+        spec: step spec, of one worker.
+        state: this rank's state.
+        batch: this rank's sequences of every micro-batch, ``[M, B, T]``.
+
+    Returns:
+        (gradients by group, sums over ranks and micro-batches).
+    """
+    tokens = lax.psum(batch.valid.sum(dtype=jnp.int32), EXPERT_AXIS)
+    divisor = jnp.maximum(tokens, 1).astype(spec.accumulate_dtype)
+    hot_rows = HotRows.choose(spec, batch.inputs, jnp.zeros(len(batch.inputs), jnp.int32), 1)
+    copies = hot_rows.fetch(state.slots, 0, _BOTH.is_first, hot_rows.no_copies)
+    weights = StageWeights.of(spec.gpt, spec.chunks, state.slots, 0, copies)
+    extras = Extras.of(spec, state.placement, jax.tree.map(lambda leaf: leaf[0], batch))
+    stage = Stage.of(spec, weights.layers, extras, _message(spec, batch), holding=0)
+    aux_weight = spec.experts.auxiliary_weight * divisor / spec.num_microbatches
+    ops = StageOps(spec, stage, weights, state.placement, 0, batch, aux_weight[None], hot_rows)
+    none = jax.tree.map(lambda w: jnp.zeros(w.shape, spec.accumulate_dtype), ops.weights)
+    message, (b_stash, held) = _message(spec, batch), _empty(stage)
+
+    def accumulate(total: Any, index: jax.Array) -> tuple[Any, None]:
+        totals, sums, b_stash, held = total
+        op = _op(index)
+        with jax.named_scope(scopes.MICROBATCH):
+            _, (gradients, b_stash, held, sums, head) = ops.forward(
+                op, message[None], message[None], b_stash, held, sums, totals.head
+            )
+            layers, embedding = ops.backward(op, gradients, b_stash, held, totals.layers, totals.embedding)
+        return (StageWeights(layers, embedding, head), sums, b_stash, held), None
+
+    start = (none, Sums.zeros(spec, 1), b_stash, held)
+    (totals, sums, *_), _ = lax.scan(accumulate, start, jnp.arange(len(batch.inputs), dtype=jnp.int32))
+    sums = jax.tree.map(lambda leaf: leaf[0], sums).over_ranks()
+    packed = hot_rows.collect(totals, 0, _BOTH.is_first).packed(spec.gpt, spec.chunks, 0)
+    return reduce_gradients(spec, state, packed, divisor, _BOTH, spec.rounds.sums[0]), sums
+
+
+def _message(spec: StepSpec, batch: DeviceBatch) -> jax.Array:
+    """Zeros of the shape of a stage's input and output."""
+    return jnp.zeros((*batch.inputs.shape[1:], spec.gpt.config.model_dim), spec.compute_dtype)
+
+
+def _empty(stage: Stage) -> Any:
+    """Stashes of one slot: from F to B, and from F to W."""
+    return jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape), leaf.dtype), (stage.b_shapes, stage.h_shapes))
+
+
+def _op(index: jax.Array) -> TickOp:
+    """The op on a micro-batch, in slot 0 of every buffer."""
+    zero, no_messages = jnp.zeros_like(index), jnp.zeros(0, index.dtype)
+    scalars = dict.fromkeys(TickOp._fields, zero) | {"data": index}
+    return TickOp(**scalars | dict.fromkeys(("activation_slot_Q", "gradient_slot_Q"), no_messages))
+
+
+def single_worker_step(spec: StepSpec, *, keep_state: bool = False) -> Wrapped:
+    """The jitted iteration: (state, batch ``[worker, M, rank, B, T]``) -> (state, metrics ``[worker, 1, ...]``).
+
+    The old state's buffers are donated, unless ``keep_state``. For the metrics see ``metrics_of``.
+    """
+
+    def per_rank(state: TrainState, batch: DeviceBatch) -> tuple[TrainState, dict[str, jax.Array]]:
+        gradients, sums = single_worker_gradients(spec, state, batch)
+        square = square_norm(spec, gradients, state.placement)
+        norm = jnp.sqrt(square)
+        scale = clip_scale(spec, norm)
+        after = apply_gradients(spec, state, gradients, sums.load.popularity_E, _BOTH, scale)
+        record = UpdateRecord.of(spec, state, square, sums.load)
+        of_window = jax.tree.map(
+            lambda leaf: leaf[None], (sums.loss, sums.aux / spec.num_microbatches, sums.tokens, norm, record)
+        )
+        return after, metrics_of(*of_window)
+
+    run = spec.live.per_rank(per_rank, (spec.specs, RANKED), (spec.specs, SHARED))
+    # Explicit shardings, so that the states of init, of a restore and of a previous call run the same program.
+    state, batch, metrics = map(spec.shardings_of, (spec.specs, RANKED, SHARED))
+    return jax.jit(
+        run, in_shardings=(state, batch), out_shardings=(state, metrics), donate_argnums=() if keep_state else 0
+    )
+
+
+def single_worker_evaluation(spec: StepSpec) -> Wrapped:
+    """The jitted sums ``[worker]`` of one batch on unchanged weights; validation drops tokens as training does."""
+
+    def per_rank(state: TrainState, batch: DeviceBatch) -> Sums:
+        weights, message = StageWeights.of(spec.gpt, spec.chunks, state.slots, 0), _message(spec, batch)
+        ops = EvaluationOps(spec, ForwardStage(spec, 0), weights, state.placement, 0, batch)
+
+        def accumulate(sums: Sums, index: jax.Array) -> tuple[Sums, None]:
+            return ops.evaluate(_op(index), message[None], sums)[1], None
+
+        indices = jnp.arange(len(batch.inputs), dtype=jnp.int32)
+        sums, _ = lax.scan(accumulate, Sums.zeros(spec, 1), indices)
+        return jax.tree.map(lambda leaf: leaf[0], sums).over_ranks()
+
+    return jax.jit(spec.live.per_rank(per_rank, (spec.specs, RANKED), SHARED))

@@ -1,0 +1,448 @@
+"""The spec of a training step: everything static, from the model to what each worker holds and where its state is.
+
+A ``StepSpec`` says which chunks every live worker holds, where their layers are in its stacks, and which workers are
+peers; from that follow the shapes and shardings of a state, and how one is made from parameters. Workers may hold
+several chunks, and then sums over the peers of a chunk go in ``Rounds``, one chunk of a worker in each.
+
+C chunks, H holdings, L layers of a group in the model, R mesh rows, T rounds.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any, Literal, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
+from jaxtyping import Array, Int
+
+from swift.errors import SettingError
+from swift.experts.config import ExpertConfig
+from swift.experts.placement.policy import PlacementPolicy
+from swift.experts.state_layouts import Decoupled, Layout
+from swift.mesh.live import LiveMesh
+from swift.mesh.peer_sum import PeerSum, Unequal, how_unequal
+from swift.mesh.per_rank import RANKED, SHARED, is_spec
+from swift.models.config import Remat
+from swift.models.cuts import Chunks, Cut, make_cut
+from swift.models.gpt import GPT
+from swift.pipeline import scopes
+from swift.pipeline.state import EMBEDDING_AND_HEAD, KINDS, Index, TrainState
+from swift.pipeline.step.offload import are_by_group
+
+NONE = -1
+"""No chunk."""
+_Tree = TypeVar("_Tree")
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """The chunks in rounds, such that no worker has two chunks in a round.
+
+    Attributes:
+        chunk_HT: chunk of each holding in each round, int32; ``NONE`` where it has none.
+        round_C: round of each chunk, int32.
+        sums: sum over the workers that hold the same chunk, of each round.
+    """
+
+    chunk_HT: np.ndarray
+    round_C: np.ndarray
+    sums: tuple[PeerSum, ...]
+
+    @classmethod
+    def of(cls, peers_C: Sequence[Sequence[int]], holds_HC: np.ndarray, unequal: Unequal) -> "Rounds":
+        """Puts every chunk into the first round in which its workers have no other.
+
+        Args:
+            peers_C: mesh rows whose workers hold each chunk.
+            holds_HC: whether each holding holds each chunk.
+            unequal: see ``PeerSum``.
+        """
+        rounds: list[list[int]] = []
+        for chunk, rows in enumerate(peers_C):
+            free = (mine for mine in rounds if all(set(rows).isdisjoint(peers_C[other]) for other in mine))
+            mine = next(free, None)
+            if mine is None:
+                mine = []
+                rounds.append(mine)
+            mine.append(chunk)
+        round_C = np.zeros(len(peers_C), np.int32)
+        chunk_HT = np.full((len(holds_HC), len(rounds)), NONE, np.int32)
+        for turn, chunks in enumerate(rounds):
+            round_C[chunks] = turn
+            for chunk in chunks:
+                chunk_HT[holds_HC[:, chunk], turn] = chunk
+        num_live = 1 + max(row for rows in peers_C for row in rows)
+        groups = [[tuple(peers_C[chunk]) for chunk in chunks] for chunks in rounds]
+        return cls(chunk_HT, round_C, tuple(PeerSum(_covering(mine, num_live), unequal) for mine in groups))
+
+    def sum_of(self, chunk: Index) -> "PeerSum | SumInRound":
+        """The sum over the workers that hold a chunk, which is data."""
+        return self.sums[0] if len(self.sums) == 1 else SumInRound(self.sums, jnp.asarray(self.round_C)[chunk])
+
+
+@dataclass(frozen=True)
+class SumInRound:
+    """The sum of one of several rounds, each in a branch: the workers that hold the same chunk take the same one."""
+
+    sums: tuple[PeerSum, ...]
+    turn: Index
+    is_tree = False
+
+    def __call__(self, tree: _Tree) -> _Tree:
+        """Sums the arrays in ``tree`` over the workers of this one's group."""
+        for turn, peer_sum in enumerate(self.sums):
+            with jax.named_scope(f"{scopes.ROUND}{turn}"):
+                tree = lax.cond(self.turn == turn, peer_sum, lambda same: same, tree)
+        return tree
+
+
+def _covering(groups: Sequence[tuple[int, ...]], num_live: int) -> tuple[tuple[int, ...], ...]:
+    """The groups, and all other mesh rows alone."""
+    others = set(range(num_live)).difference(*groups)
+    return *groups, *((row,) for row in sorted(others))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSpec:
+    """The static description of an iteration: everything but arrays.
+
+    Attributes:
+        gpt: model architecture.
+        live: mesh of the live workers.
+        experts: settings of the expert layers.
+        policy: placement policy.
+        optimizer: elementwise optax transformation, without clipping.
+        learning_rate: learning rate by iteration, for the record.
+        clip_norm: largest global gradient norm, or None.
+        layouts: layout of the master weights, by group.
+        compute_dtype: dtype of slots and activations.
+        num_microbatches: micro-batches of an iteration, of all pipelines together.
+        num_hot_rows: rows of an embedding in shares that a rank may have copies of in an iteration, H.
+        decays_matrices_only: whether weight decay leaves out embeddings, norms and biases.
+        remat: what keeps only its input for the backward pass and is computed again: nothing, attention, or a block.
+        memory: where master weights and moments are between updates.
+        cut: blocks of every stage in the first pipeline, and in checkpoints; None: equally many.
+        chunks: what every worker holds; None: pipelines are cut alike, and a chunk is a stage.
+        worker_shapes: shapes of a worker's state; found by tracing unless given.
+    """
+
+    gpt: GPT
+    live: LiveMesh
+    experts: ExpertConfig
+    policy: PlacementPolicy
+    optimizer: optax.GradientTransformation
+    learning_rate: optax.Schedule
+    clip_norm: float | None
+    layouts: Mapping[str, Layout]
+    compute_dtype: DTypeLike
+    num_microbatches: int
+    num_hot_rows: int = 0
+    decays_matrices_only: bool = False
+    remat: Remat = "none"
+    memory: Literal["device", "pinned_host"] = "device"
+    cut: Cut = None  # type: ignore[assignment]
+    chunks: Chunks = None  # type: ignore[assignment]
+    worker_shapes: TrainState = field(default=None, repr=False)  # type: ignore[assignment]
+    specs: TrainState = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.cut is None:
+            moe_layers = self.gpt.config.moe_layers
+            object.__setattr__(self, "cut", make_cut(moe_layers, self.num_stages, None, "StepSpec.cut"))
+        if self.chunks is None:
+            stages = (tuple(range(self.num_stages)),) * self.live.topology.num_pipelines
+            object.__setattr__(self, "chunks", Chunks(self.cut.moe_layers, self.cut.sizes, stages))
+        self._check_policy()
+        if self.worker_shapes is None:
+            object.__setattr__(self, "worker_shapes", self._find_worker_shapes())
+        moments = self.worker_shapes.moments
+        # A scalar is a counter of the worker; arrays as large as the master weights are RANKED like them.
+        specs = TrainState(
+            step=SHARED,
+            master=RANKED,
+            moments=jax.tree.map(lambda leaf: SHARED if leaf.ndim == 0 else RANKED, moments),
+            slots=RANKED,
+            placement=SHARED,
+            policy=SHARED,
+        )
+        object.__setattr__(self, "specs", specs)
+        if self.memory != "device":
+            self._check_memory()
+
+    def _check_memory(self) -> None:
+        kinds = self.live.memory_kinds
+        if self.memory not in kinds:
+            allowed = f"is not a memory of these devices, which have {', '.join(sorted(kinds))}: use device"
+            raise SettingError("StepSpec.memory", self.memory, allowed)
+        if not are_by_group(self.worker_shapes.moments, self.worker_shapes.master):
+            allowed = "needs an optimizer whose arrays are in trees like that of the parameters: use device"
+            raise SettingError("StepSpec.memory", self.memory, allowed)
+
+    def _check_policy(self) -> None:
+        if self.chunks.are_single or not self.num_moe_layers:
+            return
+        sizes = self.experts.num_classes, self.live.num_ranks, self.experts.slots_per_rank
+        one, two = (jax.eval_shape(partial(self.policy.init, number, *sizes))[1] for number in (1, 2))
+        if one != two:
+            allowed = "must have no state for each layer, where a worker holds layers that others hold apart"
+            raise SettingError("StepSpec.policy", self.policy, allowed)
+
+    @property
+    def num_stages(self) -> int:
+        """P."""
+        return self.live.topology.num_stages
+
+    @cached_property
+    def num_moe_layers(self) -> int:
+        """L, layers with experts in a worker's stacks: as many as the worker has that has most."""
+        return self.chunks.stack_size(True)
+
+    @cached_property
+    def model_index(self) -> dict[str, np.ndarray]:
+        """Index in the model of each layer of each holding, int64[H, layers] by group; negative: padding.
+
+        Where pipelines are cut alike and a chunk is a stage, the holdings are the stages.
+        """
+        ends = np.zeros((len(self.chunks.holdings), 1), int)
+        return {
+            name: ends if name in EMBEDDING_AND_HEAD else self.chunks.model_index(KINDS[name])
+            for name in self.gpt.groups
+        }
+
+    @cached_property
+    def num_layers(self) -> dict[str, int]:
+        """Layers of a worker's stack, by group."""
+        return {name: index.shape[1] for name, index in self.model_index.items()}
+
+    @cached_property
+    def holding_R(self) -> np.ndarray:
+        """The holding of the worker of each mesh row, int32."""
+        return np.array([self.chunks.holding(*row.role) for row in self.live.rows], np.int32)
+
+    def is_held_as(self, other: "StepSpec") -> bool:
+        """Whether the workers of the mesh rows hold what they do in another one, on the same rows."""
+        return self.chunks == other.chunks and np.array_equal(self.holding_R, other.holding_R)
+
+    @cached_property
+    def peers_C(self) -> tuple[tuple[int, ...], ...]:
+        """Mesh rows whose workers hold each chunk, ascending: peers, as to this chunk."""
+        holds_RC = self.chunks.holds_HC[self.holding_R]
+        return tuple(tuple(np.flatnonzero(holds_R).tolist()) for holds_R in holds_RC.T)
+
+    @cached_property
+    def rounds(self) -> Rounds:
+        """The sums over the workers that hold the same chunk."""
+        unequal = how_unequal(self.live.mesh.devices.flat[0].platform)
+        return Rounds.of(self.peers_C, self.chunks.holds_HC, unequal)
+
+    @property
+    def sums_need_all(self) -> bool:
+        """Whether all workers take part in a sum over some of them."""
+        return self.ties_stages or any(peer_sum.is_tree for peer_sum in self.rounds.sums)
+
+    @property
+    def ties_stages(self) -> bool:
+        """Whether the head reads the embedding, and they are in different chunks.
+
+        Then every worker keeps an embedding that is up to date: its gradient is the sum over all workers.
+        """
+        return self.gpt.config.tied_embeddings and len(self.chunks.sizes) > 1
+
+    def locations(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """(lowest mesh row that has it, index in its stack) of each of the model's layers of a group, int64[L] each."""
+        index_RL = self.model_index[name][self.holding_R]
+        if name in EMBEDDING_AND_HEAD:
+            chunk = 0 if name == "embedding" else len(self.chunks.sizes) - 1
+            return np.array([self.peers_C[chunk][0]]), np.zeros(1, int)
+        worker, layer = np.nonzero(index_RL >= 0)
+        _, first = np.unique(index_RL[worker, layer], return_index=True)
+        return worker[first], layer[first]
+
+    @cached_property
+    def state_bytes(self) -> int:
+        """Bytes of a worker's state."""
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.worker_shapes))
+
+    @property
+    def is_single_worker(self) -> bool:
+        """Whether there is only one worker: no pipeline, and no peers."""
+        return len(self.live.topology.workers) == 1
+
+    @property
+    def accumulate_dtype(self) -> DTypeLike:
+        """Type of master weights, moments and sums of gradients."""
+        return jnp.promote_types(self.compute_dtype, jnp.float32)
+
+    @property
+    def row_wire_dtype(self) -> DTypeLike:
+        """Type on the wire of gradients of the embedding's rows, where ranks share these."""
+        layout = self.layouts["embedding"]
+        assert isinstance(layout, Decoupled)
+        return layout.wire_dtype
+
+    def stages_mesh(self) -> LiveMesh:
+        """The live mesh of one worker for each stage, which a checkpoint's state is on."""
+        return self.live.with_rows(tuple(self.live.rows[index] for index in self.live.first_rows))
+
+    @cached_property
+    def stored(self) -> "StepSpec":
+        """The spec of the state in a checkpoint: a worker for each stage, as the first pipeline is cut."""
+        on_stages = self.at(self.stages_mesh())
+        return on_stages if self.chunks.are_stages else replace(on_stages, chunks=None, worker_shapes=None)  # type: ignore[arg-type]
+
+    def at(self, live: LiveMesh) -> "StepSpec":
+        """The same spec on another live mesh of the same topology."""
+        return replace(self, live=live)
+
+    @cached_property
+    def embedding_and_head_bytes(self) -> int:
+        """Bytes of embedding and head on a worker: every rank's copy or share, master weights and moments once."""
+        ends = {jax.tree_util.DictKey(name) for name in EMBEDDING_AND_HEAD}
+        state = self.worker_shapes
+        leaves = jax.tree_util.tree_leaves_with_path((state.master, state.moments))
+        shared = sum(leaf.size * leaf.dtype.itemsize for path, leaf in leaves if ends & set(path))
+        copies = self.live.num_ranks * sum(self.gpt.slot_groups[end.key].size for end in ends)
+        return shared + copies * jnp.dtype(self.compute_dtype).itemsize
+
+    def placements(
+        self, experts_LNS: Int[Array, "L N S"], stacks: Mapping[str, Any] | None = None
+    ) -> dict[str, jax.Array]:
+        """The placement of each group; a dense group is one class with a slot on every rank.
+
+        Args:
+            experts_LNS: placement of the experts.
+            stacks: an array ``[layer, ...]`` for each group, which says how many layers it has; None: a worker's.
+        """
+        num_layers = self.num_layers if stacks is None else {name: len(leaf) for name, leaf in stacks.items()}
+        return {
+            name: experts_LNS if group.is_expert else jnp.zeros((num_layers[name], self.live.num_ranks, 1), jnp.int32)
+            for name, group in self.gpt.groups.items()
+        }
+
+    def init(self, key: jax.Array) -> TrainState:
+        """The state before the first iteration; it depends on ``key`` and not on the number of ranks or stages."""
+        # Drawn on one device: a program on the whole mesh draws everything on each of its devices.
+        return self.adopt(jax.jit(self.gpt.init)(key))
+
+    def adopt(self, params: Mapping[str, jax.Array]) -> TrainState:
+        """The state before the first iteration with given parameters, ``[layer, class, size]`` by group."""
+        return self.fill_slots(self.lay_out(params))
+
+    def lay_out(self, params: Mapping[str, jax.Array]) -> TrainState:
+        """The same without slots."""
+        return jax.jit(self._lay_out, out_shardings=replace(self.shardings, slots={}))(dict(params))
+
+    def fill_slots(self, state: TrainState) -> TrainState:
+        """Fills the slots from the master weights and the placement, as after a restore."""
+        filled = replace(state, slots=self._make_slots(self.in_device_memory(state).master, state.placement))
+        return self.at_rest(filled)
+
+    @property
+    def shardings(self) -> TrainState:
+        """Shardings of a state between iterations, a prefix tree of it."""
+        shardings = self.live.shardings(self.specs)
+        if self.memory == "device":
+            return shardings
+
+        def slices(spec: PartitionSpec, sharding: NamedSharding) -> NamedSharding:
+            return sharding.with_memory_kind(self.memory) if spec == RANKED else sharding
+
+        pairs = ((of.master, of.moments) for of in (self.specs, shardings))
+        master, moments = jax.tree.map(slices, *pairs, is_leaf=is_spec)
+        return replace(shardings, master=master, moments=moments)
+
+    def shardings_of(self, specs: Any) -> Any:
+        """Maps a tree of specs to shardings; those of a state are where it is between iterations."""
+
+        def is_state(node: Any) -> bool:
+            return node is self.specs
+
+        def sharding(node: Any) -> Any:
+            return self.shardings if is_state(node) else self.live.shardings(node)
+
+        return jax.tree.map(sharding, specs, is_leaf=lambda node: is_state(node) or is_spec(node))
+
+    def at_rest(self, state: TrainState) -> TrainState:
+        """Puts master weights and moments where they are between iterations."""
+        return state if self.memory == "device" else jax.device_put(state, self.shardings)
+
+    def in_device_memory(self, state: TrainState) -> TrainState:
+        """Puts everything in device memory, as programs other than iterations take it."""
+        return state if self.memory == "device" else jax.device_put(state, self.live.shardings(self.specs))
+
+    def abstract(self, *, with_slots: bool = False) -> TrainState:
+        """Shapes, dtypes and shardings of a state; without slots, of what a checkpoint holds."""
+        shardings, state, num_live = self.shardings, self.worker_shapes, self.live.num_live
+        if not with_slots:
+            shardings, state = replace(shardings, slots={}), replace(state, slots={})
+        return jax.tree.map(
+            lambda sharding, sub: jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct((num_live, *leaf.shape), leaf.dtype, sharding=sharding), sub
+            ),
+            shardings,
+            state,
+        )
+
+    def whole_classes(self, state: TrainState) -> dict[str, np.ndarray]:
+        """The master weights ``[layer, class, size]`` by group, as a plain model has them; on the host."""
+        # Each op on sharded arrays would be a program with collectives of its own, and emulated devices can deadlock
+        # when many of those run at once; and no device need have room for the weights of all experts.
+        master, placement = jax.device_get((state.master, state.placement))
+
+        def classes(name: str) -> np.ndarray:
+            worker_L, index_L = self.locations(name)
+            found = {}
+            for worker in set(worker_L.tolist()):
+                stacks = {name: leaf[worker] for name, leaf in master.items()}
+                placements = self.placements(placement[worker], stacks)
+                found[worker] = self.layouts[name].classes(stacks[name], placements[name])
+            return np.stack(
+                [found[worker][index] for worker, index in zip(worker_L.tolist(), index_L.tolist(), strict=True)]
+            )
+
+        return {name: classes(name) for name in self.gpt.groups}
+
+    @cached_property
+    def _make_slots(self) -> Callable[[dict[str, jax.Array], jax.Array], dict[str, jax.Array]]:
+        def make(master: dict[str, jax.Array], placement_LNS: jax.Array) -> dict[str, jax.Array]:
+            return materialize_all(self, master, placement_LNS)
+
+        return jax.jit(self.live.per_rank(make, (RANKED, SHARED), RANKED))
+
+    def _find_worker_shapes(self) -> TrainState:
+        state = jax.eval_shape(self._lay_out, self.gpt.parameter_shapes)
+        state = replace(state, slots=jax.eval_shape(self._make_slots, state.master, state.placement))
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), state)
+
+    def _lay_out(self, params: Mapping[str, jax.Array]) -> TrainState:
+        def by_holding(name: str, classes: jax.Array) -> jax.Array:
+            index = self.model_index[name]
+            is_block = jnp.asarray(index >= 0)[(..., *[None] * (classes.ndim - 1))]
+            return jnp.where(is_block, classes[index], jnp.zeros((), classes.dtype))
+
+        holdings = jax.vmap(self._lay_out_holding, axis_size=len(self.chunks.holdings))(
+            {name: by_holding(name, classes.astype(self.accumulate_dtype)) for name, classes in params.items()}
+        )
+        return jax.tree.map(lambda leaf: leaf[self.holding_R], holdings)
+
+    def _lay_out_holding(self, params: Mapping[str, jax.Array]) -> TrainState:
+        config, ranks = self.experts, self.live.num_ranks
+        placement, policy = self.policy.init(self.num_moe_layers, config.num_classes, ranks, config.slots_per_rank)
+        placements = self.placements(placement, params)
+        master = {name: self.layouts[name].init(classes, placements[name]) for name, classes in params.items()}
+        state = TrainState(jnp.zeros((), jnp.int32), master, self.optimizer.init(master), {}, placement, policy)
+        return jax.tree.map(jnp.asarray, state)
+
+
+def materialize_all(
+    spec: StepSpec, master: Mapping[str, jax.Array], placement_LNS: Int[Array, "L N S"]
+) -> dict[str, jax.Array]:
+    """Per rank: the slots of every group, from master weights and the placement int32 ``[L, N, S]``."""
+    placements = spec.placements(placement_LNS, master)
+    return {name: spec.layouts[name].materialize(master[name], placements[name]) for name in master}

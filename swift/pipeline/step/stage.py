@@ -1,0 +1,309 @@
+"""A stage with its backward pass: F, B and W of a chunk as loops over its blocks, with stashes between them.
+
+A block is a layer: attention, then a dense network or a mixture of experts. It is a function of its weights, of inputs
+without a gradient, and of the residual stream; ``ForwardStage`` runs the blocks of a chunk forwards alone, ``Stage``
+splits a block of each kind and runs its three parts.
+
+The weights, gradients and stashes of blocks of a kind are stacked. So a program holds every kind of block
+once, whatever the number of blocks, and which kind comes next is data. Each kind has a ``lax.cond`` of its own, around
+what only this kind updates: a buffer that two branches update is copied by XLA. The expert ranks of a worker take the
+same branch.
+
+Legend: B sequences of this rank, T positions, D model dim, L MoE layers of the stage, N ranks, S slots, E experts.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from swift.experts.layer import Load, expert_parallel_moe
+from swift.experts.state_layouts import Fetched, Layout
+from swift.models.parameters import Group
+from swift.pipeline import scopes
+from swift.pipeline.split_backward.split import SplitStage, split
+from swift.pipeline.state import DeviceBatch, Index, Layers, add_to_layer, layer_of, put, put_layer, take_layer
+from swift.pipeline.step.metrics import no_load
+from swift.pipeline.step.spec import StepSpec
+
+_BlockFunction = Callable[[Mapping[str, Any], "Extras", jax.Array], tuple[tuple[jax.Array, jax.Array], Load | None]]
+"""A block: (its weights, its extras, x_BTD) -> ((y_BTD, auxiliary loss), load[E] or None)."""
+
+_Each = Callable[[bool, Index, Index, Any, Any], tuple[Any, Any]]
+"""(kind, index in the worker's stack, in the stashes, common values, values of the kind) -> both after a block."""
+
+Stash: TypeAlias = dict[bool, tuple[jax.Array, ...]]
+"""Values kept between two ops, ``[slots, layers, ...]`` each, by whether a block is a mixture of experts."""
+
+
+class Extras(NamedTuple):
+    """Inputs without a gradient; B and W get them again, so they are never stashed."""
+
+    placement: Any  # int32[L, N, S] of a stage, [N, S] of a block, or None of a dense block
+    valid_BT: jax.Array
+    document_BT: Any = None  # int32[B, T], see ``GPT.documents``, or None
+
+    @classmethod
+    def of(cls, spec: StepSpec, placement_LNS: jax.Array, data: DeviceBatch) -> "Extras":
+        """The extras of a stage for a micro-batch."""
+        return cls(placement_LNS, data.valid, spec.gpt.documents(data.inputs))
+
+
+def block_function(spec: StepSpec) -> _BlockFunction:
+    """A block, of the kind that its weights are of."""
+    gpt, experts, layout = spec.gpt, spec.gpt.groups.get("expert"), spec.layouts.get("expert")
+
+    def block(weights: Mapping[str, Any], extras: Extras, x_BTD: jax.Array) -> Any:
+        def moe(logits_TE: Any, x_TD: Any, valid_T: Any, state: Any, bias_E: Any = None) -> Any:
+            assert experts is not None
+            apply = partial(_fetched, experts, layout, state) if spec.experts.is_exact else experts.module(state)
+            return expert_parallel_moe(spec.experts, logits_TE, x_TD, valid_T, extras.placement, apply, bias_E)
+
+        wrap = jax.checkpoint if spec.remat == "attention" else None
+        y_BTD, aux, load = gpt.block(weights, x_BTD, extras.valid_BT, moe, extras.document_BT, wrap)
+        return (y_BTD, aux), load
+
+    return jax.checkpoint(block) if spec.remat == "block" else block
+
+
+def _fetched(experts: Group, layout: Layout | None, slices_Ew: jax.Array, placement_NS: jax.Array) -> Any:
+    """The experts of this rank's slots, with the weights that a placement puts there."""
+    assert isinstance(layout, Fetched)
+    return experts.module(experts.unpack(layout.fetch(slices_Ew, placement_NS)))
+
+
+def block_shapes(layers: Layers, extras: Extras, is_moe: bool) -> tuple[Any, Extras]:
+    """Shapes of the weights and extras of a block, from those of a stage or their shapes."""
+    return jax.eval_shape(lambda layers, extras: _block_of(layers, extras, is_moe, 0), layers, extras)
+
+
+def _block_of(layers: Layers, extras: Extras, is_moe: bool, layer: Index) -> tuple[Any, Extras]:
+    """Weights and extras of a block, by its index in the stack of its kind."""
+    placement = layer_of(extras.placement, layer) if is_moe else None
+    return layer_of(layers[is_moe], layer), extras._replace(placement=placement)
+
+
+@dataclass(frozen=True)
+class ForwardStage:
+    """The blocks of a stage without a backward pass, for use under ``jit`` and inside ``shard_map`` or ``vmap``.
+
+    Attributes:
+        spec: step spec.
+        holding: which of the holdings is the worker's, an int or int32[].
+    """
+
+    spec: StepSpec
+    holding: Index
+
+    @property
+    def stash_shapes(self) -> tuple[dict[bool, Any], ...]:
+        """Shapes ``[layers, ...]`` by kind of what is kept from F to B, from F to W, and from B to W."""
+        return {}, {}, {}
+
+    def evaluate(
+        self, layers: Layers, extras: Extras, x: Float[Array, "B T D"], chunk: Index
+    ) -> tuple[jax.Array, jax.Array, Load]:
+        """Runs a chunk forwards: (y_BTD, auxiliary loss, load[L, E])."""
+        apply = block_function(self.spec)
+
+        def block(is_moe: bool, layer: Index, _: Index, common: Any, load: Any) -> Any:
+            x, aux = common
+            (y, more), counts = apply(*_block_of(layers, extras, is_moe, layer), x)
+            return (y, aux + more), put(load, layer, counts) if is_moe else load
+
+        start = x, jnp.zeros((), self.spec.accumulate_dtype)
+        (y, aux), loads = self._each(chunk, block, start, self._no_load)
+        return y, aux, loads.get(True, no_load(self.spec))
+
+    @property
+    def _no_load(self) -> dict[bool, Any]:
+        return {is_moe: no_load(self.spec) if is_moe else () for is_moe in self.spec.chunks.kinds}
+
+    @jax.named_scope(scopes.BLOCKS)
+    def _each(
+        self, chunk: Index, block: _Each, common: Any, own: dict[bool, Any], *, reverse: bool = False
+    ) -> tuple[Any, Any]:
+        """Runs a function for every block of a chunk in turn, on values in common and values of the block's kind."""
+        cut, (only, *others) = self.spec.chunks.ops, self.spec.chunks.kinds
+        first = {is_moe: self._first_layer(is_moe, chunk) for is_moe in (only, *others)}
+
+        def one(index: Index, common: Any, own: dict[bool, Any]) -> Any:
+            if not others:
+                common, mine = block(only, first[only] + index, index, common, own[only])
+                return common, {only: mine}
+            kept, is_moe = (jnp.asarray(table)[chunk, index] for table in (cut.stack_index_PB, cut.is_moe_PB))
+            for kind in (only, *others):
+                runs = is_moe if kind else ~is_moe
+                same = lambda *same: same  # noqa: E731
+                common, mine = lax.cond(runs, partial(block, kind, first[kind] + kept, kept), same, common, own[kind])
+                own = own | {kind: mine}
+            return common, own
+
+        # Where all chunks have as many blocks, their number is known to the compiler.
+        is_even = len(set(cut.sizes)) == 1
+        count = cut.sizes[0] if is_even else jnp.asarray(cut.sizes, jnp.int32)[chunk]
+        if is_even and count == 1 and not others:
+            return one(0, common, own)
+
+        def step(i: jax.Array, loop: Any) -> Any:
+            index = i.astype(jnp.int32)
+            return one(count - 1 - index if reverse else index, *loop)
+
+        return lax.fori_loop(0, count, step, (common, own))
+
+    def _first_layer(self, is_moe: bool, chunk: Index) -> Index:
+        """Index of a chunk's first block of a kind in the worker's stack."""
+        chunks = self.spec.chunks
+        return 0 if chunks.are_single else jnp.asarray(chunks.first_layers(is_moe))[self.holding, chunk]
+
+
+@dataclass(frozen=True)
+class Stage(ForwardStage):
+    """The blocks of a stage as F, B and W.
+
+    Attributes:
+        kinds: a split block of each kind that the model has, by whether it is a mixture of experts.
+    """
+
+    kinds: Mapping[bool, SplitStage]
+
+    @classmethod
+    def of(
+        cls,
+        spec: StepSpec,
+        layers: Layers,
+        extras: Extras,
+        x: Any,
+        holding: Index,
+        axis_env: Sequence[tuple[str, int]] | None = None,
+    ) -> "Stage":
+        """Splits a block of each kind.
+
+        Args:
+            spec: step spec.
+            layers: weights of the stage's blocks, or their shapes.
+            extras: extras of the stage, or their shapes.
+            x: the stage's input ``[B, T, D]``, or its shape.
+            holding: see the class; it is data.
+            axis_env: see ``split``.
+        """
+        kinds = {
+            is_moe: split(block_function(spec), *block_shapes(layers, extras, is_moe), x, axis_env) for is_moe in layers
+        }
+        return cls(spec, holding, kinds)
+
+    def stack_size(self, is_moe: bool) -> int:
+        """Layers of a stash for blocks of a kind: as many as a chunk has."""
+        return self.spec.chunks.ops.stack_size(is_moe)
+
+    @property
+    def stash_shapes(self) -> tuple[dict[bool, Any], ...]:
+        """See ``ForwardStage``."""
+        return self.b_shapes, self.h_shapes, self.w_shapes
+
+    @property
+    def b_shapes(self) -> dict[bool, Any]:
+        """Shapes ``[layers, ...]`` of the arrays that F keeps for B alone, by kind."""
+        return {is_moe: self._stacked(is_moe, one.b_shapes) for is_moe, one in self.kinds.items()}
+
+    @property
+    def h_shapes(self) -> dict[bool, Any]:
+        """Shapes ``[layers, ...]`` of the arrays that F keeps for W; B may read them, too."""
+        return {is_moe: self._stacked(is_moe, one.h_shapes) for is_moe, one in self.kinds.items()}
+
+    @property
+    def w_shapes(self) -> dict[bool, Any]:
+        """Shapes ``[layers, ...]`` of the arrays that B keeps for W."""
+        return {is_moe: self._stacked(is_moe, one.w_shapes) for is_moe, one in self.kinds.items()}
+
+    def _stacked(self, is_moe: bool, shapes: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(jax.ShapeDtypeStruct((self.stack_size(is_moe), *leaf.shape), leaf.dtype) for leaf in shapes)
+
+    def forward(
+        self,
+        layers: Layers,
+        extras: Extras,
+        x: Float[Array, "B T D"],
+        b_stash: Stash,
+        held: Stash,
+        slots: tuple[Index, Index],
+        chunk: Index,
+    ) -> tuple[jax.Array, jax.Array, Load, Stash, Stash]:
+        """F: (y_BTD, auxiliary loss, load[L, E], and the stashes with what it keeps in the slots given for each)."""
+
+        def block(is_moe: bool, layer: Index, kept: Index, common: Any, own: Any) -> Any:
+            (x, aux), (load, b_stash, held) = common, own
+            (y, more), counts, for_b, for_w = self.kinds[is_moe].forward(*_block_of(layers, extras, is_moe, layer), x)
+            load, common = put(load, layer, counts) if is_moe else load, (y, aux + more)
+            return common, (load, put_layer(b_stash, slots[0], kept, for_b), put_layer(held, slots[1], kept, for_w))
+
+        own = {is_moe: (load, b_stash[is_moe], held[is_moe]) for is_moe, load in self._no_load.items()}
+        start = x, jnp.zeros((), self.spec.accumulate_dtype)
+        (y, aux), own = self._each(chunk, block, start, own)
+        b_stash, held = ({is_moe: of_kind[index] for is_moe, of_kind in own.items()} for index in (1, 2))
+        return y, aux, own[True][0] if True in own else no_load(self.spec), b_stash, held
+
+    def backward_input(
+        self,
+        layers: Layers,
+        extras: Extras,
+        b_stash: Stash,
+        held: Stash,
+        w_stash: Stash,
+        slots: tuple[Index, Index, Index],
+        d_out: tuple[jax.Array, jax.Array],
+        chunk: Index,
+    ) -> tuple[jax.Array, Stash]:
+        """B: the cotangent of x, and W's stash with what it keeps; ``slots`` of the three stashes."""
+
+        def block(is_moe: bool, layer: Index, kept: Index, dy: jax.Array, w_stash: Any) -> Any:
+            stashed = take_layer(b_stash[is_moe], slots[0], kept), take_layer(held[is_moe], slots[1], kept)
+            given = _block_of(layers, extras, is_moe, layer)
+            dx, for_w = self.kinds[is_moe].backward_input(*given, *stashed, (dy, d_out[1]))
+            return dx, put_layer(w_stash, slots[2], kept, for_w)
+
+        return self._each(chunk, block, d_out[0], w_stash, reverse=True)
+
+    def backward_weight(
+        self,
+        layers: Layers,
+        extras: Extras,
+        held: Stash,
+        w_stash: Stash,
+        slots: tuple[Index, Index],
+        totals: Layers,
+        chunk: Index,
+    ) -> Layers:
+        """W: the totals with the gradients of the weights added; ``slots`` of the two stashes."""
+
+        def block(is_moe: bool, layer: Index, kept: Index, common: Any, totals: Any) -> Any:
+            stashed = take_layer(held[is_moe], slots[0], kept), take_layer(w_stash[is_moe], slots[1], kept)
+            gradients = self.kinds[is_moe].backward_weight(*_block_of(layers, extras, is_moe, layer), *stashed)
+            return common, add_to_layer(totals, layer, gradients)
+
+        return self._each(chunk, block, (), totals)[1]
+
+    def backward(
+        self,
+        layers: Layers,
+        extras: Extras,
+        b_stash: Stash,
+        held: Stash,
+        d_out: tuple[jax.Array, jax.Array],
+        totals: Layers,
+        chunk: Index,
+    ) -> tuple[jax.Array, Layers]:
+        """B and W of every block at once, from slot 0 of the stashes: the cotangent of x, and the totals."""
+
+        def block(is_moe: bool, layer: Index, kept: Index, dy: jax.Array, totals: Any) -> Any:
+            for_b, for_w = take_layer(b_stash[is_moe], 0, kept), take_layer(held[is_moe], 0, kept)
+            given, one = _block_of(layers, extras, is_moe, layer), self.kinds[is_moe]
+            dx, more_for_w = one.backward_input(*given, for_b, for_w, (dy, d_out[1]))
+            return dx, add_to_layer(totals, layer, one.backward_weight(*given, for_w, more_for_w))
+
+        return self._each(chunk, block, d_out[0], totals, reverse=True)

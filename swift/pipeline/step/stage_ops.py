@@ -1,0 +1,306 @@
+"""F, B and W of one micro-batch on buffers: read the inbox or a stash, compute, write a stash or accumulate.
+
+Only the first and the last chunk differ: the first one's F embeds its tokens and its B turns the input's gradient
+into the embedding's; the last one's F computes the loss, its gradient and the head's gradient at once, so that logits
+are never stored.
+
+Where ranks share the embedding's rows, a rank has copies of its hot tokens' rows: ``HotRows`` fetches them before an
+iteration and sends their gradients after it. All expert ranks of a worker begin and end an iteration at once, so what
+they exchange may be in a branch of a worker.
+
+Legend: K iterations of the window, n micro-batches of a worker, H hot tokens of a rank, B sequences of this rank,
+T positions, D model dim.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from swift.models.vocabulary.lookup import Copies, add_gradients_of_copies, choose_hot_rows, fetch_copies
+from swift.pipeline import scopes
+from swift.pipeline.state import DeviceBatch, EmbeddingWeights, Index, Layers, StageWeights, layer_of, put
+from swift.pipeline.step.metrics import Sums
+from swift.pipeline.step.spec import StepSpec
+from swift.pipeline.step.stage import Extras, ForwardStage, Stage, Stash
+from swift.pipeline.step.tick_arrays import TickOp
+from swift.pipeline.step.update import EmbeddingAndHead, where
+
+
+@dataclass(frozen=True)
+class HotRows:
+    """The hot tokens of a rank in each iteration of a window; without effect where a spec has none.
+
+    Attributes:
+        spec: step spec.
+        hot_KH: int32, see ``choose_hot_rows``.
+    """
+
+    spec: StepSpec
+    hot_KH: jax.Array
+
+    @classmethod
+    def choose(
+        cls, spec: StepSpec, inputs_nBT: Int[Array, "n B T"], iteration_n: Int[Array, " n"], num_iterations: int
+    ) -> "HotRows":
+        """Chooses them by the tokens that this rank embeds.
+
+        Args:
+            spec: step spec.
+            inputs_nBT: int32, tokens of this rank.
+            iteration_n: int32, the iteration in which the worker embeds a micro-batch; -1: another worker does.
+            num_iterations: K.
+        """
+        if not spec.num_hot_rows:
+            return cls(spec, jnp.zeros((num_iterations, 0), jnp.int32))
+        tokens_nT = inputs_nBT.reshape(len(inputs_nBT), -1)
+        return cls(
+            spec, choose_hot_rows(tokens_nT, iteration_n, num_iterations, spec.gpt.vocab_size, spec.num_hot_rows)
+        )
+
+    @property
+    def no_copies(self) -> Any:
+        """Zeros of the shape of the copies, ``[H, D]``; an empty tree where there are none."""
+        shape = self.hot_KH.shape[1], self.spec.gpt.config.model_dim
+        return jnp.zeros(shape, self.spec.compute_dtype) if self.spec.num_hot_rows else ()
+
+    def at(self, iteration: Any, copies: Any) -> Copies | None:
+        """The copies of an iteration, with the tokens that they are of."""
+        return Copies(self.hot_KH[iteration], copies) if self.spec.num_hot_rows else None
+
+    def fetch(self, slots: dict[str, jax.Array], iteration: Any, is_first: Any, copies: Any) -> Any:
+        """Fetches the copies of an iteration.
+
+        Args:
+            slots: slots of this rank, with the weights that the iteration begins with.
+            iteration: the iteration; beyond the window nothing is fetched.
+            is_first: whether the worker embeds tokens; nothing is fetched where it does not.
+            copies: copies to keep then.
+        """
+        if not self.spec.num_hot_rows:
+            return copies
+
+        def fetched() -> jax.Array:
+            own = self.spec.gpt.slot_groups["embedding"].unpack_stack(slots["embedding"][:, 0])
+            return fetch_copies(own["token_VD"][...][0], self.hot_KH[iteration], self.spec.live.num_ranks)
+
+        with jax.named_scope(f"{scopes.COPIES}/embedding"):
+            return where(is_first & (iteration < len(self.hot_KH)), fetched, lambda: copies)
+
+    def collect(self, totals: StageWeights, iteration: Any, is_first: Any) -> StageWeights:
+        """Adds the gradients of an iteration's copies to the embedding's, on their owners; of the first chunk."""
+        spec = self.spec
+        if not spec.num_hot_rows:
+            return totals
+
+        def added(embedding: EmbeddingWeights) -> EmbeddingWeights:
+            own = jax.tree.map(lambda leaf: leaf, embedding.own)  # a copy of the tree, which is changed
+            shares, hot_H = own["token_VD"], self.hot_KH[iteration]
+            ranks, wire = spec.live.num_ranks, spec.row_wire_dtype
+            total_vD = add_gradients_of_copies(shares[...][0], embedding.copies, hot_H, ranks, wire)
+            own["token_VD"] = shares.replace(total_vD[None])
+            return EmbeddingWeights(own, jnp.zeros_like(embedding.copies))
+
+        with jax.named_scope(f"{scopes.UPDATE}/{scopes.COPIES}/embedding"):
+            return totals._replace(embedding=where(is_first, added, lambda same: same, totals.embedding))
+
+
+@dataclass(frozen=True)
+class EvaluationOps:
+    """The op of one rank's stage in an evaluation. Made while a step function is traced: it holds that trace's arrays.
+
+    Attributes:
+        spec: step spec.
+        stage: the stage's blocks.
+        weights: weights of the stage, embedding and head.
+        placement_LNS: int32, the expert in every slot.
+        own_chunk: the chunk that the worker holds; None: it may hold several, and the op says which one it works on.
+        batch: the worker's micro-batches, ``[n, B, T]``.
+    """
+
+    spec: StepSpec
+    stage: ForwardStage
+    weights: StageWeights
+    placement_LNS: jax.Array
+    own_chunk: Index | None
+    batch: DeviceBatch
+
+    def evaluate(
+        self, op: TickOp, activations: Float[Array, "_ B T D"], sums: Sums
+    ) -> tuple[Float[Array, "B T D"], Sums]:
+        """F without a backward pass: the message to the next stage, and the sums."""
+        data = self._data(op)
+        x = self._input(op, data, activations)
+        y, aux, load = self.stage.evaluate(self.weights.layers, self._extras(data), x, self._chunk(op))
+
+        def end(sums: Sums) -> Sums:
+            loss = self._loss(self.weights.head, y, data)
+            return _sums_of(sums, op.iteration, loss=loss, tokens=data.valid.sum(dtype=jnp.int32))
+
+        sums = _sums_of(sums, op.iteration, aux=aux, load=load)
+        return y, where(self._ends(op).is_last, end, lambda same: same, sums)
+
+    def _chunk(self, op: TickOp) -> Index:
+        return op.chunk if self.own_chunk is None else self.own_chunk
+
+    def _ends(self, op: TickOp) -> EmbeddingAndHead:
+        return EmbeddingAndHead.of(self.spec, self._chunk(op))
+
+    def _embed(self, op: TickOp, data: DeviceBatch) -> jax.Array:
+        weights = {"embedding": [layer_of(self.weights.embedding.own, 0)]}
+        with _named(scopes.EMBEDDING, self.spec.gpt.embedding_ranks):
+            return self.spec.gpt.embed(weights, data.inputs, copies=self._copies(op))
+
+    def _copies(self, op: TickOp) -> Copies | None:
+        """Copies that an op looks tokens up in: none in an evaluation."""
+        del op
+        return None
+
+    def _loss(self, head: Any, y: jax.Array, data: DeviceBatch) -> jax.Array:
+        weights = {name: [layer_of(stack, 0)] for name, stack in head.items()}
+        with _named(scopes.HEAD, self.spec.gpt.head_ranks):
+            return self.spec.gpt.head_loss(weights, y, data.labels, data.valid)
+
+    def _data(self, op: TickOp) -> DeviceBatch:
+        return jax.tree.map(lambda leaf: leaf[op.data], self.batch)
+
+    def _extras(self, data: DeviceBatch) -> Extras:
+        return Extras.of(self.spec, self.placement_LNS, data)
+
+    def _input(self, op: TickOp, data: DeviceBatch, activations: jax.Array) -> jax.Array:
+        return where(self._ends(op).is_first, lambda: self._embed(op, data), lambda: activations[op.inbox])
+
+
+@dataclass(frozen=True)
+class StageOps(EvaluationOps):
+    """The ops of one rank's stage in a step.
+
+    Attributes:
+        stage: the stage's blocks as F, B and W.
+        aux_weight_K: weight of the auxiliary loss in each iteration, beside the sum of the tokens' losses.
+        hot_rows: tokens of which the weights have copies.
+    """
+
+    stage: Stage
+    aux_weight_K: jax.Array
+    hot_rows: HotRows
+
+    def forward(
+        self,
+        op: TickOp,
+        activations: Float[Array, "_ B T D"],
+        gradients: Float[Array, "_ B T D"],
+        b_stash: Stash,
+        held: Stash,
+        sums: Sums,
+        head: Any,
+    ) -> tuple[Float[Array, "B T D"], tuple[Float[Array, "_ B T D"], Stash, Stash, Sums, Any]]:
+        """F: the message to the next stage, and the updated buffers; the last stage adds its loss."""
+        data = self._data(op)
+        y, aux, load, b_stash, held = self.stage.forward(
+            self.weights.layers,
+            self._extras(data),
+            self._input(op, data, activations),
+            b_stash,
+            held,
+            (op.b_stash, op.held),
+            self._chunk(op),
+        )
+        own = _sums_of(sums, op.iteration, aux=aux, load=load)
+
+        def end(gradients: jax.Array, sums: Sums, head: Any) -> tuple[jax.Array, Sums, Any]:
+            value, (d_head, dy) = jax.value_and_grad(self._loss, argnums=(0, 1))(self.weights.head, y, data)
+            tokens = data.valid.sum(dtype=jnp.int32)
+            sums = _sums_of(sums, op.iteration, loss=value, tokens=tokens)
+            return put(gradients, op.loss, dy), sums, _add(head, d_head)
+
+        gradients, own, head = where(self._ends(op).is_last, end, lambda *same: same, gradients, own, head)
+        return y, (gradients, b_stash, held, own, head)
+
+    def backward_input(
+        self,
+        op: TickOp,
+        gradients: Float[Array, "_ B T D"],
+        b_stash: Stash,
+        held: Stash,
+        w_stash: Stash,
+        embedding: Any,
+    ) -> tuple[Float[Array, "B T D"], tuple[Stash, Any]]:
+        """B: the message to the previous stage, and the buffers with W's stash."""
+        data = self._data(op)
+        dx, w_stash = self.stage.backward_input(
+            self.weights.layers,
+            self._extras(data),
+            b_stash,
+            held,
+            w_stash,
+            (op.b_stash, op.held, op.w_stash),
+            self._d_out(op, gradients),
+            self._chunk(op),
+        )
+        return dx, (w_stash, self._embedded(op, data, dx, embedding))
+
+    def backward_weight(self, op: TickOp, held: Stash, w_stash: Stash, layers: Layers) -> Layers:
+        """W: the accumulated gradients of the stage's weights."""
+        extras, slots = self._extras(self._data(op)), (op.held, op.w_stash)
+        return self.stage.backward_weight(self.weights.layers, extras, held, w_stash, slots, layers, self._chunk(op))
+
+    def backward(
+        self,
+        op: TickOp,
+        gradients: Float[Array, "_ B T D"],
+        b_stash: Stash,
+        held: Stash,
+        layers: Layers,
+        embedding: Any,
+    ) -> tuple[Layers, Any]:
+        """B and W at once, for a single worker: the accumulated gradients of its layers and of the embedding."""
+        data = self._data(op)
+        dx, layers = self.stage.backward(
+            self.weights.layers, self._extras(data), b_stash, held, self._d_out(op, gradients), layers, self._chunk(op)
+        )
+        return layers, self._embedded(op, data, dx, embedding)
+
+    def _copies(self, op: TickOp) -> Copies | None:
+        return self.hot_rows.at(op.iteration, self.weights.embedding.copies)
+
+    def _d_out(self, op: TickOp, gradients: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return gradients[op.inbox], self.aux_weight_K[op.iteration]
+
+    def _embedded(self, op: TickOp, data: DeviceBatch, dx: jax.Array, embedding: Any) -> Any:
+        """The accumulated gradient of the embedding, if the op is on the first chunk."""
+
+        def embed(embedding: EmbeddingWeights) -> EmbeddingWeights:
+            weights, copies = {"embedding": [layer_of(self.weights.embedding.own, 0)]}, self._copies(op)
+            with _named(scopes.EMBEDDING, self.spec.gpt.embedding_ranks):
+                more, of_copies = self.spec.gpt.embedding_gradient(
+                    weights, data.inputs, copies, dx, self.spec.row_wire_dtype
+                )
+            more = jax.tree.map(lambda leaf: leaf[None], more)
+            return _add(embedding, EmbeddingWeights(more, () if copies is None else of_copies))
+
+        return where(self._ends(op).is_first, embed, lambda same: same, embedding)
+
+
+def _named(scope: str, num_ranks: int) -> AbstractContextManager[None]:
+    """The context of what ranks share: only then has it collectives, which are told by the name."""
+    return jax.named_scope(scope) if num_ranks > 1 else nullcontext()
+
+
+def _add(totals: Any, values: Any) -> Any:
+    """Leaf-wise sums, in the totals' dtype."""
+    return jax.tree.map(lambda total, value: total + value.astype(total.dtype), totals, values)
+
+
+def _sums_of(sums_K: Sums, iteration: Int[Array, ""], **values: Any) -> Sums:
+    """Adds values of one iteration to some fields of a window's sums."""
+
+    def added(total_K: jax.Array, value: jax.Array) -> jax.Array:
+        return total_K.at[iteration].add(value.astype(total_K.dtype))
+
+    return sums_K._replace(
+        **{name: jax.tree.map(added, getattr(sums_K, name), value) for name, value in values.items()}
+    )

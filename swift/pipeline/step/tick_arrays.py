@@ -1,0 +1,119 @@
+"""A tick table as arrays, the arguments of a step function: a new table of the same shape compiles nothing.
+
+Legend: T ticks, Q rounds of a tick, R live workers, H phases, n micro-batches of a worker.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Int
+
+from swift.schedules.lowering.tick_table import TickTable
+from swift.schedules.problem import Kind
+
+_Array = jax.Array | np.ndarray
+"""NumPy on the host, JAX on devices."""
+
+
+class Common(NamedTuple):
+    """Columns that are the same for all workers."""
+
+    activations_TQ: _Array  # int32, the permutation that moves in a round; -1: none
+    gradients_TQ: _Array  # int32
+    phases_H2: _Array  # int32, first tick and end of every phase
+
+
+class Columns(NamedTuple):
+    """A worker's columns; global arrays have a leading dim R."""
+
+    opcode_T: _Array  # int32, the fields of ``TickTable``
+    iteration_T: _Array
+    data_T: _Array
+    b_stash_T: _Array
+    held_T: _Array
+    w_stash_T: _Array
+    inbox_T: _Array
+    loss_T: _Array
+    chunk_T: _Array
+    own_slot_T: _Array
+    activation_slot_TQ: _Array
+    gradient_slot_TQ: _Array
+    update_H: _Array  # int32, the iteration that is updated at the end of a phase; -1: none
+    update_chunk_H: _Array  # int32, the chunk that is updated; -1: none
+    ends_iteration_H: _Array  # bool, whether it is the last of the worker's chunks to be updated in its iteration
+    token_iteration_n: _Array  # int32, the iteration of each micro-batch whose tokens the worker counts; else -1
+
+    @property
+    def updates(self) -> tuple[_Array, _Array, _Array]:
+        """Iteration and chunk of the update at the end of each phase, and whether it ends its iteration."""
+        return self.update_H, self.update_chunk_H, self.ends_iteration_H
+
+
+class TickOp(NamedTuple):
+    """A worker's op in one tick: int32[] each, and int32[Q] slots for the messages that it receives."""
+
+    opcode: jax.Array
+    iteration: jax.Array
+    data: jax.Array
+    b_stash: jax.Array
+    held: jax.Array
+    w_stash: jax.Array
+    inbox: jax.Array
+    loss: jax.Array
+    chunk: jax.Array
+    own_slot: jax.Array
+    activation_slot_Q: jax.Array
+    gradient_slot_Q: jax.Array
+
+    @classmethod
+    def at(cls, columns: Columns, tick: Int[jax.Array, ""]) -> "TickOp":
+        """The op of a tick."""
+        return cls(*(jnp.asarray(column)[tick] for column in columns[: len(cls._fields)]))
+
+
+def table_arrays(table: TickTable) -> tuple[Common, Columns]:
+    """The arrays of a tick table, on the host."""
+    bounds = table.phase_bounds
+    common = Common(
+        table.activations.permutation_TQ,
+        table.gradients.permutation_TQ,
+        np.stack([bounds[:-1], bounds[1:]], axis=1).astype(np.int32),
+    )
+    fields_TR = (
+        table.opcode_TR,
+        table.iteration_TR,
+        table.data_TR,
+        table.b_stash_TR,
+        table.held_TR,
+        table.w_stash_TR,
+        table.inbox_TR,
+        table.loss_TR,
+        table.chunk_TR,
+        table.own_slot_TR,
+    )
+    slots_RTQ = [moves.slot_TQR.transpose(2, 0, 1) for moves in (table.activations, table.gradients)]
+    updates = table.update_HR.T, table.update_chunk_HR.T, _ends_iteration(table.update_HR).T
+    columns = [*(field_TR.T for field_TR in fields_TR), *slots_RTQ, *updates, _token_iterations(table)]
+    return common, Columns(*(np.ascontiguousarray(column) for column in columns))
+
+
+def _ends_iteration(update_HR: np.ndarray) -> np.ndarray:
+    """Whether each update is the last one of its worker in its iteration, bool[H, R]."""
+    is_last_HR = np.zeros(update_HR.shape, bool)
+    for row, iteration_H in enumerate(update_HR.T):
+        for iteration in set(iteration_H[iteration_H >= 0].tolist()):
+            is_last_HR[np.flatnonzero(iteration_H == iteration)[-1], row] = True
+    return is_last_HR
+
+
+def _token_iterations(table: TickTable) -> np.ndarray:
+    """The iteration of each micro-batch of a worker whose F on the first chunk it runs, int32[R, n]; else -1.
+
+    So every token of a batch is counted by one worker.
+    """
+    counted_Rn = np.full(table.data_Rn.shape[:2], -1, np.int32)
+    tick, row = np.nonzero((table.opcode_TR == Kind.F + 1) & (table.chunk_TR == 0))
+    counted_Rn[row, table.data_TR[tick, row]] = table.iteration_TR[tick, row]
+    return counted_Rn

@@ -1,0 +1,476 @@
+"""The step functions of a pipeline: one jitted program for each configuration, with the tick table as data.
+
+``window_step`` runs K iterations as one program, in which every stage updates as soon as it and its peers are done and
+starts the next iteration (ReCycle's staggered optimizer). The norm of the whole model's gradient is known only
+afterwards: so a window is a transaction, which leaves the old state unchanged and reports whether it counts.
+``barrier_step`` runs one iteration in which all stages wait for the norm before they update: it always counts.
+
+Both see a rank through its context: its stage, its interpreter, and the sums that its updates need. A worker that
+holds several chunks updates each by itself, since its peers differ from chunk to chunk. ``ChunkLayers`` takes the state
+of a chunk out of the worker's stacks, which is the same on all workers that hold it, wherever in their stacks it is.
+The only chunk of a worker has its whole state.
+
+Legend: K iterations of the window, n micro-batches of a worker (in an index: layers of a chunk), B sequences of this
+rank, T positions, C chunks, H holdings, R mesh rows.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.stages import Wrapped
+
+from swift.mesh.peer_sum import PeerSum
+from swift.mesh.per_rank import EXPERT_AXIS, RANKED, REPLICATED, SHARED, WORKER_AXIS
+from swift.pipeline import scopes
+from swift.pipeline.state import EMBEDDING_AND_HEAD, KINDS, DeviceBatch, Index, StageWeights, TrainState
+from swift.pipeline.step.interpreter import Carry, Interpreter, empty_carry
+from swift.pipeline.step.metrics import Sums, UpdateRecord, metrics_of, over_stages
+from swift.pipeline.step.spec import StepSpec, SumInRound
+from swift.pipeline.step.stage import Extras, ForwardStage, Stage
+from swift.pipeline.step.stage_ops import EvaluationOps, HotRows, StageOps
+from swift.pipeline.step.tick_arrays import Columns, Common
+from swift.pipeline.step.update import (
+    EmbeddingAndHead,
+    apply_gradients,
+    clip_scale,
+    reduce_gradients,
+    reduce_tied,
+    square_norm,
+)
+from swift.schedules.lowering.tick_table import TickTable
+
+_Tree = TypeVar("_Tree")
+
+_IN = (REPLICATED, SHARED, RANKED)
+
+
+@dataclass(frozen=True)
+class ChunkLayers:
+    """Takes a chunk's layers out of a worker's stacks, and puts them back; without effect where a worker has one chunk.
+
+    Attributes:
+        spec: step spec.
+        holding: which of the holdings is the worker's, int32[].
+    """
+
+    spec: StepSpec
+    holding: Index
+
+    def totals(self, totals: StageWeights, chunk: Index) -> StageWeights:
+        """The gradients of a chunk's weights; zeros in layers that are padding."""
+        if self.spec.chunks.are_single:
+            return totals
+        return totals._replace(
+            layers={is_moe: _taken(stack, self._index(is_moe, chunk)) for is_moe, stack in totals.layers.items()}
+        )
+
+    def cleared(self, totals: StageWeights, chunk: Index) -> StageWeights:
+        """The gradients of all weights with those of a chunk set to zero."""
+        if self.spec.chunks.are_single:
+            return jax.tree.map(jnp.zeros_like, totals)
+
+        def layers_cleared(is_moe: bool, stack: Any) -> Any:
+            index = self._index(is_moe, chunk)
+            return jax.tree.map(lambda leaf: leaf.at[index].set(0, mode="drop"), stack)
+
+        ends = EmbeddingAndHead.of(self.spec, chunk)
+        return StageWeights(
+            {is_moe: layers_cleared(is_moe, stack) for is_moe, stack in totals.layers.items()},
+            _selected(ends.is_first, jax.tree.map(jnp.zeros_like, totals.embedding), totals.embedding),
+            _selected(ends.is_last, jax.tree.map(jnp.zeros_like, totals.head), totals.head),
+        )
+
+    def of_stack(self, stack: _Tree, chunk: Index) -> _Tree:
+        """A chunk's layers of arrays ``[MoE layer, ...]``; zeros in layers that are padding."""
+        return stack if self.spec.chunks.are_single else _taken(stack, self._index(True, chunk))
+
+    def state(self, state: TrainState, chunk: Index) -> TrainState:
+        """The state of a chunk: counters, the policy's own state, embedding and head are the worker's."""
+        if self.spec.chunks.are_single:
+            return state
+
+        def of_chunk(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
+            name = group_of(path)
+            if name is None or name in EMBEDDING_AND_HEAD:
+                return leaf
+            return _taken(leaf, self._index(KINDS[name], chunk), padding=None)
+
+        master, moments, slots = jax.tree_util.tree_map_with_path(of_chunk, (state.master, state.moments, state.slots))
+        placement = _taken(state.placement, self._index(True, chunk), padding=None)
+        return replace(state, master=master, moments=moments, slots=slots, placement=placement)
+
+    def put_state(self, state: TrainState, of_chunk: TrainState, chunk: Index, *, ends_iteration: Any) -> TrainState:
+        """The worker's state with that of a chunk.
+
+        Args:
+            state: state of the worker.
+            of_chunk: state of the chunk.
+            chunk: the chunk; with ``NONE`` only counters count.
+            ends_iteration: whether counters and the policy's own state become those of the chunk: after an iteration's
+                last update.
+        """
+        if self.spec.chunks.are_single:
+            return of_chunk
+        ends = EmbeddingAndHead.of(self.spec, chunk)
+        embeds = ends_iteration if self.spec.ties_stages else ends.is_first
+        is_used = {"embedding": embeds, "head": ends.is_last, None: ends_iteration}
+
+        def joined(path: tuple[Any, ...], old: jax.Array, new: jax.Array) -> jax.Array:
+            name = group_of(path)
+            if name is None or name in is_used:
+                return jnp.where(is_used[name], new, old)
+            return old.at[self._index(KINDS[name], chunk)].set(new, mode="drop")
+
+        def arrays(of: TrainState) -> tuple[Any, ...]:
+            return of.step, of.master, of.moments, of.slots
+
+        step, master, moments, slots = jax.tree_util.tree_map_with_path(joined, arrays(state), arrays(of_chunk))
+        policy = _selected(ends_iteration, of_chunk.policy, state.policy)
+        placement = state.placement.at[self._index(True, chunk)].set(of_chunk.placement, mode="drop")
+        return TrainState(step, master, moments, slots, placement, policy)
+
+    def put_record(self, records_K: UpdateRecord, record: UpdateRecord, chunk: Index, iteration: Index) -> UpdateRecord:
+        """A window's records with that of a chunk; its norm counts on the lowest of the workers that hold it."""
+        one, index = self.spec.chunks.are_single, self._index(True, chunk)
+
+        def put(all_K: jax.Array, values: jax.Array) -> jax.Array:
+            at = all_K.at[iteration] if one else all_K.at[iteration, index]
+            return at.set(values, mode="drop")
+
+        counts = self._counts(chunk)
+        square = jnp.where(counts, record.square_norm, jnp.zeros_like(record.square_norm))
+        names = ("load", "replicas_LE", "imbalance_L")
+        by_layer = {name: jax.tree.map(put, getattr(records_K, name), getattr(record, name)) for name in names}
+        return UpdateRecord(
+            square_norm=records_K.square_norm.at[iteration].add(square),
+            learning_rate=records_K.learning_rate.at[iteration].set(record.learning_rate),
+            **by_layer,
+        )
+
+    def put_gradients(
+        self, all_K: dict[str, Any], of_chunk: dict[str, Any], chunk: Index, iteration: Index
+    ) -> dict[str, Any]:
+        """Gradients ``[K, layer, ...]`` of the master weights by group, with those of a chunk."""
+        ends = EmbeddingAndHead.of(self.spec, chunk)
+        is_used = {"embedding": ends.is_first, "head": ends.is_last}
+
+        def put(name: str) -> jax.Array:
+            if self.spec.chunks.are_single:
+                return all_K[name].at[iteration].set(of_chunk[name])
+            if name in is_used:
+                return jnp.where(is_used[name], all_K[name].at[iteration].set(of_chunk[name]), all_K[name])
+            return all_K[name].at[iteration, self._index(KINDS[name], chunk)].set(of_chunk[name], mode="drop")
+
+        return {name: put(name) for name in all_K}
+
+    def _counts(self, chunk: Index) -> Any:
+        lowest_CR = np.zeros((len(self.spec.peers_C) + 1, self.spec.live.num_live), bool)  # the last row is NONE's
+        for number, rows in enumerate(self.spec.peers_C):
+            lowest_CR[number, rows[0]] = True
+        return jnp.asarray(lowest_CR)[chunk, self.spec.live.row_index()]
+
+    def _index(self, is_moe: bool | None, chunk: Index) -> jax.Array:
+        """Index in the stack of a chunk's layers of a kind, int32[n]; beyond the end for padding, and with ``NONE``."""
+        chunks = self.spec.chunks
+        number_n = jnp.arange(chunks.ops.stack_size(is_moe), dtype=jnp.int32)
+        counts = jnp.asarray([*chunks.ops.counts(is_moe), 0], jnp.int32)  # the last one is NONE's
+        first = jnp.asarray(chunks.first_layers(is_moe))[self.holding, chunk]
+        return jnp.where(number_n < counts[chunk], first + number_n, chunks.stack_size(is_moe))
+
+
+def group_of(path: Sequence[Any]) -> str | None:
+    """The group of parameters of a leaf of a state; None for counters."""
+    return next((entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey)), None)
+
+
+def _taken(tree: _Tree, index_n: jax.Array, *, padding: Any = 0) -> _Tree:
+    """Layers of stacks; where an index is beyond them, the padding, or with None the last layer."""
+    options: dict[str, Any] = {"mode": "clip"} if padding is None else {"mode": "fill", "fill_value": padding}
+    return jax.tree.map(lambda leaf: jnp.take(leaf, index_n, axis=0, **options), tree)
+
+
+def _selected(is_so: Any, one: _Tree, other: _Tree) -> _Tree:
+    return jax.tree.map(lambda a, b: jnp.where(is_so, a, b), one, other)
+
+
+class _RankContext(NamedTuple):
+    """A rank's context before the first tick of a step function; lives as long as its trace."""
+
+    spec: StepSpec
+    stage: ForwardStage
+    interpreter: Interpreter
+    start: Carry
+    batch: DeviceBatch
+    tokens_K: jax.Array  # int32, of the iterations' global batches
+    layers: ChunkLayers
+    hot_rows: HotRows
+
+    @classmethod
+    def enter(
+        cls,
+        spec: StepSpec,
+        table: TickTable,
+        num_iterations: int,
+        state: TrainState,
+        common: Common,
+        columns: Columns,
+        batch: DeviceBatch,
+        *,
+        trains: bool = True,
+    ) -> "_RankContext":
+        """Splits the blocks, unless they are only evaluated, counts the tokens and empties the buffers."""
+        message = jnp.zeros((*batch.inputs.shape[1:], spec.gpt.config.model_dim), spec.compute_dtype)
+        holding = jnp.asarray(spec.holding_R)[spec.live.row_index()]
+        hot_rows = HotRows.choose(spec, batch.inputs, jnp.asarray(columns.token_iteration_n), num_iterations)
+        weights = StageWeights.of(spec.gpt, spec.chunks, state.slots, holding, hot_rows.no_copies)
+        extras = Extras.of(spec, state.placement, jax.tree.map(lambda leaf: leaf[0], batch))
+        stage = Stage.of(spec, weights.layers, extras, message, holding) if trains else ForwardStage(spec, holding)
+        permutations = table.activations.permutations, table.gradients.permutations
+        tokens_n = batch.valid.sum(axis=(1, 2), dtype=jnp.int32)
+        is_of_Kn = jnp.arange(num_iterations, dtype=jnp.int32)[:, None] == columns.token_iteration_n[None]
+        return cls(
+            spec,
+            stage,
+            Interpreter(permutations, common, columns, message, spec.chunks.have_neighbours),
+            empty_carry(spec, table, stage, weights, message, num_iterations),
+            batch,
+            _everywhere(spec, jnp.sum(is_of_Kn * tokens_n[None], axis=1, dtype=jnp.int32)),
+            ChunkLayers(spec, holding),
+            hot_rows,
+        )
+
+    @property
+    def divisor_K(self) -> jax.Array:
+        """Divisors of the iterations' sums: the tokens of their global batches."""
+        return jnp.maximum(self.tokens_K, 1).astype(self.spec.accumulate_dtype)
+
+    @property
+    def own_chunk(self) -> Any:
+        """The chunk that the worker holds; None if workers may hold several."""
+        held = self.spec.chunks.holdings
+        return jnp.asarray([chunk for chunk, *_ in held])[self.layers.holding] if self.spec.chunks.are_single else None
+
+    def chunks(self) -> list[tuple[Any, PeerSum]]:
+        """The worker's chunk in every round, and the sum of the round over the workers that have the same one."""
+        chunk_T = jnp.asarray(self.spec.rounds.chunk_HT)[self.layers.holding]
+        return [(chunk_T[turn], peer_sum) for turn, peer_sum in enumerate(self.spec.rounds.sums)]
+
+    def named_round(self, turn: int) -> AbstractContextManager[None]:
+        """The context of the updates of a round, whose name instructions carry if there are several."""
+        return jax.named_scope(f"{scopes.ROUND}{turn}") if len(self.spec.rounds.sums) > 1 else nullcontext()
+
+    def ends(self, chunk: Any) -> EmbeddingAndHead:
+        """Whether a chunk is the model's first and last."""
+        return EmbeddingAndHead.of(self.spec, chunk)
+
+    def first_copies(self, state: TrainState) -> Any:
+        """Copies of the embedding's rows for the first iteration, on workers that embed tokens."""
+        embeds = jnp.asarray(self.spec.chunks.holds_HC[:, 0])[self.layers.holding]
+        return self.hot_rows.fetch(state.slots, 0, embeds, self.hot_rows.no_copies)
+
+    def ops(self, state: TrainState, copies: Any) -> StageOps:
+        """The worker's ops with the weights of a state and copies of rows, which hold until the next update."""
+        spec = self.spec
+        assert isinstance(self.stage, Stage)
+        weights = StageWeights.of(spec.gpt, spec.chunks, state.slots, self.layers.holding, copies)
+        aux_weight_K = spec.experts.auxiliary_weight * self.divisor_K / spec.num_microbatches
+        return StageOps(
+            spec, self.stage, weights, state.placement, self.own_chunk, self.batch, aux_weight_K, self.hot_rows
+        )
+
+    def reduce(
+        self,
+        state: TrainState,
+        totals: StageWeights,
+        sums_K: Sums,
+        iteration: Any,
+        chunk: Any,
+        peer_sum: PeerSum | SumInRound,
+        tied: Mapping[str, jax.Array] = MappingProxyType({}),
+    ) -> tuple[TrainState, dict[str, jax.Array], UpdateRecord]:
+        """The first half of a chunk's U: its state, gradients of its master weights, and the record of the iteration.
+
+        Args:
+            state: state of the worker.
+            totals: gradients of the worker's weights, summed over its micro-batches.
+            sums_K: sums of each iteration.
+            iteration: the iteration that ends.
+            chunk: chunk to update.
+            peer_sum: sum over the workers that hold it.
+            tied: gradients that are reduced already, see ``tied``; their norm counts with the first chunk.
+        """
+        spec, of_chunk, ends = self.spec, self.layers.state(state, chunk), self.ends(chunk)
+        totals = self.hot_rows.collect(totals, iteration, ends.is_first)
+        packed = self.layers.totals(totals, chunk).packed(spec.gpt, spec.chunks.ops, chunk)
+        packed = {name: stack for name, stack in packed.items() if name not in tied}
+        gradients = reduce_gradients(spec, of_chunk, packed, self.divisor_K[iteration], ends, peer_sum)
+        counted = gradients | {name: jnp.where(ends.is_first, g, jnp.zeros_like(g)) for name, g in tied.items()}
+        load = self.layers.of_stack(jax.tree.map(lambda load_K: load_K[iteration], sums_K.load), chunk)
+        with jax.named_scope(scopes.UPDATE):
+            load = peer_sum(jax.tree.map(lambda counts: lax.psum(counts, EXPERT_AXIS), load))
+        square = square_norm(spec, counted, of_chunk.placement)
+        return of_chunk, {**gradients, **tied}, UpdateRecord.of(spec, of_chunk, square, load)
+
+    def tied(self, state: TrainState, totals: StageWeights) -> dict[str, jax.Array]:
+        """The gradient of an embedding that first and last chunk share, by group; none where they do not."""
+        if not self.spec.ties_stages:
+            return {}
+        return reduce_tied(self.spec, state, totals.packed_embedding(self.spec.gpt), self.divisor_K[0])
+
+    def nothing_kept(self, state: TrainState, num_iterations: int, *, keep_gradients: bool = False) -> tuple[Any, ...]:
+        """Empty records, and gradients of the master weights if they are kept, ``[K, ...]``."""
+
+        def record(state: TrainState, sums: Sums) -> UpdateRecord:
+            load = jax.tree.map(lambda load_K: load_K[0], sums.load)
+            return UpdateRecord.of(self.spec, state, jnp.zeros((), self.spec.accumulate_dtype), load)
+
+        shapes = jax.eval_shape(record, state, self.start.sums), state.master
+        kept = shapes if keep_gradients else shapes[:1]
+        return jax.tree.map(lambda leaf: jnp.zeros((num_iterations, *leaf.shape), leaf.dtype), kept)
+
+    def kept(self, kept: Any, record: UpdateRecord, gradients: dict[str, Any], chunk: Any, iteration: Any) -> Any:
+        """The records, and the gradients, with those of a chunk."""
+        records, *of_gradients = kept
+        records = self.layers.put_record(records, record, chunk, iteration)
+        return records, *(self.layers.put_gradients(one, gradients, chunk, iteration) for one in of_gradients)
+
+    def norm(self, square_K: jax.Array) -> jax.Array:
+        """The norms of the whole model's gradients, from the squared norms of the chunks': all ranks know the same."""
+        return jnp.sqrt(_everywhere(self.spec, square_K) / self.spec.live.num_ranks)
+
+    def metrics(self, sums_K: Sums, norm_K: jax.Array, record: UpdateRecord) -> dict[str, jax.Array]:
+        """The metrics of the window; ``record`` has a leading dim K."""
+        loss_K, aux_K = (_everywhere(self.spec, one) for one in (sums_K.loss, sums_K.aux))
+        record = over_stages(self.spec, record)
+        return metrics_of(loss_K, aux_K / self.spec.num_microbatches, self.tokens_K, norm_K, record)
+
+
+def _everywhere(spec: StepSpec, value: jax.Array) -> jax.Array:
+    """The sum over all ranks of all workers."""
+    axes = (EXPERT_AXIS,) if spec.live.num_live == 1 else (WORKER_AXIS, EXPERT_AXIS)
+    return lax.psum(value, axes)
+
+
+def window_step(spec: StepSpec, table: TickTable, num_iterations: int, *, keep_gradients: bool = False) -> Wrapped:
+    """The jitted window: (state, common, columns, batch ``[worker, n, rank, B, T]``) -> (state, metrics, ok).
+
+    The old state is left unchanged. Metrics are ``[worker, K, ...]``, see ``metrics_of``; ``ok`` is bool[worker], the
+    same on all workers: every gradient was finite and none had to be clipped. If not ``ok``, the new state is invalid.
+
+    Args:
+        spec: step spec, on the live mesh whose rows the table has columns for.
+        table: tick table of K iterations; only its shape is used.
+        num_iterations: K.
+        keep_gradients: whether the result has a fourth member, the iterations' mean gradients of the master weights by
+            group, ``[worker, K, rank, ...]``; for tests.
+    """
+    assert not spec.sums_need_all, "a sum over peers that needs all workers cannot be part of a staggered update"
+
+    def per_rank(state: TrainState, common: Common, columns: Columns, batch: DeviceBatch) -> Any:
+        rank = _RankContext.enter(spec, table, num_iterations, state, common, columns, batch)
+
+        def phase(loop: Any, now: Any) -> tuple[Any, None]:
+            (state, copies, carry, outcome), ((first, end), iteration, chunk, ends_iteration) = loop, now
+            chunk = chunk if rank.own_chunk is None else rank.own_chunk
+            carry = rank.interpreter.run(rank.ops(state, copies), first, end, carry)
+
+            def update(state: TrainState, copies: Any, totals: StageWeights, outcome: Any) -> Any:
+                of_chunk, gradients, record = rank.reduce(
+                    state, totals, carry.sums, iteration, chunk, spec.rounds.sum_of(chunk)
+                )
+                # The chunk's norm is at most the model's, so the scale is 1 in a window that counts. Without it XLA
+                # would fuse and round the update differently from ``barrier_step``, and results would differ.
+                scale = clip_scale(spec, jnp.sqrt(record.square_norm))
+                of_chunk = apply_gradients(spec, of_chunk, gradients, record.load.popularity_E, rank.ends(chunk), scale)
+                after = rank.layers.put_state(state, of_chunk, chunk, ends_iteration=ends_iteration)
+                with jax.named_scope(scopes.UPDATE):
+                    copies = rank.hot_rows.fetch(after.slots, iteration + 1, rank.ends(chunk).is_first, copies)
+                return (
+                    after,
+                    copies,
+                    rank.layers.cleared(totals, chunk),
+                    rank.kept(outcome, record, gradients, chunk, iteration),
+                )
+
+            state, copies, totals, outcome = lax.cond(
+                iteration >= 0, update, lambda *same: same, state, copies, carry.totals, outcome
+            )
+            return (state, copies, carry.with_totals(totals), outcome), None
+
+        kept = rank.nothing_kept(state, num_iterations, keep_gradients=keep_gradients)
+        start = state, rank.first_copies(state), rank.start, kept
+        loop, _ = lax.scan(phase, start, (common.phases_H2, *columns.updates))
+        after, _, carry, (record, *gradients_K) = loop
+        norm_K = rank.norm(record.square_norm)
+        most = jnp.inf if spec.clip_norm is None else spec.clip_norm
+        ok = jnp.all(jnp.isfinite(norm_K) & (norm_K <= most))
+        return (after, rank.metrics(carry.sums, norm_K, record), ok, *gradients_K)
+
+    out_specs = (spec.specs, SHARED, SHARED, *[RANKED] * keep_gradients)
+    return _jitted(spec, per_rank, out_specs)
+
+
+def barrier_step(spec: StepSpec, table: TickTable, *, keep_state: bool = False) -> Wrapped:
+    """The jitted iteration with the exact clip: (state, common, columns, batch) -> (state, metrics).
+
+    The old state's buffers are donated, unless ``keep_state``. Metrics are ``[worker, 1, ...]``. This step also runs
+    where a sum over unequally many peers needs all workers (TPU).
+
+    Args:
+        spec: step spec, on the live mesh whose rows the table has columns for.
+        table: tick table of one iteration; only its shape is used. Its updates are ignored: all stages update at the
+            end.
+        keep_state: whether to leave the old state unchanged.
+    """
+
+    def per_rank(state: TrainState, common: Common, columns: Columns, batch: DeviceBatch) -> Any:
+        rank = _RankContext.enter(spec, table, 1, state, common, columns, batch)
+        carry = rank.interpreter.run(rank.ops(state, rank.first_copies(state)), 0, common.phases_H2[-1, 1], rank.start)
+        kept, updates, tied = rank.nothing_kept(state, 1), [], rank.tied(state, carry.totals)
+        for turn, (chunk, peer_sum) in enumerate(rank.chunks()):
+            with rank.named_round(turn):
+                of_chunk, gradients, record = rank.reduce(state, carry.totals, carry.sums, 0, chunk, peer_sum, tied)
+            kept = rank.kept(kept, record, gradients, chunk, 0)
+            updates.append((chunk, of_chunk, gradients, record))
+        norm_K = rank.norm(kept[0].square_norm)
+        scale = clip_scale(spec, norm_K[0])
+        for turn, (chunk, of_chunk, gradients, record) in enumerate(updates):
+            with rank.named_round(turn):
+                after = apply_gradients(spec, of_chunk, gradients, record.load.popularity_E, rank.ends(chunk), scale)
+            state = rank.layers.put_state(state, after, chunk, ends_iteration=turn == len(updates) - 1)
+        return state, rank.metrics(carry.sums, norm_K, kept[0])
+
+    return _jitted(spec, per_rank, (spec.specs, SHARED), donate_argnums=() if keep_state else 0)
+
+
+def evaluation_step(spec: StepSpec, table: TickTable) -> Wrapped:
+    """The jitted sums ``[worker]`` of one batch on unchanged weights; validation drops tokens as training does.
+
+    Args:
+        spec: step spec, on the live mesh whose rows the table has columns for.
+        table: tick table with F alone, see ``TickTable.forward_only``.
+    """
+
+    def per_rank(state: TrainState, common: Common, columns: Columns, batch: DeviceBatch) -> Sums:
+        rank = _RankContext.enter(spec, table, 1, state, common, columns, batch, trains=False)
+        weights = StageWeights.of(spec.gpt, spec.chunks, state.slots, rank.layers.holding)
+        ops = EvaluationOps(spec, rank.stage, weights, state.placement, rank.own_chunk, batch)
+        sums = rank.interpreter.evaluate(ops, common.phases_H2[-1, 1], rank.start)
+        return jax.tree.map(lambda leaf: _everywhere(spec, leaf[0]), sums)
+
+    return _jitted(spec, per_rank, SHARED)
+
+
+def _jitted(spec: StepSpec, per_rank: Callable[..., Any], out_specs: Any, **options: Any) -> Wrapped:
+    in_specs = (spec.specs, *_IN)
+    run = spec.live.per_rank(per_rank, in_specs, out_specs)
+    # Explicit shardings, so that the states of init, of a restore and of a previous call run the same program.
+    ins, outs = map(spec.shardings_of, (in_specs, out_specs))
+    return jax.jit(run, in_shardings=ins, out_shardings=outs, **options)

@@ -1,0 +1,255 @@
+"""U, as one rank sees it: slot gradients to gradients of master weights, then update, placement and new slots.
+
+It has two halves, before and after the norm of the whole model's gradient is known: ``reduce_gradients`` and
+``apply_gradients``. Both are the same for a single worker and for one of a pipeline; for a worker that holds several
+chunks, they are called for each of them with the layers of that chunk.
+
+Legend: L MoE layers of the chunk, E expert classes, N ranks, S slots.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from swift.experts.routing import balancing_step
+from swift.mesh.peer_sum import PeerSum
+from swift.mesh.per_rank import EXPERT_AXIS, WORKER_AXIS
+from swift.pipeline import scopes
+from swift.pipeline.state import EMBEDDING_AND_HEAD, Index, TrainState
+from swift.pipeline.step.offload import LayerGradients, LayerState, update_in_turn
+from swift.pipeline.step.spec import StepSpec, SumInRound
+
+
+class EmbeddingAndHead(NamedTuple):
+    """Whether a chunk is the first and the last of the model, bool[] each; the same on all ranks of a worker."""
+
+    is_first: jax.Array | bool
+    is_last: jax.Array | bool
+
+    @classmethod
+    def of(cls, spec: StepSpec, chunk: Index) -> "EmbeddingAndHead":
+        """Compares a chunk, which may be data, with the first and the last one."""
+        return cls(chunk == 0, chunk == len(spec.chunks.sizes) - 1)
+
+
+def where(is_so: jax.Array | bool, compute: Callable[..., Any], otherwise: Callable[..., Any], *operands: Any) -> Any:
+    """Calls one of two functions; a branch only where the condition is data."""
+    if isinstance(is_so, bool):
+        return (compute if is_so else otherwise)(*operands)
+    return lax.cond(is_so, compute, otherwise, *operands)
+
+
+def _used(
+    spec: StepSpec, name: str, ends: EmbeddingAndHead, compute: Callable[[], Any], otherwise: Callable[[], Any]
+) -> Any:
+    """Calls ``compute``, or ``otherwise`` for embedding and head of a chunk that does not use them."""
+    if name not in EMBEDDING_AND_HEAD or len(spec.chunks.sizes) == 1:
+        return compute()
+    if name == "embedding" and spec.ties_stages:
+        return compute()
+    return where(ends.is_first if name == "embedding" else ends.is_last, compute, otherwise)
+
+
+@jax.named_scope(scopes.UPDATE)
+def reduce_gradients(
+    spec: StepSpec,
+    state: TrainState,
+    gradients: dict[str, jax.Array],
+    divisor: Float[Array, ""],
+    ends: EmbeddingAndHead,
+    peer_sum: PeerSum | SumInRound,
+) -> dict[str, jax.Array]:
+    """Reduces this rank's slot gradients to mean gradients of its master weights, the same on all peers.
+
+    They are summed over replicas, expert ranks and peers, and divided once, at the end.
+
+    Args:
+        spec: step spec.
+        state: this rank's state, with the placement that the gradients were computed with.
+        gradients: gradients of the stage's weights, ``[layer, slot, size]`` by group, summed over the micro-batches
+            that this worker ran.
+        divisor: tokens of the global batch.
+        ends: whether they are of the first and of the last chunk.
+        peer_sum: sum over the workers that hold the same blocks.
+
+    Returns:
+        Gradients by group, in the layout of the master weights.
+    """
+    placements = spec.placements(state.placement, state.master)
+
+    def reduce(name: str, packed: jax.Array) -> jax.Array:
+        def collect() -> jax.Array:
+            return spec.layouts[name].collect(packed, placements[name])
+
+        def none() -> jax.Array:
+            like = state.master[name]
+            return jnp.zeros(like.shape, like.dtype)  # in device memory, wherever the master weights are
+
+        with jax.named_scope(f"{scopes.COLLECT}/{name}"):
+            mine = _used(spec, name, ends, collect, none)
+        with jax.named_scope(f"{scopes.PEERS}/{name}"):
+            if peer_sum.is_tree:
+                return peer_sum(mine) / divisor
+            return _used(spec, name, ends, lambda: peer_sum(mine), lambda: mine) / divisor
+
+    return {name: reduce(name, packed) for name, packed in gradients.items()}
+
+
+@jax.named_scope(scopes.UPDATE)
+def reduce_tied(
+    spec: StepSpec, state: TrainState, packed: jax.Array, divisor: Float[Array, ""]
+) -> dict[str, jax.Array]:
+    """Reduces the gradients of an embedding that the head reads, too: over all workers, each of which updates it.
+
+    Args:
+        spec: step spec.
+        state: this rank's state.
+        packed: gradients of the embedding, ``[layer, slot, size]``, summed over the micro-batches of this worker.
+        divisor: tokens of the global batch.
+
+    Returns:
+        The gradient by group, in the layout of the master weights.
+    """
+    placement = spec.placements(state.placement, state.master)["embedding"]
+    with jax.named_scope(f"{scopes.COLLECT}/embedding"):
+        mine = spec.layouts["embedding"].collect(packed, placement)
+    with jax.named_scope(f"{scopes.PEERS}/embedding"):
+        total = lax.psum(mine, WORKER_AXIS) if spec.live.num_live > 1 else mine
+        return {"embedding": total / divisor}
+
+
+@jax.named_scope(scopes.UPDATE)
+def square_norm(
+    spec: StepSpec, gradients: dict[str, jax.Array], placement_LNS: Int[Array, "L N S"]
+) -> Float[Array, ""]:
+    """The squared norm of the stage's gradients, every expert counted once."""
+    placements = spec.placements(placement_LNS, gradients)
+    squares = [spec.layouts[name].square_norm(g, placements[name]) for name, g in gradients.items()]
+    return lax.psum(sum(squares), EXPERT_AXIS)
+
+
+def clip_scale(spec: StepSpec, norm: Float[Array, ""]) -> Float[Array, ""] | None:
+    """The factor that clips gradients to the largest norm allowed; None without clipping."""
+    if spec.clip_norm is None:
+        return None
+    return jnp.minimum(1, spec.clip_norm / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny))
+
+
+@jax.named_scope(scopes.UPDATE)
+def apply_gradients(
+    spec: StepSpec,
+    state: TrainState,
+    gradients: dict[str, jax.Array],
+    popularity_LE: Int[Array, "L E"],
+    ends: EmbeddingAndHead,
+    scale: Float[Array, ""] | None = None,
+) -> TrainState:
+    """Updates, places and materializes: the state of the next iteration.
+
+    Args:
+        spec: step spec.
+        state: this rank's state.
+        gradients: gradients of the master weights, by group.
+        popularity_LE: int32, summed over all micro-batches, ranks and peers.
+        ends: see ``reduce_gradients``.
+        scale: factor for the gradients; None: 1.
+    """
+    placement, policy = state.placement, state.policy
+    if spec.num_moe_layers:
+        placement, policy = spec.policy(popularity_LE, placement, policy)
+    given = LayerGradients(gradients, popularity_LE, state.placement, placement)
+    held, update = LayerState(state.master, state.moments), partial(_update_layers, spec, scale)
+    if spec.memory == "device":
+        after = update(held, given)
+        weights = after.master
+    else:
+        after, weights = update_in_turn(update, held, given, spec.compute_dtype)
+    placements = spec.placements(placement, weights)
+
+    def fill(name: str) -> jax.Array:
+        with jax.named_scope(f"{scopes.MATERIALIZE}/{name}"):
+            full = partial(spec.layouts[name].materialize, weights[name], placements[name])
+            return _used(spec, name, ends, full, lambda: state.slots[name])
+
+    slots = {name: fill(name) for name in weights}
+    return TrainState(state.step + 1, after.master, after.moments, slots, placement, policy)
+
+
+def _update_layers(spec: StepSpec, scale: jax.Array | None, held: LayerState, given: LayerGradients) -> LayerState:
+    """Updates layers of some groups, or all of them."""
+    gradients = given.gradients if scale is None else jax.tree.map(lambda g: g * scale, given.gradients)
+    trees = gradients, held.moments, held.master, _decayed(spec, held.master)
+    # The optimizer is elementwise, so it can work on the shapes in which a step gets its state and returns it. Where an
+    # update writes other shapes, XLA:CPU copies the whole state before and after it, though they differ by dims of 1.
+    # In a pipeline it does not: the bits of a window's updates would not be those of single iterations.
+    if spec.is_single_worker:
+        master, moments = _without_mesh_dims(_optimized(spec, *_with_mesh_dims(trees)))
+    else:
+        master, moments = _optimized(spec, *trees)
+    master = _balanced(spec, master, held.master, given.popularity_LE)
+    if "expert" in master:
+        master, moments = _migrate(spec, (master, moments), given.before_LNS, given.after_LNS)
+    return LayerState(master, moments)
+
+
+def _optimized(spec: StepSpec, gradients: Any, moments: Any, master: Any, decayed: Any) -> tuple[Any, Any]:
+    """Master weights and moments after an update by the optimizer."""
+    updates, moments = spec.optimizer.update(gradients, moments, decayed)
+    return optax.apply_updates(master, updates), moments
+
+
+def _with_mesh_dims(tree: Any) -> Any:
+    """Arrays ``[L, ...]`` as the shards ``[1, L, 1, ...]`` of RANKED ones; scalars stay."""
+    return jax.tree.map(lambda leaf: leaf[None, :, None] if leaf.ndim else leaf, tree)
+
+
+def _without_mesh_dims(tree: Any) -> Any:
+    """The inverse of ``_with_mesh_dims``."""
+    return jax.tree.map(lambda leaf: leaf[0, :, 0] if leaf.ndim else leaf, tree)
+
+
+def _decayed(spec: StepSpec, master: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """The master weights as weight decay takes them, which is all that an optimizer does with them: zeros stay."""
+    if not spec.decays_matrices_only:
+        return master
+
+    def matrices(name: str, leaf: jax.Array) -> jax.Array:
+        width = leaf.shape[-1]
+        position_w = spec.layouts[name].first_position(width) + jnp.arange(width)
+        in_matrix_w = spec.gpt.groups[name].in_matrix(position_w)
+        return jnp.where(jnp.broadcast_to(in_matrix_w, leaf.shape), leaf, 0)
+
+    kept = {name: matrices(name, leaf) for name, leaf in master.items() if name != "embedding"}
+    return {name: kept.get(name, jnp.zeros_like(leaf)) for name, leaf in master.items()}
+
+
+def _balanced(
+    spec: StepSpec, master: dict[str, jax.Array], before: Mapping[str, jax.Array], popularity_LE: jax.Array
+) -> dict[str, jax.Array]:
+    """The master weights with the biases of routers as counts make them, whatever the optimizer did to these."""
+    if "router" not in master or not spec.gpt.config.router_bias:
+        return master
+    leaf = master["router"]
+    start, stop = spec.gpt.groups["router"].span("bias_E")
+    position_w = spec.layouts["router"].first_position(leaf.shape[-1]) + jnp.arange(leaf.shape[-1])
+    step_LE = balancing_step(popularity_LE, spec.experts.bias_update_rate, leaf.dtype)
+    step_Lw = step_LE[:, jnp.clip(position_w - start, 0, stop - start - 1)]
+    is_bias_w = (position_w >= start) & (position_w < stop)
+    moved = before["router"] + step_Lw.reshape(len(leaf), *[1] * (leaf.ndim - 2), -1)
+    return master | {"router": jnp.where(jnp.broadcast_to(is_bias_w, leaf.shape), moved, leaf)}
+
+
+def _migrate(spec: StepSpec, tree: Any, old_LNS: jax.Array, new_LNS: jax.Array) -> Any:
+    """Moves the experts' master weights and moments to a new placement, where their layout ties them to it."""
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(tree)
+    is_expert = [jax.tree_util.DictKey("expert") in path for path, _ in leaves]
+    experts = [leaf for (_, leaf), mine in zip(leaves, is_expert, strict=True) if mine]
+    moved = iter(spec.layouts["expert"].migrate(experts, old_LNS, new_LNS))
+    merged = [next(moved) if mine else leaf for (_, leaf), mine in zip(leaves, is_expert, strict=True)]
+    return jax.tree.unflatten(treedef, merged)

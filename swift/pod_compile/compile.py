@@ -1,0 +1,189 @@
+"""Compilation of one configuration for a pod that is not present, and the facts of its program."""
+
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from jax.stages import Compiled, Lowered
+
+from swift.config.experiment import Experiment
+from swift.errors import SettingError
+from swift.mesh.devices import ProgramMemory
+from swift.mesh.hlo_collectives import collectives
+from swift.mesh.live import live_mesh
+from swift.models.vocabulary.lookup import rounds_if_different
+from swift.pipeline.reconfigure.compiled_steps import Steps
+from swift.pipeline.reconfigure.configuration import Configurator, neighbours
+from swift.pipeline.step.single_worker import sequences_per_rank
+from swift.pod_compile.costs import Interconnect, Runs, predict, total_flops, works
+from swift.pod_compile.pods import Pod, described_devices
+from swift.pod_compile.traffic import bytes_by_kind, exchange, head_tokens, looked_up_rows, tokens, travelling
+from swift.topology import Worker
+from swift.train.build import on_ranks
+from swift.train.emulated import Down
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_SIZE = r"([\d.]+)([KMGT]?)"
+_EXHAUSTED = (
+    re.compile(rf"Used {_SIZE} of {_SIZE} \w+"),
+    re.compile(rf"\({_SIZE}\) exceeds available \w+ \({_SIZE}\)"),
+)
+FITS, TOO_LARGE, REFUSED = "fits", "too large", "refused"
+"""Results of compiling a configuration; ``fits`` also if the memory of the chip is unknown."""
+
+
+def check_pod(experiment: Experiment, pod: Pod) -> None:
+    """Raises SettingError unless an experiment's topology uses all devices of a pod."""
+    if experiment.ranks == "virtual":
+        allowed = "runs on one device only; set 'devices' to compile for a pod"
+        raise SettingError("Experiment.ranks", "virtual", allowed)
+    topology = experiment.topology
+    if topology.num_devices != pod.num_devices:
+        shape = f"{topology.num_pipelines} x {topology.num_stages} x {topology.num_expert_ranks}"
+        allowed = f"has {pod.num_devices} devices, and Topology's {shape} (pipelines x stages x expert ranks) make "
+        raise SettingError("--topology", pod.name, f"{allowed}{topology.num_devices}: set Topology to fit")
+
+
+def configurations(experiment: Experiment, failed: frozenset[Worker] | None, *, near: bool) -> list[Down]:
+    """Lists the failures of each configuration to compile.
+
+    Args:
+        experiment: experiment to compile.
+        failed: failed workers; None for the configurations of the experiment's own failure list, and the fault-free
+            one.
+        near: True to include configurations one failure or return away; with a single pipeline, one expert rank away.
+
+    Raises:
+        SettingError: a worker does not exist, or a stage is left without one.
+    """
+    failures, window = experiment.failure_list, experiment.window
+    if failed is not None:
+        experiment.topology.live_workers(failed)
+        downs = [Down(failed, frozenset())]
+    else:
+        firsts = [1, *(event.step for event in failures.events)]
+        downs = [
+            Down(failures.failed(first, first + window - 1), failures.lost_ranks(first, first + window - 1))
+            for first in firsts
+        ]
+    if near:
+        downs += [other for down in downs for other in _near(experiment, down)]
+    return list(dict.fromkeys(downs))
+
+
+def _near(experiment: Experiment, down: Down) -> Iterator[Down]:
+    topology = experiment.topology
+    if topology.num_pipelines > 1:
+        yield from (Down(failed, frozenset()) for failed in neighbours(topology, down.workers, experiment.chunks))
+        return
+    lost = {rank for _, rank in down.ranks}
+    left = [rank for rank in range(topology.num_expert_ranks) if rank not in lost]
+    if len(left) > 1:
+        yield Down(frozenset(), down.ranks | {(0, left[-1])})
+    if down.ranks:
+        yield Down(frozenset(), down.ranks - {max(down.ranks)})
+
+
+def compile_one(experiment: Experiment, pod: Pod, down: Down) -> dict[str, Any]:
+    """Plans, lowers and compiles the main step of a configuration; ``docs/compile.md`` describes the result.
+
+    Raises:
+        SettingError: the pod's compiler is not installed, or there is no plan.
+    """
+    live = live_mesh(experiment.topology, "devices", devices=described_devices(pod))
+    lost = {rank for _, rank in down.ranks}
+    ranks = [rank for rank in range(live.num_ranks) if rank not in lost]
+    if lost:
+        experiment, live = on_ranks(experiment, len(ranks)), live.with_ranks(ranks)
+    spec = experiment.step_spec(live, pod.chip.platform)
+    configuration = Configurator(experiment.plan_settings(spec)).configure(down.workers)
+    steps = Steps(spec.at(live.with_rows(configuration.rows)), configuration, experiment.sequences_per_microbatch)
+    begun = time.perf_counter()
+    lowered = steps.lowered(steps.main)
+    lowered_s = time.perf_counter() - begun
+    report: dict[str, Any] = {
+        "failed": [f"{d}:{p}" for d, p in sorted(down.workers)],
+        "lost_ranks": sorted(lost),
+        "devices": steps.spec.live.mesh.size,
+        "program": steps.main,
+        "attention": spec.gpt.kernel,
+        "iterations": configuration.window if steps.main == "window" else 1,
+        "lower_s": round(lowered_s, 2),
+    }
+    result = _compiled(lowered, pod)
+    report["compile_s"] = round(time.perf_counter() - begun - lowered_s, 2)
+    if not isinstance(result, Compiled):
+        return report | result
+    return report | _memory(result, pod) | _facts(result, steps, experiment, pod)
+
+
+def _compiled(lowered: Lowered, pod: Pod) -> Compiled | dict[str, Any]:
+    """Compiles the program, or reports why that failed."""
+    try:
+        return lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        why = " ".join(str(error).split())
+        sizes = next(filter(None, (form.search(why) for form in _EXHAUSTED)), None)
+        if not why.startswith("RESOURCE_EXHAUSTED"):
+            return {"result": REFUSED, "why": why[:400]}
+        needed = None if sizes is None else _bytes(sizes[1], sizes[2])
+        capacity = pod.chip.memory_bytes if sizes is None else _bytes(sizes[3], sizes[4])
+        return {"result": TOO_LARGE, "memory": {"needed_bytes": needed, "capacity_bytes": capacity}}
+
+
+def _bytes(number: str, unit: str) -> int:
+    return int(float(number) * _UNITS[unit])
+
+
+def _memory(compiled: Compiled, pod: Pod) -> dict[str, Any]:
+    """Memory that a device needs, and whether it has that much."""
+    memory, capacity = ProgramMemory.of(compiled), pod.chip.memory_bytes
+    assert memory is not None, "all compilers of pods keep an account"
+    parts = {f"{name}_bytes": getattr(memory, name) for name in ("arguments", "results", "temporary", "code")}
+    names = ("host_arguments_bytes", "host_results_bytes", "host_temporary_bytes")
+    host = dict(zip(names, memory.host, strict=True))
+    result = FITS if capacity is None or memory.needed <= capacity else TOO_LARGE
+    return {"result": result, "memory": {"needed_bytes": memory.needed, "capacity_bytes": capacity, **parts, **host}}
+
+
+def _facts(compiled: Compiled, steps: Steps, experiment: Experiment, pod: Pod) -> dict[str, Any]:
+    """Collectives, work and predicted time of a compiled step."""
+    spec, plan = steps.spec, steps.plan
+    live = spec.live
+    num_sequences = sequences_per_rank(experiment.sequences_per_microbatch, live.num_ranks)
+    found = collectives(compiled.as_text() or "", live.mesh.size)
+    table = None if spec.is_single_worker else plan.table
+    rounds = rounds_if_different(num_sequences * spec.gpt.config.sequence_length, spec.gpt.vocab_size, live.num_ranks)
+    runs = Runs(spec, table, plan.schedule.problem.num_iterations, rounds)
+    work, coords = works(spec, num_sequences), [_coords(device, pod) for device in live.mesh.devices.flat]
+    num_flops, by_group = total_flops(runs, work), exchange(found, runs)
+    moved = travelling(found, runs, num_sequences)
+    step = predict(runs, work, moved, Interconnect(pod, coords), experiment.compute_dtype)
+    if step is not None and pod.chip.peak_flops:
+        peak = live.mesh.size * pod.chip.peak_flops[experiment.compute_dtype]
+        step["flops_utilization"] = num_flops / peak / (step["step_ms"] / 1e3)
+    head = {"head": head_tokens(found, runs, num_sequences)} if spec.gpt.head_ranks > 1 else {}
+    rows = {"embedding": looked_up_rows(found, runs, num_sequences)} if spec.gpt.embedding_ranks > 1 else {}
+    return {
+        "collectives": bytes_by_kind(found, runs),
+        "exchange": {
+            name: sum(group[name] for group in by_group.values()) for name in ("compiled_bytes", "formula_bytes")
+        }
+        | {"groups": by_group},
+        "tokens": tokens(found, runs, num_sequences),
+        **rows,
+        **head,
+        "flops": num_flops,
+        "bubble_share": 0.0 if spec.is_single_worker else plan.bubble_share,
+        "predicted": step,
+    }
+
+
+def _coords(device: Any, pod: Pod) -> tuple[int, ...]:
+    """Coordinates of a device: (x, y, ...) on a TPU, otherwise (host, number)."""
+    if pod.chip.platform == "tpu":
+        return tuple(device.coords[: len(pod.shape)])
+    per_host = pod.shape[-1]
+    return device.id // per_host, device.id % per_host

@@ -1,0 +1,461 @@
+"""Predicted time of an iteration: the roofline of its ops, tick by tick, and its collectives on the pod's links.
+
+- Work: floating-point operations and memory traffic of the ops on one rank, before anything is compiled. Only matmuls
+  are counted, with their inputs and outputs, plus accumulated and stashed values; everything else is assumed to be
+  fused with them.
+- Runs: how often each part of a compiled step runs, from its tick table, since its schedule is data. A collective
+  carries the names of the parts that contain it (``swift.pipeline.scopes``), which XLA preserves.
+- Interconnect: the time of a collective is that of the bytes over the busiest link. The chips of a TPU form a mesh
+  whose long dims wrap around; a message travels one dim after the other, in the shorter direction. A GPU has one link
+  in each direction to the switch of its host, and one in each direction to other hosts. All groups of a collective run
+  concurrently. In an ``all-to-all`` every device sends an equal share to every other; ``ragged-all-to-all`` is taken to
+  be one. ``all-gather`` and ``reduce-scatter`` go along a ring of the group, half of the bytes in each direction;
+  ``all-reduce`` is the two, one after the other; ``collective-permute`` is its pairs.
+
+No overlap is assumed. A tick of a pipeline takes as long as its longest op, because all workers wait for each other's
+messages.
+
+T: ticks, R: rows of the axis ``worker``, C: chunks.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from swift.mesh.devices import Chip
+from swift.mesh.hlo_collectives import ALL_TO_ALL, Collective
+from swift.mesh.per_rank import EXPERT_AXIS
+from swift.pipeline import scopes
+from swift.pipeline.split_backward.equations import dot_bytes, dot_flops
+from swift.pipeline.split_backward.split import SplitStage
+from swift.pipeline.step.costs import counted_stage, embedding_and_head, rank_weights, split_stage, stash_bytes
+from swift.pipeline.step.spec import StepSpec
+from swift.pipeline.step.stage import block_shapes
+from swift.pod_compile.pods import Pod
+from swift.schedules.lowering.tick_table import TickTable
+from swift.schedules.problem import Kind
+
+HEAD, EMBEDDING = "head", "embedding"
+"""Additional work: of the last chunk's F for the loss, its gradient and the head's; of the first chunk's B for the
+gradient of the embedding."""
+
+_KIND_OF = {scopes.FORWARD: Kind.F, scopes.BACKWARD_INPUT: Kind.B, scopes.BACKWARD_WEIGHT: Kind.W}
+_MESSAGES = (scopes.ACTIVATIONS, scopes.GRADIENTS)
+_NAMES = (*_KIND_OF, *_MESSAGES, scopes.MICROBATCH, scopes.UPDATE)
+_OTHER = "other"
+"""Part of collectives without a name: metrics, and collectives that XLA introduced."""
+
+_TPU_HOP_S, _GPU_MESSAGE_S = 1e-6, 5e-6
+"""Latency of a step of a ring, or of a message, in seconds."""
+
+_Value = TypeVar("_Value")
+_UPDATE = (scopes.UPDATE, scopes.COLLECT, scopes.PEERS, scopes.MATERIALIZE)
+
+
+@dataclass(frozen=True)
+class Work:
+    """Work of one rank: floating-point operations, and bytes that its memory reads and writes."""
+
+    num_flops: int
+    num_bytes: int
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(self.num_flops + other.num_flops, self.num_bytes + other.num_bytes)
+
+    def __mul__(self, times: int) -> "Work":
+        return Work(self.num_flops * times, self.num_bytes * times)
+
+    def seconds(self, chip: Chip, dtype: str) -> float:
+        """Time by the roofline: the longer of compute time and memory time."""
+        assert chip.peak_flops is not None
+        assert chip.memory_bandwidth is not None
+        return max(self.num_flops / chip.peak_flops[dtype], self.num_bytes / chip.memory_bandwidth)
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], arguments: tuple, num_ranks: int, more_bytes: int = 0) -> "Work":
+        """Measures the work of a function of arrays of the given shapes."""
+        jaxpr = jax.make_jaxpr(function, axis_env=[(EXPERT_AXIS, num_ranks)])(*arguments)
+        return cls(dot_flops(jaxpr), dot_bytes(jaxpr) + more_bytes)
+
+
+def works(spec: StepSpec, num_sequences: int) -> Mapping[str, Work]:
+    """Work of each part of a step per run, by the names of ``swift.pipeline.scopes``.
+
+    Ops of chunks with unequal layers are there by chunk, such as ``F/0``; a chunk is a stage if all cuts are alike.
+
+    Args:
+        spec: specification of the step, on any mesh.
+        num_sequences: sequences of a micro-batch on one rank.
+    """
+    ops = _ops(spec, num_sequences)
+    if spec.is_single_worker:
+        ops = {scopes.MICROBATCH: sum(ops.values(), Work(0, 0))}
+    return {**ops, scopes.UPDATE: _update(spec)}
+
+
+def _ops(spec: StepSpec, num_sequences: int) -> dict[str, Work]:
+    stage, (layers, extras, x) = split_stage(spec, num_sequences)
+    counted = counted_stage(spec, stage, num_sequences)
+    ranks, d_out = spec.live.num_ranks, (x, jax.ShapeDtypeStruct((), spec.accumulate_dtype))
+    names = scopes.FORWARD, scopes.BACKWARD_INPUT, scopes.BACKWARD_WEIGHT
+    cut = spec.chunks.ops
+    of_chunks = [names] if cut.is_uniform else [[f"{name}/{c}" for name in names] for c in range(len(cut.sizes))]
+    total = {name: Work(0, 0) for of_chunk in of_chunks for name in of_chunk}
+    for is_moe, one in stage.kinds.items():
+        given = block_shapes(layers, extras, is_moe)
+        b, h, w = map(stash_bytes, (one.b_shapes, one.h_shapes, one.w_shapes))
+        real, known = (_of_block(block, given, x, d_out, ranks) for block in (one, counted.kinds[is_moe]))
+        more = b + h, w, _added(spec, given[0])
+        of_block = [Work(c.num_flops, r.num_bytes + m) for c, r, m in zip(known, real, more, strict=True)]
+        for of_chunk, count in zip(of_chunks, cut.counts(is_moe), strict=False):
+            for name, work in zip(of_chunk, of_block, strict=True):
+                total[name] += work * count
+    return total | _embedding_and_head(spec, num_sequences, x)
+
+
+def _of_block(one: SplitStage, given: tuple[Any, Any], x: Any, d_out: Any, num_ranks: int) -> list[Work]:
+    """Work of F, B and W of a block, without what they keep."""
+    return [
+        Work.of(one.forward, (*given, x), num_ranks),
+        Work.of(one.backward_input, (*given, one.b_shapes, one.h_shapes, d_out), num_ranks),
+        Work.of(one.backward_weight, (*given, one.h_shapes, one.w_shapes), num_ranks),
+    ]
+
+
+def _embedding_and_head(spec: StepSpec, num_sequences: int, x: jax.ShapeDtypeStruct) -> dict[str, Work]:
+    def work(end: Callable[..., Any], weights: Any, *others: Any) -> Work:
+        return Work.of(end, (weights, *others), spec.live.num_ranks, _added(spec, weights))
+
+    embedding, head = embedding_and_head(spec, num_sequences, x)
+    return {HEAD: work(*head), EMBEDDING: work(*embedding)}
+
+
+def _update(spec: StepSpec) -> Work:
+    """Work of an update: sums over replicas, and traffic of master weights, moments, slots and gradients."""
+    ranks, state = spec.live.num_ranks, spec.worker_shapes
+    num_flops = 0
+    for name, leaf in state.slots.items():
+        gradients = jax.ShapeDtypeStruct((leaf.shape[0], *leaf.shape[2:]), spec.accumulate_dtype)
+        placement = spec.placements(jnp.zeros(state.placement.shape, jnp.int32))[name]
+        num_flops += Work.of(spec.layouts[name].collect, (gradients, placement), ranks).num_flops
+    held, slots = (_bytes(tree) // ranks for tree in ((state.master, state.moments), state.slots))
+    return Work(num_flops, 2 * held + slots + _added(spec, rank_weights(spec)) // 2)
+
+
+def _added(spec: StepSpec, weights: Any) -> int:
+    """Bytes of gradient sums, read and written once."""
+    size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(weights))
+    return 2 * size * jnp.dtype(spec.accumulate_dtype).itemsize
+
+
+def _bytes(tree: Any) -> int:
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Run counts of the parts of a program on every row of its mesh.
+
+    Attributes:
+        spec: specification of the step.
+        table: tick table that the program interprets; None for a single worker.
+        num_iterations: iterations of a call, K.
+        look_up_rounds: rounds of a look-up in an embedding in shares, which are data.
+    """
+
+    spec: StepSpec
+    table: TickTable | None
+    num_iterations: int
+    look_up_rounds: int = 1
+
+    def part(self, one: Collective) -> str:
+        """Part of a step that contains a collective: one of ``swift.pipeline.scopes``, or ``_OTHER``.
+
+        Within an update, ``collect/GROUP``, ``peers/GROUP`` or ``materialize/GROUP`` where it applies.
+        """
+        path = one.path
+        for name in (scopes.COLLECT, scopes.PEERS, scopes.MATERIALIZE):
+            if scopes.UPDATE in path and name in path:
+                return f"{name}/{path[path.index(name) + 1]}"
+        return self._name(one)
+
+    def of(self, one: Collective) -> np.ndarray:
+        """Runs of a collective in a call, int64 ``[R]``."""
+        name, trips_C = self._name(one), self.trips_C(one)
+        if name in _KIND_OF:
+            return self.ops(name) @ trips_C
+        return int(trips_C.max()) * self._runs(name, one.path)
+
+    def trips_C(self, one: Collective) -> np.ndarray:
+        """Runs of a collective per run of its part, for each chunk, int64 ``[C]``."""
+        name = self._name(one)
+        inner = [loop for loop in one.loops if name == _OTHER or name in loop.path]
+        over_blocks = [loop for loop in inner if scopes.BLOCKS in loop.path][-1:]  # the others are inside a block
+        if scopes.COPIES in one.path:  # the rounds are none: no row is assumed to be needed twice in an iteration
+            is_in_round = any(scopes.COPIES in loop.path for loop in one.loops)
+            return np.array([0 if is_in_round else 1] * len(self.spec.chunks.sizes))
+        if scopes.EMBEDDING in one.path:  # of the first chunk alone, and in no block
+            return np.array([self._look_up_trips(one)] + [0] * (len(self.spec.chunks.sizes) - 1))
+        trips = math.prod(self._trips(loop.num_trips) for loop in inner if loop not in over_blocks)
+        if scopes.HEAD in one.path:  # of the last chunk alone, and in no block
+            return np.array([0] * (len(self.spec.chunks.sizes) - 1) + [trips])
+        # Only blocks with experts have collectives; in a chunk of both kinds they are in a branch.
+        blocks_C = np.array(self.spec.chunks.ops.counts(is_moe=True))
+        # Where no chunk has more than one block there is no loop over them.
+        is_of_block = over_blocks or (name in _KIND_OF and max(self.spec.chunks.sizes) == 1)
+        return trips * (blocks_C if is_of_block else np.ones_like(blocks_C))
+
+    def _look_up_trips(self, one: Collective) -> int:
+        """Runs of a collective per look-up: in each round, or once."""
+        is_in_round = any(scopes.EMBEDDING in loop.path for loop in one.loops)
+        return self.look_up_rounds if is_in_round else 1
+
+    def ops(self, name: str) -> np.ndarray:
+        """Runs of F, B or W of each chunk in a call, int64 ``[R, C]``."""
+        assert self.table is not None
+        is_op_TR, chunk_TR = self.table.opcode_TR == _KIND_OF[name] + 1, self.table.chunk_TR
+        return np.stack([(is_op_TR & (chunk_TR == c)).sum(axis=0) for c in range(len(self.spec.peers_C))], axis=1)
+
+    @property
+    def end_rows(self) -> tuple[np.ndarray, np.ndarray]:
+        """Rows that hold the first chunk, and those that hold the last, bool ``[R]`` each."""
+        return self._holds_RC[:, 0], self._holds_RC[:, -1]
+
+    @property
+    def num_updates(self) -> int:
+        """Updates of chunks in an iteration, on all rows."""
+        return int(self._holds_RC.sum())
+
+    @property
+    def _holds_RC(self) -> np.ndarray:
+        return self.spec.chunks.holds_HC[self.spec.holding_R]
+
+    def _name(self, one: Collective) -> str:
+        return next((name for name in _NAMES if name in one.path), _OTHER)
+
+    def _trips(self, num_trips: int | None) -> int:
+        """Trip count of a loop; the only ones that the compiler does not know are those of loops over ticks."""
+        if num_trips is not None:
+            return num_trips
+        return 1 if self.table is None else int(self.table.phase_bounds[-1])
+
+    def _runs(self, name: str, path: tuple[str, ...]) -> np.ndarray:
+        everywhere = np.ones(self.spec.live.num_live, np.int64)
+        if name in _KIND_OF:
+            return self.ops(name)
+        if name in _MESSAGES:
+            assert self.table is not None
+            moves = self.table.activations if name == scopes.ACTIVATIONS else self.table.gradients
+            turn, branch = (_number(path, path.index(name), prefix) for prefix in (scopes.ROUND, "branch_"))
+            return everywhere * int((moves.permutation_TQ[:, turn] == branch - 1).sum())
+        if name == scopes.MICROBATCH:
+            return everywhere * self.spec.num_microbatches
+        if name == scopes.UPDATE:
+            return self._of_updates(path) * self.num_iterations
+        return everywhere
+
+    def _of_updates(self, path: tuple[str, ...]) -> np.ndarray:
+        """Runs of a part of the updates in an iteration: of embedding and head, in a branch, only where they are used.
+
+        Where workers hold several chunks, either an update is in the program once and runs for each of them, or once
+        for each round of sums over peers; its sum is in the branch of a round in any case.
+        """
+        is_used_RC = self._holds_RC.copy()
+        ends = [chunk for name, chunk in (("embedding", 0), ("head", -1)) if name in path and "branch_1_fun" in path]
+        for chunk in ends:
+            is_used_RC = is_used_RC & (np.arange(is_used_RC.shape[1]) == chunk % is_used_RC.shape[1])
+        turns = [name for name in path if name.startswith(scopes.ROUND)]
+        if not turns:
+            return is_used_RC.sum(axis=1)
+        is_in_round_C = self.spec.rounds.round_C == int(turns[-1].removeprefix(scopes.ROUND))
+        runs_R = (is_used_RC & is_in_round_C).sum(axis=1)
+        is_in_branch = bool(ends) or path.index(turns[-1]) > path.index(scopes.UPDATE)
+        return runs_R if is_in_branch else np.ones_like(runs_R)
+
+
+def _number(path: tuple[str, ...], first: int, prefix: str) -> int:
+    """Parses the number in the first name with a prefix, from a position in the path on: 2 in ``branch_2_fun``."""
+    name = next(name for name in path[first:] if name.startswith(prefix))
+    return int(name.removeprefix(prefix).split("_")[0])
+
+
+class _Message(NamedTuple):
+    source: int
+    target: int
+    num_bytes: float
+
+
+@dataclass(frozen=True)
+class Interconnect:
+    """Links between the devices of a pod.
+
+    Attributes:
+        pod: the whole pod.
+        coords: coordinates of every device of the program's mesh: (x, y, z) on a TPU, otherwise (host, number).
+    """
+
+    pod: Pod
+    coords: Sequence[tuple[int, ...]]
+
+    def seconds(self, one: Collective) -> float:
+        """Time of one run of a collective, in all its groups at once."""
+        messages, num_steps = list(self._messages(one)), self._num_steps(one)
+        if not messages:
+            return 0.0
+        if self.pod.chip.platform == "tpu":
+            return self._on_links(messages) + num_steps * _TPU_HOP_S
+        return self._through_switches(messages) + num_steps * _GPU_MESSAGE_S
+
+    def _messages(self, one: Collective) -> Iterator[_Message]:
+        if one.kind == "collective-permute":
+            yield from (_Message(a, b, one.num_bytes) for a, b in one.pairs)
+            return
+        for group in one.groups or (tuple(range(len(self.coords))),):
+            size = len(group)
+            if size == 1:
+                continue
+            if one.kind in ALL_TO_ALL:
+                share = one.num_bytes / size
+                yield from (_Message(a, b, share) for a in group for b in group if a != b)
+                continue
+            # Bytes over every edge of the ring, in both directions together.
+            around = one.num_bytes * (size - 1) / size * (2 if one.kind == "all-reduce" else 1)
+            ring = self._ring(group)
+            for a, b in zip(ring, (*ring[1:], ring[0]), strict=True):
+                yield from (_Message(a, b, around / 2), _Message(b, a, around / 2))
+
+    def _num_steps(self, one: Collective) -> int:
+        if one.kind in ("collective-permute", *ALL_TO_ALL):
+            return 1
+        size = max(map(len, one.groups), default=len(self.coords))
+        return (2 if one.kind == "all-reduce" else 1) * size // 2
+
+    def _ring(self, group: tuple[int, ...]) -> tuple[int, ...]:
+        """Orders the devices of a group so that each is near the next: back and forth through the mesh."""
+
+        def key(device: int) -> tuple[int, ...]:
+            order: list[int] = []
+            for place in reversed(self.coords[device]):
+                order.append(-place if sum(map(abs, order)) % 2 else place)
+            return tuple(order)
+
+        return tuple(sorted(group, key=key))
+
+    def _on_links(self, messages: Sequence[_Message]) -> float:
+        load: Counter[tuple[tuple[int, ...], int, int]] = Counter()
+        for source, target, num_bytes in messages:
+            for link in self._route(self.coords[source], self.coords[target]):
+                load[link] += num_bytes  # type: ignore[assignment]
+        return max(load.values()) / (self.pod.chip.link_bandwidth or float("inf"))
+
+    def _route(self, here: tuple[int, ...], there: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], int, int]]:
+        """Yields the links of a route, each as (chip, dim, direction)."""
+        place = list(here)
+        for dim, size in enumerate(self.pod.shape):
+            closes = size >= self.pod.chip.closes_from and size % self.pod.chip.closes_from == 0
+            ahead = there[dim] - place[dim]
+            if closes and abs(ahead) > size / 2:
+                ahead -= size if ahead > 0 else -size
+            step = 1 if ahead > 0 else -1
+            for _ in range(abs(ahead)):
+                yield tuple(place), dim, step
+                place[dim] = (place[dim] + step) % size
+
+    def _through_switches(self, messages: Sequence[_Message]) -> float:
+        chip, load = self.pod.chip, Counter[tuple[int, str, bool]]()
+        for source, target, num_bytes in messages:
+            leaves = self.coords[source][0] != self.coords[target][0]
+            load[source, "out", leaves] += num_bytes  # type: ignore[assignment]
+            load[target, "in", leaves] += num_bytes  # type: ignore[assignment]
+        speeds = {False: chip.link_bandwidth, True: chip.network_bandwidth}
+        return max(num_bytes / (speeds[leaves] or float("inf")) for (_, _, leaves), num_bytes in load.items())
+
+
+def total_flops(runs: Runs, work: Mapping[str, Work]) -> int:
+    """Floating-point operations of an iteration, over all devices."""
+    live, K = runs.spec.live, runs.num_iterations
+    total = live.num_live * K * work[scopes.UPDATE].num_flops
+    if runs.table is None:
+        total += runs.spec.num_microbatches * work[scopes.MICROBATCH].num_flops
+    else:
+        for name in _KIND_OF:
+            num_ops_C = runs.ops(name).sum(axis=0).tolist()
+            total += sum(ops * one.num_flops for ops, one in zip(num_ops_C, _by_chunk(runs, work, name), strict=True))
+        total += int(runs.ops(scopes.BACKWARD_INPUT)[:, 0].sum()) * work[EMBEDDING].num_flops
+        total += int(runs.ops(scopes.FORWARD)[:, -1].sum()) * work[HEAD].num_flops
+    return total * live.num_ranks // K
+
+
+def predict(
+    runs: Runs, work: Mapping[str, Work], found: Sequence[Collective], links: Interconnect, dtype: str
+) -> dict[str, float] | None:
+    """Predicts the milliseconds of an iteration by part; None if the chip's figures are unknown.
+
+    Args:
+        runs: run counts of the program's parts.
+        work: work of the ops.
+        found: collectives of the program.
+        links: links that the collectives use.
+        dtype: compute dtype.
+    """
+    chip, K = links.pod.chip, runs.num_iterations
+    if not chip.peak_flops or dtype not in chip.peak_flops:
+        return None
+    busy = {name: one.seconds(chip, dtype) for name, one in work.items()}
+    nothing = dict.fromkeys((*_KIND_OF, scopes.MICROBATCH), np.zeros(len(runs.spec.chunks.sizes)))
+    inside_C = dict(nothing)
+    update_R, messages, other = np.zeros(runs.spec.live.num_live), 0.0, 0.0
+    for one in found:
+        part, runs_R = runs.part(one).partition("/")[0], runs.of(one)
+        seconds = links.seconds(one)
+        if part in inside_C:
+            inside_C[part] = inside_C[part] + runs.trips_C(one) * seconds
+        elif part in _UPDATE:
+            update_R += runs_R * seconds
+        elif part == _OTHER:
+            other += int(runs_R.max()) * seconds
+        else:
+            messages += int(runs_R.max()) * seconds
+    computing = _ticks(runs, busy, nothing)
+    parts = {
+        "compute": computing,
+        "tokens": _ticks(runs, busy, inside_C) - computing,
+        "messages": messages,
+        "update": K * busy[scopes.UPDATE],
+        "exchange": float(update_R.max()),
+        "other": other,
+    }
+    parts_ms = {f"{name}_ms": 1e3 * seconds / K for name, seconds in parts.items()}
+    return {"step_ms": sum(parts_ms.values()), **parts_ms}
+
+
+def _by_chunk(runs: Runs, by_name: Mapping[str, _Value], name: str) -> list[_Value]:
+    """Value of an op of every chunk; they may be unlike."""
+    chunks = range(len(runs.spec.chunks.sizes))
+    return [by_name[name] if name in by_name else by_name[f"{name}/{chunk}"] for chunk in chunks]
+
+
+def _ticks(runs: Runs, busy: Mapping[str, float], inside_C: Mapping[str, np.ndarray]) -> float:
+    """Seconds of all ops of a call, where all workers wait for the longest op of every tick.
+
+    Args:
+        runs: run counts of the program's parts.
+        busy: seconds of computing of each part.
+        inside_C: seconds of the collectives in an op of each chunk, by part.
+    """
+    if runs.table is None:
+        return runs.spec.num_microbatches * (busy[scopes.MICROBATCH] + float(inside_C[scopes.MICROBATCH].max()))
+    num_ticks = runs.table.phase_bounds[-1]
+    opcode_TR, chunk_TR = runs.table.opcode_TR[:num_ticks], runs.table.chunk_TR[:num_ticks]
+    took_TR = np.zeros(opcode_TR.shape)
+    for name, kind in _KIND_OF.items():
+        took_TR += (opcode_TR == kind + 1) * (np.array(_by_chunk(runs, busy, name)) + inside_C[name])[chunk_TR]
+    took_TR += (opcode_TR == Kind.F + 1) * (chunk_TR == len(runs.spec.chunks.sizes) - 1) * busy[HEAD]
+    took_TR += (opcode_TR == Kind.B + 1) * (chunk_TR == 0) * busy[EMBEDDING]
+    return float(took_TR.max(axis=1).sum())

@@ -1,0 +1,178 @@
+"""Bytes exchanged by a step: those of its compiled program, next to the closed form.
+
+The exchange moves gradients to optimizer slices and weights to slots: 2 * slots * ranks * W * bytes per layer (SYMI,
+section 3). Tokens travel to the experts and back, forward and backward: 4 * ranks * rows * D * bytes per layer and
+micro-batch. Where a token goes to a rank once, that is one row for each token and rank.
+
+A head in shares is exchanged once, instead of once for each rank; with it, the tokens of a rank travel to all ranks and
+their gradients back. An embedding in shares is not exchanged: rows travel to tokens, and their gradients back.
+
+R: rows of the axis ``worker``.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+
+from swift.experts.exchange import exchange_bytes, padded_size
+from swift.experts.state_layouts import Decoupled, Fetched
+from swift.mesh.hlo_collectives import ALL_TO_ALL, RAGGED, Collective
+from swift.models.losses import tokens_at_once
+from swift.models.vocabulary.layouts import ColumnShares, RowShares
+from swift.models.vocabulary.lookup import requests_at_once
+from swift.pipeline import scopes
+from swift.pipeline.state import EMBEDDING_AND_HEAD, KINDS
+from swift.pipeline.step.spec import StepSpec
+from swift.pod_compile.costs import Runs
+
+_EXCHANGE = (scopes.COLLECT, scopes.MATERIALIZE)
+_TOKENS = (scopes.FORWARD, scopes.BACKWARD_INPUT, scopes.BACKWARD_WEIGHT, scopes.MICROBATCH)
+_SHARES = (scopes.EMBEDDING, scopes.HEAD)
+
+
+def moved_bytes(one: Collective, runs_R: np.ndarray, num_ranks: int) -> int:
+    """Bytes of a collective in one call of the program, over all devices; groups of one device exchange nothing.
+
+    Args:
+        one: the collective.
+        runs_R: number of runs in every row.
+        num_ranks: devices of a row.
+    """
+    everybody = [tuple(range(len(runs_R) * num_ranks))]
+    groups = one.groups or everybody
+    members = [a for a, _ in one.pairs] or [device for group in groups if len(group) > 1 for device in group]
+    return one.num_bytes * int(sum(runs_R[device // num_ranks] for device in members))
+
+
+def bytes_by_kind(found: Sequence[Collective], runs: Runs) -> dict[str, dict[str, float]]:
+    """Counts the collectives of an iteration by kind, with their bytes over all devices."""
+    count, total = Counter[str](), Counter[str]()
+    for one in found:
+        runs_R = runs.of(one)
+        count[one.kind] += int(runs_R.max())
+        total[one.kind] += moved_bytes(one, runs_R, runs.spec.live.num_ranks)
+    K = runs.num_iterations
+    return {kind: {"runs": count[kind] / K, "bytes": total[kind] / K} for kind in sorted(count)}
+
+
+def exchange(found: Sequence[Collective], runs: Runs) -> dict[str, dict[str, float]]:
+    """Bytes of the exchange in an iteration, by parameter group: compiled, and by the closed form."""
+    spec = runs.spec
+    compiled: Counter[str] = Counter()
+    for one in found:
+        step, _, group = runs.part(one).partition("/")
+        if step in _EXCHANGE:
+            compiled[group] += moved_bytes(one, runs.of(one), spec.live.num_ranks)
+    return {
+        name: {"compiled_bytes": compiled[name] / runs.num_iterations, "formula_bytes": _exchange_formula(runs, name)}
+        for name, layout in spec.layouts.items()
+        if isinstance(layout, Decoupled)
+    }
+
+
+def _exchange_formula(runs: Runs, name: str) -> float:
+    spec, layout = runs.spec, runs.spec.layouts[name]
+    assert isinstance(layout, Decoupled)
+    num_ranks = spec.live.num_ranks
+    if num_ranks == 1 or isinstance(layout, Fetched):
+        return 0  # all data stays on the device, or travels in the ops
+    is_first, is_last = runs.end_rows
+    embeds = runs.num_updates if spec.ties_stages else is_first.sum()
+    num_updates = {"embedding": embeds, "head": is_last.sum()}.get(name, runs.num_updates)
+    num_rows = 1 if name in EMBEDDING_AND_HEAD else spec.chunks.ops.stack_size(KINDS[name])
+    num_slots = spec.worker_shapes.slots[name].shape[2]
+    sizes = [jnp.dtype(dtype).itemsize for dtype in (layout.wire_dtype, layout.compute_dtype)]
+    if isinstance(layout, ColumnShares):
+        return int(num_updates) * num_ranks**2 * layout.message_size * sum(sizes)
+    exchanged = layout.num_before if isinstance(layout, RowShares) else layout.size
+    both = [exchange_bytes(num_rows, num_ranks, num_slots, exchanged, size) for size in sizes]
+    return int(num_updates) * sum(both) / 2
+
+
+def tokens(found: Sequence[Collective], runs: Runs, num_sequences: int) -> Mapping[str, float]:
+    """Bytes of tokens sent to experts and back in an iteration: compiled, and by the closed form.
+
+    With exact capacity those of the experts' weights and gradients, too, which travel in the same ops.
+
+    Recomputation of blocks (``Experiment.remat``) has no closed form.
+
+    Args:
+        found: collectives of the program.
+        runs: run counts of the program's parts.
+        num_sequences: sequences of a micro-batch on one rank.
+    """
+    spec, ranks = runs.spec, runs.spec.live.num_ranks
+    compiled = sum(
+        moved_bytes(one, runs.of(one), ranks)
+        for one in found
+        if runs.part(one) in _TOKENS and one.kind in ALL_TO_ALL and not set(_SHARES) & set(one.path)
+    )
+    total = {"compiled_bytes": compiled / runs.num_iterations}
+    if spec.remat == "block":
+        return total
+    local_tokens = num_sequences * spec.gpt.config.sequence_length
+    width = spec.gpt.config.model_dim * jnp.dtype(spec.compute_dtype).itemsize
+    at_once = spec.live.mesh.devices.flat[0].platform != "cpu"
+    size = spec.experts.rows_sent(local_tokens, ranks, at_once=at_once) * width
+    times = sum(spec.cut.counts(is_moe=True)) * spec.num_microbatches * ranks
+    return total | {"formula_bytes": times * (4 * size + _fetched_bytes(spec)) * (ranks > 1)}
+
+
+def _fetched_bytes(spec: StepSpec) -> int:
+    """Bytes for a rank's slots in a micro-batch of a layer with exact capacity: weights, twice, and their gradients."""
+    layout = spec.layouts.get("expert")
+    if not isinstance(layout, Fetched):
+        return 0
+    compute, wire = (jnp.dtype(dtype).itemsize for dtype in (layout.compute_dtype, layout.wire_dtype))
+    return spec.experts.slots_per_rank * padded_size(layout.size, spec.live.num_ranks) * (2 * compute + wire)
+
+
+def travelling(found: Sequence[Collective], runs: Runs, num_sequences: int) -> list[Collective]:
+    """The collectives with the bytes of those rows that travel, ``num_sequences`` as for ``tokens``.
+
+    Of a collective that moves no rows but those that there are, the program knows how many there could be. In the mean
+    a token goes to fewer ranks.
+    """
+    spec, ranks = runs.spec, runs.spec.live.num_ranks
+    shape = num_sequences * spec.gpt.config.sequence_length, ranks
+    share = spec.experts.rows_travelling(*shape) / spec.experts.rows_sent(*shape, at_once=True)
+    return [replace(one, num_bytes=round(one.num_bytes * share)) if one.kind == RAGGED else one for one in found]
+
+
+def head_tokens(found: Sequence[Collective], runs: Runs, num_sequences: int) -> Mapping[str, float]:
+    """Bytes of the loss with a head in shares in an iteration, ``num_sequences`` as for ``tokens``.
+
+    Of each token the stream, its gradient, the label, whether it counts, and three numbers that are joined.
+    """
+    spec, config, ranks = runs.spec, runs.spec.gpt.config, runs.spec.live.num_ranks
+    compiled = sum(moved_bytes(one, runs.of(one), ranks) for one in found if scopes.HEAD in one.path)
+    per_rank = num_sequences * config.sequence_length
+    chunk = tokens_at_once(per_rank, spec.gpt.vocab_size)
+    stream = config.model_dim * jnp.dtype(spec.compute_dtype).itemsize
+    token = 2 * stream + 4 + 1 + 3 * jnp.dtype(spec.accumulate_dtype).itemsize
+    per_device = -(-per_rank // chunk) * chunk * ranks * token
+    return {
+        "compiled_bytes": compiled / runs.num_iterations,
+        "formula_bytes": spec.num_microbatches * ranks * per_device,
+    }
+
+
+def looked_up_rows(found: Sequence[Collective], runs: Runs, num_sequences: int) -> Mapping[str, float]:
+    """Bytes of look-ups in an embedding in shares in an iteration, ``num_sequences`` as for ``tokens``.
+
+    Of each request its number and the row, or the row's gradient; and how many rounds there are, which tokens decide.
+    """
+    spec, config, ranks = runs.spec, runs.spec.gpt.config, runs.spec.live.num_ranks
+    compiled = sum(moved_bytes(one, runs.of(one), ranks) for one in found if scopes.EMBEDDING in one.path)
+    size = requests_at_once(num_sequences * config.sequence_length, ranks)
+    values = jnp.dtype(spec.compute_dtype).itemsize + jnp.dtype(spec.row_wire_dtype).itemsize
+    requests = 2 * 4 + config.model_dim * values  # of F and B
+    per_device = runs.look_up_rounds * ranks * size * requests + 2 * 4
+    return {
+        "rounds": runs.look_up_rounds,
+        "compiled_bytes": compiled / runs.num_iterations,
+        "formula_bytes": spec.num_microbatches * ranks * per_device,
+    }

@@ -1,0 +1,300 @@
+"""Comparison of several runs: a table in numbers, as in the papers, and charts of all runs together.
+
+The charts show loss, drops, load, and the optimizer's numbers. Runs that differ in their seed alone are a group, whose
+mean and range the charts and a table show.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from swift.draw.charts import Band, Chart, Curve, draw_curves, mean_and_range
+from swift.draw.style import POLICY_COLORS, colors_of, line_styles
+from swift.errors import SettingError, printable
+from swift.report.history import history_of, incidents_of
+from swift.report.parts import Picture, Table
+from swift.runlog.reading import Run, measure, scalars, settings_in
+from swift.terminal_table import TerminalTable
+
+COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "name": ("run", str),
+    "placement": ("placement", str),
+    "final_loss": ("final loss (mean of last 10)", "{:.3f}".format),
+    "dropped_percent": ("tokens dropped (%)", "{:.2f}".format),
+    "steps_to_target": ("steps to target", "{:,}".format),
+    "median_step_ms": ("median step (ms)", "{:,.1f}".format),
+    "validation_loss": ("validation loss", "{:.3f}".format),
+}
+"""Columns of a comparison: (heading, function that formats a value) by key."""
+
+_SEED = "Experiment.seed"
+_HISTORY = ("init_from", "settings_changed")
+"""Events that make a run another than its settings say: they have to be the same in all runs of a group."""
+NOTE = (
+    "n runs that differ in their seed alone: their mean, and in brackets the smallest and the largest value. In the "
+    "charts the mean is a line or a ring, and its band or bar extends from the smallest to the largest; lines are "
+    "smoothed before they are compared."
+)
+
+
+def comparison_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Makes one row per run.
+
+    Returns:
+        For each run its ``name``, unique among the runs, its ``placement`` policy, and the measures of
+        :func:`swift.runlog.measure`.
+
+    Raises:
+        SettingError: the metrics of a run are damaged.
+    """
+    rows = []
+    for run, label in zip(runs, run_labels(runs), strict=True):
+        summary = run.summary or {}
+        facts = {"name": label, "placement": _policy_of(run)}
+        rows.append(facts | measure(run, summary.get("target_loss")))
+    return rows
+
+
+def comparison_table(runs: Sequence[Run]) -> TerminalTable:
+    """Makes a table of :func:`comparison_rows` for a terminal; '-' stands for a missing value."""
+    table = TerminalTable([heading for heading, _ in COLUMNS.values()], texts=("run", "placement"))
+    for row in comparison_rows(runs):
+        table.add_row(*cells(row))
+    return table
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """Formats a row of :func:`comparison_rows`, in the order of ``COLUMNS``; control characters are escaped."""
+    return ["-" if row[key] is None else printable(show(row[key])) for key, (_, show) in COLUMNS.items()]
+
+
+def _policy_of(run: Run) -> str | None:
+    """Returns the name of a run's placement policy: from its summary, or from its configuration while it has none.
+
+    A policy of the user's own is not imported; it goes by the name of its class. None if the run names no policy.
+    """
+    named = (run.summary or {}).get("placement")
+    if isinstance(named, str):
+        return named
+    # Imported here, since these load JAX and the trainer, which a report on finished runs does not need.
+    from swift.config.stored import OF_RUN, StoredObject, UnreadableConfig, made, read_config
+    from swift.experts.placement.flexmoe import FlexMoE
+    from swift.experts.placement.packed import MinMax, Packed
+    from swift.experts.placement.policy import Static
+    from swift.experts.placement.symi import Symi
+
+    policies = {kind.__name__: kind for kind in (FlexMoE, MinMax, Packed, Static, Symi)}
+    try:
+        part = read_config(run.path, OF_RUN).settings.get("placement")
+        if not isinstance(part, StoredObject):
+            return None
+        own = None if part.module else policies.get(part.kind)
+        return part.kind if own is None else made(part, lambda _: own).name
+    except (UnreadableConfig, SettingError):
+        return None
+
+
+def run_labels(runs: Sequence[Run]) -> list[str]:
+    """Labels the runs by name, with their directories if several share a name; control characters are escaped."""
+    names = [run.name for run in runs]
+    return [
+        printable(name if names.count(name) == 1 else f"{name} ({run.path})")
+        for run, name in zip(runs, names, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class SeedGroup:
+    """Several runs with equal settings but for the seed, as many iterations, and different seeds.
+
+    Attributes:
+        name: name by those of the first and the last run; unique among the groups of a report.
+        members: index of each run in the report.
+        seeds: seed of each run.
+    """
+
+    name: str
+    members: tuple[int, ...]
+    seeds: tuple[str, ...]
+
+
+def seed_groups(runs: Sequence[Run]) -> list[SeedGroup]:
+    """Finds the groups of seeds among the runs of a report.
+
+    A run that repeats a seed of its group is in none, nor is one that has no record, or one that has got less far than
+    the others: a mean over different numbers of runs would jump where one of them ends.
+    """
+    found: dict[object, dict[str, int]] = {}
+    for index, run in enumerate(runs):
+        settings = settings_in(run.config_text)
+        seed = settings.pop(_SEED, "").partition("=")[2].strip()
+        if seed and len(run.metrics):
+            history = [{**event, "time": None} for event in run.events if event.get("event") in _HISTORY]
+            key = (frozenset(settings.values()), run.metrics.last_step, repr(history))
+            found.setdefault(key, {}).setdefault(seed, index)
+    groups = [of_seed for of_seed in found.values() if len(of_seed) > 1]
+    names = [_name([runs[index] for index in of_seed.values()]) for of_seed in groups]
+    return [
+        SeedGroup(
+            printable(name if names.count(name) == 1 else f"{name} ({runs[next(iter(of_seed.values()))].path})"),
+            tuple(of_seed.values()),
+            tuple(of_seed),
+        )
+        for name, of_seed in zip(names, groups, strict=True)
+    ]
+
+
+def _name(runs: Sequence[Run]) -> str:
+    first, last = runs[0].name, runs[-1].name
+    return first if first == last else f"{first} \N{HORIZONTAL ELLIPSIS} {last}"
+
+
+def seeds_table(runs: Sequence[Run], groups: Sequence[SeedGroup]) -> Table:
+    """Makes a row for each group: its number of runs, their seeds, and mean and range of each measure.
+
+    Raises:
+        SettingError: the metrics of a run are damaged.
+    """
+    measures = [key for key in COLUMNS if key not in ("name", "placement")]
+    measured, rows = comparison_rows(runs), []
+    for group in groups:
+        numbers = [[measured[index][key] for index in group.members] for key in measures]
+        cells = [_cell(key, values) for key, values in zip(measures, numbers, strict=True)]
+        rows.append([group.name, str(len(group.members)), ", ".join(group.seeds), *cells])
+    return Table(["runs", "n", "seeds", *(COLUMNS[key][0] for key in measures)], rows, num_text=1)
+
+
+def _cell(key: str, values: Sequence[float | None]) -> str:
+    """Formats mean and range, and how many runs have a value if some have none."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return "-"
+    mean, low, high = (COLUMNS[key][1](_like(known[0], float(one))) for one in mean_and_range(np.array(known)))
+    few = f"; {len(known)} of {len(values)}" if len(known) < len(values) else ""
+    return f"{mean} ({low} to {high}{few})"
+
+
+def _like(example: float, value: float) -> float:
+    """Makes a number of the same type: a count stays one."""
+    return round(value) if isinstance(example, int) else value
+
+
+@dataclass(frozen=True)
+class RunStyle:
+    """Name, colour and line style of a run in all pictures of a report."""
+
+    label: str
+    color: str
+    line: str
+
+
+def run_styles(runs: Sequence[Run]) -> list[RunStyle]:
+    """Chooses labels, colours and line styles: a run has the colour of its placement policy, see ``colors_of``.
+
+    Runs that differ in their seed alone share a colour, and have line styles of their own.
+    """
+    first = {index: group.members[0] for group in seed_groups(runs) for index in group.members}
+    drawn = [index for index in range(len(runs)) if first.get(index, index) == index]
+    chosen = colors_of([_policy_of(runs[index]) or "" for index in drawn], POLICY_COLORS)
+    color_of = dict(zip(drawn, chosen, strict=True))
+    colors = [color_of[first.get(index, index)] for index in range(len(runs))]
+    return [RunStyle(*style) for style in zip(run_labels(runs), colors, line_styles(colors), strict=True)]
+
+
+def pictures_together(runs: Sequence[Run]) -> Iterator[Picture]:
+    """Draws the charts of all runs for which at least one run has the numbers.
+
+    Raises:
+        SettingError: the record of a run is damaged.
+    """
+    marks, lines = _failure_steps(runs[0]) if len(runs) == 1 else [], _Lines(runs)
+    if chart := lines.chart("loss (nats per token)", "loss"):
+        summaries = [run.summary or {} for run in runs]
+        targets = {one["target_loss"] for one in summaries if _is_finite(one.get("target_loss"))}
+        validation = lines.curves("validation_loss")
+        caption = "Training loss, smoothed; each step faint." + " Rings: validation loss." * bool(validation)
+        chart = replace(chart, rings=validation, ring_bands=lines.bands(validation))
+        chart = replace(chart, levels=sorted(targets), marks=marks)
+        yield _picture("loss", caption + " Triangles: failures." * bool(marks), chart)
+    if chart := lines.chart("tokens that survive (%)", "drop_share", lambda share: 100 * (1 - share)):
+        caption = "Share of the routed tokens for which their expert had room."
+        yield _picture("survival", caption, replace(chart, top=100.0, marks=marks))
+    if chart := lines.chart("load imbalance (largest / mean)", "load_imbalance"):
+        caption = "Load of the fullest replica over the mean load, averaged over layers; 1 is even."
+        yield _picture("imbalance", caption, chart)
+    if chart := lines.chart("learning rate", "learning_rate"):
+        caption = "Learning rate of the optimizer at each step."
+        yield _picture("learning-rate", caption, replace(chart, is_exact=True, from_zero=True))
+    if chart := lines.chart("gradient norm", "grad_norm"):
+        caption = "Norm of all gradients together, before they are clipped."
+        yield _picture("gradient-norm", caption, replace(chart, from_zero=True))
+    if chart := lines.chart("tokens per second", "tokens_per_s"):
+        caption = "Tokens trained in a second, by the time of each step; compilation makes the first ones slow."
+        yield _picture("throughput", caption, replace(chart, from_zero=True, marks=marks))
+    if chart := lines.chart("reading input (ms)", "input_ms"):
+        caption = "Time to read the next batch in each step, while the devices compute."
+        yield _picture("input", caption, replace(chart, from_zero=True))
+    if chart := lines.chart("MFU (%)", "mfu", lambda share: 100 * share):
+        caption = (
+            "Model FLOPs utilization: the model's own FLOPs over the devices' peak, or that of the host's matmuls."
+        )
+        yield _picture("utilization", caption, replace(chart, from_zero=True))
+
+
+def _failure_steps(run: Run) -> list[int]:
+    """Returns the steps at which a run lost workers."""
+    return [incident.step for incident in incidents_of(run, history_of(run)) if incident.kind == "failure"]
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _picture(name: str, caption: str, chart: Chart) -> Picture:
+    return Picture(name, caption, draw_curves(chart), chart=chart)
+
+
+class _Lines:
+    """The lines of charts: those of each run, and those of each group of seeds.
+
+    Args:
+        runs: runs of a report.
+    """
+
+    def __init__(self, runs: Sequence[Run]):
+        self._runs, self._styles, self._groups = runs, run_styles(runs), seed_groups(runs)
+
+    def chart(
+        self, ylabel: str, name: str, shown: Callable[[np.ndarray], np.ndarray] = lambda values_T: values_T
+    ) -> Chart | None:
+        """Makes the chart of a metric, as ``shown`` converts it; None if no run has it."""
+        curves = [replace(curve, values_T=shown(curve.values_T)) for curve in self.curves(name)]
+        return Chart(ylabel, curves, self.bands(curves)) if curves else None
+
+    def curves(self, name: str) -> list[Curve]:
+        """Makes curves of one metric, for the runs that have it."""
+        curves = (
+            Curve(index, style.label, style.color, style.line, scalars(run, "step"), scalars(run, name))
+            for index, (run, style) in enumerate(zip(self._runs, self._styles, strict=True))
+        )
+        return [curve for curve in curves if np.isfinite(curve.values_T).any()]
+
+    def bands(self, curves: Sequence[Curve]) -> list[Band]:
+        """Makes the bands of the groups of which at least two runs have a curve."""
+        of_groups = ([one for one in curves if one.index in group.members] for group in self._groups)
+        return [
+            _band(group.name, members)
+            for group, members in zip(self._groups, of_groups, strict=True)
+            if len(members) > 1
+        ]
+
+
+def _band(name: str, curves: Sequence[Curve]) -> Band:
+    """Makes the band of some runs of a group, over the steps that all of them have."""
+    steps_T = reduce(np.intersect1d, [curve.steps_T for curve in curves])
+    values_NT = np.stack([curve.values_T[np.isin(curve.steps_T, steps_T)] for curve in curves])
+    return Band(name, curves[0].color, curves[0].style, [curve.index for curve in curves], steps_T, values_NT)

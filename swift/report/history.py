@@ -1,0 +1,500 @@
+"""The history of a run on one clock: configurations, incidents, presence of its workers, and time by cause.
+
+Incidents are failures, recoveries, rejoins and restores. Every moment has one cause: in a run of several processes the
+supervisor keeps the account, see ``swift.elastic.reporting.goodput``; for a run in one process it is computed from the
+record.
+
+Shape suffixes: T steps.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import groupby, pairwise, product
+from typing import Any, Literal
+
+import numpy as np
+
+from swift.errors import SettingError
+from swift.runlog.files import EVENTS
+from swift.runlog.reading import Run, scalars
+
+_BEGINNINGS = ("start", "resume")
+
+Kind = Literal["failure", "recovery", "return", "restore", "resume", "stop"]
+_KINDS: tuple[Kind, ...] = ("failure", "recovery", "return", "restore", "resume", "stop")
+
+_STOPS = {
+    "stage_lost": "a stage has no live worker",
+    "rank_lost": "the state of a lost rank has no copy",
+    "not_finite": "the loss was no longer finite",
+    "misplaced": "an expert class had no slot",
+    "checkpoint_failed": "a checkpoint was not saved",
+    "interrupt": "interrupted",
+    "give_up": "a process has failed too often",
+}
+
+_CAUSES = ("startup", "useful", "saving", "detection", "reconfiguration", "rerun", "waiting", "other")
+"""Causes of time spent.
+
+- startup: until the first iteration, and that iteration's excess over the usual time.
+- useful: iterations, each counted once.
+- saving: training waits for a checkpoint.
+- detection: a worker is dead or stuck, and nobody has noticed yet.
+- reconfiguration: the change to other workers, and the excess of the first iteration after it.
+- rerun: iterations that are run again.
+- waiting: some stage has no process.
+- other: evaluations, writing the record, and iterations that a later invocation ran again.
+"""
+
+_MAX_PLACES = 100_000
+"""More than any cluster has: a record with more is damaged."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """An event, and the seconds for which the run had been running when it came."""
+
+    seconds: float
+    fields: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Name of the event."""
+        return str(self.fields["event"])
+
+
+@dataclass(frozen=True)
+class Span:
+    """An invocation of a run, from its first event to its last known one, in seconds of running."""
+
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class History:
+    """A run on its own clock, which stops between two invocations.
+
+    Attributes:
+        events: events in order.
+        spans: invocations in order.
+        step_s_T: float64[T], time at which each recorded step was done, in seconds of running; NaN if not recorded.
+    """
+
+    events: list[Timed]
+    spans: list[Span]
+    step_s_T: np.ndarray
+
+    @property
+    def end_s(self) -> float:
+        """Seconds for which the run has been running."""
+        return self.spans[-1].end_s if self.spans else 0.0
+
+    def span_of(self, seconds: float) -> int:
+        """Index of the invocation to which a time belongs."""
+        return max(0, bisect_right([span.start_s for span in self.spans], seconds) - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stretch:
+    """Consecutive iterations of the same workers and ranks.
+
+    Attributes:
+        after: last iteration before the stretch.
+        start_s, end_s: start and end of the stretch, in seconds of running.
+        down: workers or ranks that were down throughout; None if the record does not name them.
+        plan: event with the ``plan`` of a pipeline, see ``swift.schedules.read_plan``, and its ``failed`` workers; None
+            for a single worker, or if none is recorded.
+        num_steps: iterations of the stretch that were not run again later.
+        median_step_ms, period_ratio, bubble_share: medians over these iterations; None if unknown.
+    """
+
+    after: int
+    start_s: float
+    end_s: float
+    down: tuple[str, ...] | None
+    plan: Mapping[str, Any] | None
+    num_steps: int
+    median_step_ms: float | None
+    period_ratio: float | None
+    bubble_share: float | None
+
+
+def history_of(run: Run) -> History:
+    """Puts a run's events and steps on its own clock.
+
+    Raises:
+        SettingError: an event or a step has no valid time, or an event has no name.
+    """
+    for number, event in enumerate(run.events, start=1):
+        if not isinstance(event.get("event"), str) or not isinstance(event.get("step", 0), int):
+            raise _damaged(run, EVENTS, f"event {number}", "must have a name and a step")
+    event_times = [_seconds(run, EVENTS, f"event {n}", event.get("time")) for n, event in enumerate(run.events, 1)]
+    step_times_T = run.metrics.times_T
+    starts = _starts(run, event_times)
+    known = np.sort(np.concatenate([event_times, step_times_T[np.isfinite(step_times_T)]]))
+    spans, offsets, total_s = [], [], 0.0
+    for start, following in pairwise([*starts, float("inf")]):
+        before = int(np.searchsorted(known, following))
+        last = max(start, float(known[before - 1])) if before else start
+        offsets.append(total_s - start)
+        spans.append(Span(total_s, total_s + last - start))
+        total_s = spans[-1].end_s
+
+    def on_clock(times: Any) -> np.ndarray:
+        span = np.maximum(np.searchsorted(starts, times, side="right") - 1, 0)
+        return times + np.array(offsets)[span] if starts else np.asarray(times, float)
+
+    events = [Timed(seconds, event) for seconds, event in zip(on_clock(event_times).tolist(), run.events, strict=True)]
+    return History(events, spans, on_clock(step_times_T))
+
+
+def stretches_of(run: Run, history: History) -> list[Stretch]:
+    """Returns the stretches of a run in order, including those of which no iteration remains."""
+    everybody = {name for timed in history.events for name in names_in(timed.fields, "processes", "members")}
+    begun: list[dict[str, Any]] = []
+    down: set[str] | None = None
+    generation = None
+    for timed in history.events:
+        event = timed.fields
+        if timed.name == "epoch":
+            down, generation = everybody - set(names_in(event, "members")), event.get("epoch")
+        elif timed.name == "reconfigure":
+            down = ((down or set()) | set(names_in(event, "failed"))) - set(names_in(event, "rejoined"))
+        elif timed.name in _BEGINNINGS and "processes" not in event:
+            down = set(names_in(event, "failed")) if "failed" in event else None
+        elif timed.name == "plan" and begun and event.get("epoch", generation) == generation:
+            begun[-1]["plan"] = event if isinstance(event.get("plan"), dict) else None
+            continue
+        else:
+            continue
+        after = int(event.get("step", 0)) - (timed.name == "reconfigure")
+        named = None if down is None else tuple(sorted(down))
+        begun.append({"after": after, "start_s": timed.seconds, "down": named, "plan": None})
+    index_T = _stretch_of_steps(run, history, begun)
+    ends = [*(stretch["start_s"] for stretch in begun[1:]), history.end_s][: len(begun)]
+    measured = {name: run.metrics.scalars(name) for name in ("step_ms", "period_ratio", "bubble_share")}
+    return [
+        Stretch(**facts, end_s=end_s, **_measured(measured, index_T == index))
+        for index, (facts, end_s) in enumerate(zip(begun, ends, strict=True))
+    ]
+
+
+def names_in(event: Mapping[str, Any], *fields: str) -> list[str]:
+    """Returns the names of workers, ranks or processes in some fields of an event."""
+    found = [event.get(field) for field in fields]
+    return [str(name) for names in found if isinstance(names, list) for name in names]
+
+
+def _is_number(value: object) -> bool:
+    """Whether a value of a JSON document is a number."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def number_in(run: Run, event: Mapping[str, Any], name: str) -> float | None:
+    """Returns a number in an event; None if it is missing. Raises SettingError if it is not a number."""
+    value = event.get(name)
+    if value is not None and not _is_number(value):
+        raise _damaged(run, EVENTS, f"{name} of {event['event']!r}", f"must be a number, and is {value!r}")
+    return value
+
+
+def _stretch_of_steps(run: Run, history: History, begun: Sequence[Mapping[str, Any]]) -> np.ndarray:
+    """Returns the index of each step's stretch, by time where known, else by iteration; -1 before the first one."""
+    starts = [stretch["start_s"] for stretch in begun]
+    by_time_T = np.searchsorted(starts, history.step_s_T, side="right") - 1
+    if np.isfinite(history.step_s_T).all():
+        return by_time_T
+    by_step_T = np.full(len(by_time_T), -1)
+    for index, stretch in enumerate(begun):
+        by_step_T[run.metrics.steps_T > stretch["after"]] = index
+    return np.where(np.isfinite(history.step_s_T), by_time_T, by_step_T)
+
+
+def _measured(measured: Mapping[str, np.ndarray], is_own_T: np.ndarray) -> dict[str, Any]:
+    def median(name: str) -> float | None:
+        values_T = measured[name][is_own_T]
+        values_T = values_T[np.isfinite(values_T)]
+        return float(np.median(values_T)) if values_T.size else None
+
+    return {
+        "num_steps": int(is_own_T.sum()),
+        "median_step_ms": median("step_ms"),
+        "period_ratio": median("period_ratio"),
+        "bubble_share": median("bubble_share"),
+    }
+
+
+def _starts(run: Run, times: Sequence[float]) -> list[float]:
+    """Returns the start of each invocation; older records of `launch` lack the event of the first."""
+    names = [event["event"] for event in run.events]
+    begun = []
+    for index, name in enumerate(names):
+        if name in _BEGINNINGS:
+            # A run in one process records the checkpoint that it restores before it records that it resumes.
+            is_restored = index > 0 and names[index - 1] == "restore"
+            begun.append(times[index - is_restored])
+    return sorted({min(times), *begun}) if times else []
+
+
+def _seconds(run: Run, file: str, what: str, time: Any) -> float:
+    try:
+        return datetime.fromisoformat(time).timestamp()
+    except (TypeError, ValueError) as error:
+        raise _damaged(run, file, what, f"must have a time, and has {time!r}") from error
+
+
+def _damaged(run: Run, file: str, what: str, allowed: str) -> SettingError:
+    return SettingError(str(run.path / file), what, allowed)
+
+
+@dataclass(frozen=True)
+class Incident:
+    """An incident of a run.
+
+    Attributes:
+        kind: kind of incident.
+        seconds: time of the incident, in seconds of running.
+        step: last iteration done before it, or the first one after it.
+        who: workers, ranks or processes concerned; empty if all are.
+        what: phrase for people.
+        took_s: cost of the incident in seconds; None if unknown.
+    """
+
+    kind: Kind
+    seconds: float
+    step: int
+    who: tuple[str, ...]
+    what: str
+    took_s: float | None = None
+
+
+def incidents_of(run: Run, history: History) -> list[Incident]:
+    """Returns all incidents of a run, in order.
+
+    Raises:
+        SettingError: an event is damaged.
+    """
+    return [incident for timed in history.events for incident in _incidents(run, timed)]
+
+
+def _reconfigure_s(run: Run, timed: Timed) -> float:
+    """Cost of a reconfiguration in seconds: planning, compiling and moving the state."""
+    parts = [number_in(run, timed.fields, name) or 0.0 for name in ("plan_ms", "compile_ms", "move_ms")]
+    return sum(parts) / 1000
+
+
+def _since_s(run: Run, timed: Timed) -> float:
+    """Start of what an event records, in seconds of running: a reconfiguration is recorded when it is over."""
+    return max(0.0, timed.seconds - _reconfigure_s(run, timed)) if timed.name == "reconfigure" else timed.seconds
+
+
+def _incidents(run: Run, timed: Timed) -> Iterator[Incident]:
+    event = timed.fields
+    at = (timed.seconds, int(event.get("step", 0)))
+    failed, rejoined = names_in(event, "failed"), names_in(event, "rejoined")
+    match timed.name:
+        case "reconfigure":
+            how = "prepared" if event.get("prepared") else "not prepared"
+            took_s: float | None = _reconfigure_s(run, timed)
+            at = (_since_s(run, timed), at[1])
+            if failed:
+                yield Incident("failure", *at, tuple(failed), f"the others continue, {how}", took_s)
+                took_s = None
+            if rejoined:
+                yield Incident("return", *at, tuple(rejoined), f"rejoined, {how}", took_s)
+            if "cuts" in event:
+                yield Incident("recovery", *at, (), "blocks move among the survivors", took_s)
+        case "death":
+            found_ms = 1000 * (number_in(run, event, "detection_s") or 0.0)
+            text = f"died ({event.get('why')}), found after {found_ms:.0f} ms"
+            yield Incident("failure", *at, (str(event.get("process")),), text)
+        case "recovery":
+            again = number_in(run, event, "rerun_steps") or 0
+            text = f"the others continue after iteration {event.get('after')}, {again:g} run again"
+            yield Incident("recovery", *at, tuple(failed), text, number_in(run, event, "recovery_s"))
+        case "join":
+            who = tuple(names_in(event, "joined"))
+            yield Incident("return", *at, who, "rejoined", number_in(run, event, "join_s"))
+        case "move":
+            took_s = number_in(run, event, "move_s")
+            yield Incident("recovery", *at, (), "blocks move among the survivors", took_s)
+        case "restore":
+            yield Incident("restore", *at, (), f"from the checkpoint of iteration {at[1]}")
+        case "reshard":
+            yield Incident("restore", *at, (), "the state is resharded for the live ranks")
+        case "restart_all":
+            yield Incident("restore", *at, (), f"all processes are restarted: {event.get('why')}")
+        case "resume":
+            yield Incident("resume", *at, (), f"continues after iteration {at[1]}")
+        case name if name in _STOPS:
+            yield Incident("stop", *at, (), _STOPS[name])
+
+
+def time_by_cause(run: Run, history: History) -> dict[str, float] | None:
+    """Returns the seconds by cause, which sum to the time for which the run has been running; None if unknown.
+
+    Raises:
+        SettingError: the record is damaged.
+    """
+    accounts = _accounts(run)
+    if accounts:
+        spent = {cause: sum(one.get(f"{cause}_s", 0.0) for one in accounts) for cause in _CAUSES}
+        running_s = sum(one["total_s"] for one in accounts)
+        if len(accounts) < sum(timed.name in _BEGINNINGS for timed in history.events):
+            running_s = max(running_s, history.end_s)  # a supervisor that was killed has left no account
+        spent["other"] = max(0.0, running_s - sum(spent.values()))
+        return spent
+    is_launched = any(timed.name == "epoch" for timed in history.events)
+    if is_launched or not history.spans or not np.isfinite(history.step_s_T).any():
+        return None
+    return _recorded(run, history)
+
+
+def _accounts(run: Run) -> list[Mapping[str, float]]:
+    """Returns the accounts of supervisors, one for each invocation; older records have the last one only."""
+    ends = [event["goodput"] for event in run.events if event.get("goodput") is not None]
+    if not ends and run.summary and run.summary.get("goodput") is not None:
+        ends = [run.summary["goodput"]]
+    for one in ends:
+        if not _is_account(one):
+            raise SettingError("goodput", one, f"must be seconds by cause, in {run.path}")
+    return ends
+
+
+def _is_account(one: object) -> bool:
+    """Whether an object has the seconds in total and by cause."""
+    if not isinstance(one, dict):
+        return False
+    return _is_number(one.get("total_s")) and all(_is_number(one.get(f"{cause}_s", 0.0)) for cause in _CAUSES)
+
+
+def _recorded(run: Run, history: History) -> dict[str, float]:
+    """Computes the breakdown from when iterations end, and how long they, reconfigurations and saves took."""
+    spent = dict.fromkeys(_CAUSES, 0.0)
+    took_T = np.nan_to_num(scalars(run, "step_ms")) / 1000
+    usual_s = float(np.median(took_T)) if took_T.size else 0.0
+    # At equal times an event sorts after the iteration, which was done before it.
+    ends = zip(history.step_s_T.tolist(), took_T.tolist(), strict=True)
+    moments: list[tuple[float, bool, Any]] = [(end_s, False, took_s) for end_s, took_s in ends if np.isfinite(end_s)]
+    moments += [(timed.seconds, True, timed) for timed in history.events]
+    moments.sort(key=_time_and_kind)
+    changed_s, cause = 0.0, "startup"  # cost of the reconfiguration that the next iteration's time includes
+    for (_, is_event), group in groupby(moments, key=_time_and_kind):
+        items = [item for _, _, item in group]
+        if not is_event:  # the iterations of a window end together, and each has its share of the time
+            own_s = max(0.0, sum(items) - changed_s)
+            useful_s = min(own_s, usual_s * len(items)) if cause else own_s
+            spent["useful"] += useful_s
+            spent[cause or "useful"] += own_s - useful_s
+            changed_s, cause = 0.0, ""
+            continue
+        for timed in items:
+            if timed.name in _BEGINNINGS:
+                changed_s, cause = 0.0, "startup"
+            elif timed.name == "reconfigure":
+                changed_s, cause = _reconfigure_s(run, timed), "reconfiguration"
+                spent[cause] += changed_s
+            elif timed.name == "checkpoint":
+                spent["saving"] += (number_in(run, timed.fields, "stall_ms") or 0.0) / 1000
+    spent["other"] = max(0.0, history.end_s - sum(spent.values()))
+    return spent
+
+
+def _time_and_kind(moment: tuple[float, bool, Any]) -> tuple[float, bool]:
+    return moment[:2]
+
+
+@dataclass(frozen=True)
+class Presence:
+    """The times in which a worker, expert rank or process took part.
+
+    Attributes:
+        name: name, such as ``0:1`` or ``0:1 rank 3``.
+        spans: (from, to) in seconds of running, in order.
+    """
+
+    name: str
+    spans: tuple[tuple[float, float], ...]
+
+
+def presences_of(run: Run, history: History) -> list[Presence]:
+    """Returns the presence of every worker, rank or process, in mesh order; empty if the record does not name them.
+
+    Raises:
+        SettingError: an event is damaged.
+    """
+    names = _all_names(run, history)
+    since: dict[str, float] = {}
+    spans: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+
+    def leave(name: str, seconds: float) -> None:
+        start = since.pop(name, None)
+        if start is not None:
+            spans[name].append((start, seconds))
+
+    for timed in history.events:
+        present = _present_after(timed, since.keys(), names)
+        if present is None:
+            continue
+        # Whoever was present when an invocation ended left then, not when the next one began.
+        previous_end_s = history.spans[max(0, history.span_of(timed.seconds) - 1)].end_s
+        for name in [name for name in since if name not in present or timed.name in _BEGINNINGS]:
+            leave(name, min(timed.seconds, previous_end_s) if timed.name in _BEGINNINGS else _since_s(run, timed))
+        since |= {name: timed.seconds for name in names if name in present and name not in since}
+    for name in list(since):
+        leave(name, history.end_s)
+    return [Presence(name, tuple(spans[name])) for name in names]
+
+
+def _present_after(timed: Timed, before: Any, names: list[str]) -> set[str] | None:
+    """Returns the names of those present from an event on; None if nothing changes."""
+    event = timed.fields
+    failed = set(names_in(event, "failed"))
+    match timed.name:
+        case "start" | "resume":
+            return set() if "processes" in event else {*names} - failed
+        case "reconfigure":
+            return ({*before} - failed) | set(names_in(event, "rejoined"))
+        case "death":
+            return {*before} - {str(event.get("process"))}
+        case "epoch":
+            return set(names_in(event, "members"))
+        case "restart_all":
+            return set()
+    return None
+
+
+def _all_names(run: Run, history: History) -> list[str]:
+    """Returns all names in a run's events, in mesh order."""
+    names: dict[str, None] = {}
+    for timed in history.events:
+        if timed.name in _BEGINNINGS:
+            names |= dict.fromkeys(names_in(timed.fields, "processes") or _topology_names(run, timed.fields))
+    for timed in history.events:
+        if timed.name in ("reconfigure", "epoch"):
+            names |= dict.fromkeys(names_in(timed.fields, "failed", "rejoined", "members"))
+    return sorted(names, key=_order)
+
+
+def _topology_names(run: Run, event: Mapping[str, Any]) -> list[str]:
+    """Returns the names of the workers; with a single pipeline, those of its expert ranks."""
+    given = [number_in(run, event, name) for name in ("pipelines", "stages", "ranks")]
+    counts = [count for count in given if count is not None]
+    if len(counts) < len(given):
+        return []
+    if any(count < 1 or count != int(count) for count in counts) or math.prod(counts) > _MAX_PLACES:
+        raise SettingError(str(run.path / EVENTS), " x ".join(f"{count:g}" for count in counts), "is not a topology")
+    pipelines, stages, ranks = map(int, counts)
+    if pipelines > 1:
+        return [f"{d}:{p}" for d, p in product(range(pipelines), range(stages))]
+    return [f"0:{p} rank {r}" for p, r in product(range(stages), range(ranks))]
+
+
+def _order(name: str) -> tuple[list[int], str]:
+    """Returns a sort key that compares numbers in names as numbers."""
+    numbers = "".join(character if character.isdigit() else " " for character in name)
+    return [int(number) for number in numbers.split()], name

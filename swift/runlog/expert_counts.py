@@ -1,0 +1,254 @@
+"""Counts by expert class of every iteration, in a file of their own.
+
+The file has a header of 512 bytes, then an entry of one size for each iteration. The header is a JSON object with the
+shape. An entry has the step (uint64), the counts (uint32) and a CRC-32 of both, so that a torn or damaged entry is
+detected on its own.
+
+``CountsWriter`` appends entries, and ``cut_entries`` cuts them off again when a run continues from an earlier step.
+``ClassCounts`` reads them, a few megabytes at a time at most, and passes over damaged ones.
+
+Shape suffixes: R entries, K kinds of counts, L MoE layers, E expert classes.
+"""
+
+import json
+import os
+import weakref
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from swift.errors import SettingError
+
+CLASS_COUNTS = "class_counts.bin"
+KINDS = ("popularity", "replicas", "dropped")
+"""Kinds of counts, in the order of an entry."""
+_HEADER_BYTES, _CHECK_BYTES = 512, 4
+_FORMAT, _VERSION = "swift class counts", 1
+_BLOCK_BYTES = 2**22
+
+
+@dataclass(frozen=True)
+class CountsLayout:
+    """The shape of a file's counts."""
+
+    num_layers: int
+    num_classes: int
+
+    @property
+    def entry(self) -> np.dtype:
+        """The type of an entry."""
+        shape = (len(KINDS), self.num_layers, self.num_classes)
+        return np.dtype([("step", "<u8"), ("counts", "<u4", shape), ("check", "<u4")])
+
+    @property
+    def header(self) -> bytes:
+        """The header of a file."""
+        fields = {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "kinds": KINDS,
+            "dtype": "<u4",
+            "layers": self.num_layers,
+            "classes": self.num_classes,
+        }
+        return (json.dumps(fields) + "\n").encode().ljust(_HEADER_BYTES)
+
+    @classmethod
+    def read(cls, descriptor: int, name: str) -> Self | None:
+        """Reads the layout of an open file; None if its header is incomplete.
+
+        Raises:
+            SettingError: the header is damaged.
+        """
+        header = os.pread(descriptor, _HEADER_BYTES, 0)
+        if len(header) < _HEADER_BYTES:
+            return None
+        try:
+            fields = json.loads(header)
+            layout = cls(int(fields["layers"]), int(fields["classes"]))
+        except (ValueError, TypeError, KeyError):
+            layout = None
+        if layout is None or layout.header != header:
+            allowed = "is damaged, or of another version; without the file, the run can be resumed and reported"
+            raise SettingError(name, "its first 512 bytes", allowed)
+        return layout
+
+
+def counts_array(name: str, step: int, by_kind: list[Any]) -> np.ndarray:
+    """Returns the counts of a step as uint32[K, L, E].
+
+    Args:
+        name: name of their file, for errors.
+        step: step, from 1.
+        by_kind: counts of each of ``KINDS``, ``[layers][classes]``.
+
+    Raises:
+        SettingError: they are not counts, or not of one shape.
+    """
+    try:
+        counts_KLE = np.asarray(by_kind)
+    except ValueError:
+        counts_KLE = np.zeros(0)
+    in_range = counts_KLE.size and counts_KLE.dtype.kind in "iu" and 0 <= counts_KLE.min() <= counts_KLE.max() < 2**32
+    if counts_KLE.ndim != 3 or not in_range:
+        allowed = "must be numbers of tokens or replicas of one shape, layers by classes"
+        raise SettingError(name, f"{', '.join(KINDS)} of step {step}", allowed)
+    return counts_KLE
+
+
+class ClassCounts:
+    """The entries that a file had when it was opened.
+
+    Args:
+        descriptor: open file, which is closed with this object.
+        name: name of the file, for errors.
+    """
+
+    def __init__(self, descriptor: int, name: str):
+        weakref.finalize(self, os.close, descriptor)
+        self._descriptor = descriptor
+        layout = CountsLayout.read(descriptor, name)
+        self._entry = None if layout is None else layout.entry
+        self.shape = (0, 0) if layout is None else (layout.num_layers, layout.num_classes)
+        size = os.fstat(descriptor).st_size
+        self.num_entries = 0 if self._entry is None else (size - _HEADER_BYTES) // self._entry.itemsize
+
+    @classmethod
+    def open(cls, path: Path) -> Self | None:
+        """Opens the entries of a file; None if it is missing. Raises SettingError if its header is damaged."""
+        try:
+            return cls(os.open(path, os.O_RDONLY), str(path))
+        except FileNotFoundError:
+            return None
+
+    def blocks(self, begin: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Reads the intact entries from entry ``begin`` on, some megabytes at a time.
+
+        Yields:
+            (uint64[R], their steps; uint32[R, K, L, E], their counts).
+        """
+        if self._entry is None:
+            return
+        at_once = max(1, _BLOCK_BYTES // self._entry.itemsize)
+        for start in range(begin, self.num_entries, at_once):
+            entries_R, is_sound_R = self._read(start, min(at_once, self.num_entries - start))
+            yield entries_R["step"][is_sound_R], entries_R["counts"][is_sound_R]
+
+    def after(self, step: int, upto: int) -> Iterator[tuple[int, np.ndarray]]:
+        """Yields (step, uint32[K, L, E]) for the intact entries after ``step``, up to and including ``upto``."""
+        for steps_R, counts_RKLE in self.blocks(self.num_upto(step)):
+            for step_of_entry, counts_KLE in zip(steps_R.tolist(), counts_RKLE, strict=True):
+                if step_of_entry > upto:
+                    return
+                yield step_of_entry, counts_KLE
+
+    def at(self, step: int, hint: int) -> np.ndarray | None:
+        """Reads the counts of a step, uint32[K, L, E]; None if they are missing or damaged.
+
+        Args:
+            step: step, from 1.
+            hint: entry of that step if no entry is missing.
+        """
+        if 0 <= hint < self.num_entries and self._step(hint) == step:
+            return self._counts(hint)
+        entry = self.num_upto(step) - 1
+        return self._counts(entry) if entry >= 0 and self._step(entry) == step else None
+
+    def num_upto(self, step: int) -> int:
+        """Counts the entries up to and including the last intact one whose step is at most ``step``, by bisection."""
+        found, low, high = 0, 0, self.num_entries
+        while low < high:
+            middle = (low + high) // 2
+            entry = next((entry for entry in range(middle, low - 1, -1) if self._step(entry) is not None), None)
+            if entry is None:
+                low = middle + 1
+            elif (self._step(entry) or 0) <= step:
+                low, found = middle + 1, entry + 1
+            else:
+                high = entry
+        return found
+
+    def _step(self, entry: int) -> int | None:
+        """Step of an entry; None if the entry is damaged."""
+        entries_R, is_sound_R = self._read(entry, 1)
+        return int(entries_R["step"][0]) if is_sound_R[0] else None
+
+    def _counts(self, entry: int) -> np.ndarray:
+        return self._read(entry, 1)[0]["counts"][0]
+
+    def _read(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Reads some entries, and checks which of them are intact."""
+        assert self._entry is not None
+        size = self._entry.itemsize
+        content = memoryview(os.pread(self._descriptor, count * size, _HEADER_BYTES + start * size))
+        entries_R = np.frombuffer(content[: len(content) // size * size], self._entry)
+        checks = [zlib.crc32(content[at : at + size - _CHECK_BYTES]) for at in range(0, len(entries_R) * size, size)]
+        return entries_R, np.array(checks, np.uint32) == entries_R["check"]
+
+
+class CountsWriter:
+    """Appends entries to a file; the first entry of a new file decides its layout."""
+
+    def __init__(self, descriptor: int, name: str):
+        self._descriptor, self._name = descriptor, name
+        self._layout = CountsLayout.read(descriptor, name)
+        size = os.fstat(descriptor).st_size
+        self._end = 0 if self._layout is None else size - (size - _HEADER_BYTES) % self._layout.entry.itemsize
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Opens a file for writing after its last complete entry; a missing file is created."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            return cls(descriptor, str(path))
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    def write(self, step: int, counts_KLE: np.ndarray) -> None:
+        """Appends the counts of a step, which must be later than those in the file.
+
+        Raises:
+            SettingError: the file has counts of another shape.
+            OSError: the entry cannot be written; the next one overwrites what was written of it.
+        """
+        layout = CountsLayout(*counts_KLE.shape[1:])
+        if self._layout is None:
+            self._append(layout.header)
+            self._layout = layout
+        if self._layout != layout:
+            here, there = (f"{one.num_layers} layers of {one.num_classes} classes" for one in (layout, self._layout))
+            raise SettingError(self._name, there, f"must be {here}, as this run counts")
+        entry = np.zeros((), layout.entry)
+        entry["step"], entry["counts"] = step, counts_KLE
+        entry["check"] = zlib.crc32(entry.tobytes()[:-_CHECK_BYTES])
+        self._append(entry.tobytes())
+
+    def _append(self, content: bytes) -> None:
+        """Writes after the last complete entry, also if an earlier write failed half-way."""
+        done = 0
+        while done < len(content):
+            done += os.pwrite(self._descriptor, content[done:], self._end + done)
+        self._end += len(content)
+
+    def close(self) -> None:
+        """Closes the file; a second call does nothing."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
+
+
+def cut_entries(path: Path, step: int) -> None:
+    """Truncates a file of counts after the last intact entry whose step is at most ``step``; removes it if none is."""
+    counts = ClassCounts.open(path)
+    if counts is None:
+        return
+    num_entries = counts.num_upto(step)
+    if num_entries:
+        os.truncate(path, _HEADER_BYTES + num_entries * CountsLayout(*counts.shape).entry.itemsize)
+    else:
+        path.unlink()

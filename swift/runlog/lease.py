@@ -1,0 +1,549 @@
+"""The lease of a run directory, which its owner holds and renews, and the verdict on whether an owner still lives.
+
+    .lease-3.json    the third owner of the directory, see ``Owner``; its modification time is the last heartbeat
+
+An owner's file is made once, under a name that no other process can make at the same time (O_EXCL), and its content
+never changes. A process that takes over makes the next number, looks again for others that came in between, and removes
+the file of the dead owner; an owner whose file is gone has lost the directory. Readers need no lease.
+
+On the owner's own machine, the owner lives as long as its process exists. From any other machine, it lives as long as
+its heartbeat changes, timed by the clock of the process that asks: clocks of two machines are never compared. ``judge``
+decides that from observations, without files, clocks or threads.
+"""
+
+import fcntl
+import json
+import os
+import random
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from enum import Enum
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from swift.errors import RunError, SettingError
+from swift.tasks import start_thread
+
+BEAT_S = 5.0
+"""Seconds between two heartbeats of an owner."""
+SILENCE_S = 60.0
+"""Seconds without a heartbeat after which an owner on another machine counts as dead."""
+WATCH_S = 2 * BEAT_S
+"""Least seconds of watching, however old the last heartbeat seems: clocks and time stamps may be wrong."""
+_VERSION = 1
+_PREFIX, _SUFFIX = ".lease-", ".json"
+_LONGEST = 4096
+_LOOK_S, _WRITERS_S = 0.5, 60.0
+_TRIES = 20
+"""Attempts to take a directory while other processes try to take it, too."""
+
+
+@dataclass(frozen=True)
+class ProcessTable:
+    """A process table, within which a process number is unique.
+
+    Attributes:
+        host: name of the machine, for people.
+        boot: identity of this boot of the machine; empty if the system has none.
+        processes: PID namespace, of which every container has its own; empty if the system has none.
+    """
+
+    host: str
+    boot: str
+    processes: str
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it can be compared with the table of another process."""
+        return bool(self.boot and self.processes)
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A process that owns a run directory.
+
+    Attributes:
+        place: process table in which its number is valid.
+        pid: process number.
+        started: start of the process in ticks of the system, since numbers are reused; None if unknown.
+        since: time at which it took the directory, ISO 8601.
+        token: random text, so that no two leases are equal.
+    """
+
+    place: ProcessTable
+    pid: int
+    started: int | None
+    since: str
+    token: str
+
+    def encode(self) -> bytes:
+        """Returns the content of a lease file."""
+        return json.dumps({"version": _VERSION} | asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, content: bytes) -> Self | None:
+        """Parses the owner in a lease file; None if it is incomplete or of another version."""
+        try:
+            fields = json.loads(content)
+            if fields.pop("version") != _VERSION:
+                return None
+            owner = cls(ProcessTable(**fields.pop("place")), **fields)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return None
+        texts = (owner.place.host, owner.place.boot, owner.place.processes, owner.since, owner.token)
+        numbers = (owner.pid, 0 if owner.started is None else owner.started)
+        is_sound = all(isinstance(text, str) for text in texts) and all(type(number) is int for number in numbers)
+        return owner if is_sound and owner.pid > 0 else None
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.place.host}"
+
+
+class Verdict(Enum):
+    """A verdict on a lease's owner."""
+
+    LIVES = "lives"
+    DEAD = "dead"
+    UNSURE = "unsure"
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Observations of a lease.
+
+    Attributes:
+        process_is_there: whether its process exists; None if this machine cannot know.
+        has_beaten: whether a heartbeat came while it was watched.
+        watched_s: seconds since it was first seen, or since the last heartbeat.
+        age_s: age of the last heartbeat when it was first seen, in seconds; off by the difference between the clocks
+            of the file system and of this machine.
+    """
+
+    process_is_there: bool | None
+    has_beaten: bool
+    watched_s: float
+    age_s: float
+
+
+def judge(owner: Owner | None, here: ProcessTable, watch: Watch) -> Verdict:
+    """Judges whether the owner of a lease lives.
+
+    Args:
+        owner: owner of the lease; None if it cannot be read, since it is being written or damaged.
+        here: table of the process that asks.
+        watch: its observations.
+    """
+    is_local = owner is not None and here.is_known and owner.place == here and owner.started is not None
+    if is_local and watch.process_is_there is not None:
+        return Verdict.LIVES if watch.process_is_there else Verdict.DEAD
+    if watch.has_beaten:
+        return Verdict.LIVES
+    silent_s = watch.watched_s + min(max(watch.age_s, 0.0), SILENCE_S - WATCH_S)
+    return Verdict.DEAD if silent_s >= SILENCE_S else Verdict.UNSURE
+
+
+@dataclass(frozen=True)
+class LeaseFile:
+    """A lease file as it was read.
+
+    Attributes:
+        number: number of the owner, from 1.
+        path: path of the file.
+        content: its content; empty if this process may not read it.
+        beat_ns: time of the last heartbeat, by the clock of the file system, in nanoseconds.
+    """
+
+    number: int
+    path: Path
+    content: bytes
+    beat_ns: int
+
+    @property
+    def owner(self) -> Owner | None:
+        """The owner; None if the content is damaged, not written yet or not readable."""
+        return Owner.decode(self.content)
+
+
+def _lease_path(run_dir: Path, number: int) -> Path:
+    """Path of the lease of a directory's ``number``-th owner."""
+    return run_dir / f"{_PREFIX}{number}{_SUFFIX}"
+
+
+def _make_lease(path: Path, owner: Owner) -> bool:
+    """Makes a lease file; returns False if another process has made it.
+
+    Raises:
+        SettingError: the directory cannot be written to.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(owner.encode())
+                file.flush()
+                os.fsync(file.fileno())
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+    except FileExistsError:
+        return False
+    except OSError as error:  # also a full disk
+        raise SettingError("--run-dir", str(path.parent), f"cannot be written to: {error.strerror}") from error
+    return True
+
+
+def _read_leases(run_dir: Path) -> list[LeaseFile]:
+    """Reads all leases of a directory, the oldest first."""
+    names = [path.name.removeprefix(_PREFIX).removesuffix(_SUFFIX) for path in run_dir.glob(f"{_PREFIX}*{_SUFFIX}")]
+    numbers = sorted(int(name) for name in names if name.isdecimal())
+    found = (_read_lease(number, _lease_path(run_dir, number)) for number in numbers)
+    return [one for one in found if one is not None]
+
+
+def _read_lease(number: int, path: Path) -> LeaseFile | None:
+    """Reads a lease; None if it is gone. The file is opened again, so that a network file system asks its server."""
+    try:
+        with path.open("rb") as file:
+            return LeaseFile(number, path, file.read(_LONGEST), os.fstat(file.fileno()).st_mtime_ns)
+    except FileNotFoundError:
+        return None
+    except PermissionError:
+        with suppress(FileNotFoundError):
+            return LeaseFile(number, path, b"", path.stat().st_mtime_ns)
+        return None
+    except OSError as error:
+        raise SettingError("--run-dir", str(path.parent), f"cannot be read: {error.strerror}") from error
+
+
+def _lease_content(path: Path) -> bytes:
+    """Content of a lease file; raises OSError as the file system does."""
+    with path.open("rb") as file:
+        return file.read(_LONGEST)
+
+
+def this_process() -> Owner:
+    """Describes this process as an owner from now on."""
+    since = datetime.now(UTC).isoformat(timespec="seconds")
+    return Owner(_here(), os.getpid(), _started("self"), since, secrets.token_hex(16))
+
+
+def process_is_there(owner: Owner) -> bool | None:
+    """Returns whether an owner is a process of this machine that still runs; a zombie does not."""
+    try:
+        os.kill(owner.pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        pass
+    started = _started(str(owner.pid))
+    return True if started is None else started == owner.started
+
+
+def _here() -> ProcessTable:
+    boot, processes = "", ""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        processes = os.readlink("/proc/self/ns/pid")
+    return ProcessTable(socket.gethostname(), boot, processes)
+
+
+def _started(pid: str) -> int | None:
+    """Start of a process in ticks since the machine booted; -1 if it has ended, None if unknown."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    state, *fields = text.rpartition(")")[2].split()  # a process's name may have spaces and brackets
+    return -1 if state in "ZX" else int(fields[18])
+
+
+class Lease:
+    """This process's right to write to a run directory, for the duration of a ``with`` block.
+
+    Args:
+        run_dir: the directory.
+        path: file of the lease, made by ``acquire_lease``.
+        owner: owner of the lease.
+        clock: clock in seconds that keeps running while the machine sleeps.
+    """
+
+    def __init__(self, run_dir: Path, path: Path, owner: Owner, clock: Callable[[], float]):
+        self.owner = owner
+        self._run_dir, self._path, self._content, self._clock = run_dir, path, owner.encode(), clock
+        self._renewed, self._is_lost = clock(), False
+        self._ended = threading.Event()
+
+    def __enter__(self) -> Self:
+        try:
+            self._thread = start_thread(self._beat, name="lease")
+        except RunError:
+            remove_lease(self._run_dir, self.owner)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join(timeout=1.0)  # the file system may have stalled
+        remove_lease(self._run_dir, self.owner)
+
+    def renew(self) -> None:
+        """Renews the heartbeat; raises OSError where the file system does."""
+        now = self._clock()
+        try:
+            self._is_lost = self._is_lost or _lease_content(self._path) != self._content
+            if not self._is_lost:
+                os.utime(self._path)
+        except FileNotFoundError:
+            self._is_lost = True
+        self._renewed = now
+
+    def check(self, *, may_look: bool = True) -> None:
+        """Raises RunError if this process no longer owns the directory; to be called before each write.
+
+        Args:
+            may_look: whether to read the lease file if the last heartbeat is long ago, since another process may have
+                taken this one for dead; False in a thread that must not wait for a file system.
+        """
+        if may_look and not self._is_lost and self._clock() - self._renewed > SILENCE_S - WATCH_S:
+            try:
+                self.renew()
+            except OSError as error:
+                raise RunError(
+                    f"{self._run_dir} cannot be reached ({error.strerror}), and another process may have taken it: "
+                    "stopped; continue with --resume"
+                ) from error
+        if self._is_lost:
+            raise RunError(
+                f"{self._run_dir} no longer belongs to this process: {self._successor()}: stopped, nothing more was "
+                "written; continue with --resume when no other process does"
+            )
+
+    def _successor(self) -> str:
+        with suppress(OSError, SettingError):
+            owners = [found.owner for found in _read_leases(self._run_dir)]
+            for owner in reversed(owners):
+                if owner is not None:
+                    return f"{owner} took it at {owner.since}"
+        return "its lease is gone"
+
+    def _beat(self) -> None:
+        while not self._ended.wait(BEAT_S) and not self._is_lost:
+            with suppress(OSError):  # the next attempt may succeed
+                self.renew()
+
+
+def acquire_lease(
+    run_dir: Path,
+    owner: Owner | None = None,
+    *,
+    report: Callable[[str], None] = lambda _: None,
+    is_there: Callable[[Owner], bool | None] | None = None,
+    clock: Callable[[], float] | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Lease:
+    """Takes a run directory, possibly from a dead owner.
+
+    Args:
+        run_dir: directory, which exists.
+        owner: new owner; this process unless given.
+        report: called with one line if it takes time to find out whether an owner lives.
+        is_there: whether an owner's process runs; None if that cannot be known.
+        clock: clock in seconds. By default, an owner is watched by a clock that stops while this machine sleeps, as an
+            owner on this machine does; the new lease uses a clock that keeps running.
+        sleep: waits for a number of seconds.
+
+    A process that saves outlives its supervisor until its save is done. It is waited for before anything is replaced:
+    both may be suspended, and the owner continues with its lease if this process cannot write.
+
+    Raises:
+        SettingError: another process owns the directory or writes checkpoints there, or it cannot be written to;
+            nothing was written.
+    """
+    owner, is_there = owner or this_process(), is_there or process_is_there
+    watching, clock = clock or time.monotonic, clock or _clock
+    for _ in range(_TRIES):
+        found = _read_leases(run_dir)
+        if not all(_is_dead(one, owner.place, report, is_there, watching, sleep) for one in found):
+            continue  # a lease has changed: look again
+        if not _writers_have_ended(run_dir, found, watching, sleep):
+            continue  # an owner was suspended and has woken up
+        path = _lease_path(run_dir, max((one.number for one in found), default=0) + 1)
+        if not _make_lease(path, owner):
+            continue  # another was quicker
+        try:
+            if {one for one in _read_leases(run_dir) if one.path != path} <= set(found):
+                for one in found:
+                    one.path.unlink(missing_ok=True)
+                return Lease(run_dir, path, owner, clock)
+            path.unlink(missing_ok=True)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        sleep(random.uniform(0, 0.1))
+    raise SettingError("--run-dir", str(run_dir), "other processes take it at the same time; try again")
+
+
+def remove_lease(run_dir: Path, owner: Owner) -> None:
+    """Removes an owner's lease, if it has one; from any thread."""
+    with suppress(OSError, SettingError):
+        for found in _read_leases(run_dir):
+            if found.content == owner.encode():
+                found.path.unlink(missing_ok=True)
+
+
+def last_beat(run_dir: Path) -> int | None:
+    """Time of the last heartbeat of a run directory's owner, in nanoseconds; None if it has no owner."""
+    return max((found.beat_ns for found in _read_leases(run_dir)), default=None)
+
+
+def living_owner(
+    run_dir: Path, report: Callable[[str], None] = lambda _: None, sleep: Callable[[float], None] = time.sleep
+) -> LeaseFile | None:
+    """Finds the lease of a directory whose owner lives; takes nothing.
+
+    An owner on another machine is watched for the time of two heartbeats.
+
+    Args:
+        run_dir: the directory.
+        report: called with one line if an owner has to be watched.
+        sleep: waits for a number of seconds.
+
+    Raises:
+        SettingError: the directory cannot be read.
+    """
+    here, begun, is_told = this_process().place, time.monotonic(), False
+    first = {found.path: found.beat_ns for found in _read_leases(run_dir)} if run_dir.is_dir() else {}
+    while first:
+        watched_s = time.monotonic() - begun
+        for found in _read_leases(run_dir):
+            owner = found.owner
+            there = process_is_there(owner) if owner is not None and owner.place == here else None
+            has_beaten = found.beat_ns != first.get(found.path, found.beat_ns)
+            if judge(owner, here, Watch(there, has_beaten, watched_s, 0.0)) is Verdict.LIVES:
+                return found
+            if there is False:
+                first.pop(found.path, None)
+        if watched_s > WATCH_S:
+            break
+        if first and not is_told:
+            is_told = True
+            report(f"{run_dir} has an owner: waiting up to {WATCH_S:g} s for a heartbeat")
+        sleep(_LOOK_S)
+        first = {path: beat_ns for path, beat_ns in first.items() if path.exists()}
+    return None
+
+
+@contextmanager
+def writes_checkpoints(run_dir: Path) -> Iterator[None]:
+    """Lets one process of this machine at a time write the checkpoints of a run, for the duration of the block.
+
+    The next run waits for the end of the block, see ``acquire_lease``.
+
+    Raises:
+        SettingError: another process is still writing after a minute.
+    """
+    descriptor, deadline = os.open(run_dir, os.O_RDONLY), time.monotonic() + _WRITERS_S
+    try:
+        while not _locked(descriptor):
+            if time.monotonic() > deadline:
+                raise _still_writing(run_dir)
+            time.sleep(0.05)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _writers_have_ended(
+    run_dir: Path, found: list[LeaseFile], clock: Callable[[], float], sleep: Callable[[float], None]
+) -> bool:
+    """Waits until no earlier process writes checkpoints; returns False if a lease changes meanwhile.
+
+    Raises:
+        SettingError: another process is still writing after a minute.
+    """
+    try:
+        descriptor = os.open(run_dir, os.O_RDONLY)
+    except OSError:  # it is not there; making the lease says so
+        return True
+    try:
+        deadline = clock() + _WRITERS_S
+        while not _locked(descriptor, fcntl.LOCK_SH):  # several processes may look at the same time
+            if _read_leases(run_dir) != found:
+                return False
+            if clock() > deadline:
+                raise _still_writing(run_dir)
+            sleep(_LOOK_S)
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def _still_writing(run_dir: Path) -> SettingError:
+    allowed = "an earlier process is still writing a checkpoint, or is suspended: wait for it, or end it"
+    return SettingError("--run-dir", str(run_dir), allowed)
+
+
+def _locked(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a network file system may not lock directories
+        return True
+    return True
+
+
+def _is_dead(
+    found: LeaseFile,
+    here: ProcessTable,
+    report: Callable[[str], None],
+    is_there: Callable[[Owner], bool | None],
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
+) -> bool:
+    """Watches a lease until its owner is known to be dead; returns False if the lease disappears or changes.
+
+    Raises:
+        SettingError: the owner lives.
+    """
+    begun, first, has_reported = clock(), found, False
+    age_s = time.time() - found.beat_ns / 1e9
+    while True:
+        owner, has_beaten = found.owner, found.beat_ns != first.beat_ns
+        there = is_there(owner) if owner is not None and owner.place == here else None
+        verdict = judge(owner, here, Watch(there, has_beaten, clock() - begun, age_s))
+        if verdict is Verdict.LIVES:
+            raise _refusal(found)
+        if verdict is Verdict.DEAD:
+            return True
+        if not has_reported:
+            report(
+                f"{found.path.parent} has an owner, {owner or 'unknown'}: waiting up to {SILENCE_S:g} s for a heartbeat"
+            )
+            has_reported = True
+        sleep(_LOOK_S)
+        now = _read_lease(found.number, found.path)
+        if now is None or (now.content != first.content and first.owner is not None):
+            return False
+        found = now
+
+
+def _refusal(found: LeaseFile) -> SettingError:
+    owner, age_s = found.owner, max(0.0, time.time() - found.beat_ns / 1e9)
+    since = "" if owner is None else f" since {owner.since}"
+    allowed = f"belongs to {owner or 'another process'}{since} (heartbeat {age_s:.0f} s old): wait for it or end it"
+    return SettingError("--run-dir", str(found.path.parent), allowed)
+
+
+def _clock() -> float:
+    # macOS has no CLOCK_BOOTTIME; its CLOCK_MONOTONIC keeps running during sleep, unlike time.monotonic().
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

@@ -1,0 +1,159 @@
+"""Observers of a run, which receive its iterations and events: trackers, or code of your own.
+
+``TensorBoard`` is the one that every run has. Only viewers read its files, so trouble with them never delays or ends
+the run.
+"""
+
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.record_writer import register_writer_factory
+from tensorboardX.summary import scalar
+
+_GROUPS = {
+    "train": ("loss", "aux_loss", "validation_loss", "grad_norm", "learning_rate"),
+    "speed": ("step_ms", "input_ms", "tokens_per_s", "mfu", "bubble_share", "period_ratio"),
+    "experts": (
+        *("tokens", "tokens_routed", "tokens_dropped", "tokens_overflowed"),
+        *("drop_share", "load_imbalance"),
+    ),
+    "workers": ("live_workers", "live_ranks"),
+}
+"""Names of metrics by the group in which trackers show them."""
+_GROUP_OF = {name: group for group, names in _GROUPS.items() for name in names}
+_SCHEME = "swift-file"
+_FLUSH_S = 10
+
+
+class Observer:
+    """Receives what a run records, once it is written. Override the methods that you need.
+
+    An observer that raises is not called again, and the run continues. Calls come one at a time, in the order of the
+    record, and the run waits for them; ``launch`` makes them in a thread of its supervisor.
+    """
+
+    def begin(self, run_dir: Path, step: int, config: str) -> None:
+        """Begins or continues a run.
+
+        Args:
+            run_dir: run directory.
+            step: iterations done so far; above 0 in a resumed run.
+            config: operative configuration, one ``Name.setting = value`` a line.
+        """
+
+    def on_step(self, record: Mapping[str, Any]) -> None:
+        """Receives the record of an iteration, as in ``metrics.jsonl``, with the counts by expert class."""
+
+    def on_event(self, event: Mapping[str, Any]) -> None:
+        """Receives the record of an event, as in ``events.jsonl``, with ``event``, ``step`` and ``time``."""
+
+    def end(self) -> None:
+        """Ends the run, or this invocation of it."""
+
+
+def grouped_scalars(record: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the numbers of a record by tag, such as ``train/loss``.
+
+    >>> grouped_scalars({"step": 3, "time": "...", "loss": 2.5, "replicas": [[1]], "mine": 1})
+    {'train/loss': 2.5, 'other/mine': 1.0}
+    """
+    return {
+        f"{_GROUP_OF.get(name, 'other')}/{name}": float(value)
+        for name, value in record.items()
+        if name != "step" and isinstance(value, int | float)
+    }
+
+
+class Board:
+    """A file of scalars by iteration.
+
+    tensorboardX's own ``SummaryWriter`` is not used: it writes in a thread that waits by the wall clock and ends with
+    an error where that is set back by weeks, and logging then blocks for ever.
+
+    Args:
+        path: directory of the files; made if it is missing.
+        last_step: last iteration to keep; TensorBoard ignores what was written earlier about later ones.
+    """
+
+    def __init__(self, path: Path, last_step: int):
+        path.mkdir(exist_ok=True)
+        self._file = EventsWriter(f"{_SCHEME}:{path / 'events'}")
+        self._flushed = time.monotonic()
+        self._write(last_step + 1, file_version="brain.Event:2")
+        self._write(last_step + 1, session_log=SessionLog(status=SessionLog.START))
+
+    def add(self, values: Mapping[str, float], step: int) -> None:
+        """Adds numbers of an iteration by name; they are in the file ten seconds later at most, if more follow."""
+        for tag, value in values.items():
+            self._write(step, summary=scalar(tag, value))
+        if time.monotonic() - self._flushed > _FLUSH_S:
+            self._file.flush()
+            self._flushed = time.monotonic()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+    def _write(self, step: int, **content: Any) -> None:
+        self._file.write_event(Event(wall_time=time.time(), step=step, **content))
+
+
+class TensorBoard(Observer):
+    """Writes the numbers of every iteration for TensorBoard, in groups such as ``train`` and ``experts``."""
+
+    def begin(self, run_dir: Path, step: int, config: str) -> None:
+        """See Observer."""
+        del config
+        self._board = Board(run_dir / "tensorboard", step)
+
+    def on_step(self, record: Mapping[str, Any]) -> None:
+        """See Observer."""
+        self._board.add(grouped_scalars(record), record["step"])
+
+    def end(self) -> None:
+        """See Observer."""
+        self._board.close()
+
+
+class _LenientFile:
+    """A file that drops everything after its first error."""
+
+    def __init__(self, path: str):
+        self._file: BinaryIO | None = None
+        with suppress(OSError):
+            self._file = open(path, "wb")  # noqa: SIM115
+
+    def write(self, content: bytes) -> None:
+        try:
+            if self._file is not None:
+                self._file.write(content)
+        except OSError:
+            self.close()
+
+    def flush(self) -> None:
+        try:
+            if self._file is not None:
+                self._file.flush()
+        except OSError:
+            self.close()
+
+    def close(self) -> None:
+        file, self._file = self._file, None
+        with suppress(OSError):
+            if file is not None:
+                file.close()
+
+
+class _Files:
+    """The file system that tensorboardX uses for paths with this scheme."""
+
+    def open(self, path: str) -> _LenientFile:
+        return _LenientFile(path.removeprefix(f"{_SCHEME}:"))
+
+
+register_writer_factory(_SCHEME, _Files())

@@ -1,0 +1,162 @@
+"""Relocation of blocks when a layout takes effect, and whether it pays.
+
+``relocate`` says who takes which place, and gets which blocks from whom. ``MoveRule`` weighs what a move costs against
+what it gains, by how long workers are expected to stay away (``Outages``).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+
+import numpy as np
+
+from swift.errors import SettingError
+from swift.schedules.adapt.layouts import BlockLayout, BlockProblem
+from swift.topology import Worker
+
+BLOCK_BYTES = 3.5e9
+"""State of a block of a model of 7e9 parameters: 220e6 parameters, with master weights and moments."""
+BANDWIDTH = 12.5e9
+"""Bytes per second from one worker to another, each way."""
+
+
+@dataclass(frozen=True)
+class Relocation:
+    """The way from the layout without a failure to another one.
+
+    Attributes:
+        place_of: place of each survivor that has one in the new layout.
+        transfers: (block, giver, taker) for every block that a worker does not hold yet.
+    """
+
+    place_of: Mapping[Worker, Worker]
+    transfers: tuple[tuple[int, Worker, Worker], ...]
+
+    @property
+    def moved_blocks(self) -> int:
+        """Blocks that are copied."""
+        return len(self.transfers)
+
+    def seconds(self, block_bytes: float = BLOCK_BYTES, bandwidth: float = BANDWIDTH) -> float:
+        """Time of the copies, all workers giving and taking at once."""
+        number: dict[tuple[str, Worker], int] = {}
+        for _, giver, taker in self.transfers:
+            for end in (("gives", giver), ("takes", taker)):
+                number[end] = number.get(end, 0) + 1
+        return max(number.values(), default=0) * block_bytes / bandwidth
+
+
+def holders(work: BlockProblem, failed: frozenset[Worker]) -> list[list[Worker]]:
+    """Lists the survivors that hold each block, in the order in which stages take them.
+
+    Raises:
+        SettingError: a block is held by none.
+    """
+    live = work.problem.topology.without(failed)
+    found: list[list[Worker]] = [[] for _ in work.blocks]
+    for worker in live:
+        for place in range(*work.runs_P[worker[1]]):
+            found[place].append(worker)
+    for place, workers in enumerate(found):
+        if not workers:
+            stage = next(p for p, (_, end) in enumerate(work.runs_P) if place < end)
+            allowed = f"stage {stage} has no live worker: restore from a checkpoint"
+            raise SettingError("failed workers", sorted(failed), allowed)
+    return found
+
+
+def relocate(work: BlockProblem, layout: BlockLayout, failed: frozenset[Worker]) -> Relocation:
+    """Assigns the survivors to the places of a layout so that as few blocks as possible are copied.
+
+    Raises:
+        SettingError: a block is held by no survivor.
+    """
+    # Imported here, since it takes 0.4 s.
+    from scipy.optimize import linear_sum_assignment
+
+    holder = holders(work, failed)
+    live, places = work.problem.topology.without(failed), layout.places
+    held_W2 = np.array([work.runs_P[p] for _, p in live])
+    taken_N2 = np.array(list(places.values()))
+    kept_WN = np.minimum(held_W2[:, None, 1], taken_N2[:, 1]) - np.maximum(held_W2[:, None, 0], taken_N2[:, 0])
+    stays_WN = np.array([w * work.problem.num_stages + p for w, p in live])[:, None] == np.array(
+        [d * work.problem.num_stages + p for d, p in places]
+    )
+    # Among equals, workers stay where they are.
+    rows, columns = linear_sum_assignment(2.0 * np.maximum(0, kept_WN) + stays_WN, maximize=True)
+    names = list(places)
+    place_of = {live[row]: names[column] for row, column in zip(rows.tolist(), columns.tolist(), strict=True)}
+    gives: dict[Worker, int] = {}
+    transfers = []
+    for taker, place in place_of.items():
+        first, end = work.runs_P[taker[1]]
+        for index in range(*places[place]):
+            if not first <= index < end:
+                giver = min(holder[index], key=lambda worker: (gives.get(worker, 0), worker))
+                gives[giver] = gives.get(giver, 0) + 1
+                transfers.append((layout.order.blocks[index], giver, taker))
+    return Relocation(place_of, tuple(transfers))
+
+
+@dataclass(frozen=True)
+class Outages:
+    """Times that workers stay away, as told by the user or learnt from those that have returned.
+
+    Attributes:
+        told_s: expected time, in seconds; None: that of the outages seen so far, and endless before the first ends.
+        down_since: when each worker that is down failed, in seconds of any clock.
+        seen_s: durations of the outages that are over, in seconds.
+    """
+
+    told_s: float | None = None
+    down_since: Mapping[Worker, float] = field(default_factory=dict)
+    seen_s: tuple[float, ...] = ()
+
+    def after(self, failed: frozenset[Worker], time: float) -> "Outages":
+        """Returns the outages with these workers down from now on."""
+        ended = tuple(time - since for worker, since in self.down_since.items() if worker not in failed)
+        down = {worker: self.down_since.get(worker, time) for worker in failed}
+        return replace(self, down_since=down, seen_s=(*self.seen_s, *ended))
+
+    @property
+    def expected_s(self) -> float:
+        """Expected time until the next return; an outage that has lasted says nothing of what is left of it."""
+        if self.told_s is not None:
+            return self.told_s
+        return fmean(self.seen_s) if self.seen_s else float("inf")
+
+
+@dataclass(frozen=True)
+class MoveRule:
+    """The rule by which a run moves blocks to the survivors of a failure; the worker's return moves them back.
+
+    Attributes:
+        outages: how long workers stay away.
+        is_always: whether blocks are moved without regard to the time of the move.
+        bytes_per_s: how fast the worker that gets the most bytes gets them, training waiting meanwhile.
+    """
+
+    outages: Outages = field(default_factory=Outages)
+    is_always: bool = False
+    bytes_per_s: float = BANDWIDTH
+
+    def after(self, failed: frozenset[Worker], time: float) -> "MoveRule":
+        """Returns the rule with these workers down from now on."""
+        return replace(self, outages=self.outages.after(failed, time))
+
+    def after_move(self, most_bytes: float, seconds: float) -> "MoveRule":
+        """Returns the rule with the speed of a move that was made."""
+        return replace(self, bytes_per_s=most_bytes / seconds) if seconds > 0 else self
+
+    def pays_after_s(self, gain: float, most_bytes: float) -> float:
+        """Time after which moving blocks, and moving them back, has paid for itself.
+
+        Args:
+            gain: share of a re-routed iteration's time that the move saves.
+            most_bytes: bytes of state that the worker that gets the most of them has to copy.
+        """
+        return 2 * most_bytes / self.bytes_per_s / gain
+
+    def is_worth(self, gain: float, most_bytes: float) -> bool:
+        """Whether a move is to be made now; what is expected may change."""
+        return self.is_always or self.pays_after_s(gain, most_bytes) < self.outages.expected_s

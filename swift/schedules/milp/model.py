@@ -1,0 +1,347 @@
+"""The MILP of the exact planner: is there a schedule in which every stage needs at most a given number of slots?
+
+Time is divided into slots at which ops start. A column counts how many Fs (Bs, Ws) of a *group* of micro-batches have
+started at a stage by a slot. The micro-batches of a group are interchangeable, so counts suffice, and no time is spent
+on proving that permuting them does not help; the LP is so tight that most questions need no branching. HiGHS solves
+the program (``MixedIntegerProgram``). The definition of a group gives three models, each a relaxation of the next:
+
+- ``POOLED``: all micro-batches; the live workers of a stage are one machine that runs that many ops at once.
+- ``BY_WORKER``: those of one worker. A micro-batch may return to another worker than the one that ran its F.
+- ``BY_PATH``: those that the same workers run at this stage and at all earlier ones. This is exact: the i-th F of a
+  group continues as the i-th F among the groups of the next stage into which it splits, the i-th B of those returns as
+  the i-th B of the group, and the i-th W of a worker belongs to its i-th B. Then no micro-batch is too early anywhere:
+  when the i-th op that waits for one of them starts, at least i of them have ended.
+
+Shape suffixes: P stages, T slots, n columns or entries.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import pairwise, product
+
+import highspy
+import numpy as np
+
+from swift.schedules.problem import Kind, Problem
+
+ZERO, ONE = 0, 1
+"""Columns with fixed values."""
+
+Terms = list[tuple[float, Sequence[int] | np.ndarray]]
+"""(factor, columns) pairs with one column for every row."""
+
+F, B, W = Kind.F, Kind.B, Kind.W
+
+Group = tuple[int, ...]
+"""Indices, among peers, of the workers that run its micro-batches at the distinguished stages, its own stage last."""
+
+
+class Refuted(Exception):
+    """The program is infeasible: no such schedule exists."""
+
+
+class Undecided(Exception):
+    """The solver ran out of time."""
+
+
+def at(columns_T: np.ndarray, slots_T: np.ndarray) -> np.ndarray:
+    """Selects the columns of these slots; before slot 0 nothing has started, and the last count holds ever after."""
+    return np.where(slots_T < 0, ZERO, columns_T[np.clip(slots_T, 0, len(columns_T) - 1)])
+
+
+class MixedIntegerProgram:
+    """A MILP with nonnegative integer columns, for which any feasible solution will do."""
+
+    def __init__(self) -> None:
+        self.uppers, self.num_columns = [np.array([0.0, 1.0])], 2
+        self.lower_bounds: list[np.ndarray] = []
+        self.upper_bounds: list[np.ndarray] = []
+        self.num_rows = 0
+        self.entries: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+
+    def add_columns(self, most: float, number: int) -> np.ndarray:
+        """Adds columns with values from 0 to ``most``, and returns their indices."""
+        self.uppers.append(np.full(number, float(most)))
+        self.num_columns += number
+        return np.arange(self.num_columns - number, self.num_columns)
+
+    def add_count(self, most: int, first: int, last: int, total: int, end: int) -> np.ndarray:
+        """Adds a count that rises from 0 before ``first`` to ``total`` from ``last`` on, as columns int[T]."""
+        if last < first:
+            raise Refuted
+        columns_T = np.full(end + 1, ZERO)
+        columns_T[first:last], columns_T[last:] = self.add_columns(most, last - first), total
+        self.add([(1, columns_T[first:last]), (-1, columns_T[first + 1 : last + 1])], -math.inf, 0)
+        return columns_T
+
+    def add(self, terms: Terms, lower: float, upper: float) -> None:
+        """Adds rows lower <= sum of factor * column <= upper."""
+        number = len(terms[0][1])
+        rows_n = np.arange(self.num_rows, self.num_rows + number)
+        self.entries += [(rows_n, np.asarray(columns_n), np.full(number, float(factor))) for factor, columns_n in terms]
+        self.lower_bounds.append(np.full(number, float(lower)))
+        self.upper_bounds.append(np.full(number, float(upper)))
+        self.num_rows += number
+
+    def solve(self, time_limit_s: float) -> np.ndarray:
+        """Finds a value for every column.
+
+        Raises:
+            Refuted: the program is infeasible.
+            Undecided: time ran out.
+        """
+        solver = highspy.Highs()
+        solver.setOptionValue("output_flag", False)
+        solver.setOptionValue("threads", 1)
+        solver.setOptionValue("time_limit", max(0.0, time_limit_s))
+        solver.setOptionValue("mip_max_improving_sols", 1)
+        solver.passModel(self.as_lp())
+        solver.run()
+        if solver.getInfo().primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible:
+            return np.array(solver.getSolution().col_value)
+        # All columns are bounded, so an unbounded program cannot occur.
+        refuted = highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible
+        raise Refuted if solver.getModelStatus() in refuted else Undecided
+
+    def as_lp(self) -> highspy.HighsLp:
+        """Builds the program in HiGHS's format."""
+        lp = highspy.HighsLp()
+        lp.num_col_, lp.num_row_ = self.num_columns, self.num_rows
+        # Any solution will do, but an objective that favours early starts finds one far sooner than none.
+        lp.col_cost_ = np.full(self.num_columns, -1.0)
+        lp.col_upper_ = np.concatenate(self.uppers)
+        lp.col_lower_ = np.where(np.arange(self.num_columns) == ONE, 1.0, 0.0)
+        lp.row_lower_, lp.row_upper_ = np.concatenate(self.lower_bounds), np.concatenate(self.upper_bounds)
+        lp.integrality_ = [highspy.HighsVarType.kInteger] * self.num_columns
+        rows_n, columns_n, values_n = (np.concatenate(parts) for parts in zip(*self.entries, strict=True))
+        # Where a row contains a column twice, for example at its end, the factors are added.
+        keys_n, inverse_n = np.unique(rows_n * self.num_columns + columns_n, return_inverse=True)
+        factors_n = np.bincount(inverse_n, values_n)
+        rows_n, columns_n = np.divmod(keys_n, self.num_columns)
+        kept = (np.abs(factors_n) > 1e-12) & (columns_n != ZERO)
+        lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+        lp.a_matrix_.start_ = np.concatenate([[0], np.cumsum(np.bincount(rows_n[kept], minlength=self.num_rows))])
+        lp.a_matrix_.index_ = columns_n[kept].astype(np.int32)
+        lp.a_matrix_.value_ = factors_n[kept]
+        return lp
+
+
+class Detail(IntEnum):
+    """Definition of groups."""
+
+    POOLED = 0
+    BY_WORKER = 1
+    BY_PATH = 2
+
+
+@dataclass(frozen=True)
+class SlotCosts:
+    """Times in slots. Without decoupling, B includes W, and there is no separate W.
+
+    Attributes:
+        f, b, w: durations of the ops, at least 1; w is 0 without decoupling.
+        comm: duration of a message.
+        shrink: time from the start of a B until the F-stash has become a W-stash.
+    """
+
+    f: int
+    b: int
+    w: int
+    comm: int
+    shrink: int
+
+    @property
+    def duration(self) -> dict[Kind, int]:
+        """Duration of each kind of op."""
+        return {F: self.f, B: self.b, W: self.w} if self.w else {F: self.f, B: self.b}
+
+    def first_b(self, num_behind: int) -> int:
+        """Shortest time from the start of an F to that of its B, with ``num_behind`` later stages."""
+        return (num_behind + 1) * self.f + num_behind * (self.b + 2 * self.comm)
+
+
+Starts = dict[tuple[Kind, int, Group], list[int]]
+"""Start slots of the ops, ascending, by kind, stage and group (for W: the worker only)."""
+
+
+def _groups_of(problem: Problem, stage: int, detail: Detail) -> list[Group]:
+    """Lists the groups of a stage."""
+    if detail == Detail.POOLED:
+        return [(0,)]
+    first = 0 if detail == Detail.BY_PATH else stage
+    return list(product(*(range(len(peers)) for peers in problem.survivors[first : stage + 1])))
+
+
+def num_columns(problem: Problem, num_slots: int, detail: Detail) -> int:
+    """Estimates the number of columns of the model."""
+    num_groups = sum(math.prod(map(len, problem.survivors[: p + 1])) for p in range(problem.num_stages))
+    num_workers = sum(map(len, problem.survivors))
+    return num_slots * (3 * problem.num_stages, 3 * num_workers, 2 * num_groups + num_workers)[detail]
+
+
+def fit(problem: Problem, costs: SlotCosts, slots_P: Sequence[int], detail: Detail, time_limit_s: float) -> Starts:
+    """Finds starts with which every stage takes at most its number of slots from its beginning to its last W's end.
+
+    Args:
+        problem: problem to plan; if it is staggered, stages begin at any time, otherwise all begin at slot 0.
+        costs: costs of the problem in slots.
+        slots_P: allowed number of slots of every stage.
+        detail: model to solve; only with ``BY_PATH`` do the starts always make a schedule.
+        time_limit_s: time limit of the solver, in seconds.
+
+    Raises:
+        Refuted: the model is infeasible, and so no such schedule exists.
+        Undecided: time ran out.
+    """
+    if min(slots_P) < sum(costs.duration.values()):
+        raise Refuted
+    return _Model(problem, costs, slots_P, detail).solve(time_limit_s)
+
+
+class _Model:
+    def __init__(self, problem: Problem, costs: SlotCosts, slots_P: Sequence[int], detail: Detail):
+        self.problem, self.costs, self.slots_P, self.detail = problem, costs, slots_P, detail
+        self.num_all = problem.total_microbatches
+        self.rows = MixedIntegerProgram()
+        self.groups_P = [_groups_of(problem, p, detail) for p in range(problem.num_stages)]
+        self.workers_P = [sorted({group[-1:] for group in groups}) for groups in self.groups_P]
+        self.earliest_P, self.latest_P = self.beginnings()
+        self.end_P = [latest + slots for latest, slots in zip(self.latest_P, slots_P, strict=True)]
+        self.begun_PT = [
+            self.rows.add_count(1, earliest, latest, ONE, end)
+            for earliest, latest, end in zip(self.earliest_P, self.latest_P, self.end_P, strict=True)
+        ]
+        self.total: dict[tuple[int, Group], int] = {}
+        self.started: dict[tuple[Kind, int, Group], np.ndarray] = {}
+        for p in range(problem.num_stages):
+            self.add_counts(p)
+        for p in range(problem.num_stages):
+            self.hold_to_windows(p)
+            self.hold_to_memory(p)
+            self.hold_to_precedence(p)
+            self.break_symmetry(p)
+
+    def beginnings(self) -> tuple[list[int], list[int]]:
+        """Computes the earliest and the latest slot in which every stage can begin."""
+        earliest_P, latest_P = [0] * self.problem.num_stages, [0] * self.problem.num_stages
+        for p in range(1, self.problem.num_stages if self.problem.staggered else 1):
+            earliest_P[p] = earliest_P[p - 1] + self.least_lag
+            latest_P[p] = latest_P[p - 1] + self.most_lag(p)
+            if self.most_lag(p) < self.least_lag:
+                raise Refuted
+        return earliest_P, latest_P
+
+    @property
+    def least_lag(self) -> int:
+        """Least delay of a stage after the previous one, whose first F it needs."""
+        return self.costs.f + self.costs.comm
+
+    def most_lag(self, p: int) -> int:
+        """Greatest delay: the last B of its most loaded worker has to reach the previous stage in time."""
+        costs, load = self.costs, math.ceil(self.num_all / len(self.problem.survivors[p]))
+        return self.slots_P[p - 1] - load * (costs.f + costs.b) - costs.comm - costs.b - costs.w
+
+    def room(self, p: int) -> int:
+        """Number of ops that a worker, or the pool of workers, can run at once."""
+        return len(self.problem.survivors[p]) if self.detail == Detail.POOLED else 1
+
+    def add_counts(self, p: int) -> None:
+        """Adds columns for how many ops of every kind and group have started, by slot and in total."""
+        costs, rows = self.costs, self.rows
+        first_b = costs.first_b(self.problem.num_stages - 1 - p)
+        before = {F: 0, B: first_b, W: first_b + costs.b}
+        behind = {F: first_b + costs.b + costs.w, B: costs.b + costs.w, W: costs.w}
+        most = min(self.num_all, self.room(p) * (self.slots_P[p] // sum(costs.duration.values())))
+        for kind in costs.duration:
+            for group in self.workers_P[p] if kind == W else self.groups_P[p]:
+                total = rows.add_columns(most, 1)[0] if kind != B else self.total[p, group]
+                if kind == F:
+                    self.total[p, group] = total
+                if kind == W:
+                    rows.add([(1, [total]), *((-1, [self.total[p, g]]) for g in self.run_by(p, group))], 0, 0)
+                first, last = self.earliest_P[p] + before[kind], self.end_P[p] - behind[kind]
+                self.started[kind, p, group] = rows.add_count(most, first, last, total, self.end_P[p])
+        rows.add([(1, [self.total[p, group]]) for group in self.groups_P[p]], self.num_all, self.num_all)
+
+    def run_by(self, p: int, worker: Group) -> list[Group]:
+        return [group for group in self.groups_P[p] if group[-1:] == worker]
+
+    def by(self, kind: Kind, p: int, groups: Sequence[Group], slots_T: np.ndarray, sign: float = 1.0) -> Terms:
+        """Terms of the sum of the ops that groups have started by these slots."""
+        return [(sign, at(self.started[kind, p, group], slots_T)) for group in groups]
+
+    def hold_to_windows(self, p: int) -> None:
+        """Adds rows: a worker runs one op at a time, within its stage's slots."""
+        slots_T, begun_T, room = np.arange(self.earliest_P[p], self.end_P[p]), self.begun_PT[p], self.room(p)
+        for worker in self.workers_P[p]:
+            terms: Terms = [(-room, at(begun_T, slots_T)), (room, at(begun_T, slots_T - self.slots_P[p]))]
+            for kind, duration in self.costs.duration.items():
+                groups = [worker] if kind == W else self.run_by(p, worker)
+                terms += self.by(kind, p, groups, slots_T) + self.by(kind, p, groups, slots_T - duration, -1)
+            self.rows.add(terms, -math.inf, 0)
+        if p and self.problem.staggered:
+            ahead_T = self.begun_PT[p - 1]
+            self.rows.add([(1, at(begun_T, slots_T)), (-1, at(ahead_T, slots_T - self.least_lag))], -math.inf, 0)
+            self.rows.add([(-1, at(begun_T, slots_T)), (1, at(ahead_T, slots_T - self.most_lag(p)))], -math.inf, 0)
+
+    def hold_to_memory(self, p: int) -> None:
+        """Adds rows: the memory that ``memory`` measures stays within the limit in every slot."""
+        limit, costs, slots_T = self.problem.memory_limit, self.problem.costs, np.arange(self.end_P[p])
+        if limit is None:
+            return
+        f_stash, w_stash = costs.f_stash, costs.w_stash
+        during_b = max(f_stash, w_stash)
+        unit = f_stash if f_stash == w_stash else limit
+        most = math.floor(limit / unit * (1 + 1e-9)) if f_stash == w_stash else 1 + 1e-9
+        for worker in self.workers_P[p]:
+            groups = self.run_by(p, worker)
+            given_back = (
+                self.by(W, p, [worker], slots_T - self.costs.w, -w_stash / unit)
+                if self.costs.w
+                else self.by(B, p, groups, slots_T - self.costs.b, -w_stash / unit)
+            )
+            terms = self.by(F, p, groups, slots_T, f_stash / unit)
+            terms += self.by(B, p, groups, slots_T, (during_b - f_stash) / unit)
+            terms += self.by(B, p, groups, slots_T - self.costs.shrink, (w_stash - during_b) / unit)
+            self.rows.add(terms + given_back, -math.inf, most * self.room(p))
+
+    def hold_to_precedence(self, p: int) -> None:
+        """Adds rows: at any slot, no more ops have started than ops that they wait for have ended in time."""
+        costs, rows, slots_T = self.costs, self.rows, np.arange(self.end_P[p])
+        for worker in self.workers_P[p] if costs.w else []:
+            ended = self.by(B, p, self.run_by(p, worker), slots_T - costs.b, -1)
+            rows.add(self.by(W, p, [worker], slots_T) + ended, -math.inf, 0)
+        first_b = costs.first_b(self.problem.num_stages - 1 - p)
+        for group in self.groups_P[p]:
+            rows.add(self.by(B, p, [group], slots_T) + self.by(F, p, [group], slots_T - first_b, -1), -math.inf, 0)
+        if p + 1 == self.problem.num_stages:
+            return
+        for groups, behind in self.splits(p):
+            later_T = np.arange(self.end_P[p + 1])
+            sent = self.by(F, p, groups, later_T - costs.f - costs.comm, -1)
+            rows.add(self.by(F, p + 1, behind, later_T) + sent, -math.inf, 0)
+            sent = self.by(B, p + 1, behind, slots_T - costs.b - costs.comm, -1)
+            rows.add(self.by(B, p, groups, slots_T) + sent, -math.inf, 0)
+
+    def splits(self, p: int) -> list[tuple[list[Group], list[Group]]]:
+        """Pairs groups of stage p with groups of the next stage that have the same micro-batches."""
+        if self.detail != Detail.BY_PATH:
+            return [(self.groups_P[p], self.groups_P[p + 1])]
+        return [([g], [behind for behind in self.groups_P[p + 1] if behind[:-1] == g]) for g in self.groups_P[p]]
+
+    def break_symmetry(self, p: int) -> None:
+        # The peers of a stage are interchangeable, so they are numbered by how many micro-batches they run.
+        for more, less in pairwise(self.workers_P[p]):
+            terms: Terms = [(-1, [self.total[p, group]]) for group in self.run_by(p, more)]
+            terms += [(1, [self.total[p, group]]) for group in self.run_by(p, less)]
+            self.rows.add(terms, -math.inf, 0)
+
+    def solve(self, time_limit_s: float) -> Starts:
+        values_n = self.rows.solve(time_limit_s)
+        starts = {}
+        for key, columns_T in self.started.items():
+            counts_T = np.rint(values_n[columns_T]).astype(int)
+            starts[key] = np.repeat(np.arange(len(counts_T)), np.diff(counts_T, prepend=0)).tolist()
+        return starts

@@ -1,9 +1,0 @@
-"""The exact planner, by mixed-integer programs, and proofs of how near to the best a period is.
-
-``proof`` asks ``model`` whether a period is possible, or ``chunks`` where workers hold several chunks; ``program``
-builds and solves the mixed-integer programs.
-"""
-
-from swift.schedules.planners.milp.proof import Proof, milp, milp_proof
-
-__all__ = ["Proof", "milp", "milp_proof"]

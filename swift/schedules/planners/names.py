@@ -1,0 +1,55 @@
+"""The planners by name, what each can plan for, and the interface of a user's own; the planners are not loaded."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, get_args
+
+if TYPE_CHECKING:
+    from swift.schedules.problem import Problem
+    from swift.schedules.schedule import Schedule
+
+PlannerName: TypeAlias = Literal["adaptive", "lockstep", "milp", "gpipe", "one_f_one_b", "zero_bubble", "v"]
+PLANNER_NAMES: tuple[PlannerName, ...] = get_args(PlannerName)
+FAULT_FREE = frozenset({"gpipe", "one_f_one_b", "zero_bubble"})
+"""Planners that accept only problems without failures."""
+
+
+def v_shape(num_stages: int) -> tuple[int, ...]:
+    """Stage of each chunk in a V; a single stage holds one chunk.
+
+    >>> v_shape(3)
+    (0, 1, 2, 2, 1, 0)
+    """
+    return (0,) if num_stages == 1 else (*range(num_stages), *reversed(range(num_stages)))
+
+
+SHAPES: Mapping[str, Callable[[int], tuple[int, ...]]] = {"v": v_shape}
+"""Planners for several runs of blocks a worker: the stage of each chunk, by the number of stages."""
+
+
+class OwnPlanner(Protocol):
+    """Interface of a user's planner: a frozen dataclass, so that a configuration can name it.
+
+    Its schedules are verified before they run. ``time_round`` computes the times of ops in a given order, and
+    ``Schedule.from_round`` repeats the round for all iterations.
+    """
+
+    @property
+    def name(self) -> str:
+        """Short name for messages."""
+
+    def plan(self, problem: "Problem") -> "Schedule":
+        """Plans a problem whose failures are in its first pipelines; deterministic.
+
+        Raises:
+            SettingError: the planner cannot plan for this problem.
+        """
+
+
+def shape_of(planner: str | OwnPlanner, num_stages: int) -> tuple[int, ...]:
+    """Lists the stage of each chunk, where all pipelines are alike: one chunk a stage, unless the planner is for more.
+
+    >>> shape_of("adaptive", 3), shape_of("v", 3)
+    ((0, 1, 2), (0, 1, 2, 2, 1, 0))
+    """
+    shape = SHAPES.get(planner) if isinstance(planner, str) else None
+    return tuple(range(num_stages)) if shape is None else shape(num_stages)

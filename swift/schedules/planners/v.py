@@ -1,0 +1,418 @@
+"""Planner for two runs of blocks a worker, the V shape: the first and the last chunk on stage 0, and so on inwards.
+
+A micro-batch visits every worker twice on its way, so that stashes of the later chunk live short where those of the
+earlier one live long. Candidates are times at which Fs and Bs are due, and ways to fill what remains: the warm-up and
+the turns of ZB-V (arXiv 2401.10241, section 6); building blocks that repeat for every micro-batch, V-Half and V-Min
+among them (arXiv 2405.15362, section 3); and small random changes to the best. What they give counts by its period
+alone (``time_round``), and so does what ``adaptive`` finds for the same chunks.
+
+An iteration is scheduled by these times: the op that is due first goes first. While a worker would wait for its input,
+or for memory, it runs a W, or an F or B that is due later and does not take memory that the ops before it need. Ws have
+no due times: they go where a worker would wait, where memory is short, and at the end.
+
+P stages, C = 2P chunks, M micro-batches of the pipeline with the most, J micro-batches of all pipelines. The j-th
+micro-batch (see ``names_of``) at chunk k has the number x = j * (number of chunks) + k.
+"""
+
+import heapq
+import itertools
+import math
+import random
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from swift.errors import SettingError
+from swift.schedules.bounds import tight_bound
+from swift.schedules.planners.adaptive import adaptive_round
+from swift.schedules.planners.list_scheduling import names_of
+from swift.schedules.planners.names import v_shape
+from swift.schedules.planners.search import line_up, reroute
+from swift.schedules.problem import Kind, Problem
+from swift.schedules.schedule import Round, Schedule, fits
+from swift.schedules.sequences import SequencedOp, time_round
+
+F, B, W = Kind.F, Kind.B, Kind.W
+_TURN = 6.0
+"""Ops of a micro-batch on a worker: building blocks count in them."""
+_V_HALF = (6, (2, 1, 2, 1), (1, 1, 2)), (6, (2, 1, 2, 1), (1, 4, 2))
+_V_MIN = (4, (1, 1, 1, 1), (1, 1, 1)), (4, (1, 1, 1, 1), (1, 3, 1))
+"""Building blocks, see ``_block``, which differ in a gap that no two ops of one block may fall into."""
+_LAGS = ((1, 1, 1, 1), (2, 1, 2, 1), (1, 2, 1, 2), (1, 3, 3, 1), (1, 2, 2, 1), (3, 1, 3, 1))
+"""Lags from stage to stage of the first chunk's F, the second's, its B and the first's B, in proportion."""
+_PLACES = (None, 0.0, 0.5, 1.0)
+_SUMS = (4, 5, 6, 7, 8, 9, 10, 12, 14)
+_GAPS = ((1, 4, 2), (1, 1, 4), (1, 1, 1), (1, 3, 1))
+"""Ops between the last stage's Fs, between F and B, and between the last stage's Bs."""
+_MAX_OPS = 150_000
+"""Ops scheduled in all trials, about a second's worth; three times as many with failures, where all pipelines count."""
+_LEAST_TRIALS, _MOST_TRIALS = 40, 300
+_SHARE_OF_FIRST = 0.4
+_NUM_LEADERS = 3
+_MESSAGES = (0, 2, 4)
+"""Numbers of messages to leave memory for where it is limited, in turn."""
+
+
+@dataclass(frozen=True)
+class Filling:
+    """The choices of a worker where it would wait.
+
+    Attributes:
+        patience: it waits if its next input will arrive before another op has run for this share of its time.
+        overtakes: whether Fs and Bs that are due later run before Ws, after them, or not at all (None).
+    """
+
+    patience: float = 0.5
+    overtakes: bool | None = True
+
+
+def _run_by_due_times(
+    problem: Problem, executor: Sequence[int], due: Sequence[float], filling: Filling, limit: float
+) -> list[list[SequencedOp]] | None:
+    """Schedules one iteration.
+
+    Args:
+        problem: problem of which one iteration is planned, with a decoupled backward.
+        executor: pipeline whose worker runs each x.
+        due: time at which F and B of each x, 2x and 2x + 1, are due, in any unit.
+        filling: what a worker does where it would wait.
+        limit: memory of a worker for stashes.
+
+    Returns:
+        What every worker runs, as ``time_round`` takes it; None if memory runs out.
+    """
+    return _Simulation(problem, executor, due, filling, limit * (1 + 1e-9)).run()
+
+
+@dataclass
+class _Worker:
+    """A worker during the simulation.
+
+    Attributes:
+        order: its Fs and Bs, 2x and 2x + 1, in the order in which they are due.
+        streams: places in ``order`` of the ops of each kind and chunk, which stay in their order, last one first.
+        has_run: whether each op has run, by place.
+        waiting: xs whose W is to be run.
+        free: time at which it is free.
+        held: memory of all stashes.
+        live: memory of those that await their B.
+        sequence: what it has run, 3x + kind.
+    """
+
+    order: list[int]
+    streams: list[list[int]]
+    has_run: list[bool]
+    waiting: deque[int] = field(default_factory=deque)
+    free: float = 0.0
+    held: float = 0.0
+    live: float = 0.0
+    sequence: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, order: list[int], num_chunks: int) -> "_Worker":
+        streams: dict[tuple[int, int], list[int]] = {}
+        for place in reversed(range(len(order))):
+            x, kind = divmod(order[place], 2)
+            streams.setdefault((kind, x % num_chunks), []).append(place)
+        return cls(order, list(streams.values()), [False] * len(order))
+
+
+class _Simulation:
+    def __init__(self, problem: Problem, executor: Sequence[int], due: Sequence[float], filling: Filling, limit: float):
+        self.C, self.comm, self.limit = problem.num_chunks, problem.costs.t_comm, limit
+        self.patience, self.overtakes = filling.patience, filling.overtakes
+        self.names, worker_DP = names_of(problem), problem.worker_DP.tolist()
+        self.worker = [worker_DP[d][x % self.C] for x, d in enumerate(executor)]
+        orders: list[list[int]] = [[] for _ in range(problem.num_pipelines * problem.num_stages)]
+        for op in sorted(range(len(due)), key=due.__getitem__):
+            orders[self.worker[op // 2]].append(op)
+        self.workers = [_Worker.of(order, self.C) for order in orders]
+        self.times = problem.time_4P[: Kind.U].tolist()
+        self.f_stash, self.w_stash = problem.stash_2P.tolist()
+        self.ready = [math.inf] * len(due)
+        self.ready[:: 2 * self.C] = [0.0] * len(self.names)
+        self.events = [(0.0, w) for w, order in enumerate(orders) if order]
+
+    def run(self) -> list[list[SequencedOp]] | None:
+        while self.events:
+            now, w = heapq.heappop(self.events)
+            if self.workers[w].free <= now:
+                self.choose(self.workers[w], w, now)
+        if not all(all(one.has_run) for one in self.workers):
+            return None
+        return [list(self.named(one)) for one in self.workers]
+
+    def named(self, one: _Worker) -> Iterator[SequencedOp]:
+        for op in [*one.sequence, *(3 * x + W for x in one.waiting)]:
+            x, kind = divmod(op, 3)
+            yield kind, *self.names[x // self.C], x % self.C
+
+    def choose(self, one: _Worker, w: int, now: float) -> None:
+        heads = sorted([stream[-1] for stream in one.streams if stream])
+        if not heads:
+            return None
+        head, horizon = one.order[heads[0]], now + 1e-9
+        is_short = not head % 2 and one.held + self.f_stash[head // 2 % self.C] > self.limit
+        if self.ready[head] <= horizon:
+            if not is_short:
+                return self.run_op(one, w, heads[0], now)
+            if one.waiting:
+                return self.run_w(one, w, now)
+        gap = math.inf if is_short else self.ready[head] - now
+        if self.overtakes and self.overtake(one, w, heads, now, gap):
+            return None
+        if one.waiting and gap >= self.patience * self.times[W][one.waiting[0] % self.C] - 1e-9:
+            return self.run_w(one, w, now)
+        if self.overtakes is False:
+            self.overtake(one, w, heads, now, gap)
+        return None
+
+    def overtake(self, one: _Worker, w: int, heads: list[int], now: float, gap: float) -> bool:
+        """Runs the first op that can run before those which are due sooner; False if there is none."""
+        for place in heads[1:]:
+            x, kind = divmod(one.order[place], 2)
+            k = x % self.C
+            if (
+                self.ready[2 * x + kind] <= now + 1e-9
+                and gap >= self.patience * self.times[kind][k] - 1e-9
+                and (kind == B or self.has_room(one, heads[0], place, self.f_stash[k]))
+            ):
+                self.run_op(one, w, place, now)
+                return True
+        return False
+
+    def has_room(self, one: _Worker, first: int, place: int, stash: float) -> bool:
+        """Whether an F leaves the ops that it overtakes the memory that they need, if Ws run in time."""
+        if one.held + stash > self.limit:
+            return False
+        live, order, has_run = one.live + stash, one.order, one.has_run
+        for earlier in range(first, place):
+            if not has_run[earlier]:
+                x, kind = divmod(order[earlier], 2)
+                live += -self.f_stash[x % self.C] if kind else self.f_stash[x % self.C]
+                if live > self.limit:
+                    return False
+        return True
+
+    def run_op(self, one: _Worker, w: int, place: int, now: float) -> None:
+        x, kind = divmod(one.order[place], 2)
+        k = x % self.C
+        one.has_run[place] = True
+        next(stream for stream in one.streams if stream and stream[-1] == place).pop()
+        end = self.occupy(one, w, 3 * x + kind, now + self.times[kind][k])
+        stash = self.f_stash[k]
+        if kind:
+            one.held += self.w_stash[k] - stash
+            one.live -= stash
+            one.waiting.append(x)
+            if k:
+                self.send(w, 2 * x - 1, end)
+            return
+        one.held += stash
+        one.live += stash
+        if k + 1 < self.C:
+            self.send(w, 2 * x + 2, end)
+        else:
+            self.ready[2 * x + 1] = end
+
+    def run_w(self, one: _Worker, w: int, now: float) -> None:
+        x = one.waiting.popleft()
+        one.held -= self.w_stash[x % self.C]
+        self.occupy(one, w, 3 * x + W, now + self.times[W][x % self.C])
+
+    def occupy(self, one: _Worker, w: int, op: int, end: float) -> float:
+        one.sequence.append(op)
+        one.free = end
+        heapq.heappush(self.events, (end, w))
+        return end
+
+    def send(self, w: int, op: int, end: float) -> None:
+        """Passes an output on to the op that reads it."""
+        reader = self.worker[op // 2]
+        arrival = self.ready[op] = end + self.comm * (reader != w)
+        heapq.heappush(self.events, (arrival, reader))
+
+
+_FILLINGS = tuple(Filling(*each) for each in ((1.0, True), (0.5, True), (1.0, False), (0.0, True), (0.5, False)))
+
+
+@dataclass(frozen=True, eq=False)
+class _Candidate:
+    """Times at which ops are due, and what a worker does where it would wait.
+
+    Attributes:
+        is_in_turn: whether ops are due in the order of ZB-V, or repeat for every micro-batch.
+        offset_2C: when F and B of each chunk are due for the first micro-batch; in turn, how much later.
+        filling: what a worker does where it would wait.
+        turn: time between micro-batches.
+        place: position of re-routed micro-batches among a worker's own, see ``line_up``.
+    """
+
+    is_in_turn: bool
+    offset_2C: np.ndarray
+    filling: Filling
+    turn: float = _TURN
+    place: float | None = None
+
+    def due(self, problem: Problem, executor: Sequence[int]) -> list[float]:
+        """Times at which F and B of every x are due."""
+        rank_J = np.array(line_up(problem, executor, self.place))
+        due_JC2 = rank_J[:, None, None] * self.turn + self.offset_2C.T
+        if self.is_in_turn:
+            # What is not whole is between the micro-batches before and after.
+            near_J = np.clip(np.floor(rank_J).astype(int), 0, problem.most_microbatches - 1)
+            due_JC2 += _in_turn(problem)[near_J] - near_J[:, None, None] * self.turn
+        return due_JC2.ravel().tolist()
+
+
+def v(problem: Problem) -> Schedule:
+    """Plans a problem whose workers hold two chunks in a V.
+
+    Raises:
+        SettingError: the chunks are not in a V.
+    """
+    if set(map(tuple, problem.stage_DP.tolist())) != {v_shape(problem.num_stages)}:
+        raise SettingError(
+            "Problem.stage_of_chunk",
+            problem.stage_of_chunk,
+            "v plans chunks in a V, 0, 1, ... and back, the same ones in all pipelines",
+        )
+    return Schedule.planned(problem, "v", _best_round)
+
+
+def _best_round(problem: Problem) -> Round:
+    target = tight_bound(problem) * (1 + 1e-9)
+    best = _searched(problem, target) if problem.decoupled and problem.num_stages > 1 else None
+    if best is None or best.period > target:
+        other = adaptive_round(problem, _MAX_OPS if best else None)
+        best = other if best is None or other.period < best.period * (1 - 1e-12) else best
+    return best
+
+
+def _searched(problem: Problem, target: float) -> Round | None:
+    """Finds the best of the first candidates, and of changes to the best; None if none fits."""
+    drained, executor, source = problem.if_drained(), reroute(problem), random.Random(0)
+    max_ops = 3 * _MAX_OPS if problem.failed else _MAX_OPS
+    num_trials = min(max(_LEAST_TRIALS, max_ops // problem.num_ops), _MOST_TRIALS)
+    leaders: list[tuple[float, _Candidate]] = []
+    best: Round | None = None
+    first = itertools.islice(_first_candidates(problem), max(1, int(num_trials * _SHARE_OF_FIRST)))
+    for trial, candidate in enumerate(
+        itertools.islice(itertools.chain(first, _changes(problem, leaders, source)), num_trials)
+    ):
+        found = _round_of(drained, executor, candidate, trial)
+        if found is None:
+            continue
+        if best is None or found.period < best.period * (1 - 1e-12):
+            best = found
+            if best.period <= target:
+                break
+        leaders.insert(0, (found.period, candidate))  # ahead of its equals: drifting among them helps
+        leaders.sort(key=lambda leader: leader[0])
+        del leaders[_NUM_LEADERS:]
+    return best
+
+
+def _round_of(problem: Problem, executor: Sequence[int], candidate: _Candidate, trial: int) -> Round | None:
+    """Schedules by a candidate; None if memory ran out."""
+    costs, limit = problem.costs, math.inf if problem.memory_limit is None else problem.memory_limit
+    if costs.inbox and limit < math.inf:
+        limit -= _MESSAGES[trial % len(_MESSAGES)] * costs.inbox
+    sequences = _run_by_due_times(problem, executor, candidate.due(problem, executor), candidate.filling, limit)
+    if sequences is None:
+        return None
+    executor_DMP = np.full((problem.num_pipelines, problem.most_microbatches, problem.num_chunks), -1, np.int32)
+    d, m = np.array(names_of(problem)).T
+    executor_DMP[d, m] = np.array(executor, np.int32).reshape(-1, problem.num_chunks)
+    found = time_round(problem, executor_DMP, sequences)
+    # Neither messages nor what B adds to a stash are known before the times are.
+    is_counted = not costs.inbox and not (problem.stash_2P[1] > problem.stash_2P[0]).any()
+    return found if is_counted or fits(problem, found) else None
+
+
+def _first_candidates(problem: Problem) -> Iterator[_Candidate]:
+    """Yields ZB-V, V-Half and V-Min, then building blocks, those nearest to the memory there is first."""
+    wanted = 6 * (problem.memory_limit or math.inf) / float(problem.stash_2P[0].max()) / problem.num_stages
+    blocks = sorted(itertools.product(_SUMS, _LAGS, _GAPS), key=lambda block: abs(block[0] - wanted))
+    nothing_2C, turns = np.zeros((2, problem.num_chunks)), _turns(problem)
+    for filling in _FILLINGS:
+        yield _Candidate(True, nothing_2C, filling)
+        for block, turn in itertools.product((*_V_HALF, *_V_MIN), turns):
+            yield _Candidate(False, _block(problem, *block), filling, turn)
+    for number, block in enumerate(blocks):
+        yield _Candidate(False, _block(problem, *block), _FILLINGS[number % 2], turns[number // 2 % len(turns)])
+
+
+def _turns(problem: Problem) -> list[float]:
+    """Lists times between micro-batches: a worker's, and that of one which has some of failed peers as well."""
+    most = max(problem.most_loaded(len(peers)) for peers in problem.survivors)
+    return sorted({_TURN, _TURN * most / problem.most_microbatches}, reverse=True)
+
+
+def _changes(problem: Problem, leaders: list[tuple[float, _Candidate]], source: random.Random) -> Iterator[_Candidate]:
+    """Yields random changes to the current leaders."""
+    turns = _turns(problem)
+    while leaders:
+        candidate = leaders[source.randrange(len(leaders))][1]
+        for _ in range(source.choice((1, 1, 2, 3))):
+            candidate = _change(candidate, turns, source)
+        yield candidate
+
+
+def _change(candidate: _Candidate, turns: Sequence[float], source: random.Random) -> _Candidate:
+    way = source.random()
+    if way < 0.15:
+        return replace(candidate, filling=source.choice(_FILLINGS))
+    if way < 0.3 and len(turns) > 1:
+        return replace(candidate, turn=source.choice(turns), place=source.choice(_PLACES))
+    offset_2C = candidate.offset_2C.copy()
+    P = offset_2C.shape[1] // 2
+    # Of a kind, one run's ops: of all stages, of one, or of those from one on.
+    kind, run, p = source.randrange(2), source.randrange(2), source.randrange(P)
+    chunks = slice(run * P, (run + 1) * P)
+    delta, way = source.choice((-3.0, -2.0, -1.0, -0.5, 0.5, 1.0, 2.0, 3.0)), source.random()
+    if way < 0.4:
+        offset_2C[kind, chunks] += delta
+    elif way < 0.7:
+        offset_2C[kind, run * P + p] += delta
+    else:
+        offset_2C[kind, chunks] += delta * np.arange(P) / P * source.choice((1, 2))
+    return replace(candidate, offset_2C=offset_2C)
+
+
+def _block(problem: Problem, total: float, lags: Sequence[int], gaps: Sequence[int]) -> np.ndarray:
+    """Makes a building block: when F and B of each chunk are due, float64[2, C].
+
+    Args:
+        problem: problem, for its stages.
+        total: sum of the lags from stage to stage, which decides how much memory it takes.
+        lags: lags, see ``_LAGS``, in proportion.
+        gaps: see ``_GAPS``.
+    """
+    P = problem.num_stages
+    inward, outward = np.arange(P), np.arange(P)[::-1]
+    lag = [total / sum(lags) * each for each in lags]
+    turns = np.cumsum([0.0, *(each * (P - 1) + gap for each, gap in zip(lag, gaps, strict=False))])
+    first_f, last_f, last_b, first_b = (
+        turn + each * way for turn, each, way in zip(turns, lag, (inward, outward, inward, outward), strict=True)
+    )
+    return np.array([[*first_f, *last_f[::-1]], [*first_b, *last_b[::-1]]])
+
+
+def _in_turn(problem: Problem) -> np.ndarray:
+    """Places of the ops of a stage in the order of ZB-V: in turn after a warm-up; float64[M, C, 2]."""
+    P, M, C = problem.num_stages, problem.most_microbatches, problem.num_chunks
+    place_MC2 = np.zeros((M, C, 2))
+    for p in range(P):
+        first, last = p, C - 1 - p
+        ops = [(F, first)] * (2 * (P - p) - 1) + [(F, last), (F, first)] * p + [(F, last), (B, last)] * (P - p)
+        ops += [(F, first), (B, first), (F, last), (B, last)] * M + [(B, first), (B, last)] * M
+        done: dict[tuple[int, int], int] = {}
+        for kind, k in ops:
+            m = done.get((kind, k), 0)
+            if m < M and (kind == F or m < done.get((F, k), 0)):
+                done[kind, k] = m + 1
+                place_MC2[m, k, kind] = sum(done.values())
+    return place_MC2

@@ -1,0 +1,62 @@
+"""Simulation of training on nodes that fail, by strategies: re-routing (Swift, ReCycle), restarts, Oobleck and others.
+
+``engine`` runs a strategy through a failure trace (``traces``), with the sizes and speeds of a ``job``. ``strategies``
+defines the interface, the ideal, re-routing and adapting; ``restarting`` has restarts from checkpoints, and
+``published`` Oobleck, Varuna and Bamboo with their published figures. ``registry`` lists all by name, and
+``json_format`` describes the results.
+"""
+
+from typing import TYPE_CHECKING
+
+from swift.lazy_names import lazy_names
+from swift.simulate.published import published
+from swift.simulate.registry import strategies
+
+if TYPE_CHECKING:
+    from swift.simulate.engine import CAUSES, Outcome, simulate
+    from swift.simulate.job import Job, Periods
+    from swift.simulate.json_format import document
+    from swift.simulate.published import MODELS, Published
+    from swift.simulate.registry import ON_REQUEST, STRATEGIES, CannotRun
+    from swift.simulate.strategies import Moment, Pace, Pause, Saves, Strategy, Turn
+    from swift.simulate.traces import Event, Trace, evenly_spaced, poisson, read_trace, weibull
+
+_MODULES = {
+    "swift.simulate.engine": ["CAUSES", "Outcome", "simulate"],
+    "swift.simulate.job": ["Job", "Periods"],
+    "swift.simulate.json_format": ["document"],
+    "swift.simulate.published": ["MODELS", "Published"],
+    "swift.simulate.registry": ["CannotRun", "ON_REQUEST", "STRATEGIES"],
+    "swift.simulate.strategies": ["Moment", "Pace", "Pause", "Saves", "Strategy", "Turn"],
+    "swift.simulate.traces": ["Event", "Trace", "evenly_spaced", "poisson", "read_trace", "weibull"],
+}
+__all__ = [
+    "CAUSES",
+    "MODELS",
+    "ON_REQUEST",
+    "STRATEGIES",
+    "CannotRun",
+    "Event",
+    "Job",
+    "Moment",
+    "Outcome",
+    "Pace",
+    "Pause",
+    "Periods",
+    "Published",
+    "Saves",
+    "Strategy",
+    "Trace",
+    "Turn",
+    "document",
+    "evenly_spaced",
+    "poisson",
+    "published",
+    "read_trace",
+    "simulate",
+    "strategies",
+    "weibull",
+]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(__name__, _MODULES)

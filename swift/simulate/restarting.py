@@ -1,0 +1,226 @@
+"""Elastic restarts from checkpoints: full, partial (MoC-System), or in memory (Gemini)."""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from swift.simulate.job import DETECTION_S, PLT_BUDGET, Job, Periods, iterations_of
+from swift.simulate.strategies import Moment, Pace, Pause, Saves, Turn
+
+_LONGEST_S = 1e9
+"""Mean time between failures assumed if there are none."""
+
+
+class PartialExperts(NamedTuple):
+    """State of Dynamic-K.
+
+    Attributes:
+        k: experts of a layer in a checkpoint.
+        lost_iterations: iterations whose token updates have been lost so far, on average over experts.
+    """
+
+    k: int
+    lost_iterations: float = 0.0
+
+
+class Checkpoints(Protocol):
+    """Interface of checkpointing methods."""
+
+    @property
+    def name(self) -> str:
+        """Name of the strategy."""
+
+    @property
+    def source(self) -> str:
+        """Source of its figures."""
+
+    def saves(self, job: Job, partial: PartialExperts, iteration_s: float) -> Saves:
+        """Determines when the state is saved, given the duration of an iteration."""
+
+    def load_s(self, job: Job, num_lost: int, from_storage: bool) -> float:
+        """Time to load the state after losing ``num_lost`` workers, in seconds."""
+
+    def after_loss(self, job: Job, partial: PartialExperts, iterations: int) -> PartialExperts:
+        """Updates the state of Dynamic-K after a loss; ``iterations`` is the number kept so far."""
+
+
+@dataclass(frozen=True)
+class FullCheckpoints:
+    """Full checkpoints to storage, for which training waits.
+
+    The default interval is Young's: sqrt(2 x time of a save x mean time between failures) (CACM 1974).
+
+    Attributes:
+        mtbf_s: mean time between failures, in seconds.
+    """
+
+    mtbf_s: float
+    name = "full"
+    source = "blocking full checkpoints, Young's interval"
+
+    def saves(self, job: Job, partial: PartialExperts, iteration_s: float) -> Saves:  # noqa: ARG002 - all experts are saved
+        """Saves the whole state while training waits."""
+        young_s = math.sqrt(2 * job.stored_s * min(self.mtbf_s, _LONGEST_S))
+        return Saves(job.checkpoint_every or iterations_of(young_s, iteration_s), job.stored_s)
+
+    def load_s(self, job: Job, num_lost: int, from_storage: bool) -> float:  # noqa: ARG002
+        """Time for all workers to read from storage."""
+        return job.stored_s
+
+    def after_loss(self, job: Job, partial: PartialExperts, iterations: int) -> PartialExperts:  # noqa: ARG002
+        """Returns the state unchanged."""
+        return partial
+
+
+@dataclass(frozen=True)
+class PartialCheckpoints:
+    """MoC-System (arXiv 2408.04307): K experts of a layer at a time, in two levels, with Dynamic-K.
+
+    A snapshot to the host overlaps with an iteration as far as it fits; persisting it overlaps with the iterations up
+    to the next snapshot. If these are too short, training waits, because there are only three buffers. The default
+    interval is the time to persist. Only the state of failed workers is read from storage. A fault loses on average
+    (E/K - 1)/2 intervals of every expert's updates; when the losses so far exceed the budget's share of all iterations
+    so far, K doubles.
+    """
+
+    name = "moc"
+    source = "MoC-System's formulas, two levels, Dynamic-K"
+
+    def saves(self, job: Job, partial: PartialExperts, iteration_s: float) -> Saves:
+        """Saves K experts per layer; training waits (O_save) for what exceeds an iteration or an interval."""
+        share = 1 - job.expert_share * (1 - partial.k / job.num_experts)
+        persist_s = share * job.stored_s
+        persisted = iterations_of(persist_s, iteration_s)
+        every = job.checkpoint_every or persisted
+        stall_s = max(0.0, share * job.snapshot_s - iteration_s, persist_s - every * iteration_s)
+        return Saves(every, stall_s, lag=min(every, persisted))
+
+    def load_s(self, job: Job, num_lost: int, from_storage: bool) -> float:  # noqa: ARG002
+        """Time to load failed workers' shares from storage and, concurrently, the others' from their hosts."""
+        return max(job.stored_s * num_lost / job.num_workers, job.snapshot_s)
+
+    def after_loss(self, job: Job, partial: PartialExperts, iterations: int) -> PartialExperts:
+        """Doubles K when the budget of lost tokens is exceeded (Dynamic-K)."""
+        every, k = self.saves(job, partial, job.iteration_s).every, partial.k
+        lost = partial.lost_iterations + every * (job.num_experts / k - 1) / 2
+        exceeds = lost > PLT_BUDGET * max(1, iterations)
+        return PartialExperts(min(job.num_experts, 2 * k) if exceeds else k, lost)
+
+
+@dataclass(frozen=True)
+class InMemoryCheckpoints:
+    """Every iteration's state in the memory of the own host and of a peer's (Gemini, SOSP'23), and on storage.
+
+    Storage is used if both workers of a pair are lost at once, or if any is lost before a restart is complete.
+    """
+
+    name = "memory"
+    source = "a snapshot each iteration with a copy at a peer, storage in the background"
+
+    def saves(self, job: Job, partial: PartialExperts, iteration_s: float) -> Saves:  # noqa: ARG002 - all experts are saved
+        """Saves every iteration; training waits for what exceeds an iteration."""
+        stall_s = max(0.0, job.snapshot_s - iteration_s)
+        stored = iterations_of(job.stored_s, iteration_s)
+        return Saves(1, stall_s, lag=1, storage_every=job.checkpoint_every or stored)
+
+    def load_s(self, job: Job, num_lost: int, from_storage: bool) -> float:  # noqa: ARG002
+        """Time for all workers to load from hosts, or from storage."""
+        return job.stored_s if from_storage else job.snapshot_s + job.stage_copy_s
+
+    def after_loss(self, job: Job, partial: PartialExperts, iterations: int) -> PartialExperts:  # noqa: ARG002
+        """Returns the state unchanged."""
+        return partial
+
+
+class _Cluster(NamedTuple):
+    """Present nodes and the state of checkpoints.
+
+    Attributes:
+        nodes: nodes in order; the first ones form whole pipelines.
+        partial: state of Dynamic-K.
+    """
+
+    nodes: tuple[str, ...]
+    partial: PartialExperts
+
+
+@dataclass(frozen=True)
+class Restarting:
+    """Remaining nodes restart from a checkpoint, in as many whole pipelines as possible.
+
+    They run 1F1B and share all micro-batches. If added nodes allow another pipeline, the state is saved, and all
+    restart. Nodes beyond whole pipelines are spare and replace failed ones.
+
+    Attributes:
+        job: training job.
+        periods: periods of its problem.
+        checkpoints: checkpointing method.
+    """
+
+    job: Job
+    periods: Periods
+    checkpoints: Checkpoints
+    samples = None
+
+    @property
+    def name(self) -> str:
+        """Name of the checkpointing method."""
+        return self.checkpoints.name
+
+    @property
+    def source(self) -> str:
+        """Source of its figures."""
+        return f"elastic restarts; {self.checkpoints.source}"
+
+    @property
+    def iteration_s(self) -> float:
+        """Duration of an iteration of the job."""
+        return self.job.iteration_s
+
+    def start(self, nodes: tuple[str, ...]) -> tuple[_Cluster, Turn]:
+        """Starts with as many pipelines as there are nodes for."""
+        cluster = _Cluster(nodes, PartialExperts(self.job.experts_per_checkpoint))
+        return cluster, Turn(self._pace(cluster))
+
+    def change(self, state: _Cluster, moment: Moment) -> tuple[_Cluster, Turn | None]:
+        """Restarts if a node in use is lost, or if another pipeline is possible."""
+        job, nodes = self.job, list(state.nodes)
+        num_used = self._num_pipelines(state) * job.problem.num_stages
+        gone = sorted(nodes.index(node) for node in moment.removed)
+        lost = [index for index in gone if index < num_used]
+        for index in reversed(gone):
+            del nodes[index]
+        cluster = state._replace(nodes=(*nodes, *moment.added))
+        if lost:
+            # Pairs that hold each other's copies are 0 and 1, 2 and 3, ...
+            from_storage = not moment.is_running or len({index // 2 for index in lost}) < len(lost)
+            partial = self.checkpoints.after_loss(job, state.partial, moment.iterations_kept)
+            cluster = cluster._replace(partial=partial)
+            restart = self._restart(self.checkpoints.load_s(job, len(lost), from_storage))
+            pace = self._pace(cluster)
+            pauses = (Pause("detection", DETECTION_S), *([restart] if pace else []))
+            return cluster, Turn(pace, "storage" if from_storage else "checkpoint", pauses)
+        before, after = self._num_pipelines(state), self._num_pipelines(cluster)
+        if after == before:
+            return cluster, None
+        assert after > before, "a spare node was part of a pipeline"
+        load_s = self.checkpoints.load_s(job, 0, from_storage=before == 0)
+        pauses = (self._restart(load_s),)
+        pace = self._pace(state)
+        if pace is not None and pace.saves is not None:
+            pauses = (Pause("saving", pace.saves.stall_s), *pauses)
+        return cluster, Turn(self._pace(cluster), "nothing", pauses, saved=before > 0)
+
+    def _num_pipelines(self, cluster: _Cluster) -> int:
+        problem = self.job.problem
+        return min(problem.num_pipelines, len(cluster.nodes) // problem.num_stages)
+
+    def _pace(self, cluster: _Cluster) -> Pace | None:
+        num_pipelines = self._num_pipelines(cluster)
+        if not num_pipelines:
+            return None
+        iteration_s = self.job.iteration_s * self.periods.elastic_ratio(num_pipelines)
+        return Pace(iteration_s, self.checkpoints.saves(self.job, cluster.partial, iteration_s))
+
+    def _restart(self, load_s: float) -> Pause:
+        return Pause("reconfiguration", self.job.restart_s + self.job.per_worker_s + load_s)

@@ -1,0 +1,487 @@
+"""Strategies: their interface, the fault-scaled ideal, re-routing, and the best plan of the survivors.
+
+A strategy says at which pace the present nodes train, and what a change of nodes costs. The ideal is proportional to
+the live workers, at no other cost. With ``Rerouting``, as in Swift and ReCycle (arXiv 2405.14009), peers of a failed
+worker run its micro-batches, without any restart. With ``Adapting`` survivors re-route or cut their pipelines anew,
+whichever gets more done until the next change of nodes.
+
+P: stages. D: pipelines.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+
+from swift.simulate.job import DETECTION_S, MEASURED_JOIN_S, MEASURED_RECOVERY_S, Job, Periods, iterations_of
+from swift.simulate.traces import Trace
+
+State: TypeAlias = Any
+"""State of a strategy: frozen, or never changed in place."""
+
+
+@dataclass(frozen=True)
+class Saves:
+    """Times at which the state is saved, and at which it can be restored.
+
+    Attributes:
+        every: iterations between saves.
+        stall_s: time that training waits for a save.
+        lag: iterations after a save until it can be restored, as it is written in the background; at most ``every``.
+        first: iterations until each of the first saves, where these differ from ``every``.
+        storage_every: iterations between background saves to storage, if ``every`` refers to saves to memory.
+    """
+
+    every: int
+    stall_s: float = 0.0
+    lag: int = 0
+    first: tuple[int, ...] = ()
+    storage_every: int | None = None
+
+    def __post_init__(self) -> None:
+        assert min(self.every, *self.first, self.storage_every or 1) >= 1, self
+        assert 0 <= self.lag <= self.every, self
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Pace of training between changes of nodes.
+
+    Attributes:
+        iteration_s: duration of an iteration without saving.
+        saves: saves; None if nothing is saved.
+    """
+
+    iteration_s: float
+    saves: Saves | None = None
+
+
+class Pause(NamedTuple):
+    """Interruption of training.
+
+    Attributes:
+        cause: one of ``outcome.CAUSES``.
+        seconds: duration.
+    """
+
+    cause: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Effect of a change of nodes on training.
+
+    Attributes:
+        pace: pace after the pauses; None if training has to wait for nodes.
+        loses: progress that is lost: ``nothing``, the current iteration is finished first; ``iteration``, the current
+            iteration; ``checkpoint``, everything since the newest save; ``storage``, everything since the newest save
+            to storage.
+        pauses: consecutive pauses. Those of the previous turn are cancelled if anything is lost, otherwise come first.
+        stretch: factor on the rest of the current iteration if nothing is lost.
+        saved: True if the state is saved before the pauses, which include the time for it.
+        waits_for: cause to which time is attributed if there is no pace.
+    """
+
+    pace: Pace | None
+    loses: Literal["nothing", "iteration", "checkpoint", "storage"] = "nothing"
+    pauses: tuple[Pause, ...] = ()
+    stretch: float = 1.0
+    saved: bool = False
+    waits_for: str = "waiting"
+
+
+class Moment(NamedTuple):
+    """A change of nodes, as described to a strategy.
+
+    Attributes:
+        removed: nodes that leave.
+        added: nodes that join, or that leave and rejoin at the same time.
+        iterations_run: iterations run so far, including lost ones.
+        iterations_kept: iterations kept so far.
+        is_running: True if iterations are running, and training neither pauses nor waits.
+    """
+
+    removed: tuple[str, ...]
+    added: tuple[str, ...]
+    iterations_run: int
+    iterations_kept: int
+    is_running: bool
+
+
+class Strategy(Protocol):
+    """Strategy for training on nodes that leave and join: a frozen dataclass with two pure functions."""
+
+    @property
+    def name(self) -> str:
+        """Name on the command line."""
+
+    @property
+    def source(self) -> str:
+        """Source of its figures."""
+
+    @property
+    def iteration_s(self) -> float:
+        """Duration of an iteration with all nodes that it can use, the reference for goodput."""
+
+    @property
+    def samples(self) -> float | None:
+        """Samples of an iteration; None if unknown."""
+
+    def start(self, nodes: tuple[str, ...]) -> tuple[State, Turn]:
+        """Returns the initial state with these nodes, and the first turn."""
+
+    def change(self, state: State, moment: Moment) -> tuple[State, Turn | None]:
+        """Returns the state after a change and its effect on training; None if there is none."""
+
+
+@dataclass(frozen=True)
+class Ideal:
+    """Fault-free throughput times the share of live workers (ReCycle, arXiv 2405.14009).
+
+    Nothing is lost and no one waits. It is not an upper bound: where the pipeline has bubbles, the work of a failed
+    worker may fit into them.
+    """
+
+    job: Job
+    name = "ideal"
+    source = "fault-free throughput x live share"
+    samples = None
+
+    @property
+    def iteration_s(self) -> float:
+        """Duration of an iteration of the job."""
+        return self.job.iteration_s
+
+    def start(self, nodes: tuple[str, ...]) -> tuple[int, Turn]:
+        """Starts with all nodes; the state is their number."""
+        return len(nodes), Turn(self._pace(len(nodes)))
+
+    def change(self, state: int, moment: Moment) -> tuple[int, Turn]:
+        """Changes the pace immediately, in the middle of an iteration."""
+        num_nodes = state + len(moment.added) - len(moment.removed)
+        before, pace = self._pace(state), self._pace(num_nodes)
+        if before is None or pace is None:
+            return num_nodes, Turn(pace, "iteration")
+        return num_nodes, Turn(pace, stretch=pace.iteration_s / before.iteration_s)
+
+    def _pace(self, num_nodes: int) -> Pace | None:
+        live = min(num_nodes, self.job.num_workers)
+        return Pace(self.job.iteration_s * self.job.num_workers / live) if live else None
+
+
+class _Assignment(NamedTuple):
+    """Assignment of nodes to stages.
+
+    Attributes:
+        stage_of: stage of every node that has a place.
+        live_P: number of live nodes in every stage.
+        spare: nodes without a place, in the order in which they joined.
+        is_lost: True if a stage had no survivor, and the state has not been restored yet.
+    """
+
+    stage_of: Mapping[str, int]
+    live_P: tuple[int, ...]
+    spare: tuple[str, ...]
+    is_lost: bool = False
+
+
+@dataclass(frozen=True)
+class Rerouting:
+    """Swift's default: survivors continue with the plan for the failures, and returning nodes rejoin.
+
+    A failure costs its detection, the recovery and the current iteration; a join costs the measured time to admit a
+    process and the copy of a stage, at the end of an iteration. A joining node takes a place in the stage with the
+    fewest survivors. A stage without a survivor is filled again before the newest checkpoint on storage is restored.
+    Checkpoints are written in the background, one at a time; training waits only for the copy to the host.
+
+    Attributes:
+        job: training job.
+        periods: periods of its problem.
+        moves_roles: True to move live workers to other stages after each change, so that failures are distributed by
+            ``schedules.spread``, at the cost of copying a stage; as in ReCycle's paper, and with
+            ``Experiment.adapt = 'roles'``.
+    """
+
+    job: Job
+    periods: Periods
+    moves_roles: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name of the strategy: ``swift``, or ``recycle`` if roles are moved."""
+        return "recycle" if self.moves_roles else "swift"
+
+    @property
+    def source(self) -> str:
+        """Source of its figures."""
+        kind = "periods of the planner" if self.periods.are_planned else "tight bounds of the periods"
+        how = "'roles': {}, roles moved" if self.moves_roles else "'reroute', the default: {}, roles stay"
+        return f"Experiment.adapt = {how.format(kind)}; recovery times of our own kills"
+
+    @property
+    def iteration_s(self) -> float:
+        """Duration of an iteration of the job."""
+        return self.job.iteration_s
+
+    @property
+    def samples(self) -> None:
+        """Samples of an iteration: unknown."""
+
+    def start(self, nodes: tuple[str, ...]) -> tuple[_Assignment, Turn]:
+        """Starts with the nodes placed pipeline by pipeline."""
+        assignment, _ = self._fill(_Assignment({}, (0,) * self.job.problem.num_stages, nodes))
+        return assignment, Turn(self._pace(assignment))
+
+    def change(self, state: _Assignment, moment: Moment) -> tuple[_Assignment, Turn | None]:
+        """Continues without the removed nodes, then admits the added ones."""
+        left = _without(state, moment.removed)
+        num_lost = len(state.stage_of) - len(left.stage_of)
+        was_running = not state.is_lost and all(state.live_P)
+        left = left._replace(
+            spare=left.spare + moment.added, is_lost=state.is_lost or (was_running and not all(left.live_P))
+        )
+        assignment, num_placed = self._fill(left)
+        assignment, num_moved = self._balance(assignment) if self.moves_roles else (assignment, 0)
+        pace = self._pace(assignment)
+        if left.is_lost:
+            return self._restored(assignment, pace, was_running)
+        if not num_lost and not num_placed:
+            return assignment, None
+        pauses = (self._recovery() if num_lost else ()) + (self._join() if num_placed or num_moved else ())
+        return assignment, Turn(pace, "iteration" if num_lost else "nothing", pauses)
+
+    def _restored(self, assignment: _Assignment, pace: Pace | None, was_running: bool) -> tuple[_Assignment, Turn]:
+        """Makes the turn after losing a stage: back to the newest checkpoint, after waiting for nodes for the stage."""
+        pauses = self._recovery()[:1] if was_running else ()
+        if pace is not None:
+            restore_s = self.job.restart_s + self.job.per_worker_s + self.job.stored_s
+            pauses = (*pauses, Pause("reconfiguration", restore_s))
+        return assignment._replace(is_lost=pace is None), Turn(pace, "storage" if was_running else "iteration", pauses)
+
+    def _recovery(self) -> tuple[Pause, ...]:
+        recovery_s = MEASURED_RECOVERY_S + self.job.per_worker_s
+        return Pause("detection", DETECTION_S), Pause("reconfiguration", recovery_s)
+
+    def _join(self) -> tuple[Pause, ...]:
+        join_s = MEASURED_JOIN_S + self.job.per_worker_s + self.job.stage_copy_s
+        return (Pause("reconfiguration", join_s),)
+
+    def _pace(self, assignment: _Assignment) -> Pace | None:
+        if not all(assignment.live_P):
+            return None
+        D = self.job.problem.num_pipelines
+        iteration_s = self.job.iteration_s * self.periods.ratio(tuple(D - live for live in assignment.live_P))
+        stored = iterations_of(self.job.stored_s, iteration_s)
+        every = self.job.checkpoint_every or stored
+        return Pace(iteration_s, Saves(every, self.job.snapshot_s, lag=min(every, stored)))
+
+    def _fill(self, assignment: _Assignment) -> tuple[_Assignment, int]:
+        """Places spare nodes in free places, and counts them."""
+        num_placed = min(len(assignment.spare), self.job.num_workers - len(assignment.stage_of))
+        if not num_placed:
+            return assignment, 0
+        live_P, stage_of = list(assignment.live_P), dict(assignment.stage_of)
+        for node in assignment.spare[:num_placed]:
+            stage = min(range(len(live_P)), key=live_P.__getitem__)
+            stage_of[node] = stage
+            live_P[stage] += 1
+        return assignment._replace(
+            stage_of=stage_of, live_P=tuple(live_P), spare=assignment.spare[num_placed:]
+        ), num_placed
+
+    def _balance(self, assignment: _Assignment) -> tuple[_Assignment, int]:
+        """Moves the fewest workers that balance the stages, and counts them; none if a stage would stay empty."""
+        D, live_P = self.job.problem.num_pipelines, list(assignment.live_P)
+        if sum(live_P) < len(live_P):
+            return assignment, 0
+        target_P = tuple(D - count for count in self.periods.spread(self.job.num_workers - sum(live_P)))
+        wanted = [p for p, live in enumerate(live_P) for _ in range(target_P[p] - live)]
+        if not wanted:
+            return assignment, 0
+        stage_of, num_moved = dict(assignment.stage_of), len(wanted)
+        for node, stage in assignment.stage_of.items():
+            if wanted and live_P[stage] > target_P[stage]:
+                live_P[stage] -= 1
+                stage_of[node] = wanted.pop()
+        return assignment._replace(stage_of=stage_of, live_P=target_P), num_moved
+
+
+def _without(assignment: _Assignment, removed: tuple[str, ...]) -> _Assignment:
+    """Removes nodes from an assignment."""
+    live_P, stage_of = list(assignment.live_P), dict(assignment.stage_of)
+    for node in removed:
+        if node in stage_of:
+            live_P[stage_of.pop(node)] -= 1
+    spare = tuple(node for node in assignment.spare if node not in removed)
+    return assignment._replace(stage_of=stage_of, live_P=tuple(live_P), spare=spare)
+
+
+class Gaps(NamedTuple):
+    """Mean times until the next change of nodes, as a run's own record has them.
+
+    Attributes:
+        after_loss_s: after a node has left.
+        after_join_s: after nodes have joined only.
+    """
+
+    after_loss_s: float
+    after_join_s: float
+
+    @classmethod
+    def of(cls, trace: Trace) -> "Gaps":
+        """Takes the means of a trace."""
+        changes = list(trace.changes)
+        ends = [*(change.time_s for change in changes), trace.horizon_s][1:]
+        after: dict[bool, list[float]] = {True: [], False: []}
+        for change, end in zip(changes, ends, strict=True):
+            after[bool(change.removed)].append(end - change.time_s)
+        means = (sum(gaps) / len(gaps) if gaps else math.inf for gaps in (after[True], after[False]))
+        return cls(*means)
+
+
+class _Places(NamedTuple):
+    """Nodes and the stages that they hold.
+
+    Attributes:
+        stage_of: stage without a failure of which each node holds at least one block.
+        spare: nodes without a place.
+        cut_for: number of nodes for which the present pipelines are cut.
+        is_lost: True if the state is lost, and not yet restored.
+    """
+
+    stage_of: dict[str, int]
+    spare: tuple[str, ...]
+    cut_for: int
+    is_lost: bool = False
+
+
+@dataclass(frozen=True)
+class Adapting:
+    """The survivors' best plan, by its throughput and by what moving to it costs.
+
+    A failure costs its detection, the recovery and the current iteration, as for ``swift``. Then survivors re-route,
+    or they cut their pipelines anew, for which training waits: the copy of a stage and one change of programs. They do
+    what gets more done until the next change, which is expected after the mean time of the trace. A stage whose workers
+    are lost at once is restored from the newest checkpoint on storage, by the nodes that are left.
+
+    Attributes:
+        job: training job.
+        periods: periods of its problem.
+        gaps: expected times until the next change.
+        way: ``auto``; ``reroute`` never cuts anew, unless a stage is lost, and ``recut`` always does.
+    """
+
+    job: Job
+    periods: Periods
+    gaps: Gaps
+    way: Literal["auto", "reroute", "recut"] = "auto"
+    samples = None
+    name = "adapt"
+
+    @property
+    def source(self) -> str:
+        """Source of its figures."""
+        kind = "periods of the planners" if self.periods.are_planned else "bounds of the periods"
+        what = f"{kind}, pipelines cut anew where it pays"
+        return f"Experiment.adapt = 'auto': {what}; recovery times of our own kills"
+
+    @property
+    def iteration_s(self) -> float:
+        """Duration of an iteration of the job."""
+        return self.job.iteration_s
+
+    def start(self, nodes: tuple[str, ...]) -> tuple[_Places, Turn]:
+        """Starts with the pipelines cut for the nodes there are."""
+        places = self._cut(_Places({}, nodes, 0))
+        return places, Turn(self._pace(self._recut_ratio(len(places.stage_of))))
+
+    def change(self, state: _Places, moment: Moment) -> tuple[_Places, Turn | None]:
+        """Continues without the removed nodes, then admits the added ones."""
+        P = self.job.problem.num_stages
+        left = {node: stage for node, stage in state.stage_of.items() if node not in moment.removed}
+        num_lost = len(state.stage_of) - len(left)
+        spare = (*(node for node in state.spare if node not in moment.removed), *moment.added)
+        was_running = not state.is_lost and len(state.stage_of) >= P
+        places = _Places(left, spare, state.cut_for, state.is_lost)
+        if not was_running or len(set(left.values())) < P:
+            return self._restored(places, was_running)
+        can_join = min(len(spare), self.job.num_workers - len(left))
+        if not num_lost and not can_join:
+            return places, None
+        pauses = self._recovery() if num_lost else ()
+        join_s = MEASURED_JOIN_S + self.job.per_worker_s + self.job.stage_copy_s
+        pauses += (Pause("reconfiguration", join_s),) if can_join else ()
+        filled = self._fill(places)
+        stays, cut = self._stay_ratio(filled), self._recut_ratio(len(filled.stage_of))
+        loses: Any = "iteration" if num_lost else "nothing"
+        if self._moves(stays, cut, self.gaps.after_loss_s if num_lost else self.gaps.after_join_s):
+            pauses += (Pause("reconfiguration", self.move_s),)
+            return self._cut(places), Turn(self._pace(cut), loses, pauses)
+        return filled, Turn(self._pace(stays), loses, pauses)
+
+    @property
+    def move_s(self) -> float:
+        """Time for which training waits while blocks move."""
+        return self.job.stage_copy_s + MEASURED_RECOVERY_S
+
+    def _moves(self, stays: float, cut: float, expected_s: float) -> bool:
+        if cut >= stays * (1 - 1e-9) or self.way == "reroute":
+            return math.isinf(stays)
+        if self.way == "recut" or math.isinf(stays):
+            return True
+        return (expected_s - self.move_s) / cut > expected_s / stays
+
+    def _restored(self, places: _Places, was_running: bool) -> tuple[_Places, Turn]:
+        """Makes the turn after losing blocks: back to the newest checkpoint, on the nodes that are left."""
+        pauses: tuple[Pause, ...] = (Pause("detection", DETECTION_S),) if was_running else ()
+        loses: Any = "storage" if was_running else "iteration"
+        if len(places.stage_of) + len(places.spare) < self.job.problem.num_stages:
+            return places._replace(is_lost=True), Turn(None, loses, pauses)
+        cut = self._cut(places)
+        restore_s = self.job.restart_s + self.job.per_worker_s + self.job.stored_s
+        pace = self._pace(self._recut_ratio(len(cut.stage_of)))
+        return cut, Turn(pace, loses, (*pauses, Pause("reconfiguration", restore_s)))
+
+    def _recovery(self) -> tuple[Pause, ...]:
+        recovery_s = MEASURED_RECOVERY_S + self.job.per_worker_s
+        return Pause("detection", DETECTION_S), Pause("reconfiguration", recovery_s)
+
+    def _cut(self, places: _Places) -> _Places:
+        """Gives all nodes places in pipelines as long as there are nodes for, the last one shorter."""
+        P, nodes = self.job.problem.num_stages, (*places.stage_of, *places.spare)
+        used = nodes[: self.job.num_workers]
+        whole, rest = divmod(len(used), P)
+        stages = [*(list(range(P)) * whole), *(turn * P // rest for turn in range(rest))]
+        return _Places(dict(zip(used, stages, strict=True)), nodes[len(used) :], len(used))
+
+    def _fill(self, places: _Places) -> _Places:
+        """Places spare nodes in the stages with the fewest, without moving others."""
+        stage_of, spare = dict(places.stage_of), list(places.spare)
+        counts = [sum(stage == p for stage in stage_of.values()) for p in range(self.job.problem.num_stages)]
+        while spare and len(stage_of) < self.job.num_workers:
+            stage = counts.index(min(counts))
+            counts[stage] += 1
+            stage_of[spare.pop(0)] = stage
+        return places._replace(stage_of=stage_of, spare=tuple(spare))
+
+    def _stay_ratio(self, places: _Places) -> float:
+        """Period with re-routing around the nodes that are missing from the present cut."""
+        D, P = self.job.problem.num_pipelines, self.job.problem.num_stages
+        if places.cut_for == len(places.stage_of) < self.job.num_workers:
+            return self._recut_ratio(places.cut_for)
+        counts = [sum(stage == p for stage in places.stage_of.values()) for p in range(P)]
+        if not all(counts):
+            return math.inf
+        return self.periods.ratio(tuple(max(0, D - count) for count in counts))
+
+    def _recut_ratio(self, num_nodes: int) -> float:
+        return self.periods.recut_ratio(num_nodes) if num_nodes >= self.job.problem.num_stages else math.inf
+
+    def _pace(self, ratio: float) -> Pace | None:
+        if math.isinf(ratio):
+            return None
+        iteration_s = self.job.iteration_s * ratio
+        stored = iterations_of(self.job.stored_s, iteration_s)
+        every = self.job.checkpoint_every or stored
+        return Pace(iteration_s, Saves(every, self.job.snapshot_s, lag=min(every, stored)))

@@ -1,0 +1,31 @@
+"""Experiments that follow from another one: of the ranks that are left, and of processes that only store states."""
+
+from dataclasses import replace
+
+from swift.config.experiment import Experiment
+from swift.experts.capacity.exact import exact_slots
+
+
+def on_ranks(experiment: Experiment, num_ranks: int) -> Experiment:
+    """Returns the same experiment on fewer expert ranks, with at least a slot for every class, without failures.
+
+    It computes the same sums, except that fewer slots drop more tokens, unless ``ExpertConfig.capacity_factor`` is
+    None.
+    """
+    if num_ranks == experiment.topology.num_expert_ranks:
+        return experiment
+    classes, is_exact = experiment.experts.num_classes, experiment.experts.is_exact
+    least = exact_slots(classes, num_ranks) if is_exact else -(-classes // num_ranks)
+    slots = max(experiment.experts.slots_per_rank, least)
+    return replace(
+        experiment,
+        topology=replace(experiment.topology, num_expert_ranks=num_ranks),
+        experts=replace(experiment.experts, slots_per_rank=slots),
+        checkpoint=replace(experiment.checkpoint, snapshot_every=0, snapshot_experts_per_layer="all"),
+        failures=(),
+    )
+
+
+def for_storage(experiment: Experiment) -> Experiment:
+    """Returns the same experiment with a kernel of attention for any devices, on which its states do not depend."""
+    return replace(experiment, attention="auto")

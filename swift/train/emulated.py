@@ -1,0 +1,386 @@
+"""The live workers and expert ranks of a run, and the engine that runs them, as some fail and rejoin.
+
+Peers of a stage continue with the state that they have. With one pipeline an expert rank fails by itself: the axis
+``expert`` shrinks to the ranks that are left, and the state of the lost one comes from copies, see ``recover_ranks``.
+
+Right after a failure its micro-batches are re-routed, since that moves nothing. A better plan moves blocks twice: to
+the survivors, and back once the worker returns. So ``CutSearch`` looks for one in the background of a run, and it is
+used once it pays for its move.
+"""
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import jax
+
+from swift.checkpoint.recovery import Recovered, recover_ranks
+from swift.config.experiment import Experiment, FailureList, FailureSource, StageRank
+from swift.errors import RunError
+from swift.mesh.state_rows import host_stages
+from swift.pipeline.reconfigure.configuration import survives
+from swift.pipeline.reconfigure.engine import Engine, Prepare, Reconfiguration
+from swift.pipeline.reconfigure.recut import BetterCut
+from swift.pipeline.reconfigure.reshard import reshape_state
+from swift.pipeline.state import TrainState
+from swift.pipeline.step.spec import StepSpec
+from swift.schedules.adapt.moves import MoveRule
+from swift.tasks import one_thread
+from swift.topology import Worker
+from swift.train.build import on_ranks
+from swift.train.checkpointer import Checkpointer
+from swift.train.loop import check_failures, lost_stages
+from swift.train.saved_state import put_state, split_of
+
+_Ranks = tuple[int, ...]
+"""Expert ranks of the whole cluster, ascending."""
+
+
+class Down(NamedTuple):
+    """The failed workers, which have peers, or the failed expert ranks."""
+
+    workers: frozenset[Worker]
+    ranks: frozenset[StageRank]
+
+
+@dataclass(frozen=True)
+class Followed:
+    """A run that has been moved to other workers or ranks.
+
+    Attributes:
+        state: state on their devices.
+        facts: fields for ``events.jsonl``.
+        lines: the same in words.
+    """
+
+    state: TrainState
+    facts: dict[str, Any]
+    lines: list[str]
+
+
+class StateLost(RunError):
+    """A part of the state is lost.
+
+    Args:
+        why: phrase that says which.
+        event: name of the event in ``events.jsonl``.
+        facts: its fields.
+        remedy: settings that would have prevented it.
+    """
+
+    def __init__(self, why: str, event: str, facts: dict[str, Any], remedy: str):
+        super().__init__(why)
+        self.event, self.facts, self.remedy = event, facts, remedy
+
+
+class CutSearch:
+    """The search for a better cut for the present failures, which compiles in the background until it is closed.
+
+    Args:
+        rule: whether a move pays.
+        waits: whether ``ready`` waits for a search that is under way.
+        clock: time in seconds.
+    """
+
+    def __init__(self, rule: MoveRule, *, waits: bool, clock: Callable[[], float] = time.monotonic):
+        self._rule, self._waits, self._clock = rule, waits, clock
+        self._background = one_thread("better cut")
+        self._found: Future[BetterCut | None] | None = None
+        self._troubles: SimpleQueue[str] = SimpleQueue()
+
+    def close(self, *, wait: bool = True) -> None:
+        """Stops searching.
+
+        Args:
+            wait: whether to wait for a compilation that is running: XLA cannot be interrupted.
+        """
+        self._background.shutdown(wait=wait, cancel_futures=True)
+
+    def begin(self, engine: Engine, failed: frozenset[Worker]) -> None:
+        """Begins a search for these failures, and gives up the one before."""
+        self._rule = self._rule.after(failed, self._clock())
+        if self._found is not None:
+            self._found.cancel()
+        self._found = self._background.submit(self._find, engine, failed) if failed else None
+
+    def ready(self) -> BetterCut | None:
+        """Returns a better cut, once, if it is compiled and its move pays before the expected return."""
+        if self._found is None or not (self._waits or self._found.done()):
+            return None
+        better = self._found.result()
+        if better is not None and not self._rule.is_worth(better.gain, better.most_bytes):
+            return None
+        self._found = None
+        return better
+
+    def troubles(self) -> list[str]:
+        """Errors of searches since the last call."""
+        return [self._troubles.get() for _ in range(self._troubles.qsize())]
+
+    def moved(self, better: BetterCut, change: Reconfiguration) -> None:
+        """Learns from a move how fast blocks are copied."""
+        self._rule = self._rule.after_move(better.most_bytes, change.move_ms / 1000)
+
+    def _find(self, engine: Engine, failed: frozenset[Worker]) -> BetterCut | None:
+        try:
+            return engine.better_cut(failed)
+        except Exception as error:  # of any kind: the run continues re-routed
+            down = ", ".join(_worker_names(failed))
+            self._troubles.put(f"with other cuts while {down} are down: {error}")
+            return None
+
+
+class EmulatedCluster:
+    """The live workers and expert ranks of a run, with the engine that runs them; a context manager.
+
+    Args:
+        experiment: settings of the run.
+        prepare: see ``Engine``.
+        failures: failures by iteration.
+        first: first iteration of the first window.
+        last: its last iteration.
+
+    Raises:
+        SettingError: there are too few devices or too little memory, or no plan for the first failures.
+    """
+
+    def __init__(self, experiment: Experiment, prepare: Prepare, failures: FailureSource, first: int, last: int):
+        # A list that names no other change has nothing to prepare for, and compiling takes cores from the steps.
+        is_over = isinstance(failures, FailureList) and failures.is_over(first)
+        self._experiment, self._failures = experiment, failures
+        self._prepare: Prepare = "none" if is_over else prepare
+        self._live = experiment.live_mesh()
+        self._lost = failures.lost_ranks(first, last)
+        self._engines = {self.ranks: self._make(self.ranks, failures.failed(first, last))}
+        rule = experiment.move_rule
+        self._search = None if rule is None else CutSearch(rule, waits=prepare == "none")
+
+    def __enter__(self) -> Self:
+        self.engine.open()
+        self._seek()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        background: list[Engine | CutSearch] = [*self._engines.values(), *filter(None, [self._search])]
+        for one in background:
+            one.close(wait=kind is not KeyboardInterrupt)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine on the live ranks."""
+        return self._engines[self.ranks]
+
+    @property
+    def ranks(self) -> _Ranks:
+        """Expert ranks that are live in all stages."""
+        return self._left(self._lost)
+
+    @property
+    def down(self) -> list[str]:
+        """Names in ``events.jsonl`` of the workers or expert ranks that are down now."""
+        return _worker_names(self.engine.configuration.failed) + _rank_names(self._lost)
+
+    def check(self, failures: FailureList) -> None:
+        """Plans for all failures of a list, before anything has run.
+
+        Raises:
+            SettingError: a stage's state is lost, or there is no plan or too little memory for some of the failures.
+        """
+        window = self._experiment.window
+        check_failures(self.engine, failures, window)
+        lost = [failures.lost_ranks(event.step, event.step + window - 1) for event in failures.events]
+        for ranks in {len(self._left(down)): self._left(down) for down in lost if down}.values():
+            on_ranks(self._experiment, len(ranks)).engine(frozenset(), "none", self._live.with_ranks(ranks)).close()
+
+    def change(self, first: int, last: int) -> Down | BetterCut | None:
+        """Returns the failures of some iterations, or a better cut for the present ones; None if nothing changes."""
+        down = Down(self._failures.failed(first, last), self._failures.lost_ranks(first, last))
+        if down != (self.engine.configuration.failed, self._lost):
+            return down
+        return None if self._search is None else self._search.ready()
+
+    def follow(self, state: TrainState, change: Down | BetterCut, first: int, checkpointer: Checkpointer) -> Followed:
+        """Moves the run to the workers or ranks that are left, or to a better cut for them.
+
+        Args:
+            state: present state; given up.
+            change: failed workers or ranks, or the cut.
+            first: next iteration.
+            checkpointer: checkpoints of the run, none of them in progress.
+
+        Raises:
+            StateLost: a stage or an expert rank had state that is nowhere else.
+        """
+        if isinstance(change, BetterCut):
+            assert self._search is not None, "found without a search"
+            return self._move_blocks(state, self._search, change)
+        if self._left(change.ranks) != self.ranks:
+            return self._regroup(state, change.ranks, first, checkpointer)
+        if change.ranks != self._lost:
+            return self._note(state, change.ranks)
+        return self._reconfigure(state, change.workers, first)
+
+    def troubles(self) -> list[str]:
+        """Errors of the work in the background since the last call."""
+        return self.engine.troubles() + ([] if self._search is None else self._search.troubles())
+
+    def _reconfigure(self, state: TrainState, failed: frozenset[Worker], first: int) -> Followed:
+        """Moves the run to other workers."""
+        engine, before = self.engine, self.engine.configuration
+        chunks = engine.spec.chunks
+        topology, own = self._experiment.topology, engine.own_chunks
+        stages = lost_stages(topology, before.rows, before.failed, failed, chunks, own)
+        if stages:
+            which, facts = f"stage {', '.join(map(str, stages))}", {"stages": stages, "failed": _worker_names(failed)}
+            if survives(topology, failed, own):
+                why = f"nobody has the state of {which} at iteration {first}, as roles or blocks had moved"
+                remedy = "Experiment.adapt = 'reroute', or a CheckpointConfig.every above 0"
+                raise StateLost(why, "stage_lost", facts, remedy)
+            lost = f"{which} has" if own.is_one_cut else f"layers of {which} have"
+            why = f"{lost} no live worker left at iteration {first}"
+            raise StateLost(why, "stage_lost", facts, "an Experiment.failures that leaves it one")
+        state, change = engine.reconfigure(state, failed)
+        self._seek()
+        who = {"failed": _worker_names(failed - before.failed), "rejoined": _worker_names(before.failed - failed)}
+        live = f"{engine.num_live} live, period {engine.period_ratio:.2f} x fault-free"
+        return Followed(state, who | asdict(change), [f"worker {_changed_text(who)}; {live}; {_cost_text(change)}"])
+
+    def _move_blocks(self, state: TrainState, search: CutSearch, better: BetterCut) -> Followed:
+        """Moves the run to a better cut for the survivors."""
+        engine = self.engine
+        state, change = engine.reconfigure(state, engine.configuration.failed, better.recut)
+        search.moved(better, change)
+        held = better.holders
+        facts = {"failed": [], "rejoined": [], "cuts": held.cuts, "places": held.places}
+        how = f"{held.text}; {', '.join(map(str, better.microbatches))} micro-batches"
+        period = f"period {engine.period_ratio:.2f} x fault-free"
+        line = f"blocks moved among the survivors: {how}; {period}; {_cost_text(change)}"
+        return Followed(state, facts | {"microbatches": better.microbatches} | asdict(change), [line])
+
+    def _seek(self) -> None:
+        """Begins to look for a better cut for the present failures."""
+        if self._search is not None:
+            self._search.begin(self.engine, self.engine.configuration.failed)
+
+    def _note(self, state: TrainState, lost: frozenset[StageRank]) -> Followed:
+        """Notes changes of ranks that do not matter, since another stage lacks them before and after."""
+        who = _changed_names(self._lost, lost)
+        self._lost = lost
+        return Followed(state, dict(who), [f"{_changed_text(who)}; {len(self.ranks)} expert ranks live, as before"])
+
+    def _regroup(
+        self, state: TrainState, lost: frozenset[StageRank], first: int, checkpointer: Checkpointer
+    ) -> Followed:
+        """Moves the run to other expert ranks, by way of the host."""
+        times = [time.perf_counter()]
+        before, old, ranks, k = self.ranks, self.engine.spec, self._left(lost), checkpointer.ledger.k
+        who = _changed_names(self._lost, lost)
+        is_planned = ranks in self._engines
+        if not is_planned:
+            self._engines[ranks] = self._make(ranks, frozenset()).open()
+        steps = self._engines[ranks].steps
+        is_prepared = is_planned and steps.is_compiled(steps.main)
+        times.append(time.perf_counter())
+        steps.compiled(steps.main)
+        times.append(time.perf_counter())
+        gone = {(stage, before.index(rank)) for stage, rank in lost - self._lost if rank in before}
+        try:
+            found = _collect(state, old, gone, first - 1, checkpointer, before)
+        except RunError as error:
+            why = f"{error}, at iteration {first}"
+            remedy = "every" if self._experiment.checkpoint.snapshot_every else "snapshot_every"
+            raise StateLost(why, "rank_lost", who, f"a CheckpointConfig.{remedy} above 0") from None
+        jax.tree.map(lambda leaf: leaf.delete(), state)
+        state = jax.block_until_ready(put_state(steps.spec, reshape_state(found.state, old, steps.spec)))
+        times.append(time.perf_counter())
+        self._lost = lost
+        for other in self._engines.keys() - {ranks, self._left(frozenset())}:
+            self._engines.pop(other).close()
+        checkpointer.change_ranks(steps.spec, found.ledger)
+        change = _change(state, times, is_prepared=is_prepared)
+        slots, had = (spec.experts.slots_per_rank for spec in (steps.spec, old))
+        lines = [
+            f"{_changed_text(who)}; {len(ranks)} expert ranks live; {_cost_text(change)}",
+            *found.lines,
+            *[f"proportion of lost tokens so far: {found.ledger.tally.plt:.4f}"] * bool(gone),
+            *[f"K is now {checkpointer.ledger.k} experts of a layer, and was {k}"] * (checkpointer.ledger.k != k),
+            *[f"every rank has {slots} slots now, and had {had}"] * (slots != had),
+        ]
+        now = {"slots_per_rank": slots, "experts_per_layer": checkpointer.ledger.k, "experts_per_layer_before": k}
+        return Followed(state, who | asdict(change) | now | found.facts, lines)
+
+    def _left(self, lost: frozenset[StageRank]) -> _Ranks:
+        """Returns the expert ranks that all stages have."""
+        down = {rank for _, rank in lost}
+        return tuple(rank for rank in range(self._experiment.topology.num_expert_ranks) if rank not in down)
+
+    def _make(self, ranks: _Ranks, failed: frozenset[Worker]) -> Engine:
+        return on_ranks(self._experiment, len(ranks)).engine(failed, self._prepare, self._live.with_ranks(ranks))
+
+
+def _collect(
+    state: TrainState, old: StepSpec, gone: Collection[StageRank], done: int, checkpointer: Checkpointer, names: _Ranks
+) -> Recovered:
+    """Collects the state on the host, with that of lost ranks from copies."""
+    parts = (replace(state, slots={}), state.slots if gone else {})
+    specs = (replace(old.specs, slots={}), old.specs.slots if gone else {})
+    host, slots = host_stages(parts, old.live, specs, gone)
+    if not gone:
+        return Recovered(host, checkpointer.ledger, [], {})
+    copies, split = checkpointer.copies({rank for _, rank in gone}), split_of(old)
+    return recover_ranks(
+        host,
+        slots,
+        split,
+        gone,
+        copies=copies,
+        step=done,
+        ledger=checkpointer.ledger,
+        stored=lambda: checkpointer.load(old),
+        names=names,
+    )
+
+
+def _change(state: TrainState, times: Sequence[float], *, is_prepared: bool) -> Reconfiguration:
+    """Computes the cost of a move by way of the host."""
+    plan_ms, compile_ms, move_ms = (1000 * (b - a) for a, b in pairwise(times))
+    return Reconfiguration(
+        is_prepared, plan_ms, compile_ms, move_ms, sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    )
+
+
+def _changed_text(changed: Mapping[str, Sequence[str]]) -> str:
+    """Formats which workers or ranks changed, by how.
+
+    >>> _changed_text({"failed": ["0:1", "1:1"], "rejoined": []})
+    '0:1, 1:1 failed'
+    """
+    return " and ".join(f"{', '.join(names)} {how}" for how, names in changed.items() if names)
+
+
+def _cost_text(change: Reconfiguration) -> str:
+    """Formats the time that a change took."""
+    took = change.plan_ms + change.compile_ms + change.move_ms
+    return f"{took:.0f} ms to reconfigure{'' if change.prepared else ', not prepared'}"
+
+
+def _changed_names(before: frozenset[StageRank], lost: frozenset[StageRank]) -> dict[str, list[str]]:
+    """Names the ranks that fail or rejoin."""
+    return {"failed": _rank_names(lost - before), "rejoined": _rank_names(before - lost)}
+
+
+def _worker_names(workers: Collection[Worker]) -> list[str]:
+    """Names workers as settings do, in order."""
+    return [f"{d}:{p}" for d, p in sorted(workers)]
+
+
+def _rank_names(ranks: Collection[StageRank]) -> list[str]:
+    """Names expert ranks as settings do, in order."""
+    return [f"0:{stage} rank {rank}" for stage, rank in sorted(ranks)]

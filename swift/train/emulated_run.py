@@ -1,0 +1,316 @@
+"""A run in one process as ``TrainLoop`` takes it: emulated workers, checkpoints, and the record.
+
+``EmulatedWorkers`` is who is live. ``RunCheckpoints`` keeps the states, and ends a run whose state is of no use. Both
+write to the ``RunRecord``.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+
+from swift.checkpoint.manifest import checkpoint_steps
+from swift.config.experiment import Experiment
+from swift.data.loader import Loader
+from swift.data.sources import DataError
+from swift.errors import RunError
+from swift.experts.placement.replicas import unsound_placement
+from swift.mesh.live import own_rows
+from swift.pipeline.reconfigure.compiled_steps import StepKind, Steps
+from swift.pipeline.state import TrainState
+from swift.runlog.run_directory import RunDirectory
+from swift.train.checkpointer import Checkpointer
+from swift.train.display import ProgressDisplay
+from swift.train.emulated import EmulatedCluster, StateLost
+from swift.train.interrupt import Interrupt
+from swift.train.loop import LiveWorkers, StateKeeper, is_due
+from swift.train.records import Utilization, plan_facts, plan_record
+from swift.train.start import TrainOptions, next_length
+
+_MENDED = "once the data are repaired"
+_REMEDY = "a lower OptimizerConfig.peak_learning_rate or a smaller OptimizerConfig.clip_norm"
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """The record of a run and its display.
+
+    Attributes:
+        directory: its run directory.
+        progress: its progress on the terminal.
+        utilization: share of a peak that the run reaches.
+    """
+
+    directory: RunDirectory
+    progress: ProgressDisplay
+    utilization: Utilization
+
+    def step(self, record: dict[str, Any]) -> None:
+        """Writes and shows the record of an iteration."""
+        record = record | self.utilization.mfu(record)
+        self.directory.log_step(record)
+        self.progress.update(record)
+
+    def plan(self, step: int, steps: Steps) -> None:
+        """Writes the plan that runs from the next iteration on; a single worker has none."""
+        if not steps.spec.is_single_worker:
+            self.directory.log_event("plan", step, **plan_facts(steps))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunCheckpoints(StateKeeper):
+    """The checkpoints of a run, and the errors that end it.
+
+    Attributes:
+        experiment: settings of the run.
+        options: options of this invocation.
+        cluster: live workers.
+        checkpointer: writer of checkpoints and snapshots.
+        record: record of the run.
+        train: batches of the training split, whose position a checkpoint holds.
+    """
+
+    experiment: Experiment
+    options: TrainOptions
+    cluster: EmulatedCluster
+    checkpointer: Checkpointer
+    record: RunRecord
+    train: Loader
+
+    def computed(self, state: TrainState, done: int, records: Sequence[dict[str, Any]]) -> None:  # noqa: ARG002
+        """Counts the tokens of every expert, for the choice of those to save."""
+        for record in records:
+            self.checkpointer.count(record)
+
+    def check(self, record: dict[str, Any]) -> None:
+        """Raises RunError if a placement was not sound or a number is not finite."""
+        self._check_placed(record["step"], record.get("misplaced"))
+        self._check_finite(record["step"], loss=record["loss"], grad_norm=record["grad_norm"])
+
+    def is_due(self, done: int) -> bool:
+        """Whether a checkpoint is due, as it is at the end of every invocation that stops early."""
+        every, num_steps = self.experiment.checkpoint.every, self.experiment.num_steps
+        return is_due(done, every, num_steps) or done == self.options.stop_at
+
+    def save(self, state: TrainState, done: int, evaluate: Callable[[], float]) -> None:
+        """Begins a checkpoint, unless its state is of no use."""
+        # A record holds the loss and the placement before the update; a checkpoint holds those after it.
+        self._check_placed(done, self._misplaced(state))
+        self._check_finite(done, loss_after=evaluate())
+        self.follow(wait=True)  # one at a time
+        self._save(state, done, full=done in (self.experiment.num_steps, self.options.stop_at))
+
+    def end_without_data(self, state: TrainState | None, done: int, error: DataError) -> NoReturn:
+        """Saves the last iteration, and raises RunError."""
+        if state is not None:
+            if self.options.hosts.count == 1:  # no host holds a whole state where there are several
+                self.save_last(state, done)
+            self.record.directory.log_event("data_lost", done, error=str(error))
+        raise RunError(f"{error}: stopped; {self.advice()}, {_MENDED}") from error
+
+    def follow(self, *, wait: bool) -> None:
+        """Reports the checkpoint in progress; one that failed is tried again, or left to the next.
+
+        Args:
+            wait: whether to wait until it is written.
+
+        Raises:
+            RunError: its values are not finite.
+        """
+        lines = self.checkpointer.follow(wait=wait)
+        if self.checkpointer.is_spoilt:
+            raise RunError(f"{lines[-1]}: stopped; {self.advice(_REMEDY)}")
+        for line in lines:
+            self.record.progress.note(line)
+        if self.experiment.checkpoint.every:
+            self.record.progress.saved(self.checkpointer.newest)
+
+    def save_last(self, state: TrainState, done: int) -> None:
+        """Saves the last iteration of an invocation, on all hosts, unless it is saved."""
+        self.follow(wait=True)
+        if self.options.hosts.of_first(done not in checkpoint_steps(self.record.directory.checkpoints_path)):
+            self._save(state, done, full=True)
+            self.follow(wait=True)
+
+    def finish(self) -> None:
+        """Waits for the last checkpoint while attempts are left; raises RunError if it is not saved."""
+        while self.checkpointer.is_busy:
+            self.checkpointer.wait(1.0)
+            self.follow(wait=False)
+        with self.options.hosts.together():
+            self.check_saved()
+
+    def check_saved(self) -> None:
+        """Raises RunError if the last checkpoint was not saved, after keeping its state elsewhere."""
+        kept = self.checkpointer.keep_unsaved()
+        if kept is not None:
+            raise RunError(f"the last checkpoint was not saved: stopped; {kept}; {self._newest()}")
+
+    def failed(self, error: OSError | RunError) -> RunError:
+        """Returns the error that ends a run, after keeping its unsaved state where that is possible."""
+        with suppress(OSError, RunError):
+            self.checkpointer.follow(wait=True)
+        if isinstance(error, OSError):
+            return RunError(f"{error}: stopped; {self.advice()}")
+        kept = self.checkpointer.keep_unsaved()
+        return error if kept is None else RunError(f"{error}; {kept}")
+
+    def advice(self, remedy: str = "") -> str:
+        """Returns a phrase on what is saved and how to continue, with a remedy if one is given."""
+        kept = self.checkpointer.keep_unsaved()
+        if kept is not None:
+            return f"{kept}; {self._newest()}" + (f"; resume with {remedy}" if remedy else "")
+        steps = checkpoint_steps(self.record.directory.checkpoints_path)
+        if not steps:
+            return "there is no checkpoint yet; start again in another --run-dir" + (
+                f" with {remedy}" if remedy else ""
+            )
+        how = f"continue with --run-dir {self.options.run_dir} --resume" + (f" and {remedy}" if remedy else "")
+        return f"the checkpoint of iteration {steps[-1]} is kept; {how}"
+
+    def _save(self, state: TrainState, done: int, *, full: bool) -> None:
+        position = self.train.state() | {"next_step": done}
+        self.checkpointer.save(self.cluster.engine.spec, state, position, done, full=full)
+
+    def _newest(self) -> str:
+        newest = max(checkpoint_steps(self.record.directory.checkpoints_path), default=None)
+        return "no other checkpoint is there" if newest is None else f"the checkpoint of iteration {newest} is there"
+
+    def _check_finite(self, step: int, **measured: float) -> None:
+        if all(map(np.isfinite, measured.values())):
+            return
+        self.checkpointer.follow(wait=True)
+        self.record.directory.log_event("not_finite", step, **measured)
+        values = ", ".join(f"{name} = {value}" for name, value in measured.items())
+        raise RunError(f"{values} at iteration {step}: stopped; {self.advice(_REMEDY)}")
+
+    def _check_placed(self, step: int, flaw: str | None) -> None:
+        if flaw is None:
+            return
+        self.checkpointer.follow(wait=True)
+        self.record.directory.log_event("misplaced", step, why=flaw)
+        policy, remedy = self.experiment.placement, "a policy that gives every class a slot"
+        raise RunError(f"Experiment.placement = {policy!r}: {flaw} at iteration {step}: stopped; {self.advice(remedy)}")
+
+    def _misplaced(self, state: TrainState) -> str | None:
+        placement_PLNS = np.concatenate(own_rows(state.placement))
+        layers = placement_PLNS.reshape(-1, *placement_PLNS.shape[2:])
+        return unsound_placement(layers, self.experiment.experts.num_classes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmulatedWorkers(LiveWorkers):
+    """The workers of an emulated cluster, as they fail and rejoin.
+
+    Attributes:
+        experiment: settings of the run.
+        options: options of this invocation.
+        cluster: live workers and their engine.
+        checkpoints: checkpoints of the run.
+        record: record of the run.
+        interrupt: signals that stop it.
+        last_step: last iteration of this invocation.
+    """
+
+    experiment: Experiment
+    options: TrainOptions
+    cluster: EmulatedCluster
+    checkpoints: RunCheckpoints
+    record: RunRecord
+    interrupt: Interrupt
+    last_step: int
+
+    @property
+    def steps(self) -> Steps:
+        """Step functions of the present configuration."""
+        return self.cluster.engine.steps
+
+    @property
+    def period_ratio(self) -> float:
+        """Planned time of an iteration, as a multiple of that without failures."""
+        return self.cluster.engine.period_ratio
+
+    def window_after(self, done: int) -> int:
+        """Number of iterations in the next window, see ``window_length``."""
+        return next_length(self.experiment, self.options, done, self.last_step) if done < self.last_step else 0
+
+    def is_over(self, done: int) -> bool:
+        """Whether the invocation has run its last iteration."""
+        return done >= self.last_step
+
+    def enter(self, state: TrainState, first: int, last: int) -> tuple[TrainState, bool]:
+        """Reconfigures the run if other workers are live in these iterations."""
+        self.checkpoints.checkpointer.snapshot(self.steps.spec, state, first - 1)
+        down = self.cluster.change(first, last)
+        if down is None:
+            return state, False
+        self.checkpoints.follow(wait=True)
+        directory, checkpointer = self.record.directory, self.checkpoints.checkpointer
+        try:
+            followed = self.cluster.follow(state, down, first, checkpointer)
+        except StateLost as lost:
+            directory.log_event(lost.event, first, **lost.facts)
+            raise RunError(f"{lost}: stopped; {self.checkpoints.advice(lost.remedy)}") from None
+        engine = self.cluster.engine
+        checkpointer.snapshot(engine.spec, followed.state, first - 1)
+        directory.log_event(
+            "reconfigure",
+            first,
+            **followed.facts,
+            **plan_record(engine.steps, engine.period_ratio),
+            live_workers=engine.num_live,
+            live_ranks=engine.spec.live.num_ranks,
+            stash_bytes_per_rank=engine.stash_bytes,
+        )
+        self.record.plan(first, engine.steps)
+        for line in followed.lines:
+            self.record.progress.note(f"iteration {first}: {line}")
+        return followed.state, True
+
+    def compile(self, kind: StepKind) -> None:
+        """Compiles a program on all hosts before one of them runs it: gloo gives up on one that comes 30 s late."""
+        if not self.steps.is_compiled(kind):
+            self.steps.compiled(kind)
+            self.options.hosts.gather(None)
+
+    @contextmanager
+    def window(self, first: int, last: int) -> Iterator[None]:
+        """Traces the iterations that the user asked for; no window begins before them and ends among them.
+
+        Of several hosts, the first traces its own devices.
+        """
+        traced = self.options.profile if self.options.hosts.is_first else None
+        path = self.record.directory.path / "profile"
+        if traced and first == traced[0]:
+            jax.profiler.start_trace(path)
+        with jax.profiler.StepTraceAnnotation("iteration", step_num=first) if traced else nullcontext():
+            yield
+        self.interrupt.hold()  # now there is an iteration to be saved
+        if traced and last == traced[1]:
+            jax.profiler.stop_trace()
+            self.record.progress.note(f"profiler trace of iterations {traced[0]}-{traced[1]} in {path}")
+
+    def computing(self) -> AbstractContextManager[None]:
+        """Empty context: no peer is waited for."""
+        return nullcontext()
+
+    def leave(self, state: TrainState, done: int) -> None:
+        """Reports what happened in the background; raises KeyboardInterrupt, once the run is saved, after a signal."""
+        for why in self.cluster.troubles():
+            self.record.directory.log_event("prepare_failed", done, error=why)
+            self.record.progress.note(f"could not be prepared {why}")
+        self.checkpoints.follow(wait=False)
+        if not self.options.hosts.any(self.interrupt.requested):
+            return
+        # Saved also where a run has no checkpoints otherwise: --resume needs one.
+        self.record.progress.note(f"saving iteration {done}")
+        self.checkpoints.save_last(state, done)
+        self.record.directory.log_event("interrupt", done)
+        with self.options.hosts.together():
+            self.checkpoints.check_saved()
+        self.record.progress.note(f"interrupted after iteration {done}, which is saved; --resume continues from it")
+        self.options.hosts.separate()
+        raise KeyboardInterrupt

@@ -1,0 +1,350 @@
+"""The hosts of a run: joining them, agreement among them, and what each of them does alone.
+
+``join_hosts`` joins them through JAX's own coordination service. Between iterations ``Hosts`` agree: what one finds,
+all act on. What is said goes through the devices of all hosts, so all have to say something, in the same order. A host
+that is gone leaves the others waiting: JAX's heartbeats end them, see ``swift.cli.processes``.
+
+Each host reads its own part of every batch, and checks an equal part of a checkpoint's files. Settings that work on one
+host only so far are refused before anything has started.
+"""
+
+import ipaddress
+import json
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from swift.checkpoint.arrays import Checker
+from swift.checkpoint.manifest import checkpoint_path, committed_steps, read_manifest
+from swift.config.experiment import FAILURES_SETTING, Experiment
+from swift.data.loader import Loader
+from swift.data.windows import Batch
+from swift.errors import JOINING_NOTE, RunError, SettingError, first_line
+from swift.mesh.process_group import bound_address, find_group, own_address, use_gloo_at
+from swift.pipeline.reconfigure.compiled_steps import Steps
+from swift.topology import Topology
+
+_SEEN_S = 30.0
+"""Seconds in which a new file has to be seen on all hosts."""
+_JOINING_S, _SILENCE_S = 60, 20
+"""Seconds until all hosts have to have joined, and after which a silent host counts as dead."""
+_ONE_HOST = "works on one host only so far"
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """The hosts of a run, from the side of one of them.
+
+    Attributes:
+        count: number of hosts.
+        own: number of this one, from 0; the first one keeps the record.
+    """
+
+    count: int = 1
+    own: int = 0
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this host keeps the record."""
+        return self.own == 0
+
+    def gather(self, value: Any) -> list[Any]:
+        """Tells all hosts a value that JSON can hold; returns those of all hosts, in their order."""
+        if self.count == 1:
+            return [value]
+        text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+        sizes = multihost_utils.process_allgather(np.int32(text.size)).reshape(-1)
+        padded = np.zeros(int(sizes.max()), np.uint8)
+        padded[: text.size] = text
+        texts = multihost_utils.process_allgather(padded)
+        return [json.loads(row[:size].tobytes()) for row, size in zip(texts, sizes.tolist(), strict=True)]
+
+    def of_first(self, value: Any) -> Any:
+        """Tells all hosts what the first one has, which JSON can hold; returns that."""
+        return self.gather(value)[0]
+
+    def any(self, value: bool) -> bool:
+        """Returns whether something is so on any host."""
+        return value if self.count == 1 else bool(multihost_utils.process_allgather(np.bool_(value)).any())
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Context of what each host does by itself, which succeeds on all of them or fails on all of them.
+
+        Raises:
+            SettingError, RunError: what this host raised, or what another one did, with its number.
+        """
+        error: SettingError | RunError | None = None
+        try:
+            yield
+        except (SettingError, RunError) as raised:
+            if self.count == 1:
+                raise
+            error = raised
+        if self.count == 1:
+            return
+        told = self.gather(None if error is None else _fields(error))
+        if any(told):
+            self.separate()
+            raise error or _error(*next((host, fields) for host, fields in enumerate(told) if fields))
+
+    def check_same(self, facts: Mapping[str, Any]) -> None:
+        """Raises SettingError on all hosts unless all have the same facts; values are JSON."""
+        everyone = self.gather(dict(facts))
+        for host, theirs in enumerate(everyone):
+            for name in sorted(everyone[0].keys() | theirs.keys()):
+                value = everyone[0].get(name)
+                if theirs.get(name) != value:
+                    self.separate()
+                    allowed = f"host 0 has {value!r}: all hosts of a run need the same"
+                    raise SettingError(f"host {host}: {name}", theirs.get(name), allowed)
+
+    def check_shared(self, directory: Path) -> None:
+        """Raises SettingError on all hosts unless all see the same directory, which is there on the first."""
+        if self.count == 1:
+            return
+        (name, *_) = self.gather(f".seen-by-hosts-{secrets.token_hex(8)}")
+        mark, until = directory / name, time.monotonic() + _SEEN_S
+        try:
+            with self.together():
+                if self.is_first:
+                    _touch(mark)
+            with self.together():
+                while not mark.exists():  # a network file system may take its time
+                    if time.monotonic() > until:
+                        allowed = "is not the directory that host 0 has: all hosts need one that they share"
+                        raise SettingError("--run-dir", str(directory), allowed)
+                    time.sleep(0.1)
+        finally:
+            if self.is_first:
+                mark.unlink(missing_ok=True)
+
+    def separate(self) -> None:
+        """Leaves the other hosts, which do the same now: then each may end when it likes."""
+        if self.count > 1:
+            self.gather(None)  # what another one does before may take longer than JAX waits
+            jax.distributed.shutdown()
+
+
+ALONE = Hosts()
+"""A run on one host."""
+
+
+def _fields(error: SettingError | RunError) -> list[str]:
+    if isinstance(error, SettingError):
+        return ["setting", error.setting, str(error.value), error.allowed]
+    return ["run", str(error)]
+
+
+def _error(host: int, fields: list[str]) -> SettingError | RunError:
+    kind, *words = fields
+    if kind == "run":
+        return RunError(f"host {host}: {words[0]}")
+    return SettingError(f"host {host}: {words[0]}", *words[1:])
+
+
+def _touch(path: Path) -> None:
+    """Makes an empty file in the run directory."""
+    try:
+        path.touch()
+    except OSError as error:
+        raise SettingError("--run-dir", str(path.parent), f"cannot be written to: {error.strerror}") from error
+
+
+@dataclass(frozen=True)
+class HostPlace:
+    """The place of this process among the hosts of a run.
+
+    Attributes:
+        coordinator: address HOST:PORT on which host 0 listens; None: JAX finds it in the surroundings (Slurm, Open MPI,
+            TPU virtual machines, Kubernetes).
+        count: number of hosts; None: as the surroundings say.
+        own: number of this host, from 0; None: as the surroundings say.
+    """
+
+    coordinator: str | None = None
+    count: int | None = None
+    own: int | None = None
+
+
+def own_devices(topology: Topology, place: HostPlace) -> int:
+    """Returns the number of devices that each host has to emulate.
+
+    Raises:
+        SettingError: the hosts cannot have equally many, or their number is not known.
+    """
+    if place.count is None:
+        raise SettingError("--num-hosts", None, "has to be given where devices are emulated, each host's share of them")
+    if topology.num_devices % place.count:
+        allowed = f"must divide the {topology.num_devices} devices of the topology, of which each host emulates a share"
+        raise SettingError("--num-hosts", place.count, allowed)
+    return topology.num_devices // place.count
+
+
+def join_hosts(place: HostPlace) -> Hosts:
+    """Joins the other hosts, before JAX has started; the devices of all of them are then ``jax.devices()``.
+
+    Host 0 and gloo listen at the address of the coordinator alone, or that from which this host reaches it. JAX ends
+    the process with an abort, and a page of its own, where joining is not possible, and later where a host dies.
+
+    Raises:
+        SettingError: the surroundings do not say where the other hosts are, or host 0 cannot listen there.
+    """
+    # On by default: it catches SIGTERM, which then has no effect until a run holds it back (``swift.train.Interrupt``).
+    jax.config.update("jax_enable_preemption_service", False)
+    place, devices = (place, None) if place.coordinator else _place_by_surroundings(place)
+    address = place.coordinator
+    assert address is not None
+    try:
+        listening = bound_address(address) if place.own == 0 else None
+        use_gloo_at(own_address(address))
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise SettingError("--coordinator", address, f"host {place.own} cannot use it: {why}") from error
+    _tell_of_loopback(address, own_address(address))
+    try:
+        jax.distributed.initialize(
+            address,
+            place.count,
+            place.own,
+            local_device_ids=devices,
+            cluster_detection_method="deactivate",
+            coordinator_bind_address=listening,  # all addresses of the machine otherwise
+            initialization_timeout=_JOINING_S,
+            heartbeat_timeout_seconds=_SILENCE_S,
+        )
+    except (RuntimeError, ValueError) as error:
+        allowed = f"host {place.own} cannot use it: {first_line(error)}"
+        raise SettingError("--coordinator", address, allowed) from error
+    return Hosts(jax.process_count(), jax.process_index())
+
+
+def _place_by_surroundings(place: HostPlace) -> tuple[HostPlace, list[int] | None]:
+    """Returns the place that the surroundings say, and the devices that this process takes; None: all it sees."""
+    try:
+        address, count, own, devices = find_group(place.count, place.own, _JOINING_S)
+        lacking = [
+            name for name, value in (("an address", address), ("--num-hosts", count), ("--host", own)) if value is None
+        ]
+        if lacking:
+            raise ValueError(f"nothing says {' and '.join(lacking)}")
+    except (RuntimeError, ValueError) as error:
+        allowed = f"JAX does not find the other hosts in these surroundings ({first_line(error)}): give HOST:PORT"
+        raise SettingError("--coordinator", "auto", allowed) from error
+    return replace(place, coordinator=address, count=count, own=own), devices if shares_machine(os.environ) else None
+
+
+def shares_machine(environment: Mapping[str, str]) -> bool:
+    """Whether Slurm or Open MPI has started several tasks on this machine, which then have a device each.
+
+    JAX gives every task of theirs one device, even the only one of its machine. A task to which the scheduler shows
+    fewer devices than there are tasks has its own, and takes all that it sees.
+    """
+    per_node = environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE", "")
+    if "SLURM_PROCID" in environment:
+        tasks, nodes = (environment.get(name, "") for name in ("SLURM_NTASKS", "SLURM_STEP_NUM_NODES"))
+        most = max((int(words.partition("(")[0]) for words in per_node.split(",") if words), default=0)
+        most = most or -(-int(tasks or 1) // int(nodes or 1))
+    else:
+        most = int(environment.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
+    visible = environment.get("CUDA_VISIBLE_DEVICES") or environment.get("ROCR_VISIBLE_DEVICES")
+    return most > 1 and (visible is None or len(visible.split(",")) >= most)
+
+
+def _tell_of_loopback(coordinator: str, own: str) -> None:
+    """Says on stderr that this machine gives the coordinator's name a loopback address; shown where joining fails."""
+    host = coordinator.rpartition(":")[0]
+    if ipaddress.ip_address(own).is_loopback and not host.startswith(("127.", "[::1]", "localhost")):
+        print(f"{JOINING_NOTE}{host} is a loopback address on this machine, which others do not reach", file=sys.stderr)
+
+
+def check_hosts(experiment: Experiment, done: int) -> None:
+    """Raises SettingError for what several hosts cannot run.
+
+    Args:
+        experiment: settings of the run.
+        done: iterations done.
+    """
+    if experiment.ranks == "virtual":
+        raise SettingError("Experiment.ranks", "virtual", "are ranks of one device; several hosts need one for each")
+    if any(event.rank is not None and event.step > done + 1 for event in experiment.failure_list.events):
+        allowed = f"an expert rank that fails or rejoins by itself after iteration {done + 1} {_ONE_HOST}"
+        raise SettingError(FAILURES_SETTING, list(experiment.failures), allowed)
+    if experiment.adapt != "reroute":
+        raise SettingError("Experiment.adapt", experiment.adapt, _ONE_HOST)
+    if experiment.checkpoint.snapshot_every:
+        raise SettingError("CheckpointConfig.snapshot_every", experiment.checkpoint.snapshot_every, _ONE_HOST)
+
+
+def check_all_compute(experiment: Experiment, done: int, num_hosts: int) -> None:
+    """Raises SettingError if all workers of a host are down at some time: it would have no part in any program.
+
+    Args:
+        experiment: settings of the run.
+        done: iterations done.
+        num_hosts: number of hosts.
+    """
+    if num_hosts == 1:
+        return
+    live, listed = experiment.live_mesh(), experiment.failure_list
+    for step in sorted({done + 1, *(event.step for event in listed.events if event.step > done)}):
+        failed = listed.failed(step, step + experiment.window - 1)
+        homes = zip(live.workers, live.mesh.devices, strict=True)
+        busy = {device.process_index for worker, devices in homes if worker not in failed for device in devices}
+        idle = set(range(num_hosts)) - busy
+        if idle:
+            names = [f"{d}:{p}" for d, p in sorted(failed)]
+            allowed = f"leaves host {min(idle)} without a live worker at iteration {step}; start the run on fewer hosts"
+            raise SettingError(FAILURES_SETTING, names, allowed)
+
+
+def checked_by_all(directory: Path, hosts: Hosts) -> Checker:
+    """Has each of several hosts check some files of the newest checkpoint, and tell the others.
+
+    Args:
+        directory: directory of all checkpoints of a run, at least one.
+        hosts: hosts of the run.
+
+    Returns:
+        A checker that knows what all have found; of one host alone, one that has looked at nothing yet.
+    """
+    checker, found = Checker(directory), list[Any]()
+    if hosts.count > 1:
+        path = checkpoint_path(directory, hosts.of_first(committed_steps(directory)[-1:])[0])
+        with suppress(SettingError):  # a checkpoint without a sound manifest is passed over
+            found = checker.check_equal_part(read_manifest(path, "checkpoint"), hosts.own, hosts.count)
+        for of_host in hosts.gather(found):
+            checker.adopt(of_host)
+    return checker
+
+
+@dataclass(frozen=True)
+class OwnSequences:
+    """Batches of which only those sequences are read that this host's devices compute on; the others are padding.
+
+    Attributes:
+        loader: batches of a split.
+        steps: returns the present step functions.
+    """
+
+    loader: Loader
+    steps: Callable[[], Steps]
+
+    def batch(self, step: int) -> Batch:
+        """Loads this host's part of the batch of an iteration, see ``Loader.batch``."""
+        return self.loader.batch(step, self.steps().read_here)
+
+    @property
+    def num_batches_per_epoch(self) -> int:
+        """Number of batches in which every window occurs, rounded up."""
+        return self.loader.num_batches_per_epoch

@@ -1,0 +1,145 @@
+"""A new run that begins with the weights of another, or of a model; all else, also the moments, starts from scratch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+
+from swift.checkpoint.arrays import load_metadata
+from swift.checkpoint.reader import RestorePlan, plan_restore
+from swift.config.experiment import Experiment
+from swift.errors import SettingError, renamed_settings
+from swift.experts.config import ExpertConfig
+from swift.mesh.live import storage_mesh
+from swift.models.config import ModelConfig
+from swift.train.build import for_storage
+from swift.train.model_directory import load_wide
+from swift.train.saved_state import load_state
+
+_OPTION = "--init-from"
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """A model directory that a run begins with; it is verified when it is read."""
+
+    step: int
+    passed_over: tuple[str, ...] = ()
+
+
+_WeightPlan: TypeAlias = RestorePlan | ModelPlan
+"""The weights that a run begins with: a checkpoint's, or those of a model directory."""
+
+
+@dataclass(frozen=True)
+class WeightSource:
+    """A run whose weights another run begins with.
+
+    Attributes:
+        run_dir: directory of that run; nothing is written to it.
+        experiment: settings of that run, with which its checkpoints are read.
+    """
+
+    run_dir: Path
+    experiment: Experiment
+
+    def plan(self, experiment: Experiment) -> _WeightPlan:
+        """Finds the newest intact checkpoint, and verifies it.
+
+        Args:
+            experiment: settings of the run that begins.
+
+        Raises:
+            SettingError: there is none, or it is of another model.
+        """
+        self.check(experiment)
+        with renamed_settings({"checkpoint": _OPTION}):
+            return plan_restore(self.run_dir / "checkpoints", self.experiment.identity())
+
+    def check(self, experiment: Experiment) -> None:
+        """Raises SettingError if the weights are of another model than that of the run that begins."""
+        for name, (theirs, ours) in _shapes(self.experiment, experiment).items():
+            if theirs != ours:
+                allowed = f"is of another model: its {name} is {theirs}, and here it is {ours}"
+                raise SettingError(_OPTION, str(self.run_dir), allowed)
+
+    def parameters(self, plan: _WeightPlan) -> dict[str, Any]:
+        """Loads the weights of a plan, to the host: ``[layer, class, size]`` by group, see ``StepSpec.adopt``."""
+        assert isinstance(plan, RestorePlan)
+        theirs = for_storage(self.experiment).step_spec(storage_mesh(self.experiment.topology))
+        with renamed_settings({"checkpoint": _OPTION}):
+            state = load_state(self.run_dir / "checkpoints", plan, theirs)
+        return theirs.stored.whole_classes(state)
+
+    def facts(self, plan: _WeightPlan) -> dict[str, Any]:
+        """Names the origin of the weights, for the record of the run that begins."""
+        assert isinstance(plan, RestorePlan)
+        oldest = min((copy.step for copy in plan.sources.values()), default=plan.step)
+        return {
+            "run": str(self.run_dir),
+            "of_step": plan.step,
+            "oldest_expert": oldest,
+            "passed_over": list(plan.passed_over),
+        }
+
+
+@dataclass(frozen=True)
+class ModelSource(WeightSource):
+    """A model directory whose weights a run begins with; ``run_dir`` is that directory."""
+
+    def plan(self, experiment: Experiment) -> ModelPlan:
+        """Finds the model.
+
+        Args:
+            experiment: settings of the run that begins.
+
+        Raises:
+            SettingError: it is damaged, or of another shape.
+        """
+        self.check(experiment)
+        theirs, ours = (_gates(one.experts) for one in (self.experiment, experiment))
+        if theirs != ours:
+            allowed = f"is of another model: its router has {theirs}, and here it has {ours}"
+            raise SettingError(_OPTION, str(self.run_dir), allowed)
+        return ModelPlan(int(load_metadata(self.run_dir, _OPTION).get("step", 0)))
+
+    def parameters(self, plan: _WeightPlan) -> dict[str, Any]:
+        """Loads the weights, to the host: ``[layer, class, size]`` by group, in the type of master weights."""
+        del plan
+        with renamed_settings({"MODEL": _OPTION}):
+            gpt, weights = load_wide(self.experiment, self.run_dir)
+        return jax.tree.map(np.asarray, gpt.pack(weights))
+
+    def facts(self, plan: _WeightPlan) -> dict[str, Any]:
+        """Names the origin of the weights, for the record of the run that begins."""
+        return {"run": str(self.run_dir), "of_step": plan.step, "oldest_expert": plan.step, "passed_over": []}
+
+
+def _shapes(theirs: Experiment, ours: Experiment) -> Mapping[str, tuple[Any, Any]]:
+    """Settings on which the shapes and types of the weights depend, of both runs."""
+    return {
+        "ModelConfig": (_weights_shape(theirs.model), _weights_shape(ours.model)),
+        "vocabulary": (theirs.vocab_size, ours.vocab_size),
+        "ExpertConfig.num_classes": (theirs.experts.num_classes, ours.experts.num_classes),
+        "double precision": (theirs.compute_dtype == "float64", ours.compute_dtype == "float64"),
+    }
+
+
+def _weights_shape(model: ModelConfig) -> ModelConfig:
+    """The part of a shape on which weights depend: rotated positions have none; the vocabulary is compared apart."""
+    length = 1 if model.positions == "rope" else model.sequence_length
+    return replace(model.explicit, sequence_length=length, vocab_size=None)
+
+
+def _gates(experts: ExpertConfig) -> str:
+    """The settings of a router on which the meaning of its weights depends."""
+    said = {
+        "top_k": experts.top_k,
+        "scores": experts.scores,
+        "normalize_gates": experts.normalizes_gates,
+        "gate_scale": experts.gate_scale,
+    }
+    return ", ".join(f"{name} = {value!r}" for name, value in said.items())

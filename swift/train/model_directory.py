@@ -1,0 +1,142 @@
+"""Model directories: the parameters of a model as plain arrays for one device, without a run's other state."""
+
+import hashlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from swift.checkpoint.arrays import load_arrays, load_metadata, save_arrays, stored_types
+from swift.checkpoint.manifest import MANIFEST
+from swift.config.experiment import Experiment
+from swift.errors import RunError, SettingError, first_line
+from swift.files import new_directory
+from swift.models.gpt import GPT, Weights
+from swift.train.interrupt import Interrupt
+
+
+@contextmanager
+def new_model(out: Path) -> Iterator[tuple[Path, Interrupt]]:
+    """Makes the directory of a model, of which an error or a signal leaves nothing.
+
+    Args:
+        out: directory to make.
+
+    Yields:
+        (directory to write to, which is renamed once it is whole; handler of signals, to be asked between arrays).
+
+    Raises:
+        RunError: it cannot be written.
+        KeyboardInterrupt: a signal has come.
+    """
+    try:
+        with Interrupt(answer=_say_stopping).hold() as interrupt, new_directory(out.absolute()) as made:
+            yield made, interrupt
+            interrupt.check()
+    except SettingError:
+        raise
+    except (OSError, ValueError) as error:  # the system's own, or Orbax's, which wraps those in half a page
+        why = getattr(error, "strerror", None) or first_line(error)
+        raise RunError(f"{out}: the model cannot be written: {why}") from error
+
+
+def _say_stopping() -> None:
+    print("swift: stopping; what is written will be removed; a second Ctrl-C ends at once", file=sys.stderr)
+
+
+def write_model(made: Path, gpt: GPT, arrays: dict[str, Any], step: int) -> None:
+    """Writes weights as one array per parameter.
+
+    Args:
+        made: directory of ``new_model``.
+        gpt: architecture.
+        arrays: parameters by group, layer and name.
+        step: iteration that they are of.
+
+    Raises:
+        OSError, ValueError: they cannot be written.
+    """
+    save_arrays(made, arrays, {"step": step, "model": _shape(gpt)})
+
+
+def load_exported(experiment: Experiment, path: Path) -> tuple[GPT, Weights]:
+    """Reads a model directory.
+
+    Args:
+        experiment: settings of the model; only its shape and the vocabulary matter.
+        path: directory that ``write_model`` has made.
+
+    Returns:
+        (architecture, weights on the host, in the types that they are stored in).
+
+    Raises:
+        SettingError: it is not a model directory, one of another shape, or damaged.
+    """
+    gpt = GPT(experiment.model, experiment.vocab_size, experiment.experts.num_classes)
+    theirs = load_metadata(path, "MODEL").get("model")
+    if theirs != _shape(gpt):
+        raise SettingError(
+            "MODEL", str(path), f"is a model of shape {theirs}, and its configuration says {_shape(gpt)}"
+        )
+    weights = gpt.weight_shapes
+    types = stored_types(path, "MODEL")
+
+    def stored(place: Any, leaf: Any) -> jax.ShapeDtypeStruct:
+        name = jax.tree_util.keystr(place, simple=True, separator=".")
+        return jax.ShapeDtypeStruct(leaf.shape, types.get(name, leaf.dtype))
+
+    abstract = jax.tree_util.tree_map_with_path(stored, pure(weights))
+    arrays = load_arrays(path, abstract, "MODEL")
+    return gpt, jax.tree.unflatten(jax.tree.structure(weights), jax.tree.leaves(arrays))
+
+
+def load_wide(experiment: Experiment, path: Path) -> tuple[GPT, Weights]:
+    """Reads a model directory as ``load_exported`` does, and has the weights ``widened``."""
+    gpt, weights = load_exported(experiment, path)
+    return gpt, widened(experiment, weights)
+
+
+def widened(experiment: Experiment, weights: Weights) -> Weights:
+    """Widens weights on the host to the type of master weights; those of a wider type are rounded to it."""
+    wide = jnp.promote_types(experiment.compute_dtype, jnp.float32)
+    return jax.tree.map(lambda leaf: np.asarray(leaf).astype(wide, copy=False), weights)
+
+
+def is_model(path: Path) -> bool:
+    """Whether a directory is a model's, not a run's."""
+    return (path / MANIFEST).is_file()
+
+
+def check_new(path: Path) -> None:
+    """Raises SettingError if ``--out`` is there already, or cannot be made."""
+    try:
+        path.mkdir()
+        path.rmdir()
+    except OSError as error:
+        raise SettingError("--out", str(path), f"cannot be made a directory: {error.strerror}") from error
+
+
+def pure(weights: Weights) -> dict[str, Any]:
+    """The parameters as a tree by group, layer and the components of their names."""
+    return {
+        name: {layer: nnx.to_pure_dict(state) for layer, state in enumerate(states)} for name, states in weights.items()
+    }
+
+
+def _shape(gpt: GPT) -> dict[str, Any]:
+    return {"config": repr(gpt.config), "vocab_size": gpt.vocab_size, "num_classes": gpt.num_classes}
+
+
+def weights_digest(weights: Any) -> str:
+    """Computes the SHA-256 of weights on the host, with their names."""
+    digest = hashlib.sha256()
+    for place, leaf in jax.tree_util.tree_leaves_with_path(weights):
+        digest.update(f"{jax.tree_util.keystr(place)} {leaf.dtype} {leaf.shape}\n".encode())
+        digest.update(np.ascontiguousarray(leaf).tobytes())
+    return digest.hexdigest()

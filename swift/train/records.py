@@ -1,0 +1,187 @@
+"""Records of steps and plans, as ``metrics.jsonl`` and ``events.jsonl`` have them, and the summary of a run.
+
+A step's record is what the devices have measured, and what the plan and the peak of the hardware say about it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from swift.config.experiment import Experiment
+from swift.data.windows import Batch
+from swift.errors import RunError, SettingError
+from swift.experts.placement.replicas import unsound
+from swift.mesh.devices import host_matmul_flops, peak_flops
+from swift.pipeline.reconfigure.compiled_steps import Steps
+from swift.pipeline.step.metrics import Sums
+from swift.pipeline.step.spec import StepSpec
+from swift.runlog.files import ranges_text
+from swift.runlog.reading import measure, read_run
+from swift.runlog.run_directory import RunDirectory
+from swift.schedules.plans.normalize import BlockHolders
+from swift.schedules.plans.store import plan_document
+
+
+def step_record(
+    step: int, metrics: Mapping[str, np.ndarray], step_s: float, spec: StepSpec, input_s: float
+) -> dict[str, Any]:
+    """Makes the record of one iteration; with ``misplaced`` if its placement, and so the iteration, was not sound.
+
+    Args:
+        step: iterations done, from 1.
+        metrics: metrics of the step, on the host, without their worker dim.
+        step_s: duration of the iteration in seconds.
+        spec: spec of the step, with the workers and expert ranks that took part.
+        input_s: seconds of these in which batches were read, as a rule that of the next iteration.
+    """
+    live = spec.live
+    popularity_LE, dropped_LE, replicas_LE = (metrics[name] for name in ("popularity", "dropped", "replicas"))
+    routed, dropped, tokens = int(popularity_LE.sum()), int(dropped_LE.sum()), int(metrics["tokens"])
+    flaw = unsound(replicas_LE, live.num_ranks * spec.experts.slots_per_rank)
+    return ({} if flaw is None else {"misplaced": flaw}) | {
+        "step": step,
+        "loss": float(metrics["loss"]),
+        "aux_loss": float(metrics["aux_loss"]),
+        "tokens": tokens,
+        "tokens_routed": routed,
+        "tokens_dropped": dropped,
+        "tokens_overflowed": int(metrics["overflowed"].sum()),
+        "drop_share": dropped / max(routed, 1),
+        "load_imbalance": float(metrics["load_imbalance"]),
+        "grad_norm": float(metrics["grad_norm"]),
+        "learning_rate": float(metrics["learning_rate"]),
+        "step_ms": 1000 * step_s,
+        "input_ms": 1000 * input_s,
+        "tokens_per_s": tokens / step_s,
+        "live_workers": live.num_live,
+        "live_ranks": live.num_ranks,
+        "popularity": popularity_LE.tolist(),
+        "replicas": replicas_LE.tolist(),
+        "dropped": dropped_LE.tolist(),
+    }
+
+
+@dataclass(frozen=True)
+class Utilization:
+    """The share of a peak that a run's own FLOPs are (MFU).
+
+    Attributes:
+        flops_per_token: see ``GPT.flops_per_token``.
+        peak_flops: operations per second: of each device, or of a host that all share; None: not known.
+        is_shared: whether all ranks share one device or host.
+    """
+
+    flops_per_token: int
+    peak_flops: float | None
+    is_shared: bool
+
+    @classmethod
+    def of(cls, spec: StepSpec) -> "Utilization":
+        """Looks up the chip; measures the peak where it is a CPU."""
+        device = spec.live.mesh.devices.flat[0]
+        is_cpu = device.platform == "cpu"
+        peak = host_matmul_flops(spec.compute_dtype) if is_cpu else peak_flops(device, spec.compute_dtype)
+        is_shared = is_cpu or spec.live.mesh.size == 1
+        return cls(spec.gpt.flops_per_token(spec.experts.top_k), peak, is_shared)
+
+    def mfu(self, record: Mapping[str, Any]) -> dict[str, float]:
+        """Returns ``mfu`` for the record of an iteration; nothing where the peak is not known."""
+        if self.peak_flops is None:
+            return {}
+        num_devices = 1 if self.is_shared else record["live_workers"] * record["live_ranks"]
+        return {"mfu": record["tokens_per_s"] * self.flops_per_token / (self.peak_flops * num_devices)}
+
+
+def plan_facts(steps: Steps) -> dict[str, Any]:
+    """Returns the fields of a pipeline's plan in ``events.jsonl``.
+
+    They are the failed workers, the places of those that have another's, and the schedule, see ``read_plan``.
+    """
+    configuration = steps.configuration
+    failed = [f"{d}:{p}" for d, p in sorted(configuration.failed)]
+    return {
+        "failed": failed,
+        "places": BlockHolders(moves=configuration.moves).places,
+        "plan": plan_document(steps.plan.schedule),
+    }
+
+
+def plan_record(steps: Steps, period_ratio: float, **more: Any) -> dict[str, Any]:
+    """Fields that the plan adds to the record of an iteration; none with a single worker.
+
+    Args:
+        steps: step functions of the live workers.
+        period_ratio: planned time of an iteration, as a multiple of that without failures.
+        **more: further fields of a pipeline's record.
+    """
+    if steps.spec.is_single_worker:
+        return {}
+    return {"bubble_share": steps.plan.bubble_share, "period_ratio": period_ratio, **more}
+
+
+class Batches(Protocol):
+    """The batches of a split by number, as a ``Loader`` has them."""
+
+    def batch(self, step: int) -> Batch:
+        """Loads a batch, or as much of it as this process needs."""
+
+    @property
+    def num_batches_per_epoch(self) -> int:
+        """Number of batches in which every window occurs, rounded up."""
+
+
+def mean_loss(evaluate: Callable[[Batch], Sums], validation: Batches, num_batches: int) -> float:
+    """Computes the mean loss of the first batches of a split, in nats per token.
+
+    Args:
+        evaluate: function that returns the sums of one batch.
+        validation: batches of the split.
+        num_batches: number of batches at most; no more than a pass over the split.
+    """
+    loss, tokens = 0.0, 0
+    for index in range(min(num_batches, validation.num_batches_per_epoch)):
+        sums = evaluate(validation.batch(index))
+        loss, tokens = loss + float(sums.loss), tokens + int(sums.tokens)
+    return loss / max(tokens, 1)
+
+
+def summarize(experiment: Experiment, directory: RunDirectory, device: str, **more: Any) -> dict[str, Any]:
+    """Computes the summary of a run, and writes it if the run has reached its end.
+
+    It is computed from the record, so that a resumed run and an unbroken one have the same.
+
+    Args:
+        experiment: settings of the run.
+        directory: run directory.
+        device: kind of its devices.
+        **more: further fields; JSON.
+
+    Raises:
+        RunError: the record is damaged, which a run that goes on does not read. All else is done.
+    """
+    try:
+        run = read_run(directory.path)
+    except SettingError as error:
+        why = f"the iterations are done and saved, but their record cannot be summed up: {error}"
+        raise RunError(f"{why}; without the damage, swift report shows the run") from error
+    facts = {
+        "name": directory.path.name,
+        "placement": experiment.placement.name,
+        "layout": experiment.optimizer.layout,
+        "ranks": experiment.ranks,
+        "pipelines": experiment.topology.num_pipelines,
+        "stages": experiment.topology.num_stages,
+        "device": device,
+        "jax_version": jax.__version__,
+        "num_steps": experiment.num_steps,
+        "target_loss": experiment.target_loss,
+    }
+    summary = facts | measure(run, experiment.target_loss) | more
+    if missing := run.metrics.missing:
+        summary["steps_without_record"] = ranges_text(missing)
+    if run.metrics.last_step == experiment.num_steps:
+        directory.write_summary(summary)
+    return summary

@@ -1,0 +1,294 @@
+"""The state of a run in a checkpoint: its division and shape, reading it on other ranks or stages, and its rescue.
+
+A checkpoint that cannot be written to its run directory is kept elsewhere until ``--resume`` takes it back. Its refuge
+follows from the run alone, since a full or read-only disk cannot hold a note of it. A file there names the directory of
+the run: a run may be moved to another disk, and a copy of a run is another run.
+"""
+
+import json
+import os
+import shutil
+import socket
+import stat
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from swift.checkpoint.manifest import (
+    MANIFEST,
+    Ledger,
+    Manifest,
+    begin_save,
+    checkpoint_path,
+    checkpoint_steps,
+    commit_save,
+    committed_steps,
+    digest,
+    read_manifest,
+    synced_digests,
+)
+from swift.checkpoint.reader import RestorePlan, load_plan, load_share, plan_restore
+from swift.checkpoint.units import StateSplit
+from swift.config.experiment import Experiment
+from swift.errors import RunError, SettingError
+from swift.experts.placement.replicas import unsound_placement
+from swift.experts.state_layouts import Decoupled
+from swift.mesh.live import LiveMesh
+from swift.pipeline.reconfigure.reshard import StateShape, reshape_state, reshaped
+from swift.pipeline.reconfigure.transfer import move_state, put_moved
+from swift.pipeline.state import TrainState
+from swift.pipeline.step.spec import StepSpec
+from swift.runlog.files import EVENTS
+
+_SHAPE = "state_shape"
+"""Name of the state's shape in a manifest."""
+_MEMORY = Path("/dev/shm")
+_PREFIX, _ORIGIN = "kept-by-swift", "origin"
+"""Beginning of a refuge's name, and its file that names the run's directory."""
+
+
+def split_of(spec: StepSpec) -> StateSplit:
+    """Divides a run's state into a dense part and experts, in the layout of a checkpoint: a row for every stage."""
+    abstract = spec.stored.abstract()
+    has_classes = isinstance(spec.layouts.get("expert"), Decoupled)
+    return StateSplit(abstract, replace(spec.specs, slots={}), has_classes, spec.cut.counts(is_moe=True))
+
+
+def extra_of(spec: StepSpec, position: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the position of the loader and the shape of the state, which a checkpoint keeps beside the state."""
+    return {"loader": dict(position), _SHAPE: StateShape.of(spec).to_json()}
+
+
+def load_state(directory: Path, plan: RestorePlan, spec: StepSpec) -> TrainState:
+    """Loads a state, whatever ranks, slots and stages the run had that saved it.
+
+    Args:
+        directory: directory of all checkpoints of the run.
+        plan: checkpoints to read.
+        spec: spec of the step that continues; its state has one row for every stage in a checkpoint.
+
+    Returns:
+        The state on the host, without slots. One of several hosts reads only what its devices hold, if the run that
+        saved it had the same shape; the rest is zeros.
+
+    Raises:
+        SettingError: the arrays are of another model, or have changed since the plan was made.
+    """
+    stored, shape, share = spec.stored, _shape_of(plan.manifest, spec), spec.live.share
+    is_own = spec.chunks.are_stages and shape == StateShape.of(spec)
+    if is_own and share != dict.fromkeys(range(spec.num_stages), slice(spec.live.num_ranks)):
+        return load_share(directory, plan, split_of(spec), share)
+    saved = reshaped(stored, shape)
+    return reshape_state(load_plan(directory, plan, split_of(saved)), saved, stored)
+
+
+def load_newest(directory: Path, identity: Mapping[str, Any], spec: StepSpec) -> tuple[TrainState, RestorePlan] | None:
+    """Loads the newest intact checkpoint, see ``load_state``; returns None if nothing was saved.
+
+    Args:
+        directory: directory of all checkpoints of the run.
+        identity: settings that the run has to share with the checkpoint.
+        spec: spec of the step that continues.
+
+    Raises:
+        RunError: none is intact.
+    """
+    if not committed_steps(directory):
+        return None
+    try:
+        plan = plan_restore(directory, identity)
+        return load_state(directory, plan, spec), plan
+    except SettingError as error:
+        raise RunError(str(error)) from error
+
+
+def to_store(spec: StepSpec, state: TrainState) -> tuple[TrainState, LiveMesh]:
+    """A state without its slots on a mesh whose stages hold what those of a checkpoint do."""
+    state = replace(state, slots={})
+    return (state, spec.live) if spec.chunks.are_stages else (move_state(state, spec, spec.stored)[0], spec.stored.live)
+
+
+def put_state(spec: StepSpec, state: TrainState) -> TrainState:
+    """Puts a state on the host, one row for every stage, on the devices of all live workers, with slots."""
+    if spec.chunks.are_stages:
+        return spec.fill_slots(spec.live.put_stages(state, replace(spec.specs, slots={})))
+    return spec.fill_slots(put_moved(state, spec.stored, spec))
+
+
+def first_ledger(experiment: Experiment, split: StateSplit) -> Ledger:
+    """Returns the ledger of a run that has saved nothing."""
+    return Ledger.first(
+        split.num_layers, split.num_classes, experiment.checkpoint.first_k(experiment.experts.num_classes)
+    )
+
+
+def ledger_after(experiment: Experiment, plan: RestorePlan) -> Ledger:
+    """Returns the ledger of a run that continues from a checkpoint."""
+    config = experiment.checkpoint
+    return plan.ledger(config.first_k(experiment.experts.num_classes), config.plt_budget)
+
+
+def ledger_for(spec: StepSpec, manifest: Manifest, ledger: Ledger) -> Ledger:
+    """Adapts the ledger of a checkpoint to a run that may be of another shape, see ``Ledger.emptied``."""
+    is_same = _shape_of(manifest, spec) == StateShape.of(spec)
+    return ledger if is_same else ledger.emptied(ledger.k)
+
+
+def _shape_of(manifest: Manifest, spec: StepSpec) -> StateShape:
+    return StateShape(**manifest.extra[_SHAPE]) if _SHAPE in manifest.extra else StateShape.of(spec)
+
+
+def check_savable(state: TrainState, step: int, num_classes: int) -> None:
+    """Raises RunError if a state must not replace a sound checkpoint."""
+    found = sorted(set(state.step.tolist()))
+    if found != [step]:
+        raise RunError(f"the parts are of the state after iteration {found}, not {step}")
+    if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.master)):
+        raise RunError(f"the weights are not finite after iteration {step}")
+    flaw = unsound_placement(state.placement.reshape(-1, *state.placement.shape[2:]), num_classes)
+    if flaw is not None:
+        raise RunError(f"{flaw} after iteration {step}: correct the policy of Experiment.placement")
+
+
+def refuges(checkpoints: Path) -> list[Path]:
+    """Returns refuges: directories for checkpoints of a run that cannot be written to its own, the best first.
+
+    Args:
+        checkpoints: directory of the run's checkpoints.
+    """
+    path = digest(f"{checkpoints.resolve()}".encode())
+    return [top / f"{_name(checkpoints)}-{path[:16]}" for top in _tops()]
+
+
+def keep_elsewhere(checkpoints: Path, step: int, write: Callable[[Path], object]) -> str:
+    """Writes a checkpoint to the first of ``refuges`` that can hold it.
+
+    Args:
+        checkpoints: directory of the run's checkpoints.
+        step: iterations done.
+        write: function that writes it into a directory for checkpoints.
+
+    Returns:
+        A phrase on the refuge, and on how to resume from it.
+
+    Raises:
+        RunError: none can hold it; the message says why.
+    """
+    troubles = []
+    for refuge in refuges(checkpoints):
+        try:
+            refuge.mkdir(mode=0o700, exist_ok=True)
+            if not _is_own(refuge):
+                raise PermissionError("belongs to somebody else")
+            (refuge / _ORIGIN).write_text(f"{checkpoints.resolve()}", encoding="utf-8")
+            write(refuge)
+        except Exception as error:  # whatever the reason: the next may hold it
+            troubles.append(f"{refuge}: {' '.join(str(error).split())}")
+            if not checkpoint_steps(refuge) and _is_own(refuge):
+                shutil.rmtree(refuge, ignore_errors=True)
+            continue
+        memory = ", which is memory and does not outlast a restart of the machine" if refuge.parent == _MEMORY else ""
+        return (
+            f"the state after iteration {step} is kept in {refuge} on {socket.gethostname()}{memory}; make room, then "
+            f"resume there with --run-dir {checkpoints.parent} --resume, which takes it from that directory"
+        )
+    raise RunError("; ".join(troubles))
+
+
+def take_back(checkpoints: Path) -> list[str]:
+    """Moves a checkpoint that was kept elsewhere to the others of its run, if it is the newest.
+
+    Args:
+        checkpoints: directory of the run's checkpoints.
+
+    Returns:
+        Lines on checkpoints that were moved or passed over.
+
+    Raises:
+        RunError: it still cannot be written.
+    """
+    lines = []
+    for refuge in dict.fromkeys((*filter(_is_own, refuges(checkpoints)), *_left_behind(checkpoints))):
+        step = max(checkpoint_steps(refuge), default=0)
+        if step > max(checkpoint_steps(checkpoints), default=0):
+            try:
+                _copy(refuge, checkpoints, step)
+            except SettingError as error:  # damaged: the run may resume from an older one
+                lines.append(f"passed over: {refuge / checkpoint_path(refuge, step).name} {error.allowed}")
+                continue
+            except OSError as error:
+                where = (
+                    f"the state after iteration {step}, which is kept in {refuge}, cannot be brought to {checkpoints}"
+                )
+                raise RunError(f"{where}: {error.strerror or error}: make room, then --resume again") from error
+            lines.append(f"the checkpoint of iteration {step} was kept in {refuge} and is now in {checkpoints}")
+        shutil.rmtree(refuge, ignore_errors=True)
+    return lines
+
+
+def _copy(refuge: Path, checkpoints: Path, step: int) -> None:
+    """Copies a checkpoint and reads the copy back before it counts; raises SettingError if it is damaged."""
+    source = checkpoint_path(refuge, step)
+    manifest = read_manifest(source, "checkpoint")
+    temporary = begin_save(checkpoints, step)
+    try:
+        shutil.copytree(source, temporary, dirs_exist_ok=True)
+        found, needed = synced_digests(temporary), manifest.files_needed()[step]
+        wrong = [name for name, expected in needed.items() if found.get(name) != expected]
+        if wrong:
+            raise SettingError("checkpoint", str(source), f"is damaged: its file {wrong[0]} is not as it was saved")
+        assert MANIFEST in found
+        commit_save(checkpoints, step)
+    except shutil.Error as error:  # of several files
+        raise OSError(str(error.args[0][0][2])) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _tops() -> list[Path]:
+    return [top for top in (Path(tempfile.gettempdir()), _MEMORY) if top.is_dir()]
+
+
+def _name(checkpoints: Path) -> str:
+    """Prefix of the names of a run's refuges, wherever its directory is."""
+    return f"{_PREFIX}-{os.getuid()}-{digest(_begun(checkpoints.parent / EVENTS).encode())[:16]}"
+
+
+def _left_behind(checkpoints: Path) -> list[Path]:
+    """Finds the refuges of a run that has been moved since."""
+    if not _begun(checkpoints.parent / EVENTS):
+        return []
+    found = [refuge for top in _tops() for refuge in sorted(top.glob(f"{_name(checkpoints)}-*")) if _is_own(refuge)]
+    return [refuge for refuge in found if _is_for(refuge, checkpoints.resolve())]
+
+
+def _is_for(refuge: Path, checkpoints: Path) -> bool:
+    """Whether a refuge belongs to this directory or, as far as is known, to it before it was moved."""
+    try:
+        origin = Path((refuge / _ORIGIN).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return origin.resolve() == checkpoints or not origin.parent.exists()
+
+
+def _is_own(refuge: Path) -> bool:
+    """Whether a directory exists that no other user can have filled."""
+    try:
+        found = refuge.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+
+
+def _begun(events: Path) -> str:
+    """Returns the start of a run, so that a new run in an old directory does not take a checkpoint of the old one."""
+    try:
+        with events.open("rb") as file:
+            return str(json.loads(file.readline()).get("time"))
+    except (OSError, ValueError, AttributeError):
+        return ""
