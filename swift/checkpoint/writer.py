@@ -112,10 +112,11 @@ def finish_save(
 ) -> Manifest:
     """Writes the manifest of a save, whose files are there, renames it, and removes what is no longer needed.
 
+    The other arguments are those of ``save_checkpoint``.
+
     Args:
         written: what is on the disk.
         chosen_LK: classes that are saved.
-        directory, step, split, ledger, identity, extra, num_kept: see ``save_checkpoint``.
 
     Raises:
         OSError: the manifest could not be written, or the directory not renamed.

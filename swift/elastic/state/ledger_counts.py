@@ -124,8 +124,9 @@ def counted_so_far(ledger: Ledger, run_dir: Path, after: int, step: int, max_upd
 def counted(ledger: Ledger, run_dir: Path, after: int, step: int, max_updates: int, timeout_s: float) -> Ledger:
     """Returns a ledger with all iterations to ``step``, waiting for records that are not written yet.
 
+    The other arguments are those of ``counted_so_far``.
+
     Args:
-        ledger, run_dir, after, step, max_updates: as in ``counted_so_far``.
         timeout_s: time limit for records, in seconds; the token updates of those still missing then are unknown.
     """
     deadline, last = time.monotonic() + timeout_s, after
