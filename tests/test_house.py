@@ -96,8 +96,6 @@ def package_of(module: str) -> str:
 def imports() -> Iterator[tuple[str, str, str]]:
     """(module, what it imports from, name), wherever in the file."""
     for module, path in modules().items():
-        if path.name == "__init__.py":  # a face imports nothing before it is asked for a name
-            continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "swift":
                 for alias in node.names:

@@ -3,7 +3,7 @@
 ``run_directory`` writes it: metrics and events to ``files``, counts by expert class to ``expert_counts``. ``observers``
 and ``trackers`` receive it meanwhile, ``lease`` says which process owns it, and ``reading`` reads it back.
 
-``swift.report`` derives from it the history of the run, its incidents, the presence of workers and the use of time.
+``swift.report.history`` derives from it the history of the run, its incidents, the presence of workers and the use of time.
 """
 
 from typing import TYPE_CHECKING
@@ -11,19 +11,6 @@ from typing import TYPE_CHECKING
 from swift.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from swift.report.history import (
-        History,
-        Incident,
-        Presence,
-        Stretch,
-        history_of,
-        incidents_of,
-        names_in,
-        number_in,
-        presences_of,
-        stretches_of,
-        time_by_cause,
-    )
     from swift.runlog.expert_counts import CLASS_COUNTS, ClassCounts
     from swift.runlog.files import EVENTS, METRICS, Metrics, lines_from_end, parse_object, ranges_of, ranges_text
     from swift.runlog.lease import Lease, acquire_lease, last_beat, remove_lease, this_process, writes_checkpoints
@@ -49,19 +36,6 @@ if TYPE_CHECKING:
     from swift.runlog.trackers import TRACKERS
 
 _MODULES = {
-    "swift.report.history": [
-        "History",
-        "Incident",
-        "Presence",
-        "Stretch",
-        "history_of",
-        "incidents_of",
-        "names_in",
-        "number_in",
-        "presences_of",
-        "stretches_of",
-        "time_by_cause",
-    ],
     "swift.runlog.expert_counts": ["CLASS_COUNTS", "ClassCounts"],
     "swift.runlog.files": [
         "EVENTS",
@@ -102,31 +76,22 @@ __all__ = [
     "SUMMARY",
     "TRACKERS",
     "ClassCounts",
-    "History",
-    "Incident",
     "Lease",
     "Metrics",
     "Observer",
-    "Presence",
     "Run",
     "RunDirectory",
     "SilentDirectory",
-    "Stretch",
     "acquire_lease",
     "changed_settings",
     "check_is_run",
     "check_new_run",
     "check_same_run",
-    "history_of",
-    "incidents_of",
     "is_run",
     "last_beat",
     "lines_from_end",
     "measure",
-    "names_in",
-    "number_in",
     "parse_object",
-    "presences_of",
     "ranges_of",
     "ranges_text",
     "ratio",
@@ -136,10 +101,8 @@ __all__ = [
     "scalars",
     "settings_in",
     "steps_to_target",
-    "stretches_of",
     "sync_record",
     "this_process",
-    "time_by_cause",
     "writes_checkpoints",
 ]
 

@@ -15,8 +15,6 @@ from swift.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from swift.config.experiment import Experiment
-    from swift.generate.continuation import generate
-    from swift.hub.exporting import export_model, find_checkpoint, load_weights
     from swift.train.build import for_storage, on_ranks
     from swift.train.display import Series, StepTimer, Terminal, describe, format_duration, progress_lines, saved_text
     from swift.train.emulated import Down
@@ -44,8 +42,6 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "swift.config.experiment": ["Experiment"],
-    "swift.generate.continuation": ["generate"],
-    "swift.hub.exporting": ["export_model", "find_checkpoint", "load_weights"],
     "swift.train.build": ["for_storage", "on_ranks"],
     "swift.train.display": [
         "Series",
@@ -101,19 +97,15 @@ __all__ = [
     "check_resumable",
     "conclude",
     "describe",
-    "export_model",
-    "find_checkpoint",
     "find_start",
     "find_weights",
     "for_storage",
     "format_duration",
-    "generate",
     "is_due",
     "is_model",
     "is_to_conclude",
     "join_hosts",
     "load_exported",
-    "load_weights",
     "made_directory",
     "mean_loss",
     "on_ranks",
