@@ -3,7 +3,8 @@
 ``run_directory`` writes it: metrics and events to ``files``, counts by expert class to ``expert_counts``. ``observers``
 and ``trackers`` receive it meanwhile, ``lease`` says which process owns it, and ``reading`` reads it back.
 
-``swift.report.history`` derives from it the history of the run, its incidents, the presence of workers and the use of time.
+``swift.report.history`` derives from it the history of the run, its incidents, the presence of workers and the use of
+time.
 """
 
 from typing import TYPE_CHECKING
