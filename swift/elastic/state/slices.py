@@ -17,7 +17,7 @@ same type, w numbers of a rank's slice.
 
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,6 +41,7 @@ from swift.mesh.per_rank import EXPERT_AXIS, RANKED, REPLICATED
 from swift.pipeline.reconfigure.executables import ExecutableCache
 from swift.pipeline.state import TrainState
 from swift.pipeline.step.spec import StepSpec
+from swift.tasks import one_thread
 from swift.train.build import on_ranks
 from swift.train.saved_state import split_of
 
@@ -231,7 +232,7 @@ class NeighbourCopies:
         self._is_first = True
         self._chosen: dict[Stamp, np.ndarray] = {}  # experts of the copies that exist, or are being written
         self._programs: dict[int, _NeighbourProgram] = {}
-        self._thread = ThreadPoolExecutor(1, "neighbour")
+        self._thread = one_thread("neighbour")
         self._writing: tuple[Stamp, Future[None]] | None = None
 
     def count(self, record: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
@@ -47,6 +47,7 @@ from swift.pipeline.reconfigure.transfer import Share, compiled_share, on_mesh, 
 from swift.pipeline.state import TrainState
 from swift.pipeline.step.spec import StepSpec
 from swift.schedules.plans.normalize import OWN_CUT, BlockHolders
+from swift.tasks import one_thread
 from swift.train.loop import LiveWorkers, StateKeeper, TrainLoop, is_due, window_length
 from swift.train.records import plan_facts
 
@@ -327,7 +328,7 @@ class AheadLoader:
     def __init__(self, cuts: Cuts, executables: ExecutableCache, num_sequences: int, send: Callable[..., None]):
         self._cuts, self._executables, self._num_sequences = cuts, executables, num_sequences
         self._send = send
-        self._thread = ThreadPoolExecutor(1, "load ahead")
+        self._thread = one_thread("load ahead")
         self._lock = threading.Lock()
         self._live: tuple[int, Steps, np.ndarray] | None = None
         self._loading: tuple[BlockHolders, Future[GenerationPrograms | None]] | None = None
@@ -407,7 +408,7 @@ class KeptStates:
         self._keeping = threading.Lock()
         self._own_stamps: set[Stamp] = set()  # kept by this incarnation
         self._moved_from: Stamp | None = None  # a kept state that others may still need for their blocks
-        self._thread = ThreadPoolExecutor(1, "copies")
+        self._thread = one_thread("copies")
         self._copying: Future[None] | None = None
         self._copied: tuple[Stamp, ...] = ()  # copies that were begun, from the one on that all may need
 
