@@ -36,19 +36,15 @@ def memory_rooms(root: Path = Path("/")) -> tuple[Room, ...]:
         The room of the machine, then those of its groups; none where the system does not say.
     """
     machine = {name: 1024 * value for name, value in _fields(root / "proc/meminfo").items()}
-    if not {"MemAvailable", "MemTotal"} <= machine.keys():
+    if "MemTotal" not in machine:
         return ()
-    swap = machine.get("SwapTotal", 0)
-    groups = (group._replace(swap=min(swap, group.swap)) for group in control_groups(root))
-    return (Room(machine["MemAvailable"], machine["MemTotal"], swap, "this machine"), *groups)
+    size, swap = machine["MemTotal"], machine.get("SwapTotal", 0)
+    groups = (group._replace(swap=min(swap, group.swap)) for group in _control_groups(root))
+    return (Room(machine.get("MemAvailable", size), size, swap, "this machine"), *groups)
 
 
-def control_groups(root: Path = Path("/")) -> Iterator[Room]:
-    """Yields the rooms of the control groups of this process that limit its memory, from its own one upwards.
-
-    Args:
-        root: root of the file system.
-    """
+def _control_groups(root: Path) -> Iterator[Room]:
+    """Yields the rooms of the control groups of this process that limit its memory, from its own one upwards."""
     for version, directory in _directories(root):
         group = _group_of_version_2(directory) if version == 2 else _group_of_version_1(directory)
         if group is not None:

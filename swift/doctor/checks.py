@@ -23,7 +23,7 @@ from swift import DISTRIBUTION, __version__
 from swift.elastic.device_probe import Finding
 from swift.files import new_directory, replace_file, sync_directory
 from swift.machine_cores import cores_allowed, cores_limit
-from swift.machine_memory import control_groups, size_text
+from swift.machine_memory import memory_rooms, size_text
 
 _DIRECTORY_TOPIC = "directory"
 _DEADLINE_S = 60.0
@@ -160,10 +160,10 @@ def examine_machine(root: Path = Path("/")) -> Iterator[Finding]:
         yield Finding("cores", "note", f"{cores}, of which this container may use {quota:.1f} at a time")
     else:
         yield Finding("cores", "ok", f"{cores}")
-    total = _memory(root / "proc/meminfo")
-    limit = min((group.size for group in control_groups(root)), default=total)
-    limited, text = limit < total, size_text(min(total, limit))
-    yield Finding("memory", "ok", f"{text}, this container's limit" if limited else text)
+    machine, *groups = [room.size for room in memory_rooms(root)] or [0]
+    smallest = min([machine, *groups])
+    text = size_text(smallest)
+    yield Finding("memory", "ok", f"{text}, this container's limit" if smallest < machine else text)
     yield _shared_memory(root / "dev/shm")
     files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files < _LEAST_FILES:
@@ -184,14 +184,6 @@ def _shared_memory(path: Path) -> Finding:
         return Finding("shm", "ok", text)
     remedy = "a container gets more with --shm-size, a pod with a volume in memory"
     return Finding("shm", "note", f"{text}; where three states of all processes do not fit, {elsewhere}: {remedy}")
-
-
-def _memory(path: Path) -> int:
-    for line in path.read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name == "MemTotal":
-            return int(value.split()[0]) * 1024
-    return 0
 
 
 def examine_network(host: str, *, is_alone: bool, is_chosen: bool) -> Iterator[Finding]:
