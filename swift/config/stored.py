@@ -97,6 +97,8 @@ def read_config(directory: Path, spared: Collection[str] = ()) -> StoredObject:
             raise UnreadableConfig(f"is longer than {_MOST_BYTES} bytes")
         text = content.decode("utf-8")
         return _read_json(text, spared)
+    except FileNotFoundError as error:
+        raise UnreadableConfig(f"has no {_NAME}") from error
     except OSError as error:
         raise UnreadableConfig(f"its {_NAME} cannot be read: {error.strerror}") from error
     except UnreadableConfig as error:

@@ -83,7 +83,7 @@ def test_a_run_begins_with_the_weights_of_another(tell, refusal):
     launched = ("launch", "tiny.gin", "--processes", "1", "--init-from", "half", "--run-dir", "half", "--resume")
     assert "is for a new run" in refusal(*launched)
     assert refusal("train", "tiny.gin", "--init-from", "corpus").startswith(
-        "--init-from = 'corpus': its config.gin can"
+        "--init-from = 'corpus': has no config.json"
     )
 
     told = tell(*fork, *options(*UNCHANGED, "Experiment.seed=7", "Topology.num_expert_ranks=1"))
