@@ -23,7 +23,7 @@ from measure import publish
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from swift.data.sources import StandardLibrary
-from swift.models.vocabulary.lookup import choose_hot_rows, num_hot_rows, requests_at_once
+from swift.models.vocabulary.lookup import choose_hot_rows, max_requests_per_round, num_hot_rows
 
 RANKS, TOKENS, VOCABULARY = 8, 4096, 50_000
 ID, ROW = 4, 2048 * 2
@@ -73,7 +73,7 @@ def bytes_in_runs(token_MRT: np.ndarray, *, copies: bool) -> float:
     ]
     if num_hot:
         wanted.append([hot[hot >= 0] for hot in hot_R])
-    sizes = [requests_at_once(TOKENS, RANKS)] * len(token_MRT) + [requests_at_once(num_hot, RANKS)]
+    sizes = [max_requests_per_round(TOKENS, RANKS)] * len(token_MRT) + [max_requests_per_round(num_hot, RANKS)]
     total = 0
     for wanted_R, size in zip(wanted, sizes, strict=False):
         most = max(np.bincount(rows % RANKS, minlength=RANKS).max() for rows in wanted_R)

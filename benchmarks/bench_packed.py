@@ -24,7 +24,7 @@ from measure import Trainee, cost_of, demo, median, paired_costs, publish, ratio
 
 from swift.config.gin_reader import load_experiment
 from swift.config.stored import config_text
-from swift.experts.capacity.rank import serve
+from swift.experts.capacity.rank import admit_tokens
 from swift.experts.config import ExpertConfig
 from swift.experts.placement.packed import MinMax, Packed
 from swift.experts.placement.symi import Symi
@@ -167,7 +167,7 @@ def split_cost(trainee: Trainee) -> float:
     def many(counts_LNE: jax.Array, placement_LNS: jax.Array) -> jax.Array:
         def one(i: jax.Array, total: jax.Array) -> jax.Array:
             layer = (i + jnp.minimum(total, 0)) % len(counts_LNE)  # so that no split can be hoisted out of the loop
-            kept_NDS = serve(experiment.experts, counts_LNE[layer], placement_LNS[layer], tokens).kept_NDS
+            kept_NDS = admit_tokens(experiment.experts, counts_LNE[layer], placement_LNS[layer], tokens).kept_NDS
             return total + kept_NDS.sum(dtype=jnp.int32) % 2
 
         return lax.fori_loop(0, SPLITS_PER_CALL, one, jnp.zeros((), jnp.int32))

@@ -21,7 +21,7 @@ from v_orders import ORDERS, Op, interleaved, zbv_by_times
 from swift.schedules.planners.adaptive import adaptive
 from swift.schedules.planners.v import v
 from swift.schedules.problem import Costs, Problem
-from swift.schedules.registry import in_shape
+from swift.schedules.registry import with_chunk_shape
 from swift.schedules.schedule import Schedule, peak_memory, period
 from swift.schedules.sequences import time_round
 from swift.topology import Topology
@@ -53,7 +53,7 @@ def _orders(P: int, M: int) -> dict[str, list[list[Op]] | None]:
 def without_failure(P: int, M: int, costs: Costs, staggered: bool) -> dict[str, dict[str, float]]:
     """Compares ``v`` with every order in the order's memory, and with the best in shares of 1F1B's memory."""
     plain = Problem(Topology(1, P), M, costs=costs, staggered=staggered)
-    problem, found = in_shape("v", plain), {}
+    problem, found = with_chunk_shape("v", plain), {}
 
     def plan(limit: float) -> dict[str, float]:
         started = cpu_seconds()
@@ -85,7 +85,7 @@ def with_failure(D: int, P: int, M: int, costs: Costs, share: float | None) -> d
     limit, found = None if share is None else share * P, {}
     for stage in (0, P // 2, P - 1):
         plain = Problem(Topology(D, P), M, frozenset({(0, stage)}), costs, limit)
-        found[f"stage {stage}"] = period(v(in_shape("v", plain))) / period(adaptive(plain))
+        found[f"stage {stage}"] = period(v(with_chunk_shape("v", plain))) / period(adaptive(plain))
     return found
 
 

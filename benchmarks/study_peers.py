@@ -122,7 +122,7 @@ class Ours:
         )
         gpt, weights = load_exported(stored, path)
         self._spec = experiment.step_spec()
-        self._state = self._spec.adopt(gpt.pack(weights))
+        self._state = self._spec.state_from_params(gpt.pack(weights))
         self._step = single_worker_step(self._spec)
         self._batch = put_batch(Batch(*(of[None] for of in batch)), self._spec.live)
         self.num_parameters = gpt.num_parameters

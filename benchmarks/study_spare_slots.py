@@ -24,7 +24,7 @@ from scipy.sparse import csr_array, vstack
 from swift.config.experiment import Experiment
 from swift.config.gin_reader import load_experiment
 from swift.config.stored import config_text
-from swift.experts.capacity.balanced_flow import Holders, balance, relieve
+from swift.experts.capacity.balanced_flow import ReplicaMap, balance, shift_overflow
 from swift.runlog.reading import Run, measure, read_run
 from swift.train.start import TrainOptions
 from swift.train.trainer import train
@@ -38,9 +38,9 @@ POINTS = 0.1
 @partial(jax.jit, static_argnums=2)
 def split(tokens_E: np.ndarray, placement_NS: np.ndarray, room: int) -> tuple[jax.Array, jax.Array]:
     """The loads of all ranks after the balanced flow alone, and as they are served."""
-    holders = Holders.of(placement_NS)
+    holders = ReplicaMap.of(placement_NS)
     balanced_NS = balance(tokens_E, holders)
-    return balanced_NS.sum(axis=1), relieve(balanced_NS, room, holders).sum(axis=1)
+    return balanced_NS.sum(axis=1), shift_overflow(balanced_NS, room, holders).sum(axis=1)
 
 
 def placements_of(experiment: Experiment, popularity_TLE: np.ndarray, num_slots: int) -> np.ndarray:

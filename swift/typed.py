@@ -163,7 +163,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
-class Written(str):
+class SourceText(str):
     """A value as a gin file writes it, for error messages."""
 
     __slots__ = ()
@@ -173,8 +173,8 @@ class Written(str):
 def written(value: Any) -> Any:
     """Returns a value, or the way gin writes it if its ``repr`` would mean nothing to the user."""
     if callable(value) and hasattr(value, "__name__"):
-        return Written(f"@{value.__name__}")
-    return Written(f"@{type(value).__name__}()") if hasattr(value, "__dataclass_fields__") else value
+        return SourceText(f"@{value.__name__}")
+    return SourceText(f"@{type(value).__name__}()") if hasattr(value, "__dataclass_fields__") else value
 
 
 def checked(kind: Callable, known: Mapping[str, Callable]) -> Callable:
@@ -192,7 +192,9 @@ def checked(kind: Callable, known: Mapping[str, Callable]) -> Callable:
     def create(**settings: Any) -> Any:
         for name, parameter in parameters.items():
             if name not in settings and parameter.default is parameter.empty:
-                raise SettingError(f"{kind.__name__}.{name}", Written("(not set)"), "has no default: it has to be set")
+                raise SettingError(
+                    f"{kind.__name__}.{name}", SourceText("(not set)"), "has no default: it has to be set"
+                )
         try:
             made = kind(**settings)
         except (TypeError, AttributeError):  # raised by a check that took the type for granted

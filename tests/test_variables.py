@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from swift.mesh.devices import keep_programs
+from swift.mesh.devices import enable_compilation_cache
 from swift.models.config import ModelConfig
 from swift.models.gpt import GPT
 from swift.models.parameters import draw_parameters, root_key
@@ -124,7 +124,7 @@ def test_a_user_without_a_home_has_no_cache(monkeypatch):
     before = jax.config.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", None)
     try:
-        keep_programs()
+        enable_compilation_cache()
         assert jax.config.jax_compilation_cache_dir is None
     finally:
         jax.config.update("jax_compilation_cache_dir", before)

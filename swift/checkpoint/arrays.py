@@ -1,7 +1,7 @@
 """Verification of stored arrays, and trees of arrays on disk with a manifest of their own.
 
 An array is stored as the bytes of its values, in one file. If that file has the digest that the array had in memory
-before it was written, its values are right; so one pass over the file verifies both. ``Checker`` checks the files and
+before it was written, its values are right; so one pass over the file verifies both. ``Verifier`` checks the files and
 values of a run's checkpoints. ``save_arrays`` writes any pytree, and ``load_arrays`` reads it back once every file is
 checked.
 """
@@ -38,11 +38,11 @@ _VERSION = 1
 _Item = TypeVar("_Item")
 
 
-class Damaged(Exception):
+class CorruptFile(Exception):
     """A checkpoint is damaged; the message is a phrase that says how."""
 
 
-class Checker:
+class Verifier:
     """Checks the files and arrays of a run's checkpoints, each at most once.
 
     Methods return a phrase that says what is damaged, or None.
@@ -60,7 +60,7 @@ class Checker:
         step, dense = manifest.step, manifest.dense
         why = self.files(step, dense.files, manifest.ledger.common[step])
         for name, shape in dense.shapes.items():
-            if why is None and is_stored(shape):
+            if why is None and is_persisted(shape):
                 why = self._values(step, {name: shape}, dense.contents[name], dense.files)
         return why
 
@@ -118,7 +118,7 @@ class Checker:
         for unit, (copy, *_) in manifest.ledger.copies.items():
             items.append((copy.num_bytes, partial(self.copy, manifest, unit, copy)))
         before = set(self._found)
-        for check in equal_part(items, own, num_hosts):
+        for check in host_subset(items, own, num_hosts):
             check()
         return [[*key, why] for key, why in self._found.items() if key not in before]
 
@@ -140,10 +140,10 @@ class Checker:
         return f"{self._path(step).name} is damaged: {why}"
 
 
-def equal_part(items: Iterable[tuple[int, _Item]], own: int, num_hosts: int) -> list[_Item]:
+def host_subset(items: Iterable[tuple[int, _Item]], own: int, num_hosts: int) -> list[_Item]:
     """Picks those of some items, each with its size, that fall to one of several hosts.
 
-    >>> [equal_part([(1, "a"), (5, "b"), (3, "c"), (1, "d")], host, 2) for host in range(2)]
+    >>> [host_subset([(1, "a"), (5, "b"), (3, "c"), (1, "d")], host, 2) for host in range(2)]
     [['b'], ['c', 'a', 'd']]
     """
     loads, mine = [0] * num_hosts, []
@@ -194,19 +194,19 @@ def is_finite(array: np.ndarray) -> bool:
     return all(np.isfinite(flat[begin : begin + _BLOCK]).all() for begin in blocks)
 
 
-def is_of_model(name: str) -> bool:
+def is_model_array(name: str) -> bool:
     """Whether an array of a state belongs to the model; the state of a placement policy may contain infinities.
 
-    >>> is_of_model("master.head"), is_of_model("policy.0")
+    >>> is_model_array("master.head"), is_model_array("policy.0")
     (True, False)
     """
     return name.partition(".")[0] != "policy"
 
 
-def is_stored(shape: str) -> bool:
+def is_persisted(shape: str) -> bool:
     """Whether an array of this dtype and shape has files; an empty one has none, since Orbax does not take it.
 
-    >>> is_stored("float32[4, 8]"), is_stored("int32[]"), is_stored("int32[1, 0, 4]")
+    >>> is_persisted("float32[4, 8]"), is_persisted("int32[]"), is_persisted("int32[1, 0, 4]")
     (True, True, False)
     """
     return "0" not in shape.partition("[")[2].rstrip("]").split(", ")

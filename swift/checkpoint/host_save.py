@@ -7,7 +7,7 @@ whole. Each host reads an equal part of the files, and the first one writes the 
 in memory than its own pieces.
 
 Threads save while training continues, so no collective takes part, which would have to be in the order of the
-iterations. Instead the hosts leave each other notes in files that they share, see ``HostBoard``:
+iterations. Instead the hosts leave each other notes in files that they share, see ``SaveCoordinator``:
 
     .step-00000040.5f0c.hosts.tmp/host-0.begun      the files of the checkpoint are there, without values
     .step-00000040.5f0c.hosts.tmp/host-1.filled     what host 1 has written into them
@@ -34,7 +34,7 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 
 from swift.checkpoint.array_files import data_file, files_of, map_array, reserve_arrays, runs, writing_parts
-from swift.checkpoint.arrays import equal_part, is_stored, unit_array
+from swift.checkpoint.arrays import host_subset, is_persisted, unit_array
 from swift.checkpoint.manifest import (
     ARRAYS,
     BLOCK,
@@ -64,7 +64,7 @@ Stage = Literal["begun", "filled", "checked"]
 _Place = tuple[slice, ...]
 
 
-class Spoilt(Exception):
+class InvalidState(Exception):
     """A state is of no use, and must not take the place of a good checkpoint."""
 
 
@@ -84,7 +84,7 @@ class Save(NamedTuple):
     token: str
 
 
-class HostBoard:
+class SaveCoordinator:
     """The notes of the hosts about one save, from the side of one of them.
 
     Args:
@@ -118,7 +118,7 @@ class HostBoard:
     def give_up(self, error: Exception) -> None:
         """Tells all hosts, where that is possible, that they wait in vain for this one."""
         with suppress(OSError):
-            self._write("failed", {"why": first_line(error), "is_spoilt": isinstance(error, Spoilt)})
+            self._write("failed", {"why": first_line(error), "is_spoilt": isinstance(error, InvalidState)})
 
     def read(self, host: int, stage: Stage) -> dict[str, Any]:
         """Waits until a host has come so far, and returns what it has told.
@@ -145,7 +145,7 @@ class HostBoard:
             host = int(path.stem.removeprefix("host-"))
             if host != self._own:
                 fields = self._read(host, "failed")
-                kind = Spoilt if fields["is_spoilt"] else HostFailed
+                kind = InvalidState if fields["is_spoilt"] else HostFailed
                 raise kind(f"{self._complaint(host)}: {fields['why']}")
 
     def _complaint(self, host: int) -> str:
@@ -171,7 +171,7 @@ class HostBoard:
         return self.path / f"host-{host}.{what}"
 
 
-class Piece(NamedTuple):
+class HostShard(NamedTuple):
     """A piece of an array of a state.
 
     Attributes:
@@ -186,7 +186,7 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Filled:
+class _WrittenRanges:
     """Report of one host on what it has written into the files of a checkpoint.
 
     Attributes:
@@ -242,15 +242,15 @@ class _Contents:
 
 def stored_shapes(split: StateSplit, chosen_LK: np.ndarray) -> dict[str, Any]:
     """Shapes and dtypes of the arrays that a checkpoint of these experts stores, by name."""
-    shapes = {name: leaf for name, leaf in split.dense_shapes.items() if is_stored(shape_text(leaf))}
+    shapes = {name: leaf for name, leaf in split.dense_shapes.items() if is_persisted(shape_text(leaf))}
     for unit in _units(chosen_LK):
         shapes.update({unit_array(unit, dtype): shape for dtype, shape in split.unit_shapes.items()})
     return shapes
 
 
-def fill_in(
-    arrays: Path, split: StateSplit, chosen_LK: np.ndarray, pieces: Iterable[Piece], progress: Callable[[], None]
-) -> _Filled:
+def write_ranges(
+    arrays: Path, split: StateSplit, chosen_LK: np.ndarray, pieces: Iterable[HostShard], progress: Callable[[], None]
+) -> _WrittenRanges:
     """Writes the pieces that a host has into the files of a checkpoint, and syncs these.
 
     Args:
@@ -275,14 +275,14 @@ def fill_in(
                 values = np.ascontiguousarray(part)
                 checksums[name] = array_checksum([values], checksums[name])
                 num_bytes += write(place, values)
-    return _Filled(tuple(places), checksums, num_bytes)
+    return _WrittenRanges(tuple(places), checksums, num_bytes)
 
 
-def check_filled(
+def verify_ranges(
     arrays: Path,
     split: StateSplit,
     chosen_LK: np.ndarray,
-    hosts: Sequence[_Filled],
+    hosts: Sequence[_WrittenRanges],
     own: int,
     progress: Callable[[], None],
 ) -> _Contents:
@@ -304,7 +304,7 @@ def check_filled(
         ValueError: a file is not laid out as it was made.
     """
     shapes, found = stored_shapes(split, chosen_LK), _Contents()
-    mine = equal_part(_items(split, chosen_LK), own, len(hosts))
+    mine = host_subset(_items(split, chosen_LK), own, len(hosts))
     names = [name for item in mine for name in item.arrays]
     places = _places_of(split, chosen_LK, hosts, names)
     for name in names:
@@ -341,7 +341,7 @@ def _units(chosen_LK: np.ndarray) -> Iterator[Unit]:
 def _items(split: StateSplit, chosen_LK: np.ndarray) -> Iterator[tuple[int, _Item]]:
     """Everything that is stored, with its bytes."""
     for name, leaf in split.dense_shapes.items():
-        if is_stored(shape_text(leaf)):
+        if is_persisted(shape_text(leaf)):
             yield math.prod(leaf.shape) * leaf.dtype.itemsize, _Item(name, (name,))
     for unit in _units(chosen_LK):
         yield split.unit_bytes, _Item(unit, tuple(unit_array(unit, dtype) for dtype in split.unit_shapes))
@@ -365,7 +365,7 @@ def _parts(
 
 
 def _places_of(
-    split: StateSplit, chosen_LK: np.ndarray, hosts: Sequence[_Filled], names: Iterable[str]
+    split: StateSplit, chosen_LK: np.ndarray, hosts: Sequence[_WrittenRanges], names: Iterable[str]
 ) -> dict[str, list[list[_Place]]]:
     """Places that each host has written, in its order, by name of the stored array."""
     places: dict[str, list[list[_Place]]] = {name: [[] for _ in hosts] for name in names}
@@ -380,7 +380,7 @@ def _places_of(
 def _compare(
     array: np.ndarray,
     name: str,
-    hosts: Sequence[_Filled],
+    hosts: Sequence[_WrittenRanges],
     places: Sequence[Sequence[_Place]],
     progress: Callable[[], None],
 ) -> None:
@@ -428,9 +428,9 @@ class HostSave:
     chosen_LK: np.ndarray
 
     @cached_property
-    def board(self) -> HostBoard:
+    def board(self) -> SaveCoordinator:
         """Notes of the hosts about this save."""
-        return HostBoard(self.directory, self.save, self.own)
+        return SaveCoordinator(self.directory, self.save, self.own)
 
     def begin(self, write: Callable[[Path, Mapping[str, np.ndarray]], None]) -> None:
         """Makes the files of the checkpoint, on the first host; may be repeated.
@@ -453,16 +453,16 @@ class HostSave:
         """Waits on another host until the first one has made the files; raises as ``HostBoard.read`` does."""
         self.board.read(0, "begun")
 
-    def write(self, pieces: Iterable[Piece]) -> None:
+    def write(self, pieces: Iterable[HostShard]) -> None:
         """Writes the pieces of this host, and checks its part of the files once those of all hosts are there.
 
         Raises:
             OSError, ValueError: they cannot be written, some files are not right, or another host has failed.
             Spoilt: what another host has is of no use.
         """
-        filled = fill_in(self._arrays, self.split, self.chosen_LK, pieces, self.board.sign)
+        filled = write_ranges(self._arrays, self.split, self.chosen_LK, pieces, self.board.sign)
         self.board.post("filled", filled.to_json())
-        found = check_filled(self._arrays, self.split, self.chosen_LK, self._filled, self.own, self.board.sign)
+        found = verify_ranges(self._arrays, self.split, self.chosen_LK, self._filled, self.own, self.board.sign)
         self.board.post("checked", found.to_json())
 
     def commit(
@@ -494,9 +494,9 @@ class HostSave:
         return temporary_path(self.directory, self.save.step) / ARRAYS
 
     @cached_property
-    def _filled(self) -> list[_Filled]:
+    def _filled(self) -> list[_WrittenRanges]:
         """Reports of all hosts on what they have written, once all have."""
-        return [_Filled.from_json(self.board.read(host, "filled")) for host in range(self.num_hosts)]
+        return [_WrittenRanges.from_json(self.board.read(host, "filled")) for host in range(self.num_hosts)]
 
     def _common(self) -> dict[str, str]:
         """Digests of the files that belong to no array."""

@@ -5,7 +5,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from swift.checkpoint.arrays import Checker, is_of_model, is_stored, unit_array
+from swift.checkpoint.arrays import Verifier, is_model_array, is_persisted, unit_array
 from swift.checkpoint.manifest import Copy, Ledger, Manifest, checkpoint_path, committed_steps, read_manifest
 from swift.checkpoint.reader import RestorePlan, plan_restore
 from swift.checkpoint.units import Unit
@@ -139,8 +139,8 @@ def coverage(manifest: Manifest) -> list[dict[str, Any]]:
     return rows
 
 
-def what_a_restore_does(
-    directory: Path, step: int | None = None, checker: Checker | None = None
+def describe_restore(
+    directory: Path, step: int | None = None, checker: Verifier | None = None
 ) -> tuple[list[str], dict[str, Any]]:
     """(lines for people, the same as JSON) on a restore of the newest sound checkpoint, or of a given one."""
     try:
@@ -151,7 +151,7 @@ def what_a_restore_does(
     return restore_lines(plan, after), {"step": plan.step} | restore_facts(plan, after)
 
 
-def damages(directory: Path, step: int | None, checker: Checker) -> Iterator[str]:
+def find_damage(directory: Path, step: int | None, checker: Verifier) -> Iterator[str]:
     """Damage to the files and values that any checkpoint, or a given one, needs; a phrase each."""
     shown = dict[str, None]()
     for one, manifest in _manifests(directory, committed_steps(directory) if step is None else [step]):
@@ -170,7 +170,7 @@ def _is_removed(directory: Path, step: int) -> bool:
     return step not in committed_steps(directory)
 
 
-def _damages_of(manifest: Manifest, checker: Checker) -> Iterator[str]:
+def _damages_of(manifest: Manifest, checker: Verifier) -> Iterator[str]:
     """Damage to what one checkpoint needs: all files, then the values in those that are sound."""
     for owner, files in sorted(manifest.files_needed().items()):
         for name, digest in files.items():
@@ -180,7 +180,7 @@ def _damages_of(manifest: Manifest, checker: Checker) -> Iterator[str]:
         yield why
     else:
         for name, shape in manifest.dense.shapes.items():
-            if is_stored(shape) and is_of_model(name):
+            if is_persisted(shape) and is_model_array(name):
                 yield from filter(None, [checker.finite(manifest.step, name)])
     for unit, copies in sorted(manifest.ledger.copies.items()):
         for copy in copies:

@@ -31,7 +31,14 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from swift.checkpoint.selection import Tally, everything, first_turns, load_aware, next_turns, sequential
+from swift.checkpoint.selection import (
+    TokenUpdateCounter,
+    everything,
+    initial_rotation,
+    load_aware,
+    next_rotation,
+    sequential,
+)
 from swift.checkpoint.units import Unit
 from swift.errors import SettingError
 from swift.files import replace_file, sync_directory, sync_file
@@ -121,7 +128,7 @@ class Copy:
 
     Attributes:
         step: iteration of the checkpoint.
-        contained: token updates that it contains, see ``Tally``.
+        contained: token updates that it contains, see ``TokenUpdateCounter``.
         num_bytes: bytes of its values.
         content: digest of its values.
         files: files that hold them.
@@ -163,7 +170,7 @@ class Ledger:
         k: experts of a layer that a partial checkpoint saves.
     """
 
-    tally: Tally
+    tally: TokenUpdateCounter
     copies: Mapping[Unit, tuple[Copy, ...]]
     common: Mapping[int, Files]
     turn_L: np.ndarray
@@ -172,8 +179,8 @@ class Ledger:
     @classmethod
     def first(cls, num_layers: int, num_classes: int, k: int) -> "Ledger":
         """The ledger of a run that has saved nothing."""
-        turn_L = first_turns(num_layers, num_classes, k)
-        return cls(Tally.none(num_layers, num_classes), {}, {}, turn_L, k)
+        turn_L = initial_rotation(num_layers, num_classes, k)
+        return cls(TokenUpdateCounter.none(num_layers, num_classes), {}, {}, turn_L, k)
 
     @property
     def num_classes(self) -> int:
@@ -209,7 +216,7 @@ class Ledger:
         used = {copy.step for of_unit in merged.values() for copy in of_unit} | {step}
         files = {old: self.common[old] for old in used if old != step} | {step: common}
         is_partial = chosen_LK.shape[-1] < self.num_classes
-        turn_L = next_turns(self.turn_L, self.num_classes, self.k) if is_partial else self.turn_L
+        turn_L = next_rotation(self.turn_L, self.num_classes, self.k) if is_partial else self.turn_L
         return replace(self, copies=merged, common=files, turn_L=turn_L)
 
     def emptied(self, k: int) -> "Ledger":
@@ -326,7 +333,7 @@ def _manifest_of(fields: Mapping[str, Any]) -> Manifest:
         for name in names:
             if type(fields[name]) is not kind:
                 raise TypeError(f"{name} is {type(fields[name]).__name__}, not {kind.__name__}")
-    tally = Tally.from_json(fields["tally"], fields["num_classes"])
+    tally = TokenUpdateCounter.from_json(fields["tally"], fields["num_classes"])
     copies = {(layer, class_): tuple(Copy(**one) for one in found) for layer, class_, found in fields["copies"]}
     common = {int(step): files for step, files in fields["common"].items()}
     ledger = Ledger(tally, copies, common, np.array(fields["turn"], np.int64), fields["experts_per_layer"])
@@ -433,7 +440,7 @@ def commit_save(directory: Path, step: int) -> Path:
     return path
 
 
-def set_aside_newer(directory: Path, step: int) -> list[str]:
+def archive_newer(directory: Path, step: int) -> list[str]:
     """Sets aside the checkpoints of iterations after ``step``, from which a run resumes: they would shadow new ones.
 
     Returns:
@@ -458,7 +465,7 @@ def remove_set_aside(directory: Path, step: int) -> None:
             shutil.rmtree(path)
 
 
-def retire(directory: Path, num_kept: int) -> None:
+def delete_old(directory: Path, num_kept: int) -> None:
     """Removes files that no kept checkpoint needs; removes nothing if the manifest of a kept one cannot be read.
 
     Args:

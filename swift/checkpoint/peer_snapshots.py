@@ -14,7 +14,7 @@ from jaxtyping import Int
 
 from swift.checkpoint.config import CheckpointConfig
 from swift.checkpoint.recovery import RankCopy
-from swift.checkpoint.selection import everything, first_turns, load_aware, next_turns, sequential
+from swift.checkpoint.selection import everything, initial_rotation, load_aware, next_rotation, sequential
 from swift.checkpoint.snapshots import begin_snapshot
 from swift.checkpoint.units import Snapshot, StateSplit
 from swift.mesh.live import LiveMesh
@@ -95,7 +95,7 @@ class PeerSnapshots:
     def __init__(self, split: StateSplit, config: CheckpointConfig):
         self._split, self._selection = split, config.selection
         self._k = config.snapshot_k(split.num_classes)
-        self._turn_L = first_turns(split.num_layers, split.num_classes, self._k)
+        self._turn_L = initial_rotation(split.num_layers, split.num_classes, self._k)
         self._store = _Store(split)
         self._room: Snapshot | None = None
         self._thread = one_thread("snapshot")
@@ -153,7 +153,7 @@ class PeerSnapshots:
         if self._k >= num_classes or not self._store.dense:
             return everything(num_layers, num_classes)
         if self._selection == "sequential":
-            turn_L, self._turn_L = self._turn_L, next_turns(self._turn_L, num_classes, self._k)
+            turn_L, self._turn_L = self._turn_L, next_rotation(self._turn_L, num_classes, self._k)
             return sequential(turn_L, num_classes, self._k)
         saved_LE, step_LE = self._store.newest()
         return load_aware(contained_LE - saved_LE, step_LE, self._k)

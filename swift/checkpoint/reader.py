@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from swift.checkpoint.array_files import read_arrays, read_part
-from swift.checkpoint.arrays import Checker, Damaged, unit_array
+from swift.checkpoint.arrays import CorruptFile, Verifier, unit_array
 from swift.checkpoint.manifest import (
     ARRAYS,
     Copy,
@@ -23,7 +23,7 @@ from swift.checkpoint.manifest import (
     read_manifest,
     write_manifest,
 )
-from swift.checkpoint.selection import Tally, dynamic_k
+from swift.checkpoint.selection import TokenUpdateCounter, dynamic_k
 from swift.checkpoint.units import StateSplit, Unit, shape_text
 from swift.errors import SettingError
 
@@ -53,7 +53,7 @@ class RestorePlan:
         return self.manifest.step
 
     @cached_property
-    def tally(self) -> Tally:
+    def tally(self) -> TokenUpdateCounter:
         """Token updates so far, including those that this restore loses."""
         before = self.manifest.ledger.tally
         contained_LE = np.zeros_like(before.contained_LE)
@@ -85,7 +85,7 @@ def plan_restore(
     directory: Path,
     identity: Mapping[str, Any] | None = None,
     step: int | None = None,
-    checker: Checker | None = None,
+    checker: Verifier | None = None,
 ) -> RestorePlan:
     """Finds the newest iteration that can be restored, and the newest sound copy of every expert as of then.
 
@@ -102,7 +102,7 @@ def plan_restore(
     steps = committed_steps(directory) if step is None else [step]
     if not steps:
         raise SettingError(_SETTING, str(directory), "holds no checkpoint")
-    checker, passed_over = checker or Checker(directory), list[str]()
+    checker, passed_over = checker or Verifier(directory), list[str]()
     for candidate in reversed(steps):
         path = checkpoint_path(directory, candidate)
         try:
@@ -116,7 +116,7 @@ def plan_restore(
         try:
             _check_dense(manifest, checker)
             sources, damaged = _choose_sources(manifest, checker)
-        except Damaged as error:
+        except CorruptFile as error:
             passed_over.append(str(error))
             continue
         return RestorePlan(manifest, sources, (*passed_over, *damaged))
@@ -198,13 +198,13 @@ def _check_shapes(directory: Path, manifest: Manifest, split: StateSplit) -> Non
     check_shapes(checkpoint_path(directory, manifest.step), _SETTING, theirs, ours)
 
 
-def _check_dense(manifest: Manifest, checker: Checker) -> None:
+def _check_dense(manifest: Manifest, checker: Verifier) -> None:
     why = checker.dense(manifest)
     if why:
-        raise Damaged(why)
+        raise CorruptFile(why)
 
 
-def _choose_sources(manifest: Manifest, checker: Checker) -> tuple[dict[Unit, Copy], list[str]]:
+def _choose_sources(manifest: Manifest, checker: Verifier) -> tuple[dict[Unit, Copy], list[str]]:
     """The newest sound copy of every expert, and the damage to newer ones."""
     sources, damaged = dict[Unit, Copy](), list[str]()
     for (layer, class_), copies in manifest.ledger.copies.items():
@@ -217,7 +217,7 @@ def _choose_sources(manifest: Manifest, checker: Checker) -> tuple[dict[Unit, Co
             damaged.append(f"{name}: {why}")
         else:
             which = checkpoint_path(Path(), manifest.step)
-            raise Damaged(f"{which} has no sound copy of {name}: {'; '.join(damaged[-len(copies) :])}")
+            raise CorruptFile(f"{which} has no sound copy of {name}: {'; '.join(damaged[-len(copies) :])}")
     return sources, damaged
 
 

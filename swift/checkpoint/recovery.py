@@ -28,7 +28,7 @@ from swift.errors import RunError
 _MASTER = "master."
 
 
-class _Origin(NamedTuple):
+class _SourceKind(NamedTuple):
     """The origin of a copy of a slice.
 
     Attributes:
@@ -41,7 +41,7 @@ class _Origin(NamedTuple):
     step: int
     holder: int = -1
 
-    def named(self, names: Sequence[int]) -> "_Origin":
+    def named(self, names: Sequence[int]) -> "_SourceKind":
         """The origin with the name of a rank in place of its number."""
         return self if self.holder < 0 else self._replace(holder=names[self.holder])
 
@@ -59,8 +59,8 @@ class _RankSource(NamedTuple):
     stage: int
     rank: int
     unit: Unit | None
-    weights: _Origin
-    moments: _Origin | None
+    weights: _SourceKind
+    moments: _SourceKind | None
 
     def named(self, names: Sequence[int]) -> "_RankSource":
         """The source with the names of ranks in place of their numbers."""
@@ -155,12 +155,12 @@ def recover_ranks(
             lost_LE[wanted.unit] += num_lost
     lost_LE = -(-lost_LE // split.num_ranks)  # rounded up; only one slice of each expert, one Nth, fell back
     tally = ledger.tally.fell_back(lost_LE)
-    passed_over = [f"passed over: {why}" for why in _passed_over(stored)]
+    passed_over = [f"passed over: {why}" for why in _skipped_copies(stored)]
     facts = {"sources": _rank_facts(sources), "updates_lost": lost_LE.sum(axis=1).tolist()}
     return Recovered(
         jax.tree.unflatten(jax.tree.structure(split.abstract), [arrays[name] for name in split.shapes]),
         replace(ledger, tally=tally),
-        [*_rank_lines(sources, split, step), *_kept_lines(gone, split.num_stages, names), *passed_over],
+        [*_rank_lines(sources, split, step), *_retained_lines(gone, split.num_stages, names), *passed_over],
         facts | {"plt": tally.plt, "faults": tally.num_faults},
     )
 
@@ -174,10 +174,10 @@ class _LostSlices(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _FoundCopy:
+class _SliceSource:
     """A copy of lost slices: its origin, a reader of its values by array, and its token updates; None: all."""
 
-    origin: _Origin
+    origin: _SourceKind
     read: Callable[[str], np.ndarray]
     contained: int | None
 
@@ -196,7 +196,7 @@ class _SliceSearch:
     names: Sequence[int]
     ledger: Ledger
 
-    def find(self, wanted: _LostSlices) -> tuple[_FoundCopy, _FoundCopy]:
+    def find(self, wanted: _LostSlices) -> tuple[_SliceSource, _SliceSource]:
         """The best copies of the weights of lost slices, and of their moments."""
         newest = self._newest(wanted)
         if newest is not None and newest.origin.step == self.step:
@@ -205,7 +205,7 @@ class _SliceSearch:
         _, moment_names = _slice_names(self.split, wanted.unit)
         return weights, newest or (self._in_storage(wanted) if moment_names else weights)
 
-    def _newest(self, wanted: _LostSlices) -> _FoundCopy | None:
+    def _newest(self, wanted: _LostSlices) -> _SliceSource | None:
         """The newest snapshot of lost slices, or their copy in a newer checkpoint; None: there is no snapshot."""
         snapshot = next(filter(None, (self._in_snapshot(wanted, copy) for copy in self.copies)), None)
         if snapshot is None or snapshot.origin.step >= self._saved_step(wanted):
@@ -220,18 +220,18 @@ class _SliceSearch:
             return max(self.ledger.common, default=-1)
         return next((copy.step for copy in self.ledger.copies.get(wanted.unit, ())), -1)
 
-    def _in_snapshot(self, wanted: _LostSlices, copy: RankCopy) -> _FoundCopy | None:
+    def _in_snapshot(self, wanted: _LostSlices, copy: RankCopy) -> _SliceSource | None:
         stage, rank, unit = wanted
         if copy.rank != rank or (stage, copy.holder) in self.lost:
             return None
-        origin = _Origin("snapshot", copy.step, copy.holder)
+        origin = _SourceKind("snapshot", copy.step, copy.holder)
         if unit is None:
             arrays = copy.snapshot.dense
-            return _FoundCopy(origin, lambda name: arrays[name][stage, :, 0], None) if arrays else None
+            return _SliceSource(origin, lambda name: arrays[name][stage, :, 0], None) if arrays else None
         found = np.flatnonzero(copy.snapshot.chosen_LK[unit[0]] == unit[1])
         if not found.size:
             return None
-        return _FoundCopy(
+        return _SliceSource(
             origin,
             lambda name: self.split.view(copy.snapshot.blocks, name)[unit[0], 0, found[0]],
             int(copy.contained_LE[unit]),
@@ -243,7 +243,7 @@ class _SliceSearch:
         width = self.split.shapes[f"{_MASTER}expert"].shape[-1]
         return self.slots["expert"].shape[-1] >= self.split.num_ranks * width
 
-    def _in_slots(self, wanted: _LostSlices) -> _FoundCopy | None:
+    def _in_slots(self, wanted: _LostSlices) -> _SliceSource | None:
         """The weights in a slot of a live rank of the stage; every rank has those of the dense part."""
         stage, rank, unit = wanted
         living = [other for other in range(self.split.num_ranks) if (stage, other) not in self.lost]
@@ -266,9 +266,9 @@ class _SliceSearch:
             mine = whole[..., rank * width : (rank + 1) * width]
             return mine if unit is not None else mine[:, None]
 
-        return _FoundCopy(_Origin("replica", self.step, holder), read, None)
+        return _SliceSource(_SourceKind("replica", self.step, holder), read, None)
 
-    def _in_storage(self, wanted: _LostSlices) -> _FoundCopy:
+    def _in_storage(self, wanted: _LostSlices) -> _SliceSource:
         found = self.stored()
         if found is None:
             what = "the dense part" if wanted.unit is None else f"expert {wanted.unit[1]} of layer {wanted.unit[0]}"
@@ -276,11 +276,11 @@ class _SliceSearch:
             raise RunError(f"rank {self.names[wanted.rank]} is lost, and {missing}")
         state, plan = found
         arrays = by_name(state)
-        origin, contained = _Origin("storage", plan.step), None
+        origin, contained = _SourceKind("storage", plan.step), None
         if wanted.unit is not None:
             copy = plan.sources[wanted.unit]
-            origin, contained = _Origin("storage", copy.step), copy.contained
-        return _FoundCopy(origin, lambda name: _slice_of(self.split, arrays[name], wanted), contained)
+            origin, contained = _SourceKind("storage", copy.step), copy.contained
+        return _SliceSource(origin, lambda name: _slice_of(self.split, arrays[name], wanted), contained)
 
 
 def _lost_slices(split: StateSplit, lost: Collection[tuple[int, int]]) -> Iterator[_LostSlices]:
@@ -319,7 +319,7 @@ def _fill(search: _SliceSearch, arrays: Mapping[str, np.ndarray], wanted: _LostS
     return source.named(search.names), num_lost
 
 
-def _passed_over(stored: Any) -> tuple[str, ...]:
+def _skipped_copies(stored: Any) -> tuple[str, ...]:
     """Damage found in storage, if it was read."""
     found = stored() if stored.cache_info().currsize else None
     return () if found is None else found[1].passed_over
@@ -349,10 +349,10 @@ def _rank_lines(sources: Sequence[_RankSource], split: StateSplit, step: int) ->
     return lines
 
 
-def _kept_lines(lost: Collection[tuple[int, int]], num_stages: int, names: Sequence[int]) -> list[str]:
+def _retained_lines(lost: Collection[tuple[int, int]], num_stages: int, names: Sequence[int]) -> list[str]:
     """A line for each rank that is lost in only some stages.
 
-    >>> _kept_lines({(1, 3)}, 3, range(4))
+    >>> _retained_lines({(1, 3)}, 3, range(4))
     ['rank 3: slices of stages 0, 2: still on their devices']
     """
     lines = []
@@ -392,12 +392,12 @@ def _by_origin(sources: Iterable[_RankSource]) -> list[list[_RankSource]]:
     return list(groups.values())
 
 
-def _fact(origin: _Origin, holders: Collection[int]) -> dict[str, Any]:
+def _fact(origin: _SourceKind, holders: Collection[int]) -> dict[str, Any]:
     fact = {"source": origin.kind, "step": origin.step}
     return fact if origin.kind == "storage" else fact | {"ranks": sorted(holders)}
 
 
-def _origin_text(origins: Collection[_Origin], step: int) -> str:
+def _origin_text(origins: Collection[_SourceKind], step: int) -> str:
     """The text for one origin, or for several replicas on different ranks."""
     kind, taken, holder = min(origins)
     if kind == "storage":

@@ -1,7 +1,7 @@
 """Choice of the experts that a partial checkpoint saves, its size, and the tokens that it loses.
 
 All of it is MoC-System's (arXiv 2408.04307): partial checkpoints of experts (PEC), the proportion of lost tokens (PLT),
-which ``Tally`` counts, and Dynamic-K.
+which ``TokenUpdateCounter`` counts, and Dynamic-K.
 
 Legend: L MoE layers of the model, E expert classes, K classes of a layer that a checkpoint saves.
 """
@@ -14,12 +14,12 @@ import numpy as np
 from jaxtyping import Int
 
 
-def first_turns(num_layers: int, num_classes: int, k: int) -> Int[np.ndarray, " L"]:
+def initial_rotation(num_layers: int, num_classes: int, k: int) -> Int[np.ndarray, " L"]:
     """The class with which each layer's round begins, int64 ``[L]``: K classes after that of the layer below.
 
     Layers are interleaved so that, where each rank holds classes of its own, all ranks write equally much.
 
-    >>> first_turns(3, 4, 2).tolist()
+    >>> initial_rotation(3, 4, 2).tolist()
     [0, 2, 0]
     """
     return np.arange(num_layers) * k % max(num_classes, 1)
@@ -39,7 +39,7 @@ def sequential(turn_L: Int[np.ndarray, " L"], num_classes: int, k: int) -> Int[n
     return (turn_L[:, None] + np.arange(k)) % max(num_classes, 1)
 
 
-def next_turns(turn_L: Int[np.ndarray, " L"], num_classes: int, k: int) -> Int[np.ndarray, " L"]:
+def next_rotation(turn_L: Int[np.ndarray, " L"], num_classes: int, k: int) -> Int[np.ndarray, " L"]:
     """The turns ``[L]`` after a sequential save of K classes."""
     return (turn_L + k) % max(num_classes, 1)
 
@@ -84,7 +84,7 @@ def partial_bytes(dense_bytes: float, expert_bytes: float, k: int, num_classes: 
 
 
 @dataclass(frozen=True)
-class Tally:
+class TokenUpdateCounter:
     """Token updates of a run so far.
 
     An expert is updated by every (token, choice) pair that is routed to it and not dropped. Losses follow from what an
@@ -109,12 +109,12 @@ class Tally:
     num_uncounted: int = 0
 
     @classmethod
-    def none(cls, num_layers: int, num_classes: int) -> "Tally":
+    def none(cls, num_layers: int, num_classes: int) -> "TokenUpdateCounter":
         """The tally before the first iteration."""
         shape = (num_layers, num_classes)
         return cls(np.zeros(shape, np.int64), np.zeros(num_layers, np.int64), np.zeros(num_layers, np.int64))
 
-    def count(self, popularity_LE: Any, dropped_LE: Any) -> "Tally":
+    def count(self, popularity_LE: Any, dropped_LE: Any) -> "TokenUpdateCounter":
         """The tally after one more iteration.
 
         Args:
@@ -130,7 +130,7 @@ class Tally:
             routed_L=self.routed_L + popularity_LE.sum(axis=1),
         )
 
-    def uncounted(self, num_iterations: int, most_updates: int) -> "Tally":
+    def uncounted(self, num_iterations: int, most_updates: int) -> "TokenUpdateCounter":
         """The tally after more iterations, of which there is no record.
 
         Args:
@@ -140,7 +140,7 @@ class Tally:
         contained_LE = self.contained_LE + num_iterations * most_updates
         return replace(self, contained_LE=contained_LE, num_uncounted=self.num_uncounted + num_iterations)
 
-    def restored(self, contained_LE: Int[np.ndarray, "L E"]) -> "Tally":
+    def restored(self, contained_LE: Int[np.ndarray, "L E"]) -> "TokenUpdateCounter":
         """The tally after a fault and a restore.
 
         Args:
@@ -148,7 +148,7 @@ class Tally:
         """
         return self.fell_back(self.contained_LE - contained_LE)
 
-    def fell_back(self, lost_LE: Int[np.ndarray, "L E"]) -> "Tally":
+    def fell_back(self, lost_LE: Int[np.ndarray, "L E"]) -> "TokenUpdateCounter":
         """The tally after a fault that set back only some slices of experts.
 
         Args:
@@ -177,7 +177,7 @@ class Tally:
         return arrays | {"contained": self.contained_LE.tolist(), **numbers}
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, Any], num_classes: int) -> "Tally":
+    def from_json(cls, fields: Mapping[str, Any], num_classes: int) -> "TokenUpdateCounter":
         """The inverse of ``to_json``."""
         contained_LE = np.asarray(fields["contained"], np.int64).reshape(len(fields["contained"]), num_classes)
         routed_L, lost_L = (np.asarray(fields[name], np.int64) for name in ("routed", "lost"))

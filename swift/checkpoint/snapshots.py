@@ -11,11 +11,11 @@ import numpy as np
 from jax import lax
 from jaxtyping import Int
 
-from swift.checkpoint.host_save import Piece
+from swift.checkpoint.host_save import HostShard
 from swift.checkpoint.units import Snapshot, StateSplit, by_name
 from swift.mesh.live import LiveMesh
 from swift.mesh.per_rank import RANKED, SHARED
-from swift.mesh.state_rows import move_rows
+from swift.mesh.state_rows import transfer_rows
 
 
 def begin_snapshot(
@@ -32,18 +32,18 @@ def begin_snapshot(
         state: see ``begin_pieces``.
         live: the mesh.
         chosen_LK: the chosen classes of every MoE layer of the model.
-        room: see ``join_pieces``.
+        room: see ``assemble_snapshot``.
 
     Returns:
         A function that waits for the copy and returns it on the host, for any thread.
     """
     finish = begin_pieces(split, state, live, chosen_LK)
-    return lambda: join_pieces(split, finish(), chosen_LK, room)
+    return lambda: assemble_snapshot(split, finish(), chosen_LK, room)
 
 
 def begin_pieces(
     split: StateSplit, state: Any, live: LiveMesh, chosen_LK: Int[np.ndarray, "layers K"]
-) -> Callable[[], list[Piece]]:
+) -> Callable[[], list[HostShard]]:
     """Starts to copy what a checkpoint saves of a state: on the devices first, and from there to the host.
 
     Training does not wait: the devices make their copy after the ops that they have queued. It takes up device memory
@@ -65,10 +65,10 @@ def begin_pieces(
     rows = [row for of_stage in givers for row in of_stage]
     arrays, stages, num_givers = by_name(state), live.with_rows(tuple(live.rows[row] for row in rows)), len(givers[0])
     specs = {name: RANKED if name in split.ranked_names else SHARED for name in split.shapes}
-    if not stages.is_here:
+    if not stages.is_local:
         return list  # enough other processes have the same state
     if stages.rows != live.rows:
-        arrays = move_rows({name: arrays[name] for name in specs}, live, stages, specs, rows)
+        arrays = transfer_rows({name: arrays[name] for name in specs}, live, stages, specs, rows)
     dense = {name: arrays[name] for name in split.dense_shapes}
     experts = {name: arrays[name] for name in split.expert_names}
     chosen = None
@@ -91,8 +91,8 @@ def _givers(live: LiveMesh) -> list[list[int]]:
     return [of_stage[: min(map(len, firsts))] for of_stage in firsts]
 
 
-def join_pieces(
-    split: StateSplit, pieces: Iterable[Piece], chosen_LK: np.ndarray, room: Snapshot | None = None
+def assemble_snapshot(
+    split: StateSplit, pieces: Iterable[HostShard], chosen_LK: np.ndarray, room: Snapshot | None = None
 ) -> Snapshot:
     """Puts the pieces of all processes together.
 
@@ -125,30 +125,30 @@ def join_pieces(
     return Snapshot(dense, blocks, chosen_LK)
 
 
-def _fetch(copies: dict[str, jax.Array], split: StateSplit, num_givers: int) -> list[Piece]:
+def _fetch(copies: dict[str, jax.Array], split: StateSplit, num_givers: int) -> list[HostShard]:
     shards = [(name, shard) for name, copy in copies.items() for shard in copy.addressable_shards]
     firsts = [(name, shard) for name, shard in shards if shard.replica_id == 0]
     for _, shard in firsts:
         shard.data.copy_to_host_async()
-    pieces = [Piece(name, shard.index, np.asarray(shard.data)) for name, shard in firsts]
+    pieces = [HostShard(name, shard.index, np.asarray(shard.data)) for name, shard in firsts]
     if num_givers == 1:
         return pieces
     return [own for piece in pieces if (own := _own(piece, split, num_givers)) is not None]
 
 
-def _own(piece: Piece, split: StateSplit, num_givers: int) -> Piece | None:
+def _own(piece: HostShard, split: StateSplit, num_givers: int) -> HostShard | None:
     """The piece of a mesh row in its place in the state; None if another row of the stage gives it."""
     row, *others = piece.place
     stage, nth = divmod(row.start, num_givers)
     place = slice(stage, stage + 1), *others
     if piece.name not in split.ranked_names:
-        return None if nth else Piece(piece.name, place, piece.values)
+        return None if nth else HostShard(piece.name, place, piece.values)
     width = split.shapes[piece.name].shape[-1]
     size = piece.values.shape[-1]
     begin, end = min(nth * size, width), min((nth + 1) * size, width)
     if begin == end:
         return None
-    return Piece(piece.name, (*place[:-1], slice(begin, end)), piece.values[..., size - (end - begin) :])
+    return HostShard(piece.name, (*place[:-1], slice(begin, end)), piece.values[..., size - (end - begin) :])
 
 
 @lru_cache(maxsize=4)

@@ -23,8 +23,8 @@ from swift.checkpoint.manifest import (
     array_digest,
     begin_save,
     commit_save,
+    delete_old,
     remove_set_aside,
-    retire,
     synced_digests,
     temporary_path,
     write_manifest,
@@ -144,7 +144,7 @@ def finish_save(
 def _remove_older(directory: Path, step: int, num_kept: int) -> None:
     """Removes what a new checkpoint replaces; what cannot be removed now is removed after the next one."""
     with suppress(OSError):
-        retire(directory, num_kept)
+        delete_old(directory, num_kept)
         remove_set_aside(directory, step)
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
-from swift.checkpoint.arrays import Checker
-from swift.checkpoint.inspection import coverage, damages, find_checkpoints, overview, what_a_restore_does
+from swift.checkpoint.arrays import Verifier
+from swift.checkpoint.inspection import coverage, describe_restore, find_checkpoints, find_damage, overview
 from swift.checkpoint.manifest import checkpoint_path, read_manifest
 from swift.errors import RunError, SettingError
 from swift.terminal_table import TerminalTable
@@ -35,7 +35,7 @@ def _inspect(options: argparse.Namespace, directory: Path, step: int | None) -> 
         raise SettingError("--step", step, f"must be one of {', '.join(map(str, steps))}, which have a checkpoint")
     manifest = read_manifest(checkpoint_path(directory, step), "DIR")
     of_experts = coverage(manifest)
-    lines, restore = what_a_restore_does(directory, step)
+    lines, restore = describe_restore(directory, step)
     (row,) = (row for row in rows if row["step"] == step)
     dense = {"bytes": manifest.dense.num_bytes, "hashes": manifest.dense.contents}
     said = {"checkpoint": row, "dense": dense, "experts": of_experts, "restore": restore}
@@ -49,9 +49,9 @@ def _inspect(options: argparse.Namespace, directory: Path, step: int | None) -> 
 
 
 def _verify(options: argparse.Namespace, directory: Path, step: int | None) -> None:
-    checker = Checker(directory)
-    found = list(damages(directory, step, checker))
-    lines, restore = what_a_restore_does(directory, step, checker)
+    checker = Verifier(directory)
+    found = list(find_damage(directory, step, checker))
+    lines, restore = describe_restore(directory, step, checker)
     verdict = [f"damaged: {why}" for why in found] or ["all files and values are as they were saved"]
     said = {"damaged": found, "restore": restore}
     _show(options, said, *verdict, "a restore takes", *(f"  {line}" for line in lines))

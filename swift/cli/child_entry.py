@@ -55,7 +55,7 @@ def keeper(options: argparse.Namespace) -> None:
     run_checkpoint_service(experiment, options.run_dir, scratch, sys.stdin, by_rank=options.by_rank, init_from=origin)
 
 
-def preparer(options: argparse.Namespace) -> None:
+def compile_service(options: argparse.Namespace) -> None:
     """Runs the compile service."""
     from swift.elastic.services.compile_service import run_compile_service
 

@@ -14,7 +14,7 @@ from swift.checkpoint.manifest import committed_steps
 from swift.cli.input_hosts import input_hosts_of_runs, plan_reading
 from swift.cli.jax_setup import prepare
 from swift.cli.run_setup import corpora_directory, new_run_dir, observers_of
-from swift.cli.train import devices_of_host, joined, place_of
+from swift.cli.train import devices_of_host, host_index, joined
 from swift.cli.values import OF_ONE, deadlines_of
 from swift.config.experiment import Experiment
 from swift.config.gin_reader import all_installed, load_experiment
@@ -23,10 +23,10 @@ from swift.data.remote_records import ConnectHosts
 from swift.errors import SettingError, printable
 from swift.runlog.reading import CONFIG, Run, is_run, read_run
 from swift.train.display import Series
-from swift.train.hosts import ALONE, Hosts
+from swift.train.hosts import SINGLE_HOST, Hosts
 from swift.train.start import TrainOptions, check_resumable, made_directory
 from swift.train.trainer import check_before, train
-from swift.typed import Written
+from swift.typed import SourceText
 
 
 @dataclass(frozen=True)
@@ -52,17 +52,17 @@ def compare(options: argparse.Namespace) -> None:
         raise SettingError("CONFIG", names, "the files need different names, which their runs will have")
     if options.resume and options.run_dir is None:
         allowed = "--resume needs the directory of the comparison to continue"
-        raise SettingError("--run-dir", Written("(not set)"), allowed)
+        raise SettingError("--run-dir", SourceText("(not set)"), allowed)
     experiments = [load_experiment(path, options.set) for path in configs]
     top = options.run_dir or new_run_dir(names[0])
     if options.resume and not any((top / name).exists() for name in names):
         allowed = f"holds no run of this comparison ({', '.join(names)}); leave out --resume to begin it there"
         raise SettingError("--run-dir", str(top), allowed)
-    place, data = place_of(options), [one.data for one in experiments]
+    place, data = host_index(options), [one.data for one in experiments]
     connect = input_hosts_of_runs(data, options, has_network=place is not None)
     prepare(experiments, devices_of_host(place, experiments))
     run_dirs = {top / name: experiment for name, experiment in zip(names, experiments, strict=True)}
-    with nullcontext(ALONE) if place is None else joined(place, options, run_dirs) as hosts:
+    with nullcontext(SINGLE_HOST) if place is None else joined(place, options, run_dirs) as hosts:
         compared = _found(dict(zip(names, experiments, strict=True)), top, options, hosts, connect)
         with made_directory(top) if hosts.is_first else nullcontext():
             _run(compared, hosts)
@@ -98,14 +98,14 @@ def _found(
         for name, experiment in experiments.items()
     }
     standing: list[tuple[bool, bool]] = []
-    with hosts.together():
+    with hosts.all_or_none():
         if hosts.is_first:
             for experiment, run in zip(experiments.values(), runs.values(), strict=True):
                 standing.append(_standing(experiment, run, resume=options.resume))
     return [
         _Compared(experiment, replace(run, resume=is_there), has_ended)
         for experiment, run, (is_there, has_ended) in zip(
-            experiments.values(), runs.values(), hosts.of_first(standing), strict=True
+            experiments.values(), runs.values(), hosts.broadcast(standing), strict=True
         )
     ]
 
@@ -128,7 +128,7 @@ def _standing(experiment: Experiment, run: TrainOptions, *, resume: bool) -> tup
 
 
 def _run(compared: Sequence[_Compared], hosts: Hosts) -> None:
-    with hosts.together():  # so that a mistake in the last is reported before the first has run
+    with hosts.all_or_none():  # so that a mistake in the last is reported before the first has run
         left = [one for one in compared if not one.has_ended]
         data = {f"{one.options.run_dir.name}: the data": check_before(one.experiment, one.options) for one in left}
     hosts.check_same(data)

@@ -22,8 +22,8 @@ from swift.errors import RunError, SettingError, check_count
 from swift.pod_compile.compile import FITS, REFUSED, check_pod, compile_one, configurations
 from swift.pod_compile.json_format import document, name_of, text_lines
 from swift.pod_compile.pods import Pod, settle_process
-from swift.train.emulated import Down
-from swift.typed import Written
+from swift.train.emulated import FailedSet
+from swift.typed import SourceText
 
 
 def compile(options: argparse.Namespace) -> None:
@@ -36,7 +36,7 @@ def compile(options: argparse.Namespace) -> None:
     try:
         downs = configurations(experiment, failed, near=options.neighbours)
     except SettingError as error:
-        raise SettingError("--fail", Written(" ".join(options.fail or ())), error.allowed) from error
+        raise SettingError("--fail", SourceText(" ".join(options.fail or ())), error.allowed) from error
     requests = [_request(config_text(experiment), pod, down) for down in downs]
     reports = _compile_all(requests, options.jobs)
     facts = document(experiment, pod, reports)
@@ -67,7 +67,7 @@ def compiler(options: argparse.Namespace) -> None:
         file.flush()
         experiment = load_experiment(Path(file.name))
     jax.config.update("jax_enable_x64", experiment.compute_dtype == "float64")
-    down = Down(*(frozenset(map(tuple, request[name])) for name in ("workers", "ranks")))
+    down = FailedSet(*(frozenset(map(tuple, request[name])) for name in ("workers", "ranks")))
     try:
         report = compile_one(experiment, pod, down)
     except SettingError as error:
@@ -83,7 +83,7 @@ def _end_with_input() -> None:
     os._exit(130)
 
 
-def _request(config: str, pod: Pod, down: Down) -> dict[str, Any]:
+def _request(config: str, pod: Pod, down: FailedSet) -> dict[str, Any]:
     return {"config": config, "topology": pod.name, "workers": sorted(down.workers), "ranks": sorted(down.ranks)}
 
 
@@ -97,7 +97,7 @@ def _compile_all(requests: Sequence[dict[str, Any]], num_jobs: int) -> list[dict
             if "mistake" in report:
                 pool.shutdown(wait=False, cancel_futures=True)
                 setting, value, allowed = report["mistake"]
-                raise SettingError(setting, Written(value), allowed)
+                raise SettingError(setting, SourceText(value), allowed)
             reports[pending[future]] = report
             print(f"compiled {len(reports)}/{len(requests)}: {name_of(report)}, {report['result']}", file=sys.stderr)
     return [reports[number] for number in range(len(requests))]
@@ -118,7 +118,7 @@ def _ask(request: dict[str, Any]) -> dict[str, Any]:
         if answer:
             return json.loads(answer)
         log.seek(0)
-        why = _last_words(log.read().decode(errors="replace"), process.returncode)
+        why = _stderr_tail(log.read().decode(errors="replace"), process.returncode)
     return {
         "failed": [f"{d}:{p}" for d, p in request["workers"]],
         "lost_ranks": sorted({rank for _, rank in request["ranks"]}),
@@ -128,7 +128,7 @@ def _ask(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _last_words(log: str, code: int) -> str:
+def _stderr_tail(log: str, code: int) -> str:
     """Returns why a process ended: the error of its compiler, or the last line that it printed."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     checks = [line for line in lines if re.search(r"Check failed|RET_CHECK failure", line)]

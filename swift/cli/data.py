@@ -18,7 +18,7 @@ from typing import Any
 from swift.cli.input_hosts import input_hosts, key_file_of, serving_facts
 from swift.cli.node_options import listening_address
 from swift.config.gin_reader import load_pipeline, load_pipelines
-from swift.data.pipeline import InputPlan, NotedPipeline, Pipeline, plain_plan
+from swift.data.pipeline import InputPlan, Pipeline, TracedPipeline, plain_plan
 from swift.data.remote_records import InputHosts
 from swift.data.sample_store import check_writable, find_survey
 from swift.data.samples import Samples
@@ -75,7 +75,7 @@ def data(options: argparse.Namespace) -> None:
         check_number("--seconds", options.seconds, above=0)
     pipeline, running = load_pipeline(options.config, options.set), getattr(options, "running", None)
     if running is not None:  # the parent names the operator that has ended this process
-        pipeline = NotedPipeline.of(pipeline, running.note)
+        pipeline = TracedPipeline.of(pipeline, running.note)
     try:
         facts, lines = _found(pipeline, options)
     except DataError as error:  # as a run that reads the same at its start says it

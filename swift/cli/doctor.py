@@ -11,11 +11,11 @@ from rich.text import Text
 
 from swift.cli.node_options import listening_address, node_count, own_node
 from swift.doctor.checks import examine_directory, examine_machine, examine_network, examine_software
-from swift.doctor.connectivity import Meeting, attending
+from swift.doctor.connectivity import ConnectivityCheck, attending
 from swift.elastic.device_probe import Finding, examine_devices
 from swift.errors import RunError, SettingError
 from swift.files import this_program
-from swift.typed import Written
+from swift.typed import SourceText
 
 _STYLES = {"ok": "green", "note": "yellow", "missing": "bold red"}
 
@@ -26,7 +26,7 @@ def doctor(options: argparse.Namespace) -> None:
         options.nodes = 1
     count = node_count(options, os.environ)
     if count > 1 and options.run_dir is None:
-        raise SettingError("--run-dir", Written("(not set)"), "several nodes need a directory that all of them see")
+        raise SettingError("--run-dir", SourceText("(not set)"), "several nodes need a directory that all of them see")
     own = own_node(options, os.environ, count) if count > 1 else 0
     if count > 1 and not options.run_dir.is_dir():
         allowed = "must be a directory that is there, in which the nodes meet"
@@ -68,7 +68,7 @@ def _together(options: argparse.Namespace, count: int, own: int) -> Iterator[Fin
         yield Finding("nodes", "missing", "not looked for, since they meet in that directory")
         return
     try:
-        with attending(Meeting(options.run_dir, count, own, host)) as attendance:
+        with attending(ConnectivityCheck(options.run_dir, count, own, host)) as attendance:
             yield from (findings := list(_examined()))
             yield from examine_network(host, is_alone=False, is_chosen=options.listen is not None)
             devices = "; ".join(finding.text for finding in findings if finding.topic == "devices")

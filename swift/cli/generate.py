@@ -42,7 +42,7 @@ def generate(options: argparse.Namespace) -> None:
         raise SettingError("MODEL", str(options.model), "is not a model written by `swift export`")
     if (options.model / METRICS).exists():
         raise SettingError("MODEL", str(options.model), "is a run directory; write its model with `swift export` first")
-    experiment = load_stored(options.model, "MODEL", options.config, spared=OF_TRAINING)
+    experiment = load_stored(options.model, "MODEL", options.config, optional_settings=OF_TRAINING)
     prepare_engine(options.expert_ranks, [experiment])
     prompts = options.prompt or [_DEFAULT_PROMPT]
     sampling = Sampling(options.temperature, options.top_k, options.top_p, options.seed)

@@ -28,7 +28,7 @@ def export(options: argparse.Namespace) -> None:
     if options.dtype is not None:
         raise SettingError("--dtype", options.dtype, "goes with --format hf, which is not set")
     run = read_run(options.run_dir)
-    experiment = load_stored(run.path, "RUN_DIR", options.config, spared=OF_RUN)
+    experiment = load_stored(run.path, "RUN_DIR", options.config, optional_settings=OF_RUN)
     prepare([experiment], num_devices=1)
     plan = export_model(experiment, options.run_dir, options.out, options.step)
     oldest = min((copy.step for copy in plan.sources.values()), default=plan.step)

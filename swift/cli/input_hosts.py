@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from swift.data.config import DataConfig
-from swift.data.corpus import readings
+from swift.data.corpus import training_pipelines
 from swift.data.pipeline import InputPlan, Pipeline
 from swift.data.remote_records import ConnectHosts, InputHosts
 from swift.data.sample_store import NoDigest, pipeline_facts
 from swift.errors import SettingError, renamed_settings
-from swift.typed import Written
+from swift.typed import SourceText
 
 
 def plan_reading(pipeline: Pipeline, hosts: InputHosts | None) -> InputPlan:
@@ -37,7 +37,9 @@ def input_hosts_of_runs(
     Raises:
         SettingError: see ``input_hosts``; or a run does not have documents of which samples are made.
     """
-    pipelines = [] if options.input_hosts is None else [pipeline for one in data for pipeline in readings(one)]
+    pipelines = (
+        [] if options.input_hosts is None else [pipeline for one in data for pipeline in training_pipelines(one)]
+    )
     return input_hosts(pipelines, options, has_network=has_network)
 
 
@@ -60,7 +62,7 @@ def input_hosts(
         if options.key_file is not None:
             raise SettingError("--key-file", str(options.key_file), allowed)
         if options.insecure_network and not has_network:
-            raise SettingError("--insecure-network", Written("(set)"), allowed)
+            raise SettingError("--insecure-network", SourceText("(set)"), allowed)
         return None
     from swift.input.client import connect
     from swift.input.server import find_key
@@ -105,7 +107,7 @@ def _address(text: str, *, is_trusted: bool) -> tuple[str, int]:
 def key_file_of(path: Path | None) -> Path:
     """Returns the path of the key of input hosts; raises SettingError where none is given."""
     if path is None:
-        raise SettingError("--key-file", Written("(not set)"), "the machines need a key that they can prove to have")
+        raise SettingError("--key-file", SourceText("(not set)"), "the machines need a key that they can prove to have")
     return path
 
 
@@ -115,4 +117,4 @@ def serving_facts(pipeline: Pipeline) -> dict[str, str]:
         return pipeline_facts(pipeline)
     except NoDigest as error:
         why = f"cannot be made on several machines: {error}"
-        raise SettingError("Pipeline", Written("(as configured)"), why) from error
+        raise SettingError("Pipeline", SourceText("(as configured)"), why) from error

@@ -8,7 +8,7 @@ import jax
 
 from swift.config.experiment import Experiment
 from swift.errors import SettingError
-from swift.mesh.devices import EmulationError, emulate_devices, keep_programs
+from swift.mesh.devices import EmulationError, emulate_devices, enable_compilation_cache
 
 _QUIET = {"TPU_STDERR_LOG_LEVEL": "3", "TPU_MIN_LOG_LEVEL": "3"}
 """Environment in which libtpu, where it is installed, looks for a TPU without a page of its own log."""
@@ -24,7 +24,7 @@ def prepare(experiments: Sequence[Experiment], num_devices: int | None = None) -
             raise SettingError(f"Experiment.{name}", sorted(values), "must be the same in all files of one comparison")
     if experiments[0].ranks == "emulated":
         num_devices = num_devices or max(experiment.topology.num_devices for experiment in experiments)
-        for line in crowded(num_devices, os.cpu_count() or 1):
+        for line in oversubscription_warning(num_devices, os.cpu_count() or 1):
             print(f"swift: {line}", file=sys.stderr)
         try:
             emulate_devices(num_devices)
@@ -33,13 +33,13 @@ def prepare(experiments: Sequence[Experiment], num_devices: int | None = None) -
     else:
         os.environ |= {name: level for name, level in _QUIET.items() if name not in os.environ}
     jax.config.update("jax_enable_x64", experiments[0].compute_dtype == "float64")
-    keep_programs()
+    enable_compilation_cache()
 
 
-def crowded(num_devices: int, num_cores: int) -> list[str]:
+def oversubscription_warning(num_devices: int, num_cores: int) -> list[str]:
     """Returns a warning if emulated devices are too many for the cores of this machine.
 
-    >>> crowded(8, 2)
+    >>> oversubscription_warning(8, 2)
     []
     """
     if num_devices <= DEVICES_PER_CORE * num_cores:

@@ -14,7 +14,7 @@ from jax.extend.backend import clear_backends
 from rich.console import Console
 
 from swift.cli.input_hosts import input_hosts_of_runs, plan_reading
-from swift.cli.nodes import Entrance, Nodes, Platform, ProcessCommands, nodes_of
+from swift.cli.nodes import NodeListener, Nodes, Platform, ProcessCommands, nodes_of
 from swift.cli.run_setup import corpora_directory, observers_of, run_dir_of, weights_of
 from swift.cli.values import OF_PROCESSES, deadlines_of
 from swift.config.experiment import Experiment
@@ -24,7 +24,7 @@ from swift.data.index import find_index
 from swift.data.remote_records import ConnectHosts
 from swift.deadlines import Deadlines
 from swift.elastic.coordinator.fault_injection import FaultInjection, parse_chaos
-from swift.elastic.coordinator.memory_demand import MemoryDemand, StorageLocation, choose_storage
+from swift.elastic.coordinator.memory_demand import MemoryEstimate, StorageLocation, choose_storage
 from swift.elastic.coordinator.service_clients import (
     CHECKPOINT_SERVICE,
     COMPILE_SERVICE,
@@ -47,21 +47,21 @@ from swift.runlog.lease import Lease
 from swift.runlog.reading import read_run
 from swift.runlog.run_directory import RunDirectory
 from swift.schedules.planners.names import FAULT_FREE
-from swift.schedules.plans.normalize import OWN_CUT, BlockHolders
+from swift.schedules.plans.normalize import DEFAULT_ASSIGNMENT, ChunkAssignment
 from swift.topology import Topology
 from swift.train.fitting import check_processes
 from swift.train.interrupt import Interrupt
 from swift.train.records import summarize
 from swift.train.start import (
     TrainOptions,
+    acquire_run,
     check_range,
-    conclude,
     find_start,
     find_weights,
-    is_to_conclude,
+    needs_summary,
     open_run,
-    own_run,
     try_placement,
+    write_summary,
 )
 
 _ENDING_S = 30.0
@@ -146,10 +146,10 @@ class LaunchJob:
         return is_elastic(self.experiment, by_rank=self.by_rank)
 
     @property
-    def own_cut(self) -> BlockHolders:
+    def own_cut(self) -> ChunkAssignment:
         """Workers that hold each chunk; False where all pipelines are cut alike."""
         chunks = self.experiment.chunks
-        return OWN_CUT if chunks.is_one_cut else BlockHolders(chunks.stage_DC)
+        return DEFAULT_ASSIGNMENT if chunks.is_uniform_cut else ChunkAssignment(chunks.stage_DC)
 
     def show(self, text: str) -> None:
         """Prints a line, after the name of this node if there are several."""
@@ -169,7 +169,7 @@ class LaunchJob:
             warning = check_processes(self.experiment, len(here), len(self.processes))
             if warning is not None:
                 self.show(warning)
-        demand = MemoryDemand.of(self.experiment, here, by_rank=self.by_rank, is_alone=is_alone, platform=platform)
+        demand = MemoryEstimate.of(self.experiment, here, by_rank=self.by_rank, is_alone=is_alone, platform=platform)
         clear_backends()  # the supervisor has no use for devices
         return choose_storage(demand, run_dir)
 
@@ -301,7 +301,7 @@ def launch(options: argparse.Namespace) -> None:
         log_every=options.log_every,
         observers=observers_of(options),
     )
-    with own_run(run) as lease:  # before anything else, which takes seconds
+    with acquire_run(run) as lease:  # before anything else, which takes seconds
         storage = job.storage(run.run_dir)
         try_placement(experiment)
         if job.is_elastic and experiment.topology.num_expert_ranks > 1:
@@ -341,8 +341,8 @@ def _launch(job: LaunchJob, run: TrainOptions, lease: Lease, storage: StorageLoc
     experiment = job.experiment
     start = find_start(experiment, run)
     done = 0 if start is None else start.step
-    if is_to_conclude(experiment, run, done):
-        return conclude(experiment, run, lease, job.options.platform)
+    if needs_summary(experiment, run, done):
+        return write_summary(experiment, run, lease, job.options.platform)
     check_range(experiment, run, done, experiment.num_steps)
     find_weights(experiment, run)  # so that a mistake is reported once, and here; the checkpoint service loads them
     corpus = job.corpus()
@@ -351,7 +351,7 @@ def _launch(job: LaunchJob, run: TrainOptions, lease: Lease, storage: StorageLoc
     shared = run.run_dir if job.nodes.count > 1 else None
     with (
         job.interrupt() as interrupt,
-        Entrance.of(job.nodes) as entrance,
+        NodeListener.of(job.nodes) as entrance,
         open_run(experiment, run, done, lease) as directory,
         RunFiles.of(run.config_text, data, storage.path, corpus, shared) as scratch,
     ):

@@ -20,7 +20,7 @@ from typing import Any, Self, TextIO
 
 from swift.cli.options import HIDDEN, command_line
 from swift.cli.parser import with_negative_values, with_suggestion
-from swift.cli.processes import guarded, watched
+from swift.cli.processes import run_in_child, run_supervised
 from swift.errors import INTERRUPTED, STOPPED, RunError, SettingError, first_line, printable
 from swift.output import protect
 from swift.variables import drop_fixed
@@ -146,10 +146,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"swift: {names} would change results and has no effect: settings alone decide them", file=sys.stderr)
     if arguments is None and options.command == "data" and options.action != "serve":  # whose host watches processes
         what = f"data {options.action} {options.config}"
-        return guarded(lambda running: _run(argparse.Namespace(**vars(options), running=running)), what)
+        return run_in_child(lambda running: _run(argparse.Namespace(**vars(options), running=running)), what)
     if getattr(options, "coordinator", None) is None:
         return _run(options)
-    return watched(lambda link: _run(argparse.Namespace(**vars(options), link=link)), options)
+    return run_supervised(lambda link: _run(argparse.Namespace(**vars(options), link=link)), options)
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ from argparse import Namespace
 from collections.abc import Mapping
 
 from swift.errors import SettingError, check_count
-from swift.typed import Written
+from swift.typed import SourceText
 
 _TASKS = "SLURM_STEP_NUM_TASKS"
 
@@ -43,7 +43,7 @@ def own_node(options: Namespace, environment: Mapping[str, str], count: int) -> 
     index = _number(environment, "SLURM_PROCID" if _number(environment, _TASKS) else "JOB_COMPLETION_INDEX")
     own = options.node if options.node is not None else index
     if own is None or not 0 <= own < count:
-        raise SettingError("--node", Written("(not set)") if own is None else own, f"must be from 0 to {count - 1}")
+        raise SettingError("--node", SourceText("(not set)") if own is None else own, f"must be from 0 to {count - 1}")
     return int(own)
 
 

@@ -26,7 +26,7 @@ from swift.elastic.transport.connections import Rendezvous, check_network
 from swift.elastic.transport.nodes import MultiNodeChildren
 from swift.errors import SettingError
 from swift.mesh.process_group import LOOPBACK
-from swift.typed import Written
+from swift.typed import SourceText
 
 _BACKLOG = 1024
 """Connections that may wait to be accepted."""
@@ -92,7 +92,7 @@ def nodes_of(options: Namespace, environment: Mapping[str, str]) -> Nodes:
     if count == 1:
         return Nodes()
     if options.run_dir is None:
-        raise SettingError("--run-dir", Written("(not set)"), "several nodes need a directory that all of them see")
+        raise SettingError("--run-dir", SourceText("(not set)"), "several nodes need a directory that all of them see")
     own = own_node(options, environment, count)
     if own > 0:
         return Nodes(count, own)
@@ -100,7 +100,7 @@ def nodes_of(options: Namespace, environment: Mapping[str, str]) -> Nodes:
     check_network(host, is_trusted=options.insecure_network)
     if options.listen is None and ipaddress.ip_address(host).is_loopback:
         allowed = f"this machine's name stands for {host}, which no other can reach; see /etc/hosts, or say where"
-        raise SettingError("--listen", Written("(not set)"), allowed)
+        raise SettingError("--listen", SourceText("(not set)"), allowed)
     return Nodes(count, own, host, port)
 
 
@@ -163,7 +163,7 @@ class ProcessCommands:
         return [sys.executable, "-m", "swift", name, *own, *more]
 
 
-class Entrance:
+class NodeListener:
     """The listener for the other nodes; a run on one node has none.
 
     Args:

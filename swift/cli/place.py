@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from swift.cli.values import PICTURE, PLACEMENT, check_output
-from swift.config.mistakes import nearest, translated
+from swift.config.mistakes import renamed_errors, suggest
 from swift.errors import SettingError, check_count
 from swift.experts.placement.library import check_loads, place_experts, rank_loads
 from swift.experts.placement.packed import MinMax, Packed
@@ -35,7 +35,7 @@ def place(options: argparse.Namespace) -> None:
         raise SettingError("--slots", options.slots, f"makes more than {_MOST_SLOTS:,} slots with --ranks")
     if options.policy not in _POLICIES:
         known = f"must be one of {', '.join(_POLICIES)}"
-        raise SettingError("--policy", options.policy, nearest(options.policy, _POLICIES, known))
+        raise SettingError("--policy", options.policy, suggest(options.policy, _POLICIES, known))
     for option, path, endings, kind in (
         ("--plot", options.plot, (".svg", ".png"), PICTURE),
         ("--out", options.out, (".npy",), PLACEMENT),
@@ -44,7 +44,7 @@ def place(options: argparse.Namespace) -> None:
             raise SettingError(option, str(path), f"must end in {' or '.join(endings)}")
         if path is not None:
             check_output(option, path, kind, inputs=[options.loads])
-    with translated(_as_written):
+    with renamed_errors(_as_written):
         loads_LE = _read(options.loads)
         placements = {
             name: place_experts(loads_LE, options.ranks, options.slots, policy)

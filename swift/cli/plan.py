@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from swift.cli.values import PLAN, check_output, costs_of, seconds_of, workers_of
-from swift.config.mistakes import nearest, translated
+from swift.config.mistakes import renamed_errors, suggest
 from swift.draw.text import counted, draw_chart, summarize
 from swift.errors import SettingError, check_count, check_number, renamed_settings
 from swift.files import replace_file
@@ -28,10 +28,10 @@ from swift.schedules.planners.names import FAULT_FREE, shape_of
 from swift.schedules.plans.normalize import num_plans, plans_to_prepare
 from swift.schedules.plans.store import PlanStore, document
 from swift.schedules.problem import COST_NAMES, Chunk, Costs, Problem, common_chunks, cut_by_costs
-from swift.schedules.registry import PLANNERS, in_shape
+from swift.schedules.registry import PLANNERS, with_chunk_shape
 from swift.schedules.schedule import Schedule
 from swift.topology import Topology, Worker
-from swift.typed import Written
+from swift.typed import SourceText
 
 _FORMATS_BY_SUFFIX = {".svg": "svg", ".png": "svg", ".json": "json", ".txt": "text", "": "text"}
 _OTHER_PICTURES = (".pdf", ".eps", ".ps", ".jpg", ".jpeg", ".gif", ".webp", ".tif", ".tiff", ".bmp", ".html")
@@ -191,7 +191,7 @@ def _check_adapt(options: argparse.Namespace) -> None:
         return
     if options.adapt not in MODES:
         allowed = f"must be one of {', '.join(MODES)}"
-        raise SettingError("--adapt", options.adapt, nearest(options.adapt, MODES, allowed))
+        raise SettingError("--adapt", options.adapt, suggest(options.adapt, MODES, allowed))
     if not options.fail:
         raise SettingError("--adapt", options.adapt, "needs --fail, the workers that are down")
     if options.cut is not None and len(options.cut) > 1:
@@ -308,7 +308,7 @@ def _percent(share: float) -> str:
 def plan(options: argparse.Namespace) -> None:
     """``swift plan --pipelines D --stages P --microbatches M``."""
     form = _format(options)
-    with translated(lambda error: _translate(error, options)):
+    with renamed_errors(lambda error: _translate(error, options)):
         _check_adapt(options)
         problem = _problem(options)
         planner, store = _Timed(_planner(options)), _store(options)
@@ -374,7 +374,7 @@ def _problem(options: argparse.Namespace) -> Problem:
         allowed = f"makes {num_ops:,} ops in the window; at most {_MAX_OPS:,} can be planned"
         if num_ops <= _MAX_OPS:
             allowed = f"makes about {num_cells:,} ticks of workers; at most {_MAX_CELLS:,} can be planned"
-        raise SettingError("--pipelines x --stages x --microbatches x --iterations", Written(size), allowed)
+        raise SettingError("--pipelines x --stages x --microbatches x --iterations", SourceText(size), allowed)
     problem = Problem(
         topology,
         microbatches,
@@ -389,13 +389,13 @@ def _problem(options: argparse.Namespace) -> Problem:
     if options.memory_limit == math.inf:
         raise SettingError("--memory-limit", options.memory_limit, "is not a limit: leave the option out for none")
     with renamed_settings({"Problem.memory_limit": "--memory-limit"}):
-        return (problem if chunks else in_shape(options.solver, problem)).limited(options.memory_limit)
+        return (problem if chunks else with_chunk_shape(options.solver, problem)).limited(options.memory_limit)
 
 
 def _planner(options: argparse.Namespace) -> Callable[[Problem], Schedule]:
     if options.solver not in PLANNERS:
         known = ", ".join(PLANNERS)
-        raise SettingError("--solver", options.solver, nearest(options.solver, PLANNERS, f"must be one of {known}"))
+        raise SettingError("--solver", options.solver, suggest(options.solver, PLANNERS, f"must be one of {known}"))
     return PLANNERS[options.solver]
 
 
@@ -414,7 +414,7 @@ def _prepare(options: argparse.Namespace, problem: Problem, store: PlanStore | N
     Returns:
         Number of new plans.
     """
-    if options.prepare is not None and not problem.is_alike:
+    if options.prepare is not None and not problem.is_uniform:
         raise SettingError("--prepare", options.prepare, "needs pipelines with the same cut and as many micro-batches")
     if store is None or options.prepare is None:
         return 0
@@ -433,7 +433,7 @@ def _prepare(options: argparse.Namespace, problem: Problem, store: PlanStore | N
 
 
 def _plans(options: argparse.Namespace, problem: Problem, num_new: int) -> str:
-    if not problem.is_alike:
+    if not problem.is_uniform:
         return ""
     most = max(1, len(problem.failed)) if options.prepare is None else options.prepare
     count, moved = (num_plans(problem.topology, most, move_roles=move) for move in (False, True))
@@ -456,7 +456,7 @@ def _format(options: argparse.Namespace) -> str:
     if suffix in (".png", ".svg") and form != "svg":
         raise SettingError("--out", str(out), f"such a file holds a picture, not --format {form}")
     if options.ops and form != "json":
-        raise SettingError("--ops", Written("(set)"), f"needs --format json, not {form}")
+        raise SettingError("--ops", SourceText("(set)"), f"needs --format json, not {form}")
     if options.prepare is not None:
         check_count("--prepare", options.prepare, least=0)
     return form
@@ -508,7 +508,7 @@ def _translate(error: SettingError, options: argparse.Namespace) -> SettingError
     setting, value, allowed = error.setting, error.value, error.allowed
     if setting.startswith("Costs."):
         (name,) = (name for name, field in COST_NAMES.items() if setting == f"Costs.{field}")
-        return SettingError("--costs", Written(f"{name}={value:g}"), allowed)
+        return SettingError("--costs", SourceText(f"{name}={value:g}"), allowed)
     if setting in ("failed workers", "Problem.failed"):
         value = " ".join(options.fail)
     if setting == "Problem.num_microbatches" and isinstance(value, tuple):

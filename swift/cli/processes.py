@@ -3,11 +3,11 @@
 No code in a process can say that something has called ``os._exit`` there, or killed it. So the command is a child, and
 its parent, this process before it has imported anything large, says what has happened.
 
-- ``guarded``: a command that runs the user's operators. Its threads note the names of what they run in memory that the
-  parent can read once the process has ended.
-- ``watched``: one of the processes of a run on several hosts. JAX ends a process with an abort, and a page of text,
-  where it cannot join the other hosts, and where one of them is dead or silent. The parent passes signals on; the child
-  does not outlive it.
+- ``run_in_child``: a command that runs the user's operators. Its threads note the names of what they run in memory that
+  the parent can read once the process has ended.
+- ``run_supervised``: one of the processes of a run on several hosts. JAX ends a process with an abort, and a page of
+  text, where it cannot join the other hosts, and where one of them is dead or silent. The parent passes signals on; the
+  child does not outlive it.
 """
 
 import argparse
@@ -80,7 +80,7 @@ class ParentLink:
             os.close(stdout)
 
 
-def watched(run: Callable[[ParentLink], int], options: argparse.Namespace) -> int:
+def run_supervised(run: Callable[[ParentLink], int], options: argparse.Namespace) -> int:
     """Runs a command in a child process, and waits for it.
 
     Args:
@@ -221,7 +221,7 @@ class RunningNames:
         return sorted(name.decode(errors="ignore") for name in found if name)
 
 
-def guarded(run: Callable[[RunningNames], int], what: str) -> int:
+def run_in_child(run: Callable[[RunningNames], int], what: str) -> int:
     """Runs a command in a child process, and waits for it. In the child this returns, too.
 
     Args:

@@ -12,7 +12,7 @@ from swift.runlog.observers import Observer
 from swift.runlog.trackers import TRACKERS
 from swift.train.initial_weights import ModelSource, WeightSource
 from swift.train.model_directory import is_model
-from swift.typed import Written
+from swift.typed import SourceText
 from swift.variables import cache_directory
 
 
@@ -32,7 +32,7 @@ def weights_of(options: argparse.Namespace, experiment: Experiment) -> WeightSou
         options.init_from,
         "--init-from",
         options.init_config,
-        spared=spared,
+        optional_settings=spared,
         option="--init-config",
         beside=experiment,
     )
@@ -53,7 +53,7 @@ def corpora_directory() -> Path | None:
 def run_dir_of(options: argparse.Namespace) -> Path:
     """Directory of a run; raises SettingError if it is to resume and no directory was given."""
     if options.resume and options.run_dir is None:
-        raise SettingError("--run-dir", Written("(not set)"), "--resume needs the directory of the run to continue")
+        raise SettingError("--run-dir", SourceText("(not set)"), "--resume needs the directory of the run to continue")
     return options.run_dir or new_run_dir(options.config.stem)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from swift.config.gin_reader import CONFIGURABLES, load_experiment
-from swift.config.mistakes import nearest
+from swift.config.mistakes import suggest
 from swift.config.stored import config_text
 from swift.errors import SettingError
 from swift.typed import described
@@ -72,7 +72,7 @@ def _named(name: str, groups: dict[str, list[_Setting]], every: Sequence[_Settin
     found = [setting for setting in every if bare in (setting.name, setting.name.partition(".")[2])]
     if not found:
         known = [*groups, *(setting.name for setting in every)]
-        allowed = nearest(bare.rpartition(".")[2], known, "`swift settings` lists all")
+        allowed = suggest(bare.rpartition(".")[2], known, "`swift settings` lists all")
         raise SettingError("NAME", name, f"there is no such setting; {allowed}")
     return found
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from swift.cli.values import PICTURE, check_output, costs_of, named_numbers, seconds_of
-from swift.config.mistakes import nearest, translated
+from swift.config.mistakes import renamed_errors, suggest
 from swift.errors import SettingError, check_count
 from swift.files import replace_file
 from swift.schedules.problem import Problem
@@ -20,7 +20,7 @@ from swift.simulate.published import published
 from swift.simulate.registry import ON_REQUEST, STRATEGIES, CannotRun, strategies
 from swift.simulate.traces import Trace, evenly_spaced, poisson, read_trace, weibull
 from swift.topology import Topology
-from swift.typed import Written
+from swift.typed import SourceText
 
 _JOB_NAMES = {
     "iteration": "iteration_s",
@@ -63,8 +63,8 @@ def simulate(options: argparse.Namespace) -> None:
     for name in options.strategy:
         known = (*STRATEGIES, *ON_REQUEST)
         if name not in known:
-            raise SettingError("--strategy", name, nearest(name, known, f"must be one of {', '.join(known)}"))
-    with translated(lambda error: _translate(error, options)):
+            raise SettingError("--strategy", name, suggest(name, known, f"must be one of {', '.join(known)}"))
+    with renamed_errors(lambda error: _translate(error, options)):
         job, model = _job(options), published(options.model) if options.model else None
         trace = _trace(options, job.num_workers)
         chosen = strategies(job, trace, model, options.strategy or STRATEGIES)
@@ -84,7 +84,7 @@ def _job(options: argparse.Namespace) -> Job:
     topology = Topology(options.pipelines, options.stages, options.expert_ranks)
     num_ops = 3 * options.pipelines * options.stages * options.microbatches
     if num_ops > _MAX_OPS:
-        size = Written(f"{options.pipelines} x {options.stages} x {options.microbatches}")
+        size = SourceText(f"{options.pipelines} x {options.stages} x {options.microbatches}")
         allowed = f"makes {num_ops:,} ops an iteration; at most {_MAX_OPS:,} can be simulated"
         raise SettingError("--pipelines x --stages x --microbatches", size, allowed)
     problem = Problem(topology, options.microbatches, costs=costs_of(options.costs)).limited(options.memory_limit)
@@ -99,7 +99,7 @@ def _trace(options: argparse.Namespace, num_workers: int) -> Trace:
     given = {name: getattr(options, name) is not None for name in ("trace", "mtbf", "remove_every")}
     if sum(given.values()) != 1:
         allowed = "give one of --trace FILE, --mtbf DURATION and --remove-every DURATION"
-        raise SettingError("trace", Written("(not set)" if not any(given.values()) else "(set twice)"), allowed)
+        raise SettingError("trace", SourceText("(not set)" if not any(given.values()) else "(set twice)"), allowed)
     if options.trace is not None:
         return read_trace(options.trace, lambda line: print(f"swift: {line}", file=sys.stderr), options.seed)
     if options.remove_every is not None:
@@ -194,7 +194,7 @@ def _translate(error: SettingError, options: argparse.Namespace) -> SettingError
     field = setting.partition(".")[2]
     if setting.startswith("Job.") and field in _JOB_NAMES.values():
         (name,) = (name for name, known in _JOB_NAMES.items() if known == field)
-        return SettingError("--job", Written(f"{name}={value:g}"), error.allowed)
+        return SettingError("--job", SourceText(f"{name}={value:g}"), error.allowed)
     if setting.startswith("Costs."):
         return SettingError("--costs", " ".join(options.costs), error.allowed)
     return SettingError(_SETTINGS.get(setting, setting), value, error.allowed)

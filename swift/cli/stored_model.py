@@ -75,4 +75,6 @@ def find_model(path: Path, setting: str, config: Path | None, step: int | None) 
     is_run = (path / METRICS).exists()
     if step is not None and not is_run:
         raise SettingError("--step", step, f"is for a run, and {path} is {'a model' if is_model(path) else 'none'}")
-    return StoredModel(path, load_stored(path, setting, config, spared=OF_RUN if is_run else OF_TRAINING), is_run, step)
+    return StoredModel(
+        path, load_stored(path, setting, config, optional_settings=OF_RUN if is_run else OF_TRAINING), is_run, step
+    )

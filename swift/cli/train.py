@@ -24,10 +24,10 @@ from swift.errors import SettingError, check_count
 from swift.files import this_program
 from swift.runlog.lease import living_owner
 from swift.runlog.reading import read_run
-from swift.train.hosts import ALONE, HostPlace, Hosts, join_hosts, own_devices
+from swift.train.hosts import SINGLE_HOST, HostIndex, Hosts, join_hosts, own_devices
 from swift.train.start import TrainOptions
 from swift.train.trainer import train as run_training
-from swift.typed import Written
+from swift.typed import SourceText
 
 _SAME = ("resume", "stop_at", "profile", "init_from")
 """Options that all hosts have to be given alike."""
@@ -36,7 +36,7 @@ _SAME = ("resume", "stop_at", "profile", "init_from")
 def train(options: argparse.Namespace) -> None:
     """``swift train CONFIG.gin``."""
     experiment = load_experiment(options.config, options.set)
-    place = place_of(options)
+    place = host_index(options)
     run_dir = run_dir_of(options)
     weights, connect = (
         weights_of(options, experiment),
@@ -57,7 +57,7 @@ def train(options: argparse.Namespace) -> None:
         connect=connect,
         plan=plan_reading,
     )
-    with nullcontext(ALONE) if place is None else joined(place, options, {run_dir: experiment}) as hosts:
+    with nullcontext(SINGLE_HOST) if place is None else joined(place, options, {run_dir: experiment}) as hosts:
         summary = run_training(experiment, replace(run, hosts=hosts))
     if hosts.is_first:
         from swift.cli.report import show_run
@@ -74,7 +74,7 @@ def _profile_window(text: str | None) -> tuple[int, int] | None:
     return int(numbers[1]), int(numbers[2])
 
 
-def place_of(options: argparse.Namespace) -> HostPlace | None:
+def host_index(options: argparse.Namespace) -> HostIndex | None:
     """Returns this host's place among several; None: the run is on one host.
 
     Raises:
@@ -87,7 +87,7 @@ def place_of(options: argparse.Namespace) -> HostPlace | None:
                 raise SettingError(name, value, "goes with --coordinator, which is not set")
         return None
     if options.run_dir is None:
-        raise SettingError("--run-dir", Written("(not set)"), "several hosts need a directory that they share")
+        raise SettingError("--run-dir", SourceText("(not set)"), "several hosts need a directory that they share")
     if count is not None:
         check_count("--num-hosts", count, least=1)
     if own is not None:
@@ -95,17 +95,17 @@ def place_of(options: argparse.Namespace) -> HostPlace | None:
         if count is not None and own >= count:
             raise SettingError("--host", own, f"must be below --num-hosts = {count}: hosts are numbered from 0")
     if address == "auto":
-        return HostPlace(None, count, own)
+        return HostIndex(None, count, own)
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise SettingError("--coordinator", address, "must be HOST:PORT, or auto")
     for name, value in (("--num-hosts", count), ("--host", own)):
         if value is None:
-            raise SettingError(name, Written("(not set)"), "has to be given with an address as --coordinator")
+            raise SettingError(name, SourceText("(not set)"), "has to be given with an address as --coordinator")
     if not options.insecure_network and not _is_loopback(host):
         allowed = "is a network, on which nothing is encrypted and no key is asked for"
         raise SettingError("--coordinator", address, f"{allowed}; add --insecure-network if you trust that network")
-    return HostPlace(address, count, own)
+    return HostIndex(address, count, own)
 
 
 def _is_loopback(host: str) -> bool:
@@ -116,7 +116,7 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def devices_of_host(place: HostPlace | None, experiments: Sequence[Experiment]) -> int | None:
+def devices_of_host(place: HostIndex | None, experiments: Sequence[Experiment]) -> int | None:
     """Returns the number of devices that this host has to emulate; None: as many as the experiments need.
 
     Raises:
@@ -146,7 +146,7 @@ def _check_no_run(options: argparse.Namespace, run_dirs: Iterable[Path]) -> None
 
 
 @contextmanager
-def joined(place: HostPlace, options: argparse.Namespace, experiments: Mapping[Path, Experiment]) -> Iterator[Hosts]:
+def joined(place: HostIndex, options: argparse.Namespace, experiments: Mapping[Path, Experiment]) -> Iterator[Hosts]:
     """Joins the other hosts, before JAX has started; nothing is printed on stdout meanwhile.
 
     Args:

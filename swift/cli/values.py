@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from swift.config.mistakes import nearest
+from swift.config.mistakes import suggest
 from swift.deadlines import Deadlines
 from swift.errors import SettingError
 from swift.schedules.problem import COST_NAMES, Costs
@@ -47,7 +47,7 @@ def named_numbers(option: str, texts: Sequence[str], fields: Mapping[str, str], 
         if not is_set:
             raise SettingError(option, text, f"must be NAME=VALUE, such as {example}")
         if name not in fields:
-            raise SettingError(option, text, f"there is no {name}; {nearest(name, fields)}")
+            raise SettingError(option, text, f"there is no {name}; {suggest(name, fields)}")
         try:
             values[fields[name]] = float(number)
         except ValueError as error:

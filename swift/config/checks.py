@@ -11,7 +11,7 @@ from swift.experts.optimizer import OptimizerConfig
 from swift.experts.placement.policy import PlacementPolicy, Static
 from swift.models.config import AttentionKernel, ModelConfig, Remat
 from swift.models.cuts import Chunks
-from swift.schedules.planners.names import FAULT_FREE, PLANNER_NAMES, SHAPES, OwnPlanner
+from swift.schedules.planners.names import FAULT_FREE, PLANNER_NAMES, SHAPES, CustomPlanner
 from swift.topology import RankKind, Topology
 
 _PARTS = {
@@ -110,7 +110,9 @@ def check_memory(memory: str, ranks: RankKind, chunks: Chunks, adapt: str) -> No
         return
     needs = {
         "Experiment.ranks of one device each, not 'virtual'": ranks != "virtual",
-        "one run of layers for each worker: pipelines that are cut alike, and a planner of one": chunks.are_single,
+        "one run of layers for each worker: pipelines that are cut alike, and a planner of one": (
+            chunks.is_one_chunk_per_worker
+        ),
         "Experiment.adapt = 'reroute', which gives no worker blocks of another": adapt == "reroute",
     }
     for what, is_so in needs.items():
@@ -195,7 +197,7 @@ def check_adapting(settings: Mapping[str, Any], chunks: Chunks) -> None:
     if adapt == "roles":
         needs |= {"several stages: with one, all workers hold the same": settings["topology"].num_stages > 1}
     else:
-        is_alike = chunks.is_one_cut and settings["microbatches"] is None
+        is_alike = chunks.is_uniform_cut and settings["microbatches"] is None
         is_one_run = not isinstance(planner, str) or planner not in SHAPES
         needs |= {
             "pipelines that are cut alike, and have equally many micro-batches; else use 'roles'": is_alike,
@@ -206,9 +208,9 @@ def check_adapting(settings: Mapping[str, Any], chunks: Chunks) -> None:
             raise SettingError("Experiment.adapt", adapt, f"needs {what}")
 
 
-def check_cuts(chunks: Chunks, planner: str | OwnPlanner) -> None:
+def check_cuts(chunks: Chunks, planner: str | CustomPlanner) -> None:
     """Raises SettingError if stages differ between pipelines where the planner gives each worker several runs."""
-    if isinstance(planner, str) and planner in SHAPES and not chunks.is_one_cut:
+    if isinstance(planner, str) and planner in SHAPES and not chunks.is_uniform_cut:
         allowed = "plans pipelines that are alike, and Experiment.cut differs between them"
         raise SettingError("Experiment.planner", planner, allowed)
 
@@ -223,7 +225,7 @@ def check_window(window: int, num_steps: int, eval_every: int, checkpoint: Check
             raise SettingError("Experiment.window", window, allowed)
 
 
-def check_planner(planner: str | OwnPlanner, *, fails: bool) -> None:
+def check_planner(planner: str | CustomPlanner, *, fails: bool) -> None:
     """Raises SettingError for a planner that is not known, or that cannot plan for failures where there are some."""
     if isinstance(planner, str) and planner not in PLANNER_NAMES:
         raise SettingError("Experiment.planner", planner, f"choose one of {', '.join(PLANNER_NAMES)}")

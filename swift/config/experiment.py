@@ -26,7 +26,7 @@ from swift.experts.placement.policy import PlacementPolicy, check_slots
 from swift.experts.placement.symi import Symi
 from swift.models.config import ModelConfig, Remat, model_size
 from swift.models.cuts import Chunks, Cut
-from swift.schedules.planners.names import OwnPlanner, shape_of
+from swift.schedules.planners.names import CustomPlanner, shape_of
 from swift.schedules.problem import Chunk, Costs, Problem
 from swift.topology import RankKind, Topology, Worker
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from swift.pipeline.reconfigure.configuration import PlanSettings
     from swift.pipeline.reconfigure.engine import Engine, Prepare
     from swift.pipeline.step.spec import StepSpec
-    from swift.schedules.adapt.moves import MoveRule
+    from swift.schedules.adapt.moves import MigrationPolicy
 
 FAILURES_SETTING = "Experiment.failures"
 
@@ -323,7 +323,7 @@ class Experiment:
     num_steps: int = 300
     num_microbatches: int = 1
     microbatches: tuple[int, ...] | None = None
-    planner: str | OwnPlanner = "lockstep"
+    planner: str | CustomPlanner = "lockstep"
     window: int = 1
     memory_limit: float | None = None
     remat: Remat = "none"
@@ -380,13 +380,13 @@ class Experiment:
         return parse_failures(self.failures, self.topology, self.num_steps, self.window)
 
     @property
-    def move_rule(self) -> "MoveRule | None":
+    def move_rule(self) -> "MigrationPolicy | None":
         """Rule by which survivors of a failure take over blocks; None: they never do."""
         if self.adapt == "reroute":
             return None
-        from swift.schedules.adapt.moves import MoveRule, Outages
+        from swift.schedules.adapt.moves import MigrationPolicy, Outages
 
-        return MoveRule(Outages(self.expected_downtime), is_always=self.adapt in ("roles", "recut"))
+        return MigrationPolicy(Outages(self.expected_downtime), is_always=self.adapt in ("roles", "recut"))
 
     @property
     def tokens_per_step(self) -> int:

@@ -26,8 +26,8 @@ import gin
 import swift
 from swift.checkpoint.config import CheckpointConfig
 from swift.config.experiment import Experiment
-from swift.config.mistakes import Source, build_mistake, nearest, parse_mistake
-from swift.config.stored import StoredObject, UnreadableConfig, made, own_kinds, parts, read_config
+from swift.config.mistakes import Source, build_mistake, parse_mistake, suggest
+from swift.config.stored import StoredObject, UnreadableConfig, build, parts, read_config, user_classes
 from swift.data.config import DataConfig, Mixture
 from swift.data.operators import DropDuplicates, Filter, Map, Pack, Shuffle, Stack, Tokenize
 from swift.data.pipeline import Pipeline
@@ -44,7 +44,7 @@ from swift.experts.placement.policy import Static
 from swift.experts.placement.symi import Symi
 from swift.models.config import ModelConfig, model_size
 from swift.topology import Topology
-from swift.typed import Written, checked, fitting
+from swift.typed import SourceText, checked, fitting
 
 _KINDS = (
     *(Experiment, ModelConfig, ExpertConfig, Topology, OptimizerConfig, CheckpointConfig, model_size),
@@ -84,7 +84,7 @@ def load_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
         SettingError: the file cannot be read, a name is not known (the nearest one is named), a value cannot work, or
             an override would change nothing.
     """
-    return _built("Experiment", path, overrides)
+    return _build("Experiment", path, overrides)
 
 
 def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
@@ -98,12 +98,12 @@ def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
         allowed = (
             f"has {len(pipelines)} sources of documents: name one, as with --set DataConfig.source=@NAME/Pipeline()"
         )
-        raise SettingError("DataConfig.source", Written("@Mixture()"), allowed)
+        raise SettingError("DataConfig.source", SourceText("@Mixture()"), allowed)
     return pipelines[0]
 
 
 def load_pipelines(path: Path, overrides: Sequence[str] = ()) -> tuple[Pipeline, ...]:
-    """Reads the pipelines of an experiment's training data, see ``readings``; or the one that a file has alone.
+    """Reads the pipelines of an experiment's training data, or the one that a file has alone.
 
     Args:
         path: gin file.
@@ -112,21 +112,21 @@ def load_pipelines(path: Path, overrides: Sequence[str] = ()) -> tuple[Pipeline,
     Raises:
         SettingError: see ``load_experiment``; or the data are not documents.
     """
-    from swift.data.corpus import readings
+    from swift.data.corpus import training_pipelines
 
     gin.clear_config()
     _parse_file(path)
     names = _bound(gin.config_str())
     if "Pipeline.source" in names and not any(name.startswith(("Experiment.", "DataConfig.")) for name in names):
-        return (_built("Pipeline", path, overrides),)
-    return readings(_built("Experiment", path, overrides).data)
+        return (_build("Pipeline", path, overrides),)
+    return training_pipelines(_build("Experiment", path, overrides).data)
 
 
 def load_stored(
     directory: Path,
     setting: str,
     config: Path | None,
-    spared: Sequence[str] = (),
+    optional_settings: Sequence[str] = (),
     *,
     option: str = "--config",
     beside: Experiment | None = None,
@@ -137,7 +137,7 @@ def load_stored(
         directory: directory of the run or the model.
         setting: name of the argument that gave it, for errors.
         config: gin file whose experiment has the user's own classes that this one has; or None.
-        spared: settings that may keep their defaults if they are of such a class.
+        optional_settings: settings that may keep their defaults if they are of such a class.
         option: name of the argument that gives ``config``, for errors.
         beside: experiment that has such classes where no file is named.
 
@@ -145,17 +145,17 @@ def load_stored(
         SettingError: the configuration is damaged, not plain data, or has an unknown class.
     """
     named = beside if config is None else load_experiment(config)
-    own = {} if named is None else dict(own_kinds(named))
+    own = {} if named is None else dict(user_classes(named))
 
     def find(part: StoredObject) -> Callable[..., Any] | None:
         kind = None if part.module else CONFIGURABLES.get(part.kind)
         return checked(kind, CONFIGURABLES) if isinstance(kind, type) else own.get(part.kind)
 
     try:
-        part = read_config(directory, spared)
-        missing = next((one for one in parts(part, spared) if find(one) is None), None)
+        part = read_config(directory, optional_settings)
+        missing = next((one for one in parts(part, optional_settings) if find(one) is None), None)
         if missing is None:
-            return _with_own_tokenizer(made(part, find, spared), directory)
+            return _with_own_tokenizer(build(part, find, optional_settings), directory)
     except UnreadableConfig as error:
         raise SettingError(setting, str(directory), str(error)) from error
     name = ".".join(filter(None, (missing.module, missing.kind)))
@@ -196,7 +196,7 @@ def _installed(path: Path) -> Path:
     return next((root / path for root in (package, package.parent) if (root / path).exists()), path)
 
 
-def _built(kind: str, path: Path, overrides: Sequence[str]) -> Any:
+def _build(kind: str, path: Path, overrides: Sequence[str]) -> Any:
     """Makes what a file and overrides say of a class."""
     gin.clear_config()
     _parse_file(path)
@@ -244,12 +244,12 @@ def _gin_texts(path: Path, including: tuple[Path, ...] = ()) -> Iterator[tuple[s
         include = re.fullmatch(r"\s*include\s+['\"](.*)['\"]\s*(#.*)?", line)
         if include:
             yield text(number), path
-            yield from _gin_texts(_beside(path, include[1]), (*including, path))
+            yield from _gin_texts(_resolve_include(path, include[1]), (*including, path))
             first = number + 1
     yield text(len(lines)), path
 
 
-def _beside(path: Path, name: str) -> Path:
+def _resolve_include(path: Path, name: str) -> Path:
     """Returns the file that a file includes: beside it, or of the package."""
     included, shipped = path.parent / name, _installed(Path(name))
     return shipped if shipped != Path(name) and not included.exists() else included
@@ -320,16 +320,16 @@ def _check_used(overrides: Sequence[str]) -> None:
             continue
         if "." not in name:
             everything = [f"{owner}.{setting}" for owner, settings in _settings.items() for setting in settings]
-            raise SettingError(name, Written(value), f"is used nowhere; {nearest(name, everything, _NAMED)}")
+            raise SettingError(name, SourceText(value), f"is used nowhere; {suggest(name, everything, _NAMED)}")
         owner = name.rpartition(".")[0]
         scope, _, kind = owner.rpartition("/")
         if scope and (kind in ("Experiment", *_PARTS) or not any(f"{one}/".startswith(f"{scope}/") for one in scopes)):
-            raise SettingError(name, Written(value), f"would change nothing: this experiment has no @{owner}()")
+            raise SettingError(name, SourceText(value), f"would change nothing: this experiment has no @{owner}()")
         if owner in _PARTS:
             allowed = f"would change nothing: the file does not say Experiment.{_PARTS[owner]} = @{owner}()"
-            raise SettingError(name, Written(value), allowed)
+            raise SettingError(name, SourceText(value), allowed)
         if name in overridden:
-            raise SettingError(name, Written(value), f"would change nothing: this experiment has no @{owner}()")
+            raise SettingError(name, SourceText(value), f"would change nothing: this experiment has no @{owner}()")
 
 
 def _is_within(name: str, other: str) -> bool:

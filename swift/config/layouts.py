@@ -9,12 +9,12 @@ from swift.errors import renamed_settings
 from swift.experts.config import ExpertConfig
 from swift.experts.optimizer import OptimizerConfig
 from swift.experts.placement.policy import PlacementPolicy, Static
-from swift.experts.state_layouts import Decoupled, Fetched, Instances, Layout, ReplicaShards
+from swift.experts.state_layouts import Decoupled, FetchedPerMicrobatch, Instances, Layout, ReplicaShards
 from swift.mesh.live import LiveMesh
 from swift.models.attention_kernels import choose_kernel
 from swift.models.config import AttentionKernel
 from swift.models.gpt import GPT
-from swift.models.vocabulary.layouts import ColumnShares, RowShares
+from swift.models.vocabulary.layouts import ColumnSharded, RowSharded
 from swift.models.vocabulary.lookup import num_hot_rows
 from swift.pipeline.step.single_worker import sequences_per_rank
 
@@ -44,11 +44,11 @@ def make_layouts(
     for name, group in gpt.groups.items():
         shape = group.num_classes, group.size, num_ranks
         if group.is_expert and experts.is_exact:
-            layouts[name] = Fetched(*shape, compute, wire)
+            layouts[name] = FetchedPerMicrobatch(*shape, compute, wire)
         elif name == "embedding" and gpt.embedding_ranks > 1:
-            layouts[name] = RowShares(*shape, compute, wire, gpt.vocab_size, gpt.config.model_dim)
+            layouts[name] = RowSharded(*shape, compute, wire, gpt.vocab_size, gpt.config.model_dim)
         elif name == "head" and gpt.head_ranks > 1:
-            layouts[name] = ColumnShares(*shape, compute, wire, gpt.config.model_dim, gpt.vocab_size)
+            layouts[name] = ColumnSharded(*shape, compute, wire, gpt.config.model_dim, gpt.vocab_size)
         elif not group.is_expert or optimizer.layout == "decoupled":
             layouts[name] = Decoupled(*shape, compute, wire)
         elif isinstance(placement, Static):

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from swift.errors import SettingError, shortened
-from swift.typed import Written, written
+from swift.typed import SourceText, written
 
 _PLACE = re.compile(r"\n\s+In bindings string line (\d+)\n\s*(.*)")
 _PARAMETER = re.compile(r"Configurable '(?:\w+\.)*(\w+)' doesn't have a parameter named '(\w+)'")
@@ -64,14 +64,14 @@ def parse_mistake(
     where = f" ({source.value}, line {place[1]})" if source.setting == "CONFIG" else ""
     parameter, unknown = _PARAMETER.search(str(error)), _UNKNOWN.search(str(error))
     if parameter and parameter[1] in known:
-        allowed = f"{parameter[1]} has no such setting; {nearest(parameter[2], known[parameter[1]])}{where}"
+        allowed = f"{parameter[1]} has no such setting; {suggest(parameter[2], known[parameter[1]])}{where}"
     elif unknown:
         names = values_of(name.strip()) if value.strip().startswith("@") else known
-        allowed = f"there is no {unknown[1]}; {nearest(unknown[1], names)}{where}"
+        allowed = f"there is no {unknown[1]}; {suggest(unknown[1], names)}{where}"
     else:
         message = str(error)[: place.start()]
         return SettingError(source.setting, source.value, f"{source.at(place[1])}cannot be followed: {message}")
-    return SettingError(name.strip(), Written(value.strip()), allowed)
+    return SettingError(name.strip(), SourceText(value.strip()), allowed)
 
 
 def build_mistake(error: Exception, path: str) -> SettingError:
@@ -92,7 +92,7 @@ def build_mistake(error: Exception, path: str) -> SettingError:
 
 
 @contextmanager
-def translated(translate: Callable[[SettingError], SettingError]) -> Iterator[None]:
+def renamed_errors(translate: Callable[[SettingError], SettingError]) -> Iterator[None]:
     """Translates a SettingError raised in the block, into the words of the options that the user has given."""
     try:
         yield
@@ -100,7 +100,7 @@ def translated(translate: Callable[[SettingError], SettingError]) -> Iterator[No
         raise translate(error) from error
 
 
-def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
+def suggest(name: str, known: Iterable[str], otherwise: str = "") -> str:
     """Suggests the nearest known name, else ``otherwise`` or a list of all; of a name ``a.b``, compares b."""
     names = {full.rpartition(".")[2].lower(): full for full in known}
     near = difflib.get_close_matches(name.lower(), names, n=1)

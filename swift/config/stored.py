@@ -79,13 +79,13 @@ def copy_config(source: Path, directory: Path) -> None:
             replace_file(directory / name, (source / name).read_bytes())
 
 
-def read_config(directory: Path, spared: Collection[str] = ()) -> StoredObject:
+def read_config(directory: Path, optional_settings: Collection[str] = ()) -> StoredObject:
     """Reads the configuration of a run or a model.
 
     Args:
         directory: directory of the run or the model.
-        spared: settings, such as ``DataConfig.source``, whose values need not have been written, nor parts of them;
-            such a value is read as an object of an unknown class.
+        optional_settings: settings, such as ``DataConfig.source``, whose values need not have been written, nor parts
+            of them; such a value is read as an object of an unknown class.
 
     Raises:
         UnreadableConfig: there is none, or it is damaged, or not plain data.
@@ -96,7 +96,7 @@ def read_config(directory: Path, spared: Collection[str] = ()) -> StoredObject:
         if len(content) > _MOST_BYTES:
             raise UnreadableConfig(f"is longer than {_MOST_BYTES} bytes")
         text = content.decode("utf-8")
-        return _read_json(text, spared)
+        return _read_json(text, optional_settings)
     except FileNotFoundError as error:
         raise UnreadableConfig(f"has no {_NAME}") from error
     except OSError as error:
@@ -107,16 +107,18 @@ def read_config(directory: Path, spared: Collection[str] = ()) -> StoredObject:
         raise UnreadableConfig(f"its {_NAME} is damaged: {error}") from error
 
 
-def made(
-    part: StoredObject, find: Callable[[StoredObject], Callable[..., Any] | None], spared: Collection[str] = ()
+def build(
+    part: StoredObject,
+    find: Callable[[StoredObject], Callable[..., Any] | None],
+    optional_settings: Collection[str] = (),
 ) -> Any:
     """Makes the object of a part.
 
     Args:
         part: part that was read.
         find: function that returns the constructor of a class; None if the reader has no such class.
-        spared: settings, such as ``Experiment.planner``, that keep their defaults if ``find`` finds nothing for a part
-            of theirs.
+        optional_settings: settings, such as ``Experiment.planner``, that keep their defaults if ``find`` finds nothing
+            for a part of theirs.
 
     Raises:
         UnreadableConfig: a class or a setting is not known, or an object cannot be made from its settings.
@@ -133,11 +135,11 @@ def made(
         setting = f"{part.kind}.{name}"
         inner: list[StoredObject] = []
         _filled(value, inner.append)
-        is_spared = setting in spared and any(find(one) is None for held in inner for one in parts(held))
+        is_spared = setting in optional_settings and any(find(one) is None for held in inner for one in parts(held))
         if is_spared:
             instead |= _INSTEAD.get(setting, {})
         else:
-            settings[name] = _filled(value, lambda inner: made(inner, find, spared))
+            settings[name] = _filled(value, lambda inner: build(inner, find, optional_settings))
     try:
         return create(**settings | instead)
     except SettingError:
@@ -146,15 +148,15 @@ def made(
         raise UnreadableConfig(f"has settings of {part.kind} that do not work: {error}") from error
 
 
-def parts(part: StoredObject, spared: Collection[str] = ()) -> Iterator[StoredObject]:
+def parts(part: StoredObject, optional_settings: Collection[str] = ()) -> Iterator[StoredObject]:
     """Yields a part and all parts within it, except in settings that are spared."""
     inner: list[StoredObject] = []
     yield part
     for name, value in part.settings.items():
-        if f"{part.kind}.{name}" not in spared:
+        if f"{part.kind}.{name}" not in optional_settings:
             _filled(value, inner.append)
     for one in inner:
-        yield from parts(one, spared)
+        yield from parts(one, optional_settings)
 
 
 def _filled(value: Any, fill: Callable[[StoredObject], Any]) -> Any:
@@ -182,21 +184,21 @@ def _encoded(value: Any) -> Any:
     return value if is_plain else {"unreadable": repr(value)}
 
 
-def _read_json(text: str, spared: Collection[str]) -> StoredObject:
+def _read_json(text: str, optional_settings: Collection[str]) -> StoredObject:
     document = json.loads(text)
     if not isinstance(document, dict) or document.get("version") != _VERSION:
         raise UnreadableConfig(f"is damaged, or not of version {_VERSION}")
-    part = _decoded(document.get("experiment"), spared)
+    part = _decoded(document.get("experiment"), optional_settings)
     if not isinstance(part, StoredObject) or part.kind != "Experiment" or part.module:
         raise UnreadableConfig("has no Experiment")
     return part
 
 
-def _decoded(value: Any, spared: Collection[str], depth: int = 0, is_spared: bool = False) -> Any:
+def _decoded(value: Any, optional_settings: Collection[str], depth: int = 0, is_spared: bool = False) -> Any:
     _check_depth(depth)
 
     def inner(item: Any, setting: str = "") -> Any:
-        return _decoded(item, spared, depth + 1, is_spared or setting in spared)
+        return _decoded(item, optional_settings, depth + 1, is_spared or setting in optional_settings)
 
     if isinstance(value, list):
         return [inner(item) for item in value]
@@ -228,7 +230,7 @@ def _check_depth(depth: int) -> None:
 def config_text(experiment: Any) -> str:
     """Writes a whole experiment as gin, one setting per line; reading it gives an equal experiment."""
     lines = list(_render(experiment))
-    imports = sorted({f"import {kind.__module__}" for _, kind in own_kinds(experiment)})
+    imports = sorted({f"import {kind.__module__}" for _, kind in user_classes(experiment)})
     return "\n".join([*imports, *lines]) + "\n"
 
 
@@ -270,7 +272,7 @@ def defaults_in(value: Any) -> Iterator[str]:
             yield from defaults_in(setting)
 
 
-def own_kinds(value: Any) -> Iterator[tuple[str, type]]:
+def user_classes(value: Any) -> Iterator[tuple[str, type]]:
     """Yields the classes in an experiment from outside Swift, by name."""
     kind = type(value)
     if not kind.__module__.startswith("swift."):
@@ -279,4 +281,4 @@ def own_kinds(value: Any) -> Iterator[tuple[str, type]]:
         setting = getattr(value, field.name)
         for part in setting if isinstance(setting, tuple) else (setting,):
             if dataclasses.is_dataclass(part) and not isinstance(part, type):
-                yield from own_kinds(part)
+                yield from user_classes(part)

@@ -15,7 +15,7 @@ from swift.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from swift.data.config import DataConfig, Mixture, Split
-    from swift.data.corpus import readings
+    from swift.data.corpus import training_pipelines
     from swift.data.index import find_index
     from swift.data.loader import Loader, check_same_data
     from swift.data.pipeline import InputPlan, Pipeline, plain_plan
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "swift.data.config": ["DataConfig", "Mixture", "Split"],
-    "swift.data.corpus": ["readings"],
+    "swift.data.corpus": ["training_pipelines"],
     "swift.data.index": ["find_index"],
     "swift.data.loader": ["Loader", "check_same_data"],
     "swift.data.pipeline": ["InputPlan", "Pipeline", "plain_plan"],
@@ -83,8 +83,8 @@ __all__ = [
     "find_index",
     "plain_plan",
     "prompt_tokens",
-    "readings",
     "text_tokens",
+    "training_pipelines",
 ]
 
 if not TYPE_CHECKING:

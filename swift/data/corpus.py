@@ -140,7 +140,7 @@ def _to_tokens(source: Any, config: DataConfig) -> Pipeline:
     )
 
 
-def readings(config: DataConfig) -> tuple[Pipeline, ...]:
+def training_pipelines(config: DataConfig) -> tuple[Pipeline, ...]:
     """Returns the pipelines by which a run reads its documents for training, to their tokens: one of each source.
 
     The token files of a mixture are left out: no sample is made of them.

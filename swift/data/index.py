@@ -28,7 +28,7 @@ from swift.data.config import DataConfig, Mixture, Split
 from swift.data.corpus import PlanReading, corpora_of, pipeline_tokens, plain_reading, tokens_plan
 from swift.data.pipeline import Pipeline
 from swift.data.remote_records import ConnectHosts
-from swift.data.sample_checks import UntrueOperator
+from swift.data.sample_checks import MisdeclaredOperator
 from swift.data.sample_store import NoDigest, survey_digest
 from swift.data.sources import (
     ChangedFile,
@@ -173,7 +173,7 @@ def _remove_index(path: Path) -> None:
         path.rmdir()
 
 
-def is_sound(path: Path, newest_ns: int) -> bool:
+def is_intact(path: Path, newest_ns: int) -> bool:
     """Whether an index is complete and intact, and no file of the corpus can have changed unnoticed.
 
     Args:
@@ -370,7 +370,7 @@ def find_index(
                 return path
         report("the corpus changes while it is read: every process reads it for itself")
     except DataError as error:
-        if isinstance(config.source, Pipeline) or isinstance(error, UntrueOperator):  # of an input host
+        if isinstance(config.source, Pipeline) or isinstance(error, MisdeclaredOperator):  # of an input host
             raise SettingError("DataConfig.source", config.source, str(error)) from error
         # The first read of the file reports it better.
     except OSError as error:
@@ -389,7 +389,7 @@ def _make_unless_found(
 ) -> bool:
     """Ensures an intact index; returns whether this call has built it."""
     lock, seen, since = path.with_suffix(".lock"), 0, time.monotonic()
-    while not is_sound(path, state.newest_ns):
+    while not is_intact(path, state.newest_ns):
         with _alone(lock) as is_alone:
             beat = lock.stat().st_mtime_ns
             if beat != seen:
@@ -401,7 +401,7 @@ def _make_unless_found(
                 for half in path.parent.glob(f".{path.name}.*"):
                     _remove_index(half)
             _remove_index(path)
-            with _beating(lock):
+            with _heartbeat(lock):
                 make_index(config, path, _progress_report(report), report, connect, plan)
             return True
     with suppress(OSError):  # an index can be read from where it cannot be written
@@ -422,7 +422,7 @@ def _alone(path: Path) -> Iterator[bool]:
 
 
 @contextmanager
-def _beating(path: Path) -> Iterator[None]:
+def _heartbeat(path: Path) -> Iterator[None]:
     """Touches a file periodically during the block, as a sign of life."""
     is_over = threading.Event()
 

@@ -12,7 +12,7 @@ from jaxtyping import Bool
 
 from swift.data.config import DataConfig, Mixture, Split
 from swift.data.index import corpus_streams
-from swift.data.sources import BeyondVocabulary, DataError, TokenFile
+from swift.data.sources import DataError, TokenFile, TokenOutOfRange
 from swift.data.stream import SequentialStream, TokenStream
 from swift.data.tokenizer import Tokenizer
 from swift.data.windows import Batch, JoinedWindows, Windows, count_windows, training_order
@@ -230,7 +230,7 @@ def check_same_data(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 
 def _refusal(error: DataError) -> str:
     """Explains data that cannot be read at the start, when settings can still be changed."""
-    if not isinstance(error, BeyondVocabulary):
+    if not isinstance(error, TokenOutOfRange):
         return str(error)
     how = "set DataConfig.tokenizer to the one that wrote it, TokenFile.vocab_size or TokenFile.dtype"
     return f"{error}: {how}"

@@ -1,7 +1,7 @@
 """Pipelines as a user writes them, a source and operators one after the other, and the plans by which they run.
 
 A plan says in which order the operators run, what is kept, and how many threads and processes there are; the samples
-are the same for every plan. A ``NotedPipeline`` also notes which operator runs.
+are the same for every plan. A ``TracedPipeline`` also notes which operator runs.
 """
 
 from collections import Counter
@@ -158,9 +158,9 @@ class Pipeline:
 
     def applied(self, element: Element) -> Apply:
         """Makes the function that applies one of the operators to a sample, see ``swift.data.operators``."""
-        return self.unnoted(element)
+        return self.untraced(element)
 
-    def unnoted(self, element: Element) -> Apply:
+    def untraced(self, element: Element) -> Apply:
         """Makes the same function, also where others note what runs."""
         return applied(element, self._numbers[name_of(element)])
 
@@ -210,7 +210,7 @@ class Pipeline:
 
 
 @dataclass(frozen=True)
-class NotedPipeline(Pipeline):
+class TracedPipeline(Pipeline):
     """A pipeline that notes each operator before it gets a sample; a copy, or one pickled for a process, notes nothing.
 
     Args:
@@ -220,13 +220,13 @@ class NotedPipeline(Pipeline):
     note: Callable[[str], None] = field(kw_only=True)
 
     @classmethod
-    def of(cls, pipeline: Pipeline, note: Callable[[str], None]) -> "NotedPipeline":
+    def of(cls, pipeline: Pipeline, note: Callable[[str], None]) -> "TracedPipeline":
         """Makes one of a pipeline."""
         return cls(pipeline.source, pipeline.operators, pipeline.most_skipped, note=note)
 
     def applied(self, element: Element) -> Apply:
         """Makes the function that notes one of the operators and applies it to a sample."""
-        function, name, note = self.unnoted(element), name_of(element), self.note
+        function, name, note = self.untraced(element), name_of(element), self.note
 
         def noted(sample: Sample, draw: Draw) -> Sample | None:
             note(name)

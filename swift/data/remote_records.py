@@ -16,7 +16,7 @@ import numpy as np
 from swift.data.encoding import Unencodable, decoded, encoded
 from swift.data.operators import draws, name_of
 from swift.data.pipeline import InputPlan, Pipeline, plain_plan
-from swift.data.sample_checks import Begun, UntrueOperator, advanced, is_same
+from swift.data.sample_checks import MisdeclaredOperator, PartialSample, apply_operators, is_same
 from swift.errors import error_line
 
 _DIGEST_BYTES, _MOST_ECHOED = 16, 1 << 26
@@ -68,51 +68,51 @@ class RecordAnswer:
         why: why it could not.
     """
 
-    begun: Begun | None
+    begun: PartialSample | None
     took_s: float = 0.0
     why: str = ""
 
 
-def asked(plan: InputPlan, request: RecordRequest) -> bytes:
+def make_request(plan: InputPlan, request: RecordRequest) -> bytes:
     """Returns a request as bytes."""
     return json.dumps(asdict(request) | {"order": plan.orders[0]}).encode()
 
 
-def answer_of(pipeline: Pipeline, content: bytes) -> bytes:
+def handle_request(pipeline: Pipeline, content: bytes) -> bytes:
     """Answers a request, as a host that has the same pipeline; whatever goes wrong is an answer, too."""
     begun_s = time.perf_counter()
     try:
         fields = json.loads(content)
         if "echo" in fields:
-            return _answer(Begun(0, {"echo": np.zeros(min(int(fields["echo"]), _MOST_ECHOED), np.uint8)}), 0.0)
+            return _answer(PartialSample(0, {"echo": np.zeros(min(int(fields["echo"]), _MOST_ECHOED), np.uint8)}), 0.0)
         order = tuple(map(str, fields.pop("order")))
         if sorted(order) != sorted(map(name_of, pipeline.levels[0].elements)):
             raise ValueError(f"{', '.join(order)} are not the operators of this pipeline")
         plain = plain_plan(pipeline)
         plan = replace(plain, orders=(order, *plain.orders[1:]))
-        return _answer(made_here(plan, RecordRequest(**fields)), time.perf_counter() - begun_s)
+        return _answer(run_locally(plan, RecordRequest(**fields)), time.perf_counter() - begun_s)
     except Unencodable as error:
-        return refused(f"it cannot be sent: {error}")
+        return error_response(f"it cannot be sent: {error}")
     except Exception as error:  # of the source, which this host may not see as the other does
-        return refused(error_line(error))
+        return error_response(error_line(error))
 
 
-def refused(why: str) -> bytes:
+def error_response(why: str) -> bytes:
     """Returns the answer to a request that a host cannot fulfil."""
     return encoded({"why": why})
 
 
-def made_here(plan: InputPlan, request: RecordRequest) -> Begun:
+def run_locally(plan: InputPlan, request: RecordRequest) -> PartialSample:
     """Makes what a request asks for."""
     number, epoch = request.number, request.epoch
-    begun = Begun(0, plan.pipeline.source[number])
+    begun = PartialSample(0, plan.pipeline.source[number])
     draw = draws(*(epoch or (0, 0)), number)
-    return advanced(plan, begun, plan.elements(0)[: request.end], draw, chooses=epoch is None)
+    return apply_operators(plan, begun, plan.elements(0)[: request.end], draw, chooses=epoch is None)
 
 
-def _answer(begun: Begun, took_s: float) -> bytes:
+def _answer(begun: PartialSample, took_s: float) -> bytes:
     if begun.error is not None:
-        return refused(begun.error)
+        return error_response(begun.error)
     sample: dict[str, Any] = {} if begun.sample is None else {"sample": encoded(begun.sample)}
     digests = b"".join(digest for _, digest in begun.digests)
     head = {"num_done": begun.num_done, "names": [name for name, _ in begun.digests], "digests": digests}
@@ -133,12 +133,12 @@ def read_answer(content: bytes) -> RecordAnswer:
         parts = [digests[first : first + _DIGEST_BYTES] for first in range(0, len(digests), _DIGEST_BYTES)]
         sample = decoded(fields["sample"]) if "sample" in fields else None
         named = tuple(zip(map(str, fields["names"]), parts, strict=True))
-        return RecordAnswer(Begun(int(fields["num_done"]), sample, named), float(fields["took_s"]))
+        return RecordAnswer(PartialSample(int(fields["num_done"]), sample, named), float(fields["took_s"]))
     except Exception as error:  # whatever bytes may cause
         raise ValueError(f"the answer is none: {error_line(error)}") from error
 
 
-def begun_elsewhere(hosts: InputHosts, plan: InputPlan, request: RecordRequest) -> Begun | None:
+def fetch_remote_records(hosts: InputHosts, plan: InputPlan, request: RecordRequest) -> PartialSample | None:
     """Asks other hosts to begin a record; None: it has to be made here.
 
     One record in ``InputPlan.check_every`` is made here, too, and compared.
@@ -146,7 +146,7 @@ def begun_elsewhere(hosts: InputHosts, plan: InputPlan, request: RecordRequest) 
     Raises:
         UntrueOperator: the host makes something else of it.
     """
-    found = hosts.ask(asked(plan, request))
+    found = hosts.ask(make_request(plan, request))
     if found is None:
         return None
     host, content = found
@@ -161,8 +161,8 @@ def begun_elsewhere(hosts: InputHosts, plan: InputPlan, request: RecordRequest) 
         hosts.tell(host, f"cannot make {place}: {answer.why}")
         return None
     if plan.check_every and request.number % plan.check_every == 0:
-        here = made_here(plan, request)
+        here = run_locally(plan, request)
         if answer.begun.digests != here.digests or not is_same(answer.begun.sample, here.sample):
             why = "makes another sample of it than this machine: a library, a file or an operator differs"
-            raise UntrueOperator(f"{place}: input host {host} {why}")
+            raise MisdeclaredOperator(f"{place}: input host {host} {why}")
     return answer.begun

@@ -1,8 +1,8 @@
 """Records on their way through the first operators, and their samples compared with those of the plain order.
 
-Wherever the first operators run, the rest of the way is the same (``advanced``). Where samples differ, the operator
-that is to blame is found. It can be untrue in two ways: ``depends_on`` leaves out what it needs, or it is not a
-function of its sample, as where it counts its calls, or writes into an array that it was given.
+Wherever the first operators run, the rest of the way is the same (``apply_operators``). Where samples differ, the
+operator that is to blame is found. It can be untrue in two ways: ``depends_on`` leaves out what it needs, or it is not
+a function of its sample, as where it counts its calls, or writes into an array that it was given.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from swift.data.sources import DataError
 
 
 @dataclass(frozen=True)
-class Begun:
+class PartialSample:
     """A record after the first operators.
 
     Attributes:
@@ -33,7 +33,9 @@ class Begun:
     error: str | None = None
 
 
-def advanced(plan: InputPlan, begun: Begun, elements: Sequence[Element], draw: Draw, *, chooses: bool = True) -> Begun:
+def apply_operators(
+    plan: InputPlan, begun: PartialSample, elements: Sequence[Element], draw: Draw, *, chooses: bool = True
+) -> PartialSample:
     """Applies the next operators to a record.
 
     Args:
@@ -56,11 +58,11 @@ def advanced(plan: InputPlan, begun: Begun, elements: Sequence[Element], draw: D
             if isinstance(element, DropDuplicates):
                 digests.append((name, _digest_of(name, sample, element.field)))
         except OperatorError as error:
-            return Begun(num_done, None, tuple(digests), str(error))
+            return PartialSample(num_done, None, tuple(digests), str(error))
         if following is None:
-            return Begun(num_done, None, tuple(digests))
+            return PartialSample(num_done, None, tuple(digests))
         sample = following
-    return Begun(num_done, sample, tuple(digests))
+    return PartialSample(num_done, sample, tuple(digests))
 
 
 def _digest_of(name: str, sample: Any, of: str) -> bytes:
@@ -71,7 +73,7 @@ def _digest_of(name: str, sample: Any, of: str) -> bytes:
         raise OperatorError(name, f"field {of!r} cannot be compared: {error}") from error
 
 
-class UntrueOperator(DataError):
+class MisdeclaredOperator(DataError):
     """An operator whose samples depend on more than it says."""
 
 
@@ -123,7 +125,7 @@ def check_record(plan: InputPlan, number: int, draw: Draw, made: Any) -> None:
     if is_same(outcome(plan, written, number, draw), made):
         return
     place = plan.pipeline.source.place(number)
-    raise UntrueOperator(f"{place}: {_blamed(plan, written, planned, number, draw)}")
+    raise MisdeclaredOperator(f"{place}: {_blamed(plan, written, planned, number, draw)}")
 
 
 def _blamed(plan: InputPlan, written: Sequence[Element], planned: Sequence[Element], number: int, draw: Draw) -> str:

@@ -225,14 +225,14 @@ class _Files:
         self._begins.append(self._begins[-1] + len(kept))
         self._sums.append(zlib.crc32(kept))
 
-    def closed(self) -> "_KeptFiles":
+    def closed(self) -> "_SampleCache":
         self._file.flush()
         os.fsync(self._file.fileno())
         np.array([self._begins, [*self._sums, 0]], np.int64).tofile(self._directory / "index")
-        return _KeptFiles(self._directory)
+        return _SampleCache(self._directory)
 
 
-class _KeptFiles:
+class _SampleCache:
     """Samples in files, each checked when it is read; another process gets the directory.
 
     Args:
@@ -330,7 +330,7 @@ def _read_survey(path: Path, plan: InputPlan) -> Survey | None:
             array = files[name]
             if array is not None and (len(array) != num_kept or zlib.crc32(array.tobytes()) != head[name]):
                 return None
-        cache = _KeptFiles(path) if plan.cache is not None else None
+        cache = _SampleCache(path) if plan.cache is not None else None
         if cache is not None and len(cache) != num_kept:
             return None
         return Survey(num_kept, files["numbers"], files["lengths"], cache, tuple(map(str, head["skipped"])))

@@ -21,7 +21,7 @@ from swift.data.operators import (
     name_of,
 )
 from swift.data.pipeline import InputPlan
-from swift.data.remote_records import InputHosts, RecordRequest, begun_elsewhere
+from swift.data.remote_records import InputHosts, RecordRequest, fetch_remote_records
 from swift.data.sample_checks import check_record, outcome
 from swift.data.sources import DataError
 from swift.data.survey import Survey, survey
@@ -135,7 +135,7 @@ class _Records:
     def _made(self, place: int, number: int, epoch: int, draw: Draw) -> Sample | None:
         if self._hosts is not None and self._plan.num_offloaded is not None:
             request = RecordRequest(number, self._plan.num_offloaded, (self._seed, epoch))
-            begun = begun_elsewhere(self._hosts, self._plan, request)
+            begun = fetch_remote_records(self._hosts, self._plan, request)
             if begun is not None and begun.sample is not None:
                 return self._rest(begun.sample, draw)
         cached = self._found.cache

@@ -76,7 +76,7 @@ class DocumentError(DataError):
     """A fault of a document, which the message names; no operator is to blame."""
 
 
-class BeyondVocabulary(DataError):
+class TokenOutOfRange(DataError):
     """A token in the data for which the model has no embedding."""
 
 
@@ -164,7 +164,7 @@ class TokenReader:
         self._check_state()
         if len(tokens) and int(tokens.max()) >= self.vocab_size:
             place = int(np.argmax(tokens >= self.vocab_size))
-            raise BeyondVocabulary(
+            raise TokenOutOfRange(
                 f"{self.path} holds token {tokens[place]} (token {start + place} of the file), the vocabulary ends at "
                 f"{self.vocab_size - 1}"
             )

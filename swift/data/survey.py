@@ -18,8 +18,8 @@ from absl import flags
 from swift.data.encoding import Unencodable
 from swift.data.operators import Element, Sample, draws
 from swift.data.pipeline import InputPlan
-from swift.data.remote_records import InputHosts, RecordRequest, begun_elsewhere
-from swift.data.sample_checks import Begun, advanced, check_record, outcome
+from swift.data.remote_records import InputHosts, RecordRequest, fetch_remote_records
+from swift.data.sample_checks import PartialSample, apply_operators, check_record, outcome
 from swift.data.sources import DataError
 from swift.errors import SettingError
 
@@ -38,7 +38,7 @@ class Numbered(Protocol):
     def __getitem__(self, number: int, /) -> Any: ...
 
 
-class KeptSamples(Protocol):
+class CachedSamples(Protocol):
     """Samples that are kept, by their place among the records that stay."""
 
     def __getitem__(self, place: int) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class Store(Protocol):
         """Adds the next sample that stays, in its form; ``number`` is that of its record."""
         ...
 
-    def closed(self) -> KeptSamples:
+    def closed(self) -> CachedSamples:
         """Returns all of them."""
         ...
 
@@ -78,7 +78,7 @@ class Survey:
     num_kept: int
     numbers: np.ndarray | None = None
     lengths: np.ndarray | None = None
-    cache: KeptSamples | None = field(default=None, repr=False)
+    cache: CachedSamples | None = field(default=None, repr=False)
     skipped: tuple[str, ...] = ()
 
     def number(self, place: int) -> int:
@@ -130,22 +130,22 @@ class _Examiner:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_hosts": None}
 
-    def _begun(self, number: int, num_surveyed: int) -> Begun | None:
+    def _begun(self, number: int, num_surveyed: int) -> PartialSample | None:
         """Returns a record that another host has begun; None: this one does."""
         if self._hosts is None or self._plan.num_offloaded is None:
             return None
         end = min(self._plan.num_offloaded, num_surveyed if self._num_cached is None else self._num_cached)
-        return begun_elsewhere(self._hosts, self._plan, RecordRequest(number, end))
+        return fetch_remote_records(self._hosts, self._plan, RecordRequest(number, end))
 
     def _examine(
-        self, elements: Sequence[Element], number: int, num_cached: int | None, begun: Begun | None
+        self, elements: Sequence[Element], number: int, num_cached: int | None, begun: PartialSample | None
     ) -> _Examined:
         plan, draw, kept = self._plan, draws(0, 0, number), None
-        one = Begun(0, plan.pipeline.source[number]) if begun is None else begun
+        one = PartialSample(0, plan.pipeline.source[number]) if begun is None else begun
         if num_cached is not None:
-            one = advanced(plan, one, elements[one.num_done : num_cached], draw)
+            one = apply_operators(plan, one, elements[one.num_done : num_cached], draw)
             kept = None if one.sample is None or self._form is None else self._form(one.sample)
-        one = advanced(plan, one, elements[one.num_done :], draw)
+        one = apply_operators(plan, one, elements[one.num_done :], draw)
         if one.sample is None:
             return _Examined(False, one.error, one.digests)
         length = 0

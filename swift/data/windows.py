@@ -37,7 +37,7 @@ _CHUNK = 1024
 """Places whose windows are found together, which takes less time than one by one."""
 
 
-def arranged(domains_N: np.ndarray, locality: float, random: np.random.Generator) -> np.ndarray:
+def order_by_domain(domains_N: np.ndarray, locality: float, random: np.random.Generator) -> np.ndarray:
     """Arranges the windows of a stretch: for each place the window that comes there, int64[N].
 
     The windows of a domain keep their order.
@@ -56,14 +56,14 @@ def arranged(domains_N: np.ndarray, locality: float, random: np.random.Generator
     return order_N
 
 
-class LocalOrder:
+class DomainOrder:
     """Windows by place, without end: a function of the arguments and the place alone.
 
     Args:
         windows: function of places, int64[N], that returns the windows there without locality, int64[2, N]: the source
             of each, and its number there.
         domains: function of windows, int64[2, N], that returns the domain of each, int64[N].
-        locality: see ``arranged``.
+        locality: see ``order_by_domain``.
         sequences_per_batch: windows of a batch.
         epoch: windows of an epoch, which no stretch exceeds; 0: the windows have none.
         seed: seed of the stretches.
@@ -95,10 +95,10 @@ class LocalOrder:
         begin = epoch * self._epoch
         windows_2N = self._windows(np.arange(begin + first, begin + end))
         random = np.random.default_rng((self._seed, epoch, number))
-        return windows_2N[:, arranged(self._domains(windows_2N), self._locality, random)]
+        return windows_2N[:, order_by_domain(self._domains(windows_2N), self._locality, random)]
 
 
-def mixed_places(places_N: np.ndarray, weights: Sequence[float]) -> np.ndarray:
+def mixture_indices(places_N: np.ndarray, weights: Sequence[float]) -> np.ndarray:
     """Finds the source of each place of a mixture, and the number of the place among those of the source, int64[2, N].
 
     The first source takes its share of all places, as evenly as whole places can be; the second its share of the rest,
@@ -213,7 +213,7 @@ def training_order(
         """Returns the windows at places, where ``mix`` and then ``shuffle`` of ``grain.MapDataset`` put them."""
         sources_N, inside_N = np.zeros_like(places_N), places_N
         if isinstance(config.source, Mixture):
-            sources_N, inside_N = mixed_places(places_N, config.source.weights)
+            sources_N, inside_N = mixture_indices(places_N, config.source.weights)
         sizes_N = np.array(sizes)[sources_N]
         turns_N, inside_N = np.divmod(inside_N, sizes_N)
         spreads_N = (np.array(seeds)[sources_N] + turns_N) % 2**32
@@ -224,7 +224,7 @@ def training_order(
     order = _in_chunks(shuffled)
     if config.locality:
         parts, domains = _by_domain(config, parts)
-        order = LocalOrder(
+        order = DomainOrder(
             shuffled,
             domains,
             locality=config.locality,

@@ -35,7 +35,7 @@ _ABSENT = "it has not come; does it see this directory, and was it started?"
 
 
 @dataclass(frozen=True)
-class Meeting:
+class ConnectivityCheck:
     """A meeting, from the side of one of its nodes.
 
     Attributes:
@@ -78,7 +78,7 @@ class _Node:
     ahead_s: float = 0.0
 
 
-class Attendance:
+class PeerServer:
     """This node's part in a meeting, see ``attending``.
 
     Args:
@@ -90,7 +90,7 @@ class Attendance:
         word: word by which the others know that it is this node that answers.
     """
 
-    def __init__(self, meeting: Meeting, port: int, came: set[int]):
+    def __init__(self, meeting: ConnectivityCheck, port: int, came: set[int]):
         self._meeting, self._port, self._came, self.word = meeting, port, came, secrets.token_hex(16)
 
     def announce(self, facts: Mapping[str, str] | None) -> None:
@@ -129,7 +129,7 @@ class Attendance:
 
 
 @contextmanager
-def attending(meeting: Meeting) -> Iterator[Attendance]:
+def attending(meeting: ConnectivityCheck) -> Iterator[PeerServer]:
     """Lets the other nodes find this one for the duration of the block.
 
     Raises:
@@ -138,7 +138,7 @@ def attending(meeting: Meeting) -> Iterator[Attendance]:
     came, has_ended = set[int](), threading.Event()
     with socket.create_server((meeting.host, 0)) as listener:
         listener.settimeout(_PAUSE_S)
-        attendance = Attendance(meeting, listener.getsockname()[1], came)
+        attendance = PeerServer(meeting, listener.getsockname()[1], came)
 
         def serve() -> None:
             while not has_ended.is_set():
@@ -164,7 +164,7 @@ def attending(meeting: Meeting) -> Iterator[Attendance]:
 
 
 def _judged(
-    meeting: Meeting, facts: Mapping[str, str], others: Mapping[int, _Node], came: set[int], port: int
+    meeting: ConnectivityCheck, facts: Mapping[str, str], others: Mapping[int, _Node], came: set[int], port: int
 ) -> Iterator[Finding]:
     wrong = [f"node {node}: {found.trouble}" for node, found in others.items() if found.trouble]
     reached = {node: found for node, found in others.items() if not found.trouble}
@@ -192,7 +192,7 @@ def _difference(ours: Mapping[str, str], theirs: Mapping[str, Any], name: str) -
     return f"{name}: {str(theirs.get(name))[:200]}, and not {ours[name]}"
 
 
-def _reach(meeting: Meeting, node: int, found: _Node) -> None:
+def _reach(meeting: ConnectivityCheck, node: int, found: _Node) -> None:
     """Asks a node that has come, a few times; keeps what it says, or why it was not reached."""
     said = _read(meeting.file(node))
     host, port, facts = said.get("host"), said.get("port"), said.get("facts")
@@ -209,7 +209,7 @@ def _reach(meeting: Meeting, node: int, found: _Node) -> None:
     found.trouble, found.facts = ("", facts) if isinstance(facts, dict) else (_EXAMINING, {})
 
 
-def _asked(stream: BufferedRWPair, meeting: Meeting, word: str, is_enough: bool) -> tuple[float, float]:
+def _asked(stream: BufferedRWPair, meeting: ConnectivityCheck, word: str, is_enough: bool) -> tuple[float, float]:
     """Asks a node for the time; returns the shortest round trip and how far it is ahead.
 
     Raises:

@@ -256,7 +256,7 @@ class JaxGroup:
         published = dict[str, bytes]()
         with suppress(jax.errors.JaxRuntimeError):  # the service may be gone
             published |= self._client.key_value_dir_get_bytes(_GLOO)
-        _connect_as_all(published, self._own)
+        _connect_for_dead_peers(published, self._own)
         with suppress(jax.errors.JaxRuntimeError):
             self._client.shutdown()
 
@@ -412,7 +412,7 @@ def _sockets() -> Iterator[socket.socket]:
                     yield found
 
 
-def _connect_as_all(published: Mapping[str, bytes], addresses: Iterable[Address]) -> None:
+def _connect_for_dead_peers(published: Mapping[str, bytes], addresses: Iterable[Address]) -> None:
     """Connects to a process at its addresses with every number with which another process could.
 
     Args:

@@ -79,7 +79,7 @@ def _common_beginning(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class PendingQuestion:
     """A question with the requests that answer it.
 
     Attributes:
@@ -95,7 +95,7 @@ class Asked:
 
 def prepare_questions(
     engine: TextEngine, tokenizer: Tokenizer, path: str, questions: Sequence[Question]
-) -> list[Asked]:
+) -> list[PendingQuestion]:
     """Makes the requests of questions; nothing is computed.
 
     Args:
@@ -119,19 +119,21 @@ def prepare_questions(
                 raise SettingError(f"{path}, line {question.line}, choices", end[:60], allowed)
         known = [continuation for continuation in found if continuation is not None]
         unseen = max(continuation.unseen_tokens for continuation in known)
-        asked.append(Asked(question, tuple(continuation.request for continuation in known), unseen))
+        asked.append(PendingQuestion(question, tuple(continuation.request for continuation in known), unseen))
     return asked
 
 
-def _prepare_completion(engine: TextEngine, tokenizer: Tokenizer, question: Question, right: Completion) -> Asked:
+def _prepare_completion(
+    engine: TextEngine, tokenizer: Tokenizer, question: Question, right: Completion
+) -> PendingQuestion:
     tokens = prompt_tokens(tokenizer, question.prompt)
     seen = tokens[-engine.gpt.config.sequence_length :]
     until = Until(tokenizer, tokens, right.stop, engine.gpt.vocab_size) if right.stop else None
     request = Request(seen, right.max_tokens, GREEDY, frozenset({tokenizer.separator}), until)
-    return Asked(question, (request,), len(tokens) - len(seen))
+    return PendingQuestion(question, (request,), len(tokens) - len(seen))
 
 
-def ask(engine: TextEngine, tokenizer: Tokenizer, asked: Sequence[Asked]) -> Iterator[list[Judgement]]:
+def ask(engine: TextEngine, tokenizer: Tokenizer, asked: Sequence[PendingQuestion]) -> Iterator[list[Judgement]]:
     """Puts questions to an engine.
 
     Args:
@@ -167,7 +169,7 @@ def ask(engine: TextEngine, tokenizer: Tokenizer, asked: Sequence[Asked]) -> Ite
                 engine.cancel(answer)
 
 
-def _judgement_of(tokenizer: Tokenizer, asked: Asked, answers: Sequence[Answer]) -> Judgement:
+def _judgement_of(tokenizer: Tokenizer, asked: PendingQuestion, answers: Sequence[Answer]) -> Judgement:
     """Judges the answers to a question."""
     question, right = asked.question, asked.question.right
     failed = next((answer.error for answer in answers if answer.error is not None), None)

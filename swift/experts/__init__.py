@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from swift.experts.exchange import collect, exchange_bytes, from_slices, materialize, padded_size, to_slices
     from swift.experts.layer import Load, Matmul, expert_parallel_moe
     from swift.experts.optimizer import (
+        CustomOptimizer,
+        CustomSchedule,
         OptimizerConfig,
-        OwnOptimizer,
-        OwnSchedule,
         learning_rate,
         make_optimizer,
         with_warmup,
     )
     from swift.experts.reference import dropless_moe, reference_moe
     from swift.experts.routing import balancing_step
-    from swift.experts.state_layouts import Decoupled, Fetched, Instances, Layout, ReplicaShards
+    from swift.experts.state_layouts import Decoupled, FetchedPerMicrobatch, Instances, Layout, ReplicaShards
 
 _MODULES = {
     "swift.experts.capacity.exact": ["check_exact", "exact_slots"],
@@ -37,27 +37,27 @@ _MODULES = {
     "swift.experts.layer": ["Load", "Matmul", "expert_parallel_moe"],
     "swift.experts.optimizer": [
         "OptimizerConfig",
-        "OwnOptimizer",
-        "OwnSchedule",
+        "CustomOptimizer",
+        "CustomSchedule",
         "learning_rate",
         "make_optimizer",
         "with_warmup",
     ],
     "swift.experts.reference": ["dropless_moe", "reference_moe"],
     "swift.experts.routing": ["balancing_step"],
-    "swift.experts.state_layouts": ["Decoupled", "Fetched", "Instances", "Layout", "ReplicaShards"],
+    "swift.experts.state_layouts": ["Decoupled", "FetchedPerMicrobatch", "Instances", "Layout", "ReplicaShards"],
 }
 __all__ = [
+    "CustomOptimizer",
+    "CustomSchedule",
     "Decoupled",
     "ExpertConfig",
-    "Fetched",
+    "FetchedPerMicrobatch",
     "Instances",
     "Layout",
     "Load",
     "Matmul",
     "OptimizerConfig",
-    "OwnOptimizer",
-    "OwnSchedule",
     "ReplicaShards",
     "balancing_step",
     "check_exact",

@@ -177,7 +177,7 @@ class ExpertConfig:
         """Number of ranks that a token's experts are on, the mean where each is on any rank as likely as on another."""
         return num_ranks * (1 - Fraction(num_ranks - 1, num_ranks) ** self.top_k)
 
-    def sends_tokens_once(self, num_ranks: int) -> bool:
+    def deduplicates_tokens(self, num_ranks: int) -> bool:
         """Whether a token goes to a rank once, and not once for each of its experts there.
 
         Not with capacity by slot, nor where most of a token's experts are on different ranks: what copies and sums on
@@ -189,7 +189,7 @@ class ExpertConfig:
         """Rows that one source rank sends to one rank in each round of the exchange."""
         first = self.rows_per_buffer(local_tokens, num_ranks)
         most, has_limit = local_tokens * self.top_k, self.capacity == "rank" and self.spare_rounds is not None
-        if self.sends_tokens_once(num_ranks):
+        if self.deduplicates_tokens(num_ranks):
             even, most = local_tokens * self.ranks_of_token(num_ranks) / num_ranks, local_tokens
             first = min(first, most if has_limit else math.ceil(even * Fraction(str(self.headroom))), most)
         if has_limit or first >= most:
@@ -205,14 +205,14 @@ class ExpertConfig:
         if self.capacity == "slot":
             return num_ranks * self.slots_per_rank * self.rows_per_slot(local_tokens, num_ranks)
         if at_once:
-            of_token = num_ranks if self.sends_tokens_once(num_ranks) else self.top_k
+            of_token = num_ranks if self.deduplicates_tokens(num_ranks) else self.top_k
             return min(local_tokens * of_token, self.rows_per_rank(local_tokens, num_ranks))
         return num_ranks * self.buffers(local_tokens, num_ranks).first
 
     def rows_travelling(self, local_tokens: int, num_ranks: int) -> float:
         """Mean of ``rows_sent`` at once that travel, if a token's experts are on any ranks and none is dropped."""
         most = self.rows_sent(local_tokens, num_ranks, at_once=True)
-        if not self.sends_tokens_once(num_ranks):
+        if not self.deduplicates_tokens(num_ranks):
             return most
         return min(float(local_tokens * self.ranks_of_token(num_ranks)), most)
 

@@ -13,7 +13,7 @@ from swift.experts.capacity.slot import Dispatch, Pairs, combine, inverse_rows, 
 from swift.experts.config import ExpertConfig
 from swift.experts.grouped_matmul import Groups, block_rows, grouped_matmul, padded_rows
 from swift.experts.layer import ApplySlots
-from swift.experts.routing import normalize_kept, route
+from swift.experts.routing import renormalize_gates, route
 from swift.mesh.per_rank import EXPERT_AXIS
 
 
@@ -59,6 +59,6 @@ def sorted_moe(
     done_PD = apply_slots(send(x_TD, dispatch, config.top_k), partial(grouped_matmul, groups=groups, block=block))
     gates_TK = routing.gates_TK
     if config.is_deepspeed:
-        gates_TK = normalize_kept(gates_TK, jnp.ones(gates_TK.shape, bool))
+        gates_TK = renormalize_gates(gates_TK, jnp.ones(gates_TK.shape, bool))
     y_TD = combine(done_PD, dispatch, gates_TK)
     return lax.psum(y_TD, EXPERT_AXIS) if num_ranks > 1 else y_TD

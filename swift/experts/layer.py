@@ -13,16 +13,16 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from swift.experts.capacity.balanced_flow import Holders
+from swift.experts.capacity.balanced_flow import ReplicaMap
 from swift.experts.capacity.exact import assign_slots
-from swift.experts.capacity.rank import received_pairs, sent_pairs, serve, slot_groups, slots_of_pairs
+from swift.experts.capacity.rank import admit_tokens, received_pairs, sent_pairs, slot_groups, slots_of_pairs
 from swift.experts.capacity.row_exchange import exchange_rows
-from swift.experts.capacity.slot import Pairs, assign_rows, combine, send, weigh
+from swift.experts.capacity.slot import Pairs, apply_gates, assign_rows, combine, send
 from swift.experts.capacity.token_rows import TokenRows, copy_to_slots, repeat_tokens, sum_over_slots, sum_tokens
 from swift.experts.capacity.token_split import Slots, by_source
 from swift.experts.config import ExpertConfig
 from swift.experts.grouped_matmul import block_rows, grouped_matmul, padded_rows
-from swift.experts.routing import Routing, balance_loss, first_choice_loss, normalize_kept, route, z_loss
+from swift.experts.routing import Routing, balance_loss, first_choice_loss, renormalize_gates, route, z_loss
 from swift.mesh.per_rank import EXPERT_AXIS
 
 Matmul = Callable[[jax.Array, jax.Array], jax.Array]
@@ -79,12 +79,12 @@ def expert_parallel_moe(
         popularity_E = jnp.sum(counts_NE, axis=0, dtype=jnp.int32)
         if config.is_exact:
             fetch = cast(FetchSlots, apply_slots)
-            y_TD, load = _exactly(config, routing, pairs, counts_NE, x_TD, placement_NS, fetch, axis)
+            y_TD, load = _dispatch_exact(config, routing, pairs, counts_NE, x_TD, placement_NS, fetch, axis)
         else:
             apply = cast(ApplySlots, apply_slots)
-            y_TD, load = _by_rank(config, routing, pairs, counts_NE, x_TD, placement_NS, apply, axis)
+            y_TD, load = _dispatch_by_rank(config, routing, pairs, counts_NE, x_TD, placement_NS, apply, axis)
     else:
-        y_TD, load = _by_slot(config, routing, pairs, x_TD, placement_NS, cast(ApplySlots, apply_slots), axis)
+        y_TD, load = _dispatch_by_slot(config, routing, pairs, x_TD, placement_NS, cast(ApplySlots, apply_slots), axis)
         popularity_E = lax.psum(pairs.popularity_E, axis)
     if config.is_deepspeed:
         return y_TD, first_choice_loss(routing, valid_T, placement_NS.shape[0]), load
@@ -106,7 +106,7 @@ def auxiliary_loss(
     return of_balance * balance + of_z * z_loss(logits_TE, valid_T, num_tokens) if of_z else balance
 
 
-def _by_slot(
+def _dispatch_by_slot(
     config: ExpertConfig,
     routing: Routing,
     pairs: Pairs,
@@ -122,7 +122,7 @@ def _by_slot(
     gates_TK = routing.gates_TK
     if config.is_deepspeed:
         kept_A = dispatch.row_of_pair_A < dispatch.pair_of_row_R.size
-        gates_TK = normalize_kept(gates_TK, kept_A.reshape(gates_TK.shape))
+        gates_TK = renormalize_gates(gates_TK, kept_A.reshape(gates_TK.shape))
 
     sent_NSCD = send(x_TD, dispatch, config.top_k).reshape(num_ranks, num_slots, rows_per_slot, dim)
     received_NSCD = _exchange(sent_NSCD, axis)
@@ -133,7 +133,7 @@ def _by_slot(
     return y_TD, Load(pairs.popularity_E, dropped_E, jnp.zeros_like(dropped_E))
 
 
-def _by_rank(
+def _dispatch_by_rank(
     config: ExpertConfig,
     routing: Routing,
     pairs: Pairs,
@@ -144,12 +144,12 @@ def _by_rank(
     axis: str,
 ) -> tuple[jax.Array, Load]:
     """Runs the experts with capacity by rank: a rank's slots share its rows, and a source has a buffer per rank."""
-    own, served = lax.axis_index(axis), serve(config, counts_NE, placement_NS, x_TD.shape[0])
+    own, served = lax.axis_index(axis), admit_tokens(config, counts_NE, placement_NS, x_TD.shape[0])
     y_TD = _in_shared_rows(config, routing, pairs, served.kept_NDS, x_TD, placement_NS, apply_slots, axis)
     return y_TD, Load(pairs.popularity_E, served.dropped_NE[own], served.overflowed_NE[own])
 
 
-def _exactly(
+def _dispatch_exact(
     config: ExpertConfig,
     routing: Routing,
     pairs: Pairs,
@@ -162,7 +162,7 @@ def _exactly(
     """Runs the experts with exact capacity: slots and their weights follow the routing."""
     num_ranks, num_slots = placement_NS.shape
     slots = assign_slots(jnp.sum(counts_NE, axis=0, dtype=jnp.int32), num_ranks, num_slots)
-    holders = Holders.of(slots.placement_NS)
+    holders = ReplicaMap.of(slots.placement_NS)
     split_NM = by_source(counts_NE, slots.tokens_NS, holders, num_ranks * x_TD.shape[0] * config.top_k)
     kept_NDS = split_NM.reshape(num_ranks, num_ranks, num_slots)
 
@@ -203,7 +203,7 @@ def _in_shared_rows(
     groups = slot_groups(kept_NDS[:, own], block)
     matmul = partial(grouped_matmul, groups=groups, block=block)
 
-    if config.sends_tokens_once(num_ranks):
+    if config.deduplicates_tokens(num_ranks):
         slot_TK = slots_of_pairs(pairs, kept_NS, slots).reshape(routing.gates_TK.shape)
         rows = TokenRows.of(
             slot_TK,
@@ -225,7 +225,7 @@ def _in_shared_rows(
     rows_AD = jnp.repeat(x_TD, config.top_k, axis=0)
     rows_PD = exchange_rows(rows_AD, sent, received, counts_NN, buffers, axis)
     done_AD = exchange_rows(apply_slots(rows_PD, matmul), received, sent, counts_NN.T, buffers, axis)
-    return weigh(done_AD, routing.gates_TK)
+    return apply_gates(done_AD, routing.gates_TK)
 
 
 def _exchange(rows: jax.Array, axis: str) -> jax.Array:

@@ -31,7 +31,7 @@ _CHOICES = {
 }
 
 
-class OwnOptimizer(Protocol):
+class CustomOptimizer(Protocol):
     """Interface of a user's optimizer: a frozen dataclass, so that a configuration can name it.
 
     Its transformation has to be elementwise, since every rank updates only a slice of each expert, in arrays of any
@@ -47,7 +47,7 @@ class OwnOptimizer(Protocol):
         """Makes the transformation, such as an ``optax.chain``; gradients are clipped before it."""
 
 
-class OwnSchedule(Protocol):
+class CustomSchedule(Protocol):
     """Interface of a user's learning-rate schedule: a frozen dataclass, so that a configuration can name it."""
 
     def schedule(self, num_steps: int) -> optax.Schedule:
@@ -83,8 +83,8 @@ class OptimizerConfig:
 
     name: str = "adamw"
     options: Mapping[str, Any] = field(default_factory=lambda: {"b1": 0.9, "b2": 0.95, "weight_decay": 0.1})
-    transformation: OwnOptimizer | None = None
-    schedule: OwnSchedule | None = None
+    transformation: CustomOptimizer | None = None
+    schedule: CustomSchedule | None = None
     decayed: Literal["all", "matrices"] = "all"
     peak_learning_rate: float = 1e-3
     warmup_steps: int | None = None
@@ -180,7 +180,7 @@ def _checked_optimizer(config: OptimizerConfig, num_steps: int) -> optax.Gradien
     try:
         optimizer = create(learning_rate(config, num_steps), **config.options)
         reason = why_not_elementwise(optimizer)
-        decays = reason or config.decayed == "all" or _only_decays(create(0.1, **config.options))
+        decays = reason or config.decayed == "all" or _uses_params_only_for_decay(create(0.1, **config.options))
     except (TypeError, ValueError) as error:
         allowed = f"does not work with OptimizerConfig.options = {dict(config.options)} ({error})"
         raise SettingError("OptimizerConfig.name", config.name, allowed) from None
@@ -194,7 +194,7 @@ def _checked_optimizer(config: OptimizerConfig, num_steps: int) -> optax.Gradien
     return optimizer
 
 
-def _own_schedule(own: OwnSchedule, num_steps: int) -> optax.Schedule:
+def _own_schedule(own: CustomSchedule, num_steps: int) -> optax.Schedule:
     try:
         schedule = own.schedule(num_steps)
         found = jax.eval_shape(lambda count: jnp.asarray(schedule(count)), jax.ShapeDtypeStruct((), jnp.int32))
@@ -213,7 +213,9 @@ def _own_optimizer(config: OptimizerConfig, rate: optax.Schedule) -> optax.Gradi
     try:
         optimizer = own.make(rate)
         reason = why_not_elementwise(optimizer)
-        decays = reason or config.decayed == "all" or _only_decays(own.make(optax.constant_schedule(0.1)))
+        decays = (
+            reason or config.decayed == "all" or _uses_params_only_for_decay(own.make(optax.constant_schedule(0.1)))
+        )
     except Exception as error:  # raised by the user's code
         allowed = f"does not work: {error_line(error)}"
         raise SettingError("OptimizerConfig.transformation", own.name, allowed) from error
@@ -246,7 +248,7 @@ def _parameters(create: Any) -> list[str]:
         return []
 
 
-def _only_decays(optimizer: optax.GradientTransformation) -> bool:
+def _uses_params_only_for_decay(optimizer: optax.GradientTransformation) -> bool:
     """Whether an elementwise optimizer uses the parameters for weight decay alone.
 
     It is tried on random numbers, in a state after a few updates.
@@ -254,8 +256,10 @@ def _only_decays(optimizer: optax.GradientTransformation) -> bool:
     Args:
         optimizer: elementwise transformation, at a learning rate above zero.
 
-    >>> _only_decays(optax.adamw(0.1)), _only_decays(optax.chain(optax.sgd(0.1), optax.keep_params_nonnegative()))
-    (True, False)
+    >>> _uses_params_only_for_decay(optax.adamw(0.1))
+    True
+    >>> _uses_params_only_for_decay(optax.chain(optax.sgd(0.1), optax.keep_params_nonnegative()))
+    False
     """
     random = np.random.default_rng(0)
     gradients_SE = jnp.asarray(random.normal(size=(_NUM_STEPS, _NUM_ELEMENTS)), jnp.float32)

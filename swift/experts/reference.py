@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from swift.experts.capacity.rank import serve
+from swift.experts.capacity.rank import admit_tokens
 from swift.experts.config import ExpertConfig
 from swift.experts.layer import Load, auxiliary_loss
-from swift.experts.routing import Routing, count_choices, first_choice_loss, normalize_kept, route
+from swift.experts.routing import Routing, count_choices, first_choice_loss, renormalize_gates, route
 
 
 def reference_moe(
@@ -60,7 +60,7 @@ def reference_moe(
     popularity_E = jnp.sum(counts_NE, axis=0, dtype=jnp.int32)
     kept_E = count_choices(routing.choices_TK, kept_TK, config.num_classes)
     if config.is_deepspeed:
-        routing = routing._replace(gates_TK=normalize_kept(routing.gates_TK, kept_TK))
+        routing = routing._replace(gates_TK=renormalize_gates(routing.gates_TK, kept_TK))
     y_TD = _weigh_classes(routing, kept_TK, apply_classes(x_TD))
     if config.is_deepspeed:
         ranked = jax.tree.map(lambda leaf: leaf.reshape(num_ranks, -1, *leaf.shape[1:]), (routing, valid_T))
@@ -77,7 +77,7 @@ def _room(
     if config.is_exact:
         return counts_NE, jnp.zeros(config.num_classes, jnp.int32)
     if config.capacity == "rank":
-        served = serve(config, counts_NE, placement_NS, local_tokens)
+        served = admit_tokens(config, counts_NE, placement_NS, local_tokens)
         return counts_NE - served.dropped_NE, jnp.sum(served.overflowed_NE, axis=0, dtype=jnp.int32)
     num_ranks = placement_NS.shape[0]
     replicas_E = jnp.sum(jnp.arange(config.num_classes)[:, None] == placement_NS.reshape(1, -1), axis=1)
@@ -98,7 +98,7 @@ def dropless_moe(
     routing = route(logits_TE, config.gating, bias_E)
     kept_TK = jnp.ones(routing.choices_TK.shape, bool)
     if config.is_deepspeed:
-        routing = routing._replace(gates_TK=normalize_kept(routing.gates_TK, kept_TK))
+        routing = routing._replace(gates_TK=renormalize_gates(routing.gates_TK, kept_TK))
     return _weigh_classes(routing, kept_TK, apply_classes(x_TD))
 
 

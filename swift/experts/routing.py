@@ -84,7 +84,7 @@ def count_choices(choices_TK: Int[Array, "T K"], counted_TK: Bool[Array, "T K"],
     return jnp.sum(is_class_TKE & counted_TK[..., None], axis=(0, 1), dtype=jnp.int32)
 
 
-def normalize_kept(gates_TK: Float[Array, "T K"], kept_TK: Bool[Array, "T K"]) -> Float[Array, "T K"]:
+def renormalize_gates(gates_TK: Float[Array, "T K"], kept_TK: Bool[Array, "T K"]) -> Float[Array, "T K"]:
     """Divides the gates of a token's kept choices by their sum, where it has several, as DeepSpeed does."""
     if gates_TK.shape[1] == 1:
         return gates_TK

@@ -1,9 +1,9 @@
 """Layouts of optimizer state: where the master weights and moments of a parameter group live, and how they reach slots.
 
 The layouts share one interface. ``Decoupled`` is Swift's own and SYMI's: state never moves, weights go anywhere.
-``Fetched`` is the same for exact capacity, where weights follow the routing of each micro-batch. The other two are the
-baselines' ``coupled`` layout, where state is tied to the slots that hold the weights: ``ReplicaShards`` for a placement
-that never changes (DeepSpeed with ZeRO-1), ``Instances`` for one that does (FlexMoE).
+``FetchedPerMicrobatch`` is the same for exact capacity, where weights follow the routing of each micro-batch. The other
+two are the baselines' ``coupled`` layout, where state is tied to the slots that hold the weights: ``ReplicaShards`` for
+a placement that never changes (DeepSpeed with ZeRO-1), ``Instances`` for one that does (FlexMoE).
 
 Legend: L layers, N ranks, S slots of a rank, E experts, W parameters of an expert, w = W / N padded.
 """
@@ -53,7 +53,7 @@ class Layout(Protocol):
         """Gathers this rank's slot weights ``[L, S, W or more]`` from the master weights, in the compute dtype."""
 
 
-class _Unmoved:
+class _StationaryState:
     """Base of layouts in which state stays where it is and each number of it is on one rank."""
 
     def square_norm(self, gradients: Float[Array, "L ..."], placement_LNS: Int[Array, "L N S"]) -> Float[Array, ""]:
@@ -68,7 +68,7 @@ class _Unmoved:
 
 
 @dataclass(frozen=True)
-class Decoupled(_Unmoved):
+class Decoupled(_StationaryState):
     """Each rank always holds the same 1/N of every expert (SYMI, section 3).
 
     A dense group is one expert with a slot on every rank.
@@ -117,7 +117,7 @@ class Decoupled(_Unmoved):
 
 
 @dataclass(frozen=True)
-class Fetched(Decoupled):
+class FetchedPerMicrobatch(Decoupled):
     """State as in ``Decoupled``; each layer fetches the weights of its slots itself, with exact capacity.
 
     What a step has as slots are the slices ``[L, E, w]`` in the compute dtype, and the gradients that it adds up are
@@ -142,7 +142,7 @@ class Fetched(Decoupled):
 
 
 @dataclass(frozen=True)
-class ReplicaShards(_Unmoved):
+class ReplicaShards(_StationaryState):
     """The r replicas of an expert share its state, 1/r each; the placement is round-robin and never changes.
 
     This is DeepSpeed's expert parallelism with ZeRO-1: ranks E/S apart hold the same experts, and a group of such

@@ -13,14 +13,14 @@ from swift.lazy_names import lazy_names
 if TYPE_CHECKING:
     from swift.generate.engine import Computed, TextEngine, TextEngineConfig
     from swift.generate.paged_model import check_devices, check_expert_ranks
-    from swift.generate.programs import Gen, Prompt, Shown, Until, Writer, decoded
+    from swift.generate.programs import Gen, Prompt, StreamedText, Until, Writer, decoded
     from swift.generate.request import GREEDY, Answer, Constraint, Reason, Request, Sampling
     from swift.generate.texts import Node, RadixTree
 
 _MODULES = {
     "swift.generate.engine": ["Computed", "TextEngine", "TextEngineConfig"],
     "swift.generate.paged_model": ["check_devices", "check_expert_ranks"],
-    "swift.generate.programs": ["Gen", "Prompt", "Shown", "Until", "Writer", "decoded"],
+    "swift.generate.programs": ["Gen", "Prompt", "StreamedText", "Until", "Writer", "decoded"],
     "swift.generate.request": ["Answer", "Constraint", "GREEDY", "Reason", "Request", "Sampling"],
     "swift.generate.texts": ["Node", "RadixTree"],
 }
@@ -36,7 +36,7 @@ __all__ = [
     "Reason",
     "Request",
     "Sampling",
-    "Shown",
+    "StreamedText",
     "TextEngine",
     "TextEngineConfig",
     "Until",

@@ -8,9 +8,9 @@ from swift.config.experiment import Experiment
 from swift.data.tokenizer import Tokenizer, prompt_tokens
 from swift.errors import MAX_TOKENS, SettingError, check_count
 from swift.generate.engine import TextEngine, TextEngineConfig
-from swift.generate.programs import Shown
+from swift.generate.programs import StreamedText
 from swift.generate.request import Answer, Request, Sampling
-from swift.train.model_directory import load_wide
+from swift.train.model_directory import load_float32
 
 _MOST_AT_ONCE = 16
 """Texts that are continued at the same time."""
@@ -45,7 +45,7 @@ def generate(
     check_count("--tokens", num_tokens, least=1, most=MAX_TOKENS)
     for prompt in prompts:
         _check_prompt(prompt)
-    gpt, weights = load_wide(experiment, path)
+    gpt, weights = load_float32(experiment, path)
     tokenizer, length = experiment.data.tokenizer, gpt.config.sequence_length
     texts = [prompt_tokens(tokenizer, prompt) for prompt in prompts]
     longest = sorted(min(length, len(text) + num_tokens) for text in texts)[-_MOST_AT_ONCE:]
@@ -69,7 +69,7 @@ def _check_prompt(prompt: str) -> None:
 def _pieces(
     engine: TextEngine, tokenizer: Tokenizer, texts: Sequence[Sequence[int]], answers: Sequence[Answer]
 ) -> Iterator[tuple[int, str]]:
-    shown, counts = [Shown(tokenizer, tokens) for tokens in texts], [0] * len(texts)
+    shown, counts = [StreamedText(tokenizer, tokens) for tokens in texts], [0] * len(texts)
     while not engine.is_idle:
         engine.step()
         for number, (text, answer) in enumerate(zip(shown, answers, strict=True)):

@@ -11,7 +11,7 @@ from swift.errors import SettingError, check_count
 from swift.experts.config import ExpertConfig
 from swift.generate.paged_model import (
     COLUMNS_PER_BLOCK,
-    Passage,
+    TokenChunk,
     as_arrays,
     decoding_passages,
     empty_pages,
@@ -23,7 +23,7 @@ from swift.generate.paged_model import (
     spread_experts,
 )
 from swift.generate.request import Answer, Choices, Reason, Request, choose
-from swift.generate.texts import Draft, Drafts
+from swift.generate.texts import SequencePool, TokenSequence
 from swift.models.gpt import GPT, Weights
 
 _FEW_CANDIDATES = 64
@@ -103,7 +103,7 @@ class TextEngine:
         self._num_columns = -(-self._num_positions // COLUMNS_PER_BLOCK) * COLUMNS_PER_BLOCK
         self.num_pages = config.cache_tokens or config.batch * self._num_positions
         sizes = self.num_pages, self._num_columns, self._num_positions
-        self.drafts = Drafts(*sizes, config.batch, config.share_prefixes)
+        self.drafts = SequencePool(*sizes, config.batch, config.share_prefixes)
         self._decoded_last = False
         self._empty_pages()
 
@@ -190,7 +190,7 @@ class TextEngine:
             self._empty_pages()
             raise
 
-    def _call(self) -> tuple[list[Passage], jax.Array]:
+    def _call(self) -> tuple[list[TokenChunk], jax.Array]:
         """Runs the model once; returns (the passages, their logits)."""
         config, drafts = self.config, self.drafts.running
         read = [draft for draft in drafts if draft.is_read]
@@ -213,9 +213,11 @@ class TextEngine:
                 note_scores(passage, log_prob_RC[row], likeliest_RC[row])
         return passages, scores.logits_RV
 
-    def _chosen(self, passages: Sequence[Passage], logits_RV: jax.Array) -> list[tuple[Draft, tuple[int, float]]]:
+    def _chosen(
+        self, passages: Sequence[TokenChunk], logits_RV: jax.Array
+    ) -> list[tuple[TokenSequence, tuple[int, float]]]:
         """Chooses the next (token, log-probability) of every text that has its logits."""
-        places: list[tuple[int, Draft]] = []
+        places: list[tuple[int, TokenSequence]] = []
         for row, passage in enumerate(passages):
             for draft in passage.continued:
                 if draft.num_wanted:
@@ -235,7 +237,7 @@ class TextEngine:
         values = zip(np.asarray(token_B).tolist(), np.asarray(log_prob_B).tolist(), strict=True)
         return list(zip((draft for _, draft in places), values, strict=False))
 
-    def _accept(self, draft: Draft, token: int, log_prob: float) -> bool:
+    def _accept(self, draft: TokenSequence, token: int, log_prob: float) -> bool:
         """Adds a token to an answer; False if it was the last one."""
         answer, request = draft.answer, draft.answer.request
         answer.tokens.append(token)
@@ -257,7 +259,7 @@ class TextEngine:
             self._finish(draft, "length")
         return answer.reason is None
 
-    def _finish(self, draft: Draft, reason: Reason) -> None:
+    def _finish(self, draft: TokenSequence, reason: Reason) -> None:
         draft.answer.reason = reason
         self.drafts.finish(draft)
 

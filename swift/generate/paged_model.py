@@ -28,7 +28,7 @@ from swift.errors import SettingError, check_count
 from swift.experts.config import ExpertConfig
 from swift.experts.dropless import sorted_moe
 from swift.experts.layer import Load
-from swift.generate.texts import Draft, Node
+from swift.generate.texts import Node, TokenSequence
 from swift.mesh.per_rank import EXPERT_AXIS
 from swift.models.gpt import GPT, Weights
 
@@ -246,7 +246,7 @@ def _label_scores(
 
 
 @dataclass(eq=False)
-class Passage:
+class TokenChunk:
     """Tokens of a text to be computed together.
 
     Attributes:
@@ -258,15 +258,15 @@ class Passage:
         continued: texts that continue with the token after it.
     """
 
-    draft: Draft
+    draft: TokenSequence
     first: int
     end: int
     num_written: int
     scored: range = range(0)
-    continued: list[Draft] = field(default_factory=list)
+    continued: list[TokenSequence] = field(default_factory=list)
 
 
-def plan_passages(drafts: Iterable[Draft], most_passages: int, passage_length: int) -> list[Passage]:
+def plan_passages(drafts: Iterable[TokenSequence], most_passages: int, passage_length: int) -> list[TokenChunk]:
     """Plans what is missing of texts that were admitted.
 
     What several texts miss is computed for the first of them; they wait for nothing, as a call may read what it writes.
@@ -278,8 +278,8 @@ def plan_passages(drafts: Iterable[Draft], most_passages: int, passage_length: i
         most_passages: passages of a call, R.
         passage_length: tokens of a passage, C.
     """
-    passages: list[Passage] = []
-    ends: dict[Node, Passage] = {}
+    passages: list[TokenChunk] = []
+    ends: dict[Node, TokenChunk] = {}
     for draft in drafts:
         while not draft.is_read:
             same = None if draft.node is None or _unscored(draft) else ends.get(draft.node)
@@ -296,18 +296,18 @@ def plan_passages(drafts: Iterable[Draft], most_passages: int, passage_length: i
     return passages
 
 
-def decoding_passages(drafts: Iterable[Draft]) -> list[Passage]:
+def decoding_passages(drafts: Iterable[TokenSequence]) -> list[TokenChunk]:
     """Plans the last token of every text."""
     passages = []
     for draft in drafts:
         last = len(draft.tokens) - 1
-        passages.append(Passage(draft, last, last + 1, last, continued=[draft]))
+        passages.append(TokenChunk(draft, last, last + 1, last, continued=[draft]))
         draft.mark_computed(last + 1)
     return passages
 
 
 def as_arrays(
-    passages: Sequence[Passage], num_passages: int, passage_length: int, num_columns: int, nowhere: int
+    passages: Sequence[TokenChunk], num_passages: int, passage_length: int, num_columns: int, nowhere: int
 ) -> Passages:
     """Collects passages into NumPy arrays of fixed shapes, which the call of the model puts on its devices.
 
@@ -333,19 +333,19 @@ def as_arrays(
     return Passages(token_RC, page_RC, first_R, count_R, table_RN, label_RC)  # type: ignore[arg-type]
 
 
-def note_scores(passage: Passage, log_prob_C: np.ndarray, is_likeliest_C: np.ndarray) -> None:
+def note_scores(passage: TokenChunk, log_prob_C: np.ndarray, is_likeliest_C: np.ndarray) -> None:
     """Adds the scores of a passage to the answer of its text."""
     answer, columns = passage.draft.answer, _columns(passage)
     answer.text_log_probs = np.concatenate([answer.text_log_probs, log_prob_C[columns]])
     answer.is_likeliest = np.concatenate([answer.is_likeliest, is_likeliest_C[columns]])
 
 
-def _columns(passage: Passage) -> slice:
+def _columns(passage: TokenChunk) -> slice:
     """The tokens of a passage whose successors are scored."""
     return slice(passage.scored.start - 1 - passage.first, passage.scored.stop - 1 - passage.first)
 
 
-def _unscored(draft: Draft) -> range:
+def _unscored(draft: TokenSequence) -> range:
     """The tokens of the request's text that are still to be scored."""
     request = draft.answer.request
     if request.scored_from is None:
@@ -353,7 +353,7 @@ def _unscored(draft: Draft) -> range:
     return range(request.scored_from + len(draft.answer.text_log_probs), len(request.tokens))
 
 
-def _next_passage(draft: Draft, passage_length: int) -> Passage:
+def _next_passage(draft: TokenSequence, passage_length: int) -> TokenChunk:
     computed, unscored = draft.num_computed, _unscored(draft)
     needed_from = min(len(draft.tokens), unscored.start if unscored else len(draft.tokens)) - 1
     first = max(draft.num_read, min(computed, needed_from))
@@ -362,4 +362,4 @@ def _next_passage(draft: Draft, passage_length: int) -> Passage:
     scored = range(begin, max(begin, min(end + 1, unscored.stop))) if unscored else range(0)
     draft.mark_computed(end)
     draft.num_read = end
-    return Passage(draft, first, end, computed, scored)
+    return TokenChunk(draft, first, end, computed, scored)

@@ -76,7 +76,7 @@ class Gen:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
 
-class Shown:
+class StreamedText:
     """The text of tokens, in pieces of whole characters.
 
     Args:
@@ -187,7 +187,7 @@ class Until:
         vocab_size: int,
         inner: Matching | None = None,
     ):
-        self._shown, self._stops, self._inner = Shown(tokenizer, before), tuple(stops), inner
+        self._shown, self._stops, self._inner = StreamedText(tokenizer, before), tuple(stops), inner
         self._longest, self._end = max(map(len, stops)), ""
         self._none_V = np.zeros(vocab_size, bool)
 

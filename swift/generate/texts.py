@@ -195,7 +195,7 @@ def _common_length(one: np.ndarray, other: np.ndarray) -> int:
 
 
 @dataclass(eq=False)
-class Draft:
+class TokenSequence:
     """A text, waiting or running.
 
     Attributes:
@@ -252,7 +252,7 @@ class Draft:
         return self.answer.request.max_tokens - len(self.answer.tokens)
 
 
-class Drafts:
+class SequencePool:
     """Waiting texts, running texts, and the pages.
 
     Args:
@@ -264,10 +264,10 @@ class Drafts:
     """
 
     def __init__(self, num_pages: int, num_columns: int, num_positions: int, most_running: int, shares: bool = True):
-        self.running: list[Draft] = []
+        self.running: list[TokenSequence] = []
         self._num_pages, self._num_columns, self._num_positions = num_pages, num_columns, num_positions
         self._most_running, self._shares = most_running, shares
-        self._waiting: list[tuple[int, bytes, int, Draft]] = []
+        self._waiting: list[tuple[int, bytes, int, TokenSequence]] = []
         self._admitted: tuple[int, bytes] = (0, b"")
         self._num_arrived = self._num_turns = 0
         self.tree, self.free = RadixTree(), list(range(num_pages))
@@ -280,7 +280,7 @@ class Drafts:
     def add(self, answer: Answer, tokens: np.ndarray, allowed: np.ndarray | None) -> None:
         """Adds a text to those that wait."""
         self._num_arrived += 1
-        self._wait(Draft(answer, self._num_arrived, tokens, allowed))
+        self._wait(TokenSequence(answer, self._num_arrived, tokens, allowed))
 
     def admit(self) -> None:
         """Puts texts to work while there is room.
@@ -298,7 +298,7 @@ class Drafts:
             self._admitted = number, key
             self.running.append(draft)
 
-    def append(self, tokens: Sequence[tuple[Draft, int]]) -> None:
+    def append(self, tokens: Sequence[tuple[TokenSequence, int]]) -> None:
         """Adds a token to each of several running texts.
 
         Of a text that fills the model's positions the first token is dropped, and all others are computed anew. Where
@@ -320,7 +320,7 @@ class Drafts:
             if draft in self.running:  # and not gone for one before it
                 self._make_room(draft)
 
-    def finish(self, draft: Draft) -> None:
+    def finish(self, draft: TokenSequence) -> None:
         """Ends the work on a text; what was computed stays until its room is needed."""
         self.running.remove(draft)
         self._release(draft)
@@ -345,15 +345,15 @@ class Drafts:
             self._wait(draft)
         self.running = []
 
-    def _headroom(self, draft: Draft) -> int:
+    def _headroom(self, draft: TokenSequence) -> int:
         return min(draft.num_wanted, _HEADROOM, self._num_positions - len(draft.tokens))
 
-    def _wait(self, draft: Draft) -> None:
+    def _wait(self, draft: TokenSequence) -> None:
         number, last = self._admitted
         key = draft.tokens.astype(">u4").tobytes()
         insort(self._waiting, (number if key > last else number + 1, key, draft.number, draft))
 
-    def _start(self, draft: Draft, shares: bool, headroom: int) -> bool:
+    def _start(self, draft: TokenSequence, shares: bool, headroom: int) -> bool:
         """Finds pages for a text's tokens; False if that would leave less than the headroom."""
         node, matched = self.tree.match(draft.tokens) if shares else (self.tree.root, 0)
         self.tree.lock(node)
@@ -371,11 +371,11 @@ class Drafts:
         self.tree.unlock(node)
         return pages is not None
 
-    def _begin_to_read(self, draft: Draft) -> None:
+    def _begin_to_read(self, draft: TokenSequence) -> None:
         self._num_turns += 1
         draft.num_own, draft.num_read, draft.is_read, draft.turn = 0, 0, False, self._num_turns
 
-    def _slide(self, draft: Draft, token: int) -> None:
+    def _slide(self, draft: TokenSequence, token: int) -> None:
         tokens = np.append(draft.tokens[1:], np.int32(token))
         if draft.node is None:
             draft.tokens = tokens
@@ -389,7 +389,7 @@ class Drafts:
                 return
         draft.has_slid = True
 
-    def _make_room(self, draft: Draft) -> None:
+    def _make_room(self, draft: TokenSequence) -> None:
         while (pages := self._take(1)) is None:
             youngest = max(self.running, key=lambda other: other.number)
             self.finish(youngest)
@@ -398,7 +398,7 @@ class Drafts:
                 return
         _give(draft, int(pages[0]))
 
-    def _release(self, draft: Draft) -> None:
+    def _release(self, draft: TokenSequence) -> None:
         """Gives the pages of a text back, to the tree where others can share them."""
         first = draft.num_shared
         if draft.node is not None:
@@ -423,6 +423,6 @@ class Drafts:
         return np.array(taken, np.int32)
 
 
-def _give(draft: Draft, page: int) -> None:
+def _give(draft: TokenSequence, page: int) -> None:
     draft.table[draft.num_pages] = page
     draft.num_pages += 1

@@ -39,7 +39,7 @@ class _Connection:
     is_lost: bool = False
 
 
-class ConnectedHosts:
+class InputHostPool:
     """Input hosts that have the pipeline; see ``swift.data.remote_records.InputHosts``.
 
     Args:
@@ -127,7 +127,7 @@ def connect(
     facts: Mapping[str, str],
     report: Callable[[str], None],
     report_missing: Callable[[str], None] | None = None,
-) -> ConnectedHosts:
+) -> InputHostPool:
     """Connects to all free processes of input hosts.
 
     Args:
@@ -156,9 +156,9 @@ def connect(
                 one.socket.close()
             del found[before:]
         except SettingError:
-            ConnectedHosts(found, report).close()
+            InputHostPool(found, report).close()
             raise
-    return ConnectedHosts(found, report)
+    return InputHostPool(found, report)
 
 
 def _connected(name: str, address: Address, key: str) -> _Connection | None:

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from swift.data.operators import DropDuplicates, Element, Filter, Stack, name_of
 from swift.data.pipeline import CachePoint, InputPlan, Pipeline, plain_plan
-from swift.data.remote_records import InputHosts, RecordAnswer, RecordRequest, asked, made_here, read_answer
+from swift.data.remote_records import InputHosts, RecordAnswer, RecordRequest, make_request, read_answer, run_locally
 from swift.errors import check_count, check_number
 from swift.input.profile import HostsProfile, InputProfile, OperatorProfile, profile_input
 
@@ -478,18 +478,18 @@ def profile_hosts(hosts: InputHosts, pipeline: Pipeline, profile: InputProfile) 
     here_s = there_s = 0.0
     if end is not None and num_workers:  # the first record of each process may load a library
         with ThreadPoolExecutor(num_workers) as threads:
-            first = asked(plan, RecordRequest(0, end))
+            first = make_request(plan, RecordRequest(0, end))
             list(threads.map(hosts.ask, [first] * num_workers))
     begun = time.perf_counter()
     for number in range(min(_HOST_RECORDS + 1, profile.num_profiled)):
         if end is None or (number > 1 and time.perf_counter() - begun > _HOST_PROFILE_S):
             break
         request = RecordRequest(number, end)
-        answer = _answer(hosts, asked(plan, request))
+        answer = _answer(hosts, make_request(plan, request))
         if answer is None or answer.begun is None:
             continue
         since = time.perf_counter()
-        made_here(plan, request)
+        run_locally(plan, request)
         if number or profile.num_profiled == 1:  # the first one may load a library
             here_s, there_s = here_s + time.perf_counter() - since, there_s + answer.took_s
     ways = [_round_trip(hosts, size) for size in (0, _ECHO_BYTES)]

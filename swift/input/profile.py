@@ -151,7 +151,7 @@ def profile_input(pipeline: Pipeline, num_records: int | None = None) -> InputPr
     source, elements = pipeline.source, pipeline.levels[0].elements
     if not len(source):
         raise SettingError("Pipeline.source", source, "has no records: there is nothing to read")
-    functions = [pipeline.unnoted(one) for one in elements]  # a note takes as long as a quick operator
+    functions = [pipeline.untraced(one) for one in elements]  # a note takes as long as a quick operator
     _made(pipeline, [pipeline.applied(one) for one in elements], 0)
     reading, sums = _Sums(None), [_Sums(element) for element in elements]
     keeping = [_Keeping() for _ in range(len(elements) + 1)]

@@ -20,7 +20,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from swift.data.pipeline import Pipeline
-from swift.data.remote_records import answer_of, refused
+from swift.data.remote_records import error_response, handle_request
 from swift.data.sample_store import NoDigest, pipeline_facts
 from swift.data.sources import DataError
 from swift.elastic.transport.connections import Admission
@@ -263,9 +263,9 @@ def _serve(served: _Served, connection: socket.socket, link: socket.socket) -> N
             ready = select.select([connection, link], [], [])[0]
             if link in ready:  # the process that admits callers is gone
                 return
-            answer = answer_of(pipeline, receive_frame(connection, _STALL_S))
+            answer = handle_request(pipeline, receive_frame(connection, _STALL_S))
             if len(answer) > MOST_BYTES:
-                answer = refused(f"it has {len(answer)} bytes, and {MOST_BYTES} can be sent")
+                answer = error_response(f"it has {len(answer)} bytes, and {MOST_BYTES} can be sent")
             send_frame(connection, answer, _STALL_S)
 
 

@@ -178,7 +178,7 @@ def host_matmul_flops(dtype: DTypeLike) -> float:
     return 2 * _MATMUL_DIM**3 / best_s
 
 
-def keep_programs() -> None:
+def enable_compilation_cache() -> None:
     """Keeps compiled programs in the user's cache, unless a cache directory is already configured in JAX.
 
     Programs found there are executed, so only its owner can open the directory ``~/.cache/swift/programs``. A user

@@ -117,7 +117,7 @@ class LiveMesh:
         return frozenset(memory.kind for memory in self.mesh.devices.flat[0].addressable_memories())
 
     @property
-    def is_here(self) -> bool:
+    def is_local(self) -> bool:
         """Whether this process has some of the mesh's devices."""
         return jax.process_index() in {device.process_index for device in self.mesh.devices.flat}
 
@@ -283,7 +283,7 @@ def storage_mesh(topology: Topology) -> LiveMesh:
     return LiveMesh(topology, rows, Mesh(grid, AXES), virtual=True)
 
 
-def own_row(tree: Any) -> Any:
+def local_row(tree: Any) -> Any:
     """Fetches this process's first mesh row of SHARED arrays ``[worker, ...]`` to the host.
 
     It reads the devices' local shards: indexing sharded arrays op by op would run one program with collectives per op,
@@ -293,7 +293,7 @@ def own_row(tree: Any) -> Any:
     return jax.tree.map(lambda shard: shard[0], shards)
 
 
-def own_rows(leaf: jax.Array) -> list[np.ndarray]:
+def local_rows(leaf: jax.Array) -> list[np.ndarray]:
     """Fetches this process's mesh rows of a SHARED array ``[worker, ...]`` to the host, ``[1, ...]`` each."""
     shards = {str(shard.index): shard.data for shard in leaf.addressable_shards}
     return [np.asarray(shard) for shard in jax.device_get(list(shards.values()))]

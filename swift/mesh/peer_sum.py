@@ -21,7 +21,7 @@ _Pairs = tuple[tuple[int, int], ...]
 """Messages of one ``ppermute``, (from row, to row)."""
 
 
-def how_unequal(platform: str) -> Unequal:
+def unequal_group_reduction(platform: str) -> Unequal:
     """Chooses a platform's way to sum over groups of unequal sizes.
 
     Args:
@@ -36,7 +36,7 @@ def how_unequal(platform: str) -> Unequal:
 
 
 @dataclass(frozen=True)
-class PeerSum:
+class PeerAllReduce:
     """Sums a tree of arrays over the rows that serve the same stage, rank by rank: ``peer_sum(tree)``.
 
     The result is bit-identical on all peers. Only sums are supported: a mean over unequal groups, or ``psum(1)`` as
@@ -44,7 +44,7 @@ class PeerSum:
 
     Attributes:
         groups: rows that serve each stage; each row of the axis ``worker`` is in exactly one group.
-        unequal: method for groups of unequal sizes, see ``how_unequal``.
+        unequal: method for groups of unequal sizes, see ``unequal_group_reduction``.
     """
 
     groups: tuple[tuple[int, ...], ...]

@@ -20,7 +20,7 @@ from jax import lax
 from jax.sharding import PartitionSpec, SingleDeviceSharding
 
 from swift.mesh.live import LiveMesh
-from swift.mesh.peer_sum import PeerSum
+from swift.mesh.peer_sum import PeerAllReduce
 from swift.mesh.per_rank import EXPERT_AXIS, RANKED, REPLICATED, is_spec, map_specs
 
 Shards = list[np.ndarray]
@@ -48,7 +48,7 @@ def source_rows(old: LiveMesh, new: LiveMesh) -> tuple[int, ...]:
     return tuple(index_of.get(row, giver_P[row.stage]) for row in new.rows)
 
 
-def move_rows(tree: Any, old: LiveMesh, new: LiveMesh, specs: Any, source_R: Sequence[int]) -> Any:
+def transfer_rows(tree: Any, old: LiveMesh, new: LiveMesh, specs: Any, source_R: Sequence[int]) -> Any:
     """Moves state to ``new`` so that row r is row ``source_R[r]`` of the state on ``old``, without using the host.
 
     A row whose devices stay the same is not copied but shares its buffers, so neither state may be donated while the
@@ -86,8 +86,8 @@ def move_rows(tree: Any, old: LiveMesh, new: LiveMesh, specs: Any, source_R: Seq
     return map_specs(move, specs, tree)
 
 
-def moved_bytes(tree: Any, old: LiveMesh, new: LiveMesh, source_R: Sequence[int]) -> int:
-    """Bytes that ``move_rows`` copies between devices for the same arguments."""
+def transferred_bytes(tree: Any, old: LiveMesh, new: LiveMesh, source_R: Sequence[int]) -> int:
+    """Bytes that ``transfer_rows`` copies between devices for the same arguments."""
     copies = 0 if new.virtual else sum(here != there for here, there in _routes(old, new, source_R))
     shard_bytes = (
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)
@@ -143,7 +143,7 @@ def fetch_shards(tree: Any) -> Any:
     return jax.device_get(jax.tree.map(shards, tree))
 
 
-def place_shards(shards: Any, live: LiveMesh, specs: Any, shapes: Any) -> Any:
+def put_shards(shards: Any, live: LiveMesh, specs: Any, shapes: Any) -> Any:
     """Makes arrays on ``live`` from the shards of all processes.
 
     Args:
@@ -186,7 +186,7 @@ def shard_shapes(specs: Any, shapes: Any, num_devices: int) -> Any:
     return map_specs(shape, specs, shapes)
 
 
-def copy_bits(tree: Any, gives: jax.Array, peer_sum: PeerSum) -> tuple[Any, jax.Array]:
+def broadcast_bits(tree: Any, gives: jax.Array, peer_sum: PeerAllReduce) -> tuple[Any, jax.Array]:
     """Copies a tree from the one row of each group that gives to all of its group, bit for bit; per rank.
 
     Args:

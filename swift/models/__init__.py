@@ -14,42 +14,42 @@ from swift.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from swift.models.attention_kernels import KERNELS, choose_kernel
-    from swift.models.config import MODEL_SIZES, AttentionKernel, ModelConfig, OwnBlock, model_size
+    from swift.models.config import MODEL_SIZES, AttentionKernel, CustomBlock, ModelConfig, model_size
     from swift.models.cuts import BlockStacks, Chunks, Cut, make_cut
     from swift.models.gpt import BLOCK_GROUPS, GPT, MoeFunction, StackedWeights, Weights
-    from swift.models.losses import tokens_at_once
+    from swift.models.losses import tokens_per_block
     from swift.models.modules import linear, make_norm
     from swift.models.parameters import Group, root_key
     from swift.models.reference_model import plain_logits, plain_sums
-    from swift.models.vocabulary.layouts import ColumnShares, RowShares
+    from swift.models.vocabulary.layouts import ColumnSharded, RowSharded
     from swift.models.vocabulary.lookup import (
-        Copies,
+        HotRowCache,
         add_gradients_of_copies,
         choose_hot_rows,
         fetch_copies,
+        max_requests_per_round,
+        max_rounds,
         num_hot_rows,
-        requests_at_once,
-        rounds_if_different,
     )
 
 _MODULES = {
     "swift.models.attention_kernels": ["KERNELS", "choose_kernel"],
-    "swift.models.config": ["MODEL_SIZES", "AttentionKernel", "ModelConfig", "OwnBlock", "model_size"],
+    "swift.models.config": ["MODEL_SIZES", "AttentionKernel", "ModelConfig", "CustomBlock", "model_size"],
     "swift.models.cuts": ["BlockStacks", "Chunks", "Cut", "make_cut"],
     "swift.models.gpt": ["BLOCK_GROUPS", "GPT", "MoeFunction", "StackedWeights", "Weights"],
-    "swift.models.losses": ["tokens_at_once"],
+    "swift.models.losses": ["tokens_per_block"],
     "swift.models.modules": ["linear", "make_norm"],
     "swift.models.parameters": ["Group", "root_key"],
     "swift.models.reference_model": ["plain_logits", "plain_sums"],
-    "swift.models.vocabulary.layouts": ["ColumnShares", "RowShares"],
+    "swift.models.vocabulary.layouts": ["ColumnSharded", "RowSharded"],
     "swift.models.vocabulary.lookup": [
-        "Copies",
+        "HotRowCache",
         "add_gradients_of_copies",
         "choose_hot_rows",
         "fetch_copies",
         "num_hot_rows",
-        "requests_at_once",
-        "rounds_if_different",
+        "max_requests_per_round",
+        "max_rounds",
     ],
 }
 __all__ = [
@@ -60,14 +60,14 @@ __all__ = [
     "AttentionKernel",
     "BlockStacks",
     "Chunks",
-    "ColumnShares",
-    "Copies",
+    "ColumnSharded",
+    "CustomBlock",
     "Cut",
     "Group",
+    "HotRowCache",
     "ModelConfig",
     "MoeFunction",
-    "OwnBlock",
-    "RowShares",
+    "RowSharded",
     "StackedWeights",
     "Weights",
     "add_gradients_of_copies",
@@ -77,14 +77,14 @@ __all__ = [
     "linear",
     "make_cut",
     "make_norm",
+    "max_requests_per_round",
+    "max_rounds",
     "model_size",
     "num_hot_rows",
     "plain_logits",
     "plain_sums",
-    "requests_at_once",
     "root_key",
-    "rounds_if_different",
-    "tokens_at_once",
+    "tokens_per_block",
 ]
 
 if not TYPE_CHECKING:

@@ -73,7 +73,7 @@ def causal_attention(
     return mixed.reshape(query_BTHC.shape)
 
 
-def _sees_before(document_BT: Int[Array, "B T"]) -> Bool[Array, "B T T"]:
+def _causal_mask(document_BT: Int[Array, "B T"]) -> Bool[Array, "B T T"]:
     """Whether a position sees another: itself, and those before it of the same document."""
     return _before(document_BT.shape[1])[None] & (document_BT[:, :, None] == document_BT[:, None, :])
 
@@ -103,7 +103,7 @@ def blockwise_attention(
     num_sequences, length, num_heads, channels = query_BTHC.shape
     block = BLOCK if block is None else block
     if length <= block:
-        sees = None if document_BT is None else _sees_before(document_BT)
+        sees = None if document_BT is None else _causal_mask(document_BT)
         return causal_attention(query_BTHC, key_BTKC, value_BTKC, sees)
     kv_heads, num_blocks = key_BTKC.shape[2], -(-length // block)
 
@@ -235,7 +235,7 @@ _mix.defvjp(_mix_forward, _mix_backward)
 
 
 def _plain(query: jax.Array, key: jax.Array, value: jax.Array, document: jax.Array | None) -> jax.Array:
-    return causal_attention(query, key, value, None if document is None else _sees_before(document))
+    return causal_attention(query, key, value, None if document is None else _causal_mask(document))
 
 
 def splash_attention(

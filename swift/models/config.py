@@ -20,7 +20,7 @@ _MOST_SIZE, _MOST_LAYERS = 2**20, 2**12
 """Largest width, or number of tokens, heads or experts; and of layers, each of which is traced."""
 
 
-class OwnBlock(Protocol):
+class CustomBlock(Protocol):
     """Interface of a user's block: a frozen dataclass, so that a configuration can name it.
 
     Both make Flax NNX modules whose parameters come from ``swift.models``' ``linear`` and ``make_norm``, by which the
@@ -93,7 +93,7 @@ class ModelConfig:
     activation: Activation = "gelu"
     vocab_size: int | None = None
     tied_embeddings: bool = False
-    block: OwnBlock | None = None
+    block: CustomBlock | None = None
     router_bias: bool = False
 
     def __post_init__(self) -> None:

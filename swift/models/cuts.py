@@ -227,14 +227,14 @@ class Chunks(BlockStacks):
         return np.repeat(np.array(self.stage_DC), self.sizes, axis=1)
 
     @property
-    def are_stages(self) -> bool:
+    def matches_stages(self) -> bool:
         """Whether every chunk is a stage, in all pipelines."""
         return all(stage_C == tuple(range(len(self.sizes))) for stage_C in self.stage_DC)
 
     @cached_property
-    def are_single(self) -> bool:
+    def is_one_chunk_per_worker(self) -> bool:
         """Whether every worker holds one chunk."""
-        return all(len(chunks) == 1 for chunks in self.holdings)
+        return all(len(chunks) == 1 for chunks in self.worker_chunks)
 
     @cached_property
     def have_neighbours(self) -> bool:
@@ -242,7 +242,7 @@ class Chunks(BlockStacks):
         return bool((self.holds_HC[:, :-1] & self.holds_HC[:, 1:]).any())
 
     @property
-    def is_one_cut(self) -> bool:
+    def is_uniform_cut(self) -> bool:
         """Whether all pipelines are cut alike."""
         return len(set(self.stage_DC)) == 1
 
@@ -252,14 +252,14 @@ class Chunks(BlockStacks):
         return Cut(self.moe_layers, self.sizes)
 
     @cached_property
-    def holdings(self) -> tuple[tuple[int, ...], ...]:
+    def worker_chunks(self) -> tuple[tuple[int, ...], ...]:
         """Chunks of a worker, ascending, for all workers that differ; in the order of the first that have them."""
         workers = product(range(len(self.stage_DC)), range(self.num_stages))
         return tuple(dict.fromkeys(self._chunks(d, p) for d, p in workers))
 
     def holding(self, pipeline: int, stage: int) -> int:
         """The holding of a worker."""
-        return self.holdings.index(self._chunks(pipeline, stage))
+        return self.worker_chunks.index(self._chunks(pipeline, stage))
 
     def _chunks(self, pipeline: int, stage: int) -> tuple[int, ...]:
         return tuple(chunk for chunk, mine in enumerate(self.stage_DC[pipeline]) if mine == stage)
@@ -268,20 +268,22 @@ class Chunks(BlockStacks):
     def blocks(self) -> tuple[tuple[int, ...], ...]:
         """Positions in the model of the blocks of each holding."""
         ends = list(accumulate(self.sizes, initial=0))
-        return tuple(tuple(block for c in chunks for block in range(ends[c], ends[c + 1])) for chunks in self.holdings)
+        return tuple(
+            tuple(block for c in chunks for block in range(ends[c], ends[c + 1])) for chunks in self.worker_chunks
+        )
 
     def first_layers(self, is_moe: bool | None = None) -> np.ndarray:
         """Index in its stack of a chunk's first block of a kind, int32[H, C]; 0 where a holding lacks the chunk."""
         counts = self.ops.counts(is_moe)
-        table = np.zeros((len(self.holdings), len(self.sizes)), np.int32)
-        for holding, chunks in enumerate(self.holdings):
+        table = np.zeros((len(self.worker_chunks), len(self.sizes)), np.int32)
+        for holding, chunks in enumerate(self.worker_chunks):
             table[holding, list(chunks)] = [*accumulate((counts[chunk] for chunk in chunks), initial=0)][:-1]
         return table
 
     @cached_property
     def holds_HC(self) -> np.ndarray:
         """Whether each holding holds each chunk."""
-        table = np.zeros((len(self.holdings), len(self.sizes)), bool)
-        for holding, chunks in enumerate(self.holdings):
+        table = np.zeros((len(self.worker_chunks), len(self.sizes)), bool)
+        for holding, chunks in enumerate(self.worker_chunks):
             table[holding, list(chunks)] = True
         return table

@@ -26,8 +26,8 @@ from swift.models.modules import Embedding, Head, Mlp, Router, make_network, pos
 from swift.models.own_block import check_block
 from swift.models.parameters import Group, draw_parameters
 from swift.models.vocabulary.layouts import share_size
-from swift.models.vocabulary.lookup import Copies, embed, embedding_gradient
-from swift.models.vocabulary.sharded_loss import sum_of_losses_in_shares
+from swift.models.vocabulary.lookup import HotRowCache, embed, embedding_gradient
+from swift.models.vocabulary.sharded_loss import sharded_loss_sum
 
 Weights = dict[str, list[Any]]
 """State of the module of every layer, by group; experts have a leading dim of slots or experts."""
@@ -172,7 +172,11 @@ class GPT:
         return {name: stack if self.groups[name].is_expert else stack[:, None] for name, stack in packed.items()}
 
     def embed(
-        self, weights: Weights, tokens_BT: jax.Array, position_BT: jax.Array | None = None, copies: Copies | None = None
+        self,
+        weights: Weights,
+        tokens_BT: jax.Array,
+        position_BT: jax.Array | None = None,
+        copies: HotRowCache | None = None,
     ) -> jax.Array:
         """Embeds int32 tokens, as x_BTD, at given positions; None: at the first ones, in each document of its own."""
         position_BT = self._positions(tokens_BT) if position_BT is None else position_BT
@@ -180,7 +184,7 @@ class GPT:
         return embed(group, own, copies, tokens_BT, position_BT, self.embedding_ranks)
 
     def embedding_gradient(
-        self, weights: Weights, tokens_BT: jax.Array, copies: Copies | None, d_x_BTD: jax.Array, wire: DTypeLike
+        self, weights: Weights, tokens_BT: jax.Array, copies: HotRowCache | None, d_x_BTD: jax.Array, wire: DTypeLike
     ) -> tuple[Any, jax.Array]:
         """Computes the gradients of the embedding's state and of copies from that of ``embed``, see ``vocabulary``."""
         group, own, position_BT = self.slot_groups["embedding"], weights["embedding"][0], self._positions(tokens_BT)
@@ -302,4 +306,4 @@ class GPT:
         head, kernel_DV = self._head(weights)
         x_RD = head.norm(x_BTD).reshape(labels_BT.size, -1)
         tokens = x_RD, kernel_DV, labels_BT.reshape(-1), valid_BT.reshape(-1)
-        return sum_of_losses_in_shares(*tokens, self.vocab_size) if self.head_ranks > 1 else sum_of_losses(*tokens)
+        return sharded_loss_sum(*tokens, self.vocab_size) if self.head_ranks > 1 else sum_of_losses(*tokens)

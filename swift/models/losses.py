@@ -23,7 +23,7 @@ LEAST_AT_ONCE = 512
 chunk takes longer than its matmuls."""
 
 
-def tokens_at_once(num_tokens: int, vocab_size: int, least: int = 1) -> int:
+def tokens_per_block(num_tokens: int, vocab_size: int, least: int = 1) -> int:
     """Tokens of a chunk: all of them, if their logits are not many.
 
     Otherwise a power of two, which divides most numbers of tokens: padding is computed, and 7 chunks of 667 tokens fit
@@ -59,7 +59,7 @@ def sum_of_losses(
         labels_R: int32, tokens to predict.
         valid_R: False for padding.
     """
-    size = tokens_at_once(len(x_RD), kernel_DV.shape[1], LEAST_AT_ONCE)
+    size = tokens_per_block(len(x_RD), kernel_DV.shape[1], LEAST_AT_ONCE)
     return _sum(in_chunks(x_RD, size), kernel_DV, in_chunks(labels_R, size), in_chunks(valid_R, size))
 
 

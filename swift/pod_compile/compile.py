@@ -13,16 +13,16 @@ from swift.errors import SettingError
 from swift.mesh.devices import ProgramMemory
 from swift.mesh.hlo_collectives import collectives
 from swift.mesh.live import live_mesh
-from swift.models.vocabulary.lookup import rounds_if_different
+from swift.models.vocabulary.lookup import max_rounds
 from swift.pipeline.reconfigure.compiled_steps import Steps
 from swift.pipeline.reconfigure.configuration import Configurator, neighbours
 from swift.pipeline.step.single_worker import sequences_per_rank
-from swift.pod_compile.costs import Interconnect, Runs, predict, total_flops, works
+from swift.pod_compile.costs import Interconnect, OpCounts, op_costs, predict, total_flops
 from swift.pod_compile.pods import Pod, described_devices
-from swift.pod_compile.traffic import bytes_by_kind, exchange, head_tokens, looked_up_rows, tokens, travelling
+from swift.pod_compile.traffic import bytes_by_kind, bytes_in_transit, exchange, head_tokens, looked_up_rows, tokens
 from swift.topology import Worker
-from swift.train.build import on_ranks
-from swift.train.emulated import Down
+from swift.train.build import with_num_ranks
+from swift.train.emulated import FailedSet
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = r"([\d.]+)([KMGT]?)"
@@ -46,7 +46,7 @@ def check_pod(experiment: Experiment, pod: Pod) -> None:
         raise SettingError("--topology", pod.name, f"{allowed}{topology.num_devices}: set Topology to fit")
 
 
-def configurations(experiment: Experiment, failed: frozenset[Worker] | None, *, near: bool) -> list[Down]:
+def configurations(experiment: Experiment, failed: frozenset[Worker] | None, *, near: bool) -> list[FailedSet]:
     """Lists the failures of each configuration to compile.
 
     Args:
@@ -61,11 +61,11 @@ def configurations(experiment: Experiment, failed: frozenset[Worker] | None, *, 
     failures, window = experiment.failure_list, experiment.window
     if failed is not None:
         experiment.topology.live_workers(failed)
-        downs = [Down(failed, frozenset())]
+        downs = [FailedSet(failed, frozenset())]
     else:
         firsts = [1, *(event.step for event in failures.events)]
         downs = [
-            Down(failures.failed(first, first + window - 1), failures.lost_ranks(first, first + window - 1))
+            FailedSet(failures.failed(first, first + window - 1), failures.lost_ranks(first, first + window - 1))
             for first in firsts
         ]
     if near:
@@ -73,20 +73,20 @@ def configurations(experiment: Experiment, failed: frozenset[Worker] | None, *, 
     return list(dict.fromkeys(downs))
 
 
-def _near(experiment: Experiment, down: Down) -> Iterator[Down]:
+def _near(experiment: Experiment, down: FailedSet) -> Iterator[FailedSet]:
     topology = experiment.topology
     if topology.num_pipelines > 1:
-        yield from (Down(failed, frozenset()) for failed in neighbours(topology, down.workers, experiment.chunks))
+        yield from (FailedSet(failed, frozenset()) for failed in neighbours(topology, down.workers, experiment.chunks))
         return
     lost = {rank for _, rank in down.ranks}
     left = [rank for rank in range(topology.num_expert_ranks) if rank not in lost]
     if len(left) > 1:
-        yield Down(frozenset(), down.ranks | {(0, left[-1])})
+        yield FailedSet(frozenset(), down.ranks | {(0, left[-1])})
     if down.ranks:
-        yield Down(frozenset(), down.ranks - {max(down.ranks)})
+        yield FailedSet(frozenset(), down.ranks - {max(down.ranks)})
 
 
-def compile_one(experiment: Experiment, pod: Pod, down: Down) -> dict[str, Any]:
+def compile_one(experiment: Experiment, pod: Pod, down: FailedSet) -> dict[str, Any]:
     """Plans, lowers and compiles the main step of a configuration; ``docs/compile.md`` describes the result.
 
     Raises:
@@ -96,7 +96,7 @@ def compile_one(experiment: Experiment, pod: Pod, down: Down) -> dict[str, Any]:
     lost = {rank for _, rank in down.ranks}
     ranks = [rank for rank in range(live.num_ranks) if rank not in lost]
     if lost:
-        experiment, live = on_ranks(experiment, len(ranks)), live.with_ranks(ranks)
+        experiment, live = with_num_ranks(experiment, len(ranks)), live.with_ranks(ranks)
     spec = experiment.step_spec(live, pod.chip.platform)
     configuration = Configurator(experiment.plan_settings(spec)).configure(down.workers)
     steps = Steps(spec.at(live.with_rows(configuration.rows)), configuration, experiment.sequences_per_microbatch)
@@ -155,11 +155,11 @@ def _facts(compiled: Compiled, steps: Steps, experiment: Experiment, pod: Pod) -
     num_sequences = sequences_per_rank(experiment.sequences_per_microbatch, live.num_ranks)
     found = collectives(compiled.as_text() or "", live.mesh.size)
     table = None if spec.is_single_worker else plan.table
-    rounds = rounds_if_different(num_sequences * spec.gpt.config.sequence_length, spec.gpt.vocab_size, live.num_ranks)
-    runs = Runs(spec, table, plan.schedule.problem.num_iterations, rounds)
-    work, coords = works(spec, num_sequences), [_coords(device, pod) for device in live.mesh.devices.flat]
+    rounds = max_rounds(num_sequences * spec.gpt.config.sequence_length, spec.gpt.vocab_size, live.num_ranks)
+    runs = OpCounts(spec, table, plan.schedule.problem.num_iterations, rounds)
+    work, coords = op_costs(spec, num_sequences), [_coords(device, pod) for device in live.mesh.devices.flat]
     num_flops, by_group = total_flops(runs, work), exchange(found, runs)
-    moved = travelling(found, runs, num_sequences)
+    moved = bytes_in_transit(found, runs, num_sequences)
     step = predict(runs, work, moved, Interconnect(pod, coords), experiment.compute_dtype)
     if step is not None and pod.chip.peak_flops:
         peak = live.mesh.size * pod.chip.peak_flops[experiment.compute_dtype]

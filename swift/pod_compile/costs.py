@@ -84,7 +84,7 @@ class Work:
         return cls(dot_flops(jaxpr), dot_bytes(jaxpr) + more_bytes)
 
 
-def works(spec: StepSpec, num_sequences: int) -> Mapping[str, Work]:
+def op_costs(spec: StepSpec, num_sequences: int) -> Mapping[str, Work]:
     """Work of each part of a step per run, by the names of ``swift.pipeline.scopes``.
 
     Ops of chunks with unequal layers are there by chunk, such as ``F/0``; a chunk is a stage if all cuts are alike.
@@ -159,7 +159,7 @@ def _bytes(tree: Any) -> int:
 
 
 @dataclass(frozen=True)
-class Runs:
+class OpCounts:
     """Run counts of the parts of a program on every row of its mesh.
 
     Attributes:
@@ -377,7 +377,7 @@ class Interconnect:
         return max(num_bytes / (speeds[leaves] or float("inf")) for (_, _, leaves), num_bytes in load.items())
 
 
-def total_flops(runs: Runs, work: Mapping[str, Work]) -> int:
+def total_flops(runs: OpCounts, work: Mapping[str, Work]) -> int:
     """Floating-point operations of an iteration, over all devices."""
     live, K = runs.spec.live, runs.num_iterations
     total = live.num_live * K * work[scopes.UPDATE].num_flops
@@ -393,7 +393,7 @@ def total_flops(runs: Runs, work: Mapping[str, Work]) -> int:
 
 
 def predict(
-    runs: Runs, work: Mapping[str, Work], found: Sequence[Collective], links: Interconnect, dtype: str
+    runs: OpCounts, work: Mapping[str, Work], found: Sequence[Collective], links: Interconnect, dtype: str
 ) -> dict[str, float] | None:
     """Predicts the milliseconds of an iteration by part; None if the chip's figures are unknown.
 
@@ -435,13 +435,13 @@ def predict(
     return {"step_ms": sum(parts_ms.values()), **parts_ms}
 
 
-def _by_chunk(runs: Runs, by_name: Mapping[str, _Value], name: str) -> list[_Value]:
+def _by_chunk(runs: OpCounts, by_name: Mapping[str, _Value], name: str) -> list[_Value]:
     """Value of an op of every chunk; they may be unlike."""
     chunks = range(len(runs.spec.chunks.sizes))
     return [by_name[name] if name in by_name else by_name[f"{name}/{chunk}"] for chunk in chunks]
 
 
-def _ticks(runs: Runs, busy: Mapping[str, float], inside_C: Mapping[str, np.ndarray]) -> float:
+def _ticks(runs: OpCounts, busy: Mapping[str, float], inside_C: Mapping[str, np.ndarray]) -> float:
     """Seconds of all ops of a call, where all workers wait for the longest op of every tick.
 
     Args:

@@ -18,15 +18,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from swift.experts.exchange import exchange_bytes, padded_size
-from swift.experts.state_layouts import Decoupled, Fetched
+from swift.experts.state_layouts import Decoupled, FetchedPerMicrobatch
 from swift.mesh.hlo_collectives import ALL_TO_ALL, RAGGED, Collective
-from swift.models.losses import tokens_at_once
-from swift.models.vocabulary.layouts import ColumnShares, RowShares
-from swift.models.vocabulary.lookup import requests_at_once
+from swift.models.losses import tokens_per_block
+from swift.models.vocabulary.layouts import ColumnSharded, RowSharded
+from swift.models.vocabulary.lookup import max_requests_per_round
 from swift.pipeline import scopes
 from swift.pipeline.state import EMBEDDING_AND_HEAD, KINDS
 from swift.pipeline.step.spec import StepSpec
-from swift.pod_compile.costs import Runs
+from swift.pod_compile.costs import OpCounts
 
 _EXCHANGE = (scopes.COLLECT, scopes.MATERIALIZE)
 _TOKENS = (scopes.FORWARD, scopes.BACKWARD_INPUT, scopes.BACKWARD_WEIGHT, scopes.MICROBATCH)
@@ -47,7 +47,7 @@ def moved_bytes(one: Collective, runs_R: np.ndarray, num_ranks: int) -> int:
     return one.num_bytes * int(sum(runs_R[device // num_ranks] for device in members))
 
 
-def bytes_by_kind(found: Sequence[Collective], runs: Runs) -> dict[str, dict[str, float]]:
+def bytes_by_kind(found: Sequence[Collective], runs: OpCounts) -> dict[str, dict[str, float]]:
     """Counts the collectives of an iteration by kind, with their bytes over all devices."""
     count, total = Counter[str](), Counter[str]()
     for one in found:
@@ -58,7 +58,7 @@ def bytes_by_kind(found: Sequence[Collective], runs: Runs) -> dict[str, dict[str
     return {kind: {"runs": count[kind] / K, "bytes": total[kind] / K} for kind in sorted(count)}
 
 
-def exchange(found: Sequence[Collective], runs: Runs) -> dict[str, dict[str, float]]:
+def exchange(found: Sequence[Collective], runs: OpCounts) -> dict[str, dict[str, float]]:
     """Bytes of the exchange in an iteration, by parameter group: compiled, and by the closed form."""
     spec = runs.spec
     compiled: Counter[str] = Counter()
@@ -73,11 +73,11 @@ def exchange(found: Sequence[Collective], runs: Runs) -> dict[str, dict[str, flo
     }
 
 
-def _exchange_formula(runs: Runs, name: str) -> float:
+def _exchange_formula(runs: OpCounts, name: str) -> float:
     spec, layout = runs.spec, runs.spec.layouts[name]
     assert isinstance(layout, Decoupled)
     num_ranks = spec.live.num_ranks
-    if num_ranks == 1 or isinstance(layout, Fetched):
+    if num_ranks == 1 or isinstance(layout, FetchedPerMicrobatch):
         return 0  # all data stays on the device, or travels in the ops
     is_first, is_last = runs.end_rows
     embeds = runs.num_updates if spec.ties_stages else is_first.sum()
@@ -85,14 +85,14 @@ def _exchange_formula(runs: Runs, name: str) -> float:
     num_rows = 1 if name in EMBEDDING_AND_HEAD else spec.chunks.ops.stack_size(KINDS[name])
     num_slots = spec.worker_shapes.slots[name].shape[2]
     sizes = [jnp.dtype(dtype).itemsize for dtype in (layout.wire_dtype, layout.compute_dtype)]
-    if isinstance(layout, ColumnShares):
+    if isinstance(layout, ColumnSharded):
         return int(num_updates) * num_ranks**2 * layout.message_size * sum(sizes)
-    exchanged = layout.num_before if isinstance(layout, RowShares) else layout.size
+    exchanged = layout.num_before if isinstance(layout, RowSharded) else layout.size
     both = [exchange_bytes(num_rows, num_ranks, num_slots, exchanged, size) for size in sizes]
     return int(num_updates) * sum(both) / 2
 
 
-def tokens(found: Sequence[Collective], runs: Runs, num_sequences: int) -> Mapping[str, float]:
+def tokens(found: Sequence[Collective], runs: OpCounts, num_sequences: int) -> Mapping[str, float]:
     """Bytes of tokens sent to experts and back in an iteration: compiled, and by the closed form.
 
     With exact capacity those of the experts' weights and gradients, too, which travel in the same ops.
@@ -124,13 +124,13 @@ def tokens(found: Sequence[Collective], runs: Runs, num_sequences: int) -> Mappi
 def _fetched_bytes(spec: StepSpec) -> int:
     """Bytes for a rank's slots in a micro-batch of a layer with exact capacity: weights, twice, and their gradients."""
     layout = spec.layouts.get("expert")
-    if not isinstance(layout, Fetched):
+    if not isinstance(layout, FetchedPerMicrobatch):
         return 0
     compute, wire = (jnp.dtype(dtype).itemsize for dtype in (layout.compute_dtype, layout.wire_dtype))
     return spec.experts.slots_per_rank * padded_size(layout.size, spec.live.num_ranks) * (2 * compute + wire)
 
 
-def travelling(found: Sequence[Collective], runs: Runs, num_sequences: int) -> list[Collective]:
+def bytes_in_transit(found: Sequence[Collective], runs: OpCounts, num_sequences: int) -> list[Collective]:
     """The collectives with the bytes of those rows that travel, ``num_sequences`` as for ``tokens``.
 
     Of a collective that moves no rows but those that there are, the program knows how many there could be. In the mean
@@ -142,7 +142,7 @@ def travelling(found: Sequence[Collective], runs: Runs, num_sequences: int) -> l
     return [replace(one, num_bytes=round(one.num_bytes * share)) if one.kind == RAGGED else one for one in found]
 
 
-def head_tokens(found: Sequence[Collective], runs: Runs, num_sequences: int) -> Mapping[str, float]:
+def head_tokens(found: Sequence[Collective], runs: OpCounts, num_sequences: int) -> Mapping[str, float]:
     """Bytes of the loss with a head in shares in an iteration, ``num_sequences`` as for ``tokens``.
 
     Of each token the stream, its gradient, the label, whether it counts, and three numbers that are joined.
@@ -150,7 +150,7 @@ def head_tokens(found: Sequence[Collective], runs: Runs, num_sequences: int) -> 
     spec, config, ranks = runs.spec, runs.spec.gpt.config, runs.spec.live.num_ranks
     compiled = sum(moved_bytes(one, runs.of(one), ranks) for one in found if scopes.HEAD in one.path)
     per_rank = num_sequences * config.sequence_length
-    chunk = tokens_at_once(per_rank, spec.gpt.vocab_size)
+    chunk = tokens_per_block(per_rank, spec.gpt.vocab_size)
     stream = config.model_dim * jnp.dtype(spec.compute_dtype).itemsize
     token = 2 * stream + 4 + 1 + 3 * jnp.dtype(spec.accumulate_dtype).itemsize
     per_device = -(-per_rank // chunk) * chunk * ranks * token
@@ -160,14 +160,14 @@ def head_tokens(found: Sequence[Collective], runs: Runs, num_sequences: int) -> 
     }
 
 
-def looked_up_rows(found: Sequence[Collective], runs: Runs, num_sequences: int) -> Mapping[str, float]:
+def looked_up_rows(found: Sequence[Collective], runs: OpCounts, num_sequences: int) -> Mapping[str, float]:
     """Bytes of look-ups in an embedding in shares in an iteration, ``num_sequences`` as for ``tokens``.
 
     Of each request its number and the row, or the row's gradient; and how many rounds there are, which tokens decide.
     """
     spec, config, ranks = runs.spec, runs.spec.gpt.config, runs.spec.live.num_ranks
     compiled = sum(moved_bytes(one, runs.of(one), ranks) for one in found if scopes.EMBEDDING in one.path)
-    size = requests_at_once(num_sequences * config.sequence_length, ranks)
+    size = max_requests_per_round(num_sequences * config.sequence_length, ranks)
     values = jnp.dtype(spec.compute_dtype).itemsize + jnp.dtype(spec.row_wire_dtype).itemsize
     requests = 2 * 4 + config.model_dim * values  # of F and B
     per_device = runs.look_up_rounds * ranks * size * requests + 2 * 4

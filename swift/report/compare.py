@@ -81,7 +81,7 @@ def _policy_of(run: Run) -> str | None:
     if isinstance(named, str):
         return named
     # Imported here, since these load JAX and the trainer, which a report on finished runs does not need.
-    from swift.config.stored import OF_RUN, StoredObject, UnreadableConfig, made, read_config
+    from swift.config.stored import OF_RUN, StoredObject, UnreadableConfig, build, read_config
     from swift.experts.placement.flexmoe import FlexMoE
     from swift.experts.placement.packed import MinMax, Packed
     from swift.experts.placement.policy import Static
@@ -93,7 +93,7 @@ def _policy_of(run: Run) -> str | None:
         if not isinstance(part, StoredObject):
             return None
         own = None if part.module else policies.get(part.kind)
-        return part.kind if own is None else made(part, lambda _: own).name
+        return part.kind if own is None else build(part, lambda _: own).name
     except (UnreadableConfig, SettingError):
         return None
 

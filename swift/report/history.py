@@ -99,7 +99,7 @@ class History:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stretch:
+class ConfigurationPeriod:
     """Consecutive iterations of the same workers and ranks.
 
     Attributes:
@@ -152,7 +152,7 @@ def history_of(run: Run) -> History:
     return History(events, spans, on_clock(step_times_T))
 
 
-def stretches_of(run: Run, history: History) -> list[Stretch]:
+def configuration_periods(run: Run, history: History) -> list[ConfigurationPeriod]:
     """Returns the stretches of a run in order, including those of which no iteration remains."""
     everybody = {name for timed in history.events for name in names_in(timed.fields, "processes", "members")}
     begun: list[dict[str, Any]] = []
@@ -178,7 +178,7 @@ def stretches_of(run: Run, history: History) -> list[Stretch]:
     ends = [*(stretch["start_s"] for stretch in begun[1:]), history.end_s][: len(begun)]
     measured = {name: run.metrics.scalars(name) for name in ("step_ms", "period_ratio", "bubble_share")}
     return [
-        Stretch(**facts, end_s=end_s, **_measured(measured, index_T == index))
+        ConfigurationPeriod(**facts, end_s=end_s, **_measured(measured, index_T == index))
         for index, (facts, end_s) in enumerate(zip(begun, ends, strict=True))
     ]
 
@@ -409,7 +409,7 @@ def _time_and_kind(moment: tuple[float, bool, Any]) -> tuple[float, bool]:
 
 
 @dataclass(frozen=True)
-class Presence:
+class Uptime:
     """The times in which a worker, expert rank or process took part.
 
     Attributes:
@@ -421,7 +421,7 @@ class Presence:
     spans: tuple[tuple[float, float], ...]
 
 
-def presences_of(run: Run, history: History) -> list[Presence]:
+def presences_of(run: Run, history: History) -> list[Uptime]:
     """Returns the presence of every worker, rank or process, in mesh order; empty if the record does not name them.
 
     Raises:
@@ -447,7 +447,7 @@ def presences_of(run: Run, history: History) -> list[Presence]:
         since |= {name: timed.seconds for name in names if name in present and name not in since}
     for name in list(since):
         leave(name, history.end_s)
-    return [Presence(name, tuple(spans[name])) for name in names]
+    return [Uptime(name, tuple(spans[name])) for name in names]
 
 
 def _present_after(timed: Timed, before: Any, names: list[str]) -> set[str] | None:

@@ -23,21 +23,21 @@ from swift.draw.style import GRID, INK, LIVE, MOMENT_COLORS
 from swift.errors import SettingError
 from swift.evaluate.results import Difference, Evaluation, Score, differences, stored_evaluations
 from swift.report.history import (
+    ConfigurationPeriod,
     History,
     Incident,
-    Presence,
-    Stretch,
+    Uptime,
+    configuration_periods,
     incidents_of,
     names_in,
     number_in,
     presences_of,
-    stretches_of,
 )
 from swift.report.parts import Picture, Section, Table, seconds_text
 from swift.runlog.files import EVENTS
 from swift.runlog.reading import Run, scalars
 from swift.schedules.plans.normalize import Move, after_moves, denormalize, failure_counts, normalize
-from swift.schedules.plans.store import DamagedPlanError, read_plan
+from swift.schedules.plans.store import CorruptPlanError, read_plan
 from swift.schedules.schedule import Schedule
 from swift.topology import Worker, read_worker
 
@@ -289,7 +289,7 @@ def _words(name: str) -> str:
 def plans_section(run: Run, history: History, prefix: str) -> Section:
     """Makes the section on configurations: a row for each stretch, and a Gantt chart for each distinct plan."""
     title = "Configurations that ran"
-    stretches = [stretch for stretch in stretches_of(run, history) if stretch.num_steps]
+    stretches = [stretch for stretch in configuration_periods(run, history) if stretch.num_steps]
     if not stretches:
         return Section(title, note="No configuration is recorded.")
     different: dict[str, Mapping[str, Any]] = {}
@@ -326,10 +326,10 @@ def schedule_of(event: Mapping[str, Any]) -> tuple[Schedule, dict[Worker, Worker
     problem = replace(planned.problem, failed=failed)
     moved = _moves(event)
     problem, players = after_moves(problem, moved), {place: worker for worker, place in moved}
-    if not planned.problem.is_alike:
+    if not planned.problem.is_uniform:
         return planned, players
     if failure_counts(problem) != failure_counts(planned.problem):
-        raise DamagedPlanError("it is for other failures than those of its event")
+        raise CorruptPlanError("it is for other failures than those of its event")
     return denormalize(planned, normalize(problem)), players
 
 
@@ -337,7 +337,7 @@ def _moves(event: Mapping[str, Any]) -> tuple[Move, ...]:
     """Reads who has whose place."""
     places = event.get("places")
     if not isinstance(places, Mapping):
-        raise DamagedPlanError(f"{places!r} are not the places of workers")
+        raise CorruptPlanError(f"{places!r} are not the places of workers")
     return tuple(Move(_worker(worker), _worker(place)) for worker, place in places.items())
 
 
@@ -345,7 +345,7 @@ def _plan_picture(run: Run, event: Mapping[str, Any], name: str) -> Picture:
     down = ", ".join(names_in(event, "failed")) or "no worker"
     try:
         schedule, players = schedule_of(event)
-    except (DamagedPlanError, SettingError) as error:
+    except (CorruptPlanError, SettingError) as error:
         raise SettingError(str(run.path / EVENTS), f"the plan with {down} down", f"is damaged: {error}") from error
     window = schedule.problem.num_iterations
     what = "An iteration" if window == 1 else f"A window of {window} iterations"
@@ -356,7 +356,7 @@ def _plan_picture(run: Run, event: Mapping[str, Any], name: str) -> Picture:
     return Picture(name, caption, draw_picture(schedule), is_wide=True)
 
 
-def _stretch_row(stretch: Stretch) -> list[str]:
+def _stretch_row(stretch: ConfigurationPeriod) -> list[str]:
     first = stretch.after + 1
     down = "not recorded" if stretch.down is None else ", ".join(stretch.down) or "none"
     return [
@@ -376,7 +376,7 @@ def _texts(value: float | None, show: Any) -> Sequence[str]:
 def _worker(name: str) -> Worker:
     worker = read_worker(name)
     if worker is None:
-        raise DamagedPlanError(f"{name!r} is not a worker")
+        raise CorruptPlanError(f"{name!r} is not a worker")
     return worker
 
 
@@ -407,7 +407,7 @@ def timeline_section(run: Run, history: History, prefix: str) -> Section:
     return Section(title, [Picture(f"{prefix}-timeline", caption, figure, is_wide=True)], [table], note)
 
 
-def _draw_timeline(run: Run, history: History, presences: Sequence[Presence], incidents: Sequence[Incident]) -> Figure:
+def _draw_timeline(run: Run, history: History, presences: Sequence[Uptime], incidents: Sequence[Incident]) -> Figure:
     """Draws completed iterations over the time of running, and below them a bar for each worker while it is live.
 
     Args:
@@ -457,7 +457,7 @@ def _draw_progress(axes: Axes, run: Run, history: History, incidents: Sequence[I
     axes.margins(y=0.3)
 
 
-def _shown_presences(presences: Sequence[Presence]) -> list[Presence]:
+def _shown_presences(presences: Sequence[Uptime]) -> list[Uptime]:
     """Selects the workers that were absent longest, in mesh order."""
     by_time = sorted(presences, key=lambda presence: sum(end - start for start, end in presence.spans))
     chosen = {presence.name for presence in by_time[:_MOST_PRESENCES]}

@@ -14,7 +14,7 @@ from swift.lazy_names import lazy_names
 if TYPE_CHECKING:
     from swift.runlog.expert_counts import CLASS_COUNTS, ClassCounts
     from swift.runlog.files import EVENTS, METRICS, Metrics, lines_from_end, parse_object, ranges_of, ranges_text
-    from swift.runlog.lease import Lease, acquire_lease, last_beat, remove_lease, this_process, writes_checkpoints
+    from swift.runlog.lease import Lease, acquire_lease, last_heartbeat, remove_lease, this_process, writes_checkpoints
     from swift.runlog.observers import Observer
     from swift.runlog.reading import (
         CONFIG,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         settings_in,
         steps_to_target,
     )
-    from swift.runlog.run_directory import RunDirectory, SilentDirectory, sync_record
+    from swift.runlog.run_directory import NullRunDirectory, RunDirectory, sync_record
     from swift.runlog.trackers import TRACKERS
 
 _MODULES = {
@@ -47,7 +47,14 @@ _MODULES = {
         "ranges_of",
         "ranges_text",
     ],
-    "swift.runlog.lease": ["Lease", "acquire_lease", "last_beat", "remove_lease", "this_process", "writes_checkpoints"],
+    "swift.runlog.lease": [
+        "Lease",
+        "acquire_lease",
+        "last_heartbeat",
+        "remove_lease",
+        "this_process",
+        "writes_checkpoints",
+    ],
     "swift.runlog.observers": ["Observer"],
     "swift.runlog.reading": [
         "CONFIG",
@@ -66,7 +73,7 @@ _MODULES = {
         "settings_in",
         "steps_to_target",
     ],
-    "swift.runlog.run_directory": ["RunDirectory", "SilentDirectory", "sync_record"],
+    "swift.runlog.run_directory": ["RunDirectory", "NullRunDirectory", "sync_record"],
     "swift.runlog.trackers": ["TRACKERS"],
 }
 __all__ = [
@@ -79,17 +86,17 @@ __all__ = [
     "ClassCounts",
     "Lease",
     "Metrics",
+    "NullRunDirectory",
     "Observer",
     "Run",
     "RunDirectory",
-    "SilentDirectory",
     "acquire_lease",
     "changed_settings",
     "check_is_run",
     "check_new_run",
     "check_same_run",
     "is_run",
-    "last_beat",
+    "last_heartbeat",
     "lines_from_end",
     "measure",
     "parse_object",

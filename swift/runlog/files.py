@@ -111,7 +111,7 @@ def cut_after(path: Path, is_kept: Callable[[bytes], bool] = lambda _: True) -> 
     return last
 
 
-def with_plan_once(fields: Mapping[str, Any], written: set[str]) -> dict[str, Any]:
+def deduplicate_plan(fields: Mapping[str, Any], written: set[str]) -> dict[str, Any]:
     """Adds ``plan_id`` to an event that has a ``plan``, and leaves out the plan itself if it was written before.
 
     Args:

@@ -115,7 +115,7 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True)
-class Watch:
+class LeaseObservation:
     """Observations of a lease.
 
     Attributes:
@@ -132,7 +132,7 @@ class Watch:
     age_s: float
 
 
-def judge(owner: Owner | None, here: ProcessTable, watch: Watch) -> Verdict:
+def judge(owner: Owner | None, here: ProcessTable, watch: LeaseObservation) -> Verdict:
     """Judges whether the owner of a lease lives.
 
     Args:
@@ -400,7 +400,7 @@ def remove_lease(run_dir: Path, owner: Owner) -> None:
                 found.path.unlink(missing_ok=True)
 
 
-def last_beat(run_dir: Path) -> int | None:
+def last_heartbeat(run_dir: Path) -> int | None:
     """Time of the last heartbeat of a run directory's owner, in nanoseconds; None if it has no owner."""
     return max((found.beat_ns for found in _read_leases(run_dir)), default=None)
 
@@ -428,7 +428,7 @@ def living_owner(
             owner = found.owner
             there = process_is_there(owner) if owner is not None and owner.place == here else None
             has_beaten = found.beat_ns != first.get(found.path, found.beat_ns)
-            if judge(owner, here, Watch(there, has_beaten, watched_s, 0.0)) is Verdict.LIVES:
+            if judge(owner, here, LeaseObservation(there, has_beaten, watched_s, 0.0)) is Verdict.LIVES:
                 return found
             if there is False:
                 first.pop(found.path, None)
@@ -520,7 +520,7 @@ def _is_dead(
     while True:
         owner, has_beaten = found.owner, found.beat_ns != first.beat_ns
         there = is_there(owner) if owner is not None and owner.place == here else None
-        verdict = judge(owner, here, Watch(there, has_beaten, clock() - begun, age_s))
+        verdict = judge(owner, here, LeaseObservation(there, has_beaten, clock() - begun, age_s))
         if verdict is Verdict.LIVES:
             raise _refusal(found)
         if verdict is Verdict.DEAD:

@@ -1,7 +1,7 @@
 """The run directory, to which a run writes while it trains. No JAX here.
 
 A run that is resumed loses its record after the checkpoint from which it continues. Where another process of the run
-writes the record, this one has a ``SilentDirectory``.
+writes the record, this one has a ``NullRunDirectory``.
 """
 
 import json
@@ -20,7 +20,7 @@ import numpy as np
 from swift.errors import RunError, SettingError, error_line
 from swift.files import replace_file, sync_directory
 from swift.runlog.expert_counts import CLASS_COUNTS, KINDS, ClassCounts, CountsWriter, counts_array, cut_entries
-from swift.runlog.files import EVENTS, METRICS, cut_after, step_of, with_plan_once
+from swift.runlog.files import EVENTS, METRICS, cut_after, deduplicate_plan, step_of
 from swift.runlog.observers import Observer, TensorBoard
 from swift.runlog.reading import CONFIG, SUMMARY, check_new_run, check_same_run
 
@@ -130,7 +130,7 @@ class RunDirectory:
             self._last_step = record["step"]
             self._metrics.write(_line(record))
             self._metrics.flush()
-        self._tell_all("on_step", {**metrics, **record})
+        self._notify_all("on_step", {**metrics, **record})
 
     def log_event(self, event: str, step: int, **fields: Any) -> None:
         """Appends one event, with the time of the call (ISO 8601, UTC).
@@ -141,12 +141,12 @@ class RunDirectory:
             **fields: further fields, as in :meth:`log_step`. A ``plan`` is written once.
         """
         self.check()
-        fields = with_plan_once(fields, self._plans_written)
+        fields = deduplicate_plan(fields, self._plans_written)
         with _write_errors():
             record = {"time": _now(), "event": event, "step": step} | fields
             self._events.write(_line(record))
             self._events.flush()
-        self._tell_all("on_event", record)
+        self._notify_all("on_event", record)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Writes ``summary.json``: the run has ended."""
@@ -160,10 +160,10 @@ class RunDirectory:
             with suppress(OSError):  # every line was flushed when it was written
                 if file is not None:
                     file.close()
-        self._tell_all("end")
+        self._notify_all("end")
         self._observers = []
 
-    def _tell_all(self, method: str, *arguments: Any) -> None:
+    def _notify_all(self, method: str, *arguments: Any) -> None:
         for observer in list(self._observers):
             self._tell(observer, method, *arguments)
 
@@ -187,7 +187,7 @@ class RunDirectory:
         self.close()
 
 
-class SilentDirectory(RunDirectory):
+class NullRunDirectory(RunDirectory):
     """A run directory whose record this process neither opens nor writes.
 
     Args:

@@ -13,26 +13,26 @@ from swift.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from swift.schedules.bounds import lower_bound, tight_bound
-    from swift.schedules.lowering.lower import HeldBytes, SlotBytes, allocated_bytes, held_bytes, lower
+    from swift.schedules.lowering.lower import LiveBytes, SlotBytes, allocated_bytes, live_bytes, lower
     from swift.schedules.lowering.tick_table import NOTHING, TableShape, TickTable, common_shape
     from swift.schedules.lowering.ticks import assign_ticks, lockstep_period
     from swift.schedules.planners.adaptive import adaptive
     from swift.schedules.planners.baselines import gpipe, one_f_one_b, zero_bubble
     from swift.schedules.planners.lockstep import lockstep
-    from swift.schedules.planners.names import FAULT_FREE, SHAPES, OwnPlanner, shape_of
+    from swift.schedules.planners.names import FAULT_FREE, SHAPES, CustomPlanner, shape_of
     from swift.schedules.planners.v import v
     from swift.schedules.plans.normalize import (
         Normalized,
         denormalize,
-        moves,
         normalize,
         num_plans,
         plans_to_prepare,
+        role_moves,
         spread,
     )
-    from swift.schedules.plans.store import DamagedPlanError, PlanStore, plan_document, read_plan
+    from swift.schedules.plans.store import CorruptPlanError, PlanStore, plan_document, read_plan
     from swift.schedules.problem import Chunk, Costs, Kind, Op, Problem, TimedOp, common_chunks, cut_by_costs, joined
-    from swift.schedules.registry import PLANNERS, Planner, in_shape, plan_with
+    from swift.schedules.registry import PLANNERS, Planner, plan_with, with_chunk_shape
     from swift.schedules.rules import ScheduleError, verify, violations
     from swift.schedules.schedule import (
         Round,
@@ -49,24 +49,24 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "swift.schedules.bounds": ["lower_bound", "tight_bound"],
-    "swift.schedules.lowering.lower": ["HeldBytes", "SlotBytes", "allocated_bytes", "held_bytes", "lower"],
+    "swift.schedules.lowering.lower": ["LiveBytes", "SlotBytes", "allocated_bytes", "live_bytes", "lower"],
     "swift.schedules.lowering.tick_table": ["NOTHING", "TableShape", "TickTable", "common_shape"],
     "swift.schedules.lowering.ticks": ["assign_ticks", "lockstep_period"],
     "swift.schedules.planners.adaptive": ["adaptive"],
     "swift.schedules.planners.baselines": ["gpipe", "one_f_one_b", "zero_bubble"],
     "swift.schedules.planners.lockstep": ["lockstep"],
-    "swift.schedules.planners.names": ["FAULT_FREE", "OwnPlanner", "SHAPES", "shape_of"],
+    "swift.schedules.planners.names": ["FAULT_FREE", "CustomPlanner", "SHAPES", "shape_of"],
     "swift.schedules.planners.v": ["v"],
     "swift.schedules.plans.normalize": [
         "Normalized",
         "denormalize",
-        "moves",
+        "role_moves",
         "normalize",
         "num_plans",
         "plans_to_prepare",
         "spread",
     ],
-    "swift.schedules.plans.store": ["DamagedPlanError", "PlanStore", "plan_document", "read_plan"],
+    "swift.schedules.plans.store": ["CorruptPlanError", "PlanStore", "plan_document", "read_plan"],
     "swift.schedules.problem": [
         "Chunk",
         "Costs",
@@ -78,7 +78,7 @@ _MODULES = {
         "cut_by_costs",
         "joined",
     ],
-    "swift.schedules.registry": ["PLANNERS", "Planner", "in_shape", "plan_with"],
+    "swift.schedules.registry": ["PLANNERS", "Planner", "with_chunk_shape", "plan_with"],
     "swift.schedules.rules": ["ScheduleError", "verify", "violations"],
     "swift.schedules.schedule": [
         "Round",
@@ -99,13 +99,13 @@ __all__ = [
     "PLANNERS",
     "SHAPES",
     "Chunk",
+    "CorruptPlanError",
     "Costs",
-    "DamagedPlanError",
-    "HeldBytes",
+    "CustomPlanner",
     "Kind",
+    "LiveBytes",
     "Normalized",
     "Op",
-    "OwnPlanner",
     "PlanStore",
     "Planner",
     "Problem",
@@ -125,16 +125,14 @@ __all__ = [
     "cut_by_costs",
     "denormalize",
     "gpipe",
-    "held_bytes",
-    "in_shape",
     "iteration_ends",
     "joined",
+    "live_bytes",
     "lockstep",
     "lockstep_period",
     "lower",
     "lower_bound",
     "makespan",
-    "moves",
     "normalize",
     "num_plans",
     "one_f_one_b",
@@ -144,6 +142,7 @@ __all__ = [
     "plan_with",
     "plans_to_prepare",
     "read_plan",
+    "role_moves",
     "round_of",
     "shape_of",
     "spread",
@@ -153,6 +152,7 @@ __all__ = [
     "verify",
     "violations",
     "window_period",
+    "with_chunk_shape",
     "zero_bubble",
 ]
 

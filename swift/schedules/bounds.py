@@ -44,7 +44,7 @@ def stage_bound(problem: Problem, stage: int, num_survivors: int) -> float:
     f_P, b_P, w_P, u_P = problem.time_4P.tolist()
     num_microbatches, comm = problem.most_loaded(num_survivors), problem.costs.t_comm
     first_b = _until_b(problem, stage)
-    held = max_held(problem, float(problem.stash_2P[0, stage]))
+    held = max_in_flight(problem, float(problem.stash_2P[0, stage]))
     wait = max(0.0, first_b - min(num_microbatches, held) * f_P[stage])
     bound = num_microbatches * (f_P[stage] + b_P[stage] + w_P[stage]) + u_P[stage] + wait
     if problem.staggered:
@@ -75,7 +75,7 @@ def tight_stage_bound(problem: Problem, stage: int, num_survivors: int) -> float
     return max(waiting, _turnover_bound(problem, stage, num_survivors))
 
 
-def max_held(problem: Problem, stash: float) -> float:
+def max_in_flight(problem: Problem, stash: float) -> float:
     """Number of micro-batches that a worker may hold at once, given the size of each stash."""
     if problem.memory_limit is None or not stash:
         return math.inf
@@ -89,7 +89,7 @@ def _wait_after_last_b(problem: Problem, stage: int, num_survivors: int) -> floa
     if not problem.decoupled:
         return max(0.0, there_and_back + u_P[0] - u_P[stage]) if problem.staggered else 0.0
     num_microbatches = problem.most_loaded(num_survivors)
-    num_weight_gradients = min(num_microbatches, max_held(problem, float(problem.stash_2P[1, stage])))
+    num_weight_gradients = min(num_microbatches, max_in_flight(problem, float(problem.stash_2P[1, stage])))
     own = w_P[0] - num_weight_gradients * w_P[stage]
     if problem.staggered:
         return max(0.0, there_and_back + own + u_P[0] - u_P[stage])
@@ -104,7 +104,7 @@ def _turnover_bound(problem: Problem, stage: int, num_survivors: int) -> float:
     that is beyond k has to run between the first B and the last F.
     """
     f_P, _, w_P, u_P = problem.time_4P.tolist()
-    n, k = problem.most_loaded(num_survivors), max_held(problem, float(problem.stash_2P[0, stage]))
+    n, k = problem.most_loaded(num_survivors), max_in_flight(problem, float(problem.stash_2P[0, stage]))
     if n <= k:
         return 0.0
     comm, back_P, until_b = problem.costs.t_comm, _backward(problem), _until_b(problem, stage)

@@ -335,7 +335,7 @@ class Problem:
         return 3 * self.total_microbatches * self.num_chunks
 
     @property
-    def is_alike(self) -> bool:
+    def is_uniform(self) -> bool:
         """Whether all pipelines hold the same chunks on the same stages, and run equally many micro-batches."""
         return isinstance(self.num_microbatches, int) and len(set(self.stage_of_chunk)) <= 1
 

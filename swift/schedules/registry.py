@@ -8,7 +8,7 @@ from swift.errors import SettingError, first_line
 from swift.schedules.planners.adaptive import adaptive
 from swift.schedules.planners.baselines import gpipe, one_f_one_b, zero_bubble
 from swift.schedules.planners.lockstep import lockstep
-from swift.schedules.planners.names import OwnPlanner, shape_of
+from swift.schedules.planners.names import CustomPlanner, shape_of
 from swift.schedules.problem import Chunk, Problem
 from swift.schedules.rules import ScheduleError, verify
 from swift.schedules.schedule import Schedule
@@ -41,7 +41,7 @@ PLANNERS: Mapping[str, Planner] = {
 }
 
 
-def plan_with(planner: str | OwnPlanner, problem: Problem) -> Schedule:
+def plan_with(planner: str | CustomPlanner, problem: Problem) -> Schedule:
     """Plans a problem with a planner given by name or as an object.
 
     Args:
@@ -68,7 +68,7 @@ def plan_with(planner: str | OwnPlanner, problem: Problem) -> Schedule:
     return schedule
 
 
-def in_shape(planner: str | OwnPlanner, problem: Problem) -> Problem:
+def with_chunk_shape(planner: str | CustomPlanner, problem: Problem) -> Problem:
     """Cuts the stages of a problem into the runs that a planner is for, all of one size.
 
     Args:

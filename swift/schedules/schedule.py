@@ -109,7 +109,7 @@ class Schedule:
     @classmethod
     def planned(cls, problem: Problem, solver: str, plan: Callable[[Problem], Round]) -> "Schedule":
         """Makes a schedule of the round that ``plan`` finds; without failures, of one pipeline repeated for all."""
-        if problem.failed or not problem.is_alike:
+        if problem.failed or not problem.is_uniform:
             return cls.from_round(problem, solver, plan(problem))
         return cls.from_round(problem, solver, plan(problem.single_pipeline()).repeated(problem.num_pipelines))
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from swift.simulate.strategies import Moment, Pace, Saves, Strategy, Turn
+from swift.simulate.strategies import ClusterState, Decision, Saves, Strategy, Throughput
 from swift.simulate.traces import Trace
 
 CAUSES = (
@@ -138,7 +138,7 @@ class Position(NamedTuple):
     stored: int
 
 
-def position(pace: Pace, elapsed_s: float) -> Position:
+def position(pace: Throughput, elapsed_s: float) -> Position:
     """Computes the progress after ``elapsed_s`` seconds at a pace."""
     T, saves = pace.iteration_s, pace.saves
     if saves is None:
@@ -254,23 +254,23 @@ class _Saved:
 class _Run:
     """State of training: in the first of ``phases`` or, if there are none, running at ``pace``."""
 
-    def __init__(self, turn: Turn):
+    def __init__(self, turn: Decision):
         self.time_s = 0.0
         self.spent_s = dict.fromkeys(CAUSES, 0.0)
         self.stretches: list[PaceInterval] = []
         self.iterations_run = 0
         self._done = self._saved = self._stored = 0  # iterations: finished, and held by saves
         self._phases = deque[_Finish | _Standstill | _Saved]()
-        self._pace: Pace | None = None
+        self._pace: Throughput | None = None
         self._waits_for = "waiting"
         self._since_s = 0.0  # start of the current pace
         self.take(turn)
 
-    def moment(self, removed: tuple[str, ...], added: tuple[str, ...]) -> Moment:
+    def moment(self, removed: tuple[str, ...], added: tuple[str, ...]) -> ClusterState:
         """Makes the description of a change for the strategy."""
         run = self._position().iterations
         is_running = self._pace is not None and not self._phases
-        return Moment(removed, added, self.iterations_run + run, self._done + run, is_running)
+        return ClusterState(removed, added, self.iterations_run + run, self._done + run, is_running)
 
     def advance(self, until_s: float) -> None:
         """Advances to a time before which no further change happens."""
@@ -298,7 +298,7 @@ class _Run:
             self._since_s = until_s
         self.time_s = until_s
 
-    def take(self, turn: Turn) -> None:
+    def take(self, turn: Decision) -> None:
         """Applies a strategy's turn."""
         at = self._leave_pace()
         if turn.loses == "nothing":

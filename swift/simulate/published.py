@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from swift.errors import SettingError
-from swift.simulate.strategies import Moment, Pace, Pause, Saves, Turn
+from swift.simulate.strategies import ClusterState, Decision, Pause, Saves, Throughput
 
 MOST_NODES, FEWEST_NODES = 30, 15
 _GROUPS = (1, 6, 6, 3)
@@ -137,15 +137,15 @@ class _Nodes(NamedTuple):
     waiting: int = 0
 
 
-def _paced(model: Published, table: tuple[float, ...], live: int, saves: Saves | None = None) -> Turn:
+def _paced(model: Published, table: tuple[float, ...], live: int, saves: Saves | None = None) -> Decision:
     """Makes the turn for a number of training nodes."""
     rate = throughput(table, live)
     if not rate:
-        return Turn(None, waits_for="waiting" if rate is None else "out_of_memory")
-    return Turn(Pace(model.samples / rate, saves))
+        return Decision(None, waits_for="waiting" if rate is None else "out_of_memory")
+    return Decision(Throughput(model.samples / rate, saves))
 
 
-def _after(state: _Nodes, moment: Moment) -> _Nodes:
+def _after(state: _Nodes, moment: ClusterState) -> _Nodes:
     """Applies a change: new nodes wait for the next reconfiguration, as in the artifact, unless training is stopped."""
     live, waiting = state.live - len(moment.removed), state.waiting + len(moment.added)
     if moment.removed or not moment.is_running:
@@ -179,11 +179,11 @@ class Oobleck:
         """Samples of an iteration, as published."""
         return self.model.samples
 
-    def start(self, nodes: tuple[str, ...]) -> tuple[_Nodes, Turn]:
+    def start(self, nodes: tuple[str, ...]) -> tuple[_Nodes, Decision]:
         """Starts with all nodes."""
         return _Nodes(len(nodes)), _paced(self.model, self.model.oobleck, len(nodes))
 
-    def change(self, state: _Nodes, moment: Moment) -> tuple[_Nodes, Turn | None]:
+    def change(self, state: _Nodes, moment: ClusterState) -> tuple[_Nodes, Decision | None]:
         """Reconfigures at each removal."""
         nodes = _after(state, moment)
         if nodes.waiting:
@@ -223,12 +223,12 @@ class Varuna:
         """Samples of an iteration, as published."""
         return self.model.samples
 
-    def start(self, nodes: tuple[str, ...]) -> tuple[_Nodes, Turn]:
+    def start(self, nodes: tuple[str, ...]) -> tuple[_Nodes, Decision]:
         """Starts with all nodes."""
         saves = Saves(_VARUNA_EVERY, self.model.varuna_save_s)
         return _Nodes(len(nodes)), _paced(self.model, self.model.varuna, len(nodes), saves)
 
-    def change(self, state: _Nodes, moment: Moment) -> tuple[_Nodes, Turn | None]:
+    def change(self, state: _Nodes, moment: ClusterState) -> tuple[_Nodes, Decision | None]:
         """Restarts at each removal."""
         nodes, model = _after(state, moment), self.model
         if nodes.waiting:
@@ -293,12 +293,12 @@ class Bamboo:
         """Samples of an iteration, as published."""
         return self.model.samples
 
-    def start(self, nodes: tuple[str, ...]) -> tuple[_Assignment, Turn]:
+    def start(self, nodes: tuple[str, ...]) -> tuple[_Assignment, Decision]:
         """Starts with all nodes."""
         state = _assign(nodes)
-        return state, Turn(self._pace(state))
+        return state, Decision(self._pace(state))
 
-    def change(self, state: _Assignment, moment: Moment) -> tuple[_Assignment, Turn | None]:
+    def change(self, state: _Assignment, moment: ClusterState) -> tuple[_Assignment, Decision | None]:
         """Absorbs removals or treats them as fatal, then may reassign stages."""
         after, is_fatal = state, False
         for node in moment.removed:
@@ -310,25 +310,25 @@ class Bamboo:
             assigned = _assign(after.nodes)
             pace = self._pace(assigned)
             pause = Pause("reconfiguration", GLOBAL_RENDEZVOUS_S) if is_fatal else local
-            return assigned, Turn(pace, "iteration", (pause,) if pace else ())
+            return assigned, Decision(pace, "iteration", (pause,) if pace else ())
         # The current iteration slows down once, however many nodes leave.
         stretch = SLOWDOWN if moment.removed and not state.is_slow else 1.0
         if _is_reassigned(after):
             assigned = _assign(after.nodes)
-            return assigned, Turn(self._pace(assigned), "nothing", (local,), stretch)
+            return assigned, Decision(self._pace(assigned), "nothing", (local,), stretch)
         if stretch == 1.0:
             return after, None
-        return after, Turn(self._pace(after), "nothing", (), stretch)
+        return after, Decision(self._pace(after), "nothing", (), stretch)
 
     @property
     def _table(self) -> tuple[float, ...]:
         return self.model.bamboo or ()
 
-    def _pace(self, state: _Assignment) -> Pace | None:
+    def _pace(self, state: _Assignment) -> Throughput | None:
         rate = throughput(self._table, state.num_assigned)
         if not rate or not state.place_of:
             return None
-        return Pace(self.model.samples / rate * (SLOWDOWN if state.is_slow else 1.0))
+        return Throughput(self.model.samples / rate * (SLOWDOWN if state.is_slow else 1.0))
 
 
 def _assign(nodes: tuple[str, ...]) -> _Assignment:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from swift.simulate.job import DETECTION_S, PLT_BUDGET, Job, Periods, iterations_of
-from swift.simulate.strategies import Moment, Pace, Pause, Saves, Turn
+from swift.simulate.strategies import ClusterState, Decision, Pause, Saves, Throughput
 
 _LONGEST_S = 1e9
 """Mean time between failures assumed if there are none."""
@@ -177,12 +177,12 @@ class Restarting:
         """Duration of an iteration of the job."""
         return self.job.iteration_s
 
-    def start(self, nodes: tuple[str, ...]) -> tuple[_Cluster, Turn]:
+    def start(self, nodes: tuple[str, ...]) -> tuple[_Cluster, Decision]:
         """Starts with as many pipelines as there are nodes for."""
         cluster = _Cluster(nodes, PartialExperts(self.job.experts_per_checkpoint))
-        return cluster, Turn(self._pace(cluster))
+        return cluster, Decision(self._pace(cluster))
 
-    def change(self, state: _Cluster, moment: Moment) -> tuple[_Cluster, Turn | None]:
+    def change(self, state: _Cluster, moment: ClusterState) -> tuple[_Cluster, Decision | None]:
         """Restarts if a node in use is lost, or if another pipeline is possible."""
         job, nodes = self.job, list(state.nodes)
         num_used = self._num_pipelines(state) * job.problem.num_stages
@@ -199,7 +199,7 @@ class Restarting:
             restart = self._restart(self.checkpoints.load_s(job, len(lost), from_storage))
             pace = self._pace(cluster)
             pauses = (Pause("detection", DETECTION_S), *([restart] if pace else []))
-            return cluster, Turn(pace, "storage" if from_storage else "checkpoint", pauses)
+            return cluster, Decision(pace, "storage" if from_storage else "checkpoint", pauses)
         before, after = self._num_pipelines(state), self._num_pipelines(cluster)
         if after == before:
             return cluster, None
@@ -209,18 +209,18 @@ class Restarting:
         pace = self._pace(state)
         if pace is not None and pace.saves is not None:
             pauses = (Pause("saving", pace.saves.stall_s), *pauses)
-        return cluster, Turn(self._pace(cluster), "nothing", pauses, saved=before > 0)
+        return cluster, Decision(self._pace(cluster), "nothing", pauses, saved=before > 0)
 
     def _num_pipelines(self, cluster: _Cluster) -> int:
         problem = self.job.problem
         return min(problem.num_pipelines, len(cluster.nodes) // problem.num_stages)
 
-    def _pace(self, cluster: _Cluster) -> Pace | None:
+    def _pace(self, cluster: _Cluster) -> Throughput | None:
         num_pipelines = self._num_pipelines(cluster)
         if not num_pipelines:
             return None
         iteration_s = self.job.iteration_s * self.periods.elastic_ratio(num_pipelines)
-        return Pace(iteration_s, self.checkpoints.saves(self.job, cluster.partial, iteration_s))
+        return Throughput(iteration_s, self.checkpoints.saves(self.job, cluster.partial, iteration_s))
 
     def _restart(self, load_s: float) -> Pause:
         return Pause("reconfiguration", self.job.restart_s + self.job.per_worker_s + load_s)

@@ -44,7 +44,7 @@ class Saves:
 
 
 @dataclass(frozen=True)
-class Pace:
+class Throughput:
     """Pace of training between changes of nodes.
 
     Attributes:
@@ -69,7 +69,7 @@ class Pause(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Turn:
+class Decision:
     """Effect of a change of nodes on training.
 
     Attributes:
@@ -83,7 +83,7 @@ class Turn:
         waits_for: cause to which time is attributed if there is no pace.
     """
 
-    pace: Pace | None
+    pace: Throughput | None
     loses: Literal["nothing", "iteration", "checkpoint", "storage"] = "nothing"
     pauses: tuple[Pause, ...] = ()
     stretch: float = 1.0
@@ -91,7 +91,7 @@ class Turn:
     waits_for: str = "waiting"
 
 
-class Moment(NamedTuple):
+class ClusterState(NamedTuple):
     """A change of nodes, as described to a strategy.
 
     Attributes:
@@ -128,10 +128,10 @@ class Strategy(Protocol):
     def samples(self) -> float | None:
         """Samples of an iteration; None if unknown."""
 
-    def start(self, nodes: tuple[str, ...]) -> tuple[State, Turn]:
+    def start(self, nodes: tuple[str, ...]) -> tuple[State, Decision]:
         """Returns the initial state with these nodes, and the first turn."""
 
-    def change(self, state: State, moment: Moment) -> tuple[State, Turn | None]:
+    def change(self, state: State, moment: ClusterState) -> tuple[State, Decision | None]:
         """Returns the state after a change and its effect on training; None if there is none."""
 
 
@@ -153,21 +153,21 @@ class Ideal:
         """Duration of an iteration of the job."""
         return self.job.iteration_s
 
-    def start(self, nodes: tuple[str, ...]) -> tuple[int, Turn]:
+    def start(self, nodes: tuple[str, ...]) -> tuple[int, Decision]:
         """Starts with all nodes; the state is their number."""
-        return len(nodes), Turn(self._pace(len(nodes)))
+        return len(nodes), Decision(self._pace(len(nodes)))
 
-    def change(self, state: int, moment: Moment) -> tuple[int, Turn]:
+    def change(self, state: int, moment: ClusterState) -> tuple[int, Decision]:
         """Changes the pace immediately, in the middle of an iteration."""
         num_nodes = state + len(moment.added) - len(moment.removed)
         before, pace = self._pace(state), self._pace(num_nodes)
         if before is None or pace is None:
-            return num_nodes, Turn(pace, "iteration")
-        return num_nodes, Turn(pace, stretch=pace.iteration_s / before.iteration_s)
+            return num_nodes, Decision(pace, "iteration")
+        return num_nodes, Decision(pace, stretch=pace.iteration_s / before.iteration_s)
 
-    def _pace(self, num_nodes: int) -> Pace | None:
+    def _pace(self, num_nodes: int) -> Throughput | None:
         live = min(num_nodes, self.job.num_workers)
-        return Pace(self.job.iteration_s * self.job.num_workers / live) if live else None
+        return Throughput(self.job.iteration_s * self.job.num_workers / live) if live else None
 
 
 class _Assignment(NamedTuple):
@@ -228,12 +228,12 @@ class Rerouting:
     def samples(self) -> None:
         """Samples of an iteration: unknown."""
 
-    def start(self, nodes: tuple[str, ...]) -> tuple[_Assignment, Turn]:
+    def start(self, nodes: tuple[str, ...]) -> tuple[_Assignment, Decision]:
         """Starts with the nodes placed pipeline by pipeline."""
         assignment, _ = self._fill(_Assignment({}, (0,) * self.job.problem.num_stages, nodes))
-        return assignment, Turn(self._pace(assignment))
+        return assignment, Decision(self._pace(assignment))
 
-    def change(self, state: _Assignment, moment: Moment) -> tuple[_Assignment, Turn | None]:
+    def change(self, state: _Assignment, moment: ClusterState) -> tuple[_Assignment, Decision | None]:
         """Continues without the removed nodes, then admits the added ones."""
         left = _without(state, moment.removed)
         num_lost = len(state.stage_of) - len(left.stage_of)
@@ -249,15 +249,19 @@ class Rerouting:
         if not num_lost and not num_placed:
             return assignment, None
         pauses = (self._recovery() if num_lost else ()) + (self._join() if num_placed or num_moved else ())
-        return assignment, Turn(pace, "iteration" if num_lost else "nothing", pauses)
+        return assignment, Decision(pace, "iteration" if num_lost else "nothing", pauses)
 
-    def _restored(self, assignment: _Assignment, pace: Pace | None, was_running: bool) -> tuple[_Assignment, Turn]:
+    def _restored(
+        self, assignment: _Assignment, pace: Throughput | None, was_running: bool
+    ) -> tuple[_Assignment, Decision]:
         """Makes the turn after losing a stage: back to the newest checkpoint, after waiting for nodes for the stage."""
         pauses = self._recovery()[:1] if was_running else ()
         if pace is not None:
             restore_s = self.job.restart_s + self.job.per_worker_s + self.job.stored_s
             pauses = (*pauses, Pause("reconfiguration", restore_s))
-        return assignment._replace(is_lost=pace is None), Turn(pace, "storage" if was_running else "iteration", pauses)
+        return assignment._replace(is_lost=pace is None), Decision(
+            pace, "storage" if was_running else "iteration", pauses
+        )
 
     def _recovery(self) -> tuple[Pause, ...]:
         recovery_s = MEASURED_RECOVERY_S + self.job.per_worker_s
@@ -267,14 +271,14 @@ class Rerouting:
         join_s = MEASURED_JOIN_S + self.job.per_worker_s + self.job.stage_copy_s
         return (Pause("reconfiguration", join_s),)
 
-    def _pace(self, assignment: _Assignment) -> Pace | None:
+    def _pace(self, assignment: _Assignment) -> Throughput | None:
         if not all(assignment.live_P):
             return None
         D = self.job.problem.num_pipelines
         iteration_s = self.job.iteration_s * self.periods.ratio(tuple(D - live for live in assignment.live_P))
         stored = iterations_of(self.job.stored_s, iteration_s)
         every = self.job.checkpoint_every or stored
-        return Pace(iteration_s, Saves(every, self.job.snapshot_s, lag=min(every, stored)))
+        return Throughput(iteration_s, Saves(every, self.job.snapshot_s, lag=min(every, stored)))
 
     def _fill(self, assignment: _Assignment) -> tuple[_Assignment, int]:
         """Places spare nodes in free places, and counts them."""
@@ -391,12 +395,12 @@ class Adapting:
         """Duration of an iteration of the job."""
         return self.job.iteration_s
 
-    def start(self, nodes: tuple[str, ...]) -> tuple[_Places, Turn]:
+    def start(self, nodes: tuple[str, ...]) -> tuple[_Places, Decision]:
         """Starts with the pipelines cut for the nodes there are."""
         places = self._cut(_Places({}, nodes, 0))
-        return places, Turn(self._pace(self._recut_ratio(len(places.stage_of))))
+        return places, Decision(self._pace(self._recut_ratio(len(places.stage_of))))
 
-    def change(self, state: _Places, moment: Moment) -> tuple[_Places, Turn | None]:
+    def change(self, state: _Places, moment: ClusterState) -> tuple[_Places, Decision | None]:
         """Continues without the removed nodes, then admits the added ones."""
         P = self.job.problem.num_stages
         left = {node: stage for node, stage in state.stage_of.items() if node not in moment.removed}
@@ -417,8 +421,8 @@ class Adapting:
         loses: Any = "iteration" if num_lost else "nothing"
         if self._moves(stays, cut, self.gaps.after_loss_s if num_lost else self.gaps.after_join_s):
             pauses += (Pause("reconfiguration", self.move_s),)
-            return self._cut(places), Turn(self._pace(cut), loses, pauses)
-        return filled, Turn(self._pace(stays), loses, pauses)
+            return self._cut(places), Decision(self._pace(cut), loses, pauses)
+        return filled, Decision(self._pace(stays), loses, pauses)
 
     @property
     def move_s(self) -> float:
@@ -432,16 +436,16 @@ class Adapting:
             return True
         return (expected_s - self.move_s) / cut > expected_s / stays
 
-    def _restored(self, places: _Places, was_running: bool) -> tuple[_Places, Turn]:
+    def _restored(self, places: _Places, was_running: bool) -> tuple[_Places, Decision]:
         """Makes the turn after losing blocks: back to the newest checkpoint, on the nodes that are left."""
         pauses: tuple[Pause, ...] = (Pause("detection", DETECTION_S),) if was_running else ()
         loses: Any = "storage" if was_running else "iteration"
         if len(places.stage_of) + len(places.spare) < self.job.problem.num_stages:
-            return places._replace(is_lost=True), Turn(None, loses, pauses)
+            return places._replace(is_lost=True), Decision(None, loses, pauses)
         cut = self._cut(places)
         restore_s = self.job.restart_s + self.job.per_worker_s + self.job.stored_s
         pace = self._pace(self._recut_ratio(len(cut.stage_of)))
-        return cut, Turn(pace, loses, (*pauses, Pause("reconfiguration", restore_s)))
+        return cut, Decision(pace, loses, (*pauses, Pause("reconfiguration", restore_s)))
 
     def _recovery(self) -> tuple[Pause, ...]:
         recovery_s = MEASURED_RECOVERY_S + self.job.per_worker_s
@@ -478,10 +482,10 @@ class Adapting:
     def _recut_ratio(self, num_nodes: int) -> float:
         return self.periods.recut_ratio(num_nodes) if num_nodes >= self.job.problem.num_stages else math.inf
 
-    def _pace(self, ratio: float) -> Pace | None:
+    def _pace(self, ratio: float) -> Throughput | None:
         if math.isinf(ratio):
             return None
         iteration_s = self.job.iteration_s * ratio
         stored = iterations_of(self.job.stored_s, iteration_s)
         every = self.job.checkpoint_every or stored
-        return Pace(iteration_s, Saves(every, self.job.snapshot_s, lag=min(every, stored)))
+        return Throughput(iteration_s, Saves(every, self.job.snapshot_s, lag=min(every, stored)))

@@ -15,34 +15,34 @@ from swift.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from swift.config.experiment import Experiment
-    from swift.train.build import for_storage, on_ranks
+    from swift.train.build import on_storage_mesh, with_num_ranks
     from swift.train.display import Series, StepTimer, Terminal, describe, format_duration, progress_lines, saved_text
-    from swift.train.emulated import Down
+    from swift.train.emulated import FailedSet
     from swift.train.fitting import check_processes
-    from swift.train.hosts import ALONE, HostPlace, Hosts, join_hosts, own_devices
+    from swift.train.hosts import SINGLE_HOST, HostIndex, Hosts, join_hosts, own_devices
     from swift.train.initial_weights import ModelSource, WeightSource
     from swift.train.interrupt import Interrupt
-    from swift.train.loop import LiveWorkers, StateKeeper, TrainLoop, is_due, window_length
+    from swift.train.loop import LiveWorkers, StateStore, TrainLoop, is_due, window_length
     from swift.train.model_directory import is_model, load_exported, weights_digest, widened
     from swift.train.records import mean_loss, plan_facts, summarize
     from swift.train.start import (
         TrainOptions,
+        acquire_run,
         check_range,
         check_resumable,
-        conclude,
         find_start,
         find_weights,
-        is_to_conclude,
         made_directory,
+        needs_summary,
         open_run,
-        own_run,
         try_placement,
+        write_summary,
     )
     from swift.train.trainer import check_before, train
 
 _MODULES = {
     "swift.config.experiment": ["Experiment"],
-    "swift.train.build": ["for_storage", "on_ranks"],
+    "swift.train.build": ["on_storage_mesh", "with_num_ranks"],
     "swift.train.display": [
         "Series",
         "StepTimer",
@@ -52,66 +52,64 @@ _MODULES = {
         "progress_lines",
         "saved_text",
     ],
-    "swift.train.emulated": ["Down"],
+    "swift.train.emulated": ["FailedSet"],
     "swift.train.fitting": ["check_processes"],
-    "swift.train.hosts": ["ALONE", "HostPlace", "Hosts", "join_hosts", "own_devices"],
+    "swift.train.hosts": ["SINGLE_HOST", "HostIndex", "Hosts", "join_hosts", "own_devices"],
     "swift.train.initial_weights": ["ModelSource", "WeightSource"],
     "swift.train.interrupt": ["Interrupt"],
-    "swift.train.loop": ["LiveWorkers", "StateKeeper", "TrainLoop", "is_due", "window_length"],
+    "swift.train.loop": ["LiveWorkers", "StateStore", "TrainLoop", "is_due", "window_length"],
     "swift.train.model_directory": ["is_model", "load_exported", "weights_digest", "widened"],
     "swift.train.records": ["mean_loss", "plan_facts", "summarize"],
     "swift.train.start": [
         "TrainOptions",
         "check_range",
         "check_resumable",
-        "conclude",
+        "write_summary",
         "find_start",
         "find_weights",
-        "is_to_conclude",
+        "needs_summary",
         "made_directory",
         "open_run",
-        "own_run",
+        "acquire_run",
         "try_placement",
     ],
     "swift.train.trainer": ["check_before", "train"],
 }
 __all__ = [
-    "ALONE",
-    "Down",
+    "SINGLE_HOST",
     "Experiment",
-    "HostPlace",
+    "FailedSet",
+    "HostIndex",
     "Hosts",
     "Interrupt",
     "LiveWorkers",
     "ModelSource",
     "Series",
-    "StateKeeper",
+    "StateStore",
     "StepTimer",
     "Terminal",
     "TrainLoop",
     "TrainOptions",
     "WeightSource",
+    "acquire_run",
     "check_before",
     "check_processes",
     "check_range",
     "check_resumable",
-    "conclude",
     "describe",
     "find_start",
     "find_weights",
-    "for_storage",
     "format_duration",
     "is_due",
     "is_model",
-    "is_to_conclude",
     "join_hosts",
     "load_exported",
     "made_directory",
     "mean_loss",
-    "on_ranks",
+    "needs_summary",
+    "on_storage_mesh",
     "open_run",
     "own_devices",
-    "own_run",
     "plan_facts",
     "progress_lines",
     "saved_text",
@@ -121,6 +119,8 @@ __all__ = [
     "weights_digest",
     "widened",
     "window_length",
+    "with_num_ranks",
+    "write_summary",
 ]
 
 if not TYPE_CHECKING:

@@ -6,7 +6,7 @@ from swift.config.experiment import Experiment
 from swift.experts.capacity.exact import exact_slots
 
 
-def on_ranks(experiment: Experiment, num_ranks: int) -> Experiment:
+def with_num_ranks(experiment: Experiment, num_ranks: int) -> Experiment:
     """Returns the same experiment on fewer expert ranks, with at least a slot for every class, without failures.
 
     It computes the same sums, except that fewer slots drop more tokens, unless ``ExpertConfig.capacity_factor`` is
@@ -26,6 +26,6 @@ def on_ranks(experiment: Experiment, num_ranks: int) -> Experiment:
     )
 
 
-def for_storage(experiment: Experiment) -> Experiment:
+def on_storage_mesh(experiment: Experiment) -> Experiment:
     """Returns the same experiment with a kernel of attention for any devices, on which its states do not depend."""
     return replace(experiment, attention="auto")

@@ -33,33 +33,33 @@ import jax.numpy as jnp
 import numpy as np
 
 from swift.checkpoint.array_files import write_arrays
-from swift.checkpoint.arrays import is_finite, is_of_model
-from swift.checkpoint.host_save import HostFailed, HostSave, Piece, Save, Spoilt
+from swift.checkpoint.arrays import is_finite, is_model_array
+from swift.checkpoint.host_save import HostFailed, HostSave, HostShard, InvalidState, Save
 from swift.checkpoint.inspection import restore_facts, save_facts
-from swift.checkpoint.manifest import Ledger, Manifest, checkpoint_path, set_aside_newer
+from swift.checkpoint.manifest import Ledger, Manifest, archive_newer, checkpoint_path
 from swift.checkpoint.peer_snapshots import PeerSnapshots
 from swift.checkpoint.reader import RestorePlan, record_restore
 from swift.checkpoint.recovery import RankCopy
 from swift.checkpoint.selection import dynamic_k
-from swift.checkpoint.snapshots import begin_pieces, join_pieces
+from swift.checkpoint.snapshots import assemble_snapshot, begin_pieces
 from swift.checkpoint.units import Snapshot, StateSplit
 from swift.checkpoint.writer import RETRY_PAUSES_S, save_checkpoint
 from swift.config.experiment import Experiment
 from swift.errors import RunError, first_line
-from swift.pipeline.reconfigure.transfer import LocalPiece, local_pieces
+from swift.pipeline.reconfigure.transfer import LocalRange, local_pieces
 from swift.pipeline.state import TrainState
 from swift.pipeline.step.spec import StepSpec
 from swift.runlog.lease import writes_checkpoints
 from swift.runlog.run_directory import RunDirectory, sync_record
 from swift.tasks import one_thread
-from swift.train.hosts import ALONE, Hosts
+from swift.train.hosts import SINGLE_HOST, Hosts
 from swift.train.saved_state import (
     extra_of,
     first_ledger,
-    keep_elsewhere,
     ledger_after,
     ledger_for,
     load_newest,
+    save_fallback,
     split_of,
     to_store,
 )
@@ -90,7 +90,7 @@ class Checkpointer:
         spec: StepSpec,
         directory: RunDirectory,
         start: RestorePlan | None,
-        hosts: Hosts = ALONE,
+        hosts: Hosts = SINGLE_HOST,
     ):
         self._experiment, self._directory, self._split = experiment, directory, split_of(spec)
         self._ledger = first_ledger(experiment, self._split)
@@ -172,9 +172,9 @@ class Checkpointer:
     def _save(self, join: Callable[[], Snapshot], write: Callable[..., Manifest]) -> Manifest:
         self._room = None  # its buffers are overwritten, and must not pass for those of this iteration
         snapshot = join()
-        dense = (array for name, array in snapshot.dense.items() if is_of_model(name))
+        dense = (array for name, array in snapshot.dense.items() if is_model_array(name))
         if not all(map(is_finite, (*dense, *snapshot.blocks.values()))):
-            raise Spoilt("its values are not finite")
+            raise InvalidState("its values are not finite")
         self._room = snapshot
         return self._attempts.run(partial(self._write_here, write, snapshot))
 
@@ -204,7 +204,7 @@ class Checkpointer:
             return []
         step, begun = self._begun["step"], time.perf_counter()
         if wait:
-            self._attempts.hurry()
+            self._attempts.retry_now()
         has_ended = wait or self._saving.done()
         error = self._saving.exception() if has_ended else None
         self._waited_ms = 1000 * (time.perf_counter() - begun)
@@ -213,7 +213,7 @@ class Checkpointer:
             failures.append(_line_of(error))
         saving = self._saving
         if has_ended:  # noted first: the disk may not take the events either
-            self._saving, self.is_spoilt = None, isinstance(error, Spoilt)
+            self._saving, self.is_spoilt = None, isinstance(error, InvalidState)
             self._unsaved = None if error is None or self.is_spoilt else step
         for why in failures:
             self._directory.log_event("checkpoint_failed", step, error=why)
@@ -235,7 +235,7 @@ class Checkpointer:
             return f"nothing of the state after iteration {step} could be kept"
         try:
             directory = self._directory.checkpoints_path
-            return keep_elsewhere(directory, step, lambda place: write(place, snapshot=room))
+            return save_fallback(directory, step, lambda place: write(place, snapshot=room))
         except RunError as error:
             return f"the state after iteration {step} could not be kept elsewhere either: {error}"
 
@@ -288,23 +288,23 @@ class Checkpointer:
     def _continue_from(self, start: RestorePlan, after: Ledger) -> None:
         """Makes the checkpoint from which the run continues its newest one, and records the loss."""
         directory = self._directory.checkpoints_path
-        aside = set_aside_newer(directory, start.step)
+        aside = archive_newer(directory, start.step)
         record_restore(directory, start.manifest, after)
         self._directory.log_event("restore", start.step, **restore_facts(start, after), set_aside=aside)
 
 
 def _joined(
-    split: StateSplit, finish: Callable[[], list[Piece]], chosen_LK: np.ndarray, room: Snapshot | None
+    split: StateSplit, finish: Callable[[], list[HostShard]], chosen_LK: np.ndarray, room: Snapshot | None
 ) -> Snapshot:
-    return join_pieces(split, finish(), chosen_LK, room)
+    return assemble_snapshot(split, finish(), chosen_LK, room)
 
 
 def _begin_or_fail(
     split: StateSplit, spec: StepSpec, state: TrainState, chosen_LK: np.ndarray
-) -> Callable[[], list[Piece]]:
+) -> Callable[[], list[HostShard]]:
     """Starts to copy what a checkpoint saves, see ``begin_pieces``; what goes wrong is raised by the function."""
     try:
-        if jax.process_count() > 1 and not spec.chunks.are_stages:
+        if jax.process_count() > 1 and not spec.chunks.matches_stages:
             return begin_block_pieces(split, spec, state, chosen_LK)
         return begin_pieces(split, *to_store(spec, state), chosen_LK)
     except (RuntimeError, MemoryError) as error:  # no memory, on the devices or on the host
@@ -326,7 +326,7 @@ class Attempts:
         """Begins anew: nobody waits for the result."""
         self._is_hurried.clear()
 
-    def hurry(self) -> None:
+    def retry_now(self) -> None:
         """Has a failed attempt repeated once, immediately."""
         self._is_hurried.set()
 
@@ -366,7 +366,7 @@ def _line_of(error: BaseException) -> str:
 
 def begin_block_pieces(
     split: StateSplit, spec: StepSpec, state: TrainState, chosen_LK: np.ndarray
-) -> Callable[[], list[Piece]]:
+) -> Callable[[], list[HostShard]]:
     """Starts to copy what a checkpoint saves of a state, see ``begin_pieces``; each host copies what it has.
 
     Args:
@@ -380,32 +380,32 @@ def begin_block_pieces(
     """
     copies = [
         (name, piece if name not in split.expert_names else _chosen(split, piece, chosen_LK))
-        for name, pieces in local_pieces(replace(state, slots={}), spec, spec.stored).items()
+        for name, pieces in local_pieces(replace(state, slots={}), spec, spec.checkpoint_spec).items()
         for piece in pieces
         if name not in split.expert_names or _layers(split, piece)
     ]
     return partial(_fetch, copies)
 
 
-def _fetch(copies: list[tuple[str, LocalPiece]]) -> list[Piece]:
+def _fetch(copies: list[tuple[str, LocalRange]]) -> list[HostShard]:
     for _, piece in copies:
         piece.values.copy_to_host_async()
-    return [Piece(name, piece.place, np.asarray(piece.values)) for name, piece in copies]
+    return [HostShard(name, piece.place, np.asarray(piece.values)) for name, piece in copies]
 
 
-def _layers(split: StateSplit, piece: LocalPiece) -> range:
+def _layers(split: StateSplit, piece: LocalRange) -> range:
     """MoE layers of the model that an experts' piece of one stage has; none where it is padding."""
     stage, stack, *_ = piece.place
     return split.layers_of_stages[stage.start][stack]
 
 
-def _chosen(split: StateSplit, piece: LocalPiece, chosen_LK: np.ndarray) -> LocalPiece:
+def _chosen(split: StateSplit, piece: LocalRange, chosen_LK: np.ndarray) -> LocalRange:
     """The classes of a piece that are saved, in their order."""
     if chosen_LK.shape[-1] == split.num_classes:
         return piece
     stage, stack, *_ = piece.place
     index_LK = split.by_stage(chosen_LK)[stage.start, stack]
-    return LocalPiece(piece.place, jnp.take_along_axis(piece.values, index_LK[None, :, None, :, None], axis=3))
+    return LocalRange(piece.place, jnp.take_along_axis(piece.values, index_LK[None, :, None, :, None], axis=3))
 
 
 class _WriterProcess:
@@ -492,7 +492,7 @@ class HostStates:
     def agree(self, step: int, chosen_LK: np.ndarray) -> tuple[Save, np.ndarray]:
         """The save and the experts that the first host has chosen for it, once all hosts are here."""
         mine = secrets.token_hex(4), chosen_LK.shape, chosen_LK.reshape(-1).tolist()
-        token, shape, chosen = self._hosts.of_first(mine)
+        token, shape, chosen = self._hosts.broadcast(mine)
         return Save(step, token), np.array(chosen, chosen_LK.dtype).reshape(shape)
 
     def save(
@@ -500,7 +500,7 @@ class HostStates:
         save: Save,
         split: StateSplit,
         chosen_LK: np.ndarray,
-        finish: Callable[[], list[Piece]],
+        finish: Callable[[], list[HostShard]],
         attempts: Attempts,
         prepare: Callable[[], None],
         facts: Mapping[str, Any],
@@ -534,12 +534,14 @@ class HostStates:
             mine.board.give_up(error)
             if self._hosts.is_first:
                 raise
-            if not isinstance(error, HostFailed | Spoilt):  # of which the first one hears
+            if not isinstance(error, HostFailed | InvalidState):  # of which the first one hears
                 said = f"host {self._hosts.own}: its part of the checkpoint of iteration {save.step} was not written"
                 print(f"swift: {said}: {first_line(error)}", file=sys.stderr)
             return None
 
-    def _write(self, mine: HostSave, pieces: Callable[[], list[Piece]], facts: Mapping[str, Any]) -> Manifest | None:
+    def _write(
+        self, mine: HostSave, pieces: Callable[[], list[HostShard]], facts: Mapping[str, Any]
+    ) -> Manifest | None:
         try:
             mine.write(_finite(pieces()))
             if not self._hosts.is_first:
@@ -562,7 +564,7 @@ def _begin(save: HostSave, prepare: Callable[[], None], writer: _WriterProcess) 
     save.begin(partial(writer.write, progress=save.board.sign))
 
 
-def _now(finish: Callable[[], list[Piece]]) -> Callable[[], list[Piece]]:
+def _now(finish: Callable[[], list[HostShard]]) -> Callable[[], list[HostShard]]:
     """Returns a function that returns or raises what another one does now: what it waits for takes up memory."""
     try:
         pieces = finish()
@@ -571,8 +573,8 @@ def _now(finish: Callable[[], list[Piece]]) -> Callable[[], list[Piece]]:
     return lambda: pieces
 
 
-def _finite(pieces: list[Piece]) -> list[Piece]:
+def _finite(pieces: list[HostShard]) -> list[HostShard]:
     """Returns the pieces; raises Spoilt if a value of the model is not finite."""
-    if not all(is_finite(piece.values) for piece in pieces if is_of_model(piece.name)):
-        raise Spoilt("its values are not finite")
+    if not all(is_finite(piece.values) for piece in pieces if is_model_array(piece.name)):
+        raise InvalidState("its values are not finite")
     return pieces

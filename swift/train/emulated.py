@@ -25,14 +25,14 @@ from swift.errors import RunError
 from swift.mesh.state_rows import host_stages
 from swift.pipeline.reconfigure.configuration import survives
 from swift.pipeline.reconfigure.engine import Engine, Prepare, Reconfiguration
-from swift.pipeline.reconfigure.recut import BetterCut
+from swift.pipeline.reconfigure.recut import PreparedRecut
 from swift.pipeline.reconfigure.reshard import reshape_state
 from swift.pipeline.state import TrainState
 from swift.pipeline.step.spec import StepSpec
-from swift.schedules.adapt.moves import MoveRule
+from swift.schedules.adapt.moves import MigrationPolicy
 from swift.tasks import one_thread
 from swift.topology import Worker
-from swift.train.build import on_ranks
+from swift.train.build import with_num_ranks
 from swift.train.checkpointer import Checkpointer
 from swift.train.loop import check_failures, lost_stages
 from swift.train.saved_state import put_state, split_of
@@ -41,7 +41,7 @@ _Ranks = tuple[int, ...]
 """Expert ranks of the whole cluster, ascending."""
 
 
-class Down(NamedTuple):
+class FailedSet(NamedTuple):
     """The failed workers, which have peers, or the failed expert ranks."""
 
     workers: frozenset[Worker]
@@ -49,7 +49,7 @@ class Down(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Followed:
+class ReconfigurationResult:
     """A run that has been moved to other workers or ranks.
 
     Attributes:
@@ -87,10 +87,10 @@ class CutSearch:
         clock: time in seconds.
     """
 
-    def __init__(self, rule: MoveRule, *, waits: bool, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, rule: MigrationPolicy, *, waits: bool, clock: Callable[[], float] = time.monotonic):
         self._rule, self._waits, self._clock = rule, waits, clock
         self._background = one_thread("better cut")
-        self._found: Future[BetterCut | None] | None = None
+        self._found: Future[PreparedRecut | None] | None = None
         self._troubles: SimpleQueue[str] = SimpleQueue()
 
     def close(self, *, wait: bool = True) -> None:
@@ -108,7 +108,7 @@ class CutSearch:
             self._found.cancel()
         self._found = self._background.submit(self._find, engine, failed) if failed else None
 
-    def ready(self) -> BetterCut | None:
+    def ready(self) -> PreparedRecut | None:
         """Returns a better cut, once, if it is compiled and its move pays before the expected return."""
         if self._found is None or not (self._waits or self._found.done()):
             return None
@@ -118,15 +118,15 @@ class CutSearch:
         self._found = None
         return better
 
-    def troubles(self) -> list[str]:
+    def background_errors(self) -> list[str]:
         """Errors of searches since the last call."""
         return [self._troubles.get() for _ in range(self._troubles.qsize())]
 
-    def moved(self, better: BetterCut, change: Reconfiguration) -> None:
+    def moved(self, better: PreparedRecut, change: Reconfiguration) -> None:
         """Learns from a move how fast blocks are copied."""
         self._rule = self._rule.after_move(better.most_bytes, change.move_ms / 1000)
 
-    def _find(self, engine: Engine, failed: frozenset[Worker]) -> BetterCut | None:
+    def _find(self, engine: Engine, failed: frozenset[Worker]) -> PreparedRecut | None:
         try:
             return engine.better_cut(failed)
         except Exception as error:  # of any kind: the run continues re-routed
@@ -197,16 +197,20 @@ class EmulatedCluster:
         check_failures(self.engine, failures, window)
         lost = [failures.lost_ranks(event.step, event.step + window - 1) for event in failures.events]
         for ranks in {len(self._left(down)): self._left(down) for down in lost if down}.values():
-            on_ranks(self._experiment, len(ranks)).engine(frozenset(), "none", self._live.with_ranks(ranks)).close()
+            with_num_ranks(self._experiment, len(ranks)).engine(
+                frozenset(), "none", self._live.with_ranks(ranks)
+            ).close()
 
-    def change(self, first: int, last: int) -> Down | BetterCut | None:
+    def change(self, first: int, last: int) -> FailedSet | PreparedRecut | None:
         """Returns the failures of some iterations, or a better cut for the present ones; None if nothing changes."""
-        down = Down(self._failures.failed(first, last), self._failures.lost_ranks(first, last))
+        down = FailedSet(self._failures.failed(first, last), self._failures.lost_ranks(first, last))
         if down != (self.engine.configuration.failed, self._lost):
             return down
         return None if self._search is None else self._search.ready()
 
-    def follow(self, state: TrainState, change: Down | BetterCut, first: int, checkpointer: Checkpointer) -> Followed:
+    def follow(
+        self, state: TrainState, change: FailedSet | PreparedRecut, first: int, checkpointer: Checkpointer
+    ) -> ReconfigurationResult:
         """Moves the run to the workers or ranks that are left, or to a better cut for them.
 
         Args:
@@ -218,7 +222,7 @@ class EmulatedCluster:
         Raises:
             StateLost: a stage or an expert rank had state that is nowhere else.
         """
-        if isinstance(change, BetterCut):
+        if isinstance(change, PreparedRecut):
             assert self._search is not None, "found without a search"
             return self._move_blocks(state, self._search, change)
         if self._left(change.ranks) != self.ranks:
@@ -227,11 +231,11 @@ class EmulatedCluster:
             return self._note(state, change.ranks)
         return self._reconfigure(state, change.workers, first)
 
-    def troubles(self) -> list[str]:
+    def background_errors(self) -> list[str]:
         """Errors of the work in the background since the last call."""
-        return self.engine.troubles() + ([] if self._search is None else self._search.troubles())
+        return self.engine.background_errors() + ([] if self._search is None else self._search.background_errors())
 
-    def _reconfigure(self, state: TrainState, failed: frozenset[Worker], first: int) -> Followed:
+    def _reconfigure(self, state: TrainState, failed: frozenset[Worker], first: int) -> ReconfigurationResult:
         """Moves the run to other workers."""
         engine, before = self.engine, self.engine.configuration
         chunks = engine.spec.chunks
@@ -243,16 +247,18 @@ class EmulatedCluster:
                 why = f"nobody has the state of {which} at iteration {first}, as roles or blocks had moved"
                 remedy = "Experiment.adapt = 'reroute', or a CheckpointConfig.every above 0"
                 raise StateLost(why, "stage_lost", facts, remedy)
-            lost = f"{which} has" if own.is_one_cut else f"layers of {which} have"
+            lost = f"{which} has" if own.is_uniform_cut else f"layers of {which} have"
             why = f"{lost} no live worker left at iteration {first}"
             raise StateLost(why, "stage_lost", facts, "an Experiment.failures that leaves it one")
         state, change = engine.reconfigure(state, failed)
         self._seek()
         who = {"failed": _worker_names(failed - before.failed), "rejoined": _worker_names(before.failed - failed)}
         live = f"{engine.num_live} live, period {engine.period_ratio:.2f} x fault-free"
-        return Followed(state, who | asdict(change), [f"worker {_changed_text(who)}; {live}; {_cost_text(change)}"])
+        return ReconfigurationResult(
+            state, who | asdict(change), [f"worker {_changed_text(who)}; {live}; {_cost_text(change)}"]
+        )
 
-    def _move_blocks(self, state: TrainState, search: CutSearch, better: BetterCut) -> Followed:
+    def _move_blocks(self, state: TrainState, search: CutSearch, better: PreparedRecut) -> ReconfigurationResult:
         """Moves the run to a better cut for the survivors."""
         engine = self.engine
         state, change = engine.reconfigure(state, engine.configuration.failed, better.recut)
@@ -262,22 +268,24 @@ class EmulatedCluster:
         how = f"{held.text}; {', '.join(map(str, better.microbatches))} micro-batches"
         period = f"period {engine.period_ratio:.2f} x fault-free"
         line = f"blocks moved among the survivors: {how}; {period}; {_cost_text(change)}"
-        return Followed(state, facts | {"microbatches": better.microbatches} | asdict(change), [line])
+        return ReconfigurationResult(state, facts | {"microbatches": better.microbatches} | asdict(change), [line])
 
     def _seek(self) -> None:
         """Begins to look for a better cut for the present failures."""
         if self._search is not None:
             self._search.begin(self.engine, self.engine.configuration.failed)
 
-    def _note(self, state: TrainState, lost: frozenset[StageRank]) -> Followed:
+    def _note(self, state: TrainState, lost: frozenset[StageRank]) -> ReconfigurationResult:
         """Notes changes of ranks that do not matter, since another stage lacks them before and after."""
         who = _changed_names(self._lost, lost)
         self._lost = lost
-        return Followed(state, dict(who), [f"{_changed_text(who)}; {len(self.ranks)} expert ranks live, as before"])
+        return ReconfigurationResult(
+            state, dict(who), [f"{_changed_text(who)}; {len(self.ranks)} expert ranks live, as before"]
+        )
 
     def _regroup(
         self, state: TrainState, lost: frozenset[StageRank], first: int, checkpointer: Checkpointer
-    ) -> Followed:
+    ) -> ReconfigurationResult:
         """Moves the run to other expert ranks, by way of the host."""
         times = [time.perf_counter()]
         before, old, ranks, k = self.ranks, self.engine.spec, self._left(lost), checkpointer.ledger.k
@@ -314,7 +322,7 @@ class EmulatedCluster:
             *[f"every rank has {slots} slots now, and had {had}"] * (slots != had),
         ]
         now = {"slots_per_rank": slots, "experts_per_layer": checkpointer.ledger.k, "experts_per_layer_before": k}
-        return Followed(state, who | asdict(change) | now | found.facts, lines)
+        return ReconfigurationResult(state, who | asdict(change) | now | found.facts, lines)
 
     def _left(self, lost: frozenset[StageRank]) -> _Ranks:
         """Returns the expert ranks that all stages have."""
@@ -322,7 +330,7 @@ class EmulatedCluster:
         return tuple(rank for rank in range(self._experiment.topology.num_expert_ranks) if rank not in down)
 
     def _make(self, ranks: _Ranks, failed: frozenset[Worker]) -> Engine:
-        return on_ranks(self._experiment, len(ranks)).engine(failed, self._prepare, self._live.with_ranks(ranks))
+        return with_num_ranks(self._experiment, len(ranks)).engine(failed, self._prepare, self._live.with_ranks(ranks))
 
 
 def _collect(

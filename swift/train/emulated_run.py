@@ -17,8 +17,8 @@ from swift.config.experiment import Experiment
 from swift.data.loader import Loader
 from swift.data.sources import DataError
 from swift.errors import RunError
-from swift.experts.placement.replicas import unsound_placement
-from swift.mesh.live import own_rows
+from swift.experts.placement.replicas import validate_placement
+from swift.mesh.live import local_rows
 from swift.pipeline.reconfigure.compiled_steps import StepKind, Steps
 from swift.pipeline.state import TrainState
 from swift.runlog.run_directory import RunDirectory
@@ -26,7 +26,7 @@ from swift.train.checkpointer import Checkpointer
 from swift.train.display import ProgressDisplay
 from swift.train.emulated import EmulatedCluster, StateLost
 from swift.train.interrupt import Interrupt
-from swift.train.loop import LiveWorkers, StateKeeper, is_due
+from swift.train.loop import LiveWorkers, StateStore, is_due
 from swift.train.records import Utilization, plan_facts, plan_record
 from swift.train.start import TrainOptions, next_length
 
@@ -61,7 +61,7 @@ class RunRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunCheckpoints(StateKeeper):
+class RunCheckpoints(StateStore):
     """The checkpoints of a run, and the errors that end it.
 
     Attributes:
@@ -80,7 +80,7 @@ class RunCheckpoints(StateKeeper):
     record: RunRecord
     train: Loader
 
-    def computed(self, state: TrainState, done: int, records: Sequence[dict[str, Any]]) -> None:  # noqa: ARG002
+    def on_window_end(self, state: TrainState, done: int, records: Sequence[dict[str, Any]]) -> None:  # noqa: ARG002
         """Counts the tokens of every expert, for the choice of those to save."""
         for record in records:
             self.checkpointer.count(record)
@@ -103,7 +103,7 @@ class RunCheckpoints(StateKeeper):
         self.follow(wait=True)  # one at a time
         self._save(state, done, full=done in (self.experiment.num_steps, self.options.stop_at))
 
-    def end_without_data(self, state: TrainState | None, done: int, error: DataError) -> NoReturn:
+    def fail_on_data_error(self, state: TrainState | None, done: int, error: DataError) -> NoReturn:
         """Saves the last iteration, and raises RunError."""
         if state is not None:
             if self.options.hosts.count == 1:  # no host holds a whole state where there are several
@@ -131,7 +131,7 @@ class RunCheckpoints(StateKeeper):
     def save_last(self, state: TrainState, done: int) -> None:
         """Saves the last iteration of an invocation, on all hosts, unless it is saved."""
         self.follow(wait=True)
-        if self.options.hosts.of_first(done not in checkpoint_steps(self.record.directory.checkpoints_path)):
+        if self.options.hosts.broadcast(done not in checkpoint_steps(self.record.directory.checkpoints_path)):
             self._save(state, done, full=True)
             self.follow(wait=True)
 
@@ -140,7 +140,7 @@ class RunCheckpoints(StateKeeper):
         while self.checkpointer.is_busy:
             self.checkpointer.wait(1.0)
             self.follow(wait=False)
-        with self.options.hosts.together():
+        with self.options.hosts.all_or_none():
             self.check_saved()
 
     def check_saved(self) -> None:
@@ -196,9 +196,9 @@ class RunCheckpoints(StateKeeper):
         raise RunError(f"Experiment.placement = {policy!r}: {flaw} at iteration {step}: stopped; {self.advice(remedy)}")
 
     def _misplaced(self, state: TrainState) -> str | None:
-        placement_PLNS = np.concatenate(own_rows(state.placement))
+        placement_PLNS = np.concatenate(local_rows(state.placement))
         layers = placement_PLNS.reshape(-1, *placement_PLNS.shape[2:])
-        return unsound_placement(layers, self.experiment.experts.num_classes)
+        return validate_placement(layers, self.experiment.experts.num_classes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,15 +233,15 @@ class EmulatedWorkers(LiveWorkers):
         """Planned time of an iteration, as a multiple of that without failures."""
         return self.cluster.engine.period_ratio
 
-    def window_after(self, done: int) -> int:
+    def next_window_length(self, done: int) -> int:
         """Number of iterations in the next window, see ``window_length``."""
         return next_length(self.experiment, self.options, done, self.last_step) if done < self.last_step else 0
 
-    def is_over(self, done: int) -> bool:
+    def should_stop(self, done: int) -> bool:
         """Whether the invocation has run its last iteration."""
         return done >= self.last_step
 
-    def enter(self, state: TrainState, first: int, last: int) -> tuple[TrainState, bool]:
+    def begin_window(self, state: TrainState, first: int, last: int) -> tuple[TrainState, bool]:
         """Reconfigures the run if other workers are live in these iterations."""
         self.checkpoints.checkpointer.snapshot(self.steps.spec, state, first - 1)
         down = self.cluster.change(first, last)
@@ -293,13 +293,13 @@ class EmulatedWorkers(LiveWorkers):
             jax.profiler.stop_trace()
             self.record.progress.note(f"profiler trace of iterations {traced[0]}-{traced[1]} in {path}")
 
-    def computing(self) -> AbstractContextManager[None]:
+    def abortable(self) -> AbstractContextManager[None]:
         """Empty context: no peer is waited for."""
         return nullcontext()
 
-    def leave(self, state: TrainState, done: int) -> None:
+    def end_window(self, state: TrainState, done: int) -> None:
         """Reports what happened in the background; raises KeyboardInterrupt, once the run is saved, after a signal."""
-        for why in self.cluster.troubles():
+        for why in self.cluster.background_errors():
             self.record.directory.log_event("prepare_failed", done, error=why)
             self.record.progress.note(f"could not be prepared {why}")
         self.checkpoints.follow(wait=False)
@@ -309,7 +309,7 @@ class EmulatedWorkers(LiveWorkers):
         self.record.progress.note(f"saving iteration {done}")
         self.checkpoints.save_last(state, done)
         self.record.directory.log_event("interrupt", done)
-        with self.options.hosts.together():
+        with self.options.hosts.all_or_none():
             self.checkpoints.check_saved()
         self.record.progress.note(f"interrupted after iteration {done}, which is saved; --resume continues from it")
         self.options.hosts.separate()

@@ -24,7 +24,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from swift.checkpoint.arrays import Checker
+from swift.checkpoint.arrays import Verifier
 from swift.checkpoint.manifest import checkpoint_path, committed_steps, read_manifest
 from swift.config.experiment import FAILURES_SETTING, Experiment
 from swift.data.loader import Loader
@@ -69,7 +69,7 @@ class Hosts:
         texts = multihost_utils.process_allgather(padded)
         return [json.loads(row[:size].tobytes()) for row, size in zip(texts, sizes.tolist(), strict=True)]
 
-    def of_first(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """Tells all hosts what the first one has, which JSON can hold; returns that."""
         return self.gather(value)[0]
 
@@ -78,7 +78,7 @@ class Hosts:
         return value if self.count == 1 else bool(multihost_utils.process_allgather(np.bool_(value)).any())
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def all_or_none(self) -> Iterator[None]:
         """Context of what each host does by itself, which succeeds on all of them or fails on all of them.
 
         Raises:
@@ -116,10 +116,10 @@ class Hosts:
         (name, *_) = self.gather(f".seen-by-hosts-{secrets.token_hex(8)}")
         mark, until = directory / name, time.monotonic() + _SEEN_S
         try:
-            with self.together():
+            with self.all_or_none():
                 if self.is_first:
                     _touch(mark)
-            with self.together():
+            with self.all_or_none():
                 while not mark.exists():  # a network file system may take its time
                     if time.monotonic() > until:
                         allowed = "is not the directory that host 0 has: all hosts need one that they share"
@@ -136,7 +136,7 @@ class Hosts:
             jax.distributed.shutdown()
 
 
-ALONE = Hosts()
+SINGLE_HOST = Hosts()
 """A run on one host."""
 
 
@@ -162,7 +162,7 @@ def _touch(path: Path) -> None:
 
 
 @dataclass(frozen=True)
-class HostPlace:
+class HostIndex:
     """The place of this process among the hosts of a run.
 
     Attributes:
@@ -177,7 +177,7 @@ class HostPlace:
     own: int | None = None
 
 
-def own_devices(topology: Topology, place: HostPlace) -> int:
+def own_devices(topology: Topology, place: HostIndex) -> int:
     """Returns the number of devices that each host has to emulate.
 
     Raises:
@@ -191,7 +191,7 @@ def own_devices(topology: Topology, place: HostPlace) -> int:
     return topology.num_devices // place.count
 
 
-def join_hosts(place: HostPlace) -> Hosts:
+def join_hosts(place: HostIndex) -> Hosts:
     """Joins the other hosts, before JAX has started; the devices of all of them are then ``jax.devices()``.
 
     Host 0 and gloo listen at the address of the coordinator alone, or that from which this host reaches it. JAX ends
@@ -229,7 +229,7 @@ def join_hosts(place: HostPlace) -> Hosts:
     return Hosts(jax.process_count(), jax.process_index())
 
 
-def _place_by_surroundings(place: HostPlace) -> tuple[HostPlace, list[int] | None]:
+def _place_by_surroundings(place: HostIndex) -> tuple[HostIndex, list[int] | None]:
     """Returns the place that the surroundings say, and the devices that this process takes; None: all it sees."""
     try:
         address, count, own, devices = find_group(place.count, place.own, _JOINING_S)
@@ -308,7 +308,7 @@ def check_all_compute(experiment: Experiment, done: int, num_hosts: int) -> None
             raise SettingError(FAILURES_SETTING, names, allowed)
 
 
-def checked_by_all(directory: Path, hosts: Hosts) -> Checker:
+def checked_by_all(directory: Path, hosts: Hosts) -> Verifier:
     """Has each of several hosts check some files of the newest checkpoint, and tell the others.
 
     Args:
@@ -318,9 +318,9 @@ def checked_by_all(directory: Path, hosts: Hosts) -> Checker:
     Returns:
         A checker that knows what all have found; of one host alone, one that has looked at nothing yet.
     """
-    checker, found = Checker(directory), list[Any]()
+    checker, found = Verifier(directory), list[Any]()
     if hosts.count > 1:
-        path = checkpoint_path(directory, hosts.of_first(committed_steps(directory)[-1:])[0])
+        path = checkpoint_path(directory, hosts.broadcast(committed_steps(directory)[-1:])[0])
         with suppress(SettingError):  # a checkpoint without a sound manifest is passed over
             found = checker.check_equal_part(read_manifest(path, "checkpoint"), hosts.own, hosts.count)
         for of_host in hosts.gather(found):
@@ -329,7 +329,7 @@ def checked_by_all(directory: Path, hosts: Hosts) -> Checker:
 
 
 @dataclass(frozen=True)
-class OwnSequences:
+class LocalSequences:
     """Batches of which only those sequences are read that this host's devices compute on; the others are padding.
 
     Attributes:

@@ -15,8 +15,8 @@ from swift.errors import SettingError, renamed_settings
 from swift.experts.config import ExpertConfig
 from swift.mesh.live import storage_mesh
 from swift.models.config import ModelConfig
-from swift.train.build import for_storage
-from swift.train.model_directory import load_wide
+from swift.train.build import on_storage_mesh
+from swift.train.model_directory import load_float32
 from swift.train.saved_state import load_state
 
 _OPTION = "--init-from"
@@ -69,10 +69,10 @@ class WeightSource:
     def parameters(self, plan: _WeightPlan) -> dict[str, Any]:
         """Loads the weights of a plan, to the host: ``[layer, class, size]`` by group, see ``StepSpec.adopt``."""
         assert isinstance(plan, RestorePlan)
-        theirs = for_storage(self.experiment).step_spec(storage_mesh(self.experiment.topology))
+        theirs = on_storage_mesh(self.experiment).step_spec(storage_mesh(self.experiment.topology))
         with renamed_settings({"checkpoint": _OPTION}):
             state = load_state(self.run_dir / "checkpoints", plan, theirs)
-        return theirs.stored.whole_classes(state)
+        return theirs.checkpoint_spec.gather_master_weights(state)
 
     def facts(self, plan: _WeightPlan) -> dict[str, Any]:
         """Names the origin of the weights, for the record of the run that begins."""
@@ -110,7 +110,7 @@ class ModelSource(WeightSource):
         """Loads the weights, to the host: ``[layer, class, size]`` by group, in the type of master weights."""
         del plan
         with renamed_settings({"MODEL": _OPTION}):
-            gpt, weights = load_wide(self.experiment, self.run_dir)
+            gpt, weights = load_float32(self.experiment, self.run_dir)
         return jax.tree.map(np.asarray, gpt.pack(weights))
 
     def facts(self, plan: _WeightPlan) -> dict[str, Any]:

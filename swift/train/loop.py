@@ -38,13 +38,13 @@ class LiveWorkers(Protocol):
     def period_ratio(self) -> float:
         """Planned time of an iteration, as a multiple of that without failures."""
 
-    def window_after(self, done: int) -> int:
+    def next_window_length(self, done: int) -> int:
         """Number of iterations in the window after ``done`` iterations; 0 at the end of the run."""
 
-    def is_over(self, done: int) -> bool:
+    def should_stop(self, done: int) -> bool:
         """Whether the loop ends after ``done`` iterations."""
 
-    def enter(self, state: TrainState, first: int, last: int) -> tuple[TrainState, bool]:
+    def begin_window(self, state: TrainState, first: int, last: int) -> tuple[TrainState, bool]:
         """Prepares for the iterations ``first`` to ``last``.
 
         Args:
@@ -63,17 +63,17 @@ class LiveWorkers(Protocol):
     def window(self, first: int, last: int) -> AbstractContextManager[None]:
         """Context of a window, from its compilation to its results."""
 
-    def computing(self) -> AbstractContextManager[None]:
+    def abortable(self) -> AbstractContextManager[None]:
         """Context of whatever may have to wait for a peer."""
 
-    def leave(self, state: TrainState, done: int) -> None:
+    def end_window(self, state: TrainState, done: int) -> None:
         """Ends a window, with its state, once all that was due after it is done."""
 
 
-class StateKeeper(Protocol):
+class StateStore(Protocol):
     """Keeps states that outlive the devices, and refuses those that must not be kept."""
 
-    def computed(self, state: TrainState, done: int, records: Sequence[dict[str, Any]]) -> None:
+    def on_window_end(self, state: TrainState, done: int, records: Sequence[dict[str, Any]]) -> None:
         """Notes the state after a window and the records of its iterations, before anything else is done with them."""
 
     def check(self, record: dict[str, Any]) -> None:
@@ -91,7 +91,7 @@ class StateKeeper(Protocol):
             evaluate: computes the loss of that state on one batch of the validation split.
         """
 
-    def end_without_data(self, state: TrainState | None, done: int, error: DataError) -> NoReturn:
+    def fail_on_data_error(self, state: TrainState | None, done: int, error: DataError) -> NoReturn:
         """Ends the run where its data cannot be read any more.
 
         Args:
@@ -101,7 +101,7 @@ class StateKeeper(Protocol):
         """
 
 
-class _Upcoming(NamedTuple):
+class _Prefetched(NamedTuple):
     """The batches of the next window, or why they cannot be read, and the seconds that reading them took."""
 
     batches: list[Batch]
@@ -134,7 +134,7 @@ class TrainLoop:
     train: Batches
     validation: Batches
     live: LiveWorkers
-    keeper: StateKeeper
+    state_store: StateStore
     record: Callable[[dict[str, Any]], None]
     reads_own: bool = False
 
@@ -149,18 +149,18 @@ class TrainLoop:
             Iterations done at the end.
         """
         start, upcoming, device_batches = done, None, list[DeviceBatch]()
-        while not self.live.is_over(done):
+        while not self.live.should_stop(done):
             begun = time.perf_counter()
             batches, error, read_s = upcoming._replace(read_s=0.0) if upcoming else self._read(done)
             if error is not None:
-                self.keeper.end_without_data(state if done > start else None, done, DataError(error))
+                self.state_store.fail_on_data_error(state if done > start else None, done, DataError(error))
             first, last = done + 1, done + len(batches)
-            state, is_moved = self.live.enter(state, first, last)
+            state, is_moved = self.live.begin_window(state, first, last)
             if is_moved and self.reads_own:
                 batches, error, again_s = self._read(done)
                 read_s += again_s
                 if error is not None:
-                    self.keeper.end_without_data(state if done > start else None, done, DataError(error))
+                    self.state_store.fail_on_data_error(state if done > start else None, done, DataError(error))
             with self.live.window(first, last):
                 outcome, upcoming, device_batches = self._compute(
                     state, batches, [] if is_moved else device_batches, last
@@ -170,12 +170,12 @@ class TrainLoop:
             # A share of this window's own time: that of its batches was spent in the window before.
             read_s += upcoming.read_s
             records = self._records(outcome, first, _Times(took_s / len(batches), read_s / len(batches)))
-            self.keeper.computed(state, done, records)
+            self.state_store.on_window_end(state, done, records)
             try:
                 self.finish(state, done, records)
             except DataError as trouble:
-                self.keeper.end_without_data(state, done, trouble)
-            self.live.leave(state, done)
+                self.state_store.fail_on_data_error(state, done, trouble)
+            self.live.end_window(state, done)
         return done
 
     def finish(self, state: TrainState, done: int, records: Sequence[dict[str, Any]]) -> None:
@@ -190,10 +190,10 @@ class TrainLoop:
             DataError: the validation split cannot be read; the records are written.
         """
         for record in records[:-1]:
-            self.keeper.check(record)
+            self.state_store.check(record)
             self.record(record)
         for record in records[-1:]:
-            self.keeper.check(record)
+            self.state_store.check(record)
         try:
             if is_due(done, self.experiment.eval_every, self.experiment.num_steps):
                 loss = self.evaluate(state, self.experiment.num_eval_batches)
@@ -203,12 +203,12 @@ class TrainLoop:
             self._record(records[-1:])
             raise
         self._record(records[-1:])
-        if self.keeper.is_due(done):
+        if self.state_store.is_due(done):
             self.save(state, done)
 
     def save(self, state: TrainState, done: int) -> None:
         """Has the state after ``done`` iterations saved."""
-        self.keeper.save(state, done, lambda: self.evaluate(state, 1))
+        self.state_store.save(state, done, lambda: self.evaluate(state, 1))
 
     def evaluate(self, state: TrainState, num_batches: int) -> float:
         """Computes the mean loss of a state on the first batches of the validation split, in nats per token."""
@@ -216,32 +216,32 @@ class TrainLoop:
         self.live.compile("evaluate")
 
         def evaluate(batch: Batch) -> Sums:
-            with self.live.computing():
+            with self.live.abortable():
                 return steps.evaluate(state, batch)
 
         return mean_loss(evaluate, self.validation, num_batches)
 
-    def _read(self, done: int) -> _Upcoming:
+    def _read(self, done: int) -> _Prefetched:
         """Reads the batches of the window after ``done`` iterations; an error is raised when the window begins."""
         begun = time.perf_counter()
         try:
-            batches = [self.train.batch(step) for step in range(done, done + self.live.window_after(done))]
+            batches = [self.train.batch(step) for step in range(done, done + self.live.next_window_length(done))]
         except DataError as error:
-            return _Upcoming([], str(error))
-        return _Upcoming(batches, None, time.perf_counter() - begun)
+            return _Prefetched([], str(error))
+        return _Prefetched(batches, None, time.perf_counter() - begun)
 
     def _compute(
         self, state: TrainState, batches: Sequence[Batch], device_batches: Sequence[DeviceBatch], last: int
-    ) -> tuple[WindowResult, _Upcoming, list[DeviceBatch]]:
+    ) -> tuple[WindowResult, _Prefetched, list[DeviceBatch]]:
         """Runs a window, and reads the batches of the next one and puts them on the devices while these compute."""
         steps = self.live.steps
         self.live.compile("single" if len(batches) == 1 else steps.main)
-        with self.live.computing():
+        with self.live.abortable():
             device_batches = device_batches or steps.put(batches)
             with jax.transfer_guard("disallow"):
                 finish = steps.start(state, batches, device_batches)
         upcoming = self._read(last)
-        with self.live.computing():
+        with self.live.abortable():
             device_batches = steps.put(upcoming.batches)
             outcome = finish()
             jax.block_until_ready(outcome.state)

@@ -96,7 +96,7 @@ def load_exported(experiment: Experiment, path: Path) -> tuple[GPT, Weights]:
     return gpt, jax.tree.unflatten(jax.tree.structure(weights), jax.tree.leaves(arrays))
 
 
-def load_wide(experiment: Experiment, path: Path) -> tuple[GPT, Weights]:
+def load_float32(experiment: Experiment, path: Path) -> tuple[GPT, Weights]:
     """Reads a model directory as ``load_exported`` does, and has the weights ``widened``."""
     gpt, weights = load_exported(experiment, path)
     return gpt, widened(experiment, weights)

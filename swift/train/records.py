@@ -13,7 +13,7 @@ import numpy as np
 from swift.config.experiment import Experiment
 from swift.data.windows import Batch
 from swift.errors import RunError, SettingError
-from swift.experts.placement.replicas import unsound
+from swift.experts.placement.replicas import placement_error
 from swift.mesh.devices import host_matmul_flops, peak_flops
 from swift.pipeline.reconfigure.compiled_steps import Steps
 from swift.pipeline.step.metrics import Sums
@@ -21,7 +21,7 @@ from swift.pipeline.step.spec import StepSpec
 from swift.runlog.files import ranges_text
 from swift.runlog.reading import measure, read_run
 from swift.runlog.run_directory import RunDirectory
-from swift.schedules.plans.normalize import BlockHolders
+from swift.schedules.plans.normalize import ChunkAssignment
 from swift.schedules.plans.store import plan_document
 
 
@@ -40,7 +40,7 @@ def step_record(
     live = spec.live
     popularity_LE, dropped_LE, replicas_LE = (metrics[name] for name in ("popularity", "dropped", "replicas"))
     routed, dropped, tokens = int(popularity_LE.sum()), int(dropped_LE.sum()), int(metrics["tokens"])
-    flaw = unsound(replicas_LE, live.num_ranks * spec.experts.slots_per_rank)
+    flaw = placement_error(replicas_LE, live.num_ranks * spec.experts.slots_per_rank)
     return ({} if flaw is None else {"misplaced": flaw}) | {
         "step": step,
         "loss": float(metrics["loss"]),
@@ -104,7 +104,7 @@ def plan_facts(steps: Steps) -> dict[str, Any]:
     failed = [f"{d}:{p}" for d, p in sorted(configuration.failed)]
     return {
         "failed": failed,
-        "places": BlockHolders(moves=configuration.moves).places,
+        "places": ChunkAssignment(moves=configuration.moves).places,
         "plan": plan_document(steps.plan.schedule),
     }
 

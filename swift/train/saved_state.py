@@ -36,11 +36,11 @@ from swift.checkpoint.reader import RestorePlan, load_plan, load_share, plan_res
 from swift.checkpoint.units import StateSplit
 from swift.config.experiment import Experiment
 from swift.errors import RunError, SettingError
-from swift.experts.placement.replicas import unsound_placement
+from swift.experts.placement.replicas import validate_placement
 from swift.experts.state_layouts import Decoupled
 from swift.mesh.live import LiveMesh
 from swift.pipeline.reconfigure.reshard import StateShape, reshape_state, reshaped
-from swift.pipeline.reconfigure.transfer import move_state, put_moved
+from swift.pipeline.reconfigure.transfer import move_state, transfer_to_devices
 from swift.pipeline.state import TrainState
 from swift.pipeline.step.spec import StepSpec
 from swift.runlog.files import EVENTS
@@ -54,7 +54,7 @@ _PREFIX, _ORIGIN = "kept-by-swift", "origin"
 
 def split_of(spec: StepSpec) -> StateSplit:
     """Divides a run's state into a dense part and experts, in the layout of a checkpoint: a row for every stage."""
-    abstract = spec.stored.abstract()
+    abstract = spec.checkpoint_spec.abstract()
     has_classes = isinstance(spec.layouts.get("expert"), Decoupled)
     return StateSplit(abstract, replace(spec.specs, slots={}), has_classes, spec.cut.counts(is_moe=True))
 
@@ -79,8 +79,8 @@ def load_state(directory: Path, plan: RestorePlan, spec: StepSpec) -> TrainState
     Raises:
         SettingError: the arrays are of another model, or have changed since the plan was made.
     """
-    stored, shape, share = spec.stored, _shape_of(plan.manifest, spec), spec.live.share
-    is_own = spec.chunks.are_stages and shape == StateShape.of(spec)
+    stored, shape, share = spec.checkpoint_spec, _shape_of(plan.manifest, spec), spec.live.share
+    is_own = spec.chunks.matches_stages and shape == StateShape.of(spec)
     if is_own and share != dict.fromkeys(range(spec.num_stages), slice(spec.live.num_ranks)):
         return load_share(directory, plan, split_of(spec), share)
     saved = reshaped(stored, shape)
@@ -110,14 +110,18 @@ def load_newest(directory: Path, identity: Mapping[str, Any], spec: StepSpec) ->
 def to_store(spec: StepSpec, state: TrainState) -> tuple[TrainState, LiveMesh]:
     """A state without its slots on a mesh whose stages hold what those of a checkpoint do."""
     state = replace(state, slots={})
-    return (state, spec.live) if spec.chunks.are_stages else (move_state(state, spec, spec.stored)[0], spec.stored.live)
+    return (
+        (state, spec.live)
+        if spec.chunks.matches_stages
+        else (move_state(state, spec, spec.checkpoint_spec)[0], spec.checkpoint_spec.live)
+    )
 
 
 def put_state(spec: StepSpec, state: TrainState) -> TrainState:
     """Puts a state on the host, one row for every stage, on the devices of all live workers, with slots."""
-    if spec.chunks.are_stages:
+    if spec.chunks.matches_stages:
         return spec.fill_slots(spec.live.put_stages(state, replace(spec.specs, slots={})))
-    return spec.fill_slots(put_moved(state, spec.stored, spec))
+    return spec.fill_slots(transfer_to_devices(state, spec.checkpoint_spec, spec))
 
 
 def first_ledger(experiment: Experiment, split: StateSplit) -> Ledger:
@@ -150,12 +154,12 @@ def check_savable(state: TrainState, step: int, num_classes: int) -> None:
         raise RunError(f"the parts are of the state after iteration {found}, not {step}")
     if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.master)):
         raise RunError(f"the weights are not finite after iteration {step}")
-    flaw = unsound_placement(state.placement.reshape(-1, *state.placement.shape[2:]), num_classes)
+    flaw = validate_placement(state.placement.reshape(-1, *state.placement.shape[2:]), num_classes)
     if flaw is not None:
         raise RunError(f"{flaw} after iteration {step}: correct the policy of Experiment.placement")
 
 
-def refuges(checkpoints: Path) -> list[Path]:
+def fallback_directories(checkpoints: Path) -> list[Path]:
     """Returns refuges: directories for checkpoints of a run that cannot be written to its own, the best first.
 
     Args:
@@ -165,8 +169,8 @@ def refuges(checkpoints: Path) -> list[Path]:
     return [top / f"{_name(checkpoints)}-{path[:16]}" for top in _tops()]
 
 
-def keep_elsewhere(checkpoints: Path, step: int, write: Callable[[Path], object]) -> str:
-    """Writes a checkpoint to the first of ``refuges`` that can hold it.
+def save_fallback(checkpoints: Path, step: int, write: Callable[[Path], object]) -> str:
+    """Writes a checkpoint to the first of ``fallback_directories`` that can hold it.
 
     Args:
         checkpoints: directory of the run's checkpoints.
@@ -180,7 +184,7 @@ def keep_elsewhere(checkpoints: Path, step: int, write: Callable[[Path], object]
         RunError: none can hold it; the message says why.
     """
     troubles = []
-    for refuge in refuges(checkpoints):
+    for refuge in fallback_directories(checkpoints):
         try:
             refuge.mkdir(mode=0o700, exist_ok=True)
             if not _is_own(refuge):
@@ -200,7 +204,7 @@ def keep_elsewhere(checkpoints: Path, step: int, write: Callable[[Path], object]
     raise RunError("; ".join(troubles))
 
 
-def take_back(checkpoints: Path) -> list[str]:
+def import_fallback(checkpoints: Path) -> list[str]:
     """Moves a checkpoint that was kept elsewhere to the others of its run, if it is the newest.
 
     Args:
@@ -213,7 +217,7 @@ def take_back(checkpoints: Path) -> list[str]:
         RunError: it still cannot be written.
     """
     lines = []
-    for refuge in dict.fromkeys((*filter(_is_own, refuges(checkpoints)), *_left_behind(checkpoints))):
+    for refuge in dict.fromkeys((*filter(_is_own, fallback_directories(checkpoints)), *_left_behind(checkpoints))):
         step = max(checkpoint_steps(refuge), default=0)
         if step > max(checkpoint_steps(checkpoints), default=0):
             try:

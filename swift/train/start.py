@@ -29,13 +29,13 @@ from swift.runlog.observers import Observer
 from swift.runlog.reading import SUMMARY, changed_settings, check_is_run, check_new_run, check_same_run
 from swift.runlog.run_directory import RunDirectory
 from swift.signals import cleaning_up
-from swift.train.build import on_ranks
+from swift.train.build import with_num_ranks
 from swift.train.display import Series
-from swift.train.hosts import ALONE, Hosts, checked_by_all
+from swift.train.hosts import SINGLE_HOST, Hosts, checked_by_all
 from swift.train.initial_weights import ModelPlan, WeightSource
 from swift.train.loop import window_length
 from swift.train.records import summarize
-from swift.train.saved_state import load_state, put_state, take_back
+from swift.train.saved_state import import_fallback, load_state, put_state
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class TrainOptions:
     corpora: Path | None = None
     connect: ConnectHosts | None = None
     plan: PlanReading = plain_reading
-    hosts: Hosts = ALONE
+    hosts: Hosts = SINGLE_HOST
 
 
 _MAY_CHANGE = (
@@ -95,7 +95,7 @@ not finite."""
 
 
 @contextmanager
-def own_run(options: TrainOptions) -> Iterator[Lease]:
+def acquire_run(options: TrainOptions) -> Iterator[Lease]:
     """Takes the run's directory for this process for the block, before anything of it is read.
 
     A directory that was made for that is removed again if it stays empty.
@@ -165,12 +165,12 @@ def try_placement(experiment: Experiment, num_ranks: int | None = None) -> None:
     Raises:
         SettingError: the policy cannot be used.
     """
-    experiment = on_ranks(experiment, num_ranks or experiment.topology.num_expert_ranks)
+    experiment = with_num_ranks(experiment, num_ranks or experiment.topology.num_expert_ranks)
     num_layers, module = experiment.blocks.stack_size(True), type(experiment.placement).__module__
     if num_layers and not module.startswith("swift."):
-        from swift.experts.placement.trial import try_policy
+        from swift.experts.placement.trial import check_policy
 
-        try_policy(
+        check_policy(
             experiment.placement,
             num_layers,
             experiment.experts.num_classes,
@@ -192,17 +192,17 @@ def find_start(experiment: Experiment, options: TrainOptions) -> RestorePlan | N
     A wrong directory is refused before data are loaded.
     """
     directory, hosts, start = options.run_dir / "checkpoints", options.hosts, None
-    with hosts.together():
+    with hosts.all_or_none():
         if hosts.is_first:
             _check_start(experiment, options, directory)
     if not options.resume:
         return None
     checker = checked_by_all(directory, hosts)
-    with hosts.together():
+    with hosts.all_or_none():
         if hosts.is_first:
             start = plan_restore(directory, experiment.identity(), checker=checker)
-    step = hosts.of_first(None if start is None else start.step)
-    with hosts.together():
+    step = hosts.broadcast(None if start is None else start.step)
+    with hosts.all_or_none():
         return start or plan_restore(directory, experiment.identity(), step, checker)
 
 
@@ -213,19 +213,19 @@ def _check_start(experiment: Experiment, options: TrainOptions, directory: Path)
         return
     check_resumable(experiment, options)
     clean_up_saves(directory)
-    for line in take_back(directory):
+    for line in import_fallback(directory):
         print(line, file=sys.stderr)
     if not committed_steps(directory):
         allowed = "holds no checkpoint to resume from; start again in another --run-dir"
         raise SettingError("--resume", str(options.run_dir), allowed)
 
 
-def is_to_conclude(experiment: Experiment, options: TrainOptions, done: int) -> bool:
+def needs_summary(experiment: Experiment, options: TrainOptions, done: int) -> bool:
     """Whether all iterations are done and saved, and only the run's end was not written."""
     return options.resume and done == experiment.num_steps and not (options.run_dir / SUMMARY).exists()
 
 
-def conclude(experiment: Experiment, options: TrainOptions, lease: Lease, device: str) -> dict[str, Any]:
+def write_summary(experiment: Experiment, options: TrainOptions, lease: Lease, device: str) -> dict[str, Any]:
     """Writes the end of a run that has nothing left to do, and returns its summary."""
     with open_run(experiment, options, experiment.num_steps, lease) as directory:
         directory.log_event("finish", experiment.num_steps)
@@ -270,7 +270,7 @@ def begin(experiment: Experiment, spec: StepSpec, read: TrainState | dict[str, A
     """Makes the state from which the run continues, on the devices of all hosts, of what was read."""
     if read is None:
         return spec.init(root_key(experiment.seed))
-    return put_state(spec, read) if isinstance(read, TrainState) else spec.adopt(read)
+    return put_state(spec, read) if isinstance(read, TrainState) else spec.state_from_params(read)
 
 
 def open_run(experiment: Experiment, options: TrainOptions, done: int, lease: Lease) -> RunDirectory:

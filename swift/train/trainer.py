@@ -22,18 +22,18 @@ from swift.config.stored import config_text
 from swift.data.index import find_index
 from swift.data.loader import Loader
 from swift.errors import RunError, renamed_settings
-from swift.mesh.devices import keep_programs
+from swift.mesh.devices import enable_compilation_cache
 from swift.mesh.live import host_line
 from swift.pipeline.state import TrainState
 from swift.runlog.lease import Lease
 from swift.runlog.reading import check_new_run
-from swift.runlog.run_directory import SilentDirectory
+from swift.runlog.run_directory import NullRunDirectory
 from swift.train.checkpointer import Checkpointer
 from swift.train.display import ProgressDisplay
 from swift.train.emulated import EmulatedCluster
 from swift.train.emulated_run import EmulatedWorkers, RunCheckpoints, RunRecord
 from swift.train.fitting import check_program, check_shapes
-from swift.train.hosts import OwnSequences, check_all_compute, check_hosts
+from swift.train.hosts import LocalSequences, check_all_compute, check_hosts
 from swift.train.initial_weights import ModelPlan, WeightSource
 from swift.train.interrupt import STOPPING, Interrupt
 from swift.train.loop import TrainLoop
@@ -42,17 +42,17 @@ from swift.train.records import Utilization, summarize
 from swift.train.saved_state import ledger_after
 from swift.train.start import (
     TrainOptions,
+    acquire_run,
     begin,
     check_range,
-    conclude,
     find_start,
     find_weights,
-    is_to_conclude,
+    needs_summary,
     next_length,
     open_run,
-    own_run,
     read_start,
     try_placement,
+    write_summary,
 )
 from swift.variables import compiler_variables
 
@@ -103,12 +103,12 @@ def train(
         options = TrainOptions(Path(options))
     if not options.config_text:
         options = replace(options, config_text=config_text(experiment))
-    keep_programs()
+    enable_compilation_cache()
     hosts = options.hosts
     with renamed_settings({"planner": "Experiment.planner"}), ExitStack() as stack:
-        with hosts.together():
+        with hosts.all_or_none():
             try_placement(experiment)
-            lease = stack.enter_context(own_run(options)) if hosts.is_first else None
+            lease = stack.enter_context(acquire_run(options)) if hosts.is_first else None
         hosts.check_shared(options.run_dir)
         return _train(experiment, options, failures, lease)
 
@@ -119,8 +119,8 @@ def _train(
     last_step, hosts = experiment.num_steps if options.stop_at is None else options.stop_at, options.hosts
     start = find_start(experiment, options)
     done = 0 if start is None else start.step
-    is_left = not hosts.of_first(is_to_conclude(experiment, options, done))
-    with hosts.together():
+    is_left = not hosts.broadcast(needs_summary(experiment, options, done))
+    with hosts.all_or_none():
         if is_left:
             check_range(experiment, options, done, last_step)
         weights = find_weights(experiment, options)
@@ -129,7 +129,7 @@ def _train(
     if is_left:
         return _continue(experiment, options, failures, lease, (start, weights), last_step)
     _part(options)
-    return {} if lease is None else conclude(experiment, options, lease, jax.devices()[0].device_kind)
+    return {} if lease is None else write_summary(experiment, options, lease, jax.devices()[0].device_kind)
 
 
 def _continue(
@@ -147,27 +147,27 @@ def _continue(
     first = done + next_length(experiment, options, done, last_step)
     with _display(options, last_step, done) as progress:
         progress.stage("reading the data")
-        with hosts.together():
+        with hosts.all_or_none():
             loaders = _load_data(experiment, options, progress.note)
         hosts.check_same({"the data": loaders[0].state()["data"]})
         progress.stage("planning")
-        with hosts.together():
+        with hosts.all_or_none():
             how = "none" if hosts.count > 1 else options.prepare  # nothing changes yet on several hosts
             cluster = EmulatedCluster(experiment, how, listed if failures is None else failures, done + 1, first)
             utilization = Utilization.of(cluster.engine.spec)  # before the cluster compiles ahead, which takes cores
         with cluster, Interrupt(options.stopping_s, lambda: progress.note(STOPPING)) as interrupt:
-            with hosts.together():
+            with hosts.all_or_none():
                 cluster.check(listed)
                 check_all_compute(experiment, done, hosts.count)
                 check_shapes(experiment, cluster.engine, first - done)
             spec = cluster.engine.spec
             progress.stage("compiling the first step")
-            with hosts.together():
+            with hosts.all_or_none():
                 warning = check_program(experiment, cluster.engine, first - done)
             progress.stage("making the first state" if start is None else "loading the checkpoint", start is None)
             if warning is not None:
                 progress.note(warning)
-            with hosts.together():
+            with hosts.all_or_none():
                 read = [read_start(spec, options, start, weights)]
             if hosts.count > 1 and weights is not None:
                 hosts.check_same({"the weights of --init-from": weights_digest(read[0])})
@@ -175,7 +175,7 @@ def _continue(
             changes = [] if start is None else loaders[0].restore(start.manifest.extra["loader"])
             with (
                 (
-                    SilentDirectory(options.run_dir) if lease is None else open_run(experiment, options, done, lease)
+                    NullRunDirectory(options.run_dir) if lease is None else open_run(experiment, options, done, lease)
                 ) as directory,
                 Checkpointer(experiment, spec, directory, start, hosts) as checkpointer,
             ):
@@ -244,7 +244,7 @@ def _loop(
         last_step=last_step,
     )
     train, validation = (
-        loader if options.hosts.count == 1 else OwnSequences(loader, lambda: workers.steps) for loader in loaders
+        loader if options.hosts.count == 1 else LocalSequences(loader, lambda: workers.steps) for loader in loaders
     )
     return TrainLoop(experiment, train, validation, workers, checkpoints, record.step, options.hosts.count > 1)
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from swift.checkpoint import array_files, manifest, writer
-from swift.checkpoint.arrays import Checker
-from swift.checkpoint.inspection import damages
-from swift.checkpoint.manifest import checkpoint_steps, set_aside_newer
+from swift.checkpoint.arrays import Verifier
+from swift.checkpoint.inspection import find_damage
+from swift.checkpoint.manifest import archive_newer, checkpoint_steps
 from swift.checkpoint.reader import plan_restore
 from swift.errors import SettingError
 
@@ -47,7 +47,7 @@ def test_every_file_of_every_step_is_held_against_what_was_saved(small_run, expe
     assert len(files) > 60
     for file in sorted(files)[first::7]:
         damage(file)
-        found = list(damages(run.directory, None, Checker(run.directory)))
+        found = list(find_damage(run.directory, None, Verifier(run.directory)))
         assert all(file.relative_to(run.directory).parts[0] in why for why in found)
         assert found or (damage is Path.unlink and file.name == "manifest.json")  # then it is as if never saved
         plan = run.lose_all()
@@ -69,16 +69,16 @@ def test_a_checkpoint_that_has_lost_its_manifest_is_named(small_run):
     run = small_run(experts_per_layer=2, every=2, num_kept=2).run(8)
     assert (run.directory / "step-00000004/arrays").is_dir()
     assert checkpoint_steps(run.directory) == [6, 8]
-    assert list(damages(run.directory, None, Checker(run.directory))) == []
+    assert list(find_damage(run.directory, None, Verifier(run.directory))) == []
     (run.directory / "step-00000008" / "manifest.json").unlink()
     why = "step-00000008 holds no checkpoint: there is no manifest.json in it"
-    assert list(damages(run.directory, None, Checker(run.directory))) == [why]
+    assert list(find_damage(run.directory, None, Verifier(run.directory))) == [why]
     plan = plan_restore(run.directory)
     assert (plan.step, plan.passed_over) == (6, (why,))
     (run.directory / "step-00000006" / "manifest.json").unlink()
     with pytest.raises(SettingError, match=r"cannot be restored: step-00000008 holds no .*step-00000006 holds no"):
         plan_restore(run.directory)
-    assert len(list(damages(run.directory, None, Checker(run.directory)))) >= 2
+    assert len(list(find_damage(run.directory, None, Verifier(run.directory)))) >= 2
 
 
 def test_a_manifest_that_is_signed_and_incomplete_costs_a_line(small_run):
@@ -93,7 +93,7 @@ def test_a_manifest_that_is_signed_and_incomplete_costs_a_line(small_run):
             with pytest.raises(SettingError):
                 manifest.read_manifest(path, "DIR")
             assert plan_restore(run.directory).step == 2
-            assert len(list(damages(run.directory, None, Checker(run.directory)))) == 1
+            assert len(list(find_damage(run.directory, None, Verifier(run.directory)))) == 1
     for text in (b"[]", b"7", b"{"):
         (path / "manifest.json").write_bytes(manifest.digest(text).encode() + b"\n" + text)
         assert plan_restore(run.directory).step == 2
@@ -101,16 +101,16 @@ def test_a_manifest_that_is_signed_and_incomplete_costs_a_line(small_run):
 
 def test_a_removal_during_a_verification_is_no_damage(small_run, monkeypatch):
     run = small_run(experts_per_layer=2, every=2, num_kept=4).run(8)
-    check, files = Checker.file, []
+    check, files = Verifier.file, []
 
     def check_and_remove(checker, step, name, expected):
         files.append(name)
         if len(files) == 3:
-            manifest.retire(run.directory, 1)
+            manifest.delete_old(run.directory, 1)
         return check(checker, step, name, expected)
 
-    monkeypatch.setattr(Checker, "file", check_and_remove)
-    assert list(damages(run.directory, None, Checker(run.directory))) == []
+    monkeypatch.setattr(Verifier, "file", check_and_remove)
+    assert list(find_damage(run.directory, None, Verifier(run.directory))) == []
     assert checkpoint_steps(run.directory) == [8]
 
 
@@ -226,7 +226,7 @@ def test_a_dense_part_with_wrong_numbers_gives_the_iteration_before_and_is_found
     run = small_run(experts_per_layer=2, every=2).run(4)
     unchecked(run, 6, "master.head")
     why = "step-00000006 is damaged: the values of master.head are not those that were saved"
-    assert list(damages(run.directory, None, Checker(run.directory))) == [why]
+    assert list(find_damage(run.directory, None, Verifier(run.directory))) == [why]
     with pytest.raises(SettingError, match=why):
         plan_restore(run.directory, step=6)
     plan = run.lose_all()
@@ -239,7 +239,7 @@ def test_an_expert_with_wrong_numbers_comes_from_the_copy_before_and_is_found(sm
     unchecked(run, 4, "expert.1.2.float32")
     names = "expert.1.2.float32 and expert.1.2.float64"
     why = f"step-00000004 is damaged: the values of {names} are not those that were saved"
-    assert list(damages(run.directory, None, Checker(run.directory))) == [why]
+    assert list(find_damage(run.directory, None, Verifier(run.directory))) == [why]
     plan = run.lose_all()
     assert plan.passed_over == (f"expert 2 of layer 1: {why}",)
     assert plan.sources[1, 2].step == 2
@@ -251,14 +251,14 @@ def test_numbers_that_are_not_finite_are_found(small_run):
     run = small_run(every=2)
     run.state["master"]["head"][0, 0, 1, 0, 2] = np.nan
     run.run(2)
-    assert list(damages(run.directory, None, Checker(run.directory))) == [
+    assert list(find_damage(run.directory, None, Verifier(run.directory))) == [
         "step-00000002 is damaged: master.head has values that are not finite"
     ]
 
 
 def test_what_was_set_aside_goes_with_the_checkpoint_that_is_further_and_no_sooner(small_run):
     run = small_run(every=2, num_kept=3).run(6)
-    set_aside_newer(run.directory, 2)
+    archive_newer(run.directory, 2)
     run.lose_all()
     run.run(4)
     assert aside(run) == ["step-00000006.aside"]
@@ -268,7 +268,7 @@ def test_what_was_set_aside_goes_with_the_checkpoint_that_is_further_and_no_soon
 
 def test_what_was_set_aside_stays_while_no_checkpoint_can_be_written(small_run, monkeypatch):
     run = small_run(every=2, num_kept=3).run(6)
-    set_aside_newer(run.directory, 2)
+    archive_newer(run.directory, 2)
     run.lose_all()
     spoil(monkeypatch, "step")
     run.config = replace(run.config, every=6)

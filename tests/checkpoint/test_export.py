@@ -19,7 +19,7 @@ from swift.errors import RunError, SettingError
 from swift.experts.config import ExpertConfig
 from swift.experts.optimizer import OptimizerConfig
 from swift.generate.continuation import generate
-from swift.generate.programs import Shown
+from swift.generate.programs import StreamedText
 from swift.generate.request import Sampling
 from swift.hub.exporting import export_model
 from swift.models.config import ModelConfig
@@ -52,7 +52,7 @@ def run(tmp_path_factory):
         snapshot.dense["step"] += 1
     (file,) = (directory / "checkpoints/step-00000008/arrays/state/step").glob("[0-9]*")
     file.write_bytes(b"?" + file.read_bytes()[1:])
-    return directory, spec.gpt.unpack(spec.whole_classes(state))
+    return directory, spec.gpt.unpack(spec.gather_master_weights(state))
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +148,7 @@ def test_the_choice_of_one_is_the_likeliest(model):
 
 def test_a_character_of_several_tokens_is_shown_when_it_is_whole():
     for text, pieces in (("aß€!".encode(), ["a", "ß", "€", "!"]), (b"a\xffb\xe2\x82", ["a", "\ufffdb"])):
-        assert list(filter(None, map(Shown(ByteTokenizer()).after, text))) == pieces
+        assert list(filter(None, map(StreamedText(ByteTokenizer()).after, text))) == pieces
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift.checkpoint.manifest import Copy, Ledger
-from swift.checkpoint.selection import Tally, dynamic_k, next_turns, sequential
+from swift.checkpoint.selection import TokenUpdateCounter, dynamic_k, next_rotation, sequential
 
 LAYERS, CLASSES = 4, 4
 
@@ -77,17 +77,17 @@ def test_full_checkpoints_lose_nothing(small_run):
 
 def test_lost_tokens_become_fewer_as_the_run_goes_on():
     ones = np.ones((1, 2), int)
-    tally = Tally.none(1, 2).count(ones, 0 * ones).restored(np.array([[0, 1]]))
+    tally = TokenUpdateCounter.none(1, 2).count(ones, 0 * ones).restored(np.array([[0, 1]]))
     assert tally.plt == 0.5
     assert tally.count(ones, ones).plt == 0.25
     assert tally.count(ones, ones).contained_LE.tolist() == [[0, 1]]
 
 
 def test_the_tally_comes_back_as_it_was_written():
-    tally = Tally(np.array([[3, 2**40]]), np.array([7]), np.array([1]), 2)
-    again = Tally.from_json(tally.to_json(), 2)
+    tally = TokenUpdateCounter(np.array([[3, 2**40]]), np.array([7]), np.array([1]), 2)
+    again = TokenUpdateCounter.from_json(tally.to_json(), 2)
     assert again.to_json() == tally.to_json()
-    assert Tally.from_json(Tally.none(0, 0).to_json(), 0).plt == 0.0
+    assert TokenUpdateCounter.from_json(TokenUpdateCounter.none(0, 0).to_json(), 0).plt == 0.0
 
 
 @settings(max_examples=50, deadline=None)
@@ -102,7 +102,7 @@ def test_sequential_saves_every_expert_once_in_a_round(k, num_classes, num_layer
         for layer, classes in enumerate(sequential(turn_L, num_classes, k)):
             assert len(set(classes)) == k
             seen[layer] |= set(classes)
-        turn_L = next_turns(turn_L, num_classes, k)
+        turn_L = next_rotation(turn_L, num_classes, k)
     assert all(len(classes) == num_classes for classes in seen)
 
 

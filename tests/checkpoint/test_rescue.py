@@ -15,7 +15,7 @@ from swift.checkpoint.manifest import checkpoint_steps
 from swift.checkpoint.reader import load_plan, plan_restore
 from swift.errors import RunError
 from swift.train import saved_state
-from swift.train.saved_state import keep_elsewhere, refuges, take_back
+from swift.train.saved_state import fallback_directories, import_fallback, save_fallback
 
 
 @pytest.fixture
@@ -45,29 +45,29 @@ def write(run, place):
 
 
 def keep(run):
-    return keep_elsewhere(run.directory, run.step, lambda place: write(run, place))
+    return save_fallback(run.directory, run.step, lambda place: write(run, place))
 
 
 def test_it_is_kept_and_taken_back(run):
     said = keep(run)
-    place = refuges(run.directory)[0]
+    place = fallback_directories(run.directory)[0]
     assert said.startswith(f"the state after iteration 6 is kept in {place} on ")
     assert said.endswith(
         f"resume there with --run-dir {run.directory.parent} --resume, which takes it from that directory"
     )
     assert checkpoint_steps(place) == [6]
     assert checkpoint_steps(run.directory) == [2, 4]
-    (line,) = take_back(run.directory)
+    (line,) = import_fallback(run.directory)
     assert line == f"the checkpoint of iteration 6 was kept in {place} and is now in {run.directory}"
     assert not place.exists()
     plan = plan_restore(run.directory)
     assert (plan.step, plan.passed_over) == (6, ())
     jax.tree.map(np.testing.assert_array_equal, load_plan(run.directory, plan, run.split), run.state)
-    assert take_back(run.directory) == []
+    assert import_fallback(run.directory) == []
 
 
 def test_where_one_place_has_no_room_the_next_one_may(run):
-    first, second = refuges(run.directory)
+    first, second = fallback_directories(run.directory)
 
     def fail_in_the_first(place):
         if place == first:
@@ -76,11 +76,11 @@ def test_where_one_place_has_no_room_the_next_one_may(run):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(run, place)
 
-    said = keep_elsewhere(run.directory, 6, fail_in_the_first)
+    said = save_fallback(run.directory, 6, fail_in_the_first)
     assert f"is kept in {second} on " in said
     assert "which is memory and does not outlast a restart" in said
     assert not first.exists()
-    assert len(take_back(run.directory)) == 1
+    assert len(import_fallback(run.directory)) == 1
 
 
 def test_where_no_place_has_room_all_of_them_are_told(run):
@@ -88,24 +88,24 @@ def test_where_no_place_has_room_all_of_them_are_told(run):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with pytest.raises(RunError) as caught:
-        keep_elsewhere(run.directory, 6, fail)
+        save_fallback(run.directory, 6, fail)
     assert str(caught.value) == "; ".join(
-        f"{place}: [Errno 28] No space left on device" for place in refuges(run.directory)
+        f"{place}: [Errno 28] No space left on device" for place in fallback_directories(run.directory)
     )
-    assert not any(place.exists() for place in refuges(run.directory))
+    assert not any(place.exists() for place in fallback_directories(run.directory))
 
 
 def test_what_somebody_else_may_have_put_there_is_not_taken(run):
     keep(run)
-    place = refuges(run.directory)[0]
+    place = fallback_directories(run.directory)[0]
     place.chmod(0o770)
-    assert take_back(run.directory) == []
+    assert import_fallback(run.directory) == []
     place.chmod(0o700)
     place.rename(place.with_name("elsewhere"))
     place.symlink_to(place.with_name("elsewhere"))
-    assert take_back(run.directory) == []
+    assert import_fallback(run.directory) == []
     assert checkpoint_steps(run.directory) == [2, 4]
-    refuges(run.directory)[1].write_text("a file")
+    fallback_directories(run.directory)[1].write_text("a file")
     with pytest.raises(RunError, match=r"belongs to somebody else.*File exists"):
         keep(run)
 
@@ -113,9 +113,9 @@ def test_what_somebody_else_may_have_put_there_is_not_taken(run):
 def test_another_run_in_the_same_directory_does_not_take_it(run):
     keep(run)
     begins(run, "2026-01-02")
-    assert take_back(run.directory) == []
+    assert import_fallback(run.directory) == []
     begins(run, "2026-01-01")
-    assert len(take_back(run.directory)) == 1
+    assert len(import_fallback(run.directory)) == 1
 
 
 @pytest.mark.parametrize("is_linked", [False, True])
@@ -126,11 +126,11 @@ def test_a_run_that_was_moved_to_where_there_is_room_takes_it_and_a_copy_of_it_d
     begins(run, "2026-01-01")
     keep(run)
     shutil.copytree(home, copy)
-    assert take_back(copy / "checkpoints") == []
+    assert import_fallback(copy / "checkpoints") == []
     home.rename(moved)
     if is_linked:
         home.symlink_to(moved)
-    assert len(take_back(moved / "checkpoints")) == 1
+    assert len(import_fallback(moved / "checkpoints")) == 1
     assert checkpoint_steps(moved / "checkpoints") == [2, 4, 6]
     assert list(Path(tempfile.gettempdir()).iterdir()) == []
 
@@ -139,17 +139,17 @@ def test_what_is_older_than_a_checkpoint_in_its_place_goes(run):
     keep(run)
     run.run(8)
     run.save()
-    assert take_back(run.directory) == []
-    assert not refuges(run.directory)[0].exists()
+    assert import_fallback(run.directory) == []
+    assert not fallback_directories(run.directory)[0].exists()
     assert checkpoint_steps(run.directory) == [2, 4, 8]
 
 
 def test_what_is_damaged_is_passed_over_and_stays(run):
     keep(run)
-    place = refuges(run.directory)[0]
+    place = fallback_directories(run.directory)[0]
     file = place / "step-00000006/arrays/state/master.head/0.0.0.0.0"
     file.write_bytes(file.read_bytes()[:-1] + b"?")
-    (line,) = take_back(run.directory)
+    (line,) = import_fallback(run.directory)
     assert line.startswith(f"passed over: {place}/step-00000006 is damaged: its file arrays/state/master.head/")
     assert place.exists()
     assert checkpoint_steps(run.directory) == [2, 4]
@@ -158,7 +158,7 @@ def test_what_is_damaged_is_passed_over_and_stays(run):
 
 def test_what_cannot_be_brought_back_yet_stays(run, monkeypatch):
     keep(run)
-    place = refuges(run.directory)[0]
+    place = fallback_directories(run.directory)[0]
 
     def fail(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -168,11 +168,11 @@ def test_what_cannot_be_brought_back_yet_stays(run, monkeypatch):
         with pytest.raises(
             RunError, match=f"is kept in {place}, cannot be brought to .*: No space left on device: make"
         ):
-            take_back(run.directory)
+            import_fallback(run.directory)
     assert sorted(path.name for path in run.directory.iterdir()) == ["step-00000002", "step-00000004"]
-    assert len(take_back(run.directory)) == 1
+    assert len(import_fallback(run.directory)) == 1
 
 
 def test_places_do_not_depend_on_how_the_run_is_named(run, monkeypatch):
     monkeypatch.chdir(run.directory.parent)
-    assert refuges(Path("checkpoints")) == refuges(run.directory)
+    assert fallback_directories(Path("checkpoints")) == fallback_directories(run.directory)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from swift.checkpoint.array_files import data_file, files_of, read_part
-from swift.checkpoint.arrays import Checker
+from swift.checkpoint.arrays import Verifier
 from swift.checkpoint.reader import load_plan, load_share, plan_restore
 from swift.errors import SettingError
 from tests.checkpoint.conftest import IDENTITY, RANKS, STAGES
@@ -69,7 +69,7 @@ def test_the_bytes_that_a_host_reads_are_its_share(small_run, num_hosts):
     for own, share in enumerate(shares(num_hosts)):
         loaded, _ = bytes_read(lambda share=share: load_share(run.directory, plan, run.split, share))
         assert loaded == pytest.approx(total / min(num_hosts, STAGES * RANKS), rel=0.05)
-        checker = Checker(run.directory)
+        checker = Verifier(run.directory)
         verified, _ = bytes_read(
             lambda own=own, checker=checker: checker.check_equal_part(plan.manifest, own, num_hosts)
         )
@@ -78,9 +78,9 @@ def test_the_bytes_that_a_host_reads_are_its_share(small_run, num_hosts):
 
 def test_what_hosts_have_checked_nobody_reads_again(small_run):
     run = small_run(size=10_000).run(4)
-    manifest, checker = plan_restore(run.directory, IDENTITY).manifest, Checker(run.directory)
+    manifest, checker = plan_restore(run.directory, IDENTITY).manifest, Verifier(run.directory)
     for own in range(3):
-        checker.adopt(Checker(run.directory).check_equal_part(manifest, own, 3))
+        checker.adopt(Verifier(run.directory).check_equal_part(manifest, own, 3))
     read, plan = bytes_read(lambda: plan_restore(run.directory, IDENTITY, checker=checker))
     assert plan.step == 4
     assert read < 0.05 * sum(leaf.nbytes for leaf in jax.tree.leaves(run.state))
@@ -94,9 +94,9 @@ def test_damage_that_one_host_finds_all_pass_over(small_run, name, step):
     content = bytearray(file.read_bytes())
     content[5] ^= 1
     file.write_bytes(content)
-    found = [Checker(run.directory).check_equal_part(manifest, own, 4) for own in range(4)]
+    found = [Verifier(run.directory).check_equal_part(manifest, own, 4) for own in range(4)]
     assert sum(any(why for *_, why in of_host) for of_host in found) == 1
-    checker = Checker(run.directory)
+    checker = Verifier(run.directory)
     for of_host in found:
         checker.adopt(of_host)
     file.write_bytes(b"")  # whoever looks again is told something else

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from swift.cli.compile import _ask, _last_words
+from swift.cli.compile import _ask, _stderr_tail
 from swift.pod_compile.compile import REFUSED, TOO_LARGE
 
 TINY = ("compile", "tiny.gin", "--topology")
@@ -78,10 +78,10 @@ def test_a_process_that_ends_without_a_report_is_a_report(tmp_path, monkeypatch)
 
 def test_of_what_a_compiler_says_before_it_ends_its_check_is_told():
     log = "warming up\nF1122 emitter.cc:7] Check failed: total % 6 == 0 (2 vs. 0)\n*** stack trace: ***\n  at 0x1\n"
-    assert _last_words(log, -6) == (
+    assert _stderr_tail(log, -6) == (
         "its compiler ended with code -6: F1122 emitter.cc:7] Check failed: total % 6 == 0 (2 vs. 0)"
     )
-    assert _last_words("", -9) == "its compiler ended with code -9: no word"
+    assert _stderr_tail("", -9) == "its compiler ended with code -9: no word"
 
 
 @pytest.mark.slow

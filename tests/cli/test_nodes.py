@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from swift.cli.nodes import Entrance, Nodes, nodes_of
+from swift.cli.nodes import NodeListener, Nodes, nodes_of
 from swift.errors import SettingError
 
 SLURM = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "2"}
@@ -67,7 +67,7 @@ def test_nodes_that_do_not_fit_together_are_refused(given, told):
 def test_a_port_that_is_taken_is_a_mistake():
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(SettingError, match="--listen"), Entrance.of(Nodes(2, 0, port=port)):
+        with pytest.raises(SettingError, match="--listen"), NodeListener.of(Nodes(2, 0, port=port)):
             pass
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from swift.checkpoint.manifest import checkpoint_path, read_manifest, write_manifest
 from swift.config.experiment import Experiment
 from swift.config.gin_reader import load_experiment, load_stored
-from swift.config.stored import OF_RUN, OF_TRAINING, UnreadableConfig, config_text, made, read_config, write_config
+from swift.config.stored import OF_RUN, OF_TRAINING, UnreadableConfig, build, config_text, read_config, write_config
 from swift.data.config import DataConfig, Mixture
 from swift.data.pipeline import Pipeline
 from swift.data.records import Rows
@@ -157,7 +157,7 @@ plain = st.recursive(
 def test_any_plain_value_is_read_as_it_was_written(tmp_path_factory, value):
     path = tmp_path_factory.mktemp("any")
     write_config(path, Experimental(value))
-    found = made(read_config(path), lambda part: {"Experiment": Experimental, "Box": Box}.get(part.kind))
+    found = build(read_config(path), lambda part: {"Experiment": Experimental, "Box": Box}.get(part.kind))
     assert repr(found) == repr(Experimental(value))
 
 
@@ -212,7 +212,7 @@ def test_a_class_of_the_users_own_is_found_in_the_configuration_that_they_name(o
 
 
 def test_text_is_written_by_a_model_whose_policy_nobody_has_any_more(own, here):
-    spared = load_stored(here / "run", "MODEL", None, spared=["Experiment.placement"])
+    spared = load_stored(here / "run", "MODEL", None, optional_settings=["Experiment.placement"])
     assert spared == replace(own, placement=Experiment().placement)
 
 
@@ -291,7 +291,7 @@ def test_a_pipeline_is_spared_with_all_that_is_in_it(tmp_path):
         is_alone = isinstance(source, Pipeline)
         more = {"domain": "by", "validation_source": texts} if is_alone else {}
         write_config(tmp_path, Experiment(data=DataConfig(source, locality=0.5, validation_share=0.1, **more)))
-        assert load_stored(tmp_path, "RUN_DIR", None, spared=OF_RUN).data == DataConfig(validation_share=0.1)
+        assert load_stored(tmp_path, "RUN_DIR", None, optional_settings=OF_RUN).data == DataConfig(validation_share=0.1)
         with pytest.raises(SettingError, match=r"LongerThan|was not written"):
             load_stored(tmp_path, "RUN_DIR", None)
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from swift.cli.jax_setup import crowded, prepare
+from swift.cli.jax_setup import oversubscription_warning, prepare
 
 LONG = "x" * 300
 
@@ -220,8 +220,8 @@ def test_a_text_that_cannot_be_or_would_never_end_is_refused(refusal, tell):
 
 
 def test_many_emulated_devices_on_few_cores_are_warned_of():
-    assert crowded(24, 2) == []
-    (line,) = crowded(100, 2)
+    assert oversubscription_warning(24, 2) == []
+    (line,) = oversubscription_warning(100, 2)
     assert line.startswith("100 emulated devices on 2 cores: compiling the first step takes minutes")
 
 
@@ -236,7 +236,7 @@ def test_a_tpu_is_looked_for_in_silence(monkeypatch):
     """libtpu, where it is installed without a TPU, prints a page of its own log otherwise."""
     names = "TPU_STDERR_LOG_LEVEL", "TPU_MIN_LOG_LEVEL"
     monkeypatch.setattr("swift.cli.jax_setup.jax", SimpleNamespace(config=SimpleNamespace(update=lambda *_: None)))
-    monkeypatch.setattr("swift.cli.jax_setup.keep_programs", lambda: None)
+    monkeypatch.setattr("swift.cli.jax_setup.enable_compilation_cache", lambda: None)
     monkeypatch.setenv(names[0], "0")  # as the user wants it
     monkeypatch.setenv(names[1], "removed again after the test")
     monkeypatch.delenv(names[1])

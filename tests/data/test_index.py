@@ -14,9 +14,9 @@ import pytest
 
 from swift.data import index as cache_module
 from swift.data.config import DataConfig
-from swift.data.index import corpus_stream, find_index, indexed_stream, is_sound
+from swift.data.index import corpus_stream, find_index, indexed_stream, is_intact
 from swift.data.loader import Loader
-from swift.data.sources import BeyondVocabulary, Document, TextFiles, TokenFile, TokenReader
+from swift.data.sources import Document, TextFiles, TokenFile, TokenOutOfRange, TokenReader
 from swift.data.stream import open_stream, spans_of
 
 LONG_AGO = 1_000_000_000
@@ -134,7 +134,7 @@ def test_tokens_beyond_a_smaller_vocabulary_are_found_at_the_start_though_there_
     wide = DataConfig(TokenFile(str(tmp_path / "tokens.bin"), end_of_document=0, vocab_size=301))
     narrow = replace(wide, source=replace(wide.source, vocab_size=9))
     assert same(find(wide, cache)[0], wide)
-    with pytest.raises(BeyondVocabulary, match="holds token 300"):
+    with pytest.raises(TokenOutOfRange, match="holds token 300"):
         corpus_stream(narrow, "train", find(narrow, cache)[0])
 
 
@@ -151,9 +151,9 @@ def test_an_index_that_is_damaged_is_made_anew(config, cache, damage):
         shutil.rmtree(path)
     else:
         (path / "train").write_bytes(content if damage == "flip" else content[:-8])
-    assert not is_sound(path, 0)
+    assert not is_intact(path, 0)
     assert find(config, cache) == (path, [])
-    assert is_sound(path, 0)
+    assert is_intact(path, 0)
     assert same(path, config)
 
 
@@ -178,7 +178,7 @@ def being_made(path, *, beats):
         half = path.with_name(f".{path.name}.half")
         half.mkdir()
         if beats:
-            with cache_module._beating(lock):
+            with cache_module._heartbeat(lock):
                 yield half
         else:
             yield half

@@ -17,7 +17,7 @@ from swift.data.pipeline import Pipeline
 from swift.data.records import Rows
 from swift.data.sources import InMemory, TextFiles, TokenFile, domain_of
 from swift.data.stream import open_stream
-from swift.data.windows import STRETCH_BATCHES, arranged, mixed_places
+from swift.data.windows import STRETCH_BATCHES, mixture_indices, order_by_domain
 from swift.errors import SettingError
 
 WIDTH, SHAPE = 5, (2, 2, 5)
@@ -55,7 +55,7 @@ domains = st.lists(st.integers(0, 5), max_size=80).map(lambda found: np.array(fo
 
 @given(domains, st.floats(0, 1), st.integers(0, 99))
 def test_each_window_of_a_stretch_comes_once_and_a_domain_keeps_its_order(domains_N, locality, seed):
-    order_N = arranged(domains_N, locality, np.random.default_rng(seed))
+    order_N = order_by_domain(domains_N, locality, np.random.default_rng(seed))
     assert sorted(order_N) == list(range(len(domains_N)))
     for domain in set(domains_N.tolist()):
         mine = [place for place in order_N.tolist() if domains_N[place] == domain]
@@ -64,7 +64,7 @@ def test_each_window_of_a_stretch_comes_once_and_a_domain_keeps_its_order(domain
 
 @given(domains, st.integers(0, 99))
 def test_the_ends_of_the_knob_are_the_order_without_it_and_the_domains_one_after_the_other(domains_N, seed):
-    first, last = (arranged(domains_N, end, np.random.default_rng(seed)) for end in (0.0, 1.0))
+    first, last = (order_by_domain(domains_N, end, np.random.default_rng(seed)) for end in (0.0, 1.0))
     assert first.tolist() == list(range(len(domains_N)))
     assert np.count_nonzero(np.diff(domains_N[last])) == max(0, len(set(domains_N.tolist())) - 1)
 
@@ -100,7 +100,7 @@ def test_the_places_of_a_mixture_are_those_of_grains_mix(weights, first):
     endless = grain.MapDataset.range(sys.maxsize)
     each = [endless.map(lambda place, source=source: [source, place]) for source in range(len(weights))]
     order = grain.MapDataset.mix(each, weights=list(map(float, weights)))
-    found = mixed_places(np.arange(first, first + 40), weights)
+    found = mixture_indices(np.arange(first, first + 40), weights)
     assert found.T.tolist() == [order[place] for place in range(first, first + 40)]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from swift.data.config import DataConfig
-from swift.data.corpus import readings
+from swift.data.corpus import training_pipelines
 from swift.data.pipeline import Pipeline
 from swift.data.records import Rows
 from swift.data.sources import DataError, InMemory
@@ -39,7 +39,7 @@ def test_a_token_that_is_none_of_the_vocabulary(document):
     with pytest.raises(DataError, match=f"^{said}$"):
         open_stream(config, "train")
     with pytest.raises(DataError, match=f"^{said}$"):  # also where a plan is made
-        profile_input(*readings(config))
+        profile_input(*training_pipelines(config))
     rows = Rows([{"tokens": np.array([3])}, {"tokens": document}])
     with pytest.raises(DataError, match=r"^record 1: operator tokenize the documents: the document holds a token"):
         open_stream(DataConfig(Pipeline(rows), validation_share=0.01), "train")

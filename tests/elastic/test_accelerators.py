@@ -13,7 +13,7 @@ from swift.elastic.jax_group import JaxGroup, is_aborted
 from swift.elastic.worker.worker import WorkerSpec
 from swift.errors import RunError, SettingError
 from swift.mesh.live import storage_mesh
-from swift.train.build import for_storage
+from swift.train.build import on_storage_mesh
 
 
 class Service:
@@ -140,4 +140,4 @@ def test_a_process_that_stores_states_needs_no_device_of_their_kernel(corpus):
     stored = storage_mesh(experiment.topology)
     with pytest.raises(SettingError, match="needs GPUs"):
         experiment.step_spec(stored)
-    assert for_storage(experiment).step_spec(stored).gpt.kernel == "tiled"
+    assert on_storage_mesh(experiment).step_spec(stored).gpt.kernel == "tiled"

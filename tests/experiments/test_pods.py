@@ -17,7 +17,7 @@ from swift.config.gin_reader import load_experiment
 from swift.models.gpt import GPT
 from swift.pod_compile.compile import compile_one
 from swift.pod_compile.pods import Pod
-from swift.train.emulated import Down
+from swift.train.emulated import FailedSet
 
 PODS = Path(__file__).parents[2] / "experiments" / "pods"
 RESULTS = sorted((PODS / "results").glob("*.json"))
@@ -95,7 +95,7 @@ def test_what_a_compiled_step_exchanges_is_the_closed_form(path, number):
 def compiled(config: str, pod: str, failed: frozenset, *settings: str) -> tuple[Experiment, dict]:
     """An experiment with a small model, and its report for a pod."""
     experiment = load_experiment(PODS / config, [*SMALL, *settings])
-    return experiment, compile_one(experiment, Pod.parse(pod), Down(failed, frozenset()))
+    return experiment, compile_one(experiment, Pod.parse(pod), FailedSet(failed, frozenset()))
 
 
 def test_a_step_compiled_now_exchanges_the_closed_form():

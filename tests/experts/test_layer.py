@@ -213,7 +213,7 @@ def test_tokens_that_go_to_a_rank_once_and_all_at_once_equal_the_oracle(more):
 def once(more):
     """Six of eight experts for a token, on four ranks; some choices of a token may be dropped."""
     config = ExpertConfig(MANY, 3, top_k=6, aux_loss_coefficient=0.1, **more)
-    assert config.sends_tokens_once(RANKS)
+    assert config.deduplicates_tokens(RANKS)
     return config
 
 

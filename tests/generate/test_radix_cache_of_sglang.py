@@ -10,7 +10,7 @@ import pytest
 
 from swift.generate.engine import TextEngineConfig
 from swift.generate.request import Answer, Request
-from swift.generate.texts import Drafts, RadixTree
+from swift.generate.texts import RadixTree, SequencePool
 
 
 class Cache:
@@ -135,7 +135,7 @@ CONFIG = TextEngineConfig(cache_tokens=64)
 
 def drafts(shares=True):
     """The owner of a tree, with 64 pages for texts of up to 64 tokens."""
-    return Drafts(CONFIG.cache_tokens, 64, 64, CONFIG.batch, shares)
+    return SequencePool(CONFIG.cache_tokens, 64, 64, CONFIG.batch, shares)
 
 
 def added(owner, tokens, max_tokens=1):

@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from swift.mesh.live import live_mesh
-from swift.mesh.peer_sum import PeerSum, how_unequal, tree_levels
+from swift.mesh.peer_sum import PeerAllReduce, tree_levels, unequal_group_reduction
 from swift.mesh.per_rank import RANKED, SHARED
 from swift.topology import Topology
 
@@ -58,7 +58,7 @@ def expected(tree, groups):
 @pytest.mark.parametrize(("groups", "num_ranks"), SHAPES)
 def test_both_ways_sum_over_peers_to_the_same_bits_on_all(groups, num_ranks):
     tree, num_rows = numbers(groups, num_ranks), sum(map(len, groups))
-    both = lambda part: [PeerSum(groups, way)(part) for way in ("grouped", "tree")]  # noqa: E731
+    both = lambda part: [PeerAllReduce(groups, way)(part) for way in ("grouped", "tree")]  # noqa: E731
     want = expected(tree, groups)
     for got in jax.device_get(by_rows(both, num_rows, num_ranks)(tree)):
         np.testing.assert_allclose(got["floats"], want["floats"], rtol=0, atol=2e-6)
@@ -70,12 +70,12 @@ def test_both_ways_sum_over_peers_to_the_same_bits_on_all(groups, num_ranks):
 
 @pytest.mark.parametrize("way", ["grouped", "tree"])
 def test_ones_that_are_constants_count_the_peers(way):
-    count = by_rows(lambda x: x * PeerSum(UNEQUAL, way)(np.ones((), np.float32)), 6)
+    count = by_rows(lambda x: x * PeerAllReduce(UNEQUAL, way)(np.ones((), np.float32)), 6)
     np.testing.assert_array_equal(count(np.ones((6, 1), np.float32))[:, 0], [3, 2, 1, 3, 2, 3])
 
 
 def test_a_group_may_sum_in_a_branch_that_others_do_not_take():
-    peer_sum = PeerSum(UNEQUAL, "grouped")
+    peer_sum = PeerAllReduce(UNEQUAL, "grouped")
     assert not peer_sum.is_tree
 
     def sum_if(takes, x):
@@ -103,10 +103,10 @@ def test_a_group_may_sum_in_a_branch_that_others_do_not_take():
 )
 def test_the_collectives_of_a_sum(groups, way, grouped, num_permutations):
     num_rows = sum(map(len, groups))
-    jaxpr = str(jax.make_jaxpr(by_rows(PeerSum(groups, way), num_rows))(jnp.ones((num_rows, 1, 2))))
+    jaxpr = str(jax.make_jaxpr(by_rows(PeerAllReduce(groups, way), num_rows))(jnp.ones((num_rows, 1, 2))))
     assert ("psum" in jaxpr, "axis_index_groups" in jaxpr) == (grouped, grouped)
     assert jaxpr.count("ppermute") == num_permutations
-    assert PeerSum(groups, way).is_tree == (num_permutations > 0)
+    assert PeerAllReduce(groups, way).is_tree == (num_permutations > 0)
 
 
 @pytest.mark.parametrize("size", range(1, 10))
@@ -118,14 +118,14 @@ def test_a_tree_reaches_everyone_in_the_logarithm_of_the_size(size):
 
 def test_alone_a_sum_is_the_identity_even_for_virtual_ranks():
     live = live_mesh(Topology(num_expert_ranks=4), "virtual")
-    peer_sum = PeerSum(live.peers, "grouped")
+    peer_sum = PeerAllReduce(live.peers, "grouped")
     ranked = np.arange(8, dtype=np.float32).reshape(1, 2, 4)
     np.testing.assert_array_equal(live.per_rank(peer_sum, (RANKED,), RANKED)(ranked), ranked)
 
 
 def test_peers_of_a_mesh_with_a_hole():
     live = live_mesh(Topology(2, 2, 2), "emulated", frozenset({(1, 0)}))
-    peer_sum = PeerSum(live.peers, how_unequal(live.mesh.devices.flat[0].platform))
+    peer_sum = PeerAllReduce(live.peers, unequal_group_reduction(live.mesh.devices.flat[0].platform))
     run = jax.jit(live.per_rank(lambda *parts: peer_sum(parts), (RANKED, SHARED), (RANKED, SHARED)))
     ranked, shared = np.arange(12, dtype=np.float32).reshape(3, 2, 2), np.array([5, 6, 7], np.int32)
     got_ranked, got_shared = run(ranked, shared)
@@ -138,8 +138,10 @@ def test_peers_of_a_mesh_with_a_hole():
 def test_groups_have_to_cover_the_axis():
     for groups in (((0, 1), (3,)), ((0, 1), (1, 2))):
         with pytest.raises(AssertionError, match="do not cover the axis"):
-            PeerSum(groups, "grouped")
+            PeerAllReduce(groups, "grouped")
 
 
 def test_a_tree_is_for_platforms_that_are_not_known_to_group():
-    assert [how_unequal(platform) for platform in ("cpu", "gpu", "tpu", "abacus")] == ["grouped"] + ["tree"] * 3
+    assert [unequal_group_reduction(platform) for platform in ("cpu", "gpu", "tpu", "abacus")] == ["grouped"] + [
+        "tree"
+    ] * 3

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from swift.mesh.live import live_mesh
-from swift.mesh.peer_sum import PeerSum
+from swift.mesh.peer_sum import PeerAllReduce
 from swift.mesh.per_rank import RANKED, SHARED
-from swift.mesh.state_rows import copy_bits, fetch_shards, place_shards
+from swift.mesh.state_rows import broadcast_bits, fetch_shards, put_shards
 from swift.topology import Topology
 
 SPECS = {"master": RANKED, "rest": SHARED}
@@ -43,7 +43,7 @@ def copied(live, has_R, tree, peer_sum):
     gives_R[[next(row for row in rows if has_R[row]) for rows in live.peers]] = True
 
     def per_rank(tree):
-        given, num_wrong = copy_bits(tree, jnp.asarray(gives_R)[live.row_index()], peer_sum)
+        given, num_wrong = broadcast_bits(tree, jnp.asarray(gives_R)[live.row_index()], peer_sum)
         return given, num_wrong == 0
 
     return jax.jit(live.per_rank(per_rank, (SPECS,), (SPECS, SHARED)))(live.put(tree, SPECS))
@@ -57,14 +57,14 @@ def test_who_has_nothing_gets_the_bits_of_a_peer(live, dtype, missing):
     for leaf in jax.tree.leaves(emptied):
         leaf[missing] = 0
     has_R = [row not in missing for row in range(live.num_live)]
-    shared, has_arrived = copied(live, has_R, emptied, PeerSum(live.peers, "grouped"))
+    shared, has_arrived = copied(live, has_R, emptied, PeerAllReduce(live.peers, "grouped"))
     assert raw(shared) == raw(host)
     assert jax.device_get(has_arrived).all()
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 def test_what_does_not_arrive_as_it_was_sent_is_found(live, dtype):
-    class Noisy(PeerSum):
+    class Noisy(PeerAllReduce):
         def __call__(self, tree):
             bits, checksum = super().__call__(tree)
             is_third = live.row_index() == 3
@@ -80,7 +80,7 @@ def test_parts_on_the_host_are_put_back_as_they_were(live):
     parts, shapes = fetch_shards(tree), jax.eval_shape(lambda: tree)
     assert {len(part) for part in jax.tree.leaves(parts, is_leaf=lambda leaf: isinstance(leaf, list))} == {10}
     jax.tree.map(lambda leaf: leaf.delete(), tree)
-    placed = place_shards(parts, live, SPECS, shapes)
+    placed = put_shards(parts, live, SPECS, shapes)
     assert raw(placed) == before
     assert placed["master"].sharding.is_equivalent_to(live.shardings(RANKED), 4)
 
@@ -99,6 +99,6 @@ def test_parts_on_the_host_stay_as_they_were_when_their_arrays_are_donated(live)
 
 def test_who_has_nothing_puts_zeros(live):
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state(live, jnp.float32))
-    placed = jax.device_get(place_shards(None, live, SPECS, shapes))
+    placed = jax.device_get(put_shards(None, live, SPECS, shapes))
     assert all(not leaf.any() for leaf in jax.tree.leaves(placed))
     assert jax.tree.map(np.shape, placed) == jax.tree.map(lambda leaf: leaf.shape, shapes)

@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from swift.mesh.devices import keep_programs
+from swift.mesh.devices import enable_compilation_cache
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def test_programs_are_kept_where_only_their_owner_can_write(config, tmp_path, mo
     config.update("jax_compilation_cache_dir", None)
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    keep_programs()
+    enable_compilation_cache()
     directory = tmp_path / ".cache" / "swift" / "programs"
     assert config.jax_compilation_cache_dir == str(directory)
     assert directory.stat().st_mode & 0o777 == 0o700
@@ -31,6 +31,6 @@ def test_programs_are_kept_where_only_their_owner_can_write(config, tmp_path, mo
 
 def test_a_directory_that_was_chosen_stays(config, tmp_path):
     config.update("jax_compilation_cache_dir", str(tmp_path / "mine"))
-    keep_programs()
+    enable_compilation_cache()
     assert config.jax_compilation_cache_dir == str(tmp_path / "mine")
     assert not (tmp_path / "mine").exists()

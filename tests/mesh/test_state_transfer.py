@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from swift.mesh.live import MeshRow, live_mesh
 from swift.mesh.per_rank import RANKED, REPLICATED, SHARED
-from swift.mesh.state_rows import move_rows, moved_bytes, source_rows
+from swift.mesh.state_rows import source_rows, transfer_rows, transferred_bytes
 from swift.topology import Topology
 
 TOPOLOGY = Topology(2, 2, 2)
@@ -37,7 +37,7 @@ def move(tree, old, new, source_R):
     """Moves without the host; emulated devices notice only the way up from it."""
     guards = jax.transfer_guard_device_to_host("disallow"), jax.transfer_guard_host_to_device("disallow_explicit")
     with guards[0], guards[1]:
-        return jax.block_until_ready(move_rows(tree, old, new, SPECS, source_R))
+        return jax.block_until_ready(transfer_rows(tree, old, new, SPECS, source_R))
 
 
 def buffers(tree):
@@ -83,7 +83,7 @@ def test_rows_go_where_they_are_needed(old, new, source_R, copied_rows):
     assert len(kept) == 2 * (new.num_live - copied_rows)
     for before, after in zip(buffers(tree), buffers(moved), strict=True):
         assert {device for device in after if before.get(device) == after[device]} == kept
-    assert moved_bytes(tree, old, new, source_R) == copied_rows * ROW_BYTES
+    assert transferred_bytes(tree, old, new, source_R) == copied_rows * ROW_BYTES
 
 
 def test_who_comes_back_copies_from_a_peer_that_lives():
@@ -132,18 +132,18 @@ def test_virtual_ranks_stay():
     tree = live.put({"master": np.ones((1, 3, 4, 5)), "counters": np.ones(1)}, SPECS)
     moved = move(tree, live, live, source_rows(live, live))
     assert all(after is before for before, after in zip(leaves(tree), leaves(moved), strict=True))
-    assert moved_bytes(tree, live, live, (0,)) == 0
+    assert transferred_bytes(tree, live, live, (0,)) == 0
 
 
 def test_a_state_that_is_elsewhere_is_not_moved():
     old, new = mesh(), mesh({(0, 0)})
     _, tree = state_on(new)
     with pytest.raises(AssertionError, match="is not on the old mesh"):
-        move_rows(tree, old, new, SPECS, (1, 2, 3))
+        transfer_rows(tree, old, new, SPECS, (1, 2, 3))
 
 
 def test_what_is_replicated_has_no_rows_to_move():
     live = mesh()
     tree = live.put(np.ones(3), REPLICATED)
     with pytest.raises(AssertionError, match="only arrays with rows can be moved"):
-        move_rows(tree, live, live, REPLICATED, (0, 1, 2, 3))
+        transfer_rows(tree, live, live, REPLICATED, (0, 1, 2, 3))

@@ -60,5 +60,5 @@ def test_the_blocks_of_an_op_are_those_of_its_chunk(chunks):
 
 def test_pipelines_cut_alike_have_stages_as_chunks():
     chunks = Chunks((True,) * 5, *common_chunks([(3, 2)] * 3))
-    assert chunks.are_stages
-    assert chunks.holdings == ((0,), (1,))
+    assert chunks.matches_stages
+    assert chunks.worker_chunks == ((0,), (1,))

@@ -46,7 +46,7 @@ def test_chunks_are_all_logits_at_once(monkeypatch, tokens_at_once):
     ],
 )
 def test_chunks_have_a_power_of_two_tokens(vocab_size, least, at_once):
-    assert losses.tokens_at_once(4_000, vocab_size, least) == at_once
+    assert losses.tokens_per_block(4_000, vocab_size, least) == at_once
 
 
 def test_a_whole_head_is_not_read_for_a_few_tokens():

@@ -96,7 +96,7 @@ class Rig:
     @cached_property
     def _begin(self):
         def begin(params, placement_R):
-            return self.spec.fill_slots(replace(self.spec.adopt(params), placement=placement_R))
+            return self.spec.fill_slots(replace(self.spec.state_from_params(params), placement=placement_R))
 
         return jax.jit(begin, out_shardings=self.spec.live.shardings(self.spec.specs))
 
@@ -149,7 +149,7 @@ class Rig:
 
     def _check_gradients(self, found, expected: Plain, holding: int) -> None:
         """Those of a row ``[rank, row, ...]``, of the groups that its stage uses; those of padding are zero."""
-        spec, mine = self.spec, self.spec.chunks.holdings[holding]
+        spec, mine = self.spec, self.spec.chunks.worker_chunks[holding]
         ends = {"embedding": 0, "head": len(spec.chunks.sizes) - 1}
         for name, per_rank in found.items():
             if ends.get(name, mine[0]) in mine:
@@ -166,5 +166,5 @@ class Rig:
 
     def check_params(self, state, expected: dict[str, np.ndarray], tolerance: float) -> None:
         """The master weights of a state are those of the plain model."""
-        for name, classes in self.spec.whole_classes(state).items():
+        for name, classes in self.spec.gather_master_weights(state).items():
             assert_close(self.spec, name, classes, expected[name], tolerance)

@@ -11,16 +11,16 @@ from jax.sharding import Mesh
 
 from swift.mesh.per_rank import AXES
 from swift.pipeline.reconfigure import transfer
-from swift.pipeline.reconfigure.recut import blocks_spec
+from swift.pipeline.reconfigure.recut import spec_with_assignment
 from swift.pipeline.reconfigure.transfer import (
     Routes,
+    checkpoint_rows,
+    collective_transfer,
     move_between_processes,
-    move_on_host,
-    on_mesh,
-    saving_rows,
-    share_blocks,
+    rebind_to_mesh,
+    transfer_on_host,
 )
-from swift.schedules.plans.normalize import OWN_CUT, BlockHolders, Move
+from swift.schedules.plans.normalize import DEFAULT_ASSIGNMENT, ChunkAssignment, Move
 from tests.pipeline.held_rows import rows_of
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -52,7 +52,7 @@ def emptied(spec, state, rows):
 def test_who_joins_gets_each_block_from_whoever_has_it(apart, state, missing):
     """With the second stage of one pipeline and the first of the other gone, blocks come from two workers."""
     spec, has_R = apart.spec, [row not in missing for row in range(4)]
-    shared, has_arrived = jax.jit(share_blocks(spec, spec, has_R))(emptied(spec, state, missing))
+    shared, has_arrived = jax.jit(collective_transfer(spec, spec, has_R))(emptied(spec, state, missing))
     assert jax.device_get(has_arrived).all()
     assert rows_of(spec, shared) == rows_of(spec, state)
 
@@ -78,7 +78,7 @@ def test_a_state_stays_on_its_devices_where_the_rows_of_the_mesh_have_another_or
     other = replace(live, rows=tuple(live.rows[row] for row in order), mesh=Mesh(live.mesh.devices[order], AXES))
     with monkeypatch.context() as patched:
         patched.setattr(transfer.np, "zeros", None)  # no array is made, not even for a moment
-        moved = on_mesh(state, other, apart.spec.specs)
+        moved = rebind_to_mesh(state, other, apart.spec.specs)
     before = rows_of(apart.spec, state)
     assert rows_of(apart.spec.at(other), moved) == [before[row] for row in order]
     leaf, same = jax.tree.leaves(state)[0], jax.tree.leaves(moved)[0]
@@ -93,7 +93,7 @@ def test_who_is_to_hold_other_blocks_gets_them_and_who_joins_meanwhile_does(rig,
     anew = rig(**APART | {"cut": ((2, 2), (2, 2))}).spec
     new = replace(anew, live=old.live)
     has_R = [False, True, True, True]
-    shared, has_arrived = jax.jit(share_blocks(old, new, has_R))(emptied(old, state, [0]))
+    shared, has_arrived = jax.jit(collective_transfer(old, new, has_R))(emptied(old, state, [0]))
     assert jax.device_get(has_arrived).all()
     whole = {key: value for mine in rows_of(old, state) for key, value in mine.items()}
     found = rows_of(new, shared)
@@ -107,23 +107,23 @@ def test_who_is_to_hold_other_blocks_gets_them_and_who_joins_meanwhile_does(rig,
 def test_who_takes_the_place_of_another_gets_its_blocks_and_his_own_again(apart, state):
     """0:0 and 1:1, each of three layers in a cut of its own, change places."""
     moves = Move((0, 0), (1, 1)), Move((1, 1), (0, 0))
-    held = BlockHolders(tuple(map(tuple, apart.spec.chunks.stage_DB.tolist())), moves)
-    away = blocks_spec(apart.spec, held)
-    shared, has_arrived = jax.jit(share_blocks(apart.spec, away, [True] * 4))(state)
+    held = ChunkAssignment(tuple(map(tuple, apart.spec.chunks.stage_DB.tolist())), moves)
+    away = spec_with_assignment(apart.spec, held)
+    shared, has_arrived = jax.jit(collective_transfer(apart.spec, away, [True] * 4))(state)
     assert jax.device_get(has_arrived).all()
     before = dict(zip(apart.spec.live.workers, rows_of(apart.spec, state), strict=True))
     as_before = [before[worker] for worker in ((1, 1), (0, 1), (1, 0), (0, 0))]
     assert rows_of(away, shared) == as_before != [*before.values()]
-    assert not away.is_held_as(apart.spec)
-    home = blocks_spec(away, OWN_CUT)
+    assert not away.has_same_chunks(apart.spec)
+    home = spec_with_assignment(away, DEFAULT_ASSIGNMENT)
     assert home.live.rows == apart.spec.live.rows
-    back, _ = jax.jit(share_blocks(away, apart.spec, [True] * 4))(shared)
+    back, _ = jax.jit(collective_transfer(away, apart.spec, [True] * 4))(shared)
     assert rows_of(apart.spec, back) == [*before.values()]
 
 
 def test_a_block_that_nobody_has_is_not_made_up(apart):
     with pytest.raises(AssertionError, match=r"no row has the chunks \[1\]"):
-        share_blocks(apart.spec, apart.spec, [False, True, True, False])
+        collective_transfer(apart.spec, apart.spec, [False, True, True, False])
 
 
 def test_in_a_round_every_row_has_to_do_with_one_chunk_and_one_row_gives_it(rig, apart):
@@ -145,7 +145,7 @@ def test_a_round_writes_only_what_has_arrived(rig, apart):
     routes = Routes.of(old, new, [True] * 4)
     assert len(routes.sums) > 2
 
-    program = jax.jit(share_blocks(old, new, [True] * 4)).lower(old.abstract(with_slots=True)).as_text()
+    program = jax.jit(collective_transfer(old, new, [True] * 4)).lower(old.abstract(with_slots=True)).as_text()
     counts = Counter(re.findall(r"stablehlo\.select .*tensor<([0-9x]+)xf64>", program))
     shapes = routes.shapes
     for leaf in jax.tree.leaves([shapes.master["expert"], shapes.master["attention"], shapes.slots["attention"]]):
@@ -157,25 +157,25 @@ def test_a_round_writes_only_what_has_arrived(rig, apart):
 def test_those_who_save_have_every_block_and_the_host_puts_them_in_the_order_of_a_checkpoint(rig, apart, state):
     """Those who save are one pipeline here; what is kept by more workers than are needed is one state all the same."""
     spec = apart.spec
-    assert saving_rows(spec) == (0, 1)
-    assert saving_rows(rig(**APART, failed=[(0, 0)]).spec) == (1, 2)
+    assert checkpoint_rows(spec) == (0, 1)
+    assert checkpoint_rows(rig(**APART, failed=[(0, 0)]).spec) == (1, 2)
     host = jax.device_get(replace(state, slots={}))
     rows = [1, 2, 3]
     kept = spec.at(replace(spec.live, rows=tuple(spec.live.rows[row] for row in rows), virtual=True))
-    stored = move_on_host(jax.tree.map(lambda leaf: leaf[rows], host), kept, spec.stored)
+    stored = transfer_on_host(jax.tree.map(lambda leaf: leaf[rows], host), kept, spec.stored)
     assert stored.master["attention"].shape[:2] == (2, 3)
     whole = {key: value for mine in rows_of(spec, host) for key, value in mine.items()}
     for mine in rows_of(spec.stored, stored):
         assert all(whole[key] == value for key, value in mine.items())
-    back = move_on_host(stored, spec.stored, spec)
+    back = transfer_on_host(stored, spec.stored, spec)
     assert rows_of(spec, back) == rows_of(spec, host)
-    assert move_on_host(host, spec, spec) is host
+    assert transfer_on_host(host, spec, spec) is host
 
 
 def test_a_tied_embedding_goes_to_every_worker(rig):
     spec = (one := rig(topology=(2, 2, 1), decoder="tied", window=1)).spec
     state = one.start(one.draw(0))
-    shared, has_arrived = jax.jit(share_blocks(spec, spec, [True, False, True, True]))(emptied(spec, state, [1]))
+    shared, has_arrived = jax.jit(collective_transfer(spec, spec, [True, False, True, True]))(emptied(spec, state, [1]))
     assert jax.device_get(has_arrived).all()
     for held, before in ((shared.master, state.master), (shared.slots, state.slots)):
         np.testing.assert_array_equal(held["embedding"], before["embedding"])

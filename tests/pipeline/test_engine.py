@@ -93,8 +93,8 @@ def test_what_goes_wrong_in_the_background_is_told_and_the_run_goes_on(monkeypat
     break_it(monkeypatch)
     with make_engine("next") as engine:
         engine.settle()
-        assert engine.troubles() == [told]
-        assert engine.troubles() == []
+        assert engine.background_errors() == [told]
+        assert engine.background_errors() == []
 
         outcome = engine.start(make_state(engine), [batch()], engine.put([batch()]))()
         assert np.isfinite(outcome.metrics[0]["loss"]).all()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 
-from swift.mesh.state_rows import move_rows, source_rows
+from swift.mesh.state_rows import source_rows, transfer_rows
 from swift.pipeline.reconfigure.configuration import Configurator, PlanSettings, batch_of_rows
 from swift.pipeline.state import StageWeights
 from swift.pipeline.step.costs import split_stage, stage_costs, stash_bytes
@@ -16,7 +16,7 @@ from swift.pipeline.step.interpreter import empty_carry
 from swift.pipeline.step.single_worker import put_batch, single_worker_step
 from swift.pipeline.step.tick_arrays import table_arrays
 from swift.pipeline.step.train_step import barrier_step, evaluation_step, window_step
-from swift.schedules.lowering.lower import SlotBytes, allocated_bytes, held_bytes
+from swift.schedules.lowering.lower import SlotBytes, allocated_bytes, live_bytes
 from swift.schedules.lowering.tick_table import common_shape
 from swift.schedules.problem import Problem
 from swift.schedules.schedule import peak_memory
@@ -118,9 +118,9 @@ def test_slots_take_as_many_bytes_as_the_planner_thinks(rig, planner, failed):
     parts, (_, _, message) = split_stage(spec, num_sequences=2)
     stashes = SlotBytes(*map(stash_bytes, (parts.b_shapes, parts.h_shapes, parts.w_shapes)))
 
-    peaks = peak_memory(schedule).reshape(3, 3) * (stashes.b_stash + stashes.held)
+    peaks = peak_memory(schedule).reshape(3, 3) * (stashes.stash_for_b + stashes.stash_for_b_and_w)
     planned_R = [peaks[worker] for worker in table.workers]
-    np.testing.assert_allclose(held_bytes(table, stashes).between_ticks_R, planned_R, rtol=0.05)
+    np.testing.assert_allclose(live_bytes(table, stashes).between_ticks_R, planned_R, rtol=0.05)
 
     slots = stashes._replace(activation=stash_bytes((message,)), gradient=stash_bytes((message,)))
     of_rank = {n: leaf[0, :, 0] for n, leaf in jax.device_get(one.start(one.draw(0))).slots.items()}
@@ -160,8 +160,8 @@ def test_a_state_goes_through_the_form_of_a_checkpoint_to_other_workers(rig):
     assert [row.stage for row in stages.rows] == [0, 1]
     state = one.start(one.draw(0))
     before = jax.device_get(state)
-    saved = move_rows(state, live, stages, one.spec.specs, source_rows(live, stages))
-    after = jax.device_get(move_rows(saved, stages, new, one.spec.specs, source_rows(stages, new)))
+    saved = transfer_rows(state, live, stages, one.spec.specs, source_rows(live, stages))
+    after = jax.device_get(transfer_rows(saved, stages, new, one.spec.specs, source_rows(stages, new)))
     for index, row in enumerate(new.rows):
         old_index = live.first_rows[row.stage]
         for ours, theirs in zip(jax.tree.leaves(after), jax.tree.leaves(before), strict=True):

@@ -11,14 +11,14 @@ from swift.pipeline.reconfigure.executables import ExecutableCache
 from swift.pipeline.reconfigure.recut import (
     Cuts,
     Recut,
-    UnknownCut,
+    UnknownAssignment,
     check_recut,
     find_recut,
     recut_settings,
     recut_spec,
 )
 from swift.pipeline.reconfigure.transfer import move_state
-from swift.schedules.plans.normalize import BlockHolders, Move
+from swift.schedules.plans.normalize import ChunkAssignment, Move
 from tests.pipeline.held_rows import rows_of
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -48,7 +48,7 @@ def test_blocks_go_to_the_worker_that_is_left_and_back(rig):
     whole = {key: value for mine in rows_of(home, state) for key, value in mine.items()}
     found = rows_of(alone, moved)
     assert found[0] == whole, "the worker that is left holds all of the model"
-    assert alone.stored.model_index["attention"].tolist() == home.stored.model_index["attention"].tolist()
+    assert alone.checkpoint_spec.model_index["attention"].tolist() == home.stored.model_index["attention"].tolist()
     back, _ = move_state(moved, alone, home)
     assert rows_of(home, back) == rows_of(home, state)
 
@@ -120,11 +120,13 @@ def test_a_cut_that_others_found_stays_one_object_and_has_to_be_theirs(rig, tmp_
     mine, held = cuts(), found.holders(one.spec.chunks)
     assert mine.agreed(failed, held) is mine.agreed(failed, held) is mine.find(failed)
     other = held._replace(moves=(Move((1, 1), (0, 1)),))
-    with pytest.raises(UnknownCut, match=r"there would be .*, 1:1 in the place of 0:1, and its own plan has stages of"):
+    with pytest.raises(
+        UnknownAssignment, match=r"there would be .*, 1:1 in the place of 0:1, and its own plan has stages of"
+    ):
         mine.agreed(failed, other)
     spec = mine.spec(mine.find(failed))
     assert mine.spec(mine.find(failed)) is spec
-    assert mine.agreed(failed, BlockHolders()) is None, "the run's own cuts"
+    assert mine.agreed(failed, ChunkAssignment()) is None, "the run's own cuts"
     assert mine.spec(mine.find(failed)) is not spec, "what is not in use is forgotten"
 
 
@@ -133,9 +135,9 @@ def test_nobody_plans_a_cut_while_training_waits_for_it(rig, tmp_path, monkeypat
     held = WITHOUT_LAST.holders(one.spec.chunks)
     mine = Cuts(one.spec, settings_of(one), 2, ExecutableCache(tmp_path))
     monkeypatch.setattr("swift.pipeline.reconfigure.recut.find_recut", lambda *_: pytest.fail("it plans"))
-    with pytest.raises(UnknownCut, match="the plan for it is missing among the programs of the run"):
+    with pytest.raises(UnknownAssignment, match="the plan for it is missing among the programs of the run"):
         mine.agreed(failed, held)
-    assert mine.agreed(failed, BlockHolders()) is None
+    assert mine.agreed(failed, ChunkAssignment()) is None
 
 
 def test_a_worker_has_the_same_devices_whatever_the_cut(rig, tmp_path):

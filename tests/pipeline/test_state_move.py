@@ -11,7 +11,7 @@ from swift.experts.config import ExpertConfig
 from swift.models.config import ModelConfig
 from swift.pipeline.reconfigure import compiled_steps
 from swift.pipeline.reconfigure.recut import Recut, recut_spec
-from swift.pipeline.reconfigure.transfer import BlockPiece, StateMove, merged, move_on_host
+from swift.pipeline.reconfigure.transfer import DeviceTransfer, LayerRange, merged, transfer_on_host
 from swift.topology import Topology
 from tests.pipeline.held_rows import rows_of
 
@@ -43,16 +43,16 @@ def test_a_prepared_move_compiles_nothing_and_moves_the_same_as_one_that_is_not(
         one = rig(**shape)
         home, rerouted = one.spec, rig(**shape, failed=[(0, 1)]).spec
         alone = recut_spec(home, Recut(((4, 0), (2, 2)), (1, 3))).at(rerouted.live)
-        state, _ = StateMove(home, rerouted)(one.start(one.draw(0)))
+        state, _ = DeviceTransfer(home, rerouted)(one.start(one.draw(0)))
         for before, after in ((rerouted, alone), (alone, rerouted), (rerouted, alone), (alone, home)):
-            prepared = StateMove(before, after)
+            prepared = DeviceTransfer(before, after)
             with compilations(caplog) as told:
                 prepared.prepare()
             assert len(told) > 0
             with compilations(caplog) as told:
                 moved, num_bytes = prepared(state)
             assert told == []
-            other, also = StateMove(before, after)(state)
+            other, also = DeviceTransfer(before, after)(state)
             assert rows_of(after, moved) == rows_of(after, other)
             assert num_bytes == also
             if after is not home:  # who returns also gets an embedding or head that it does not use
@@ -70,8 +70,8 @@ def test_layers_and_whole_stacks_that_the_same_plan_takes_are_told_apart(rig, ca
         home = one.spec
         away, back = (rig(**shape, failed=failed).spec for failed in ([(0, 2), (0, 3)], [(0, 3)]))
         long = recut_spec(home, Recut(((4, 4, 0, 0), (2, 2, 2, 2)), (1, 3))).at(away.live)
-        state, _ = StateMove(away, long)(StateMove(home, away)(one.start(one.draw(0)))[0])
-        prepared = StateMove(long, back)
+        state, _ = DeviceTransfer(away, long)(DeviceTransfer(home, away)(one.start(one.draw(0)))[0])
+        prepared = DeviceTransfer(long, back)
         prepared.prepare()
         with compilations(caplog) as told:
             moved, _ = prepared(state)
@@ -111,7 +111,7 @@ def test_a_cut_whose_move_cannot_be_prepared_is_found_and_told_as_not_prepared(w
         raise MemoryError(f"no room for {type(move).__name__}")
 
     with without_experts.engine(FAILED, "none") as engine:
-        monkeypatch.setattr(StateMove, "prepare", fail)
+        monkeypatch.setattr(DeviceTransfer, "prepare", fail)
         better = engine.better_cut(FAILED)
         assert better is not None
         assert engine.troubles() == ["the move to a better cut: no room for StateMove"]
@@ -126,7 +126,7 @@ def test_a_run_without_experts_prepares_the_move_to_a_better_cut_and_the_way_bac
         assert better is not None
         with compilations(caplog) as told:
             state, there = engine.reconfigure(state, FAILED, better.recut)
-            on_host = move_on_host(host, spec, engine.spec)
+            on_host = transfer_on_host(host, spec, engine.spec)
             jax.tree.map(np.testing.assert_array_equal, on_host, jax.device_get(state))
             engine.settle()
             _, back = engine.reconfigure(state, frozenset())
@@ -147,5 +147,5 @@ def test_a_run_without_experts_prepares_the_move_to_a_better_cut_and_the_way_bac
     ],
 )
 def test_consecutive_layers_of_a_worker_are_one_piece(pieces, expected):
-    found = merged([BlockPiece(worker, slice(at, at + 1), is_padding) for worker, at, is_padding in pieces])
+    found = merged([LayerRange(worker, slice(at, at + 1), is_padding) for worker, at, is_padding in pieces])
     assert [(one.worker, one.layers.start, one.layers.stop, one.is_padding) for one in found] == expected

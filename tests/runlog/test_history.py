@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from swift.errors import SettingError
-from swift.report.history import history_of, incidents_of, presences_of, stretches_of, time_by_cause
+from swift.report.history import configuration_periods, history_of, incidents_of, presences_of, time_by_cause
 from swift.runlog.reading import Run
 from tests.runlog.records import metrics_of
 
@@ -70,13 +70,13 @@ def launched():
 
 def test_iterations_belong_to_the_configuration_that_ran_them():
     run = trained()
-    stretches = stretches_of(run, history_of(run))
+    stretches = configuration_periods(run, history_of(run))
     assert [(one.after, one.down, one.num_steps) for one in stretches] == [(0, (), 3), (3, ("1:0",), 2), (5, (), 2)]
     assert [one.plan and one.plan["plan"] for one in stretches] == [{"a": 1}, {"b": 1}, None]
     assert [one.start_s for one in stretches] == pytest.approx([0, 9, 11.6])
     assert [one.end_s for one in stretches] == pytest.approx([9, 11.6, 14])
     run = launched()
-    stretches = stretches_of(run, history_of(run))
+    stretches = configuration_periods(run, history_of(run))
     assert [(one.down, one.num_steps) for one in stretches] == [((), 2), (("0:0",), 1), ((), 2)]
     assert [one.plan and one.plan["plan"] for one in stretches] == [{"a": 1}, None, None]
 
@@ -159,7 +159,7 @@ def test_the_clock_stands_still_between_two_invocations():
         ("0:0", ((0, 3),)),
         ("1:0", ((0, 3), (3.5, 5.5))),
     ]
-    assert [one.down for one in stretches_of(run, history)] == [(), ("0:0",)]
+    assert [one.down for one in configuration_periods(run, history)] == [(), ("0:0",)]
     spent = time_by_cause(run, history)
     assert (spent["useful"], spent["other"]) == (4, 1.5)
     assert [one.kind for one in incidents_of(run, history)] == ["stop", "restore", "resume"]
@@ -172,13 +172,13 @@ def test_an_older_record_says_less():
     run = run_of(metrics, events)
     history = history_of(run)
     assert time_by_cause(run, history) is None
-    assert [(one.down, one.num_steps, one.plan) for one in stretches_of(run, history)] == [
+    assert [(one.down, one.num_steps, one.plan) for one in configuration_periods(run, history)] == [
         (None, 2, None),
         (("1:0",), 1, None),
     ]
     nothing = run_of([], [])
     assert presences_of(nothing, history_of(nothing)) == []
-    assert stretches_of(nothing, history_of(nothing)) == []
+    assert configuration_periods(nothing, history_of(nothing)) == []
     assert time_by_cause(nothing, history_of(nothing)) is None
 
 
@@ -216,7 +216,7 @@ def test_the_time_of_a_supervisor_that_was_killed_is_not_left_out():
 def test_damage_is_told_in_a_line(events, metrics, told):
     def read(run):
         history = history_of(run)
-        return [what(run, history) for what in (incidents_of, presences_of, stretches_of, time_by_cause)]
+        return [what(run, history) for what in (incidents_of, presences_of, configuration_periods, time_by_cause)]
 
     with pytest.raises(SettingError, match=told):
         read(run_of(metrics, events))

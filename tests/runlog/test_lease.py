@@ -18,10 +18,10 @@ from swift.runlog.lease import (
     BEAT_S,
     SILENCE_S,
     WATCH_S,
+    LeaseObservation,
     Owner,
     ProcessTable,
     Verdict,
-    Watch,
     acquire_lease,
     judge,
     process_is_there,
@@ -32,7 +32,7 @@ from swift.runlog.lease import (
 HERE, THERE = ProcessTable("here", "boot", "pid:[1]"), ProcessTable("there", "boot", "pid:[1]")
 OWNER = Owner(HERE, 7, 70, "2026-01-01T00:00:00+00:00", "token")
 seconds = st.floats(-1e6, 1e6)
-watches = st.builds(Watch, st.sampled_from([True, False, None]), st.booleans(), st.floats(0, 1e6), seconds)
+watches = st.builds(LeaseObservation, st.sampled_from([True, False, None]), st.booleans(), st.floats(0, 1e6), seconds)
 places = st.sampled_from(
     [HERE, THERE, replace(HERE, boot="later"), replace(HERE, processes="pid:[2]"), replace(HERE, boot="")]
 )

@@ -11,9 +11,9 @@ from swift.errors import SettingError
 from swift.schedules.adapt.choice import adapt, fault_free, recut, rerouted
 from swift.schedules.adapt.layouts import BlockOrder, BlockProblem
 from swift.schedules.planners.v import v
-from swift.schedules.plans.normalize import moves
+from swift.schedules.plans.normalize import role_moves
 from swift.schedules.problem import Chunk, Costs, Problem
-from swift.schedules.registry import in_shape
+from swift.schedules.registry import with_chunk_shape
 from swift.schedules.rules import violations
 from swift.schedules.schedule import period
 from swift.topology import Topology
@@ -122,7 +122,7 @@ def test_the_choice_is_never_worse_than_another_way(seed):
 def test_roles_move_where_a_stage_holds_two_runs():
     problem = in_v(3, 2, 1, 4).problem
     failed = frozenset({(0, 0), (1, 0)})
-    (move,) = moves(BlockProblem.of_stages(problem).with_failures(failed), (1, 1))
+    (move,) = role_moves(BlockProblem.of_stages(problem).with_failures(failed), (1, 1))
     assert (move.worker[1], move.role[1]) == (1, 0)
 
 
@@ -141,6 +141,6 @@ def test_stages_in_another_order_are_refused():
 
 
 def test_runs_are_blocks_where_nothing_is_said():
-    work = BlockProblem.of_stages(in_shape("v", Problem(Topology(3, 4), 6, num_iterations=2)))
+    work = BlockProblem.of_stages(with_chunk_shape("v", Problem(Topology(3, 4), 6, num_iterations=2)))
     plan = adapt(work, frozenset({(1, 2)}))
     assert plan.period < rerouted(work, frozenset({(1, 2)})).period

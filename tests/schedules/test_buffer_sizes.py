@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from swift.schedules.lowering.lower import HeldBytes, SlotBytes, allocated_bytes, held_bytes, lower
+from swift.schedules.lowering.lower import LiveBytes, SlotBytes, allocated_bytes, live_bytes, lower
 from swift.schedules.planners.adaptive import adaptive
 from swift.schedules.planners.baselines import one_f_one_b
 from swift.schedules.planners.names import shape_of
@@ -16,8 +16,8 @@ from swift.schedules.registry import PLANNERS
 from swift.schedules.schedule import peak_memory
 from swift.topology import Topology
 
-SIZES = SlotBytes(b_stash=300, held=500, w_stash=200)
-COSTS = Costs(f_stash=SIZES.b_stash + SIZES.held, w_stash=SIZES.held + SIZES.w_stash)
+SIZES = SlotBytes(stash_for_b=300, stash_for_b_and_w=500, stash_for_w=200)
+COSTS = Costs(f_stash=SIZES.stash_for_b + SIZES.stash_for_b_and_w, w_stash=SIZES.stash_for_b_and_w + SIZES.stash_for_w)
 PLANNED = [name for name in PLANNERS if name != "milp"]
 
 
@@ -54,7 +54,7 @@ def slow_held(table, sizes):
             until = int(np.argmax(reads))
             between[t:until, row] += size
             within[t + 1 : until + 1, row] += size
-    return HeldBytes(between.max(axis=0), within.max(axis=0))
+    return LiveBytes(between.max(axis=0), within.max(axis=0))
 
 
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
@@ -62,7 +62,7 @@ def slow_held(table, sizes):
 def test_what_is_held(problems, random_schedule, data, sizes):
     problem = data.draw(problems(memory_limit=None))
     table = lower(random_schedule(problem, data.draw(st.randoms(use_true_random=False))))
-    held = held_bytes(table, sizes)
+    held = live_bytes(table, sizes)
     for ours, slow in zip(held, slow_held(table, sizes), strict=True):
         np.testing.assert_array_equal(ours, slow)
     assert held.within_ticks_R.max() <= allocated_bytes(table, sizes)
@@ -79,26 +79,31 @@ def test_stashes_take_what_the_planner_said(name, most, failed):
     limit = None if most is None else most * COSTS.microbatch_peak * len(shape) / 4
     problem = Problem(Topology(3, 4), 6, frozenset(failed), COSTS, limit, stage_of_chunk=(shape,) * 3)
     schedule = PLANNERS[name](problem)
-    held, planned = held_bytes(lower(schedule), SIZES), planned_bytes(schedule)
+    held, planned = live_bytes(lower(schedule), SIZES), planned_bytes(schedule)
     np.testing.assert_array_equal(held.between_ticks_R, planned)
     assert (planned <= held.within_ticks_R).all()
-    assert (held.within_ticks_R <= planned + min(SIZES.b_stash, SIZES.w_stash)).all()
+    assert (held.within_ticks_R <= planned + min(SIZES.stash_for_b, SIZES.stash_for_w)).all()
 
 
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data(), counts=st.tuples(st.integers(0, 9), st.integers(1, 9), st.integers(0, 9)))
 def test_any_schedule_takes_what_the_planner_says_of_it(problems, random_schedule, data, counts):
     problem, sizes = data.draw(problems(memory_limit=None)), SlotBytes(*counts)
-    costs = replace(problem.costs, f_stash=sizes.b_stash + sizes.held, w_stash=sizes.held + sizes.w_stash, inbox=0)
+    costs = replace(
+        problem.costs,
+        f_stash=sizes.stash_for_b + sizes.stash_for_b_and_w,
+        w_stash=sizes.stash_for_b_and_w + sizes.stash_for_w,
+        inbox=0,
+    )
     schedule = random_schedule(replace(problem, costs=costs), data.draw(st.randoms(use_true_random=False)))
-    np.testing.assert_array_equal(held_bytes(lower(schedule), sizes).between_ticks_R, planned_bytes(schedule))
+    np.testing.assert_array_equal(live_bytes(lower(schedule), sizes).between_ticks_R, planned_bytes(schedule))
 
 
 def test_by_hand():
     """One micro-batch on two stages: the last one keeps the gradient of its loss as well."""
-    sizes = SlotBytes(b_stash=1, held=10, w_stash=100, activation=1_000, gradient=10_000)
+    sizes = SlotBytes(stash_for_b=1, stash_for_b_and_w=10, stash_for_w=100, activation=1_000, gradient=10_000)
     table = lower(one_f_one_b(Problem(Topology(1, 2), 1, num_iterations=1)))
-    held = held_bytes(table, sizes)
+    held = live_bytes(table, sizes)
     # The first stage holds most in B, which reads all but what it writes; the last one in F, which reads a message.
     assert held.within_ticks_R.tolist() == [10_000 + 1 + 10 + 100, 1_000 + 10_000 + 1 + 10]
     # What F kept waits for B on both, and at last so does a gradient.
@@ -109,5 +114,5 @@ def test_by_hand():
 def test_for_evaluation_there_are_messages_alone():
     sizes = SlotBytes(1, 10, 100, activation=1_000, gradient=10_000)
     table = lower(adaptive(Problem(Topology(2, 3), 4, num_iterations=1))).forward_only()
-    assert set(held_bytes(table, sizes).within_ticks_R.tolist()) <= {0, 1_000, 2_000}
+    assert set(live_bytes(table, sizes).within_ticks_R.tolist()) <= {0, 1_000, 2_000}
     assert allocated_bytes(table, sizes) == table.activations.num_slots * 1_000

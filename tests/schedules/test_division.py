@@ -9,7 +9,7 @@ from hypothesis import strategies as some
 from swift.schedules.adapt import mixture
 from swift.schedules.adapt.choice import recut
 from swift.schedules.adapt.layouts import BlockProblem, layouts
-from swift.schedules.adapt.mixture import divide, least_load, mixtures, most_whole
+from swift.schedules.adapt.mixture import divide, min_max_load, mixtures, most_whole
 from swift.schedules.problem import Chunk, Problem
 from swift.topology import Topology
 
@@ -60,7 +60,7 @@ def test_only_a_rest_that_is_too_large_is_refused(D, K, number, most_rest, more)
     worker_DK = np.arange(D * K).reshape(D, K)
     worker_DK[0, 1:] -= 1  # the first pipeline has a worker less
     cost_K = np.ones(K)
-    load = more * least_load(worker_DK, cost_K, number)
+    load = more * min_max_load(worker_DK, cost_K, number)
     whole_D = most_whole(worker_DK, cost_K, number, load, number)
     found_D = most_whole(worker_DK, cost_K, number, load, most_rest)
     if number - whole_D.sum() > most_rest:

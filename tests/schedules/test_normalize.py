@@ -16,10 +16,10 @@ from swift.schedules.plans.normalize import (
     canonical,
     denormalize,
     failure_counts,
-    moves,
     normalize,
     num_plans,
     plans_to_prepare,
+    role_moves,
     spread,
 )
 from swift.schedules.problem import Costs, Problem
@@ -213,7 +213,7 @@ def fewest_moves(topology, start, goal):
 @given(problems(), st.data())
 def test_moves_are_the_fewest_and_reach_the_counts(problem, data):
     counts = data.draw(st.sampled_from(count_vectors(problem.topology, len(problem.failed))))
-    moved = moves(problem, counts)
+    moved = role_moves(problem, counts)
     assert {move.role for move in moved} <= problem.failed
     assert {move.worker for move in moved} <= all_workers(problem.topology) - problem.failed
     assert len({move.worker for move in moved}) == len({move.role for move in moved}) == len(moved)
@@ -226,13 +226,13 @@ def test_moves_are_the_fewest_and_reach_the_counts(problem, data):
     [({(1, 0), (2, 0), (2, 1)}, ((2, 2), (1, 0))), ({(1, 0), (2, 0), (1, 1)}, ((1, 2), (2, 0)))],
 )
 def test_moves_gather_failures_in_few_pipelines(failed, move):
-    assert moves(Problem(Topology(4, 3), 4, frozenset(failed)), (1, 1, 1)) == (move,)
+    assert role_moves(Problem(Topology(4, 3), 4, frozenset(failed)), (1, 1, 1)) == (move,)
 
 
 @pytest.mark.parametrize("counts", [(1, 0), (1, 1, 0), (2, 0, 0), (3, -2, 0)])
 def test_moves_to_other_than_the_failures_there_are_are_refused(counts):
     with pytest.raises(SettingError, match=r"failed workers|failure counts"):
-        moves(Problem(Topology(2, 3), 4, frozenset({(1, 0)})), counts)
+        role_moves(Problem(Topology(2, 3), 4, frozenset({(1, 0)})), counts)
 
 
 @pytest.mark.parametrize(("D", "P"), [(1, 1), (1, 3), (2, 3), (3, 2), (3, 3), (4, 2)])

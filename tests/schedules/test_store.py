@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from swift.errors import SettingError
 from swift.schedules.plans.normalize import denormalize, normalize
-from swift.schedules.plans.store import VERSION, DamagedPlanError, PlanStore, decode, encode, plan_key
+from swift.schedules.plans.store import VERSION, CorruptPlanError, PlanStore, decode, encode, plan_key
 from swift.schedules.problem import Costs, Problem
 from swift.schedules.registry import PLANNERS
 from swift.schedules.rules import ScheduleError, verify
@@ -206,7 +206,7 @@ def test_no_flipped_byte_passes(data):
     content = bytearray(encode(plan(CANONICAL)))
     position = data.draw(st.integers(0, len(content) - 1))
     content[position] ^= data.draw(st.integers(1, 255))
-    with pytest.raises(DamagedPlanError):
+    with pytest.raises(CorruptPlanError):
         decode(bytes(content), CANONICAL, "adaptive")
 
 

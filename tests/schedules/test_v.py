@@ -17,7 +17,7 @@ from swift.schedules.bounds import lower_bound
 from swift.schedules.planners.adaptive import adaptive
 from swift.schedules.planners.v import v
 from swift.schedules.problem import Costs, Problem
-from swift.schedules.registry import in_shape
+from swift.schedules.registry import with_chunk_shape
 from swift.schedules.rules import violations
 from swift.schedules.schedule import Schedule, peak_memory, period
 from swift.schedules.sequences import time_round
@@ -52,7 +52,7 @@ def orders(problem):
     [(4, 1), (4, 2), *(pytest.param(P, times, marks=pytest.mark.slow) for P, times in ((4, 4), (8, 2), (16, 2)))],
 )
 def test_no_published_order_is_shorter_in_the_same_memory(P, times, costs, staggered):
-    problem = in_shape("v", Problem(Topology(1, P), times * P, costs=costs, staggered=staggered))
+    problem = with_chunk_shape("v", Problem(Topology(1, P), times * P, costs=costs, staggered=staggered))
     for name, theirs in orders(problem).items():
         ours = v(replace(problem, memory_limit=float(peak_memory(theirs).max())))
         assert violations(ours) == []
@@ -61,7 +61,7 @@ def test_no_published_order_is_shorter_in_the_same_memory(P, times, costs, stagg
 
 def test_the_orders_are_those_that_were_published():
     """Bubbles, from the papers: none for ZB-V with M >= 2P; 1F1B's memory, about a half, and about a third."""
-    problem = in_shape("v", Problem(Topology(1, 8), 16))
+    problem = with_chunk_shape("v", Problem(Topology(1, 8), 16))
     found = {name: (period(one), float(peak_memory(one).max())) for name, one in orders(problem).items()}
     assert found == {
         "ZB-V": (48.0, 8.0),
@@ -77,13 +77,13 @@ def test_the_orders_are_those_that_were_published():
 @pytest.mark.parametrize("costs", [Costs(), UNEQUAL], ids=["unit", "unequal"])
 def test_with_a_failure_two_runs_are_no_worse_than_one(stage, costs, limit):
     plain = Problem(Topology(2, 4), 8, frozenset({(1, stage)}), costs, limit)
-    schedule = v(in_shape("v", plain))
+    schedule = v(with_chunk_shape("v", plain))
     assert violations(schedule) == []
     assert period(schedule) <= period(adaptive(plain)) * (1 + 1e-9)
 
 
 def test_a_failure_costs_what_its_peer_has_to_do():
-    schedule = v(in_shape("v", Problem(Topology(3, 4), 8, frozenset({(0, 2)}), memory_limit=4.0)))
+    schedule = v(with_chunk_shape("v", Problem(Topology(3, 4), 8, frozenset({(0, 2)}), memory_limit=4.0)))
     assert period(schedule) == lower_bound(schedule.problem) == 36.0
 
 
@@ -102,7 +102,7 @@ def test_any_plan_is_valid(shape, limit, costs, flags, data):
     )
     numbers = data.draw(st.one_of(st.just(M), st.tuples(*[st.integers(1, M)] * D)))
     decoupled, staggered, num_iterations = flags
-    problem = in_shape(
+    problem = with_chunk_shape(
         "v",
         Problem(
             Topology(D, P),
@@ -123,14 +123,14 @@ def test_any_plan_is_valid(shape, limit, costs, flags, data):
 
 
 def test_plans_are_the_same_again():
-    problem = in_shape("v", Problem(Topology(2, 4), 4, frozenset({(0, 3)}), UNEQUAL, 2.0))
+    problem = with_chunk_shape("v", Problem(Topology(2, 4), 4, frozenset({(0, 3)}), UNEQUAL, 2.0))
     one, other = v(problem), v(problem)
     np.testing.assert_array_equal(one.start, other.start)
 
 
 def test_one_stage_has_one_run():
     problem = Problem(Topology(2, 1), 3)
-    assert in_shape("v", problem) == problem
+    assert with_chunk_shape("v", problem) == problem
     assert period(v(problem)) == 9.0
 
 
@@ -142,4 +142,4 @@ def test_other_shapes_are_refused():
 def test_a_stash_that_grows_in_b_stays_within_the_limit():
     costs = Costs(t_f=0.1, t_b=0.1, t_w=0.1, f_stash=0.25, w_stash=0.5)
     plain = Problem(Topology(1, 2), 2, costs=costs, memory_limit=0.5, num_iterations=1, staggered=False)
-    assert violations(v(in_shape("v", plain))) == []
+    assert violations(v(with_chunk_shape("v", plain))) == []

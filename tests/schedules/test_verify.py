@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from swift.schedules.bounds import lower_bound
 from swift.schedules.planners.baselines import one_f_one_b
 from swift.schedules.problem import Kind, Op, Problem, TimedOp
-from swift.schedules.registry import PLANNERS, in_shape
+from swift.schedules.registry import PLANNERS, with_chunk_shape
 from swift.schedules.rules import MAX_LISTED, MAX_OF_A_RULE, ScheduleError, verify, violations
 from swift.schedules.schedule import Schedule, peak_memory, period
 from swift.topology import Topology
@@ -31,7 +31,7 @@ class Rows:
         return Schedule.from_ops(self.problem, "mutated", [*self.rows.values(), *self.more])
 
     def any(self, *kinds, where=None):
-        """Any op of these kinds for which ``where`` holds."""
+        """Any op of these kinds for which ``cond_unless_static`` holds."""
         ops = sorted(op for op in self.rows if op.kind in kinds and (where is None or where(op)))
         assume(ops)
         return self.data.draw(st.sampled_from(ops))
@@ -303,7 +303,7 @@ def test_a_staggered_schedule_is_none_without_staggering(problems, random_schedu
 @settings(deadline=None, max_examples=30)
 @given(data=st.data())
 def test_every_planner_gives_valid_schedules(problems, name, data):
-    problem = in_shape(name, data.draw(problems(most_failed=0 if name in FAULT_FREE else 3)))
+    problem = with_chunk_shape(name, data.draw(problems(most_failed=0 if name in FAULT_FREE else 3)))
     schedule = PLANNERS[name](problem)
     verify(schedule)
     flags = {"decoupled": schedule.problem.decoupled, "staggered": schedule.problem.staggered}

@@ -8,10 +8,10 @@ import pytest
 from swift.checkpoint.config import CheckpointConfig
 from swift.errors import SettingError
 from swift.pipeline.reconfigure.engine import Reconfiguration
-from swift.pipeline.reconfigure.recut import BetterCut, Recut
+from swift.pipeline.reconfigure.recut import PreparedRecut, Recut
 from swift.report.history import history_of, incidents_of
-from swift.schedules.adapt.moves import MoveRule, Outages
-from swift.schedules.plans.normalize import OWN_CUT
+from swift.schedules.adapt.moves import MigrationPolicy, Outages
+from swift.schedules.plans.normalize import DEFAULT_ASSIGNMENT
 from swift.topology import Topology
 from swift.train.emulated import CutSearch
 from tests.train.runs import measured, run, two_stages
@@ -148,7 +148,7 @@ def test_what_cannot_adapt_is_told(experiment, wrong, setting, allowed):
 class Slow:
     """An engine whose better cut saves a quarter of an iteration, and moves a billion bytes."""
 
-    better = BetterCut(Recut(), OWN_CUT, (2, 2), gain=0.25, most_bytes=1e9)
+    better = PreparedRecut(Recut(), DEFAULT_ASSIGNMENT, (2, 2), gain=0.25, most_bytes=1e9)
 
     def better_cut(self, failed):
         assert failed
@@ -159,7 +159,7 @@ def test_a_move_is_made_if_it_pays_before_the_worker_returns():
     """At the first guess of 12.5 GB/s two moves take 0.16 s, which a gain of a quarter makes up for in 0.64 s."""
     down = frozenset({(0, 1)})
     for expected_s, is_made in ((0.6, False), (0.7, True)):
-        search = CutSearch(MoveRule(Outages(expected_s)), waits=True)
+        search = CutSearch(MigrationPolicy(Outages(expected_s)), waits=True)
         search.begin(Slow(), down)
         assert (search.ready() == Slow.better) == is_made
         search.close()
@@ -168,7 +168,7 @@ def test_a_move_is_made_if_it_pays_before_the_worker_returns():
 def test_a_move_that_was_slow_is_made_again_in_a_longer_outage_only():
     """It took a second, so that the next one, and the one back, pay after eight."""
     for expected_s, is_made in ((7.9, False), (8.1, True)):
-        search = CutSearch(MoveRule(Outages(expected_s)), waits=True)
+        search = CutSearch(MigrationPolicy(Outages(expected_s)), waits=True)
         search.moved(Slow.better, Reconfiguration(True, 0.0, 0.0, 1000.0, 10**9))
         search.begin(Slow(), frozenset({(0, 1)}))
         assert (search.ready() == Slow.better) == is_made

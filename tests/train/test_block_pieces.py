@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from swift.checkpoint.array_files import reserve_arrays, write_arrays
-from swift.checkpoint.host_save import check_filled, fill_in, stored_shapes
+from swift.checkpoint.host_save import stored_shapes, verify_ranges, write_ranges
 from swift.checkpoint.manifest import array_digest
 from swift.checkpoint.snapshots import begin_snapshot
 from swift.config.experiment import Experiment
@@ -66,8 +66,8 @@ def test_hosts_give_together_what_one_does(tmp_path, monkeypatch, changes, num_h
         pieces.append(begun())
     arrays = tmp_path / "arrays"
     reserve_arrays(arrays, stored_shapes(split, chosen_LK), write_arrays)
-    filled = [fill_in(arrays, split, chosen_LK, of_host, lambda: None) for of_host in pieces]
-    found = [check_filled(arrays, split, chosen_LK, filled, own, lambda: None) for own in range(num_hosts)]
+    filled = [write_ranges(arrays, split, chosen_LK, of_host, lambda: None) for of_host in pieces]
+    found = [verify_ranges(arrays, split, chosen_LK, filled, own, lambda: None) for own in range(num_hosts)]
     for one in found[1:]:
         found[0].adopt(one.to_json())
     assert found[0].dense == {name: array_digest([array]) for name, array in theirs.dense.items() if array.size}

@@ -29,7 +29,7 @@ from swift.pod_compile.pods import Pod
 from swift.runlog.reading import read_run
 from swift.schedules.rules import verify
 from swift.topology import Topology
-from swift.train.emulated import Down
+from swift.train.emulated import FailedSet
 from swift.train.start import TrainOptions
 from swift.train.trainer import train
 from tests.train.stored_layers import layers
@@ -146,6 +146,6 @@ def compiled(setup, directory: Path):
     """The report of a program for a pod of CPUs."""
     pod = f"cpu:{setup.topology.num_devices}"
     if setup.topology.num_devices <= DEVICES:
-        return compile_one(setup, Pod.parse(pod), Down(frozenset(), frozenset()))
+        return compile_one(setup, Pod.parse(pod), FailedSet(frozenset(), frozenset()))
     (report,) = json.loads(swift("compile", setup, directory, "--topology", pod, "--format", "json"))["configurations"]
     return report

@@ -181,7 +181,7 @@ class Listening(Observer):
 
 def test_a_run_needs_only_an_experiment_and_a_directory(experiment, tmp_path, monkeypatch):
     kept = []
-    monkeypatch.setattr("swift.train.trainer.keep_programs", lambda: kept.append("compiled programs"))
+    monkeypatch.setattr("swift.train.trainer.enable_compilation_cache", lambda: kept.append("compiled programs"))
     optimizer = OptimizerConfig(transformation=Chain(), schedule=Halves(), warmup_steps=0)
     setup, listening = replace(experiment, optimizer=optimizer), Listening()
     summary = train(setup, TrainOptions(tmp_path / "mine", observers=(listening,)))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from swift.checkpoint import snapshots
-from swift.checkpoint.snapshots import begin_pieces, begin_snapshot, join_pieces
+from swift.checkpoint.snapshots import assemble_snapshot, begin_pieces, begin_snapshot
 from swift.topology import Topology
 from swift.train.saved_state import split_of
 from tests.train.partial_runs import CLASSES, saving_one_expert
@@ -46,7 +46,7 @@ def test_peers_divide_what_they_all_have(experiment, topology, monkeypatch):
     monkeypatch.setattr(snapshots, "_givers", lambda live: [list(peers) for peers in live.peers])
     for chosen in (np.array([[2, 0], [1, 3]]), np.tile(np.arange(CLASSES), (2, 1))):
         pieces = begin_pieces(split, state, live, chosen)()
-        ours, theirs = join_pieces(split, pieces, chosen), split.host_snapshot(host, chosen)
+        ours, theirs = assemble_snapshot(split, pieces, chosen), split.host_snapshot(host, chosen)
         jax.tree.map(np.testing.assert_array_equal, (ours.dense, ours.blocks), (theirs.dense, theirs.blocks))
         largest = max(piece.values.size for piece in pieces if piece.name == "master.expert")
         whole = split.shapes["master.expert"].size * chosen.shape[-1] // CLASSES

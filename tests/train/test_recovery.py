@@ -14,7 +14,7 @@ from swift.checkpoint.manifest import checkpoint_steps
 from swift.config.experiment import Experiment
 from swift.data.windows import Batch
 from swift.errors import RunError
-from swift.report.history import history_of, stretches_of, time_by_cause
+from swift.report.history import configuration_periods, history_of, time_by_cause
 from swift.report.sections import schedule_of
 from swift.runlog.reading import read_run
 from swift.topology import Topology
@@ -78,7 +78,7 @@ def test_two_failures_in_one_stage_and_two_rejoins_lose_nothing(with_failures, f
 
 def test_the_record_says_what_ran_and_where_the_time_went(with_failures):
     history = history_of(with_failures)
-    stretches = stretches_of(with_failures, history)
+    stretches = configuration_periods(with_failures, history)
     assert [one.down for one in stretches] == [("0:0",), ("0:0", "1:0"), ("0:0",), ()]
     assert [one.num_steps for one in stretches] == [19, 15, 15, 11]
     for one in stretches:

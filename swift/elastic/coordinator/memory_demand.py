@@ -17,9 +17,9 @@ from swift.elastic.state.slices import ElasticSpecs, copy_shapes, is_elastic
 from swift.elastic.worker.generation import NUM_SNAPSHOTS
 from swift.errors import SettingError
 from swift.mesh.state_rows import shard_shapes
-from swift.pipeline.reconfigure.recut import blocks_spec
+from swift.pipeline.reconfigure.recut import spec_with_assignment
 from swift.pipeline.step.spec import StepSpec
-from swift.schedules.plans.normalize import BlockHolders
+from swift.schedules.plans.normalize import ChunkAssignment
 from swift.train.saved_state import split_of
 
 _SHARED_MEMORY = Path("/dev/shm")
@@ -28,7 +28,7 @@ _NUM_STATES = 3
 
 
 @dataclass(frozen=True)
-class MemoryDemand:
+class MemoryEstimate:
     """Upper bounds on the bytes that a node's processes keep, if the workers of a stage do not take turns at saving.
 
     Attributes:
@@ -60,7 +60,7 @@ class MemoryDemand:
         by_rank: bool,
         is_alone: bool,
         platform: str | None = None,
-    ) -> "MemoryDemand":
+    ) -> "MemoryEstimate":
         """Computes the demand of a run on one node from the shapes of its arrays, without making any.
 
         Args:
@@ -87,7 +87,7 @@ class MemoryDemand:
         processes: Sequence[Process],
         by_rank: bool,
         is_alone: bool,
-    ) -> "MemoryDemand":
+    ) -> "MemoryEstimate":
         """Computes the demand with ``num_ranks`` expert ranks in each worker."""
         own, num_here = specs.on(num_ranks), len(processes)
         spec = _widest(own, experiment, own.num_stages - 1)
@@ -123,7 +123,7 @@ def _widest(spec: StepSpec, experiment: Experiment, num_left: int) -> StepSpec:
     num_blocks = len(spec.cut.moe_layers)
     few = tuple(block * num_left // num_blocks for block in range(num_blocks))
     _, *others = spec.chunks.stage_DB.tolist()
-    return blocks_spec(spec, BlockHolders((few, *map(tuple, others))))
+    return spec_with_assignment(spec, ChunkAssignment((few, *map(tuple, others))))
 
 
 class StorageLocation(NamedTuple):
@@ -139,7 +139,10 @@ class StorageLocation(NamedTuple):
 
 
 def choose_storage(
-    demand: MemoryDemand, run_dir: Path, shared_memory: Path = _SHARED_MEMORY, free: Callable[[Path], int] | None = None
+    demand: MemoryEstimate,
+    run_dir: Path,
+    shared_memory: Path = _SHARED_MEMORY,
+    free: Callable[[Path], int] | None = None,
 ) -> StorageLocation:
     """Chooses the first directory with room: in shared memory, for temporary files, or in the run directory.
 

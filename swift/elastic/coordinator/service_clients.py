@@ -13,7 +13,7 @@ from typing import Protocol
 
 from swift.checkpoint.manifest import checkpoint_path, checkpoint_steps, read_manifest
 from swift.checkpoint.writer import RETRY_PAUSES_S
-from swift.elastic.membership.messages import Process, ShardLayout, Stamp, have_all, whole_workers
+from swift.elastic.membership.messages import Process, ShardLayout, StateId, complete_workers, covers_all_stages
 from swift.elastic.transport.children import Children
 from swift.elastic.transport.messages import (
     CHECKPOINT_ANSWERS,
@@ -34,7 +34,7 @@ from swift.elastic.transport.messages import (
     SnapshotKept,
 )
 from swift.errors import SettingError
-from swift.schedules.plans.normalize import OWN_CUT, BlockHolders
+from swift.schedules.plans.normalize import DEFAULT_ASSIGNMENT, ChunkAssignment
 from swift.topology import Worker
 
 CHECKPOINT_SERVICE, COMPILE_SERVICE = "keeper", "preparer"
@@ -87,15 +87,15 @@ class CheckpointClient:
         start_s: float,
         deadline_s: float,
         record: _RecordProgress,
-        own_cut: BlockHolders = OWN_CUT,
+        own_cut: ChunkAssignment = DEFAULT_ASSIGNMENT,
         has_origin: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._children, self._command, self._log, self._directory = children, command, log, directory
         self._has_origin, self._own_cut = has_origin, own_cut
-        self._run, self._cuts = tuple(processes), dict[int, BlockHolders]()
+        self._run, self._cuts = tuple(processes), dict[int, ChunkAssignment]()
         self.set_processes(processes)
-        self._parts: dict[Stamp, set[Process]] = {}
+        self._parts: dict[StateId, set[Process]] = {}
         self._requests: list[CheckpointCommand] = []  # the first one has been sent, or is held back
         self._record, self._is_held, self._requested_at = record, False, 0.0
         self._start_s, self._deadline_s, self._clock = start_s, deadline_s, clock
@@ -107,7 +107,9 @@ class CheckpointClient:
         self._num_failures = 0
         self._retry_at: float | None = None
 
-    def set_processes(self, processes: Sequence[Process], generation: int = 0, cut: BlockHolders = OWN_CUT) -> None:
+    def set_processes(
+        self, processes: Sequence[Process], generation: int = 0, cut: ChunkAssignment = DEFAULT_ASSIGNMENT
+    ) -> None:
         """Sets the processes of a generation; a checkpoint has parts of whole workers that have all of the state.
 
         Args:
@@ -132,7 +134,7 @@ class CheckpointClient:
         return 0 if self.newest is None and self._has_origin else self.newest
 
     @property
-    def newest_is_full(self) -> bool:
+    def newest_is_complete(self) -> bool:
         """Returns whether the newest checkpoint is sound and holds the state of every expert after its iteration."""
         newest = self.newest
         if newest is None:
@@ -169,11 +171,11 @@ class CheckpointClient:
         """Records that a member has kept its part of a state, and saves the state once all its parts are kept."""
         parts = self._parts.setdefault(snapshot.stamp, set())
         parts.add(snapshot.member.process)
-        cut = self._cuts.get(snapshot.stamp.generation, OWN_CUT)
-        if have_all(self._processes, parts, cut or self._own_cut):
+        cut = self._cuts.get(snapshot.stamp.generation, DEFAULT_ASSIGNMENT)
+        if covers_all_stages(self._processes, parts, cut or self._own_cut):
             self._unsaved, self._num_failures, self._retry_at = None, 0, None
             # Some ranks of a worker that is not needed may have kept their parts already.
-            whole = whole_workers(self._processes, parts)
+            whole = complete_workers(self._processes, parts)
             holders = tuple(sorted(process for process in parts if process.worker in whole))
             self._request(SaveCheckpoint(snapshot.stamp, holders, is_full, cut=cut))
             self._parts = {stamp: parts for stamp, parts in self._parts.items() if stamp > snapshot.stamp}
@@ -187,7 +189,7 @@ class CheckpointClient:
             self._retry(self._unsaved)
         self._request(LoadCheckpoint(None, generation, tuple(processes)))
 
-    def reshard(self, stamp: Stamp, layout: ShardLayout, generation: int, processes: Sequence[Process]) -> None:
+    def reshard(self, stamp: StateId, layout: ShardLayout, generation: int, processes: Sequence[Process]) -> None:
         """Requests that a state is resharded for these processes."""
         self._request(Reshard(stamp, layout, generation, tuple(processes)))
 
@@ -207,7 +209,7 @@ class CheckpointClient:
         if self._unsaved is not None and self._retry_at is not None and self._clock() >= self._retry_at:
             self._retry(self._unsaved)
 
-    def keep_elsewhere(self) -> None:
+    def save_fallback(self) -> None:
         """Requests that a state that is not saved is kept where there is room, at the end of a run."""
         if (save := self.unsaved) is not None:
             self._retry_at = None

@@ -6,7 +6,7 @@ It is a member of no generation, so any process may die. ``RunSpec`` has what is
 Every failure passes through ``_MembershipDriver`` once: the death of a process comes in as an event, and the commands
 of the membership go out to the survivors. All decisions are made in ``swift.elastic.membership``. ``WorkerResults``
 takes what workers report besides: records of iterations, plans, and snapshots to be saved; ``ServiceMonitor`` takes the
-answers of the two services, and ends those that are late. ``_LastIteration`` chooses where a run stops.
+answers of the two services, and ends those that are late. ``_StopPlan`` chooses where a run stops.
 """
 
 import math
@@ -30,24 +30,25 @@ from swift.elastic.coordinator.service_clients import (
 from swift.elastic.jax_group import CoordinationService
 from swift.elastic.membership.machine import Membership
 from swift.elastic.membership.messages import (
+    AbortRun,
+    ActivateGeneration,
     CheckpointsListed,
+    ClockJumped,
     Command,
-    CutFound,
+    Connect,
     Died,
-    Enter,
     Event,
+    ExcludeProcess,
     FaultInjected,
-    Form,
-    GiveUp,
-    GoLive,
+    FormGeneration,
     Kill,
-    LeaveOut,
-    LoadAhead,
     MayRestart,
     Member,
     Message,
+    PreloadPrograms,
     Process,
     Ready,
+    RecutReady,
     ReshardState,
     RestartAll,
     Restored,
@@ -61,7 +62,6 @@ from swift.elastic.membership.messages import (
     StopRequested,
     StopRun,
     Tick,
-    Woke,
 )
 from swift.elastic.membership.status import ProcessState, RecoveryPolicy
 from swift.elastic.reporting.journal import reshard_text
@@ -206,7 +206,7 @@ class ServiceMonitor:
                 return RestoreFailed(generation, time.monotonic(), lost, why)
         return None
 
-    def take_compile_answer(self, line: str, time: float) -> CutFound | None:
+    def take_compile_answer(self, line: str, time: float) -> RecutReady | None:
         """Takes a message of the compile service, received at ``time``; returns the event that it means, if any."""
         answer, written = self._context.programs.take_answer(line, time), self._reporter.written
         if answer is None:
@@ -219,7 +219,7 @@ class ServiceMonitor:
             held = {"cuts": answer.cut.cuts, "places": answer.cut.places}
             more = held | {"microbatches": answer.microbatches, "gain": answer.gain}
             self._reporter.note("prepared", written, None, failed=failed, seconds=answer.seconds, **more)
-            return CutFound(time, answer.failed, answer.cut, answer.gain, answer.most_bytes)
+            return RecutReady(time, answer.failed, answer.cut, answer.gain, answer.most_bytes)
         ranks = {} if answer.num_ranks is None else {"ranks": answer.num_ranks}
         self._reporter.note("prepared", written, None, failed=failed, seconds=answer.seconds, **ranks)
         return None
@@ -266,7 +266,7 @@ class ServiceMonitor:
         return Restored(stamp, time.monotonic(), self._reporter.written)
 
 
-class _LastIteration:
+class _StopPlan:
     """Chooses the last iteration, once for every generation, so that all members can still stop after it."""
 
     def __init__(self) -> None:
@@ -328,7 +328,7 @@ class WorkerResults:
 
     def __init__(self, context: RunContext):
         self._context, self._reporter = context, context.reporter
-        self.last_iteration = _LastIteration()
+        self.last_iteration = _StopPlan()
         self.is_stopping = False
         self.unreadable: DataUnreadable | None = None
         self.missed: SnapshotMissed | None = None
@@ -438,10 +438,10 @@ class _MembershipDriver:
                 self.services.died(death.child)
         now = time.monotonic()
         if now - self._ticked > _ASLEEP_S:
-            self.report(Woke(now))
+            self.report(ClockJumped(now))
         self._ticked = now
         self.report(Tick(now))
-        if now >= self.membership.holds_until:
+        if now >= self.membership.paused_until:
             self.services.kill_late(now)
 
     def report(self, event: Event | None) -> None:
@@ -473,13 +473,13 @@ class _MembershipDriver:
         """
         checkpoints = self._context.checkpoints
         match command:
-            case Form(_, members):
+            case FormGeneration(_, members):
                 if not command.stays_connected:
                     self._coordination.append(CoordinationService(len(members), self._context.spec.services))
                 self.send(members, FormGroup(command, self._coordination[-1].address))
-            case LoadAhead(_, members) | Enter(_, members):
+            case PreloadPrograms(_, members) | Connect(_, members):
                 self.send(members, command)
-            case GoLive():
+            case ActivateGeneration():
                 return self._list_checkpoints()
             case RestoreState(number):
                 checkpoints.load(number, self._processes)
@@ -496,9 +496,9 @@ class _MembershipDriver:
             case RestartAll():
                 for status in self.membership.statuses.values():
                     self._children.signal(status.member, signal.SIGKILL)
-            case LeaveOut(process, _):  # reading its log here could hold up the run
+            case ExcludeProcess(process, _):  # reading its log here could hold up the run
                 self._reporter.show_line(f"the log of process {process} is {self._context.spec.log(str(process))}")
-            case GiveUp(process, why):
+            case AbortRun(process, why):
                 self._give_up(process, why)
             case StopRun(why, remedy):
                 raise RunError(f"{why}: stopped; {remedy or self._context.remedy}")
@@ -545,7 +545,7 @@ class _MembershipDriver:
         while len(self._coordination) > 1:
             self._coordination.pop(0).close()
         checkpoints = self._context.checkpoints
-        newest, is_full = checkpoints.newest_loadable, checkpoints.newest_is_full
+        newest, is_full = checkpoints.newest_loadable, checkpoints.newest_is_complete
         return CheckpointsListed(time.monotonic(), newest, is_full, checkpoints.is_busy, self._reporter.written)
 
     def _start_generation(self, command: StartGeneration) -> None:
@@ -614,7 +614,7 @@ class Supervisor:
                 could not be saved.
         """
         processes, children = self._spec.processes, self._context.children
-        away = [process for process in processes if children.away_s(process)]
+        away = [process for process in processes if children.node_missing_s(process)]
         if away:
             self._reporter.show_line(f"waiting for the nodes of {', '.join(map(str, away))}")
         for process in processes:
@@ -624,7 +624,7 @@ class Supervisor:
             self._turn()
         while self._context.checkpoints.is_busy and not is_stop_requested():
             self._turn()
-        self._tell_of_missed_faults()
+        self._report_missed_faults()
         if is_stop_requested():
             self._stop_in_order()
         self._driver.results.check_ended()
@@ -642,7 +642,7 @@ class Supervisor:
             return None  # the service would clean up in a directory whose new owner knows nothing of this state
         if checkpoints.unsaved is None:
             return None
-        checkpoints.keep_elsewhere()
+        checkpoints.save_fallback()
         limit_s = 2 * self._spec.deadlines.saving  # for a service that cannot be killed
         deadline = min(time.monotonic() + limit_s, self._stop_by)
         while checkpoints.is_busy and time.monotonic() < deadline:
@@ -693,7 +693,7 @@ class Supervisor:
         else:
             self._context.children.signal(member, signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
 
-    def _tell_of_missed_faults(self) -> None:
+    def _report_missed_faults(self) -> None:
         """Notes the faults that have waited for programs to the end, and why."""
         membership = self._driver.membership
         for fault in self._spec.faults.still_waiting(self._reporter.written):
@@ -716,7 +716,7 @@ class Supervisor:
         if self._driver.results.is_stopping and continues:
             return  # a process that rejoins would only delay the others
         if dead := self._driver.membership.dead:
-            times = {process: self._context.children.away_s(process) for process in self._spec.processes}
+            times = {process: self._context.children.node_missing_s(process) for process in self._spec.processes}
             away = {process: away_s for process, away_s in times.items() if away_s}
             held_down = frozenset(process for process in dead if self._spec.faults.keeps_down(process, newest))
             self._driver.report(MayRestart(time.monotonic(), away, held_down))

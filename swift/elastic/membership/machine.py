@@ -5,10 +5,10 @@ reports everything that it observes to ``Membership.on``, then a ``Tick``, and c
 order. Only a ``Tick`` changes the generation: deaths reported before the same ``Tick`` cost one generation together,
 and a heartbeat that waited in a queue still counts.
 
-A generation forms in two rounds. ``Form`` takes every member out of the generation before; when all have answered,
-``GoLive`` makes it live, and ``StartGeneration`` lets the members run once the state to resume from is available. A
-process that may still be running is never left out of a generation: it is killed, and the generation waits for its
-death.
+A generation forms in two rounds. ``FormGeneration`` takes every member out of the generation before; when all have
+answered, ``ActivateGeneration`` makes it live, and ``StartGeneration`` lets the members run once the state to resume
+from is available. A process that may still be running is never left out of a generation: it is killed, and the
+generation waits for its death.
 
 When a member is lost, the others continue re-routed. Once a better cut is prepared for them, and moving pays, they
 load its programs while they run, and then form a generation with it, in which they keep their connections and devices.
@@ -30,32 +30,33 @@ from typing import Self
 from swift.deadlines import Deadlines
 from swift.elastic.membership.failure_detector import Stall, overdue, unformed, unkillable
 from swift.elastic.membership.messages import (
+    AbortRun,
+    ActivateGeneration,
     CheckpointsListed,
+    ClockJumped,
     Commands,
-    CutFound,
-    CutRefused,
+    Connect,
     Departed,
     Died,
     Done,
-    Enter,
     Event,
+    ExcludeProcess,
     FaultInjected,
-    Form,
     Formed,
+    FormGeneration,
     FoundSlices,
-    GiveUp,
-    GoLive,
     Heartbeat,
     Kill,
-    LeaveOut,
-    LoadAhead,
     Loaded,
     MayRestart,
     Member,
     Message,
     PhaseTimed,
+    PreloadPrograms,
     Process,
     Ready,
+    RecutFailed,
+    RecutReady,
     ReshardState,
     RestartAll,
     Restored,
@@ -64,15 +65,14 @@ from swift.elastic.membership.messages import (
     Retire,
     ShardLayout,
     StageLost,
-    Stamp,
     Started,
     StartGeneration,
     StartProcess,
+    StateId,
     StopRequested,
     StopRun,
     Tick,
-    Woke,
-    agreed_stamp,
+    newest_common_state,
 )
 from swift.elastic.membership.status import (
     BlockMoves,
@@ -82,7 +82,7 @@ from swift.elastic.membership.status import (
     RecoveryPolicy,
     RunStatus,
 )
-from swift.schedules.plans.normalize import OWN_CUT
+from swift.schedules.plans.normalize import DEFAULT_ASSIGNMENT
 
 _MAX_STALLS = 3
 """Number of generations of the same processes, one after the other, without any iteration; then the run ends."""
@@ -117,35 +117,35 @@ class Membership(RunStatus):
             case Started(member, time):
                 return self._after_start(member, time), ()
             case Died():
-                return self._after_death(event)
+                return self._on_death(event)
             case FaultInjected(member):
                 status = self.statuses[member.process]
                 if member != status.member:
                     return self, ()
                 return self.with_statuses(replace(status, has_injected_fault=True)), ()
-            case Woke(time):
-                return replace(self, holds_until=time + self.deadlines.heartbeat), ()
+            case ClockJumped(time):
+                return replace(self, paused_until=time + self.deadlines.heartbeat), ()
             case CheckpointsListed():
                 return self._choose_state(event)
             case Restored():
                 return self._after_restore(event)
             case RestoreFailed(number, _, why, remedy):
                 return self, (StopRun(why, remedy),) if self.awaits_state(number) else ()
-            case CutFound():
+            case RecutReady():
                 return replace(self, moves=self.moves.after_found(event)), ()
             case StopRequested():
                 return replace(self, is_stopping=True), ()
             case MayRestart():
                 return self, self._restarts(event)
             case _:
-                return self._after_message(event)
+                return self._on_message(event)
 
     def with_clock_reset(self, time: float) -> Self:
         """Returns the membership with ``time`` as that of its generation's last progress: members wait for others."""
         return self if self.generation is None else replace(self, generation=replace(self.generation, since=time))
 
     def _after_tick(self, time: float) -> tuple[Self, Commands]:
-        if time < self.holds_until:
+        if time < self.paused_until:
             return self, ()
         # Members that wait for a checkpoint are not late.
         return (self.with_clock_reset(time) if self.is_waiting else self)._decide(time)
@@ -192,9 +192,9 @@ class Membership(RunStatus):
             return self._move(generation, time, better, after=max(entered) + 1)
         return self, ()
 
-    def _move(self, live: Generation, time: float, better: CutFound, after: int) -> tuple[Self, Commands]:
+    def _move(self, live: Generation, time: float, better: RecutReady, after: int) -> tuple[Self, Commands]:
         """Forms a generation with a better cut once its members have loaded the programs, however long that takes."""
-        ahead = LoadAhead(live.form.number, live.form.members, better.cut)
+        ahead = PreloadPrograms(live.form.number, live.form.members, better.cut)
         if live.ahead != ahead:
             return replace(self, generation=replace(live, ahead=ahead, loaded=frozenset())), (ahead,)
         is_loaded = live.loaded >= set(ahead.members)
@@ -239,12 +239,14 @@ class Membership(RunStatus):
         have_joined = [one for one in self.statuses.values() if one.member in generation.form.members]
         return self.restarted(why, time) if any(one.is_alive for one in have_joined) else self._form(time)
 
-    def _form(self, time: float, after: int | None = None, better: CutFound | None = None) -> tuple[Self, Commands]:
+    def _form(self, time: float, after: int | None = None, better: RecutReady | None = None) -> tuple[Self, Commands]:
         """Forms a generation of all that are present, with the cuts of the run unless it is to use a better one."""
         lost = self.unserved_stages
         if lost:
             return self._await_stages(lost, time)
-        form = Form(self.number + 1, self.present(), after, OWN_CUT if better is None else better.cut)
+        form = FormGeneration(
+            self.number + 1, self.present(), after, DEFAULT_ASSIGNMENT if better is None else better.cut
+        )
         statuses = [
             replace(status, state=ProcessState.FORMING if status.member in form.members else ProcessState.WAITING)
             for status in self.statuses.values()
@@ -273,10 +275,13 @@ class Membership(RunStatus):
             slices = _Slices(layouts, held_by, generation.found)
             go, layouts = _elastic_go_live(number, members, slices)
         else:
-            stamp = agreed_stamp(self.processes, held_by, self.cut_of)
+            stamp = newest_common_state(self.processes, held_by, self.cut_of)
             holders = tuple(member for member in members if stamp in generation.held[member])
-            go = GoLive(
-                number, stamp, holders, cut=self.moves.cuts.get(stamp.generation, OWN_CUT) if stamp else OWN_CUT
+            go = ActivateGeneration(
+                number,
+                stamp,
+                holders,
+                cut=self.moves.cuts.get(stamp.generation, DEFAULT_ASSIGNMENT) if stamp else DEFAULT_ASSIGNMENT,
             )
         live = [
             replace(self.statuses[process], state=ProcessState.LIVE, last_live=number, entered=0, finished=0)
@@ -314,7 +319,7 @@ class Membership(RunStatus):
         if generation is None or generation.go is None or not self.awaits_state(stamp.generation):
             return self, ()
         holders = generation.go.holders if isinstance(generation.restoring, ReshardState) else ()
-        start = StartGeneration(GoLive(stamp.generation, stamp, holders), written, is_restored=True)
+        start = StartGeneration(ActivateGeneration(stamp.generation, stamp, holders), written, is_restored=True)
         return self._run(generation, start, time)
 
     def _run(self, generation: Generation, start: StartGeneration, time: float) -> tuple[Self, Commands]:
@@ -329,20 +334,20 @@ class Membership(RunStatus):
         status = ProcessStatus(member, ProcessState.STARTING, time, deaths=last.deaths, quick_deaths=last.quick_deaths)
         return self.with_statuses(status)
 
-    def _after_death(self, death: Died) -> tuple[Self, Commands]:
+    def _on_death(self, death: Died) -> tuple[Self, Commands]:
         """Returns the membership after a death, and the commands that follow at once."""
         member, status = death.member, self.statuses[death.member.process]
         if member != status.member or not status.is_alive:
             return self, ()
         # A process that is killed together with all others or on purpose, or dies with its node, is not to blame.
-        is_to_blame = death.is_own and not status.is_blameless and not status.has_injected_fault
+        is_to_blame = death.is_own and not status.is_excused and not status.has_injected_fault
         is_quick = not self._has_started(status)
-        fresh = replace(status, state=ProcessState.DEAD, is_dying=False, is_blameless=False)
+        fresh = replace(status, state=ProcessState.DEAD, is_dying=False, is_excused=False)
         dead = self.with_statuses(fresh if is_quick else replace(fresh, quick_deaths=0))
-        restarts_all = self.policy.recovery == "restart" and not status.is_blameless and self.generation is not None
+        restarts_all = self.policy.recovery == "restart" and not status.is_excused and self.generation is not None
         if restarts_all and (self.failed or (is_to_blame and is_quick)):
             return replace(dead, failed=(*self.failed, death)), ()
-        blamed, commands = dead._blamed(death, is_quick=is_quick) if is_to_blame else (dead, ())
+        blamed, commands = dead._count_failure(death, is_quick=is_quick) if is_to_blame else (dead, ())
         if restarts_all:
             killing, restart_all = blamed.restarted(f"{member.process} died", death.time)
             return killing, commands + restart_all
@@ -361,13 +366,13 @@ class Membership(RunStatus):
         if others:
             names = ", ".join(sorted(str(death.member.process) for death in self.failed))
             return known._restarted_or_ended(generation, Stall(f"{names} died at the same time"), time)
-        blamed, commands = known._blamed(first, is_quick=True)
-        if any(isinstance(command, GiveUp) for command in commands):
+        blamed, commands = known._count_failure(first, is_quick=True)
+        if any(isinstance(command, AbortRun) for command in commands):
             return blamed, commands
         killing, restart_all = blamed.restarted(f"{first.member.process} died", time)
         return killing, commands + restart_all
 
-    def _blamed(self, death: Died, *, is_quick: bool) -> tuple[Self, Commands]:
+    def _count_failure(self, death: Died, *, is_quick: bool) -> tuple[Self, Commands]:
         """Returns the membership in which a death counts, and the report of a process that is restarted no more."""
         process = death.member.process
         status = self.statuses[process]
@@ -377,7 +382,7 @@ class Membership(RunStatus):
             return dead, ()
         start = "was live" if self.policy.recovery == "live" else "had finished an iteration"
         why = f"died {quick_deaths} times in a row before it {start}: {death.why}"
-        return dead, (LeaveOut(process, why) if dead._fails_alone(process) else GiveUp(process, why),)
+        return dead, (ExcludeProcess(process, why) if dead._fails_alone(process) else AbortRun(process, why),)
 
     def _has_started(self, status: ProcessStatus) -> bool:
         """Returns whether an incarnation has got beyond its start.
@@ -392,7 +397,9 @@ class Membership(RunStatus):
 
         Until any generation has finished an iteration, what fails in one process may fail in all.
         """
-        if self.policy.recovery == "live" or self.lost_without([one for one in self.processes if self.is_spent(one)]):
+        if self.policy.recovery == "live" or self.lost_without(
+            [one for one in self.processes if self.has_exhausted_restarts(one)]
+        ):
             return False
         of_others = sum(status.quick_deaths for other, status in self.statuses.items() if other != process)
         return self.last_worked > 0 or of_others < self.deadlines.max_quick_deaths
@@ -437,15 +444,15 @@ class Membership(RunStatus):
     def restarted(self, why: str, time: float) -> tuple[Self, Commands]:
         """Returns the membership in which all live processes are being killed, to be restarted."""
         everyone = [status.member for status in self.statuses.values() if status.is_alive]
-        return self._killed(everyone, time, is_blameless=True), (RestartAll(why),)
+        return self._killed(everyone, time, is_excused=True), (RestartAll(why),)
 
-    def _killed(self, members: Collection[Member], time: float, *, is_blameless: bool = False) -> Self:
+    def _killed(self, members: Collection[Member], time: float, *, is_excused: bool = False) -> Self:
         """Returns the membership with members being killed; those that were killed before get no more time to die."""
         statuses = [self.statuses[member.process] for member in members]
         killed_at = [one.killed if one.is_dying else time for one in statuses]
         return self.with_statuses(
             *(
-                replace(one, is_dying=True, killed=at, is_blameless=is_blameless)
+                replace(one, is_dying=True, killed=at, is_excused=is_excused)
                 for one, at in zip(statuses, killed_at, strict=True)
             )
         )
@@ -453,7 +460,7 @@ class Membership(RunStatus):
     def _retired(self, late: Collection[ProcessStatus]) -> tuple[Self, Commands]:
         """Returns the membership without processes that were killed and do not die, see ``failure_detector``."""
         why = f"was killed, and has not died in {self.deadlines.dying:g} s"
-        statuses = [replace(one, state=ProcessState.RETIRED, is_dying=False, is_blameless=False) for one in late]
+        statuses = [replace(one, state=ProcessState.RETIRED, is_dying=False, is_excused=False) for one in late]
         return self.with_statuses(*statuses), tuple(Retire(status.member, why) for status in late)
 
     def _restarts(self, may: MayRestart) -> Commands:
@@ -464,20 +471,22 @@ class Membership(RunStatus):
         dead = self.dead
         if not dead or self.failed or self.is_recovering:
             return ()
-        gone = [one for one in dead if self.is_spent(one) or may.away.get(one, 0.0) > self.deadlines.start]
+        gone = [
+            one for one in dead if self.has_exhausted_restarts(one) or may.away.get(one, 0.0) > self.deadlines.start
+        ]
         lost = self.lost_without(gone)
         if lost:
             stages = ", ".join(map(str, lost))
             away = " (or whose node has returned)" if any(may.away.values()) else ""
             which = f"stage {stages} has" if not self.policy.own_cut else f"layers of stages {stages} have"
             return (StopRun(f"{which} no process left that may be restarted{away}"),)
-        startable = [one for one in dead if not self.is_spent(one) and not may.away.get(one)]
+        startable = [one for one in dead if not self.has_exhausted_restarts(one) and not may.away.get(one)]
         # Without a stage no iteration is ever finished, so a process held down until a later one would never return.
         down = may.held_down
         needed = self.lost_without([process for process in dead if process in down or process not in startable])
         return tuple(StartProcess(one) for one in startable if one not in down or one.worker[1] in needed)
 
-    def _after_message(self, message: Message) -> tuple[Self, Commands]:
+    def _on_message(self, message: Message) -> tuple[Self, Commands]:
         """Returns the membership after a message, and the commands that follow at once.
 
         A process counted as dead that sends a message was frozen, cut off or retired: it is killed before it does harm.
@@ -496,7 +505,7 @@ class Membership(RunStatus):
             case Ready(number=number):
                 is_news = status.state is ProcessState.STARTING or self._is_current(number)
                 return self.with_statuses(replace(status, state=ProcessState.WAITING) if is_news else status), ()
-            case CutRefused(number=number):
+            case RecutFailed(number=number):
                 refused = replace(self, moves=self.moves.after_refusal())
                 is_news = number == self.number and status.state is ProcessState.FORMING  # otherwise it runs on
                 return refused.with_statuses(replace(status, state=ProcessState.WAITING) if is_news else status), ()
@@ -529,7 +538,7 @@ class Membership(RunStatus):
         waiting_since = message.time if generation.waiting_since is None else generation.waiting_since
         departed = generation.departed | {message.member}
         generation = replace(generation, since=message.time, departed=departed, waiting_since=waiting_since)
-        enter = () if generation.not_departed else (Enter(generation.form.number, generation.form.members),)
+        enter = () if generation.not_departed else (Connect(generation.form.number, generation.form.members),)
         return replace(self, generation=generation), enter
 
     def _after_formed(self, message: Formed) -> Self:
@@ -597,20 +606,20 @@ class _Slices:
     """
 
     layouts: Sequence[ShardLayout]
-    held_by: Mapping[Process, frozenset[Stamp]]
+    held_by: Mapping[Process, frozenset[StateId]]
     found: FoundSlices
 
-    def layout_of(self, stamp: Stamp) -> ShardLayout | None:
+    def layout_of(self, stamp: StateId) -> ShardLayout | None:
         """Returns the layout of a state; None for a state of another run."""
         return next((layout for layout in reversed(self.layouts) if stamp.generation in layout.generations), None)
 
-    def missing(self, stamp: Stamp) -> tuple[Process, ...]:
+    def missing(self, stamp: StateId) -> tuple[Process, ...]:
         """Returns the processes whose slices of a state do not exist."""
         layout = self.layout_of(stamp)
         assert layout is not None
         return tuple(one for one in layout.processes if not self._exists(one, stamp))
 
-    def agreed(self) -> Stamp | None:
+    def agreed(self) -> StateId | None:
         """Returns the state to resume from: a complete one if it is not much older, else the most complete.
 
         None if no process has any state, or if slices of the initial state are lost, which is cheaper to create again.
@@ -627,22 +636,22 @@ class _Slices:
         fullest = max(of_newest, key=lambda stamp: (-len(self.missing(stamp)), stamp))
         return fullest if fullest.step else None
 
-    def _exists(self, process: Process, stamp: Stamp) -> bool:
+    def _exists(self, process: Process, stamp: StateId) -> bool:
         return stamp in self.held_by.get(process, ()) or (process, stamp) in self.found
 
 
 def _elastic_go_live(
     number: int, members: tuple[Member, ...], slices: _Slices
-) -> tuple[GoLive, tuple[ShardLayout, ...]]:
+) -> tuple[ActivateGeneration, tuple[ShardLayout, ...]]:
     """Returns the command that makes a generation of an elastic run live, and the layouts of states from then on."""
     stamp, processes = slices.agreed(), tuple(member.process for member in members)
     if stamp is None:
-        return GoLive(number, None), _extended_layouts(slices.layouts, None, number, processes)
+        return ActivateGeneration(number, None), _extended_layouts(slices.layouts, None, number, processes)
     layout = slices.layout_of(stamp)
     assert layout is not None
     holders = tuple(member for member in members if stamp in slices.held_by[member.process])
     is_same = layout.processes == processes and holders == members
-    go = GoLive(number, stamp, holders, None if is_same else layout, not slices.missing(stamp))
+    go = ActivateGeneration(number, stamp, holders, None if is_same else layout, not slices.missing(stamp))
     return go, _extended_layouts(slices.layouts, layout if is_same else None, number, processes)
 
 

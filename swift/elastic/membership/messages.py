@@ -1,8 +1,8 @@
 """The language of a run's membership: its processes and their states, the commands to them, and the events.
 
-Identities come first: ``Process``, ``Member``, the ``Stamp`` of a state, and the stages that the processes present can
-serve. The supervisor carries out a ``Command`` of the membership, and reports every ``Event``: what it observes itself,
-and messages of processes.
+Identities come first: ``Process``, ``Member``, the ``StateId`` of a state, and the stages that the processes present
+can serve. The supervisor carries out a ``Command`` of the membership, and reports every ``Event``: what it observes
+itself, and messages of processes.
 
 ``member`` is the process that an event is about, or the sender of a message; ``number`` is the number of a generation;
 ``time`` is when the event was observed or received, in seconds of any monotonic clock.
@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from swift.schedules.plans.normalize import OWN_CUT, BlockHolders
+from swift.schedules.plans.normalize import DEFAULT_ASSIGNMENT, ChunkAssignment
 from swift.topology import Topology, Worker
 
 
@@ -38,7 +38,7 @@ class Member(NamedTuple):
     incarnation: int
 
 
-class Stamp(NamedTuple):
+class StateId(NamedTuple):
     """Identity of a state: states of the same stage with the same stamp are equal, bit for bit.
 
     After a failure an iteration may be run again by other members, whose sums have another order: that gives another
@@ -65,7 +65,7 @@ class ShardLayout(NamedTuple):
     generations: tuple[int, ...]
 
 
-FoundSlices = frozenset[tuple[Process, Stamp]]
+FoundSlices = frozenset[tuple[Process, StateId]]
 """(owner, state) of slices that are kept elsewhere than by their owner."""
 
 
@@ -79,7 +79,7 @@ def processes_of(topology: Topology, *, by_rank: bool = False) -> tuple[Process,
     return tuple(Process(worker, rank) for worker in topology.workers for rank in ranks)
 
 
-def whole_workers(processes: Collection[Process], present: Collection[Process]) -> frozenset[Worker]:
+def complete_workers(processes: Collection[Process], present: Collection[Process]) -> frozenset[Worker]:
     """Returns the workers all of whose processes are present."""
     there = frozenset(present)
     return frozenset(worker for worker, _ in processes) - {
@@ -92,7 +92,7 @@ def lost_stages(
     present: Collection[Process],
     *,
     is_elastic: bool = False,
-    own_cut: BlockHolders = OWN_CUT,
+    own_cut: ChunkAssignment = DEFAULT_ASSIGNMENT,
 ) -> tuple[int, ...]:
     """Returns the stages without any complete worker; in an elastic run, without any process.
 
@@ -103,18 +103,20 @@ def lost_stages(
     (1,)
     >>> lost_stages(processes_of(Topology(1, 1, 2), by_rank=True), [Process((0, 0), rank=1)])
     (0,)
-    >>> apart = BlockHolders(((0, 0, 1), (0, 1, 1)))
+    >>> apart = ChunkAssignment(((0, 0, 1), (0, 1, 1)))
     >>> lost_stages(processes_of(Topology(2, 2)), [Process((0, 1)), Process((1, 0))], own_cut=apart)
     (0, 1)
     """
-    there = {process.worker for process in present} if is_elastic else whole_workers(processes, present)
+    there = {process.worker for process in present} if is_elastic else complete_workers(processes, present)
     lost = {stage for (_, stage), _ in processes} - {stage for _, stage in there}
     for chunk in own_cut.lost_chunks(there):
         lost.update(stages[chunk] for stages in own_cut.stage_of_chunk)
     return tuple(sorted(lost))
 
 
-def have_all(processes: Collection[Process], there: Collection[Process], cut: BlockHolders = OWN_CUT) -> bool:
+def covers_all_stages(
+    processes: Collection[Process], there: Collection[Process], cut: ChunkAssignment = DEFAULT_ASSIGNMENT
+) -> bool:
     """Returns whether complete workers among the processes that have their parts of a state have all of it.
 
     Where pipelines are cut differently they need not be of every stage: one may have the chunks of several.
@@ -125,20 +127,20 @@ def have_all(processes: Collection[Process], there: Collection[Process], cut: Bl
         cut: workers that hold each chunk in this state.
 
     >>> processes = processes_of(Topology(2, 2))
-    >>> have_all(processes, processes[:2]), have_all(processes, processes[:1])
+    >>> covers_all_stages(processes, processes[:2]), covers_all_stages(processes, processes[:1])
     (True, False)
-    >>> have_all(processes, processes[:1], BlockHolders(((0, 0), (0, 1))))
+    >>> covers_all_stages(processes, processes[:1], ChunkAssignment(((0, 0), (0, 1))))
     True
     """
-    whole = whole_workers(processes, there)
+    whole = complete_workers(processes, there)
     return not cut.lost_chunks(whole) if cut else not lost_stages(processes, there)
 
 
-def agreed_stamp(
+def newest_common_state(
     processes: Collection[Process],
-    held_by: Mapping[Process, frozenset[Stamp]],
-    cut_of: Callable[[int], BlockHolders] = lambda generation: OWN_CUT,  # noqa: ARG005
-) -> Stamp | None:
+    held_by: Mapping[Process, frozenset[StateId]],
+    cut_of: Callable[[int], ChunkAssignment] = lambda generation: DEFAULT_ASSIGNMENT,  # noqa: ARG005
+) -> StateId | None:
     """Returns the newest state of which members have all parts; None if there is none.
 
     Args:
@@ -147,18 +149,18 @@ def agreed_stamp(
         cut_of: function that returns the workers that hold each chunk in a generation's states.
 
     >>> processes = processes_of(Topology(2, 2))
-    >>> held = [{Stamp(1, 5), Stamp(1, 6)}, {Stamp(1, 5)}, {Stamp(1, 4), Stamp(1, 5)}, {Stamp(0, 9)}]
-    >>> agreed_stamp(processes, dict(zip(processes, map(frozenset, held))))
+    >>> held = [{StateId(1, 5), StateId(1, 6)}, {StateId(1, 5)}, {StateId(1, 4), StateId(1, 5)}, {StateId(0, 9)}]
+    >>> newest_common_state(processes, dict(zip(processes, map(frozenset, held))))
     Stamp(generation=1, step=5)
     """
     for stamp in sorted(frozenset().union(*held_by.values()), reverse=True):
         there = [process for process, held in held_by.items() if stamp in held]
-        if have_all(processes, there, cut_of(stamp.generation)):
+        if covers_all_stages(processes, there, cut_of(stamp.generation)):
             return stamp
     return None
 
 
-class Form(NamedTuple):
+class FormGeneration(NamedTuple):
     """Command to all members: leave the current generation and join this one; each answers ``Departed``.
 
     Attributes:
@@ -171,7 +173,7 @@ class Form(NamedTuple):
     number: int
     members: tuple[Member, ...]
     after: int | None = None
-    cut: BlockHolders = OWN_CUT
+    cut: ChunkAssignment = DEFAULT_ASSIGNMENT
 
     @property
     def stays_connected(self) -> bool:
@@ -179,7 +181,7 @@ class Form(NamedTuple):
         return bool(self.cut)
 
 
-class LoadAhead(NamedTuple):
+class PreloadPrograms(NamedTuple):
     """Command to all members of a live generation: load the programs of the next one as they run; answer ``Loaded``.
 
     Attributes:
@@ -190,17 +192,17 @@ class LoadAhead(NamedTuple):
 
     number: int
     members: tuple[Member, ...]
-    cut: BlockHolders
+    cut: ChunkAssignment
 
 
-class Enter(NamedTuple):
+class Connect(NamedTuple):
     """Command to all members, once every one has left: connect to each other; each answers ``Formed``."""
 
     number: int
     members: tuple[Member, ...]
 
 
-class GoLive(NamedTuple):
+class ActivateGeneration(NamedTuple):
     """Make a generation live that all members have formed; the supervisor reports ``CheckpointsListed``.
 
     Attributes:
@@ -212,11 +214,11 @@ class GoLive(NamedTuple):
     """
 
     number: int
-    stamp: Stamp | None
+    stamp: StateId | None
     holders: tuple[Member, ...] = ()
     layout: ShardLayout | None = None
     is_whole: bool = True
-    cut: BlockHolders = OWN_CUT
+    cut: ChunkAssignment = DEFAULT_ASSIGNMENT
 
 
 class RestoreState(NamedTuple):
@@ -234,7 +236,7 @@ class ReshardState(NamedTuple):
     """
 
     number: int
-    stamp: Stamp
+    stamp: StateId
     layout: ShardLayout
 
 
@@ -247,7 +249,7 @@ class StartGeneration(NamedTuple):
         is_restored: whether the state was loaded or resharded, and is among every member's snapshots.
     """
 
-    go: GoLive
+    go: ActivateGeneration
     written: int = 0
     is_restored: bool = False
 
@@ -284,14 +286,14 @@ class StageLost(NamedTuple):
     stages: tuple[int, ...]
 
 
-class LeaveOut(NamedTuple):
+class ExcludeProcess(NamedTuple):
     """Report that a process is restarted no more: the others continue without it."""
 
     process: Process
     why: str
 
 
-class GiveUp(NamedTuple):
+class AbortRun(NamedTuple):
     """Stop the run: a process dies repeatedly at its start, and the others cannot continue without it."""
 
     process: Process
@@ -311,9 +313,9 @@ class StopRun(NamedTuple):
 
 
 Command = (
-    (Form | LoadAhead | Enter | GoLive | RestoreState | ReshardState | StartGeneration)
+    (FormGeneration | PreloadPrograms | Connect | ActivateGeneration | RestoreState | ReshardState | StartGeneration)
     | (Kill | Retire | StartProcess | RestartAll)
-    | (StageLost | LeaveOut | GiveUp | StopRun)
+    | (StageLost | ExcludeProcess | AbortRun | StopRun)
 )
 Commands = tuple[Command, ...]
 
@@ -365,7 +367,7 @@ class Formed(NamedTuple):
 
     member: Member
     number: int
-    held: frozenset[Stamp]
+    held: frozenset[StateId]
     time: float
     found: FoundSlices = frozenset()
 
@@ -405,12 +407,12 @@ class PhaseTimed(NamedTuple):
 
 
 PHASES = ("leave", "link", "program", "state", "first_step")
-"""Phases of a transition, from ``Form`` to the end of a member's first iteration: keeping its state on the host and
-dropping its devices, connecting to the others, loading or compiling the program, restoring the state on the devices,
-and running one iteration."""
+"""Phases of a transition, from ``FormGeneration`` to the end of a member's first iteration: keeping its state on the
+host and dropping its devices, connecting to the others, loading or compiling the program, restoring the state on the
+devices, and running one iteration."""
 
 
-class CutRefused(NamedTuple):
+class RecutFailed(NamedTuple):
     """A member cannot take part in a move of blocks.
 
     Attributes:
@@ -452,7 +454,7 @@ class FaultInjected(NamedTuple):
     time: float
 
 
-class Woke(NamedTuple):
+class ClockJumped(NamedTuple):
     """The supervisor was suspended, and has not yet read the messages sent meanwhile."""
 
     time: float
@@ -483,7 +485,7 @@ class Restored(NamedTuple):
         written: last iteration whose record is written.
     """
 
-    stamp: Stamp
+    stamp: StateId
     time: float
     written: int = 0
 
@@ -503,7 +505,7 @@ class RestoreFailed(NamedTuple):
     remedy: str | None = None
 
 
-class CutFound(NamedTuple):
+class RecutReady(NamedTuple):
     """The survivors of some failures would be faster with other blocks, and the programs for that are prepared.
 
     Attributes:
@@ -515,7 +517,7 @@ class CutFound(NamedTuple):
 
     time: float
     failed: frozenset[Worker]
-    cut: BlockHolders
+    cut: ChunkAssignment
     gain: float
     most_bytes: float
 
@@ -546,8 +548,8 @@ class Tick(NamedTuple):
     time: float
 
 
-Message = Ready | Departed | Formed | Heartbeat | PhaseTimed | CutRefused | Loaded | Done
+Message = Ready | Departed | Formed | Heartbeat | PhaseTimed | RecutFailed | Loaded | Done
 """Events that processes send; the supervisor observes the others."""
-Event = (Started | Died | FaultInjected | Message | Woke | Tick) | (
-    CheckpointsListed | Restored | RestoreFailed | CutFound | MayRestart | StopRequested
+Event = (Started | Died | FaultInjected | Message | ClockJumped | Tick) | (
+    CheckpointsListed | Restored | RestoreFailed | RecutReady | MayRestart | StopRequested
 )

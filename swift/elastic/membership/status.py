@@ -14,23 +14,23 @@ from typing import Literal, Self
 
 from swift.deadlines import Deadlines
 from swift.elastic.membership.messages import (
-    CutFound,
+    ActivateGeneration,
     Died,
-    Form,
+    FormGeneration,
     FoundSlices,
-    GoLive,
-    LoadAhead,
     Member,
+    PreloadPrograms,
     Process,
+    RecutReady,
     ReshardState,
     RestoreState,
     ShardLayout,
-    Stamp,
+    StateId,
+    complete_workers,
     lost_stages,
-    whole_workers,
 )
-from swift.schedules.adapt.moves import MoveRule
-from swift.schedules.plans.normalize import OWN_CUT, BlockHolders
+from swift.schedules.adapt.moves import MigrationPolicy
+from swift.schedules.plans.normalize import DEFAULT_ASSIGNMENT, ChunkAssignment
 from swift.topology import Worker
 
 Recovery = Literal["live", "restart"]
@@ -57,7 +57,7 @@ class ProcessStatus:
         seen: when it was started or last sent a message, in seconds.
         is_dying: whether it is being killed.
         killed: when it was killed, in seconds.
-        is_blameless: whether it is killed together with all others, through no fault of its own.
+        is_excused: whether it is killed together with all others, through no fault of its own.
         has_injected_fault: whether a fault was injected into this incarnation.
         last_live: newest generation in which it was live; 0: none.
         last_worked: newest generation in which it has finished an iteration; 0: none.
@@ -72,7 +72,7 @@ class ProcessStatus:
     seen: float = 0.0
     is_dying: bool = False
     killed: float = 0.0
-    is_blameless: bool = False
+    is_excused: bool = False
     has_injected_fault: bool = False
     last_live: int = 0
     last_worked: int = 0
@@ -113,18 +113,18 @@ class Generation:
         loaded: members that have done so.
     """
 
-    form: Form
+    form: FormGeneration
     since: float
     departed: frozenset[Member] = frozenset()
     waiting_since: float | None = None
     linked: frozenset[Member] = frozenset()
-    held: Mapping[Member, frozenset[Stamp]] = field(default_factory=dict)
+    held: Mapping[Member, frozenset[StateId]] = field(default_factory=dict)
     found: FoundSlices = frozenset()
-    go: GoLive | None = None
+    go: ActivateGeneration | None = None
     restoring: RestoreState | ReshardState | None = None
     base: int | None = None
     done: frozenset[Member] = frozenset()
-    ahead: LoadAhead | None = None
+    ahead: PreloadPrograms | None = None
     loaded: frozenset[Member] = frozenset()
 
     @property
@@ -159,24 +159,26 @@ class BlockMoves:
         cuts: workers that hold each block, by number of the generation, for those that ran with another cut.
     """
 
-    rule: MoveRule | None = None
-    found: CutFound | None = None
-    used: CutFound | None = None
-    cuts: Mapping[int, BlockHolders] = field(default_factory=dict)
+    rule: MigrationPolicy | None = None
+    found: RecutReady | None = None
+    used: RecutReady | None = None
+    cuts: Mapping[int, ChunkAssignment] = field(default_factory=dict)
 
-    def after_found(self, found: CutFound) -> "BlockMoves":
+    def after_found(self, found: RecutReady) -> "BlockMoves":
         """Returns the moves with a cut that is prepared; one that was used already is ignored."""
         is_used = self.used is not None and self.used.failed == found.failed
         return self if self.rule is None or is_used else replace(self, found=found)
 
-    def better(self, failed: frozenset[Worker]) -> CutFound | None:
+    def better(self, failed: frozenset[Worker]) -> RecutReady | None:
         """Returns the cut to use now that these workers are down; None if there is none, or its move does not pay."""
         found = self.found
         if self.rule is None or found is None or found.failed != failed:
             return None
         return found if self.rule.is_worth(found.gain, found.most_bytes) else None
 
-    def after_form(self, number: int, failed: frozenset[Worker], time: float, better: CutFound | None) -> "BlockMoves":
+    def after_form(
+        self, number: int, failed: frozenset[Worker], time: float, better: RecutReady | None
+    ) -> "BlockMoves":
         """Returns the moves once a generation is to form while these workers are down.
 
         Args:
@@ -226,8 +228,8 @@ class RecoveryPolicy:
     max_restarts: int = 10
     begins_with_state: bool = False
     is_elastic: bool = False
-    own_cut: BlockHolders = OWN_CUT
-    move_rule: MoveRule | None = None
+    own_cut: ChunkAssignment = DEFAULT_ASSIGNMENT
+    move_rule: MigrationPolicy | None = None
     copy_every: int = 0
     joins_once: bool = False
     needs_all: bool = False
@@ -253,7 +255,7 @@ class RunStatus:
             ``swift.elastic.membership.machine``.
         lost: stages reported as lost since the last generation.
         retried: newest generation that was formed because the one before made no progress; 0: none.
-        holds_until: time before which nothing is decided, as messages may still be unread.
+        paused_until: time before which nothing is decided, as messages may still be unread.
         layouts: layouts of the states of an elastic run, the newest last.
         moves: blocks that survivors may take over, or have taken over.
         is_stopping: whether the run is to stop, see ``StopRequested``.
@@ -272,7 +274,7 @@ class RunStatus:
     failed: tuple[Died, ...] = ()
     lost: tuple[int, ...] = ()
     retried: int = 0
-    holds_until: float = -float("inf")
+    paused_until: float = -float("inf")
     layouts: tuple[ShardLayout, ...] = ()
     moves: BlockMoves = field(default_factory=BlockMoves)
     is_stopping: bool = False
@@ -287,7 +289,7 @@ class RunStatus:
             ready = [process for process in ready if self.statuses[process].member in self.generation.form.members]
         if self.policy.is_elastic:
             return tuple(self.statuses[process].member for process in sorted(ready))
-        whole = whole_workers(self.processes, ready)
+        whole = complete_workers(self.processes, ready)
         return tuple(self.statuses[process].member for process in sorted(ready) if process.worker in whole)
 
     @property
@@ -311,7 +313,7 @@ class RunStatus:
         is_elastic, holders = self.policy.is_elastic, self.policy.own_cut
         return lost_stages(self.processes, there, is_elastic=is_elastic, own_cut=holders)
 
-    def cut_of(self, number: int) -> BlockHolders:
+    def cut_of(self, number: int) -> ChunkAssignment:
         """Returns the workers that hold each chunk in a generation."""
         return self.moves.cuts.get(number, self.policy.own_cut)
 
@@ -320,7 +322,7 @@ class RunStatus:
         """Processes whose newest incarnation is dead or retired."""
         return tuple(process for process, status in self.statuses.items() if not status.is_alive)
 
-    def is_spent(self, process: Process) -> bool:
+    def has_exhausted_restarts(self, process: Process) -> bool:
         """Returns whether a process must not be restarted."""
         status = self.statuses[process]
         if status.state is ProcessState.RETIRED or status.deaths > self.policy.max_restarts:
@@ -331,7 +333,7 @@ class RunStatus:
         """Returns whether a first generation, or one after a lost stage, need not wait for starting processes."""
         if time - self.since > self.deadlines.start:
             return True
-        states = {status.state for process, status in self.statuses.items() if not self.is_spent(process)}
+        states = {status.state for process, status in self.statuses.items() if not self.has_exhausted_restarts(process)}
         return ProcessState.STARTING not in states if self.number else states == {ProcessState.WAITING}
 
     @property

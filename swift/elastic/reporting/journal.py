@@ -15,22 +15,22 @@ from typing import Any, NamedTuple
 from swift.elastic.membership.machine import Membership
 from swift.elastic.membership.messages import (
     PHASES,
+    AbortRun,
+    ActivateGeneration,
     Command,
-    CutRefused,
+    Connect,
     Died,
-    Enter,
     Event,
-    Form,
-    GiveUp,
-    GoLive,
+    ExcludeProcess,
+    FormGeneration,
     Heartbeat,
     Kill,
-    LeaveOut,
-    LoadAhead,
     Member,
     PhaseTimed,
+    PreloadPrograms,
     Process,
     Ready,
+    RecutFailed,
     ReshardState,
     RestartAll,
     RestoreState,
@@ -42,7 +42,7 @@ from swift.elastic.membership.messages import (
 )
 from swift.elastic.membership.status import ProcessState
 from swift.elastic.reporting.goodput import CAUSES, Goodput
-from swift.schedules.plans.normalize import OWN_CUT, BlockHolders
+from swift.schedules.plans.normalize import DEFAULT_ASSIGNMENT, ChunkAssignment
 
 _BEFORE_LIVE = ("leave", "link", "program")
 """``PHASES`` that precede a member's ``Formed``."""
@@ -147,7 +147,7 @@ def _recovery_figures(recoveries: Sequence[Mapping[str, float | None]]) -> dict[
     }
 
 
-class Note(NamedTuple):
+class JournalEntry(NamedTuple):
     """An event of the record.
 
     Attributes:
@@ -183,10 +183,10 @@ class Journal:
         self._joined: tuple[Process, ...] = ()
         self._phase_times: dict[tuple[int, str], float] = {}
         self._recoveries: list[Mapping[str, float | None]] = []
-        self._cut = OWN_CUT  # of the newest live generation
+        self._cut = DEFAULT_ASSIGNMENT  # of the newest live generation
         self._num_deaths = self._num_joins = self._num_moves = 0
 
-    def kill_injected(self, process: Process, time: float) -> list[Note]:
+    def kill_injected(self, process: Process, time: float) -> list[JournalEntry]:
         """Notes that fault injection kills a process at this time."""
         self._injected_at[process] = time
         return [self._note("kill", f"process {process} is killed on purpose", process=str(process), why="on purpose")]
@@ -195,7 +195,9 @@ class Journal:
         """Notes the record of an iteration; the member that finished it may die before a heartbeat says so."""
         self._goodput.record(step)
 
-    def on(self, event: Event, before: Membership, after: Membership, commands: Sequence[Command]) -> list[Note]:
+    def on(
+        self, event: Event, before: Membership, after: Membership, commands: Sequence[Command]
+    ) -> list[JournalEntry]:
         """Notes an event, which turned the membership ``before`` into that ``after`` and gave ``commands``."""
         notes = self._on_event(event, before, after)
         for command in commands:
@@ -227,10 +229,10 @@ class Journal:
             **_recovery_figures(self._recoveries),
         }
 
-    def _note(self, event: str, text: str | None, **fields: Any) -> Note:
-        return Note(event, self._step, fields, text)
+    def _note(self, event: str, text: str | None, **fields: Any) -> JournalEntry:
+        return JournalEntry(event, self._step, fields, text)
 
-    def _on_event(self, event: Event, before: Membership, after: Membership) -> list[Note]:
+    def _on_event(self, event: Event, before: Membership, after: Membership) -> list[JournalEntry]:
         match event:
             case Died():
                 return self._on_death(event, before, after)
@@ -242,7 +244,7 @@ class Journal:
                 self._fail(member, Failure(time, time), time)
                 text = f"process {member.process} is alive, but cannot continue in generation {number}"
                 return [self._note("cannot_go_on", text, process=str(member.process), epoch=number)]
-            case CutRefused(member, number, why, time):
+            case RecutFailed(member, number, why, time):
                 self._fail(member, Failure(time, time), time)
                 refused = f"process {member.process} cannot move blocks: {why}"
                 text = f"{refused}; blocks stay where they are until the run is resumed"
@@ -253,7 +255,7 @@ class Journal:
                 self._phase_times[number, phase] = max(seconds, self._phase_times.get((number, phase), 0.0))
         return []
 
-    def _on_death(self, event: Died, before: Membership, after: Membership) -> list[Note]:
+    def _on_death(self, event: Died, before: Membership, after: Membership) -> list[JournalEntry]:
         member, time, why, _ = event
         process, status = member.process, before.statuses[member.process]
         if status.member != member or not status.is_alive:
@@ -280,7 +282,7 @@ class Journal:
             transition = _Transition(failure.since)
         self._transition = transition.after_failure(member.process, failure)
 
-    def _on_heartbeat(self, beat: Heartbeat, after: Membership) -> list[Note]:
+    def _on_heartbeat(self, beat: Heartbeat, after: Membership) -> list[JournalEntry]:
         """Notes progress of the newest live generation; heartbeats before its first iteration report none."""
         if beat.number != after.last_live or not beat.entered:
             return []
@@ -296,7 +298,7 @@ class Journal:
         self._transition = None
         return [self._end_transition(transition, self._base, beat)]
 
-    def _end_transition(self, transition: _Transition, base: int, beat: Heartbeat) -> Note:
+    def _end_transition(self, transition: _Transition, base: int, beat: Heartbeat) -> JournalEntry:
         """Notes that all members have finished the first iteration of a generation."""
         times = {phase: seconds for (number, phase), seconds in self._phase_times.items() if number == beat.number}
         durations = transition.durations(times, beat.time)
@@ -318,15 +320,21 @@ class Journal:
         self._num_joins += 1
         return self._note("join", text, **fields)
 
-    def _on_command(self, command: Command, time: float, before: Membership, after: Membership) -> list[Note]:
+    def _on_command(self, command: Command, time: float, before: Membership, after: Membership) -> list[JournalEntry]:
         match command:
-            case Form():
+            case FormGeneration():
                 return [self._on_form(command, time)]
             case (
-                LoadAhead() | Enter() | RestoreState() | ReshardState() | StartGeneration() | StartProcess() | StopRun()
+                PreloadPrograms()
+                | Connect()
+                | RestoreState()
+                | ReshardState()
+                | StartGeneration()
+                | StartProcess()
+                | StopRun()
             ):
                 return []
-            case GoLive():
+            case ActivateGeneration():
                 return [self._on_go_live(command, time, after)]
             case Kill(member, why):
                 # A line left in the pipe of a dead process is received after its death: then no process is killed.
@@ -347,14 +355,14 @@ class Journal:
             case StageLost(stages):
                 text = _stage_lost_text(stages, is_one_cut=not after.policy.own_cut)
                 return [self._note("stage_lost", text, stages=list(stages))]
-            case LeaveOut(process, why):
+            case ExcludeProcess(process, why):
                 text = f"process {process} {why}: the run continues without it"
                 return [self._note("left_out", text, process=str(process), why=why)]
-            case GiveUp(process, why):
+            case AbortRun(process, why):
                 # The error that ends the run is shown on the terminal.
                 return [self._note("give_up", None, process=str(process), why=why)]
 
-    def _on_form(self, form: Form, time: float) -> Note:
+    def _on_form(self, form: FormGeneration, time: float) -> JournalEntry:
         self._goodput.form(form.after, time)
         if form.after is not None or (self._admission is not None and self._admission.is_move):
             self._admission = None if form.after is None else _Transition(time, is_move=bool(form.cut))
@@ -367,7 +375,7 @@ class Journal:
         members = [str(process) for process, _ in form.members]
         return self._note("form", text, epoch=form.number, members=members, after=form.after)
 
-    def _on_go_live(self, go: GoLive, time: float, after: Membership) -> Note:
+    def _on_go_live(self, go: ActivateGeneration, time: float, after: Membership) -> JournalEntry:
         assert after.generation is not None
         members, is_first = after.generation.form.members, not self._running
         self._cut = after.generation.form.cut
@@ -389,7 +397,7 @@ def _is_to_die(member: Member, membership: Membership) -> bool:
 
 
 def _transition_text(
-    transition: _Transition, joined: Sequence[Process], cut: BlockHolders, fields: Mapping[str, Any]
+    transition: _Transition, joined: Sequence[Process], cut: ChunkAssignment, fields: Mapping[str, Any]
 ) -> str:
     """Formats a line on a generation that has finished its first iteration.
 

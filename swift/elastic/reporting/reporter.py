@@ -16,7 +16,7 @@ from swift.elastic.membership.machine import Membership
 from swift.elastic.membership.messages import Command, Event, Process
 from swift.elastic.membership.status import ProcessState, ProcessStatus
 from swift.elastic.reporting.goodput import CAUSES
-from swift.elastic.reporting.journal import Journal, Note
+from swift.elastic.reporting.journal import Journal, JournalEntry
 from swift.runlog.files import ranges_text
 from swift.runlog.run_directory import RunDirectory
 from swift.tasks import start_thread
@@ -250,7 +250,7 @@ class Reporter:
 
     def note(self, event: str, step: int, text: str | None, **fields: Any) -> None:
         """Notes another event."""
-        self._write([Note(event, step, fields, text)])
+        self._write([JournalEntry(event, step, fields, text)])
 
     def show_line(self, text: str) -> None:
         """Shows a line on the terminal only."""
@@ -276,7 +276,7 @@ class Reporter:
         """Raises the error of the record, if it could not be written."""
         self._background.raise_failed()
 
-    def _write(self, notes: Sequence[Note]) -> None:
+    def _write(self, notes: Sequence[JournalEntry]) -> None:
         for note in notes:
             self._background.call(self._directory.log_event, note.event, note.step, **note.fields)
             if note.text is not None:

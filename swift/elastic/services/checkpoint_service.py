@@ -3,7 +3,7 @@
 It is a member of no generation: within one, Orbax would wait for all processes, and wait forever if one of them died.
 States pass through shared memory, see ``swift.elastic.state.store``, without slots, which are recomputed.
 
-``CheckpointParts`` joins the parts that processes have kept to the state of a checkpoint, and divides one into parts.
+``ShardedState`` joins the parts that processes have kept to the state of a checkpoint, and divides one into parts.
 ``Resharding`` makes the state of an elastic run fit other ranks, from what processes have handed over and from other
 copies. ``run_checkpoint_service`` runs the process.
 """
@@ -25,14 +25,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from swift.checkpoint.inspection import restore_facts, restore_lines, save_facts
-from swift.checkpoint.manifest import Manifest, checkpoint_path, checkpoint_steps, clean_up_saves, set_aside_newer
+from swift.checkpoint.manifest import Manifest, archive_newer, checkpoint_path, checkpoint_steps, clean_up_saves
 from swift.checkpoint.reader import RestorePlan, plan_restore, record_restore
 from swift.checkpoint.recovery import recover_ranks
 from swift.checkpoint.units import StateSplit
 from swift.checkpoint.writer import save_checkpoint
 from swift.config.experiment import Experiment
 from swift.data.loader import check_same_data
-from swift.elastic.membership.messages import Process, Stamp, have_all, processes_of, whole_workers
+from swift.elastic.membership.messages import Process, StateId, complete_workers, covers_all_stages, processes_of
 from swift.elastic.state.ledger_counts import LedgerCounts
 from swift.elastic.state.run_files import RunFiles
 from swift.elastic.state.slices import ElasticSpecs, Handover, is_elastic
@@ -54,18 +54,18 @@ from swift.elastic.worker.channel import LineWriter, configure_jax
 from swift.errors import RunError, SettingError
 from swift.mesh.live import MeshRow
 from swift.mesh.state_rows import shard_shapes
-from swift.pipeline.reconfigure.recut import blocks_spec
+from swift.pipeline.reconfigure.recut import spec_with_assignment
 from swift.pipeline.reconfigure.reshard import reshape_state
-from swift.pipeline.reconfigure.transfer import move_on_host
+from swift.pipeline.reconfigure.transfer import transfer_on_host
 from swift.pipeline.state import TrainState
 from swift.pipeline.step.spec import StepSpec
 from swift.runlog.lease import writes_checkpoints
 from swift.runlog.run_directory import sync_record
-from swift.schedules.plans.normalize import OWN_CUT, BlockHolders
+from swift.schedules.plans.normalize import DEFAULT_ASSIGNMENT, ChunkAssignment
 from swift.topology import Worker
-from swift.train.build import for_storage
+from swift.train.build import on_storage_mesh
 from swift.train.initial_weights import WeightSource
-from swift.train.saved_state import check_savable, extra_of, keep_elsewhere, ledger_after, load_state, split_of
+from swift.train.saved_state import check_savable, extra_of, ledger_after, load_state, save_fallback, split_of
 
 _LoadUpTo = Callable[[StepSpec, int], tuple[TrainState, RestorePlan] | None]
 """(step spec, iteration) -> state of the newest sound checkpoint up to that iteration, with its plan; or None."""
@@ -77,7 +77,7 @@ _ORPHANED_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointParts:
+class ShardedState:
     """The parts of a generation's processes.
 
     A process has the blocks that its worker holds. In a checkpoint they are as the first pipeline is cut.
@@ -91,12 +91,12 @@ class CheckpointParts:
     """
 
     spec: StepSpec
-    cut: BlockHolders
+    cut: ChunkAssignment
     snapshots: Path
     by_rank: bool
     is_elastic: bool
 
-    def joined(self, stamp: Stamp, holders: Sequence[Process]) -> TrainState:
+    def joined(self, stamp: StateId, holders: Sequence[Process]) -> TrainState:
         """Joins the parts that processes have kept to the state of a checkpoint, without slots.
 
         Args:
@@ -112,9 +112,9 @@ class CheckpointParts:
         specs, shapes = _without_slots(kept), kept.abstract()
         like = shard_shapes(specs, shapes, len(self._ranks(0)))
         parts = [SharedMemoryStore(self.snapshots, process).load(stamp, like) for process in in_order]
-        return move_on_host(join_parts(specs, shapes, parts), kept, self.spec.stored)
+        return transfer_on_host(join_parts(specs, shapes, parts), kept, self.spec.checkpoint_spec)
 
-    def keep(self, host: TrainState, stamp: Stamp, processes: Sequence[Process]) -> None:
+    def keep(self, host: TrainState, stamp: StateId, processes: Sequence[Process]) -> None:
         """Keeps every process's part of the state of a checkpoint, without slots; who holds the same gets the same.
 
         The processes hold what the run's own cut says: a run that goes back to a checkpoint has that.
@@ -125,7 +125,7 @@ class CheckpointParts:
         worker_of = {self._holding(process): process.worker for process in reversed(processes)}
         rows = sorted(worker_of)
         kept = self._on_workers(worker_of[holding] for holding in rows)
-        moved = move_on_host(host, self.spec.stored, kept)
+        moved = transfer_on_host(host, self.spec.checkpoint_spec, kept)
         for nth, process in enumerate(processes):
             ranks = self._ranks(nth if self.is_elastic else process.rank)
             parts = process_parts(_without_slots(kept), moved, rows.index(self._holding(process)), ranks)
@@ -141,15 +141,17 @@ class CheckpointParts:
     def _on_workers(self, workers: Iterable[Worker]) -> StepSpec:
         """Returns the spec of the state of some workers, a row for each."""
         rows = tuple(MeshRow(worker, worker[1]) for worker in dict.fromkeys(workers))
-        return blocks_spec(self.spec.at(replace(self.spec.live, rows=rows)), self.cut)
+        return spec_with_assignment(self.spec.at(replace(self.spec.live, rows=rows)), self.cut)
 
     def _in_order(self, holders: Sequence[Process]) -> list[Process]:
         """Sorts processes by stage, worker and rank; checks that they are whole workers with all of the state."""
         in_order = sorted(set(holders), key=lambda process: (process.worker[1], process))
         everyone = processes_of(self.spec.live.topology, by_rank=self.by_rank)
-        whole, chunks = whole_workers(everyone, in_order), self.spec.chunks
+        whole, chunks = complete_workers(everyone, in_order), self.spec.chunks
         has_parts = any(process.worker not in whole for process in in_order)
-        has_all = have_all(everyone, in_order, self.cut or BlockHolders(() if chunks.are_stages else chunks.stage_DC))
+        has_all = covers_all_stages(
+            everyone, in_order, self.cut or ChunkAssignment(() if chunks.matches_stages else chunks.stage_DC)
+        )
         assert len(in_order) == len(holders), f"holders are {holders}"
         assert self.is_elastic or (has_all and not has_parts), f"holders are {holders}"
         return in_order
@@ -205,7 +207,7 @@ class Resharding:
         host = reshape_state(state, old, new)
         for rank, process in enumerate(processes):
             parts = process_parts(_without_slots(new), host, process.worker[1], [rank])
-            self.handover.parts(process).save(Stamp(generation, stamp.step), parts)
+            self.handover.parts(process).save(StateId(generation, stamp.step), parts)
         slots_before, slots_now = old.experts.slots_per_rank, new.experts.slots_per_rank
         if slots_before != slots_now:
             lines.append(f"each rank now has {slots_now} slots instead of {slots_before}")
@@ -220,7 +222,7 @@ class Resharding:
             spec.policy(jnp.ones((layers, classes), jnp.int32), placement, policy)
 
     def _joined(
-        self, old: StepSpec, processes: Sequence[Process], stamp: Stamp
+        self, old: StepSpec, processes: Sequence[Process], stamp: StateId
     ) -> tuple[TrainState, dict[str, np.ndarray] | None, list[Process]]:
         """Returns the state and the slots from the parts there are, and the processes whose parts are lost.
 
@@ -240,7 +242,7 @@ class Resharding:
         state = join_parts(specs, old.abstract(with_slots=has_slots), parts)
         return replace(state, slots={}), state.slots or None, lost
 
-    def _part(self, old: StepSpec, process: Process, stamp: Stamp) -> TrainState | None:
+    def _part(self, old: StepSpec, process: Process, stamp: StateId) -> TrainState | None:
         """Returns the part that a process handed over or was to resume from; None if there is no sound one."""
         for store, specs, shapes in (
             (self.handover.states(process), old.specs, old.abstract(with_slots=True)),
@@ -287,7 +289,7 @@ class CheckpointService:
 
     @cached_property
     def _elastic_specs(self) -> ElasticSpecs:
-        return ElasticSpecs(for_storage(self.experiment))
+        return ElasticSpecs(on_storage_mesh(self.experiment))
 
     @cached_property
     def _counts(self) -> LedgerCounts:
@@ -315,7 +317,7 @@ class CheckpointService:
             match command:
                 case SaveCheckpoint(stamp, holders, is_full, True, cut):
                     write = partial(self.save, stamp, holders, is_full=is_full, cut=cut)
-                    return KeptElsewhere(stamp.step, keep_elsewhere(self.checkpoints, stamp.step, write))
+                    return KeptElsewhere(stamp.step, save_fallback(self.checkpoints, stamp.step, write))
                 case SaveCheckpoint(stamp, holders, is_full, _, cut):
                     facts = save_facts(self.save(stamp, holders, is_full=is_full, cut=cut))
                     path = checkpoint_path(self.checkpoints, stamp.step)
@@ -323,28 +325,28 @@ class CheckpointService:
                 case LoadCheckpoint(None, generation, processes) if self.init_from and not self._steps:
                     facts = self.begin(generation, processes)
                     lines = [f"passed over: {why}" for why in facts["passed_over"]]
-                    return StateRestored(Stamp(generation, 0), lines, facts, is_origin=True)
+                    return StateRestored(StateId(generation, 0), lines, facts, is_origin=True)
                 case LoadCheckpoint(step, generation, processes):
                     plan = self.load(generation, processes, step)
                     after = ledger_after(self.experiment, plan)
-                    stamp, facts = Stamp(generation, plan.step), restore_facts(plan, after)
+                    stamp, facts = StateId(generation, plan.step), restore_facts(plan, after)
                     return StateRestored(stamp, restore_lines(plan, after), facts)
                 case Reshard():
                     lines, facts = self.resharding.reshard(command)
                     facts |= {"reshard_ms": 1000 * (time.perf_counter() - begun)}
-                    stamp = Stamp(command.generation, command.stamp.step)
+                    stamp = StateId(command.generation, command.stamp.step)
                     return StateRestored(stamp, lines, facts, is_resharded=True)
         except Exception as error:  # a checkpoint that cannot be saved, for whatever reason, must not cost the next one
             return self._failure(command, error)
 
     def save(
         self,
-        stamp: Stamp,
+        stamp: StateId,
         holders: Sequence[Process],
         directory: Path | None = None,
         *,
         is_full: bool = False,
-        cut: BlockHolders = OWN_CUT,
+        cut: ChunkAssignment = DEFAULT_ASSIGNMENT,
     ) -> Manifest:
         """Writes a checkpoint of the parts that processes have kept.
 
@@ -403,8 +405,8 @@ class CheckpointService:
         plan = plan_restore(self.checkpoints, self.experiment.identity(), step)
         host = load_state(self.checkpoints, plan, self._spec_of(processes))
         check_same_data(plan.manifest.extra["loader"], self.data)
-        self._parts(processes).keep(host, Stamp(generation, plan.step), processes)
-        for aside in set_aside_newer(self.checkpoints, plan.step):
+        self._parts(processes).keep(host, StateId(generation, plan.step), processes)
+        for aside in archive_newer(self.checkpoints, plan.step):
             print(f"{aside} is set aside: the run resumes from an older one", file=sys.stderr)
         record_restore(self.checkpoints, plan.manifest, ledger_after(self.experiment, plan))
         self._counts.forget_losses(sys.maxsize)
@@ -423,8 +425,8 @@ class CheckpointService:
         """
         assert self.init_from is not None
         plan = self.init_from.plan(self.experiment)
-        host = jax.device_get(self._spec_of(processes).stored.lay_out(self.init_from.parameters(plan)))
-        self._parts(processes).keep(host, Stamp(generation, 0), processes)
+        host = jax.device_get(self._spec_of(processes).checkpoint_spec.shard_params(self.init_from.parameters(plan)))
+        self._parts(processes).keep(host, StateId(generation, 0), processes)
         return self.init_from.facts(plan)
 
     @property
@@ -462,9 +464,9 @@ class CheckpointService:
         """Returns the step spec of a generation."""
         return self._elastic_specs.on(len(processes)) if self._is_elastic else self.spec
 
-    def _parts(self, processes: Sequence[Process], cut: BlockHolders = OWN_CUT) -> CheckpointParts:
+    def _parts(self, processes: Sequence[Process], cut: ChunkAssignment = DEFAULT_ASSIGNMENT) -> ShardedState:
         """Returns the parts of a generation's processes."""
-        return CheckpointParts(
+        return ShardedState(
             spec=self._spec_of(processes),
             cut=cut,
             snapshots=self.snapshots,
@@ -485,7 +487,7 @@ class CheckpointService:
         return CommandFailed("load", newest if command.step is None else command.step, why, command.generation)
 
 
-class Leaving:
+class ShutdownRequest:
     """The end of a service's process, after the last command or where nobody reads its answers any longer.
 
     If its supervisor was killed it removes the memory of the run: members do so, too, but the end of their coordination
@@ -531,7 +533,7 @@ def run_checkpoint_service(
         by_rank: whether a process is an expert rank, rather than a whole worker.
         init_from: run whose weights this one begins with; None: it draws its own.
     """
-    leave = Leaving(scratch)
+    leave = ShutdownRequest(scratch)
     output = LineWriter(leave)
     configure_jax(experiment, num_devices=1)
     service = CheckpointService(

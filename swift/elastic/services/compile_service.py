@@ -37,10 +37,10 @@ from swift.errors import RunError
 from swift.pipeline.reconfigure.compiled_steps import StepKind, Steps, program_key
 from swift.pipeline.reconfigure.configuration import Configuration, Plan, neighbours
 from swift.pipeline.reconfigure.executables import ExecutableCache, compiled_slots, slots_key
-from swift.pipeline.reconfigure.recut import BetterCut, Cuts, Recut, blocks_spec
-from swift.pipeline.reconfigure.transfer import compiled_share, share_key
+from swift.pipeline.reconfigure.recut import Cuts, PreparedRecut, Recut, spec_with_assignment
+from swift.pipeline.reconfigure.transfer import compiled_transfer, share_key
 from swift.pipeline.step.spec import StepSpec
-from swift.schedules.plans.normalize import OWN_CUT, BlockHolders
+from swift.schedules.plans.normalize import DEFAULT_ASSIGNMENT, ChunkAssignment
 from swift.tasks import start_thread
 from swift.topology import Worker
 from swift.train.saved_state import split_of
@@ -62,7 +62,7 @@ class CompileJob(NamedTuple):
     kinds: tuple[StepKind, ...]
     returning: Worker | None = None
     num_ranks: int | None = None
-    before: BlockHolders = OWN_CUT
+    before: ChunkAssignment = DEFAULT_ASSIGNMENT
     is_better: bool = False
 
 
@@ -88,7 +88,7 @@ def jobs_for(experiment: Experiment, request: CompileRequest) -> list[CompileJob
     if cut:  # a cut is used once: a generation that forms anew, with the same failures, has the run's own
         jobs.append(CompileJob(failed, kinds, before=cut))
     # States get to their workers by the same programs, whichever program runs then.
-    few = [job._replace(kinds=("single",), returning=None, before=OWN_CUT) for job in jobs]
+    few = [job._replace(kinds=("single",), returning=None, before=DEFAULT_ASSIGNMENT) for job in jobs]
     return [*jobs, *few] if experiment.window > 1 else jobs
 
 
@@ -140,7 +140,7 @@ class CompileService:
                 raise OSError("compiled programs cannot be kept, see the log")
         return len(missing)
 
-    def better(self, failed: frozenset[Worker]) -> BetterCut | None:
+    def better(self, failed: frozenset[Worker]) -> PreparedRecut | None:
         """Plans the best cut for survivors; returns None if none is faster than re-routing.
 
         Raises:
@@ -150,7 +150,7 @@ class CompileService:
         self._cuts.keep_only([recut])
         if recut is None:
             return None
-        return BetterCut.of(recut, self._cuts.spec(None), self._plan(failed, recut), self._plan(failed, None))
+        return PreparedRecut.of(recut, self._cuts.spec(None), self._plan(failed, recut), self._plan(failed, None))
 
     def _plan(self, failed: frozenset[Worker], recut: Recut | None) -> Plan:
         spec, configuration = self._cuts.spec(recut), self._cuts.configure(recut, failed)
@@ -159,7 +159,9 @@ class CompileService:
 
     def _before(self, job: CompileJob, spec: StepSpec) -> StepSpec:
         """Returns the step spec of the state that the workers have, on the mesh of the one that they are to get."""
-        return spec if job.num_ranks is not None else blocks_spec(self._cuts.spec(None).at(spec.live), job.before)
+        return (
+            spec if job.num_ranks is not None else spec_with_assignment(self._cuts.spec(None).at(spec.live), job.before)
+        )
 
     def _keys(self, job: CompileJob, configuration: Configuration, before: StepSpec, spec: StepSpec) -> list[object]:
         num_ranks = spec.live.num_ranks
@@ -195,7 +197,7 @@ class CompileService:
                 steps.compiled(kind)
         has_R = _has_state(job, configuration)
         if _is_shared(before, spec, has_R):
-            compiled_share(before, spec, self._executables, has_R, configuration.device_rows)
+            compiled_transfer(before, spec, self._executables, has_R, configuration.device_rows)
         if job.num_ranks is not None:
             compiled_slots(spec, self._executables)
             for k in self._experts_of_copies(job.num_ranks):
@@ -238,7 +240,7 @@ def _has_state(job: CompileJob, configuration: Configuration) -> list[bool]:
 def _is_shared(before: StepSpec, spec: StepSpec, has_R: list[bool]) -> bool:
     """Whether workers get blocks from others: not if a block is lost with a failure, as all then go back further."""
     had_RC = before.chunks.holds_HC[before.holding_R][np.array(has_R)]
-    return bool(had_RC.any(axis=0).all()) and not (all(has_R) and before.is_held_as(spec))
+    return bool(had_RC.any(axis=0).all()) and not (all(has_R) and before.has_same_chunks(spec))
 
 
 def _return_memory() -> None:

@@ -1,7 +1,7 @@
 """Counts of token updates for the ledgers of checkpoints, which the checkpoint service reads from the run's record.
 
 Another process writes the record. An iteration without a record must not prevent a checkpoint: its token updates count
-as unknown, see ``Tally``.
+as unknown, see ``TokenUpdateCounter``.
 """
 
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from swift.checkpoint.manifest import Ledger, checkpoint_path, checkpoint_steps, read_manifest
-from swift.checkpoint.selection import Tally
+from swift.checkpoint.selection import TokenUpdateCounter
 from swift.config.experiment import Experiment
 from swift.elastic.state.store import remove_with_spill, write_or_spill
 from swift.errors import SettingError
@@ -87,12 +87,12 @@ class LedgerCounts:
                     return older, ledger_for(spec, manifest, manifest.ledger)
         return 0, first
 
-    def _noted(self) -> tuple[int, Tally, int] | None:
+    def _noted(self) -> tuple[int, TokenUpdateCounter, int] | None:
         """Reads the file of losses: (iteration, tally, K); None if there is none."""
         if not self.losses.exists():
             return None
         fields = json.loads(self.losses.read_text())
-        return fields["step"], Tally.from_json(fields["tally"], fields["classes"]), fields["k"]
+        return fields["step"], TokenUpdateCounter.from_json(fields["tally"], fields["classes"]), fields["k"]
 
 
 def counted_so_far(ledger: Ledger, run_dir: Path, after: int, step: int, max_updates: int) -> tuple[Ledger, int]:

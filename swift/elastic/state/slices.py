@@ -33,7 +33,7 @@ from swift.checkpoint.manifest import Copy, Ledger
 from swift.checkpoint.recovery import RankCopy
 from swift.checkpoint.units import Snapshot, StateSplit, by_name
 from swift.config.experiment import Experiment
-from swift.elastic.membership.messages import FoundSlices, Process, ShardLayout, Stamp
+from swift.elastic.membership.messages import FoundSlices, Process, ShardLayout, StateId
 from swift.elastic.state.store import SharedMemoryStore, directory_name, process_of
 from swift.errors import RunError
 from swift.mesh.live import storage_mesh
@@ -42,7 +42,7 @@ from swift.pipeline.reconfigure.executables import ExecutableCache
 from swift.pipeline.state import TrainState
 from swift.pipeline.step.spec import StepSpec
 from swift.tasks import one_thread
-from swift.train.build import on_ranks
+from swift.train.build import with_num_ranks
 from swift.train.saved_state import split_of
 
 _NeighbourProgram = Callable[..., dict[str, dict[str, jax.Array]]]
@@ -77,7 +77,7 @@ class ElasticSpecs:
     def on(self, num_ranks: int) -> StepSpec:
         """Returns the step spec on ``num_ranks`` ranks, to be put on a live mesh."""
         if num_ranks not in self._by_ranks:
-            fewer = on_ranks(self._experiment, num_ranks)
+            fewer = with_num_ranks(self._experiment, num_ranks)
             self._by_ranks[num_ranks] = fewer.step_spec(storage_mesh(fewer.topology), self._platform)
         return self._by_ranks[num_ranks]
 
@@ -105,7 +105,7 @@ class SliceCopy(NamedTuple):
     num_experts: int
     neighbour: Process
     owner: Process
-    stamp: Stamp
+    stamp: StateId
 
 
 class SliceCopies:
@@ -134,12 +134,12 @@ class SliceCopies:
                 for stamp in self.store(num_experts, neighbour, owner).stamps():
                     yield SliceCopy(num_experts, neighbour, owner, stamp)
 
-    def keep_only(self, neighbour: Process, kept: Collection[SliceCopy] = ()) -> None:
+    def retain_only(self, neighbour: Process, kept: Collection[SliceCopy] = ()) -> None:
         """Removes the copies of a neighbour, except some."""
         for path in self._directory.glob(f"*/{directory_name(neighbour)}/*"):
             num_experts, owner = int(path.parts[-3]), process_of(path.name)
             stamps = [one.stamp for one in kept if (one.num_experts, one.owner) == (num_experts, owner)]
-            self.store(num_experts, neighbour, owner).keep_only(frozenset(stamps))
+            self.store(num_experts, neighbour, owner).retain_only(frozenset(stamps))
 
     def hand_over(self, other: "SliceCopies", neighbour: Process, owners: Collection[Process]) -> None:
         """Adds the copies that a neighbour has of some owners' slices to other copies."""
@@ -147,18 +147,18 @@ class SliceCopies:
             self.store(num_experts, neighbour, owner).hand_over(other.store(num_experts, neighbour, owner))
 
 
-def needed(chosen_by: Mapping[Stamp, np.ndarray], num_classes: int) -> frozenset[Stamp]:
+def needed(chosen_by: Mapping[StateId, np.ndarray], num_classes: int) -> frozenset[StateId]:
     """Returns the copies to keep: the newest two, and those with the newest slices of an expert.
 
     Args:
         chosen_by: experts ``[L, K]`` in each copy.
         num_classes: number of experts, E.
 
-    >>> chosen = {Stamp(1, step): np.array([[step % 3]]) for step in range(9)}
+    >>> chosen = {StateId(1, step): np.array([[step % 3]]) for step in range(9)}
     >>> sorted(stamp.step for stamp in needed(chosen, 3))
     [6, 7, 8]
     """
-    found = set[Stamp]()
+    found = set[StateId]()
     covered_LE = np.zeros((len(next(iter(chosen_by.values()), ())), num_classes), bool)
     for nth, (stamp, chosen_LK) in enumerate(sorted(chosen_by.items(), reverse=True, key=lambda item: item[0])):
         if nth < 2 or not np.take_along_axis(covered_LE, chosen_LK, axis=1).all():
@@ -230,10 +230,10 @@ class NeighbourCopies:
         num_layers, num_classes = self._split.num_layers, self._split.num_classes
         self._ledger = Ledger.first(num_layers, num_classes, config.snapshot_k(num_classes))
         self._is_first = True
-        self._chosen: dict[Stamp, np.ndarray] = {}  # experts of the copies that exist, or are being written
+        self._chosen: dict[StateId, np.ndarray] = {}  # experts of the copies that exist, or are being written
         self._programs: dict[int, _NeighbourProgram] = {}
         self._thread = one_thread("neighbour")
-        self._writing: tuple[Stamp, Future[None]] | None = None
+        self._writing: tuple[StateId, Future[None]] | None = None
 
     def count(self, record: Mapping[str, Any]) -> None:
         """Counts the token updates of an iteration, from its record in ``metrics.jsonl``."""
@@ -250,7 +250,7 @@ class NeighbourCopies:
         """Compiles the program of the next copy, unless it is compiled."""
         self._program(self._choice().shape[-1])
 
-    def copy(self, stamp: Stamp, state: TrainState) -> None:
+    def copy(self, stamp: StateId, state: TrainState) -> None:
         """Transfers a copy, together with all other ranks, and begins to write it.
 
         Args:
@@ -297,7 +297,7 @@ class NeighbourCopies:
         units = [(layer, class_) for layer, classes in enumerate(chosen_LK.tolist()) for class_ in classes]
         return {unit: Copy(step, int(contained_LE[unit]), 0, "", {}) for unit in units}
 
-    def _write(self, stamp: Stamp, received: Mapping[str, Any]) -> None:
+    def _write(self, stamp: StateId, received: Mapping[str, Any]) -> None:
         """Writes a copy, and only then removes earlier ones that are no longer needed."""
         tree = jax.tree.map(lambda leaf: leaf if isinstance(leaf, np.ndarray) else _own_slice(leaf), dict(received))
         num_experts = tree["chosen"].shape[-1]
@@ -305,7 +305,7 @@ class NeighbourCopies:
         kept = needed(self._chosen, self._split.num_classes)
         self._chosen = {stamp: chosen for stamp, chosen in self._chosen.items() if stamp in kept}
         copies = [SliceCopy(chosen.shape[-1], self._process, self._owner, one) for one, chosen in self._chosen.items()]
-        self._copies.keep_only(self._process, copies)
+        self._copies.retain_only(self._process, copies)
 
 
 def neighbour_slices(spec: StepSpec) -> Wrapped:
@@ -397,12 +397,12 @@ class Handover:
         states.hand_over(self.states(process))
         copies.hand_over(self.copies, process, lost)
 
-    def withdraw(self, process: Process, kept: frozenset[Stamp]) -> None:
+    def withdraw(self, process: Process, kept: frozenset[StateId]) -> None:
         """Removes what a process has handed over, except some states: no process will resume from the others."""
-        self.states(process).keep_only(kept)
-        self.copies.keep_only(process)
+        self.states(process).retain_only(kept)
+        self.copies.retain_only(process)
 
-    def found(self, neighbour: Process, held: frozenset[Stamp], num_experts: int) -> FoundSlices:
+    def found(self, neighbour: Process, held: frozenset[StateId], num_experts: int) -> FoundSlices:
         """Returns the slices that can be found, of any owner and state.
 
         Args:

@@ -31,7 +31,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from swift.checkpoint.manifest import array_checksum, digest, raw_bytes
-from swift.elastic.membership.messages import Process, Stamp
+from swift.elastic.membership.messages import Process, StateId
 from swift.errors import RunError
 from swift.mesh.per_rank import RANKED, is_spec, map_specs
 from swift.mesh.state_rows import Shards
@@ -55,12 +55,12 @@ class SharedMemoryStore:
         self._directory = directory / directory_name(process)
         self._directory.mkdir(exist_ok=True)
 
-    def stamps(self) -> frozenset[Stamp]:
+    def stamps(self) -> frozenset[StateId]:
         """Returns the stamps of all kept states."""
         found = [path.name.removeprefix(_PREFIX).split("-") for path in self._directory.glob(f"{_PREFIX}*")]
-        return frozenset(Stamp(int(generation), int(step)) for generation, step in found)
+        return frozenset(StateId(int(generation), int(step)) for generation, step in found)
 
-    def save(self, stamp: Stamp, tree: Any, records: Sequence[Mapping[str, Any]] = ()) -> None:
+    def save(self, stamp: StateId, tree: Any, records: Sequence[Mapping[str, Any]] = ()) -> None:
         """Keeps a tree of arrays, replacing one with the same stamp.
 
         Args:
@@ -87,7 +87,7 @@ class SharedMemoryStore:
         if write_or_spill(self._path(stamp), self._temporary(stamp), write):
             print(f"{self._directory} is full: the state after iteration {stamp.step} is on a disk", file=sys.stderr)
 
-    def load(self, stamp: Stamp, like: Any, *, is_own: bool = False) -> Any:
+    def load(self, stamp: StateId, like: Any, *, is_own: bool = False) -> Any:
         """Loads a state; its arrays are views of the file, and stay valid if the file is removed.
 
         Args:
@@ -136,19 +136,19 @@ class SharedMemoryStore:
     def hand_over(self, other: "SharedMemoryStore") -> None:
         """Adds all states to another store; free of cost on the same file system."""
         for stamp in self.stamps() - other.stamps():
-            _share_or_copy(self._path(stamp), other._path(stamp), other._temporary(stamp))
+            _link_or_copy(self._path(stamp), other._path(stamp), other._temporary(stamp))
 
-    def keep_only(self, stamps: frozenset[Stamp] = frozenset()) -> None:
+    def retain_only(self, stamps: frozenset[StateId] = frozenset()) -> None:
         """Removes all states except some."""
         for stamp in self.stamps() - stamps:
             remove_with_spill(self._path(stamp))
         for unfinished in self._directory.glob(f".{_PREFIX}*"):  # by an incarnation that died meanwhile
             remove_with_spill(unfinished)
 
-    def _path(self, stamp: Stamp) -> Path:
+    def _path(self, stamp: StateId) -> Path:
         return self._directory / f"{_PREFIX}{stamp.generation}-{stamp.step}"
 
-    def _temporary(self, stamp: Stamp) -> Path:
+    def _temporary(self, stamp: StateId) -> Path:
         """Path of a state that is being written; the directory has one writer."""
         return self._directory / f".{_PREFIX}{stamp.generation}-{stamp.step}.tmp"
 
@@ -255,7 +255,7 @@ def write_or_spill(path: Path, temporary: Path, write: Callable[[BinaryIO], obje
     return spilled is not None
 
 
-def _share_or_copy(path: Path, other: Path, temporary: Path) -> None:
+def _link_or_copy(path: Path, other: Path, temporary: Path) -> None:
     """Makes a file available under another path; free of cost on the same file system.
 
     Args:

@@ -92,7 +92,7 @@ class Children(Protocol):
     def abandon(self, child: Hashable) -> None:
         """Gives up a killed child that does not die; no more children start on its node, unless that is the first."""
 
-    def away_s(self, child: Hashable) -> float:
+    def node_missing_s(self, child: Hashable) -> float:
         """Returns for how many seconds the node of a child has been missing; 0: it is there."""
 
 
@@ -247,7 +247,7 @@ class LocalChildren:
     def __contains__(self, child: object) -> bool:
         return child in self._children
 
-    def away_s(self, child: Hashable) -> float:  # noqa: ARG002
+    def node_missing_s(self, child: Hashable) -> float:  # noqa: ARG002
         """See ``Children``; this node is never missing."""
         return 0.0
 

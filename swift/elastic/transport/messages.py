@@ -10,25 +10,25 @@ by strings that only the first node interprets.
 from typing import Any, Literal, NamedTuple
 
 from swift.elastic.membership.messages import (
-    CutRefused,
+    Connect,
     Departed,
     Done,
-    Enter,
-    Form,
     Formed,
+    FormGeneration,
     Heartbeat,
-    LoadAhead,
     Loaded,
     Member,
     Message,
     PhaseTimed,
+    PreloadPrograms,
     Process,
     Ready,
+    RecutFailed,
     ShardLayout,
-    Stamp,
     StartGeneration,
+    StateId,
 )
-from swift.schedules.plans.normalize import OWN_CUT, BlockHolders
+from swift.schedules.plans.normalize import DEFAULT_ASSIGNMENT, ChunkAssignment
 from swift.topology import Worker
 from swift.typed import Codec
 
@@ -44,14 +44,14 @@ class Begin(NamedTuple):
 
 
 class FormGroup(NamedTuple):
-    """``Form`` as members receive it.
+    """``FormGeneration`` as members receive it.
 
     Attributes:
         form: generation to form.
         address: address of its coordination service.
     """
 
-    form: Form
+    form: FormGeneration
     address: str
 
 
@@ -92,7 +92,7 @@ class SnapshotKept(NamedTuple):
     """
 
     member: Member
-    stamp: Stamp
+    stamp: StateId
     loss: float | None
 
 
@@ -105,7 +105,7 @@ class SnapshotMissed(NamedTuple):
     """
 
     member: Member
-    stamp: Stamp
+    stamp: StateId
     why: str
 
 
@@ -120,12 +120,12 @@ class DataUnreadable(NamedTuple):
     why: str
 
 
-WorkerCommand = Begin | FormGroup | LoadAhead | Enter | StartGeneration | Halt | Hang | Stop
+WorkerCommand = Begin | FormGroup | PreloadPrograms | Connect | StartGeneration | Halt | Hang | Stop
 WorkerMessage = Message | Record | Planned | SnapshotKept | SnapshotMissed | DataUnreadable
 
-WORKER_COMMANDS = Codec[WorkerCommand](Begin, FormGroup, LoadAhead, Enter, StartGeneration, Halt, Hang, Stop)
+WORKER_COMMANDS = Codec[WorkerCommand](Begin, FormGroup, PreloadPrograms, Connect, StartGeneration, Halt, Hang, Stop)
 WORKER_MESSAGES = Codec[WorkerMessage](
-    *(Ready, Departed, Formed, Heartbeat, PhaseTimed, CutRefused, Loaded, Done),
+    *(Ready, Departed, Formed, Heartbeat, PhaseTimed, RecutFailed, Loaded, Done),
     *(Record, Planned, SnapshotKept, SnapshotMissed, DataUnreadable),
     implied=("member", "time"),  # the supervisor knows the sender of a line, and when it came
 )
@@ -142,11 +142,11 @@ class SaveCheckpoint(NamedTuple):
         cut: workers that hold each block of the parts; False: as in the run.
     """
 
-    stamp: Stamp
+    stamp: StateId
     holders: tuple[Process, ...]
     is_full: bool = False
     is_elsewhere: bool = False
-    cut: BlockHolders = OWN_CUT
+    cut: ChunkAssignment = DEFAULT_ASSIGNMENT
 
 
 class LoadCheckpoint(NamedTuple):
@@ -173,7 +173,7 @@ class Reshard(NamedTuple):
         processes: processes of that generation.
     """
 
-    stamp: Stamp
+    stamp: StateId
     layout: ShardLayout
     generation: int
     processes: tuple[Process, ...]
@@ -218,7 +218,7 @@ class StateRestored(NamedTuple):
         is_origin: whether it is the one that the run begins with, with the weights of another run.
     """
 
-    stamp: Stamp
+    stamp: StateId
     lines: list[str]
     facts: dict[str, Any]
     is_resharded: bool = False
@@ -260,7 +260,7 @@ class CompileRequest(NamedTuple):
 
     failed: frozenset[Worker]
     num_ranks: int | None = None
-    cut: BlockHolders = OWN_CUT
+    cut: ChunkAssignment = DEFAULT_ASSIGNMENT
     seeks_cut: bool = True
 
 
@@ -281,7 +281,7 @@ class Prepared(NamedTuple):
     kinds: tuple[str, ...]
     compiled: int
     seconds: float
-    before: BlockHolders = OWN_CUT
+    before: ChunkAssignment = DEFAULT_ASSIGNMENT
 
 
 class CutPrepared(NamedTuple):
@@ -297,7 +297,7 @@ class CutPrepared(NamedTuple):
     """
 
     failed: frozenset[Worker]
-    cut: BlockHolders
+    cut: ChunkAssignment
     microbatches: tuple[int, ...]
     gain: float
     most_bytes: float
@@ -328,7 +328,7 @@ class StartChild(NamedTuple):
     log: str
 
 
-class HoldChild(NamedTuple):
+class PrespawnChild(NamedTuple):
     """Command to a node: hold a child ready, see ``Children.hold``."""
 
     child: str
@@ -385,10 +385,10 @@ class NodeUpdate(NamedTuple):
     is_there: bool
 
 
-NodeMessage = StartChild | HoldChild | SendToChild | SignalChild | EndNode | ChildSent | ChildDied | NodeHeartbeat
+NodeMessage = StartChild | PrespawnChild | SendToChild | SignalChild | EndNode | ChildSent | ChildDied | NodeHeartbeat
 
 NODE_MESSAGES = Codec[NodeMessage](
-    *(StartChild, HoldChild, SendToChild, SignalChild, EndNode),
+    *(StartChild, PrespawnChild, SendToChild, SignalChild, EndNode),
     *(ChildSent, ChildDied, NodeHeartbeat),
 )
 NODE_UPDATES = Codec[NodeUpdate](NodeUpdate)

@@ -25,10 +25,10 @@ from swift.elastic.transport.messages import (
     ChildDied,
     ChildSent,
     EndNode,
-    HoldChild,
     NodeHeartbeat,
     NodeMessage,
     NodeUpdate,
+    PrespawnChild,
     SendToChild,
     SignalChild,
     StartChild,
@@ -125,7 +125,7 @@ class MultiNodeChildren:
         """Returns whether a child is alive as far as is known; its death may not have been reported yet."""
         return child in self._own or any(child in node.children for node in self._connected())
 
-    def away_s(self, child: Hashable) -> float:
+    def node_missing_s(self, child: Hashable) -> float:
         """See ``Children``; infinite for a node with a child that could not be killed."""
         if self._node_of(child) in self._excluded:
             return math.inf
@@ -160,7 +160,7 @@ class MultiNodeChildren:
                 name = repr(child)
                 self._names[name] = child
                 node.held.add(child)
-                node.connection.send(NODE_MESSAGES.line(HoldChild(name, list(command), str(log.absolute()))))
+                node.connection.send(NODE_MESSAGES.line(PrespawnChild(name, list(command), str(log.absolute()))))
 
     def send(self, child: Hashable, line: str) -> None:
         """See ``Children``."""

@@ -22,15 +22,15 @@ from swift.elastic.transport.messages import (
     ChildDied,
     ChildSent,
     EndNode,
-    HoldChild,
     NodeHeartbeat,
     NodeMessage,
+    PrespawnChild,
     SendToChild,
     SignalChild,
     StartChild,
 )
 from swift.errors import RunError, SettingError
-from swift.runlog.lease import last_beat
+from swift.runlog.lease import last_heartbeat
 from swift.runlog.reading import SUMMARY
 from swift.tasks import start_thread
 
@@ -135,7 +135,7 @@ def _connect(rendezvous: Rendezvous) -> NodeConnection:
 def _heartbeat(run_dir: Path) -> int | None:
     """Returns the last heartbeat of a first node; None if there is none, or the file system does not respond."""
     with suppress(SettingError):
-        return last_beat(run_dir)
+        return last_heartbeat(run_dir)
     return None
 
 
@@ -230,7 +230,7 @@ class _Relay:
         match message:
             case StartChild(child, command, log):
                 self._children.start(child, command, Path(log))
-            case HoldChild(child, command, log):
+            case PrespawnChild(child, command, log):
                 self._children.hold(child, command, Path(log))
             case SendToChild(child, line):
                 self._children.send(child, line)

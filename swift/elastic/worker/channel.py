@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TextIO
 import jax
 
 from swift.config.experiment import Experiment
-from swift.elastic.membership.messages import Enter, Heartbeat, LoadAhead, PhaseTimed, StartGeneration
+from swift.elastic.membership.messages import Connect, Heartbeat, PhaseTimed, PreloadPrograms, StartGeneration
 from swift.elastic.transport.messages import (
     WORKER_COMMANDS,
     WORKER_MESSAGES,
@@ -114,12 +114,12 @@ class CommandListener:
         self,
         source: TextIO,
         aborter: Callable[[int], Callable[[], None]],
-        load_ahead: Callable[[LoadAhead], None],
+        load_ahead: Callable[[PreloadPrograms], None],
         gone: Callable[[], NoReturn],
     ):
         self._source, self._aborter, self._load_ahead, self._gone = source, aborter, load_ahead, gone
         self._changed = threading.Condition()
-        self._step: Enter | StartGeneration | None = None  # newest command to enter or to run
+        self._step: Connect | StartGeneration | None = None  # newest command to enter or to run
         self._taken = 0  # generation that the main thread forms
         self.newest: FormGroup | None = None
         self.halt: Halt | None = None
@@ -137,7 +137,7 @@ class CommandListener:
 
     def wait_to_enter(self, number: int) -> bool:
         """Waits until all members have left the generation before; returns False if a newer one is to be formed."""
-        return isinstance(self._wait_for(Enter, number), Enter)
+        return isinstance(self._wait_for(Connect, number), Connect)
 
     def wait_to_start(self, number: int) -> StartGeneration | None:
         """Waits for the command to run a generation; returns None if a newer one is to be formed."""
@@ -148,7 +148,7 @@ class CommandListener:
         """Returns whether a newer generation is to be formed."""
         return self.newest is not None and self.newest.form.number > number
 
-    def _wait_for(self, kind: type[Enter] | type[StartGeneration], number: int) -> Enter | StartGeneration | None:
+    def _wait_for(self, kind: type[Connect] | type[StartGeneration], number: int) -> Connect | StartGeneration | None:
         def has_come() -> bool:
             step = self._step
             return isinstance(step, kind) and number == (
@@ -176,7 +176,7 @@ class CommandListener:
             # Before the main thread knows the command: until then, its present generation is the one to abort.
             abort = self._aborter(command.form.number)
             start_thread(self._abort_until_taken, command.form.number, abort)
-        if isinstance(command, LoadAhead):
+        if isinstance(command, PreloadPrograms):
             self._load_ahead(command)
         with self._changed:
             match command:
@@ -186,7 +186,7 @@ class CommandListener:
                     self.halt = command
                 case Hang():
                     self.hangs = True
-                case Enter() | StartGeneration():
+                case Connect() | StartGeneration():
                     self._step = command
             self._changed.notify_all()
 

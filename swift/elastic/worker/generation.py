@@ -1,11 +1,11 @@
 """One generation of a run, as one of its processes runs it, with its programs and its states.
 
 ``run_generation`` is this process's side of ``swift.train.loop.TrainLoop``, which has the iterations:
-``GenerationWorkers`` are the loop's ``LiveWorkers``, ``GenerationStates`` its ``StateKeeper``.
+``GenerationWorkers`` are the loop's ``LiveWorkers``, ``GenerationStates`` its ``StateStore``.
 
-``AheadLoader`` loads the programs of the next generation where members keep their devices. XLA binds a loaded program
-to its devices, so in any other transition a member loads its program only once it has the devices of the new
-generation, and training waits for that. ``KeptStates`` has the states that outlive a generation: on its devices while
+``ProgramPreloader`` loads the programs of the next generation where members keep their devices. XLA binds a loaded
+program to its devices, so in any other transition a member loads its program only once it has the devices of the new
+generation, and training waits for that. ``StateCache`` has the states that outlive a generation: on its devices while
 it runs, and in shared memory for the next one.
 """
 
@@ -25,30 +25,30 @@ from swift.config.experiment import Experiment
 from swift.data.loader import Loader
 from swift.data.sources import DataError
 from swift.elastic.membership.messages import (
-    CutRefused,
     Done,
-    LoadAhead,
     Loaded,
     PhaseTimed,
+    PreloadPrograms,
     Process,
-    Stamp,
+    RecutFailed,
     StartGeneration,
+    StateId,
 )
 from swift.elastic.state.slices import NeighbourCopies
 from swift.elastic.state.store import SharedMemoryStore
 from swift.elastic.transport.messages import FormGroup, Halt, Planned, Record, SnapshotKept, SnapshotMissed
 from swift.elastic.worker.channel import CommandListener, ControlChannel
-from swift.mesh.state_rows import fetch_shards, place_shards, shard_shapes
+from swift.mesh.state_rows import fetch_shards, put_shards, shard_shapes
 from swift.pipeline.reconfigure.compiled_steps import Steps, program_key
 from swift.pipeline.reconfigure.configuration import Plan
 from swift.pipeline.reconfigure.executables import ExecutableCache
-from swift.pipeline.reconfigure.recut import Cuts, UnknownCut, blocks_spec
-from swift.pipeline.reconfigure.transfer import Share, compiled_share, on_mesh, saving_rows, share_key
+from swift.pipeline.reconfigure.recut import Cuts, UnknownAssignment, spec_with_assignment
+from swift.pipeline.reconfigure.transfer import Share, checkpoint_rows, compiled_transfer, rebind_to_mesh, share_key
 from swift.pipeline.state import TrainState
 from swift.pipeline.step.spec import StepSpec
-from swift.schedules.plans.normalize import OWN_CUT, BlockHolders
+from swift.schedules.plans.normalize import DEFAULT_ASSIGNMENT, ChunkAssignment
 from swift.tasks import one_thread
-from swift.train.loop import LiveWorkers, StateKeeper, TrainLoop, is_due, window_length
+from swift.train.loop import LiveWorkers, StateStore, TrainLoop, is_due, window_length
 from swift.train.records import plan_facts
 
 NUM_SNAPSHOTS = 3
@@ -69,8 +69,8 @@ class GenerationRun:
         validation: batches of the validation split.
         channel: channel to the supervisor.
         commands: commands of the supervisor.
-        abortable: function of the duration of a window, in seconds, that returns the context of calls that may wait for
-            another process.
+        abortable_for: function of the duration of a window, in seconds, that returns the context of calls that may wait
+            for another process.
         window_s: longest duration of a window, in seconds.
     """
 
@@ -83,7 +83,7 @@ class GenerationRun:
     validation: Loader
     channel: ControlChannel
     commands: CommandListener
-    abortable: Callable[[float], AbstractContextManager[None]]
+    abortable_for: Callable[[float], AbstractContextManager[None]]
     window_s: float = 0.0
 
     @property
@@ -97,13 +97,13 @@ class GenerationRun:
         halt = self.commands.halt
         return halt if halt is not None and halt.number == self.number else None
 
-    def computing(self) -> AbstractContextManager[None]:
+    def abortable(self) -> AbstractContextManager[None]:
         """Context of calls that may wait for another process."""
-        return self.abortable(self.window_s)
+        return self.abortable_for(self.window_s)
 
 
 @dataclass(kw_only=True)
-class GenerationStates(StateKeeper):
+class GenerationStates(StateStore):
     """The states of a generation, on the devices and in shared memory.
 
     Attributes:
@@ -118,15 +118,15 @@ class GenerationStates(StateKeeper):
     """
 
     generation: GenerationRun
-    states: dict[Stamp, TrainState]
+    states: dict[StateId, TrainState]
     records: dict[int, dict[str, Any]]
     snapshots: SharedMemoryStore
     copies: NeighbourCopies | None
     copy_if_due: Callable[[], None]
-    restored: Stamp | None
+    restored: StateId | None
     saved: int = 0
 
-    def computed(self, state: TrainState, done: int, records: Sequence[dict[str, Any]]) -> None:
+    def on_window_end(self, state: TrainState, done: int, records: Sequence[dict[str, Any]]) -> None:
         """Keeps this state and the one before it, and copies slices of another rank if that is due."""
         before = max(self.states)
         for old_step in [step for step in self.records if step < before.step]:
@@ -134,7 +134,7 @@ class GenerationStates(StateKeeper):
         self.records.update({record["step"]: record for record in records})
         for old in self.states.keys() - {before}:
             del self.states[old]
-        stamp = Stamp(self.generation.number, done)
+        stamp = StateId(self.generation.number, done)
         self.states[stamp] = state  # after its records, with which it may be kept at once
         if self.copies is None:
             return
@@ -142,7 +142,7 @@ class GenerationStates(StateKeeper):
             self.copies.count(record)
         if self.copies.is_due(done):
             self.copies.prepare()  # compilation cannot be aborted
-            with self.generation.computing():
+            with self.generation.abortable():
                 self.copies.copy(stamp, state)
 
     def check(self, record: dict[str, Any]) -> None:
@@ -158,14 +158,14 @@ class GenerationStates(StateKeeper):
         generation = self.generation
         # A record holds the loss before the update. A run about to stop has no time to compile for the loss after it.
         loss = evaluate() if generation.halt is None else None
-        spec, stamp = generation.steps.spec, Stamp(generation.number, done)
-        if generation.process.worker in [spec.live.workers[row] for row in saving_rows(spec)]:
+        spec, stamp = generation.steps.spec, StateId(generation.number, done)
+        if generation.process.worker in [spec.live.workers[row] for row in checkpoint_rows(spec)]:
             try:
                 self.snapshots.save(stamp, fetch_shards(replace(state, slots={})))
             except OSError as error:
                 generation.channel.send(SnapshotMissed, stamp=stamp, why=str(error))
             else:
-                self.snapshots.keep_only(frozenset(sorted(self.snapshots.stamps())[-NUM_SNAPSHOTS:]))
+                self.snapshots.retain_only(frozenset(sorted(self.snapshots.stamps())[-NUM_SNAPSHOTS:]))
                 generation.channel.send(SnapshotKept, stamp=stamp, loss=loss)
         self.saved = done
 
@@ -174,9 +174,9 @@ class GenerationStates(StateKeeper):
         self.copy_if_due()
         restored = self.restored
         if restored is not None and restored not in self.states and self.saved != restored.step:
-            self.snapshots.keep_only(self.snapshots.stamps() - {restored})
+            self.snapshots.retain_only(self.snapshots.stamps() - {restored})
 
-    def end_without_data(self, state: TrainState | None, done: int, error: DataError) -> NoReturn:  # noqa: ARG002
+    def fail_on_data_error(self, state: TrainState | None, done: int, error: DataError) -> NoReturn:  # noqa: ARG002
         """Raises the error, which the process reports."""
         try:
             raise error
@@ -208,7 +208,7 @@ class GenerationWorkers(LiveWorkers):
         """Planned time of an iteration, as a multiple of that without failures."""
         return self.steps.plan.relative_period / self.generation.fault_free.relative_period
 
-    def window_after(self, done: int) -> int:
+    def next_window_length(self, done: int) -> int:
         """Number of iterations in the next window, see ``window_length``."""
         experiment = self.generation.experiment
         periods = (experiment.eval_every, experiment.checkpoint.every)
@@ -216,7 +216,7 @@ class GenerationWorkers(LiveWorkers):
             return 0
         return window_length(experiment.window, done, experiment.num_steps, periods)
 
-    def is_over(self, done: int) -> bool:
+    def should_stop(self, done: int) -> bool:
         """Returns whether the run ends here, or another generation takes over."""
         generation = self.generation
         newest, halt = generation.commands.newest, generation.halt
@@ -226,7 +226,7 @@ class GenerationWorkers(LiveWorkers):
         after = newest.form.after
         return newest.form.number > generation.number and (after is None or done >= after)
 
-    def enter(self, state: TrainState, first: int, last: int) -> tuple[TrainState, bool]:  # noqa: ARG002
+    def begin_window(self, state: TrainState, first: int, last: int) -> tuple[TrainState, bool]:  # noqa: ARG002
         """Reports the beginning of a window."""
         self._begun = time.perf_counter()
         while self.generation.commands.hangs:
@@ -241,11 +241,11 @@ class GenerationWorkers(LiveWorkers):
         yield
         self.generation.window_s = max(self.generation.window_s, time.perf_counter() - self._begun)
 
-    def computing(self) -> AbstractContextManager[None]:
+    def abortable(self) -> AbstractContextManager[None]:
         """Context of calls that may wait for another process."""
-        return self.generation.computing()
+        return self.generation.abortable()
 
-    def leave(self, state: TrainState, done: int) -> None:  # noqa: ARG002
+    def end_window(self, state: TrainState, done: int) -> None:  # noqa: ARG002
         """Reports the end of a window."""
         self.states.end_window()
         channel = self.generation.channel
@@ -308,14 +308,14 @@ class GenerationPrograms:
     loaded: Share | None = None
 
     def share(self, before: StepSpec, has_R: Sequence[bool], executables: ExecutableCache) -> Share:
-        """Returns the program that gives every member its blocks, see ``compiled_share``."""
-        is_loaded = self.before is not None and before.is_held_as(self.before) and all(has_R)
+        """Returns the program that gives every member its blocks, see ``compiled_transfer``."""
+        is_loaded = self.before is not None and before.has_same_chunks(self.before) and all(has_R)
         if is_loaded and self.loaded is not None:
             return self.loaded
-        return compiled_share(before, self.steps.spec, executables, has_R, self.steps.configuration.device_rows)
+        return compiled_transfer(before, self.steps.spec, executables, has_R, self.steps.configuration.device_rows)
 
 
-class AheadLoader:
+class ProgramPreloader:
     """Loads programs in a thread of its own, on the devices of the generation that the main thread runs.
 
     Args:
@@ -331,20 +331,20 @@ class AheadLoader:
         self._thread = one_thread("load ahead")
         self._lock = threading.Lock()
         self._live: tuple[int, Steps, np.ndarray] | None = None
-        self._loading: tuple[BlockHolders, Future[GenerationPrograms | None]] | None = None
+        self._loading: tuple[ChunkAssignment, Future[GenerationPrograms | None]] | None = None
 
     def begin(self, number: int, steps: Steps, devices_RN: np.ndarray) -> None:
         """Lets programs be loaded from now on, on the devices ``[R, N]`` of a generation that runs these steps."""
         with self._lock:
             self._live = number, steps, devices_RN
 
-    def load(self, command: LoadAhead) -> None:
+    def load(self, command: PreloadPrograms) -> None:
         """Begins to load programs, unless their generation has ended; from any thread."""
         with self._lock:
             if self._live is not None and self._live[0] == command.number:
                 self._loading = command.cut, self._thread.submit(self._load, command, *self._live[1:])
 
-    def end(self, cut: BlockHolders) -> GenerationPrograms | None:
+    def end(self, cut: ChunkAssignment) -> GenerationPrograms | None:
         """Ends the generation, and waits for a program that is being loaded: it uses the devices.
 
         Returns:
@@ -357,25 +357,25 @@ class AheadLoader:
         loaded = loading[1].result()
         return loaded if loading[0] == cut else None
 
-    def _load(self, command: LoadAhead, steps: Steps, devices_RN: np.ndarray) -> GenerationPrograms | None:
+    def _load(self, command: PreloadPrograms, steps: Steps, devices_RN: np.ndarray) -> GenerationPrograms | None:
         loaded = None
         try:
             loaded = self._loaded(command.cut, steps, devices_RN)
-        except UnknownCut as error:
-            self._send(CutRefused, number=command.number, why=str(error))
+        except UnknownAssignment as error:
+            self._send(RecutFailed, number=command.number, why=str(error))
             return None
         except Exception as error:  # whatever it is comes again once the next generation forms, or does not
             print(f"could not load programs ahead: {error}", file=sys.stderr, flush=True)
         self._send(Loaded, number=command.number)
         return loaded
 
-    def _loaded(self, cut: BlockHolders, steps: Steps, devices_RN: np.ndarray) -> GenerationPrograms | None:
+    def _loaded(self, cut: ChunkAssignment, steps: Steps, devices_RN: np.ndarray) -> GenerationPrograms | None:
         """Loads programs; returns None if they have to be compiled, which nothing could end before a failure."""
         failed, num_sequences = steps.configuration.failed, self._num_sequences
         recut = self._cuts.agreed(failed, cut)
         configuration = self._cuts.configure(recut, failed)
         ahead = Steps.of_processes(self._cuts.spec(recut), configuration, devices_RN, num_sequences, self._executables)
-        spec, before = ahead.spec, blocks_spec(self._cuts.spec(None).at(ahead.spec.live), OWN_CUT)
+        spec, before = ahead.spec, spec_with_assignment(self._cuts.spec(None).at(ahead.spec.live), DEFAULT_ASSIGNMENT)
         shares = [True] * len(configuration.rows), configuration.device_rows
         own_key = program_key(configuration, spec.live.num_ranks, ahead.main, keep_state=True)
         keys = own_key, share_key(before, spec, *shares)
@@ -384,10 +384,10 @@ class AheadLoader:
         ahead.compiled(ahead.main)
         if self._live is None:  # the generation has ended, and the main thread waits
             return None
-        return GenerationPrograms(ahead, before, compiled_share(before, spec, self._executables, *shares))
+        return GenerationPrograms(ahead, before, compiled_transfer(before, spec, self._executables, *shares))
 
 
-class KeptStates:
+class StateCache:
     """The newest states of a process, which outlive its generations once they are kept.
 
     Args:
@@ -403,16 +403,16 @@ class KeptStates:
 
     def __init__(self, store: SharedMemoryStore, copy_every: int = 0):
         self.store, self._copy_every = store, copy_every
-        self.on_devices: dict[Stamp, TrainState] = {}
+        self.on_devices: dict[StateId, TrainState] = {}
         self.records: dict[int, dict[str, Any]] = store.records()
         self._keeping = threading.Lock()
-        self._own_stamps: set[Stamp] = set()  # kept by this incarnation
-        self._moved_from: Stamp | None = None  # a kept state that others may still need for their blocks
+        self._own_stamps: set[StateId] = set()  # kept by this incarnation
+        self._moved_from: StateId | None = None  # a kept state that others may still need for their blocks
         self._thread = one_thread("copies")
         self._copying: Future[None] | None = None
-        self._copied: tuple[Stamp, ...] = ()  # copies that were begun, from the one on that all may need
+        self._copied: tuple[StateId, ...] = ()  # copies that were begun, from the one on that all may need
 
-    def begin(self, stamp: Stamp, state: TrainState, moved: Stamp | None) -> None:
+    def begin(self, stamp: StateId, state: TrainState, moved: StateId | None) -> None:
         """Notes the state on the devices with which a generation begins, and removes all others from the store.
 
         Args:
@@ -425,10 +425,10 @@ class KeptStates:
         self.on_devices.clear()
         self.on_devices[moved or stamp] = state
         self._own_stamps &= {stamp}
-        self.store.keep_only(frozenset({stamp}))
+        self.store.retain_only(frozenset({stamp}))
         self._copied = tuple(self.store.stamps())
 
-    def placed(self, stamp: Stamp, spec: StepSpec, *, is_there: bool) -> TrainState:
+    def placed(self, stamp: StateId, spec: StepSpec, *, is_there: bool) -> TrainState:
         """Puts this process's part of a state on its devices, those of the mesh of ``spec``; zeros if it has none.
 
         Args:
@@ -438,13 +438,13 @@ class KeptStates:
         """
         live, parts = spec.live, None
         if is_there and stamp in self.on_devices:  # they are those of the generation before
-            return on_mesh(self.on_devices[stamp], live, spec.specs)
+            return rebind_to_mesh(self.on_devices[stamp], live, spec.specs)
         shapes = spec.abstract(with_slots=True)
         if is_there:
             num_devices = sum(device.process_index == jax.process_index() for device in live.mesh.devices.flat)
             like = shard_shapes(spec.specs, shapes, num_devices)
             parts = self.store.load(stamp, like, is_own=stamp in self._own_stamps)
-        return place_shards(parts, live, spec.specs, shapes)
+        return put_shards(parts, live, spec.specs, shapes)
 
     def keep(self) -> None:
         """Keeps the states on the devices, and removes older ones.
@@ -460,7 +460,7 @@ class KeptStates:
                 # After an iteration it is known that all have their blocks; before, they may need those of this state.
                 kept = self.on_devices.keys() | ({self._moved_from} if len(self.on_devices) == 1 else set())
                 self._own_stamps &= kept
-                self.store.keep_only(frozenset(filter(None, kept)))
+                self.store.retain_only(frozenset(filter(None, kept)))
 
     def copy_if_due(self) -> None:
         """Begins to copy the newest state if that is due, at the end of a window; waits for the copy before.
@@ -487,9 +487,9 @@ class KeptStates:
             self._copying = None
             written = self.store.stamps()  # without room for the newest, the last two that are there stay
             self._copied = tuple(stamp for stamp in self._copied if stamp in written)[-2:]
-            self.store.keep_only(frozenset(self._copied))
+            self.store.retain_only(frozenset(self._copied))
 
-    def _save(self, stamp: Stamp, state: TrainState) -> None:
+    def _save(self, stamp: StateId, state: TrainState) -> None:
         """Puts a state into the store, with the records up to it."""
         records = [record for step, record in list(self.records.items()) if step <= stamp.step]
         try:

@@ -4,8 +4,8 @@ Between two generations its part of the state is in shared memory, once for each
 another process may not have finished the last one. Devices, with all that is on them, outlive a generation only where
 its members stay connected, as blocks move; programs come from the run's executable cache.
 
-``WorkerSpec`` has the settings of a process and the stores that it shares with others. ``GroupWaits`` has its waits for
-other members of its group, which end once another generation is to be formed at once.
+``WorkerSpec`` has the settings of a process and the stores that it shares with others. ``AbortableWaits`` has its waits
+for other members of its group, which end once another generation is to be formed at once.
 """
 
 import gc
@@ -29,17 +29,17 @@ from swift.deadlines import Deadlines
 from swift.elastic.accelerators import AcceleratorGroup, MemberDevices, await_deaths
 from swift.elastic.jax_group import JaxGroup, is_aborted
 from swift.elastic.membership.messages import (
-    CutRefused,
     Departed,
-    Form,
     Formed,
+    FormGeneration,
     Member,
     Process,
     Ready,
-    Stamp,
+    RecutFailed,
     StartGeneration,
+    StateId,
+    complete_workers,
     processes_of,
-    whole_workers,
 )
 from swift.elastic.state.run_files import RunFiles
 from swift.elastic.state.slices import ElasticSpecs, Handover, NeighbourCopies, SliceCopies, is_elastic
@@ -47,23 +47,23 @@ from swift.elastic.state.store import SharedMemoryStore
 from swift.elastic.transport.messages import DataUnreadable, FormGroup
 from swift.elastic.worker.channel import CommandListener, ControlChannel
 from swift.elastic.worker.generation import (
-    AheadLoader,
     GenerationPrograms,
     GenerationRun,
     GenerationStates,
-    KeptStates,
+    ProgramPreloader,
+    StateCache,
     run_generation,
 )
 from swift.errors import RunError
-from swift.mesh.live import own_row
-from swift.mesh.state_rows import place_shards, shard_shapes
+from swift.mesh.live import local_row
+from swift.mesh.state_rows import put_shards, shard_shapes
 from swift.pipeline.reconfigure.compiled_steps import Steps
 from swift.pipeline.reconfigure.configuration import Configuration
 from swift.pipeline.reconfigure.executables import ExecutableCache, compiled_init, compiled_slots
-from swift.pipeline.reconfigure.recut import Cuts, UnknownCut, blocks_spec
+from swift.pipeline.reconfigure.recut import Cuts, UnknownAssignment, spec_with_assignment
 from swift.pipeline.state import TrainState
 from swift.pipeline.step.spec import StepSpec
-from swift.schedules.plans.normalize import BlockHolders
+from swift.schedules.plans.normalize import ChunkAssignment
 from swift.train.saved_state import split_of
 
 _EXIT_GONE, _EXIT_STUCK = 70, 71
@@ -149,7 +149,7 @@ class WorkerSpec:
             await_deaths(error)
 
 
-class GroupWaits:
+class AbortableWaits:
     """The group of which this process is a member, and the time limit for its main thread to react to an abort.
 
     Args:
@@ -211,7 +211,7 @@ class WorkerProcess:
         self._data = tuple(self._experiment.loader(split, scratch.corpus) for split in ("train", "validation"))
         check_same_data(scratch.data(), self._data[0].state())
         self._executables = worker_spec.programs()
-        self._kept = KeptStates(worker_spec.states(), worker_spec.copy_every)
+        self._kept = StateCache(worker_spec.states(), worker_spec.copy_every)
         # No array of this backend is kept: generations have backends of their own.
         self._specs = worker_spec.step_specs()
         spec = self._specs.on(self._experiment.topology.num_expert_ranks)
@@ -227,11 +227,11 @@ class WorkerProcess:
         gc.collect()
         gc.freeze()  # objects that exist now stay: leaving a generation need not traverse them
         self._num_devices = 1 if worker_spec.by_rank else self._experiment.topology.num_expert_ranks
-        self._waits = GroupWaits(self._kept.keep)
+        self._waits = AbortableWaits(self._kept.keep)
         self._members: tuple[Member, ...] = ()  # of the last generation
         self._neighbour_copies: NeighbourCopies | None = None
         self._channel = ControlChannel(worker_spec.gone)
-        self._ahead = AheadLoader(self._cuts, self._executables, num_sequences, self._channel.send)
+        self._ahead = ProgramPreloader(self._cuts, self._executables, num_sequences, self._channel.send)
         self._commands = CommandListener(commands, self._waits.aborter, self._ahead.load, worker_spec.gone)
 
     def run(self, done: int) -> None:
@@ -260,8 +260,8 @@ class WorkerProcess:
             except DataError as error:
                 # The next generation saves the common state and runs no iteration, see ``WorkerResults``.
                 self._channel.send(DataUnreadable, number=number, why=str(error))
-            except UnknownCut as error:
-                self._channel.send(CutRefused, number=number, why=str(error))
+            except UnknownAssignment as error:
+                self._channel.send(RecutFailed, number=number, why=str(error))
             except Exception as error:
                 if not is_aborted(error):
                     self._worker_spec.await_deaths(error)
@@ -290,7 +290,7 @@ class WorkerProcess:
             return
         if programs is None:
             programs = GenerationPrograms(self._form_group(command, configuration, spec))
-        held, found = self._kept.store.stamps(), frozenset[tuple[Process, Stamp]]()
+        held, found = self._kept.store.stamps(), frozenset[tuple[Process, StateId]]()
         if self._handover is not None:
             found = self._handover.found(self._worker_spec.process, held, self._num_classes)
         self._channel.send(Formed, number=number, held=held, found=found)
@@ -314,7 +314,7 @@ class WorkerProcess:
             validation=validation,
             channel=self._channel,
             commands=self._commands,
-            abortable=lambda window_s: self._waits.abortable(max(_STUCK_S, _STUCK_FACTOR * window_s)),
+            abortable_for=lambda window_s: self._waits.abortable(max(_STUCK_S, _STUCK_FACTOR * window_s)),
         )
         states = GenerationStates(
             generation=generation,
@@ -329,7 +329,7 @@ class WorkerProcess:
         self._ahead.begin(command.form.number, steps, self._waits.group.grid(steps.spec.live.num_ranks))
         run_generation(generation, start, states)
 
-    def _leave(self, form: Form) -> GenerationPrograms | None:
+    def _leave(self, form: FormGeneration) -> GenerationPrograms | None:
         """Leaves the last generation, after keeping its states; unless it stays connected, everything is dropped.
 
         Returns:
@@ -385,24 +385,24 @@ class WorkerProcess:
             self._neighbour_copies = NeighbourCopies(steps.spec, self._executables, copies, process, processes, config)
         return steps
 
-    def _restore_state(self, programs: GenerationPrograms, start: StartGeneration, cut: BlockHolders) -> None:
+    def _restore_state(self, programs: GenerationPrograms, start: StartGeneration, cut: ChunkAssignment) -> None:
         """Puts the state to resume from on the devices, and removes all other states.
 
         Where workers hold other blocks than those with which it was computed, it is kept until they have them.
         """
         spec, go = programs.steps.spec, start.go
-        live, stamp = spec.live, go.stamp or Stamp(go.number, 0)
-        moved = Stamp(go.number, stamp.step) if go.cut != cut else None
+        live, stamp = spec.live, go.stamp or StateId(go.number, 0)
+        moved = StateId(go.number, stamp.step) if go.cut != cut else None
         if go.stamp is None:
             state = compiled_init(spec, self._executables, self._experiment.seed)()
         elif start.is_restored:
             specs, shapes = replace(spec.specs, slots={}), spec.abstract()
             snapshots = self._worker_spec.snapshots()
             parts = snapshots.load(stamp, shard_shapes(specs, shapes, self._num_devices))
-            state = compiled_slots(spec, self._executables)(place_shards(parts, live, specs, shapes))
-            snapshots.keep_only(frozenset({stamp}))
+            state = compiled_slots(spec, self._executables)(put_shards(parts, live, specs, shapes))
+            snapshots.retain_only(frozenset({stamp}))
         else:
-            before = spec if go.cut == cut else blocks_spec(self._cuts.spec(None).at(live), go.cut)
+            before = spec if go.cut == cut else spec_with_assignment(self._cuts.spec(None).at(live), go.cut)
             holders = {member.process for member in go.holders}
             state = self._state_of_members(before, programs, stamp, holders)
         self._kept.begin(stamp, jax.block_until_ready(state), moved)
@@ -410,7 +410,7 @@ class WorkerProcess:
             self._handover.withdraw(self._worker_spec.process, kept=frozenset({stamp}))
 
     def _state_of_members(
-        self, before: StepSpec, programs: GenerationPrograms, stamp: Stamp, holders: set[Process]
+        self, before: StepSpec, programs: GenerationPrograms, stamp: StateId, holders: set[Process]
     ) -> TrainState:
         """Returns a state of which some members hold their parts: this process's own, and blocks of others.
 
@@ -422,12 +422,12 @@ class WorkerProcess:
         """
         spec, live = programs.steps.spec, before.live
         state = self._kept.placed(stamp, before, is_there=self._worker_spec.process in holders)
-        whole = whole_workers(processes_of(live.topology, by_rank=self._worker_spec.by_rank), holders)
+        whole = complete_workers(processes_of(live.topology, by_rank=self._worker_spec.by_rank), holders)
         has_R = [worker in whole for worker in live.workers]
-        if not all(has_R) or not before.is_held_as(spec):
+        if not all(has_R) or not before.has_same_chunks(spec):
             share = programs.share(before, has_R, self._executables)
             with self._waits.abortable(_STUCK_S):
                 state, has_arrived = jax.block_until_ready(share(state))
-            if not own_row(has_arrived):
+            if not local_row(has_arrived):
                 raise RunError(f"the state of a peer has not arrived as it was sent, after iteration {stamp.step}")
         return state

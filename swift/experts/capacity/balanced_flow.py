@@ -26,7 +26,7 @@ _FAR = 1 << 20  # more than any distance
 _MOST_STEPS = 4096  # uneven loads take some 10, and at most 50 were seen
 
 
-class Holders(NamedTuple):
+class ReplicaMap(NamedTuple):
     """The slots of all ranks, by expert."""
 
     class_NS: jax.Array  # int32
@@ -36,7 +36,7 @@ class Holders(NamedTuple):
     last_M: jax.Array  # int32, for each position the last one of the same expert
 
     @classmethod
-    def of(cls, placement_NS: Int[Array, "N S"]) -> "Holders":
+    def of(cls, placement_NS: Int[Array, "N S"]) -> "ReplicaMap":
         """Makes them from a placement; experts may be placed in any order."""
         class_M = placement_NS.reshape(-1).astype(jnp.int32)
         slot_M = jnp.argsort(class_M, stable=True).astype(jnp.int32)
@@ -83,7 +83,7 @@ class _Bounds(NamedTuple):
         return cls(level + slack, aim, jnp.maximum(level >> 12, 1))
 
 
-def balance(tokens_E: Int[Array, " E"], holders: Holders) -> Int[Array, "N S"]:
+def balance(tokens_E: Int[Array, " E"], holders: ReplicaMap) -> Int[Array, "N S"]:
     """Divides the tokens of every expert among the slots that hold it.
 
     No rank gets more than 1.001 of the least possible largest load, and one token for each of its slots.
@@ -95,7 +95,7 @@ def balance(tokens_E: Int[Array, " E"], holders: Holders) -> Int[Array, "N S"]:
     Returns:
         int32[N, S].
 
-    >>> balance(jnp.array([60, 30, 10]), Holders.of(jnp.array([[0, 0], [0, 1], [2, 1]]))).tolist()
+    >>> balance(jnp.array([60, 30, 10]), ReplicaMap.of(jnp.array([[0, 0], [0, 1], [2, 1]]))).tolist()
     [[14, 20], [26, 8], [10, 22]]
     """
     num_slots = holders.class_NS.shape[1]
@@ -113,7 +113,7 @@ def balance(tokens_E: Int[Array, " E"], holders: Holders) -> Int[Array, "N S"]:
     return lax.while_loop(is_uneven, lambda flow: _step(flow, holders), first).tokens_NS
 
 
-def relieve(tokens_NS: Int[Array, "N S"], room: int, holders: Holders) -> Int[Array, "N S"]:
+def shift_overflow(tokens_NS: Int[Array, "N S"], room: int, holders: ReplicaMap) -> Int[Array, "N S"]:
     """Passes on what ranks have above their room, so that as few tokens as possible are above it.
 
     That is a maximum flow: the search ends when none of these ranks has a path to one with room. It is meant for a
@@ -127,8 +127,8 @@ def relieve(tokens_NS: Int[Array, "N S"], room: int, holders: Holders) -> Int[Ar
     Returns:
         int32[N, S].
 
-    >>> holders = Holders.of(jnp.array([[0, 1], [0, 2], [2, 3]]))
-    >>> relieve(jnp.array([[11, 0], [0, 9], [0, 7]]), room=9, holders=holders).tolist()
+    >>> holders = ReplicaMap.of(jnp.array([[0, 1], [0, 2], [2, 3]]))
+    >>> shift_overflow(jnp.array([[11, 0], [0, 9], [0, 7]]), room=9, holders=holders).tolist()
     [[9, 0], [2, 7], [2, 7]]
     """
 
@@ -147,7 +147,7 @@ def relieve(tokens_NS: Int[Array, "N S"], room: int, holders: Holders) -> Int[Ar
     return lax.while_loop(goes_on, pass_on, search(tokens_NS, tokens_NS[0, 0] * 0)).tokens_NS
 
 
-def _step(flow: _Flow, holders: Holders) -> _Flow:
+def _step(flow: _Flow, holders: ReplicaMap) -> _Flow:
     """Passes tokens on, or raises the level, or looks for paths of smaller amounts from now on."""
     bounds = _Bounds.of(flow.level, holders.class_NS.shape[1])
     load_N, amount = _by_rank(flow.tokens_NS), jnp.maximum(flow.amount, bounds.least_amount)
@@ -186,7 +186,7 @@ class _Search(NamedTuple):
     step: jax.Array  # int32[]
 
 
-def _find_paths(is_open_NS: jax.Array, has_room_N: jax.Array, is_over_N: jax.Array, holders: Holders) -> _Paths:
+def _find_paths(is_open_NS: jax.Array, has_room_N: jax.Array, is_over_N: jax.Array, holders: ReplicaMap) -> _Paths:
     start_N = jnp.where(has_room_N, 0, _FAR)
     start = _Paths(start_N, jnp.broadcast_to(start_N[:, None], is_open_NS.shape) * 0 + _FAR)
 
@@ -205,7 +205,7 @@ def _find_paths(is_open_NS: jax.Array, has_room_N: jax.Array, is_over_N: jax.Arr
     return lax.while_loop(goes_on, widen, (start, jnp.min(start_N) * 0 + 1, jnp.any(is_over_N)))[0]
 
 
-def _push(tokens_NS: jax.Array, paths: _Paths, aim: jax.Array, at_least: jax.Array, holders: Holders) -> jax.Array:
+def _push(tokens_NS: jax.Array, paths: _Paths, aim: jax.Array, at_least: jax.Array, holders: ReplicaMap) -> jax.Array:
     """Passes on what ranks have above the aim, from the farthest of them on, each time to ranks one step nearer."""
     distance_N1, of_class_NS = paths.distance_N[:, None], paths.of_class_NS
 

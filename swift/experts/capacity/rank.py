@@ -22,15 +22,24 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from swift.experts.capacity.balanced_flow import Holders, balance, relieve
+from swift.experts.capacity.balanced_flow import ReplicaMap, balance, shift_overflow
 from swift.experts.capacity.row_exchange import Ends
 from swift.experts.capacity.slot import Pairs
-from swift.experts.capacity.token_split import BITS, ONE, Rooms, Slots, by_source, fraction_of, split_tokens, times
+from swift.experts.capacity.token_split import (
+    BITS,
+    ONE,
+    FreeRows,
+    Slots,
+    by_source,
+    divide_exactly,
+    split_tokens,
+    times,
+)
 from swift.experts.config import ExpertConfig
 from swift.experts.grouped_matmul import Groups
 
 
-class Served(NamedTuple):
+class AdmittedTokens(NamedTuple):
     """Counts of the (token, choice) pairs of every source rank that are served, and of those that are dropped."""
 
     kept_NDS: jax.Array  # int32, by slot
@@ -38,9 +47,9 @@ class Served(NamedTuple):
     overflowed_NE: jax.Array  # int32, dropped because a buffer was full
 
 
-def serve(
+def admit_tokens(
     config: ExpertConfig, counts_NE: Int[Array, "N E"], placement_NS: Int[Array, "N S"], local_tokens: int
-) -> Served:
+) -> AdmittedTokens:
     """Splits the tokens of all sources over the slots and drops those that do not fit.
 
     Args:
@@ -50,12 +59,12 @@ def serve(
         local_tokens: tokens of a source rank.
     """
     num_ranks, num_slots = placement_NS.shape
-    rooms = Rooms(config.rows_per_rank(local_tokens, num_ranks), config.rows_per_buffer(local_tokens, num_ranks))
+    rooms = FreeRows(config.rows_per_rank(local_tokens, num_ranks), config.rows_per_buffer(local_tokens, num_ranks))
     slots, most_pairs = Slots.of(placement_NS, config.num_classes), local_tokens * config.top_k
 
     if config.spare_rounds is None:
-        holders = Holders.of(placement_NS)
-        tokens_NS = relieve(balance(jnp.sum(counts_NE, axis=0, dtype=jnp.int32), holders), rooms.rank, holders)
+        holders = ReplicaMap.of(placement_NS)
+        tokens_NS = shift_overflow(balance(jnp.sum(counts_NE, axis=0, dtype=jnp.int32), holders), rooms.rank, holders)
         split_NM = by_source(counts_NE, tokens_NS, holders, num_ranks * most_pairs)
         sent_NDS = split_NM.reshape(num_ranks, num_ranks, num_slots)
         most_sent = most_pairs
@@ -71,7 +80,7 @@ def serve(
         return jax.vmap(slots.by_class)(pairs_NDS.reshape(num_ranks, -1))
 
     sent_NE = by_class(sent_NDS)
-    return Served(kept_NDS, counts_NE - by_class(kept_NDS), counts_NE - sent_NE)
+    return AdmittedTokens(kept_NDS, counts_NE - by_class(kept_NDS), counts_NE - sent_NE)
 
 
 def in_proportion(wanted_XY: Int[Array, "... Y"], room: int, most: int) -> Int[Array, "... Y"]:
@@ -90,7 +99,7 @@ def in_proportion(wanted_XY: Int[Array, "... Y"], room: int, most: int) -> Int[A
     up_to_XY = jnp.cumsum(wanted_XY, axis=-1, dtype=jnp.int32)
     sum_X1 = up_to_XY[..., -1:]
     # Rounded up: rounding down would lose the last one, and the excess is too small to add one to a sum below 2^30.
-    part_X1 = fraction_of(jnp.full_like(sum_X1, room), jnp.maximum(sum_X1, room + 1), most) + 1
+    part_X1 = divide_exactly(jnp.full_like(sum_X1, room), jnp.maximum(sum_X1, room + 1), most) + 1
     kept_XY = times(up_to_XY, jnp.where(sum_X1 > room, part_X1, ONE)).whole
     return jnp.diff(kept_XY, axis=-1, prepend=jnp.zeros_like(kept_XY[..., :1]))
 

@@ -134,10 +134,10 @@ def send(x_TD: Float[Array, "T D"], dispatch: Dispatch, top_k: int) -> Float[Arr
 
 def combine(rows_RD: Float[Array, "R D"], dispatch: Dispatch, gates_TK: Float[Array, "T K"]) -> Float[Array, "T D"]:
     """Sums the experts' outputs ``[T, D]``, weighted by the gates; dropped pairs contribute zeros."""
-    return weigh(take_rows(rows_RD, dispatch.row_of_pair_A, dispatch.pair_of_row_R), gates_TK)
+    return apply_gates(take_rows(rows_RD, dispatch.row_of_pair_A, dispatch.pair_of_row_R), gates_TK)
 
 
-def weigh(pairs_AD: Float[Array, "A D"], gates_TK: Float[Array, "T K"]) -> Float[Array, "T D"]:
+def apply_gates(pairs_AD: Float[Array, "A D"], gates_TK: Float[Array, "T K"]) -> Float[Array, "T D"]:
     """Sums the outputs of a token's pairs ``[T, D]``, weighted by the gates."""
     num_tokens, top_k = gates_TK.shape
     pairs_TKD = pairs_AD.reshape(num_tokens, top_k, -1)

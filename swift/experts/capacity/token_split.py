@@ -30,7 +30,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int
 
-from swift.experts.capacity.balanced_flow import Holders
+from swift.experts.capacity.balanced_flow import ReplicaMap
 
 BITS = 30
 ONE = 1 << BITS
@@ -81,7 +81,7 @@ def cumulated(product: _Product) -> Int[Array, "..."]:
     return jnp.cumsum(product.whole, axis=0, dtype=jnp.int32) + ((high + low) >> _HALF)
 
 
-def fraction_of(part: Int[Array, "..."], total: Int[Array, "..."], most: int) -> Int[Array, "..."]:
+def divide_exactly(part: Int[Array, "..."], total: Int[Array, "..."], most: int) -> Int[Array, "..."]:
     """Computes the fraction ``part / total``, rounded down to a multiple of 2^-30.
 
     Args:
@@ -89,7 +89,7 @@ def fraction_of(part: Int[Array, "..."], total: Int[Array, "..."], most: int) ->
         total: int32, at least ``part`` and at least 1.
         most: upper bound of all totals, below 2^30.
 
-    >>> int(fraction_of(jnp.int32(1), jnp.int32(3), most=8)), ONE // 3
+    >>> int(divide_exactly(jnp.int32(1), jnp.int32(3), most=8)), ONE // 3
     (357913941, 357913941)
     """
     step = 31 - most.bit_length()  # quotient bits that one 32-bit division yields
@@ -101,7 +101,7 @@ def fraction_of(part: Int[Array, "..."], total: Int[Array, "..."], most: int) ->
     return quotient
 
 
-class Rooms(NamedTuple):
+class FreeRows(NamedTuple):
     """Available rows."""
 
     rank: int  # rows of a rank, for all sources
@@ -150,7 +150,7 @@ def split_tokens(
     counts_NE: Int[Array, "N E"],
     placement_NS: Int[Array, "N S"],
     slots: Slots,
-    rooms: Rooms,
+    rooms: FreeRows,
     most_pairs: int,
     rounds: int,
 ) -> Int[Array, "N M"]:
@@ -179,7 +179,7 @@ def split_tokens(
 
 
 def _scaling(
-    counts_NM: jax.Array, slots_per_rank: int, slots: Slots, rooms: Rooms, most_pairs: int
+    counts_NM: jax.Array, slots_per_rank: int, slots: Slots, rooms: FreeRows, most_pairs: int
 ) -> Callable[[jax.Array], jax.Array]:
     """Makes the function of one round: shares of every source's slots, in units of 2^-22 and at least 1 -> the next."""
     num_ranks = len(counts_NM)
@@ -217,7 +217,7 @@ def _whole_tokens(counts_NM: jax.Array, shares_NM: jax.Array, slots: Slots) -> j
     A source's tokens of an expert are cut at ends, one per slot, the last of them at 1. Over all sources up to any one,
     a slot ends at the sum of its ends, rounded down: the fractional part carries over to the next source.
     """
-    ends_NM = fraction_of(
+    ends_NM = divide_exactly(
         jax.vmap(slots.up_to)(shares_NM), jax.vmap(slots.of_class)(shares_NM), most=(2 << _SHARE_BITS) - 1
     )
     so_far_NM = cumulated(times(counts_NM, ends_NM))
@@ -233,7 +233,7 @@ def _whole_tokens(counts_NM: jax.Array, shares_NM: jax.Array, slots: Slots) -> j
 
 
 def by_source(
-    counts_NE: Int[Array, "N E"], tokens_NS: Int[Array, "N S"], holders: Holders, most: int = ONE - 1
+    counts_NE: Int[Array, "N E"], tokens_NS: Int[Array, "N S"], holders: ReplicaMap, most: int = ONE - 1
 ) -> Int[Array, "N M"]:
     """Divides the tokens of every slot among their sources.
 
@@ -250,7 +250,7 @@ def by_source(
     class_M, tokens_M = holders.class_NS.reshape(-1)[order], tokens_NS.reshape(-1)[order]
     counts_NM = counts_NE[:, class_M]
     of_class_M = jnp.sum(counts_NM, axis=0, dtype=jnp.int32)
-    part_M = fraction_of(tokens_M, jnp.maximum(of_class_M, 1), most)
+    part_M = divide_exactly(tokens_M, jnp.maximum(of_class_M, 1), most)
     share_M = jnp.where(tokens_M == of_class_M, ONE, part_M)
     floor_NM = times(counts_NM, share_M[None]).whole
 
@@ -266,13 +266,13 @@ def by_source(
     return (floor_NM + dealt_NM)[:, holders.position_M]
 
 
-def _up_to(values_M: jax.Array, holders: Holders) -> jax.Array:
+def _up_to(values_M: jax.Array, holders: ReplicaMap) -> jax.Array:
     """Sums over the slots of the same expert, for every slot up to and including itself."""
     sums_M = jnp.cumsum(values_M, dtype=jnp.int32)
     return sums_M - (sums_M - values_M)[holders.first_M]
 
 
-def _of_class(values_NM: jax.Array, holders: Holders) -> jax.Array:
+def _of_class(values_NM: jax.Array, holders: ReplicaMap) -> jax.Array:
     """Sums over all slots of the same expert, for every source and slot."""
     sums_NM = jnp.cumsum(values_NM, axis=1, dtype=jnp.int32)
     return sums_NM[:, holders.last_M] - (sums_NM - values_NM)[:, holders.first_M]

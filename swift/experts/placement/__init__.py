@@ -25,12 +25,12 @@ if TYPE_CHECKING:
         changed_slots,
         contiguous,
         load_imbalance,
+        placement_error,
         replica_counts,
-        unsound,
-        unsound_placement,
+        validate_placement,
     )
     from swift.experts.placement.symi import Symi
-    from swift.experts.placement.trial import try_policy
+    from swift.experts.placement.trial import check_policy
 
 _MODULES = {
     "swift.experts.placement.flexmoe": ["FlexMoE", "FlexMoEState"],
@@ -49,11 +49,11 @@ _MODULES = {
         "contiguous",
         "load_imbalance",
         "replica_counts",
-        "unsound",
-        "unsound_placement",
+        "placement_error",
+        "validate_placement",
     ],
     "swift.experts.placement.symi": ["Symi"],
-    "swift.experts.placement.trial": ["try_policy"],
+    "swift.experts.placement.trial": ["check_policy"],
 }
 __all__ = [
     "FlexMoE",
@@ -66,18 +66,18 @@ __all__ = [
     "Symi",
     "changed_slots",
     "check_loads",
+    "check_policy",
     "check_slots",
     "contiguous",
     "load_imbalance",
     "place_contiguously",
     "place_experts",
+    "placement_error",
     "rank_loads",
     "replica_counts",
     "split_tokens",
-    "try_policy",
     "uniform_placement",
-    "unsound",
-    "unsound_placement",
+    "validate_placement",
 ]
 
 if not TYPE_CHECKING:

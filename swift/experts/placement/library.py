@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from swift.errors import LEAST_NUMBER, MOST_NUMBER, SettingError
-from swift.experts.capacity.balanced_flow import Holders, balance
+from swift.experts.capacity.balanced_flow import ReplicaMap, balance
 from swift.experts.capacity.token_split import by_source
 from swift.experts.placement.packed import Packed
 from swift.experts.placement.policy import PlacementPolicy, PolicyState
@@ -145,10 +145,10 @@ def _decide(policy: PlacementPolicy, loads_LE: jax.Array, placement_LNS: jax.Arr
 @jax.jit
 @jax.vmap
 def _balanced(tokens_E: jax.Array, placement_NS: jax.Array) -> jax.Array:
-    return balance(tokens_E, Holders.of(placement_NS))
+    return balance(tokens_E, ReplicaMap.of(placement_NS))
 
 
 @jax.jit
 def _split(counts_NE: jax.Array, placement_NS: jax.Array) -> jax.Array:
-    holders = Holders.of(placement_NS)
+    holders = ReplicaMap.of(placement_NS)
     return by_source(counts_NE, balance(jnp.sum(counts_NE, axis=0, dtype=jnp.int32), holders), holders)

@@ -16,7 +16,7 @@ import numpy as np
 
 from swift.errors import SettingError, error_line
 from swift.experts.placement.policy import PlacementPolicy
-from swift.experts.placement.replicas import unsound_placement
+from swift.experts.placement.replicas import validate_placement
 
 _TRACED = (
     "needs a number where JAX has none yet, since it traces the policy before there is a load: "
@@ -24,7 +24,7 @@ _TRACED = (
 )
 
 
-def try_policy(
+def check_policy(
     policy: PlacementPolicy,
     num_layers: int,
     num_classes: int,
@@ -132,7 +132,7 @@ class _Trial:
 
     def _check(self, when: str, placement: jax.Array, num_classes: int) -> None:
         placement_LNS = np.asarray(placement)
-        why = unsound_placement(placement_LNS, num_classes)
+        why = validate_placement(placement_LNS, num_classes)
         if why is not None:
             text = str(placement_LNS.reshape(len(placement_LNS), -1).tolist())
             self.refuse(f"{when} {text if len(text) < 80 else text[:77] + '...'}: {why}")

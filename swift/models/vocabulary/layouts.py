@@ -1,11 +1,11 @@
 """The layouts of an embedding and of a head in shares: where their state is, and how slots are filled from it.
 
-Of an embedding (``RowShares``), each rank has the state of its rows, and looks up in the same. Ranks take turns: row r
+Of an embedding (``RowSharded``), each rank has the state of its rows, and looks up in the same. Ranks take turns: row r
 is on rank ``r % N``. Tokenizers number frequent tokens first, so each rank has as many frequent rows as the others.
 What a rank computes with is what it updates, so no row is exchanged with the optimizer's slices: only the parameters
 before the rows, the learned positions, are whole on every rank, and sliced as in ``Decoupled``.
 
-Of a head (``ColumnShares``), the state stays as in ``Decoupled``: each rank has 1/N of the head's numbers, one after
+Of a head (``ColumnSharded``), the state stays as in ``Decoupled``: each rank has 1/N of the head's numbers, one after
 another, which are a few rows of its matrix. What a rank multiplies by is a few columns. So weights and gradients are
 exchanged between rows and columns, each number once; a head that is whole on every rank is sent N times. A slice begins
 and ends anywhere in a row. It is sent as whole rows, with zeros before its first number and behind its last: so two
@@ -36,7 +36,7 @@ def share_size(vocab_size: int, num_ranks: int) -> int:
 
 
 @dataclass(frozen=True)
-class RowShares(Decoupled):
+class RowSharded(Decoupled):
     """A rank's state is its slice of what comes before the rows, and its rows; its slot has the former whole.
 
     The gradients that a step adds up are of the rows, summed over the tokens of all ranks, and of what comes before
@@ -110,7 +110,7 @@ class RowShares(Decoupled):
 
 
 @dataclass(frozen=True)
-class ColumnShares(Decoupled):
+class ColumnSharded(Decoupled):
     """State as in ``Decoupled``; a slot has the norm and, of each row of the matrix, the columns of its rank.
 
     The gradients that a step adds up are of the share, summed over the tokens of all ranks, and of the norm, for the

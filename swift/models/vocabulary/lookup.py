@@ -44,14 +44,14 @@ _TOKENS_PER_ROW = 16
 micro-batches, and take 9 MB more for OLMoE's width: more memory than a plain look-up by more than a tenth."""
 
 
-class Copies(NamedTuple):
+class HotRowCache(NamedTuple):
     """Copies that a rank has of other ranks' rows, which it needs most."""
 
     hot_H: Int[Array, " H"]  # int32, the rows, ascending
     copy_HD: Float[Array, "H D"]
 
     @classmethod
-    def none_like(cls, rows_D: Float[Array, "... D"]) -> "Copies":
+    def none_like(cls, rows_D: Float[Array, "... D"]) -> "HotRowCache":
         """Copies of no rows."""
         return cls(jnp.zeros(0, jnp.int32), rows_D[..., :0, :].reshape(0, rows_D.shape[-1]))
 
@@ -59,7 +59,7 @@ class Copies(NamedTuple):
 def embed(
     group: Group,
     own: Any,
-    copies: Copies | None,
+    copies: HotRowCache | None,
     tokens_BT: Int[Array, "B T"],
     position_BT: Int[Array, "B T"] | None,
     num_ranks: int,
@@ -76,7 +76,7 @@ def embed(
     """
 
     def in_shares(own_vD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
-        return look_up_in_shares(own_vD, *(copies or Copies.none_like(own_vD)), tokens_BT, num_ranks)
+        return sharded_lookup(own_vD, *(copies or HotRowCache.none_like(own_vD)), tokens_BT, num_ranks)
 
     return group.module(own)(tokens_BT, position_BT, look_up if num_ranks == 1 else in_shares)
 
@@ -84,7 +84,7 @@ def embed(
 def embedding_gradient(
     group: Group,
     own: Any,
-    copies: Copies | None,
+    copies: HotRowCache | None,
     tokens_BT: Int[Array, "B T"],
     position_BT: Int[Array, "B T"] | None,
     d_x_BTD: Float[Array, "B T D"],
@@ -101,23 +101,23 @@ def embedding_gradient(
     rows_of = look_up if num_ranks == 1 else lambda *_: jnp.zeros_like(d_x_BTD)
     _, pull_back = jax.vjp(lambda own: group.module(own)(tokens_BT, position_BT, rows_of), own)
     (gradient,) = pull_back(d_x_BTD)
-    hot_H, none_0D = copies or Copies.none_like(d_x_BTD)
+    hot_H, none_0D = copies or HotRowCache.none_like(d_x_BTD)
     if num_ranks == 1:
         return gradient, none_0D
     table, num_rows = gradient["token_VD"], own["token_VD"].shape[0]
-    of_rows, of_copies_HD = gradient_in_shares(d_x_BTD, hot_H, tokens_BT, num_rows, num_ranks, wire_dtype)
+    of_rows, of_copies_HD = sharded_lookup_gradient(d_x_BTD, hot_H, tokens_BT, num_rows, num_ranks, wire_dtype)
     gradient["token_VD"] = table.replace(of_rows)
     return gradient, of_copies_HD
 
 
-def look_up_in_shares(
+def sharded_lookup(
     own_vD: Float[Array, "v D"],
     hot_H: Int[Array, " H"],
     copies_HD: Float[Array, "H D"],
     tokens_BT: Int[Array, "B T"],
     num_ranks: int,
 ) -> Float[Array, "B T D"]:
-    """Looks up the row of each token, where row r is on rank ``r % N``; see ``gradient_in_shares`` for the gradient.
+    """Looks up the row of each token, where row r is on rank ``r % N``; its gradient: ``sharded_lookup_gradient``.
 
     Args:
         own_vD: this rank's rows.
@@ -133,7 +133,7 @@ def look_up_in_shares(
     return requests.fetch(own_vD, rows_XD)[index_T].reshape(*tokens_BT.shape, -1)
 
 
-def gradient_in_shares(
+def sharded_lookup_gradient(
     d_x_BTD: Float[Array, "B T D"],
     hot_H: Int[Array, " H"],
     tokens_BT: Int[Array, "B T"],
@@ -141,14 +141,14 @@ def gradient_in_shares(
     num_ranks: int,
     wire_dtype: DTypeLike,
 ) -> tuple[Float[Array, "v D"], Float[Array, "H D"]]:
-    """Computes the gradient of ``look_up_in_shares``, in at least float32 and always in the same order; no row is sent.
+    """Computes the gradient of ``sharded_lookup``, in at least float32 and always in the same order; no row is sent.
 
     The gradients of a row's tokens are summed on their rank, and of rows that it has no copy of they are sent, to be
     summed on the owner.
 
     Args:
         d_x_BTD: gradients of the rows of this rank's tokens.
-        hot_H: see ``look_up_in_shares``.
+        hot_H: see ``sharded_lookup``.
         tokens_BT: int32, tokens of this rank; all ranks have equally many.
         num_rows: rows of this rank, v.
         num_ranks: N.
@@ -264,18 +264,18 @@ class Requests(NamedTuple):
 
 
 def _requests(wanted_X: jax.Array, num_ranks: int) -> Requests:
-    return Requests.of(wanted_X, requests_at_once(len(wanted_X), num_ranks), num_ranks)
+    return Requests.of(wanted_X, max_requests_per_round(len(wanted_X), num_ranks), num_ranks)
 
 
-def requests_at_once(num_tokens: int, num_ranks: int) -> int:
+def max_requests_per_round(num_tokens: int, num_ranks: int) -> int:
     """Requests of a rank to another in a round, Q, where each has ``num_tokens`` tokens."""
     return -(-num_tokens // (_ROUNDS * num_ranks))
 
 
-def rounds_if_different(num_tokens: int, num_rows: int, num_ranks: int) -> int:
+def max_rounds(num_tokens: int, num_rows: int, num_ranks: int) -> int:
     """Rounds of a look-up if all tokens of a rank are different, and each rank has equally many of their rows."""
     different = min(-(-num_tokens // num_ranks), -(-num_rows // num_ranks))
-    return -(-different // requests_at_once(num_tokens, num_ranks))
+    return -(-different // max_requests_per_round(num_tokens, num_ranks))
 
 
 def _sum_tokens(d_rows_TD: jax.Array, index_T: jax.Array, dtype: DTypeLike) -> jax.Array:

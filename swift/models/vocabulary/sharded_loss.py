@@ -23,7 +23,7 @@ from swift.models import losses
 from swift.models.modules import at_least_float32
 
 
-def sum_of_losses_in_shares(
+def sharded_loss_sum(
     x_rD: Float[Array, "r D"],
     kernel_Dv: Float[Array, "D v"],
     labels_r: Int[Array, " r"],
@@ -42,7 +42,7 @@ def sum_of_losses_in_shares(
         valid_r: False for padding.
         vocab_size: V.
     """
-    size = losses.tokens_at_once(len(x_rD), vocab_size)
+    size = losses.tokens_per_block(len(x_rD), vocab_size)
     x_CrD, labels_Cr, valid_Cr = (losses.in_chunks(of, size) for of in (x_rD, labels_r, valid_r))
     labels_CR, valid_CR = (lax.all_gather(of, EXPERT_AXIS, axis=1, tiled=True) for of in (labels_Cr, valid_Cr))
     return _sum(vocab_size, x_CrD, kernel_Dv, labels_CR, valid_CR)

@@ -15,7 +15,7 @@ from jaxtyping import Bool
 
 from swift.data.windows import Batch
 from swift.mesh.devices import ProgramMemory
-from swift.mesh.live import own_row
+from swift.mesh.live import local_row
 from swift.mesh.per_rank import RANKED, REPLICATED, SHARED
 from swift.pipeline.reconfigure.configuration import Configuration, Plan, batch_of_rows
 from swift.pipeline.reconfigure.executables import ExecutableCache
@@ -140,7 +140,7 @@ class Steps:
         del window
 
         def finish() -> WindowResult:
-            if own_row(ok):
+            if local_row(ok):
                 return WindowResult(after[0], by_iteration(metrics), was_discarded=False)
             after.clear()  # frees the discarded state while the iterations are run again
             return self._singles(state, [self.on_devices([batch]) for batch in batches], was_discarded=True)()
@@ -191,7 +191,7 @@ class Steps:
 
     def evaluate(self, state: TrainState, batch: Batch) -> Sums:
         """Evaluates one iteration's batch; returns its sums on the host."""
-        return own_row(self.compiled("evaluate")(state, self.on_devices([batch])))
+        return local_row(self.compiled("evaluate")(state, self.on_devices([batch])))
 
     def compiled(self, kind: StepKind) -> Callable[..., Any]:
         """The compiled program of a kind, compiled now unless it was before."""

@@ -23,7 +23,7 @@ from swift.pipeline.reconfigure.executables import ExecutableCache
 from swift.pipeline.step.single_worker import share_sequences
 from swift.schedules.lowering.lower import SlotBytes, allocated_bytes, lower
 from swift.schedules.lowering.tick_table import TickTable
-from swift.schedules.planners.names import OwnPlanner
+from swift.schedules.planners.names import CustomPlanner
 from swift.schedules.plans.normalize import Move, after_moves, normalize
 from swift.schedules.problem import Kind, Problem
 from swift.schedules.registry import plan_with
@@ -44,7 +44,7 @@ class PlanSettings:
     """
 
     problem: Problem
-    planner: str | OwnPlanner = "lockstep"
+    planner: str | CustomPlanner = "lockstep"
     sizes: SlotBytes = field(default_factory=lambda: SlotBytes(0, 0, 0))
     moves: tuple[Move, ...] = ()
     adapt: Literal["reroute", "roles", "recut", "auto"] = "auto"
@@ -72,7 +72,7 @@ class Plan:
     def stash_bytes(self, sizes: SlotBytes) -> int:
         """Bytes that every rank allocates for stashes and messages, given the bytes of a slot of each kind."""
         if len(self.schedule.problem.topology.workers) == 1:  # one micro-batch after another, without a table
-            return sizes.b_stash + sizes.held + sizes.activation
+            return sizes.stash_for_b + sizes.stash_for_b_and_w + sizes.activation
         return allocated_bytes(self.table, sizes)
 
     @property
@@ -125,7 +125,7 @@ class Configuration:
     @property
     def roles(self) -> list[Any]:
         """The stage that every mesh row serves, and in which pipeline unless all are alike: programs depend on it."""
-        is_alike = self.plans[1].schedule.problem.is_alike
+        is_alike = self.plans[1].schedule.problem.is_uniform
         return [row.stage if is_alike else row.role for row in self.rows]
 
     @property
@@ -162,7 +162,7 @@ class Configurator:
             self._plans[canonical] = self._shared_plan(canonical)
         roles = canonical.topology.live_workers(canonical.failed)
         played = [(normalized.worker_PD[stage][pipeline], stage) for pipeline, stage in roles]
-        rows = tuple(_mesh_row(players.get(role, role), role, is_alike=problem.is_alike) for role in played)
+        rows = tuple(_mesh_row(players.get(role, role), role, is_alike=problem.is_uniform) for role in played)
         in_order = tuple(range(len(rows)))
         return Configuration(failed, rows, normalized.pipeline_D, self._plans[canonical], in_order, settings.moves)
 

@@ -15,8 +15,8 @@ from swift.data.windows import Batch
 from swift.models.cuts import Chunks
 from swift.pipeline.reconfigure.compiled_steps import Steps, WindowResult
 from swift.pipeline.reconfigure.configuration import Configuration, PlanSettings, neighbours
-from swift.pipeline.reconfigure.recut import BetterCut, Cuts, Recut, check_recut
-from swift.pipeline.reconfigure.transfer import StateMove, move_between_processes
+from swift.pipeline.reconfigure.recut import Cuts, PreparedRecut, Recut, check_recut
+from swift.pipeline.reconfigure.transfer import DeviceTransfer, move_between_processes
 from swift.pipeline.state import DeviceBatch, TrainState
 from swift.pipeline.step.metrics import Sums
 from swift.pipeline.step.spec import StepSpec
@@ -73,7 +73,7 @@ class Engine:
         self._recut: Recut | None = None
         self._looks_ahead = prepare == "next" and settings.planner not in FAULT_FREE
         self._steps: dict[tuple[Recut | None, frozenset[Worker]], Steps] = {}
-        self._moves: dict[tuple[Steps, Steps], StateMove] = {}  # whose programs are compiled
+        self._moves: dict[tuple[Steps, Steps], DeviceTransfer] = {}  # whose programs are compiled
         self._background = one_thread("prepare")
         self._pending: list[Future[None]] = []
         self._troubles: SimpleQueue[str] = SimpleQueue()
@@ -147,7 +147,7 @@ class Engine:
         """
         return self._cuts.configure(None, failed)
 
-    def better_cut(self, failed: frozenset[Worker]) -> BetterCut | None:
+    def better_cut(self, failed: frozenset[Worker]) -> PreparedRecut | None:
         """Plans and compiles the best cut for the survivors; None if it saves no time.
 
         It takes as long as compiling does, and may be called from another thread than the rest.
@@ -163,7 +163,7 @@ class Engine:
             if recut is None:
                 return None
             steps, rerouted = self._steps_for(failed, recut), self._steps_for(failed, None)
-            better = BetterCut.of(recut, self._cuts.spec(None), steps.plan, rerouted.plan)
+            better = PreparedRecut.of(recut, self._cuts.spec(None), steps.plan, rerouted.plan)
             if better is not None:
                 steps.compiled(steps.main)
                 try:
@@ -176,7 +176,7 @@ class Engine:
         """Waits until everything is prepared."""
         wait(self._pending)
 
-    def troubles(self) -> list[str]:
+    def background_errors(self) -> list[str]:
         """Errors of the background preparation since the last call."""
         return [self._troubles.get() for _ in range(self._troubles.qsize())]
 
@@ -217,7 +217,7 @@ class Engine:
         steps.compiled(steps.main)
         compiled = time.perf_counter()
         state, num_bytes, is_move_prepared = self._move(self.spec.in_device_memory(state), steps)
-        state = steps.spec.at_rest(state)
+        state = steps.spec.to_resting_memory(state)
         jax.block_until_ready(state)
         moved = time.perf_counter()
         self.steps, self._recut = steps, recut
@@ -230,7 +230,7 @@ class Engine:
         if jax.process_count() > 1:
             return *move_between_processes(state, self.spec, steps.spec), True
         prepared = self._moves.get((self.steps, steps))
-        move = prepared or StateMove(self.spec, steps.spec)
+        move = prepared or DeviceTransfer(self.spec, steps.spec)
         return *move(state), prepared is not None or not move.has_blocks
 
     def _prepare_move(self, before: Steps, after: Steps) -> None:
@@ -241,7 +241,7 @@ class Engine:
         is_known = before is after or (before, after) in self._moves
         if jax.process_count() > 1 or is_known or before is not self.steps:
             return
-        move = StateMove(before.spec, after.spec)
+        move = DeviceTransfer(before.spec, after.spec)
         move.prepare()
         if before is self.steps:
             self._moves[before, after] = move

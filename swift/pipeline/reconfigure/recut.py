@@ -24,8 +24,8 @@ from swift.pipeline.step.costs import plan_costs
 from swift.pipeline.step.single_worker import sequences_per_rank
 from swift.pipeline.step.spec import StepSpec
 from swift.schedules.lowering.lower import SlotBytes
-from swift.schedules.planners.names import OwnPlanner
-from swift.schedules.plans.normalize import BlockHolders, Move, moves_to_spread
+from swift.schedules.planners.names import CustomPlanner
+from swift.schedules.plans.normalize import ChunkAssignment, Move, moves_to_spread
 from swift.schedules.problem import Chunk, Problem, common_chunks, joined
 from swift.schedules.schedule import Schedule
 from swift.topology import Worker
@@ -65,7 +65,7 @@ class Recut:
         sizes = tuple(chunk.num_blocks for chunk in problem.chunks)
         return Chunks(own.moe_layers, sizes, tuple(map(tuple, problem.stage_DP.tolist())))
 
-    def holders(self, own: Chunks) -> BlockHolders:
+    def holders(self, own: Chunks) -> ChunkAssignment:
         """The workers that hold each block.
 
         Args:
@@ -74,7 +74,7 @@ class Recut:
         stage_DB = self.chunks(own).stage_DB.tolist()
         has_places = [any(cut) for cut in self.cuts] or [True] * len(stage_DB)
         held = (stages if has else () for stages, has in zip(stage_DB, has_places, strict=True))
-        return BlockHolders(tuple(map(tuple, held)), self.moves)
+        return ChunkAssignment(tuple(map(tuple, held)), self.moves)
 
     def most_moved(self, own: Chunks) -> int:
         """Blocks that the worker that gets the most of them does not hold in the run's own cut."""
@@ -88,7 +88,7 @@ class Recut:
 
 
 @dataclass(frozen=True)
-class BetterCut:
+class PreparedRecut:
     """A cut for the survivors of some failures.
 
     Attributes:
@@ -100,13 +100,13 @@ class BetterCut:
     """
 
     recut: Recut
-    holders: BlockHolders
+    holders: ChunkAssignment
     microbatches: tuple[int, ...]
     gain: float
     most_bytes: float
 
     @classmethod
-    def of(cls, recut: Recut, spec: StepSpec, moved: Plan, rerouted: Plan) -> "BetterCut | None":
+    def of(cls, recut: Recut, spec: StepSpec, moved: Plan, rerouted: Plan) -> "PreparedRecut | None":
         """A cut with what it gains; None if it saves no time.
 
         Args:
@@ -132,7 +132,7 @@ def check_recut(recut: Recut, spec: StepSpec, failed: frozenset[Worker]) -> None
     """
     topology = spec.live.topology
     live = [worker for worker in topology.workers if worker not in failed]
-    places = [BlockHolders(moves=recut.moves).place(worker) for worker in live]
+    places = [ChunkAssignment(moves=recut.moves).place(worker) for worker in live]
     movers = [worker for worker, _ in recut.moves]
     if len(set(places)) < len(places) or not set(places) <= set(topology.workers):
         raise SettingError("Recut.moves", recut.moves, "must leave every live worker a place of its own")
@@ -172,7 +172,7 @@ def recut_spec(spec: StepSpec, recut: Recut) -> StepSpec:
     return _with_chunks(spec, recut.chunks(spec.chunks))
 
 
-def blocks_spec(spec: StepSpec, holders: BlockHolders) -> StepSpec:
+def spec_with_assignment(spec: StepSpec, holders: ChunkAssignment) -> StepSpec:
     """The step spec of a run whose workers have these places and hold these blocks, on the same devices.
 
     Args:
@@ -195,7 +195,7 @@ def _with_chunks(spec: StepSpec, chunks: Chunks) -> StepSpec:
     return replace(spec, chunks=chunks, worker_shapes=None)  # type: ignore[arg-type]
 
 
-class UnknownCut(RunError):
+class UnknownAssignment(RunError):
     """The cut that the processes of a run are to use is unknown to this one, or it knows another one."""
 
 
@@ -268,7 +268,7 @@ class Cuts:
         recut = find() if self._store is None else self._store.value(_cut_key(failed), find)
         return self._found.setdefault(failed, recut)
 
-    def agreed(self, failed: frozenset[Worker], holders: BlockHolders) -> Recut | None:
+    def agreed(self, failed: frozenset[Worker], holders: ChunkAssignment) -> Recut | None:
         """The cut that the processes of a run are to use, which one of them has found; all others are forgotten.
 
         This process does not look for it itself, since training waits meanwhile.
@@ -285,9 +285,9 @@ class Cuts:
             assert self._store is not None, "processes share a cache"
             recut = self._found.get(failed) or self._store.kept_value(_cut_key(failed))
             if recut is None:
-                raise UnknownCut("the plan for it is missing among the programs of the run")
+                raise UnknownAssignment("the plan for it is missing among the programs of the run")
             if (held := recut.holders(self.spec(None).chunks)) != holders:
-                raise UnknownCut(f"there would be {holders.text}, and its own plan has {held.text}")
+                raise UnknownAssignment(f"there would be {holders.text}, and its own plan has {held.text}")
             self._found[failed] = recut
         self.keep_only([recut])
         return recut
@@ -361,7 +361,7 @@ def _cut_anew(settings: PlanSettings, spec: StepSpec, failed: frozenset[Worker],
     from swift.schedules.adapt.layouts import BlockProblem
 
     size_P = spec.cut.sizes
-    of_blocks = blocks_spec(spec, Recut().holders(spec.chunks))
+    of_blocks = spec_with_assignment(spec, Recut().holders(spec.chunks))
     problem, _ = _problem(settings, of_blocks, num_sequences)
     blocks = problem.chunks or (Chunk(num_blocks=1),) * sum(size_P)
     of_stages = tuple(joined(blocks[first:end]) for first, end in pairwise(accumulate(size_P, initial=0)))
@@ -380,7 +380,7 @@ def _cut_key(failed: frozenset[Worker]) -> object:
 
 
 @dataclass(frozen=True, eq=False)
-class _Planned(OwnPlanner):
+class _Planned(CustomPlanner):
     """A schedule that is planned already, as the planner of its problem."""
 
     schedule: Schedule
@@ -396,6 +396,6 @@ def _problem(settings: PlanSettings, spec: StepSpec, num_sequences: int) -> tupl
     holders, limit = spec.chunks.stage_DC, settings.problem.memory_limit
     problem = replace(settings.problem, costs=costs, chunks=chunks, stage_of_chunk=holders, memory_limit=None)
     if limit is not None:  # in F-stashes, of which those of longer chunks are larger
-        before, now = (one.b_stash + one.held for one in (settings.sizes, sizes))
+        before, now = (one.stash_for_b + one.stash_for_b_and_w for one in (settings.sizes, sizes))
         problem = problem.limited(limit / settings.problem.costs.f_stash * before / now)
     return problem, sizes

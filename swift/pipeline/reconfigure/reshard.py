@@ -20,7 +20,7 @@ from swift.experts.state_layouts import Decoupled, Layout
 from swift.mesh.live import storage_mesh
 from swift.models.cuts import make_cut
 from swift.models.gpt import GPT
-from swift.models.vocabulary.layouts import RowShares
+from swift.models.vocabulary.layouts import RowSharded
 from swift.pipeline.state import EMBEDDING_AND_HEAD, TrainState
 from swift.pipeline.step.spec import StepSpec
 from swift.topology import Topology
@@ -100,7 +100,7 @@ def _of_embedding(layout: Layout, gpt: GPT) -> Layout:
     common = {field.name: getattr(layout, field.name) for field in fields(Decoupled)}
     if gpt.embedding_ranks == 1:
         return Decoupled(**common)
-    return RowShares(**common, num_rows=gpt.vocab_size, row_size=gpt.config.model_dim)
+    return RowSharded(**common, num_rows=gpt.vocab_size, row_size=gpt.config.model_dim)
 
 
 def reshape_state(state: TrainState, old: StepSpec, new: StepSpec) -> TrainState:

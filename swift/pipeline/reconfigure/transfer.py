@@ -1,15 +1,17 @@
 """Moving a state to other workers, which may hold other blocks than those that have them now.
 
-A state goes by one of four carriers. For the first three, ``_BlockMove`` says of which pieces the arrays of a worker
+A state goes by one of four carriers. For the first three, ``_TransferPlan`` says of which pieces the arrays of a worker
 are made; for the last one, ``Routes`` says who gives which chunk.
 
-- ``move_on_host`` and ``put_moved``: a state on the host, array by array.
+- ``transfer_on_host`` and ``transfer_to_devices``: a state on the host, array by array.
 - ``local_pieces``: the pieces that this process gives to a checkpoint.
-- ``StateMove``: between the devices of one process, by programs that can be compiled before they are needed. An array
+- ``DeviceTransfer``: between the devices of one process, by programs that can be compiled before they are needed. An
+array
   that stays whole goes from device to device as it is. Where a worker is to hold other blocks than before, a program on
   each device that gives takes the layers of all arrays that go to a worker, and one on that worker's device joins what
   has arrived with the layers that were there.
-- ``share_blocks``: between the mesh rows of several processes, over the mesh, chunk by chunk and bit for bit. A process
+- ``collective_transfer``: between the mesh rows of several processes, over the mesh, chunk by chunk and bit for bit. A
+process
   that joins has no state: each chunk that it holds comes from a worker that has it, and where pipelines are cut
   differently, its blocks may come from several workers.
 
@@ -31,10 +33,10 @@ from jax.sharding import PartitionSpec, SingleDeviceSharding
 from jax.stages import Compiled
 
 from swift.errors import RunError
-from swift.mesh.live import LiveMesh, own_rows
-from swift.mesh.peer_sum import PeerSum, how_unequal
+from swift.mesh.live import LiveMesh, local_rows
+from swift.mesh.peer_sum import PeerAllReduce, unequal_group_reduction
 from swift.mesh.per_rank import RANKED, SHARED, is_spec, map_specs
-from swift.mesh.state_rows import copy_bits, move_rows, moved_bytes, source_rows
+from swift.mesh.state_rows import broadcast_bits, source_rows, transfer_rows, transferred_bytes
 from swift.models.cuts import Chunks
 from swift.pipeline.reconfigure.executables import ExecutableCache
 from swift.pipeline.state import EMBEDDING_AND_HEAD, KINDS, TrainState
@@ -47,7 +49,7 @@ Share = Callable[[TrainState], tuple[TrainState, jax.Array]]
 """A function from a state to one in which every row has its chunks, and bool[worker]: whether they have arrived."""
 
 
-def move_on_host(state: TrainState, old: StepSpec, new: StepSpec) -> TrainState:
+def transfer_on_host(state: TrainState, old: StepSpec, new: StepSpec) -> TrainState:
     """Moves a state on the host, RANKED ``[worker, layer, N, ...]`` and SHARED ``[worker, ...]``, to another spec.
 
     Args:
@@ -58,25 +60,25 @@ def move_on_host(state: TrainState, old: StepSpec, new: StepSpec) -> TrainState:
     Returns:
         The state of ``new``; the same arrays where its mesh rows hold what those of ``old`` do.
     """
-    move = _BlockMove(old, new)
+    move = _TransferPlan(old, new)
     if move.changes_nothing:
         return state
     return _each_on_host(state, move, new, lambda _, leaf: leaf)
 
 
-def put_moved(state: TrainState, old: StepSpec, new: StepSpec) -> TrainState:
+def transfer_to_devices(state: TrainState, old: StepSpec, new: StepSpec) -> TrainState:
     """Puts a state on the host on the devices of another spec, array by array; a process fills its own devices.
 
     Args:
-        state: see ``move_on_host``.
-        old: see ``move_on_host``.
-        new: see ``move_on_host``.
+        state: see ``transfer_on_host``.
+        old: see ``transfer_on_host``.
+        new: see ``transfer_on_host``.
     """
-    return _each_on_host(state, _BlockMove(old, new), new, lambda spec, leaf: new.live.put(leaf, spec))
+    return _each_on_host(state, _TransferPlan(old, new), new, lambda spec, leaf: new.live.put(leaf, spec))
 
 
 def _each_on_host(
-    state: TrainState, move: "_BlockMove", new: StepSpec, put: Callable[[PartitionSpec, np.ndarray], Any]
+    state: TrainState, move: "_TransferPlan", new: StepSpec, put: Callable[[PartitionSpec, np.ndarray], Any]
 ) -> TrainState:
     specs = new.specs if state.slots else replace(new.specs, slots={})
 
@@ -88,7 +90,7 @@ def _each_on_host(
     return jax.tree_util.tree_map_with_path(of_spec, specs, state, is_leaf=is_spec)
 
 
-class LocalPiece(NamedTuple):
+class LocalRange(NamedTuple):
     """A piece of an array of a state, on a device of this process.
 
     Attributes:
@@ -100,7 +102,7 @@ class LocalPiece(NamedTuple):
     values: jax.Array
 
 
-def local_pieces(state: TrainState, old: StepSpec, new: StepSpec) -> dict[str, list[LocalPiece]]:
+def local_pieces(state: TrainState, old: StepSpec, new: StepSpec) -> dict[str, list[LocalRange]]:
     """Copies the pieces that this process gives of a state in the layout of another spec, on its devices alone.
 
     The pieces of all processes do not overlap, and together are everything: of processes that have the same piece each
@@ -114,7 +116,7 @@ def local_pieces(state: TrainState, old: StepSpec, new: StepSpec) -> dict[str, l
     Returns:
         Pieces by name of the array, such as ``master.expert``.
     """
-    move, pieces = _BlockMove(old, new), dict[str, list[LocalPiece]]()
+    move, pieces = _TransferPlan(old, new), dict[str, list[LocalRange]]()
 
     def of_spec(path: Sequence[Any], spec: PartitionSpec, sub: Any) -> None:
         for inner, leaf in jax.tree_util.tree_leaves_with_path(sub):
@@ -127,7 +129,7 @@ def local_pieces(state: TrainState, old: StepSpec, new: StepSpec) -> dict[str, l
     return pieces
 
 
-def saving_rows(spec: StepSpec) -> tuple[int, ...]:
+def checkpoint_rows(spec: StepSpec) -> tuple[int, ...]:
     """Rows of the mesh whose states together have every chunk; where a chunk is a stage, the lowest of each stage."""
     chosen: list[int] = []
     for rows in spec.peers_C:
@@ -136,7 +138,7 @@ def saving_rows(spec: StepSpec) -> tuple[int, ...]:
     return tuple(chosen)
 
 
-class BlockPiece(NamedTuple):
+class LayerRange(NamedTuple):
     """Layers of a worker's stacks."""
 
     worker: int  # mesh row
@@ -144,7 +146,7 @@ class BlockPiece(NamedTuple):
     is_padding: bool = False
 
 
-class _BlockMove:
+class _TransferPlan:
     """The pieces of which the arrays of every worker are made.
 
     Args:
@@ -174,13 +176,13 @@ class _BlockMove:
     def on_host(self, name: str, leaf: np.ndarray) -> np.ndarray:
         """An array on the host in the rows of the new mesh: of a group, the ``placement``, or neither (empty)."""
 
-        def row_of(pieces: list[BlockPiece]) -> np.ndarray:
+        def row_of(pieces: list[LayerRange]) -> np.ndarray:
             taken = [_taken(leaf[piece.worker, None], piece) for piece in pieces]
             return taken[0] if len(taken) == 1 else np.concatenate(taken, axis=1)
 
         return np.concatenate([row_of(self.pieces(name, row)) for row in range(self._new.live.num_live)])
 
-    def local(self, name: str, spec: PartitionSpec, leaf: jax.Array) -> Iterator[LocalPiece]:
+    def local(self, name: str, spec: PartitionSpec, leaf: jax.Array) -> Iterator[LocalRange]:
         """The pieces of an array that this process gives: of a group, of the ``placement``, or of neither (empty)."""
         grid, shard_on = self._old.live.mesh.devices, {shard.device: shard.data for shard in leaf.addressable_shards}
         for row in range(self._new.live.num_live):
@@ -193,36 +195,36 @@ class _BlockMove:
                 place = slice(row, row + 1), *([_ALL] if piece.layers == _ALL else [slice(at, at + 1)])
                 for rank, device in enumerate(grid[piece.worker]):
                     if device in shard_on and (spec == RANKED or (rank, mine[0]) == (0, 0)):
-                        taken = LocalPiece(place[: leaf.ndim], _copied(shard_on[device], piece))
+                        taken = LocalRange(place[: leaf.ndim], _copied(shard_on[device], piece))
                         yield _own_part(taken, rank, mine[0], len(homes)) if spec == RANKED else taken
 
-    def pieces(self, name: str, row: int) -> list[BlockPiece]:
+    def pieces(self, name: str, row: int) -> list[LayerRange]:
         """The pieces of an array in a row of the new mesh: of a group, of the ``placement``, or of neither (empty)."""
         if self._keeps(name, row):
-            return [BlockPiece(self._kept_R[row], _ALL)]
+            return [LayerRange(self._kept_R[row], _ALL)]
         # Of no layers, as the placement of a model without experts, any worker's array is whole.
-        return [equal[0] for equal in self._sources(name, row)] or [BlockPiece(self._order[0], _ALL)]
+        return [equal[0] for equal in self._sources(name, row)] or [LayerRange(self._order[0], _ALL)]
 
-    def _sources(self, name: str, row: int) -> list[tuple[BlockPiece, ...]]:
+    def _sources(self, name: str, row: int) -> list[tuple[LayerRange, ...]]:
         """The same piece by piece, from all workers that have a piece: the best to copy it from is first."""
         if name not in KINDS and self._keeps(name, row):
             kept, blocks = self._kept_R[row], self._blocks[0]
-            return [tuple(BlockPiece(one, _ALL) for one in [kept, *self._order] if blocks[one] == blocks[kept])]
+            return [tuple(LayerRange(one, _ALL) for one in [kept, *self._order] if blocks[one] == blocks[kept])]
         if name not in (*KINDS, "placement"):
-            return [tuple(BlockPiece(worker, _ALL) for worker in self._givers(name))]
+            return [tuple(LayerRange(worker, _ALL) for worker in self._givers(name))]
         kind = KINDS.get(name, True)
         index_RL = self._old.chunks.model_index(kind)[self._old.holding_R]
         mine = self._new.chunks.model_index(kind)[self._new.holding_R[row]]
         own = [worker for worker in (self._own_R[row],) if worker is not None]
         order = list(dict.fromkeys([*own, *self._order]))
-        pieces: list[tuple[BlockPiece, ...]] = []
+        pieces: list[tuple[LayerRange, ...]] = []
         for block in mine.tolist():
             if block < 0:
-                pieces.append((BlockPiece(order[0], slice(0, 1), is_padding=name != "placement"),))
+                pieces.append((LayerRange(order[0], slice(0, 1), is_padding=name != "placement"),))
                 continue
             found = [(worker, np.flatnonzero(index_RL[worker] == block)) for worker in order]
             pieces.append(
-                tuple(BlockPiece(worker, slice(int(at[0]), int(at[0]) + 1)) for worker, at in found if len(at))
+                tuple(LayerRange(worker, slice(int(at[0]), int(at[0]) + 1)) for worker, at in found if len(at))
             )
         return pieces
 
@@ -255,15 +257,15 @@ def _processes(devices: np.ndarray) -> frozenset[int]:
     return frozenset(device.process_index for device in devices)
 
 
-def _own_part(piece: LocalPiece, rank: int, nth: int, num_homes: int) -> LocalPiece:
+def _own_part(piece: LocalRange, rank: int, nth: int, num_homes: int) -> LocalRange:
     """One of equal parts of the piece of a RANKED array."""
     width = piece.values.shape[-1]
     first, last = width * nth // num_homes, width * (nth + 1) // num_homes
     place = *piece.place, slice(rank, rank + 1), *[_ALL] * (piece.values.ndim - 4), slice(first, last)
-    return LocalPiece(place, _slice(piece.values, -1, first, last - first))
+    return LocalRange(place, _slice(piece.values, -1, first, last - first))
 
 
-def _copied(array: jax.Array, piece: BlockPiece) -> jax.Array:
+def _copied(array: jax.Array, piece: LayerRange) -> jax.Array:
     """The layers of a piece as an array of their own."""
     if piece.layers == _ALL:
         return jnp.copy(array)
@@ -277,7 +279,7 @@ def _slice(array: jax.Array, dim: int, start: int, size: int) -> jax.Array:
     return lax.dynamic_slice_in_dim(array, start, size, dim)
 
 
-def _taken(array: np.ndarray, piece: BlockPiece) -> np.ndarray:
+def _taken(array: np.ndarray, piece: LayerRange) -> np.ndarray:
     """The layers of a piece, of an array on the host."""
     if piece.layers == _ALL:
         return array
@@ -308,7 +310,7 @@ _Shapes = tuple[tuple[tuple[int, ...], str], ...]
 """Shapes and types of what a program gets: whole stacks and layers taken of them may have the same plan."""
 
 
-class _Gift(NamedTuple):
+class _Send(NamedTuple):
     """Layers that a device gives to a worker on another one.
 
     Attributes:
@@ -322,7 +324,7 @@ class _Gift(NamedTuple):
     plan: _Taken
 
 
-class _Receipt(NamedTuple):
+class _Receive(NamedTuple):
     """The making of a worker's arrays on one device.
 
     Attributes:
@@ -336,13 +338,13 @@ class _Receipt(NamedTuple):
 
     device: jax.Device
     whole: dict[int, jax.Device]
-    gifts: tuple[_Gift, ...]
+    gifts: tuple[_Send, ...]
     own: tuple[int, ...]
     joined: tuple[int, ...]
     plan: _Plan
 
 
-class StateMove:
+class DeviceTransfer:
     """A move of states between the live meshes of two specs of the same model, without using the host.
 
     Args:
@@ -355,13 +357,13 @@ class StateMove:
         self._old, self._new = old, new
         self._programs: dict[tuple[jax.Device, _Plan, _Shapes], Compiled] = {}
         self._shards: list[jax.ShapeDtypeStruct] = []
-        self._receipts: list[_Receipt] = []
-        self.has_blocks = not (old.chunks.are_stages and new.chunks.are_stages)
+        self._receipts: list[_Receive] = []
+        self.has_blocks = not (old.chunks.matches_stages and new.chunks.matches_stages)
         if self.has_blocks:
             named = jax.tree_util.tree_flatten_with_path(old.abstract(with_slots=with_slots))[0]
             shapes = [(leaf.sharding.shard_shape(leaf.shape), leaf.dtype) for _, leaf in named]
             self._shards = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
-            move, names = _BlockMove(old, new), [_name_of(path) for path, _ in named]
+            move, names = _TransferPlan(old, new), [_name_of(path) for path, _ in named]
             for row, devices in enumerate(new.live.mesh.devices):
                 pieces = [move.pieces(name, row) for name in names]
                 self._receipts += [self._receipt(pieces, rank, device) for rank, device in enumerate(devices)]
@@ -390,7 +392,9 @@ class StateMove:
         specs = new.specs if state.slots else replace(new.specs, slots={})
         if not self.has_blocks:
             sources = source_rows(old.live, new.live)
-            return move_rows(state, old.live, new.live, specs, sources), moved_bytes(state, old.live, new.live, sources)
+            return transfer_rows(state, old.live, new.live, specs, sources), transferred_bytes(
+                state, old.live, new.live, sources
+            )
         leaves, tree = jax.tree.flatten(state)
         shard_on = [{shard.device: shard.data for shard in leaf.addressable_shards} for leaf in leaves]
         made, num_bytes = [], 0
@@ -408,7 +412,7 @@ class StateMove:
 
         return map_specs(whole, specs, jax.tree.unflatten(tree, range(len(leaves)))), num_bytes
 
-    def _receipt(self, pieces: Sequence[Sequence[BlockPiece]], rank: int, device: jax.Device) -> _Receipt:
+    def _receipt(self, pieces: Sequence[Sequence[LayerRange]], rank: int, device: jax.Device) -> _Receive:
         """Plans how the arrays of a worker are made on one device.
 
         Args:
@@ -416,7 +420,7 @@ class StateMove:
             rank: expert rank of the device.
             device: the device.
         """
-        grid, whole, made_of = self._old.live.mesh.devices, dict[int, jax.Device](), dict[int, list[BlockPiece]]()
+        grid, whole, made_of = self._old.live.mesh.devices, dict[int, jax.Device](), dict[int, list[LayerRange]]()
         for leaf, of_leaf in enumerate(pieces):
             if of_leaf[0].layers == _ALL:
                 whole[leaf] = grid[of_leaf[0].worker, rank]
@@ -429,13 +433,13 @@ class StateMove:
                     run = _Run(leaf, piece.layers.start, piece.layers.stop)
                     asked.setdefault(grid[piece.worker, rank], {})[run] = None
         own = tuple(sorted({run.array for run in asked.pop(device, {})}))
-        gifts, place = list[_Gift](), dict[tuple[jax.Device, _Run], int]()
+        gifts, place = list[_Send](), dict[tuple[jax.Device, _Run], int]()
         for giver, runs in asked.items():
             leaves = tuple(sorted({run.array for run in runs}))
-            gifts.append(_Gift(giver, leaves, tuple((run._replace(array=leaves.index(run.array)),) for run in runs)))
+            gifts.append(_Send(giver, leaves, tuple((run._replace(array=leaves.index(run.array)),) for run in runs)))
             place |= {(giver, run): len(own) + len(place) + nth for nth, run in enumerate(runs)}
 
-        def part(leaf: int, piece: BlockPiece) -> _Run | _Padding:
+        def part(leaf: int, piece: LayerRange) -> _Run | _Padding:
             first, end = piece.layers.start, piece.layers.stop
             if piece.is_padding:
                 before, _, *after = self._shards[leaf].shape
@@ -446,10 +450,10 @@ class StateMove:
             return _Run(place[giver, _Run(leaf, first, end)], 0, end - first)
 
         plan = tuple(tuple(part(leaf, piece) for piece in of_leaf) for leaf, of_leaf in made_of.items())
-        return _Receipt(device, whole, tuple(gifts), own, tuple(made_of), plan)
+        return _Receive(device, whole, tuple(gifts), own, tuple(made_of), plan)
 
     def _received(
-        self, receipt: _Receipt, shard_on: Sequence[dict[jax.Device, jax.Array]]
+        self, receipt: _Receive, shard_on: Sequence[dict[jax.Device, jax.Array]]
     ) -> tuple[dict[int, jax.Array], int]:
         """Makes the arrays of a worker on one device; returns them by leaf, and the bytes from other devices."""
         device, num_bytes = receipt.device, 0
@@ -481,13 +485,13 @@ class StateMove:
 
 
 def move_state(state: TrainState, old: StepSpec, new: StepSpec) -> tuple[TrainState, int]:
-    """Moves a state, with or without slots; see ``StateMove``."""
-    return StateMove(old, new, with_slots=bool(state.slots))(state)
+    """Moves a state, with or without slots; see ``DeviceTransfer``."""
+    return DeviceTransfer(old, new, with_slots=bool(state.slots))(state)
 
 
-def merged(pieces: Sequence[BlockPiece]) -> list[BlockPiece]:
+def merged(pieces: Sequence[LayerRange]) -> list[LayerRange]:
     """Joins pieces of consecutive layers, and pieces of padding, into one."""
-    found: list[BlockPiece] = []
+    found: list[LayerRange] = []
     for piece in pieces:
         last, layers = found[-1] if found else None, piece.layers
         if last and piece.is_padding and last.is_padding:
@@ -521,7 +525,7 @@ def _joined(plan: _Plan, arrays: Sequence[jax.Array]) -> list[jax.Array]:
     return [jnp.concatenate([layers(part) for part in parts], axis=1) for parts in plan]
 
 
-def share_blocks(old: StepSpec, new: StepSpec, has_R: Sequence[bool]) -> Share:
+def collective_transfer(old: StepSpec, new: StepSpec, has_R: Sequence[bool]) -> Share:
     """Makes a function, to be jitted, that gives every row all chunks that it is to hold.
 
     Args:
@@ -535,7 +539,7 @@ def share_blocks(old: StepSpec, new: StepSpec, has_R: Sequence[bool]) -> Share:
         checksum of what was sent).
     """
     routes = Routes.of(old, new, has_R)
-    is_same = old.is_held_as(new)
+    is_same = old.has_same_chunks(new)
 
     def per_rank(state: TrainState) -> tuple[TrainState, jax.Array]:
         row = new.live.row_index()
@@ -568,19 +572,21 @@ def move_between_processes(state: TrainState, old: StepSpec, new: StepSpec) -> t
     """
     before = set(old.live.rows)
     has_R = [row in before for row in new.live.rows]
-    kept = on_mesh(state, new.live, new.specs, has_R)
-    share = None if all(has_R) else jax.jit(share_blocks(new, new, has_R), donate_argnums=0).lower(kept).compile()
+    kept = rebind_to_mesh(state, new.live, new.specs, has_R)
+    share = (
+        None if all(has_R) else jax.jit(collective_transfer(new, new, has_R), donate_argnums=0).lower(kept).compile()
+    )
     # Collectives among some devices begin with all that take part: gloo waits for 30 s, and others may still compile.
     multihost_utils.sync_global_devices("reconfigured")
     if share is None:
         return kept, 0
     kept, is_right = share(kept)
-    if not np.concatenate(own_rows(is_right)).all():
+    if not np.concatenate(local_rows(is_right)).all():
         raise RunError("a state that was copied to a worker has not arrived as it was sent")
     return kept, has_R.count(False) * new.live.num_ranks * new.state_bytes
 
 
-def on_mesh(state: TrainState, live: LiveMesh, specs: Any, has_R: Sequence[bool] | None = None) -> TrainState:
+def rebind_to_mesh(state: TrainState, live: LiveMesh, specs: Any, has_R: Sequence[bool] | None = None) -> TrainState:
     """A state that devices have, as arrays of another mesh: nothing is copied.
 
     Args:
@@ -612,7 +618,7 @@ class Routes:
     """The rows that give and get each chunk, in rounds in which a row has a single chunk to do with.
 
     Attributes:
-        old, new: see ``share_blocks``, both in the same chunks: those that are whole before and after.
+        old, new: see ``collective_transfer``, both in the same chunks: those that are whole before and after.
         giver_C: row that gives each chunk.
         chunk_RT: chunk that each row gives or gets in each round, int32; ``NONE`` where it does neither.
         takes_RC: whether each row gets each chunk; a row that gives it and holds it gets it, too.
@@ -624,7 +630,7 @@ class Routes:
     giver_C: tuple[int, ...]
     chunk_RT: np.ndarray
     takes_RC: np.ndarray
-    sums: tuple[PeerSum, ...]
+    sums: tuple[PeerAllReduce, ...]
 
     @classmethod
     def of(cls, old: StepSpec, new: StepSpec, has_R: Sequence[bool]) -> "Routes":
@@ -641,7 +647,7 @@ class Routes:
         concerns_RC = takes_RC.copy()
         concerns_RC[giver_C, np.arange(len(giver_C))] = True
         groups = [np.flatnonzero(rows).tolist() for rows in concerns_RC.T]
-        rounds = Rounds.of(groups, concerns_RC, how_unequal(new.live.mesh.devices.flat[0].platform))
+        rounds = Rounds.of(groups, concerns_RC, unequal_group_reduction(new.live.mesh.devices.flat[0].platform))
         return cls(old, new, tuple(giver_C.tolist()), rounds.chunk_HT, takes_RC, rounds.sums)
 
     @property
@@ -664,11 +670,11 @@ class Routes:
         leaves, tree = jax.tree_util.tree_flatten_with_path(of_chunk)
         is_sent = [self._is_sent(group_of(path), turn) for path, _ in leaves]
         sent = [leaf for (_, leaf), is_so in zip(leaves, is_sent, strict=True) if is_so]
-        given, num_wrong = copy_bits(sent, gives, self.sums[turn])
+        given, num_wrong = broadcast_bits(sent, gives, self.sums[turn])
         arrived = iter(given)
         merged = [next(arrived) if is_so else leaf for (_, leaf), is_so in zip(leaves, is_sent, strict=True)]
         of_chunk = jax.tree.unflatten(tree, merged)
-        if self.new.chunks.are_single:  # the chunk is all that a row has
+        if self.new.chunks.is_one_chunk_per_worker:  # the chunk is all that a row has
             return jax.tree.map(lambda new, old: jnp.where(takes, new, old), of_chunk, shared), num_wrong
         # Only what has arrived is written: a state has many chunks, and each takes a round.
         taken = jnp.where(takes, chunk, NONE)
@@ -707,10 +713,10 @@ def _in_common(old: StepSpec, new: StepSpec) -> tuple[Chunks, Chunks]:
     return finer(old.chunks), finer(new.chunks)
 
 
-def compiled_share(
+def compiled_transfer(
     old: StepSpec, new: StepSpec, store: ExecutableCache, has_R: Sequence[bool], device_rows: Sequence[int]
 ) -> Share:
-    """The program that gives every row the blocks that it is to hold, see ``share_blocks``.
+    """The program that gives every row the blocks that it is to hold, see ``collective_transfer``.
 
     Args:
         old: step spec of the state that rows have, on the live mesh.
@@ -719,12 +725,12 @@ def compiled_share(
         has_R: whether each row has the state; one that holds it has to, for every chunk.
         device_rows: see ``Configuration``.
     """
-    share = jax.jit(share_blocks(old, new, has_R))
+    share = jax.jit(collective_transfer(old, new, has_R))
     state, devices = old.abstract(with_slots=True), list(new.live.mesh.devices.flat)
     return store.get(share_key(old, new, has_R, device_rows), lambda: share.lower(state).compile(), devices)
 
 
 def share_key(old: StepSpec, new: StepSpec, has_R: Sequence[bool], device_rows: Sequence[int]) -> object:
-    """The cache key of the program of ``compiled_share``: it depends on the rows that give, not on those that take."""
+    """Cache key of the program of ``compiled_transfer``: it depends on the rows that give, not on those that take."""
     holds = [(spec.chunks.sizes, spec.chunks.stage_DC, spec.holding_R.tolist()) for spec in (old, new)]
     return "share", new.live.num_ranks, holds, tuple(device_rows), Routes.of(old, new, has_R).giver_C

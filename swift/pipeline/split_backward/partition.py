@@ -71,9 +71,9 @@ class Partition(NamedTuple):
     forward: EquationGroup  # given, x -> results, b_stash, h_stash
     backward_input: EquationGroup  # given, b_stash, h_stash, d_out -> dx, w_stash
     backward_weight: EquationGroup  # given, h_stash, w_stash -> dparams
-    b_stash: tuple[Var, ...]
+    stash_for_b: tuple[Var, ...]
     h_stash: tuple[Var, ...]
-    w_stash: tuple[Var, ...]
+    stash_for_w: tuple[Var, ...]
 
 
 def partition(joint: Joint) -> Partition:

@@ -142,7 +142,7 @@ def split(
     num_in = [len(jax.tree.leaves(tree)) for tree in ((params, extras), x)]
     num_out = [len(jax.tree.leaves(tree)) for tree in ((out, metrics), x)]
     parts = partition(_label(closed, num_in, num_out))
-    stashes = parts.b_stash, parts.h_stash, parts.w_stash
+    stashes = parts.stash_for_b, parts.h_stash, parts.stash_for_w
     b_shapes, h_shapes, w_shapes = (tuple(spec(var.aval) for var in stash) for stash in stashes)
     trees = _Trees(*map(jax.tree.structure, (params, x, out, metrics)))
     return SplitStage(b_shapes, h_shapes, w_shapes, parts, trees)

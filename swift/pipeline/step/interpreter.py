@@ -41,9 +41,9 @@ class Carry(NamedTuple):
 
     activations: jax.Array  # [slots, B, T, D], the inbox of F
     gradients: jax.Array  # [slots, B, T, D], the inbox of B
-    b_stash: Stash  # [slots, layers, ...] each: from F to B
-    held: Stash  # [slots, layers, ...] each: from F to W
-    w_stash: Stash  # [slots, layers, ...] each: from B to W
+    stash_for_b: Stash  # [slots, layers, ...] each: from F to B
+    stash_for_b_and_w: Stash  # [slots, layers, ...] each: from F to W
+    stash_for_w: Stash  # [slots, layers, ...] each: from B to W
     sums: Sums  # [K] each
     layers: Layers  # gradients of the stage's weights, summed over micro-batches, at least float32
     embedding: Any  # gradients of the embedding; zeros except in the first stage
@@ -86,9 +86,9 @@ def empty_carry(
     return Carry(
         activations=buffers(table.activations.num_slots, message),
         gradients=buffers(table.gradients.num_slots, message),
-        b_stash=buffers(table.num_b_stash, b_shapes),
-        held=buffers(table.num_held, h_shapes),
-        w_stash=buffers(table.num_w_stash, w_shapes),
+        stash_for_b=buffers(table.num_b_stash, b_shapes),
+        stash_for_b_and_w=buffers(table.num_held, h_shapes),
+        stash_for_w=buffers(table.num_w_stash, w_shapes),
         sums=Sums.zeros(spec, num_iterations),
         **zeros._asdict(),
     )
@@ -141,14 +141,14 @@ class Interpreter:
                 op.opcode == Kind.F + 1,
                 lambda *mine: ops.forward(op, c.activations, *mine),
                 lambda *mine: (silence, mine),
-                *(c.gradients, c.b_stash, c.held, c.sums, c.head),
+                *(c.gradients, c.stash_for_b, c.stash_for_b_and_w, c.sums, c.head),
             )
         with jax.named_scope(scopes.BACKWARD_INPUT):
             dx, (w_stash, embedding) = lax.cond(
                 op.opcode == Kind.B + 1,
                 lambda *mine: ops.backward_input(op, gradients, b_stash, held, *mine),
                 lambda *mine: (silence, mine),
-                *(c.w_stash, c.embedding),
+                *(c.stash_for_w, c.embedding),
             )
         with jax.named_scope(scopes.BACKWARD_WEIGHT):
             layers = lax.cond(

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from swift.experts.layer import Load
 from swift.experts.placement.replicas import load_imbalance, replica_counts
-from swift.mesh.live import own_row
+from swift.mesh.live import local_row
 from swift.mesh.per_rank import EXPERT_AXIS, WORKER_AXIS
 from swift.pipeline.state import TrainState
 from swift.pipeline.step.spec import StepSpec
@@ -107,7 +107,7 @@ def by_iteration(metrics: Mapping[str, Any]) -> list[dict[str, np.ndarray]]:
     ``popularity``, ``dropped``, ``overflowed`` and ``replicas`` are [L, E]; ``load_imbalance`` becomes its mean over
     the layers.
     """
-    host = own_row(metrics)
+    host = local_row(metrics)
     imbalance_KL = host["load_imbalance"]
     host["load_imbalance"] = imbalance_KL.mean(axis=1) if imbalance_KL.size else np.ones(len(imbalance_KL))
     return [{name: value[k] for name, value in host.items()} for k in range(len(imbalance_KL))]

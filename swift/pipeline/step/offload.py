@@ -38,7 +38,7 @@ class LayerGradients(NamedTuple):
 _Update = Callable[[LayerState, LayerGradients], LayerState]
 
 
-def update_in_turn(
+def update_layer_by_layer(
     update: _Update, held: LayerState, given: LayerGradients, dtype: DTypeLike
 ) -> tuple[LayerState, dict[str, Any]]:
     """Updates one layer of one group after the other.
@@ -65,7 +65,7 @@ def update_in_turn(
     return _map_groups(joined, names[:1], *map(of_group, names))
 
 
-def are_by_group(tree: Any, groups: Collection[str]) -> bool:
+def is_grouped_like_params(tree: Any, groups: Collection[str]) -> bool:
     """Whether all arrays of a tree but counters are in dicts by group."""
     others = _map_groups(lambda _: {}, groups, tree)
     return all(leaf.ndim == 0 for leaf in jax.tree.leaves(others))

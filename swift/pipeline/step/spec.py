@@ -26,14 +26,14 @@ from swift.experts.config import ExpertConfig
 from swift.experts.placement.policy import PlacementPolicy
 from swift.experts.state_layouts import Decoupled, Layout
 from swift.mesh.live import LiveMesh
-from swift.mesh.peer_sum import PeerSum, Unequal, how_unequal
+from swift.mesh.peer_sum import PeerAllReduce, Unequal, unequal_group_reduction
 from swift.mesh.per_rank import RANKED, SHARED, is_spec
 from swift.models.config import Remat
 from swift.models.cuts import Chunks, Cut, make_cut
 from swift.models.gpt import GPT
 from swift.pipeline import scopes
 from swift.pipeline.state import EMBEDDING_AND_HEAD, KINDS, Index, TrainState
-from swift.pipeline.step.offload import are_by_group
+from swift.pipeline.step.offload import is_grouped_like_params
 
 NONE = -1
 """No chunk."""
@@ -52,7 +52,7 @@ class Rounds:
 
     chunk_HT: np.ndarray
     round_C: np.ndarray
-    sums: tuple[PeerSum, ...]
+    sums: tuple[PeerAllReduce, ...]
 
     @classmethod
     def of(cls, peers_C: Sequence[Sequence[int]], holds_HC: np.ndarray, unequal: Unequal) -> "Rounds":
@@ -61,7 +61,7 @@ class Rounds:
         Args:
             peers_C: mesh rows whose workers hold each chunk.
             holds_HC: whether each holding holds each chunk.
-            unequal: see ``PeerSum``.
+            unequal: see ``PeerAllReduce``.
         """
         rounds: list[list[int]] = []
         for chunk, rows in enumerate(peers_C):
@@ -79,9 +79,9 @@ class Rounds:
                 chunk_HT[holds_HC[:, chunk], turn] = chunk
         num_live = 1 + max(row for rows in peers_C for row in rows)
         groups = [[tuple(peers_C[chunk]) for chunk in chunks] for chunks in rounds]
-        return cls(chunk_HT, round_C, tuple(PeerSum(_covering(mine, num_live), unequal) for mine in groups))
+        return cls(chunk_HT, round_C, tuple(PeerAllReduce(_covering(mine, num_live), unequal) for mine in groups))
 
-    def sum_of(self, chunk: Index) -> "PeerSum | SumInRound":
+    def sum_of(self, chunk: Index) -> "PeerAllReduce | SumInRound":
         """The sum over the workers that hold a chunk, which is data."""
         return self.sums[0] if len(self.sums) == 1 else SumInRound(self.sums, jnp.asarray(self.round_C)[chunk])
 
@@ -90,7 +90,7 @@ class Rounds:
 class SumInRound:
     """The sum of one of several rounds, each in a branch: the workers that hold the same chunk take the same one."""
 
-    sums: tuple[PeerSum, ...]
+    sums: tuple[PeerAllReduce, ...]
     turn: Index
     is_tree = False
 
@@ -180,12 +180,12 @@ class StepSpec:
         if self.memory not in kinds:
             allowed = f"is not a memory of these devices, which have {', '.join(sorted(kinds))}: use device"
             raise SettingError("StepSpec.memory", self.memory, allowed)
-        if not are_by_group(self.worker_shapes.moments, self.worker_shapes.master):
+        if not is_grouped_like_params(self.worker_shapes.moments, self.worker_shapes.master):
             allowed = "needs an optimizer whose arrays are in trees like that of the parameters: use device"
             raise SettingError("StepSpec.memory", self.memory, allowed)
 
     def _check_policy(self) -> None:
-        if self.chunks.are_single or not self.num_moe_layers:
+        if self.chunks.is_one_chunk_per_worker or not self.num_moe_layers:
             return
         sizes = self.experts.num_classes, self.live.num_ranks, self.experts.slots_per_rank
         one, two = (jax.eval_shape(partial(self.policy.init, number, *sizes))[1] for number in (1, 2))
@@ -209,7 +209,7 @@ class StepSpec:
 
         Where pipelines are cut alike and a chunk is a stage, the holdings are the stages.
         """
-        ends = np.zeros((len(self.chunks.holdings), 1), int)
+        ends = np.zeros((len(self.chunks.worker_chunks), 1), int)
         return {
             name: ends if name in EMBEDDING_AND_HEAD else self.chunks.model_index(KINDS[name])
             for name in self.gpt.groups
@@ -225,7 +225,7 @@ class StepSpec:
         """The holding of the worker of each mesh row, int32."""
         return np.array([self.chunks.holding(*row.role) for row in self.live.rows], np.int32)
 
-    def is_held_as(self, other: "StepSpec") -> bool:
+    def has_same_chunks(self, other: "StepSpec") -> bool:
         """Whether the workers of the mesh rows hold what they do in another one, on the same rows."""
         return self.chunks == other.chunks and np.array_equal(self.holding_R, other.holding_R)
 
@@ -238,7 +238,7 @@ class StepSpec:
     @cached_property
     def rounds(self) -> Rounds:
         """The sums over the workers that hold the same chunk."""
-        unequal = how_unequal(self.live.mesh.devices.flat[0].platform)
+        unequal = unequal_group_reduction(self.live.mesh.devices.flat[0].platform)
         return Rounds.of(self.peers_C, self.chunks.holds_HC, unequal)
 
     @property
@@ -291,10 +291,10 @@ class StepSpec:
         return self.live.with_rows(tuple(self.live.rows[index] for index in self.live.first_rows))
 
     @cached_property
-    def stored(self) -> "StepSpec":
+    def checkpoint_spec(self) -> "StepSpec":
         """The spec of the state in a checkpoint: a worker for each stage, as the first pipeline is cut."""
         on_stages = self.at(self.stages_mesh())
-        return on_stages if self.chunks.are_stages else replace(on_stages, chunks=None, worker_shapes=None)  # type: ignore[arg-type]
+        return on_stages if self.chunks.matches_stages else replace(on_stages, chunks=None, worker_shapes=None)  # type: ignore[arg-type]
 
     def at(self, live: LiveMesh) -> "StepSpec":
         """The same spec on another live mesh of the same topology."""
@@ -328,20 +328,20 @@ class StepSpec:
     def init(self, key: jax.Array) -> TrainState:
         """The state before the first iteration; it depends on ``key`` and not on the number of ranks or stages."""
         # Drawn on one device: a program on the whole mesh draws everything on each of its devices.
-        return self.adopt(jax.jit(self.gpt.init)(key))
+        return self.state_from_params(jax.jit(self.gpt.init)(key))
 
-    def adopt(self, params: Mapping[str, jax.Array]) -> TrainState:
+    def state_from_params(self, params: Mapping[str, jax.Array]) -> TrainState:
         """The state before the first iteration with given parameters, ``[layer, class, size]`` by group."""
-        return self.fill_slots(self.lay_out(params))
+        return self.fill_slots(self.shard_params(params))
 
-    def lay_out(self, params: Mapping[str, jax.Array]) -> TrainState:
+    def shard_params(self, params: Mapping[str, jax.Array]) -> TrainState:
         """The same without slots."""
         return jax.jit(self._lay_out, out_shardings=replace(self.shardings, slots={}))(dict(params))
 
     def fill_slots(self, state: TrainState) -> TrainState:
         """Fills the slots from the master weights and the placement, as after a restore."""
         filled = replace(state, slots=self._make_slots(self.in_device_memory(state).master, state.placement))
-        return self.at_rest(filled)
+        return self.to_resting_memory(filled)
 
     @property
     def shardings(self) -> TrainState:
@@ -368,7 +368,7 @@ class StepSpec:
 
         return jax.tree.map(sharding, specs, is_leaf=lambda node: is_state(node) or is_spec(node))
 
-    def at_rest(self, state: TrainState) -> TrainState:
+    def to_resting_memory(self, state: TrainState) -> TrainState:
         """Puts master weights and moments where they are between iterations."""
         return state if self.memory == "device" else jax.device_put(state, self.shardings)
 
@@ -389,7 +389,7 @@ class StepSpec:
             state,
         )
 
-    def whole_classes(self, state: TrainState) -> dict[str, np.ndarray]:
+    def gather_master_weights(self, state: TrainState) -> dict[str, np.ndarray]:
         """The master weights ``[layer, class, size]`` by group, as a plain model has them; on the host."""
         # Each op on sharded arrays would be a program with collectives of its own, and emulated devices can deadlock
         # when many of those run at once; and no device need have room for the weights of all experts.
@@ -426,7 +426,7 @@ class StepSpec:
             is_block = jnp.asarray(index >= 0)[(..., *[None] * (classes.ndim - 1))]
             return jnp.where(is_block, classes[index], jnp.zeros((), classes.dtype))
 
-        holdings = jax.vmap(self._lay_out_holding, axis_size=len(self.chunks.holdings))(
+        holdings = jax.vmap(self._lay_out_holding, axis_size=len(self.chunks.worker_chunks))(
             {name: by_holding(name, classes.astype(self.accumulate_dtype)) for name, classes in params.items()}
         )
         return jax.tree.map(lambda leaf: leaf[self.holding_R], holdings)

@@ -23,7 +23,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from swift.experts.layer import Load, expert_parallel_moe
-from swift.experts.state_layouts import Fetched, Layout
+from swift.experts.state_layouts import FetchedPerMicrobatch, Layout
 from swift.models.parameters import Group
 from swift.pipeline import scopes
 from swift.pipeline.split_backward.split import SplitStage, split
@@ -73,7 +73,7 @@ def block_function(spec: StepSpec) -> _BlockFunction:
 
 def _fetched(experts: Group, layout: Layout | None, slices_Ew: jax.Array, placement_NS: jax.Array) -> Any:
     """The experts of this rank's slots, with the weights that a placement puts there."""
-    assert isinstance(layout, Fetched)
+    assert isinstance(layout, FetchedPerMicrobatch)
     return experts.module(experts.unpack(layout.fetch(slices_Ew, placement_NS)))
 
 
@@ -159,7 +159,7 @@ class ForwardStage:
     def _first_layer(self, is_moe: bool, chunk: Index) -> Index:
         """Index of a chunk's first block of a kind in the worker's stack."""
         chunks = self.spec.chunks
-        return 0 if chunks.are_single else jnp.asarray(chunks.first_layers(is_moe))[self.holding, chunk]
+        return 0 if chunks.is_one_chunk_per_worker else jnp.asarray(chunks.first_layers(is_moe))[self.holding, chunk]
 
 
 @dataclass(frozen=True)

@@ -20,14 +20,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from swift.models.vocabulary.lookup import Copies, add_gradients_of_copies, choose_hot_rows, fetch_copies
+from swift.models.vocabulary.lookup import HotRowCache, add_gradients_of_copies, choose_hot_rows, fetch_copies
 from swift.pipeline import scopes
 from swift.pipeline.state import DeviceBatch, EmbeddingWeights, Index, Layers, StageWeights, layer_of, put
 from swift.pipeline.step.metrics import Sums
 from swift.pipeline.step.spec import StepSpec
 from swift.pipeline.step.stage import Extras, ForwardStage, Stage, Stash
 from swift.pipeline.step.tick_arrays import TickOp
-from swift.pipeline.step.update import EmbeddingAndHead, where
+from swift.pipeline.step.update import EmbeddingAndHead, cond_unless_static
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ class HotRows:
         shape = self.hot_KH.shape[1], self.spec.gpt.config.model_dim
         return jnp.zeros(shape, self.spec.compute_dtype) if self.spec.num_hot_rows else ()
 
-    def at(self, iteration: Any, copies: Any) -> Copies | None:
+    def at(self, iteration: Any, copies: Any) -> HotRowCache | None:
         """The copies of an iteration, with the tokens that they are of."""
-        return Copies(self.hot_KH[iteration], copies) if self.spec.num_hot_rows else None
+        return HotRowCache(self.hot_KH[iteration], copies) if self.spec.num_hot_rows else None
 
     def fetch(self, slots: dict[str, jax.Array], iteration: Any, is_first: Any, copies: Any) -> Any:
         """Fetches the copies of an iteration.
@@ -88,7 +88,7 @@ class HotRows:
             return fetch_copies(own["token_VD"][...][0], self.hot_KH[iteration], self.spec.live.num_ranks)
 
         with jax.named_scope(f"{scopes.COPIES}/embedding"):
-            return where(is_first & (iteration < len(self.hot_KH)), fetched, lambda: copies)
+            return cond_unless_static(is_first & (iteration < len(self.hot_KH)), fetched, lambda: copies)
 
     def collect(self, totals: StageWeights, iteration: Any, is_first: Any) -> StageWeights:
         """Adds the gradients of an iteration's copies to the embedding's, on their owners; of the first chunk."""
@@ -105,7 +105,7 @@ class HotRows:
             return EmbeddingWeights(own, jnp.zeros_like(embedding.copies))
 
         with jax.named_scope(f"{scopes.UPDATE}/{scopes.COPIES}/embedding"):
-            return totals._replace(embedding=where(is_first, added, lambda same: same, totals.embedding))
+            return totals._replace(embedding=cond_unless_static(is_first, added, lambda same: same, totals.embedding))
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class EvaluationOps:
         stage: the stage's blocks.
         weights: weights of the stage, embedding and head.
         placement_LNS: int32, the expert in every slot.
-        own_chunk: the chunk that the worker holds; None: it may hold several, and the op says which one it works on.
+        static_chunk: the chunk that the worker holds; None: it may hold several, and the op says which one it works on.
         batch: the worker's micro-batches, ``[n, B, T]``.
     """
 
@@ -125,7 +125,7 @@ class EvaluationOps:
     stage: ForwardStage
     weights: StageWeights
     placement_LNS: jax.Array
-    own_chunk: Index | None
+    static_chunk: Index | None
     batch: DeviceBatch
 
     def evaluate(
@@ -141,10 +141,10 @@ class EvaluationOps:
             return _sums_of(sums, op.iteration, loss=loss, tokens=data.valid.sum(dtype=jnp.int32))
 
         sums = _sums_of(sums, op.iteration, aux=aux, load=load)
-        return y, where(self._ends(op).is_last, end, lambda same: same, sums)
+        return y, cond_unless_static(self._ends(op).is_last, end, lambda same: same, sums)
 
     def _chunk(self, op: TickOp) -> Index:
-        return op.chunk if self.own_chunk is None else self.own_chunk
+        return op.chunk if self.static_chunk is None else self.static_chunk
 
     def _ends(self, op: TickOp) -> EmbeddingAndHead:
         return EmbeddingAndHead.of(self.spec, self._chunk(op))
@@ -154,7 +154,7 @@ class EvaluationOps:
         with _named(scopes.EMBEDDING, self.spec.gpt.embedding_ranks):
             return self.spec.gpt.embed(weights, data.inputs, copies=self._copies(op))
 
-    def _copies(self, op: TickOp) -> Copies | None:
+    def _copies(self, op: TickOp) -> HotRowCache | None:
         """Copies that an op looks tokens up in: none in an evaluation."""
         del op
         return None
@@ -171,7 +171,7 @@ class EvaluationOps:
         return Extras.of(self.spec, self.placement_LNS, data)
 
     def _input(self, op: TickOp, data: DeviceBatch, activations: jax.Array) -> jax.Array:
-        return where(self._ends(op).is_first, lambda: self._embed(op, data), lambda: activations[op.inbox])
+        return cond_unless_static(self._ends(op).is_first, lambda: self._embed(op, data), lambda: activations[op.inbox])
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ class StageOps(EvaluationOps):
             self._input(op, data, activations),
             b_stash,
             held,
-            (op.b_stash, op.held),
+            (op.stash_for_b, op.stash_for_b_and_w),
             self._chunk(op),
         )
         own = _sums_of(sums, op.iteration, aux=aux, load=load)
@@ -217,7 +217,7 @@ class StageOps(EvaluationOps):
             sums = _sums_of(sums, op.iteration, loss=value, tokens=tokens)
             return put(gradients, op.loss, dy), sums, _add(head, d_head)
 
-        gradients, own, head = where(self._ends(op).is_last, end, lambda *same: same, gradients, own, head)
+        gradients, own, head = cond_unless_static(self._ends(op).is_last, end, lambda *same: same, gradients, own, head)
         return y, (gradients, b_stash, held, own, head)
 
     def backward_input(
@@ -237,7 +237,7 @@ class StageOps(EvaluationOps):
             b_stash,
             held,
             w_stash,
-            (op.b_stash, op.held, op.w_stash),
+            (op.stash_for_b, op.stash_for_b_and_w, op.stash_for_w),
             self._d_out(op, gradients),
             self._chunk(op),
         )
@@ -245,7 +245,7 @@ class StageOps(EvaluationOps):
 
     def backward_weight(self, op: TickOp, held: Stash, w_stash: Stash, layers: Layers) -> Layers:
         """W: the accumulated gradients of the stage's weights."""
-        extras, slots = self._extras(self._data(op)), (op.held, op.w_stash)
+        extras, slots = self._extras(self._data(op)), (op.stash_for_b_and_w, op.stash_for_w)
         return self.stage.backward_weight(self.weights.layers, extras, held, w_stash, slots, layers, self._chunk(op))
 
     def backward(
@@ -264,7 +264,7 @@ class StageOps(EvaluationOps):
         )
         return layers, self._embedded(op, data, dx, embedding)
 
-    def _copies(self, op: TickOp) -> Copies | None:
+    def _copies(self, op: TickOp) -> HotRowCache | None:
         return self.hot_rows.at(op.iteration, self.weights.embedding.copies)
 
     def _d_out(self, op: TickOp, gradients: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -282,7 +282,7 @@ class StageOps(EvaluationOps):
             more = jax.tree.map(lambda leaf: leaf[None], more)
             return _add(embedding, EmbeddingWeights(more, () if copies is None else of_copies))
 
-        return where(self._ends(op).is_first, embed, lambda same: same, embedding)
+        return cond_unless_static(self._ends(op).is_first, embed, lambda same: same, embedding)
 
 
 def _named(scope: str, num_ranks: int) -> AbstractContextManager[None]:

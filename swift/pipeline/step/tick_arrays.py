@@ -57,9 +57,9 @@ class TickOp(NamedTuple):
     opcode: jax.Array
     iteration: jax.Array
     data: jax.Array
-    b_stash: jax.Array
-    held: jax.Array
-    w_stash: jax.Array
+    stash_for_b: jax.Array
+    stash_for_b_and_w: jax.Array
+    stash_for_w: jax.Array
     inbox: jax.Array
     loss: jax.Array
     chunk: jax.Array

@@ -26,7 +26,7 @@ import numpy as np
 from jax import lax
 from jax.stages import Wrapped
 
-from swift.mesh.peer_sum import PeerSum
+from swift.mesh.peer_sum import PeerAllReduce
 from swift.mesh.per_rank import EXPERT_AXIS, RANKED, REPLICATED, SHARED, WORKER_AXIS
 from swift.pipeline import scopes
 from swift.pipeline.state import EMBEDDING_AND_HEAD, KINDS, DeviceBatch, Index, StageWeights, TrainState
@@ -65,7 +65,7 @@ class ChunkLayers:
 
     def totals(self, totals: StageWeights, chunk: Index) -> StageWeights:
         """The gradients of a chunk's weights; zeros in layers that are padding."""
-        if self.spec.chunks.are_single:
+        if self.spec.chunks.is_one_chunk_per_worker:
             return totals
         return totals._replace(
             layers={is_moe: _taken(stack, self._index(is_moe, chunk)) for is_moe, stack in totals.layers.items()}
@@ -73,7 +73,7 @@ class ChunkLayers:
 
     def cleared(self, totals: StageWeights, chunk: Index) -> StageWeights:
         """The gradients of all weights with those of a chunk set to zero."""
-        if self.spec.chunks.are_single:
+        if self.spec.chunks.is_one_chunk_per_worker:
             return jax.tree.map(jnp.zeros_like, totals)
 
         def layers_cleared(is_moe: bool, stack: Any) -> Any:
@@ -89,11 +89,11 @@ class ChunkLayers:
 
     def of_stack(self, stack: _Tree, chunk: Index) -> _Tree:
         """A chunk's layers of arrays ``[MoE layer, ...]``; zeros in layers that are padding."""
-        return stack if self.spec.chunks.are_single else _taken(stack, self._index(True, chunk))
+        return stack if self.spec.chunks.is_one_chunk_per_worker else _taken(stack, self._index(True, chunk))
 
     def state(self, state: TrainState, chunk: Index) -> TrainState:
         """The state of a chunk: counters, the policy's own state, embedding and head are the worker's."""
-        if self.spec.chunks.are_single:
+        if self.spec.chunks.is_one_chunk_per_worker:
             return state
 
         def of_chunk(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
@@ -116,7 +116,7 @@ class ChunkLayers:
             ends_iteration: whether counters and the policy's own state become those of the chunk: after an iteration's
                 last update.
         """
-        if self.spec.chunks.are_single:
+        if self.spec.chunks.is_one_chunk_per_worker:
             return of_chunk
         ends = EmbeddingAndHead.of(self.spec, chunk)
         embeds = ends_iteration if self.spec.ties_stages else ends.is_first
@@ -138,7 +138,7 @@ class ChunkLayers:
 
     def put_record(self, records_K: UpdateRecord, record: UpdateRecord, chunk: Index, iteration: Index) -> UpdateRecord:
         """A window's records with that of a chunk; its norm counts on the lowest of the workers that hold it."""
-        one, index = self.spec.chunks.are_single, self._index(True, chunk)
+        one, index = self.spec.chunks.is_one_chunk_per_worker, self._index(True, chunk)
 
         def put(all_K: jax.Array, values: jax.Array) -> jax.Array:
             at = all_K.at[iteration] if one else all_K.at[iteration, index]
@@ -162,7 +162,7 @@ class ChunkLayers:
         is_used = {"embedding": ends.is_first, "head": ends.is_last}
 
         def put(name: str) -> jax.Array:
-            if self.spec.chunks.are_single:
+            if self.spec.chunks.is_one_chunk_per_worker:
                 return all_K[name].at[iteration].set(of_chunk[name])
             if name in is_used:
                 return jnp.where(is_used[name], all_K[name].at[iteration].set(of_chunk[name]), all_K[name])
@@ -241,7 +241,7 @@ class _RankContext(NamedTuple):
             Interpreter(permutations, common, columns, message, spec.chunks.have_neighbours),
             empty_carry(spec, table, stage, weights, message, num_iterations),
             batch,
-            _everywhere(spec, jnp.sum(is_of_Kn * tokens_n[None], axis=1, dtype=jnp.int32)),
+            _sum_over_all_ranks(spec, jnp.sum(is_of_Kn * tokens_n[None], axis=1, dtype=jnp.int32)),
             ChunkLayers(spec, holding),
             hot_rows,
         )
@@ -252,12 +252,16 @@ class _RankContext(NamedTuple):
         return jnp.maximum(self.tokens_K, 1).astype(self.spec.accumulate_dtype)
 
     @property
-    def own_chunk(self) -> Any:
+    def static_chunk(self) -> Any:
         """The chunk that the worker holds; None if workers may hold several."""
-        held = self.spec.chunks.holdings
-        return jnp.asarray([chunk for chunk, *_ in held])[self.layers.holding] if self.spec.chunks.are_single else None
+        held = self.spec.chunks.worker_chunks
+        return (
+            jnp.asarray([chunk for chunk, *_ in held])[self.layers.holding]
+            if self.spec.chunks.is_one_chunk_per_worker
+            else None
+        )
 
-    def chunks(self) -> list[tuple[Any, PeerSum]]:
+    def chunks(self) -> list[tuple[Any, PeerAllReduce]]:
         """The worker's chunk in every round, and the sum of the round over the workers that have the same one."""
         chunk_T = jnp.asarray(self.spec.rounds.chunk_HT)[self.layers.holding]
         return [(chunk_T[turn], peer_sum) for turn, peer_sum in enumerate(self.spec.rounds.sums)]
@@ -282,7 +286,7 @@ class _RankContext(NamedTuple):
         weights = StageWeights.of(spec.gpt, spec.chunks, state.slots, self.layers.holding, copies)
         aux_weight_K = spec.experts.auxiliary_weight * self.divisor_K / spec.num_microbatches
         return StageOps(
-            spec, self.stage, weights, state.placement, self.own_chunk, self.batch, aux_weight_K, self.hot_rows
+            spec, self.stage, weights, state.placement, self.static_chunk, self.batch, aux_weight_K, self.hot_rows
         )
 
     def reduce(
@@ -292,7 +296,7 @@ class _RankContext(NamedTuple):
         sums_K: Sums,
         iteration: Any,
         chunk: Any,
-        peer_sum: PeerSum | SumInRound,
+        peer_sum: PeerAllReduce | SumInRound,
         tied: Mapping[str, jax.Array] = MappingProxyType({}),
     ) -> tuple[TrainState, dict[str, jax.Array], UpdateRecord]:
         """The first half of a chunk's U: its state, gradients of its master weights, and the record of the iteration.
@@ -324,7 +328,7 @@ class _RankContext(NamedTuple):
             return {}
         return reduce_tied(self.spec, state, totals.packed_embedding(self.spec.gpt), self.divisor_K[0])
 
-    def nothing_kept(self, state: TrainState, num_iterations: int, *, keep_gradients: bool = False) -> tuple[Any, ...]:
+    def empty_records(self, state: TrainState, num_iterations: int, *, keep_gradients: bool = False) -> tuple[Any, ...]:
         """Empty records, and gradients of the master weights if they are kept, ``[K, ...]``."""
 
         def record(state: TrainState, sums: Sums) -> UpdateRecord:
@@ -343,16 +347,16 @@ class _RankContext(NamedTuple):
 
     def norm(self, square_K: jax.Array) -> jax.Array:
         """The norms of the whole model's gradients, from the squared norms of the chunks': all ranks know the same."""
-        return jnp.sqrt(_everywhere(self.spec, square_K) / self.spec.live.num_ranks)
+        return jnp.sqrt(_sum_over_all_ranks(self.spec, square_K) / self.spec.live.num_ranks)
 
     def metrics(self, sums_K: Sums, norm_K: jax.Array, record: UpdateRecord) -> dict[str, jax.Array]:
         """The metrics of the window; ``record`` has a leading dim K."""
-        loss_K, aux_K = (_everywhere(self.spec, one) for one in (sums_K.loss, sums_K.aux))
+        loss_K, aux_K = (_sum_over_all_ranks(self.spec, one) for one in (sums_K.loss, sums_K.aux))
         record = over_stages(self.spec, record)
         return metrics_of(loss_K, aux_K / self.spec.num_microbatches, self.tokens_K, norm_K, record)
 
 
-def _everywhere(spec: StepSpec, value: jax.Array) -> jax.Array:
+def _sum_over_all_ranks(spec: StepSpec, value: jax.Array) -> jax.Array:
     """The sum over all ranks of all workers."""
     axes = (EXPERT_AXIS,) if spec.live.num_live == 1 else (WORKER_AXIS, EXPERT_AXIS)
     return lax.psum(value, axes)
@@ -378,7 +382,7 @@ def window_step(spec: StepSpec, table: TickTable, num_iterations: int, *, keep_g
 
         def phase(loop: Any, now: Any) -> tuple[Any, None]:
             (state, copies, carry, outcome), ((first, end), iteration, chunk, ends_iteration) = loop, now
-            chunk = chunk if rank.own_chunk is None else rank.own_chunk
+            chunk = chunk if rank.static_chunk is None else rank.static_chunk
             carry = rank.interpreter.run(rank.ops(state, copies), first, end, carry)
 
             def update(state: TrainState, copies: Any, totals: StageWeights, outcome: Any) -> Any:
@@ -404,7 +408,7 @@ def window_step(spec: StepSpec, table: TickTable, num_iterations: int, *, keep_g
             )
             return (state, copies, carry.with_totals(totals), outcome), None
 
-        kept = rank.nothing_kept(state, num_iterations, keep_gradients=keep_gradients)
+        kept = rank.empty_records(state, num_iterations, keep_gradients=keep_gradients)
         start = state, rank.first_copies(state), rank.start, kept
         loop, _ = lax.scan(phase, start, (common.phases_H2, *columns.updates))
         after, _, carry, (record, *gradients_K) = loop
@@ -433,7 +437,7 @@ def barrier_step(spec: StepSpec, table: TickTable, *, keep_state: bool = False) 
     def per_rank(state: TrainState, common: Common, columns: Columns, batch: DeviceBatch) -> Any:
         rank = _RankContext.enter(spec, table, 1, state, common, columns, batch)
         carry = rank.interpreter.run(rank.ops(state, rank.first_copies(state)), 0, common.phases_H2[-1, 1], rank.start)
-        kept, updates, tied = rank.nothing_kept(state, 1), [], rank.tied(state, carry.totals)
+        kept, updates, tied = rank.empty_records(state, 1), [], rank.tied(state, carry.totals)
         for turn, (chunk, peer_sum) in enumerate(rank.chunks()):
             with rank.named_round(turn):
                 of_chunk, gradients, record = rank.reduce(state, carry.totals, carry.sums, 0, chunk, peer_sum, tied)
@@ -461,9 +465,9 @@ def evaluation_step(spec: StepSpec, table: TickTable) -> Wrapped:
     def per_rank(state: TrainState, common: Common, columns: Columns, batch: DeviceBatch) -> Sums:
         rank = _RankContext.enter(spec, table, 1, state, common, columns, batch, trains=False)
         weights = StageWeights.of(spec.gpt, spec.chunks, state.slots, rank.layers.holding)
-        ops = EvaluationOps(spec, rank.stage, weights, state.placement, rank.own_chunk, batch)
+        ops = EvaluationOps(spec, rank.stage, weights, state.placement, rank.static_chunk, batch)
         sums = rank.interpreter.evaluate(ops, common.phases_H2[-1, 1], rank.start)
-        return jax.tree.map(lambda leaf: _everywhere(spec, leaf[0]), sums)
+        return jax.tree.map(lambda leaf: _sum_over_all_ranks(spec, leaf[0]), sums)
 
     return _jitted(spec, per_rank, SHARED)
 

@@ -18,11 +18,11 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from swift.experts.routing import balancing_step
-from swift.mesh.peer_sum import PeerSum
+from swift.mesh.peer_sum import PeerAllReduce
 from swift.mesh.per_rank import EXPERT_AXIS, WORKER_AXIS
 from swift.pipeline import scopes
 from swift.pipeline.state import EMBEDDING_AND_HEAD, Index, TrainState
-from swift.pipeline.step.offload import LayerGradients, LayerState, update_in_turn
+from swift.pipeline.step.offload import LayerGradients, LayerState, update_layer_by_layer
 from swift.pipeline.step.spec import StepSpec, SumInRound
 
 
@@ -38,7 +38,9 @@ class EmbeddingAndHead(NamedTuple):
         return cls(chunk == 0, chunk == len(spec.chunks.sizes) - 1)
 
 
-def where(is_so: jax.Array | bool, compute: Callable[..., Any], otherwise: Callable[..., Any], *operands: Any) -> Any:
+def cond_unless_static(
+    is_so: jax.Array | bool, compute: Callable[..., Any], otherwise: Callable[..., Any], *operands: Any
+) -> Any:
     """Calls one of two functions; a branch only where the condition is data."""
     if isinstance(is_so, bool):
         return (compute if is_so else otherwise)(*operands)
@@ -53,7 +55,7 @@ def _used(
         return compute()
     if name == "embedding" and spec.ties_stages:
         return compute()
-    return where(ends.is_first if name == "embedding" else ends.is_last, compute, otherwise)
+    return cond_unless_static(ends.is_first if name == "embedding" else ends.is_last, compute, otherwise)
 
 
 @jax.named_scope(scopes.UPDATE)
@@ -63,7 +65,7 @@ def reduce_gradients(
     gradients: dict[str, jax.Array],
     divisor: Float[Array, ""],
     ends: EmbeddingAndHead,
-    peer_sum: PeerSum | SumInRound,
+    peer_sum: PeerAllReduce | SumInRound,
 ) -> dict[str, jax.Array]:
     """Reduces this rank's slot gradients to mean gradients of its master weights, the same on all peers.
 
@@ -169,7 +171,7 @@ def apply_gradients(
         after = update(held, given)
         weights = after.master
     else:
-        after, weights = update_in_turn(update, held, given, spec.compute_dtype)
+        after, weights = update_layer_by_layer(update, held, given, spec.compute_dtype)
     placements = spec.placements(placement, weights)
 
     def fill(name: str) -> jax.Array:

@@ -7,8 +7,8 @@ from functools import cached_property
 
 from swift.errors import SettingError
 from swift.schedules.adapt.layouts import BlockLayout, BlockProblem, Run, layouts, whole_pipelines
-from swift.schedules.adapt.mixture import BlockMixture, least_load, mixtures, parts, unrouted
-from swift.schedules.adapt.moves import BANDWIDTH, BLOCK_BYTES, Relocation, holders, relocate
+from swift.schedules.adapt.mixture import BlockMixture, min_max_load, mixtures, parts, unrouted
+from swift.schedules.adapt.moves import BANDWIDTH, BLOCK_BYTES, Relocation, assign_blocks, relocate
 from swift.schedules.adapt.ordering import schedule_mixture
 from swift.schedules.bounds import tight_bound
 from swift.schedules.lowering.ticks import lockstep_period
@@ -16,7 +16,7 @@ from swift.schedules.planners.adaptive import adaptive
 from swift.schedules.planners.baselines import zero_bubble
 from swift.schedules.planners.lockstep import lockstep
 from swift.schedules.planners.v import v
-from swift.schedules.plans.normalize import after_moves, moves, spread
+from swift.schedules.plans.normalize import after_moves, role_moves, spread
 from swift.schedules.problem import Problem
 from swift.schedules.rules import verify
 from swift.schedules.schedule import Round, Schedule, period, round_of
@@ -128,7 +128,7 @@ def adapt(
     """
     if mode not in MODES:
         raise SettingError("mode", mode, f"must be one of {', '.join(MODES)}")
-    holders(work, failed)
+    assign_blocks(work, failed)
     ways: dict[str, Callable[[], Adaptation | None]] = {
         "reroute": lambda: rerouted(work, failed, in_lockstep=in_lockstep),
         "roles": lambda: with_roles_moved(work, failed, in_lockstep=in_lockstep),
@@ -219,7 +219,7 @@ def _mixtures(
         most = least
     number = max(least, min(most, _MAX_OPS // (3 * len(work.blocks) * work.problem.total_microbatches)))
     ranked = sorted(
-        (least_load(*parts(work, layout, layout.bounds)), turn, layout) for turn, layout in enumerate(possible)
+        (min_max_load(*parts(work, layout, layout.bounds)), turn, layout) for turn, layout in enumerate(possible)
     )
     found = [mixture for _, _, layout in ranked[:number] for mixture in mixtures(work, layout, one_block=one_block)]
     return [(mixture, schedule_mixture) for mixture in found if mixture.fits_alone]
@@ -254,7 +254,7 @@ def _as_cut(work: BlockProblem, empty: frozenset[Worker]) -> BlockLayout:
 
 def _spread(work: BlockProblem, failed: frozenset[Worker]) -> frozenset[Worker]:
     problem = work.with_failures(failed)
-    return after_moves(problem, moves(problem, spread(problem, len(failed)))).failed
+    return after_moves(problem, role_moves(problem, spread(problem, len(failed)))).failed
 
 
 def _roles_bound(work: BlockProblem, failed: frozenset[Worker]) -> float:

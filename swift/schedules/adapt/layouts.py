@@ -100,7 +100,7 @@ class BlockProblem:
     order: BlockOrder = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.problem.failed or not self.problem.is_alike:
+        if self.problem.failed or not self.problem.is_uniform:
             allowed = "what is planned anew starts from pipelines that are alike, without a failure"
             raise SettingError("BlockProblem.problem", sorted(self.problem.failed), allowed)
         assert sum(self.cut) == len(self.blocks), "a cut of other blocks"

@@ -53,7 +53,7 @@ class Division:
     load: float
 
 
-def least_load(worker_DK: np.ndarray, cost_K: np.ndarray, number: int) -> float:
+def min_max_load(worker_DK: np.ndarray, cost_K: np.ndarray, number: int) -> float:
     """Least time of the most loaded worker, if micro-batches could be divided at will."""
     found = _program(worker_DK, cost_K, number, None, is_integral=False)
     assert found is not None, "some load is enough"
@@ -70,7 +70,7 @@ def divide(worker_DK: np.ndarray, cost_K: np.ndarray, number: int, unit: float) 
         unit: time of F, B and W of the smallest block.
     """
     found = [_whole_only(worker_DK, cost_K, number)]
-    least = np.ceil(least_load(worker_DK, cost_K, number) / unit - _SLACK) * unit
+    least = np.ceil(min_max_load(worker_DK, cost_K, number) / unit - _SLACK) * unit
     for more in range(_MOST_UNITS):
         load = least + more * unit
         if load >= min(one.load for one in found) * (1 - _SLACK):

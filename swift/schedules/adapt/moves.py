@@ -1,7 +1,7 @@
 """Relocation of blocks when a layout takes effect, and whether it pays.
 
-``relocate`` says who takes which place, and gets which blocks from whom. ``MoveRule`` weighs what a move costs against
-what it gains, by how long workers are expected to stay away (``Outages``).
+``relocate`` says who takes which place, and gets which blocks from whom. ``MigrationPolicy`` weighs what a move costs
+against what it gains, by how long workers are expected to stay away (``Outages``).
 """
 
 from collections.abc import Mapping
@@ -46,7 +46,7 @@ class Relocation:
         return max(number.values(), default=0) * block_bytes / bandwidth
 
 
-def holders(work: BlockProblem, failed: frozenset[Worker]) -> list[list[Worker]]:
+def assign_blocks(work: BlockProblem, failed: frozenset[Worker]) -> list[list[Worker]]:
     """Lists the survivors that hold each block, in the order in which stages take them.
 
     Raises:
@@ -74,7 +74,7 @@ def relocate(work: BlockProblem, layout: BlockLayout, failed: frozenset[Worker])
     # Imported here, since it takes 0.4 s.
     from scipy.optimize import linear_sum_assignment
 
-    holder = holders(work, failed)
+    holder = assign_blocks(work, failed)
     live, places = work.problem.topology.without(failed), layout.places
     held_W2 = np.array([work.runs_P[p] for _, p in live])
     taken_N2 = np.array(list(places.values()))
@@ -127,7 +127,7 @@ class Outages:
 
 
 @dataclass(frozen=True)
-class MoveRule:
+class MigrationPolicy:
     """The rule by which a run moves blocks to the survivors of a failure; the worker's return moves them back.
 
     Attributes:
@@ -140,11 +140,11 @@ class MoveRule:
     is_always: bool = False
     bytes_per_s: float = BANDWIDTH
 
-    def after(self, failed: frozenset[Worker], time: float) -> "MoveRule":
+    def after(self, failed: frozenset[Worker], time: float) -> "MigrationPolicy":
         """Returns the rule with these workers down from now on."""
         return replace(self, outages=self.outages.after(failed, time))
 
-    def after_move(self, most_bytes: float, seconds: float) -> "MoveRule":
+    def after_move(self, most_bytes: float, seconds: float) -> "MigrationPolicy":
         """Returns the rule with the speed of a move that was made."""
         return replace(self, bytes_per_s=most_bytes / seconds) if seconds > 0 else self
 

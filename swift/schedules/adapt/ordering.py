@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from swift.schedules.adapt.mixture import BlockMixture
-from swift.schedules.planners.list_scheduling import Listing, Policy, list_schedule, names_of
+from swift.schedules.planners.list_scheduling import Listing, Policy, list_schedule, microbatch_ids
 from swift.schedules.planners.search import first_policies
 from swift.schedules.problem import Kind, Problem
 from swift.schedules.schedule import Round, fits
@@ -128,7 +128,7 @@ def _policies(mixture: BlockMixture, problem: Problem) -> Iterator[Policy]:
 def _ranks(mixture: BlockMixture, problem: Problem, place: float | None) -> list[float]:
     """Ranks micro-batches by their index; those that change pipelines evenly among the others, or at the end."""
     D, M, K = problem.num_pipelines, problem.most_microbatches, problem.num_chunks
-    rank = [m * (M / problem.microbatches[d]) + d / D for d, m in names_of(problem)]
+    rank = [m * (M / problem.microbatches[d]) + d / D for d, m in microbatch_ids(problem)]
     if place is not None:
         routes_JK = np.array(mixture.executor).reshape(-1, K)
         routed = np.flatnonzero(np.ptp(routes_JK, axis=1)).tolist()
@@ -148,7 +148,7 @@ def _listed(problem: Problem, mixture: BlockMixture, listing: Listing) -> Round:
 
 def _timed(problem: Problem, mixture: BlockMixture, one: _Try) -> Round:
     """Times the ops of a listing exactly, in the order that it has them in, with all updates at the end."""
-    K, names = problem.num_chunks, names_of(problem)
+    K, names = problem.num_chunks, microbatch_ids(problem)
     executor_DMK, (d_J, m_J) = _executors(problem, mixture)
     worker_JK = problem.worker_DP[executor_DMK[d_J, m_J], np.arange(K)]
     sequences: list[list[tuple[float, int, int, int, int]]] = [
@@ -164,7 +164,7 @@ def _timed(problem: Problem, mixture: BlockMixture, one: _Try) -> Round:
 
 def _executors(problem: Problem, mixture: BlockMixture) -> tuple[np.ndarray, np.ndarray]:
     """Arranges the executors as in ``Round``, and lists the micro-batches, int64[2, J]."""
-    names, K = np.array(names_of(problem)).T, problem.num_chunks
+    names, K = np.array(microbatch_ids(problem)).T, problem.num_chunks
     executor_DMK = np.full((problem.num_pipelines, problem.most_microbatches, K), -1, np.int32)
     executor_DMK[names[0], names[1]] = np.array(mixture.executor, np.int32).reshape(-1, K)
     return executor_DMK, names

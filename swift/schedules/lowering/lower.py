@@ -158,20 +158,20 @@ class SlotBytes(NamedTuple):
     In terms of ``Costs``, the F-stash is ``b_stash + held`` and the W-stash is ``held + w_stash``.
 
     Attributes:
-        b_stash: values that F keeps for B only.
-        held: values that F keeps for W.
-        w_stash: values that B keeps for W.
+        stash_for_b: values that F keeps for B only.
+        stash_for_b_and_w: values that F keeps for W.
+        stash_for_w: values that B keeps for W.
         activation, gradient: message to the next stage, and to the previous one; the loss's gradient counts as one.
     """
 
-    b_stash: int
-    held: int
-    w_stash: int
+    stash_for_b: int
+    stash_for_b_and_w: int
+    stash_for_w: int
     activation: int = 0
     gradient: int = 0
 
 
-class HeldBytes(NamedTuple):
+class LiveBytes(NamedTuple):
     """Peak of the live bytes in each worker's slots.
 
     Attributes:
@@ -183,18 +183,18 @@ class HeldBytes(NamedTuple):
     within_ticks_R: np.ndarray
 
 
-def held_bytes(table: TickTable, sizes: SlotBytes) -> HeldBytes:
+def live_bytes(table: TickTable, sizes: SlotBytes) -> LiveBytes:
     """Computes the peaks of the live bytes in the slots while a table runs."""
     is_f, is_b, is_w = (table.opcode_TR == kind + 1 for kind in (Kind.F, Kind.B, Kind.W))
     kept, reads = table.held_TR != NONE, table.inbox_TR != NONE
-    written_TR = is_f * kept * (sizes.b_stash + sizes.held) + is_b * sizes.w_stash
+    written_TR = is_f * kept * (sizes.stash_for_b + sizes.stash_for_b_and_w) + is_b * sizes.stash_for_w
     written_TR += (table.loss_TR != NONE) * sizes.gradient
     written_TR += (table.own_slot_TR != NONE) * (is_f * sizes.activation + is_b * sizes.gradient)
-    read_TR = is_b * sizes.b_stash + is_w * (sizes.held + sizes.w_stash)
+    read_TR = is_b * sizes.stash_for_b + is_w * (sizes.stash_for_b_and_w + sizes.stash_for_w)
     read_TR += (is_f & reads) * sizes.activation + (is_b & reads) * sizes.gradient
     came_TR = _messages(table.activations) * sizes.activation + _messages(table.gradients) * sizes.gradient
     after_TR = np.cumsum(written_TR + came_TR - read_TR, axis=0)
-    return HeldBytes(after_TR.max(axis=0, initial=0), (after_TR - came_TR + read_TR).max(axis=0, initial=0))
+    return LiveBytes(after_TR.max(axis=0, initial=0), (after_TR - came_TR + read_TR).max(axis=0, initial=0))
 
 
 def allocated_bytes(table: TickTable, sizes: SlotBytes) -> int:

@@ -73,7 +73,7 @@ def move(
         alike[np.stack([sender_e[in_tick[tick]], receiver_e[in_tick[tick]]]).tobytes()].append(tick)
     first = {ticks[0]: ticks for ticks in alike.values()}
     needed = {tick: int(np.bincount(receiver_e[in_tick[tick]]).max()) for tick in first}
-    palette, rounds = _Palette(num_live), {}
+    palette, rounds = _PermutationSet(num_live), {}
     for tick in sorted(first, key=lambda tick: (needed[tick], -len(first[tick]), -len(in_tick[tick]))):
         is_rare = len(first[tick]) < _RARE * num_ticks
         messages = in_tick[tick]
@@ -90,7 +90,7 @@ def move(
     return Moves(palette.permutations(), permutation_TQ, slot_TQR, int(slot_e.max(initial=-1)) + 1)
 
 
-class _Palette:
+class _PermutationSet:
     """Permutations so far; each may still grow by pairs of unused rows. c: permutations."""
 
     def __init__(self, num_live: int):

@@ -18,7 +18,7 @@ import numpy as np
 
 from swift.errors import SettingError
 from swift.schedules.milp.model import ONE, MixedIntegerProgram, Refuted, Terms, Undecided, at
-from swift.schedules.planners.list_scheduling import names_of
+from swift.schedules.planners.list_scheduling import microbatch_ids
 from swift.schedules.problem import NO_MICROBATCH, Kind, Problem
 from swift.schedules.schedule import Round, Schedule, period
 from swift.schedules.sequences import SequencedOp, time_round
@@ -76,7 +76,7 @@ def _fit_chunks(problem: Problem, grid: ChunkGrid, slots_of: Sequence[int], time
 
 class _Model:
     def __init__(self, problem: Problem, grid: ChunkGrid, slots_of: Sequence[int]):
-        self.problem, self.grid, self.names = problem, grid, names_of(problem)
+        self.problem, self.grid, self.names = problem, grid, microbatch_ids(problem)
         self.rows = MixedIntegerProgram()
         self.workers = {
             d * problem.num_stages + p: slots for (d, p), slots in zip(problem.live_workers, slots_of, strict=True)

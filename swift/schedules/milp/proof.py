@@ -91,7 +91,7 @@ def milp_proof(problem: Problem, time_limit_s: float = 60.0, *, use_bound: bool 
     proof = Proof(first, tight_bound(barrier) if use_bound else 0.0)
     if not proof.proven:
         deadline = time.monotonic() + time_limit_s
-        if problem.is_plain and problem.is_alike and not problem.chunks:
+        if problem.is_plain and problem.is_uniform and not problem.chunks:
             search = _Search(barrier, first, proof.bound, deadline)
             search.run()
             proof = search.proof

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from swift.schedules.bounds import max_held, tight_bound
-from swift.schedules.planners.list_scheduling import Listing, Policy, names_of
+from swift.schedules.bounds import max_in_flight, tight_bound
+from swift.schedules.planners.list_scheduling import Listing, Policy, microbatch_ids
 from swift.schedules.planners.search import LEAST_TRIALS, best_listing, reroute
 from swift.schedules.problem import Kind, Problem
 from swift.schedules.schedule import Round, Schedule, fits
@@ -57,7 +57,7 @@ def _numbers_held(problem: Problem, stash: float, max_ops: int) -> tuple[list[in
     fewest_peers, chunks = min(map(len, problem.survivors)), problem.num_chunks if problem.stage_of_chunk else 1
     # Nobody has use for more than what the most loaded worker runs.
     useful = max(problem.most_loaded(fewest_peers), problem.most_microbatches) * chunks
-    most = min(int(max_held(problem, stash)), useful)
+    most = min(int(max_in_flight(problem, stash)), useful)
     steps = [1]
     while steps[-1] < useful:
         steps.append(min(steps[-1] + max(1, steps[-1] // 8), useful))
@@ -80,7 +80,7 @@ def _one_after_another(problem: Problem) -> Round:
     end_P = start_3P[2] + w_P + (problem.total_microbatches - 1) * span
     executor_DMP, start_3DMP = np.full((D, M, C), -1, np.int32), np.full((3, D, M, C), np.nan)
     executor = np.array(reroute(problem), np.int32).reshape(-1, C)
-    for turn, name in enumerate(names_of(problem)):
+    for turn, name in enumerate(microbatch_ids(problem)):
         executor_DMP[name], start_3DMP[:, *name] = executor[turn], start_3P + span * turn
     if not problem.is_plain:
         update_P = end_P.max() + np.cumsum(u_P) - u_P
@@ -101,7 +101,7 @@ def _plan(problem: Problem, max_ops: int) -> Round:
 def _as_round(problem: Problem, policy: Policy, listing: Listing) -> Round:
     D, M, C = problem.num_pipelines, problem.most_microbatches, problem.num_chunks
     executor_DMP, start_3DMP = np.full((D, M, C), -1, np.int32), np.full((3, D, M, C), np.nan)
-    d, m = np.array(names_of(problem)).T
+    d, m = np.array(microbatch_ids(problem)).T
     executor_DMP[d, m] = np.array(policy.executor, np.int32).reshape(-1, C)
     start_3DMP[:, d, m] = np.array(listing.start).reshape(-1, C, 3).transpose(2, 0, 1)
     # What was planned with a barrier since only the end counts has none if Us take a worker no time from other chunks.

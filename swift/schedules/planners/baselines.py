@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from swift.errors import SettingError
-from swift.schedules.bounds import max_held
+from swift.schedules.bounds import max_in_flight
 from swift.schedules.planners.adaptive import adaptive
 from swift.schedules.problem import Kind, Problem
 from swift.schedules.schedule import Round, Schedule, fits
@@ -83,7 +83,7 @@ def _alternating(problem: Problem, stage: int, num_held: int) -> list[tuple[int,
 def _repeated(problem: Problem, name: str, order: _Order, most_held: int) -> Schedule:
     """Plans one pipeline, using as much of the memory limit as possible, and repeats it for all pipelines."""
     _refuse_failures(problem, name)
-    if not (problem.is_plain and problem.is_alike):
+    if not (problem.is_plain and problem.is_uniform):
         allowed = f"{name} plans pipelines that are alike, with one chunk on each stage: try adaptive"
         if problem.is_plain:
             raise SettingError("Problem.num_microbatches", problem.num_microbatches, allowed)
@@ -101,7 +101,7 @@ def _refuse_failures(problem: Problem, name: str) -> None:
 
 def _largest_that_fits(problem: Problem, order: _Order, num_held: int) -> Round:
     executor_DMP = np.zeros((1, problem.most_microbatches, problem.num_stages), np.int32)
-    num_stashes = max_held(problem, float(problem.stash_2P[0].max()))
+    num_stashes = max_in_flight(problem, float(problem.stash_2P[0].max()))
     if num_stashes < problem.most_microbatches:
         num_held = min(num_held, int(num_stashes))
     while True:

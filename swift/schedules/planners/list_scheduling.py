@@ -1,8 +1,8 @@
 """Event-driven list scheduling of one iteration by a policy, which the adaptive planner runs for every one it tries.
 
-The j-th micro-batch (see ``names_of``) at chunk k has the number x = j * (number of chunks) + k, and its F, B and W are
-3x, 3x + 1 and 3x + 2. Plain lists are several times faster than arrays here, because every step depends on the previous
-one.
+The j-th micro-batch (see ``microbatch_ids``) at chunk k has the number x = j * (number of chunks) + k, and its F, B and
+W are 3x, 3x + 1 and 3x + 2. Plain lists are several times faster than arrays here, because every step depends on the
+previous one.
 """
 
 import heapq
@@ -64,7 +64,7 @@ class Listing:
     period: float
 
 
-def names_of(problem: Problem) -> list[tuple[int, int]]:
+def microbatch_ids(problem: Problem) -> list[tuple[int, int]]:
     """Lists all micro-batches (pipeline, index), in the order of their numbers."""
     return [(d, m) for d, number in enumerate(problem.microbatches) for m in range(number)]
 

@@ -26,7 +26,7 @@ SHAPES: Mapping[str, Callable[[int], tuple[int, ...]]] = {"v": v_shape}
 """Planners for several runs of blocks a worker: the stage of each chunk, by the number of stages."""
 
 
-class OwnPlanner(Protocol):
+class CustomPlanner(Protocol):
     """Interface of a user's planner: a frozen dataclass, so that a configuration can name it.
 
     Its schedules are verified before they run. ``time_round`` computes the times of ops in a given order, and
@@ -45,7 +45,7 @@ class OwnPlanner(Protocol):
         """
 
 
-def shape_of(planner: str | OwnPlanner, num_stages: int) -> tuple[int, ...]:
+def shape_of(planner: str | CustomPlanner, num_stages: int) -> tuple[int, ...]:
     """Lists the stage of each chunk, where all pipelines are alike: one chunk a stage, unless the planner is for more.
 
     >>> shape_of("adaptive", 3), shape_of("v", 3)

@@ -14,8 +14,8 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from swift.schedules.bounds import max_held, tight_bound
-from swift.schedules.planners.list_scheduling import Listing, Policy, list_schedule, names_of
+from swift.schedules.bounds import max_in_flight, tight_bound
+from swift.schedules.planners.list_scheduling import Listing, Policy, list_schedule, microbatch_ids
 from swift.schedules.problem import Kind, Problem
 
 _PATIENCE = (0.3, 0.6, 0.0)
@@ -36,19 +36,19 @@ workers hold several chunks: the target is no measure there."""
 def reroute(problem: Problem) -> list[int]:
     """Assigns micro-batches: live workers keep theirs, those of failed workers go to the least loaded peer."""
     D, C = problem.num_pipelines, problem.num_chunks
-    names = names_of(problem)
+    names = microbatch_ids(problem)
     executor = [d for d, _ in names for _ in range(C)]
     number = {name: j for j, name in enumerate(names)}
     # Where pipelines are alike, every micro-batch of a chunk is as much work as any other, and own work is equal.
-    work = [1.0] * C if problem.is_alike else problem.time_4P[:3].sum(axis=0).tolist()
+    work = [1.0] * C if problem.is_uniform else problem.time_4P[:3].sum(axis=0).tolist()
     load_of = [0.0] * (D * problem.num_stages)
-    if not problem.is_alike:
+    if not problem.is_uniform:
         for d, _ in names:
             for k, w in enumerate(problem.worker_DP[d].tolist()):
                 load_of[w] += work[k]
     for k, peers in enumerate(problem.survivors):
         workers = problem.worker_DP[:, k].tolist()
-        load = dict.fromkeys(workers, 0.0) if problem.is_alike else load_of
+        load = dict.fromkeys(workers, 0.0) if problem.is_uniform else load_of
         down = [d for d in range(D) if d not in peers]
         for m in range(problem.most_microbatches):
             for d in down:
@@ -59,15 +59,15 @@ def reroute(problem: Problem) -> list[int]:
     return executor
 
 
-def line_up(problem: Problem, executor: Sequence[int], place: float | None) -> list[float]:
+def order_rerouted(problem: Problem, executor: Sequence[int], place: float | None) -> list[float]:
     """Ranks every micro-batch: by its index, or, if its worker failed, at a position among its host's own.
 
     Args:
-        problem: problem, whose micro-batches are numbered as by ``names_of``.
+        problem: problem, whose micro-batches are numbered as by ``microbatch_ids``.
         executor: pipeline that runs every micro-batch at every chunk.
         place: position among the host's own, from 0 (early) to 1 (late); None to rank by index like all others.
     """
-    D, M, C, names = problem.num_pipelines, problem.most_microbatches, problem.num_chunks, names_of(problem)
+    D, M, C, names = problem.num_pipelines, problem.most_microbatches, problem.num_chunks, microbatch_ids(problem)
     # Pipelines with fewer micro-batches take as long for them.
     rank = [m * (M / problem.microbatches[d]) + d / D for d, m in names]
     if place is None:
@@ -87,7 +87,7 @@ def line_up(problem: Problem, executor: Sequence[int], place: float | None) -> l
 def _swap_hosts(problem: Problem, executor: Sequence[int], chunk: int, source: random.Random) -> list[int]:
     """Swaps the hosts of two re-routed micro-batches at a chunk."""
     C, peers = problem.num_chunks, problem.survivors[chunk]
-    guests = [j * C + chunk for j, (d, _) in enumerate(names_of(problem)) if d not in peers]
+    guests = [j * C + chunk for j, (d, _) in enumerate(microbatch_ids(problem)) if d not in peers]
     if not guests:
         return list(executor)
     changed, (one, other) = list(executor), (source.choice(guests), source.choice(guests))
@@ -118,7 +118,7 @@ def best_listing(problem: Problem, target: float, max_ops: int) -> Candidate:
     num_in_vain, climbs_twice = 0, _climbs_twice(problem, num_trials)
     # A policy that suits the stages without a failure is found cheaply on one pipeline.
     lone = problem.single_pipeline()
-    is_reduced = problem.failed and problem.is_alike
+    is_reduced = problem.failed and problem.is_uniform
     pilot = best_listing(lone, tight_bound(lone), max_ops // 8).policy if is_reduced else None
     for policy in itertools.islice(_policies(problem, pilot, leaders, num_trials), num_trials):
         listing = list_schedule(problem, policy)
@@ -183,7 +183,7 @@ def first_policies(problem: Problem, pilot: Policy | None = None) -> Iterator[Po
 def _memory_turns_over(problem: Problem) -> bool:
     """Whether some worker has to run more micro-batches than it may hold at once."""
     num_loaded = problem.most_loaded(min(map(len, problem.survivors)))
-    return num_loaded > max_held(problem, float(problem.stash_2P[0].max()))
+    return num_loaded > max_in_flight(problem, float(problem.stash_2P[0].max()))
 
 
 def _calm(problem: Problem, executor: list[int]) -> Iterator[Policy]:
@@ -200,7 +200,7 @@ def _calm(problem: Problem, executor: list[int]) -> Iterator[Policy]:
     depths = [math.inf] * P, [float(P - p) for p in range(P)]
     choices = paces, _CALM_PATIENCE, depths, (None, 0.0, 0.5) if problem.failed else (None,)
     for i, j, k, r in sorted(itertools.product(*(range(len(kind)) for kind in choices)), key=sum):
-        rank, in_flight = line_up(problem, executor, choices[3][r]), depths[k] * problem.num_pipelines
+        rank, in_flight = order_rerouted(problem, executor, choices[3][r]), depths[k] * problem.num_pipelines
         yield Policy(executor, rank, in_flight, _CALM_PATIENCE[j], pace=paces[i])
 
 
@@ -213,7 +213,7 @@ def _hurried(problem: Problem, executor: list[int], pilot: Policy | None) -> Ite
     reserves = (True,) if problem.is_plain else (False, True)
     choices = depths, patience, _PLACES if problem.failed else (None,), reserves
     for i, j, k, r in sorted(itertools.product(*(range(len(kind)) for kind in choices)), key=sum):
-        rank, in_flight = line_up(problem, executor, choices[2][k]), depths[i] * problem.num_pipelines
+        rank, in_flight = order_rerouted(problem, executor, choices[2][k]), depths[i] * problem.num_pipelines
         yield Policy(executor, rank, in_flight, patience[j], reserves[r])
 
 
@@ -224,7 +224,7 @@ def _in_flight_by_stage(problem: Problem) -> Iterator[list[float]]:
     loads = [problem.most_loaded(number) if number else 0 for number in live]
     most = max(loads)
     busiest = {p for p in range(P) if loads[p] == most}
-    room = min(2.0 * P, most, max_held(problem, problem.costs.f_stash))
+    room = min(2.0 * P, most, max_in_flight(problem, problem.costs.f_stash))
     depths = sorted({*range(1, 5), *range(6, 2 * P + 1, 2)} - {round(0.75 * room)}, reverse=True)
     yield [0.0] * P
     yield [float(P - p) for p in range(P)]

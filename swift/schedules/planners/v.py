@@ -11,7 +11,7 @@ or for memory, it runs a W, or an F or B that is due later and does not take mem
 no due times: they go where a worker would wait, where memory is short, and at the end.
 
 P stages, C = 2P chunks, M micro-batches of the pipeline with the most, J micro-batches of all pipelines. The j-th
-micro-batch (see ``names_of``) at chunk k has the number x = j * (number of chunks) + k.
+micro-batch (see ``microbatch_ids``) at chunk k has the number x = j * (number of chunks) + k.
 """
 
 import heapq
@@ -27,9 +27,9 @@ import numpy as np
 from swift.errors import SettingError
 from swift.schedules.bounds import tight_bound
 from swift.schedules.planners.adaptive import adaptive_round
-from swift.schedules.planners.list_scheduling import names_of
+from swift.schedules.planners.list_scheduling import microbatch_ids
 from swift.schedules.planners.names import v_shape
-from swift.schedules.planners.search import line_up, reroute
+from swift.schedules.planners.search import order_rerouted, reroute
 from swift.schedules.problem import Kind, Problem
 from swift.schedules.schedule import Round, Schedule, fits
 from swift.schedules.sequences import SequencedOp, time_round
@@ -68,7 +68,7 @@ class Filling:
     overtakes: bool | None = True
 
 
-def _run_by_due_times(
+def _schedule_by_due_time(
     problem: Problem, executor: Sequence[int], due: Sequence[float], filling: Filling, limit: float
 ) -> list[list[SequencedOp]] | None:
     """Schedules one iteration.
@@ -123,7 +123,7 @@ class _Simulation:
     def __init__(self, problem: Problem, executor: Sequence[int], due: Sequence[float], filling: Filling, limit: float):
         self.C, self.comm, self.limit = problem.num_chunks, problem.costs.t_comm, limit
         self.patience, self.overtakes = filling.patience, filling.overtakes
-        self.names, worker_DP = names_of(problem), problem.worker_DP.tolist()
+        self.names, worker_DP = microbatch_ids(problem), problem.worker_DP.tolist()
         self.worker = [worker_DP[d][x % self.C] for x, d in enumerate(executor)]
         orders: list[list[int]] = [[] for _ in range(problem.num_pipelines * problem.num_stages)]
         for op in sorted(range(len(due)), key=due.__getitem__):
@@ -247,7 +247,7 @@ class _Candidate:
         offset_2C: when F and B of each chunk are due for the first micro-batch; in turn, how much later.
         filling: what a worker does where it would wait.
         turn: time between micro-batches.
-        place: position of re-routed micro-batches among a worker's own, see ``line_up``.
+        place: position of re-routed micro-batches among a worker's own, see ``order_rerouted``.
     """
 
     is_in_turn: bool
@@ -258,7 +258,7 @@ class _Candidate:
 
     def due(self, problem: Problem, executor: Sequence[int]) -> list[float]:
         """Times at which F and B of every x are due."""
-        rank_J = np.array(line_up(problem, executor, self.place))
+        rank_J = np.array(order_rerouted(problem, executor, self.place))
         due_JC2 = rank_J[:, None, None] * self.turn + self.offset_2C.T
         if self.is_in_turn:
             # What is not whole is between the micro-batches before and after.
@@ -320,11 +320,11 @@ def _round_of(problem: Problem, executor: Sequence[int], candidate: _Candidate, 
     costs, limit = problem.costs, math.inf if problem.memory_limit is None else problem.memory_limit
     if costs.inbox and limit < math.inf:
         limit -= _MESSAGES[trial % len(_MESSAGES)] * costs.inbox
-    sequences = _run_by_due_times(problem, executor, candidate.due(problem, executor), candidate.filling, limit)
+    sequences = _schedule_by_due_time(problem, executor, candidate.due(problem, executor), candidate.filling, limit)
     if sequences is None:
         return None
     executor_DMP = np.full((problem.num_pipelines, problem.most_microbatches, problem.num_chunks), -1, np.int32)
-    d, m = np.array(names_of(problem)).T
+    d, m = np.array(microbatch_ids(problem)).T
     executor_DMP[d, m] = np.array(executor, np.int32).reshape(-1, problem.num_chunks)
     found = time_round(problem, executor_DMP, sequences)
     # Neither messages nor what B adds to a stash are known before the times are.

@@ -6,8 +6,8 @@ remain. Copying a stage's parameters to a worker of another stage moves a failur
 dynamic program spreads the failures over the stages so that the bound of the period is smallest.
 
 Where pipelines are not alike, every failure set is a problem of its own, and every role differs: roles are left empty
-one after the other, each time the one without which the bound is smallest. ``BlockHolders`` says which workers hold the
-chunks of a model, by a run's own cut or by another one for the survivors.
+one after the other, each time the one without which the bound is smallest. ``ChunkAssignment`` says which workers hold
+the chunks of a model, by a run's own cut or by another one for the survivors.
 
 D: pipelines, P: stages.
 """
@@ -62,7 +62,7 @@ def canonical(problem: Problem, counts: tuple[int, ...]) -> Problem:
     Raises:
         SettingError: the counts are not one per stage, leave a stage without a survivor, or the pipelines differ.
     """
-    if not problem.is_alike:
+    if not problem.is_uniform:
         allowed = "only where pipelines are alike does the number of failures of each stage say all"
         raise SettingError("Problem.num_microbatches, stage_of_chunk", problem.num_microbatches, allowed)
     if len(counts) != problem.num_stages or min(counts) < 0:
@@ -79,7 +79,7 @@ def normalize(problem: Problem) -> Normalized:
     pipeline are in several. A canonical problem is mapped to itself, and so is one whose pipelines are not alike, but
     for its expert ranks.
     """
-    if not problem.is_alike:
+    if not problem.is_uniform:
         D, P = problem.num_pipelines, problem.num_stages
         same = tuple(range(D))
         return Normalized(problem, replace(problem, topology=Topology(D, P)), same, (same,) * P)
@@ -163,7 +163,7 @@ def spread(problem: Problem, num_failures: int) -> tuple[int, ...]:
     return best[num_failures][1]
 
 
-def moves(problem: Problem, counts: tuple[int, ...]) -> tuple[Move, ...]:
+def role_moves(problem: Problem, counts: tuple[int, ...]) -> tuple[Move, ...]:
     """Finds the fewest moves after which every stage has ``counts[p]`` failures.
 
     Workers leave pipelines that already have failures for places in those with the fewest, so that failures concentrate
@@ -281,13 +281,13 @@ def moves_to_spread(problem: Problem) -> tuple[Move, ...]:
     >>> moves_to_spread(Problem(Topology(3, 2), 2, frozenset({(1, 0), (2, 0)}), stage_of_chunk=apart))
     (Move(worker=(0, 1), role=(2, 0)),)
     """
-    if problem.is_alike:
-        return moves(problem, spread(problem, len(problem.failed)))
-    failed, empty = problem.failed, _roles_to_leave(problem)
+    if problem.is_uniform:
+        return role_moves(problem, spread(problem, len(problem.failed)))
+    failed, empty = problem.failed, _roles_to_vacate(problem)
     return tuple(Move(*pair) for pair in zip(sorted(empty - failed), sorted(failed - empty), strict=True))
 
 
-def _roles_to_leave(problem: Problem) -> frozenset[Worker]:
+def _roles_to_vacate(problem: Problem) -> frozenset[Worker]:
     """Chooses as many roles as there are failures; those of the failed workers where no others are better."""
     empty = frozenset[Worker]()
     for _ in problem.failed:
@@ -310,7 +310,7 @@ def _is_possible(problem: Problem, failed: frozenset[Worker]) -> bool:
     return all(any((d, p) not in failed for d, p in enumerate(stage_D)) for stage_D in places)
 
 
-class BlockHolders(NamedTuple):
+class ChunkAssignment(NamedTuple):
     """The workers that hold each chunk; False if they hold what they do in a run whose pipelines are cut alike.
 
     Attributes:
@@ -328,7 +328,7 @@ class BlockHolders(NamedTuple):
     def place(self, worker: Worker) -> Worker:
         """Returns the place of a worker: the pipeline and stage whose chunks it holds.
 
-        >>> holders = BlockHolders(((0, 1), (0, 1)), (Move(worker=(1, 0), role=(0, 1)),))
+        >>> holders = ChunkAssignment(((0, 1), (0, 1)), (Move(worker=(1, 0), role=(0, 1)),))
         >>> holders.place((1, 0)), holders.place((1, 1))
         ((0, 1), (1, 1))
         """
@@ -337,7 +337,7 @@ class BlockHolders(NamedTuple):
     def lost_chunks(self, there: Collection[Worker]) -> tuple[int, ...]:
         """Lists the chunks that no worker among these holds; none where a chunk is a stage.
 
-        >>> BlockHolders(((0, 0, 1), (0, 1, 1))).lost_chunks([(0, 1), (1, 0)])
+        >>> ChunkAssignment(((0, 0, 1), (0, 1, 1))).lost_chunks([(0, 1), (1, 0)])
         (1,)
         """
         places = {self.place(worker) for worker in there}
@@ -349,7 +349,7 @@ class BlockHolders(NamedTuple):
     def cuts(self) -> list[list[int]]:
         """Number of chunks of each stage, by pipeline.
 
-        >>> BlockHolders(((0, 0, 1), (0, 2, 2), ())).cuts
+        >>> ChunkAssignment(((0, 0, 1), (0, 2, 2), ())).cuts
         [[2, 1, 0], [1, 0, 2], [0, 0, 0]]
         """
         num_stages = 1 + max((stage for stages in self.stage_of_chunk for stage in stages), default=-1)
@@ -364,7 +364,7 @@ class BlockHolders(NamedTuple):
     def text(self) -> str:
         """A phrase that says who holds how many layers, where chunks are layers.
 
-        >>> BlockHolders(((0, 0, 1), (0, 2, 2)), (Move((1, 1), (0, 1)),)).text
+        >>> ChunkAssignment(((0, 0, 1), (0, 2, 2)), (Move((1, 1), (0, 1)),)).text
         'stages of 2, 1, 0; 1, 0, 2 layers, 1:1 in the place of 0:1'
         """
         cuts = "; ".join(", ".join(map(str, sizes)) for sizes in self.cuts)
@@ -372,5 +372,5 @@ class BlockHolders(NamedTuple):
         return f"stages of {cuts} layers{moved}"
 
 
-OWN_CUT = BlockHolders()
+DEFAULT_ASSIGNMENT = ChunkAssignment()
 """Every worker in its own place, with what the cut of the run says."""

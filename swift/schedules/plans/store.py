@@ -110,7 +110,7 @@ def _fault_free_periods(problem: Problem) -> dict[str, float]:
         SettingError: the memory limit is too small for one of them.
     """
     problem = replace(problem, failed=frozenset(), decoupled=True, staggered=True)
-    if not (problem.is_plain and problem.is_alike):
+    if not (problem.is_plain and problem.is_uniform):
         return {}
     return {
         "one_f_one_b": period(one_f_one_b(problem)),
@@ -181,7 +181,7 @@ def _ops(schedule: Schedule) -> Iterator[dict[str, Any]]:
         }
 
 
-class DamagedPlanError(ValueError):
+class CorruptPlanError(ValueError):
     """A file of the store does not hold the plan that its name promises; the message says why."""
 
 
@@ -238,7 +238,7 @@ class PlanStore:
             schedule = decode(path.read_bytes(), normalized.problem, solver)
         except FileNotFoundError:
             return None
-        except (OSError, DamagedPlanError) as error:
+        except (OSError, CorruptPlanError) as error:
             self.warn(f"damaged plan {path} is ignored and planned again: {error}")
             return None
         return denormalize(schedule, normalized)
@@ -295,7 +295,7 @@ def read_plan(document: Mapping[str, Any]) -> Schedule:
         failed = frozenset((d, p) for d, p in said.get("failed", ()))
         fields = {name: said[name] for name in names} | {"chunks": chunks, "stage_of_chunk": holders}
         problem = Problem(topology, costs=costs, failed=failed, **fields)
-        if problem.is_alike:
+        if problem.is_uniform:
             problem = canonical(problem, tuple(said["failures"]))
         return _read_plan(dict(document), problem, document["solver"])
 
@@ -314,9 +314,9 @@ def decode(content: bytes, problem: Problem, solver: str) -> Schedule:
     """
     match = re.fullmatch(rb'\{"sha256": "([0-9a-f]{64})", "plan": (.*)\}\n', content, re.DOTALL)
     if match is None:
-        raise DamagedPlanError("it is not a whole plan file")
+        raise CorruptPlanError("it is not a whole plan file")
     if sha256(match[2]).hexdigest().encode() != match[1]:
-        raise DamagedPlanError("its content does not have its hash")
+        raise CorruptPlanError("its content does not have its hash")
     with _reported_as_damage():
         return _read_plan(json.loads(match[2]), problem, solver)
 
@@ -325,20 +325,20 @@ def decode(content: bytes, problem: Problem, solver: str) -> Schedule:
 def _reported_as_damage() -> Iterator[None]:
     try:
         yield
-    except DamagedPlanError:
+    except CorruptPlanError:
         raise
     except KeyError as error:
-        raise DamagedPlanError(f"it has no {error}") from error
+        raise CorruptPlanError(f"it has no {error}") from error
     except (TypeError, ValueError, OverflowError) as error:
-        raise DamagedPlanError(f"it holds no valid plan: {error}") from error
+        raise CorruptPlanError(f"it holds no valid plan: {error}") from error
 
 
 def _read_plan(plan: dict[str, Any], problem: Problem, solver: str) -> Schedule:
     if plan["version"] != VERSION:
-        raise DamagedPlanError(f"it has version {plan['version']}, not {VERSION}")
+        raise CorruptPlanError(f"it has version {plan['version']}, not {VERSION}")
     fields = plan.pop("round")
     if plan != _header(problem, solver):
-        raise DamagedPlanError("it holds the plan of another problem")
+        raise CorruptPlanError("it holds the plan of another problem")
     one = _read_round(fields, problem)
     schedule = Schedule.from_round(problem, solver, one)
     verify(schedule)
@@ -351,11 +351,11 @@ def _read_round(fields: dict[str, Any], problem: Problem) -> Round:
     exists = np.broadcast_to((np.arange(M) < np.array(problem.microbatches)[:, None])[:, :, None], shape)
     right = executor.dtype.kind == "i" and executor.size == exists.size
     if not right or executor.max() >= D or ((executor >= 0) != exists.ravel()).any():
-        raise DamagedPlanError(f"its executors are not pipelines below {D}")
+        raise CorruptPlanError(f"its executors are not pipelines below {D}")
     start, update, period = (np.array(fields[name], float) for name in ("start_3DMP", "update_P", "period"))
     start = start.reshape(3, *shape)
     if not all(np.isfinite(times).all() for times in (start[:, exists], update, period)):
-        raise DamagedPlanError("it has times that are not finite")
+        raise CorruptPlanError("it has times that are not finite")
     return Round(executor.astype(np.int32).reshape(shape), start, update.reshape(P), float(period))
 
 
@@ -366,7 +366,7 @@ def _flat(values: np.ndarray) -> list[Any]:
 def _header(problem: Problem, solver: str) -> dict[str, Any]:
     """Describes a problem and its planner, identically for all problems with the same normalized form."""
     limit, number, of_chunks = problem.memory_limit, problem.num_microbatches, _chunk_fields(problem)
-    if not problem.is_alike:
+    if not problem.is_uniform:
         of_chunks["failed"] = [list(worker) for worker in sorted(problem.failed)]
     return {
         "version": VERSION,

@@ -12,7 +12,7 @@ import pytest
 from swift.data import sample_store as store_module
 from swift.data.pipeline import CachePoint, InputPlan, Pipeline, plain_plan
 from swift.data.records import Rows
-from swift.data.sample_checks import UntrueOperator
+from swift.data.sample_checks import MisdeclaredOperator
 from swift.data.sample_store import check_writable, find_survey
 from swift.data.samples import Samples
 from swift.data.sources import DataError
@@ -127,7 +127,7 @@ def test_an_operator_that_leaves_out_what_it_depends_on_is_named():
         Pipeline(NUMBERS).map(double, reads=("a",), writes=("a",)).map(more, reads=("a",), writes=("a",), depends_on=())
     )
     assert [sample["a"] for sample in read(planned(lies), 3)] == [1, 3, 5]
-    with pytest.raises(UntrueOperator, match="record 0: operator more depends on double, which its `depends_on`"):
+    with pytest.raises(MisdeclaredOperator, match="record 0: operator more depends on double, which its `depends_on`"):
         read(planned(lies, "more", "double"))
 
 
@@ -141,7 +141,7 @@ def test_an_operator_that_writes_into_what_it_is_given_is_named():
 
     pipeline = Pipeline(_Fresh()).map(first, reads=("a",), writes=("d",)).map(into, reads=("a",), writes=("c",))
     assert read(planned(pipeline), 1)[0]["d"] == 1
-    with pytest.raises(UntrueOperator, match="operators into and first change more than their fields"):
+    with pytest.raises(MisdeclaredOperator, match="operators into and first change more than their fields"):
         read(planned(pipeline, "into", "first"))
 
 
@@ -166,7 +166,7 @@ class _Fresh:
 def test_an_operator_that_counts_its_calls_is_named():
     calls = itertools.count()
     pipeline = Pipeline(NUMBERS).map(lambda _: {"n": next(calls)}, reads=(), writes=("n",), name="count")
-    with pytest.raises(UntrueOperator, match="operator count gives another sample when it is called again"):
+    with pytest.raises(MisdeclaredOperator, match="operator count gives another sample when it is called again"):
         read(planned(pipeline))
 
 
@@ -176,7 +176,7 @@ def test_a_filter_that_lies_is_found_while_the_source_is_surveyed():
         .map(double, reads=("a",), writes=("a",))
         .filter(lambda sample: sample["a"] > 5, reads=("a",), depends_on=(), name="big")
     )
-    with pytest.raises(UntrueOperator, match="operator big depends on double"):
+    with pytest.raises(MisdeclaredOperator, match="operator big depends on double"):
         read(planned(pipeline, "big", "double"))
 
 

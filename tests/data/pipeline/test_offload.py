@@ -11,8 +11,8 @@ import pytest
 from swift.data.encoding import encoded
 from swift.data.pipeline import CachePoint, Pipeline, plain_plan
 from swift.data.records import Rows
-from swift.data.remote_records import answer_of
-from swift.data.sample_checks import UntrueOperator
+from swift.data.remote_records import handle_request
+from swift.data.sample_checks import MisdeclaredOperator
 from swift.data.sample_store import find_survey
 from swift.data.samples import Samples
 from swift.data.survey import in_order
@@ -40,7 +40,7 @@ def pipeline(*functions) -> Pipeline:
 class Elsewhere:
     """A host in the same process, with a pipeline that may be another, or with answers of its own."""
 
-    def __init__(self, one: Pipeline, answers=answer_of, num_workers: int = 1):
+    def __init__(self, one: Pipeline, answers=handle_request, num_workers: int = 1):
         self.pipeline, self.answers, self.num_workers = one, answers, num_workers
         self.requests, self.told = [], []
 
@@ -99,7 +99,7 @@ def test_a_host_whose_operators_do_something_else_is_named():
     here = pipeline(squared)
     renamed = tuple(replace(there, name=one.name) for there, one in both(hosts.pipeline, here))
     hosts.pipeline = replace(hosts.pipeline, operators=renamed)
-    with pytest.raises(UntrueOperator, match=r"record \d+: input host there makes another sample of it"):
+    with pytest.raises(MisdeclaredOperator, match=r"record \d+: input host there makes another sample of it"):
         read(here, hosts, num_offloaded=3, check_every=1)
 
 
@@ -110,8 +110,8 @@ def test_a_host_whose_operators_do_something_else_is_named():
         (lambda *_: b"\x80\x04K\x01.", "the answer is none: "),
         (lambda *_: encoded({"why": "no such file"}), "no such file"),
         (lambda *_: encoded({"num_done": 1, "names": [], "digests": b"", "took_s": 0.0}), "1 operators have run"),
-        (lambda one, _: answer_of(one, b"{"), "JSONDecodeError"),
-        (lambda one, _: answer_of(one, b'{"order": ["rm"]}'), "rm are not the operators of this pipeline"),
+        (lambda one, _: handle_request(one, b"{"), "JSONDecodeError"),
+        (lambda one, _: handle_request(one, b'{"order": ["rm"]}'), "rm are not the operators of this pipeline"),
     ],
 )
 def test_what_a_host_cannot_answer_is_made_here_and_told(answers, said):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from swift.data.operators import DropDuplicates, Filter, Map, Pack, Shuffle, Stack, name_of
 from swift.data.pipeline import InputPlan, Pipeline, plain_plan
 from swift.data.records import Rows
-from swift.data.remote_records import answer_of
+from swift.data.remote_records import handle_request
 from swift.data.sample_store import find_survey
 from swift.data.samples import Samples
 from swift.data.survey import in_order
@@ -163,7 +163,7 @@ class Now:
         if not self.num_workers:
             return None
         self.num_asked += 1
-        return ("now", answer_of(self.pipeline, request)) if self.num_asked % 4 else None
+        return ("now", handle_request(self.pipeline, request)) if self.num_asked % 4 else None
 
     def tell(self, host: str, line: str) -> None:
         assert (host, line[:11]) == ("now", "cannot make")

@@ -10,15 +10,15 @@ from swift.elastic.coordinator import supervisor
 from swift.elastic.coordinator.fault_injection import parse_chaos
 from swift.elastic.coordinator.supervisor import RunContext, RunSpec, Supervisor
 from swift.elastic.membership.messages import (
+    Connect,
     Departed,
     Done,
-    Enter,
     Formed,
     Heartbeat,
     PhaseTimed,
     Ready,
-    Stamp,
     StartGeneration,
+    StateId,
     processes_of,
 )
 from swift.elastic.membership.status import RecoveryPolicy
@@ -58,7 +58,7 @@ class Acting:
             case FormGroup(form):
                 self.runs, self.number, self.members = False, form.number, form.members
                 self.send(Departed, number=form.number)
-            case Enter(number):
+            case Connect(number):
                 self.send(PhaseTimed, number=number, phase="link", seconds=0.0)
                 self.send(Formed, number=number, held=self.held, found=[])
             case StartGeneration(go):
@@ -70,12 +70,12 @@ class Acting:
         if not self.runs:
             return
         self.done += 1
-        self.held = {Stamp(self.number, self.done)}
+        self.held = {StateId(self.number, self.done)}
         self.send(Record, record={"step": self.done, "loss": 1.0, "grad_norm": 1.0, "step_ms": 1000 * self.step_s})
         self.send(Heartbeat, number=self.number, entered=self.done, finished=self.done)
         if self.halt is not None and self.done >= self.halt.after:
             self.runs = False
-            stamp = Stamp(self.number, self.done)
+            stamp = StateId(self.number, self.done)
             if self.has_room:
                 self.send(SnapshotKept, stamp=stamp, loss=None)
             else:

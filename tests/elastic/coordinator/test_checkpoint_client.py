@@ -7,7 +7,7 @@ import pytest
 
 from swift.elastic.coordinator import service_clients
 from swift.elastic.coordinator.service_clients import CHECKPOINT_SERVICE, CheckpointClient
-from swift.elastic.membership.messages import Member, Process, Stamp, processes_of
+from swift.elastic.membership.messages import Member, Process, StateId, processes_of
 from swift.elastic.transport.messages import (
     CHECKPOINT_ANSWERS,
     CHECKPOINT_COMMANDS,
@@ -18,7 +18,7 @@ from swift.elastic.transport.messages import (
     Saved,
     SnapshotKept,
 )
-from swift.schedules.plans.normalize import BlockHolders
+from swift.schedules.plans.normalize import ChunkAssignment
 from swift.topology import Topology
 
 ONLY = Process((0, 0))
@@ -65,7 +65,7 @@ class Keeping:
         )
 
     def add(self, step, process=ONLY):
-        self.saving.add(SnapshotKept(Member(process, 0), Stamp(1, step), 1.0))
+        self.saving.add(SnapshotKept(Member(process, 0), StateId(1, step), 1.0))
 
     def is_ended_after(self, seconds):
         self.now += seconds
@@ -94,7 +94,7 @@ def keeping(tmp_path):
 
 
 def save(step):
-    return SaveCheckpoint(Stamp(1, step), (ONLY,))
+    return SaveCheckpoint(StateId(1, step), (ONLY,))
 
 
 def test_a_checkpoint_service_that_is_late_is_killed_once_and_its_next_life_is_asked_again(keeping):
@@ -238,7 +238,7 @@ def test_a_save_whose_record_cannot_be_written_is_kept_elsewhere(keeping):
     keeping.add(5)
     assert keeping.saving.unsaved == save(5)
     keeping.saving.keep_elsewhere()
-    assert keeping.children.asked == [SaveCheckpoint(Stamp(1, 5), (ONLY,), is_elsewhere=True)]
+    assert keeping.children.asked == [SaveCheckpoint(StateId(1, 5), (ONLY,), is_elsewhere=True)]
     keeping.saving.take_answer(CHECKPOINT_ANSWERS.line(KeptElsewhere(5, "there")))
     assert not keeping.saving.is_busy
     assert keeping.saving.unsaved is None
@@ -293,7 +293,7 @@ def test_what_could_not_be_saved_is_kept_elsewhere_in_the_end(keeping):
     keeping.add(5)
     keeping.fails(5)
     keeping.saving.keep_elsewhere()
-    assert keeping.children.asked == [save(5), SaveCheckpoint(Stamp(1, 5), (ONLY,), is_elsewhere=True)]
+    assert keeping.children.asked == [save(5), SaveCheckpoint(StateId(1, 5), (ONLY,), is_elsewhere=True)]
     assert keeping.saving.is_busy
     keeping.saving.take_answer(CHECKPOINT_ANSWERS.line(KeptElsewhere(5, "there")))
     assert not keeping.saving.is_busy
@@ -311,41 +311,41 @@ def test_what_is_saved_has_every_chunk_and_what_a_worker_kept_before_it_died_cou
     """0:0 has the first two of three chunks, 0:1 the last, 1:0 the first, 1:1 the last two."""
     processes = processes_of(Topology(2, 2))
     first, second, third, fourth = processes
-    keeping = Keeping(tmp_path, processes, own_cut=BlockHolders(((0, 0, 1), (0, 1, 1))))
+    keeping = Keeping(tmp_path, processes, own_cut=ChunkAssignment(((0, 0, 1), (0, 1, 1))))
     keeping.add(5, third)
     keeping.add(5, second)
     assert keeping.children.asked == []
     keeping.saving.set_processes([first, second, third])
     keeping.add(5, fourth)
-    assert keeping.children.asked == [SaveCheckpoint(Stamp(1, 5), (second, third, fourth))]
+    assert keeping.children.asked == [SaveCheckpoint(StateId(1, 5), (second, third, fourth))]
     keeping.answers(5)
     keeping.add(8, first)
     keeping.add(8, second)
-    assert keeping.children.asked[1:] == [SaveCheckpoint(Stamp(1, 8), (first, second))]
+    assert keeping.children.asked[1:] == [SaveCheckpoint(StateId(1, 8), (first, second))]
 
 
 def test_where_blocks_have_moved_a_worker_that_has_all_of_them_is_enough(tmp_path):
     """In generation 1, and no other: 0:0 has the blocks of 0:1, too, and 1:0 and 1:1 have one each."""
     first, second, third, _ = processes = processes_of(Topology(2, 2))
-    keeping, cut = Keeping(tmp_path, processes), BlockHolders(((0, 0), (0, 1)))
+    keeping, cut = Keeping(tmp_path, processes), ChunkAssignment(((0, 0), (0, 1)))
     keeping.saving.set_processes([first, *processes[2:]], 1, cut)
     keeping.saving.set_processes(processes, 2)
     keeping.add(5, third)
     assert keeping.children.asked == []
     keeping.add(5, first)
-    assert keeping.children.asked == [SaveCheckpoint(Stamp(1, 5), (first, third), cut=cut)]
+    assert keeping.children.asked == [SaveCheckpoint(StateId(1, 5), (first, third), cut=cut)]
     keeping.answers(5)
     for process in (first, second):
         assert keeping.children.asked[1:] == []
-        keeping.saving.add(SnapshotKept(Member(process, 0), Stamp(2, 8), None))
-    assert keeping.children.asked[1:] == [SaveCheckpoint(Stamp(2, 8), (first, second))]
+        keeping.saving.add(SnapshotKept(Member(process, 0), StateId(2, 8), None))
+    assert keeping.children.asked[1:] == [SaveCheckpoint(StateId(2, 8), (first, second))]
 
 
 def test_of_a_worker_that_is_not_needed_no_ranks_are_saved(tmp_path):
     """1:0 and 1:1 have every chunk; of 0:0 one rank has kept its part before them."""
     processes = processes_of(Topology(2, 2, 2), by_rank=True)
-    keeping = Keeping(tmp_path, processes, own_cut=BlockHolders(((0, 0, 1), (0, 1, 1))))
+    keeping = Keeping(tmp_path, processes, own_cut=ChunkAssignment(((0, 0, 1), (0, 1, 1))))
     for process in (processes[0], *processes[4:]):
         assert keeping.children.asked == []
         keeping.add(5, process)
-    assert keeping.children.asked == [SaveCheckpoint(Stamp(1, 5), processes[4:])]
+    assert keeping.children.asked == [SaveCheckpoint(StateId(1, 5), processes[4:])]

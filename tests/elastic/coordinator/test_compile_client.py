@@ -6,7 +6,7 @@ import pytest
 
 from swift.elastic.coordinator.service_clients import COMPILE_SERVICE, CompileClient
 from swift.elastic.transport.messages import COMPILE_ANSWERS, COMPILE_REQUESTS, Alive, CompileRequest, Prepared
-from swift.schedules.plans.normalize import BlockHolders
+from swift.schedules.plans.normalize import ChunkAssignment
 
 START_S, SILENCE_S = 100.0, 3.0
 WISH, NEXT = CompileRequest(frozenset()), CompileRequest(frozenset({(0, 1)}))
@@ -130,7 +130,7 @@ def test_it_is_known_what_is_prepared_for_the_loss_of_a_process(tmp_path):
 
 
 def test_what_is_prepared_for_blocks_where_they_were_is_not_for_blocks_that_have_moved(tmp_path):
-    cut, lost = BlockHolders(((0, 0), (0, 1))), frozenset({(0, 1), (1, 0)})
+    cut, lost = ChunkAssignment(((0, 0), (0, 1))), frozenset({(0, 1), (1, 0)})
     watched = Watched(tmp_path).ask(CompileRequest(frozenset({(0, 1)}), cut=cut))
     watched.hear(Prepared(lost, None, ("single",), 1, 1.0))
     assert not watched.preparing.is_prepared((1, 0))

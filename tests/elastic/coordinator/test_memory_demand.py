@@ -8,15 +8,15 @@ import jax
 import pytest
 
 from swift.checkpoint.config import CheckpointConfig
-from swift.elastic.coordinator.memory_demand import MemoryDemand, choose_storage
-from swift.elastic.membership.messages import Process, Stamp, processes_of
+from swift.elastic.coordinator.memory_demand import MemoryEstimate, choose_storage
+from swift.elastic.membership.messages import Process, StateId, processes_of
 from swift.elastic.state.slices import copy_shapes
 from swift.errors import SettingError
 from swift.topology import Topology
 from swift.train.saved_state import split_of
 
 GIGABYTE = 10**9
-NEED = MemoryDemand(num_processes=2, states=GIGABYTE, snapshots=0, copies=0)
+NEED = MemoryEstimate(num_processes=2, states=GIGABYTE, snapshots=0, copies=0)
 
 
 @pytest.mark.slow
@@ -25,8 +25,8 @@ def test_a_demand_is_that_of_the_files(checkpoint_service, ranks, tmp_path):
     experiment = replace(
         checkpoint_service.experiment, checkpoint=CheckpointConfig(snapshot_every=1, snapshot_experts_per_layer=1)
     )
-    found = MemoryDemand.of(experiment, ranks, by_rank=True, is_alone=True)
-    (file,) = (tmp_path / "keeps").glob(f"0-0-1/state-{Stamp(3, 4).generation}-{Stamp(3, 4).step}")
+    found = MemoryEstimate.of(experiment, ranks, by_rank=True, is_alone=True)
+    (file,) = (tmp_path / "keeps").glob(f"0-0-1/state-{StateId(3, 4).generation}-{StateId(3, 4).step}")
     assert found.snapshots / 8 == pytest.approx(file.stat().st_size, rel=0.1)
     assert found.states / 6 > found.snapshots / 8
     split = split_of(checkpoint_service.spec)
@@ -41,11 +41,11 @@ def test_a_node_of_several_keeps_what_its_own_processes_have(two_ranks):
     experiment = replace(two_ranks, topology=Topology(2, 2, 2), checkpoint=CheckpointConfig(every=2))
     processes = processes_of(experiment.topology, by_rank=False)
     one, two = (
-        MemoryDemand.of(experiment, some, by_rank=False, is_alone=False) for some in (processes[:1], processes[:2])
+        MemoryEstimate.of(experiment, some, by_rank=False, is_alone=False) for some in (processes[:1], processes[:2])
     )
     assert two.states == 2 * one.states
     assert (two.snapshots, two.copies) == (0, 0)
-    alone = MemoryDemand.of(experiment, processes, by_rank=False, is_alone=True)
+    alone = MemoryEstimate.of(experiment, processes, by_rank=False, is_alone=True)
     saved = alone.snapshots / (2 * 4 + 2 * 2)
     assert 0 < saved < one.states / 3
     assert Process((1, 0)) in processes
@@ -57,11 +57,13 @@ def test_where_blocks_move_a_worker_may_have_those_of_others(two_ranks):
     stays = replace(two_ranks, model=model, topology=Topology(2, 3, 2), num_microbatches=4)
     processes = processes_of(stays.topology, by_rank=False)
     found = [
-        MemoryDemand.of(replace(stays, adapt=adapt), processes, by_rank=False, is_alone=True)
+        MemoryEstimate.of(replace(stays, adapt=adapt), processes, by_rank=False, is_alone=True)
         for adapt in ("reroute", "recut")
     ]
     layers = [
-        MemoryDemand.of(replace(stays, model=replace(model, num_layers=3 * n)), processes, by_rank=False, is_alone=True)
+        MemoryEstimate.of(
+            replace(stays, model=replace(model, num_layers=3 * n)), processes, by_rank=False, is_alone=True
+        )
         for n in (2, 3, 6)
     ]
     assert found[0] == layers[0]

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from swift.elastic.coordinator.supervisor import ServiceMonitor
-from swift.elastic.membership.messages import Stamp
+from swift.elastic.membership.messages import StateId
 from swift.elastic.transport.messages import StateRestored
 from swift.report.history import history_of, incidents_of
 from swift.runlog.files import Metrics
@@ -38,11 +38,11 @@ class Recorder:
 )
 def test_a_state_that_is_there_again_is_an_event_that_the_report_knows(is_resharded, event, said):
     reporter, facts = Recorder(), {"ranks": 2, "ranks_before": 3}
-    answer = StateRestored(Stamp(5, 4), [], facts, is_resharded=is_resharded)
+    answer = StateRestored(StateId(5, 4), [], facts, is_resharded=is_resharded)
     checkpoints = SimpleNamespace(take_answer=lambda _: answer)
     monitor = ServiceMonitor(SimpleNamespace(reporter=reporter, checkpoints=checkpoints))
     membership = SimpleNamespace(awaits_state=lambda generation: generation == 5)
-    assert monitor.take_checkpoint_answer("", membership).stamp == Stamp(5, 4)
+    assert monitor.take_checkpoint_answer("", membership).stamp == StateId(5, 4)
     assert reporter.events[1:] == [{"event": event, "step": 4, "epoch": 5, **facts}]
     timed = [one | {"time": "2026-01-01T00:00:00+00:00"} for one in reporter.events]
     run = Run(Path("run"), "run", "", Metrics.of([]), timed, None)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from swift.elastic.membership.messages import GoLive
+from swift.elastic.membership.messages import ActivateGeneration
 from tests.elastic.membership.script import RANKS, Script, script_live
 
 
@@ -20,6 +20,6 @@ def elastic():
     script.ready(*RANKS)
     script.tick()
     script.formed(dict.fromkeys(RANKS, ()))
-    assert script.tick() == [GoLive(1, None)]
+    assert script.tick() == [ActivateGeneration(1, None)]
     script.beat(dict.fromkeys(RANKS, 5))
     return script

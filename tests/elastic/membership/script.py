@@ -3,38 +3,38 @@
 from swift.deadlines import Deadlines
 from swift.elastic.membership.machine import Membership
 from swift.elastic.membership.messages import (
+    ActivateGeneration,
     CheckpointsListed,
-    CutFound,
     Departed,
     Died,
-    Form,
     Formed,
-    GoLive,
+    FormGeneration,
     Heartbeat,
-    LoadAhead,
     Loaded,
     MayRestart,
     Member,
+    PreloadPrograms,
     Ready,
+    RecutReady,
     RestartAll,
-    Stamp,
     Started,
+    StateId,
     Tick,
     processes_of,
 )
 from swift.elastic.membership.status import ProcessState, RecoveryPolicy
-from swift.schedules.adapt.moves import MoveRule
-from swift.schedules.plans.normalize import BlockHolders
+from swift.schedules.adapt.moves import MigrationPolicy
+from swift.schedules.plans.normalize import ChunkAssignment
 from swift.topology import Topology
 
 LIMITS = Deadlines(start=10, forming=4, heartbeat=2, progress=6, dying=5)
 A, B, C, D = processes_of(Topology(2, 2))
 """Workers 0:0, 0:1, 1:0 and 1:1: A and C serve stage 0, B and D stage 1."""
 RANKS = processes_of(Topology(1, 1, 4), by_rank=True)
-MOVED = BlockHolders(((0, 0, 0, 0), (0, 0, 1, 1)))
+MOVED = ChunkAssignment(((0, 0, 0, 0), (0, 0, 1, 1)))
 """With B down, A takes over all four blocks of its pipeline."""
 B_DOWN = frozenset({B.worker})
-ALWAYS = MoveRule(is_always=True)
+ALWAYS = MigrationPolicy(is_always=True)
 
 
 class Script:
@@ -67,7 +67,7 @@ class Script:
         generation = self.membership.last_live if of is None else of
         self.left(*held_by)
         for process, held in held_by.items():
-            self.tell(Formed, process, self.membership.number, frozenset(Stamp(generation, step) for step in held), 0)
+            self.tell(Formed, process, self.membership.number, frozenset(StateId(generation, step) for step in held), 0)
 
     def left(self, *processes):
         """The commands that came of it."""
@@ -137,21 +137,23 @@ def lost(rule=ALWAYS):
     """A run that goes on without B, everybody in iteration 7."""
     script = script_live(move_rule=rule)
     script.die(B)
-    assert script.tick() == [Form(2, script.now(A, C, D))]
+    assert script.tick() == [FormGeneration(2, script.now(A, C, D))]
     script.formed({A: (4, 5), C: (4, 5), D: (4, 5)})
-    assert [type(command) for command in script.tick()] == [GoLive]
+    assert [type(command) for command in script.tick()] == [ActivateGeneration]
     script.beat({A: 7, C: 7, D: 7})
     return script
 
 
 def found(script, failed=B_DOWN, gain=0.5, most_bytes=1e9):
     """A cut is prepared, and loaded by all that are told to; the commands that come of it at once, and then."""
-    script.membership, commands = script.membership.on(CutFound(script.time, failed, MOVED, gain, most_bytes))
+    script.membership, commands = script.membership.on(RecutReady(script.time, failed, MOVED, gain, most_bytes))
     assert commands == ()
     commands = script.tick()
     for command in commands:
-        if isinstance(command, LoadAhead):
-            assert command == LoadAhead(script.membership.number, script.membership.generation.form.members, MOVED)
+        if isinstance(command, PreloadPrograms):
+            assert command == PreloadPrograms(
+                script.membership.number, script.membership.generation.form.members, MOVED
+            )
             for process, _ in command.members:
                 assert script.tick() == []
                 script.tell(Loaded, process, command.number, 0)

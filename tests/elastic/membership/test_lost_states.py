@@ -3,16 +3,16 @@
 import pytest
 
 from swift.elastic.membership.messages import (
-    Form,
-    GoLive,
+    ActivateGeneration,
+    FormGeneration,
     ReshardState,
     Restored,
     RestoreFailed,
     RestoreState,
     ShardLayout,
     StageLost,
-    Stamp,
     StartGeneration,
+    StateId,
     StopRun,
     processes_of,
 )
@@ -24,7 +24,7 @@ def test_survivors_that_hold_no_common_iteration_go_back_to_the_checkpoint(live)
     live.die(D)
     live.tick()
     live.formed({A: {4, 5}, B: {2, 3}, C: {4, 5}})
-    assert live.tick() == [GoLive(2, None)]
+    assert live.tick() == [ActivateGeneration(2, None)]
 
 
 def test_a_lost_stage_is_waited_for_and_its_state_is_lost(live):
@@ -36,10 +36,10 @@ def test_a_lost_stage_is_waited_for_and_its_state_is_lost(live):
     live.start(D)
     assert live.tick() == []
     live.ready(D)
-    assert live.tick() == [Form(3, live.now(A, C, D))]
+    assert live.tick() == [FormGeneration(3, live.now(A, C, D))]
     live.formed({A: {4, 5}, C: {4, 5}})
     live.formed({D: {4, 5}}, of=0)
-    assert live.tick() == [GoLive(3, None)], "what a restarted process holds is of an older time"
+    assert live.tick() == [ActivateGeneration(3, None)], "what a restarted process holds is of an older time"
 
 
 def test_a_killed_stage_that_finds_its_state_again_goes_on_from_it(live):
@@ -47,9 +47,9 @@ def test_a_killed_stage_that_finds_its_state_again_goes_on_from_it(live):
     live.tick()
     live.start(B, D)
     live.ready(B, D)
-    assert live.tick() == [Form(2, live.now(A, B, C, D))]
+    assert live.tick() == [FormGeneration(2, live.now(A, B, C, D))]
     live.formed({A: {4, 5}, B: {3, 4}, C: {4, 5}, D: ()})
-    assert live.tick() == [GoLive(2, Stamp(1, 4), live.now(A, B, C))]
+    assert live.tick() == [ActivateGeneration(2, StateId(1, 4), live.now(A, B, C))]
 
 
 def test_the_newest_state_is_that_of_the_newest_generation_that_every_stage_has(live):
@@ -57,7 +57,7 @@ def test_the_newest_state_is_that_of_the_newest_generation_that_every_stage_has(
     live.tick()
     live.formed({A: {6}}, of=1)
     live.formed({B: {5}, C: {5}}, of=1)
-    assert live.tick() == [GoLive(2, Stamp(1, 5), live.now(B, C))], "C has it for stage 0; A copies"
+    assert live.tick() == [ActivateGeneration(2, StateId(1, 5), live.now(B, C))], "C has it for stage 0; A copies"
 
 
 def test_a_worker_of_several_processes_is_there_when_all_of_them_are():
@@ -72,9 +72,9 @@ def test_a_worker_of_several_processes_is_there_when_all_of_them_are():
     assert script.tick() == [StageLost((0,))]
     script.start(processes[1])
     script.ready(processes[1])
-    assert script.tick() == [Form(2, script.now(*processes))]
+    assert script.tick() == [FormGeneration(2, script.now(*processes))]
     script.formed({processes[0]: {4}, processes[1]: (), processes[2]: {4}})
-    assert script.tick() == [GoLive(2, None)]
+    assert script.tick() == [ActivateGeneration(2, None)]
 
 
 def test_members_run_from_their_own_state_and_only_once(live):
@@ -96,9 +96,9 @@ def test_members_wait_for_a_checkpoint_as_long_as_it_takes_and_run_from_it(live)
     for _ in range(9):
         live.alive()
         assert live.tick(1.5) == []
-    assert live.membership.on(Restored(Stamp(1, 40), live.time)) == (live.membership, ()), "it was for an older one"
-    live.membership, commands = live.membership.on(Restored(Stamp(2, 40), live.time, 30))
-    assert commands == (StartGeneration(GoLive(2, Stamp(2, 40)), 30, is_restored=True),)
+    assert live.membership.on(Restored(StateId(1, 40), live.time)) == (live.membership, ()), "it was for an older one"
+    live.membership, commands = live.membership.on(Restored(StateId(2, 40), live.time, 30))
+    assert commands == (StartGeneration(ActivateGeneration(2, StateId(2, 40)), 30, is_restored=True),)
 
 
 def test_a_checkpoint_that_cannot_be_read_ends_the_run_that_waits_for_it(live):
@@ -131,9 +131,9 @@ def test_ranks_that_are_fewer_run_from_a_state_that_is_resharded_for_them(elasti
     elastic.tick()
     elastic.formed({r0: {4}, r1: {4}, r3: {4}})
     (go,) = elastic.tick()
-    assert after_go(elastic) == [ReshardState(2, Stamp(1, 4), ShardLayout(RANKS, (1,)))]
-    elastic.membership, commands = elastic.membership.on(Restored(Stamp(2, 4), elastic.time))
-    assert commands == (StartGeneration(GoLive(2, Stamp(2, 4), go.holders), is_restored=True),)
+    assert after_go(elastic) == [ReshardState(2, StateId(1, 4), ShardLayout(RANKS, (1,)))]
+    elastic.membership, commands = elastic.membership.on(Restored(StateId(2, 4), elastic.time))
+    assert commands == (StartGeneration(ActivateGeneration(2, StateId(2, 4), go.holders), is_restored=True),)
 
 
 def test_where_slices_are_lost_a_newer_checkpoint_is_preferred_though_it_has_not_all_experts_either(elastic):

@@ -3,10 +3,10 @@
 import pytest
 
 from swift.elastic.membership.messages import (
-    Form,
-    GiveUp,
+    AbortRun,
+    ExcludeProcess,
+    FormGeneration,
     Kill,
-    LeaveOut,
     Ready,
     RestartAll,
     Retire,
@@ -44,7 +44,7 @@ def form(script, *processes):
     """All but the dead are started again, and form a generation."""
     script.start(*processes)
     script.ready(*processes)
-    assert [type(command) for command in script.tick()] == [Form]
+    assert [type(command) for command in script.tick()] == [FormGeneration]
     return script
 
 
@@ -62,7 +62,7 @@ def end(script, who, *others):
     At its start it is found out before whether others fail with it.
     """
     commands = script.die(who) or soon(script)
-    if not isinstance(commands[0], GiveUp):
+    if not isinstance(commands[0], AbortRun):
         assert script.die(*others) == []
     script.tick()
     return commands
@@ -88,11 +88,11 @@ def test_the_others_go_on_without_one_that_fails_three_times_before_its_first_it
     assert end(script, D, A, B, C) == [RestartAll("1:1 died")], "it has worked"
     assert fails_at_its_start(script, D, (A, B, C), 2, begin) == [RestartAll("1:1 died")]
     commands = fails_at_its_start(script, D, (A, B, C), 1, begin)
-    assert repr(commands) == repr([LeaveOut(D, THRICE), RestartAll("1:1 died")])
+    assert repr(commands) == repr([ExcludeProcess(D, THRICE), RestartAll("1:1 died")])
     assert may_restart(script) == [StartProcess(A), StartProcess(B), StartProcess(C)]
     script.start(A, B, C)
     script.ready(A, B, C)
-    assert script.tick() == [Form(script.membership.number, script.now(A, B, C))]
+    assert script.tick() == [FormGeneration(script.membership.number, script.now(A, B, C))]
 
 
 @PLATFORMS
@@ -100,8 +100,8 @@ def test_several_are_left_out_one_after_the_other_and_the_last_of_a_stage_ends_t
     script = restarting(joins_once=joins_once)
     end(script, D, A, B, C)
     fails_at_its_start(script, D, (A, B, C), 3)
-    assert repr(fails_at_its_start(script, A, (B, C), 3)[0]) == repr(LeaveOut(A, THRICE))
-    assert repr(fails_at_its_start(script, B, (C,), 3, begin=go)) == repr([GiveUp(B, THRICE)])
+    assert repr(fails_at_its_start(script, A, (B, C), 3)[0]) == repr(ExcludeProcess(A, THRICE))
+    assert repr(fails_at_its_start(script, B, (C,), 3, begin=go)) == repr([AbortRun(B, THRICE)])
 
 
 def test_who_finishes_an_iteration_in_between_is_not_left_out():
@@ -129,17 +129,17 @@ def test_without_another_worker_of_its_stage_the_run_ends(needs_all):
     script = restarting(processes, needs_all=needs_all, joins_once=needs_all)
     who, *others = processes
     end(script, who, *others)
-    assert repr(fails_at_its_start(script, who, others, 3)) == repr([GiveUp(who, THRICE)])
+    assert repr(fails_at_its_start(script, who, others, 3)) == repr([AbortRun(who, THRICE)])
 
 
 def test_one_pipeline_goes_on_with_fewer_ranks():
     script = restarting(RANKS, is_elastic=True)
     *others, who = RANKS
     end(script, who, *others)
-    assert repr(fails_at_its_start(script, who, others, 3)[0]) == repr(LeaveOut(who, THRICE))
+    assert repr(fails_at_its_start(script, who, others, 3)[0]) == repr(ExcludeProcess(who, THRICE))
     script.start(*others)
     script.ready(*others)
-    assert script.tick() == [Form(script.membership.number, script.now(*others))]
+    assert script.tick() == [FormGeneration(script.membership.number, script.now(*others))]
 
 
 def fails_before_it_is_ready(script, who, times):
@@ -153,14 +153,14 @@ def test_the_first_generation_does_not_wait_for_one_that_never_comes():
     script = Script(recovery="restart")
     script.start(A, B, C)
     script.ready(A, B, C)
-    assert repr(fails_before_it_is_ready(script, D, 3)) == repr([LeaveOut(D, THRICE)])
-    assert script.tick() == [Form(1, script.now(A, B, C))]
+    assert repr(fails_before_it_is_ready(script, D, 3)) == repr([ExcludeProcess(D, THRICE)])
+    assert script.tick() == [FormGeneration(1, script.now(A, B, C))]
 
 
 def test_where_others_fail_too_before_the_first_iteration_of_the_run_it_ends():
     script = Script(recovery="restart")
     assert fails_before_it_is_ready(script, A, 2) == fails_before_it_is_ready(script, B, 1) == []
-    assert repr(fails_before_it_is_ready(script, D, 3)) == repr([GiveUp(D, THRICE)])
+    assert repr(fails_before_it_is_ready(script, D, 3)) == repr([AbortRun(D, THRICE)])
 
 
 def stalls(script, processes=ALL, entered=5):
@@ -202,7 +202,7 @@ def test_three_generations_of_the_same_processes_without_an_iteration_end_the_ru
 def test_on_cpu_a_new_generation_is_tried_and_then_a_restart(recovery):
     script = script_live(recovery=recovery)
     for stop in ([RestartAll(WAITED)], [STOP]):
-        assert stalls(script) == [Form(script.membership.number, script.now(*ALL))]
+        assert stalls(script) == [FormGeneration(script.membership.number, script.now(*ALL))]
         script.formed(dict.fromkeys(ALL, (4,)), of=1)
         script.tick()
         after_go(script)

@@ -3,18 +3,18 @@
 from dataclasses import replace
 
 from swift.elastic.membership.messages import (
+    AbortRun,
+    ActivateGeneration,
     Died,
     Done,
     FaultInjected,
-    Form,
-    GiveUp,
-    GoLive,
+    FormGeneration,
     Heartbeat,
     Ready,
     RestartAll,
     StageLost,
-    Stamp,
     StartProcess,
+    StateId,
     StopRun,
 )
 from swift.elastic.membership.status import RecoveryPolicy
@@ -35,7 +35,7 @@ def test_a_process_that_dies_three_times_before_it_is_live_is_given_up(live):
         live.start(D)
         commands = live.die(D)
         assert len(commands) == (quick_deaths == 3)
-    assert commands == [GiveUp(D, "died 3 times in a row before it was live: killed")]
+    assert commands == [AbortRun(D, "died 3 times in a row before it was live: killed")]
 
 
 def test_a_process_that_dies_with_its_node_is_not_given_up_for_it(live):
@@ -110,9 +110,9 @@ def test_where_processes_join_once_all_are_restarted_for_those_that_return():
     script = once()
     script.start(A, B, C)
     script.ready(A, B, C)
-    assert script.tick() == [Form(2, script.now(A, B, C))]
+    assert script.tick() == [FormGeneration(2, script.now(A, B, C))]
     script.formed({process: {4} for process in (A, B, C)}, of=1)
-    assert script.tick() == [GoLive(2, Stamp(1, 4), script.now(A, B, C))]
+    assert script.tick() == [ActivateGeneration(2, StateId(1, 4), script.now(A, B, C))]
     script.beat(dict.fromkeys([A, B, C], 6))
     script.start(D)
     assert script.tick() == []
@@ -126,7 +126,7 @@ def test_where_processes_join_once_all_are_restarted_for_those_that_return():
     script.tick()
     script.start(A, B, C, D)
     script.ready(A, B, C, D)
-    assert script.tick() == [Form(3, script.now(A, B, C, D))]
+    assert script.tick() == [FormGeneration(3, script.now(A, B, C, D))]
 
 
 def test_where_processes_join_once_nobody_is_restarted_for_another_before_there_are_copies():
@@ -169,4 +169,4 @@ def test_where_all_are_needed_a_generation_waits_for_them_and_the_run_ends_witho
     assert may_restart(script, away={D: 11.0}) == [StopRun(why)]
     script.start(D)
     script.ready(D)
-    assert script.tick() == [Form(2, script.now(A, B, C, D))]
+    assert script.tick() == [FormGeneration(2, script.now(A, B, C, D))]

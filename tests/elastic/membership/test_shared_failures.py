@@ -2,7 +2,7 @@
 
 import pytest
 
-from swift.elastic.membership.messages import Form, Kill, PhaseTimed, Ready, RestartAll, StopRun
+from swift.elastic.membership.messages import FormGeneration, Kill, PhaseTimed, Ready, RestartAll, StopRun
 from tests.elastic.membership.script import A, B, C, D, Script
 from tests.elastic.membership.test_restart_limits import (
     ALL,
@@ -143,9 +143,9 @@ def test_connections_that_fail_for_a_while_do_not_end_a_run():
     end(script, D, A, B, C)
     form(script, *ALL)
     for _ in range(6):
-        assert [type(command) for command in breaks(script, 1.0)] == [Form]
+        assert [type(command) for command in breaks(script, 1.0)] == [FormGeneration]
     assert len(script.membership.stalled) == 1, "the first, and then none for 6 s"
-    assert [type(command) for command in breaks(script, 1.0)] == [Form]
+    assert [type(command) for command in breaks(script, 1.0)] == [FormGeneration]
     stop = StopRun(f"{IN_VAIN}: a process could not continue")
     assert breaks(script, 1.0) == [stop]
     assert deaths(script)[A] == (0, 0)
@@ -155,7 +155,7 @@ def test_a_live_generation_in_which_one_cannot_continue_counts_at_once():
     script = restarting()
     end(script, D, A, B, C)
     form(script, *ALL)
-    for expected in (Form, Form, StopRun):
+    for expected in (FormGeneration, FormGeneration, StopRun):
         script.formed(dict.fromkeys(ALL, (4,)), of=1)
         script.tick()
         script.tell(Ready, A, 0, script.membership.number)

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from swift.elastic.membership.messages import FaultInjected, Tick
 from swift.elastic.membership.status import RecoveryPolicy
-from swift.schedules.adapt.moves import MoveRule
+from swift.schedules.adapt.moves import MigrationPolicy
 from swift.topology import Topology
 from tests.elastic.membership.simulation.world import World
 
@@ -26,7 +26,7 @@ class Chaos(RuleBasedStateMachine):
     )
     def begin(self, shape, recovery, max_restarts):
         joins_once, needs_all = "once" in recovery, recovery == "all at once"
-        rule = MoveRule(is_always=True) if shape[0] > 1 and not joins_once else None
+        rule = MigrationPolicy(is_always=True) if shape[0] > 1 and not joins_once else None
         policy = RecoveryPolicy(
             "restart" if joins_once else recovery,
             max_restarts,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from swift.elastic.membership.messages import Form, Ready, RestartAll, StageLost, StopRequested, processes_of
+from swift.elastic.membership.messages import FormGeneration, Ready, RestartAll, StageLost, StopRequested, processes_of
 from swift.topology import Topology
 from tests.elastic.membership.script import A, B, C, D, found, lost, once, script_live
 
@@ -12,7 +12,7 @@ def test_a_run_that_is_to_stop_admits_nobody_and_still_recovers(policy):
     script = once() if policy else script_live()
     if not policy:
         script.die(D)
-        assert script.tick() == [Form(2, script.now(A, B, C))]
+        assert script.tick() == [FormGeneration(2, script.now(A, B, C))]
     else:
         script.start(A, B, C)
         script.ready(A, B, C)
@@ -27,7 +27,7 @@ def test_a_run_that_is_to_stop_admits_nobody_and_still_recovers(policy):
     assert script.tick() == []
     expected = [RestartAll("0:0 died")] if policy else []
     assert script.die(A) == expected
-    assert script.tick() == ([] if policy else [Form(3, script.now(B, C))])
+    assert script.tick() == ([] if policy else [FormGeneration(3, script.now(B, C))])
 
 
 def test_a_run_that_is_to_stop_admits_who_is_the_last_of_a_stage():
@@ -42,7 +42,7 @@ def test_a_run_that_is_to_stop_admits_who_is_the_last_of_a_stage():
     script.ready(D)
     script.die(B)
     assert script.tick() == [StageLost((1,))]
-    assert script.tick() == [Form(3, script.now(A, C, D))]
+    assert script.tick() == [FormGeneration(3, script.now(A, C, D))]
 
 
 def test_a_run_that_is_to_stop_admits_no_part_of_a_worker():
@@ -51,11 +51,11 @@ def test_a_run_that_is_to_stop_admits_no_part_of_a_worker():
     script = script_live(processes)
     script.membership, _ = script.membership.on(StopRequested(script.time))
     script.die(processes[3])
-    assert script.tick() == [Form(2, script.now(*processes[:2]))]
+    assert script.tick() == [FormGeneration(2, script.now(*processes[:2]))]
     script.start(processes[3])
     script.ready(processes[3])
     script.tell(Ready, processes[0], 0, 2)
-    assert script.tick() == [Form(3, script.now(*processes[:2]))]
+    assert script.tick() == [FormGeneration(3, script.now(*processes[:2]))]
 
 
 def test_blocks_do_not_move_in_a_run_that_is_to_stop():

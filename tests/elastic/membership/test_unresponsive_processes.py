@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from swift.elastic.membership.messages import (
+    ActivateGeneration,
+    ClockJumped,
     Done,
-    Form,
-    GoLive,
+    FormGeneration,
     Heartbeat,
     Kill,
     Member,
@@ -15,8 +16,7 @@ from swift.elastic.membership.messages import (
     RestartAll,
     Retire,
     StageLost,
-    Stamp,
-    Woke,
+    StateId,
 )
 from swift.elastic.membership.status import ProcessState
 from swift.errors import SettingError
@@ -86,7 +86,7 @@ def test_a_stuck_process_whose_heart_beats_is_found_by_its_progress(live):
         live.tick(1.5)
     assert [process for process, status in live.membership.statuses.items() if status.is_dying] == [D]
     live.die(D)
-    assert live.tick() == [Form(2, live.now(A, B, C))]
+    assert live.tick() == [FormGeneration(2, live.now(A, B, C))]
 
 
 def stuck(script):
@@ -95,7 +95,7 @@ def stuck(script):
         script.beat(dict.fromkeys([A, B, C, D], 5))
         assert script.tick(1.5) == []
     script.alive()
-    assert script.tick(0.5) == [Form(2, script.now(A, B, C, D))]
+    assert script.tick(0.5) == [FormGeneration(2, script.now(A, B, C, D))]
 
 
 def test_who_hangs_with_all_others_is_found_since_it_does_not_leave(live):
@@ -107,15 +107,15 @@ def test_who_hangs_with_all_others_is_found_since_it_does_not_leave(live):
     live.alive()
     assert [kill.member for kill in live.tick(1.2)] == list(live.now(D))
     live.die(D)
-    assert live.tick() == [Form(3, live.now(A, B, C))]
+    assert live.tick() == [FormGeneration(3, live.now(A, B, C))]
     live.formed({A: {4, 5}, B: {4, 5}, C: {4, 5}})
-    assert live.tick() == [GoLive(3, Stamp(1, 5), live.now(A, B, C))]
+    assert live.tick() == [ActivateGeneration(3, StateId(1, 5), live.now(A, B, C))]
 
 
 def test_all_are_restarted_where_a_new_generation_does_not_help_and_may_find_their_state_again(live):
     stuck(live)
     live.formed({process: {4, 5} for process in (A, B, C, D)}, of=1)
-    assert live.tick() == [GoLive(2, Stamp(1, 5), live.now(A, B, C, D))]
+    assert live.tick() == [ActivateGeneration(2, StateId(1, 5), live.now(A, B, C, D))]
     for _ in range(4):
         live.beat(dict.fromkeys([A, B, C, D], 6))
         assert live.tick(1.5) == []
@@ -129,9 +129,9 @@ def test_all_are_restarted_where_a_new_generation_does_not_help_and_may_find_the
     live.ready(A, B)
     assert live.tick() == [], "the others are still starting"
     live.ready(C, D)
-    assert live.tick() == [Form(3, live.now(A, B, C, D))]
+    assert live.tick() == [FormGeneration(3, live.now(A, B, C, D))]
     live.formed({process: {4, 5} for process in (A, B, C, D)}, of=1)
-    assert live.tick() == [GoLive(3, Stamp(1, 5), live.now(A, B, C, D))]
+    assert live.tick() == [ActivateGeneration(3, StateId(1, 5), live.now(A, B, C, D))]
 
 
 def test_members_that_wait_for_something_else_are_excused(live):
@@ -148,7 +148,7 @@ def test_deadlines_have_to_be_times():
 
 def test_nothing_is_decided_until_a_supervisor_that_slept_has_heard_all(live):
     live.time += 60.0
-    live.membership, _ = live.membership.on(Woke(live.time))
+    live.membership, _ = live.membership.on(ClockJumped(live.time))
     assert live.tick(1.9) == []
     assert [type(one) for one in live.tick(0.1)] == [Kill] * 4
 

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from swift.report.history import history_of, incidents_of, presences_of, stretches_of, time_by_cause
+from swift.report.history import configuration_periods, history_of, incidents_of, presences_of, time_by_cause
 from swift.report.sections import schedule_of
 from swift.runlog.reading import read_run
 from tests.elastic.runs import (
@@ -62,7 +62,7 @@ def test_each_is_killed_at_any_moment_and_comes_back_and_nothing_is_lost(tmp_pat
 def assert_record_says_who_was_down(run):
     """0:0, 1:0 and 0:0 again, one after the other; with the plan that the others ran, and all of the time."""
     history = history_of(run)
-    stretches = stretches_of(run, history)
+    stretches = configuration_periods(run, history)
     assert [one.down for one in stretches] == [(), ("0:0",), (), ("1:0",), (), ("0:0",), ()]
     for one in stretches:
         schedule, _ = schedule_of(one.plan)

@@ -9,8 +9,8 @@ from swift.elastic.membership.messages import (
     Member,
     PhaseTimed,
     Ready,
-    Stamp,
     Started,
+    StateId,
     Tick,
     processes_of,
 )
@@ -65,7 +65,7 @@ class History:
     def form(self, held):
         """All members answer; they have states after these iterations of the generation that ran last."""
         for member in self.membership.generation.form.members:
-            stamps = frozenset(Stamp(self.membership.last_live, step) for step in held)
+            stamps = frozenset(StateId(self.membership.last_live, step) for step in held)
             self.tell(Formed(member, self.membership.number, stamps, self.time))
         return self.tick()
 

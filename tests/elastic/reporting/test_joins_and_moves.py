@@ -2,10 +2,10 @@
 
 import pytest
 
-from swift.elastic.membership.messages import CutFound, CutRefused, Loaded
+from swift.elastic.membership.messages import Loaded, RecutFailed, RecutReady
 from swift.elastic.membership.status import RecoveryPolicy
-from swift.schedules.adapt.moves import MoveRule
-from swift.schedules.plans.normalize import OWN_CUT, BlockHolders, Move
+from swift.schedules.adapt.moves import MigrationPolicy
+from swift.schedules.plans.normalize import DEFAULT_ASSIGNMENT, ChunkAssignment, Move
 from tests.elastic.reporting.histories import ALL, A, B, C, D, History, recovering
 
 
@@ -73,11 +73,11 @@ def test_an_iteration_to_which_joiners_were_promised_in_vain_is_broken_off(live)
 @pytest.fixture
 def moving():
     """The fixture ``live`` of a run whose blocks may move: D is down, and C is to take over the fourth block."""
-    history = History(policy=RecoveryPolicy(move_rule=MoveRule(is_always=True)))
+    history = History(policy=RecoveryPolicy(move_rule=MigrationPolicy(is_always=True)))
     history.start(*ALL).at(2).form(held=()).enter(1).at(3).finish(1).enter(2)
     history.die(D).at(4).form(held={1}).enter(2).at(5).finish(2).enter(3).texts()
-    cut = BlockHolders(((0, 0, 0, 1), (0, 0, 0, 0)), (Move(C.worker, D.worker),))
-    history.tell(CutFound(history.time, frozenset({D.worker}), cut, 0.2, 1e6)).tick()
+    cut = ChunkAssignment(((0, 0, 0, 1), (0, 0, 0, 0)), (Move(C.worker, D.worker),))
+    history.tell(RecutReady(history.time, frozenset({D.worker}), cut, 0.2, 1e6)).tick()
     for process in (A, B, C):
         history.of(Loaded, process, history.membership.number, 0)
     return history.tick()
@@ -115,7 +115,7 @@ def test_a_death_in_the_midst_of_a_move_makes_it_a_recovery(moving):
 
 
 def test_a_move_in_which_a_process_cannot_take_part_is_told_in_a_sentence(moving):
-    moving.at(6).finish(3).at(6.5).of(CutRefused, C, 3, "the plan is missing", 0).tick()
+    moving.at(6).finish(3).at(6.5).of(RecutFailed, C, 3, "the plan is missing", 0).tick()
     moving.at(7).form(held={3}).enter(4).at(8).finish(4)
     assert moving.noted("move") == []
     (refused,) = moving.noted("move_refused")
@@ -128,6 +128,6 @@ def test_a_move_in_which_a_process_cannot_take_part_is_told_in_a_sentence(moving
 def test_a_move_that_is_given_up_is_no_move(moving):
     """No member leaves its iteration: all go on with the cuts of the run."""
     moving.at(12).alive()
-    assert moving.membership.generation.form[1:] == (tuple(moving.now(A, B, C)), None, OWN_CUT)
+    assert moving.membership.generation.form[1:] == (tuple(moving.now(A, B, C)), None, DEFAULT_ASSIGNMENT)
     moving.form(held={2}).enter(3).at(13).finish(3)
     assert moving.noted("move") == moving.noted("join") == []

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift.elastic.membership.messages import Formed, GoLive, Heartbeat, Ready, Stamp
+from swift.elastic.membership.messages import ActivateGeneration, Formed, Heartbeat, Ready, StateId
 from swift.elastic.membership.status import ProcessState
 from swift.elastic.reporting.goodput import CAUSES
 from tests.elastic.reporting.histories import ALL, LIMITS, History
@@ -56,8 +56,8 @@ class Drill(History):
         had = len(self.commands)
         super().tell(event)
         for command in self.commands[had:]:
-            if isinstance(command, GoLive):
-                stamp = command.stamp or Stamp(command.number, 0)
+            if isinstance(command, ActivateGeneration):
+                stamp = command.stamp or StateId(command.number, 0)
                 self.first = stamp.step
                 self.kept = {member.process: frozenset({stamp}) for member in self.membership.generation.form.members}
         return self
@@ -78,7 +78,7 @@ class Drill(History):
             self.newest = max(self.newest, step)
         self.enter(step, process).finish(step, process)
         kept = {stamp for stamp in self.kept[process] if stamp.step == step - 1}
-        self.kept[process] = frozenset(kept | {Stamp(self.membership.last_live, step)})
+        self.kept[process] = frozenset(kept | {StateId(self.membership.last_live, step)})
 
     def reap(self):
         """Processes that are to be killed die, and those that live are heard."""

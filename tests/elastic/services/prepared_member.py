@@ -13,13 +13,13 @@ from jax.sharding import Mesh
 
 from swift.config.gin_reader import load_experiment
 from swift.elastic.jax_group import JaxGroup
-from swift.mesh.live import LiveMesh, own_row, storage_mesh
+from swift.mesh.live import LiveMesh, local_row, storage_mesh
 from swift.mesh.per_rank import AXES
-from swift.mesh.state_rows import place_shards, shard_shapes
+from swift.mesh.state_rows import put_shards, shard_shapes
 from swift.pipeline.reconfigure.compiled_steps import Steps
 from swift.pipeline.reconfigure.configuration import Configurator
 from swift.pipeline.reconfigure.executables import ExecutableCache
-from swift.pipeline.reconfigure.transfer import compiled_share
+from swift.pipeline.reconfigure.transfer import compiled_transfer
 
 ITERATIONS_DONE = 7
 
@@ -44,13 +44,13 @@ def main(config, programs, num_local, address, index, count):
     parts = jax.tree.map(lambda part: np.zeros(part.shape, part.dtype), shard_shapes(spec.specs, shapes, len(mine)))
     for part in parts.step:
         part[:] = 0 if is_first else ITERATIONS_DONE
-    state = place_shards(parts, live, spec.specs, shapes)
+    state = put_shards(parts, live, spec.specs, shapes)
     has_R = [row > 0 for row in range(live.num_live)]
-    state, is_whole = compiled_share(spec, spec, store, has_R, configuration.device_rows)(state)
-    assert own_row(is_whole)
+    state, is_whole = compiled_transfer(spec, spec, store, has_R, configuration.device_rows)(state)
+    assert local_row(is_whole)
     batch = experiment.loader("train").batch(0)
     state, metrics = steps.run_single(state, steps.on_devices([batch]))
-    print(int(own_row(state.step)), float(own_row(metrics["loss"])[0]), flush=True)
+    print(int(local_row(state.step)), float(local_row(metrics["loss"])[0]), flush=True)
     steps.compiled("evaluate")
 
 

@@ -6,16 +6,16 @@ import jax
 import numpy as np
 import pytest
 
-from swift.elastic.membership.messages import Process, Stamp
-from swift.elastic.services.checkpoint_service import CheckpointParts
+from swift.elastic.membership.messages import Process, StateId
+from swift.elastic.services.checkpoint_service import ShardedState
 from swift.elastic.state.store import SharedMemoryStore, process_parts
 from swift.mesh.live import MeshRow, storage_mesh
 from swift.models.cuts import Chunks
-from swift.pipeline.reconfigure.transfer import move_on_host
-from swift.schedules.plans.normalize import BlockHolders, Move
+from swift.pipeline.reconfigure.transfer import transfer_on_host
+from swift.schedules.plans.normalize import ChunkAssignment, Move
 from swift.topology import Topology
 
-NOW = Stamp(3, 7)
+NOW = StateId(3, 7)
 CUTS = {
     "a place in the other pipeline": (
         ((0, 0, 0, 1), (0, 0, 1, 1)),
@@ -36,13 +36,13 @@ def test_the_parts_of_those_who_have_the_places_are_the_checkpoint(two_ranks, tm
     rows = tuple(MeshRow(worker, place[1], place[0]) for worker, place in place_of.items())
     chunks = Chunks(spec.cut.moe_layers, (1,) * 4, tuple(stages or stage_DB[0] for stages in stage_DB))
     kept = replace(spec, live=replace(spec.live, rows=rows), chunks=chunks, worker_shapes=None)
-    moved = move_on_host(whole, stored, kept)
+    moved = transfer_on_host(whole, stored, kept)
     for row, worker in enumerate(place_of):
         store = SharedMemoryStore(tmp_path, Process(worker))
         store.save(NOW, process_parts(replace(kept.specs, slots={}), moved, row, [0]))
 
     moves = tuple(Move(worker, place) for worker, place in place_of.items() if worker != place)
-    cut = BlockHolders(stage_DB, moves)
-    parts = CheckpointParts(spec=spec, cut=cut, snapshots=tmp_path, by_rank=False, is_elastic=False)
+    cut = ChunkAssignment(stage_DB, moves)
+    parts = ShardedState(spec=spec, cut=cut, snapshots=tmp_path, by_rank=False, is_elastic=False)
     found = parts.joined(NOW, [Process(worker) for worker in place_of])
     jax.tree.map(np.testing.assert_array_equal, found, whole)

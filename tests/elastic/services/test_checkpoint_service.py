@@ -11,7 +11,7 @@ from swift.checkpoint.manifest import checkpoint_path, read_manifest
 from swift.checkpoint.reader import load_plan, plan_restore
 from swift.checkpoint.writer import save_checkpoint
 from swift.config.stored import config_text
-from swift.elastic.membership.messages import Process, ShardLayout, Stamp, processes_of
+from swift.elastic.membership.messages import Process, ShardLayout, StateId, processes_of
 from swift.elastic.services.checkpoint_service import CheckpointService
 from swift.elastic.state.store import SharedMemoryStore
 from swift.elastic.transport.messages import (
@@ -58,7 +58,7 @@ def is_parts(tree):
 
 
 def test_a_checkpoint_goes_through_shared_memory_bit_for_bit(checkpoint_service, elsewhere, trained, ranks):
-    elsewhere.save(Stamp(3, 4), ranks[::-1])
+    elsewhere.save(StateId(3, 4), ranks[::-1])
     directories = elsewhere.checkpoints, trained / "checkpoints"
     ours, theirs = (read_manifest(checkpoint_path(directory, 4), "") for directory in directories)
     assert (ours.identity, ours.extra, ours.dense) == (theirs.identity, theirs.extra, theirs.dense)
@@ -76,7 +76,7 @@ def test_parts_are_what_a_member_has_on_its_devices(checkpoint_service, trained,
     state = first_state(experiment, TrainOptions(trained, "", resume=True), start)
     for rank, process in enumerate(ranks):
         mine = jax.tree.map(lambda leaf, i=rank: leaf[i], fetch_shards(replace(state, slots={})), is_leaf=is_parts)
-        assert bits(kept(checkpoint_service, process, Stamp(3, 4))) == bits(mine)
+        assert bits(kept(checkpoint_service, process, StateId(3, 4))) == bits(mine)
 
 
 def test_as_many_processes_as_there_are_now_get_their_slices(checkpoint_service, ranks, kept):
@@ -90,20 +90,20 @@ def test_as_many_processes_as_there_are_now_get_their_slices(checkpoint_service,
         slices = np.concatenate([part.master[name][0][0] for part in parts], axis=1)
         return of.spec.layouts[name].classes(slices, None)
 
-    before = [kept(checkpoint_service, process, Stamp(3, 4)) for process in ranks]
-    after = [kept(three, process, Stamp(5, 4)) for process in processes]
+    before = [kept(checkpoint_service, process, StateId(3, 4)) for process in ranks]
+    after = [kept(three, process, StateId(5, 4)) for process in processes]
     for name in checkpoint_service.spec.gpt.groups:
         np.testing.assert_array_equal(classes(checkpoint_service, before, name), classes(three, after, name))
     for process, parts in zip(processes, after, strict=True):
         SharedMemoryStore(three.snapshots, process).save(
-            Stamp(5, 6), replace(parts, step=[np.full_like(parts.step[0], 6)])
+            StateId(5, 6), replace(parts, step=[np.full_like(parts.step[0], 6)])
         )
     write_metrics(three, 6)
-    assert three.save(Stamp(5, 6), processes).is_full
+    assert three.save(StateId(5, 6), processes).is_full
 
 
 def test_train_goes_on_from_it_as_if_nothing_had_been(elsewhere, trained, tmp_path, ranks):
-    elsewhere.save(Stamp(3, 4), ranks)
+    elsewhere.save(StateId(3, 4), ranks)
     run_dir, unlike = tmp_path / "elsewhere", shutil.ignore_patterns("checkpoints", "summary.json")
     shutil.copytree(trained, run_dir, ignore=unlike, dirs_exist_ok=True)
     options = TrainOptions(run_dir, config_text(elsewhere.experiment), resume=True, prepare="none")
@@ -175,7 +175,7 @@ def test_all_processes_of_a_stage_get_its_row_and_any_may_give_it(two_ranks, kep
         extra=extra,
         num_kept=1,
     )
-    start, stamp = checkpoint_service.load(generation=1, processes=processes_of(setup.topology)), Stamp(1, 2)
+    start, stamp = checkpoint_service.load(generation=1, processes=processes_of(setup.topology)), StateId(1, 2)
 
     spec = setup.step_spec()
     state = first_state(setup, TrainOptions(tmp_path / "run", "", resume=True), start)
@@ -197,10 +197,10 @@ def test_all_processes_of_a_stage_get_its_row_and_any_may_give_it(two_ranks, kep
     "answer",
     [
         Saved(4, 0.5, "step-00000004", {"bytes": 7}),
-        StateRestored(Stamp(2, 4), ["dense: storage, step 4"], {"plt": 0.5}),
+        StateRestored(StateId(2, 4), ["dense: storage, step 4"], {"plt": 0.5}),
         CommandFailed("save", 4, "no space"),
         CommandFailed("load", None, "no", 3),
-        StateRestored(Stamp(2, 4), ["rank 3 is lost: dense: storage, step 2"], {"plt": 0.5}, is_resharded=True),
+        StateRestored(StateId(2, 4), ["rank 3 is lost: dense: storage, step 2"], {"plt": 0.5}, is_resharded=True),
     ],
 )
 def test_answers_come_as_they_were_said(answer):
@@ -211,11 +211,11 @@ def test_answers_come_as_they_were_said(answer):
 @pytest.mark.parametrize(
     "command",
     [
-        SaveCheckpoint(Stamp(2, 4), SOME),
-        SaveCheckpoint(Stamp(2, 4), SOME, is_full=True),
+        SaveCheckpoint(StateId(2, 4), SOME),
+        SaveCheckpoint(StateId(2, 4), SOME, is_full=True),
         LoadCheckpoint(4, 2, SOME),
         LoadCheckpoint(None, 2, SOME[:1]),
-        Reshard(Stamp(2, 4), ShardLayout(SOME, (2, 3)), 4, SOME[:1]),
+        Reshard(StateId(2, 4), ShardLayout(SOME, (2, 3)), 4, SOME[:1]),
     ],
 )
 def test_commands_come_as_they_were_said(command):
@@ -228,14 +228,16 @@ def test_a_run_begins_with_the_weights_of_another_as_in_one_process(checkpoint_s
     checkpoints = tmp_path / "fork" / "checkpoints"
     fork = replace(checkpoint_service, init_from=source, checkpoints=checkpoints)
     answer = fork.carry_out(LoadCheckpoint(None, 7, ranks))
-    assert answer == StateRestored(Stamp(7, 0), [], source.facts(plan_restore(trained / "checkpoints")), is_origin=True)
+    assert answer == StateRestored(
+        StateId(7, 0), [], source.facts(plan_restore(trained / "checkpoints")), is_origin=True
+    )
 
     experiment = checkpoint_service.experiment
     options = TrainOptions(tmp_path, "", init_from=source)
     state = first_state(experiment, options, None, source.plan(experiment))
     for rank, process in enumerate(ranks):
         mine = jax.tree.map(lambda leaf, i=rank: leaf[i], fetch_shards(replace(state, slots={})), is_leaf=is_parts)
-        assert bits(kept(fork, process, Stamp(7, 0))) == bits(mine)
+        assert bits(kept(fork, process, StateId(7, 0))) == bits(mine)
 
     own = replace(checkpoint_service, init_from=source)  # which has checkpoints by now
-    assert own.carry_out(LoadCheckpoint(None, 8, ranks)).stamp == Stamp(8, 4)
+    assert own.carry_out(LoadCheckpoint(None, 8, ranks)).stamp == StateId(8, 4)

@@ -17,7 +17,7 @@ import pytest
 from swift.checkpoint.inspection import restore_lines
 from swift.checkpoint.manifest import checkpoint_path, checkpoint_steps, read_manifest
 from swift.config.stored import config_text
-from swift.elastic.membership.messages import Process, Stamp
+from swift.elastic.membership.messages import Process, StateId
 from swift.elastic.state.store import SharedMemoryStore
 from swift.elastic.transport.messages import (
     CHECKPOINT_ANSWERS,
@@ -32,7 +32,7 @@ from swift.elastic.transport.messages import (
 from swift.errors import RunError
 from swift.runlog.expert_counts import CLASS_COUNTS
 from swift.runlog.files import METRICS
-from swift.train.saved_state import check_savable, take_back
+from swift.train.saved_state import check_savable, import_fallback
 
 RANKS = (Process((0, 0), 0), Process((0, 0), 1))
 
@@ -55,34 +55,34 @@ def served(checkpoint_service, *commands):
 
 
 def damage_part(checkpoint_service, _):
-    flip(part_of(checkpoint_service, RANKS[1], Stamp(3, 4)))
+    flip(part_of(checkpoint_service, RANKS[1], StateId(3, 4)))
 
 
 def cut_part(checkpoint_service, _):
-    part = part_of(checkpoint_service, RANKS[1], Stamp(3, 4))
+    part = part_of(checkpoint_service, RANKS[1], StateId(3, 4))
     part.write_bytes(part.read_bytes()[:-9])
 
 
 def empty_part(checkpoint_service, _):
-    part_of(checkpoint_service, RANKS[1], Stamp(3, 4)).write_bytes(b"")
+    part_of(checkpoint_service, RANKS[1], StateId(3, 4)).write_bytes(b"")
 
 
 def lose_part(checkpoint_service, _):
-    part_of(checkpoint_service, RANKS[1], Stamp(3, 4)).unlink()
+    part_of(checkpoint_service, RANKS[1], StateId(3, 4)).unlink()
 
 
 def mislabel_parts(checkpoint_service, kept):
     for process in RANKS:
         SharedMemoryStore(checkpoint_service.snapshots, process).save(
-            Stamp(3, 4), kept(checkpoint_service, process, Stamp(3, 2))
+            StateId(3, 4), kept(checkpoint_service, process, StateId(3, 2))
         )
 
 
 def spoil_weights(checkpoint_service, kept):
-    state = kept(checkpoint_service, RANKS[1], Stamp(3, 4))
+    state = kept(checkpoint_service, RANKS[1], StateId(3, 4))
     spoilt = jax.tree.map(np.copy, state.master)
     jax.tree.leaves(spoilt)[-1].flat[-1] = np.nan
-    SharedMemoryStore(checkpoint_service.snapshots, RANKS[1]).save(Stamp(3, 4), replace(state, master=spoilt))
+    SharedMemoryStore(checkpoint_service.snapshots, RANKS[1]).save(StateId(3, 4), replace(state, master=spoilt))
 
 
 def block_directory(checkpoint_service, _):
@@ -104,14 +104,14 @@ def block_directory(checkpoint_service, _):
 def test_what_cannot_be_saved_is_told_and_the_next_one_is(checkpoint_service, elsewhere, kept, spoil, why):
     checkpoint_service.load(generation=3, processes=RANKS, step=2)
     spoil(elsewhere, kept)
-    (answer,) = served(elsewhere, SaveCheckpoint(Stamp(3, 4), RANKS))
+    (answer,) = served(elsewhere, SaveCheckpoint(StateId(3, 4), RANKS))
     assert answer[:2] == ("save", 4)
     assert re.search(why, answer.why)
     assert "\n" not in answer.why
     assert checkpoint_steps(elsewhere.checkpoints) == []
     if elsewhere.checkpoints.is_file():
         elsewhere.checkpoints.unlink()
-    bad, good = served(elsewhere, SaveCheckpoint(Stamp(3, 4), RANKS[:1]), SaveCheckpoint(Stamp(3, 2), RANKS))
+    bad, good = served(elsewhere, SaveCheckpoint(StateId(3, 4), RANKS[:1]), SaveCheckpoint(StateId(3, 2), RANKS))
     assert (type(bad), type(good)) == (CommandFailed, Saved)
     assert checkpoint_steps(elsewhere.checkpoints) == [2]
 
@@ -130,18 +130,18 @@ def test_what_cannot_be_saved_where_it_belongs_is_kept_elsewhere(checkpoint_serv
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     failed, kept = served(
-        elsewhere, SaveCheckpoint(Stamp(3, 4), RANKS), SaveCheckpoint(Stamp(3, 4), RANKS, is_elsewhere=True)
+        elsewhere, SaveCheckpoint(StateId(3, 4), RANKS), SaveCheckpoint(StateId(3, 4), RANKS, is_elsewhere=True)
     )
     assert (type(failed), type(kept), kept.step) == (CommandFailed, KeptElsewhere, 4)
     (place,) = (tmp_path / "tmp").glob("kept-by-swift-*")
     assert kept.text.startswith(f"the state after iteration 4 is kept in {place} on ")
     elsewhere.checkpoints.unlink()
-    assert len(take_back(elsewhere.checkpoints)) == 1
+    assert len(import_fallback(elsewhere.checkpoints)) == 1
     assert isinstance(served(elsewhere, LoadCheckpoint(None, 7, RANKS))[0], StateRestored)
 
 
 def test_holders_that_are_no_whole_worker_are_refused(checkpoint_service):
-    (answer,) = served(checkpoint_service, SaveCheckpoint(Stamp(3, 4), (RANKS[0], RANKS[0])))
+    (answer,) = served(checkpoint_service, SaveCheckpoint(StateId(3, 4), (RANKS[0], RANKS[0])))
     assert answer.why.startswith("AssertionError: holders are")
 
 
@@ -151,9 +151,9 @@ def test_an_error_of_any_kind_is_one_line_and_not_the_end(checkpoint_service, mo
 
     with monkeypatch.context() as patch:
         patch.setattr("swift.elastic.services.checkpoint_service.save_checkpoint", fail)
-        (answer,) = served(checkpoint_service, SaveCheckpoint(Stamp(3, 4), RANKS))
+        (answer,) = served(checkpoint_service, SaveCheckpoint(StateId(3, 4), RANKS))
     assert answer == CommandFailed("save", 4, "ValueError: Error opening driver: no luck")
-    assert isinstance(served(checkpoint_service, SaveCheckpoint(Stamp(3, 4), RANKS))[0], Saved)
+    assert isinstance(served(checkpoint_service, SaveCheckpoint(StateId(3, 4), RANKS))[0], Saved)
 
 
 def test_a_damaged_checkpoint_is_told_and_does_not_outlive_the_one_that_is_loaded_instead(checkpoint_service):
@@ -164,10 +164,10 @@ def test_a_damaged_checkpoint_is_told_and_does_not_outlive_the_one_that_is_loade
     assert bad == CommandFailed(
         "load", 4, f"checkpoint = '{checkpoint_service.checkpoints}': cannot be restored: {why}", 7
     )
-    assert good.stamp == Stamp(7, 2)
+    assert good.stamp == StateId(7, 2)
     assert good.lines[:3] == ["dense: storage, step 2", "all experts: storage, step 2", f"passed over: {why}"]
     assert all(
-        SharedMemoryStore(checkpoint_service.snapshots, process).stamps() == {Stamp(3, 4), Stamp(7, 2)}
+        SharedMemoryStore(checkpoint_service.snapshots, process).stamps() == {StateId(3, 4), StateId(7, 2)}
         for process in RANKS
     )
     assert checkpoint_steps(checkpoint_service.checkpoints) == [2]
@@ -181,14 +181,16 @@ def test_what_does_not_fit_the_run_is_not_loaded(checkpoint_service, elsewhere):
     assert "the saved data state" in answer.why
     (answer,) = served(elsewhere, LoadCheckpoint(None, 7, RANKS))
     assert answer == CommandFailed("load", None, f"checkpoint = '{elsewhere.checkpoints}': holds no checkpoint", 7)
-    assert all(SharedMemoryStore(checkpoint_service.snapshots, process).stamps() == {Stamp(3, 4)} for process in RANKS)
+    assert all(
+        SharedMemoryStore(checkpoint_service.snapshots, process).stamps() == {StateId(3, 4)} for process in RANKS
+    )
 
 
 def test_what_was_broken_off_does_not_stay(checkpoint_service):
     half = checkpoint_service.checkpoints / ".step-00000003.tmp"
     half.mkdir()
     (half / "half").write_text("much")
-    assert isinstance(served(checkpoint_service, SaveCheckpoint(Stamp(3, 4), RANKS))[0], Saved)
+    assert isinstance(served(checkpoint_service, SaveCheckpoint(StateId(3, 4), RANKS))[0], Saved)
     assert sorted(path.name for path in checkpoint_service.checkpoints.iterdir()) == ["step-00000002", "step-00000004"]
 
 
@@ -228,11 +230,15 @@ def as_process(checkpoint_service, tmp_path, *commands, most_bytes=2**30):
 def test_the_process_finishes_what_it_was_told_and_says_nothing_else(checkpoint_service, tmp_path):
     """Its input ends at once, long before the last checkpoint is saved."""
     shutil.rmtree(checkpoint_path(checkpoint_service.checkpoints, 4))
-    commands = LoadCheckpoint(None, 5, RANKS), SaveCheckpoint(Stamp(5, 2), RANKS), SaveCheckpoint(Stamp(3, 4), RANKS)
+    commands = (
+        LoadCheckpoint(None, 5, RANKS),
+        SaveCheckpoint(StateId(5, 2), RANKS),
+        SaveCheckpoint(StateId(3, 4), RANKS),
+    )
     done = as_process(checkpoint_service, tmp_path, *commands)
     assert done.returncode == 0, done.stderr
     loaded, *saved = map(CHECKPOINT_ANSWERS.read, done.stdout.splitlines())
-    assert (type(loaded), loaded.stamp) == (StateRestored, Stamp(5, 2))
+    assert (type(loaded), loaded.stamp) == (StateRestored, StateId(5, 2))
     assert [(type(one), one.step, one.path) for one in saved] == [(Saved, n, f"step-{n:08}") for n in (2, 4)]
     assert checkpoint_steps(checkpoint_service.checkpoints) == [2, 4]
     assert "noise" in done.stderr
@@ -250,17 +256,17 @@ def test_the_process_has_the_precision_of_the_run(checkpoint_service, tmp_path):
 def test_a_disk_that_is_full_costs_nothing_that_was_there(checkpoint_service, tmp_path):
     """Neither another checkpoint nor one of the same iteration."""
     shutil.rmtree(checkpoint_path(checkpoint_service.checkpoints, 4))
-    again = Stamp(4, 2)
+    again = StateId(4, 2)
     for process in RANKS:
         shutil.copy(
-            part_of(checkpoint_service, process, Stamp(9, checkpoint_service.load(9, RANKS).step)),
+            part_of(checkpoint_service, process, StateId(9, checkpoint_service.load(9, RANKS).step)),
             part_of(checkpoint_service, process, again),
         )
     before = files(checkpoint_service)
     done = as_process(
         checkpoint_service,
         tmp_path,
-        SaveCheckpoint(Stamp(3, 4), RANKS),
+        SaveCheckpoint(StateId(3, 4), RANKS),
         SaveCheckpoint(again, RANKS),
         most_bytes=10_000,
     )
@@ -274,12 +280,12 @@ def test_a_disk_that_is_full_costs_nothing_that_was_there(checkpoint_service, tm
     assert as_process(checkpoint_service, tmp_path).returncode == 0
     assert files(checkpoint_service) == before
     done = as_process(checkpoint_service, tmp_path, LoadCheckpoint(None, 5, RANKS))
-    assert CHECKPOINT_ANSWERS.read(done.stdout).stamp == Stamp(5, 2)
+    assert CHECKPOINT_ANSWERS.read(done.stdout).stamp == StateId(5, 2)
 
 
 def test_a_save_again_takes_the_place_of_the_first(checkpoint_service):
     before = files(checkpoint_service)
-    assert isinstance(served(checkpoint_service, SaveCheckpoint(Stamp(3, 4), RANKS))[0], Saved)
+    assert isinstance(served(checkpoint_service, SaveCheckpoint(StateId(3, 4), RANKS))[0], Saved)
     assert files(checkpoint_service).keys() == before.keys()
     assert sorted(path.name for path in checkpoint_service.checkpoints.iterdir()) == ["step-00000002", "step-00000004"]
 
@@ -291,7 +297,7 @@ def test_a_life_that_ended_in_a_save_costs_nothing_that_was_there(checkpoint_ser
     path.rename(path.with_suffix(".earlier"))
     (path.parent / ".step-00000004.tmp").mkdir()
     done = as_process(checkpoint_service, tmp_path, LoadCheckpoint(None, 5, RANKS))
-    assert CHECKPOINT_ANSWERS.read(done.stdout).stamp == Stamp(5, 4), done.stderr
+    assert CHECKPOINT_ANSWERS.read(done.stdout).stamp == StateId(5, 4), done.stderr
     assert files(checkpoint_service).keys() == before.keys()
 
 
@@ -302,12 +308,12 @@ def files(checkpoint_service):
 
 def test_an_iteration_without_a_record_is_no_reason_not_to_save(elsewhere):
     """The iteration is counted such that losses are never understated."""
-    whole = served(elsewhere, SaveCheckpoint(Stamp(3, 4), RANKS))[0]
+    whole = served(elsewhere, SaveCheckpoint(StateId(3, 4), RANKS))[0]
     metrics = elsewhere.checkpoints.parent / METRICS
     lines = metrics.read_text().splitlines(keepends=True)
     metrics.write_text("".join(lines[:1] + lines[2:]))
     shutil.rmtree(elsewhere.checkpoints)
-    (answer,) = served(elsewhere, SaveCheckpoint(Stamp(3, 4), RANKS))
+    (answer,) = served(elsewhere, SaveCheckpoint(StateId(3, 4), RANKS))
     assert answer.facts == whole.facts | {"iterations_uncounted": 1}
     tally = read_manifest(checkpoint_path(elsewhere.checkpoints, 4), "checkpoint").ledger.tally
     assert tally.num_uncounted == 1
@@ -326,6 +332,6 @@ def test_the_record_is_on_the_disk_before_a_checkpoint_counts_on_it(elsewhere, m
         raise OSError("is not written")
 
     monkeypatch.setattr("swift.elastic.services.checkpoint_service.save_checkpoint", save)
-    served(elsewhere, SaveCheckpoint(Stamp(3, 4), RANKS))
+    served(elsewhere, SaveCheckpoint(StateId(3, 4), RANKS))
     run_dir = elsewhere.checkpoints.parent
     assert {run_dir, run_dir / METRICS, run_dir / CLASS_COUNTS} <= {*before}

@@ -32,7 +32,7 @@ from swift.mesh.live import storage_mesh
 from swift.pipeline.reconfigure.compiled_steps import program_key
 from swift.pipeline.reconfigure.configuration import Configurator
 from swift.pipeline.reconfigure.executables import ExecutableCache
-from swift.schedules.plans.normalize import BlockHolders, Move
+from swift.schedules.plans.normalize import ChunkAssignment, Move
 from swift.topology import Topology
 
 WAIT_S = 300
@@ -129,7 +129,7 @@ def test_a_failure_is_prepared_for_before_a_return():
 
 def test_a_better_cut_for_the_survivors_comes_before_what_may_happen_next_and_once():
     one = Experiment(topology=Topology(2, 2, 8), eval_every=0, checkpoint=CheckpointConfig(every=0), adapt="auto")
-    down, here, cut = frozenset({(1, 0)}), ("single",), BlockHolders(((0, 1), (1, 1)))
+    down, here, cut = frozenset({(1, 0)}), ("single",), ChunkAssignment(((0, 1), (1, 1)))
     more = [frozenset({(1, 0), (0, 1)}), frozenset({(1, 0), (1, 1)})]
     assert jobs_for(one, CompileRequest(down)) == [
         CompileJob(down, here),
@@ -161,7 +161,7 @@ def test_what_few_iterations_need_comes_last():
 def test_programs_by_which_states_get_to_their_workers_are_prepared_with_those_of_a_window():
     """Also the way home with the same failures: a generation that forms anew has the run's own cuts."""
     one = Experiment(topology=Topology(2, 2, 8), window=2, eval_every=10, adapt="auto")
-    down, cut = frozenset({(1, 0)}), BlockHolders(((0, 1), (1, 1)))
+    down, cut = frozenset({(1, 0)}), ChunkAssignment(((0, 1), (1, 1)))
     jobs = jobs_for(one, CompileRequest(down, cut=cut))
     of_window, of_one = jobs[: len(jobs) // 2], jobs[len(jobs) // 2 :]
     assert CompileJob(down, ("window", "evaluate"), before=cut) in of_window
@@ -169,7 +169,7 @@ def test_programs_by_which_states_get_to_their_workers_are_prepared_with_those_o
     assert [job.is_better for job in jobs].count(True) == 2
 
 
-MOVED = BlockHolders(((0, 1), ()), (Move((1, 0), (0, 1)),))
+MOVED = ChunkAssignment(((0, 1), ()), (Move((1, 0), (0, 1)),))
 
 
 @pytest.mark.parametrize(

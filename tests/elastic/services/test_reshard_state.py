@@ -9,7 +9,7 @@ import pytest
 from swift.checkpoint.manifest import checkpoint_path, read_manifest
 from swift.checkpoint.reader import plan_restore
 from swift.checkpoint.units import by_name
-from swift.elastic.membership.messages import Process, ShardLayout, Stamp
+from swift.elastic.membership.messages import Process, ShardLayout, StateId
 from swift.elastic.state.slices import ElasticSpecs, Handover, SliceCopies, copy_shapes
 from swift.elastic.state.store import SharedMemoryStore
 from swift.elastic.transport.messages import CommandFailed, Reshard, StateRestored
@@ -17,7 +17,7 @@ from swift.mesh.state_rows import fetch_shards, shard_shapes
 from swift.train.saved_state import load_state, split_of
 from swift.train.start import TrainOptions, begin, read_start
 
-NOW, BEFORE = Stamp(3, 4), Stamp(3, 2)
+NOW, BEFORE = StateId(3, 4), StateId(3, 2)
 
 
 def bits(tree):
@@ -44,7 +44,7 @@ def elastic(checkpoint_service, ranks, tmp_path):
     """The checkpoint service of a run whose ranks hand over what they have; nobody has handed over anything."""
     (tmp_path / "handed").mkdir()
     for process in ranks:
-        SharedMemoryStore(checkpoint_service.snapshots, process).keep_only()
+        SharedMemoryStore(checkpoint_service.snapshots, process).retain_only()
     return replace(checkpoint_service, handed_over=tmp_path / "handed")
 
 
@@ -81,20 +81,20 @@ def copy_of(checkpoint_service, part, rank):
 
 def is_as_it_was(checkpoint_service, process):
     spec, state = expected(checkpoint_service, 1)
-    return bits(found(checkpoint_service, process, spec, Stamp(5, 4))) == bits(state)
+    return bits(found(checkpoint_service, process, spec, StateId(5, 4))) == bits(state)
 
 
 def test_fewer_ranks_have_the_same_numbers_and_more_ranks_again(elastic, handover, ranks, whole):
     for process, part in zip(ranks, whole, strict=True):
         handover.states(process).save(NOW, part)
     answer = resharded(elastic, ranks, ranks[1:])
-    assert answer == StateRestored(Stamp(5, 4), [], answer.facts, is_resharded=True)
+    assert answer == StateRestored(StateId(5, 4), [], answer.facts, is_resharded=True)
     assert (answer.facts["ranks"], answer.facts["ranks_before"]) == (1, 2)
     assert is_as_it_was(elastic, ranks[1])
     # Nobody has taken it up yet: what the process was to continue with is as good as what it has handed over.
-    elastic.carry_out(Reshard(Stamp(5, 4), ShardLayout(ranks[1:], (5,)), 6, ranks))
+    elastic.carry_out(Reshard(StateId(5, 4), ShardLayout(ranks[1:], (5,)), 6, ranks))
     for process, part in zip(ranks, whole, strict=True):
-        again = found(elastic, process, elastic.spec, Stamp(6, 4))
+        again = found(elastic, process, elastic.spec, StateId(6, 4))
         assert bits(again.master) == bits(part.master)
         assert bits(again.moments) == bits(part.moments)
 
@@ -137,7 +137,7 @@ def test_a_damaged_copy_is_passed_over(elastic, handover, ranks, whole, tmp_path
 
 def test_what_is_of_another_time_is_not_used(elastic, handover, ranks, whole):
     handover.states(ranks[0]).save(NOW, whole[0])
-    handover.copies.store(4, *ranks).save(Stamp(2, 4), copy_of(elastic, whole[1], 1))
+    handover.copies.store(4, *ranks).save(StateId(2, 4), copy_of(elastic, whole[1], 1))
     assert "snapshot" not in "; ".join(resharded(elastic, ranks, ranks[:1]).lines)
 
 
@@ -163,7 +163,7 @@ def test_what_an_older_copy_costs_is_in_the_next_checkpoint(elastic, handover, r
     lost_L = -(-before // 2).sum(axis=1)
     np.testing.assert_array_equal(answer.facts["updates_lost"], (-(-before // 2)).sum(axis=1))
     assert (lost_L != 0).all()
-    elastic.save(Stamp(5, 4), ranks[:1])
+    elastic.save(StateId(5, 4), ranks[:1])
     manifest = read_manifest(checkpoint_path(elastic.checkpoints, 4), "")
     assert manifest.is_full
     assert manifest.ledger.tally.lost_L.tolist() == answer.facts["updates_lost"]

@@ -10,15 +10,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from swift.elastic.membership.messages import Process, Stamp
+from swift.elastic.membership.messages import Process, StateId
 from swift.elastic.state import store as disk_spill
 from swift.elastic.state.run_files import node_memory
 from swift.elastic.state.store import SharedMemoryStore
-from swift.elastic.worker.generation import KeptStates
+from swift.elastic.worker.generation import StateCache
 
 WHO, OTHER = Process((0, 0)), Process((0, 0), 1)
 STATE = {"weights": np.arange(300_000, dtype=np.float32)}
-OLD, NEW, NEWEST = Stamp(1, 1), Stamp(1, 2), Stamp(1, 3)
+OLD, NEW, NEWEST = StateId(1, 1), StateId(1, 2), StateId(1, 3)
 
 
 @pytest.fixture
@@ -54,14 +54,14 @@ def test_states_that_do_not_fit_are_found_shared_and_forgotten_as_others(small, 
     assert SharedMemoryStore(small / "states", WHO).stamps() == {OLD, NEW, NEWEST}  # of the next life
     assert all(same(keep, stamp) for stamp in (OLD, NEW, NEWEST))
     keep.hand_over(taker)
-    keep.keep_only()
+    keep.retain_only()
     assert keep.stamps() == frozenset()
     assert same(taker, NEWEST)
     taker.save(NEWEST, STATE)  # in the place of what is on the disk
     assert same(taker, NEWEST)
-    taker.keep_only(frozenset({NEWEST}))
+    taker.retain_only(frozenset({NEWEST}))
     assert len(spilled(small)) == 1
-    taker.keep_only()
+    taker.retain_only()
     assert spilled(small) == []
     keep.save(OLD, STATE)
     assert spilled(small) == []
@@ -114,7 +114,7 @@ class Full:
 def test_a_process_without_room_goes_on_as_one_without_the_state(room, kept, capsys):
     """States that it has kept before stay: the others may have nothing newer."""
     store = Full(*room)
-    states = KeptStates(store)
+    states = StateCache(store)
     states.on_devices |= {NEW: {}, NEWEST: {}}
     states.keep()
     assert store.kept == kept

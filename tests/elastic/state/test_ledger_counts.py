@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift.checkpoint.manifest import Ledger
-from swift.checkpoint.selection import Tally
+from swift.checkpoint.selection import TokenUpdateCounter
 from swift.elastic.state.ledger_counts import counted, counted_so_far
 from swift.runlog.expert_counts import CLASS_COUNTS, KINDS
 from swift.runlog.files import METRICS
@@ -116,7 +116,7 @@ def test_lost_tokens_are_never_told_fewer_than_they_are(data):
     routed = [np.array([data.draw(numbers)]) for _ in range(num_steps)]
     is_known = data.draw(st.lists(st.booleans(), min_size=num_steps, max_size=num_steps))
     copied_at = [data.draw(st.integers(0, num_steps)) for _ in range(3)]
-    true = bound = Tally.none(1, 3)
+    true = bound = TokenUpdateCounter.none(1, 3)
     copies = {0: (true, bound)}
     for step, popularity_LE in enumerate(routed, start=1):
         true = true.count(popularity_LE, 0 * popularity_LE)
@@ -125,5 +125,5 @@ def test_lost_tokens_are_never_told_fewer_than_they_are(data):
     of_copies = [np.array([[copies[copied_at[e]][nth].contained_LE[0, e] for e in range(3)]]) for nth in (0, 1)]
     assert bound.restored(of_copies[1]).plt >= true.restored(of_copies[0]).plt
     assert bound.restored(of_copies[1]).num_uncounted == is_known.count(False)
-    again = Tally.from_json(json.loads(json.dumps(bound.to_json())), 3)
+    again = TokenUpdateCounter.from_json(json.loads(json.dumps(bound.to_json())), 3)
     assert again.num_uncounted == bound.num_uncounted

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from swift.elastic.membership.messages import Process, Stamp
+from swift.elastic.membership.messages import Process, StateId
 from swift.elastic.state.run_files import RunFiles, remove_leftovers
 from swift.elastic.state.store import SharedMemoryStore
 
@@ -54,9 +54,9 @@ def test_directories_that_somebody_has_removed_are_made_again(tmp_path, monkeypa
     like = {"w": np.arange(3.0)}
     with RunFiles.of("a configuration", {"place": 3}, memory, corpus) as scratch:
         store = SharedMemoryStore(scratch.states, Process((0, 0)))
-        store.save(Stamp(1, 1), like)
+        store.save(StateId(1, 1), like)
         assert not scratch.mend()
-        assert store.stamps() == {Stamp(1, 1)}
+        assert store.stamps() == {StateId(1, 1)}
         for path in {"memory": [memory], "disk": [disk], "temporary": [scratch.path], "all": [memory, disk]}[which]:
             shutil.rmtree(path)
         assert scratch.mend()
@@ -64,13 +64,13 @@ def test_directories_that_somebody_has_removed_are_made_again(tmp_path, monkeypa
         assert scratch.config.read_text() == "a configuration"
         assert scratch.data() == {"place": 3}
         assert scratch.corpus == corpus
-        store.save(Stamp(1, 2), like)
-        SharedMemoryStore(scratch.snapshots, Process((0, 0))).save(Stamp(1, 2), like)
+        store.save(StateId(1, 2), like)
+        SharedMemoryStore(scratch.snapshots, Process((0, 0))).save(StateId(1, 2), like)
         (scratch.sockets / "one").touch()
         (scratch.programs / "one").touch()
         for path in (scratch.path, scratch.memory, scratch.sockets.resolve().parent):
             assert not is_free(path), "the system would clear it of old files"
         assert {path.stat().st_mode & 0o077 for path in (scratch.path, scratch.memory)} == {0}
         remove_leftovers(memory)  # of another run: this one still holds its own
-        assert Stamp(1, 2) in store.stamps()
+        assert StateId(1, 2) in store.stamps()
     assert [*disk.iterdir(), *memory.iterdir()] == []

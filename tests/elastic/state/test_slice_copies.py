@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swift.checkpoint.units import by_name
-from swift.elastic.membership.messages import Process, Stamp, processes_of
+from swift.elastic.membership.messages import Process, StateId, processes_of
 from swift.elastic.state.slices import SliceCopies, copy_shapes, needed, neighbour_of, neighbour_slices
 from swift.mesh.per_rank import REPLICATED
 from swift.topology import Topology
@@ -81,12 +81,12 @@ def test_a_copy_that_a_kill_breaks_off_is_never_taken_for_complete(writers, tmp_
         is_half.append(bool(list(directory.rglob(".state-*"))))
         copies = SliceCopies(directory)
         found = {one.stamp for one in copies.find([HOLDER], [OWNER])}
-        assert Stamp(1, said[-1]) in found, "one that was complete is lost"
+        assert StateId(1, said[-1]) in found, "one that was complete is lost"
         for stamp in found:
             like = {"numbers": jax.ShapeDtypeStruct((4_000_000,), np.int64)}
             copy = copies.store(4, HOLDER, OWNER).load(stamp, like)
             assert (copy["numbers"] == stamp.step).all()
-        copies.keep_only(HOLDER)
+        copies.retain_only(HOLDER)
         assert [path for path in directory.rglob("*") if path.is_file()] == []
     assert any(is_half)
 
@@ -95,7 +95,7 @@ def test_a_copy_that_a_kill_breaks_off_is_never_taken_for_complete(writers, tmp_
 def test_of_every_expert_the_newest_copy_is_kept_and_of_all_the_newest_two(num_classes, k, randoms):
     k = min(k, num_classes)
     chosen = {
-        Stamp(1, step): np.array([one.sample(range(num_classes), k) for _ in range(2)])
+        StateId(1, step): np.array([one.sample(range(num_classes), k) for _ in range(2)])
         for step, one in enumerate(randoms)
     }
     kept = needed(chosen, num_classes)

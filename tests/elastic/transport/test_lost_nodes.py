@@ -110,7 +110,7 @@ def test_a_file_system_that_stalls_on_the_first_node_costs_no_other(listener, tm
         assert "far" in fleet
         assert fleet.deaths() == []
         assert process.poll() is None
-        assert fleet.away_s("far") == 0
+        assert fleet.node_missing_s("far") == 0
         stalls.set()
 
 

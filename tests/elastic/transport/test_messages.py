@@ -4,20 +4,20 @@ import pytest
 
 from swift.elastic.coordinator.fault_injection import parse_chaos
 from swift.elastic.membership.messages import (
-    CutRefused,
+    ActivateGeneration,
+    Connect,
     Departed,
     Done,
-    Enter,
-    Form,
     Formed,
-    GoLive,
+    FormGeneration,
     Heartbeat,
     Member,
     PhaseTimed,
     Process,
     Ready,
-    Stamp,
+    RecutFailed,
     StartGeneration,
+    StateId,
     processes_of,
 )
 from swift.elastic.transport.messages import (
@@ -45,11 +45,11 @@ OTHER = Member(Process((0, 0), rank=1), 0)
 @pytest.mark.parametrize(
     "order",
     [
-        FormGroup(Form(4, (MEMBER, OTHER), after=None), "127.0.0.1:7"),
-        FormGroup(Form(5, (OTHER,), after=17), "127.0.0.1:7"),
-        Enter(4, (MEMBER, OTHER)),
-        StartGeneration(GoLive(4, Stamp(3, 16), (MEMBER,)), written=15, is_restored=True),
-        StartGeneration(GoLive(1, None, ())),
+        FormGroup(FormGeneration(4, (MEMBER, OTHER), after=None), "127.0.0.1:7"),
+        FormGroup(FormGeneration(5, (OTHER,), after=17), "127.0.0.1:7"),
+        Connect(4, (MEMBER, OTHER)),
+        StartGeneration(ActivateGeneration(4, StateId(3, 16), (MEMBER,)), written=15, is_restored=True),
+        StartGeneration(ActivateGeneration(1, None, ())),
         Begin(40),
         Halt(2, 9),
         Hang(),
@@ -65,17 +65,19 @@ def test_a_command_comes_through(order):
     [
         Ready(MEMBER, 2.5, 7),
         Departed(MEMBER, 4, 2.5),
-        Formed(MEMBER, 4, frozenset({Stamp(3, 7), Stamp(3, 8)}), 2.5),
+        Formed(MEMBER, 4, frozenset({StateId(3, 7), StateId(3, 8)}), 2.5),
         Formed(MEMBER, 4, frozenset(), 2.5),
-        Formed(MEMBER, 4, frozenset(), 2.5, frozenset({(MEMBER.process, Stamp(3, 7)), (OTHER.process, Stamp(2, 7))})),
+        Formed(
+            MEMBER, 4, frozenset(), 2.5, frozenset({(MEMBER.process, StateId(3, 7)), (OTHER.process, StateId(2, 7))})
+        ),
         Heartbeat(MEMBER, 4, 9, 8, 2.5),
         PhaseTimed(MEMBER, 4, "link", 0.25, 2.5),
         Record({"step": 4, "loss": 2.5}),
         Planned(4, {"failed": ["0:1"], "plan": {"version": 1}}),
-        SnapshotKept(MEMBER, Stamp(4, 9), 2.5),
-        SnapshotKept(MEMBER, Stamp(4, 9), None),
-        SnapshotMissed(MEMBER, Stamp(4, 9), "No space left on device"),
-        CutRefused(MEMBER, 4, "the plan is missing", 2.5),
+        SnapshotKept(MEMBER, StateId(4, 9), 2.5),
+        SnapshotKept(MEMBER, StateId(4, 9), None),
+        SnapshotMissed(MEMBER, StateId(4, 9), "No space left on device"),
+        RecutFailed(MEMBER, 4, "the plan is missing", 2.5),
         Done(MEMBER, 4, 2.5),
         DataUnreadable(MEMBER, 4, "t.bin has shrunk"),
     ],

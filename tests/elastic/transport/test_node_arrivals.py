@@ -95,7 +95,7 @@ def test_a_file_system_that_fails_for_a_moment_does_not_end_the_wait(tmp_path, m
     def fails(_):
         raise SettingError("--run-dir", str(tmp_path), "cannot be read: Stale file handle")
 
-    monkeypatch.setattr(node_module, "last_beat", fails)
+    monkeypatch.setattr(node_module, "last_heartbeat", fails)
     with pytest.raises(RunError, match=r"no first node was found in 0.1 s"):
         serve(tmp_path, 0.1)
 

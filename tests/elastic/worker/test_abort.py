@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import pytest
 
 from swift.elastic.jax_group import JaxGroupError
-from swift.elastic.membership.messages import Form, Ready
+from swift.elastic.membership.messages import FormGeneration, Ready
 from swift.elastic.transport.messages import FormGroup
-from swift.elastic.worker.worker import GroupWaits, WorkerProcess
-from swift.schedules.plans.normalize import BlockHolders
+from swift.elastic.worker.worker import AbortableWaits, WorkerProcess
+from swift.schedules.plans.normalize import ChunkAssignment
 
 
 class Group:
@@ -20,7 +20,7 @@ class Group:
 
 def test_a_group_that_is_made_after_the_command_is_aborted_and_that_of_the_next_generation_is_not():
     """The main thread may be about to connect to those of whom one has died when the command arrives."""
-    waits = GroupWaits(lambda: None)
+    waits = AbortableWaits(lambda: None)
     waits.number = 3
     abort = waits.aborter(4)
     abort()
@@ -58,7 +58,11 @@ class Worker(WorkerProcess):
 
 def test_connections_that_are_broken_are_not_kept_as_blocks_move():
     """Nobody has died, so the others would wait for this process in a collective."""
-    worker = Worker(Form(1, ()), Form(2, (), after=8, cut=BlockHolders(((0, 0), (0, 1)))), Form(3, ()))
+    worker = Worker(
+        FormGeneration(1, ()),
+        FormGeneration(2, (), after=8, cut=ChunkAssignment(((0, 0), (0, 1)))),
+        FormGeneration(3, ()),
+    )
     with pytest.raises(Ended):
         worker.run(0)
     assert worker.joined == [1, 3]
@@ -66,7 +70,7 @@ def test_connections_that_are_broken_are_not_kept_as_blocks_move():
 
 
 def test_connections_are_kept_as_blocks_move():
-    worker = Worker(Form(2, ()), Form(3, (), after=8, cut=BlockHolders(((0, 0), (0, 1)))))
+    worker = Worker(FormGeneration(2, ()), FormGeneration(3, (), after=8, cut=ChunkAssignment(((0, 0), (0, 1)))))
     with pytest.raises(Ended):
         worker.run(0)
     assert worker.joined == [2, 3]

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from swift.elastic.membership.messages import Process, Stamp
+from swift.elastic.membership.messages import Process, StateId
 from swift.elastic.state.store import SharedMemoryStore
 from swift.elastic.worker import generation
-from swift.elastic.worker.generation import KeptStates
+from swift.elastic.worker.generation import StateCache
 
 
 class GatedStore(SharedMemoryStore):
@@ -31,8 +31,8 @@ class Worker:
 
     def __init__(self, directory, pipeline, every, *, base=None):
         self.store = GatedStore(directory, pipeline)
-        self.kept = KeptStates(self.store, every)
-        stamp = base or Stamp(1, 0)
+        self.kept = StateCache(self.store, every)
+        stamp = base or StateId(1, 0)
         if base is not None:
             self.store.save(base, state(base.step))
         self.kept.begin(stamp, state(stamp.step), None)
@@ -44,7 +44,7 @@ class Worker:
         self.kept.records[self.done] = {"step": self.done}
         self.kept.on_devices = {
             before: self.kept.on_devices[before],
-            Stamp(self.number, self.done): state(self.done),
+            StateId(self.number, self.done): state(self.done),
         }
         self.kept.copy_if_due()
 
@@ -66,9 +66,9 @@ def _on_the_host(monkeypatch):
 
 
 def test_a_state_on_the_devices_is_taken_as_it_is(tmp_path, monkeypatch):
-    monkeypatch.setattr(generation, "on_mesh", lambda *given: given)
+    monkeypatch.setattr(generation, "rebind_to_mesh", lambda *given: given)
     kept, spec = Worker(tmp_path, 0, every=0).kept, SimpleNamespace(live="mesh", specs="specs")  # no shapes are asked
-    assert kept.placed(Stamp(1, 0), spec, is_there=True) == (kept.on_devices[Stamp(1, 0)], "mesh", "specs")
+    assert kept.placed(StateId(1, 0), spec, is_there=True) == (kept.on_devices[StateId(1, 0)], "mesh", "specs")
 
 
 def test_copies_are_made_in_the_first_window_and_when_a_multiple_is_reached_and_two_are_left(tmp_path):
@@ -78,18 +78,20 @@ def test_copies_are_made_in_the_first_window_and_when_a_multiple_is_reached_and_
         worker.settle()
         found.append(worker.steps())
     assert found == [[1], [1], [1, 3], [1, 3], [1, 3], [1, 3, 6], [3, 6], [3, 6], [3, 6, 9], [6, 9]]
-    np.testing.assert_array_equal(worker.kept.store.load(Stamp(1, 9), state(0), is_own=True)["weights"], np.full(5, 9))
+    np.testing.assert_array_equal(
+        worker.kept.store.load(StateId(1, 9), state(0), is_own=True)["weights"], np.full(5, 9)
+    )
     assert max(worker.store.records()) == 9
 
 
 def test_a_generation_keeps_the_copy_that_it_began_with_until_all_have_two_later_ones(tmp_path):
-    worker = Worker(tmp_path, 0, every=3, base=Stamp(4, 6))
+    worker = Worker(tmp_path, 0, every=3, base=StateId(4, 6))
     found = []
     for _ in range(4):
         worker.iterate()
         worker.settle()
         found.append(sorted(worker.store.stamps()))
-    base, first, later = Stamp(4, 6), Stamp(5, 7), Stamp(5, 9)
+    base, first, later = StateId(4, 6), StateId(5, 7), StateId(5, 9)
     assert found == [[base, first], [base, first], [base, first, later], [first, later]]
 
 
@@ -110,7 +112,7 @@ def test_training_waits_for_a_copy_when_the_next_one_is_due_and_not_before(tmp_p
 
 
 @pytest.mark.parametrize("every", [1, 2, 3, 5])
-@pytest.mark.parametrize("base", [None, Stamp(4, 6)])
+@pytest.mark.parametrize("base", [None, StateId(4, 6)])
 def test_two_processes_have_a_copy_in_common_however_slow_one_of_them_is(tmp_path, every, base):
     """The fast one is one iteration ahead, and has written all its copies; the other's are as late as they can be."""
     fast, slow = (Worker(tmp_path, pipeline, every, base=base) for pipeline in (0, 1))

@@ -5,16 +5,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from swift.elastic.membership.messages import CutRefused, LoadAhead, Loaded
-from swift.elastic.worker.generation import AheadLoader
-from swift.pipeline.reconfigure.recut import UnknownCut
-from swift.schedules.plans.normalize import BlockHolders
+from swift.elastic.membership.messages import Loaded, PreloadPrograms, RecutFailed
+from swift.elastic.worker.generation import ProgramPreloader
+from swift.pipeline.reconfigure.recut import UnknownAssignment
+from swift.schedules.plans.normalize import ChunkAssignment
 
-CUT, OTHER = BlockHolders(((0, 0), (0, 1))), BlockHolders(((0, 1), (0, 0)))
+CUT, OTHER = ChunkAssignment(((0, 0), (0, 1))), ChunkAssignment(((0, 1), (0, 0)))
 STEPS = SimpleNamespace()
 
 
-class Loader(AheadLoader):
+class Loader(ProgramPreloader):
     """One that loads ``found`` once it may, and notes what it tells the supervisor."""
 
     def __init__(self, found="programs"):
@@ -39,7 +39,7 @@ def loader():
 def loading(found):
     loader = Loader(found)
     loader.begin(3, STEPS, "devices")
-    loader.load(LoadAhead(3, (), CUT))
+    loader.load(PreloadPrograms(3, (), CUT))
     assert loader.is_loading.wait(20)
     assert loader.sent == []
     loader.may.set()
@@ -60,7 +60,7 @@ def test_programs_of_another_cut_are_dropped(loader):
 def test_the_generation_ends_once_nothing_is_loaded_on_its_devices():
     loader, ended = Loader(), []
     loader.begin(3, STEPS, "devices")
-    loader.load(LoadAhead(3, (), CUT))
+    loader.load(PreloadPrograms(3, (), CUT))
     assert loader.is_loading.wait(20)
     ending = threading.Thread(target=lambda: ended.append(loader.end(())))
     ending.start()
@@ -74,11 +74,11 @@ def test_the_generation_ends_once_nothing_is_loaded_on_its_devices():
 def test_nothing_is_loaded_without_devices():
     """A command may come before its generation runs here, or after it has ended."""
     loader = Loader()
-    loader.load(LoadAhead(3, (), CUT))
+    loader.load(PreloadPrograms(3, (), CUT))
     loader.begin(3, STEPS, "devices")
-    loader.load(LoadAhead(2, (), CUT))
+    loader.load(PreloadPrograms(2, (), CUT))
     assert loader.end(CUT) is None
-    loader.load(LoadAhead(3, (), CUT))
+    loader.load(PreloadPrograms(3, (), CUT))
     assert loader.end(CUT) is None
     assert not loader.is_loading.is_set()
 
@@ -88,6 +88,6 @@ def test_a_failure_to_load_is_left_to_the_next_generation_and_an_unknown_cut_is_
     assert loader.end(CUT) is None
     assert loader.sent == [(Loaded, {"number": 3})]
     assert "could not load programs ahead: damaged" in capsys.readouterr().err
-    loader = loading(UnknownCut("another plan"))
+    loader = loading(UnknownAssignment("another plan"))
     assert loader.end(CUT) is None
-    assert loader.sent == [(CutRefused, {"number": 3, "why": "another plan"})]
+    assert loader.sent == [(RecutFailed, {"number": 3, "why": "another plan"})]

@@ -13,9 +13,9 @@ from swift.errors import SettingError
 from swift.experts.placement.flexmoe import FlexMoE
 from swift.experts.placement.packed import MinMax, Packed
 from swift.experts.placement.policy import Static, uniform_placement
-from swift.experts.placement.replicas import unsound, unsound_placement
+from swift.experts.placement.replicas import placement_error, validate_placement
 from swift.experts.placement.symi import Symi
-from swift.experts.placement.trial import try_policy
+from swift.experts.placement.trial import check_policy
 
 SHAPE = (2, 5, 3, 4)  # L, E, N, S
 COUNTER = itertools.count()
@@ -36,7 +36,7 @@ class Own:
 
 
 def trial(policy):
-    try_policy(policy, *SHAPE, num_tokens=960, setting="Experiment.placement")
+    check_policy(policy, *SHAPE, num_tokens=960, setting="Experiment.placement")
 
 
 @pytest.mark.parametrize("policy", [Own(), Static(), Symi(), MinMax(), Packed(), FlexMoE(2)], ids=repr)
@@ -162,9 +162,9 @@ def test_a_policy_that_cannot_be_hashed_is_refused():
 
 def test_soundness_by_replicas_and_by_placement():
     sound = np.asarray(uniform_placement(*SHAPE))
-    assert unsound_placement(sound, 5) is None
-    assert unsound_placement(sound[:0], 5) is None
-    assert unsound(np.zeros((0, 5), int), 12) is None
-    assert unsound(np.array([[1, 1], [2, 0]]), 2) == "expert 1 of 0 to 1 has no slot in layer 1"
+    assert validate_placement(sound, 5) is None
+    assert validate_placement(sound[:0], 5) is None
+    assert placement_error(np.zeros((0, 5), int), 12) is None
+    assert placement_error(np.array([[1, 1], [2, 0]]), 2) == "expert 1 of 0 to 1 has no slot in layer 1"
     astray = np.where(sound == 2, 9, sound)
-    assert unsound_placement(astray, 5) == "expert 2 of 0 to 4 has no slot in layer 0"
+    assert validate_placement(astray, 5) == "expert 2 of 0 to 4 has no slot in layer 0"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 from scipy.sparse import csr_array
 
-from swift.experts.capacity.balanced_flow import Holders, balance
+from swift.experts.capacity.balanced_flow import ReplicaMap, balance
 from swift.experts.capacity.token_split import by_source
 from swift.experts.placement.packed import Packed
 
@@ -68,7 +68,7 @@ def draw_sources(sources, random, num_ranks, share_E):
 
 @jax.jit
 def split(counts_NE, placement_NS):
-    holders = Holders.of(placement_NS)
+    holders = ReplicaMap.of(placement_NS)
     tokens_NS = balance(jnp.sum(counts_NE, axis=0, dtype=jnp.int32), holders)
     return tokens_NS, by_source(counts_NE, tokens_NS, holders)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from swift.experts.capacity.token_split import ONE, cumulated, fraction_of, times
+from swift.experts.capacity.token_split import ONE, cumulated, divide_exactly, times
 
 pytestmark = pytest.mark.usefixtures("strict_types")
 
@@ -18,7 +18,7 @@ CARRIED = [(ROWS, 2**15 - 1), (ROWS, 2**30 - 2**15 + 1), *[(0, 0)] * (ROWS - 2)]
 """Two fractions that add up to 1 only if the sum of the lower halves of their bits carries."""
 
 product = jax.jit(times)
-quotient = jax.jit(fraction_of, static_argnums=2)
+quotient = jax.jit(divide_exactly, static_argnums=2)
 sums = jax.jit(lambda numbers, fractions: cumulated(times(numbers, fractions)))
 
 

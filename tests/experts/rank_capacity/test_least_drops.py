@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_flow
 
-from swift.experts.capacity.balanced_flow import Holders, balance, relieve
-from swift.experts.capacity.rank import serve
+from swift.experts.capacity.balanced_flow import ReplicaMap, balance, shift_overflow
+from swift.experts.capacity.rank import admit_tokens
 from swift.experts.config import ExpertConfig
 from swift.experts.placement.library import place_experts
 
@@ -35,11 +35,11 @@ def most_served(tokens_E, placement_NS, room):
 
 @jax.jit
 def divided(tokens_E, placement_NS, room):
-    holders = Holders.of(placement_NS)
-    return relieve(balance(tokens_E, holders), room, holders)
+    holders = ReplicaMap.of(placement_NS)
+    return shift_overflow(balance(tokens_E, holders), room, holders)
 
 
-served = jax.jit(serve, static_argnums=(0, 3))
+served = jax.jit(admit_tokens, static_argnums=(0, 3))
 
 
 def draw(shape, seed, skew, drift, tokens):

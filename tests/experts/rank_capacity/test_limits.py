@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift.errors import SettingError
-from swift.experts.capacity.rank import in_proportion, serve
-from swift.experts.capacity.token_split import Rooms, Slots, split_tokens
+from swift.experts.capacity.rank import admit_tokens, in_proportion
+from swift.experts.capacity.token_split import FreeRows, Slots, split_tokens
 from swift.experts.config import ExpertConfig
 
 pytestmark = pytest.mark.usefixtures("strict_types")
@@ -21,7 +21,7 @@ CONFIGS = {
     "even, no headroom": ExpertConfig(CLASSES, SLOTS, capacity="rank", spare_rounds=0, headroom=1),
     "half the rows": ExpertConfig(CLASSES, SLOTS, capacity_factor=0.5, capacity="rank", headroom=2.0),
 }
-served = jax.jit(serve, static_argnums=(0, 3))
+served = jax.jit(admit_tokens, static_argnums=(0, 3))
 limited = partial(jax.jit, static_argnums=(1, 2))(in_proportion)
 
 
@@ -47,7 +47,7 @@ def test_every_pair_is_served_once_or_dropped_for_a_reason(config, seed, skew):
     counts_NE, placement_NS = draw(seed, skew)
     kept_NDS, dropped_NE, overflowed_NE = jax.device_get(served(config, counts_NE, placement_NS, TOKENS))
     room, buffer = config.rows_per_rank(TOKENS, RANKS), config.rows_per_buffer(TOKENS, RANKS)
-    wanted_NDS = np.asarray(wanted(counts_NE, placement_NS, Rooms(room, buffer), config.spare_rounds)).reshape(
+    wanted_NDS = np.asarray(wanted(counts_NE, placement_NS, FreeRows(room, buffer), config.spare_rounds)).reshape(
         kept_NDS.shape
     )
 

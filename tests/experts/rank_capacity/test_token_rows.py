@@ -144,7 +144,7 @@ def test_what_returns_is_summed_by_token():
 )
 def test_rows_of_a_hundred_tokens(top_k, num_ranks, more, once, buffers, at_once, travel):
     config = ExpertConfig(64, 16, top_k, **{"capacity": "rank", "spare_rounds": None} | more)
-    assert config.sends_tokens_once(num_ranks) == once
+    assert config.deduplicates_tokens(num_ranks) == once
     if buffers is not None:
         assert config.buffers(100, num_ranks) == buffers
         assert config.rows_sent(100, num_ranks) == num_ranks * buffers.first

@@ -11,7 +11,7 @@ from swift.experts.exchange import from_slices, to_slices
 from swift.mesh.hlo_collectives import collective_bytes
 from swift.mesh.live import live_mesh
 from swift.mesh.per_rank import EXPERT_AXIS, RANKED
-from swift.models.vocabulary.layouts import ColumnShares
+from swift.models.vocabulary.layouts import ColumnSharded
 from swift.topology import Topology
 from tests.models.vocabulary.layouts import run
 
@@ -30,7 +30,7 @@ CASES = [
 def layout_of(num_ranks, num_before, num_rows, num_columns):
     size = num_before + num_rows * num_columns
     kinds = jnp.dtype("float32"), jnp.dtype("float32")
-    return ColumnShares(1, size, num_ranks, *kinds, num_rows=num_rows, num_columns=num_columns)
+    return ColumnSharded(1, size, num_ranks, *kinds, num_rows=num_rows, num_columns=num_columns)
 
 
 def shares_of(norm, matrix, num_ranks):

@@ -16,11 +16,11 @@ from swift.models.vocabulary.lookup import (
     choose_hot_rows,
     distinct,
     fetch_copies,
-    gradient_in_shares,
-    look_up_in_shares,
+    max_requests_per_round,
+    max_rounds,
     num_hot_rows,
-    requests_at_once,
-    rounds_if_different,
+    sharded_lookup,
+    sharded_lookup_gradient,
 )
 from swift.topology import Topology
 
@@ -47,8 +47,8 @@ def looked_up(num_hot):
         copies_HD, wire = own_vD[0, :0], d_x_BTD.dtype
         if num_hot:
             copies_HD = fetch_copies(own_vD[0], hot_H, RANKS)
-        found = look_up_in_shares(own_vD[0], hot_H, copies_HD, tokens_BT, RANKS)
-        total_vD, d_copies_HD = gradient_in_shares(d_x_BTD, hot_H, tokens_BT, OWN, RANKS, wire)
+        found = sharded_lookup(own_vD[0], hot_H, copies_HD, tokens_BT, RANKS)
+        total_vD, d_copies_HD = sharded_lookup_gradient(d_x_BTD, hot_H, tokens_BT, OWN, RANKS, wire)
         if num_hot:
             total_vD = add_gradients_of_copies(total_vD, d_copies_HD, hot_H, RANKS, wire)
         return found, total_vD[None]
@@ -84,8 +84,8 @@ def test_copies_are_what_is_looked_up_and_their_gradients_stay():
     def both(own_vD, tokens_BT, d_x_BTD):
         copies_HD = jnp.full((3, WIDTH), 7, jnp.float32)
         hot_H = jnp.asarray(HOT)[lax.axis_index(EXPERT_AXIS)]
-        found = look_up_in_shares(own_vD[0], hot_H, copies_HD, tokens_BT, RANKS)
-        total_vD, d_copies_HD = gradient_in_shares(d_x_BTD, hot_H, tokens_BT, OWN, RANKS, d_x_BTD.dtype)
+        found = sharded_lookup(own_vD[0], hot_H, copies_HD, tokens_BT, RANKS)
+        total_vD, d_copies_HD = sharded_lookup_gradient(d_x_BTD, hot_H, tokens_BT, OWN, RANKS, d_x_BTD.dtype)
         return found, total_vD[None], d_copies_HD[None]
 
     live = live_mesh(Topology(num_expert_ranks=RANKS), "emulated")
@@ -181,8 +181,8 @@ def test_it_takes_no_more_memory_than_a_plain_look_up(dtype):
     live = live_mesh(Topology(num_expert_ranks=ranks), "emulated")
 
     def in_shares(own_vD, tokens_BT, d_x_BTD, hot_H, copies_HD, d_copies_HD):
-        gradient, more_HD = gradient_in_shares(d_x_BTD, hot_H, tokens_BT, own, ranks, d_x_BTD.dtype)
-        x_BTD = look_up_in_shares(own_vD, hot_H, copies_HD, tokens_BT, ranks)
+        gradient, more_HD = sharded_lookup_gradient(d_x_BTD, hot_H, tokens_BT, own, ranks, d_x_BTD.dtype)
+        x_BTD = sharded_lookup(own_vD, hot_H, copies_HD, tokens_BT, ranks)
         return x_BTD, gradient.astype(own_vD.dtype), d_copies_HD + more_HD
 
     def exchanged(of_rank):
@@ -217,7 +217,7 @@ def gradient_alone(wire_dtype):
     """The gradient of all ranks' shares, from tokens and the gradients of their rows; as a run computes it."""
 
     def gradient(row_T, d_rows_TD):
-        return gradient_in_shares(d_rows_TD, jnp.zeros(0, jnp.int32), row_T, OWN, RANKS, wire_dtype)[0][None]
+        return sharded_lookup_gradient(d_rows_TD, jnp.zeros(0, jnp.int32), row_T, OWN, RANKS, wire_dtype)[0][None]
 
     live = live_mesh(Topology(num_expert_ranks=RANKS), "emulated")
     return jax.jit(live.per_rank(gradient, (RANKED, RANKED), RANKED))
@@ -260,6 +260,6 @@ def test_there_is_room_for_few_hot_rows_and_none_where_no_micro_batch_shares_the
 
 def test_a_buffer_is_small_and_rounds_are_few():
     """64 rounds if all tokens differ, fewer where a rank has fewer rows; a buffer of one where there are few tokens."""
-    assert (requests_at_once(4096, 8), rounds_if_different(4096, 50_304, 8)) == (8, 64)
-    assert rounds_if_different(4096, 1024, 8) == 16
-    assert (requests_at_once(15, 4), rounds_if_different(15, 24, 4)) == (1, 4)
+    assert (max_requests_per_round(4096, 8), max_rounds(4096, 50_304, 8)) == (8, 64)
+    assert max_rounds(4096, 1024, 8) == 16
+    assert (max_requests_per_round(15, 4), max_rounds(15, 24, 4)) == (1, 4)

@@ -10,7 +10,7 @@ import pytest
 from swift.mesh.hlo_collectives import collective_bytes
 from swift.mesh.live import live_mesh
 from swift.mesh.per_rank import RANKED
-from swift.models.vocabulary.layouts import RowShares
+from swift.models.vocabulary.layouts import RowSharded
 from swift.topology import Topology
 from tests.models.vocabulary.layouts import run
 
@@ -28,7 +28,7 @@ CASES = [
 def layout_of(num_ranks, num_before, num_rows, row_size):
     size = num_before + num_rows * row_size
     kinds = jnp.dtype("float32"), jnp.dtype("float32")
-    return RowShares(1, size, num_ranks, *kinds, num_rows=num_rows, row_size=row_size)
+    return RowSharded(1, size, num_ranks, *kinds, num_rows=num_rows, row_size=row_size)
 
 
 def dealt(table_VD, num_ranks):

@@ -6,7 +6,7 @@ import pytest
 
 from swift.mesh.per_rank import EXPERT_AXIS
 from swift.models import losses
-from swift.models.vocabulary.sharded_loss import sum_of_losses_in_shares
+from swift.models.vocabulary.sharded_loss import sharded_loss_sum
 from tests.oracles import softmax
 
 RANKS, TOKENS, WIDTH, VOCABULARY, SHARE = 3, 4, 5, 11, 4
@@ -23,7 +23,7 @@ def draw():
 
 
 def loss(x, kernel, labels, valid):
-    return sum_of_losses_in_shares(x, kernel, labels, valid, VOCABULARY)
+    return sharded_loss_sum(x, kernel, labels, valid, VOCABULARY)
 
 
 @pytest.mark.usefixtures("x64")
@@ -62,7 +62,7 @@ def test_a_rank_scores_its_share_alone(monkeypatch):
     arguments = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
 
     def loss(*tokens):
-        return sum_of_losses_in_shares(*tokens, 640)
+        return sharded_loss_sum(*tokens, 640)
 
     text = str(jax.make_jaxpr(jax.value_and_grad(loss, argnums=(0, 1)), axis_env=[(EXPERT_AXIS, 4)])(*arguments))
     assert "[32,160]" in text

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from swift.doctor.connectivity import Meeting, attending
+from swift.doctor.connectivity import ConnectivityCheck, attending
 
 FACTS = {"program": "f00d", "devices": "4 x TPU"}
 
@@ -19,7 +19,7 @@ def met(directory, *changes, count=None):
 
     def attend(own, change):
         facts, examines_s = change.pop("facts", FACTS), change.pop("examines_s", 0)
-        meeting = replace(Meeting(directory, count, own, "127.0.0.1", deadline_s=20.0), **change)
+        meeting = replace(ConnectivityCheck(directory, count, own, "127.0.0.1", deadline_s=20.0), **change)
         with attending(meeting) as attendance:
             time.sleep(examines_s)
             return [(finding.verdict, finding.text) for finding in attendance.meet(facts)]

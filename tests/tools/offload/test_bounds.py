@@ -14,7 +14,7 @@ from swift.data.encoding import decoded
 from swift.data.pipeline import Pipeline
 from swift.data.sample_store import pipeline_facts
 from swift.input import client, server
-from swift.input.client import ConnectedHosts, _Connection
+from swift.input.client import InputHostPool, _Connection
 from swift.input.server import find_key, receive_frame, send_frame
 
 LIMIT_S = 20.0
@@ -154,7 +154,7 @@ def test_an_answer_that_trickles_is_none(head, monkeypatch):
     here, there = socket.socketpair()
     told = []
     with here, there, trickling(there, head):
-        hosts = ConnectedHosts([_Connection("host", here)], told.append)
+        hosts = InputHostPool([_Connection("host", here)], told.append)
         assert soon(lambda: hosts.ask(b"{}")) is None
         assert hosts.num_workers == 0
         assert hosts.ask(b"{}") is None
@@ -230,7 +230,7 @@ def test_a_pipeline_whose_facts_cannot_be_found_out_replaces_none(monkeypatch):
 def test_an_end_is_no_loss():
     here, there = socket.socketpair()
     told = []
-    hosts = ConnectedHosts([_Connection("host", here)], told.append)
+    hosts = InputHostPool([_Connection("host", here)], told.append)
     asking = threading.Thread(target=hosts.ask, args=(b"{}",))
     asking.start()
     assert receive_frame(there, LIMIT_S) == b"{}"
@@ -252,7 +252,7 @@ def test_an_end_waits_until_the_process_serves_others():
 
     thread = threading.Thread(target=serve)
     thread.start()
-    ConnectedHosts([_Connection("host", here)], print).close()
+    InputHostPool([_Connection("host", here)], print).close()
     assert ended == [b"", "free"]
     thread.join(LIMIT_S)
 

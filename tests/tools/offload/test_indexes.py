@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from swift.data.config import DataConfig
-from swift.data.corpus import readings
+from swift.data.corpus import training_pipelines
 from swift.data.index import find_index
 from swift.data.loader import Loader
 from swift.data.pipeline import Pipeline
 from swift.data.records import JsonLines
-from swift.data.remote_records import answer_of
+from swift.data.remote_records import handle_request
 from swift.data.sources import TextFiles
 from swift.errors import SettingError
 from swift.input.optimizer import plan_once
@@ -59,7 +59,7 @@ def first_batches(config, index):
 @pytest.mark.parametrize("lost", ["none", "one", "all", "silent"])
 def test_the_index_is_that_of_this_machine_alone(config, lost, tmp_path, monkeypatch):
     plain = find_index(config, tmp_path / "plain", print)
-    with serving(partial(readings, config), 2) as (address, _):
+    with serving(partial(training_pipelines, config), 2) as (address, _):
 
         def happens(num_answers: int) -> None:
             if num_answers == 20 and lost != "none":
@@ -84,7 +84,7 @@ def test_the_index_is_that_of_this_machine_alone(config, lost, tmp_path, monkeyp
 
 @pytest.mark.slow
 def test_a_host_with_another_key_or_operator_is_refused_and_nothing_stays(config, tmp_path):
-    (one,) = readings(config)
+    (one,) = training_pipelines(config)
     others = one.map(Marked(), reads=("text",), writes=("text",), name="more")
     with serving(partial(list, [others]), 1) as (address, _):
         for key, said in (("?" * 32, "is no input host, or has another key"), (KEY, "has another operators: all")):
@@ -105,7 +105,7 @@ class Confused:
         fields = json.loads(request)
         if "number" in fields:
             fields["number"] = (fields["number"] + 1) % NUM_TEXTS
-        return "there", answer_of(self.pipeline, json.dumps(fields).encode())
+        return "there", handle_request(self.pipeline, json.dumps(fields).encode())
 
     def tell(self, host, line):
         raise AssertionError(f"{host} {line}")

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift.data.config import DataConfig, Mixture
-from swift.data.corpus import readings
+from swift.data.corpus import training_pipelines
 from swift.data.index import find_index
 from swift.data.loader import Loader
 from swift.data.pipeline import Pipeline
 from swift.data.records import JsonLines
-from swift.data.remote_records import answer_of
+from swift.data.remote_records import handle_request
 from swift.data.sources import TextFiles, TokenFile
 from swift.errors import SettingError
 from swift.input.optimizer import plan_once
@@ -97,7 +97,7 @@ def config(tmp_path, monkeypatch) -> DataConfig:
 @pytest.mark.parametrize("lost", ["none", "one", "all", "silent"])
 def test_the_batches_are_those_of_this_machine_alone(config, lost, tmp_path, monkeypatch):
     plain = find_index(config, tmp_path / "plain", print)
-    with serving(partial(readings, config), 2) as (address, _):
+    with serving(partial(training_pipelines, config), 2) as (address, _):
 
         def happens(num_answers: int) -> None:
             if num_answers == 20 and lost != "none" and len(found) == 1:
@@ -122,7 +122,7 @@ def test_the_batches_are_those_of_this_machine_alone(config, lost, tmp_path, mon
 @pytest.mark.slow
 def test_a_source_that_the_host_does_not_have_is_refused_and_one_that_it_has_is_served_alone(config, tmp_path):
     first, _, last = config.source.sources
-    with serving(partial(readings, config), 1) as (address, _):
+    with serving(partial(training_pipelines, config), 1) as (address, _):
         connected, found = connecting(address)
         find_index(replace(config, source=last), tmp_path / "alone", print, connect=connected, plan=plan_once)
         assert found[0].num_answers > NUM_DOCUMENTS
@@ -146,7 +146,7 @@ class Unsteady:
         self.left -= 1
         if self.left < 0 or (b'"number"' in request and self.random.random() < 0.3):
             return None
-        return "there", answer_of(self.pipeline, request)
+        return "there", handle_request(self.pipeline, request)
 
     def tell(self, host: str, line: str) -> None:
         raise AssertionError(f"{host} {line}")

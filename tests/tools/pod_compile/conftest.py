@@ -8,9 +8,9 @@ from swift.models.config import ModelConfig
 from swift.pod_compile.compile import compile_one
 from swift.pod_compile.pods import Pod
 from swift.topology import Topology
-from swift.train.emulated import Down
+from swift.train.emulated import FailedSet
 
-NOBODY = Down(frozenset(), frozenset())
+NOBODY = FailedSet(frozenset(), frozenset())
 
 
 def experiment(topology: Topology, **settings) -> Experiment:
@@ -36,4 +36,4 @@ def pipelines():
     """(experiment, report) of 3 pipelines of 2 stages with 2 ranks each, one of whose workers is down; windows of 2."""
     settings = {"num_microbatches": 2, "window": 2, "wire_dtype": "bfloat16"}
     one = experiment(Topology(3, 2, 2), **settings)
-    return one, compile_one(one, Pod.parse("cpu:12"), Down(frozenset({(1, 1)}), frozenset()))
+    return one, compile_one(one, Pod.parse("cpu:12"), FailedSet(frozenset({(1, 1)}), frozenset()))

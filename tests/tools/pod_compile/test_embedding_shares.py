@@ -8,7 +8,7 @@ import pytest
 from swift.pod_compile.compile import compile_one
 from swift.pod_compile.pods import Pod
 from swift.topology import Topology
-from swift.train.emulated import Down
+from swift.train.emulated import FailedSet
 from tests.tools.pod_compile.conftest import NOBODY, experiment
 
 WIDTH, LENGTH, VOCABULARY = 16, 8, 256
@@ -53,5 +53,5 @@ def test_gradients_of_rows_on_a_narrow_wire():
 def test_bytes_of_a_pipeline_that_has_lost_a_worker():
     """Two of three workers of the first stage are left; they look up the tokens of six micro-batches."""
     one = experiment(Topology(3, 2, 2), num_microbatches=2, window=2, embedding="shares", head="shares")
-    report = compile_one(one, Pod.parse("cpu:12"), Down(frozenset({(1, 0)}), frozenset()))
+    report = compile_one(one, Pod.parse("cpu:12"), FailedSet(frozenset({(1, 0)}), frozenset()))
     assert_bytes(report, ranks=2, updates=2, microbatches=6)

@@ -13,7 +13,7 @@ from swift.pod_compile.compile import FITS, REFUSED, TOO_LARGE, _compiled, check
 from swift.pod_compile.json_format import document, text_lines
 from swift.pod_compile.pods import Pod
 from swift.topology import Topology
-from swift.train.emulated import Down
+from swift.train.emulated import FailedSet
 from tests.tools.pod_compile.conftest import NOBODY, experiment
 
 
@@ -140,7 +140,7 @@ def test_a_pod_of_another_size_is_refused():
 
 def test_configurations_are_those_of_a_run_and_their_neighbours():
     two = experiment(Topology(2, 2, 2), failures=("step 3: fail 0:1", "step 5: rejoin 0:1"))
-    lost = Down(frozenset({(0, 1)}), frozenset())
+    lost = FailedSet(frozenset({(0, 1)}), frozenset())
     assert configurations(two, None, near=False) == [NOBODY, lost]
     assert configurations(two, lost.workers, near=False) == [lost]
     near = configurations(two, frozenset(), near=True)

@@ -7,7 +7,7 @@ from swift.mesh.hlo_collectives import Collective, Loop
 from swift.mesh.live import live_mesh
 from swift.pipeline import scopes
 from swift.pipeline.reconfigure.configuration import Configurator, PlanSettings
-from swift.pod_compile.costs import EMBEDDING, HEAD, Interconnect, Runs, Work, predict, total_flops
+from swift.pod_compile.costs import EMBEDDING, HEAD, Interconnect, OpCounts, Work, predict, total_flops
 from swift.pod_compile.pods import Pod
 from swift.schedules.problem import Costs, Problem
 from swift.topology import Topology
@@ -25,7 +25,7 @@ def planned():
     spec = experiment(TOPOLOGY, num_microbatches=4).step_spec(live_mesh(TOPOLOGY, "emulated"))
     spec = spec.at(spec.live.with_rows(configuration.rows))
     plan = configuration.plans[2]
-    return plan, Runs(spec, plan.table, 2)
+    return plan, OpCounts(spec, plan.table, 2)
 
 
 def works(**seconds):

@@ -10,11 +10,11 @@ from swift.mesh.live import live_mesh
 from swift.pipeline import scopes
 from swift.pipeline.reconfigure.configuration import Configurator, PlanSettings
 from swift.pod_compile.compile import FITS, check_pod, compile_one, configurations
-from swift.pod_compile.costs import EMBEDDING, HEAD, Interconnect, Runs, Work, predict, total_flops, works
+from swift.pod_compile.costs import EMBEDDING, HEAD, Interconnect, OpCounts, Work, op_costs, predict, total_flops
 from swift.pod_compile.pods import Pod
 from swift.schedules.problem import Chunk, Costs
 from swift.topology import Topology
-from swift.train.emulated import Down
+from swift.train.emulated import FailedSet
 from tests.tools.pod_compile.conftest import NOBODY, experiment
 
 PEAK = 197e12
@@ -30,7 +30,7 @@ def runs_of(cut, chunks=(), window=2, **settings):
     spec = one.step_spec(live_mesh(one.topology, "emulated"))
     spec = spec.at(spec.live.with_rows(configuration.rows))
     plan = configuration.plans[window]
-    return plan, Runs(spec, plan.table, window)
+    return plan, OpCounts(spec, plan.table, window)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def test_what_layers_cost_does_not_depend_on_the_cut(apart):
     _, alike = runs_of(None)
     found = []
     for runs in (apart[1], alike):
-        work = works(runs.spec, 2)
+        work = op_costs(runs.spec, 2)
         work = {**work, scopes.UPDATE: Work(0, 0)}
         found.append((total_flops(runs, work), *[sum(runs.ops(name).sum(axis=0)) for name in OPS]))
         assert work[HEAD].num_flops > work[EMBEDDING].num_flops > 0
@@ -142,7 +142,7 @@ def test_the_program_of_pipelines_that_are_cut_differently(window):
 def test_the_program_of_two_runs_a_worker(cut, down):
     one = experiment(Topology(2, 2, 2), num_microbatches=2, window=2, planner="v")
     one = replace(one, cut=cut, model=replace(one.model, num_layers=sum(cut)))
-    report = compile_one(one, Pod.parse("cpu:8"), Down(frozenset(down), frozenset()))
+    report = compile_one(one, Pod.parse("cpu:8"), FailedSet(frozenset(down), frozenset()))
     assert report["result"] == FITS
     for name in ("tokens", "exchange"):
         assert report[name]["compiled_bytes"] == report[name]["formula_bytes"] > 0

@@ -7,7 +7,7 @@ import pytest
 
 from swift.runlog.reading import Run
 from swift.schedules.planners.lockstep import lockstep
-from swift.schedules.plans.normalize import BlockHolders, after_moves, normalize
+from swift.schedules.plans.normalize import ChunkAssignment, after_moves, normalize
 from swift.schedules.plans.store import plan_document
 from swift.schedules.problem import Problem
 from swift.topology import Topology
@@ -83,7 +83,7 @@ def _planned(failed, moved=()):
     """An event with the plan for some failed workers, as a run writes it."""
     problem = after_moves(dataclasses.replace(_PROBLEM, failed=frozenset(failed)), moved)
     plan = lockstep(normalize(problem).problem)
-    names, places = [f"{d}:{p}" for d, p in failed], BlockHolders(moves=moved).places
+    names, places = [f"{d}:{p}" for d, p in failed], ChunkAssignment(moves=moved).places
     return {"event": "plan", "failed": names, "places": places, "plan": plan_document(plan)}
 
 

@@ -11,7 +11,7 @@ from swift.report.history import history_of
 from swift.report.sections import coverage_of, coverage_section, plans_section, schedule_of, timeline_section
 from swift.schedules.planners.lockstep import lockstep
 from swift.schedules.plans.normalize import after_moves, denormalize, moves_to_spread, normalize
-from swift.schedules.plans.store import DamagedPlanError, plan_document, read_plan
+from swift.schedules.plans.store import CorruptPlanError, plan_document, read_plan
 from swift.schedules.problem import Problem
 from swift.schedules.rules import verify
 from swift.topology import Topology
@@ -76,7 +76,7 @@ def test_a_damaged_plan_is_told(failing, change):
 
 
 def test_a_document_that_is_no_plan_is_refused():
-    with pytest.raises(DamagedPlanError):
+    with pytest.raises(CorruptPlanError):
         read_plan({})
 
 

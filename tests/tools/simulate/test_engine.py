@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from swift.simulate.engine import simulate
-from swift.simulate.strategies import Pace, Pause, Saves, Turn
+from swift.simulate.strategies import Decision, Pause, Saves, Throughput
 from swift.simulate.traces import Event, Trace
 
 SAVES = Saves(every=3, stall_s=1.0)
-PACE = Pace(10.0, SAVES)
+PACE = Throughput(10.0, SAVES)
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Scripted:
 
     def start(self, nodes):
         assert nodes == ("a",)
-        return 0, Turn(PACE)
+        return 0, Decision(PACE)
 
     def change(self, state, moment):
         self.told.append(moment)
@@ -56,39 +56,39 @@ def test_nothing_happens_where_there_is_no_turn():
 
 
 def test_the_iteration_under_way_is_lost():
-    outcome, told = run(Turn(PACE, "iteration", (Pause("detection", 3.0), Pause("reconfiguration", 2.0))))
+    outcome, told = run(Decision(PACE, "iteration", (Pause("detection", 3.0), Pause("reconfiguration", 2.0))))
     assert (told[0].iterations_run, told[0].iterations_kept, told[0].is_running) == (4, 4, True)
     # 4 iterations by 41 s; 9 s are lost; from 55 s on 4 more, a save, and 4 s of a fifth.
     assert spent(outcome) == {"useful": 84.0, "saving": 2.0, "lost": 9.0, "detection": 3.0, "reconfiguration": 2.0}
 
 
 def test_all_since_the_newest_save_is_lost():
-    outcome, _ = run(Turn(PACE, "checkpoint", (Pause("reconfiguration", 5.0),)))
+    outcome, _ = run(Decision(PACE, "checkpoint", (Pause("reconfiguration", 5.0),)))
     assert spent(outcome) == {"useful": 74.0, "saving": 2.0, "lost": 19.0, "reconfiguration": 5.0}
     assert [stretch.lost for stretch in outcome.stretches] == [1, 0, 0]
 
 
 def test_a_save_that_cannot_be_restored_yet_is_no_help():
-    slow = Turn(Pace(10.0, Saves(3, 1.0, lag=2)), "iteration")
-    outcome, _ = run(slow, Turn(PACE, "checkpoint"), times=(10.0, 10.0 + 41.5))
+    slow = Decision(Throughput(10.0, Saves(3, 1.0, lag=2)), "iteration")
+    outcome, _ = run(slow, Decision(PACE, "checkpoint"), times=(10.0, 10.0 + 41.5))
     # The second pace has 4 iterations by then. A save after the third takes 2 more to be of use.
     assert outcome.spent_s["lost"] == pytest.approx(10 + 40 + 0.5)
 
 
 def test_the_iteration_under_way_is_finished_first():
-    outcome, _ = run(Turn(Pace(20.0), "nothing", (Pause("reconfiguration", 2.0),), stretch=2.0))
+    outcome, _ = run(Decision(Throughput(20.0), "nothing", (Pause("reconfiguration", 2.0),), stretch=2.0))
     # 9 of its 10 s are over: 2 s more, 2 s of a pause, 46 s at half the speed.
     assert spent(outcome) == {"useful": 73.0, "slowdown": 24.0, "saving": 1.0, "reconfiguration": 2.0}
 
 
 def test_a_save_under_way_is_finished_first():
-    outcome, _ = run(Turn(Pace(10.0), "nothing"), times=(30.25,))
+    outcome, _ = run(Decision(Throughput(10.0), "nothing"), times=(30.25,))
     assert spent(outcome) == {"useful": 99.0, "saving": 1.0}
 
 
 def test_what_was_saved_before_a_pause_is_not_lost_by_a_later_turn():
-    saved = Turn(Pace(10.0), "nothing", (Pause("saving", 2.0),), saved=True)
-    outcome, told = run(saved, Turn(Pace(10.0), "checkpoint"), times=(45.0, 80.0))
+    saved = Decision(Throughput(10.0), "nothing", (Pause("saving", 2.0),), saved=True)
+    outcome, told = run(saved, Decision(Throughput(10.0), "checkpoint"), times=(45.0, 80.0))
     # At 51 s the fifth iteration is done and saved; from 53 s on there are 2 more, which are lost, and 7 s.
     assert (told[1].iterations_run, told[1].iterations_kept) == (7, 7)
     assert spent(outcome) == {"useful": 70.0, "saving": 3.0, "lost": 27.0}
@@ -96,7 +96,7 @@ def test_what_was_saved_before_a_pause_is_not_lost_by_a_later_turn():
 
 def test_a_new_failure_ends_the_pauses_and_a_new_join_waits_for_them():
     pauses = (Pause("detection", 3.0), Pause("reconfiguration", 10.0))
-    first, join = Turn(PACE, "iteration", pauses), Turn(PACE, "nothing", (Pause("reconfiguration", 1.0),))
+    first, join = Decision(PACE, "iteration", pauses), Decision(PACE, "nothing", (Pause("reconfiguration", 1.0),))
     outcome, told = run(first, join, times=(50.0, 55.0))
     assert not told[1].is_running
     assert (outcome.spent_s["detection"], outcome.spent_s["reconfiguration"]) == (3.0, 11.0)
@@ -105,23 +105,23 @@ def test_a_new_failure_ends_the_pauses_and_a_new_join_waits_for_them():
 
 
 def test_the_rest_of_an_iteration_is_stretched_again_by_a_second_turn():
-    slower = Turn(Pace(20.0), "nothing", stretch=2.0)
+    slower = Decision(Throughput(20.0), "nothing", stretch=2.0)
     outcome, _ = run(slower, slower, times=(45.0, 47.0))
     # 6 s were left, then 12, of which 2 pass, and of the other 10 there are 20.
     assert outcome.stretches[1].end_s == pytest.approx(47 + 20)
 
 
 def test_waiting_is_counted_by_its_cause():
-    outcome, _ = run(Turn(None, "iteration", waits_for="out_of_memory"), Turn(PACE), times=(50.0, 70.0))
+    outcome, _ = run(Decision(None, "iteration", waits_for="out_of_memory"), Decision(PACE), times=(50.0, 70.0))
     assert spent(outcome) == {"useful": 70.0, "saving": 1.0, "lost": 9.0, "out_of_memory": 20.0}
 
 
 def test_what_happens_at_the_end_costs_nothing():
-    assert run(Turn(None, "checkpoint"), times=(100.0,))[0] == run()[0]
+    assert run(Decision(None, "checkpoint"), times=(100.0,))[0] == run()[0]
 
 
 def test_goodput_over_time_is_what_is_kept():
-    outcome, _ = run(Turn(PACE, "checkpoint", (Pause("reconfiguration", 5.0),)))
+    outcome, _ = run(Decision(PACE, "checkpoint", (Pause("reconfiguration", 5.0),)))
     edges, goodput = outcome.goodput(4)
     assert edges.tolist() == [0, 25, 50, 75, 100]
     assert goodput.mean() == pytest.approx(outcome.ettr)

@@ -18,7 +18,7 @@ import pytest
 from swift.cli.train import joined
 from swift.errors import SettingError
 from swift.runlog.lease import acquire_lease, living_owner, this_process
-from swift.train.hosts import HostPlace, shares_machine
+from swift.train.hosts import HostIndex, shares_machine
 from tests.train.hosts.runs import free_port
 
 JOINED = """
@@ -169,6 +169,6 @@ def test_no_run_of_a_comparison_may_be_under_way(tmp_path):
     with (
         acquire_lease(tmp_path / "second"),
         pytest.raises(SettingError, match="--host = 1: the run is under way"),
-        joined(HostPlace("127.0.0.1:1", 2, 1), options, runs),
+        joined(HostIndex("127.0.0.1:1", 2, 1), options, runs),
     ):
         pass

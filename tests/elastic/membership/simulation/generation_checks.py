@@ -2,14 +2,14 @@
 
 from swift.elastic.membership.messages import (
     CheckpointsListed,
-    Form,
+    FormGeneration,
     ReshardState,
     RestoreState,
     StartGeneration,
     StopRun,
-    agreed_stamp,
+    newest_common_state,
 )
-from swift.schedules.plans.normalize import OWN_CUT
+from swift.schedules.plans.normalize import DEFAULT_ASSIGNMENT
 from tests.elastic.membership.simulation.state import WorldState
 
 
@@ -66,8 +66,10 @@ class GenerationChecks(WorldState):
             self.check_cut(go, holders)
         else:
             cut_of = {number: form.cut for number, form in self.forms.items()}
-            assert go.stamp == agreed_stamp(tuple(self.newest), held_by, lambda number: cut_of.get(number, OWN_CUT))
-            cut = cut_of.get(go.stamp.generation, OWN_CUT) if go.stamp else OWN_CUT
+            assert go.stamp == newest_common_state(
+                tuple(self.newest), held_by, lambda number: cut_of.get(number, DEFAULT_ASSIGNMENT)
+            )
+            cut = cut_of.get(go.stamp.generation, DEFAULT_ASSIGNMENT) if go.stamp else DEFAULT_ASSIGNMENT
             assert go.cut == cut, "a state is taken for one with other blocks"
             assert go.stamp is None or self.are_enough(holders, cut), "a stage has no state to continue from"
         states = {self.by_member(member).states[go.stamp] for member in go.holders}
@@ -100,7 +102,7 @@ class GenerationChecks(WorldState):
         """A lost state ends the run where there is no checkpoint, nor will be; at the beginning none is lost."""
         if go.stamp is None and self.forms[go.number].cut:
             _, (command,) = self.membership.on(CheckpointsListed(self.time, None, False, False, self.written()))
-            assert isinstance(command, Form), "a checkpoint is loaded where blocks are elsewhere"
+            assert isinstance(command, FormGeneration), "a checkpoint is loaded where blocks are elsewhere"
             assert not command.cut
             return
         is_lost = go.stamp is None and self.written() > 0

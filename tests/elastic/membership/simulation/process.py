@@ -3,7 +3,7 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from swift.elastic.membership.messages import Form, Member, Stamp
+from swift.elastic.membership.messages import FormGeneration, Member, StateId
 
 
 @dataclass(eq=False)
@@ -48,10 +48,10 @@ class Simulated:
     killed_at: float | None = None
     number: int = 0
     runs: bool = False
-    leaving: Form | None = None
+    leaving: FormGeneration | None = None
     states: dict = field(default_factory=dict)
     kept: dict = field(default_factory=dict)
-    moved_from: Stamp | None = None
+    moved_from: StateId | None = None
     loading: int = 0
     group: int = 0
     done: int = 0

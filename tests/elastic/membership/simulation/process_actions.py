@@ -1,19 +1,19 @@
 """Simulated processes that obey: what they read, and the iterations that they do."""
 
 from swift.elastic.membership.messages import (
-    CutRefused,
+    ActivateGeneration,
+    Connect,
     Departed,
-    Enter,
-    Form,
     Formed,
-    GoLive,
+    FormGeneration,
     Heartbeat,
-    LoadAhead,
     Loaded,
     PhaseTimed,
+    PreloadPrograms,
     Ready,
-    Stamp,
+    RecutFailed,
     StartGeneration,
+    StateId,
 )
 from tests.elastic.membership.simulation.state import WorldState
 
@@ -28,7 +28,7 @@ class ProcessActions(WorldState):
         if not (one.can_act and one.inbox) or one.is_cut_off:
             return
         match one.inbox.popleft():
-            case Form(number, members, after) as form:
+            case FormGeneration(number, members, after) as form:
                 assert number > one.number, "the number of a generation goes back"
                 policy = self.membership.policy
                 assert one.number == 0 or not policy.joins_once, "a process joins a second generation"
@@ -38,25 +38,25 @@ class ProcessActions(WorldState):
                     one.leaving = form
                 else:
                     self.leave(one, form)
-            case LoadAhead(number):
+            case PreloadPrograms(number):
                 one.loading = number
-            case Enter(number):
+            case Connect(number):
                 if number == one.number:
                     one.group = one.group if self.forms[number].stays_connected else number
                     one.outbox.append(PhaseTimed(one.member, number, "link", 0.1, 0))
                     found = {(process, stamp) for process, stamps in self.handed_over.items() for stamp in stamps}
                     one.outbox.append(Formed(one.member, number, frozenset(one.states), 0, frozenset(found)))
-            case StartGeneration(GoLive(number, stamp, cut=cut), _, is_restored):
+            case StartGeneration(ActivateGeneration(number, stamp, cut=cut), _, is_restored):
                 assert number == one.number
                 one.moved_from = None
                 if stamp is None or is_restored:
                     what = "the beginning" if stamp is None else self.restored[number]
-                    stamp = Stamp(number, 0 if stamp is None else stamp.step)
+                    stamp = StateId(number, 0 if stamp is None else stamp.step)
                     one.states = {stamp: what}
                     self.cut_of[stamp] = self.processes_in(number)
                 elif cut != self.forms[number].cut:
                     one.states = {stamp: one.states[stamp]} if stamp in one.states else {}
-                    one.moved_from, stamp = stamp, Stamp(number, stamp.step)
+                    one.moved_from, stamp = stamp, StateId(number, stamp.step)
                     one.states[stamp] = f"{self.state_of[number]}, moved"
                 else:
                     one.states = {stamp: one.states.get(stamp) or self.state_of[number]}
@@ -71,7 +71,7 @@ class ProcessActions(WorldState):
         else:
             one.group = 0
         if form.cut and one.is_unlike:
-            one.outbox.append(CutRefused(one.member, form.number, "another plan", 0))
+            one.outbox.append(RecutFailed(one.member, form.number, "another plan", 0))
             return
         self.answers[form.number][one.member] = frozenset(one.states)
         if self.is_elastic:
@@ -89,7 +89,7 @@ class ProcessActions(WorldState):
         if one.can_act and one.loading:
             refuses = one.is_unlike and one.number == one.loading
             answer = (
-                CutRefused(one.member, one.loading, "another plan", 0)
+                RecutFailed(one.member, one.loading, "another plan", 0)
                 if refuses
                 else Loaded(one.member, one.loading, 0)
             )
@@ -104,8 +104,8 @@ class ProcessActions(WorldState):
             one.begun = begun[one.member] = one.done + 1
         elif not self.is_jammed and all(begun.get(member, 0) >= one.begun for member in self.forms[one.number].members):
             one.done = one.ended = one.begun
-            one.states[Stamp(one.number, one.done)] = f"iteration {one.done} of generation {one.number}"
-            self.cut_of[Stamp(one.number, one.done)] = self.processes_in(one.number)
+            one.states[StateId(one.number, one.done)] = f"iteration {one.done} of generation {one.number}"
+            self.cut_of[StateId(one.number, one.done)] = self.processes_in(one.number)
             one.states.pop(one.moved_from, None)
             one.states = {stamp: state for stamp, state in one.states.items() if stamp.step > one.done - 2}
             if one.leaving is not None and one.done >= one.leaving.after:

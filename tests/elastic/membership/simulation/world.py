@@ -3,38 +3,38 @@
 from collections import deque
 
 from swift.elastic.membership.messages import (
+    AbortRun,
+    ActivateGeneration,
     CheckpointsListed,
-    CutFound,
-    CutRefused,
+    ClockJumped,
+    Connect,
     Died,
-    Enter,
-    Form,
-    GiveUp,
-    GoLive,
+    ExcludeProcess,
+    FormGeneration,
     Heartbeat,
     Kill,
-    LeaveOut,
-    LoadAhead,
     Loaded,
     MayRestart,
     Member,
+    PreloadPrograms,
     Ready,
+    RecutFailed,
+    RecutReady,
     ReshardState,
     RestartAll,
     Restored,
     RestoreFailed,
     RestoreState,
     Retire,
-    Stamp,
     Started,
     StartGeneration,
     StartProcess,
+    StateId,
     StopRun,
     Tick,
-    Woke,
     processes_of,
 )
-from swift.schedules.plans.normalize import BlockHolders, Move
+from swift.schedules.plans.normalize import ChunkAssignment, Move
 from tests.elastic.membership.script import LIMITS
 from tests.elastic.membership.simulation.generation_checks import GenerationChecks
 from tests.elastic.membership.simulation.process import Simulated
@@ -56,21 +56,21 @@ class World(GenerationChecks, ProcessChecks, ProcessActions):
             return
         self.membership, commands = self.membership.on(event)
         if isinstance(event, Tick) and any(
-            isinstance(one, RestartAll | LeaveOut | GiveUp | StopRun) for one in commands
+            isinstance(one, RestartAll | ExcludeProcess | AbortRun | StopRun) for one in commands
         ):
             self.blame_alone()
         for command in commands:
             match command:
-                case Form():
+                case FormGeneration():
                     self.check_form(command)
                     self.send(command.members, command)
-                case Enter(number, members):
+                case Connect(number, members):
                     assert set(members) == self.have_left[number], "some enter while others have not left"
                     self.send(members, command)
-                case LoadAhead():
+                case PreloadPrograms():
                     self.check_load(command)
                     self.send(command.members, command)
-                case GoLive():
+                case ActivateGeneration():
                     self.check_go(command)
                     self.check_without_checkpoint(command)
                     self.tell(CheckpointsListed(self.time, self.newest_saved, self.is_full, False, self.written()))
@@ -86,11 +86,11 @@ class World(GenerationChecks, ProcessChecks, ProcessActions):
                 case StopRun(why):
                     self.check_stall() if "generations in a row" in why else self.check_stop()
                     self.is_stopped = True
-                case LeaveOut(process):
+                case ExcludeProcess(process):
                     self.check_left_out(process)
                     self.left_out.add(process)
                     World.num_left_out += 1
-                case GiveUp(process):
+                case AbortRun(process):
                     self.check_give_up(process)
                     self.is_stopped = True
                 case Kill(member):
@@ -102,7 +102,7 @@ class World(GenerationChecks, ProcessChecks, ProcessActions):
                         one.is_one_of_all = one.is_one_of_all or not one.is_dead
                         one.is_excused = one.is_excused or one.is_one_of_all
                         self.kill(one)
-        if isinstance(event, Tick) and self.time >= self.membership.holds_until:
+        if isinstance(event, Tick) and self.time >= self.membership.paused_until:
             self.check_patience()
             if not commands:
                 self.check_deadlines()
@@ -143,9 +143,9 @@ class World(GenerationChecks, ProcessChecks, ProcessActions):
         held = [[p for e, p in places if d == e] for d in range(self.topology.num_pipelines)]
         stages = tuple(tuple(sorted(order.choices(at, k=4))) if at else () for at in held)
         moves = tuple(Move(*pair) for pair in zip(live, places, strict=True) if pair[0] != pair[1])
-        cut = BlockHolders(stages if any(stages) else ((0,),) * len(held), moves)
+        cut = ChunkAssignment(stages if any(stages) else ((0,),) * len(held), moves)
         before = self.membership.generation
-        self.tell(CutFound(self.time, failed, cut, 0.1, 1.0))
+        self.tell(RecutReady(self.time, failed, cut, 0.1, 1.0))
         assert self.membership.generation is before, "a cut that is found changes a generation before the next decision"
 
     def save(self, is_full):
@@ -167,7 +167,7 @@ class World(GenerationChecks, ProcessChecks, ProcessActions):
         if is_awaited:
             self.restored[command.number] = f"{type(command).__name__} {step} for generation {command.number}"
         before = self.membership
-        self.tell(Restored(Stamp(command.number, step), self.time, self.written()))
+        self.tell(Restored(StateId(command.number, step), self.time, self.written()))
         assert is_awaited or self.membership == before, "a generation runs from a state that was not for it"
 
     def may_restart(self, away=(), held_down=()):
@@ -179,7 +179,7 @@ class World(GenerationChecks, ProcessChecks, ProcessActions):
     def sleep(self, seconds):
         """The supervisor is suspended: until it has heard all that was sent meanwhile nothing is decided."""
         self.advance(seconds)
-        self.tell(Woke(self.time))
+        self.tell(ClockJumped(self.time))
         late = self.time + 0.9 * LIMITS.heartbeat
         assert self.is_stopped or self.membership.on(Tick(late))[1] == (), "it decides before it has heard all"
 
@@ -228,7 +228,7 @@ class World(GenerationChecks, ProcessChecks, ProcessActions):
             if isinstance(message, Loaded) and not one.is_dead:
                 self.loaded[message.number].add(one.member)
             self.tell(message._replace(time=self.time))
-            if isinstance(message, CutRefused) and one is self.newest[one.member.process] and not one.is_dead:
+            if isinstance(message, RecutFailed) and one is self.newest[one.member.process] and not one.is_dead:
                 self.is_refused = True
                 World.num_refusals += 1
             if one.member.process in self.retired:

@@ -6,7 +6,7 @@ Python imports this first where ``PYTHONPATH`` has this directory.
 - ``gate``: last iteration that is begun, but for the first of a generation and that before another is formed.
 - ``pace``: seconds between two iterations, so that there are few in a long run.
 - ``forgetful``: names of processes that do not find plans of other cuts.
-- ``moment-0:0``: where process 0:0 kills processes, see ``Moment``; afterwards renamed to ``reached-0:0``.
+- ``moment-0:0``: where process 0:0 kills processes, see ``ClusterState``; afterwards renamed to ``reached-0:0``.
 """
 
 import json
@@ -90,7 +90,7 @@ class Moments:
         from swift.elastic.worker import generation as generation_programs
         from swift.elastic.worker import worker
         from swift.elastic.worker.channel import CommandListener
-        from swift.elastic.worker.generation import GenerationWorkers, KeptStates
+        from swift.elastic.worker.generation import GenerationWorkers, StateCache
         from swift.pipeline.reconfigure.executables import ExecutableCache
 
         def taking(inner):
@@ -151,11 +151,11 @@ class Moments:
 
         wrapped(CommandListener, "_take", taking)
         wrapped(worker.WorkerProcess, "_join_generation", joining)
-        wrapped(KeptStates, "keep", keeping)
+        wrapped(StateCache, "keep", keeping)
         wrapped(shared_memory_store.SharedMemoryStore, "save", saving)
         wrapped(shared_memory_store, "write_or_spill", writing)
         wrapped(generation_programs, "compiled_share", sharing)
-        self.around(generation_programs.AheadLoader, "_loaded", before="load", after="loaded ahead", kind="move")
+        self.around(generation_programs.ProgramPreloader, "_loaded", before="load", after="loaded ahead", kind="move")
         self.around(worker.WorkerProcess, "_leave", before="leave", after="left")
         self.around(CommandListener, "wait_to_enter", before="departed")
         self.around(worker.WorkerProcess, "_form_group", before="enter", after="loaded")
