@@ -14,8 +14,10 @@ _INSTEAD = {
     "extend": "train CONFIG.gin --run-dir RUN_DIR --resume --set Experiment.num_steps=N",
     "resume": "train CONFIG.gin --run-dir RUN_DIR --resume",
     "fork": "train CONFIG.gin --init-from RUN_DIR",
+    "help": "--help",
+    "version": "--version",
 }
-"""Words for what options of ``train`` do."""
+"""Words for what options do, of ``train`` mostly."""
 
 
 def _add_deadlines(parser: argparse.ArgumentParser, meaning: str) -> None:

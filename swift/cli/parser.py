@@ -6,6 +6,7 @@ import errno
 import os
 import platform
 import re
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -30,21 +31,37 @@ class OneLineParser(argparse.ArgumentParser):
     hidden: Collection[str] = ()
     instead: Mapping[str, str] = {}
     commands: Mapping[str, argparse.ArgumentParser] = {}
+    _first = ""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parses arguments; refuses unknown ones, and suggests the nearest option."""
         options, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            parsers = [self, *filter(None, [self.commands.get(options.command)])]
-            names = [name for one in parsers for name in re.findall(r"(?<!\w)--[a-z][\w-]+", one.format_help())]
-            near = _did_you_mean(unknown[0].partition("=")[0], names)
-            if not near and "--set" in names:
-                near = "--set NAME=VALUE changes a setting, `swift settings` lists them"
-            self.error(f"unrecognized arguments: {' '.join(unknown)}" + (f"; {near}" if near else ""))
+            self._refuse(unknown, [self, *filter(None, [self.commands.get(options.command)])])
         return options
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parses arguments. Of an unknown option before a missing one, the unknown one is the mistake."""
+        first = next(iter(sys.argv[1:] if args is None else args), "")
+        self._first = first if first.startswith("--") else ""
+        return super().parse_known_args(args, namespace)
+
+    def _refuse(self, unknown: Sequence[str], parsers: Sequence[argparse.ArgumentParser]) -> NoReturn:
+        names = _options(parsers)
+        near = _did_you_mean(unknown[0].partition("=")[0], names)
+        if not near and "--set" in names:
+            near = "--set NAME=VALUE changes a setting, `swift settings` lists them"
+        self.error(f"unrecognized arguments: {' '.join(unknown)}" + (f"; {near}" if near else ""))
 
     def error(self, message: str) -> NoReturn:
         """Ends the process with a line on stderr and exit code 2."""
+        first, self._first = self._first.partition("=")[0], ""
+        if (
+            first
+            and "arguments are required" in message
+            and not any(name.startswith(first) for name in _options([self]))
+        ):
+            self._refuse([first], [self])
         choice = _CHOICE.fullmatch(message)
         if choice:
             known = [word for word in re.findall(r"[\w-]+", choice[3]) if word not in self.hidden]
@@ -52,6 +69,11 @@ class OneLineParser(argparse.ArgumentParser):
             instead = f"try `swift {self.instead[word]}`" if word in self.instead else ""
             message = f"{choice[1]}; {instead or _did_you_mean(word, known) or 'choose ' + ', '.join(known)}"
         self.exit(2, f"{self.prog}: {printable(message)} (--help lists what is possible)\n")
+
+
+def _options(parsers: Sequence[argparse.ArgumentParser]) -> list[str]:
+    """Returns the options that the help of these parsers names."""
+    return [name for parser in parsers for name in re.findall(r"(?<!\w)--[a-z][\w-]+", parser.format_help())]
 
 
 class ShowVersion(argparse.Action):

@@ -69,6 +69,8 @@ def _named(name: str, groups: dict[str, list[_Setting]], every: Sequence[_Settin
     bare = name.removeprefix("@").removesuffix("()")
     if bare in groups:
         return groups[bare]
+    if bare.endswith(".gin"):
+        raise SettingError("NAME", name, f"there is no such setting; `swift config {name}` shows those of a file")
     found = [setting for setting in every if bare in (setting.name, setting.name.partition(".")[2])]
     if not found:
         known = [*groups, *(setting.name for setting in every)]

@@ -4,6 +4,7 @@ Shape suffixes: T steps.
 """
 
 import os
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,6 +73,8 @@ def check_is_run(path: Path, setting: str = "RUN_DIR") -> None:
 
 def check_new_run(path: Path) -> None:
     """Raises SettingError if a directory already holds a run, or cannot be created or written to."""
+    if re.fullmatch(r"[A-Za-z][\w+.-]+:", path.parts[0] if path.parts else ""):  # what a Path has left of gs://bucket
+        raise SettingError("--run-dir", str(path), "is a URL; runs are written to directories of this machine")
     present = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     if not present.is_dir() or not os.access(present, os.W_OK):
         raise SettingError("--run-dir", str(path), f"{present} is not a directory that can be written to")

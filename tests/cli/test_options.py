@@ -3,8 +3,12 @@
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from swift.errors import SettingError
+from swift.runlog.run_directory import RunDirectory
 
 OPTIONS = {
     "train": "the following arguments are required: CONFIG.gin",
@@ -14,6 +18,13 @@ OPTIONS = {
     "trian tiny.gin": "invalid choice: 'trian'",
     "export half": "the following arguments are required: --out",
     "generate model --tokens many": "invalid int value: 'many'",
+    "": "the following arguments are required: COMMAND",
+    "--verson": "unrecognized arguments: --verson; did you mean --version?",
+    "data --hlep": "unrecognized arguments: --hlep; did you mean --help?",
+    "train --rseume": "unrecognized arguments: --rseume; did you mean --resume?",
+    "train --resume": "the following arguments are required: CONFIG.gin",
+    "help": "invalid choice: 'help'; try `swift --help`",
+    "version": "invalid choice: 'version'; try `swift --version`",
 }
 
 
@@ -40,12 +51,19 @@ REFUSED = {
     "report tiny.gin": "RUN_DIR = 'tiny.gin': holds no run: there is no config.gin in it",
     "export new --out model": "RUN_DIR = 'new': holds no run: there is no config.gin in it",
     "generate new": "MODEL = 'new': is not a model written by `swift export`",
+    "settings tiny.gin": "NAME = 'tiny.gin': there is no such setting; `swift config tiny.gin` shows those of a file",
 }
 
 
 @pytest.mark.parametrize("command", REFUSED)
 def test_an_option_that_cannot_work_is_told(refusal, command):
     assert refusal(*command.split()) == REFUSED[command]
+
+
+def test_a_url_is_no_run_directory_for_the_library_either(here):
+    with pytest.raises(SettingError, match=r"--run-dir = 'gs:/bucket/run': is a URL"):
+        RunDirectory.create(Path("gs://bucket/run"), "")
+    assert not (here / "gs:").exists()
 
 
 def test_a_run_directory_that_cannot_be_one_is_told(refusal, here):
