@@ -13,7 +13,19 @@ from .shapes import NUM_STEPS, Shape
 
 _CHUNK = 400
 """Iterations computed at once."""
-_COMPUTES_NOTHING = ("checkpoint", "cli", "elastic", "runlog", "tools")
+_COMPUTES_NOTHING = (
+    "checkpoint",
+    "cli",
+    "doctor",
+    "draw",
+    "elastic",
+    "evaluate",
+    "generate",
+    "hub",
+    "report",
+    "runlog",
+    "simulate",
+)
 """Packages that do not affect losses."""
 
 

@@ -5,13 +5,13 @@ from tests.mutations.mutation import Mutation
 DECODERS = ("tests/models/test_decoders.py",)
 ROUTING = ("tests/experts/test_routing.py", "tests/models/test_oracles.py")
 CAPACITY = (
-    "tests/experts/rank_capacity/test_token_split.py",
-    "tests/experts/rank_capacity/test_limits.py",
-    "tests/experts/rank_capacity/test_fixed_point.py",
+    "tests/experts/capacity/test_token_split.py",
+    "tests/experts/capacity/test_limits.py",
+    "tests/experts/capacity/test_fixed_point.py",
 )
-TOKEN_ROWS = ("tests/experts/rank_capacity/test_token_rows.py",)
-ROW_EXCHANGE = ("tests/experts/rank_capacity/test_row_exchange.py",)
-LEAST_DROPS = ("tests/experts/rank_capacity/test_least_drops.py",)
+TOKEN_ROWS = ("tests/experts/capacity/test_token_rows.py",)
+ROW_EXCHANGE = ("tests/experts/capacity/test_row_exchange.py",)
+LEAST_DROPS = ("tests/experts/capacity/test_least_drops.py",)
 LAYER = ("tests/experts/test_layer.py",)
 EXCHANGE = ("tests/experts/test_exchange.py",)
 PLACEMENT = ("tests/experts/placement",)

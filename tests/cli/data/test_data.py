@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from swift.cli.main import main
-from tests.tools.offload.hosts import wait_for
+from tests.input.hosts import wait_for
 
 PIPELINE = """
 Pipeline.source = @JsonLines()

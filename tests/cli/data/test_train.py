@@ -16,7 +16,7 @@ from swift.cli.options import command_line
 from swift.config.gin_reader import load_experiment, load_stored
 from swift.data.index import find_index
 from swift.runlog.reading import read_run, scalars
-from tests.tools.offload.hosts import always_asked
+from tests.input.hosts import always_asked
 
 
 @gin.configurable

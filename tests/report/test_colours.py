@@ -17,7 +17,7 @@ from swift.experts.placement.policy import Static
 from swift.experts.placement.symi import Symi
 from swift.report.compare import comparison_rows, run_styles
 from swift.simulate.registry import STRATEGIES
-from tests.tools.report.contrast import contrast, text_colors
+from tests.report.contrast import contrast, text_colors
 
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])

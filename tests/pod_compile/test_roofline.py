@@ -11,7 +11,7 @@ from swift.pod_compile.costs import EMBEDDING, HEAD, Interconnect, OpCounts, Wor
 from swift.pod_compile.pods import Pod
 from swift.schedules.problem import Costs, Problem
 from swift.topology import Topology
-from tests.tools.pod_compile.conftest import experiment
+from tests.pod_compile.conftest import experiment
 
 PEAK = 197e12
 TOPOLOGY, FAILED = Topology(3, 2, 2), frozenset({(1, 1)})

@@ -9,7 +9,7 @@ from swift.pod_compile.compile import compile_one
 from swift.pod_compile.pods import Pod
 from swift.topology import Topology
 from swift.train.emulated import FailedSet
-from tests.tools.pod_compile.conftest import NOBODY, experiment
+from tests.pod_compile.conftest import NOBODY, experiment
 
 WIDTH, LENGTH, VOCABULARY = 16, 8, 256
 POSITIONS = LENGTH * WIDTH

@@ -18,7 +18,7 @@ from swift.data.remote_records import handle_request
 from swift.data.sources import TextFiles
 from swift.errors import SettingError
 from swift.input.optimizer import plan_once
-from tests.tools.offload.hosts import KEY, always_asked, connecting, content, lose, serving
+from tests.input.hosts import KEY, always_asked, connecting, content, lose, serving
 
 NUM_TEXTS = 40
 

@@ -14,7 +14,7 @@ from swift.pod_compile.json_format import document, text_lines
 from swift.pod_compile.pods import Pod
 from swift.topology import Topology
 from swift.train.emulated import FailedSet
-from tests.tools.pod_compile.conftest import NOBODY, experiment
+from tests.pod_compile.conftest import NOBODY, experiment
 
 
 def padded(size: int, ranks: int) -> int:

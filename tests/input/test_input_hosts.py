@@ -24,7 +24,7 @@ from swift.errors import SettingError
 from swift.input import client
 from swift.input.client import connect
 from swift.input.server import find_key
-from tests.tools.offload.hosts import KEY, serving, wait_for
+from tests.input.hosts import KEY, serving, wait_for
 
 ROWS = Rows([{"a": number} for number in range(30)])
 

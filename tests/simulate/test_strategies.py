@@ -19,7 +19,7 @@ from swift.simulate.registry import STRATEGIES, CannotRun, strategies
 from swift.simulate.restarting import PartialCheckpoints, PartialExperts
 from swift.simulate.traces import Event, Trace, poisson
 from swift.topology import Topology
-from tests.tools.simulate.conftest import draw_traces
+from tests.simulate.conftest import draw_traces
 
 OF_JOB = STRATEGIES[:6]
 JOB = Job(Problem(Topology(2, 2, 8), 4))

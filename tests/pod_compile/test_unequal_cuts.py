@@ -15,7 +15,7 @@ from swift.pod_compile.pods import Pod
 from swift.schedules.problem import Chunk, Costs
 from swift.topology import Topology
 from swift.train.emulated import FailedSet
-from tests.tools.pod_compile.conftest import NOBODY, experiment
+from tests.pod_compile.conftest import NOBODY, experiment
 
 PEAK = 197e12
 APART = ((3, 1), (1, 3))

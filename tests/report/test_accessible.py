@@ -9,8 +9,8 @@ import pytest
 from matplotlib.image import imread
 
 from swift.report.page import write_report
-from tests.tools.report.browser import CHROMIUM, Browser
-from tests.tools.report.contrast import contrast, text_colors
+from tests.report.browser import CHROMIUM, Browser
+from tests.report.contrast import contrast, text_colors
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
 

@@ -12,7 +12,7 @@ import pytest
 from swift.report.compare import COLUMNS, run_styles, seed_groups, seeds_table
 from swift.report.figures import sections_of_all
 from swift.report.page import write_report
-from tests.tools.report.browser import CHROMIUM, Browser
+from tests.report.browser import CHROMIUM, Browser
 
 STEPS = 80
 DOTS = "\N{HORIZONTAL ELLIPSIS}"

@@ -24,7 +24,7 @@ from swift.data.sources import TextFiles, TokenFile
 from swift.errors import SettingError
 from swift.input.optimizer import plan_once
 from tests.data.operators import LongerThan
-from tests.tools.offload.hosts import KEY, always_asked, connecting, content, lose, serving
+from tests.input.hosts import KEY, always_asked, connecting, content, lose, serving
 
 NUM_DOCUMENTS = 40
 
