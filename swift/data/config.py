@@ -37,7 +37,7 @@ class Mixture:
     def __post_init__(self) -> None:
         for name in ("sources", "weights"):
             object.__setattr__(self, name, tuple(getattr(self, name)))  # gin gives lists, too
-        if not self.sources or any(isinstance(one, Mixture | StreamSource) for one in self.sources):
+        if not self.sources or any(isinstance(source, Mixture | StreamSource) for source in self.sources):
             raise SettingError("Mixture.sources", self.sources, "must be texts, token files or pipelines")
         if len(self.weights) != len(self.sources):
             allowed = f"must be as many as Mixture.sources, {len(self.sources)}"
@@ -125,7 +125,7 @@ class DataConfig:
     def vocab_size(self) -> int:
         """Size of the vocabulary: one more than the largest token allowed."""
         if isinstance(self.source, Mixture):
-            return max(one.vocab_size for one in self.components)
+            return max(component.vocab_size for component in self.components)
         if isinstance(self.source, TokenFile) and self.source.vocab_size is not None:
             return self.source.vocab_size
         return self.tokenizer.vocab_size

@@ -146,10 +146,10 @@ def fetch_remote_records(hosts: InputHosts, plan: InputPlan, request: RecordRequ
     Raises:
         UntrueOperator: the host makes something else of it.
     """
-    found = hosts.ask(make_request(plan, request))
-    if found is None:
+    reply = hosts.ask(make_request(plan, request))
+    if reply is None:
         return None
-    host, content = found
+    host, content = reply
     place = plan.pipeline.source.place(request.number)
     try:
         answer = read_answer(content)
@@ -161,8 +161,8 @@ def fetch_remote_records(hosts: InputHosts, plan: InputPlan, request: RecordRequ
         hosts.tell(host, f"cannot make {place}: {answer.why}")
         return None
     if plan.check_every and request.number % plan.check_every == 0:
-        here = run_locally(plan, request)
-        if answer.begun.digests != here.digests or not is_same(answer.begun.sample, here.sample):
-            why = "makes another sample of it than this machine: a library, a file or an operator differs"
-            raise MisdeclaredOperator(f"{place}: input host {host} {why}")
+        local = run_locally(plan, request)
+        if answer.begun.digests != local.digests or not is_same(answer.begun.sample, local.sample):
+            reason = "makes another sample of it than this machine: a library, a file or an operator differs"
+            raise MisdeclaredOperator(f"{place}: input host {host} {reason}")
     return answer.begun

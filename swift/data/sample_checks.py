@@ -109,20 +109,20 @@ def _equal(value: Any, other: Any) -> bool:
         return bool(value == other) if type(value) is type(other) else False
 
 
-def check_record(plan: InputPlan, number: int, draw: Draw, made: Any) -> None:
+def check_record(plan: InputPlan, number: int, draw: Draw, sample: Any) -> None:
     """Compares the sample of a record with that of the plain order.
 
     Args:
         plan: plan that made the sample.
         number: number of the record.
         draw: random numbers of the sample.
-        made: the sample; None if the plan leaves the record out.
+        sample: the sample; None if the plan leaves the record out.
 
     Raises:
         UntrueOperator: they differ; the message names the operator.
     """
     written, planned = plan.pipeline.levels[0].elements, plan.elements(0)
-    if is_same(outcome(plan, written, number, draw), made):
+    if is_same(outcome(plan, written, number, draw), sample):
         return
     place = plan.pipeline.source.place(number)
     raise MisdeclaredOperator(f"{place}: {_blamed(plan, written, planned, number, draw)}")

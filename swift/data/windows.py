@@ -215,10 +215,10 @@ def training_order(
         if isinstance(config.source, Mixture):
             sources_N, inside_N = mixture_indices(places_N, config.source.weights)
         sizes_N = np.array(sizes)[sources_N]
-        turns_N, inside_N = np.divmod(inside_N, sizes_N)
-        spreads_N = (np.array(seeds)[sources_N] + turns_N) % 2**32
-        given = (one_N.tolist() for one_N in (inside_N, sizes_N - 1, spreads_N))
-        numbers = map(index_shuffle, *given, itertools.repeat(_SHUFFLE_ROUNDS))
+        epochs_N, inside_N = np.divmod(inside_N, sizes_N)
+        spreads_N = (np.array(seeds)[sources_N] + epochs_N) % 2**32
+        arguments = (one_N.tolist() for one_N in (inside_N, sizes_N - 1, spreads_N))
+        numbers = map(index_shuffle, *arguments, itertools.repeat(_SHUFFLE_ROUNDS))
         return np.stack([sources_N, np.fromiter(numbers, np.int64, len(places_N))])
 
     order = _in_chunks(shuffled)
@@ -249,8 +249,8 @@ def _in_chunks(windows: Callable[[np.ndarray], np.ndarray]) -> Callable[[int], t
 
     def window(place: int) -> tuple[int, int]:
         number, inside = divmod(place, _CHUNK)
-        source, found = chunk(number)[:, inside].tolist()
-        return source, found
+        source, index = chunk(number)[:, inside].tolist()
+        return source, index
 
     return window
 
