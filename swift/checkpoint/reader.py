@@ -168,8 +168,8 @@ def load_share(directory: Path, plan: RestorePlan, split: StateSplit, share: Sha
         for (layer, class_), copy in plan.sources.items():
             path, (stage, row) = checkpoint_path(directory, copy.step) / ARRAYS, split.location(layer)
             for dtype, names in split.names_of_type.items() if stage in share else ():
-                of_unit = read_part(path, unit_array((layer, class_), dtype), (slice(None), share[stage]))
-                for name, values in zip(names, of_unit, strict=True):
+                unit_values = read_part(path, unit_array((layer, class_), dtype), (slice(None), share[stage]))
+                for name, values in zip(names, unit_values, strict=True):
                     arrays[name][stage, row, share[stage], class_] = values
     except (OSError, ValueError) as error:
         raise SettingError(_SETTING, str(path.parent), f"has changed while it was read ({error}): try again") from error
@@ -182,10 +182,10 @@ def record_restore(directory: Path, manifest: Manifest, ledger: Ledger) -> None:
 
 
 def _check_identity(path: Path, manifest: Manifest, identity: Mapping[str, Any] | None) -> None:
-    for name, mine in (identity or {}).items():
-        theirs = manifest.identity.get(name)
-        if theirs != mine:
-            raise SettingError(_SETTING, str(path), f"is of another model: its {name} is {theirs!r}, here {mine!r}")
+    for name, expected in (identity or {}).items():
+        stored = manifest.identity.get(name)
+        if stored != expected:
+            raise SettingError(_SETTING, str(path), f"is of another model: its {name} is {stored!r}, here {expected!r}")
 
 
 def _check_shapes(directory: Path, manifest: Manifest, split: StateSplit) -> None:
@@ -230,9 +230,9 @@ def _read_experts(directory: Path, plan: RestorePlan, split: StateSplit) -> dict
         like = {unit_array(unit, dtype): shape for unit in units for dtype, shape in split.unit_shapes.items()}
         arrays = read_arrays(path / ARRAYS, like)
         for unit, copy in units.items():
-            mine = [arrays.pop(unit_array(unit, dtype)) for dtype in split.unit_shapes]
-            _check_read(path, "expert {1} of layer {0}".format(*unit), mine, copy.content)
-            for dtype, array in zip(split.unit_shapes, mine, strict=True):
+            unit_arrays = [arrays.pop(unit_array(unit, dtype)) for dtype in split.unit_shapes]
+            _check_read(path, "expert {1} of layer {0}".format(*unit), unit_arrays, copy.content)
+            for dtype, array in zip(split.unit_shapes, unit_arrays, strict=True):
                 blocks[dtype][unit] = array
     return blocks
 

@@ -45,7 +45,7 @@ class Samples:
     Args:
         plan: plan of a pipeline.
         seed: seed of shuffles and random operators.
-        found: what a survey of the source has found, of this plan's pipeline; made here unless given.
+        source_survey: what a survey of the source has found, of this plan's pipeline; made here unless given.
         hosts: other hosts, which begin the records if the plan says so; another process gets none of them.
 
     Raises:

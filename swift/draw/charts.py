@@ -176,9 +176,9 @@ def class_series(run: Run) -> ClassSeries | None:
         routed_TL[at_R], dropped_TL[at_R] = popularity_RLE.sum(-1), dropped_RLE.sum(-1)
         misplaced_TL[at_R] = np.abs(shares(popularity_RLE) - shares(replicas_RLE)).sum(-1) / 2
         for index in np.unique(bin_T[at_R]):
-            of_bin_R = bin_T[at_R] == index
-            sums_KBLE[0, index] += popularity_RLE[of_bin_R].sum(0)
-            sums_KBLE[1, index] += replicas_RLE[of_bin_R].sum(0)
+            in_bin_R = bin_T[at_R] == index
+            sums_KBLE[0, index] += popularity_RLE[in_bin_R].sum(0)
+            sums_KBLE[1, index] += replicas_RLE[in_bin_R].sum(0)
     (popularity_BLE, replicas_BLE), (popularity_LE, replicas_LE) = sums_KBLE, sums_KBLE.sum(1)
     unknown = ranges_of(steps_T[~is_known_T].tolist())
     return ClassSeries(

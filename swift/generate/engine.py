@@ -194,7 +194,7 @@ class TextEngine:
         """Runs the model once; returns (the passages, their logits)."""
         config, drafts = self.config, self.drafts.running
         read = [draft for draft in drafts if draft.is_read]
-        unread = sorted((draft for draft in drafts if not draft.is_read), key=lambda draft: draft.turn)
+        unread = sorted((draft for draft in drafts if not draft.is_read), key=lambda draft: draft.read_order)
         # Texts that slide are read again for every token, and take turns with those that are not.
         only_slid = all(draft.has_slid for draft in unread)
         if not unread or (read and only_slid and not self._decoded_last):

@@ -174,8 +174,8 @@ class LiveMesh:
 
         def put(spec: PartitionSpec, leaf: np.ndarray) -> jax.Array:
             def part(index: tuple[slice, ...]) -> np.ndarray:
-                rows, *others = index
-                return leaf[(slice(None), *others)][self.stage_R[rows]]
+                rows, *rest = index
+                return leaf[(slice(None), *rest)][self.stage_R[rows]]
 
             return self._filled(spec, (self.num_live, *leaf.shape[1:]), part)
 
@@ -338,13 +338,13 @@ def host_line(workers: Sequence[Worker], mesh: Mesh) -> str:
         workers: worker of every row of the mesh.
         mesh: devices ``[rows, expert ranks]``.
     """
-    held: dict[int, dict[str, None]] = {}
+    workers_by_host: dict[int, dict[str, None]] = {}
     for (d, p), devices in zip(workers, mesh.devices, strict=True):
         for device in devices:
-            held.setdefault(device.process_index, {})[f"{d}:{p}"] = None
-    is_split = sum(map(len, held.values())) > len(workers)
+            workers_by_host.setdefault(device.process_index, {})[f"{d}:{p}"] = None
+    is_split = sum(map(len, workers_by_host.values())) > len(workers)
     ranks = "across hosts" if is_split else "within a host"
-    shown = [f"host {host} has {', '.join(held[host])}" for host in sorted(held)[:_MAX_HOSTS]]
-    rest = ["and so on"] if len(held) > _MAX_HOSTS else []
-    devices_told = f"{mesh.devices.size} devices on {len(held)} hosts"
-    return f"{devices_told}: expert ranks {ranks}, stages between hosts: {'; '.join(shown + rest)}"
+    shown = [f"host {host} has {', '.join(workers_by_host[host])}" for host in sorted(workers_by_host)[:_MAX_HOSTS]]
+    rest = ["and so on"] if len(workers_by_host) > _MAX_HOSTS else []
+    devices_text = f"{mesh.devices.size} devices on {len(workers_by_host)} hosts"
+    return f"{devices_text}: expert ranks {ranks}, stages between hosts: {'; '.join(shown + rest)}"

@@ -90,11 +90,11 @@ class _Trial:
     def _line(self, error: Exception) -> str:
         """Finds the last line of the policy's own file in the traceback of an error."""
         try:
-            own = inspect.getfile(type(self._policy))
+            policy_file = inspect.getfile(type(self._policy))
         except (TypeError, OSError):
             return ""
-        lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
-        return f" ({own.rpartition('/')[2]}:{lines[-1].lineno})" if lines else ""
+        lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == policy_file]
+        return f" ({policy_file.rpartition('/')[2]}:{lines[-1].lineno})" if lines else ""
 
     def pair(self, method: str, result: Any, slots_LNS: tuple[int, int, int]) -> tuple[Any, Any]:
         """Checks that a method returned a placement and a state, as abstract arrays."""
@@ -123,7 +123,7 @@ class _Trial:
         policy = self._policy
         now = jax.jit(lambda: policy.init(num_layers, num_classes, *slots_NS))()
         self._check("init returns", now[0], num_classes)
-        call, chosen = jax.jit(lambda *given: policy(*given)), {}
+        call, chosen = jax.jit(lambda *args: policy(*args)), {}
         for name, popularity_LE in loads.items():
             now = call(popularity_LE, *now)
             self._check(f"__call__ returns for {name}", now[0], num_classes)

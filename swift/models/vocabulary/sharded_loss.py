@@ -121,9 +121,9 @@ def _to_owners(parts_RD: jax.Array, num_own: int, wide: DTypeLike) -> jax.Array:
     return jnp.sum(received_NrD.astype(wide), axis=0)
 
 
-def _sum_backward(vocab_size: int, kept: tuple, d_total: jax.Array) -> tuple[jax.Array, jax.Array, None, None]:
+def _sum_backward(vocab_size: int, gradients: tuple, d_total: jax.Array) -> tuple[jax.Array, jax.Array, None, None]:
     del vocab_size
-    d_x_CrD, d_kernel_Dv = (of * d_total.astype(of.dtype) for of in kept)
+    d_x_CrD, d_kernel_Dv = (gradient * d_total.astype(gradient.dtype) for gradient in gradients)
     return d_x_CrD, d_kernel_Dv, None, None
 
 
