@@ -58,24 +58,24 @@ class Verifier:
     def dense(self, manifest: Manifest) -> str | None:
         """Checks the dense part of a checkpoint."""
         step, dense = manifest.step, manifest.dense
-        why = self.files(step, dense.files, manifest.ledger.common[step])
+        reason = self.files(step, dense.files, manifest.ledger.common[step])
         for name, shape in dense.shapes.items():
-            if why is None and is_persisted(shape):
-                why = self._values(step, {name: shape}, dense.contents[name], dense.files)
-        return why
+            if reason is None and is_persisted(shape):
+                reason = self._values(step, {name: shape}, dense.contents[name], dense.files)
+        return reason
 
     def copy(self, manifest: Manifest, unit: Unit, copy: Copy) -> str | None:
         """Checks a copy of an expert that a checkpoint names."""
-        why = self.files(copy.step, manifest.ledger.common[copy.step], copy.files)
-        if why is None and copy.num_bytes:
+        reason = self.files(copy.step, manifest.ledger.common[copy.step], copy.files)
+        if reason is None and copy.num_bytes:
             shapes = {unit_array(unit, dtype): shape for dtype, shape in manifest.unit_shapes.items()}
-            why = self._values(copy.step, shapes, copy.content, copy.files)
-        return why
+            reason = self._values(copy.step, shapes, copy.content, copy.files)
+        return reason
 
     def files(self, step: int, *all_files: Files) -> str | None:
         """Checks some files of a step against their digests."""
         return next(
-            (why for files in all_files for name, d in files.items() if (why := self.file(step, name, d))), None
+            (reason for files in all_files for name, d in files.items() if (reason := self.file(step, name, d))), None
         )
 
     def file(self, step: int, name: str, expected: str) -> str | None:
@@ -136,8 +136,8 @@ class Verifier:
     def _path(self, step: int) -> Path:
         return checkpoint_path(self._directory, step)
 
-    def _damaged(self, step: int, why: str) -> str:
-        return f"{self._path(step).name} is damaged: {why}"
+    def _damaged(self, step: int, reason: str) -> str:
+        return f"{self._path(step).name} is damaged: {reason}"
 
 
 def host_subset(items: Iterable[tuple[int, _Item]], host_index: int, num_hosts: int) -> list[_Item]:
@@ -237,9 +237,9 @@ def save_arrays(path: Path, tree: Any, metadata: Mapping[str, Any]) -> None:
     write_arrays(path, filled)
     shapes, files = {name: shape_text(array) for name, array in arrays.items()}, synced_digests(path)
     for name, content in contents.items():
-        why = wrong_values(path, {name: shapes[name]}, content, files, folder="")
-        if why is not None:
-            raise RunError(f"{path} was not written correctly: {why}: try again")
+        reason = wrong_values(path, {name: shapes[name]}, content, files, folder="")
+        if reason is not None:
+            raise RunError(f"{path} was not written correctly: {reason}: try again")
     fields = {"version": _VERSION, "arrays": shapes, "contents": contents, "files": files, "metadata": dict(metadata)}
     write_signed(path, fields)
 

@@ -157,18 +157,18 @@ class SaveCoordinator:
         except OSError:
             return 0
 
-    def _write(self, what: str, fields: Mapping[str, Any]) -> None:
+    def _write(self, label: str, fields: Mapping[str, Any]) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
-        write_signed(self.path, {"version": _VERSION, **fields}, self._file(self._host_index, what).name)
+        write_signed(self.path, {"version": _VERSION, **fields}, self._file(self._host_index, label).name)
 
-    def _read(self, host: int, what: str) -> dict[str, Any]:
+    def _read(self, host: int, label: str) -> dict[str, Any]:
         try:
-            return read_signed(self.path, "checkpoint", _VERSION, self._file(host, what).name)
+            return read_signed(self.path, "checkpoint", _VERSION, self._file(host, label).name)
         except SettingError as error:
             raise OSError(f"{error.value} {error.allowed}") from error
 
-    def _file(self, host: int, what: str) -> Path:
-        return self.path / f"host-{host}.{what}"
+    def _file(self, host: int, label: str) -> Path:
+        return self.path / f"host-{host}.{label}"
 
 
 class HostShard(NamedTuple):

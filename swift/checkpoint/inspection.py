@@ -24,7 +24,7 @@ def source_lines(plan: RestorePlan) -> list[str]:
     for step in steps:
         units = [unit for unit, copy in plan.sources.items() if copy.step == step]
         lines.append(f"{_experts_text(units) if len(steps) > 1 else 'all experts'}: storage, step {step}")
-    return [*lines, *(f"passed over: {why}" for why in plan.passed_over)]
+    return [*lines, *(f"passed over: {reason}" for reason in plan.passed_over)]
 
 
 def restore_lines(plan: RestorePlan, after: Ledger) -> list[str]:
@@ -175,18 +175,18 @@ def _damages_of(manifest: Manifest, checker: Verifier) -> Iterator[str]:
     for owner, files in sorted(manifest.files_needed().items()):
         for name, digest in files.items():
             yield from filter(None, [checker.file(owner, name, digest)])
-    why = checker.dense(manifest)
-    if why:
-        yield why
+    reason = checker.dense(manifest)
+    if reason:
+        yield reason
     else:
         for name, shape in manifest.dense.shapes.items():
             if is_persisted(shape) and is_model_array(name):
                 yield from filter(None, [checker.finite(manifest.step, name)])
     for unit, copies in sorted(manifest.ledger.copies.items()):
         for copy in copies:
-            why = checker.copy(manifest, unit, copy)
-            if why:
-                yield why
+            reason = checker.copy(manifest, unit, copy)
+            if reason:
+                yield reason
             else:
                 names = [unit_array(unit, dtype) for dtype in manifest.unit_shapes]
                 yield from filter(None, [checker.finite(copy.step, name) for name in names])

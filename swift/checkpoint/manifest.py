@@ -63,10 +63,10 @@ def digest(content: bytes) -> str:
 
 def array_digest(arrays: Iterable[np.ndarray]) -> str:
     """Digest of the values of arrays, one array after the other."""
-    whole = hashlib.blake2b(digest_size=_SIZE)
+    digest = hashlib.blake2b(digest_size=_SIZE)
     for array in arrays:
-        whole.update(raw_bytes(array))
-    return whole.hexdigest()
+        digest.update(raw_bytes(array))
+    return digest.hexdigest()
 
 
 def array_checksum(arrays: Iterable[np.ndarray], before: int = 0) -> int:
@@ -91,12 +91,12 @@ def nothing() -> None:
 
 def file_digest(path: Path, progress: Callable[[], None] = nothing) -> str:
     """Digest of a file; ``progress`` is called now and then."""
-    whole = hashlib.blake2b(digest_size=_SIZE)
+    digest = hashlib.blake2b(digest_size=_SIZE)
     with path.open("rb", buffering=0) as file:
         while block := file.read(_READ):
-            whole.update(block)
+            digest.update(block)
             progress()
-    return whole.hexdigest()
+    return digest.hexdigest()
 
 
 def synced_digests(directory: Path) -> dict[str, str]:
@@ -367,10 +367,12 @@ def read_signed(path: Path, setting: str, version: int, name: str = MANIFEST) ->
     return fields
 
 
-def check_shapes(path: Path, setting: str, theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:
+def check_shapes(
+    path: Path, setting: str, stored_shapes: Mapping[str, str], expected_shapes: Mapping[str, str]
+) -> None:
     """Raises SettingError, naming one array, where a checkpoint's shapes by name are not the expected ones."""
-    for name in sorted({*theirs, *ours}):
-        stored, expected = theirs.get(name, "nothing"), ours.get(name, "nothing")
+    for name in sorted({*stored_shapes, *expected_shapes}):
+        stored, expected = stored_shapes.get(name, "nothing"), expected_shapes.get(name, "nothing")
         if stored != expected:
             raise SettingError(setting, str(path), f"is of another model: it has {stored} for {name}, here {expected}")
 

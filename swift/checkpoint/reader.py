@@ -189,19 +189,19 @@ def _check_identity(path: Path, manifest: Manifest, identity: Mapping[str, Any] 
 
 
 def _check_shapes(directory: Path, manifest: Manifest, split: StateSplit) -> None:
-    ours = {name: shape_text(leaf) for name, leaf in split.dense_shapes.items()}
-    ours |= {f"experts of {dtype}": shape_text(leaf) for dtype, leaf in split.unit_shapes.items()}
-    ours["experts"] = str([split.num_layers, split.num_classes])
-    theirs = dict(manifest.dense.shapes)
-    theirs |= {f"experts of {dtype}": text for dtype, text in manifest.unit_shapes.items()}
-    theirs["experts"] = str([*manifest.ledger.tally.contained_LE.shape])
-    check_shapes(checkpoint_path(directory, manifest.step), _SETTING, theirs, ours)
+    expected_shapes = {name: shape_text(leaf) for name, leaf in split.dense_shapes.items()}
+    expected_shapes |= {f"experts of {dtype}": shape_text(leaf) for dtype, leaf in split.unit_shapes.items()}
+    expected_shapes["experts"] = str([split.num_layers, split.num_classes])
+    stored_shapes = dict(manifest.dense.shapes)
+    stored_shapes |= {f"experts of {dtype}": text for dtype, text in manifest.unit_shapes.items()}
+    stored_shapes["experts"] = str([*manifest.ledger.tally.contained_LE.shape])
+    check_shapes(checkpoint_path(directory, manifest.step), _SETTING, stored_shapes, expected_shapes)
 
 
 def _check_dense(manifest: Manifest, checker: Verifier) -> None:
-    why = checker.dense(manifest)
-    if why:
-        raise CorruptFile(why)
+    reason = checker.dense(manifest)
+    if reason:
+        raise CorruptFile(reason)
 
 
 def _choose_sources(manifest: Manifest, checker: Verifier) -> tuple[dict[Unit, Copy], list[str]]:
@@ -210,11 +210,11 @@ def _choose_sources(manifest: Manifest, checker: Verifier) -> tuple[dict[Unit, C
     for (layer, class_), copies in manifest.ledger.copies.items():
         name = f"expert {class_} of layer {layer}"
         for copy in copies:
-            why = checker.copy(manifest, (layer, class_), copy)
-            if why is None:
+            reason = checker.copy(manifest, (layer, class_), copy)
+            if reason is None:
                 sources[layer, class_] = copy
                 break
-            damaged.append(f"{name}: {why}")
+            damaged.append(f"{name}: {reason}")
         else:
             which = checkpoint_path(Path(), manifest.step)
             raise CorruptFile(f"{which} has no sound copy of {name}: {'; '.join(damaged[-len(copies) :])}")

@@ -54,8 +54,8 @@ class Snapshot:
     def experts(self) -> Iterator[tuple[Unit, dict[str, np.ndarray]]]:
         """Every chosen expert with views of its state by dtype, ``[V, N, w]`` each."""
         for layer, classes in enumerate(self.chosen_LK.tolist()):
-            for nth, class_ in enumerate(classes):
-                yield (layer, class_), {dtype: block[layer, nth] for dtype, block in self.blocks.items()}
+            for index, class_ in enumerate(classes):
+                yield (layer, class_), {dtype: block[layer, index] for dtype, block in self.blocks.items()}
 
 
 @dataclass(frozen=True)

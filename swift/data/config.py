@@ -148,13 +148,15 @@ def _check_pipeline(setting: str, pipeline: Pipeline) -> None:
     """Refuses what a run does itself with the documents of a pipeline, and what would be frozen in the index."""
     for operator in pipeline.operators:
         if isinstance(operator, Tokenize | Pack | Shuffle | Stack):
-            why = (
+            reason = (
                 "is not for a pipeline that trains: the run itself tokenizes, packs, shuffles and batches its documents"
             )
-            raise SettingError(setting, name_of(operator), why)
+            raise SettingError(setting, name_of(operator), reason)
         if operator.is_random:
-            why = "is random, and the tokens of a pipeline that trains are kept: they would be the same in every epoch"
-            raise SettingError(setting, name_of(operator), why)
+            reason = (
+                "is random, and the tokens of a pipeline that trains are kept: they would be the same in every epoch"
+            )
+            raise SettingError(setting, name_of(operator), reason)
 
 
 def in_split(names: Iterable[str], split: Split, validation_share: float) -> np.ndarray:

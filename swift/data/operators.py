@@ -202,12 +202,12 @@ class OperatorError(DataError):
 
     Attributes:
         operator: its name.
-        why: what was wrong, in one line.
+        reason: what was wrong, in one line.
     """
 
-    def __init__(self, operator: str, why: str):
-        super().__init__(f"operator {operator}: {why}")
-        self.operator, self.why = operator, why
+    def __init__(self, operator: str, reason: str):
+        super().__init__(f"operator {operator}: {reason}")
+        self.operator, self.reason = operator, reason
 
 
 def applied(element: Element, number: int) -> Apply:

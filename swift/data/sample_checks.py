@@ -143,7 +143,7 @@ def _blamed(plan: InputPlan, written: Sequence[Element], planned: Sequence[Eleme
                 names = f"{name_of(moved)} and {name_of(passed)}"
                 if moved.depends_on is None:
                     return f"operators {names} change more than their fields: one writes into an array that it is given"
-                why = "which its `depends_on` does not name: the sample differs where they change places"
-                return f"operator {name_of(moved)} depends on {name_of(passed)}, {why}"
+                reason = "which its `depends_on` does not name: the sample differs where they change places"
+                return f"operator {name_of(moved)} depends on {name_of(passed)}, {reason}"
             before = after
     return "the sample that was kept or made elsewhere, or its file, is not the one that the operators give now"

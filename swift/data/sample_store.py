@@ -363,8 +363,8 @@ def check_writable(directory: Path) -> None:
 
 
 def _unwritable(directory: Path, error: OSError) -> SettingError:
-    why = f"samples cannot be kept there: {error.strerror or error}"
-    return SettingError("Resources.cache_directory", str(directory), why)
+    reason = f"samples cannot be kept there: {error.strerror or error}"
+    return SettingError("Resources.cache_directory", str(directory), reason)
 
 
 def _write_survey(

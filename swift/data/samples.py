@@ -177,9 +177,9 @@ class _Rows:
         ends, start, filled, segment = self._ends(epoch if self._is_shuffled else 0), row * self._length, 0, 0
         place = int(np.searchsorted(ends, start, side="right"))
         while filled <= self._length and place < len(ends):
-            whole = self._tokens(epoch * self._records.size + place)
-            begin = max(0, start - int(ends[place]) + len(whole))
-            part = whole[begin : begin + self._length + 1 - filled]
+            record_tokens = self._tokens(epoch * self._records.size + place)
+            begin = max(0, start - int(ends[place]) + len(record_tokens))
+            part = record_tokens[begin : begin + self._length + 1 - filled]
             segment += 1 if len(part) else 0
             tokens[filled : filled + len(part)], segments[filled : filled + len(part)] = part, segment
             filled, place = filled + len(part), place + 1

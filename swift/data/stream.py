@@ -247,8 +247,8 @@ def spans_of(config: DataConfig, ends: Iterable[np.ndarray]) -> dict[Split, Span
     """
     if config.validation_source is not None:
         (last,) = deque(ends, maxlen=1)  # one piece at a time
-        whole = _spans(np.array([0, last[-1]]))
-        return {"train": whole, "validation": whole}
+        spans = _spans(np.array([0, last[-1]]))
+        return {"train": spans, "validation": spans}
     bounds, nearest, begin, number, validated = [np.zeros(1, np.int64)], list[_Document](), 0, 0, False
     for ends_K in ends:
         starts_K = np.concatenate([[begin], ends_K[:-1]])

@@ -111,17 +111,17 @@ class DatasetDirectory(FileRecords):
         """
         home = Path(self.pattern)
         if not (home / "dataset_info.json").is_file():
-            why = "is not a directory written by Dataset.save_to_disk: it has no dataset_info.json"
+            reason = "is not a directory written by Dataset.save_to_disk: it has no dataset_info.json"
             if (home / "dataset_dict.json").is_file():
                 inside = sorted(path.parent.name for path in home.glob("*/dataset_info.json"))
-                why = f"holds several datasets: name one of its directories {', '.join(inside)}"
-            raise SettingError("DatasetDirectory.pattern", self.pattern, why)
+                reason = f"holds several datasets: name one of its directories {', '.join(inside)}"
+            raise SettingError("DatasetDirectory.pattern", self.pattern, reason)
         names = self._stated() if (home / "state.json").exists() else self._numbered()
         try:
             return tuple(RecordFile(str(home / name), state_of(str(home / name))) for name in names)
         except OSError as error:
-            why = f"is not whole: {error.filename or 'one of its files'} cannot be read: {error.strerror}"
-            raise SettingError("DatasetDirectory.pattern", self.pattern, why) from error
+            reason = f"is not whole: {error.filename or 'one of its files'} cannot be read: {error.strerror}"
+            raise SettingError("DatasetDirectory.pattern", self.pattern, reason) from error
 
     def _stated(self) -> list[str]:
         """Names of the files that ``state.json`` has."""
@@ -150,8 +150,8 @@ class DatasetDirectory(FileRecords):
         if not names:
             raise SettingError("DatasetDirectory.pattern", self.pattern, "has no .arrow file")
         numbered = [re.fullmatch(r"(.*)-(\d{5})-of-(\d{5})\.arrow", name) for name in names]
-        whole = {f"{match[1]}-{n:05}-of-{match[3]}.arrow" for match in numbered if match for n in range(int(match[3]))}
-        missing = sorted(whole - set(names))
+        expected = {f"{m[1]}-{n:05}-of-{m[3]}.arrow" for m in numbered if m for n in range(int(m[3]))}
+        missing = sorted(expected - set(names))
         if missing:
             raise SettingError("DatasetDirectory.pattern", self.pattern, f"is not whole: there is no {missing[0]}")
         return names

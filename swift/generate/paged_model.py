@@ -215,10 +215,10 @@ def _mixture(
         return sorted_moe(experts, logits_TE, x_TD, valid_T, module, bias_E, num_ranks)
 
     if ranks is not None:
-        whole = PartitionSpec()
-        specs = (whole, whole, whole, PartitionSpec(EXPERT_AXIS), whole)
+        replicated = PartitionSpec()
+        specs = (replicated, replicated, replicated, PartitionSpec(EXPERT_AXIS), replicated)
         # check_vma=False: the loops of the grouped matmul begin with zeros, which are the same on all ranks.
-        run = jax.shard_map(run, mesh=ranks, in_specs=specs, out_specs=whole, check_vma=False)
+        run = jax.shard_map(run, mesh=ranks, in_specs=specs, out_specs=replicated, check_vma=False)
     y_TD = run(logits_TE, x_TD, valid_T, state, bias_E)
     none = jnp.zeros(experts.num_classes, jnp.int32)
     return y_TD, jnp.zeros((), logits_TE.dtype), Load(none, none, none)

@@ -338,9 +338,9 @@ class SequencePool:
         self.tree, self.free = RadixTree(), list(range(self._num_pages))
         for draft in self.running:
             answer = draft.answer
-            whole = [*answer.request.tokens, *answer.tokens]
+            tokens = [*answer.request.tokens, *answer.tokens]
             if answer.tokens:
-                draft.tokens = np.array(whole[-self._num_positions :], np.int32)
+                draft.tokens = np.array(tokens[-self._num_positions :], np.int32)
             draft.node, draft.table, draft.num_shared, draft.num_pages = None, _EMPTY, 0, 0
             self._wait(draft)
         self.running = []

@@ -128,8 +128,8 @@ class LiveMesh:
             return dict.fromkeys(range(self.topology.num_stages), slice(self.num_ranks))
         ranks_of: dict[int, set[int]] = {}
         for row, devices in zip(self.rows, self.mesh.devices, strict=True):
-            here = {rank for rank, device in enumerate(devices) if device.process_index == jax.process_index()}
-            ranks_of[row.stage] = ranks_of.get(row.stage, set()) | here
+            local_ranks = {rank for rank, device in enumerate(devices) if device.process_index == jax.process_index()}
+            ranks_of[row.stage] = ranks_of.get(row.stage, set()) | local_ranks
         return {stage: slice(min(ranks), max(ranks) + 1) for stage, ranks in ranks_of.items() if ranks}
 
     def with_rows(self, rows: tuple[MeshRow, ...]) -> "LiveMesh":
@@ -152,8 +152,10 @@ class LiveMesh:
 
     def shardings(self, specs: Any) -> Any:
         """Maps a tree of specs to shardings."""
-        whole = PartitionSpec()
-        return jax.tree.map(lambda s: NamedSharding(self.mesh, whole if self.virtual else s), specs, is_leaf=is_spec)
+        replicated = PartitionSpec()
+        return jax.tree.map(
+            lambda s: NamedSharding(self.mesh, replicated if self.virtual else s), specs, is_leaf=is_spec
+        )
 
     def put(self, tree: Any, specs: Any) -> Any:
         """Puts host arrays of the kinds in ``specs`` on the mesh's devices; every process fills its own devices."""

@@ -117,11 +117,11 @@ def host_stages(tree: Any, live: LiveMesh, specs: Any, lost: Collection[tuple[in
     gone = set() if live.virtual else {live.mesh.devices[live.first_rows[stage], rank] for stage, rank in lost}
 
     def copy(spec: PartitionSpec, leaf: jax.Array) -> np.ndarray:
-        whole = np.empty(leaf.shape, leaf.dtype)
+        array = np.empty(leaf.shape, leaf.dtype)
         for shard in leaf.addressable_shards:
             if shard.device not in gone:
-                whole[shard.index] = shard.data
-        stages = whole[list(live.first_rows)]
+                array[shard.index] = shard.data
+        stages = array[list(live.first_rows)]
         for stage, rank in lost if spec == RANKED else ():
             stages[stage, :, rank] = np.nan
         return stages
@@ -154,9 +154,9 @@ def put_shards(shards: Any, live: LiveMesh, specs: Any, shapes: Any) -> Any:
     """
     local_devices = [device for device in live.mesh.devices.flat if device.process_index == jax.process_index()]
 
-    def place(spec: PartitionSpec, whole: jax.ShapeDtypeStruct, local_shards: Shards) -> jax.Array:
+    def place(spec: PartitionSpec, abstract: jax.ShapeDtypeStruct, local_shards: Shards) -> jax.Array:
         arrays = jax.device_put(list(local_shards), local_devices)
-        return jax.make_array_from_single_device_arrays(whole.shape, live.shardings(spec), arrays)
+        return jax.make_array_from_single_device_arrays(abstract.shape, live.shardings(spec), arrays)
 
     if shards is None:
         local_shapes = shard_shapes(specs, shapes, len(local_devices))
@@ -178,11 +178,11 @@ def shard_shapes(specs: Any, shapes: Any, num_devices: int) -> Any:
         A tree as ``fetch_shards`` returns it, of ``jax.ShapeDtypeStruct``.
     """
 
-    def shape(spec: PartitionSpec, whole: Any) -> list[jax.ShapeDtypeStruct]:
-        dims = [1, *whole.shape[1:]]
+    def shape(spec: PartitionSpec, abstract: Any) -> list[jax.ShapeDtypeStruct]:
+        dims = [1, *abstract.shape[1:]]
         if spec == RANKED:
             dims[2] = 1
-        return [jax.ShapeDtypeStruct(tuple(dims), whole.dtype)] * num_devices
+        return [jax.ShapeDtypeStruct(tuple(dims), abstract.dtype)] * num_devices
 
     return map_specs(shape, specs, shapes)
 

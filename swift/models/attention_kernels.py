@@ -362,4 +362,4 @@ def _failing(
             ]
     else:
         failings = []
-    return next((why for fails, why in failings if fails), "")
+    return next((reason for fails, reason in failings if fails), "")

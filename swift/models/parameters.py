@@ -463,21 +463,21 @@ class _Pieces(NamedTuple):
         """Pieces of an array."""
         return -(-self.shape[0] // self.rows)
 
-    def in_array(self, nth: jax.Array) -> _Part:
+    def in_array(self, index: jax.Array) -> _Part:
         """Finds the nth piece in the arrays."""
-        at, row = self._place(nth)
+        at, row = self._place(index)
         inner = self.shape[1:]
         return (*at, row, *(0 for _ in inner)), (*(1 for _ in at), self.rows, *inner)
 
-    def in_vectors(self, nth: jax.Array) -> _Part:
+    def in_vectors(self, index: jax.Array) -> _Part:
         """Finds the nth piece in the vectors."""
-        at, row = self._place(nth)
+        at, row = self._place(index)
         return (*at, self.start + row * self.row_size), (*(1 for _ in at), self.rows * self.row_size)
 
-    def _place(self, nth: jax.Array) -> tuple[tuple[jax.Array, ...], jax.Array]:
+    def _place(self, index: jax.Array) -> tuple[tuple[jax.Array, ...], jax.Array]:
         """Index of the array that has the nth piece, and the piece's first row."""
-        row = jnp.minimum(nth % self.pieces_per_array * self.rows, self.shape[0] - self.rows)
-        return jnp.unravel_index(nth // self.pieces_per_array, self.lead) if self.lead else (), row
+        row = jnp.minimum(index % self.pieces_per_array * self.rows, self.shape[0] - self.rows)
+        return jnp.unravel_index(index // self.pieces_per_array, self.lead) if self.lead else (), row
 
 
 def _pieces(lead: tuple[int, ...], shapes: Sequence[tuple[int, ...]]) -> Iterator[_Pieces]:
@@ -496,8 +496,8 @@ def _copy(
 ) -> jax.Array:
     """Copies all pieces from where they are read to where they are written."""
 
-    def copy(nth: jax.Array, target: jax.Array) -> jax.Array:
-        (at, shape), (target_at, target_shape) = read(nth), written(nth)
+    def copy(index: jax.Array, target: jax.Array) -> jax.Array:
+        (at, shape), (target_at, target_shape) = read(index), written(index)
         part = lax.dynamic_slice(source, at, shape).reshape(target_shape)
         return lax.dynamic_update_slice(target, part, target_at)
 

@@ -72,8 +72,8 @@ class _Trial:
     def __init__(self, policy: PlacementPolicy, setting: str):
         self._policy, self._setting = policy, setting
 
-    def refuse(self, why: str) -> NoReturn:
-        raise SettingError(self._setting, self._policy, why)
+    def refuse(self, reason: str) -> NoReturn:
+        raise SettingError(self._setting, self._policy, reason)
 
     def attempt(self, method: str, call: Callable[[], Any]) -> Any:
         """Returns the result of a call; reports exceptions as errors of the policy's method."""
@@ -84,8 +84,8 @@ class _Trial:
         except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
             raise SettingError(self._setting, self._policy, f"{method}{self._line(error)} {_TRACED}") from error
         except Exception as error:
-            why = f"{method}{self._line(error)} raises {error_line(error)}"
-            raise SettingError(self._setting, self._policy, why) from error
+            reason = f"{method}{self._line(error)} raises {error_line(error)}"
+            raise SettingError(self._setting, self._policy, reason) from error
 
     def _line(self, error: Exception) -> str:
         """Finds the last line of the policy's own file in the traceback of an error."""
@@ -132,10 +132,10 @@ class _Trial:
 
     def _check(self, when: str, placement: jax.Array, num_classes: int) -> None:
         placement_LNS = np.asarray(placement)
-        why = validate_placement(placement_LNS, num_classes)
-        if why is not None:
+        reason = validate_placement(placement_LNS, num_classes)
+        if reason is not None:
             text = str(placement_LNS.reshape(len(placement_LNS), -1).tolist())
-            self.refuse(f"{when} {text if len(text) < 80 else text[:77] + '...'}: {why}")
+            self.refuse(f"{when} {text if len(text) < 80 else text[:77] + '...'}: {reason}")
 
 
 def _loads(num_layers: int, num_classes: int, num_tokens: int) -> Iterator[tuple[str, np.ndarray]]:
