@@ -57,7 +57,7 @@ class _Store:
     def newest(self) -> tuple[np.ndarray, np.ndarray]:
         """(token updates, step) of the newest copy of every expert, ``[L, E]``."""
         newest_1LE = self.step_CLE.argmax(axis=0)[None]
-        return tuple(np.take_along_axis(of, newest_1LE, axis=0)[0] for of in (self.contained_CLE, self.step_CLE))
+        return tuple(np.take_along_axis(array, newest_1LE, axis=0)[0] for array in (self.contained_CLE, self.step_CLE))
 
     def rank_snapshots(self, rank: int) -> list[tuple[int, Snapshot, np.ndarray]]:
         """(step, a rank's slices of that step, token updates ``[L, E]``), the newest first.

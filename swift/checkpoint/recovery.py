@@ -135,12 +135,12 @@ def recover_ranks(
     arrays = {name: np.array(leaf) for name, leaf in by_name(state).items()}
     newest_first = sorted((copy for copy in copies if copy.step <= step), key=lambda copy: -copy.step)
     names = range(split.num_ranks) if names is None else names
-    gone, stored = frozenset(lost), cache(stored)
+    lost_ranks, stored = frozenset(lost), cache(stored)
     search = _SliceSearch(
         split=split,
         placement_PLNS=arrays["placement"],
         slots=slots or {},
-        lost=gone,
+        lost=lost_ranks,
         copies=newest_first,
         step=step,
         stored=stored,
@@ -160,7 +160,7 @@ def recover_ranks(
     return Recovered(
         jax.tree.unflatten(jax.tree.structure(split.abstract), [arrays[name] for name in split.shapes]),
         replace(ledger, tally=tally),
-        [*_rank_lines(sources, split, step), *_retained_lines(gone, split.num_stages, names), *passed_over],
+        [*_rank_lines(sources, split, step), *_retained_lines(lost_ranks, split.num_stages, names), *passed_over],
         facts | {"plt": tally.plt, "faults": tally.num_faults},
     )
 

@@ -65,12 +65,12 @@ def apply_operators(
     return PartialSample(num_done, sample, tuple(digests))
 
 
-def _digest_of(name: str, sample: Any, of: str) -> bytes:
+def _digest_of(name: str, sample: Any, field: str) -> bytes:
     """Returns the digest of a field."""
     try:
-        return hashlib.blake2b(field_bytes(sample[of]), digest_size=16).digest()
+        return hashlib.blake2b(field_bytes(sample[field]), digest_size=16).digest()
     except Unencodable as error:
-        raise OperatorError(name, f"field {of!r} cannot be compared: {error}") from error
+        raise OperatorError(name, f"field {field!r} cannot be compared: {error}") from error
 
 
 class MisdeclaredOperator(DataError):

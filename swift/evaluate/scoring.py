@@ -57,11 +57,11 @@ def continuation_of(tokenizer: Tokenizer, begin: str, end: str, num_positions: i
     Returns:
         The continuation; None if it has no tokens, or does not fit into the positions with a token before it.
     """
-    whole, before = (text_tokens(tokenizer, text) for text in (begin + end, begin))
-    start = _common_beginning(whole, before)
+    tokens, prompt_tokens = (text_tokens(tokenizer, text) for text in (begin + end, begin))
+    start = _common_beginning(tokens, prompt_tokens)
     if start == 0:
-        whole, start = [tokenizer.separator, *whole], 1
-    return seen(whole, start, num_positions)
+        tokens, start = [tokenizer.separator, *tokens], 1
+    return seen(tokens, start, num_positions)
 
 
 def seen(tokens: Sequence[int], scored_from: int, num_positions: int) -> Continuation | None:

@@ -237,7 +237,7 @@ def write_decoder(decoder: Decoder, dtype: str) -> dict[str, Any]:
         dtype: type of its tensors, such as ``bfloat16``.
     """
     family, model = decoder.family, decoder.model
-    kind = next(name for name, ours in _ROPE_KINDS.items() if ours == model.rope_scaling)
+    kind = next(name for name, scaling in _ROPE_KINDS.items() if scaling == model.rope_scaling)
     rope: dict[str, Any] = {"rope_type": kind}
     if model.rope_scaling != "none":
         rope["factor"] = model.rope_factor
@@ -371,7 +371,7 @@ def _rope(read: _Reader, family: Family) -> dict[str, Any]:
         raise SettingError("DIR", read.path, f"has {name} = {rope!r}, which is not an object")
     rope_reader = _Reader(cast(Mapping[str, Any], rope), read.path)
     kind = rope.get("rope_type", rope.get("type", "default"))
-    allowed = [known for known, ours in _ROPE_KINDS.items() if ours in family.rope_kinds]
+    allowed = [known for known, scaling in _ROPE_KINDS.items() if scaling in family.rope_kinds]
     if not isinstance(kind, str) or kind not in allowed:
         raise SettingError("DIR", read.path, f"has rope_type = {kind!r}; known are {', '.join(allowed)}")
     for key, value in rope.items():

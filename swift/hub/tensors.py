@@ -162,8 +162,8 @@ def _ffn(
     expert: int | None = None,
 ) -> Iterator[TensorLocation]:
     shapes = {"gate": (width, dim), "up": (width, dim), "down": (dim, width)}
-    for name, (ours, shape) in zip(names, shapes.items(), strict=True):
-        yield TensorLocation(f"{at}.{name}.weight", shape, group, index, f"{prefix}{ours}.kernel", expert)
+    for name, (parameter, shape) in zip(names, shapes.items(), strict=True):
+        yield TensorLocation(f"{at}.{name}.weight", shape, group, index, f"{prefix}{parameter}.kernel", expert)
 
 
 @dataclass(frozen=True)

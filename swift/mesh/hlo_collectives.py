@@ -154,8 +154,8 @@ def _computations(text: str) -> Mapping[str, _Computation]:
             loop = Loop(path, int(trips[1]) if trips else None) if " while(" in line else None
             for other in called:
                 if other in computations:
-                    of = computations[other]
-                    of.caller, of.path, of.loop = name, path, loop
+                    callee = computations[other]
+                    callee.caller, callee.path, callee.loop = name, path, loop
     return computations
 
 

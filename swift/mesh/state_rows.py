@@ -77,8 +77,8 @@ def transfer_rows(tree: Any, old: LiveMesh, new: LiveMesh, specs: Any, source_R:
         shard_on = {shard.device: shard.data for shard in leaf.addressable_shards}
 
         def moved(source: jax.Device, target: jax.Device) -> jax.Array:
-            at = SingleDeviceSharding(target, memory_kind=kind)
-            return shard_on[source] if source == target else jax.device_put(shard_on[source], at)
+            sharding = SingleDeviceSharding(target, memory_kind=kind)
+            return shard_on[source] if source == target else jax.device_put(shard_on[source], sharding)
 
         shape = (new.num_live, *leaf.shape[1:])
         return jax.make_array_from_single_device_arrays(shape, after, [moved(*route) for route in routes])
@@ -114,12 +114,12 @@ def host_stages(tree: Any, live: LiveMesh, specs: Any, lost: Collection[tuple[in
     Returns:
         Arrays ``[P, ...]``.
     """
-    gone = set() if live.virtual else {live.mesh.devices[live.first_rows[stage], rank] for stage, rank in lost}
+    lost_devices = set() if live.virtual else {live.mesh.devices[live.first_rows[stage], rank] for stage, rank in lost}
 
     def copy(spec: PartitionSpec, leaf: jax.Array) -> np.ndarray:
         array = np.empty(leaf.shape, leaf.dtype)
         for shard in leaf.addressable_shards:
-            if shard.device not in gone:
+            if shard.device not in lost_devices:
                 array[shard.index] = shard.data
         stages = array[list(live.first_rows)]
         for stage, rank in lost if spec == RANKED else ():

@@ -107,10 +107,10 @@ def blockwise_attention(
         return causal_attention(query_BTHC, key_BTKC, value_BTKC, sees)
     kv_heads, num_blocks = key_BTKC.shape[2], -(-length // block)
 
-    def blocks(of: jax.Array) -> jax.Array:
+    def blocks(array: jax.Array) -> jax.Array:
         """Cuts ``[B, T, ...]`` into ``[N, B, T, ...]``; keys of the padding are after all queries."""
-        padded = jnp.pad(of, [(0, 0), (0, num_blocks * block - length), *[(0, 0)] * (of.ndim - 2)])
-        return jnp.moveaxis(padded.reshape(num_sequences, num_blocks, block, *of.shape[2:]), 1, 0)
+        padded = jnp.pad(array, [(0, 0), (0, num_blocks * block - length), *[(0, 0)] * (array.ndim - 2)])
+        return jnp.moveaxis(padded.reshape(num_sequences, num_blocks, block, *array.shape[2:]), 1, 0)
 
     query = blocks(query_BTHC).reshape(num_blocks, num_sequences, block, kv_heads, -1, channels)
     inputs = _Inputs(
@@ -279,7 +279,7 @@ def triton_attention(
     from jax.experimental.pallas.ops.gpu import attention as gpu
 
     groups = query_BTHC.shape[2] // key_BTKC.shape[2]
-    key, value = (jnp.repeat(of, groups, axis=2) if groups > 1 else of for of in (key_BTKC, value_BTKC))
+    key, value = (jnp.repeat(array, groups, axis=2) if groups > 1 else array for array in (key_BTKC, value_BTKC))
     scale, sizes = query_BTHC.shape[-1] ** -0.5, gpu.BlockSizes(*[_GPU_BLOCK] * 6)
     options = {"causal": True, "block_sizes": sizes, "num_warps": _GPU_WARPS, "interpret": interpret}
     return gpu.mha(query_BTHC, key, value, document_BT, sm_scale=scale, **options)
