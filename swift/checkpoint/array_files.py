@@ -154,7 +154,7 @@ def read_part(path: Path, name: str, place: Sequence[slice]) -> np.ndarray:
         OSError, ValueError: its files are missing, not laid out as by ``write_arrays``, or too short.
     """
     shape, dtype = _header(path, name)
-    lengths = [len(range(*one.indices(length))) for one, length in zip(place, shape, strict=False)]
+    lengths = [len(range(*part.indices(length))) for part, length in zip(place, shape, strict=False)]
     values = np.empty((*lengths, *shape[len(place) :]), dtype)
     room = raw_bytes(values)
     with (path / _value_file(name, shape)).open("rb", buffering=0) as file:
@@ -217,14 +217,14 @@ def runs(shape: Sequence[int], place: Sequence[slice]) -> Iterator[slice]:
     >>> list(runs((2, 3, 4), (slice(1, 2), slice(0, 2))))
     [slice(12, 20, None)]
     """
-    ranges = [range(*one.indices(length)) for one, length in zip(place, shape, strict=False)]
+    ranges = [range(*part.indices(length)) for part, length in zip(place, shape, strict=False)]
     while len(ranges) > 1 and ranges[-1] == range(shape[len(ranges) - 1]):
         ranges.pop()  # or there would be a run for each of its rows
     *outer, inner = ranges
     row = math.prod(shape[len(ranges) :])
-    for nth in np.ndindex(*map(len, outer)):
-        at = [of_dim[one] for of_dim, one in zip(outer, nth, strict=True)]
-        first = (int(np.ravel_multi_index((*at, 0), shape[: len(ranges)])) + inner.start) * row
+    for offsets in np.ndindex(*map(len, outer)):
+        index = [dim_range[offset] for dim_range, offset in zip(outer, offsets, strict=True)]
+        first = (int(np.ravel_multi_index((*index, 0), shape[: len(ranges)])) + inner.start) * row
         yield slice(first, first + len(inner) * row)
 
 
@@ -250,11 +250,11 @@ def _num_bytes(leaf: Any) -> int:
 
 def _header(path: Path, name: str) -> tuple[tuple[int, ...], np.dtype]:
     """Shape and dtype of an array that is stored in one piece, as raw bytes."""
-    said = json.loads((path / files_of(name) / _HEADER).read_bytes())
+    header = json.loads((path / files_of(name) / _HEADER).read_bytes())
     try:
-        shape, dtype = tuple(said["shape"]), np.dtype(said["dtype"])
-        is_raw = said["chunks"] == said["shape"] and said["order"] == "C"
-        is_raw = is_raw and said["compressor"] is None and said["filters"] is None
+        shape, dtype = tuple(header["shape"]), np.dtype(header["dtype"])
+        is_raw = header["chunks"] == header["shape"] and header["order"] == "C"
+        is_raw = is_raw and header["compressor"] is None and header["filters"] is None
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path / files_of(name)} has no header of an array") from error
     if not is_raw:

@@ -53,57 +53,57 @@ class Verifier:
 
     def __init__(self, directory: Path):
         self._directory = directory
-        self._found: dict[tuple[int, str, str], str | None] = {}
+        self._findings: dict[tuple[int, str, str], str | None] = {}
 
     def dense(self, manifest: Manifest) -> str | None:
         """Checks the dense part of a checkpoint."""
         step, dense = manifest.step, manifest.dense
-        why = self.files(step, dense.files, manifest.ledger.common[step])
+        reason = self.files(step, dense.files, manifest.ledger.common[step])
         for name, shape in dense.shapes.items():
-            if why is None and is_persisted(shape):
-                why = self._values(step, {name: shape}, dense.contents[name], dense.files)
-        return why
+            if reason is None and is_persisted(shape):
+                reason = self._values(step, {name: shape}, dense.contents[name], dense.files)
+        return reason
 
     def copy(self, manifest: Manifest, unit: Unit, copy: Copy) -> str | None:
         """Checks a copy of an expert that a checkpoint names."""
-        why = self.files(copy.step, manifest.ledger.common[copy.step], copy.files)
-        if why is None and copy.num_bytes:
+        reason = self.files(copy.step, manifest.ledger.common[copy.step], copy.files)
+        if reason is None and copy.num_bytes:
             shapes = {unit_array(unit, dtype): shape for dtype, shape in manifest.unit_shapes.items()}
-            why = self._values(copy.step, shapes, copy.content, copy.files)
-        return why
+            reason = self._values(copy.step, shapes, copy.content, copy.files)
+        return reason
 
     def files(self, step: int, *all_files: Files) -> str | None:
         """Checks some files of a step against their digests."""
         return next(
-            (why for files in all_files for name, d in files.items() if (why := self.file(step, name, d))), None
+            (reason for files in all_files for name, d in files.items() if (reason := self.file(step, name, d))), None
         )
 
     def file(self, step: int, name: str, expected: str) -> str | None:
         """Checks a file of a step against its expected digest."""
         key = (step, name, expected)
-        if key not in self._found:
+        if key not in self._findings:
             wrong = difference(self._path(step) / name, expected)
-            self._found[key] = wrong and self._damaged(step, f"its file {name} {wrong}")
-        return self._found[key]
+            self._findings[key] = wrong and self._damaged(step, f"its file {name} {wrong}")
+        return self._findings[key]
 
     def finite(self, step: int, name: str) -> str | None:
         """Checks that the values of one of a step's arrays, whose files are sound, are finite."""
         key = (step, name, "finite")
-        if key not in self._found:
+        if key not in self._findings:
             try:
                 array = map_array(self._path(step) / ARRAYS, name)
                 wrong = None if is_finite(array) else f"{name} has values that are not finite"
             except (OSError, ValueError) as error:  # a run may have removed it since
                 wrong = f"{name} cannot be read: {error}"
-            self._found[key] = wrong and self._damaged(step, wrong)
-        return self._found[key]
+            self._findings[key] = wrong and self._damaged(step, wrong)
+        return self._findings[key]
 
-    def check_equal_part(self, manifest: Manifest, own: int, num_hosts: int) -> list[list[Any]]:
+    def check_equal_part(self, manifest: Manifest, host_index: int, num_hosts: int) -> list[list[Any]]:
         """Checks those files of a checkpoint and of its newest copies that fall to one of several hosts, by their size.
 
         Args:
             manifest: manifest of the checkpoint.
-            own: number of this host.
+            host_index: number of this host.
             num_hosts: number of hosts.
 
         Returns:
@@ -117,42 +117,42 @@ class Verifier:
         ]
         for unit, (copy, *_) in manifest.ledger.copies.items():
             items.append((copy.num_bytes, partial(self.copy, manifest, unit, copy)))
-        before = set(self._found)
-        for check in host_subset(items, own, num_hosts):
+        before = set(self._findings)
+        for check in host_subset(items, host_index, num_hosts):
             check()
-        return [[*key, why] for key, why in self._found.items() if key not in before]
+        return [[*key, reason] for key, reason in self._findings.items() if key not in before]
 
-    def adopt(self, found: Iterable[Sequence[Any]]) -> None:
+    def adopt(self, findings: Iterable[Sequence[Any]]) -> None:
         """Takes over what another host has found with ``check_equal_part``."""
-        self._found |= {(step, name, expected): why for step, name, expected, why in found}
+        self._findings |= {(step, name, expected): reason for step, name, expected, reason in findings}
 
     def _values(self, step: int, shapes: Mapping[str, str], content: str, files: Files) -> str | None:
         key = (step, content, " ".join(shapes))
-        if key not in self._found:
+        if key not in self._findings:
             wrong = wrong_values(self._path(step), shapes, content, files)
-            self._found[key] = wrong and self._damaged(step, wrong)
-        return self._found[key]
+            self._findings[key] = wrong and self._damaged(step, wrong)
+        return self._findings[key]
 
     def _path(self, step: int) -> Path:
         return checkpoint_path(self._directory, step)
 
-    def _damaged(self, step: int, why: str) -> str:
-        return f"{self._path(step).name} is damaged: {why}"
+    def _damaged(self, step: int, reason: str) -> str:
+        return f"{self._path(step).name} is damaged: {reason}"
 
 
-def host_subset(items: Iterable[tuple[int, _Item]], own: int, num_hosts: int) -> list[_Item]:
+def host_subset(items: Iterable[tuple[int, _Item]], host_index: int, num_hosts: int) -> list[_Item]:
     """Picks those of some items, each with its size, that fall to one of several hosts.
 
     >>> [host_subset([(1, "a"), (5, "b"), (3, "c"), (1, "d")], host, 2) for host in range(2)]
     [['b'], ['c', 'a', 'd']]
     """
-    loads, mine = [0] * num_hosts, []
+    loads, assigned_items = [0] * num_hosts, []
     for size, item in sorted(items, key=lambda item: -item[0]):
         host = loads.index(min(loads))
         loads[host] += size
-        if host == own:
-            mine.append(item)
-    return mine
+        if host == host_index:
+            assigned_items.append(item)
+    return assigned_items
 
 
 def _size(path: Path) -> int:
@@ -175,15 +175,15 @@ def wrong_values(path: Path, shapes: Mapping[str, str], content: str, files: Fil
     """
     arrays, names = path / folder, " and ".join(shapes)
     try:
-        found = {name: map_array(arrays, name) for name in shapes}
-        (only, *others) = shapes
+        stored = {name: map_array(arrays, name) for name in shapes}
+        (only, *rest) = shapes
         # Several arrays are in several files, whose digests do not add up to that of all their bytes.
-        digest = array_digest(found.values()) if others else files[str(PurePosixPath(folder) / data_file(arrays, only))]
+        digest = array_digest(stored.values()) if rest else files[str(PurePosixPath(folder) / data_file(arrays, only))]
     except (OSError, ValueError, KeyError) as error:
         return f"{names} cannot be read: {error}"
     for name, shape in shapes.items():
-        if shape_text(found[name]) != shape:
-            return f"{name} was {shape} and is stored as {shape_text(found[name])}"
+        if shape_text(stored[name]) != shape:
+            return f"{name} was {shape} and is stored as {shape_text(stored[name])}"
     return None if digest == content else f"the values of {names} are not those that were saved"
 
 
@@ -237,9 +237,9 @@ def save_arrays(path: Path, tree: Any, metadata: Mapping[str, Any]) -> None:
     write_arrays(path, filled)
     shapes, files = {name: shape_text(array) for name, array in arrays.items()}, synced_digests(path)
     for name, content in contents.items():
-        why = wrong_values(path, {name: shapes[name]}, content, files, folder="")
-        if why is not None:
-            raise RunError(f"{path} was not written correctly: {why}: try again")
+        reason = wrong_values(path, {name: shapes[name]}, content, files, folder="")
+        if reason is not None:
+            raise RunError(f"{path} was not written correctly: {reason}: try again")
     fields = {"version": _VERSION, "arrays": shapes, "contents": contents, "files": files, "metadata": dict(metadata)}
     write_signed(path, fields)
 
@@ -281,16 +281,16 @@ def load_arrays(path: Path, abstract: Any, setting: str) -> Any:
     Raises:
         SettingError: the directory holds other arrays, or a file is missing or damaged; the line names it.
     """
-    manifest, wanted = read_signed(path, setting, _VERSION), by_name(abstract)
-    check_shapes(path, setting, manifest["arrays"], {name: shape_text(leaf) for name, leaf in wanted.items()})
+    manifest, leaves = read_signed(path, setting, _VERSION), by_name(abstract)
+    check_shapes(path, setting, manifest["arrays"], {name: shape_text(leaf) for name, leaf in leaves.items()})
     for name, expected in manifest["files"].items():
         wrong = difference(path / name, expected)
         if wrong:
             raise SettingError(setting, str(path), f"is damaged: its file {name} {wrong}")
     for name, content in manifest.get("contents", {}).items():  # older exports have none
-        why = wrong_values(path, {name: manifest["arrays"][name]}, content, manifest["files"], folder="")
-        if why is not None:
-            raise SettingError(setting, str(path), f"is damaged: {why}")
-    arrays = read_arrays(path, {name: leaf for name, leaf in wanted.items() if leaf.size})
-    arrays |= {name: np.zeros(leaf.shape, leaf.dtype) for name, leaf in wanted.items() if not leaf.size}
-    return jax.tree.unflatten(jax.tree.structure(abstract), [arrays[name] for name in wanted])
+        reason = wrong_values(path, {name: manifest["arrays"][name]}, content, manifest["files"], folder="")
+        if reason is not None:
+            raise SettingError(setting, str(path), f"is damaged: {reason}")
+    arrays = read_arrays(path, {name: leaf for name, leaf in leaves.items() if leaf.size})
+    arrays |= {name: np.zeros(leaf.shape, leaf.dtype) for name, leaf in leaves.items() if not leaf.size}
+    return jax.tree.unflatten(jax.tree.structure(abstract), [arrays[name] for name in leaves])

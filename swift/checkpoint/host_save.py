@@ -90,16 +90,16 @@ class SaveCoordinator:
     Args:
         directory: directory of all checkpoints of a run.
         save: the save.
-        own: number of this host.
+        host_index: number of this host.
         patience_s: seconds in which an awaited host has to give a sign of progress.
 
     Attributes:
         path: directory of the notes.
     """
 
-    def __init__(self, directory: Path, save: Save, own: int, patience_s: float = _PATIENCE_S):
+    def __init__(self, directory: Path, save: Save, host_index: int, patience_s: float = _PATIENCE_S):
         self.path = directory / f".{checkpoint_path(directory, save.step).name}.{save.token}{_ENDING}"
-        self._save, self._own, self._patience_s = save, own, patience_s
+        self._save, self._host_index, self._patience_s = save, host_index, patience_s
         self._signed_at = -_SIGN_S
 
     def post(self, stage: Stage, fields: Mapping[str, Any]) -> None:
@@ -112,7 +112,7 @@ class SaveCoordinator:
         if now - self._signed_at >= _SIGN_S:
             self._signed_at = now
             self.path.mkdir(parents=True, exist_ok=True)
-            with self._file(self._own, "signs").open("ab") as file:
+            with self._file(self._host_index, "signs").open("ab") as file:
                 file.write(b".")
 
     def give_up(self, error: Exception) -> None:
@@ -143,7 +143,7 @@ class SaveCoordinator:
     def _check_all(self) -> None:
         for path in self.path.glob("host-*.failed"):
             host = int(path.stem.removeprefix("host-"))
-            if host != self._own:
+            if host != self._host_index:
                 fields = self._read(host, "failed")
                 kind = InvalidState if fields["is_spoilt"] else HostFailed
                 raise kind(f"{self._complaint(host)}: {fields['why']}")
@@ -157,18 +157,18 @@ class SaveCoordinator:
         except OSError:
             return 0
 
-    def _write(self, what: str, fields: Mapping[str, Any]) -> None:
+    def _write(self, label: str, fields: Mapping[str, Any]) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
-        write_signed(self.path, {"version": _VERSION, **fields}, self._file(self._own, what).name)
+        write_signed(self.path, {"version": _VERSION, **fields}, self._file(self._host_index, label).name)
 
-    def _read(self, host: int, what: str) -> dict[str, Any]:
+    def _read(self, host: int, label: str) -> dict[str, Any]:
         try:
-            return read_signed(self.path, "checkpoint", _VERSION, self._file(host, what).name)
+            return read_signed(self.path, "checkpoint", _VERSION, self._file(host, label).name)
         except SettingError as error:
             raise OSError(f"{error.value} {error.allowed}") from error
 
-    def _file(self, host: int, what: str) -> Path:
-        return self.path / f"host-{host}.{what}"
+    def _file(self, host: int, label: str) -> Path:
+        return self.path / f"host-{host}.{label}"
 
 
 class HostShard(NamedTuple):
@@ -201,7 +201,7 @@ class _WrittenRanges:
 
     def to_json(self) -> dict[str, Any]:
         """Fields for ``from_json``."""
-        places = [[name, [[one.start, one.stop] for one in place]] for name, place in self.places]
+        places = [[name, [[part.start, part.stop] for part in place]] for name, place in self.places]
         return {"places": places, "checksums": dict(self.checksums), "num_bytes": self.num_bytes}
 
     @classmethod
@@ -283,7 +283,7 @@ def verify_ranges(
     split: StateSplit,
     chosen_LK: np.ndarray,
     hosts: Sequence[_WrittenRanges],
-    own: int,
+    host_index: int,
     progress: Callable[[], None],
 ) -> _Contents:
     """Reads those files of a checkpoint back that fall to one of several hosts, by their size.
@@ -293,7 +293,7 @@ def verify_ranges(
         split: division of the state.
         chosen_LK: classes that are saved.
         hosts: what each host has written.
-        own: number of this host.
+        host_index: number of this host.
         progress: function to call now and then.
 
     Returns:
@@ -303,9 +303,9 @@ def verify_ranges(
         OSError: some values have not come, or are not those that their host had in memory.
         ValueError: a file is not laid out as it was made.
     """
-    shapes, found = stored_shapes(split, chosen_LK), _Contents()
-    mine = host_subset(_items(split, chosen_LK), own, len(hosts))
-    names = [name for item in mine for name in item.arrays]
+    shapes, contents = stored_shapes(split, chosen_LK), _Contents()
+    assigned_items = host_subset(_items(split, chosen_LK), host_index, len(hosts))
+    names = [name for item in assigned_items for name in item.arrays]
     places = _places_of(split, chosen_LK, hosts, names)
     for name in names:
         array = map_array(arrays, name)
@@ -313,18 +313,18 @@ def verify_ranges(
             raise ValueError(f"{name} is {shape_text(shapes[name])} and is stored as {shape_text(array)}")
         _compare(array, name, hosts, places[name], progress)
         folder = files_of(name)
-        found.files[name] = {
+        contents.files[name] = {
             f"{ARRAYS}/{folder}/{path.name}": synced_digest(path, progress)
             for path in sorted((arrays / folder).iterdir())
         }
-    for item in mine:
-        content = _content(arrays, item.arrays, found.files)
+    for item in assigned_items:
+        content = _content(arrays, item.arrays, contents.files)
         progress()
         if isinstance(item.key, str):
-            found.dense[item.key] = content
+            contents.dense[item.key] = content
         else:
-            found.units[item.key] = content
-    return found
+            contents.units[item.key] = content
+    return contents
 
 
 class _Item(NamedTuple):
@@ -355,13 +355,13 @@ def _parts(
         yield name, place, ()
         return
     dtype = str(split.shapes[name].dtype)
-    nth = split.names_of_type[dtype].index(name)
+    index = split.names_of_type[dtype].index(name)
     stages, stack, ranks, _, values = (*place, *[slice(None)] * (5 - len(place)))
     for row, layers in enumerate(split.layers_of_stages[stages]):
-        for at, layer in enumerate(layers[stack]):
+        for stack_index, layer in enumerate(layers[stack]):
             for k, class_ in enumerate(chosen_LK[layer].tolist()):
-                of_unit = slice(nth, nth + 1), ranks, values
-                yield unit_array((layer, class_), dtype), of_unit, (row, at, slice(None), k)
+                unit_place = slice(index, index + 1), ranks, values
+                yield unit_array((layer, class_), dtype), unit_place, (row, stack_index, slice(None), k)
 
 
 def _places_of(
@@ -386,16 +386,16 @@ def _compare(
 ) -> None:
     """Raises OSError unless an array on the disk is what the hosts had in memory, and nothing else."""
     flat, missing, length = array.reshape(-1), array.size, max(1, BLOCK // array.itemsize)
-    for host, (filled, of_host) in enumerate(zip(hosts, places, strict=True)):
+    for host, (filled, host_places) in enumerate(zip(hosts, places, strict=True)):
         checksum = 0
-        for run in (run for place in of_host for run in runs(array.shape, place)):
+        for run in (run for place in host_places for run in runs(array.shape, place)):
             for start in range(run.start, run.stop, length):
                 checksum = array_checksum([flat[start : min(run.stop, start + length)]], checksum)
                 progress()
             missing -= run.stop - run.start
         if checksum != filled.checksums.get(name, 0):
-            why = f"the values of {name} are not those that host {host} has saved"
-            raise OSError(errno.EIO, f"{why} ({os.strerror(errno.EIO)})")
+            reason = f"the values of {name} are not those that host {host} has saved"
+            raise OSError(errno.EIO, f"{reason} ({os.strerror(errno.EIO)})")
     if missing:
         raise OSError(f"not all of the state has come: {name}")
 
@@ -414,7 +414,7 @@ class HostSave:
     Attributes:
         directory: directory of all checkpoints of a run.
         save: the save, by the name that it has for all hosts.
-        own: number of this host.
+        host_index: number of this host.
         num_hosts: number of hosts.
         split: division of the state.
         chosen_LK: classes that are saved.
@@ -422,7 +422,7 @@ class HostSave:
 
     directory: Path
     save: Save
-    own: int
+    host_index: int
     num_hosts: int
     split: StateSplit
     chosen_LK: np.ndarray
@@ -430,7 +430,7 @@ class HostSave:
     @cached_property
     def board(self) -> SaveCoordinator:
         """Notes of the hosts about this save."""
-        return SaveCoordinator(self.directory, self.save, self.own)
+        return SaveCoordinator(self.directory, self.save, self.host_index)
 
     def begin(self, write: Callable[[Path, Mapping[str, np.ndarray]], None]) -> None:
         """Makes the files of the checkpoint, on the first host; may be repeated.
@@ -462,8 +462,10 @@ class HostSave:
         """
         filled = write_ranges(self._arrays, self.split, self.chosen_LK, pieces, self.board.sign)
         self.board.post("filled", filled.to_json())
-        found = verify_ranges(self._arrays, self.split, self.chosen_LK, self._filled, self.own, self.board.sign)
-        self.board.post("checked", found.to_json())
+        contents = verify_ranges(
+            self._arrays, self.split, self.chosen_LK, self._filled, self.host_index, self.board.sign
+        )
+        self.board.post("checked", contents.to_json())
 
     def commit(
         self, ledger: Ledger, *, identity: Mapping[str, Any], extra: Mapping[str, Any], num_kept: int
@@ -500,6 +502,6 @@ class HostSave:
 
     def _common(self) -> dict[str, str]:
         """Digests of the files that belong to no array."""
-        root, of_arrays = self._arrays.parent, {self._arrays / files_of(name) for name in self._shapes}
-        paths = [path for path in self._arrays.rglob("*") if path.is_file() and path.parent not in of_arrays]
+        root, array_folders = self._arrays.parent, {self._arrays / files_of(name) for name in self._shapes}
+        paths = [path for path in self._arrays.rglob("*") if path.is_file() and path.parent not in array_folders]
         return {path.relative_to(root).as_posix(): synced_digest(path) for path in sorted(paths)}

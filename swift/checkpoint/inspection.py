@@ -24,7 +24,7 @@ def source_lines(plan: RestorePlan) -> list[str]:
     for step in steps:
         units = [unit for unit, copy in plan.sources.items() if copy.step == step]
         lines.append(f"{_experts_text(units) if len(steps) > 1 else 'all experts'}: storage, step {step}")
-    return [*lines, *(f"passed over: {why}" for why in plan.passed_over)]
+    return [*lines, *(f"passed over: {reason}" for reason in plan.passed_over)]
 
 
 def restore_lines(plan: RestorePlan, after: Ledger) -> list[str]:
@@ -45,8 +45,8 @@ def restore_lines(plan: RestorePlan, after: Ledger) -> list[str]:
 def _experts_text(units: Iterable[Unit]) -> str:
     """A list of experts, such as ``experts 3, 7 of layer 1, expert 0 of layer 2``."""
     parts = []
-    for layer, of_layer in groupby(sorted(units), key=lambda unit: unit[0]):
-        classes = [str(class_) for _, class_ in of_layer]
+    for layer, layer_units in groupby(sorted(units), key=lambda unit: unit[0]):
+        classes = [str(class_) for _, class_ in layer_units]
         parts.append(f"expert{'s' * (len(classes) > 1)} {', '.join(classes)} of layer {layer}")
     return ", ".join(parts)
 
@@ -154,14 +154,14 @@ def describe_restore(
 def find_damage(directory: Path, step: int | None, checker: Verifier) -> Iterator[str]:
     """Damage to the files and values that any checkpoint, or a given one, needs; a phrase each."""
     shown = dict[str, None]()
-    for one, manifest in _manifests(directory, committed_steps(directory) if step is None else [step]):
+    for manifest_step, manifest in _manifests(directory, committed_steps(directory) if step is None else [step]):
         if isinstance(manifest, str):
-            found = [f"{checkpoint_path(directory, one).name} {manifest}"]
+            damages = [f"{checkpoint_path(directory, manifest_step).name} {manifest}"]
         else:
-            found = list(_damages_of(manifest, checker))
-        if found and step is None and _is_removed(directory, one):
+            damages = list(_damages_of(manifest, checker))
+        if damages and step is None and _is_removed(directory, manifest_step):
             continue
-        shown |= dict.fromkeys(found)
+        shown |= dict.fromkeys(damages)
     yield from shown
 
 
@@ -175,18 +175,18 @@ def _damages_of(manifest: Manifest, checker: Verifier) -> Iterator[str]:
     for owner, files in sorted(manifest.files_needed().items()):
         for name, digest in files.items():
             yield from filter(None, [checker.file(owner, name, digest)])
-    why = checker.dense(manifest)
-    if why:
-        yield why
+    reason = checker.dense(manifest)
+    if reason:
+        yield reason
     else:
         for name, shape in manifest.dense.shapes.items():
             if is_persisted(shape) and is_model_array(name):
                 yield from filter(None, [checker.finite(manifest.step, name)])
     for unit, copies in sorted(manifest.ledger.copies.items()):
         for copy in copies:
-            why = checker.copy(manifest, unit, copy)
-            if why:
-                yield why
+            reason = checker.copy(manifest, unit, copy)
+            if reason:
+                yield reason
             else:
                 names = [unit_array(unit, dtype) for dtype in manifest.unit_shapes]
                 yield from filter(None, [checker.finite(copy.step, name) for name in names])
@@ -196,10 +196,10 @@ def _manifests(directory: Path, steps: Iterable[int]) -> Iterator[tuple[int, Man
     """The manifest of every step, or why it cannot be read."""
     for step in steps:
         try:
-            found: Manifest | str = read_manifest(checkpoint_path(directory, step), _SETTING)
+            manifest: Manifest | str = read_manifest(checkpoint_path(directory, step), _SETTING)
         except SettingError as error:
-            found = error.allowed
-        yield step, found
+            manifest = error.allowed
+        yield step, manifest
 
 
 def _facts(manifest: Manifest) -> dict[str, Any]:

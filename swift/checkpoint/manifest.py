@@ -63,10 +63,10 @@ def digest(content: bytes) -> str:
 
 def array_digest(arrays: Iterable[np.ndarray]) -> str:
     """Digest of the values of arrays, one array after the other."""
-    whole = hashlib.blake2b(digest_size=_SIZE)
+    digest = hashlib.blake2b(digest_size=_SIZE)
     for array in arrays:
-        whole.update(raw_bytes(array))
-    return whole.hexdigest()
+        digest.update(raw_bytes(array))
+    return digest.hexdigest()
 
 
 def array_checksum(arrays: Iterable[np.ndarray], before: int = 0) -> int:
@@ -91,12 +91,12 @@ def nothing() -> None:
 
 def file_digest(path: Path, progress: Callable[[], None] = nothing) -> str:
     """Digest of a file; ``progress`` is called now and then."""
-    whole = hashlib.blake2b(digest_size=_SIZE)
+    digest = hashlib.blake2b(digest_size=_SIZE)
     with path.open("rb", buffering=0) as file:
         while block := file.read(_READ):
-            whole.update(block)
+            digest.update(block)
             progress()
-    return whole.hexdigest()
+    return digest.hexdigest()
 
 
 def synced_digests(directory: Path) -> dict[str, str]:
@@ -116,10 +116,10 @@ def difference(path: Path, expected: str) -> str | None:
     if not path.is_file():
         return "is missing"
     try:
-        found = file_digest(path)
+        digest = file_digest(path)
     except OSError as error:  # a bad sector, or no permission: there may be another copy
         return f"cannot be read: {error.strerror}"
-    return None if found == expected else "is not as it was saved"
+    return None if digest == expected else "is not as it was saved"
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ class Ledger:
         merged = dict(self.copies)
         for unit, copy in copies.items():
             merged[unit] = (copy, *(old for old in self.copies.get(unit, ()) if old.step < step))[:_NUM_COPIES]
-        used = {copy.step for of_unit in merged.values() for copy in of_unit} | {step}
+        used = {copy.step for unit_copies in merged.values() for copy in unit_copies} | {step}
         files = {old: self.common[old] for old in used if old != step} | {step: common}
         is_partial = chosen_LK.shape[-1] < self.num_classes
         turn_L = next_rotation(self.turn_L, self.num_classes, self.k) if is_partial else self.turn_L
@@ -334,7 +334,7 @@ def _manifest_of(fields: Mapping[str, Any]) -> Manifest:
             if type(fields[name]) is not kind:
                 raise TypeError(f"{name} is {type(fields[name]).__name__}, not {kind.__name__}")
     tally = TokenUpdateCounter.from_json(fields["tally"], fields["num_classes"])
-    copies = {(layer, class_): tuple(Copy(**one) for one in found) for layer, class_, found in fields["copies"]}
+    copies = {(layer, class_): tuple(Copy(**entry) for entry in entries) for layer, class_, entries in fields["copies"]}
     common = {int(step): files for step, files in fields["common"].items()}
     ledger = Ledger(tally, copies, common, np.array(fields["turn"], np.int64), fields["experts_per_layer"])
     names = ("step", "identity", "extra", "unit_shapes", "chosen", "bytes_per_rank")
@@ -367,12 +367,14 @@ def read_signed(path: Path, setting: str, version: int, name: str = MANIFEST) ->
     return fields
 
 
-def check_shapes(path: Path, setting: str, theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:
+def check_shapes(
+    path: Path, setting: str, stored_shapes: Mapping[str, str], expected_shapes: Mapping[str, str]
+) -> None:
     """Raises SettingError, naming one array, where a checkpoint's shapes by name are not the expected ones."""
-    for name in sorted({*theirs, *ours}):
-        there, here = theirs.get(name, "nothing"), ours.get(name, "nothing")
-        if there != here:
-            raise SettingError(setting, str(path), f"is of another model: it has {there} for {name}, here {here}")
+    for name in sorted({*stored_shapes, *expected_shapes}):
+        stored, expected = stored_shapes.get(name, "nothing"), expected_shapes.get(name, "nothing")
+        if stored != expected:
+            raise SettingError(setting, str(path), f"is of another model: it has {stored} for {name}, here {expected}")
 
 
 def checkpoint_steps(directory: Path) -> list[int]:
@@ -395,17 +397,17 @@ def checkpoint_path(directory: Path, step: int) -> Path:
     return directory / f"{_PREFIX}{step:08d}"
 
 
-def clean_up_saves(directory: Path, kept: Path | None = None) -> None:
+def clean_up_saves(directory: Path, excluded: Path | None = None) -> None:
     """Cleans up after interrupted saves: removes what they wrote, and puts back the checkpoints they were replacing.
 
     Unfinished saves would keep a full disk full.
 
     Args:
         directory: directory of all checkpoints.
-        kept: directory that is not removed, in which several hosts tell each other about a save.
+        excluded: directory that is not removed, in which several hosts tell each other about a save.
     """
     for half in directory.glob(f".{_PREFIX}*.tmp"):
-        if half != kept:
+        if half != excluded:
             shutil.rmtree(half, ignore_errors=True)
     for earlier in directory.glob(f"{_PREFIX}*{_EARLIER}"):
         path = earlier.with_suffix("")
@@ -415,10 +417,10 @@ def clean_up_saves(directory: Path, kept: Path | None = None) -> None:
             earlier.rename(path)
 
 
-def begin_save(directory: Path, step: int, kept: Path | None = None) -> Path:
-    """Creates the temporary directory of a save, which ``commit_save`` renames; ``kept`` as in ``clean_up_saves``."""
+def begin_save(directory: Path, step: int, excluded: Path | None = None) -> Path:
+    """Makes the temporary directory of a save, which ``commit_save`` renames; ``excluded`` as in ``clean_up_saves``."""
     directory.mkdir(parents=True, exist_ok=True)
-    clean_up_saves(directory, kept)
+    clean_up_saves(directory, excluded)
     path = temporary_path(directory, step)
     path.mkdir()
     return path
@@ -474,12 +476,12 @@ def delete_old(directory: Path, num_kept: int) -> None:
     """
     steps = checkpoint_steps(directory)
     try:
-        kept = [read_manifest(checkpoint_path(directory, step), "checkpoint") for step in steps[-num_kept:]]
+        manifests = [read_manifest(checkpoint_path(directory, step), "checkpoint") for step in steps[-num_kept:]]
     except SettingError:
         return  # it is unknown which files that checkpoint needs
     for step in steps[:-num_kept]:  # manifests first, so that a checkpoint that is half removed does not count
         (checkpoint_path(directory, step) / MANIFEST).unlink()
-    needed = files_needed(kept)
+    needed = files_needed(manifests)
     for step in _saved_steps(directory):
         _keep_only(checkpoint_path(directory, step), needed.get(step, frozenset()))
 

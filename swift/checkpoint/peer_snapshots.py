@@ -57,28 +57,29 @@ class _Store:
     def newest(self) -> tuple[np.ndarray, np.ndarray]:
         """(token updates, step) of the newest copy of every expert, ``[L, E]``."""
         newest_1LE = self.step_CLE.argmax(axis=0)[None]
-        return tuple(np.take_along_axis(of, newest_1LE, axis=0)[0] for of in (self.contained_CLE, self.step_CLE))
+        return tuple(np.take_along_axis(array, newest_1LE, axis=0)[0] for array in (self.contained_CLE, self.step_CLE))
 
-    def of_rank(self, rank: int) -> list[tuple[int, Snapshot, np.ndarray]]:
+    def rank_snapshots(self, rank: int) -> list[tuple[int, Snapshot, np.ndarray]]:
         """(step, a rank's slices of that step, token updates ``[L, E]``), the newest first.
 
         Where layers have unequally many experts of a step, their chosen classes are padded with -1.
         """
         dense, ranked = dict(self.dense), self._split.ranked_names
-        found = []
+        snapshots = []
         for step in sorted({*dense, *self.step_CLE[self.step_CLE >= 0].tolist()}, reverse=True):
-            is_of_LEC = np.moveaxis(self.step_CLE == step, 0, -1)
-            classes = [np.argwhere(of_layer) for of_layer in is_of_LEC]
+            in_step_LEC = np.moveaxis(self.step_CLE == step, 0, -1)
+            classes = [np.argwhere(layer_mask) for layer_mask in in_step_LEC]
             chosen_LK = np.full((len(classes), max(map(len, classes), default=0)), -1)
             copy_LK = np.zeros_like(chosen_LK)
-            for layer, of_layer in enumerate(classes):
-                chosen_LK[layer, : len(of_layer)], copy_LK[layer, : len(of_layer)] = of_layer.T
+            for layer, layer_classes in enumerate(classes):
+                chosen_LK[layer, : len(layer_classes)], copy_LK[layer, : len(layer_classes)] = layer_classes.T
             where = (copy_LK, np.arange(len(classes))[:, None], chosen_LK)
             blocks = {dtype: block[..., rank : rank + 1, :][where] for dtype, block in self._blocks.items()}
-            mine = {name: leaf[:, :, rank : rank + 1] for name, leaf in dense.get(step, {}).items() if name in ranked}
-            contained_LE = np.where(is_of_LEC, np.moveaxis(self.contained_CLE, 0, -1), 0).max(axis=-1)
-            found.append((step, Snapshot(mine, blocks, chosen_LK), contained_LE))
-        return found
+            arrays = dense.get(step, {})
+            rank_dense = {name: leaf[:, :, rank : rank + 1] for name, leaf in arrays.items() if name in ranked}
+            contained_LE = np.where(in_step_LEC, np.moveaxis(self.contained_CLE, 0, -1), 0).max(axis=-1)
+            snapshots.append((step, Snapshot(rank_dense, blocks, chosen_LK), contained_LE))
+        return snapshots
 
 
 class PeerSnapshots:
@@ -141,7 +142,7 @@ class PeerSnapshots:
         return [
             RankCopy(rank, (rank + 1) % num_ranks, step, snapshot, contained_LE)
             for rank in sorted(ranks)
-            for step, snapshot, contained_LE in self._store.of_rank(rank)
+            for step, snapshot, contained_LE in self._store.rank_snapshots(rank)
         ]
 
     def _copy(self, finish: Callable[[], Snapshot], step: int, contained_LE: np.ndarray) -> None:

@@ -168,8 +168,8 @@ def load_share(directory: Path, plan: RestorePlan, split: StateSplit, share: Sha
         for (layer, class_), copy in plan.sources.items():
             path, (stage, row) = checkpoint_path(directory, copy.step) / ARRAYS, split.location(layer)
             for dtype, names in split.names_of_type.items() if stage in share else ():
-                of_unit = read_part(path, unit_array((layer, class_), dtype), (slice(None), share[stage]))
-                for name, values in zip(names, of_unit, strict=True):
+                unit_values = read_part(path, unit_array((layer, class_), dtype), (slice(None), share[stage]))
+                for name, values in zip(names, unit_values, strict=True):
                     arrays[name][stage, row, share[stage], class_] = values
     except (OSError, ValueError) as error:
         raise SettingError(_SETTING, str(path.parent), f"has changed while it was read ({error}): try again") from error
@@ -182,26 +182,26 @@ def record_restore(directory: Path, manifest: Manifest, ledger: Ledger) -> None:
 
 
 def _check_identity(path: Path, manifest: Manifest, identity: Mapping[str, Any] | None) -> None:
-    for name, mine in (identity or {}).items():
-        theirs = manifest.identity.get(name)
-        if theirs != mine:
-            raise SettingError(_SETTING, str(path), f"is of another model: its {name} is {theirs!r}, here {mine!r}")
+    for name, expected in (identity or {}).items():
+        stored = manifest.identity.get(name)
+        if stored != expected:
+            raise SettingError(_SETTING, str(path), f"is of another model: its {name} is {stored!r}, here {expected!r}")
 
 
 def _check_shapes(directory: Path, manifest: Manifest, split: StateSplit) -> None:
-    ours = {name: shape_text(leaf) for name, leaf in split.dense_shapes.items()}
-    ours |= {f"experts of {dtype}": shape_text(leaf) for dtype, leaf in split.unit_shapes.items()}
-    ours["experts"] = str([split.num_layers, split.num_classes])
-    theirs = dict(manifest.dense.shapes)
-    theirs |= {f"experts of {dtype}": text for dtype, text in manifest.unit_shapes.items()}
-    theirs["experts"] = str([*manifest.ledger.tally.contained_LE.shape])
-    check_shapes(checkpoint_path(directory, manifest.step), _SETTING, theirs, ours)
+    expected_shapes = {name: shape_text(leaf) for name, leaf in split.dense_shapes.items()}
+    expected_shapes |= {f"experts of {dtype}": shape_text(leaf) for dtype, leaf in split.unit_shapes.items()}
+    expected_shapes["experts"] = str([split.num_layers, split.num_classes])
+    stored_shapes = dict(manifest.dense.shapes)
+    stored_shapes |= {f"experts of {dtype}": text for dtype, text in manifest.unit_shapes.items()}
+    stored_shapes["experts"] = str([*manifest.ledger.tally.contained_LE.shape])
+    check_shapes(checkpoint_path(directory, manifest.step), _SETTING, stored_shapes, expected_shapes)
 
 
 def _check_dense(manifest: Manifest, checker: Verifier) -> None:
-    why = checker.dense(manifest)
-    if why:
-        raise CorruptFile(why)
+    reason = checker.dense(manifest)
+    if reason:
+        raise CorruptFile(reason)
 
 
 def _choose_sources(manifest: Manifest, checker: Verifier) -> tuple[dict[Unit, Copy], list[str]]:
@@ -210,11 +210,11 @@ def _choose_sources(manifest: Manifest, checker: Verifier) -> tuple[dict[Unit, C
     for (layer, class_), copies in manifest.ledger.copies.items():
         name = f"expert {class_} of layer {layer}"
         for copy in copies:
-            why = checker.copy(manifest, (layer, class_), copy)
-            if why is None:
+            reason = checker.copy(manifest, (layer, class_), copy)
+            if reason is None:
                 sources[layer, class_] = copy
                 break
-            damaged.append(f"{name}: {why}")
+            damaged.append(f"{name}: {reason}")
         else:
             which = checkpoint_path(Path(), manifest.step)
             raise CorruptFile(f"{which} has no sound copy of {name}: {'; '.join(damaged[-len(copies) :])}")
@@ -230,9 +230,9 @@ def _read_experts(directory: Path, plan: RestorePlan, split: StateSplit) -> dict
         like = {unit_array(unit, dtype): shape for unit in units for dtype, shape in split.unit_shapes.items()}
         arrays = read_arrays(path / ARRAYS, like)
         for unit, copy in units.items():
-            mine = [arrays.pop(unit_array(unit, dtype)) for dtype in split.unit_shapes]
-            _check_read(path, "expert {1} of layer {0}".format(*unit), mine, copy.content)
-            for dtype, array in zip(split.unit_shapes, mine, strict=True):
+            unit_arrays = [arrays.pop(unit_array(unit, dtype)) for dtype in split.unit_shapes]
+            _check_read(path, "expert {1} of layer {0}".format(*unit), unit_arrays, copy.content)
+            for dtype, array in zip(split.unit_shapes, unit_arrays, strict=True):
                 blocks[dtype][unit] = array
     return blocks
 

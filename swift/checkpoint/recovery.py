@@ -135,12 +135,12 @@ def recover_ranks(
     arrays = {name: np.array(leaf) for name, leaf in by_name(state).items()}
     newest_first = sorted((copy for copy in copies if copy.step <= step), key=lambda copy: -copy.step)
     names = range(split.num_ranks) if names is None else names
-    gone, stored = frozenset(lost), cache(stored)
+    lost_ranks, stored = frozenset(lost), cache(stored)
     search = _SliceSearch(
         split=split,
         placement_PLNS=arrays["placement"],
         slots=slots or {},
-        lost=gone,
+        lost=lost_ranks,
         copies=newest_first,
         step=step,
         stored=stored,
@@ -148,19 +148,19 @@ def recover_ranks(
         ledger=ledger,
     )
     sources, lost_LE = list[_RankSource](), np.zeros_like(ledger.tally.contained_LE)
-    for wanted in _lost_slices(split, lost):
-        source, num_lost = _fill(search, arrays, wanted)
+    for lost_slices in _lost_slices(split, lost):
+        source, num_lost = _fill(search, arrays, lost_slices)
         sources.append(source)
-        if wanted.unit is not None:
-            lost_LE[wanted.unit] += num_lost
+        if lost_slices.unit is not None:
+            lost_LE[lost_slices.unit] += num_lost
     lost_LE = -(-lost_LE // split.num_ranks)  # rounded up; only one slice of each expert, one Nth, fell back
     tally = ledger.tally.fell_back(lost_LE)
-    passed_over = [f"passed over: {why}" for why in _skipped_copies(stored)]
+    passed_over = [f"passed over: {reason}" for reason in _skipped_copies(stored)]
     facts = {"sources": _rank_facts(sources), "updates_lost": lost_LE.sum(axis=1).tolist()}
     return Recovered(
         jax.tree.unflatten(jax.tree.structure(split.abstract), [arrays[name] for name in split.shapes]),
         replace(ledger, tally=tally),
-        [*_rank_lines(sources, split, step), *_retained_lines(gone, split.num_stages, names), *passed_over],
+        [*_rank_lines(sources, split, step), *_retained_lines(lost_ranks, split.num_stages, names), *passed_over],
         facts | {"plt": tally.plt, "faults": tally.num_faults},
     )
 
@@ -196,44 +196,44 @@ class _SliceSearch:
     names: Sequence[int]
     ledger: Ledger
 
-    def find(self, wanted: _LostSlices) -> tuple[_SliceSource, _SliceSource]:
+    def find(self, lost_slices: _LostSlices) -> tuple[_SliceSource, _SliceSource]:
         """The best copies of the weights of lost slices, and of their moments."""
-        newest = self._newest(wanted)
+        newest = self._newest(lost_slices)
         if newest is not None and newest.origin.step == self.step:
             return newest, newest
-        weights = self._in_slots(wanted) or newest or self._in_storage(wanted)
-        _, moment_names = _slice_names(self.split, wanted.unit)
-        return weights, newest or (self._in_storage(wanted) if moment_names else weights)
+        weights = self._in_slots(lost_slices) or newest or self._in_storage(lost_slices)
+        _, moment_names = _slice_names(self.split, lost_slices.unit)
+        return weights, newest or (self._in_storage(lost_slices) if moment_names else weights)
 
-    def _newest(self, wanted: _LostSlices) -> _SliceSource | None:
+    def _newest(self, lost_slices: _LostSlices) -> _SliceSource | None:
         """The newest snapshot of lost slices, or their copy in a newer checkpoint; None: there is no snapshot."""
-        snapshot = next(filter(None, (self._in_snapshot(wanted, copy) for copy in self.copies)), None)
-        if snapshot is None or snapshot.origin.step >= self._saved_step(wanted):
+        snapshot = next(filter(None, (self._in_snapshot(lost_slices, copy) for copy in self.copies)), None)
+        if snapshot is None or snapshot.origin.step >= self._saved_step(lost_slices):
             return snapshot
         with suppress(RunError):  # the checkpoint may be damaged by now
-            return max(snapshot, self._in_storage(wanted), key=lambda found: found.origin.step)
+            return max(snapshot, self._in_storage(lost_slices), key=lambda source: source.origin.step)
         return snapshot
 
-    def _saved_step(self, wanted: _LostSlices) -> int:
+    def _saved_step(self, lost_slices: _LostSlices) -> int:
         """The step of the newest checkpoint that has these slices; -1: none."""
-        if wanted.unit is None:
+        if lost_slices.unit is None:
             return max(self.ledger.common, default=-1)
-        return next((copy.step for copy in self.ledger.copies.get(wanted.unit, ())), -1)
+        return next((copy.step for copy in self.ledger.copies.get(lost_slices.unit, ())), -1)
 
-    def _in_snapshot(self, wanted: _LostSlices, copy: RankCopy) -> _SliceSource | None:
-        stage, rank, unit = wanted
+    def _in_snapshot(self, lost_slices: _LostSlices, copy: RankCopy) -> _SliceSource | None:
+        stage, rank, unit = lost_slices
         if copy.rank != rank or (stage, copy.holder) in self.lost:
             return None
         origin = _SourceKind("snapshot", copy.step, copy.holder)
         if unit is None:
             arrays = copy.snapshot.dense
             return _SliceSource(origin, lambda name: arrays[name][stage, :, 0], None) if arrays else None
-        found = np.flatnonzero(copy.snapshot.chosen_LK[unit[0]] == unit[1])
-        if not found.size:
+        indices = np.flatnonzero(copy.snapshot.chosen_LK[unit[0]] == unit[1])
+        if not indices.size:
             return None
         return _SliceSource(
             origin,
-            lambda name: self.split.view(copy.snapshot.blocks, name)[unit[0], 0, found[0]],
+            lambda name: self.split.view(copy.snapshot.blocks, name)[unit[0], 0, indices[0]],
             int(copy.contained_LE[unit]),
         )
 
@@ -243,9 +243,9 @@ class _SliceSearch:
         width = self.split.shapes[f"{_MASTER}expert"].shape[-1]
         return self.slots["expert"].shape[-1] >= self.split.num_ranks * width
 
-    def _in_slots(self, wanted: _LostSlices) -> _SliceSource | None:
+    def _in_slots(self, lost_slices: _LostSlices) -> _SliceSource | None:
         """The weights in a slot of a live rank of the stage; every rank has those of the dense part."""
-        stage, rank, unit = wanted
+        stage, rank, unit = lost_slices
         living = [other for other in range(self.split.num_ranks) if (stage, other) not in self.lost]
         if not self.slots or not living:
             return None
@@ -255,32 +255,33 @@ class _SliceSearch:
             if not self._has_whole_experts:
                 return None
             _, layer = self.split.location(unit[0])
-            found = np.argwhere(self.placement_PLNS[stage, layer, living] == unit[1])
-            if not found.size:
+            replicas = np.argwhere(self.placement_PLNS[stage, layer, living] == unit[1])
+            if not replicas.size:
                 return None
-            holder, slot = living[found[0, 0]], found[0, 1]
+            holder, slot = living[replicas[0, 0]], replicas[0, 1]
 
         def read(name: str) -> np.ndarray:
-            whole = self.slots[name.removeprefix(_MASTER)][stage, layer, holder, slot]
+            weights = self.slots[name.removeprefix(_MASTER)][stage, layer, holder, slot]
             width = self.split.shapes[name].shape[-1]
-            mine = whole[..., rank * width : (rank + 1) * width]
-            return mine if unit is not None else mine[:, None]
+            rank_slice = weights[..., rank * width : (rank + 1) * width]
+            return rank_slice if unit is not None else rank_slice[:, None]
 
         return _SliceSource(_SourceKind("replica", self.step, holder), read, None)
 
-    def _in_storage(self, wanted: _LostSlices) -> _SliceSource:
-        found = self.stored()
-        if found is None:
-            what = "the dense part" if wanted.unit is None else f"expert {wanted.unit[1]} of layer {wanted.unit[0]}"
-            missing = f"no memory and no checkpoint has a copy of its slice of {what}"
-            raise RunError(f"rank {self.names[wanted.rank]} is lost, and {missing}")
-        state, plan = found
+    def _in_storage(self, lost_slices: _LostSlices) -> _SliceSource:
+        stored = self.stored()
+        if stored is None:
+            unit = lost_slices.unit
+            subject = "the dense part" if unit is None else f"expert {unit[1]} of layer {unit[0]}"
+            missing = f"no memory and no checkpoint has a copy of its slice of {subject}"
+            raise RunError(f"rank {self.names[lost_slices.rank]} is lost, and {missing}")
+        state, plan = stored
         arrays = by_name(state)
         origin, contained = _SourceKind("storage", plan.step), None
-        if wanted.unit is not None:
-            copy = plan.sources[wanted.unit]
+        if lost_slices.unit is not None:
+            copy = plan.sources[lost_slices.unit]
             origin, contained = _SourceKind("storage", copy.step), copy.contained
-        return _SliceSource(origin, lambda name: _slice_of(self.split, arrays[name], wanted), contained)
+        return _SliceSource(origin, lambda name: _slice_of(self.split, arrays[name], lost_slices), contained)
 
 
 def _lost_slices(split: StateSplit, lost: Collection[tuple[int, int]]) -> Iterator[_LostSlices]:
@@ -298,31 +299,31 @@ def _slice_names(split: StateSplit, unit: Unit | None) -> tuple[list[str], list[
     return masters, [name for name in among if name not in masters]
 
 
-def _slice_of(split: StateSplit, array: np.ndarray, wanted: _LostSlices) -> np.ndarray:
+def _slice_of(split: StateSplit, array: np.ndarray, lost_slices: _LostSlices) -> np.ndarray:
     """A view of lost slices in an array ``[P, layer, N, ...]``."""
-    if wanted.unit is None:
-        return array[wanted.stage, :, wanted.rank]
-    return array[wanted.stage, split.location(wanted.unit[0])[1], wanted.rank, wanted.unit[1]]
+    if lost_slices.unit is None:
+        return array[lost_slices.stage, :, lost_slices.rank]
+    return array[lost_slices.stage, split.location(lost_slices.unit[0])[1], lost_slices.rank, lost_slices.unit[1]]
 
 
-def _fill(search: _SliceSearch, arrays: Mapping[str, np.ndarray], wanted: _LostSlices) -> tuple[_RankSource, int]:
+def _fill(search: _SliceSearch, arrays: Mapping[str, np.ndarray], lost_slices: _LostSlices) -> tuple[_RankSource, int]:
     """Fills in lost slices from their best copies; returns their origins, and the token updates that they lack."""
-    weights, moments = search.find(wanted)
-    weight_names, moment_names = _slice_names(search.split, wanted.unit)
-    for found, names in ((weights, weight_names), (moments, moment_names)):
+    weights, moments = search.find(lost_slices)
+    weight_names, moment_names = _slice_names(search.split, lost_slices.unit)
+    for slice_source, names in ((weights, weight_names), (moments, moment_names)):
         for name in names:
-            _slice_of(search.split, arrays[name], wanted)[...] = found.read(name)
+            _slice_of(search.split, arrays[name], lost_slices)[...] = slice_source.read(name)
     num_lost = 0
-    if wanted.unit is not None and weights.contained is not None:
-        num_lost = max(0, int(search.ledger.tally.contained_LE[wanted.unit]) - weights.contained)
-    source = _RankSource(*wanted, weights.origin, moments.origin if moment_names else None)
+    if lost_slices.unit is not None and weights.contained is not None:
+        num_lost = max(0, int(search.ledger.tally.contained_LE[lost_slices.unit]) - weights.contained)
+    source = _RankSource(*lost_slices, weights.origin, moments.origin if moment_names else None)
     return source.named(search.names), num_lost
 
 
 def _skipped_copies(stored: Any) -> tuple[str, ...]:
     """Damage found in storage, if it was read."""
-    found = stored() if stored.cache_info().currsize else None
-    return () if found is None else found[1].passed_over
+    restored = stored() if stored.cache_info().currsize else None
+    return () if restored is None else restored[1].passed_over
 
 
 def _rank_lines(sources: Sequence[_RankSource], split: StateSplit, step: int) -> list[str]:
@@ -338,9 +339,9 @@ def _rank_lines(sources: Sequence[_RankSource], split: StateSplit, step: int) ->
         step: iterations done.
     """
     lines = []
-    for (stage, rank), of_rank in groupby(sources, key=lambda source: (source.stage, source.rank)):
+    for (stage, rank), rank_sources in groupby(sources, key=lambda source: (source.stage, source.rank)):
         name = f"rank {rank}" + (f" of stage {stage}" if split.num_stages > 1 else "")
-        for index, alike in enumerate(_by_origin(of_rank)):
+        for index, alike in enumerate(_by_origin(rank_sources)):
             weights, moments = alike[0].weights, alike[0].moments
             text = f"{_content_text(alike, split)}: {_origin_text({source.weights for source in alike}, step)}"
             if moments is not None and moments != weights:
@@ -366,8 +367,8 @@ def _retained_lines(lost: Collection[tuple[int, int]], num_stages: int, names: S
 def _rank_facts(sources: Sequence[_RankSource]) -> list[dict[str, Any]]:
     """Fields of the sources for ``events.jsonl``; experts are ``[layer, class]``."""
     facts = []
-    for (stage, rank), of_rank in groupby(sources, key=lambda source: (source.stage, source.rank)):
-        for alike in _by_origin(of_rank):
+    for (stage, rank), rank_sources in groupby(sources, key=lambda source: (source.stage, source.rank)):
+        for alike in _by_origin(rank_sources):
             weights, moments = alike[0].weights, alike[0].moments
             facts.append(
                 {
@@ -399,11 +400,11 @@ def _fact(origin: _SourceKind, holders: Collection[int]) -> dict[str, Any]:
 
 def _origin_text(origins: Collection[_SourceKind], step: int) -> str:
     """The text for one origin, or for several replicas on different ranks."""
-    kind, taken, holder = min(origins)
+    kind, origin_step, holder = min(origins)
     if kind == "storage":
-        return f"storage, step {taken}"
+        return f"storage, step {origin_step}"
     if kind == "snapshot":
-        age = step - taken
+        age = step - origin_step
         return f"snapshot of rank {holder}, {age} step{'s' * (age != 1)} old"
     ranks = ", ".join(str(origin.holder) for origin in sorted(origins))
     return f"replicas on ranks {ranks}" if len(origins) > 1 else f"a replica on rank {ranks}"
@@ -411,12 +412,12 @@ def _origin_text(origins: Collection[_SourceKind], step: int) -> str:
 
 def _content_text(sources: Sequence[_RankSource], split: StateSplit) -> str:
     """The text for what sources hold, such as ``dense and experts 0-7``; layers are named where they differ."""
-    of_layer = defaultdict(list)
+    classes_by_layer = defaultdict(list)
     for source in sources:
         if source.unit is not None:
-            of_layer[source.unit[0]].append(source.unit[1])
+            classes_by_layer[source.unit[0]].append(source.unit[1])
     layers_of = defaultdict(list)
-    for layer, classes in of_layer.items():
+    for layer, classes in classes_by_layer.items():
         layers_of[_ranges(classes)].append(layer)
     texts = ["dense"] * any(source.unit is None for source in sources)
     for named, layers in layers_of.items():

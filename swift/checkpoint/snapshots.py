@@ -62,7 +62,7 @@ def begin_pieces(
         equal part.
     """
     givers = _givers(live)
-    rows = [row for of_stage in givers for row in of_stage]
+    rows = [row for stage_rows in givers for row in stage_rows]
     arrays, stages, num_givers = by_name(state), live.with_rows(tuple(live.rows[row] for row in rows)), len(givers[0])
     specs = {name: RANKED if name in split.ranked_names else SHARED for name in split.shapes}
     if not stages.is_local:
@@ -88,7 +88,7 @@ def _givers(live: LiveMesh) -> list[list[int]]:
         return [[row] for row in live.first_rows]
     homes = [frozenset(device.process_index for device in devices) for devices in live.mesh.devices]
     firsts = [list({homes[row]: row for row in reversed(peers)}.values())[::-1] for peers in live.peers]
-    return [of_stage[: min(map(len, firsts))] for of_stage in firsts]
+    return [stage_rows[: min(map(len, firsts))] for stage_rows in firsts]
 
 
 def assemble_snapshot(
@@ -133,19 +133,19 @@ def _fetch(copies: dict[str, jax.Array], split: StateSplit, num_givers: int) -> 
     pieces = [HostShard(name, shard.index, np.asarray(shard.data)) for name, shard in firsts]
     if num_givers == 1:
         return pieces
-    return [own for piece in pieces if (own := _own(piece, split, num_givers)) is not None]
+    return [part for piece in pieces if (part := _state_part(piece, split, num_givers)) is not None]
 
 
-def _own(piece: HostShard, split: StateSplit, num_givers: int) -> HostShard | None:
+def _state_part(piece: HostShard, split: StateSplit, num_givers: int) -> HostShard | None:
     """The piece of a mesh row in its place in the state; None if another row of the stage gives it."""
-    row, *others = piece.place
-    stage, nth = divmod(row.start, num_givers)
-    place = slice(stage, stage + 1), *others
+    row, *rest = piece.place
+    stage, giver = divmod(row.start, num_givers)
+    place = slice(stage, stage + 1), *rest
     if piece.name not in split.ranked_names:
-        return None if nth else HostShard(piece.name, place, piece.values)
+        return None if giver else HostShard(piece.name, place, piece.values)
     width = split.shapes[piece.name].shape[-1]
     size = piece.values.shape[-1]
-    begin, end = min(nth * size, width), min((nth + 1) * size, width)
+    begin, end = min(giver * size, width), min((giver + 1) * size, width)
     if begin == end:
         return None
     return HostShard(piece.name, (*place[:-1], slice(begin, end)), piece.values[..., size - (end - begin) :])
@@ -171,9 +171,9 @@ def _copier(
         if chosen_LK is not None:
             index = chosen_LK[:, :, None]
             experts = {name: jnp.take_along_axis(array_LEw, index, axis=1) for name, array_LEw in experts.items()}
-        of_dense = {name: part(array) if name in ranked else jnp.copy(array) for name, array in dense.items()}
-        return of_dense | jax.tree.map(part, experts)
+        dense_parts = {name: part(array) if name in ranked else jnp.copy(array) for name, array in dense.items()}
+        return dense_parts | jax.tree.map(part, experts)
 
     specs = {name: RANKED if name in ranked else SHARED for name in dense}
-    of_experts = dict.fromkeys(experts, RANKED)
-    return jax.jit(stages.per_rank(copy, (specs, of_experts, SHARED), specs | of_experts))
+    expert_specs = dict.fromkeys(experts, RANKED)
+    return jax.jit(stages.per_rank(copy, (specs, expert_specs, SHARED), specs | expert_specs))

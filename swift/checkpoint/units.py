@@ -54,8 +54,8 @@ class Snapshot:
     def experts(self) -> Iterator[tuple[Unit, dict[str, np.ndarray]]]:
         """Every chosen expert with views of its state by dtype, ``[V, N, w]`` each."""
         for layer, classes in enumerate(self.chosen_LK.tolist()):
-            for nth, class_ in enumerate(classes):
-                yield (layer, class_), {dtype: block[layer, nth] for dtype, block in self.blocks.items()}
+            for index, class_ in enumerate(classes):
+                yield (layer, class_), {dtype: block[layer, index] for dtype, block in self.blocks.items()}
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class StateSplit:
 
     def location(self, layer: int) -> tuple[int, int]:
         """(stage, index in its stack) of a MoE layer of the model."""
-        return next((p, layer - mine[0]) for p, mine in enumerate(self.layers_of_stages) if layer in mine)
+        return next((p, layer - layers[0]) for p, layers in enumerate(self.layers_of_stages) if layer in layers)
 
     @property
     def num_classes(self) -> int:
@@ -173,19 +173,19 @@ class StateSplit:
     def view(self, blocks: Mapping[str, np.ndarray], name: str) -> Shaped[np.ndarray, "layers N K w"]:
         """A view of the blocks of an array, ``[layers, N, K, w]``."""
         dtype = str(self.shapes[name].dtype)
-        block, nth = blocks[dtype], self.names_of_type[dtype].index(name)
-        of_array = block[:, :, nth].transpose(0, 2, 1, 3)
-        assert np.shares_memory(of_array, block) or not block.size
-        return of_array
+        block, index = blocks[dtype], self.names_of_type[dtype].index(name)
+        view = block[:, :, index].transpose(0, 2, 1, 3)
+        assert np.shares_memory(view, block) or not block.size
+        return view
 
     def put(
         self, blocks: Mapping[str, np.ndarray], name: str, array_PLNKw: np.ndarray, index: tuple[slice, ...] = ()
     ) -> None:
         """Writes an array of chosen experts ``[P, L, N, K, w]``, or its slice at ``index``, into blocks."""
-        stages, _, *others = index or (slice(None),) * 5
+        stages, _, *rest = index or (slice(None),) * 5
         view = self.view(blocks, name)
         for layers, array in zip(self.layers_of_stages[stages], array_PLNKw, strict=True):
-            view[layers.start : layers.stop][(slice(None), *others)] = array[: len(layers)]
+            view[layers.start : layers.stop][(slice(None), *rest)] = array[: len(layers)]
 
     def host_snapshot(self, state: Any, chosen_LK: Int[np.ndarray, "layers K"]) -> Snapshot:
         """The snapshot of a state on the host; its dense part is not copied."""

@@ -86,11 +86,11 @@ def save_checkpoint(
         # Taken before anything is written, so that they are digests of the values in memory.
         arrays = _named_arrays(snapshot)
         contents = {name: array_digest([array]) for name, array in arrays.items()}
-        units = {unit: _unit_content(unit, of_unit, contents) for unit, of_unit in snapshot.experts()}
+        units = {unit: _unit_content(unit, unit_arrays, contents) for unit, unit_arrays in snapshot.experts()}
         write_arrays(temporary / ARRAYS, arrays)
-        of_array, common = _by_array(synced_digests(temporary), arrays)
-        check_written(temporary, arrays, contents, of_array)
-        written = WrittenArrays(of_array, common, contents, units)
+        files_by_array, common = _by_array(synced_digests(temporary), arrays)
+        check_written(temporary, arrays, contents, files_by_array)
+        written = WrittenArrays(files_by_array, common, contents, units)
         options: dict[str, Any] = {"identity": identity, "extra": extra, "num_kept": num_kept}
         return finish_save(directory, step, written, split, snapshot.chosen_LK, ledger, **options)
     except BaseException:
@@ -149,7 +149,7 @@ def _remove_older(directory: Path, step: int, num_kept: int) -> None:
 
 
 def check_written(
-    path: Path, arrays: Mapping[str, np.ndarray], contents: Mapping[str, str], of_array: Mapping[str, Files]
+    path: Path, arrays: Mapping[str, np.ndarray], contents: Mapping[str, str], files_by_array: Mapping[str, Files]
 ) -> None:
     """Raises OSError where an array on the disk differs from that in memory, before any older checkpoint is removed.
 
@@ -157,38 +157,38 @@ def check_written(
         path: directory of the checkpoint.
         arrays: arrays in memory, by name.
         contents: digests of their values, taken before they were written.
-        of_array: digests of their files, read after they were written.
+        files_by_array: digests of their files, read after they were written.
     """
     for name, array in arrays.items():
-        why = wrong_values(path, {name: shape_text(array)}, contents[name], of_array[name])
-        if why is not None:
-            raise OSError(errno.EIO, f"{why} ({os.strerror(errno.EIO)})")
+        reason = wrong_values(path, {name: shape_text(array)}, contents[name], files_by_array[name])
+        if reason is not None:
+            raise OSError(errno.EIO, f"{reason} ({os.strerror(errno.EIO)})")
 
 
-def _unit_content(unit: Unit, of_unit: Mapping[str, np.ndarray], contents: Mapping[str, str]) -> str:
+def _unit_content(unit: Unit, unit_arrays: Mapping[str, np.ndarray], contents: Mapping[str, str]) -> str:
     """Digest of an expert's values; already known where they are of one dtype."""
-    if len(of_unit) == 1:
-        return contents[unit_array(unit, *of_unit)]
-    return array_digest(of_unit.values())
+    if len(unit_arrays) == 1:
+        return contents[unit_array(unit, *unit_arrays)]
+    return array_digest(unit_arrays.values())
 
 
 def _named_arrays(snapshot: Snapshot) -> dict[str, np.ndarray]:
     """All arrays by name but empty ones, such as the placement of a model without experts."""
     arrays = {name: array for name, array in snapshot.dense.items() if array.size}
-    for unit, of_unit in snapshot.experts():
-        arrays |= {unit_array(unit, dtype): array for dtype, array in of_unit.items()}
+    for unit, unit_arrays in snapshot.experts():
+        arrays |= {unit_array(unit, dtype): array for dtype, array in unit_arrays.items()}
     return arrays
 
 
 def _by_array(files: Files, arrays: Collection[str]) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
     """(the files of each array, those that all arrays need)."""
-    of_array: dict[str, dict[str, str]] = {name: {} for name in arrays}
+    files_by_array: dict[str, dict[str, str]] = {name: {} for name in arrays}
     common: dict[str, str] = {}
     names = {f"{ARRAYS}/{files_of(name)}": name for name in arrays}
     for path, digest in files.items():
         name = names.get(path.rpartition("/")[0])
-        (common if name is None else of_array[name])[path] = digest
-    return of_array, common
+        (common if name is None else files_by_array[name])[path] = digest
+    return files_by_array, common
 
 
 def _dense(split: StateSplit, written: WrittenArrays) -> Dense:

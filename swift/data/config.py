@@ -37,7 +37,7 @@ class Mixture:
     def __post_init__(self) -> None:
         for name in ("sources", "weights"):
             object.__setattr__(self, name, tuple(getattr(self, name)))  # gin gives lists, too
-        if not self.sources or any(isinstance(one, Mixture | StreamSource) for one in self.sources):
+        if not self.sources or any(isinstance(source, Mixture | StreamSource) for source in self.sources):
             raise SettingError("Mixture.sources", self.sources, "must be texts, token files or pipelines")
         if len(self.weights) != len(self.sources):
             allowed = f"must be as many as Mixture.sources, {len(self.sources)}"
@@ -125,7 +125,7 @@ class DataConfig:
     def vocab_size(self) -> int:
         """Size of the vocabulary: one more than the largest token allowed."""
         if isinstance(self.source, Mixture):
-            return max(one.vocab_size for one in self.components)
+            return max(component.vocab_size for component in self.components)
         if isinstance(self.source, TokenFile) and self.source.vocab_size is not None:
             return self.source.vocab_size
         return self.tokenizer.vocab_size
@@ -148,13 +148,15 @@ def _check_pipeline(setting: str, pipeline: Pipeline) -> None:
     """Refuses what a run does itself with the documents of a pipeline, and what would be frozen in the index."""
     for operator in pipeline.operators:
         if isinstance(operator, Tokenize | Pack | Shuffle | Stack):
-            why = (
+            reason = (
                 "is not for a pipeline that trains: the run itself tokenizes, packs, shuffles and batches its documents"
             )
-            raise SettingError(setting, name_of(operator), why)
+            raise SettingError(setting, name_of(operator), reason)
         if operator.is_random:
-            why = "is random, and the tokens of a pipeline that trains are kept: they would be the same in every epoch"
-            raise SettingError(setting, name_of(operator), why)
+            reason = (
+                "is random, and the tokens of a pipeline that trains are kept: they would be the same in every epoch"
+            )
+            raise SettingError(setting, name_of(operator), reason)
 
 
 def in_split(names: Iterable[str], split: Split, validation_share: float) -> np.ndarray:

@@ -32,12 +32,12 @@ class DocumentTokens:
     Args:
         tokenizer: tokenizer of a ``text``; ``tokens`` stay what they are.
         domain: field that names the domain of the document, which stays, too; None: none.
-        is_of_texts: whether the documents are those of texts: what is wrong with one is said of its ``name`` then.
+        is_text_source: whether the documents are those of texts: what is wrong with one is said of its ``name`` then.
     """
 
     tokenizer: Tokenizer
     domain: str | None = None
-    is_of_texts: bool = False
+    is_text_source: bool = False
 
     def __call__(self, sample: Sample) -> Sample:
         """Returns the tokens, in the smallest unsigned type.
@@ -46,41 +46,41 @@ class DocumentTokens:
             DataError: there is no text, no such field, or a token outside the vocabulary.
             DocumentError: a document of texts has a token outside the vocabulary.
         """
-        given = sample.get("tokens") if sample.get("tokens") is not None else sample.get("text")
-        if given is None:
+        content = sample.get("tokens") if sample.get("tokens") is not None else sample.get("text")
+        if content is None:
             empty = next((name for name in ("text", "tokens") if name in sample), None)
             if empty is not None:
                 raise DataError(f"the field {empty!r} of a document is null: leave it out with a Filter, or make it ''")
             raise DataError(f"a document has no field 'text' or 'tokens', but {', '.join(sample) or 'none'}")
         try:
-            made = {"tokens": tokens_of(given, self.tokenizer, str(sample.get("name", "the document")))}
+            document = {"tokens": tokens_of(content, self.tokenizer, str(sample.get("name", "the document")))}
         except DataError as error:
-            if self.is_of_texts:
+            if self.is_text_source:
                 raise DocumentError(str(error)) from error
             raise
         if self.domain is None:
-            return made
+            return document
         if self.domain not in sample:
             raise DataError(f"a document has no field {self.domain!r}, see DataConfig.domain, but {', '.join(sample)}")
-        return made | {self.domain: str(sample[self.domain])}
+        return document | {self.domain: str(sample[self.domain])}
 
 
-def tokens_of(given: Text, tokenizer: Tokenizer, name: str) -> np.ndarray:
+def tokens_of(content: Text, tokenizer: Tokenizer, name: str) -> np.ndarray:
     """Returns the tokens of a document, in the smallest unsigned type.
 
     Raises:
         DataError: the document is neither a text nor tokens, or has a token outside the vocabulary.
     """
     try:
-        tokens = tokenizer.encode(given) if isinstance(given, str) else np.asarray(given)
+        tokens = tokenizer.encode(content) if isinstance(content, str) else np.asarray(content)
     except UnicodeEncodeError as error:  # JSON can write half of a character
         raise DataError(
-            f"{name} has letter {error.start + 1}, {given[error.start]!r}, which is no character"
+            f"{name} has letter {error.start + 1}, {content[error.start]!r}, which is no character"
         ) from error
     except ValueError as error:  # lists of several lengths
         raise DataError(f"{name} is neither a text nor a list of tokens: {first_line(error)}") from error
     if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
-        kind = f"a {type(given).__name__}" if tokens.ndim == 0 else f"an array of {tokens.dtype}{list(tokens.shape)}"
+        kind = f"a {type(content).__name__}" if tokens.ndim == 0 else f"an array of {tokens.dtype}{list(tokens.shape)}"
         raise DataError(f"{name} is neither a text nor a list of whole numbers, but {kind}")
     if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < tokenizer.vocab_size:
         how = "set DataConfig.tokenizer to the one that wrote it"
@@ -131,12 +131,12 @@ def corpora_of(config: DataConfig) -> list[Corpus]:
 
 
 def _to_tokens(source: Any, config: DataConfig) -> Pipeline:
-    is_of_texts = isinstance(source, TextSource)
-    pipeline = Pipeline(Documents(source)) if is_of_texts else source
+    is_text_source = isinstance(source, TextSource)
+    pipeline = Pipeline(Documents(source)) if is_text_source else source
     if not isinstance(pipeline, Pipeline):
         raise SettingError("DataConfig.source", source, "must be a pipeline or texts: other data are read as they are")
     return pipeline.then(
-        Map(DocumentTokens(config.tokenizer, config.domain, is_of_texts), name="tokenize the documents")
+        Map(DocumentTokens(config.tokenizer, config.domain, is_text_source), name="tokenize the documents")
     )
 
 
@@ -148,8 +148,8 @@ def training_pipelines(config: DataConfig) -> tuple[Pipeline, ...]:
     Raises:
         SettingError: no source has documents that can be read in any order.
     """
-    made = [one for one in config.components if not isinstance(one.source, TokenFile)] or config.components
-    return tuple(corpora_of(replace(one, validation_source=None))[0].pipeline for one in made)
+    components = [c for c in config.components if not isinstance(c.source, TokenFile)] or config.components
+    return tuple(corpora_of(replace(c, validation_source=None))[0].pipeline for c in components)
 
 
 def _sides(config: DataConfig, corpus: Corpus) -> list[Split | None]:
@@ -160,7 +160,7 @@ def _sides(config: DataConfig, corpus: Corpus) -> list[Split | None]:
     if len(source) == 1:
         return [None]
     trains = in_split(map(source.name, range(len(source))), "train", config.validation_share)
-    return ["train" if one else "validation" for one in trains]
+    return ["train" if is_train else "validation" for is_train in trains]
 
 
 class _Splitter:
@@ -173,10 +173,10 @@ class _Splitter:
     def form(sample: Sample) -> Sample:
         return sample
 
-    def add(self, number: int, kept: Any) -> None:
+    def add(self, number: int, sample: Any) -> None:
         field = self._config.domain
-        domain = domain_of(self._source.name(number)) if field is None else kept[field]
-        _add_document(self._config, kept["tokens"], self._sides[number], domain, self._add)
+        domain = domain_of(self._source.name(number)) if field is None else sample[field]
+        _add_document(self._config, sample["tokens"], self._sides[number], domain, self._add)
 
     def closed(self) -> Any:
         return None
@@ -227,8 +227,8 @@ def pipeline_tokens(
                 say(next(line for line in reading.reasons if line.startswith("offload: ")))
             if split is not None and not corpus.has_operators:
                 reading, sides = _only(split, reading, sides)
-            found = survey(reading, _Splitter(config, reading.pipeline.source, sides, add), report, hosts)
-        for line in found.skipped:
+            corpus_survey = survey(reading, _Splitter(config, reading.pipeline.source, sides, add), report, hosts)
+        for line in corpus_survey.skipped:
             say(f"skipped: {line}")
 
 

@@ -58,7 +58,7 @@ def _array(content: bytes, dtype: str, shape: Sequence[int] | None, axes: Sequen
     return array[()] if shape is None else array.transpose(np.argsort(axes).tolist())
 
 
-def held(sample: Mapping[str, Any]) -> dict[str, Any]:
+def checked_copy(sample: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a copy of a sample for memory: nothing that is done to the sample afterwards changes it.
 
     Raises:

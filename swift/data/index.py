@@ -108,11 +108,11 @@ def _corpus_state(config: DataConfig) -> CorpusState | None:
             if path is None:
                 return None
             try:
-                found = os.stat(path)
+                status = os.stat(path)
             except OSError:
                 return None  # the source itself reports best what is wrong with it
-            parts.append([name, os.path.abspath(path), found.st_size, found.st_mtime_ns])
-            newest_ns = max(newest_ns, found.st_mtime_ns)
+            parts.append([name, os.path.abspath(path), status.st_size, status.st_mtime_ns])
+            newest_ns = max(newest_ns, status.st_mtime_ns)
     return CorpusState(hashlib.sha256(json.dumps(parts).encode()).hexdigest(), newest_ns)
 
 
@@ -149,20 +149,20 @@ def make_index(
         DataError: a token is beyond the vocabulary, or a token file changes while it is read.
         OSError: the index cannot be written.
     """
-    made = path.with_name(f".{path.name}.{uuid4().hex}")
-    made.mkdir(mode=0o700)
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}")
+    temporary.mkdir(mode=0o700)
     try:
-        begun = time.time_ns()
+        start_ns = time.time_ns()
         if isinstance(config.source, TokenFile):
-            files = _write_spans(config, made, report)
+            files = _write_spans(config, temporary, report)
         else:
-            files = _write_texts(config, made, report, say, connect, plan)
-        replace_file(made / _HEAD, json.dumps({"version": _VERSION, "begun": begun, "files": files}).encode())
-        sync_directory(made)
+            files = _write_texts(config, temporary, report, say, connect, plan)
+        replace_file(temporary / _HEAD, json.dumps({"version": _VERSION, "begun": start_ns, "files": files}).encode())
+        sync_directory(temporary)
         if not path.exists():
-            made.rename(path)
+            temporary.rename(path)
     finally:
-        _remove_index(made)
+        _remove_index(temporary)
 
 
 def _remove_index(path: Path) -> None:
@@ -186,7 +186,7 @@ def is_intact(path: Path, newest_ns: int) -> bool:
             return False
         files = head["files"]
         is_whole = set(get_args(Split)) <= set(files)
-        return is_whole and all(_digest(path / name) == one["digest"] for name, one in files.items())
+        return is_whole and all(_digest(path / name) == entry["digest"] for name, entry in files.items())
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -225,10 +225,10 @@ def corpus_streams(config: DataConfig, split: Split, path: Path | None) -> list[
     if not isinstance(config.source, Mixture):
         return [corpus_stream(config, split, path)]
     streams = []
-    for one in config.components:
-        state = None if path is None else _corpus_state(one)
-        found = path / state.name if path is not None and state is not None else None
-        streams.append(corpus_stream(one, split, found if found is not None and found.is_dir() else None))
+    for component in config.components:
+        state = None if path is None else _corpus_state(component)
+        index = path / state.name if path is not None and state is not None else None
+        streams.append(corpus_stream(component, split, index if index is not None and index.is_dir() else None))
     return streams
 
 
@@ -285,10 +285,10 @@ def _write_texts(
                 builder.add(domain, len(tokens))
 
         def tell(num_done: int, num: int) -> None:
-            report(IndexProgress(num, num_done, sum(one.num_bytes for one in written.values())))
+            report(IndexProgress(num, num_done, sum(file.num_bytes for file in written.values())))
 
         pipeline_tokens(config, add, tell, say, connect=connect, plan=plan)
-        files = {split: one.close(one.num_bytes // dtype.itemsize) for split, one in written.items()}
+        files = {split: file.close(file.num_bytes // dtype.itemsize) for split, file in written.items()}
     with (path / _RUNS).open("wb") as file:
         runs = _Written(file)
         runs.add(np.stack(builder.runs()))
@@ -297,19 +297,19 @@ def _write_texts(
 
 def _write_spans(config: DataConfig, path: Path, report: Callable[[IndexProgress], None]) -> dict[str, Any]:
     splits: dict[str, Any] = {}
-    found: dict[Any, dict[Split, Spans]] = {}
+    spans_by_source: dict[Any, dict[Split, Spans]] = {}
     for split in get_args(Split):
         source = config.source_of(split)
         assert isinstance(source, TokenFile)
-        if source not in found:
-            found[source] = spans_of(config, source.document_ends(source.tokens(config.vocab_size)))
-        spans = found[source][split]
+        if source not in spans_by_source:
+            spans_by_source[source] = spans_of(config, source.document_ends(source.tokens(config.vocab_size)))
+        spans = spans_by_source[source][split]
         with (path / split).open("wb") as file:
-            one = _Written(file)
-            one.add(spans.starts_S)
-            one.add(spans.offsets_S)
-            splits[split] = one.close(spans.num_tokens)
-        report(IndexProgress(len(spans.starts_S), len(spans.starts_S), one.num_bytes))
+            spans_file = _Written(file)
+            spans_file.add(spans.starts_S)
+            spans_file.add(spans.offsets_S)
+            splits[split] = spans_file.close(spans.num_tokens)
+        report(IndexProgress(len(spans.starts_S), len(spans.starts_S), spans_file.num_bytes))
     return splits
 
 
@@ -350,8 +350,8 @@ def find_index(
         SettingError: the source cannot be read, a split would have no document, or a host has something else.
     """
     if isinstance(config.source, Mixture):
-        found = [find_index(one, cache, report, patience_s, connect, plan) for one in config.components]
-        return cache if any(found) else None
+        indexes = [find_index(component, cache, report, patience_s, connect, plan) for component in config.components]
+        return cache if any(indexes) else None
     try:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         for _ in range(2):  # a file may be written to while it is read

@@ -145,8 +145,8 @@ class Loader(Iterator[Batch]):
         if is_read is None or is_read.all():
             return self._batches[step]
         first = step * is_read.size
-        found = [self._windows[first + nth] if one else self._padding for nth, one in enumerate(is_read.flat)]
-        return Batch(*(np.stack(leaves).reshape(*is_read.shape, -1) for leaves in zip(*found, strict=True)))
+        windows = [self._windows[first + n] if reads else self._padding for n, reads in enumerate(is_read.flat)]
+        return Batch(*(np.stack(leaves).reshape(*is_read.shape, -1) for leaves in zip(*windows, strict=True)))
 
     def microbatch(self, step: int, index: int) -> Batch:
         """Loads micro-batch ``index`` of ``batch(step)`` without the others: arrays [B, T]."""

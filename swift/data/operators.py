@@ -202,12 +202,12 @@ class OperatorError(DataError):
 
     Attributes:
         operator: its name.
-        why: what was wrong, in one line.
+        reason: what was wrong, in one line.
     """
 
-    def __init__(self, operator: str, why: str):
-        super().__init__(f"operator {operator}: {why}")
-        self.operator, self.why = operator, why
+    def __init__(self, operator: str, reason: str):
+        super().__init__(f"operator {operator}: {reason}")
+        self.operator, self.reason = operator, reason
 
 
 def applied(element: Element, number: int) -> Apply:
@@ -219,7 +219,7 @@ def applied(element: Element, number: int) -> Apply:
     """
     name, reads = name_of(element), element.reads
 
-    def given(sample: Sample) -> dict[str, Any]:
+    def read_fields(sample: Sample) -> dict[str, Any]:
         if reads is None:
             return dict(sample)
         missing = [field for field in reads if field not in sample]
@@ -228,30 +228,30 @@ def applied(element: Element, number: int) -> Apply:
         return {field: sample[field] for field in reads}
 
     if isinstance(element, DropDuplicates):  # which leaves out nothing by itself, and needs its field
-        return lambda sample, _: sample if given(sample) else None
+        return lambda sample, _: sample if read_fields(sample) else None
     if isinstance(element, Filter):
         test = element.function
-        return lambda sample, _: sample if _called(name, test, given(sample)) else None
+        return lambda sample, _: sample if _called(name, test, read_fields(sample)) else None
 
     def changed(sample: Sample, draw: Draw) -> Sample:
-        inputs = given(sample)
+        inputs = read_fields(sample)
         is_random = isinstance(element, Map) and element.is_random
-        made = _called(name, element.function, inputs, *([draw(number)] if is_random else []))
-        if not hasattr(made, "keys"):
-            raise OperatorError(name, f"returns {type(made).__name__}, and must return a mapping of fields")
+        outputs = _called(name, element.function, inputs, *([draw(number)] if is_random else []))
+        if not hasattr(outputs, "keys"):
+            raise OperatorError(name, f"returns {type(outputs).__name__}, and must return a mapping of fields")
         if element.writes is None:
-            return made
-        if set(made) != set(element.writes):
-            said, true = ", ".join(element.writes) or "none", ", ".join(made) or "none"
-            raise OperatorError(name, f"returns the fields {true}, and its `writes` names {said}")
-        return {**sample, **made}
+            return outputs
+        if set(outputs) != set(element.writes):
+            declared, returned = ", ".join(element.writes) or "none", ", ".join(outputs) or "none"
+            raise OperatorError(name, f"returns the fields {returned}, and its `writes` names {declared}")
+        return {**sample, **outputs}
 
     return changed
 
 
-def _called(name: str, function: Callable[..., Any], *given: Any) -> Any:
+def _called(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
     try:
-        return function(*given)
+        return function(*arguments)
     except (OperatorError, DocumentError):
         raise
     except DataError as error:  # which says what is wrong
@@ -266,12 +266,12 @@ def chained(functions: Sequence[Apply]) -> Apply:
     """Makes one function of several, each of which gets what the one before it returns."""
 
     def chain(sample: Sample, draw: Draw) -> Sample | None:
-        made: Sample | None = sample
+        changed_sample: Sample | None = sample
         for function in functions:
-            if made is None:
+            if changed_sample is None:
                 return None
-            made = function(made, draw)
-        return made
+            changed_sample = function(changed_sample, draw)
+        return changed_sample
 
     return chain
 

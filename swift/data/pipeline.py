@@ -136,9 +136,9 @@ class Pipeline:
 
     def then(self, operator: Operator) -> "Pipeline":
         """Adds any operator; one whose name is taken gets a number."""
-        taken = {name_of(one) for one in self.operators}
+        names = {name_of(previous) for previous in self.operators}
         name, number = name_of(operator), 2
-        while name in taken:
+        while name in names:
             name, number = f"{name_of(operator)}-{number}", number + 1
         return replace(self, operators=(*self.operators, replace(operator, name=name)))
 
@@ -170,7 +170,7 @@ class Pipeline:
     @cached_property
     def _numbers(self) -> dict[str, int]:
         """Numbers of the operators as they are written, by name: they key random numbers."""
-        return {name_of(one): number for number, one in enumerate(self.operators)}
+        return {name_of(operator): number for number, operator in enumerate(self.operators)}
 
     def _check_names(self) -> None:
         counts = Counter(map(name_of, self.operators))
@@ -190,13 +190,13 @@ class Pipeline:
         for operator in self.operators:
             name = name_of(operator)
             if isinstance(operator, Filter | DropDuplicates) and (random or levels):
-                why = f"must stand before {random}: what stays is decided once, not in every epoch"
-                raise SettingError("Pipeline.operators", name, why)
+                reason = f"must stand before {random}: what stays is decided once, not in every epoch"
+                raise SettingError("Pipeline.operators", name, reason)
             if isinstance(operator, Pack):
-                is_unsure = any(isinstance(one, Map) and one.is_random for one in self.levels[0].elements)
+                is_unsure = any(isinstance(element, Map) and element.is_random for element in self.levels[0].elements)
                 if levels or is_unsure:
-                    why = "must stand before every batch and random operator but a shuffle, and once"
-                    raise SettingError("Pipeline.operators", name, why)
+                    reason = "must stand before every batch and random operator but a shuffle, and once"
+                    raise SettingError("Pipeline.operators", name, reason)
             if isinstance(operator, Shuffle):
                 is_batched = any(isinstance(level.group, Stack) for level in self.levels[: levels + 1])
                 if is_batched or levels in shuffled:
@@ -301,12 +301,12 @@ class InputPlan:
     def num_surveyed(self) -> int:
         """Elements of records that run once on the whole source before the first sample: to know what stays."""
         elements = self.elements(0)
-        first_random = next((place for place, one in enumerate(elements) if one.is_random), len(elements))
+        first_random = next((index for index, element in enumerate(elements) if element.is_random), len(elements))
         if self.pipeline.most_skipped or self.num_packed:
             return first_random
-        chosen = [place + 1 for place, one in enumerate(elements) if isinstance(one, Filter | DropDuplicates)]
-        kept = self.cache.num_elements if self.cache is not None else 0
-        return max([kept, *chosen])
+        chosen = [index + 1 for index, element in enumerate(elements) if isinstance(element, Filter | DropDuplicates)]
+        num_cached = self.cache.num_elements if self.cache is not None else 0
+        return max([num_cached, *chosen])
 
     @property
     def num_packed(self) -> int:

@@ -97,18 +97,18 @@ class Rows:
 
     def digest(self) -> str | None:
         """Returns a digest of all records; None if one has a field other than text, bytes, a number or an array."""
-        made = hashlib.sha256()
+        digest = hashlib.sha256()
         for record in self._records:
             for name, value in record.items():
                 if isinstance(value, np.ndarray) and value.dtype != object:
-                    said = f"{value.dtype.str}{value.shape}".encode() + np.ascontiguousarray(value).tobytes()
+                    encoded = f"{value.dtype.str}{value.shape}".encode() + np.ascontiguousarray(value).tobytes()
                 elif isinstance(value, str | bytes | int | float | None):
-                    said = repr(value).encode()
+                    encoded = repr(value).encode()
                 else:
                     return None
-                made.update(f"{name!r} {len(said)} ".encode() + said)
-            made.update(b"end of record")
-        return made.hexdigest()
+                digest.update(f"{name!r} {len(encoded)} ".encode() + encoded)
+            digest.update(b"end of record")
+        return digest.hexdigest()
 
     def __repr__(self) -> str:
         return f"Rows({len(self._records)} records)"
@@ -192,8 +192,8 @@ class RecordFile:
 def state_of(path: str) -> FileState:
     """Returns the present state of a file; raises OSError if it is gone, or not a regular one."""
     if "://" in path:
-        found = epath.Path(path).stat()
-        return FileState(int(found.length), int((found.mtime or 0) * 1_000_000_000))
+        remote_status = epath.Path(path).stat()
+        return FileState(int(remote_status.length), int((remote_status.mtime or 0) * 1_000_000_000))
     status = check_regular(path)
     return FileState(status.st_size, status.st_mtime_ns)
 
@@ -214,13 +214,13 @@ def _find_files(setting: str, pattern: str) -> tuple[RecordFile, ...]:
             paths = sorted(str(path) for path in epath.Path(directory).glob(name))
         else:
             paths = sorted(path for path in matching(pattern) if not os.path.isdir(path))
-        found = tuple(RecordFile(path, state_of(path)) for path in paths)
+        files = tuple(RecordFile(path, state_of(path)) for path in paths)
     except (OSError, ValueError, ImportError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise SettingError(setting, pattern, f"cannot be read: {why}") from error
-    if not found:
+        reason = getattr(error, "strerror", None) or error
+        raise SettingError(setting, pattern, f"cannot be read: {reason}") from error
+    if not files:
         raise SettingError(setting, pattern, "no file matches")
-    return found
+    return files
 
 
 def _uncompressed(file: RecordFile) -> bytes:
@@ -250,21 +250,21 @@ def _zstd(file: RecordFile) -> Callable[[bytes], bytes]:
         raise SettingError("JsonLines.pattern", file.path, allowed) from None
 
     def decompress(content: bytes) -> bytes:
-        decompressor, frame, made = zstandard.ZstdDecompressor(), None, list[bytes]()
+        decompressor, frame, decompressed = zstandard.ZstdDecompressor(), None, list[bytes]()
         try:
             # In small pieces, since what follows a frame is copied.
             for begin in range(0, len(content), _ZSTD_PIECE):
                 piece = content[begin : begin + _ZSTD_PIECE]
                 while piece:
                     frame = frame or decompressor.decompressobj()
-                    made.append(frame.decompress(piece))
+                    decompressed.append(frame.decompress(piece))
                     piece = frame.unused_data if frame.eof else b""
                     frame = None if frame.eof else frame
         except zstandard.ZstdError as error:
             raise OSError(error) from error
         if frame is not None:
             raise EOFError("its last frame has no end")
-        return b"".join(made)
+        return b"".join(decompressed)
 
     return decompress
 
@@ -277,19 +277,19 @@ class Parts:
     """
 
     def __init__(self, read: Callable[[Any], Any]):
-        self._read, self._held, self._lock = read, OrderedDict[Any, Any](), threading.Lock()
+        self._read, self._cached, self._lock = read, OrderedDict[Any, Any](), threading.Lock()
 
     def __getitem__(self, part: Any) -> Any:
         with self._lock:
-            if part in self._held:
-                self._held.move_to_end(part)
-                return self._held[part]
-        made = self._read(part)
+            if part in self._cached:
+                self._cached.move_to_end(part)
+                return self._cached[part]
+        content = self._read(part)
         with self._lock:
-            self._held[part] = made
-            while len(self._held) > _KEPT_PARTS:
-                self._held.popitem(last=False)
-        return made
+            self._cached[part] = content
+            while len(self._cached) > _KEPT_PARTS:
+                self._cached.popitem(last=False)
+        return content
 
 
 @dataclass(frozen=True)
@@ -330,7 +330,7 @@ class FileRecords(ABC):
 
     @functools.cached_property
     def _root(self) -> str:
-        return os.path.commonpath([os.path.dirname(one.path) for one in self.files]) + "/"
+        return os.path.commonpath([os.path.dirname(file.path) for file in self.files]) + "/"
 
     def place(self, number: int) -> str:
         """Returns the file and the number of a record in it, from 1."""
@@ -339,10 +339,10 @@ class FileRecords(ABC):
 
     def digest(self) -> str | None:
         """Returns a digest of names, sizes and times of the files."""
-        said = [type(self).__name__]
-        said += [f"{one.path!r} {one.state.num_bytes} {one.state.mtime_ns}" for one in self.files]
-        settings = [getattr(self, one.name) for one in fields(self) if one.name != "pattern"]
-        return hashlib.sha256("\n".join([*said, repr(settings)]).encode(errors="surrogatepass")).hexdigest()
+        lines = [type(self).__name__]
+        lines += [f"{file.path!r} {file.state.num_bytes} {file.state.mtime_ns}" for file in self.files]
+        settings = [getattr(self, f.name) for f in fields(self) if f.name != "pattern"]
+        return hashlib.sha256("\n".join([*lines, repr(settings)]).encode(errors="surrogatepass")).hexdigest()
 
     def _located(self, number: int) -> tuple[int, int]:
         file = bisect_right(self._ends, number)
@@ -350,8 +350,8 @@ class FileRecords(ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the settings, and what was found of the files: another process opens them itself."""
-        found = {name: self.__dict__[name] for name in ("files", "_ends") if name in self.__dict__}
-        return {one.name: getattr(self, one.name) for one in fields(self)} | found
+        cached = {name: self.__dict__[name] for name in ("files", "_ends") if name in self.__dict__}
+        return {f.name: getattr(self, f.name) for f in fields(self)} | cached
 
 
 @dataclass(frozen=True)
@@ -371,12 +371,12 @@ class Documents:
     @functools.cached_property
     def _files(self) -> Mapping[str, RecordFile]:
         """The files as they were found, by path; one that cannot be found is reported when it is read."""
-        found = dict[str, RecordFile]()
+        files = dict[str, RecordFile]()
         for document in self._listed:
             if document.path is not None:
                 with suppress(OSError):
-                    found[document.path] = RecordFile(document.path, state_of(document.path))
-        return found
+                    files[document.path] = RecordFile(document.path, state_of(document.path))
+        return files
 
     def __len__(self) -> int:
         return len(self._listed)
@@ -404,19 +404,19 @@ class Documents:
 
     def digest(self) -> str | None:
         """Returns a digest of names, sizes and times of the files; None if a document is in no file."""
-        said = list[str]()
+        lines = list[str]()
         for document in self._listed:
             file = None if document.path is None else self._files.get(document.path)
             if file is None:
                 return None
             path = os.path.abspath(file.path)
-            said.append(f"{document.name!r} {path!r} {file.state.num_bytes} {file.state.mtime_ns}")
-        return sha256("\n".join(said).encode(errors="surrogatepass")).hexdigest()
+            lines.append(f"{document.name!r} {path!r} {file.state.num_bytes} {file.state.mtime_ns}")
+        return sha256("\n".join(lines).encode(errors="surrogatepass")).hexdigest()
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the source, and the files as they were found: another process lists them itself."""
-        found = {"_files": self._files} if "_files" in self.__dict__ else {}
-        return {one.name: getattr(self, one.name) for one in fields(self)} | found
+        cached = {"_files": self._files} if "_files" in self.__dict__ else {}
+        return {f.name: getattr(self, f.name) for f in fields(self)} | cached
 
 
 @dataclass(frozen=True)
@@ -435,19 +435,19 @@ class JsonLines(FileRecords):
         return len(self._lines[file])
 
     def _record(self, file: int, number: int) -> Mapping[str, Any]:
-        one, (begin, end) = self.files[file], self._lines[file][number]
+        record_file, (begin, end) = self.files[file], self._lines[file][number]
         line = self._parts[file][begin:end] if self._is_whole(file) else self._read(file, int(begin), int(end))
         try:
             record = json.loads(line.decode("utf-8").removeprefix("\ufeff"))
         except (ValueError, RecursionError) as error:  # also of bytes that are not UTF-8
-            raise DataError(f"{one.path}: record {number + 1} is not JSON: {first_line(error)}") from error
+            raise DataError(f"{record_file.path}: record {number + 1} is not JSON: {first_line(error)}") from error
         if not isinstance(record, dict):
-            raise DataError(f"{one.path}: record {number + 1} is not a JSON object")
+            raise DataError(f"{record_file.path}: record {number + 1} is not a JSON object")
         return record
 
     def _is_whole(self, file: int) -> bool:
-        one = self.files[file]
-        return one.is_remote or one.path.endswith((".gz", ".zst"))
+        record_file = self.files[file]
+        return record_file.is_remote or record_file.path.endswith((".gz", ".zst"))
 
     @functools.cached_property
     def _lines(self) -> list[np.ndarray]:
@@ -469,15 +469,15 @@ class JsonLines(FileRecords):
         return {}
 
     def _read(self, file: int, begin: int, end: int) -> bytes:
-        one = self.files[file]
+        record_file = self.files[file]
         try:
             if file not in self._opened:
-                fd = self._opened.setdefault(file, open_regular(one.path))
+                fd = self._opened.setdefault(file, open_regular(record_file.path))
                 weakref.finalize(self._opened_by, os.close, fd)
             content = os.pread(self._opened[file], end - begin, begin)
         except OSError as error:
-            raise DataError(f"{one.path} cannot be read: {error.strerror}") from error
-        one.check()
+            raise DataError(f"{record_file.path} cannot be read: {error.strerror}") from error
+        record_file.check()
         return content
 
     @functools.cached_property
@@ -542,16 +542,16 @@ class ArrayRecords(FileRecords):
         return len(self._sources[file])
 
     def _record(self, file: int, number: int) -> Mapping[str, Any]:
-        one = self.files[file]
-        one.check()
+        record_file = self.files[file]
+        record_file.check()
         try:
             return {"record": self._sources[file][number]}
         except Exception as error:  # the library raises many kinds
-            raise DataError(f"{one.path}: record {number + 1} cannot be read: {first_line(error)}") from error
+            raise DataError(f"{record_file.path}: record {number + 1} cannot be read: {first_line(error)}") from error
 
     @functools.cached_property
     def _sources(self) -> list[Any]:
-        return [self._opened(one.path) for one in self.files]
+        return [self._opened(file.path) for file in self.files]
 
     def _opened(self, path: str) -> Any:
         try:

@@ -97,9 +97,9 @@ def handle_request(pipeline: Pipeline, content: bytes) -> bytes:
         return error_response(error_line(error))
 
 
-def error_response(why: str) -> bytes:
+def error_response(reason: str) -> bytes:
     """Returns the answer to a request that a host cannot fulfil."""
-    return encoded({"why": why})
+    return encoded({"why": reason})
 
 
 def run_locally(plan: InputPlan, request: RecordRequest) -> PartialSample:
@@ -110,13 +110,13 @@ def run_locally(plan: InputPlan, request: RecordRequest) -> PartialSample:
     return apply_operators(plan, begun, plan.elements(0)[: request.end], draw, chooses=epoch is None)
 
 
-def _answer(begun: PartialSample, took_s: float) -> bytes:
+def _answer(begun: PartialSample, elapsed_s: float) -> bytes:
     if begun.error is not None:
         return error_response(begun.error)
     sample: dict[str, Any] = {} if begun.sample is None else {"sample": encoded(begun.sample)}
     digests = b"".join(digest for _, digest in begun.digests)
     head = {"num_done": begun.num_done, "names": [name for name, _ in begun.digests], "digests": digests}
-    return encoded(head | {"took_s": took_s} | sample)
+    return encoded(head | {"took_s": elapsed_s} | sample)
 
 
 def read_answer(content: bytes) -> RecordAnswer:
@@ -146,10 +146,10 @@ def fetch_remote_records(hosts: InputHosts, plan: InputPlan, request: RecordRequ
     Raises:
         UntrueOperator: the host makes something else of it.
     """
-    found = hosts.ask(make_request(plan, request))
-    if found is None:
+    reply = hosts.ask(make_request(plan, request))
+    if reply is None:
         return None
-    host, content = found
+    host, content = reply
     place = plan.pipeline.source.place(request.number)
     try:
         answer = read_answer(content)
@@ -161,8 +161,8 @@ def fetch_remote_records(hosts: InputHosts, plan: InputPlan, request: RecordRequ
         hosts.tell(host, f"cannot make {place}: {answer.why}")
         return None
     if plan.check_every and request.number % plan.check_every == 0:
-        here = run_locally(plan, request)
-        if answer.begun.digests != here.digests or not is_same(answer.begun.sample, here.sample):
-            why = "makes another sample of it than this machine: a library, a file or an operator differs"
-            raise MisdeclaredOperator(f"{place}: input host {host} {why}")
+        local = run_locally(plan, request)
+        if answer.begun.digests != local.digests or not is_same(answer.begun.sample, local.sample):
+            reason = "makes another sample of it than this machine: a library, a file or an operator differs"
+            raise MisdeclaredOperator(f"{place}: input host {host} {reason}")
     return answer.begun

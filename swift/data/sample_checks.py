@@ -65,12 +65,12 @@ def apply_operators(
     return PartialSample(num_done, sample, tuple(digests))
 
 
-def _digest_of(name: str, sample: Any, of: str) -> bytes:
+def _digest_of(name: str, sample: Any, field: str) -> bytes:
     """Returns the digest of a field."""
     try:
-        return hashlib.blake2b(field_bytes(sample[of]), digest_size=16).digest()
+        return hashlib.blake2b(field_bytes(sample[field]), digest_size=16).digest()
     except Unencodable as error:
-        raise OperatorError(name, f"field {of!r} cannot be compared: {error}") from error
+        raise OperatorError(name, f"field {field!r} cannot be compared: {error}") from error
 
 
 class MisdeclaredOperator(DataError):
@@ -109,20 +109,20 @@ def _equal(value: Any, other: Any) -> bool:
         return bool(value == other) if type(value) is type(other) else False
 
 
-def check_record(plan: InputPlan, number: int, draw: Draw, made: Any) -> None:
+def check_record(plan: InputPlan, number: int, draw: Draw, sample: Any) -> None:
     """Compares the sample of a record with that of the plain order.
 
     Args:
         plan: plan that made the sample.
         number: number of the record.
         draw: random numbers of the sample.
-        made: the sample; None if the plan leaves the record out.
+        sample: the sample; None if the plan leaves the record out.
 
     Raises:
         UntrueOperator: they differ; the message names the operator.
     """
     written, planned = plan.pipeline.levels[0].elements, plan.elements(0)
-    if is_same(outcome(plan, written, number, draw), made):
+    if is_same(outcome(plan, written, number, draw), sample):
         return
     place = plan.pipeline.source.place(number)
     raise MisdeclaredOperator(f"{place}: {_blamed(plan, written, planned, number, draw)}")
@@ -143,7 +143,7 @@ def _blamed(plan: InputPlan, written: Sequence[Element], planned: Sequence[Eleme
                 names = f"{name_of(moved)} and {name_of(passed)}"
                 if moved.depends_on is None:
                     return f"operators {names} change more than their fields: one writes into an array that it is given"
-                why = "which its `depends_on` does not name: the sample differs where they change places"
-                return f"operator {name_of(moved)} depends on {name_of(passed)}, {why}"
+                reason = "which its `depends_on` does not name: the sample differs where they change places"
+                return f"operator {name_of(moved)} depends on {name_of(passed)}, {reason}"
             before = after
     return "the sample that was kept or made elsewhere, or its file, is not the one that the operators give now"

@@ -27,7 +27,7 @@ from uuid import uuid4
 
 import numpy as np
 
-from swift.data.encoding import copied, decoded, encoded, held
+from swift.data.encoding import checked_copy, copied, decoded, encoded
 from swift.data.operators import name_of
 from swift.data.pipeline import InputPlan, Pipeline
 from swift.data.remote_records import InputHosts
@@ -95,46 +95,51 @@ def value_digest(value: Any) -> str:
     Raises:
         NoDigest: it is, or refers to, an object that cannot be told from another.
     """
-    return hashlib.sha256(repr(_said(value, {})).encode()).hexdigest()
+    return hashlib.sha256(repr(_describe(value, {})).encode()).hexdigest()
 
 
-def _said(value: Any, seen: dict[int, int]) -> Any:
+def _describe(value: Any, seen: dict[int, int]) -> Any:
     """Describes a value by plain ones; one that refers to itself is replaced by a number."""
     if value is None or isinstance(value, str | bytes | int | float | complex | type(...)):
         return type(value).__name__, value
     if id(value) in seen:
         return "seen", seen[id(value)]
     seen[id(value)] = len(seen)
-    said = _container(value, seen)
-    if said is None:
-        said = _code(value, seen)
-    if said is None:
+    description = _container(value, seen)
+    if description is None:
+        description = _code(value, seen)
+    if description is None:
         raise NoDigest(f"{value!r} ({type(value).__name__}) cannot be told from another")
-    return said
+    return description
 
 
 def _container(value: Any, seen: dict[int, int]) -> Any:
     if isinstance(value, TokenizerFile):
         return "tokenizer", value.digest(), value.end_of_document
     if isinstance(value, tuple | list):
-        return type(value).__name__, [_said(one, seen) for one in value]
+        return type(value).__name__, [_describe(element, seen) for element in value]
     if isinstance(value, set | frozenset):
-        return type(value).__name__, sorted(repr(_said(one, seen)) for one in value)
+        return type(value).__name__, sorted(repr(_describe(element, seen)) for element in value)
     if isinstance(value, dict):
-        return "dict", [(_said(key, seen), _said(one, seen)) for key, one in value.items()]
+        return "dict", [(_describe(key, seen), _describe(entry, seen)) for key, entry in value.items()]
     if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
         return value.dtype.str, value.shape, hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {one.name: _said(getattr(value, one.name), seen) for one in dataclasses.fields(value)}
-        return "dataclass", _said(type(value), seen), fields
+        fields = {f.name: _describe(getattr(value, f.name), seen) for f in dataclasses.fields(value)}
+        return "dataclass", _describe(type(value), seen), fields
     return None
 
 
 def _code(value: Any, seen: dict[int, int]) -> Any:
     if isinstance(value, functools.partial):
-        return "partial", _said(value.func, seen), _said(value.args, seen), _said(dict(value.keywords), seen)
+        return (
+            "partial",
+            _describe(value.func, seen),
+            _describe(value.args, seen),
+            _describe(dict(value.keywords), seen),
+        )
     if isinstance(value, types.MethodType):
-        return "method", _said(value.__func__, seen), _said(value.__self__, seen)
+        return "method", _describe(value.__func__, seen), _describe(value.__self__, seen)
     if isinstance(value, types.FunctionType):
         return _function(value, seen)
     if isinstance(value, types.ModuleType):
@@ -152,8 +157,8 @@ def _code(value: Any, seen: dict[int, int]) -> Any:
 
 
 def _function(function: types.FunctionType, seen: dict[int, int]) -> Any:
-    closure = [_said(cell.cell_contents, seen) for cell in function.__closure__ or ()]
-    defaults = _said((function.__defaults__ or (), dict(function.__kwdefaults__ or {})), seen)
+    closure = [_describe(cell.cell_contents, seen) for cell in function.__closure__ or ()]
+    defaults = _describe((function.__defaults__ or (), dict(function.__kwdefaults__ or {})), seen)
     is_own = function.__module__.partition(".")[0] not in sys.stdlib_module_names
     referred = _referred(function, seen) if is_own else []
     name, code = f"{function.__module__}.{function.__qualname__}", _bytecode(function.__code__)
@@ -162,18 +167,20 @@ def _function(function: types.FunctionType, seen: dict[int, int]) -> Any:
 
 def _referred(function: types.FunctionType, seen: dict[int, int]) -> Sequence[Any]:
     """Describes the globals that a function names; of another module's functions only the name."""
-    found = list[Any]()
+    references = list[Any]()
     for name in sorted(_names(function.__code__) & set(function.__globals__)):
         value = function.__globals__[name]
         if getattr(value, "__module__", function.__module__) not in (function.__module__, None):
-            found.append((name, getattr(value, "__module__", ""), getattr(value, "__qualname__", repr(type(value)))))
+            references.append(
+                (name, getattr(value, "__module__", ""), getattr(value, "__qualname__", repr(type(value))))
+            )
         else:
-            found.append((name, _said(value, seen)))
-    return found
+            references.append((name, _describe(value, seen)))
+    return references
 
 
 def _names(code: types.CodeType) -> set[str]:
-    inner = (_names(one) for one in code.co_consts if isinstance(one, types.CodeType))
+    inner = (_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
     return set(code.co_names).union(*inner)
 
 
@@ -194,20 +201,20 @@ def _constant(value: Any) -> Any:
 class _InMemory:
     """Samples in memory."""
 
-    form = staticmethod(held)
+    form = staticmethod(checked_copy)
 
     def __init__(self) -> None:
-        self._kept: list[dict[str, Any]] = []
+        self._samples: list[dict[str, Any]] = []
 
-    def add(self, number: int, kept: dict[str, Any]) -> None:
+    def add(self, number: int, sample: dict[str, Any]) -> None:
         del number
-        self._kept.append(kept)
+        self._samples.append(sample)
 
     def closed(self) -> "_InMemory":
         return self
 
     def __getitem__(self, place: int) -> dict[str, Any]:
-        return copied(self._kept[place])
+        return copied(self._samples[place])
 
 
 class _Files:
@@ -219,11 +226,11 @@ class _Files:
         self._directory, self._file = directory, file
         self._begins, self._sums = [0], list[int]()
 
-    def add(self, number: int, kept: bytes) -> None:
+    def add(self, number: int, sample: bytes) -> None:
         del number
-        self._file.write(kept)
-        self._begins.append(self._begins[-1] + len(kept))
-        self._sums.append(zlib.crc32(kept))
+        self._file.write(sample)
+        self._begins.append(self._begins[-1] + len(sample))
+        self._sums.append(zlib.crc32(sample))
 
     def closed(self) -> "_SampleCache":
         self._file.flush()
@@ -309,13 +316,13 @@ def find_survey(
         report(f"nothing is kept in {directory}: {error}")
         return survey(plan, None if plan.cache is None else _InMemory(), progress, hosts)
     path = directory / name
-    found = _read_survey(path, plan)
-    if found is None:
+    stored_survey = _read_survey(path, plan)
+    if stored_survey is None:
         _write_survey(plan, path, progress, hosts)
-        found = _read_survey(path, plan)
-    if found is None:
+        stored_survey = _read_survey(path, plan)
+    if stored_survey is None:
         raise DataError(f"{path} cannot be read again after it was written")
-    return found
+    return stored_survey
 
 
 def _read_survey(path: Path, plan: InputPlan) -> Survey | None:
@@ -347,7 +354,7 @@ def check_writable(directory: Path) -> None:
         SettingError: it is no directory, forbidden or full.
     """
     try:
-        nearest = next(one for one in (directory, *directory.absolute().parents) if one.exists())
+        nearest = next(path for path in (directory, *directory.absolute().parents) if path.exists())
         probe = nearest / f".{uuid4().hex}.writable"
         replace_file(probe, bytes(_PROBE_BYTES))
         probe.unlink()
@@ -356,8 +363,8 @@ def check_writable(directory: Path) -> None:
 
 
 def _unwritable(directory: Path, error: OSError) -> SettingError:
-    why = f"samples cannot be kept there: {error.strerror or error}"
-    return SettingError("Resources.cache_directory", str(directory), why)
+    reason = f"samples cannot be kept there: {error.strerror or error}"
+    return SettingError("Resources.cache_directory", str(directory), reason)
 
 
 def _write_survey(
@@ -367,15 +374,19 @@ def _write_survey(
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _remove(path)  # damaged, or it would have been found
-        with new_directory(path) as made, (made / "samples").open("wb") as file:
-            files = None if plan.cache is None else _Files(made, file)
-            found = survey(plan, files, progress, hosts)
-            head: dict[str, Any] = {"version": _SURVEY_VERSION, "num_kept": found.num_kept, "skipped": found.skipped}
-            for name, array in (("numbers", found.numbers), ("lengths", found.lengths)):
+        with new_directory(path) as temporary, (temporary / "samples").open("wb") as file:
+            files = None if plan.cache is None else _Files(temporary, file)
+            new_survey = survey(plan, files, progress, hosts)
+            head: dict[str, Any] = {
+                "version": _SURVEY_VERSION,
+                "num_kept": new_survey.num_kept,
+                "skipped": new_survey.skipped,
+            }
+            for name, array in (("numbers", new_survey.numbers), ("lengths", new_survey.lengths)):
                 head[name] = None if array is None else zlib.crc32(array.tobytes())
                 if array is not None:
-                    array.tofile(made / name)
-            replace_file(made / _HEAD, json.dumps(head).encode())
+                    array.tofile(temporary / name)
+            replace_file(temporary / _HEAD, json.dumps(head).encode())
     except OSError as error:  # unless another process has written the same meanwhile
         if _read_survey(path, plan) is None:
             raise _unwritable(path.parent, error) from error

@@ -45,7 +45,7 @@ class Samples:
     Args:
         plan: plan of a pipeline.
         seed: seed of shuffles and random operators.
-        found: what a survey of the source has found, of this plan's pipeline; made here unless given.
+        source_survey: what a survey of the source has found, of this plan's pipeline; made here unless given.
         hosts: other hosts, which begin the records if the plan says so; another process gets none of them.
 
     Raises:
@@ -53,10 +53,12 @@ class Samples:
         DataError: an operator raises on a record, which the message names.
     """
 
-    def __init__(self, plan: InputPlan, seed: int, found: Survey | None = None, hosts: InputHosts | None = None):
+    def __init__(
+        self, plan: InputPlan, seed: int, source_survey: Survey | None = None, hosts: InputHosts | None = None
+    ):
         check_seed("seed", seed)
         self._plan, self._seed, self._hosts = plan, seed, hosts
-        self._found = survey(plan, hosts=hosts) if found is None else found
+        self._survey = survey(plan, hosts=hosts) if source_survey is None else source_survey
         self._reader = self._open()
 
     @property
@@ -67,7 +69,7 @@ class Samples:
     @property
     def found(self) -> Survey:
         """Findings of the survey of the source."""
-        return self._found
+        return self._survey
 
     def __len__(self) -> int:
         return _ENDLESS
@@ -84,15 +86,15 @@ class Samples:
         return (self[index] for index in range(_ENDLESS))
 
     def __getstate__(self) -> tuple[InputPlan, int, Survey]:
-        return self._plan, self._seed, self._found
+        return self._plan, self._seed, self._survey
 
     def __setstate__(self, state: tuple[InputPlan, int, Survey]) -> None:
-        self._plan, self._seed, self._found = state
+        self._plan, self._seed, self._survey = state
         self._hosts = None
         self._reader = self._open()
 
     def _open(self) -> _Reader:
-        reader: _Reader = _Records(self._plan, self._found, self._seed, self._hosts)
+        reader: _Reader = _Records(self._plan, self._survey, self._seed, self._hosts)
         for level in range(1, len(self._plan.pipeline.levels)):
             group = self._plan.pipeline.levels[level].group
             if isinstance(group, Pack):
@@ -107,38 +109,39 @@ class Samples:
 class _Records:
     """Records that stay, in the order of an epoch, through the operators that the cache has not behind it."""
 
-    def __init__(self, plan: InputPlan, found: Survey, seed: int, hosts: InputHosts | None):
-        self._plan, self._source, self._found, self._seed = plan, plan.pipeline.source, found, seed
-        self.size = found.num_kept
+    def __init__(self, plan: InputPlan, source_survey: Survey, seed: int, hosts: InputHosts | None):
+        self._plan, self._source, self._survey, self._seed = plan, plan.pipeline.source, source_survey, seed
+        self.size = source_survey.num_kept
         if not self.size:
-            why = "no record stays" if len(self._source) else "has no records"
-            raise SettingError("Pipeline.source", self._source, f"{why}: there is nothing to read")
+            reason = "no record stays" if len(self._source) else "has no records"
+            raise SettingError("Pipeline.source", self._source, f"{reason}: there is nothing to read")
         self._written = plan.pipeline.levels[0].elements
         self._order = _order(plan, 0, self.size, seed)
-        self._apply = _elements(plan, 0, 0 if found.cache is None or plan.cache is None else plan.cache.num_elements)
-        self._hosts = hosts if found.cache is None and plan.num_offloaded is not None else None
+        num_cached = 0 if source_survey.cache is None or plan.cache is None else plan.cache.num_elements
+        self._apply = _elements(plan, 0, num_cached)
+        self._hosts = hosts if source_survey.cache is None and plan.num_offloaded is not None else None
         self._rest = _elements(plan, 0, plan.num_offloaded or 0)
 
     def read(self, index: int) -> tuple[int, Any]:
-        place, epoch = self._order(index), index // self.size
-        number, draw = self._found.number(place), draws(self._seed, epoch, self._found.number(place))
+        position, epoch = self._order(index), index // self.size
+        number, draw = self._survey.number(position), draws(self._seed, epoch, self._survey.number(position))
         try:
-            made = self._made(place, number, epoch, draw)
+            sample = self._make(position, number, epoch, draw)
         except OperatorError:  # out of its place an operator may see what it would not have seen
-            made = outcome(self._plan, self._written, number, draw)
-            if isinstance(made, OperatorError):
-                raise DataError(f"{self._source.place(number)}: {made}") from made
+            sample = outcome(self._plan, self._written, number, draw)
+            if isinstance(sample, OperatorError):
+                raise DataError(f"{self._source.place(number)}: {sample}") from sample
         if self._plan.check_every and index % self._plan.check_every == 0:
-            check_record(self._plan, number, draw, made)
-        return number, made
+            check_record(self._plan, number, draw, sample)
+        return number, sample
 
-    def _made(self, place: int, number: int, epoch: int, draw: Draw) -> Sample | None:
+    def _make(self, place: int, number: int, epoch: int, draw: Draw) -> Sample | None:
         if self._hosts is not None and self._plan.num_offloaded is not None:
             request = RecordRequest(number, self._plan.num_offloaded, (self._seed, epoch))
             begun = fetch_remote_records(self._hosts, self._plan, request)
             if begun is not None and begun.sample is not None:
                 return self._rest(begun.sample, draw)
-        cached = self._found.cache
+        cached = self._survey.cache
         return self._apply(self._source[number] if cached is None else cached[place], draw)
 
     def place_of(self, index: int) -> int:
@@ -149,7 +152,7 @@ class _Rows:
     """Rows of packed tokens."""
 
     def __init__(self, plan: InputPlan, level: int, pack: Pack, records: _Records, seed: int):
-        lengths = records._found.lengths
+        lengths = records._survey.lengths
         assert lengths is not None
         self._records, self._lengths, self._length, self._seed = records, lengths, pack.length, seed
         num_tokens = int(lengths.sum())
@@ -174,9 +177,9 @@ class _Rows:
         ends, start, filled, segment = self._ends(epoch if self._is_shuffled else 0), row * self._length, 0, 0
         place = int(np.searchsorted(ends, start, side="right"))
         while filled <= self._length and place < len(ends):
-            whole = self._tokens(epoch * self._records.size + place)
-            begin = max(0, start - int(ends[place]) + len(whole))
-            part = whole[begin : begin + self._length + 1 - filled]
+            record_tokens = self._tokens(epoch * self._records.size + place)
+            begin = max(0, start - int(ends[place]) + len(record_tokens))
+            part = record_tokens[begin : begin + self._length + 1 - filled]
             segment += 1 if len(part) else 0
             tokens[filled : filled + len(part)], segments[filled : filled + len(part)] = part, segment
             filled, place = filled + len(part), place + 1
@@ -204,7 +207,7 @@ class _Batches:
         try:
             stacked = {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
         except (ValueError, KeyError) as error:
-            shapes = sorted({str({name: np.shape(value) for name, value in one.items()}) for one in samples})
+            shapes = sorted({str({name: np.shape(value) for name, value in sample.items()}) for sample in samples})
             raise DataError(f"operator {self._name}: samples of a batch differ: {' and '.join(shapes[:2])}") from error
         try:
             return index, self._apply(stacked, draws(self._seed, 0, index))
@@ -222,5 +225,5 @@ def _order(plan: InputPlan, level: int, size: int, seed: int) -> Any:
 
 def _elements(plan: InputPlan, level: int, num_done: int = 0) -> Apply:
     """Returns the function of the operators of a level that change a sample, after the first ``num_done``."""
-    kept = [one for one in plan.elements(level)[num_done:] if not isinstance(one, Filter | DropDuplicates)]
-    return chained([plan.pipeline.applied(one) for one in kept])
+    operators = [e for e in plan.elements(level)[num_done:] if not isinstance(e, Filter | DropDuplicates)]
+    return chained([plan.pipeline.applied(operator) for operator in operators])

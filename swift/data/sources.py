@@ -209,10 +209,10 @@ class TokenReader:
 
     def _state_now(self) -> FileState:
         try:
-            found = os.fstat(self._fd)
+            status = os.fstat(self._fd)
         except OSError as error:
             raise self._unreadable(error) from error
-        return FileState(found.st_size, found.st_mtime_ns)
+        return FileState(status.st_size, status.st_mtime_ns)
 
     def _unreadable(self, error: OSError) -> DataError:
         return DataError(f"{self.path} cannot be read any more: {error.strerror}")
@@ -276,8 +276,8 @@ class InMemory:
 
     def __repr__(self) -> str:
         digest = hashlib.blake2b(digest_size=8)
-        for one in self._documents:
-            digest.update(one.encode() if isinstance(one, str) else np.asarray(one).astype("<u4").tobytes())
+        for text in self._documents:
+            digest.update(text.encode() if isinstance(text, str) else np.asarray(text).astype("<u4").tobytes())
         return f"InMemory({len(self._documents)} documents, digest {digest.hexdigest()})"
 
 
@@ -298,8 +298,8 @@ class StandardLibrary:
         root, paths = Path(sysconfig.get_path("stdlib")), dict[str, str]()
         for directory, inside, files in os.walk(root):
             inside[:] = set(inside) - _PACKAGE_DIRECTORIES  # so that they are not walked
-            found = (os.path.join(directory, file) for file in files if file.endswith(".py"))
-            paths |= {os.path.relpath(path, root): path for path in found}
+            module_paths = (os.path.join(directory, file) for file in files if file.endswith(".py"))
+            paths |= {os.path.relpath(path, root): path for path in module_paths}
         if not paths:
             allowed = f"{root} holds no .py files, so this Python cannot serve as data: use TextFiles"
             raise SettingError("DataConfig.source", self, allowed)

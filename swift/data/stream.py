@@ -62,16 +62,16 @@ class SequentialStream:
         self._furthest = max(self._furthest, stop)
         while self._end < stop:
             piece = np.concatenate(self._more())
-            self._held.append(piece)
+            self._recent.append(piece)
             self._end += len(piece)
             self._drop(min(start, self._furthest - self._num_kept))
-        found, end = list[np.ndarray](), self._end
-        for piece in reversed(self._held):  # what is read is mostly near the end
+        pieces, end = list[np.ndarray](), self._end
+        for piece in reversed(self._recent):  # what is read is mostly near the end
             begin, end = end - len(piece), end - len(piece)
-            found.append(piece[max(0, start - begin) : max(0, stop - begin)])
+            pieces.append(piece[max(0, start - begin) : max(0, stop - begin)])
             if begin <= start:
                 break
-        return np.concatenate(found[::-1]) if found else np.empty(0, np.uint32)
+        return np.concatenate(pieces[::-1]) if pieces else np.empty(0, np.uint32)
 
     def skip_to(self, position: int) -> None:
         """Reads on to a position, as fast as the source gives it; what is kept before it can be read afterwards.
@@ -90,13 +90,13 @@ class SequentialStream:
 
     def _restart(self) -> None:
         self._pieces = self._endless()
-        self._held = deque[np.ndarray]()  # the tokens from ``_start`` to ``_end``
+        self._recent = deque[np.ndarray]()  # the tokens from ``_start`` to ``_end``
         self._start = self._end = self._furthest = 0
 
     def _drop(self, before: int) -> None:
         """Drops pieces all of whose tokens come before a position."""
-        while self._held and self._start + len(self._held[0]) <= before:
-            self._start += len(self._held.popleft())
+        while self._recent and self._start + len(self._recent[0]) <= before:
+            self._start += len(self._recent.popleft())
 
     def _more(self) -> list[np.ndarray]:
         try:
@@ -247,16 +247,16 @@ def spans_of(config: DataConfig, ends: Iterable[np.ndarray]) -> dict[Split, Span
     """
     if config.validation_source is not None:
         (last,) = deque(ends, maxlen=1)  # one piece at a time
-        whole = _spans(np.array([0, last[-1]]))
-        return {"train": whole, "validation": whole}
+        spans = _spans(np.array([0, last[-1]]))
+        return {"train": spans, "validation": spans}
     bounds, nearest, begin, number, validated = [np.zeros(1, np.int64)], list[_Document](), 0, 0, False
     for ends_K in ends:
         starts_K = np.concatenate([[begin], ends_K[:-1]])
-        places_K = split_places(str(one) for one in range(number, number + len(ends_K)))
+        places_K = split_places(str(n) for n in range(number, number + len(ends_K)))
         validates_K = places_K < config.validation_share
         bounds.append(starts_K[np.diff(validates_K, prepend=validated)])  # where the split changes
-        found = [_Document(places_K[at], int(starts_K[at]), int(ends_K[at])) for at in _extremes(places_K)]
-        nearest = [min(found[0], *nearest[:1]), max(found[1], *nearest[1:])] if nearest else found
+        extremes = [_Document(places_K[at], int(starts_K[at]), int(ends_K[at])) for at in _extremes(places_K)]
+        nearest = [min(extremes[0], *nearest[:1]), max(extremes[1], *nearest[1:])] if nearest else extremes
         begin, validated, number = int(ends_K[-1]), bool(validates_K[-1]), number + len(ends_K)
     if number == 1:
         bounds = [np.array([0, cut_at(begin, config.validation_share)])]

@@ -54,7 +54,7 @@ class Store(Protocol):
         """Makes of a sample what is kept, where the sample is made: another process may get this function."""
         ...
 
-    def add(self, number: int, kept: Any) -> None:
+    def add(self, number: int, sample: Any) -> None:
         """Adds the next sample that stays, in its form; ``number`` is that of its record."""
         ...
 
@@ -95,14 +95,14 @@ class _Examined:
         error: why an operator raised, and which; None: none did.
         digests: for each ``DropDuplicates`` that it has reached, its name and the digest of the field.
         length: number of its tokens.
-        kept: what is kept of it; None: nothing.
+        cached_sample: what is kept of it; None: nothing.
     """
 
     stays: bool
     error: str | None
     digests: tuple[tuple[str, bytes], ...]
     length: int = 0
-    kept: Any = None
+    cached_sample: Any = None
 
 
 class _Examiner:
@@ -118,14 +118,14 @@ class _Examiner:
 
     def __getitem__(self, number: int) -> _Examined:
         plan, planned = self._plan, self._planned
-        found = self._examine(planned, number, self._num_cached, self._begun(number, len(planned)))
+        record = self._examine(planned, number, self._num_cached, self._begun(number, len(planned)))
         if plan.check_every and number % plan.check_every == 0:
             draw = draws(0, 0, number)
             check_record(plan, number, draw, outcome(plan, plan.elements(0), number, draw))
-        if found.error is not None:  # out of its place an operator may see what it would not have seen
-            written = [one for one in plan.pipeline.levels[0].elements if one in planned]
-            found = self._examine(written, number, None, None)
-        return found
+        if record.error is not None:  # out of its place an operator may see what it would not have seen
+            written = [element for element in plan.pipeline.levels[0].elements if element in planned]
+            record = self._examine(written, number, None, None)
+        return record
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_hosts": None}
@@ -140,21 +140,22 @@ class _Examiner:
     def _examine(
         self, elements: Sequence[Element], number: int, num_cached: int | None, begun: PartialSample | None
     ) -> _Examined:
-        plan, draw, kept = self._plan, draws(0, 0, number), None
-        one = PartialSample(0, plan.pipeline.source[number]) if begun is None else begun
+        plan, draw, cached_sample = self._plan, draws(0, 0, number), None
+        partial_sample = PartialSample(0, plan.pipeline.source[number]) if begun is None else begun
         if num_cached is not None:
-            one = apply_operators(plan, one, elements[one.num_done : num_cached], draw)
-            kept = None if one.sample is None or self._form is None else self._form(one.sample)
-        one = apply_operators(plan, one, elements[one.num_done :], draw)
-        if one.sample is None:
-            return _Examined(False, one.error, one.digests)
+            partial_sample = apply_operators(plan, partial_sample, elements[partial_sample.num_done : num_cached], draw)
+            if partial_sample.sample is not None and self._form is not None:
+                cached_sample = self._form(partial_sample.sample)
+        partial_sample = apply_operators(plan, partial_sample, elements[partial_sample.num_done :], draw)
+        if partial_sample.sample is None:
+            return _Examined(False, partial_sample.error, partial_sample.digests)
         length = 0
         if plan.num_packed:
-            if "tokens" not in one.sample:
-                why = f"there is no field 'tokens', there are {', '.join(one.sample)}: tokenize before"
-                raise DataError(f"{plan.pipeline.source.place(number)}: operator pack: {why}")
-            length = len(one.sample["tokens"])
-        return _Examined(True, None, one.digests, length, kept)
+            if "tokens" not in partial_sample.sample:
+                reason = f"there is no field 'tokens', there are {', '.join(partial_sample.sample)}: tokenize before"
+                raise DataError(f"{plan.pipeline.source.place(number)}: operator pack: {reason}")
+            length = len(partial_sample.sample["tokens"])
+        return _Examined(True, None, partial_sample.digests, length, cached_sample)
 
 
 def survey(
@@ -179,25 +180,25 @@ def survey(
     form = None if store is None or plan.cache is None else store.form
     if not num_records or (not plan.num_surveyed and not plan.num_packed and form is None):
         return Survey(num_records)
-    kept, lengths, skipped, seen = array("q"), array("q"), list[str](), dict[str, set[bytes]]()
-    for number, found in enumerate(_examined(plan, form, hosts)):
+    record_numbers, lengths, skipped, seen = array("q"), array("q"), list[str](), dict[str, set[bytes]]()
+    for number, record in enumerate(_examined(plan, form, hosts)):
         if report is not None:
             report(number + 1, num_records)
-        if _is_duplicate(found, seen):
+        if _is_duplicate(record, seen):
             continue
-        if found.error is not None:
-            skipped.append(f"{source.place(number)}: {found.error}")
+        if record.error is not None:
+            skipped.append(f"{source.place(number)}: {record.error}")
             if len(skipped) > plan.pipeline.most_skipped:
                 raise DataError(_too_many(skipped))
-        elif found.stays:
-            kept.append(number)
-            lengths.append(found.length)
-            if store is not None and found.kept is not None:
-                store.add(number, found.kept)
-    numbers = None if len(kept) == num_records else np.array(kept, np.int64)
+        elif record.stays:
+            record_numbers.append(number)
+            lengths.append(record.length)
+            if store is not None and record.cached_sample is not None:
+                store.add(number, record.cached_sample)
+    numbers = None if len(record_numbers) == num_records else np.array(record_numbers, np.int64)
     counted = np.array(lengths, np.int64) if plan.num_packed else None
     cache = None if store is None or form is None else store.closed()
-    return Survey(len(kept), numbers, counted, cache, tuple(skipped))
+    return Survey(len(record_numbers), numbers, counted, cache, tuple(skipped))
 
 
 def _examined(plan: InputPlan, form: Callable[[Sample], Any] | None, hosts: InputHosts | None) -> Iterator[_Examined]:
@@ -207,9 +208,9 @@ def _examined(plan: InputPlan, form: Callable[[Sample], Any] | None, hosts: Inpu
         raise DataError(f"samples cannot be kept: {error}") from error
 
 
-def _is_duplicate(found: _Examined, seen: dict[str, set[bytes]]) -> bool:
+def _is_duplicate(record: _Examined, seen: dict[str, set[bytes]]) -> bool:
     """Whether a record is dropped as a duplicate; notes its digests up to there."""
-    for name, digest in found.digests:
+    for name, digest in record.digests:
         if digest in seen.setdefault(name, set()):
             return True
         seen[name].add(digest)
@@ -240,9 +241,9 @@ def in_order(samples: Numbered, plan: InputPlan, first: int = 0, hosts: InputHos
     num_restarts = 0
     while True:
         try:
-            with closing(_read(_Wrapped(samples, first), plan)) as made:
-                for one in made:
-                    yield _sample_of(one)
+            with closing(_read(_Wrapped(samples, first), plan)) as results:
+                for result in results:
+                    yield _sample_of(result)
                     first += 1
                     if plan.num_offloaded is not None and hosts is not None and not hosts.num_workers:
                         break
@@ -257,11 +258,11 @@ def in_order(samples: Numbered, plan: InputPlan, first: int = 0, hosts: InputHos
                 raise DataError(f"processes that make samples have died {num_restarts} times") from error
 
 
-def _sample_of(made: tuple[Any, _Raised | None]) -> Any:
-    sample, error = made
+def _sample_of(result: tuple[Any, _Raised | None]) -> Any:
+    sample, error = result
     if error is not None:
-        kind, said = error
-        raise kind(*said)
+        kind, args = error
+        raise kind(*args)
     return sample
 
 

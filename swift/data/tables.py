@@ -56,13 +56,13 @@ class ParquetFiles(FileRecords):
         """Ends of the row groups of each file, in rows."""
         _arrow("ParquetFiles.pattern", self.pattern)
         ends = []
-        for one in self.files:
-            opened = self._opened(one)
+        for record_file in self.files:
+            opened = self._opened(record_file)
             head, names = opened.metadata, opened.schema_arrow.names
-            _check_names(one.path, names)
+            _check_names(record_file.path, names)
             for name in self.columns or ():
                 if name not in names and name.partition(".")[0] not in names:  # a.b is field b of column a
-                    allowed = f"{one.path} has no such column, but {', '.join(names) or 'none'}"
+                    allowed = f"{record_file.path} has no such column, but {', '.join(names) or 'none'}"
                     raise SettingError("ParquetFiles.columns", name, allowed)
             ends.append(np.cumsum([head.row_group(place).num_rows for place in range(head.num_row_groups)]))
         return ends
@@ -72,25 +72,25 @@ class ParquetFiles(FileRecords):
         return Parts(lambda part: self._read(*part))
 
     def _read(self, file: int, group: int) -> Any:
-        one = self.files[file]
-        one.check()
+        record_file = self.files[file]
+        record_file.check()
         columns = None if self.columns is None else list(self.columns)
         try:
-            table = self._opened(one).read_row_group(group, columns=columns)
+            table = self._opened(record_file).read_row_group(group, columns=columns)
         except _mistakes() as error:
-            raise DataError(f"{one.path}: row group {group} cannot be read: {first_line(error)}") from error
-        one.check()  # it may have been replaced while it was read
+            raise DataError(f"{record_file.path}: row group {group} cannot be read: {first_line(error)}") from error
+        record_file.check()  # it may have been replaced while it was read
         return table
 
-    def _opened(self, one: RecordFile) -> Any:
+    def _opened(self, file: RecordFile) -> Any:
         arrow = _arrow("ParquetFiles.pattern", self.pattern)
         import pyarrow.parquet
 
         try:
-            source = arrow.BufferReader(one.content()) if one.is_remote else one.path
+            source = arrow.BufferReader(file.content()) if file.is_remote else file.path
             return pyarrow.parquet.ParquetFile(source, page_checksum_verification=True)
         except _mistakes() as error:
-            raise DataError(f"{one.path} is not a Parquet file: {first_line(error)}") from error
+            raise DataError(f"{file.path} is not a Parquet file: {first_line(error)}") from error
 
 
 @dataclass(frozen=True)
@@ -111,24 +111,24 @@ class DatasetDirectory(FileRecords):
         """
         home = Path(self.pattern)
         if not (home / "dataset_info.json").is_file():
-            why = "is not a directory written by Dataset.save_to_disk: it has no dataset_info.json"
+            reason = "is not a directory written by Dataset.save_to_disk: it has no dataset_info.json"
             if (home / "dataset_dict.json").is_file():
                 inside = sorted(path.parent.name for path in home.glob("*/dataset_info.json"))
-                why = f"holds several datasets: name one of its directories {', '.join(inside)}"
-            raise SettingError("DatasetDirectory.pattern", self.pattern, why)
+                reason = f"holds several datasets: name one of its directories {', '.join(inside)}"
+            raise SettingError("DatasetDirectory.pattern", self.pattern, reason)
         names = self._stated() if (home / "state.json").exists() else self._numbered()
         try:
             return tuple(RecordFile(str(home / name), state_of(str(home / name))) for name in names)
         except OSError as error:
-            why = f"is not whole: {error.filename or 'one of its files'} cannot be read: {error.strerror}"
-            raise SettingError("DatasetDirectory.pattern", self.pattern, why) from error
+            reason = f"is not whole: {error.filename or 'one of its files'} cannot be read: {error.strerror}"
+            raise SettingError("DatasetDirectory.pattern", self.pattern, reason) from error
 
     def _stated(self) -> list[str]:
         """Names of the files that ``state.json`` has."""
         path = Path(self.pattern) / "state.json"
         try:
             state = json.loads(read_regular(path).decode("utf-8-sig"))
-            names = [one["filename"] for one in state["_data_files"]]
+            names = [entry["filename"] for entry in state["_data_files"]]
             is_plain = names and all(isinstance(name, str) and Path(name).name == name for name in names)
         except OSError as error:
             raise SettingError("DatasetDirectory.pattern", self.pattern, f"its state.json: {error.strerror}") from error
@@ -137,8 +137,10 @@ class DatasetDirectory(FileRecords):
         if not is_plain:
             raise SettingError("DatasetDirectory.pattern", self.pattern, "its state.json does not name its files")
         if state.get("_indices_data_files"):  # of datasets before 1.7: which rows, and in which order
-            why = "is of an early version of datasets, with its rows chosen by another file: save it with a newer one"
-            raise SettingError("DatasetDirectory.pattern", self.pattern, why)
+            allowed = (
+                "is of an early version of datasets, with its rows chosen by another file: save it with a newer one"
+            )
+            raise SettingError("DatasetDirectory.pattern", self.pattern, allowed)
         return names
 
     def _numbered(self) -> list[str]:
@@ -148,8 +150,8 @@ class DatasetDirectory(FileRecords):
         if not names:
             raise SettingError("DatasetDirectory.pattern", self.pattern, "has no .arrow file")
         numbered = [re.fullmatch(r"(.*)-(\d{5})-of-(\d{5})\.arrow", name) for name in names]
-        whole = {f"{one[1]}-{n:05}-of-{one[3]}.arrow" for one in numbered if one for n in range(int(one[3]))}
-        missing = sorted(whole - set(names))
+        expected = {f"{m[1]}-{n:05}-of-{m[3]}.arrow" for m in numbered if m for n in range(int(m[3]))}
+        missing = sorted(expected - set(names))
         if missing:
             raise SettingError("DatasetDirectory.pattern", self.pattern, f"is not whole: there is no {missing[0]}")
         return names
@@ -165,21 +167,21 @@ class DatasetDirectory(FileRecords):
     def _tables(self) -> list[Any]:
         """The tables, mapped into memory and read as rows are asked for."""
         arrow = _arrow("DatasetDirectory.pattern", self.pattern)
-        found = []
-        for one in self.files:
+        tables = []
+        for record_file in self.files:
             try:
-                file = arrow.memory_map(one.path)
-                found.append(arrow.ipc.open_stream(file).read_all())
+                file = arrow.memory_map(record_file.path)
+                tables.append(arrow.ipc.open_stream(file).read_all())
             except _mistakes() as error:
-                raise DataError(f"{one.path} is not an Arrow file: {first_line(error)}") from error
-            _check_names(one.path, found[-1].column_names)
+                raise DataError(f"{record_file.path} is not an Arrow file: {first_line(error)}") from error
+            _check_names(record_file.path, tables[-1].column_names)
             # The library takes the end of the file for the end of the stream, and one cut between batches for whole.
             ends = [
                 file.read_at(len(part), place) for part, place in ((_CONTINUES, 0), (_END, file.tell() - len(_END)))
             ]
             if ends[0] == _CONTINUES and ends[1] != _END:
-                raise DataError(f"{one.path} is damaged: it ends before its last row")
-        return found
+                raise DataError(f"{record_file.path} is damaged: it ends before its last row")
+        return tables
 
 
 def _mistakes() -> tuple[type[Exception], ...]:

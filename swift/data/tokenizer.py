@@ -113,8 +113,8 @@ class TokenizerFile:
 
     def digest(self) -> str:
         """Returns a digest of all that determines the tokens of a text."""
-        made = self._tokenizer
-        return hashlib.sha256(f"{version('tokenizers')} {made.to_str()}".encode()).hexdigest()
+        tokenizer = self._tokenizer
+        return hashlib.sha256(f"{version('tokenizers')} {tokenizer.to_str()}".encode()).hexdigest()
 
     def _number(self, setting: str, text: str) -> int:
         token = self._tokenizer.token_to_id(text)

@@ -110,22 +110,22 @@ def mixture_indices(places_N: np.ndarray, weights: Sequence[float]) -> np.ndarra
     """
     scale = _LEAST_SHARE / min(weights)
     shares = [int(weight * scale) for weight in weights]
-    left = sum(shares)
-    found_2N = np.zeros((2, len(places_N)), np.int64)
+    remaining = sum(shares)
+    index_2N = np.zeros((2, len(places_N)), np.int64)
     open_N = np.arange(len(places_N))
-    rest_N = places_N if left < _MOST_SQUARED else places_N.astype(object)
+    rest_N = places_N if remaining < _MOST_SQUARED else places_N.astype(object)
     for source, share in enumerate(shares):
-        after_N, after_next_N = (_left_over(one_N, share, left) for one_N in (rest_N, rest_N + 1))
+        after_N, after_next_N = (_left_over(one_N, share, remaining) for one_N in (rest_N, rest_N + 1))
         is_taken_N = after_N == after_next_N
-        found_2N[0, open_N[is_taken_N]] = source
-        found_2N[1, open_N[is_taken_N]] = (rest_N - after_N)[is_taken_N]
-        open_N, rest_N, left = open_N[~is_taken_N], after_N[~is_taken_N], left - share
-    return found_2N
+        index_2N[0, open_N[is_taken_N]] = source
+        index_2N[1, open_N[is_taken_N]] = (rest_N - after_N)[is_taken_N]
+        open_N, rest_N, remaining = open_N[~is_taken_N], after_N[~is_taken_N], remaining - share
+    return index_2N
 
 
-def _left_over(num_N: np.ndarray, share: int, whole: int) -> np.ndarray:
+def _left_over(num_N: np.ndarray, share: int, total: int) -> np.ndarray:
     """Returns how many of the first places a share of the whole leaves to others; no product grows with the place."""
-    return num_N // whole * (whole - share) + num_N % whole * (whole - share) // whole
+    return num_N // total * (total - share) + num_N % total * (total - share) // total
 
 
 class Batch(NamedTuple):
@@ -215,10 +215,10 @@ def training_order(
         if isinstance(config.source, Mixture):
             sources_N, inside_N = mixture_indices(places_N, config.source.weights)
         sizes_N = np.array(sizes)[sources_N]
-        turns_N, inside_N = np.divmod(inside_N, sizes_N)
-        spreads_N = (np.array(seeds)[sources_N] + turns_N) % 2**32
-        given = (one_N.tolist() for one_N in (inside_N, sizes_N - 1, spreads_N))
-        numbers = map(index_shuffle, *given, itertools.repeat(_SHUFFLE_ROUNDS))
+        epochs_N, inside_N = np.divmod(inside_N, sizes_N)
+        spreads_N = (np.array(seeds)[sources_N] + epochs_N) % 2**32
+        arguments = (one_N.tolist() for one_N in (inside_N, sizes_N - 1, spreads_N))
+        numbers = map(index_shuffle, *arguments, itertools.repeat(_SHUFFLE_ROUNDS))
         return np.stack([sources_N, np.fromiter(numbers, np.int64, len(places_N))])
 
     order = _in_chunks(shuffled)
@@ -249,8 +249,8 @@ def _in_chunks(windows: Callable[[np.ndarray], np.ndarray]) -> Callable[[int], t
 
     def window(place: int) -> tuple[int, int]:
         number, inside = divmod(place, _CHUNK)
-        source, found = chunk(number)[:, inside].tolist()
-        return source, found
+        source, index = chunk(number)[:, inside].tolist()
+        return source, index
 
     return window
 

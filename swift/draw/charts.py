@@ -112,11 +112,11 @@ def draw_bars(axes: Axes, rows: Sequence[tuple[str, Mapping[str, float] | str]])
         if isinstance(spent_s, str):
             axes.text(1.0, y, spent_s, va="center", fontsize=FONT_SIZE - 1, color=INK)
             continue
-        left, total = 0.0, sum(spent_s.values())
+        offset, total = 0.0, sum(spent_s.values())
         for cause, seconds in spent_s.items():
             share = 100 * seconds / total if total else 0.0
-            axes.barh(y, share, left=left, color=CAUSE_COLORS[cause], edgecolor=GROUND, linewidth=0.4, height=0.7)
-            left += share
+            axes.barh(y, share, left=offset, color=CAUSE_COLORS[cause], edgecolor=GROUND, linewidth=0.4, height=0.7)
+            offset += share
     axes.set_yticks(range(len(rows)), [_drawable(name) for name, _ in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlim(0, 100)
@@ -176,9 +176,9 @@ def class_series(run: Run) -> ClassSeries | None:
         routed_TL[at_R], dropped_TL[at_R] = popularity_RLE.sum(-1), dropped_RLE.sum(-1)
         misplaced_TL[at_R] = np.abs(shares(popularity_RLE) - shares(replicas_RLE)).sum(-1) / 2
         for index in np.unique(bin_T[at_R]):
-            of_bin_R = bin_T[at_R] == index
-            sums_KBLE[0, index] += popularity_RLE[of_bin_R].sum(0)
-            sums_KBLE[1, index] += replicas_RLE[of_bin_R].sum(0)
+            in_bin_R = bin_T[at_R] == index
+            sums_KBLE[0, index] += popularity_RLE[in_bin_R].sum(0)
+            sums_KBLE[1, index] += replicas_RLE[in_bin_R].sum(0)
     (popularity_BLE, replicas_BLE), (popularity_LE, replicas_LE) = sums_KBLE, sums_KBLE.sum(1)
     unknown = ranges_of(steps_T[~is_known_T].tolist())
     return ClassSeries(

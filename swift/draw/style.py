@@ -116,7 +116,7 @@ ON_DARK: Mapping[str, str] = {
 _DPI = 160
 
 
-def colors_of(names: Sequence[str], own: Mapping[str, str]) -> list[str]:
+def colors_of(names: Sequence[str], palette: Mapping[str, str]) -> list[str]:
     """Chooses colours for what is drawn together.
 
     A name has its own colour the first time it stands there; a second time, and without one, it has the first spare
@@ -125,9 +125,9 @@ def colors_of(names: Sequence[str], own: Mapping[str, str]) -> list[str]:
     >>> colors_of(["symi", "static", "symi"], POLICY_COLORS)
     ['#0072b2', '#d55e00', '#009e73']
     """
-    owned = [_own_color(name, own) for name in names]
-    taken = {*owned}
-    free = [color for color in SPARE_COLORS if color not in taken] or [*SPARE_COLORS]
+    owned = [_own_color(name, palette) for name in names]
+    used = {*owned}
+    free = [color for color in SPARE_COLORS if color not in used] or [*SPARE_COLORS]
     colors: list[str] = []
     num_spare = 0
     for color in owned:
@@ -139,10 +139,10 @@ def colors_of(names: Sequence[str], own: Mapping[str, str]) -> list[str]:
     return colors
 
 
-def _own_color(name: str, own: Mapping[str, str]) -> str | None:
+def _own_color(name: str, palette: Mapping[str, str]) -> str | None:
     """Finds the colour of a name, or of the family that it is of, as ``flexmoe`` for ``flexmoe(30)``."""
     plain = name.replace("(", "").replace(")", "")
-    return own.get(plain, own.get(plain.rstrip("0123456789")))
+    return palette.get(plain, palette.get(plain.rstrip("0123456789")))
 
 
 def line_styles(colors: Sequence[str]) -> list[str]:

@@ -389,9 +389,9 @@ def summarize(problem: Problem, document: Mapping[str, Any]) -> Iterator[str]:
     """
     planned = f"in {document['planning_ms']:,.0f} ms" if document["planning_ms"] else "before, found in the store"
     yield describe(problem)
-    held = ["each W held to its B"] * (not problem.decoupled) + ["all updates at once"] * (not problem.staggered)
+    constraints = ["each W held to its B"] * (not problem.decoupled) + ["all updates at once"] * (not problem.staggered)
     yield from _cuts(problem)
-    yield ", ".join([f"planned by {document['solver']} {planned}", *held])
+    yield ", ".join([f"planned by {document['solver']} {planned}", *constraints])
     yield ""
     yield from _times(document)
     yield ""
@@ -421,9 +421,9 @@ def _times(document: Mapping[str, Any]) -> Iterator[str]:
     table = document["tick_table"]
     permutations = f"{table['activation_permutations']} + {table['gradient_permutations']} permutations of messages"
     in_ticks = f"in {table['ticks']} ticks, each as long as its longest op; {permutations}"
-    of_window = f"in a window of {counted(iterations, 'iteration')} that drains (makespan {document['makespan']:.6g})"
+    window_text = f"in a window of {counted(iterations, 'iteration')} that drains (makespan {document['makespan']:.6g})"
     yield f"period           {document['period']:<10.6g} {bound}"
-    yield f"  in a window    {document['window_period']:<10.6g} {of_window}"
+    yield f"  in a window    {document['window_period']:<10.6g} {window_text}"
     yield f"  in lockstep    {document['lockstep_period']:<10.6g} {in_ticks}"
     yield f"bubbles          {_percent(document['bubble_share']):<10} of the live workers' time in the steady state"
 

@@ -114,13 +114,14 @@ class EngineLM(TemplateLM):
     def _scores(
         self, pairs: Sequence[tuple[list[int], list[int]]], name: str, is_quiet: bool
     ) -> list[tuple[float, bool]]:
-        found = [seen([*before, *scored], len(before), self.max_length) for before, scored in pairs]
-        for one, (_, scored) in zip(found, pairs, strict=True):
-            if scored and one is None:
+        continuations = [seen([*before, *scored], len(before), self.max_length) for before, scored in pairs]
+        for continuation, (_, scored) in zip(continuations, pairs, strict=True):
+            if scored and continuation is None:
                 allowed = f"must be at most {self.max_length}, the positions of the model"
                 raise SettingError("tokens of a continuation", len(scored), allowed)
-        answers = iter(self._answers([one.request for one in found if one is not None], name, is_quiet))
-        return [(0.0, True) if one is None else _score(next(answers)) for one in found]
+        requests = [continuation.request for continuation in continuations if continuation is not None]
+        answers = iter(self._answers(requests, name, is_quiet))
+        return [(0.0, True) if continuation is None else _score(next(answers)) for continuation in continuations]
 
     def _continuing(self, number: int, text: str, settings: Mapping[str, Any]) -> tuple[Request, list[str]]:
         """Makes (the request that continues a text, its stop texts)."""

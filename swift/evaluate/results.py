@@ -60,16 +60,17 @@ def difference_interval(both: int, only_first: int, only_second: int, neither: i
     """
     count = both + only_first + only_second + neither
     first, second = (both + only_first) / count, (both + only_second) / count
-    one, other = share_interval(both + only_first, count), share_interval(both + only_second, count)
+    first_interval = share_interval(both + only_first, count)
+    second_interval = share_interval(both + only_second, count)
     correlation = _correlation(both, only_first, only_second, neither)
 
-    def distance(of_first: float, of_second: float) -> float:
-        square = of_first**2 - 2 * correlation * of_first * of_second + of_second**2
+    def distance(first_margin: float, second_margin: float) -> float:
+        square = first_margin**2 - 2 * correlation * first_margin * second_margin + second_margin**2
         return math.sqrt(max(0.0, square))
 
     difference = first - second
-    low = difference - distance(first - one.low, other.high - second)
-    high = difference + distance(one.high - first, second - other.low)
+    low = difference - distance(first - first_interval.low, second_interval.high - second)
+    high = difference + distance(first_interval.high - first, second - second_interval.low)
     return Interval(max(-1.0, low), min(1.0, high))
 
 
@@ -220,23 +221,23 @@ class Difference:
         return difference_interval(self.both, self.only_first, self.only_second, self.neither)
 
 
-def differences(one: Evaluation, other: Evaluation) -> Iterator[Difference]:
+def differences(evaluation: Evaluation, other: Evaluation) -> Iterator[Difference]:
     """Compares two models question by question.
 
     Args:
-        one: answers of a model.
+        evaluation: answers of a model.
         other: answers of another model to the same task file.
 
     Yields:
         A difference for every task and metric of which both have answered a question.
     """
-    assert one.tasks_digest == other.tasks_digest, "answers to other questions"
-    theirs = {judgement.line: judgement for judgement in other.judgements}
-    for score in one.scores:
+    assert evaluation.tasks_digest == other.tasks_digest, "answers to other questions"
+    other_judgements = {judgement.line: judgement for judgement in other.judgements}
+    for score in evaluation.scores:
         pairs = [
-            (mine.correct[score.metric], theirs[mine.line].correct[score.metric])
-            for mine in one.judgements
-            if mine.task == score.task and mine.line in theirs
+            (judgement.correct[score.metric], other_judgements[judgement.line].correct[score.metric])
+            for judgement in evaluation.judgements
+            if judgement.task == score.task and judgement.line in other_judgements
         ]
         if pairs:
             counts = [pairs.count(pair) for pair in ((True, True), (True, False), (False, True), (False, False))]
@@ -251,15 +252,16 @@ def document_of(evaluations: Sequence[Evaluation], *, with_answers: bool = True)
         with_answers: whether to include the answer to every question.
     """
     first, models = evaluations[0], []
-    for one in evaluations:
-        answers = {"judgements": [_sparse(judgement) for judgement in one.judgements]} if with_answers else {}
-        facts = {field.name: getattr(one, field.name) for field in fields(one) if field.name != "judgements"}
-        scores = [_score(score) for score in one.scores]
-        models.append({**facts, "complete": one.is_complete, "cut": one.num_cut, "scores": scores, **answers})
+    for evaluation in evaluations:
+        answers = {"judgements": [_sparse(judgement) for judgement in evaluation.judgements]} if with_answers else {}
+        facts = {f.name: getattr(evaluation, f.name) for f in fields(evaluation) if f.name != "judgements"}
+        scores = [_score(score) for score in evaluation.scores]
+        facts |= {"complete": evaluation.is_complete, "cut": evaluation.num_cut, "scores": scores}
+        models.append(facts | answers)
     pairs = [
-        {"model": other.model, "less": first.model, **_difference(found)}
+        {"model": other.model, "less": first.model, **_difference(difference)}
         for other in evaluations[1:]
-        for found in differences(other, first)
+        for difference in differences(other, first)
     ]
     return {"format": _FORMAT, "models": models, "differences": pairs}
 
@@ -301,8 +303,8 @@ def stored_evaluations(directory: Path) -> list[Evaluation]:
         SettingError: a file is damaged.
     """
     paths = sorted((directory / DIRECTORY).glob("[!.]*.json"))
-    found = [one for path in paths for one in read_evaluations(path)]
-    return sorted(found, key=lambda one: (one.tasks, one.tasks_digest, one.step or 0))
+    evaluations = [evaluation for path in paths for evaluation in read_evaluations(path)]
+    return sorted(evaluations, key=lambda evaluation: (evaluation.tasks, evaluation.tasks_digest, evaluation.step or 0))
 
 
 class _Damage(Exception):
@@ -319,11 +321,11 @@ def _score(score: Score) -> dict[str, Any]:
     return {"task": score.task, "metric": score.metric, "share": score.share, **score.interval._asdict(), **counts}
 
 
-def _difference(found: Difference) -> dict[str, Any]:
-    counts = {"both": found.both, "only_model": found.only_first, "only_less": found.only_second}
-    counts |= {"neither": found.neither, "questions": found.questions}
-    share = {"difference": found.share, **found.interval._asdict()}
-    return {"task": found.task, "metric": found.metric, **share, **counts}
+def _difference(difference: Difference) -> dict[str, Any]:
+    counts = {"both": difference.both, "only_model": difference.only_first, "only_less": difference.only_second}
+    counts |= {"neither": difference.neither, "questions": difference.questions}
+    share = {"difference": difference.share, **difference.interval._asdict()}
+    return {"task": difference.task, "metric": difference.metric, **share, **counts}
 
 
 def _of(value: Any, *kinds: type) -> Any:
@@ -335,25 +337,25 @@ def _of(value: Any, *kinds: type) -> Any:
 def _evaluation(model: Mapping[str, Any]) -> Evaluation:
     texts = {name: _of(model[name], str) for name in ("model", "path", "weights", "tasks", "tasks_digest")}
     numbers = {"step": _of(model["step"], int, type(None)), "seconds": _of(model["seconds"], int, float)}
-    judgements = tuple(_judgement(one) for one in _of(model["judgements"], list))
+    judgements = tuple(_judgement(entry) for entry in _of(model["judgements"], list))
     count = _of(model["num_questions"], int)
-    if len({one.line for one in judgements}) < len(judgements) or len(judgements) > count:
+    if len({judgement.line for judgement in judgements}) < len(judgements) or len(judgements) > count:
         raise _Damage
     kinds: dict[str, set[str]] = {}
-    for one in judgements:
-        if kinds.setdefault(one.task, set(one.correct)) != set(one.correct):
+    for judgement in judgements:
+        if kinds.setdefault(judgement.task, set(judgement.correct)) != set(judgement.correct):
             raise _Damage
     return Evaluation(**texts, **numbers, num_questions=count, judgements=judgements)
 
 
-def _judgement(one: Mapping[str, Any]) -> Judgement:
-    correct, log_probs = _of(one["correct"], dict), one.get("log_probs")
+def _judgement(entry: Mapping[str, Any]) -> Judgement:
+    correct, log_probs = _of(entry["correct"], dict), entry.get("log_probs")
     if set(correct) not in _METRICS or not all(type(value) is bool for value in correct.values()):
         raise _Damage
     if log_probs is not None:
         log_probs = tuple(_of(value, int, float) for value in _of(log_probs, list))
         if not all(map(math.isfinite, log_probs)):
             raise _Damage
-    line, task, text = _of(one["line"], int), _of(one["task"], str), _of(one.get("text"), str, type(None))
-    rest = _of(one.get("unseen_tokens", 0), int), _of(one.get("name"), str, int, type(None))
+    line, task, text = _of(entry["line"], int), _of(entry["task"], str), _of(entry.get("text"), str, type(None))
+    rest = _of(entry.get("unseen_tokens", 0), int), _of(entry.get("name"), str, int, type(None))
     return Judgement(line, task, correct, log_probs, text, *rest)

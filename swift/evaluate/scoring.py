@@ -57,11 +57,11 @@ def continuation_of(tokenizer: Tokenizer, begin: str, end: str, num_positions: i
     Returns:
         The continuation; None if it has no tokens, or does not fit into the positions with a token before it.
     """
-    whole, before = (text_tokens(tokenizer, text) for text in (begin + end, begin))
-    start = _common_beginning(whole, before)
+    tokens, prompt_tokens = (text_tokens(tokenizer, text) for text in (begin + end, begin))
+    start = _common_beginning(tokens, prompt_tokens)
     if start == 0:
-        whole, start = [tokenizer.separator, *whole], 1
-    return seen(whole, start, num_positions)
+        tokens, start = [tokenizer.separator, *tokens], 1
+    return seen(tokens, start, num_positions)
 
 
 def seen(tokens: Sequence[int], scored_from: int, num_positions: int) -> Continuation | None:
@@ -72,10 +72,10 @@ def seen(tokens: Sequence[int], scored_from: int, num_positions: int) -> Continu
     return Continuation(tuple(tokens[unseen:]), scored_from - unseen, unseen)
 
 
-def _common_beginning(one: Sequence[int], other: Sequence[int]) -> int:
+def _common_beginning(first: Sequence[int], second: Sequence[int]) -> int:
     """Counts the tokens that two texts begin with alike."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((number for number, (mine, theirs) in pairs if mine != theirs), min(len(one), len(other)))
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((number for number, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,12 +112,14 @@ def prepare_questions(
         if isinstance(question.right, Completion):
             asked.append(_prepare_completion(engine, tokenizer, question, question.right))
             continue
-        found = [continuation_of(tokenizer, question.prompt, end, num_positions) for end in question.right.choices]
-        for end, continuation in zip(question.right.choices, found, strict=True):
+        continuations = [
+            continuation_of(tokenizer, question.prompt, end, num_positions) for end in question.right.choices
+        ]
+        for end, continuation in zip(question.right.choices, continuations, strict=True):
             if continuation is None:
                 allowed = f"must be of 1 to {num_positions} tokens, by the tokenizer and the positions of the model"
                 raise SettingError(f"{path}, line {question.line}, choices", end[:60], allowed)
-        known = [continuation for continuation in found if continuation is not None]
+        known = [continuation for continuation in continuations if continuation is not None]
         unseen = max(continuation.unseen_tokens for continuation in known)
         asked.append(PendingQuestion(question, tuple(continuation.request for continuation in known), unseen))
     return asked
@@ -148,7 +150,7 @@ def ask(engine: TextEngine, tokenizer: Tokenizer, asked: Sequence[PendingQuestio
     Raises:
         RunError: the model's probabilities are not numbers.
     """
-    waiting = [(one, [engine.submit(request) for request in one.requests]) for one in asked]
+    waiting = [(question, [engine.submit(request) for request in question.requests]) for question in asked]
     try:
         for number in count(1):
             engine.step()

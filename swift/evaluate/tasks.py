@@ -100,10 +100,10 @@ def is_match(right: Completion, text: str) -> bool:
     if right.pattern is not None:
         return re.search(right.pattern, text, flags) is not None
     if right.extract is not None:
-        found = re.search(right.extract, text, flags)
-        if found is None:
+        match = re.search(right.extract, text, flags)
+        if match is None:
             return False
-        text = (found[1] if found.re.groups else found[0]) or ""
+        text = (match[1] if match.re.groups else match[0]) or ""
     return _plain(text, right.ignore_case) in {_plain(answer, right.ignore_case) for answer in right.answers}
 
 
@@ -222,7 +222,7 @@ def _is_count(value: object, least: int) -> bool:
 
 
 def _is_choices(value: object) -> bool:
-    return _is_list(value, lambda one: _is_text(one) and bool(str(one).strip()), 2)
+    return _is_list(value, lambda choice: _is_text(choice) and bool(str(choice).strip()), 2)
 
 
 def _is_regex(value: object) -> bool:

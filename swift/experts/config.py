@@ -151,9 +151,9 @@ class ExpertConfig:
 
     def rows_per_slot(self, local_tokens: int, num_ranks: int) -> int:
         """Rows C that one source rank may send to one slot, for a micro-batch of ``local_tokens`` tokens per rank."""
-        of_class = self.rows_per_class(local_tokens)
-        if of_class is not None:
-            return math.ceil(of_class / max(self.slots_per_rank * num_ranks // self.num_classes, 1))
+        class_rows = self.rows_per_class(local_tokens)
+        if class_rows is not None:
+            return math.ceil(class_rows / max(self.slots_per_rank * num_ranks // self.num_classes, 1))
         if self.capacity_factor is None:
             return local_tokens
         return math.ceil(self._capacity_of(local_tokens) / (self.slots_per_rank * num_ranks))
@@ -205,8 +205,8 @@ class ExpertConfig:
         if self.capacity == "slot":
             return num_ranks * self.slots_per_rank * self.rows_per_slot(local_tokens, num_ranks)
         if at_once:
-            of_token = num_ranks if self.deduplicates_tokens(num_ranks) else self.top_k
-            return min(local_tokens * of_token, self.rows_per_rank(local_tokens, num_ranks))
+            rows_per_token = num_ranks if self.deduplicates_tokens(num_ranks) else self.top_k
+            return min(local_tokens * rows_per_token, self.rows_per_rank(local_tokens, num_ranks))
         return num_ranks * self.buffers(local_tokens, num_ranks).first
 
     def rows_travelling(self, local_tokens: int, num_ranks: int) -> float:

@@ -44,18 +44,18 @@ def why_not_elementwise(optimizer: optax.GradientTransformation) -> str | None:
     """
     small, shapes = _traced(optimizer, _SMALL)
     ends = np.cumsum([np.prod(shape) for shape in _SMALL])
-    own = {
+    identities = {
         shape: np.eye(ends[-1], dtype=bool)[end - np.prod(shape) : end].reshape(*shape, -1)
         for shape, end in zip(_SMALL, ends, strict=True)
     }
-    given = [own.get(aval.shape, np.zeros((*aval.shape, ends[-1]), bool)) for aval in small.in_avals]
+    input_elements = [identities.get(aval.shape, np.zeros((*aval.shape, ends[-1]), bool)) for aval in small.in_avals]
     origins = _Origins(int(ends[-1]))
-    results = origins.of(small, [_Origin(elements) for elements in given])
+    results = origins.of(small, [_Origin(elements) for elements in input_elements])
     for aval, result in zip(shapes, results, strict=True):
-        depends_on_others = result.elements & ~own[aval.shape] if aval.shape in own else result.elements
+        depends_on_others = result.elements & ~identities[aval.shape] if aval.shape in identities else result.elements
         if depends_on_others.any() or result.by_place:
             return f"it applies {result.causes[0]!r} to a whole array"
-    if odd := [list(aval.shape) for aval in shapes if aval.shape and aval.shape not in own]:
+    if odd := [list(aval.shape) for aval in shapes if aval.shape and aval.shape not in identities]:
         return (
             f"it keeps an array of shape {odd[0]} of parameters of shapes {' and '.join(map(str, map(list, _SMALL)))}"
         )
@@ -87,11 +87,11 @@ class _Origins:
     total: int
     scalar: dict[tuple[Any, ...], bool] = field(default_factory=dict)
 
-    def of(self, closed: ClosedJaxpr, given: Sequence[_Origin]) -> list[_Origin]:
+    def of(self, closed: ClosedJaxpr, origins: Sequence[_Origin]) -> list[_Origin]:
         """The origins of a program's results, from those of its inputs."""
         constants = [self._constant(value) for value in closed.consts]
         inputs = *closed.jaxpr.constvars, *closed.jaxpr.invars
-        env: dict[Var, _Origin] = dict(zip(inputs, (*constants, *given), strict=True))
+        env: dict[Var, _Origin] = dict(zip(inputs, (*constants, *origins), strict=True))
 
         def origin(atom: Any) -> _Origin:
             return self._constant(atom.val) if isinstance(atom, Literal) else read(env, atom)
@@ -121,26 +121,26 @@ class _Origins:
     def _joined(self, origins: Sequence[_Origin], shape: tuple[int, ...]) -> _Origin:
         """The origin of elements that are computed of the same elements of several arrays, or of scalars."""
         elements = np.zeros((*shape, self.total), bool)
-        for one in origins:
-            elements |= one.elements
-        causes = tuple(dict.fromkeys(cause for one in origins for cause in one.causes))
-        return _Origin(elements, any(one.by_place for one in origins), causes)
+        for origin in origins:
+            elements |= origin.elements
+        causes = tuple(dict.fromkeys(cause for origin in origins for cause in origin.causes))
+        return _Origin(elements, any(origin.by_place for origin in origins), causes)
 
-    def _results(self, equation: JaxprEqn, given: Sequence[_Origin]) -> list[_Origin]:
+    def _results(self, equation: JaxprEqn, origins: Sequence[_Origin]) -> list[_Origin]:
         name, params, inner = equation.primitive.name, equation.params, list(jaxprs_in_params(equation.params))
         if name == "cond":
-            return self._of_branches(params["branches"], given)
+            return self._branch_origins(params["branches"], origins)
         if name == "scan":
-            return self._of_scan(params, given)
+            return self._scan_origins(params, origins)
         if name == "while":
-            return self._of_while(params, given)
+            return self._while_origins(params, origins)
         if len(inner) == 1 and [_shape(v) for v in _open(inner[0]).invars] == [_shape(v) for v in equation.invars]:
-            return self.of(_closed(inner[0]), given)
+            return self.of(_closed(inner[0]), origins)
         shapes = {_shape(var) for var in equation.outvars}
         is_alike = len(shapes) == 1 and {_shape(var) for var in equation.invars} <= {(), *shapes}
         if is_alike and (shapes == {()} or self._takes_scalars(equation)):
-            return [self._joined(given, _shape(var)) for var in equation.outvars]
-        return self._tried(equation, given)
+            return [self._joined(origins, _shape(var)) for var in equation.outvars]
+        return self._trial_origins(equation, origins)
 
     def _takes_scalars(self, equation: JaxprEqn) -> bool:
         """Whether an operation could be applied to scalars, too: then it does not mix the elements of arrays."""
@@ -155,37 +155,40 @@ class _Origins:
                 self.scalar[kind] = False
         return self.scalar[kind]
 
-    def _of_branches(self, branches: Sequence[ClosedJaxpr], given: Sequence[_Origin]) -> list[_Origin]:
-        index, *operands = given
+    def _branch_origins(self, branches: Sequence[ClosedJaxpr], origins: Sequence[_Origin]) -> list[_Origin]:
+        index, *operands = origins
         results = [self.of(branch, operands) for branch in branches]
         return [self._joined((index, *each), each[0].elements.shape[:-1]) for each in zip(*results, strict=True)]
 
-    def _of_scan(self, params: Any, given: Sequence[_Origin]) -> list[_Origin]:
+    def _scan_origins(self, params: Any, origins: Sequence[_Origin]) -> list[_Origin]:
         num_consts, num_carry = scan_counts(params)
-        consts, carry, stacks = given[:num_consts], given[num_consts:][:num_carry], given[num_consts + num_carry :]
-        stacks, rows = [one._replace(causes=(*one.causes, "scan")) for one in stacks], []
-        for turn in range(params["length"])[:: -1 if params["reverse"] else 1]:
+        consts, carry = origins[:num_consts], origins[num_consts:][:num_carry]
+        stacks = origins[num_consts + num_carry :]
+        stacks, rows = [stack._replace(causes=(*stack.causes, "scan")) for stack in stacks], []
+        for step in range(params["length"])[:: -1 if params["reverse"] else 1]:
             results = self.of(
-                params["jaxpr"], [*consts, *carry, *(one._replace(elements=one.elements[turn]) for one in stacks)]
+                params["jaxpr"], [*consts, *carry, *(stack._replace(elements=stack.elements[step]) for stack in stacks)]
             )
             carry = results[:num_carry]
-            rows.append((turn, results[num_carry:]))
+            rows.append((step, results[num_carry:]))
         columns = zip(*(row for _, row in sorted(rows, key=lambda row: row[0])), strict=True)
         return [*carry, *(self._stacked(column) for column in columns)]
 
     def _stacked(self, column: Sequence[_Origin]) -> _Origin:
         """The origin of equal parts of an array, one after the other."""
         causes = self._joined(column, column[0].elements.shape[:-1]).causes
-        return _Origin(np.stack([one.elements for one in column]), any(one.by_place for one in column), causes)
+        elements = np.stack([origin.elements for origin in column])
+        return _Origin(elements, any(origin.by_place for origin in column), causes)
 
-    def _of_while(self, params: Any, given: Sequence[_Origin]) -> list[_Origin]:
+    def _while_origins(self, params: Any, origins: Sequence[_Origin]) -> list[_Origin]:
         counts = params["cond_nconsts"], params["body_nconsts"]
-        of_condition, of_body, carry = given[: counts[0]], given[counts[0] : sum(counts)], given[sum(counts) :]
+        condition_consts, body_consts = origins[: counts[0]], origins[counts[0] : sum(counts)]
+        carry = origins[sum(counts) :]
 
         def once(carry: Sequence[_Origin]) -> list[_Origin]:
-            (goes_on,) = self.of(params["cond_jaxpr"], [*of_condition, *carry])
-            after = self.of(params["body_jaxpr"], [*of_body, *carry])
-            return [self._joined((goes_on, one), one.elements.shape[:-1]) for one in after]
+            (goes_on,) = self.of(params["cond_jaxpr"], [*condition_consts, *carry])
+            after = self.of(params["body_jaxpr"], [*body_consts, *carry])
+            return [self._joined((goes_on, origin), origin.elements.shape[:-1]) for origin in after]
 
         return self._repeated(carry, once)
 
@@ -200,24 +203,25 @@ class _Origins:
                 return after
             carry = after
 
-    def _tried(self, equation: JaxprEqn, given: Sequence[_Origin]) -> list[_Origin]:
+    def _trial_origins(self, equation: JaxprEqn, origins: Sequence[_Origin]) -> list[_Origin]:
         """The origins of results of an operation that is tried; whatever cannot be tried mixes all elements."""
         shapes, name = [_shape(var) for var in equation.outvars], equation.primitive.name
         try:
-            readers, by_place = _trial(equation, given)
+            readers, by_place = _trial(equation, origins)
         except Exception:  # of whatever kind an operation raises
-            sizes = [one.elements[..., 0].size for one in given]
+            sizes = [origin.elements[..., 0].size for origin in origins]
             readers = [[np.ones((math.prod(shape), size), bool) for size in sizes] for shape in shapes]
             by_place = [True] * len(shapes)
         before = self._joined(
-            [one._replace(elements=np.any(one.elements.reshape(-1, self.total), axis=0)) for one in given], ()
+            [origin._replace(elements=np.any(origin.elements.reshape(-1, self.total), axis=0)) for origin in origins],
+            (),
         )
-        most = max((one.elements.sum(axis=-1).max(initial=0) for one in given), default=0)
+        most = max((origin.elements.sum(axis=-1).max(initial=0) for origin in origins), default=0)
         results = []
-        for shape, of_inputs, is_by_place in zip(shapes, readers, by_place, strict=True):
+        for shape, input_readers, is_by_place in zip(shapes, readers, by_place, strict=True):
             elements = np.zeros((math.prod(shape), self.total), bool)
-            for reads, one in zip(of_inputs, given, strict=True):
-                elements = elements | (reads @ one.elements.reshape(-1, self.total))
+            for reads, origin in zip(input_readers, origins, strict=True):
+                elements = elements | (reads @ origin.elements.reshape(-1, self.total))
             causes = before.causes
             if elements.any() or is_by_place:
                 causes = (name, *causes) if elements.sum(axis=1).max(initial=0) > most else (*causes, name)
@@ -226,7 +230,7 @@ class _Origins:
         return results
 
 
-def _trial(equation: JaxprEqn, given: Sequence[_Origin]) -> tuple[list[list[np.ndarray]], list[bool]]:
+def _trial(equation: JaxprEqn, origins: Sequence[_Origin]) -> tuple[list[list[np.ndarray]], list[bool]]:
     """Runs an operation on numbers, and again with one of them changed.
 
     Returns:
@@ -253,21 +257,21 @@ def _trial(equation: JaxprEqn, given: Sequence[_Origin]) -> tuple[list[list[np.n
     for base_fill in (*_FILLS, None):
         inputs = [numbers(atom, base_fill) for atom in atoms]
         base = run(inputs)
-        for number, one in enumerate(given):
-            for place in range(inputs[number].size) if one.elements.any() else ():
+        for number, origin in enumerate(origins):
+            for position in range(inputs[number].size) if origin.elements.any() else ():
                 for change in _CHANGES:
                     if np.isnan(change) and not jnp.issubdtype(inputs[number].dtype, jnp.inexact):
                         continue
                     changed = inputs[number].copy()
-                    changed.flat[place] = np.asarray(change).astype(changed.dtype)
+                    changed.flat[position] = np.asarray(change).astype(changed.dtype)
                     results = run([*inputs[:number], changed, *inputs[number + 1 :]])
                     for reads, old, new in zip(readers, base, results, strict=True):
-                        reads[number][:, place] |= _differ(old, new)
+                        reads[number][:, position] |= _differ(old, new)
     return readers, by_place
 
 
-def _differ(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    return (one != other) & ((one == one) | (other == other))
+def _differ(array: np.ndarray, other: np.ndarray) -> np.ndarray:
+    return (array != other) & ((array == array) | (other == other))
 
 
 def _shape(atom: Any) -> tuple[int, ...]:

@@ -166,11 +166,12 @@ def multiply_in_loops(
     contracted, num_columns = ((1,), (1 if is_transposed else 0,)), weights.shape[1 if is_transposed else 2]
 
     def slot(s: jax.Array, y_PY: jax.Array) -> jax.Array:
-        own = lax.dynamic_index_in_dim(weights, s, keepdims=False)
+        slot_weights = lax.dynamic_index_in_dim(weights, s, keepdims=False)
 
         def step(at: jax.Array, size: int, y_PY: jax.Array) -> jax.Array:
             rows = lax.dynamic_slice_in_dim(x_PX, at, size)
-            return lax.dynamic_update_slice_in_dim(y_PY, lax.dot_general(rows, own, (contracted, ((), ()))), at, 0)
+            product = lax.dot_general(rows, slot_weights, (contracted, ((), ())))
+            return lax.dynamic_update_slice_in_dim(y_PY, product, at, 0)
 
         return _in_steps(groups.start_S[s], groups.size_S[s], _steps(block, x_PX.shape[0]), step, y_PY)
 
@@ -358,5 +359,5 @@ def _call(
     def like(*arrays: jax.Array) -> jax.Array:
         return jnp.zeros(shape, dtype) + sum(array.ravel()[0].astype(dtype) for array in arrays)
 
-    made = jax.eval_shape(like, *arrays)
-    return pl.pallas_call(kernel, made, grid=grid, compiler_params=_OPTIONS, interpret=interpret)(*arrays)
+    out_shape = jax.eval_shape(like, *arrays)
+    return pl.pallas_call(kernel, out_shape, grid=grid, compiler_params=_OPTIONS, interpret=interpret)(*arrays)

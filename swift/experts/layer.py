@@ -101,9 +101,9 @@ def auxiliary_loss(
     num_tokens: jax.Array,
 ) -> Float[Array, ""]:
     """Computes this rank's term of the auxiliary loss: the load-balancing loss, with the z-loss where there is one."""
-    of_balance, of_z = config.auxiliary_shares
+    balance_share, z_share = config.auxiliary_shares
     balance = balance_loss(routing.probs_TE, valid_T, popularity_E, num_tokens, config.top_k)
-    return of_balance * balance + of_z * z_loss(logits_TE, valid_T, num_tokens) if of_z else balance
+    return balance_share * balance + z_share * z_loss(logits_TE, valid_T, num_tokens) if z_share else balance
 
 
 def _dispatch_by_slot(
@@ -144,9 +144,9 @@ def _dispatch_by_rank(
     axis: str,
 ) -> tuple[jax.Array, Load]:
     """Runs the experts with capacity by rank: a rank's slots share its rows, and a source has a buffer per rank."""
-    own, served = lax.axis_index(axis), admit_tokens(config, counts_NE, placement_NS, x_TD.shape[0])
+    rank, served = lax.axis_index(axis), admit_tokens(config, counts_NE, placement_NS, x_TD.shape[0])
     y_TD = _in_shared_rows(config, routing, pairs, served.kept_NDS, x_TD, placement_NS, apply_slots, axis)
-    return y_TD, Load(pairs.popularity_E, served.dropped_NE[own], served.overflowed_NE[own])
+    return y_TD, Load(pairs.popularity_E, served.dropped_NE[rank], served.overflowed_NE[rank])
 
 
 def _dispatch_exact(
@@ -196,11 +196,11 @@ def _in_shared_rows(
 ) -> jax.Array:
     """Runs the experts on the pairs that every source sends to every slot, whose rank has one array of rows for all."""
     (num_ranks, num_slots), num_tokens = placement_NS.shape, x_TD.shape[0]
-    own, slots = lax.axis_index(axis), Slots.of(placement_NS, config.num_classes)
+    rank, slots = lax.axis_index(axis), Slots.of(placement_NS, config.num_classes)
     num_served, buffers = config.rows_per_rank(num_tokens, num_ranks), config.buffers(num_tokens, num_ranks)
     num_rows, block = padded_rows(num_served, num_slots), block_rows(num_served, num_slots)
-    kept_NS = kept_NDS[own]
-    groups = slot_groups(kept_NDS[:, own], block)
+    kept_NS = kept_NDS[rank]
+    groups = slot_groups(kept_NDS[:, rank], block)
     matmul = partial(grouped_matmul, groups=groups, block=block)
 
     if config.deduplicates_tokens(num_ranks):
@@ -221,7 +221,7 @@ def _in_shared_rows(
         return sum_tokens(done_XD, num_ranks)
 
     counts_NN = jnp.sum(kept_NDS, axis=2, dtype=jnp.int32)
-    sent, received = sent_pairs(pairs, kept_NS, slots), received_pairs(kept_NDS[:, own], groups, num_rows)
+    sent, received = sent_pairs(pairs, kept_NS, slots), received_pairs(kept_NDS[:, rank], groups, num_rows)
     rows_AD = jnp.repeat(x_TD, config.top_k, axis=0)
     rows_PD = exchange_rows(rows_AD, sent, received, counts_NN, buffers, axis)
     done_AD = exchange_rows(apply_slots(rows_PD, matmul), received, sent, counts_NN.T, buffers, axis)

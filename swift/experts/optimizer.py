@@ -194,35 +194,35 @@ def _checked_optimizer(config: OptimizerConfig, num_steps: int) -> optax.Gradien
     return optimizer
 
 
-def _own_schedule(own: CustomSchedule, num_steps: int) -> optax.Schedule:
+def _own_schedule(custom: CustomSchedule, num_steps: int) -> optax.Schedule:
     try:
-        schedule = own.schedule(num_steps)
-        found = jax.eval_shape(lambda count: jnp.asarray(schedule(count)), jax.ShapeDtypeStruct((), jnp.int32))
+        schedule = custom.schedule(num_steps)
+        rate = jax.eval_shape(lambda count: jnp.asarray(schedule(count)), jax.ShapeDtypeStruct((), jnp.int32))
     except Exception as error:  # raised by the user's code
         allowed = f"cannot be traced: {error_line(error)}"
-        raise SettingError("OptimizerConfig.schedule", own, allowed) from error
-    if found.shape != () or not jnp.issubdtype(found.dtype, jnp.floating):
-        allowed = f"must give one number, and gives {found.dtype}{list(found.shape)}"
-        raise SettingError("OptimizerConfig.schedule", own, allowed)
+        raise SettingError("OptimizerConfig.schedule", custom, allowed) from error
+    if rate.shape != () or not jnp.issubdtype(rate.dtype, jnp.floating):
+        allowed = f"must give one number, and gives {rate.dtype}{list(rate.shape)}"
+        raise SettingError("OptimizerConfig.schedule", custom, allowed)
     return schedule
 
 
 def _own_optimizer(config: OptimizerConfig, rate: optax.Schedule) -> optax.GradientTransformation:
-    own = config.transformation
-    assert own is not None
+    custom = config.transformation
+    assert custom is not None
     try:
-        optimizer = own.make(rate)
+        optimizer = custom.make(rate)
         reason = why_not_elementwise(optimizer)
         decays = (
-            reason or config.decayed == "all" or _uses_params_only_for_decay(own.make(optax.constant_schedule(0.1)))
+            reason or config.decayed == "all" or _uses_params_only_for_decay(custom.make(optax.constant_schedule(0.1)))
         )
     except Exception as error:  # raised by the user's code
         allowed = f"does not work: {error_line(error)}"
-        raise SettingError("OptimizerConfig.transformation", own.name, allowed) from error
+        raise SettingError("OptimizerConfig.transformation", custom.name, allowed) from error
     if reason is not None:
-        raise SettingError("OptimizerConfig.transformation", own.name, _not_elementwise(reason))
+        raise SettingError("OptimizerConfig.transformation", custom.name, _not_elementwise(reason))
     if not decays:
-        allowed = _more_than_decay("transformation", own.name)
+        allowed = _more_than_decay("transformation", custom.name)
         raise SettingError("OptimizerConfig.decayed", config.decayed, allowed)
     return optimizer
 

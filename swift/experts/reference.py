@@ -82,8 +82,8 @@ def _room(
     num_ranks = placement_NS.shape[0]
     replicas_E = jnp.sum(jnp.arange(config.num_classes)[:, None] == placement_NS.reshape(1, -1), axis=1)
     room_E = replicas_E * config.rows_per_slot(local_tokens, num_ranks)
-    of_class = config.rows_per_class(local_tokens)
-    room_E = room_E if of_class is None else jnp.full_like(room_E, of_class)
+    class_rows = config.rows_per_class(local_tokens)
+    room_E = room_E if class_rows is None else jnp.full_like(room_E, class_rows)
     return jnp.broadcast_to(room_E, counts_NE.shape), jnp.zeros(config.num_classes, jnp.int32)
 
 

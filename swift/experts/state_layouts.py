@@ -267,8 +267,8 @@ class Instances:
             source_rank, source_slot = jnp.unravel_index(source, old_LNS.shape[1:])
 
             def leaf(before: jax.Array, after: jax.Array) -> jax.Array:
-                mine = before[layer, source_slot]
-                sent = lax.psum(jnp.where(me == source_rank, mine, jnp.zeros_like(mine)), EXPERT_AXIS)
+                local_state = before[layer, source_slot]
+                sent = lax.psum(jnp.where(me == source_rank, local_state, jnp.zeros_like(local_state)), EXPERT_AXIS)
                 return after.at[layer, slot].set(jnp.where(me == rank, sent, after[layer, slot]))
 
             return jax.tree.map(leaf, state, moved)

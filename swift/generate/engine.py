@@ -194,7 +194,7 @@ class TextEngine:
         """Runs the model once; returns (the passages, their logits)."""
         config, drafts = self.config, self.drafts.running
         read = [draft for draft in drafts if draft.is_read]
-        unread = sorted((draft for draft in drafts if not draft.is_read), key=lambda draft: draft.turn)
+        unread = sorted((draft for draft in drafts if not draft.is_read), key=lambda draft: draft.read_order)
         # Texts that slide are read again for every token, and take turns with those that are not.
         only_slid = all(draft.has_slid for draft in unread)
         if not unread or (read and only_slid and not self._decoded_last):
@@ -284,13 +284,13 @@ class TextEngine:
     def _checked(self, request: Request) -> np.ndarray:
         """Checks a request; returns its tokens, int32."""
         tokens, vocab = np.asarray(request.tokens, np.int64), self.gpt.vocab_size
-        most, why = self._num_positions, "the positions of the model"
+        most, reason = self._num_positions, "the positions of the model"
         if self.num_pages < most:
-            most, why = self.num_pages, "the tokens that the engine keeps (TextEngineConfig.cache_tokens)"
+            most, reason = self.num_pages, "the tokens that the engine keeps (TextEngineConfig.cache_tokens)"
         if request.max_tokens == 0 and request.scored_from is not None:
-            most, why = most + 1, f"one more than {why}, since nothing follows the last"
+            most, reason = most + 1, f"one more than {reason}, since nothing follows the last"
         if not 1 <= len(tokens) <= most:
-            raise SettingError("len(Request.tokens)", len(tokens), f"must be from 1 to {most}, {why}")
+            raise SettingError("len(Request.tokens)", len(tokens), f"must be from 1 to {most}, {reason}")
         wrong = tokens[(tokens < 0) | (tokens >= vocab)]
         if wrong.size:
             raise SettingError("Request.tokens", int(wrong[0]), f"must be tokens from 0 to {vocab - 1}")

@@ -186,10 +186,10 @@ def _paged_attention(
         sees_RCN = first + column_N[None, None] <= position_RC[:, :, None]
         scores = jnp.where(sees_RCN[:, None, None], scores * channels**-0.5, -jnp.inf)
         larger = jnp.maximum(largest, scores.max(axis=-1))
-        kept, shares = jnp.exp(largest - larger), jnp.exp(scores - larger[..., None])
+        decay, shares = jnp.exp(largest - larger), jnp.exp(scores - larger[..., None])
         shares_of_values = shares.astype(pages_P2KW.dtype), pages_RN2KW[:, :, 1]
         added = jnp.einsum("rkgcn,rnkw->rkgcw", *shares_of_values, preferred_element_type=wide)
-        return larger, total * kept + shares.sum(axis=-1), mixed * kept[..., None] + added
+        return larger, total * decay + shares.sum(axis=-1), mixed * decay[..., None] + added
 
     shape = (passages, kv_heads, heads // kv_heads, length)
     # Every query sees the first column, so the largest score is finite after the first block.
@@ -215,10 +215,10 @@ def _mixture(
         return sorted_moe(experts, logits_TE, x_TD, valid_T, module, bias_E, num_ranks)
 
     if ranks is not None:
-        whole = PartitionSpec()
-        specs = (whole, whole, whole, PartitionSpec(EXPERT_AXIS), whole)
+        replicated = PartitionSpec()
+        specs = (replicated, replicated, replicated, PartitionSpec(EXPERT_AXIS), replicated)
         # check_vma=False: the loops of the grouped matmul begin with zeros, which are the same on all ranks.
-        run = jax.shard_map(run, mesh=ranks, in_specs=specs, out_specs=whole, check_vma=False)
+        run = jax.shard_map(run, mesh=ranks, in_specs=specs, out_specs=replicated, check_vma=False)
     y_TD = run(logits_TE, x_TD, valid_T, state, bias_E)
     none = jnp.zeros(experts.num_classes, jnp.int32)
     return y_TD, jnp.zeros((), logits_TE.dtype), Load(none, none, none)
@@ -237,7 +237,7 @@ def _label_scores(
         return jnp.where(label_C >= 0, log_prob_C, 0), jnp.argmax(logits_CV, axis=1) == label_C
 
     def score() -> tuple[jax.Array, jax.Array]:
-        return lax.map(lambda one: passage(*one), (x_RCD, label_RC))
+        return lax.map(lambda arrays: passage(*arrays), (x_RCD, label_RC))
 
     def skip() -> tuple[jax.Array, jax.Array]:
         return jnp.zeros(label_RC.shape, dtype), jnp.zeros(label_RC.shape, bool)

@@ -266,7 +266,7 @@ class Writer:
         """
         threads = ThreadPoolExecutor(most_at_once, "program")
         try:
-            futures = [threads.submit(lambda own: program(self.prompt(), *own), values) for values in arguments]
+            futures = [threads.submit(lambda args: program(self.prompt(), *args), values) for values in arguments]
             return [future.result() for future in futures]
         except BaseException:
             threads.shutdown(wait=False, cancel_futures=True)

@@ -110,27 +110,27 @@ class RadixTree:
             (node that the text ends with, tokens that were held already).
         """
         text = np.asarray(tokens, np.int32)
-        node, held = self.match(text)
-        if held == len(text):
-            return node, held
-        added = Node(text[held:].copy(), pages[held:].copy(), node, max(0, num_computed - held))
+        node, num_matched = self.match(text)
+        if num_matched == len(text):
+            return node, num_matched
+        added = Node(text[num_matched:].copy(), pages[num_matched:].copy(), node, max(0, num_computed - num_matched))
         added.last_used = self._clock
-        node.children[int(text[held])] = added
+        node.children[int(text[num_matched])] = added
         self.num_tokens += len(added.tokens)
         self._list(added)
-        return added, held
+        return added, num_matched
 
     def lock(self, node: Node) -> None:
         """Keeps a node and those before it until ``unlock``."""
-        for one in node.path:
-            self.num_locked += len(one.tokens) if one.num_locks == 0 else 0
-            one.num_locks += 1
+        for path_node in node.path:
+            self.num_locked += len(path_node.tokens) if path_node.num_locks == 0 else 0
+            path_node.num_locks += 1
 
     def unlock(self, node: Node) -> None:
         """Ends a ``lock``."""
-        for one in node.path:
-            one.num_locks -= 1
-            self.num_locked -= len(one.tokens) if one.num_locks == 0 else 0
+        for path_node in node.path:
+            path_node.num_locks -= 1
+            self.num_locked -= len(path_node.tokens) if path_node.num_locks == 0 else 0
         self._list(node)
 
     def evict(self, num_tokens: int) -> np.ndarray:
@@ -187,10 +187,10 @@ class RadixTree:
         return upper
 
 
-def _common_length(one: np.ndarray, other: np.ndarray) -> int:
+def _common_length(first: np.ndarray, second: np.ndarray) -> int:
     """Number of tokens that two texts begin with alike."""
-    length = min(len(one), len(other))
-    differs = one[:length] != other[:length]
+    length = min(len(first), len(second))
+    differs = first[:length] != second[:length]
     return int(differs.argmax()) if differs.any() else length
 
 
@@ -211,7 +211,7 @@ class TokenSequence:
         num_read: tokens that were part of a passage since it was admitted, or needed none; see ``plan_passages``.
         is_read: whether the text as it was when admitted, or when it last slid, is computed.
         has_slid: whether tokens before those that the model sees were dropped since it was admitted.
-        turn: order in which texts are read.
+        read_order: order in which texts are read.
     """
 
     answer: Answer
@@ -226,7 +226,7 @@ class TokenSequence:
     num_read: int = 0
     is_read: bool = False
     has_slid: bool = False
-    turn: int = 0
+    read_order: int = 0
 
     @property
     def num_computed(self) -> int:
@@ -338,9 +338,9 @@ class SequencePool:
         self.tree, self.free = RadixTree(), list(range(self._num_pages))
         for draft in self.running:
             answer = draft.answer
-            whole = [*answer.request.tokens, *answer.tokens]
+            tokens = [*answer.request.tokens, *answer.tokens]
             if answer.tokens:
-                draft.tokens = np.array(whole[-self._num_positions :], np.int32)
+                draft.tokens = np.array(tokens[-self._num_positions :], np.int32)
             draft.node, draft.table, draft.num_shared, draft.num_pages = None, _EMPTY, 0, 0
             self._wait(draft)
         self.running = []
@@ -359,7 +359,7 @@ class SequencePool:
         self.tree.lock(node)
         pages = self._take(len(draft.tokens) - matched, headroom)
         if pages is not None:
-            pages = np.concatenate([*(one.pages for one in node.path), pages])
+            pages = np.concatenate([*(path_node.pages for path_node in node.path), pages])
             draft.node, draft.num_shared = None, 0
             if shares:
                 draft.node, draft.num_shared = self.tree.insert(draft.tokens, pages, 0)[0], len(pages)
@@ -373,7 +373,7 @@ class SequencePool:
 
     def _begin_to_read(self, draft: TokenSequence) -> None:
         self._num_turns += 1
-        draft.num_own, draft.num_read, draft.is_read, draft.turn = 0, 0, False, self._num_turns
+        draft.num_own, draft.num_read, draft.is_read, draft.read_order = 0, 0, False, self._num_turns
 
     def _slide(self, draft: TokenSequence, token: int) -> None:
         tokens = np.append(draft.tokens[1:], np.int32(token))
@@ -404,8 +404,8 @@ class SequencePool:
         if draft.node is not None:
             computed = draft.num_computed
             if computed > draft.num_shared:
-                _, held = self.tree.insert(draft.tokens[:computed], draft.table[:computed], computed)
-                self.free += draft.table[first:held].tolist()
+                _, num_matched = self.tree.insert(draft.tokens[:computed], draft.table[:computed], computed)
+                self.free += draft.table[first:num_matched].tolist()
                 first = computed
             self.tree.unlock(draft.node)
         self.free += draft.table[first : draft.num_pages].tolist()
@@ -418,9 +418,9 @@ class SequencePool:
         if count > len(self.free):
             self.free += self.tree.evict(count - len(self.free)).tolist()
         rest = len(self.free) - count
-        taken = self.free[rest:]
+        pages = self.free[rest:]
         del self.free[rest:]
-        return np.array(taken, np.int32)
+        return np.array(pages, np.int32)
 
 
 def _give(draft: TokenSequence, page: int) -> None:

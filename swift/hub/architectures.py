@@ -237,7 +237,7 @@ def write_decoder(decoder: Decoder, dtype: str) -> dict[str, Any]:
         dtype: type of its tensors, such as ``bfloat16``.
     """
     family, model = decoder.family, decoder.model
-    kind = next(name for name, ours in _ROPE_KINDS.items() if ours == model.rope_scaling)
+    kind = next(name for name, scaling in _ROPE_KINDS.items() if scaling == model.rope_scaling)
     rope: dict[str, Any] = {"rope_type": kind}
     if model.rope_scaling != "none":
         rope["factor"] = model.rope_factor
@@ -335,18 +335,18 @@ def _check_head_dim(model: ModelConfig) -> None:
 
 def _num_experts(read: _Reader, family: Family) -> int:
     names = _NUM_EXPERTS if family.num_experts in _NUM_EXPERTS else (family.num_experts,)
-    said = {name: read.whole(name) for name in names if read.config.get(name) is not None}
-    if len(set(said.values())) > 1:
-        both = " and ".join(f"{name} = {value}" for name, value in said.items())
+    counts = {name: read.whole(name) for name in names if read.config.get(name) is not None}
+    if len(set(counts.values())) > 1:
+        both = " and ".join(f"{name} = {value}" for name, value in counts.items())
         raise SettingError("DIR", read.path, f"has {both}, which mean the same")
-    return next(iter(said.values()), None) or read.whole(family.num_experts)
+    return next(iter(counts.values()), None) or read.whole(family.num_experts)
 
 
 def _normalizes(read: _Reader, family: Family, top_k: int) -> bool:
     if top_k == 1 and not family.normalizes_one:
         return False
-    said = read.flag("norm_topk_prob")
-    return said if family.normalizes is None else family.normalizes
+    normalizes = read.flag("norm_topk_prob")
+    return normalizes if family.normalizes is None else family.normalizes
 
 
 def _balance_losses(family: Family, model: ModelConfig, top_k: int) -> float:
@@ -369,26 +369,26 @@ def _rope(read: _Reader, family: Family) -> dict[str, Any]:
     rope = read.config.get(name) or {}
     if not isinstance(rope, Mapping):
         raise SettingError("DIR", read.path, f"has {name} = {rope!r}, which is not an object")
-    own = _Reader(cast(Mapping[str, Any], rope), read.path)
+    rope_reader = _Reader(cast(Mapping[str, Any], rope), read.path)
     kind = rope.get("rope_type", rope.get("type", "default"))
-    allowed = [known for known, ours in _ROPE_KINDS.items() if ours in family.rope_kinds]
+    allowed = [known for known, scaling in _ROPE_KINDS.items() if scaling in family.rope_kinds]
     if not isinstance(kind, str) or kind not in allowed:
         raise SettingError("DIR", read.path, f"has rope_type = {kind!r}; known are {', '.join(allowed)}")
     for key, value in rope.items():
         is_factor = key == "partial_rotary_factor" and value not in (1.0, None)
         if is_factor or isinstance(value, Mapping):  # rotations of some layers only
-            raise own.not_computed(f"{name}.{key}", value)
-    settings = {"rope_theta": _theta(read, own)}
+            raise rope_reader.not_computed(f"{name}.{key}", value)
+    settings = {"rope_theta": _theta(read, rope_reader)}
     if kind == "default":
         return settings
     if kind == "yarn":
         for key in sorted({*rope} & _OTHER_ROPE):
             if rope[key] not in _EXPECTED_ROPE.get(key, (None,)):
-                raise own.not_computed(key, rope[key])
-    length = own.whole("original_max_position_embeddings", read.whole("max_position_embeddings"))
+                raise rope_reader.not_computed(key, rope[key])
+    length = rope_reader.whole("original_max_position_embeddings", read.whole("max_position_embeddings"))
     return settings | {
         "rope_scaling": _ROPE_KINDS[kind],
-        "rope_factor": own.number("factor"),
+        "rope_factor": rope_reader.number("factor"),
         # transformers prefers the one that stands beside the rotations
         "rope_length": read.whole("original_max_position_embeddings", length),
     }

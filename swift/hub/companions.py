@@ -31,15 +31,15 @@ _FILES = (
 """Files that a tokenizer of ``transformers`` may be read from."""
 
 
-def copy_tokenizer(directory: Path, made: Path) -> None:
+def copy_tokenizer(directory: Path, model_dir: Path) -> None:
     """Copies the files of a tokenizer, its chat templates among them."""
     for name in _FILES:
         if (directory / name).is_file():
-            shutil.copyfile(directory / name, made / name)
+            shutil.copyfile(directory / name, model_dir / name)
     if (directory / TEMPLATES).is_dir():
-        (made / TEMPLATES).mkdir()
+        (model_dir / TEMPLATES).mkdir()
         for path in sorted((directory / TEMPLATES).glob("*.jinja")):
-            shutil.copyfile(path, made / TEMPLATES / path.name)
+            shutil.copyfile(path, model_dir / TEMPLATES / path.name)
 
 
 def read_generation(directory: Path, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -48,9 +48,9 @@ def read_generation(directory: Path, config: Mapping[str, Any]) -> dict[str, Any
     Raises:
         SettingError: the file is damaged.
     """
-    said = read_object(directory / GENERATION) if (directory / GENERATION).is_file() else {}
+    generation = read_object(directory / GENERATION) if (directory / GENERATION).is_file() else {}
     tokens = {key: config[key] for key in (BEGIN, END, PAD) if config.get(key) is not None}
-    return tokens | {key: value for key, value in said.items() if value is not None or key not in tokens}
+    return tokens | {key: value for key, value in generation.items() if value is not None or key not in tokens}
 
 
 def generation_of(tokenizer: TokenizerFile) -> dict[str, Any]:
@@ -59,15 +59,15 @@ def generation_of(tokenizer: TokenizerFile) -> dict[str, Any]:
     Raises:
         SettingError: the tokenizer or that file is damaged.
     """
-    said: dict[str, Any] = {}
+    generation: dict[str, Any] = {}
     if Path(tokenizer.path).name == TOKENIZER:
         with renamed_settings({"DIR": "TokenizerFile.path"}):
-            said = read_generation(Path(tokenizer.path).parent, {})
-    ends = said.get(END)
-    others = [] if ends is None else ends if isinstance(ends, list) else [ends]
-    if tokenizer.separator not in others:
-        said[END] = [tokenizer.separator, *others] if others else tokenizer.separator
-    return said if tokenizer.begin is None else said | {BEGIN: tokenizer.begin}
+            generation = read_generation(Path(tokenizer.path).parent, {})
+    ends = generation.get(END)
+    end_tokens = [] if ends is None else ends if isinstance(ends, list) else [ends]
+    if tokenizer.separator not in end_tokens:
+        generation[END] = [tokenizer.separator, *end_tokens] if end_tokens else tokenizer.separator
+    return generation if tokenizer.begin is None else generation | {BEGIN: tokenizer.begin}
 
 
 def special_tokens(generation: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
@@ -82,17 +82,17 @@ def special_tokens(generation: Mapping[str, Any], vocab_size: int) -> dict[str, 
     return {BEGIN: generation.get(BEGIN), END: generation.get(END), PAD: pad if is_row else None}
 
 
-def write_tokenizer(tokenizer: TokenizerFile, made: Path) -> None:
+def write_tokenizer(tokenizer: TokenizerFile, model_dir: Path) -> None:
     """Writes the files from which ``transformers`` makes a tokenizer with the same tokens."""
     if Path(tokenizer.path).name == TOKENIZER:
-        copy_tokenizer(Path(tokenizer.path).parent, made)
+        copy_tokenizer(Path(tokenizer.path).parent, model_dir)
     else:
-        shutil.copyfile(tokenizer.path, made / TOKENIZER)
-    if (made / TOKENIZER_CONFIG).exists():
+        shutil.copyfile(tokenizer.path, model_dir / TOKENIZER)
+    if (model_dir / TOKENIZER_CONFIG).exists():
         return
     # Without a class transformers would make the family's own one out of the vocabulary, with other rules.
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     if tokenizer.begin_of_prompt is not None:
         config["bos_token"] = tokenizer.begin_of_prompt
     config["eos_token"] = tokenizer.end_of_document
-    (made / TOKENIZER_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    (model_dir / TOKENIZER_CONFIG).write_text(json.dumps(config, indent=2) + "\n")

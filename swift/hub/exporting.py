@@ -64,13 +64,13 @@ def export_hugging_face(
     sizes = [int(np.prod(location.shape)) * kind.itemsize for location, kind in zip(locations, types, strict=True)]
     config = write_decoder(decoder, str(Counter(types).most_common(1)[0][0]))
     config |= special_tokens(generation, decoder.vocab_size)
-    with new_model(out) as (made, interrupt):
-        check_room(made, sum(sizes))
-        write_tensors(made, _tensors(arrays, locations, types, interrupt), sizes, most)
-        (made / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-        (made / GENERATION).write_text(json.dumps(generation, indent=2) + "\n")
+    with new_model(out) as (model_dir, interrupt):
+        check_room(model_dir, sum(sizes))
+        write_tensors(model_dir, _tensors(arrays, locations, types, interrupt), sizes, most)
+        (model_dir / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        (model_dir / GENERATION).write_text(json.dumps(generation, indent=2) + "\n")
         if isinstance(tokenizer, TokenizerFile):
-            write_tokenizer(tokenizer, made)
+            write_tokenizer(tokenizer, model_dir)
 
 
 def _generation(data: DataConfig) -> dict[str, Any]:
@@ -157,9 +157,9 @@ def export_model(experiment: Experiment, run_dir: Path, out: Path, step: int | N
     check_new(out)
     plan = find_checkpoint(experiment, run_dir, step)
     gpt, weights = load_weights(experiment, run_dir, plan)
-    with new_model(out) as (made, _):
-        write_model(made, gpt, pure(weights), plan.step)
-        copy_config(run_dir, made)
+    with new_model(out) as (model_dir, _):
+        write_model(model_dir, gpt, pure(weights), plan.step)
+        copy_config(run_dir, model_dir)
     return plan
 
 

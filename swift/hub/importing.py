@@ -66,12 +66,12 @@ def import_hugging_face(directory: Path, out: Path) -> Experiment:
         experiment = _experiment_of(decoder, replace(tokenizer, path=str(out.resolve() / TOKENIZER)))
     except SettingError as error:
         raise SettingError("DIR", str(directory / CONFIG), f"has sizes that do not fit: {error}") from error
-    with new_model(out) as (made, interrupt):
-        write_model(made, gpt, _read_parameters(files, parts, gpt, locations, interrupt), step=0)
-        copy_tokenizer(directory, made)
-        (made / GENERATION).write_text(json.dumps(generation, indent=2) + "\n")
-        replace_file(made / GIN_NAME, config_text(experiment).encode())
-        write_config(made, experiment)
+    with new_model(out) as (model_dir, interrupt):
+        write_model(model_dir, gpt, _read_parameters(files, parts, gpt, locations, interrupt), step=0)
+        copy_tokenizer(directory, model_dir)
+        (model_dir / GENERATION).write_text(json.dumps(generation, indent=2) + "\n")
+        replace_file(model_dir / GIN_NAME, config_text(experiment).encode())
+        write_config(model_dir, experiment)
     return experiment
 
 
@@ -115,12 +115,12 @@ def _stored_parts(decoder: Decoder, files: TensorFiles) -> dict[str, tuple[str, 
 def _check_shapes(
     files: TensorFiles, parts: Mapping[str, tuple[str, Index]], locations: Sequence[TensorLocation]
 ) -> None:
-    wanted = {location.name: location.shape for location in locations}
+    expected = {location.name: location.shape for location in locations}
     stored = {name: np.broadcast_to(0, files.shapes[tensor])[index].shape for name, (tensor, index) in parts.items()}
-    for name in sorted({*wanted, *stored}):
-        there, here = (str(shapes.get(name, "nothing")) for shapes in (stored, wanted))
-        if there != here:
-            allowed = f"has {there} for {name}, where its {CONFIG} asks for {here}"
+    for name in sorted({*expected, *stored}):
+        stored_shape, expected_shape = (str(shapes.get(name, "nothing")) for shapes in (stored, expected))
+        if stored_shape != expected_shape:
+            allowed = f"has {stored_shape} for {name}, where its {CONFIG} asks for {expected_shape}"
             raise SettingError("DIR", str(files.directory), allowed)
 
 
@@ -162,16 +162,16 @@ def _read_tokenizer(generation: Mapping[str, Any], path: Path) -> TokenizerFile:
 
 def _end_of_document(generation: Mapping[str, Any], path: Path) -> str:
     """The token that the model ends a text with: of several, the first that the tokenizer has."""
-    said = read_object(path)
-    model, added = said.get("model"), said.get("added_tokens") or []
+    tokenizer = read_object(path)
+    model, added = tokenizer.get("model"), tokenizer.get("added_tokens") or []
     if not isinstance(added, list):
         raise SettingError("DIR", str(path), f"has added_tokens = {added!r:.40}, which is not a list")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    of_model = vocabulary.items() if isinstance(vocabulary, dict) else ()
+    model_tokens = vocabulary.items() if isinstance(vocabulary, dict) else ()
     ends = generation.get(END)
     for end in ends if isinstance(ends, list) else [ends]:
         texts = [token.get("content") for token in added if isinstance(token, dict) and token.get("id") == end]
-        texts += [text for text, number in of_model if number == end]
+        texts += [text for text, number in model_tokens if number == end]
         if texts and isinstance(texts[0], str):
             return texts[0]
     raise SettingError("DIR", str(path), f"has no token {ends!r:.40}, which {CONFIG} names as {END}")

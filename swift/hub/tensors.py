@@ -64,10 +64,10 @@ class TensorLocation(NamedTuple):
 
     def part_of(self, parameter: np.ndarray) -> np.ndarray:
         """A view of the tensor's values in the parameter, in the tensor's shape."""
-        own = parameter if self.expert is None else parameter[self.expert]
+        values = parameter if self.expert is None else parameter[self.expert]
         if not self.is_matrix:
-            return own
-        return own[:, self.first : self.first + self.shape[0]].T
+            return values
+        return values[:, self.first : self.first + self.shape[0]].T
 
 
 def tensor_locations(family: Family, gpt: GPT) -> Iterator[TensorLocation]:
@@ -97,9 +97,9 @@ def parts_of_tensor(family: Family, name: str, shape: tuple[int, ...]) -> Iterat
     Yields:
         (name, index of the values): the tensor itself, or a matrix of each expert.
     """
-    of_moe = _OF_MOE.fullmatch(name)
-    if of_moe:  # as models in memory name it, whatever the family
-        name = f"{of_moe[1]}.{family.moe}.{of_moe[2]}{of_moe[3]}"
+    moe_match = _OF_MOE.fullmatch(name)
+    if moe_match:  # as models in memory name it, whatever the family
+        name = f"{moe_match[1]}.{family.moe}.{moe_match[2]}{moe_match[3]}"
     fused = _FUSED.fullmatch(name)
     if _COMPUTED.fullmatch(name):
         return
@@ -162,8 +162,8 @@ def _ffn(
     expert: int | None = None,
 ) -> Iterator[TensorLocation]:
     shapes = {"gate": (width, dim), "up": (width, dim), "down": (dim, width)}
-    for name, (ours, shape) in zip(names, shapes.items(), strict=True):
-        yield TensorLocation(f"{at}.{name}.weight", shape, group, index, f"{prefix}{ours}.kernel", expert)
+    for name, (parameter, shape) in zip(names, shapes.items(), strict=True):
+        yield TensorLocation(f"{at}.{name}.weight", shape, group, index, f"{prefix}{parameter}.kernel", expert)
 
 
 @dataclass(frozen=True)
@@ -190,23 +190,23 @@ class TensorFiles:
         index = directory / INDEX
         file_of = _read_index(index) if index.exists() and not (directory / SINGLE).exists() else None
         shapes: dict[str, tuple[int, ...]] = {}
-        found: dict[str, str] = {}
+        file_by_tensor: dict[str, str] = {}
         for name in sorted(set(file_of.values())) if file_of is not None else [SINGLE]:
             with _opened(directory / name) as file:
                 for tensor in file.keys():  # noqa: SIM118 (not a mapping)
-                    shapes[tensor], found[tensor] = tuple(file.get_slice(tensor).get_shape()), name
+                    shapes[tensor], file_by_tensor[tensor] = tuple(file.get_slice(tensor).get_shape()), name
         for tensor, name in (file_of or {}).items():
-            if found.get(tensor) != name:
+            if file_by_tensor.get(tensor) != name:
                 raise SettingError("DIR", str(directory), f"lacks {tensor}, which its index finds in {name}")
-        return cls(directory, found, shapes)
+        return cls(directory, file_by_tensor, shapes)
 
     def read(self, *names: str) -> Iterator[tuple[str, np.ndarray]]:
         """Reads tensors, all unless some are named, file by file, in the type they are stored in."""
-        wanted = set(names or self.file_of)
-        for name in sorted({self.file_of[tensor] for tensor in wanted}):
+        selected = set(names or self.file_of)
+        for name in sorted({self.file_of[tensor] for tensor in selected}):
             with _opened(self.directory / name) as file:
                 for tensor in file.keys():  # noqa: SIM118 (not a mapping)
-                    if tensor in wanted:
+                    if tensor in selected:
                         yield tensor, file.get_tensor(tensor)
 
 
@@ -230,9 +230,9 @@ def write_tensors(directory: Path, tensors: Iterable[tuple[str, np.ndarray]], si
     weight_map: dict[str, str] = {}
     ordered = iter(tensors)
     for name, count in zip(names, counts, strict=True):
-        held = dict(next(ordered) for _ in range(count))
-        _write(directory / name, held)
-        weight_map |= dict.fromkeys(held, name)
+        file_tensors = dict(next(ordered) for _ in range(count))
+        _write(directory / name, file_tensors)
+        weight_map |= dict.fromkeys(file_tensors, name)
     if len(counts) > 1:
         index = {"metadata": {"total_size": sum(sizes)}, "weight_map": weight_map}
         (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n")
@@ -268,14 +268,14 @@ def _write(path: Path, tensors: dict[str, np.ndarray]) -> None:
 def read_object(path: Path) -> dict[str, Any]:
     """Reads a file of the directory that holds a JSON object; raises SettingError where it does not."""
     try:
-        said = json.loads(read_regular(path))
+        content = json.loads(read_regular(path))
     except OSError as error:
         raise SettingError("DIR", str(path), f"cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise SettingError("DIR", str(path), f"is not JSON: {error}") from error
-    if not isinstance(said, dict):
+    if not isinstance(content, dict):
         raise SettingError("DIR", str(path), "is not a JSON object")
-    return said
+    return content
 
 
 def _read_index(path: Path) -> dict[str, str]:

@@ -79,8 +79,8 @@ def _run(jaxpr: Jaxpr, constants: Sequence[Any], token: jax.Array, args: Sequenc
 
 
 def _collective(equation: JaxprEqn, token: jax.Array, values: Sequence[Any]) -> list[Any]:
-    held = jnp.where(token == 0, values[0], jnp.zeros_like(values[0]))
-    results = bind(equation, [held, *values[1:]])
+    operand = jnp.where(token == 0, values[0], jnp.zeros_like(values[0]))
+    results = bind(equation, [operand, *values[1:]])
     if not results[0].size:
         return [token, *results]
     return [token & results[0].ravel()[0].astype(jnp.int32), *results]

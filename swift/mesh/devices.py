@@ -172,9 +172,9 @@ def host_matmul_flops(dtype: DTypeLike) -> float:
         multiply = jax.jit(jnp.matmul).lower(a, a).compile()
         cores, best_s = min(cores_allowed(), cores_limit() or math.inf), math.inf
         for _ in range(_MATMULS):
-            begun, used = time.perf_counter(), time.process_time()
+            start_s, used = time.perf_counter(), time.process_time()
             jax.block_until_ready(multiply(a, a))
-            best_s = min(best_s, time.perf_counter() - begun, (time.process_time() - used) / cores)
+            best_s = min(best_s, time.perf_counter() - start_s, (time.process_time() - used) / cores)
     return 2 * _MATMUL_DIM**3 / best_s
 
 

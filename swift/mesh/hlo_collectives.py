@@ -87,8 +87,8 @@ def collective_bytes(hlo_text: str, num_devices: int) -> dict[str, int]:
     {'all-to-all': 256}
     """
     total: Counter[str] = Counter()
-    for one in collectives(hlo_text, num_devices):
-        total[one.kind] += one.num_bytes * num_devices
+    for collective in collectives(hlo_text, num_devices):
+        total[collective.kind] += collective.num_bytes * num_devices
     return dict(total)
 
 
@@ -100,13 +100,13 @@ def collectives(hlo_text: str, num_devices: int) -> list[Collective]:
         num_devices: number of devices that run the program.
     """
     computations = _computations(re.sub(r"/\*.*?\*/", "", hlo_text))
-    found = []
+    instructions = []
     for computation in computations.values():
         for line in computation.lines:
             match = _COLLECTIVE.search(line)
             if match:
-                found.append(_read(match, num_devices, computation, computations))
-    return found
+                instructions.append(_read(match, num_devices, computation, computations))
+    return instructions
 
 
 def _read(
@@ -154,8 +154,8 @@ def _computations(text: str) -> Mapping[str, _Computation]:
             loop = Loop(path, int(trips[1]) if trips else None) if " while(" in line else None
             for other in called:
                 if other in computations:
-                    of = computations[other]
-                    of.caller, of.path, of.loop = name, path, loop
+                    callee = computations[other]
+                    callee.caller, callee.path, callee.loop = name, path, loop
     return computations
 
 
@@ -189,7 +189,7 @@ def _operand_size(rest: str, lines: list[str]) -> int:
     operand = _OPERAND.search(rest)
     assert operand is not None
     makes = re.compile(rf"^\s*(?:ROOT )?%?{re.escape(operand[1])} = (\S+)")
-    return next(sum(_sizes(made[1])) for made in map(makes.search, lines) if made)
+    return next(sum(_sizes(match[1])) for match in map(makes.search, lines) if match)
 
 
 def _groups(rest: str) -> tuple[tuple[int, ...], ...]:

@@ -128,8 +128,8 @@ class LiveMesh:
             return dict.fromkeys(range(self.topology.num_stages), slice(self.num_ranks))
         ranks_of: dict[int, set[int]] = {}
         for row, devices in zip(self.rows, self.mesh.devices, strict=True):
-            here = {rank for rank, device in enumerate(devices) if device.process_index == jax.process_index()}
-            ranks_of[row.stage] = ranks_of.get(row.stage, set()) | here
+            local_ranks = {rank for rank, device in enumerate(devices) if device.process_index == jax.process_index()}
+            ranks_of[row.stage] = ranks_of.get(row.stage, set()) | local_ranks
         return {stage: slice(min(ranks), max(ranks) + 1) for stage, ranks in ranks_of.items() if ranks}
 
     def with_rows(self, rows: tuple[MeshRow, ...]) -> "LiveMesh":
@@ -152,8 +152,10 @@ class LiveMesh:
 
     def shardings(self, specs: Any) -> Any:
         """Maps a tree of specs to shardings."""
-        whole = PartitionSpec()
-        return jax.tree.map(lambda s: NamedSharding(self.mesh, whole if self.virtual else s), specs, is_leaf=is_spec)
+        replicated = PartitionSpec()
+        return jax.tree.map(
+            lambda s: NamedSharding(self.mesh, replicated if self.virtual else s), specs, is_leaf=is_spec
+        )
 
     def put(self, tree: Any, specs: Any) -> Any:
         """Puts host arrays of the kinds in ``specs`` on the mesh's devices; every process fills its own devices."""
@@ -174,8 +176,8 @@ class LiveMesh:
 
         def put(spec: PartitionSpec, leaf: np.ndarray) -> jax.Array:
             def part(index: tuple[slice, ...]) -> np.ndarray:
-                rows, *others = index
-                return leaf[(slice(None), *others)][self.stage_R[rows]]
+                rows, *rest = index
+                return leaf[(slice(None), *rest)][self.stage_R[rows]]
 
             return self._filled(spec, (self.num_live, *leaf.shape[1:]), part)
 
@@ -338,13 +340,13 @@ def host_line(workers: Sequence[Worker], mesh: Mesh) -> str:
         workers: worker of every row of the mesh.
         mesh: devices ``[rows, expert ranks]``.
     """
-    held: dict[int, dict[str, None]] = {}
+    workers_by_host: dict[int, dict[str, None]] = {}
     for (d, p), devices in zip(workers, mesh.devices, strict=True):
         for device in devices:
-            held.setdefault(device.process_index, {})[f"{d}:{p}"] = None
-    is_split = sum(map(len, held.values())) > len(workers)
+            workers_by_host.setdefault(device.process_index, {})[f"{d}:{p}"] = None
+    is_split = sum(map(len, workers_by_host.values())) > len(workers)
     ranks = "across hosts" if is_split else "within a host"
-    shown = [f"host {host} has {', '.join(held[host])}" for host in sorted(held)[:_MAX_HOSTS]]
-    rest = ["and so on"] if len(held) > _MAX_HOSTS else []
-    devices_told = f"{mesh.devices.size} devices on {len(held)} hosts"
-    return f"{devices_told}: expert ranks {ranks}, stages between hosts: {'; '.join(shown + rest)}"
+    shown = [f"host {host} has {', '.join(workers_by_host[host])}" for host in sorted(workers_by_host)[:_MAX_HOSTS]]
+    rest = ["and so on"] if len(workers_by_host) > _MAX_HOSTS else []
+    devices_text = f"{mesh.devices.size} devices on {len(workers_by_host)} hosts"
+    return f"{devices_text}: expert ranks {ranks}, stages between hosts: {'; '.join(shown + rest)}"

@@ -38,13 +38,13 @@ def jax_internals() -> tuple[Any, Any, Any]:
 
 
 def find_group(
-    count: int | None, own: int | None, timeout_s: int
+    count: int | None, process_id: int | None, timeout_s: int
 ) -> tuple[str | None, int | None, int | None, list[int] | None]:
     """Asks JAX for the group that Slurm, Open MPI, Kubernetes or a TPU's host has started this process in.
 
     Args:
         count: number of processes; None: as the surroundings say.
-        own: number of this process; None: as the surroundings say.
+        process_id: number of this process; None: as the surroundings say.
         timeout_s: time limit, in seconds.
 
     Returns:
@@ -55,8 +55,8 @@ def find_group(
         from jax._src.clusters import ClusterEnv
 
         if hasattr(ClusterEnv, "auto_detect_unset_distributed_params"):
-            found: Any = ClusterEnv.auto_detect_unset_distributed_params(None, count, own, None, None, timeout_s)
-            return found
+            group: Any = ClusterEnv.auto_detect_unset_distributed_params(None, count, process_id, None, None, timeout_s)
+            return group
     raise RunError(f"jax {jax.__version__} does not find other hosts in the way that is known; give HOST:PORT")
 
 

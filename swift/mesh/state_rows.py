@@ -65,9 +65,9 @@ def transfer_rows(tree: Any, old: LiveMesh, new: LiveMesh, specs: Any, source_R:
     assert len(source_R) == new.num_live
     if new.virtual:
         return tree
-    here = jax.process_index()
-    routes = [pair for pair in _routes(old, new, source_R) if here in {device.process_index for device in pair}]
-    assert all(one.process_index == two.process_index for one, two in routes), "another process holds the state"
+    process = jax.process_index()
+    routes = [pair for pair in _routes(old, new, source_R) if process in {device.process_index for device in pair}]
+    assert all(a.process_index == b.process_index for a, b in routes), "another process holds the state"
 
     def move(spec: PartitionSpec, leaf: jax.Array) -> jax.Array:
         assert spec != REPLICATED, "only arrays with rows can be moved"
@@ -76,9 +76,9 @@ def transfer_rows(tree: Any, old: LiveMesh, new: LiveMesh, specs: Any, source_R:
         assert leaf.sharding.is_equivalent_to(before, leaf.ndim), f"{leaf.sharding} is not on the old mesh"
         shard_on = {shard.device: shard.data for shard in leaf.addressable_shards}
 
-        def moved(here: jax.Device, there: jax.Device) -> jax.Array:
-            at = SingleDeviceSharding(there, memory_kind=kind)
-            return shard_on[here] if here == there else jax.device_put(shard_on[here], at)
+        def moved(source: jax.Device, target: jax.Device) -> jax.Array:
+            sharding = SingleDeviceSharding(target, memory_kind=kind)
+            return shard_on[source] if source == target else jax.device_put(shard_on[source], sharding)
 
         shape = (new.num_live, *leaf.shape[1:])
         return jax.make_array_from_single_device_arrays(shape, after, [moved(*route) for route in routes])
@@ -88,7 +88,7 @@ def transfer_rows(tree: Any, old: LiveMesh, new: LiveMesh, specs: Any, source_R:
 
 def transferred_bytes(tree: Any, old: LiveMesh, new: LiveMesh, source_R: Sequence[int]) -> int:
     """Bytes that ``transfer_rows`` copies between devices for the same arguments."""
-    copies = 0 if new.virtual else sum(here != there for here, there in _routes(old, new, source_R))
+    copies = 0 if new.virtual else sum(source != target for source, target in _routes(old, new, source_R))
     shard_bytes = (
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)
     )
@@ -114,14 +114,14 @@ def host_stages(tree: Any, live: LiveMesh, specs: Any, lost: Collection[tuple[in
     Returns:
         Arrays ``[P, ...]``.
     """
-    gone = set() if live.virtual else {live.mesh.devices[live.first_rows[stage], rank] for stage, rank in lost}
+    lost_devices = set() if live.virtual else {live.mesh.devices[live.first_rows[stage], rank] for stage, rank in lost}
 
     def copy(spec: PartitionSpec, leaf: jax.Array) -> np.ndarray:
-        whole = np.empty(leaf.shape, leaf.dtype)
+        array = np.empty(leaf.shape, leaf.dtype)
         for shard in leaf.addressable_shards:
-            if shard.device not in gone:
-                whole[shard.index] = shard.data
-        stages = whole[list(live.first_rows)]
+            if shard.device not in lost_devices:
+                array[shard.index] = shard.data
+        stages = array[list(live.first_rows)]
         for stage, rank in lost if spec == RANKED else ():
             stages[stage, :, rank] = np.nan
         return stages
@@ -152,14 +152,15 @@ def put_shards(shards: Any, live: LiveMesh, specs: Any, shapes: Any) -> Any:
         specs: RANKED or SHARED for each array, or a prefix tree of them.
         shapes: shapes and dtypes of the whole arrays.
     """
-    here = [device for device in live.mesh.devices.flat if device.process_index == jax.process_index()]
+    local_devices = [device for device in live.mesh.devices.flat if device.process_index == jax.process_index()]
 
-    def place(spec: PartitionSpec, whole: jax.ShapeDtypeStruct, mine: Shards) -> jax.Array:
-        arrays = jax.device_put(list(mine), here)
-        return jax.make_array_from_single_device_arrays(whole.shape, live.shardings(spec), arrays)
+    def place(spec: PartitionSpec, abstract: jax.ShapeDtypeStruct, local_shards: Shards) -> jax.Array:
+        arrays = jax.device_put(list(local_shards), local_devices)
+        return jax.make_array_from_single_device_arrays(abstract.shape, live.shardings(spec), arrays)
 
     if shards is None:
-        shards = jax.tree.map(lambda like: np.zeros(like.shape, like.dtype), shard_shapes(specs, shapes, len(here)))
+        local_shapes = shard_shapes(specs, shapes, len(local_devices))
+        shards = jax.tree.map(lambda like: np.zeros(like.shape, like.dtype), local_shapes)
     return jax.tree.map(
         lambda spec, *below: jax.tree.map(partial(place, spec), *below), specs, shapes, shards, is_leaf=is_spec
     )
@@ -177,11 +178,11 @@ def shard_shapes(specs: Any, shapes: Any, num_devices: int) -> Any:
         A tree as ``fetch_shards`` returns it, of ``jax.ShapeDtypeStruct``.
     """
 
-    def shape(spec: PartitionSpec, whole: Any) -> list[jax.ShapeDtypeStruct]:
-        dims = [1, *whole.shape[1:]]
+    def shape(spec: PartitionSpec, abstract: Any) -> list[jax.ShapeDtypeStruct]:
+        dims = [1, *abstract.shape[1:]]
         if spec == RANKED:
             dims[2] = 1
-        return [jax.ShapeDtypeStruct(tuple(dims), whole.dtype)] * num_devices
+        return [jax.ShapeDtypeStruct(tuple(dims), abstract.dtype)] * num_devices
 
     return map_specs(shape, specs, shapes)
 
@@ -199,9 +200,9 @@ def broadcast_bits(tree: Any, gives: jax.Array, peer_sum: PeerAllReduce) -> tupl
         with, int32[]).
     """
     bits = jax.tree.map(_to_bits, tree)
-    given, checksum = peer_sum(jax.tree.map(lambda own: jnp.where(gives, own, 0), (bits, _checksum(bits))))
-    num_wrong = lax.psum((_checksum(given) != checksum).astype(jnp.int32), EXPERT_AXIS)
-    return jax.tree.map(_from_bits, given, tree), num_wrong
+    received, checksum = peer_sum(jax.tree.map(lambda leaf: jnp.where(gives, leaf, 0), (bits, _checksum(bits))))
+    num_wrong = lax.psum((_checksum(received) != checksum).astype(jnp.int32), EXPERT_AXIS)
+    return jax.tree.map(_from_bits, received, tree), num_wrong
 
 
 def _checksum(bits: Any) -> jax.Array:

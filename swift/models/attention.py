@@ -55,7 +55,7 @@ class Attention(nnx.Module):
         query, key, value = jnp.split(self.qkv(self.norm(x_BTD)), [width, width + kv_width], axis=-1)
         if self.qk_norm == "projection":
             query, key = self.query_norm(query), self.key_norm(key)
-        query, key, value = (of.reshape(*of.shape[:2], -1, self.channels) for of in (query, key, value))
+        query, key, value = (array.reshape(*array.shape[:2], -1, self.channels) for array in (query, key, value))
         if self.qk_norm == "head":
             query, key = self.query_norm(query), self.key_norm(key)
         if self.rope is not None:

@@ -107,10 +107,10 @@ def blockwise_attention(
         return causal_attention(query_BTHC, key_BTKC, value_BTKC, sees)
     kv_heads, num_blocks = key_BTKC.shape[2], -(-length // block)
 
-    def blocks(of: jax.Array) -> jax.Array:
+    def blocks(array: jax.Array) -> jax.Array:
         """Cuts ``[B, T, ...]`` into ``[N, B, T, ...]``; keys of the padding are after all queries."""
-        padded = jnp.pad(of, [(0, 0), (0, num_blocks * block - length), *[(0, 0)] * (of.ndim - 2)])
-        return jnp.moveaxis(padded.reshape(num_sequences, num_blocks, block, *of.shape[2:]), 1, 0)
+        padded = jnp.pad(array, [(0, 0), (0, num_blocks * block - length), *[(0, 0)] * (array.ndim - 2)])
+        return jnp.moveaxis(padded.reshape(num_sequences, num_blocks, block, *array.shape[2:]), 1, 0)
 
     query = blocks(query_BTHC).reshape(num_blocks, num_sequences, block, kv_heads, -1, channels)
     inputs = _Inputs(
@@ -151,8 +151,8 @@ class _Inputs(NamedTuple):
 
 def _pairs(num_blocks: int) -> tuple[np.ndarray, np.ndarray]:
     """The pairs (block of queries, block of keys), a block itself before those that it sees beside itself."""
-    pairs = [(here, there) for here in range(num_blocks) for there in range(here, -1, -1)]
-    return np.array([here for here, _ in pairs], np.int32), np.array([there for _, there in pairs], np.int32)
+    pairs = [(q, k) for q in range(num_blocks) for k in range(q, -1, -1)]
+    return np.array([q for q, _ in pairs], np.int32), np.array([k for _, k in pairs], np.int32)
 
 
 def _take(arrays: Any, index: jax.Array) -> Any:
@@ -163,18 +163,18 @@ def _put(arrays: Any, index: jax.Array, rows: Any) -> Any:
     return jax.tree.map(lambda leaf, row: lax.dynamic_update_index_in_dim(leaf, row, index, 0), arrays, rows)
 
 
-def _scores(inputs: _Inputs, document: jax.Array | None, here: jax.Array, there: jax.Array) -> jax.Array:
+def _scores(inputs: _Inputs, document: jax.Array | None, query_block: jax.Array, key_block: jax.Array) -> jax.Array:
     """Scores [B, K, G, T, S] of a pair of blocks, the least number where a position is not seen."""
-    query, key = _take(inputs.query_NBKGTC, here), _take(inputs.key_NBKSC, there)
+    query, key = _take(inputs.query_NBKGTC, query_block), _take(inputs.key_NBKSC, key_block)
     wide, (length, channels) = at_least_float32(query.dtype), query.shape[-2:]
     scores = jnp.einsum("bkgtc,bksc->bkgts", query, key, preferred_element_type=wide) * channels**-0.5
     position = jnp.arange(length, dtype=jnp.int32)
-    sees: Bool[Array, "#B 1 1 T S"] = ((here * length + position)[:, None] >= (there * length + position)[None, :])[
-        None, None, None
-    ]
+    sees: Bool[Array, "#B 1 1 T S"] = (
+        (query_block * length + position)[:, None] >= (key_block * length + position)[None, :]
+    )[None, None, None]
     if document is not None:
-        of_query, of_key = _take(document, here), _take(document, there)
-        sees = sees & (of_query[:, :, None] == of_key[:, None, :])[:, None, None]
+        query_document, key_document = _take(document, query_block), _take(document, key_block)
+        sees = sees & (query_document[:, :, None] == key_document[:, None, :])[:, None, None]
     return jnp.where(sees, scores, jnp.finfo(wide).min)
 
 
@@ -190,42 +190,42 @@ def _mix_forward(inputs: _Inputs, document: jax.Array | None) -> tuple[jax.Array
     start = jnp.zeros(query.shape, wide), lowest, jnp.zeros_like(lowest)
 
     def step(totals: Any, pair: Any) -> tuple[Any, None]:
-        here, there = pair
-        mixed, highest, total = _take(totals, here)
-        scores, value = _scores(inputs, document, here, there), _take(inputs.value_NBKSC, there)
+        query_block, key_block = pair
+        mixed, highest, total = _take(totals, query_block)
+        scores, value = _scores(inputs, document, query_block, key_block), _take(inputs.value_NBKSC, key_block)
         top = jnp.maximum(highest, jnp.max(scores, axis=-1))
         weights, fade = jnp.exp(scores - top[..., None]), jnp.exp(highest - top)
         more = jnp.einsum("bkgts,bksc->bkgtc", weights.astype(value.dtype), value, preferred_element_type=wide)
         rows = mixed * fade[..., None] + more, top, total * fade + jnp.sum(weights, axis=-1)
-        return _put(totals, here, rows), None
+        return _put(totals, query_block, rows), None
 
     (mixed, highest, total), _ = lax.scan(step, start, _pairs(len(query)))
     mixed = (mixed / total[..., None]).astype(query.dtype)
     return mixed, (inputs, document, mixed, highest + jnp.log(total))
 
 
-def _mix_backward(kept: tuple, d_mixed: jax.Array) -> tuple[_Inputs, None]:
-    inputs, document, mixed, log_total = kept
+def _mix_backward(residuals: tuple, d_mixed: jax.Array) -> tuple[_Inputs, None]:
+    inputs, document, mixed, log_total = residuals
     wide, channels = log_total.dtype, mixed.shape[-1]
     # What the softmax's own gradient subtracts: the mean of the cotangents of a row's weights.
     mean = jnp.sum(mixed.astype(wide) * d_mixed.astype(wide), axis=-1)
     start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, wide), inputs)
 
     def step(totals: Any, pair: Any) -> tuple[Any, None]:
-        here, there = pair
-        query, dy = _take((inputs.query_NBKGTC, d_mixed), here)
-        key, value = _take((inputs.key_NBKSC, inputs.value_NBKSC), there)
-        weights = jnp.exp(_scores(inputs, document, here, there) - _take(log_total, here)[..., None])
+        query_block, key_block = pair
+        query, dy = _take((inputs.query_NBKGTC, d_mixed), query_block)
+        key, value = _take((inputs.key_NBKSC, inputs.value_NBKSC), key_block)
+        weights = jnp.exp(_scores(inputs, document, query_block, key_block) - _take(log_total, query_block)[..., None])
         d_weights = jnp.einsum("bkgtc,bksc->bkgts", dy, value, preferred_element_type=wide)
-        d_scores = weights * (d_weights - _take(mean, here)[..., None]) * channels**-0.5
+        d_scores = weights * (d_weights - _take(mean, query_block)[..., None]) * channels**-0.5
         narrow = d_scores.astype(query.dtype)
         d_query = jnp.einsum("bkgts,bksc->bkgtc", narrow, key, preferred_element_type=wide)
         d_key = jnp.einsum("bkgts,bkgtc->bksc", narrow, query, preferred_element_type=wide)
         d_value = jnp.einsum("bkgts,bkgtc->bksc", weights.astype(dy.dtype), dy, preferred_element_type=wide)
-        blocks = _Inputs(here, there, there)
+        blocks = _Inputs(query_block, key_block, key_block)
         before = [_take(total, at) for total, at in zip(totals, blocks, strict=True)]
         added = [old + more for old, more in zip(before, (d_query, d_key, d_value), strict=True)]
-        return _Inputs(*(_put(*of) for of in zip(totals, blocks, added, strict=True))), None
+        return _Inputs(*(_put(*update) for update in zip(totals, blocks, added, strict=True))), None
 
     totals, _ = lax.scan(step, start, _pairs(len(d_mixed)))
     return jax.tree.map(lambda total, leaf: total.astype(leaf.dtype), totals, inputs), None
@@ -251,20 +251,20 @@ def splash_attention(
 
     _, length, heads, channels = query_BTHC.shape
     block = next(size for size in (512, 256, _TILE) if length % size == 0)
-    of_backward = {f"block_{name}": block for name in ("q_dkv", "kv_dkv", "kv_dkv_compute", "q_dq", "kv_dq")}
+    backward_blocks = {f"block_{name}": block for name in ("q_dkv", "kv_dkv", "kv_dkv_compute", "q_dq", "kv_dq")}
     kernel = splash.make_splash_mha_single_device(
         splash.MultiHeadMask([splash.CausalMask((length, length))] * heads),
-        block_sizes=splash.BlockSizes(block, block, block, **of_backward),  # type: ignore[arg-type]
+        block_sizes=splash.BlockSizes(block, block, block, **backward_blocks),  # type: ignore[arg-type]
         interpret=interpret,
     )
 
-    def one(query: jax.Array, key: jax.Array, value: jax.Array, document: jax.Array | None) -> jax.Array:
+    def attend(query: jax.Array, key: jax.Array, value: jax.Array, document: jax.Array | None) -> jax.Array:
         ids = None if document is None else splash.SegmentIds(document, document)
         return kernel(query, key, value, ids)
 
     scaled = query_BTHC * jnp.asarray(channels**-0.5, query_BTHC.dtype)
-    query, key, value = (of.swapaxes(1, 2) for of in (scaled, key_BTKC, value_BTKC))
-    return jax.vmap(one)(query, key, value, document_BT).swapaxes(1, 2)
+    query, key, value = (array.swapaxes(1, 2) for array in (scaled, key_BTKC, value_BTKC))
+    return jax.vmap(attend)(query, key, value, document_BT).swapaxes(1, 2)
 
 
 def triton_attention(
@@ -279,7 +279,7 @@ def triton_attention(
     from jax.experimental.pallas.ops.gpu import attention as gpu
 
     groups = query_BTHC.shape[2] // key_BTKC.shape[2]
-    key, value = (jnp.repeat(of, groups, axis=2) if groups > 1 else of for of in (key_BTKC, value_BTKC))
+    key, value = (jnp.repeat(array, groups, axis=2) if groups > 1 else array for array in (key_BTKC, value_BTKC))
     scale, sizes = query_BTHC.shape[-1] ** -0.5, gpu.BlockSizes(*[_GPU_BLOCK] * 6)
     options = {"causal": True, "block_sizes": sizes, "num_warps": _GPU_WARPS, "interpret": interpret}
     return gpu.mha(query_BTHC, key, value, document_BT, sm_scale=scale, **options)
@@ -362,4 +362,4 @@ def _failing(
             ]
     else:
         failings = []
-    return next((why for fails, why in failings if fails), "")
+    return next((reason for fails, reason in failings if fails), "")

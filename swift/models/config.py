@@ -138,8 +138,8 @@ class ModelConfig:
         if self.num_dense_layers > self.num_layers:
             allowed = f"must be at most ModelConfig.num_layers = {self.num_layers}"
             raise SettingError("ModelConfig.num_dense_layers", self.num_dense_layers, allowed)
-        others = self.num_layers - self.num_dense_layers
-        if not pattern or others % len(pattern):
+        num_pattern_layers = self.num_layers - self.num_dense_layers
+        if not pattern or num_pattern_layers % len(pattern):
             allowed = f"its length must divide ModelConfig.num_layers = {self.num_layers}"
             if self.num_dense_layers:
                 allowed += f" less ModelConfig.num_dense_layers = {self.num_dense_layers}"
@@ -148,16 +148,16 @@ class ModelConfig:
     def __repr__(self) -> str:
         """The shape as text, by which checkpoints know it: settings that are younger than they are only if set."""
         oldest = ("num_layers", "model_dim", "num_heads", "ffn_dim", "sequence_length", "moe_pattern")
-        said = {f.name: getattr(self, f.name) for f in fields(self)}
-        young = {f.name: said[f.name] for f in fields(self) if f.name not in oldest and said[f.name] != f.default}
-        texts = [f"{name}={said[name]!r}" for name in (*oldest, *young)]
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        young = {f.name: values[f.name] for f in fields(self) if f.name not in oldest and values[f.name] != f.default}
+        texts = [f"{name}={values[name]!r}" for name in (*oldest, *young)]
         return f"ModelConfig({', '.join(texts)})"
 
     @property
     def moe_layers(self) -> tuple[bool, ...]:
         """True for each layer that is a mixture of experts."""
-        others = self.num_layers - self.num_dense_layers
-        return (False,) * self.num_dense_layers + self.moe_pattern * (others // len(self.moe_pattern))
+        num_pattern_layers = self.num_layers - self.num_dense_layers
+        return (False,) * self.num_dense_layers + self.moe_pattern * (num_pattern_layers // len(self.moe_pattern))
 
     @property
     def explicit(self) -> "ModelConfig":
@@ -194,11 +194,11 @@ def _gpt(num_layers: int, model_dim: int, num_heads: int) -> ModelConfig:
 
 
 def _decoder(
-    num_layers: int, num_heads: int, num_kv_heads: int, head_dim: int, length: int, **others: Any
+    num_layers: int, num_heads: int, num_kv_heads: int, head_dim: int, length: int, **settings: Any
 ) -> ModelConfig:
     return ModelConfig(
         num_layers=num_layers,
-        model_dim=others.pop("model_dim", 2048),
+        model_dim=settings.pop("model_dim", 2048),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
@@ -207,7 +207,7 @@ def _decoder(
         norm="rmsnorm",
         positions="rope",
         activation="swiglu",
-        **others,
+        **settings,
     )
 
 

@@ -65,8 +65,8 @@ class BlockStacks(ABC):
         number = np.cumsum(is_kind) - 1
         table = np.full((len(self.blocks), self.stack_size(is_moe)), _PADDING)
         for stage, blocks in enumerate(self.blocks):
-            mine = [number[block] for block in blocks if is_kind[block]]
-            table[stage, : len(mine)] = mine
+            indices = [number[block] for block in blocks if is_kind[block]]
+            table[stage, : len(indices)] = indices
         return table
 
     def locations(self, is_moe: bool | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -212,8 +212,8 @@ class Chunks(BlockStacks):
     stage_DC: tuple[tuple[int, ...], ...]
 
     def __post_init__(self) -> None:
-        held = set().union(*self.stage_DC)
-        assert held == set(range(self.num_stages)), f"a stage without a chunk in all pipelines: {self.stage_DC}"
+        stages = set().union(*self.stage_DC)
+        assert stages == set(range(self.num_stages)), f"a stage without a chunk in all pipelines: {self.stage_DC}"
         assert all(len(stage_C) == len(self.sizes) for stage_C in self.stage_DC), "a chunk without a stage"
 
     @property
@@ -262,7 +262,7 @@ class Chunks(BlockStacks):
         return self.worker_chunks.index(self._chunks(pipeline, stage))
 
     def _chunks(self, pipeline: int, stage: int) -> tuple[int, ...]:
-        return tuple(chunk for chunk, mine in enumerate(self.stage_DC[pipeline]) if mine == stage)
+        return tuple(chunk for chunk, chunk_stage in enumerate(self.stage_DC[pipeline]) if chunk_stage == stage)
 
     @cached_property
     def blocks(self) -> tuple[tuple[int, ...], ...]:

@@ -95,8 +95,8 @@ class GPT:
         object.__setattr__(self, "slot_groups", {**self.groups, **shares})
 
     def _attention(self, rngs: nnx.Rngs) -> nnx.Module:
-        own = self.config.block
-        return Attention(self.config, self.kernel, rngs) if own is None else own.attention(self.config, rngs)
+        block = self.config.block
+        return Attention(self.config, self.kernel, rngs) if block is None else block.attention(self.config, rngs)
 
     def flops_per_token(self, top_k: int) -> int:
         """FLOPs that a token needs, forward and backward: 6 for every weight of the matrices it meets, and attention.
@@ -180,15 +180,15 @@ class GPT:
     ) -> jax.Array:
         """Embeds int32 tokens, as x_BTD, at given positions; None: at the first ones, in each document of its own."""
         position_BT = self._positions(tokens_BT) if position_BT is None else position_BT
-        group, own = self.slot_groups["embedding"], weights["embedding"][0]
-        return embed(group, own, copies, tokens_BT, position_BT, self.embedding_ranks)
+        group, state = self.slot_groups["embedding"], weights["embedding"][0]
+        return embed(group, state, copies, tokens_BT, position_BT, self.embedding_ranks)
 
     def embedding_gradient(
         self, weights: Weights, tokens_BT: jax.Array, copies: HotRowCache | None, d_x_BTD: jax.Array, wire: DTypeLike
     ) -> tuple[Any, jax.Array]:
         """Computes the gradients of the embedding's state and of copies from that of ``embed``, see ``vocabulary``."""
-        group, own, position_BT = self.slot_groups["embedding"], weights["embedding"][0], self._positions(tokens_BT)
-        return embedding_gradient(group, own, copies, tokens_BT, position_BT, d_x_BTD, self.embedding_ranks, wire)
+        group, state, position_BT = self.slot_groups["embedding"], weights["embedding"][0], self._positions(tokens_BT)
+        return embedding_gradient(group, state, copies, tokens_BT, position_BT, d_x_BTD, self.embedding_ranks, wire)
 
     def _positions(self, tokens_BT: jax.Array) -> jax.Array | None:
         """Positions that begin again with each document, int32[B, T]; None if they are the first ones."""

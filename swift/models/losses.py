@@ -38,11 +38,11 @@ def tokens_per_block(num_tokens: int, vocab_size: int, least: int = 1) -> int:
     return num_tokens if num_tokens <= most else 1 << (most.bit_length() - 1)
 
 
-def in_chunks(of_R: Shaped[Array, "R ..."], size: int) -> Shaped[Array, "C _ ..."]:
+def in_chunks(array_R: Shaped[Array, "R ..."], size: int) -> Shaped[Array, "C _ ..."]:
     """Divides an array of tokens into chunks of a size, the last one padded with zeros."""
-    num_chunks = -(-len(of_R) // size)
-    padded = jnp.pad(of_R, [(0, num_chunks * size - len(of_R)), *[(0, 0)] * (of_R.ndim - 1)])
-    return padded.reshape(num_chunks, size, *of_R.shape[1:])
+    num_chunks = -(-len(array_R) // size)
+    padded = jnp.pad(array_R, [(0, num_chunks * size - len(array_R)), *[(0, 0)] * (array_R.ndim - 1)])
+    return padded.reshape(num_chunks, size, *array_R.shape[1:])
 
 
 def sum_of_losses(
@@ -101,8 +101,8 @@ def _sum_forward(
     return total, (d_x_CRD, d_kernel_DV.astype(kernel_DV.dtype))
 
 
-def _sum_backward(kept: tuple, d_total: jax.Array) -> tuple[jax.Array, jax.Array, None, None]:
-    d_x_CRD, d_kernel_DV = (of * d_total.astype(of.dtype) for of in kept)
+def _sum_backward(gradients: tuple, d_total: jax.Array) -> tuple[jax.Array, jax.Array, None, None]:
+    d_x_CRD, d_kernel_DV = (gradient * d_total.astype(gradient.dtype) for gradient in gradients)
     return d_x_CRD, d_kernel_DV, None, None
 
 

@@ -39,8 +39,8 @@ def check_block(config: ModelConfig) -> None:
         num_slots = config.model_dim + 1  # unlike every dim that rows are contracted over by mistake
         slots = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((num_slots, *leaf.shape), leaf.dtype), state)
         rows_SRD = jax.ShapeDtypeStruct((num_slots, _ROWS, config.model_dim), jnp.float32)
-        of_slots = " of several experts (multiply by weights with matmul(x, weight) alone, not with nnx.Linear)"
-        _check_result(block, "network", nnx.merge(graphdef, slots), (rows_SRD,), of_slots, matmul=jnp.matmul)
+        slots_text = " of several experts (multiply by weights with matmul(x, weight) alone, not with nnx.Linear)"
+        _check_result(block, "network", nnx.merge(graphdef, slots), (rows_SRD,), slots_text, matmul=jnp.matmul)
 
 
 def _made(block: Any, part: str, make: Callable[[nnx.Rngs], Any]) -> Any:
@@ -62,15 +62,15 @@ def _made(block: Any, part: str, make: Callable[[nnx.Rngs], Any]) -> Any:
 
 
 def _check_result(
-    block: Any, part: str, module: Any, args: tuple[Any, ...], of_slots: str = "", **options: Any
+    block: Any, part: str, module: Any, args: tuple[Any, ...], slots_text: str = "", **options: Any
 ) -> None:
     graphdef, state = nnx.split(module)
     try:
         result = jax.eval_shape(lambda state, *args: nnx.merge(graphdef, state)(*args, **options), state, *args)
     except Exception as error:  # raised by the user's code
-        allowed = f"its {part} does not work on rows{of_slots}: {error_line(error)}"
+        allowed = f"its {part} does not work on rows{slots_text}: {error_line(error)}"
         raise SettingError("ModelConfig.block", block, allowed) from error
     if getattr(result, "shape", None) != args[0].shape:
         shape = list(getattr(result, "shape", [])) or type(result).__name__
-        allowed = f"its {part} must return {list(args[0].shape)} of rows{of_slots}, and returns {shape}"
+        allowed = f"its {part} must return {list(args[0].shape)} of rows{slots_text}, and returns {shape}"
         raise SettingError("ModelConfig.block", block, allowed)

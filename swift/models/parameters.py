@@ -228,16 +228,16 @@ def _numbers(
     numbers_K = np.concatenate([np.full(keys_LE.size, draw.number) for draw, keys_LE in draws.values()])
     folded = jax.vmap(jax.random.fold_in)(keys, numbers_K.astype(np.uint32))
     ends = np.cumsum([keys_LE.size for _, keys_LE in draws.values()])
-    own = {
+    draw_keys = {
         at: folded[end - keys_LE.size : end].reshape(keys_LE.shape)
         for (at, (_, keys_LE)), end in zip(draws.items(), ends, strict=True)
     }
     drawn: dict[tuple[str, int], jax.Array] = {}
     for dtype in sorted({draw.dtype for draw, _ in draws.values()}):
-        of_dtype = [at for at, (draw, _) in draws.items() if draw.dtype == dtype]
-        sizes = [groups[name].sizes[leaf] for name, leaf in of_dtype]
-        stds = [draws[at][0].std for at in of_dtype]
-        drawn |= zip(of_dtype, _draw_all([own[at] for at in of_dtype], sizes, stds, dtype), strict=True)
+        dtype_leaves = [at for at, (draw, _) in draws.items() if draw.dtype == dtype]
+        sizes = [groups[name].sizes[leaf] for name, leaf in dtype_leaves]
+        stds = [draws[at][0].std for at in dtype_leaves]
+        drawn |= zip(dtype_leaves, _draw_all([draw_keys[at] for at in dtype_leaves], sizes, stds, dtype), strict=True)
     return drawn
 
 
@@ -289,11 +289,11 @@ def _normals(key_2: jax.Array, start: jax.Array, count: int, dtype: np.dtype) ->
     if dtype == np.float64:
         bits = first.astype(jnp.uint64) << 32 | second.astype(jnp.uint64)
     info = jnp.finfo(dtype)
-    one = np.array(1, dtype)
-    exponent = one.view(bits.dtype)
-    floats = lax.bitcast_convert_type(bits >> (info.bits - info.nmant) | exponent, dtype) - one
-    lowest = np.nextafter(-one, np.array(0, dtype), dtype=dtype)
-    return lax.erf_inv(lax.max(lowest, floats * (one - lowest) + lowest))
+    unit = np.array(1, dtype)
+    exponent = unit.view(bits.dtype)
+    floats = lax.bitcast_convert_type(bits >> (info.bits - info.nmant) | exponent, dtype) - unit
+    lowest = np.nextafter(-unit, np.array(0, dtype), dtype=dtype)
+    return lax.erf_inv(lax.max(lowest, floats * (unit - lowest) + lowest))
 
 
 @dataclass(frozen=True)
@@ -378,16 +378,16 @@ def list_draws(make: Callable[[Any], Sequence[Any]]) -> tuple[_Draw | np.ndarray
     """
     lists = [_DrawList(0), _DrawList(1)]
     try:
-        one, other = ([draws.found(leaf) for leaf in make(draws)] for draws in lists)
+        first, second = ([draws.found(leaf) for leaf in make(draws)] for draws in lists)
     except Exception:  # of whatever kind: code of the user's, which wants keys and not what stands for them
         return None
     # A constant is the same again; what was computed of a draw is not.
-    pairs = list(zip(one, other, strict=True))
+    pairs = list(zip(first, second, strict=True))
     alike = all(
         isinstance(b, _Draw) and a == b if isinstance(a, _Draw) else not isinstance(b, _Draw) and np.array_equal(a, b)
         for a, b in pairs
     )
-    return tuple(one) if alike else None
+    return tuple(first) if alike else None
 
 
 def split_by_rows(vectors: jax.Array, shapes: Sequence[tuple[int, ...]]) -> list[jax.Array]:
@@ -459,25 +459,25 @@ class _Pieces(NamedTuple):
         return min(self.shape[0], max(1, _COPIED_AT_ONCE // self.row_size))
 
     @property
-    def of_array(self) -> int:
+    def pieces_per_array(self) -> int:
         """Pieces of an array."""
         return -(-self.shape[0] // self.rows)
 
-    def in_array(self, nth: jax.Array) -> _Part:
+    def in_array(self, index: jax.Array) -> _Part:
         """Finds the nth piece in the arrays."""
-        at, row = self._place(nth)
+        at, row = self._place(index)
         inner = self.shape[1:]
         return (*at, row, *(0 for _ in inner)), (*(1 for _ in at), self.rows, *inner)
 
-    def in_vectors(self, nth: jax.Array) -> _Part:
+    def in_vectors(self, index: jax.Array) -> _Part:
         """Finds the nth piece in the vectors."""
-        at, row = self._place(nth)
+        at, row = self._place(index)
         return (*at, self.start + row * self.row_size), (*(1 for _ in at), self.rows * self.row_size)
 
-    def _place(self, nth: jax.Array) -> tuple[tuple[jax.Array, ...], jax.Array]:
+    def _place(self, index: jax.Array) -> tuple[tuple[jax.Array, ...], jax.Array]:
         """Index of the array that has the nth piece, and the piece's first row."""
-        row = jnp.minimum(nth % self.of_array * self.rows, self.shape[0] - self.rows)
-        return jnp.unravel_index(nth // self.of_array, self.lead) if self.lead else (), row
+        row = jnp.minimum(index % self.pieces_per_array * self.rows, self.shape[0] - self.rows)
+        return jnp.unravel_index(index // self.pieces_per_array, self.lead) if self.lead else (), row
 
 
 def _pieces(lead: tuple[int, ...], shapes: Sequence[tuple[int, ...]]) -> Iterator[_Pieces]:
@@ -496,9 +496,9 @@ def _copy(
 ) -> jax.Array:
     """Copies all pieces from where they are read to where they are written."""
 
-    def copy(nth: jax.Array, target: jax.Array) -> jax.Array:
-        (at, shape), (target_at, target_shape) = read(nth), written(nth)
+    def copy(index: jax.Array, target: jax.Array) -> jax.Array:
+        (at, shape), (target_at, target_shape) = read(index), written(index)
         part = lax.dynamic_slice(source, at, shape).reshape(target_shape)
         return lax.dynamic_update_slice(target, part, target_at)
 
-    return lax.fori_loop(0, math.prod(pieces.lead) * pieces.of_array, copy, target)
+    return lax.fori_loop(0, math.prod(pieces.lead) * pieces.pieces_per_array, copy, target)

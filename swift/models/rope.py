@@ -71,7 +71,7 @@ class Rope:
         frequencies_111F = jnp.asarray(self.frequencies_F, wide)[None, None, None]
         angles_BT1F = jnp.asarray(position_BT)[..., None, None].astype(wide) * frequencies_111F
         # Without the barrier XLA computes them anew for each head, in fusions that take TPUs' compiler seconds each.
-        cos, sin = lax.optimization_barrier([self.magnitude * turn(angles_BT1F) for turn in (jnp.cos, jnp.sin)])
+        cos, sin = lax.optimization_barrier([self.magnitude * function(angles_BT1F) for function in (jnp.cos, jnp.sin)])
         first, second = jnp.split(x_BTHC.astype(wide), 2, axis=-1)
         rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
         return rotated.astype(x_BTHC.dtype)

@@ -66,9 +66,9 @@ def save_together(run, hosts, each=lambda save, pieces: save.write(pieces)):
 
     def of_host(save, pieces):
         try:
-            save.wait() if save.own else save.begin(write_arrays)
+            save.wait() if save.host_index else save.begin(write_arrays)
             each(save, pieces)
-            return save.commit(**facts(run)) if save.own == 0 else None
+            return save.commit(**facts(run)) if save.host_index == 0 else None
         except Exception as error:
             save.board.give_up(error)
             raise
@@ -122,7 +122,7 @@ def test_a_host_writes_its_share_and_reads_an_equal_part(small_run, num_hosts):
     def each(save, pieces):
         before = own_io("wchar"), own_io("rchar")
         save.write(pieces)
-        measured[save.own] = own_io("wchar") - before[0], own_io("rchar") - before[1]
+        measured[save.host_index] = own_io("wchar") - before[0], own_io("rchar") - before[1]
 
     _, bytes_of_hosts = save_together(run, num_hosts, each)
     for own in range(num_hosts):
@@ -199,7 +199,7 @@ def test_a_host_that_fails_is_told_and_costs_nothing_that_was_there(small_run):
     run = small_run().run(3)
 
     def each(save, pieces):
-        if save.own == 2:
+        if save.host_index == 2:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         save.write(pieces)
 
@@ -215,7 +215,7 @@ def test_values_that_are_not_finite_on_one_host_are_told_to_all(small_run):
     run, heard = small_run().run(3), []
 
     def each(save, pieces):
-        if save.own == 1:
+        if save.host_index == 1:
             raise InvalidState("its values are not finite")
         try:
             save.write(pieces)

@@ -7,9 +7,9 @@ import sys
 import numpy as np
 import pytest
 
-from swift.data.encoding import Unencodable, copied, decoded, encoded, field_bytes, held
+from swift.data.encoding import Unencodable, checked_copy, copied, decoded, encoded, field_bytes
 
-THROUGH = {"files": lambda sample: decoded(encoded(sample)), "memory": lambda sample: copied(held(sample))}
+THROUGH = {"files": lambda sample: decoded(encoded(sample)), "memory": lambda sample: copied(checked_copy(sample))}
 """A sample that is kept and read again."""
 BLOCK = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 ARRAYS = {
@@ -47,7 +47,7 @@ def test_the_axes_of_an_array_lie_in_memory_as_they_did(through):
 
 def test_what_is_done_to_a_sample_changes_nothing_that_memory_keeps():
     sample = {"x": np.arange(3), "names": ["a"]}
-    kept = held(sample)
+    kept = checked_copy(sample)
     for changed in (sample, copied(kept)):
         changed["x"][0] = 7
         changed["names"].append("b")
@@ -57,7 +57,7 @@ def test_what_is_done_to_a_sample_changes_nothing_that_memory_keeps():
 
 @pytest.mark.parametrize("value", [object(), {"a": 1}, [[1]], np.array([None]), np.zeros(1, [("a", int)]), {1}])
 def test_memory_keeps_what_files_do_and_nothing_else(value):
-    for keep in (encoded, held):
+    for keep in (encoded, checked_copy):
         with pytest.raises(Unencodable, match="field 'x' is a"):
             keep({"x": value})
 

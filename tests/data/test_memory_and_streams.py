@@ -80,7 +80,7 @@ def test_no_more_of_a_stream_is_in_memory_than_may_be_read_again():
     stream.keep(5000)
     for start in range(0, 200_000, 100):
         stream.read(start, start + 100)
-        assert sum(map(len, stream._held)) < 5000 + 2 * 64 * 200  # documents come 64 at a time
+        assert sum(map(len, stream._recent)) < 5000 + 2 * 64 * 200  # documents come 64 at a time
 
 
 def test_batches_of_a_stream_are_its_windows_whichever_is_asked_for(make_loader):

@@ -49,7 +49,9 @@ MUTATIONS = (
         "lax.scan(lambda g, s: (0 * g, give(g, s)[1]), ",
         CAPACITY,
     ),
-    Mutation("experts/capacity/token_split.py", "return given_M + ends_M, ends_M", "return so_far_M, ends_M", CAPACITY),
+    Mutation(
+        "experts/capacity/token_split.py", "return assigned_M + ends_M, ends_M", "return so_far_M, ends_M", CAPACITY
+    ),
     Mutation(
         "experts/capacity/token_split.py",
         "shares_NM << (BITS - _SHARE_BITS)",
@@ -117,18 +119,18 @@ MUTATIONS = (
     ),
     Mutation(
         "experts/capacity/row_exchange.py",
-        "counts_NN[own], counts_NN[:, own]",
-        "counts_NN[:, own], counts_NN[own]",
+        "counts_NN[rank], counts_NN[:, rank]",
+        "counts_NN[:, rank], counts_NN[rank]",
         ROW_EXCHANGE,
     ),
     Mutation(
         "experts/capacity/row_exchange.py",
-        "sent_N, starts_NN[own], arr",
-        "sent_N, starts_NN[:, own], arr",
+        "sent_N, starts_NN[rank], arr",
+        "sent_N, starts_NN[:, rank], arr",
         ROW_EXCHANGE,
     ),
     Mutation(
-        "experts/capacity/row_exchange.py", "mine, counts_NN.T, buffers", "mine, counts_NN, buffers", ROW_EXCHANGE
+        "experts/capacity/row_exchange.py", "sent, counts_NN.T, buffers", "sent, counts_NN, buffers", ROW_EXCHANGE
     ),
     Mutation("experts/capacity/row_exchange.py", "+ size - 1, 0) // size", ", 0) // size", ROW_EXCHANGE),
     Mutation(
@@ -147,7 +149,7 @@ MUTATIONS = (
     ),
     Mutation("experts/layer.py", "num_ranks * num_tokens, num_served", "num_tokens, num_served", LAYER),
     Mutation("experts/capacity/token_rows.py", "gate_P[:, None].astype(d_YD.dtype) * _cop", "_cop", TOKEN_ROWS),
-    Mutation("experts/capacity/token_rows.py", "counts_NN[:, own], num", "counts_NN[own], num", TOKEN_ROWS),
+    Mutation("experts/capacity/token_rows.py", "counts_NN[:, rank], num", "counts_NN[rank], num", TOKEN_ROWS),
     Mutation("experts/capacity/balanced_flow.py", "load_N < room,", "load_N < room - 1,", LEAST_DROPS),
     Mutation("experts/placement/packed.py", "tokens_E / counts_E.astype", "tokens_E * counts_E.astype", PLACEMENT),
     Mutation("experts/placement/symi.py", "jnp.argmin(diff_E(counts_E))", "jnp.argmax(diff_E(counts_E))", PLACEMENT),

@@ -27,7 +27,7 @@ MUTATIONS = (
     ),
     Mutation("models/attention_kernels.py", "jnp.tril(jnp.ones(", "jnp.triu(jnp.ones(", ("tests/models",)),
     Mutation("models/attention_kernels.py", "jnp.exp(highest - top)", "jnp.exp(top - highest)", ATTENTION),
-    Mutation("models/attention_kernels.py", "- _take(mean, here)[..., None]", "", ATTENTION),
+    Mutation("models/attention_kernels.py", "- _take(mean, query_block)[..., None]", "", ATTENTION),
     Mutation("models/attention_kernels.py", "document_BT[:, :, None] ==", "document_BT[:, :, None] >=", ATTENTION),
     Mutation("models/gpt.py", "dtype=jnp.int32) - ends_BT", "dtype=jnp.int32)", ATTENTION),
     Mutation("models/modules.py", "return position_1T - lax", "return position_1T - 0 * lax", ATTENTION),
@@ -47,7 +47,7 @@ MUTATIONS = (
     Mutation("models/modules.py", "jax.nn.silu(", "jax.nn.gelu(", DECODERS),
     Mutation("models/modules.py", "x_BTD + self.shared(normed_BTD)", "x_BTD - self.shared(normed_BTD)", DECODERS),
     Mutation("generate/paged_model.py", "<= position_RC[:", "< position_RC[:", GENERATION),
-    Mutation("generate/texts.py", "pages[held:].copy()", "pages[held:]", GENERATION),
+    Mutation("generate/texts.py", "pages[num_matched:].copy()", "pages[num_matched:]", GENERATION),
     Mutation("generate/paged_model.py", "draft.mark_computed(last + 1)", "pass", GENERATION),
     Mutation("generate/request.py", "sums_BK > uniform_B", "sums_BK >= 1 - uniform_B", GENERATION),
 )

@@ -137,12 +137,12 @@ def shift_overflow(tokens_NS: Int[Array, "N S"], room: int, holders: ReplicaMap)
         paths = _find_paths(tokens_NS > 0, load_N < room, load_N > room, holders)
         return _Search(tokens_NS, paths, jnp.any((load_N > room) & (paths.distance_N < _FAR)), step)
 
-    def pass_on(found: _Search) -> _Search:
+    def pass_on(flow: _Search) -> _Search:
         aim, at_least = jnp.asarray(room, jnp.int32), jnp.ones((), jnp.int32)
-        return search(_push(found.tokens_NS, found.paths, aim, at_least, holders), found.step + 1)
+        return search(_push(flow.tokens_NS, flow.paths, aim, at_least, holders), flow.step + 1)
 
-    def goes_on(found: _Search) -> jax.Array:
-        return found.has_path & (found.step < _MOST_STEPS)
+    def goes_on(flow: _Search) -> jax.Array:
+        return flow.has_path & (flow.step < _MOST_STEPS)
 
     return lax.while_loop(goes_on, pass_on, search(tokens_NS, tokens_NS[0, 0] * 0)).tokens_NS
 
@@ -174,7 +174,7 @@ class _Paths(NamedTuple):
     """
 
     distance_N: jax.Array  # int32
-    of_class_NS: jax.Array  # int32, of each slot's expert
+    class_distance_NS: jax.Array  # int32, of each slot's expert
 
 
 class _Search(NamedTuple):
@@ -195,22 +195,23 @@ def _find_paths(is_open_NS: jax.Array, has_room_N: jax.Array, is_over_N: jax.Arr
         return has_grown & jnp.any(is_over_N & (paths.distance_N >= _FAR))
 
     def widen(search: tuple[_Paths, jax.Array, jax.Array]) -> tuple[_Paths, jax.Array, jax.Array]:
-        (distance_N, of_class_NS), distance, _ = search
+        (distance_N, class_distance_NS), distance, _ = search
         is_near_NS = jnp.broadcast_to((distance_N < distance)[:, None], is_open_NS.shape)
         _, near_NS = holders.sums(is_near_NS.astype(jnp.int32))
-        of_class_NS = jnp.where(near_NS > 0, jnp.minimum(of_class_NS, distance), of_class_NS)
+        class_distance_NS = jnp.where(near_NS > 0, jnp.minimum(class_distance_NS, distance), class_distance_NS)
         is_reached_N = jnp.any(is_open_NS & (near_NS > 0), axis=1) & (distance_N >= _FAR)
-        return _Paths(jnp.where(is_reached_N, distance, distance_N), of_class_NS), distance + 1, jnp.any(is_reached_N)
+        distance_N = jnp.where(is_reached_N, distance, distance_N)
+        return _Paths(distance_N, class_distance_NS), distance + 1, jnp.any(is_reached_N)
 
     return lax.while_loop(goes_on, widen, (start, jnp.min(start_N) * 0 + 1, jnp.any(is_over_N)))[0]
 
 
 def _push(tokens_NS: jax.Array, paths: _Paths, aim: jax.Array, at_least: jax.Array, holders: ReplicaMap) -> jax.Array:
     """Passes on what ranks have above the aim, from the farthest of them on, each time to ranks one step nearer."""
-    distance_N1, of_class_NS = paths.distance_N[:, None], paths.of_class_NS
+    distance_N1, class_distance_NS = paths.distance_N[:, None], paths.class_distance_NS
 
     def movable(tokens_NS: jax.Array, distance: jax.Array) -> jax.Array:
-        is_way_NS = (of_class_NS == distance) & (distance_N1 == distance) & (tokens_NS >= at_least)
+        is_way_NS = (class_distance_NS == distance) & (distance_N1 == distance) & (tokens_NS >= at_least)
         return jnp.where(is_way_NS, tokens_NS, 0)
 
     def pass_on(at: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:

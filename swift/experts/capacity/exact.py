@@ -68,20 +68,20 @@ def assign_slots(tokens_E: Int[Array, " E"], num_ranks: int, num_slots: int) -> 
     # Fillers stand in slots that stay empty; as the weights of some expert have to be there, it is the last one.
     tokens_I = jnp.concatenate([tokens_E, jnp.broadcast_to(share * 0, (num_items - num_classes,))])
 
-    def fill(left_I: jax.Array, rank: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        order_I = jnp.argsort(left_I, stable=True).astype(jnp.int32)
-        sorted_I = left_I[order_I]
+    def fill(remaining_I: jax.Array, rank: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        order_I = jnp.argsort(remaining_I, stable=True).astype(jnp.int32)
+        sorted_I = remaining_I[order_I]
         up_to_I = jnp.cumsum(sorted_I, dtype=jnp.int32)
-        of_window_I = up_to_I[num_slots - 1 :] - (up_to_I - sorted_I)[: num_items - num_slots + 1]
+        window_sum_I = up_to_I[num_slots - 1 :] - (up_to_I - sorted_I)[: num_items - num_slots + 1]
         # The smallest are those that went to the ranks before: S - 1 for each of them.
-        position_I = jnp.arange(of_window_I.size, dtype=jnp.int32)
-        is_enough_I = (of_window_I >= share) & (position_I >= (num_slots - 1) * rank)
-        first = jnp.where(jnp.any(is_enough_I), jnp.argmax(is_enough_I).astype(jnp.int32), of_window_I.size - 1)
+        position_I = jnp.arange(window_sum_I.size, dtype=jnp.int32)
+        is_enough_I = (window_sum_I >= share) & (position_I >= (num_slots - 1) * rank)
+        first = jnp.where(jnp.any(is_enough_I), jnp.argmax(is_enough_I).astype(jnp.int32), window_sum_I.size - 1)
         item_S = lax.dynamic_slice_in_dim(order_I, first, num_slots)
-        whole_S = left_I[item_S]
+        whole_S = remaining_I[item_S]
         before = jnp.sum(whole_S[:-1], dtype=jnp.int32)
-        given_S = whole_S.at[-1].set(jnp.minimum(whole_S[-1], share - before))
-        return left_I.at[item_S].add(-given_S), (jnp.minimum(item_S, num_classes - 1), given_S)
+        assigned_S = whole_S.at[-1].set(jnp.minimum(whole_S[-1], share - before))
+        return remaining_I.at[item_S].add(-assigned_S), (jnp.minimum(item_S, num_classes - 1), assigned_S)
 
     _, assigned = lax.scan(fill, tokens_I, jnp.arange(num_ranks, dtype=jnp.int32))
     return Assignment(*assigned)

@@ -73,8 +73,8 @@ def admit_tokens(
         sent_NDS = in_proportion(wanted_NM.reshape(num_ranks, num_ranks, num_slots), rooms.buffer, most_pairs)
         most_sent = min(rooms.buffer, most_pairs)
     by_rank = sent_NDS.swapaxes(0, 1).reshape(num_ranks, -1)
-    kept = in_proportion(by_rank, rooms.rank, num_ranks * most_sent)
-    kept_NDS = kept.reshape(num_ranks, num_ranks, num_slots).swapaxes(0, 1)
+    admitted = in_proportion(by_rank, rooms.rank, num_ranks * most_sent)
+    kept_NDS = admitted.reshape(num_ranks, num_ranks, num_slots).swapaxes(0, 1)
 
     def by_class(pairs_NDS: jax.Array) -> jax.Array:
         return jax.vmap(slots.by_class)(pairs_NDS.reshape(num_ranks, -1))

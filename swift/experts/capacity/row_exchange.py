@@ -33,8 +33,8 @@ class Ends(NamedTuple):
 
 def exchange_rows(
     rows_XD: Float[Array, "X D"],
-    mine: Ends,
-    theirs: Ends,
+    sent: Ends,
+    received: Ends,
     counts_NN: Int[Array, "N N"],
     buffers: Buffers,
     axis: str,
@@ -43,13 +43,13 @@ def exchange_rows(
 
     Args:
         rows_XD: rows of this rank.
-        mine: where each of them goes.
-        theirs: where each of the rows that arrive comes from.
+        sent: where each of them goes.
+        received: where each of the rows that arrive comes from.
         counts_NN: int32, rows that every rank sends to every other; the same on all ranks.
         buffers: rows of a round, where rows travel in rounds.
         axis: name of the mesh axis of the ranks.
     """
-    return _exchange(rows_XD, mine, theirs, counts_NN, None if is_ragged(axis) else buffers, axis)
+    return _exchange(rows_XD, sent, received, counts_NN, None if is_ragged(axis) else buffers, axis)
 
 
 def is_ragged(axis: str) -> bool:
@@ -59,53 +59,55 @@ def is_ragged(axis: str) -> bool:
 
 @partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def _exchange(
-    rows_XD: jax.Array, mine: Ends, theirs: Ends, counts_NN: jax.Array, buffers: Buffers | None, axis: str
+    rows_XD: jax.Array, sent: Ends, received: Ends, counts_NN: jax.Array, buffers: Buffers | None, axis: str
 ) -> jax.Array:
     """``exchange_rows``: within the only rank, in rounds of ``buffers``, or all at once where there are none."""
     if len(counts_NN) == 1:
-        return _within_rank(rows_XD, mine, theirs)
+        return _within_rank(rows_XD, sent, received)
     if buffers is None:
-        return _at_once(rows_XD, mine, theirs, counts_NN, axis)
-    return _in_rounds(rows_XD, mine, theirs, counts_NN, buffers, axis)
+        return _at_once(rows_XD, sent, received, counts_NN, axis)
+    return _in_rounds(rows_XD, sent, received, counts_NN, buffers, axis)
 
 
 def _forward(
-    rows_XD: jax.Array, mine: Ends, theirs: Ends, counts_NN: jax.Array, buffers: Buffers | None, axis: str
+    rows_XD: jax.Array, sent: Ends, received: Ends, counts_NN: jax.Array, buffers: Buffers | None, axis: str
 ) -> tuple[jax.Array, tuple[Ends, Ends, jax.Array]]:
-    return _exchange(rows_XD, mine, theirs, counts_NN, buffers, axis), (mine, theirs, counts_NN)
+    return _exchange(rows_XD, sent, received, counts_NN, buffers, axis), (sent, received, counts_NN)
 
 
 def _backward(
     buffers: Buffers | None, axis: str, residuals: tuple[Ends, Ends, jax.Array], d_YD: jax.Array
 ) -> tuple[jax.Array, None, None, None]:
-    mine, theirs, counts_NN = residuals
-    return _exchange(d_YD, theirs, mine, counts_NN.T, buffers, axis), None, None, None
+    sent, received, counts_NN = residuals
+    return _exchange(d_YD, received, sent, counts_NN.T, buffers, axis), None, None, None
 
 
 _exchange.defvjp(_forward, _backward)
 
 
-def _within_rank(rows_XD: jax.Array, mine: Ends, theirs: Ends) -> jax.Array:
+def _within_rank(rows_XD: jax.Array, sent: Ends, received: Ends) -> jax.Array:
     """Moves the rows of an only rank: XLA:GPU's ``ragged_all_to_all`` would copy them at 1 % of the memory's rate."""
-    num_here, none_1 = mine.peer_X.size, jnp.zeros(1, jnp.int32)
-    order_X = inverse_rows(_in_order(mine, none_1, num_here), num_here)
-    from_Y = order_X.at[_in_order(theirs, none_1, num_here)].get(mode="fill", fill_value=num_here)
+    num_rows, none_1 = sent.peer_X.size, jnp.zeros(1, jnp.int32)
+    order_X = inverse_rows(_in_order(sent, none_1, num_rows), num_rows)
+    from_Y = order_X.at[_in_order(received, none_1, num_rows)].get(mode="fill", fill_value=num_rows)
     return rows_XD.at[from_Y].get(mode="fill", fill_value=0)
 
 
-def _at_once(rows_XD: jax.Array, mine: Ends, theirs: Ends, counts_NN: jax.Array, axis: str) -> jax.Array:
+def _at_once(rows_XD: jax.Array, sent: Ends, received: Ends, counts_NN: jax.Array, axis: str) -> jax.Array:
     """Moves all rows by one ``ragged_all_to_all``, in order by their peers on both sides."""
-    own, num_here, num_there = lax.axis_index(axis), mine.peer_X.size, theirs.peer_X.size
-    sent_N, arriving_N = counts_NN[own], counts_NN[:, own]
+    rank, num_sent, num_received = lax.axis_index(axis), sent.peer_X.size, received.peer_X.size
+    sent_N, arriving_N = counts_NN[rank], counts_NN[:, rank]
     starts_NN = jnp.cumsum(counts_NN, axis=0, dtype=jnp.int32) - counts_NN  # of each sender's rows, at each receiver
     leaves_N = jnp.cumsum(sent_N, dtype=jnp.int32) - sent_N
 
-    order_X = inverse_rows(_in_order(mine, leaves_N, num_here), num_here)
+    order_X = inverse_rows(_in_order(sent, leaves_N, num_sent), num_sent)
     packed_XD = rows_XD.at[order_X].get(mode="fill", fill_value=0)
     # To ``shard_map`` with ``check_vma=True`` these zeros differ from rank to rank, as what replaces them does.
-    none_YD = jnp.full((num_there, rows_XD.shape[1]), (leaves_N[0] * 0).astype(rows_XD.dtype))
-    there_YD = lax.ragged_all_to_all(packed_XD, none_YD, leaves_N, sent_N, starts_NN[own], arriving_N, axis_name=axis)
-    return there_YD.at[_in_order(theirs, starts_NN[:, own], num_there)].get(mode="fill", fill_value=0)
+    none_YD = jnp.full((num_received, rows_XD.shape[1]), (leaves_N[0] * 0).astype(rows_XD.dtype))
+    received_YD = lax.ragged_all_to_all(
+        packed_XD, none_YD, leaves_N, sent_N, starts_NN[rank], arriving_N, axis_name=axis
+    )
+    return received_YD.at[_in_order(received, starts_NN[:, rank], num_received)].get(mode="fill", fill_value=0)
 
 
 def _in_order(ends: Ends, start_N: Int[Array, " N"], num_rows: int) -> Int[Array, " X"]:
@@ -114,26 +116,26 @@ def _in_order(ends: Ends, start_N: Int[Array, " N"], num_rows: int) -> Int[Array
 
 
 def _in_rounds(
-    rows_XD: jax.Array, mine: Ends, theirs: Ends, counts_NN: jax.Array, buffers: Buffers, axis: str
+    rows_XD: jax.Array, sent: Ends, received: Ends, counts_NN: jax.Array, buffers: Buffers, axis: str
 ) -> jax.Array:
     """Moves rows in even buffers: the first of every pair of ranks, then the others, a few at a time."""
     num_ranks = counts_NN.shape[0]
 
-    def one_round(first: Int[Array, ""] | int, size: int, there_YD: jax.Array) -> jax.Array:
-        at_X, at_Y = (_in_buffers(ends, first, size, num_ranks) for ends in (mine, theirs))
+    def one_round(first: Int[Array, ""] | int, size: int, total_YD: jax.Array) -> jax.Array:
+        at_X, at_Y = (_in_buffers(ends, first, size, num_ranks) for ends in (sent, received))
         sent_QD = rows_XD.at[inverse_rows(at_X, num_ranks * size)].get(mode="fill", fill_value=0)
         sent_NQD = sent_QD.reshape(num_ranks, size, -1)
         received_NQD = lax.all_to_all(sent_NQD, axis, split_axis=0, concat_axis=0)
         arrived_YD = received_NQD.reshape(num_ranks * size, -1).at[at_Y].get(mode="fill", fill_value=0)
-        return there_YD + arrived_YD
+        return total_YD + arrived_YD
 
-    none_YD = jnp.zeros((theirs.peer_X.size, rows_XD.shape[1]), rows_XD.dtype)
-    there_YD = one_round(0, buffers.first, none_YD)
+    none_YD = jnp.zeros((received.peer_X.size, rows_XD.shape[1]), rows_XD.dtype)
+    received_YD = one_round(0, buffers.first, none_YD)
     if buffers.further is None:
-        return there_YD
+        return received_YD
     size = buffers.further
     rounds = jnp.maximum(jnp.max(counts_NN) - buffers.first + size - 1, 0) // size
-    return lax.fori_loop(0, rounds, lambda i, there: one_round(buffers.first + i * size, size, there), there_YD)
+    return lax.fori_loop(0, rounds, lambda i, x_YD: one_round(buffers.first + i * size, size, x_YD), received_YD)
 
 
 def _in_buffers(ends: Ends, first: Int[Array, ""] | int, size: int, num_ranks: int) -> Int[Array, " X"]:

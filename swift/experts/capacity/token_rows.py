@@ -64,22 +64,22 @@ class TokenRows(NamedTuple):
             axis: name of the mesh axis of the ranks.
         """
         num_tokens, top_k = slot_TK.shape
-        num_slots, own = groups.start_S.size, lax.axis_index(axis)
+        num_slots, rank = groups.start_S.size, lax.axis_index(axis)
         slot_ZK, gates_ZK = (leaf.reshape(-1, top_k) for leaf in lax.all_gather((slot_TK, gates_TK), axis))
         goes_ZN = _any_choice(_rank_of(slot_ZK, num_slots), num_ranks)
         goes_NTN = goes_ZN.reshape(num_ranks, num_tokens, num_ranks)
         counts_NN = jnp.sum(goes_NTN, axis=1, dtype=jnp.int32)
 
-        comes_Z = goes_ZN[:, own]
+        comes_Z = goes_ZN[:, rank]
         row_Z = jnp.where(comes_Z, jnp.cumsum(comes_Z, dtype=jnp.int32) - 1, num_received)
         token_Y = inverse_rows(row_Z, num_received)  # of all ranks' tokens, by rank; N * T for an empty row
         slot_YK = slot_ZK.at[token_Y].get(mode="fill", fill_value=-1)
-        here_YK = jnp.where(_rank_of(slot_YK, num_slots) == own, slot_YK % num_slots, -1)
+        local_YK = jnp.where(_rank_of(slot_YK, num_slots) == rank, slot_YK % num_slots, -1)
         return cls(
-            _sent(goes_NTN[own]),
-            _received(token_Y, counts_NN[:, own], num_tokens),
+            _sent(goes_NTN[rank]),
+            _received(token_Y, counts_NN[:, rank], num_tokens),
             counts_NN,
-            _slot_rows(here_YK, groups, num_rows),
+            _slot_rows(local_YK, groups, num_rows),
             take_rows(gates_ZK, token_Y, row_Z),
         )
 

@@ -196,8 +196,8 @@ def _scaling(
         load_NM = times(tokens_NM, shares_NM << (BITS - _SHARE_BITS)).whole
         load_NDS = load_NM.reshape(num_ranks, num_ranks, slots_per_rank)
         load_ND = jnp.sum(load_NDS, axis=2, dtype=jnp.int32)
-        of_rank_D = ratio(room, jnp.sum(load_ND, axis=0, dtype=jnp.int32), _MOST_RATIO)
-        ratio_ND = (ratio(buffer, load_ND, 1 << _RATIO_BITS) * of_rank_D[None]) >> _RATIO_BITS
+        rank_ratio_D = ratio(room, jnp.sum(load_ND, axis=0, dtype=jnp.int32), _MOST_RATIO)
+        ratio_ND = (ratio(buffer, load_ND, 1 << _RATIO_BITS) * rank_ratio_D[None]) >> _RATIO_BITS
         ratio_NDS = jnp.broadcast_to(ratio_ND[..., None], load_NDS.shape)
         # Relative to the largest growth of a share, so that no scaled share, and no sum over an expert, exceeds 1.
         parts_NM = ratio_NDS.reshape(shares_NM.shape) << (BITS - _RATIO_BITS - _CHANGE_BITS)
@@ -224,9 +224,9 @@ def _whole_tokens(counts_NM: jax.Array, shares_NM: jax.Array, slots: Slots) -> j
 
     # Where a part is less than a token, rounding can put ends in the wrong order: such an end moves up, and the next
     # sources compensate.
-    def give(given_M: jax.Array, so_far_M: jax.Array) -> tuple[jax.Array, jax.Array]:
-        ends_M = slots.highest_up_to(so_far_M - given_M)
-        return given_M + ends_M, ends_M
+    def give(assigned_M: jax.Array, so_far_M: jax.Array) -> tuple[jax.Array, jax.Array]:
+        ends_M = slots.highest_up_to(so_far_M - assigned_M)
+        return assigned_M + ends_M, ends_M
 
     _, ends_NM = lax.scan(give, so_far_NM[0] * 0, so_far_NM)
     return ends_NM - jax.vmap(slots.just_before)(ends_NM)
@@ -249,9 +249,9 @@ def by_source(
     order = holders.slot_M
     class_M, tokens_M = holders.class_NS.reshape(-1)[order], tokens_NS.reshape(-1)[order]
     counts_NM = counts_NE[:, class_M]
-    of_class_M = jnp.sum(counts_NM, axis=0, dtype=jnp.int32)
-    part_M = divide_exactly(tokens_M, jnp.maximum(of_class_M, 1), most)
-    share_M = jnp.where(tokens_M == of_class_M, ONE, part_M)
+    class_tokens_M = jnp.sum(counts_NM, axis=0, dtype=jnp.int32)
+    part_M = divide_exactly(tokens_M, jnp.maximum(class_tokens_M, 1), most)
+    share_M = jnp.where(tokens_M == class_tokens_M, ONE, part_M)
     floor_NM = times(counts_NM, share_M[None]).whole
 
     end_M = _up_to(tokens_M - jnp.sum(floor_NM, axis=0, dtype=jnp.int32), holders)

@@ -154,14 +154,14 @@ def _exchanged(placement_NS: jax.Array, load_E: jax.Array) -> jax.Array:
         is_fullest_N1 = (jnp.arange(num_ranks, dtype=jnp.int32) == fullest)[:, None]
         load_M, left_M = load_NS.reshape(-1), jnp.where(is_fullest_N1, most, load_N[:, None] - load_NS).reshape(-1)
 
-        def larger(own: jax.Array) -> jax.Array:
-            return jnp.maximum(most - own + load_M, left_M + own)
+        def larger(load: jax.Array) -> jax.Array:
+            return jnp.maximum(most - load + load_M, left_M + load)
 
         # A minimum of integers is much faster than its position, so only one row's is looked for.
-        own = jnp.argmin(jax.vmap(lambda own: jnp.min(larger(own)))(load_NS[fullest])).astype(jnp.int32)
-        larger_M, mine = larger(load_NS[fullest, own]), fullest * num_slots + own
+        slot = jnp.argmin(jax.vmap(lambda load: jnp.min(larger(load)))(load_NS[fullest])).astype(jnp.int32)
+        larger_M, index = larger(load_NS[fullest, slot]), fullest * num_slots + slot
         other = jnp.argmin(larger_M).astype(jnp.int32)
-        exchanged_M = class_M.at[mine].set(class_M[other]).at[other].set(class_M[mine])
+        exchanged_M = class_M.at[index].set(class_M[other]).at[other].set(class_M[index])
         helps = larger_M[other] < most
         return jnp.where(helps, exchanged_M, class_M), step + 1, helps
 

@@ -72,8 +72,8 @@ class _Trial:
     def __init__(self, policy: PlacementPolicy, setting: str):
         self._policy, self._setting = policy, setting
 
-    def refuse(self, why: str) -> NoReturn:
-        raise SettingError(self._setting, self._policy, why)
+    def refuse(self, reason: str) -> NoReturn:
+        raise SettingError(self._setting, self._policy, reason)
 
     def attempt(self, method: str, call: Callable[[], Any]) -> Any:
         """Returns the result of a call; reports exceptions as errors of the policy's method."""
@@ -84,17 +84,17 @@ class _Trial:
         except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
             raise SettingError(self._setting, self._policy, f"{method}{self._line(error)} {_TRACED}") from error
         except Exception as error:
-            why = f"{method}{self._line(error)} raises {error_line(error)}"
-            raise SettingError(self._setting, self._policy, why) from error
+            reason = f"{method}{self._line(error)} raises {error_line(error)}"
+            raise SettingError(self._setting, self._policy, reason) from error
 
     def _line(self, error: Exception) -> str:
         """Finds the last line of the policy's own file in the traceback of an error."""
         try:
-            own = inspect.getfile(type(self._policy))
+            policy_file = inspect.getfile(type(self._policy))
         except (TypeError, OSError):
             return ""
-        lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
-        return f" ({own.rpartition('/')[2]}:{lines[-1].lineno})" if lines else ""
+        lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == policy_file]
+        return f" ({policy_file.rpartition('/')[2]}:{lines[-1].lineno})" if lines else ""
 
     def pair(self, method: str, result: Any, slots_LNS: tuple[int, int, int]) -> tuple[Any, Any]:
         """Checks that a method returned a placement and a state, as abstract arrays."""
@@ -123,7 +123,7 @@ class _Trial:
         policy = self._policy
         now = jax.jit(lambda: policy.init(num_layers, num_classes, *slots_NS))()
         self._check("init returns", now[0], num_classes)
-        call, chosen = jax.jit(lambda *given: policy(*given)), {}
+        call, chosen = jax.jit(lambda *args: policy(*args)), {}
         for name, popularity_LE in loads.items():
             now = call(popularity_LE, *now)
             self._check(f"__call__ returns for {name}", now[0], num_classes)
@@ -132,10 +132,10 @@ class _Trial:
 
     def _check(self, when: str, placement: jax.Array, num_classes: int) -> None:
         placement_LNS = np.asarray(placement)
-        why = validate_placement(placement_LNS, num_classes)
-        if why is not None:
+        reason = validate_placement(placement_LNS, num_classes)
+        if reason is not None:
             text = str(placement_LNS.reshape(len(placement_LNS), -1).tolist())
-            self.refuse(f"{when} {text if len(text) < 80 else text[:77] + '...'}: {why}")
+            self.refuse(f"{when} {text if len(text) < 80 else text[:77] + '...'}: {reason}")
 
 
 def _loads(num_layers: int, num_classes: int, num_tokens: int) -> Iterator[tuple[str, np.ndarray]]:

@@ -58,7 +58,7 @@ class HotRowCache(NamedTuple):
 
 def embed(
     group: Group,
-    own: Any,
+    state: Any,
     copies: HotRowCache | None,
     tokens_BT: Int[Array, "B T"],
     position_BT: Int[Array, "B T"] | None,
@@ -68,7 +68,7 @@ def embed(
 
     Args:
         group: the embedding's, as a rank has it.
-        own: its state on this rank.
+        state: its state on this rank.
         copies: copies of other rows; None: it asks for all that its tokens need.
         tokens_BT: int32; all ranks that share the rows have equally many.
         position_BT: int32; None: the first ones.
@@ -78,12 +78,12 @@ def embed(
     def in_shares(own_vD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
         return sharded_lookup(own_vD, *(copies or HotRowCache.none_like(own_vD)), tokens_BT, num_ranks)
 
-    return group.module(own)(tokens_BT, position_BT, look_up if num_ranks == 1 else in_shares)
+    return group.module(state)(tokens_BT, position_BT, look_up if num_ranks == 1 else in_shares)
 
 
 def embedding_gradient(
     group: Group,
-    own: Any,
+    state: Any,
     copies: HotRowCache | None,
     tokens_BT: Int[Array, "B T"],
     position_BT: Int[Array, "B T"] | None,
@@ -94,20 +94,20 @@ def embedding_gradient(
     """Computes the gradients of the state and of the copies from that of ``embed``; no row is looked up.
 
     Args:
-        group, own, copies, tokens_BT, position_BT, num_ranks: see ``embed``.
+        group, state, copies, tokens_BT, position_BT, num_ranks: see ``embed``.
         d_x_BTD: gradient of its result.
         wire_dtype: dtype of gradients of shared rows on the wire; their sum is at least float32.
     """
     rows_of = look_up if num_ranks == 1 else lambda *_: jnp.zeros_like(d_x_BTD)
-    _, pull_back = jax.vjp(lambda own: group.module(own)(tokens_BT, position_BT, rows_of), own)
+    _, pull_back = jax.vjp(lambda state: group.module(state)(tokens_BT, position_BT, rows_of), state)
     (gradient,) = pull_back(d_x_BTD)
     hot_H, none_0D = copies or HotRowCache.none_like(d_x_BTD)
     if num_ranks == 1:
         return gradient, none_0D
-    table, num_rows = gradient["token_VD"], own["token_VD"].shape[0]
-    of_rows, of_copies_HD = sharded_lookup_gradient(d_x_BTD, hot_H, tokens_BT, num_rows, num_ranks, wire_dtype)
-    gradient["token_VD"] = table.replace(of_rows)
-    return gradient, of_copies_HD
+    table, num_rows = gradient["token_VD"], state["token_VD"].shape[0]
+    row_gradient, copy_gradient_HD = sharded_lookup_gradient(d_x_BTD, hot_H, tokens_BT, num_rows, num_ranks, wire_dtype)
+    gradient["token_VD"] = table.replace(row_gradient)
+    return gradient, copy_gradient_HD
 
 
 def sharded_lookup(
@@ -225,8 +225,8 @@ class Requests(NamedTuple):
     def fetch(self, own_vD: Float[Array, "v D"], rows_XD: Float[Array, "X D"]) -> Float[Array, "X D"]:
         """Fetches the rows that are asked for; the others stay as they are in ``rows_XD``."""
 
-        def one_round(turn: jax.Array, rows_XD: jax.Array) -> jax.Array:
-            request_Z = self._in_places(turn)
+        def one_round(round_index: jax.Array, rows_XD: jax.Array) -> jax.Array:
+            request_Z = self._in_places(round_index)
             asked_Z = self._asked(request_Z)
             found_ZD = jnp.where((asked_Z != NONE)[:, None], own_vD[jnp.maximum(asked_Z, 0)], 0)
             return rows_XD.at[request_Z].set(self._exchanged(found_ZD), mode="drop", unique_indices=True)
@@ -236,17 +236,17 @@ class Requests(NamedTuple):
     def add_on_owners(self, sums_XD: Float[Array, "X D"], total_vD: Float[Array, "v D"]) -> Float[Array, "v D"]:
         """Adds the gradients of the rows that are asked for, of all ranks, to those of this rank's rows."""
 
-        def one_round(turn: jax.Array, total_vD: jax.Array) -> jax.Array:
-            request_Z = self._in_places(turn)
+        def one_round(round_index: jax.Array, total_vD: jax.Array) -> jax.Array:
+            request_Z = self._in_places(round_index)
             asked_Z = self._asked(request_Z)
             sent_ZD = sums_XD.at[request_Z].get(mode="fill", fill_value=0)
             return _added(total_vD, self._exchanged(sent_ZD), asked_Z, self.num_ranks)
 
         return lax.fori_loop(0, self.rounds, one_round, total_vD)
 
-    def _in_places(self, turn: jax.Array) -> jax.Array:
+    def _in_places(self, round_index: jax.Array) -> jax.Array:
         """The request in each place ``[Z]`` of a round's buffers; beyond them, each once, where there is none."""
-        position_X, num_places = self.position_X - turn * self.buffer_size, self.num_ranks * self.buffer_size
+        position_X, num_places = self.position_X - round_index * self.buffer_size, self.num_ranks * self.buffer_size
         is_now_X = (self.position_X >= 0) & (position_X >= 0) & (position_X < self.buffer_size)
         place_X = jnp.where(is_now_X, self.owner_X * self.buffer_size + position_X, num_places)
         index_X = jnp.arange(len(place_X), dtype=jnp.int32)
@@ -285,12 +285,12 @@ def _sum_tokens(d_rows_TD: jax.Array, index_T: jax.Array, dtype: DTypeLike) -> j
     size = _COLUMNS_AT_ONCE if num_columns % _COLUMNS_AT_ONCE == 0 else num_columns
     wide = at_least_float32(d_rows_TD.dtype)
 
-    def of_columns(turn: jax.Array, sums_XD: jax.Array) -> jax.Array:
-        part = lax.dynamic_slice_in_dim(d_rows_TD, turn * size, size, axis=1)
+    def add_columns(chunk: jax.Array, sums_XD: jax.Array) -> jax.Array:
+        part = lax.dynamic_slice_in_dim(d_rows_TD, chunk * size, size, axis=1)
         sums = sum_rows(part, index_T, len(index_T), wide).astype(dtype)
-        return lax.dynamic_update_slice_in_dim(sums_XD, sums, turn * size, axis=1)
+        return lax.dynamic_update_slice_in_dim(sums_XD, sums, chunk * size, axis=1)
 
-    return lax.fori_loop(0, num_columns // size, of_columns, jnp.zeros(d_rows_TD.shape, dtype))
+    return lax.fori_loop(0, num_columns // size, add_columns, jnp.zeros(d_rows_TD.shape, dtype))
 
 
 def _added(total_vD: jax.Array, came_ZD: jax.Array, asked_Z: jax.Array, num_ranks: int) -> jax.Array:
@@ -299,11 +299,11 @@ def _added(total_vD: jax.Array, came_ZD: jax.Array, asked_Z: jax.Array, num_rank
     row_NQ = jnp.where(asked_Z == NONE, beyond_Z, asked_Z).reshape(num_ranks, -1)
     came_NQD = came_ZD.reshape(*row_NQ.shape, -1)
 
-    def of_rank(rank: jax.Array, total_vD: jax.Array) -> jax.Array:
+    def add_rank(rank: jax.Array, total_vD: jax.Array) -> jax.Array:
         more_QD = came_NQD[rank].astype(total_vD.dtype)
         return total_vD.at[row_NQ[rank]].add(more_QD, mode="drop", unique_indices=True)
 
-    return lax.fori_loop(0, num_ranks, of_rank, total_vD)
+    return lax.fori_loop(0, num_ranks, add_rank, total_vD)
 
 
 def num_hot_rows(num_tokens: int, vocab_size: int, num_microbatches: int) -> int:

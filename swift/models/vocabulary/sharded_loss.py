@@ -43,8 +43,8 @@ def sharded_loss_sum(
         vocab_size: V.
     """
     size = losses.tokens_per_block(len(x_rD), vocab_size)
-    x_CrD, labels_Cr, valid_Cr = (losses.in_chunks(of, size) for of in (x_rD, labels_r, valid_r))
-    labels_CR, valid_CR = (lax.all_gather(of, EXPERT_AXIS, axis=1, tiled=True) for of in (labels_Cr, valid_Cr))
+    x_CrD, labels_Cr, valid_Cr = (losses.in_chunks(array, size) for array in (x_rD, labels_r, valid_r))
+    labels_CR, valid_CR = (lax.all_gather(array, EXPERT_AXIS, axis=1, tiled=True) for array in (labels_Cr, valid_Cr))
     return _sum(vocab_size, x_CrD, kernel_Dv, labels_CR, valid_CR)
 
 
@@ -121,9 +121,9 @@ def _to_owners(parts_RD: jax.Array, num_own: int, wide: DTypeLike) -> jax.Array:
     return jnp.sum(received_NrD.astype(wide), axis=0)
 
 
-def _sum_backward(vocab_size: int, kept: tuple, d_total: jax.Array) -> tuple[jax.Array, jax.Array, None, None]:
+def _sum_backward(vocab_size: int, gradients: tuple, d_total: jax.Array) -> tuple[jax.Array, jax.Array, None, None]:
     del vocab_size
-    d_x_CrD, d_kernel_Dv = (of * d_total.astype(of.dtype) for of in kept)
+    d_x_CrD, d_kernel_Dv = (gradient * d_total.astype(gradient.dtype) for gradient in gradients)
     return d_x_CrD, d_kernel_Dv, None, None
 
 
