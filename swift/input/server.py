@@ -137,21 +137,21 @@ def serve_input(
     workers = [_started(load) for _ in range(num_workers)]
 
     def look() -> None:
-        for place, one in enumerate(workers):
-            workers[place] = _seen(one, load, report)
+        for index, worker in enumerate(workers):
+            workers[index] = _seen(worker, load, report)
 
     def refusal(node: int, is_ready: bool) -> str | None:
         del node, is_ready
         look()  # a caller may be back at once, for the next source of a mixture
-        return None if any(one.is_free for one in workers) else BUSY
+        return None if any(worker.is_free for worker in workers) else BUSY
 
     def admit(node: int, connection: socket.socket) -> None:
         del node
         with connection:
-            one = next(one for one in workers if one.is_free)
+            worker = next(worker for worker in workers if worker.is_free)
             with suppress(OSError):  # it has died, and its caller will notice
-                socket.send_fds(one.link, [_FREE], [connection.fileno()])
-            one.is_free = False
+                socket.send_fds(worker.link, [_FREE], [connection.fileno()])
+            worker.is_free = False
 
     admission, was_ready = Admission(listener, key, refusal, admit), False
     try:
@@ -161,7 +161,7 @@ def serve_input(
             except OSError:  # too many files are open, for the moment
                 time.sleep(_TURN_S)
             look()
-            if not was_ready and all(one.is_free for one in workers):
+            if not was_ready and all(worker.is_free for worker in workers):
                 host, port = listener.getsockname()[:2]
                 report(f"{host}:{port} is ready, with {num_workers} process{'es' if num_workers > 1 else ''}")
                 was_ready = True
@@ -189,11 +189,11 @@ def _seen(worker: _Worker, load: Callable[[], Sequence[Pipeline]], report: Calla
 
 
 def _started(load: Callable[[], Sequence[Pipeline]]) -> _Worker:
-    here, there = socket.socketpair()
-    with there:
-        process = multiprocessing.get_context("spawn").Process(target=_work, args=(there, load), daemon=True)
+    parent_end, worker_end = socket.socketpair()
+    with worker_end:
+        process = multiprocessing.get_context("spawn").Process(target=_work, args=(worker_end, load), daemon=True)
         process.start()
-    return _Worker(process, here, is_free=False, started=time.monotonic())
+    return _Worker(process, parent_end, is_free=False, started=time.monotonic())
 
 
 def _work(link: socket.socket, load: Callable[[], Sequence[Pipeline]]) -> None:
@@ -236,8 +236,8 @@ class _Served:
 
     def _compared(self, theirs: Mapping[str, str]) -> tuple[int, list[str]]:
         compared = [[name for name in theirs if theirs[name] != facts.get(name)] for _, facts in self._all]
-        place = min(range(len(compared)), key=lambda one: len(compared[one]))
-        return place, compared[place]
+        index = min(range(len(compared)), key=lambda i: len(compared[i]))
+        return index, compared[index]
 
 
 def _with_facts(pipeline: Pipeline) -> tuple[Pipeline, dict[str, str]]:
@@ -294,10 +294,10 @@ def find_key(path: Path, *, makes: bool = False) -> str:
 
 def _make(path: Path) -> None:
     """Makes a key; of several hosts that do so at once, all read the first one's."""
-    mine = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    replace_file(mine, f"{secrets.token_hex(32)}\n".encode(), mode=0o600)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    replace_file(temporary, f"{secrets.token_hex(32)}\n".encode(), mode=0o600)
     try:
         with suppress(FileExistsError):
-            os.link(mine, path)
+            os.link(temporary, path)
     finally:
-        mine.unlink()
+        temporary.unlink()

@@ -153,26 +153,26 @@ def _facts(compiled: Compiled, steps: Steps, experiment: Experiment, pod: Pod) -
     spec, plan = steps.spec, steps.plan
     live = spec.live
     num_sequences = sequences_per_rank(experiment.sequences_per_microbatch, live.num_ranks)
-    found = collectives(compiled.as_text() or "", live.mesh.size)
+    collective_ops = collectives(compiled.as_text() or "", live.mesh.size)
     table = None if spec.is_single_worker else plan.table
     rounds = max_rounds(num_sequences * spec.gpt.config.sequence_length, spec.gpt.vocab_size, live.num_ranks)
     runs = OpCounts(spec, table, plan.schedule.problem.num_iterations, rounds)
     work, coords = op_costs(spec, num_sequences), [_coords(device, pod) for device in live.mesh.devices.flat]
-    num_flops, by_group = total_flops(runs, work), exchange(found, runs)
-    moved = bytes_in_transit(found, runs, num_sequences)
+    num_flops, by_group = total_flops(runs, work), exchange(collective_ops, runs)
+    moved = bytes_in_transit(collective_ops, runs, num_sequences)
     step = predict(runs, work, moved, Interconnect(pod, coords), experiment.compute_dtype)
     if step is not None and pod.chip.peak_flops:
         peak = live.mesh.size * pod.chip.peak_flops[experiment.compute_dtype]
         step["flops_utilization"] = num_flops / peak / (step["step_ms"] / 1e3)
-    head = {"head": head_tokens(found, runs, num_sequences)} if spec.gpt.head_ranks > 1 else {}
-    rows = {"embedding": looked_up_rows(found, runs, num_sequences)} if spec.gpt.embedding_ranks > 1 else {}
+    head = {"head": head_tokens(collective_ops, runs, num_sequences)} if spec.gpt.head_ranks > 1 else {}
+    rows = {"embedding": looked_up_rows(collective_ops, runs, num_sequences)} if spec.gpt.embedding_ranks > 1 else {}
     return {
-        "collectives": bytes_by_kind(found, runs),
+        "collectives": bytes_by_kind(collective_ops, runs),
         "exchange": {
             name: sum(group[name] for group in by_group.values()) for name in ("compiled_bytes", "formula_bytes")
         }
         | {"groups": by_group},
-        "tokens": tokens(found, runs, num_sequences),
+        "tokens": tokens(collective_ops, runs, num_sequences),
         **rows,
         **head,
         "flops": num_flops,
