@@ -45,9 +45,9 @@ def compile(options: argparse.Namespace) -> None:
     else:
         sys.stdout.write("\n".join(text_lines(facts)) + "\n")
         sys.stdout.flush()
-    others = [name_of(report) for report in reports if report["result"] != FITS]
-    if others:
-        raise RunError(f"{len(others)} of {len(reports)} configurations cannot run on {pod.name}: {'; '.join(others)}")
+    unfit = [name_of(report) for report in reports if report["result"] != FITS]
+    if unfit:
+        raise RunError(f"{len(unfit)} of {len(reports)} configurations cannot run on {pod.name}: {'; '.join(unfit)}")
 
 
 def compiler(options: argparse.Namespace) -> None:

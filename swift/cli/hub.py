@@ -40,7 +40,7 @@ def export(options: argparse.Namespace) -> None:
 
 def export_to_hub(options: argparse.Namespace) -> None:
     """``swift export RUN_DIR --format hf --out DIR``; RUN_DIR may be a model directory."""
-    found = find_model(options.run_dir, "RUN_DIR", options.config, options.step)
-    prepare([found.experiment], num_devices=1)
-    export_hugging_face(found.experiment, found.load, options.out, options.dtype)
+    model = find_model(options.run_dir, "RUN_DIR", options.config, options.step)
+    prepare([model.experiment], num_devices=1)
+    export_hugging_face(model.experiment, model.load, options.out, options.dtype)
     print(f"{options.out}: a directory for transformers' AutoModelForCausalLM.from_pretrained")

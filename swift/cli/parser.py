@@ -36,7 +36,7 @@ class OneLineParser(argparse.ArgumentParser):
         options, unknown = self.parse_known_args(args, namespace)
         if unknown:
             parsers = [self, *filter(None, [self.commands.get(options.command)])]
-            names = [name for one in parsers for name in re.findall(r"(?<!\w)--[a-z][\w-]+", one.format_help())]
+            names = [name for parser in parsers for name in re.findall(r"(?<!\w)--[a-z][\w-]+", parser.format_help())]
             near = _did_you_mean(unknown[0].partition("=")[0], names)
             if not near and "--set" in names:
                 near = "--set NAME=VALUE changes a setting, `swift settings` lists them"

@@ -113,11 +113,11 @@ def _json(
 ) -> Iterator[str]:
     layers: list[dict[str, Any]] = []
     for layer in range(len(loads_LE)):
-        found = {
-            name: {"largest_over_mean": _uneven(of_rank[layer]), "rank_loads": of_rank[layer].tolist()}
-            for name, of_rank in loads.items()
+        load_facts = {
+            name: {"largest_over_mean": _uneven(rank_loads[layer]), "rank_loads": rank_loads[layer].tolist()}
+            for name, rank_loads in loads.items()
         }
-        layers.append({"layer": layer, **found, "placement": placement_LNS[layer].tolist()})
+        layers.append({"layer": layer, **load_facts, "placement": placement_LNS[layer].tolist()})
     facts = {"policy": options.policy, "num_ranks": options.ranks, "slots_per_rank": options.slots}
     yield json.dumps(facts | {"num_experts": loads_LE.shape[1], "layers": layers})
     sys.stdout.flush()

@@ -135,7 +135,9 @@ def build(
         setting = f"{part.kind}.{name}"
         inner: list[StoredObject] = []
         _filled(value, inner.append)
-        is_spared = setting in optional_settings and any(find(one) is None for held in inner for one in parts(held))
+        is_spared = setting in optional_settings and any(
+            find(nested) is None for child in inner for nested in parts(child)
+        )
         if is_spared:
             instead |= _INSTEAD.get(setting, {})
         else:
@@ -155,8 +157,8 @@ def parts(part: StoredObject, optional_settings: Collection[str] = ()) -> Iterat
     for name, value in part.settings.items():
         if f"{part.kind}.{name}" not in optional_settings:
             _filled(value, inner.append)
-    for one in inner:
-        yield from parts(one, optional_settings)
+    for child in inner:
+        yield from parts(child, optional_settings)
 
 
 def _filled(value: Any, fill: Callable[[StoredObject], Any]) -> Any:
@@ -251,12 +253,15 @@ def _render(value: Any, scope: str = "") -> Iterator[str]:
         elif isinstance(setting, tuple) and any(map(dataclasses.is_dataclass, setting)):
             scopes = [f"{scope.replace('/', '_')}{field.name}_{place}/" for place in range(len(setting))]
             parts += zip(setting, scopes, strict=True)
-            items = (f"@{of}{type(one).__name__}()" for one, of in zip(setting, scopes, strict=True))
+            items = (
+                f"@{element_scope}{type(element).__name__}()"
+                for element, element_scope in zip(setting, scopes, strict=True)
+            )
             yield f"{name}.{field.name} = ({', '.join(items)},)"
         else:
             yield f"{name}.{field.name} = {setting!r}"
-    for part, of in parts:
-        yield from _render(part, of)
+    for part, part_scope in parts:
+        yield from _render(part, part_scope)
 
 
 def defaults_in(value: Any) -> Iterator[str]:

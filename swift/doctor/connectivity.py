@@ -178,9 +178,7 @@ def _judged(
     for node, peer in reached.items():
         if abs(peer.ahead_s) > _CLOCKS_APART_S:
             direction = "ahead of" if peer.ahead_s > 0 else "behind"
-            text = (
-                f"node {node}'s is {abs(peer.ahead_s):.1f} s {direction} this one's: records will not agree on times"
-            )
+            text = f"node {node}'s is {abs(peer.ahead_s):.1f} s {direction} this one's: records will not agree on times"
             yield Finding("clock", "note", text)
     if not faults:
         slowest = max((peer.round_trip_s for peer in reached.values()), default=0.0)

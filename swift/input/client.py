@@ -96,7 +96,9 @@ class InputHostPool:
             while True:
                 idle.append(self._free.get_nowait())
         for connection in self._all:
-            _end(connection.socket, socket.SHUT_WR if connection in idle and not connection.is_lost else socket.SHUT_RDWR)
+            _end(
+                connection.socket, socket.SHUT_WR if connection in idle and not connection.is_lost else socket.SHUT_RDWR
+            )
         deadline = time.monotonic() + _LEAVE_S
         for connection in idle:
             with suppress(OSError):
@@ -144,7 +146,10 @@ def connect(
     for address in addresses:
         name, num_before = "{}:{}".format(*address), len(connections)
         try:
-            while len(connections) < num_before + _MOST_WORKERS and (connection := _connected(name, address, key)) is not None:
+            while (
+                len(connections) < num_before + _MOST_WORKERS
+                and (connection := _connected(name, address, key)) is not None
+            ):
                 connections.append(connection)
                 _compare(connection, facts)
             if len(connections) == num_before:
@@ -210,7 +215,9 @@ def _compare(connection: _Connection, facts: Mapping[str, str]) -> None:
     except (ValueError, TypeError) as error:
         raise ConnectionError("what it answers is no comparison") from error
     if names:
-        raise SettingError("--input-hosts", connection.host, f"has another {' and '.join(names)}: all machines need the same")
+        raise SettingError(
+            "--input-hosts", connection.host, f"has another {' and '.join(names)}: all machines need the same"
+        )
 
 
 def _end(connection: socket.socket, how: int = socket.SHUT_RDWR) -> None:

@@ -328,7 +328,9 @@ def _reorder(plan: InputPlan, profile: InputProfile, resources: Resources) -> In
         return replace(plan, reasons=(*plan.reasons, reason))
     moved = ", ".join(best.orders[0])
     epoch_s = predict(plan, profile).epoch_s
-    reason = f"order: {moved}: {best_s:.3g} s instead of {written_s:.3g} s of one core as written ({epoch_s:.3g} s an epoch)"
+    reason = (
+        f"order: {moved}: {best_s:.3g} s instead of {written_s:.3g} s of one core as written ({epoch_s:.3g} s an epoch)"
+    )
     return replace(best, reasons=(*plan.reasons, reason))
 
 
@@ -446,7 +448,12 @@ def _offloaded_s(plan: InputPlan, profile: InputProfile, hosts: HostsProfile, en
     epoch_s = prediction.epoch_s
     if plan.cache is None:
         step_seconds = [0.0 if isinstance(step.element, Filter | DropDuplicates) else step.alone_s for step in steps]
-        epoch_s = num * passing_share * _visits(plan, profile) * slower(read_s + sum(step_seconds[:end]), sum(step_seconds[end:]), 1.0)
+        epoch_s = (
+            num
+            * passing_share
+            * _visits(plan, profile)
+            * slower(read_s + sum(step_seconds[:end]), sum(step_seconds[end:]), 1.0)
+        )
     return once_s + num_epochs * epoch_s
 
 

@@ -165,16 +165,16 @@ def profile_input(pipeline: Pipeline, num_records: int | None = None) -> InputPr
         reading.note({}, sample)
         keeping[0].note(sample)
         try:
-            for place, (element_sums, function) in enumerate(zip(sums, functions, strict=True)):
+            for index, (element_sums, function) in enumerate(zip(sums, functions, strict=True)):
                 draw = draws(0, 0, number)
-                pipeline.notes(name_of(elements[place]))
+                pipeline.notes(name_of(elements[index]))
                 following = element_sums.time(partial(function, sample, draw))
                 pipeline.notes("")
                 element_sums.note(sample, following)
                 if following is None:
                     break
                 sample = following
-                keeping[place + 1].note(sample)
+                keeping[index + 1].note(sample)
             else:
                 num_kept += 1
                 num_tokens += len(sample.get("tokens", ()))

@@ -167,10 +167,10 @@ def serve_input(
                 was_ready = True
     finally:
         admission.close()
-        for one in workers:
-            one.process.kill()
-            one.process.join()
-            one.link.close()
+        for worker in workers:
+            worker.process.kill()
+            worker.process.join()
+            worker.link.close()
 
 
 def _seen(worker: _Worker, load: Callable[[], Sequence[Pipeline]], report: Callable[[str], None]) -> _Worker:

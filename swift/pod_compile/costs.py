@@ -110,7 +110,9 @@ def _ops(spec: StepSpec, num_sequences: int) -> dict[str, Work]:
     for is_moe, block_stage in stage.kinds.items():
         block_args = block_shapes(layers, extras, is_moe)
         b, h, w = map(stash_bytes, (block_stage.b_shapes, block_stage.h_shapes, block_stage.w_shapes))
-        real, known = (_block_work(block, block_args, x, d_out, ranks) for block in (block_stage, counted.kinds[is_moe]))
+        real, known = (
+            _block_work(block, block_args, x, d_out, ranks) for block in (block_stage, counted.kinds[is_moe])
+        )
         more = b + h, w, _added(spec, block_args[0])
         block_work = [Work(c.num_flops, r.num_bytes + m) for c, r, m in zip(known, real, more, strict=True)]
         for chunk_names, count in zip(names_by_chunk, cut.counts(is_moe), strict=False):
@@ -197,7 +199,9 @@ class OpCounts:
         name = self._name(collective)
         inner = [loop for loop in collective.loops if name == _OTHER or name in loop.path]
         over_blocks = [loop for loop in inner if scopes.BLOCKS in loop.path][-1:]  # the others are inside a block
-        if scopes.COPIES in collective.path:  # the rounds are none: no row is assumed to be needed twice in an iteration
+        if (
+            scopes.COPIES in collective.path
+        ):  # the rounds are none: no row is assumed to be needed twice in an iteration
             is_in_round = any(scopes.COPIES in loop.path for loop in collective.loops)
             return np.array([0 if is_in_round else 1] * len(self.spec.chunks.sizes))
         if scopes.EMBEDDING in collective.path:  # of the first chunk alone, and in no block
@@ -354,7 +358,9 @@ class Interconnect:
                 load[link] += num_bytes  # type: ignore[assignment]
         return max(load.values()) / (self.pod.chip.link_bandwidth or float("inf"))
 
-    def _route(self, source: tuple[int, ...], destination: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], int, int]]:
+    def _route(
+        self, source: tuple[int, ...], destination: tuple[int, ...]
+    ) -> Iterator[tuple[tuple[int, ...], int, int]]:
         """Yields the links of a route, each as (chip, dim, direction)."""
         position = list(source)
         for dim, size in enumerate(self.pod.shape):
@@ -386,7 +392,10 @@ def total_flops(runs: OpCounts, work: Mapping[str, Work]) -> int:
     else:
         for name in _KIND_OF:
             num_ops_C = runs.ops(name).sum(axis=0).tolist()
-            total += sum(ops * chunk_work.num_flops for ops, chunk_work in zip(num_ops_C, _by_chunk(runs, work, name), strict=True))
+            total += sum(
+                ops * chunk_work.num_flops
+                for ops, chunk_work in zip(num_ops_C, _by_chunk(runs, work, name), strict=True)
+            )
         total += int(runs.ops(scopes.BACKWARD_INPUT)[:, 0].sum()) * work[EMBEDDING].num_flops
         total += int(runs.ops(scopes.FORWARD)[:, -1].sum()) * work[HEAD].num_flops
     return total * live.num_ranks // K

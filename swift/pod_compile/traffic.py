@@ -108,7 +108,9 @@ def tokens(collectives: Sequence[Collective], runs: OpCounts, num_sequences: int
     compiled = sum(
         moved_bytes(collective, runs.of(collective), ranks)
         for collective in collectives
-        if runs.part(collective) in _TOKENS and collective.kind in ALL_TO_ALL and not set(_SHARES) & set(collective.path)
+        if runs.part(collective) in _TOKENS
+        and collective.kind in ALL_TO_ALL
+        and not set(_SHARES) & set(collective.path)
     )
     total = {"compiled_bytes": compiled / runs.num_iterations}
     if spec.remat == "block":
@@ -139,7 +141,10 @@ def bytes_in_transit(collectives: Sequence[Collective], runs: OpCounts, num_sequ
     spec, ranks = runs.spec, runs.spec.live.num_ranks
     shape = num_sequences * spec.gpt.config.sequence_length, ranks
     share = spec.experts.rows_travelling(*shape) / spec.experts.rows_sent(*shape, at_once=True)
-    return [replace(collective, num_bytes=round(collective.num_bytes * share)) if collective.kind == RAGGED else collective for collective in collectives]
+    return [
+        replace(collective, num_bytes=round(collective.num_bytes * share)) if collective.kind == RAGGED else collective
+        for collective in collectives
+    ]
 
 
 def head_tokens(collectives: Sequence[Collective], runs: OpCounts, num_sequences: int) -> Mapping[str, float]:
@@ -148,7 +153,11 @@ def head_tokens(collectives: Sequence[Collective], runs: OpCounts, num_sequences
     Of each token the stream, its gradient, the label, whether it counts, and three numbers that are joined.
     """
     spec, config, ranks = runs.spec, runs.spec.gpt.config, runs.spec.live.num_ranks
-    compiled = sum(moved_bytes(collective, runs.of(collective), ranks) for collective in collectives if scopes.HEAD in collective.path)
+    compiled = sum(
+        moved_bytes(collective, runs.of(collective), ranks)
+        for collective in collectives
+        if scopes.HEAD in collective.path
+    )
     per_rank = num_sequences * config.sequence_length
     chunk = tokens_per_block(per_rank, spec.gpt.vocab_size)
     stream = config.model_dim * jnp.dtype(spec.compute_dtype).itemsize
@@ -166,7 +175,11 @@ def looked_up_rows(collectives: Sequence[Collective], runs: OpCounts, num_sequen
     Of each request its number and the row, or the row's gradient; and how many rounds there are, which tokens decide.
     """
     spec, config, ranks = runs.spec, runs.spec.gpt.config, runs.spec.live.num_ranks
-    compiled = sum(moved_bytes(collective, runs.of(collective), ranks) for collective in collectives if scopes.EMBEDDING in collective.path)
+    compiled = sum(
+        moved_bytes(collective, runs.of(collective), ranks)
+        for collective in collectives
+        if scopes.EMBEDDING in collective.path
+    )
     size = max_requests_per_round(num_sequences * config.sequence_length, ranks)
     values = jnp.dtype(spec.compute_dtype).itemsize + jnp.dtype(spec.row_wire_dtype).itemsize
     requests = 2 * 4 + config.model_dim * values  # of F and B

@@ -151,8 +151,8 @@ class CheckpointClient:
     @property
     def unsaved(self) -> SaveCheckpoint | None:
         """Newest save, if it has failed or is held back."""
-        held = self._requests[0] if self._is_held else None
-        return held if isinstance(held, SaveCheckpoint) else self._unsaved
+        request = self._requests[0] if self._is_held else None
+        return request if isinstance(request, SaveCheckpoint) else self._unsaved
 
     @property
     def pause_s(self) -> float | None:

@@ -216,8 +216,8 @@ class ServiceMonitor:
             return None
         failed = [f"{pipeline}:{stage}" for pipeline, stage in sorted(answer.failed)]
         if isinstance(answer, CutPrepared):
-            held = {"cuts": answer.cut.cuts, "places": answer.cut.places}
-            more = held | {"microbatches": answer.microbatches, "gain": answer.gain}
+            cut_facts = {"cuts": answer.cut.cuts, "places": answer.cut.places}
+            more = cut_facts | {"microbatches": answer.microbatches, "gain": answer.gain}
             self._reporter.note("prepared", written, None, failed=failed, seconds=answer.seconds, **more)
             return RecutReady(time, answer.failed, answer.cut, answer.gain, answer.most_bytes)
         ranks = {} if answer.num_ranks is None else {"ranks": answer.num_ranks}
@@ -236,7 +236,7 @@ class ServiceMonitor:
             why = "sent no heartbeat in time"
             self._reporter.note("kill", written, None, process=COMPILE_SERVICE, why=why)
             self._killed[COMPILE_SERVICE] = now
-        for service in [one for one, killed in self._killed.items() if now - killed > limits.dying]:
+        for service in [name for name, killed in self._killed.items() if now - killed > limits.dying]:
             self._context.children.abandon(service)
             self.died(service)
 
@@ -597,7 +597,7 @@ class Supervisor:
     def __exit__(self, *_: object) -> None:
         self._mender.__exit__()
         children = self._context.children
-        statuses = [one for one in self._driver.membership.statuses.values() if one.member in children]
+        statuses = [status for status in self._driver.membership.statuses.values() if status.member in children]
         members = [status.member for status in statuses]
         for status in statuses:
             if status.state is ProcessState.STARTING:  # it imports JAX, reads no commands, and has nothing to keep

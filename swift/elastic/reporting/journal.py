@@ -114,12 +114,12 @@ class _Transition:
         assert self.live_at is not None
         explained_s = self.detection_s + sum(phase_times.get(phase, 0.0) for phase in _BEFORE_LIVE)
         what = "recovery" if self.failed else "move" if self.is_move else "join"
-        found = {f"{what}_s": time - self.since}
+        intervals = {f"{what}_s": time - self.since}
         if self.failed:
-            found["detection_s"] = self.detection_s
-        found["agreement_s"] = self.live_at - self.since - explained_s
+            intervals["detection_s"] = self.detection_s
+        intervals["agreement_s"] = self.live_at - self.since - explained_s
         phases = {f"{phase}_s": phase_times.get(phase) for phase in PHASES}
-        return {name: round(max(found_s, 0.0), 4) for name, found_s in found.items()} | phases
+        return {name: round(max(seconds, 0.0), 4) for name, seconds in intervals.items()} | phases
 
 
 def _recovery_figures(recoveries: Sequence[Mapping[str, float | None]]) -> dict[str, Any]:

@@ -127,8 +127,8 @@ class CompileService:
         if job.num_ranks is not None:
             spec = self._specs.on(job.num_ranks)
         clear_backends()
-        there = spec.at(replace(spec.live, rows=configuration.rows))
-        keys = self._keys(job, configuration, self._before(job, there), there)
+        live_spec = spec.at(replace(spec.live, rows=configuration.rows))
+        keys = self._keys(job, configuration, self._before(job, live_spec), live_spec)
         missing = [key for key in keys if key not in self._executables]
         if missing:
             num_devices = len(configuration.rows) * spec.live.num_ranks
@@ -154,8 +154,8 @@ class CompileService:
 
     def _plan(self, failed: frozenset[Worker], recut: Recut | None) -> Plan:
         spec, configuration = self._cuts.spec(recut), self._cuts.configure(recut, failed)
-        there = spec.at(replace(spec.live, rows=configuration.rows))
-        return Steps(there, configuration, self._experiment.sequences_per_microbatch).plan
+        live_spec = spec.at(replace(spec.live, rows=configuration.rows))
+        return Steps(live_spec, configuration, self._experiment.sequences_per_microbatch).plan
 
     def _before(self, job: CompileJob, spec: StepSpec) -> StepSpec:
         """Returns the step spec of the state that the workers have, on the mesh of the one that they are to get."""

@@ -72,11 +72,11 @@ def serve_node(
     """
     _print(f"node {number}: waiting for the first node")
     while True:
-        found = _find_first(run_dir, number, deadlines.start, is_end_requested, is_trusted)
-        if found is None:
+        first_node = _find_first(run_dir, number, deadlines.start, is_end_requested, is_trusted)
+        if first_node is None:
             _print(f"node {number}: the run is finished")
             return
-        rendezvous, connection = found
+        rendezvous, connection = first_node
         _print(f"node {number}: found the first node at {rendezvous.host}:{rendezvous.port}")
         with (
             node_memory(storage, corpus) as memory,

@@ -290,10 +290,10 @@ class WorkerProcess:
             return
         if programs is None:
             programs = GenerationPrograms(self._form_group(command, configuration, spec))
-        held, found = self._kept.store.stamps(), frozenset[tuple[Process, StateId]]()
+        stamps, known_slices = self._kept.store.stamps(), frozenset[tuple[Process, StateId]]()
         if self._handover is not None:
-            found = self._handover.found(self._worker_spec.process, held, self._num_classes)
-        self._channel.send(Formed, number=number, held=held, found=found)
+            known_slices = self._handover.find_slices(self._worker_spec.process, stamps, self._num_classes)
+        self._channel.send(Formed, number=number, states=stamps, known_slices=known_slices)
         start = self._commands.wait_to_start(number)
         if start is not None:
             with self._channel.timed(number, "state"):
@@ -407,7 +407,7 @@ class WorkerProcess:
             state = self._state_of_members(before, programs, stamp, holders)
         self._kept.begin(stamp, jax.block_until_ready(state), moved)
         if self._handover is not None:
-            self._handover.withdraw(self._worker_spec.process, kept=frozenset({stamp}))
+            self._handover.withdraw(self._worker_spec.process, stamps=frozenset({stamp}))
 
     def _state_of_members(
         self, before: StepSpec, programs: GenerationPrograms, stamp: StateId, holders: set[Process]
