@@ -58,11 +58,11 @@ def compare(options: argparse.Namespace) -> None:
     if options.resume and not any((top / name).exists() for name in names):
         allowed = f"holds no run of this comparison ({', '.join(names)}); leave out --resume to begin it there"
         raise SettingError("--run-dir", str(top), allowed)
-    place, data = host_index(options), [experiment.data for experiment in experiments]
-    connect = input_hosts_of_runs(data, options, has_network=place is not None)
-    prepare(experiments, devices_of_host(place, experiments))
+    host, data = host_index(options), [experiment.data for experiment in experiments]
+    connect = input_hosts_of_runs(data, options, has_network=host is not None)
+    prepare(experiments, devices_of_host(host, experiments))
     run_dirs = {top / name: experiment for name, experiment in zip(names, experiments, strict=True)}
-    with nullcontext(SINGLE_HOST) if place is None else joined(place, options, run_dirs) as hosts:
+    with nullcontext(SINGLE_HOST) if host is None else joined(host, options, run_dirs) as hosts:
         compared = _found(dict(zip(names, experiments, strict=True)), top, options, hosts, connect)
         with made_directory(top) if hosts.is_first else nullcontext():
             _run(compared, hosts)

@@ -175,16 +175,16 @@ class _Run:
     """Samples of one plan, in turns."""
 
     def __init__(self, plan: InputPlan, used: Resources, hosts: InputHosts | None):
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         samples = Samples(plan, 0, find_survey(plan, used.cache_directory, _report, hosts=hosts), hosts)
-        self.start_s = time.perf_counter() - begun
+        self.start_s = time.perf_counter() - start_time
         self.num_samples, self.seconds = 0, 0.0
         self._samples = in_order(samples, plan, hosts=hosts)
 
     def turn(self, seconds: float) -> None:
         """Takes samples for this many seconds."""
-        begun = time.perf_counter()
-        while time.perf_counter() - begun < seconds:
+        start_time = time.perf_counter()
+        while time.perf_counter() - start_time < seconds:
             next(self._samples)
             self.num_samples += 1
-        self.seconds += time.perf_counter() - begun
+        self.seconds += time.perf_counter() - start_time

@@ -238,7 +238,7 @@ def _evaluate(
         missing = [question for question in tasks.questions if question.line not in known]
         engine, tokenizer = TextEngine(gpt, model.experiment.experts, weights, config), model.experiment.data.tokenizer
         del weights  # the engine has them on its devices
-        asked = prepare_questions(engine, tokenizer, str(path), missing)
+        prompts = prepare_questions(engine, tokenizer, str(path), missing)
         progress.begin(len(known))
         began = written = time.monotonic()
         judgements = list(evaluation.judgements)
@@ -247,7 +247,7 @@ def _evaluate(
             files.keep(number, judgements, evaluation.seconds + time.monotonic() - began)
 
         try:
-            for new_judgements in ask(engine, tokenizer, asked) if asked else ():
+            for new_judgements in ask(engine, tokenizer, prompts) if prompts else ():
                 judgements += new_judgements
                 if new_judgements:
                     progress.update(len(judgements), engine)

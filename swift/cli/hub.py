@@ -33,8 +33,8 @@ def export(options: argparse.Namespace) -> None:
     plan = export_model(experiment, options.run_dir, options.out, options.step)
     oldest = min((copy.step for copy in plan.sources.values()), default=plan.step)
     ages = f", some experts of iteration {oldest}" if oldest < plan.step else ""
-    for why in plan.passed_over:
-        print(f"passed over: {why}", file=sys.stderr)
+    for reason in plan.passed_over:
+        print(f"passed over: {reason}", file=sys.stderr)
     print(f"{printable(str(options.out))}: the model of iteration {plan.step}{ages}; try: swift generate {options.out}")
 
 

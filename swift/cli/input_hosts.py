@@ -118,5 +118,5 @@ def serving_facts(pipeline: Pipeline) -> dict[str, str]:
     try:
         return pipeline_facts(pipeline)
     except NoDigest as error:
-        why = f"cannot be made on several machines: {error}"
-        raise SettingError("Pipeline", SourceText("(as configured)"), why) from error
+        reason = f"cannot be made on several machines: {error}"
+        raise SettingError("Pipeline", SourceText("(as configured)"), reason) from error

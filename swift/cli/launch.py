@@ -370,16 +370,16 @@ def _supervise(
     interrupt: Interrupt,
 ) -> dict[str, Any]:
     """Runs to the end and returns the summary."""
-    begun, experiment = time.monotonic(), job.experiment
+    start_time, experiment = time.monotonic(), job.experiment
     run_spec = job.spec(scratch, directory.path / "logs")
     _log_start(experiment, directory, done, run_spec)
     with (
-        Display(directory.path.name, experiment.num_steps, begun, log_every=job.options.log_every) as display,
+        Display(directory.path.name, experiment.num_steps, start_time, log_every=job.options.log_every) as display,
         BackgroundCalls() as background,
         starting as children,
     ):
         run_spec.logs.mkdir(exist_ok=True)
-        reporter = Reporter(Journal(begun), display, directory, background, done)
+        reporter = Reporter(Journal(start_time), display, directory, background, done)
         context = _context(job, directory, scratch, run_spec, children, reporter)
         checkpoints = context.checkpoints
         if experiment.checkpoint.every:

@@ -78,8 +78,8 @@ def _read(path: Path) -> np.ndarray:
     except Exception as error:  # of many kinds: a header may be no Python, or promise more than there is memory
         if isinstance(error, SettingError):
             raise SettingError(error.setting, str(path), f"has {error.value}, and {error.allowed}") from error
-        why = error.strerror if isinstance(error, OSError) and error.strerror else "is not an array in .npy format"
-        raise SettingError("LOADS.npy", str(path), f"cannot be read: {why}") from error
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "is not an array in .npy format"
+        raise SettingError("LOADS.npy", str(path), f"cannot be read: {reason}") from error
 
 
 def _write(option: str, path: Path, content: bytes) -> None:

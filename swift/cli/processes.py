@@ -137,9 +137,9 @@ def _be_child(run: Callable[[], int], watch: int, options: argparse.Namespace) -
     except Exception as error:
         if type(error).__name__ != "JaxRuntimeError":
             traceback.print_exc()
-        why = " ".join(str(error).split())[:_MAX_WHY]
+        reason = " ".join(str(error).split())[:_MAX_WHY]
         print(
-            f"swift: host {_own(options)}: another host is gone, or this one has failed ({why}): stopped; "
+            f"swift: host {_own(options)}: another host is gone, or this one has failed ({reason}): stopped; "
             f"{_advice(options)}",
             file=sys.stderr,
         )

@@ -36,13 +36,13 @@ _SAME = ("resume", "stop_at", "profile", "init_from")
 def train(options: argparse.Namespace) -> None:
     """``swift train CONFIG.gin``."""
     experiment = load_experiment(options.config, options.set)
-    place = host_index(options)
+    host = host_index(options)
     run_dir = run_dir_of(options)
     weights, connect = (
         weights_of(options, experiment),
         input_hosts_of_runs([experiment.data], options, has_network=options.coordinator is not None),
     )
-    prepare([experiment], devices_of_host(place, [experiment]))
+    prepare([experiment], devices_of_host(host, [experiment]))
     run = TrainOptions(
         run_dir,
         resume=options.resume,
@@ -57,7 +57,7 @@ def train(options: argparse.Namespace) -> None:
         connect=connect,
         plan=plan_reading,
     )
-    with nullcontext(SINGLE_HOST) if place is None else joined(place, options, {run_dir: experiment}) as hosts:
+    with nullcontext(SINGLE_HOST) if host is None else joined(host, options, {run_dir: experiment}) as hosts:
         summary = run_training(experiment, replace(run, hosts=hosts))
     if hosts.is_first:
         from swift.cli.report import show_run

@@ -41,14 +41,8 @@ def cut_model(
             allowed = f"must have one list of numbers for each of Topology.num_pipelines = {num_pipelines}"
             raise SettingError("Experiment.cut", sizes, allowed)
         return tuple(
-            make_cut(
-                model.moe_layers,
-                num_stages,
-                () if pipeline_sizes is None else pipeline_sizes,
-                f"Experiment.cut[{d}]",
-                num_runs,
-            )
-            for d, pipeline_sizes in enumerate(sizes)
+            make_cut(model.moe_layers, num_stages, () if row is None else row, f"Experiment.cut[{d}]", num_runs)
+            for d, row in enumerate(sizes)
         )
     if sizes is None and num_parts < model.num_layers and not _are_alike(model, num_parts):
         costs, first, last = layer_costs(model, experts, vocab_size)

@@ -251,7 +251,7 @@ def _render(value: Any, scope: str = "") -> Iterator[str]:
             parts.append((setting, f"{field.name}/" if is_second else scope))
             yield f"{name}.{field.name} = @{parts[-1][1]}{type(setting).__name__}()"
         elif isinstance(setting, tuple) and any(map(dataclasses.is_dataclass, setting)):
-            scopes = [f"{scope.replace('/', '_')}{field.name}_{place}/" for place in range(len(setting))]
+            scopes = [f"{scope.replace('/', '_')}{field.name}_{index}/" for index in range(len(setting))]
             parts += zip(setting, scopes, strict=True)
             items = (
                 f"@{element_scope}{type(element).__name__}()"

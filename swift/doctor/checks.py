@@ -75,14 +75,14 @@ def _examined(run_dir: Path, root: Path) -> Iterator[Finding]:
         yield Finding(_DIRECTORY_TOPIC, "missing", f"{run_dir} cannot be written to: {error.strerror}")
         return
     try:
-        begun = time.monotonic()
+        start_time = time.monotonic()
         for what, try_it in _TRIALS.items():
             try:
                 try_it(trial)
             except OSError as error:
                 yield Finding(_DIRECTORY_TOPIC, "missing", f"in {directory} a run cannot {what}: {error.strerror}")
                 return
-        yield from _of_speed(directory, root, time.monotonic() - begun)
+        yield from _of_speed(directory, root, time.monotonic() - start_time)
         yield from _of_clock(trial)
     finally:
         shutil.rmtree(trial, ignore_errors=True)
@@ -228,7 +228,7 @@ def judge_packages(needs: Iterable[str], version_of: Callable[[str], str]) -> It
         needs: requirements as a package's metadata has them; those of extras are left out.
         version_of: function that returns the version of an installed package, or raises PackageNotFoundError.
     """
-    versions, wrong = dict[str, str](), False
+    versions, has_faults = dict[str, str](), False
     for requirement in map(Requirement, needs):
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
@@ -240,7 +240,7 @@ def judge_packages(needs: Iterable[str], version_of: Callable[[str], str]) -> It
             has = "is not installed" if version is None else f"is {version}"
             remedy = f"pip install '{requirement.name}{requirement.specifier}'"
             yield Finding(_SOFTWARE_TOPIC, "missing", f"{requirement.name} {has}: {remedy}")
-            wrong = True
-    if not wrong:
+            has_faults = True
+    if not has_faults:
         main = "".join(f", {name} {versions[name]}" for name in ("jax", "numpy") if name in versions)
         yield Finding(_SOFTWARE_TOPIC, "ok", f"Swift {__version__}, Python {platform.python_version()}{main}")

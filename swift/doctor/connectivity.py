@@ -215,11 +215,11 @@ def _asked(stream: BufferedRWPair, meeting: ConnectivityCheck, word: str, is_eno
     """
     rounds = []
     for _ in range(_ROUNDS):
-        begun, before = time.monotonic(), meeting.clock()
+        start_time, before = time.monotonic(), meeting.clock()
         stream.write(f"{meeting.own_node}\n".encode())
         stream.flush()
         answer = json.loads(stream.readline(_MOST_BYTES))
-        took = time.monotonic() - begun
+        took = time.monotonic() - start_time
         if answer["word"] != word:
             raise ValueError("somebody else answers there")
         rounds.append((took, float(answer["time"]) - before - took / 2))

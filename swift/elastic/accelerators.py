@@ -111,8 +111,8 @@ class AcceleratorGroup(JaxGroup):
 
     def grid(self, num_ranks: int) -> np.ndarray:
         """Returns the devices of the group ``[rows, num_ranks]``, in the order of the processes."""
-        place = {process_index: index for index, process_index in enumerate(self._process_indices)}
-        devices = sorted(jax.devices(), key=lambda device: (place[device.process_index], device.id))
+        index_of = {process_index: index for index, process_index in enumerate(self._process_indices)}
+        devices = sorted(jax.devices(), key=lambda device: (index_of[device.process_index], device.id))
         return np.array(devices).reshape(-1, num_ranks)
 
     def abort(self) -> None:

@@ -199,10 +199,10 @@ def _cache_choices(plan: InputPlan, profile: InputProfile, resources: Resources)
     """Yields a plan with each cache that fits: before the first random operator, and where fields can be kept."""
     yield replace(plan, cache=None)
     elements = plan.elements(0)
-    for place in range(len(elements) + 1):
-        if place in profile.unkept or any(element.is_random for element in elements[:place]):
+    for position in range(len(elements) + 1):
+        if position in profile.unkept or any(element.is_random for element in elements[:position]):
             continue
-        memory, disk = (replace(plan, cache=CachePoint(place, kind)) for kind in ("memory", "disk"))
+        memory, disk = (replace(plan, cache=CachePoint(position, kind)) for kind in ("memory", "disk"))
         size = predict(memory, profile).kept_bytes
         if size <= resources.memory_bytes:
             yield memory
@@ -284,12 +284,12 @@ def legal_orders(elements: Sequence[Element], most: int) -> Iterator[tuple[Eleme
             return
         if len(placed) == num:
             left -= 1
-            yield tuple(elements[place] for place in placed)
+            yield tuple(elements[position] for position in placed)
             return
         done = set(placed)
-        for place in range(num):
-            if place not in done and before[place] <= done:
-                yield from extend((*placed, place))
+        for position in range(num):
+            if position not in done and before[position] <= done:
+                yield from extend((*placed, position))
 
     yield from extend(())
 
@@ -355,10 +355,10 @@ def _improved(plan: InputPlan, elements: tuple[Element, ...], seconds_of: object
 def _swaps(plan: InputPlan, elements: tuple[Element, ...]) -> Iterator[InputPlan]:
     """Yields the plans in which two neighbours of the order are swapped that may be."""
     order = plan.elements(0)
-    for place in range(len(order) - 1):
-        pair = sorted(order[place : place + 2], key=elements.index)
+    for position in range(len(order) - 1):
+        pair = sorted(order[position : position + 2], key=elements.index)
         if not _must_precede(pair[0], pair[1]):
-            yield _with_order(plan, (*order[:place], order[place + 1], order[place], *order[place + 2 :]))
+            yield _with_order(plan, (*order[:position], order[position + 1], order[position], *order[position + 2 :]))
 
 
 def _add_workers(plan: InputPlan, profile: InputProfile, resources: Resources) -> InputPlan:

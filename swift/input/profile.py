@@ -205,11 +205,11 @@ class _Keeping:
         if self.why or self._num % 8 != 1:  # a few say enough
             return
         try:
-            begun = time.perf_counter()
+            start_time = time.perf_counter()
             content = encoded(sample)
             middle = time.perf_counter()
             decoded(content)
-            self.write_s += middle - begun
+            self.write_s += middle - start_time
             self.read_s += time.perf_counter() - middle
             self.num_bytes += len(content)
         except Unencodable as error:
@@ -226,16 +226,16 @@ def _thread_gain(pipeline: Pipeline, functions: list[Any], num_records: int) -> 
 
     def rate(together: threading.Barrier, ended: threading.Event) -> float:
         together.wait()
-        begun, waited, took_s, num = time.perf_counter(), _waited_s(), 0.0, 0
-        while not num or (not ended.is_set() and took_s < _TRIED_S):
+        start_time, waited, elapsed_s, num = time.perf_counter(), _waited_s(), 0.0, 0
+        while not num or (not ended.is_set() and elapsed_s < _TRIED_S):
             _made(pipeline, functions, num % num_records)
             num += 1
-            now = time.perf_counter() - begun
-            took_s = now - (_waited_s() - waited)
+            now = time.perf_counter() - start_time
+            elapsed_s = now - (_waited_s() - waited)
             if now > _TRIED_AT_MOST_S:
                 break
         ended.set()
-        return num / max(took_s, 1e-9)
+        return num / max(elapsed_s, 1e-9)
 
     rates = dict[int, float]()
     for num in (1, _THREADS):

@@ -227,12 +227,12 @@ class _Served:
         If there is something it is made anew before, as its files may have changed since; the others are not, which
         would take a mixture longer than a caller waits.
         """
-        place, differing = self._compared(theirs)
+        index, differing = self._compared(theirs)
         if differing:
             with suppress(SettingError, DataError, OSError):  # then the old one stays, and differs
-                self._all[place] = _with_facts(self._load()[place])
-                place, differing = self._compared(theirs)
-        return self._all[place][0], differing
+                self._all[index] = _with_facts(self._load()[index])
+                index, differing = self._compared(theirs)
+        return self._all[index][0], differing
 
     def _compared(self, theirs: Mapping[str, str]) -> tuple[int, list[str]]:
         compared = [[name for name in theirs if theirs[name] != facts.get(name)] for _, facts in self._all]

@@ -199,9 +199,8 @@ class OpCounts:
         name = self._name(collective)
         inner = [loop for loop in collective.loops if name == _OTHER or name in loop.path]
         over_blocks = [loop for loop in inner if scopes.BLOCKS in loop.path][-1:]  # the others are inside a block
-        if (
-            scopes.COPIES in collective.path
-        ):  # the rounds are none: no row is assumed to be needed twice in an iteration
+        # Of copies the rounds are none: no row is assumed to be needed twice in an iteration.
+        if scopes.COPIES in collective.path:
             is_in_round = any(scopes.COPIES in loop.path for loop in collective.loops)
             return np.array([0 if is_in_round else 1] * len(self.spec.chunks.sizes))
         if scopes.EMBEDDING in collective.path:  # of the first chunk alone, and in no block

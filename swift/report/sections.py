@@ -457,11 +457,9 @@ def _draw_progress(axes: Axes, run: Run, history: History, incidents: Sequence[I
         if not kind_incidents:
             continue
         x = np.array([incident.seconds for incident in kind_incidents])
-        y = (
-            np.interp(x, seconds_T, steps_T)
-            if seconds_T.size
-            else np.array([float(incident.step) for incident in kind_incidents])
-        )
+        y = np.array([float(incident.step) for incident in kind_incidents])
+        if seconds_T.size:
+            y = np.interp(x, seconds_T, steps_T)
         (line,) = axes.plot(x / unit, y, marker, markersize=7.5, color=MOMENT_COLORS[kind], label=kind, zorder=3)
         line.set(markeredgecolor=INK, markeredgewidth=0.6)
     axes.set_ylabel("iterations done")

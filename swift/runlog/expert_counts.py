@@ -222,8 +222,7 @@ class CountsWriter:
             self._layout = layout
         if self._layout != layout:
             expected, actual = (
-                f"{counts_layout.num_layers} layers of {counts_layout.num_classes} classes"
-                for counts_layout in (layout, self._layout)
+                f"{shape.num_layers} layers of {shape.num_classes} classes" for shape in (layout, self._layout)
             )
             raise SettingError(self._name, actual, f"must be {expected}, as this run counts")
         entry = np.zeros((), layout.entry)

@@ -174,15 +174,15 @@ class Membership(RunStatus):
         """
         entered = [status.entered for status in self.members_of(generation)]
         if time - generation.since > self.deadlines.progress:
-            why = f"no process finished an iteration for {self.deadlines.progress:g} s, and all are in {entered[0]}"
-            stalled, stop = self._after_stall(generation, Stall(why, "progress"))
+            reason = f"no process finished an iteration for {self.deadlines.progress:g} s, and all are in {entered[0]}"
+            stalled, stop = self._after_stall(generation, Stall(reason, "progress"))
             if stop:
                 return stalled, stop
             # A hanging process does not leave, which identifies it; the others keep their state.
             if self.retried != generation.form.number and not self.policy.joins_once:
                 again, commands = stalled._form(time)
                 return replace(again, retried=again.number), commands
-            return stalled.restarted(why, time)
+            return stalled.restarted(reason, time)
         if self.is_stopping:
             return self, ()
         if min(entered) > 0 and (joiners := set(self.present()) - set(generation.form.members)):
@@ -213,12 +213,12 @@ class Membership(RunStatus):
         return self, ()
 
     def _form_after_break(self, generation: Generation, time: float) -> tuple[Self, Commands]:
-        why = "a process could not continue"
+        reason = "a process could not continue"
         is_any_lost = any(not status.is_alive for status in self.members_of(generation))
         if self.policy.recovery == "live" or is_any_lost:
-            return self._form_next(generation, time, why)
-        stalled, stop = self._after_break(generation, why, time)
-        return (stalled, stop) if stop else stalled._form_next(generation, time, why)
+            return self._form_next(generation, time, reason)
+        stalled, stop = self._after_break(generation, reason, time)
+        return (stalled, stop) if stop else stalled._form_next(generation, time, reason)
 
     def _form_next(
         self, generation: Generation, time: float, why: str, after: int | None = None
@@ -383,8 +383,8 @@ class Membership(RunStatus):
         if quick_deaths < self.deadlines.max_quick_deaths:
             return dead, ()
         start = "was live" if self.policy.recovery == "live" else "had finished an iteration"
-        why = f"died {quick_deaths} times in a row before it {start}: {death.why}"
-        return dead, (ExcludeProcess(process, why) if dead._fails_alone(process) else AbortRun(process, why),)
+        reason = f"died {quick_deaths} times in a row before it {start}: {death.why}"
+        return dead, (ExcludeProcess(process, reason) if dead._fails_alone(process) else AbortRun(process, reason),)
 
     def _has_started(self, status: ProcessStatus) -> bool:
         """Returns whether an incarnation has got beyond its start.
@@ -461,9 +461,9 @@ class Membership(RunStatus):
 
     def _retired(self, late: Collection[ProcessStatus]) -> tuple[Self, Commands]:
         """Returns the membership without processes that were killed and do not die, see ``failure_detector``."""
-        why = f"was killed, and has not died in {self.deadlines.dying:g} s"
+        reason = f"was killed, and has not died in {self.deadlines.dying:g} s"
         statuses = [replace(status, state=ProcessState.RETIRED, is_dying=False, is_excused=False) for status in late]
-        return self.with_statuses(*statuses), tuple(Retire(status.member, why) for status in late)
+        return self.with_statuses(*statuses), tuple(Retire(status.member, reason) for status in late)
 
     def _restarts(self, may: MayRestart) -> Commands:
         """Returns the processes to start now, or the end of a run in which a stage can never be served again.

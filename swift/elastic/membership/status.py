@@ -289,8 +289,8 @@ class RunStatus:
             ready = [process for process in ready if self.statuses[process].member in self.generation.form.members]
         if self.policy.is_elastic:
             return tuple(self.statuses[process].member for process in sorted(ready))
-        whole = complete_workers(self.processes, ready)
-        return tuple(self.statuses[process].member for process in sorted(ready) if process.worker in whole)
+        complete = complete_workers(self.processes, ready)
+        return tuple(self.statuses[process].member for process in sorted(ready) if process.worker in complete)
 
     @property
     def failed_workers(self) -> frozenset[Worker]:

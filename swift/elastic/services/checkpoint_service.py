@@ -147,8 +147,8 @@ class ShardedState:
         """Sorts processes by stage, worker and rank; checks that they are whole workers with all of the state."""
         in_order = sorted(set(holders), key=lambda process: (process.worker[1], process))
         everyone = processes_of(self.spec.live.topology, by_rank=self.by_rank)
-        whole, chunks = complete_workers(everyone, in_order), self.spec.chunks
-        has_parts = any(process.worker not in whole for process in in_order)
+        complete, chunks = complete_workers(everyone, in_order), self.spec.chunks
+        has_parts = any(process.worker not in complete for process in in_order)
         has_all = covers_all_stages(
             everyone, in_order, self.cut or ChunkAssignment(() if chunks.matches_stages else chunks.stage_DC)
         )
@@ -202,11 +202,8 @@ class Resharding:
                 stored=partial(self.load_up_to, old, stamp.step),
                 names=[process.rank for process in layout.processes],
             )
-            state, lines, facts = (
-                recovery.state,
-                recovery.lines,
-                {"lost": [str(process) for process in lost], **recovery.facts},
-            )
+            state, lines = recovery.state, recovery.lines
+            facts = {"lost": [str(process) for process in lost], **recovery.facts}
             self.counts.note_loss(recovery.ledger, last)
         host = reshape_state(state, old, new)
         for rank, process in enumerate(processes):
@@ -479,16 +476,16 @@ class CheckpointService:
         )
 
     def _failure(self, command: CheckpointCommand, error: Exception) -> CommandFailed:
-        why = " ".join(str(error).split())
+        reason = " ".join(str(error).split())
         if not isinstance(error, SettingError | RunError | OSError):
             traceback.print_exception(error)
-            why = f"{type(error).__name__}: {why}"
+            reason = f"{type(error).__name__}: {reason}"
         if isinstance(command, SaveCheckpoint):
-            return CommandFailed("save", command.stamp.step, why)
+            return CommandFailed("save", command.stamp.step, reason)
         if isinstance(command, Reshard):
-            return CommandFailed("reshard", command.stamp.step, why, command.generation)
+            return CommandFailed("reshard", command.stamp.step, reason, command.generation)
         *_, newest = None, *self._steps
-        return CommandFailed("load", newest if command.step is None else command.step, why, command.generation)
+        return CommandFailed("load", newest if command.step is None else command.step, reason, command.generation)
 
 
 class ShutdownRequest:

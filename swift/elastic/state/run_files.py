@@ -52,9 +52,8 @@ class NodeMemory:
         """
         links = {SPILL: self.disk} | ({} if self.corpus is None else {_CORPUS: self.corpus})
         directories = (self.path / _STATES, self.path / _COPIES, self.disk / _SOCKETS)
-        if all(directory.is_dir() for directory in directories) and all(
-            (self.path / name).is_symlink() for name in links
-        ):
+        has_links = all((self.path / name).is_symlink() for name in links)
+        if has_links and all(directory.is_dir() for directory in directories):
             return False
         for top in (self.path, self.disk):
             _make_in_use(top)
@@ -313,6 +312,6 @@ class DirectoryMender:
             if self._mend():
                 return "the run's temporary directories were removed; they are made again"
         except OSError as error:
-            why = error.strerror or error
-            return f"the run's temporary directories were removed and cannot be made again: {why}"
+            reason = error.strerror or error
+            return f"the run's temporary directories were removed and cannot be made again: {reason}"
         return None

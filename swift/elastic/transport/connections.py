@@ -90,10 +90,8 @@ class Rendezvous:
             ipaddress.ip_address(rendezvous.host)
         except (OSError, ValueError, TypeError):
             return None
-        texts, is_number = (
-            (rendezvous.host, rendezvous.key, rendezvous.scratch, rendezvous.program),
-            type(rendezvous.silence_s) in (int, float),
-        )
+        texts = (rendezvous.host, rendezvous.key, rendezvous.scratch, rendezvous.program)
+        is_number = type(rendezvous.silence_s) in (int, float)
         is_sound = all(isinstance(text, str) for text in texts) and type(rendezvous.port) is int and is_number
         return rendezvous if is_sound else None
 

@@ -304,8 +304,8 @@ class MultiNodeChildren:
                 return
             del self._nodes[node.number]
             self._away[node.number] = now
-            why = f"node {node.number} is gone"
-            self._deaths += [Death(child, why, now, is_own=False) for child in node.children]
+            reason = f"node {node.number} is gone"
+            self._deaths += [Death(child, reason, now, is_own=False) for child in node.children]
             node.children.clear()
             self._report(node.number, is_there=False)
 

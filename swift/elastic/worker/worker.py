@@ -177,7 +177,7 @@ class AbortableWaits:
 
     def aborter(self, number: int) -> Callable[[], None]:
         """Returns the function that aborts the collectives of generations before this one, see ``CommandListener``."""
-        begun = time.monotonic()
+        start_time = time.monotonic()
 
         def abort() -> None:
             # Read anew each time, as the main thread may only now connect; and before the number, which is then its own
@@ -187,7 +187,7 @@ class AbortableWaits:
                 return
             if group is not None:
                 group.abort()
-            if limit_s is not None and time.monotonic() - begun > limit_s:
+            if limit_s is not None and time.monotonic() - start_time > limit_s:
                 # A connection that broke during a send may never be reported (see JaxGroup.abort), and nothing
                 # interrupts the creation of a backend. The next incarnation of this process finds the state.
                 print(f"cannot be aborted for {limit_s:g} s: this process ends", file=sys.stderr, flush=True)
@@ -422,8 +422,8 @@ class WorkerProcess:
         """
         spec, live = programs.steps.spec, before.live
         state = self._kept.placed(stamp, before, is_there=self._worker_spec.process in holders)
-        whole = complete_workers(processes_of(live.topology, by_rank=self._worker_spec.by_rank), holders)
-        has_R = [worker in whole for worker in live.workers]
+        complete = complete_workers(processes_of(live.topology, by_rank=self._worker_spec.by_rank), holders)
+        has_R = [worker in complete for worker in live.workers]
         if not all(has_R) or not before.has_same_chunks(spec):
             share = programs.share(before, has_R, self._executables)
             with self._waits.abortable(_STUCK_S):
