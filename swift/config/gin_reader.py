@@ -323,9 +323,7 @@ def _check_used(overrides: Sequence[str]) -> None:
             raise SettingError(name, SourceText(value), f"is used nowhere; {suggest(name, everything, _NAMED)}")
         owner = name.rpartition(".")[0]
         scope, _, kind = owner.rpartition("/")
-        if scope and (
-            kind in ("Experiment", *_PARTS) or not any(f"{prefix}/".startswith(f"{scope}/") for prefix in scopes)
-        ):
+        if scope and (kind in ("Experiment", *_PARTS) or not any(f"{s}/".startswith(f"{scope}/") for s in scopes)):
             raise SettingError(name, SourceText(value), f"would change nothing: this experiment has no @{owner}()")
         if owner in _PARTS:
             allowed = f"would change nothing: the file does not say Experiment.{_PARTS[owner]} = @{owner}()"

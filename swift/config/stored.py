@@ -135,9 +135,7 @@ def build(
         setting = f"{part.kind}.{name}"
         inner: list[StoredObject] = []
         _filled(value, inner.append)
-        is_spared = setting in optional_settings and any(
-            find(nested) is None for child in inner for nested in parts(child)
-        )
+        is_spared = setting in optional_settings and any(find(p) is None for child in inner for p in parts(child))
         if is_spared:
             instead |= _INSTEAD.get(setting, {})
         else:
@@ -253,10 +251,7 @@ def _render(value: Any, scope: str = "") -> Iterator[str]:
         elif isinstance(setting, tuple) and any(map(dataclasses.is_dataclass, setting)):
             scopes = [f"{scope.replace('/', '_')}{field.name}_{index}/" for index in range(len(setting))]
             parts += zip(setting, scopes, strict=True)
-            items = (
-                f"@{element_scope}{type(element).__name__}()"
-                for element, element_scope in zip(setting, scopes, strict=True)
-            )
+            items = (f"@{prefix}{type(element).__name__}()" for element, prefix in zip(setting, scopes, strict=True))
             yield f"{name}.{field.name} = ({', '.join(items)},)"
         else:
             yield f"{name}.{field.name} = {setting!r}"
