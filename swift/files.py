@@ -62,9 +62,9 @@ def new_directory(path: Path) -> Iterator[Path]:
 
 def check_room(directory: Path, num_bytes: int) -> None:
     """Raises OSError where a file system has no room, before it is full for all other users."""
-    found = os.statvfs(directory)
-    free = found.f_bavail * found.f_frsize
-    if found.f_blocks and free < num_bytes:  # some network file systems report no size
+    stats = os.statvfs(directory)
+    free = stats.f_bavail * stats.f_frsize
+    if stats.f_blocks and free < num_bytes:  # some network file systems report no size
         raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {num_bytes} bytes are needed, {free} are free")
 
 
@@ -85,13 +85,13 @@ def sync_directory(path: Path) -> None:
 
 def check_regular(path: str | os.PathLike[str]) -> os.stat_result:
     """Returns the status of a regular file; raises OSError for anything else, and opens nothing."""
-    found = os.stat(path)
-    mode = found.st_mode
+    status = os.stat(path)
+    mode = status.st_mode
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if not stat.S_ISREG(mode):
         raise OSError(errno.EINVAL, f"it is {_KINDS.get(stat.S_IFMT(mode), 'no regular file')}, not a file")
-    return found
+    return status
 
 
 def open_regular(path: str | os.PathLike[str]) -> int:

@@ -40,7 +40,7 @@ def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
     return consts, carry
 
 
-def total(jaxpr: Jaxpr | ClosedJaxpr, of_equation: Callable[[JaxprEqn], int | None]) -> int:
+def total(jaxpr: Jaxpr | ClosedJaxpr, count_of: Callable[[JaxprEqn], int | None]) -> int:
     """Adds up a count over all equations of a program.
 
     The body of a ``scan`` counts as often as it runs, a ``cond`` counts its most expensive branch, a
@@ -48,15 +48,15 @@ def total(jaxpr: Jaxpr | ClosedJaxpr, of_equation: Callable[[JaxprEqn], int | No
 
     Args:
         jaxpr: program.
-        of_equation: count of an equation; None: that of the jaxprs in it.
+        count_of: count of an equation; None: that of the jaxprs in it.
     """
-    return sum(_total_of(equation, of_equation) for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns)
+    return sum(_total_of(equation, count_of) for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns)
 
 
-def _total_of(equation: JaxprEqn, of_equation: Callable[[JaxprEqn], int | None]) -> int:
-    if (count := of_equation(equation)) is not None:
+def _total_of(equation: JaxprEqn, count_of: Callable[[JaxprEqn], int | None]) -> int:
+    if (count := count_of(equation)) is not None:
         return count
-    inner = [total(sub, of_equation) for sub in jaxprs_in_params(equation.params)]
+    inner = [total(sub, count_of) for sub in jaxprs_in_params(equation.params)]
     if equation.primitive.name == "cond":
         return inner[-1] if equation.params.get("branches_platforms") else max(inner)
     return equation.params.get("length", 1) * sum(inner) if equation.primitive.name == "scan" else sum(inner)

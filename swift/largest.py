@@ -18,6 +18,6 @@ def largest(values: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     Returns:
         (the numbers, the largest first; int32, their positions), each ``[..., count]``.
     """
-    found, position = lax.top_k(values, count)
+    largest_values, positions = lax.top_k(values, count)
     # One for each: of a barrier for both XLA makes one of the operation's own tuple, at which its decomposer aborts.
-    return lax.optimization_barrier(found), lax.optimization_barrier(position)
+    return lax.optimization_barrier(largest_values), lax.optimization_barrier(positions)

@@ -116,9 +116,9 @@ class _PatientFile(io.RawIOBase):
                 if not self._size:
                     self._is_behind, dropped, self._dropped = False, self._dropped, 0
                     if dropped:
-                        told = f"swift: {dropped:,} lines were not shown: nobody read them\n".encode()
-                        self._pieces.append(told)
-                        self._size += len(told)
+                        notice = f"swift: {dropped:,} lines were not shown: nobody read them\n".encode()
+                        self._pieces.append(notice)
+                        self._size += len(notice)
                     self._changed.notify_all()
 
     def _put(self, piece: bytes) -> None:

@@ -18,8 +18,8 @@ def read_worker(text: str) -> Worker | None:
     >>> read_worker("1:2"), read_worker("1-2")
     ((1, 2), None)
     """
-    found = re.fullmatch(r"(\d+):(\d+)", text, re.ASCII)
-    return (int(found[1]), int(found[2])) if found else None
+    match = re.fullmatch(r"(\d+):(\d+)", text, re.ASCII)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 @dataclass(frozen=True)

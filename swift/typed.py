@@ -109,7 +109,7 @@ def _reader(kind: Any) -> Callable[[Any, str], Any]:
         assert arguments == (str, Any), f"{kind} is not supported"
         return _dict
     if origin in (list, frozenset) or (origin is tuple and arguments[-1] is Ellipsis):
-        return lambda value, name: origin(_as(arguments[0], one, name) for one in _list(value, name))
+        return lambda value, name: origin(_as(arguments[0], element, name) for element in _list(value, name))
     if origin is tuple:
         return lambda value, name: tuple(_fixed(arguments, value, name))
     assert issubclass(kind, tuple), f"{kind} is not supported"
@@ -155,7 +155,7 @@ def _fixed(kinds: Sequence[Any], value: Any, name: str) -> list[Any]:
     values = _list(value, name)
     if len(values) != len(kinds):
         raise ValueError(f"{name} is {_shown(value)}, not a list of {len(kinds)}")
-    return [_as(kind, one, name) for kind, one in zip(kinds, values, strict=True)]
+    return [_as(kind, element, name) for kind, element in zip(kinds, values, strict=True)]
 
 
 def _shown(value: Any) -> str:
@@ -196,12 +196,12 @@ def checked(kind: Callable, known: Mapping[str, Callable]) -> Callable:
                     f"{kind.__name__}.{name}", SourceText("(not set)"), "has no default: it has to be set"
                 )
         try:
-            made = kind(**settings)
+            result = kind(**settings)
         except (TypeError, AttributeError):  # raised by a check that took the type for granted
             _check(kind.__name__, settings, hints, known)
             raise
         _check(kind.__name__, settings, hints, known)
-        return made
+        return result
 
     return create
 

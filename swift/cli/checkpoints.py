@@ -34,29 +34,29 @@ def _inspect(options: argparse.Namespace, directory: Path, step: int | None) -> 
     if step not in steps:
         raise SettingError("--step", step, f"must be one of {', '.join(map(str, steps))}, which have a checkpoint")
     manifest = read_manifest(checkpoint_path(directory, step), "DIR")
-    of_experts = coverage(manifest)
+    expert_rows = coverage(manifest)
     lines, restore = describe_restore(directory, step)
     (row,) = (row for row in rows if row["step"] == step)
     dense = {"bytes": manifest.dense.num_bytes, "hashes": manifest.dense.contents}
-    said = {"checkpoint": row, "dense": dense, "experts": of_experts, "restore": restore}
+    facts = {"checkpoint": row, "dense": dense, "experts": expert_rows, "restore": restore}
     title = f"iteration {step}: the newest copy of every expert"
     headings = ("layer", "class", "step", "age", "updates unsaved", "bytes", "hash", "falls back to")
     table = TerminalTable(headings, texts=("hash",))
-    for one in of_experts:
+    for expert in expert_rows:
         names = ("layer", "class", "step", "age", "updates_unsaved", "bytes", "hash", "fallback")
-        table.add_row(*("-" if one[name] is None else f"{one[name]}" for name in names))
-    _show(options, said, *_overview_parts([row]), title, table, "a restore takes", *(f"  {line}" for line in lines))
+        table.add_row(*("-" if expert[name] is None else f"{expert[name]}" for name in names))
+    _show(options, facts, *_overview_parts([row]), title, table, "a restore takes", *(f"  {line}" for line in lines))
 
 
 def _verify(options: argparse.Namespace, directory: Path, step: int | None) -> None:
     checker = Verifier(directory)
-    found = list(find_damage(directory, step, checker))
+    damage = list(find_damage(directory, step, checker))
     lines, restore = describe_restore(directory, step, checker)
-    verdict = [f"damaged: {why}" for why in found] or ["all files and values are as they were saved"]
-    said = {"damaged": found, "restore": restore}
-    _show(options, said, *verdict, "a restore takes", *(f"  {line}" for line in lines))
-    if found:
-        raise RunError(f"{options.dir}: {len(found)} of its files or arrays damaged or missing")
+    verdict = [f"damaged: {problem}" for problem in damage] or ["all files and values are as they were saved"]
+    facts = {"damaged": damage, "restore": restore}
+    _show(options, facts, *verdict, "a restore takes", *(f"  {line}" for line in lines))
+    if damage:
+        raise RunError(f"{options.dir}: {len(damage)} of its files or arrays damaged or missing")
 
 
 def _overview_parts(rows: list[dict[str, Any]]) -> Iterator[TerminalTable | str]:
@@ -72,9 +72,9 @@ def _overview_parts(rows: list[dict[str, Any]]) -> Iterator[TerminalTable | str]
     yield from (f"step {row['step']} {row['error']}" for row in rows if "error" in row)
 
 
-def _show(options: argparse.Namespace, said: dict[str, Any], *parts: TerminalTable | str) -> None:
+def _show(options: argparse.Namespace, facts: dict[str, Any], *parts: TerminalTable | str) -> None:
     if options.format == "json":
-        print(json.dumps(said))
+        print(json.dumps(facts))
         return
     console = Console(soft_wrap=True)
     for part in parts:

@@ -58,16 +58,16 @@ def compare(options: argparse.Namespace) -> None:
     if options.resume and not any((top / name).exists() for name in names):
         allowed = f"holds no run of this comparison ({', '.join(names)}); leave out --resume to begin it there"
         raise SettingError("--run-dir", str(top), allowed)
-    place, data = host_index(options), [one.data for one in experiments]
-    connect = input_hosts_of_runs(data, options, has_network=place is not None)
-    prepare(experiments, devices_of_host(place, experiments))
+    host, data = host_index(options), [experiment.data for experiment in experiments]
+    connect = input_hosts_of_runs(data, options, has_network=host is not None)
+    prepare(experiments, devices_of_host(host, experiments))
     run_dirs = {top / name: experiment for name, experiment in zip(names, experiments, strict=True)}
-    with nullcontext(SINGLE_HOST) if place is None else joined(place, options, run_dirs) as hosts:
+    with nullcontext(SINGLE_HOST) if host is None else joined(host, options, run_dirs) as hosts:
         compared = _found(dict(zip(names, experiments, strict=True)), top, options, hosts, connect)
         with made_directory(top) if hosts.is_first else nullcontext():
             _run(compared, hosts)
     if hosts.is_first:
-        _show(experiments, [read_run(one.options.run_dir) for one in compared], top, options.format)
+        _show(experiments, [read_run(entry.options.run_dir) for entry in compared], top, options.format)
 
 
 def _found(
@@ -129,17 +129,20 @@ def _standing(experiment: Experiment, run: TrainOptions, *, resume: bool) -> tup
 
 def _run(compared: Sequence[_Compared], hosts: Hosts) -> None:
     with hosts.all_or_none():  # so that a mistake in the last is reported before the first has run
-        left = [one for one in compared if not one.has_ended]
-        data = {f"{one.options.run_dir.name}: the data": check_before(one.experiment, one.options) for one in left}
+        remaining = [entry for entry in compared if not entry.has_ended]
+        data = {
+            f"{entry.options.run_dir.name}: the data": check_before(entry.experiment, entry.options)
+            for entry in remaining
+        }
     hosts.check_same(data)
-    steps = [0 if one.has_ended else one.experiment.num_steps for one in compared]
-    for number, one in enumerate(compared, 1):
-        if not one.has_ended:
+    steps = [0 if entry.has_ended else entry.experiment.num_steps for entry in compared]
+    for number, entry in enumerate(compared, 1):
+        if not entry.has_ended:
             series = Series(number, len(compared), steps_after=sum(steps[number:]))
-            train(one.experiment, replace(one.options, series=series))
+            train(entry.experiment, replace(entry.options, series=series))
         elif hosts.is_first:
             print(
-                f"{printable(one.options.run_dir.name)} ({number} of {len(compared)}): has ended already",
+                f"{printable(entry.options.run_dir.name)} ({number} of {len(compared)}): has ended already",
                 file=sys.stderr,
             )
     if not any(steps):
@@ -168,7 +171,11 @@ def _distances(experiments: Sequence[Experiment], runs: Sequence[Run]) -> Iterat
     from swift.cli.report import distance_line
 
     for experiment, run in zip(experiments, runs, strict=True):
-        whole = replace(experiment, failures=())
-        others = [other for same, other in zip(experiments, runs, strict=True) if same == whole != experiment]
-        if others:
-            yield distance_line(run, others[0], experiment.topology)
+        without_failures = replace(experiment, failures=())
+        reference_runs = [
+            candidate
+            for same, candidate in zip(experiments, runs, strict=True)
+            if same == without_failures != experiment
+        ]
+        if reference_runs:
+            yield distance_line(run, reference_runs[0], experiment.topology)

@@ -45,9 +45,9 @@ def compile(options: argparse.Namespace) -> None:
     else:
         sys.stdout.write("\n".join(text_lines(facts)) + "\n")
         sys.stdout.flush()
-    others = [name_of(report) for report in reports if report["result"] != FITS]
-    if others:
-        raise RunError(f"{len(others)} of {len(reports)} configurations cannot run on {pod.name}: {'; '.join(others)}")
+    unfit = [name_of(report) for report in reports if report["result"] != FITS]
+    if unfit:
+        raise RunError(f"{len(unfit)} of {len(reports)} configurations cannot run on {pod.name}: {'; '.join(unfit)}")
 
 
 def compiler(options: argparse.Namespace) -> None:
@@ -118,12 +118,12 @@ def _ask(request: dict[str, Any]) -> dict[str, Any]:
         if answer:
             return json.loads(answer)
         log.seek(0)
-        why = _stderr_tail(log.read().decode(errors="replace"), process.returncode)
+        reason = _stderr_tail(log.read().decode(errors="replace"), process.returncode)
     return {
         "failed": [f"{d}:{p}" for d, p in request["workers"]],
         "lost_ranks": sorted({rank for _, rank in request["ranks"]}),
         "result": REFUSED,
-        "why": why,
+        "why": reason,
         "compile_s": 0.0,
     }
 
@@ -132,5 +132,5 @@ def _stderr_tail(log: str, code: int) -> str:
     """Returns why a process ended: the error of its compiler, or the last line that it printed."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     checks = [line for line in lines if re.search(r"Check failed|RET_CHECK failure", line)]
-    why = (checks or lines[-1:] or ["no word"])[0]
-    return f"its compiler ended with code {code}: {why[:400]}"
+    reason = (checks or lines[-1:] or ["no word"])[0]
+    return f"its compiler ended with code {code}: {reason[:400]}"

@@ -129,16 +129,16 @@ def _report(line: str) -> None:
 
 def _plan(pipeline: Pipeline, used: Resources, profile: InputProfile) -> tuple[dict[str, Any], Iterator[str]]:
     chosen = plan_input(pipeline, used, profile)
-    others = alternatives(pipeline, used, profile)
+    other_plans = alternatives(pipeline, used, profile)
 
     def lines() -> Iterator[str]:
         yield "as written: " + " -> ".join(itertools.chain(*plain_plan(pipeline).orders))
         yield from chosen.reasons
         yield f"predicted for {used.num_epochs:g} epochs of {profile.num_records:,} records, on one core:"
-        for one in others:
-            yield f"  {one.seconds:12,.3f} s  {one.name}"
+        for plan in other_plans:
+            yield f"  {plan.seconds:12,.3f} s  {plan.name}"
 
-    facts = _facts(chosen) | {"alternatives": {one.name: one.seconds for one in others}}
+    facts = _facts(chosen) | {"alternatives": {plan.name: plan.seconds for plan in other_plans}}
     return facts, lines()
 
 
@@ -164,8 +164,8 @@ def _bench(
     }
 
     def lines() -> Iterator[str]:
-        for name, one in facts.items():
-            yield f"{name:12} {one['samples_per_s']:14,.1f} samples/s after {one['start_s']:.3f} s"
+        for name, run_facts in facts.items():
+            yield f"{name:12} {run_facts['samples_per_s']:14,.1f} samples/s after {run_facts['start_s']:.3f} s"
         yield f"planned over as written: {facts['planned']['samples_per_s'] / facts['as written']['samples_per_s']:.2f}"
 
     return facts, lines()
@@ -175,16 +175,16 @@ class _Run:
     """Samples of one plan, in turns."""
 
     def __init__(self, plan: InputPlan, used: Resources, hosts: InputHosts | None):
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         samples = Samples(plan, 0, find_survey(plan, used.cache_directory, _report, hosts=hosts), hosts)
-        self.start_s = time.perf_counter() - begun
+        self.start_s = time.perf_counter() - start_time
         self.num_samples, self.seconds = 0, 0.0
         self._samples = in_order(samples, plan, hosts=hosts)
 
     def turn(self, seconds: float) -> None:
         """Takes samples for this many seconds."""
-        begun = time.perf_counter()
-        while time.perf_counter() - begun < seconds:
+        start_time = time.perf_counter()
+        while time.perf_counter() - start_time < seconds:
             next(self._samples)
             self.num_samples += 1
-        self.seconds += time.perf_counter() - begun
+        self.seconds += time.perf_counter() - start_time

@@ -27,25 +27,25 @@ def doctor(options: argparse.Namespace) -> None:
     count = node_count(options, os.environ)
     if count > 1 and options.run_dir is None:
         raise SettingError("--run-dir", SourceText("(not set)"), "several nodes need a directory that all of them see")
-    own = own_node(options, os.environ, count) if count > 1 else 0
+    node = own_node(options, os.environ, count) if count > 1 else 0
     if count > 1 and not options.run_dir.is_dir():
         allowed = "must be a directory that is there, in which the nodes meet"
         raise SettingError("--run-dir", str(options.run_dir), allowed)
-    console, found = Console(), list[Finding]()
+    console, findings = Console(), list[Finding]()
     if options.format == "text" and count > 1:
-        console.print(f"node {own} of {count}", highlight=False)
-    for finding in _alone(options) if count == 1 else _together(options, count, own):
-        found.append(finding)
+        console.print(f"node {node} of {count}", highlight=False)
+    for finding in _alone(options) if count == 1 else _together(options, count, node):
+        findings.append(finding)
         if options.format == "text":
             verdict = Text(f"{finding.verdict:9}", _STYLES[finding.verdict])
             console.print(verdict.append(f"{finding.topic:11}{finding.text}", "none"), soft_wrap=True)
-    num_missing = sum(finding.verdict == "missing" for finding in found)
+    num_missing = sum(finding.verdict == "missing" for finding in findings)
     if options.format == "json":
-        findings = [vars(finding) for finding in found]
-        print(json.dumps({"node": own, "nodes": count, "is_ready": not num_missing, "findings": findings}))
+        rows = [vars(finding) for finding in findings]
+        print(json.dumps({"node": node, "nodes": count, "is_ready": not num_missing, "findings": rows}))
     if num_missing:
         what = "one thing is missing" if num_missing == 1 else f"{num_missing} things are missing"
-        raise RunError(f"{'this machine' if count == 1 else f'node {own}'} is not ready: {what}")
+        raise RunError(f"{'this machine' if count == 1 else f'node {node}'} is not ready: {what}")
 
 
 def _alone(options: argparse.Namespace) -> Iterator[Finding]:
@@ -58,17 +58,17 @@ def _alone(options: argparse.Namespace) -> Iterator[Finding]:
         yield Finding("network", "note", f"this machine's name, {error.value}, {error.allowed}")
 
 
-def _together(options: argparse.Namespace, count: int, own: int) -> Iterator[Finding]:
+def _together(options: argparse.Namespace, count: int, node: int) -> Iterator[Finding]:
     """Examines this machine while the others find it, and meets them."""
     host, _ = listening_address(options.listen)
-    of_directory = list(examine_directory(options.run_dir))
-    yield from of_directory
-    if any(finding.verdict == "missing" for finding in of_directory):
+    directory_findings = list(examine_directory(options.run_dir))
+    yield from directory_findings
+    if any(finding.verdict == "missing" for finding in directory_findings):
         yield from _examined()
         yield Finding("nodes", "missing", "not looked for, since they meet in that directory")
         return
     try:
-        with attending(ConnectivityCheck(options.run_dir, count, own, host)) as attendance:
+        with attending(ConnectivityCheck(options.run_dir, count, node, host)) as attendance:
             yield from (findings := list(_examined()))
             yield from examine_network(host, is_alone=False, is_chosen=options.listen is not None)
             devices = "; ".join(finding.text for finding in findings if finding.topic == "devices")

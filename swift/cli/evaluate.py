@@ -86,14 +86,14 @@ class _ResultsFiles:
                 self._take(path)
 
     def _take(self, path: Path) -> None:
-        before = {(one.path, one.step): one for one in read_evaluations(path)}
+        previous = {(evaluation.path, evaluation.step): evaluation for evaluation in read_evaluations(path)}
         for number, model in enumerate(self._models):
-            one = before.get((str(model.path.resolve()), model.step)) if self._paths[number] == path else None
-            if one is None:
+            evaluation = previous.get((str(model.path.resolve()), model.step)) if self._paths[number] == path else None
+            if evaluation is None:
                 continue
-            if one.tasks_digest != self._tasks.digest:
+            if evaluation.tasks_digest != self._tasks.digest:
                 raise SettingError("--resume", str(path), "has answers to other questions; leave it out to begin anew")
-            self._kept[number] = one
+            self._kept[number] = evaluation
 
     def begin(self, number: int, weights: str) -> Evaluation:
         """Tells what a model has answered before.
@@ -135,10 +135,10 @@ class _ResultsFiles:
     def lines(self) -> list[str]:
         """Names the files, and what a reader of the scores should know."""
         lines = [f"results: {path}" for path in dict.fromkeys(self._paths)]
-        for one in self.evaluations:
-            if one.num_cut:
-                cut = f"{one.num_cut:,} of {one.num_questions:,} questions are longer than its positions"
-                lines.append(f"{one.model}: {cut}; it has seen their ends")
+        for evaluation in self.evaluations:
+            if evaluation.num_cut:
+                cut = f"{evaluation.num_cut:,} of {evaluation.num_questions:,} questions are longer than its positions"
+                lines.append(f"{evaluation.model}: {cut}; it has seen their ends")
         return lines
 
 
@@ -158,25 +158,28 @@ def _scores_tables(evaluations: Sequence[Evaluation]) -> Iterator[TerminalTable]
     Args:
         evaluations: results of one task file.
     """
-    first, *others = evaluations
-    scores = [{(score.task, score.metric): score for score in one.scores} for one in evaluations]
-    table = TerminalTable([*_TEXTS, "questions", *(one.model for one in evaluations)], _TEXTS)
+    first, *rest = evaluations
+    scores = [{(score.task, score.metric): score for score in evaluation.scores} for evaluation in evaluations]
+    table = TerminalTable([*_TEXTS, "questions", *(evaluation.model for evaluation in evaluations)], _TEXTS)
     for key, score in scores[0].items():
-        shares = [_share(found[key]) if key in found else "-" for found in scores]
+        shares = [_share(model_scores[key]) if key in model_scores else "-" for model_scores in scores]
         table.add_row(*key, f"{score.questions:,}", *shares)
     yield table
-    if others:
-        table = TerminalTable([*_TEXTS, *(f"{one.model} less {first.model}" for one in others)], _TEXTS)
-        pairs = [{(found.task, found.metric): found for found in differences(one, first)} for one in others]
+    if rest:
+        table = TerminalTable([*_TEXTS, *(f"{evaluation.model} less {first.model}" for evaluation in rest)], _TEXTS)
+        pairs = [
+            {(difference.task, difference.metric): difference for difference in differences(evaluation, first)}
+            for evaluation in rest
+        ]
         for key in scores[0]:
-            table.add_row(*key, *(_share(found[key], "+") if key in found else "-" for found in pairs))
+            table.add_row(*key, *(_share(by_key[key], "+") if key in by_key else "-" for by_key in pairs))
         yield table
 
 
-def _share(found: Score | Difference, sign: str = "") -> str:
+def _share(estimate: Score | Difference, sign: str = "") -> str:
     """Formats a share in percent, with its interval of 95 %."""
-    low, high = found.interval
-    return f"{100 * found.share:{sign}.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
+    low, high = estimate.interval
+    return f"{100 * estimate.share:{sign}.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
 
 
 def evaluate(options: argparse.Namespace) -> None:
@@ -235,7 +238,7 @@ def _evaluate(
         missing = [question for question in tasks.questions if question.line not in known]
         engine, tokenizer = TextEngine(gpt, model.experiment.experts, weights, config), model.experiment.data.tokenizer
         del weights  # the engine has them on its devices
-        asked = prepare_questions(engine, tokenizer, str(path), missing)
+        prompts = prepare_questions(engine, tokenizer, str(path), missing)
         progress.begin(len(known))
         began = written = time.monotonic()
         judgements = list(evaluation.judgements)
@@ -244,9 +247,9 @@ def _evaluate(
             files.keep(number, judgements, evaluation.seconds + time.monotonic() - began)
 
         try:
-            for found in ask(engine, tokenizer, asked) if asked else ():
-                judgements += found
-                if found:
+            for new_judgements in ask(engine, tokenizer, prompts) if prompts else ():
+                judgements += new_judgements
+                if new_judgements:
                     progress.update(len(judgements), engine)
                 if time.monotonic() - written > _WRITTEN_EVERY_S:
                     keep()

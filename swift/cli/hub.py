@@ -33,14 +33,14 @@ def export(options: argparse.Namespace) -> None:
     plan = export_model(experiment, options.run_dir, options.out, options.step)
     oldest = min((copy.step for copy in plan.sources.values()), default=plan.step)
     ages = f", some experts of iteration {oldest}" if oldest < plan.step else ""
-    for why in plan.passed_over:
-        print(f"passed over: {why}", file=sys.stderr)
+    for reason in plan.passed_over:
+        print(f"passed over: {reason}", file=sys.stderr)
     print(f"{printable(str(options.out))}: the model of iteration {plan.step}{ages}; try: swift generate {options.out}")
 
 
 def export_to_hub(options: argparse.Namespace) -> None:
     """``swift export RUN_DIR --format hf --out DIR``; RUN_DIR may be a model directory."""
-    found = find_model(options.run_dir, "RUN_DIR", options.config, options.step)
-    prepare([found.experiment], num_devices=1)
-    export_hugging_face(found.experiment, found.load, options.out, options.dtype)
+    model = find_model(options.run_dir, "RUN_DIR", options.config, options.step)
+    prepare([model.experiment], num_devices=1)
+    export_hugging_face(model.experiment, model.load, options.out, options.dtype)
     print(f"{options.out}: a directory for transformers' AutoModelForCausalLM.from_pretrained")

@@ -38,7 +38,9 @@ def input_hosts_of_runs(
         SettingError: see ``input_hosts``; or a run does not have documents of which samples are made.
     """
     pipelines = (
-        [] if options.input_hosts is None else [pipeline for one in data for pipeline in training_pipelines(one)]
+        []
+        if options.input_hosts is None
+        else [pipeline for data_config in data for pipeline in training_pipelines(data_config)]
     )
     return input_hosts(pipelines, options, has_network=has_network)
 
@@ -72,13 +74,13 @@ def input_hosts(
     for pipeline in pipelines:
         serving_facts(pipeline)  # before anything is read or written
 
-    told = set[tuple[Callable[[str], None], str]]()
+    reported = set[tuple[Callable[[str], None], str]]()
 
     @contextmanager
     def connected(pipeline: Pipeline, report: Callable[[str], None]) -> Iterator[InputHosts]:
         def report_once(line: str) -> None:  # a mixture connects for each source, to the same hosts
-            if (report, line) not in told:
-                told.add((report, line))
+            if (report, line) not in reported:
+                reported.add((report, line))
                 report(line)
 
         hosts = connect(addresses, key, serving_facts(pipeline), report, report_once)
@@ -116,5 +118,5 @@ def serving_facts(pipeline: Pipeline) -> dict[str, str]:
     try:
         return pipeline_facts(pipeline)
     except NoDigest as error:
-        why = f"cannot be made on several machines: {error}"
-        raise SettingError("Pipeline", SourceText("(as configured)"), why) from error
+        reason = f"cannot be made on several machines: {error}"
+        raise SettingError("Pipeline", SourceText("(as configured)"), reason) from error

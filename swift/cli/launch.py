@@ -153,7 +153,7 @@ class LaunchJob:
 
     def show(self, text: str) -> None:
         """Prints a line, after the name of this node if there are several."""
-        line = f"node {self.nodes.own}: {text}" if self.nodes.count > 1 else text
+        line = f"node {self.nodes.own_node}: {text}" if self.nodes.count > 1 else text
         print(line, file=sys.stderr, flush=True)
 
     def storage(self, run_dir: Path) -> StorageLocation:
@@ -290,7 +290,7 @@ def launch(options: argparse.Namespace) -> None:
     experiment = job.experiment
     against = None if options.against is None else read_run(options.against, setting="--against")
     check_support()
-    if job.nodes.own > 0:
+    if job.nodes.own_node > 0:
         _serve(job)
         return
     run = TrainOptions(
@@ -321,12 +321,12 @@ def _serve(job: LaunchJob) -> None:
     run_dir, is_trusted = job.options.run_dir, job.options.insecure_network
     storage = job.storage(run_dir)
     job.show(storage.text)
-    with announcing_arrival(run_dir, job.nodes.own, is_trusted):
+    with announcing_arrival(run_dir, job.nodes.own_node, is_trusted):
         corpus = job.corpus()
     with job.interrupt() as interrupt:
         serve_node(
             run_dir,
-            job.nodes.own,
+            job.nodes.own_node,
             deadlines=job.deadlines,
             environment=job.environment,
             storage=storage.path,
@@ -370,16 +370,16 @@ def _supervise(
     interrupt: Interrupt,
 ) -> dict[str, Any]:
     """Runs to the end and returns the summary."""
-    begun, experiment = time.monotonic(), job.experiment
+    start_time, experiment = time.monotonic(), job.experiment
     run_spec = job.spec(scratch, directory.path / "logs")
     _log_start(experiment, directory, done, run_spec)
     with (
-        Display(directory.path.name, experiment.num_steps, begun, log_every=job.options.log_every) as display,
+        Display(directory.path.name, experiment.num_steps, start_time, log_every=job.options.log_every) as display,
         BackgroundCalls() as background,
         starting as children,
     ):
         run_spec.logs.mkdir(exist_ok=True)
-        reporter = Reporter(Journal(begun), display, directory, background, done)
+        reporter = Reporter(Journal(start_time), display, directory, background, done)
         context = _context(job, directory, scratch, run_spec, children, reporter)
         checkpoints = context.checkpoints
         if experiment.checkpoint.every:
@@ -463,7 +463,7 @@ def _run(supervisor: Supervisor, checkpoints: CheckpointClient, interrupt: Inter
     try:
         supervisor.run(lambda: interrupt.requested)
     except (RunError, OSError) as error:
-        kept = supervisor.keep_unsaved()
+        location_text = supervisor.keep_unsaved()
         text = str(error)
         if isinstance(error, OSError):
             newest = (
@@ -472,12 +472,12 @@ def _run(supervisor: Supervisor, checkpoints: CheckpointClient, interrupt: Inter
                 else f"--resume continues from {checkpoints.newest}"
             )
             text = f"{error}: stopped; {newest}"
-        raise RunError(text if kept is None else f"{text}; {kept}") from error
-    kept = supervisor.keep_unsaved()
-    if kept is not None:
+        raise RunError(text if location_text is None else f"{text}; {location_text}") from error
+    location_text = supervisor.keep_unsaved()
+    if location_text is not None:
         newest = (
             "no other checkpoint is"
             if checkpoints.newest is None
             else f"the checkpoint of iteration {checkpoints.newest} is"
         )
-        raise RunError(f"the last checkpoint was not saved: stopped; {kept}; {newest} there")
+        raise RunError(f"the last checkpoint was not saved: stopped; {location_text}; {newest} there")

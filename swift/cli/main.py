@@ -220,8 +220,8 @@ def _why_jax_does_not_start() -> SettingError | None:
         name, allowed = jax.config.jax_platforms, "must name platforms whose devices JAX finds here, such as cpu"
         if not name:  # JAX has chosen the platform itself
             name, allowed = "", "the platform that JAX chooses does not start; cpu does"
-        why = f" ({' '.join(str(error).split())[:200]})" if str(error) else ""
-        return SettingError("JAX_PLATFORMS", name, f"{allowed}: see swift doctor --host{why}")
+        reason = f" ({' '.join(str(error).split())[:200]})" if str(error) else ""
+        return SettingError("JAX_PLATFORMS", name, f"{allowed}: see swift doctor --host{reason}")
     return None
 
 

@@ -41,10 +41,12 @@ def own_node(options: Namespace, environment: Mapping[str, str], count: int) -> 
         SettingError: it is not given, or out of range.
     """
     index = _number(environment, "SLURM_PROCID" if _number(environment, _TASKS) else "JOB_COMPLETION_INDEX")
-    own = options.node if options.node is not None else index
-    if own is None or not 0 <= own < count:
-        raise SettingError("--node", SourceText("(not set)") if own is None else own, f"must be from 0 to {count - 1}")
-    return int(own)
+    node = options.node if options.node is not None else index
+    if node is None or not 0 <= node < count:
+        raise SettingError(
+            "--node", SourceText("(not set)") if node is None else node, f"must be from 0 to {count - 1}"
+        )
+    return int(node)
 
 
 def listening_address(text: str | None) -> tuple[str, int]:

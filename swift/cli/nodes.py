@@ -44,13 +44,13 @@ class Nodes:
 
     Attributes:
         count: number of machines.
-        own: number of this one, from 0; the first decides, and hosts shared services.
+        own_node: number of this one, from 0; the first decides, and hosts shared services.
         host: address on which the first listens; the others find it through the run directory.
         port: port on which it listens; 0: any.
     """
 
     count: int = 1
-    own: int = 0
+    own_node: int = 0
     host: str = LOOPBACK
     port: int = 0
 
@@ -64,7 +64,9 @@ class Nodes:
 
     def own_of(self, processes: Sequence[Process]) -> list[Process]:
         """Returns those of a run's processes that are on this machine."""
-        return [one for index, one in enumerate(processes) if self.node_of(index, len(processes)) == self.own]
+        return [
+            process for index, process in enumerate(processes) if self.node_of(index, len(processes)) == self.own_node
+        ]
 
     def position_of(self, index: int, num_processes: int) -> int:
         """Returns the number of processes before this one on its node.
@@ -72,8 +74,8 @@ class Nodes:
         >>> [Nodes(count=2).position_of(index, 6) for index in range(6)]
         [0, 1, 2, 0, 1, 2]
         """
-        own = self.node_of(index, num_processes)
-        return sum(self.node_of(before, num_processes) == own for before in range(index))
+        node = self.node_of(index, num_processes)
+        return sum(self.node_of(before, num_processes) == node for before in range(index))
 
 
 def nodes_of(options: Namespace, environment: Mapping[str, str]) -> Nodes:
@@ -93,15 +95,15 @@ def nodes_of(options: Namespace, environment: Mapping[str, str]) -> Nodes:
         return Nodes()
     if options.run_dir is None:
         raise SettingError("--run-dir", SourceText("(not set)"), "several nodes need a directory that all of them see")
-    own = own_node(options, environment, count)
-    if own > 0:
-        return Nodes(count, own)
+    node = own_node(options, environment, count)
+    if node > 0:
+        return Nodes(count, node)
     host, port = listening_address(options.listen)
     check_network(host, is_trusted=options.insecure_network)
     if options.listen is None and ipaddress.ip_address(host).is_loopback:
         allowed = f"this machine's name stands for {host}, which no other can reach; see /etc/hosts, or say where"
         raise SettingError("--listen", SourceText("(not set)"), allowed)
-    return Nodes(count, own, host, port)
+    return Nodes(count, node, host, port)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,8 +161,8 @@ class ProcessCommands:
         return self._command("preparer")
 
     def _command(self, name: str, *more: str) -> list[str]:
-        own = [str(self.scratch.path), MEMORY, *["--by-rank"] * self.by_rank]
-        return [sys.executable, "-m", "swift", name, *own, *more]
+        arguments = [str(self.scratch.path), MEMORY, *["--by-rank"] * self.by_rank]
+        return [sys.executable, "-m", "swift", name, *arguments, *more]
 
 
 class NodeListener:
@@ -288,10 +290,10 @@ class Platform:
         """Time limits that a command line may change; accelerators take longer to be taken and to be given back."""
         return Deadlines() if self.accelerator is None else Deadlines(forming=_CONNECTING_S, dying=_DYING_S)
 
-    def environment(self, of_user: Mapping[str, str], num_nodes: int) -> dict[str, str]:
+    def environment(self, user_environment: Mapping[str, str], num_nodes: int) -> dict[str, str]:
         """Returns the environment of processes: NCCL uses the loopback device on one node unless told otherwise."""
-        own = {"NCCL_SOCKET_IFNAME": "lo"} if self.accelerator == "gpu" and num_nodes == 1 else {}
-        return own | dict(of_user)
+        defaults = {"NCCL_SOCKET_IFNAME": "lo"} if self.accelerator == "gpu" and num_nodes == 1 else {}
+        return defaults | dict(user_environment)
 
     def check_node(
         self,
@@ -312,18 +314,20 @@ class Platform:
             if num_here != 1:
                 allowed = f"needs a process for each host, which holds all its chips; here are {num_here}: see --nodes"
                 raise SettingError("--platform", "tpu", allowed)
-            there = len(chips())
-            if not there:
+            num_chips = len(chips())
+            if not num_chips:
                 raise SettingError("--platform", "tpu", f"needs TPU chips, and there are none: {_SEE}")
-            if devices_per_process not in (there, 2 * there):  # chips of TPU v2 and v3 are two devices
-                allowed = f"needs as many expert ranks a process as its host has devices, and {there} chips are here"
+            if devices_per_process not in (num_chips, 2 * num_chips):  # chips of TPU v2 and v3 are two devices
+                allowed = (
+                    f"needs as many expert ranks a process as its host has devices, and {num_chips} chips are here"
+                )
                 raise SettingError("Topology.num_expert_ranks", devices_per_process, allowed)
         if self.accelerator == "gpu":
-            found = ask()
-            if found.platform != "gpu":
-                has = f"uses the {found.platform}" if found.platform else f"does not start ({found.error})"
+            answer = ask()
+            if answer.platform != "gpu":
+                has = f"uses the {answer.platform}" if answer.platform else f"does not start ({answer.error})"
                 raise SettingError("--platform", "gpu", f"needs GPUs, and JAX {has} there: {_SEE}")
-            if found.count < num_here * devices_per_process:
+            if answer.count < num_here * devices_per_process:
                 needs = f"needs {num_here * devices_per_process} on this machine, one for each expert rank"
-                allowed = f"{needs}, and JAX has {found.count} x {found.kind} there"
+                allowed = f"{needs}, and JAX has {answer.count} x {answer.kind} there"
                 raise SettingError("--platform", "gpu", allowed)

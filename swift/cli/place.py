@@ -78,8 +78,8 @@ def _read(path: Path) -> np.ndarray:
     except Exception as error:  # of many kinds: a header may be no Python, or promise more than there is memory
         if isinstance(error, SettingError):
             raise SettingError(error.setting, str(path), f"has {error.value}, and {error.allowed}") from error
-        why = error.strerror if isinstance(error, OSError) and error.strerror else "is not an array in .npy format"
-        raise SettingError("LOADS.npy", str(path), f"cannot be read: {why}") from error
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "is not an array in .npy format"
+        raise SettingError("LOADS.npy", str(path), f"cannot be read: {reason}") from error
 
 
 def _write(option: str, path: Path, content: bytes) -> None:
@@ -113,11 +113,11 @@ def _json(
 ) -> Iterator[str]:
     layers: list[dict[str, Any]] = []
     for layer in range(len(loads_LE)):
-        found = {
-            name: {"largest_over_mean": _uneven(of_rank[layer]), "rank_loads": of_rank[layer].tolist()}
-            for name, of_rank in loads.items()
+        load_facts = {
+            name: {"largest_over_mean": _uneven(rank_loads[layer]), "rank_loads": rank_loads[layer].tolist()}
+            for name, rank_loads in loads.items()
         }
-        layers.append({"layer": layer, **found, "placement": placement_LNS[layer].tolist()})
+        layers.append({"layer": layer, **load_facts, "placement": placement_LNS[layer].tolist()})
     facts = {"policy": options.policy, "num_ranks": options.ranks, "slots_per_rank": options.slots}
     yield json.dumps(facts | {"num_experts": loads_LE.shape[1], "layers": layers})
     sys.stdout.flush()

@@ -93,7 +93,7 @@ class _BlockOptions:
         for option, number in (("--embedding", self.embedding), ("--head", self.head)):
             check_number(option, number, least=0)
         sizes, runs = common_chunks(self._cuts(self.num_blocks, topology, failed, shape))
-        holders = tuple(tuple(shape[run] for run in of_pipeline) for of_pipeline in runs)
+        holders = tuple(tuple(shape[run] for run in pipeline_runs) for pipeline_runs in runs)
         return self._sized(sizes, self.num_blocks, topology, costs), holders
 
     def blocks(self, topology: Topology, costs: Costs) -> tuple[Chunk, ...]:
@@ -150,8 +150,10 @@ def _microbatches_of(text: str) -> int | tuple[int, ...]:
 def _cut(text: str, num_blocks: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     sizes = _numbers("--cut", text, "must be numbers of blocks, such as 16,15,15,15")
     if len(sizes) != len(shape):
-        of_what = f"{len(shape)} stages" if len(set(shape)) == len(shape) else f"{len(shape)} runs, of stages {shape}"
-        raise SettingError("--cut", text, f"must be one number of blocks for each of the {of_what}")
+        parts_text = (
+            f"{len(shape)} stages" if len(set(shape)) == len(shape) else f"{len(shape)} runs, of stages {shape}"
+        )
+        raise SettingError("--cut", text, f"must be one number of blocks for each of the {parts_text}")
     if sum(sizes) != num_blocks:
         raise SettingError("--cut", text, f"must add up to --blocks = {num_blocks}, and adds up to {sum(sizes)}")
     return sizes
@@ -312,9 +314,9 @@ def plan(options: argparse.Namespace) -> None:
         _check_adapt(options)
         problem = _problem(options)
         planner, store = _Timed(_planner(options)), _store(options)
-        found = None if options.adapt is None else adapted(options, problem)
-        if found is not None:
-            schedule, planning_ms = found.plan.schedule, found.planning_ms
+        adaptation = None if options.adapt is None else adapted(options, problem)
+        if adaptation is not None:
+            schedule, planning_ms = adaptation.plan.schedule, adaptation.planning_ms
         else:
             schedule = planner(problem) if store is None else store.plan(problem, options.solver, planner)
             planning_ms = planner.elapsed_ms
@@ -331,9 +333,9 @@ def plan(options: argparse.Namespace) -> None:
             if options.prepare is not None:
                 facts["num_plans"] = num_plans(problem.topology, options.prepare)
             lines = [*summarize(schedule.problem, facts), "", *([plans, ""] if plans else [])]
-            if found is not None:
-                facts |= found.facts
-                lines = [*_adapted_lines(found), "", *lines]
+            if adaptation is not None:
+                facts |= adaptation.facts
+                lines = [*_adapted_lines(adaptation), "", *lines]
             content = json.dumps(facts) + "\n" if form == "json" else _text(schedule, lines, options.out)
     _write(options.out, content)
 

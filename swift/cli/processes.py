@@ -46,18 +46,18 @@ class ParentLink:
 
     Attributes:
         joined: pipe to which a byte is written once this host has joined the others.
-        said: file that takes what is written to stderr until then.
+        stderr_file: file that takes what is written to stderr until then.
     """
 
     joined: int
-    said: BinaryIO
+    stderr_file: BinaryIO
 
     @contextmanager
     def joining(self) -> Iterator[None]:
         """Context in which this host joins the others; then the parent knows that it has."""
         sys.stderr.flush()
         stderr = os.dup(2)
-        os.dup2(self.said.fileno(), 2)
+        os.dup2(self.stderr_file.fileno(), 2)
         try:
             yield
         finally:
@@ -92,11 +92,11 @@ def run_supervised(run: Callable[[ParentLink], int], options: argparse.Namespace
     """
     watch, alive = os.pipe()
     reader, writer = os.pipe()
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as stderr_file:
         child = os.fork()
         if child == 0:
             os.close(alive)
-            _be_child(lambda: run(ParentLink(writer, said)), watch, options)
+            _be_child(lambda: run(ParentLink(writer, stderr_file)), watch, options)
         os.close(watch)
         os.close(writer)
         status, was_signalled = _wait_for(child)
@@ -107,13 +107,15 @@ def run_supervised(run: Callable[[ParentLink], int], options: argparse.Namespace
             return os.WEXITSTATUS(status)
         if was_signalled:
             return INTERRUPTED
-        said.seek(0)
-        text = said.read().decode(errors="replace")
+        stderr_file.seek(0)
+        text = stderr_file.read().decode(errors="replace")
     if not has_joined:
-        why = next((why for word, why in _REASONS.items() if word in text), "this host could not join the others")
+        reason = next(
+            (reason for word, reason in _REASONS.items() if word in text), "this host could not join the others"
+        )
         notes = [line.removeprefix(JOINING_NOTE) for line in text.splitlines() if line.startswith(JOINING_NOTE)]
-        why = "; ".join([why, *notes])
-        print(f"swift: host {_own(options)}: --coordinator = {options.coordinator!r}: {why}", file=sys.stderr)
+        reason = "; ".join([reason, *notes])
+        print(f"swift: host {_own(options)}: --coordinator = {options.coordinator!r}: {reason}", file=sys.stderr)
         return 2
     how = signal.Signals(os.WTERMSIG(status)).name
     print(
@@ -135,9 +137,9 @@ def _be_child(run: Callable[[], int], watch: int, options: argparse.Namespace) -
     except Exception as error:
         if type(error).__name__ != "JaxRuntimeError":
             traceback.print_exc()
-        why = " ".join(str(error).split())[:_MAX_WHY]
+        reason = " ".join(str(error).split())[:_MAX_WHY]
         print(
-            f"swift: host {_own(options)}: another host is gone, or this one has failed ({why}): stopped; "
+            f"swift: host {_own(options)}: another host is gone, or this one has failed ({reason}): stopped; "
             f"{_advice(options)}",
             file=sys.stderr,
         )
@@ -217,8 +219,8 @@ class RunningNames:
     def names(self) -> list[str]:
         """Returns the names of what runs, each once, in their order."""
         begins = range(0, len(self._memory), _NAME_BYTES)
-        found = {self._memory[begin : begin + _NAME_BYTES].rstrip(b"\0") for begin in begins}
-        return sorted(name.decode(errors="ignore") for name in found if name)
+        encoded = {self._memory[begin : begin + _NAME_BYTES].rstrip(b"\0") for begin in begins}
+        return sorted(name.decode(errors="ignore") for name in encoded if name)
 
 
 def run_in_child(run: Callable[[RunningNames], int], what: str) -> int:

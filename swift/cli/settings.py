@@ -50,10 +50,10 @@ def settings(options: argparse.Namespace) -> None:
     width = min(shutil.get_terminal_size().columns, 120)
     lines = []
     for name, kind in CONFIGURABLES.items():
-        of_kind = [setting for setting in chosen if setting.name.partition(".")[0] == name]
-        if of_kind or options.name == name:
+        kind_settings = [setting for setting in chosen if setting.name.partition(".")[0] == name]
+        if kind_settings or options.name == name:
             meaning = (inspect.getdoc(kind) or "").partition("\n")[0]  # python -OO leaves docstrings out
-            lines += [f"@{name}(): {meaning}".rstrip(": "), "", *_shown(of_kind, width), ""]
+            lines += [f"@{name}(): {meaning}".rstrip(": "), "", *_shown(kind_settings, width), ""]
     sys.stdout.write("\n".join(lines[:-1]) + "\n")
     sys.stdout.flush()
 
@@ -71,12 +71,12 @@ def _named(name: str, groups: dict[str, list[_Setting]], every: Sequence[_Settin
         return groups[bare]
     if bare.endswith(".gin"):
         raise SettingError("NAME", name, f"there is no such setting; `swift config {name}` shows those of a file")
-    found = [setting for setting in every if bare in (setting.name, setting.name.partition(".")[2])]
-    if not found:
+    matching = [setting for setting in every if bare in (setting.name, setting.name.partition(".")[2])]
+    if not matching:
         known = [*groups, *(setting.name for setting in every)]
         allowed = suggest(bare.rpartition(".")[2], known, "`swift settings` lists all")
         raise SettingError("NAME", name, f"there is no such setting; {allowed}")
-    return found
+    return matching
 
 
 def _settings_of(kind: Callable) -> Iterator[_Setting]:

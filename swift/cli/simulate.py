@@ -68,10 +68,14 @@ def simulate(options: argparse.Namespace) -> None:
         job, model = _job(options), published(options.model) if options.model else None
         trace = _trace(options, job.num_workers)
         chosen = strategies(job, trace, model, options.strategy or STRATEGIES)
-        for one in chosen:
-            if options.strategy and isinstance(one, CannotRun) and not one.out_of_memory:
-                raise SettingError("strategy", one.name, one.why)
-        facts = document(job, trace, (one if isinstance(one, CannotRun) else run_through(one, trace) for one in chosen))
+        for strategy in chosen:
+            if options.strategy and isinstance(strategy, CannotRun) and not strategy.out_of_memory:
+                raise SettingError("strategy", strategy.name, strategy.why)
+        facts = document(
+            job,
+            trace,
+            (strategy if isinstance(strategy, CannotRun) else run_through(strategy, trace) for strategy in chosen),
+        )
     if options.plot is not None:
         _draw(options.plot, facts)
     if options.format == "json":
@@ -96,10 +100,10 @@ def _job(options: argparse.Namespace) -> Job:
 
 
 def _trace(options: argparse.Namespace, num_workers: int) -> Trace:
-    given = {name: getattr(options, name) is not None for name in ("trace", "mtbf", "remove_every")}
-    if sum(given.values()) != 1:
+    is_set = {name: getattr(options, name) is not None for name in ("trace", "mtbf", "remove_every")}
+    if sum(is_set.values()) != 1:
         allowed = "give one of --trace FILE, --mtbf DURATION and --remove-every DURATION"
-        raise SettingError("trace", SourceText("(not set)" if not any(given.values()) else "(set twice)"), allowed)
+        raise SettingError("trace", SourceText("(not set)" if not any(is_set.values()) else "(set twice)"), allowed)
     if options.trace is not None:
         return read_trace(options.trace, lambda line: print(f"swift: {line}", file=sys.stderr), options.seed)
     if options.remove_every is not None:
@@ -185,8 +189,8 @@ def _table(facts: Mapping[str, Any]) -> Iterator[str]:
 def _remarks(facts: Mapping[str, Any]) -> Iterator[str]:
     for row in facts["strategies"]:
         yield f"{row['name']}: {row['why'] if row['spent_s'] is None else row['source']}"
-    for one in facts["left_out"]:
-        yield f"{one['name']} is left out: {one['why']}"
+    for row in facts["left_out"]:
+        yield f"{row['name']} is left out: {row['why']}"
 
 
 def _translate(error: SettingError, options: argparse.Namespace) -> SettingError:

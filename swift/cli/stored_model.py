@@ -55,8 +55,8 @@ class StoredModel:
             return load_exported(self.experiment, self.path)
         from swift.hub.exporting import load_weights
 
-        for why in self.plan.passed_over:
-            print(f"passed over: {why}", file=sys.stderr)
+        for reason in self.plan.passed_over:
+            print(f"passed over: {reason}", file=sys.stderr)
         return load_weights(self.experiment, self.path, self.plan)
 
 

@@ -36,13 +36,13 @@ _SAME = ("resume", "stop_at", "profile", "init_from")
 def train(options: argparse.Namespace) -> None:
     """``swift train CONFIG.gin``."""
     experiment = load_experiment(options.config, options.set)
-    place = host_index(options)
+    host = host_index(options)
     run_dir = run_dir_of(options)
     weights, connect = (
         weights_of(options, experiment),
         input_hosts_of_runs([experiment.data], options, has_network=options.coordinator is not None),
     )
-    prepare([experiment], devices_of_host(place, [experiment]))
+    prepare([experiment], devices_of_host(host, [experiment]))
     run = TrainOptions(
         run_dir,
         resume=options.resume,
@@ -57,7 +57,7 @@ def train(options: argparse.Namespace) -> None:
         connect=connect,
         plan=plan_reading,
     )
-    with nullcontext(SINGLE_HOST) if place is None else joined(place, options, {run_dir: experiment}) as hosts:
+    with nullcontext(SINGLE_HOST) if host is None else joined(host, options, {run_dir: experiment}) as hosts:
         summary = run_training(experiment, replace(run, hosts=hosts))
     if hosts.is_first:
         from swift.cli.report import show_run
@@ -80,9 +80,9 @@ def host_index(options: argparse.Namespace) -> HostIndex | None:
     Raises:
         SettingError: an option is missing or out of range.
     """
-    address, count, own = options.coordinator, options.num_hosts, options.host
+    address, count, index = options.coordinator, options.num_hosts, options.host
     if address is None:
-        for name, value in (("--num-hosts", count), ("--host", own)):
+        for name, value in (("--num-hosts", count), ("--host", index)):
             if value is not None:
                 raise SettingError(name, value, "goes with --coordinator, which is not set")
         return None
@@ -90,22 +90,22 @@ def host_index(options: argparse.Namespace) -> HostIndex | None:
         raise SettingError("--run-dir", SourceText("(not set)"), "several hosts need a directory that they share")
     if count is not None:
         check_count("--num-hosts", count, least=1)
-    if own is not None:
-        check_count("--host", own, least=0)
-        if count is not None and own >= count:
-            raise SettingError("--host", own, f"must be below --num-hosts = {count}: hosts are numbered from 0")
+    if index is not None:
+        check_count("--host", index, least=0)
+        if count is not None and index >= count:
+            raise SettingError("--host", index, f"must be below --num-hosts = {count}: hosts are numbered from 0")
     if address == "auto":
-        return HostIndex(None, count, own)
+        return HostIndex(None, count, index)
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise SettingError("--coordinator", address, "must be HOST:PORT, or auto")
-    for name, value in (("--num-hosts", count), ("--host", own)):
+    for name, value in (("--num-hosts", count), ("--host", index)):
         if value is None:
             raise SettingError(name, SourceText("(not set)"), "has to be given with an address as --coordinator")
     if not options.insecure_network and not _is_loopback(host):
         allowed = "is a network, on which nothing is encrypted and no key is asked for"
         raise SettingError("--coordinator", address, f"{allowed}; add --insecure-network if you trust that network")
-    return HostIndex(address, count, own)
+    return HostIndex(address, count, index)
 
 
 def _is_loopback(host: str) -> bool:
@@ -137,11 +137,11 @@ def _check_no_run(options: argparse.Namespace, run_dirs: Iterable[Path]) -> None
     Host 0 takes the directory once all hosts have joined, so before that it has no owner.
     """
     for run_dir in run_dirs:
-        found = living_owner(run_dir, lambda line: print(f"swift: {line}", file=sys.stderr, flush=True))
-        if found is None:
+        lease = living_owner(run_dir, lambda line: print(f"swift: {line}", file=sys.stderr, flush=True))
+        if lease is None:
             continue
         name, value = ("--run-dir", str(run_dir)) if options.host is None else ("--host", options.host)
-        allowed = f"the run is under way, by {found.owner or 'another process'}, and all its hosts are there"
+        allowed = f"the run is under way, by {lease.owner or 'another process'}, and all its hosts are there"
         raise SettingError(name, value, allowed)
 
 

@@ -41,7 +41,7 @@ def named_numbers(option: str, texts: Sequence[str], fields: Mapping[str, str], 
         SettingError: a text is not of that form, has an unknown name, or has no number.
     """
     values: dict[str, float] = {}
-    given = set()
+    seen = set()
     for text in texts:
         name, is_set, number = text.partition("=")
         if not is_set:
@@ -52,9 +52,9 @@ def named_numbers(option: str, texts: Sequence[str], fields: Mapping[str, str], 
             values[fields[name]] = float(number)
         except ValueError as error:
             raise SettingError(option, text, f"{number!r} is not a number") from error
-        if name in given:
+        if name in seen:
             raise SettingError(option, text, f"{name} is given twice")
-        given.add(name)
+        seen.add(name)
         if values[fields[name]] > _MAX_COST:
             raise SettingError(option, text, f"must be at most {_MAX_COST:g}: take a larger unit")
     return values
@@ -78,15 +78,15 @@ def workers_of(option: str, texts: Sequence[str]) -> frozenset[Worker]:
     Raises:
         SettingError: a text is not of that form.
     """
-    found = set()
+    workers = set()
     for text in texts:
         worker = read_worker(text)
         if worker is None:
             raise SettingError(option, text, "must be PIPELINE:STAGE, such as 1:2")
-        if worker in found:
+        if worker in workers:
             raise SettingError(option, text, "is given twice")
-        found.add(worker)
-    return frozenset(found)
+        workers.add(worker)
+    return frozenset(workers)
 
 
 def seconds_of(option: str, text: str) -> float:
@@ -95,12 +95,12 @@ def seconds_of(option: str, text: str) -> float:
     Raises:
         SettingError: the text is not of that form.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text, re.ASCII)
-    if not found:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text, re.ASCII)
+    if not match:
         raise SettingError(option, text, "must be a duration, such as 90s, 10m, 6h or 2d")
-    if not found[2]:
+    if not match[2]:
         print(f"swift: {option} {text} has no unit and is taken for {text}s", file=sys.stderr)
-    return float(found[1]) * _UNITS_S[found[2]]
+    return float(match[1]) * _UNITS_S[match[2]]
 
 
 def deadlines_of(texts: Sequence[str], names: Sequence[str], defaults: Deadlines | None = None) -> Deadlines:

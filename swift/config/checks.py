@@ -174,7 +174,7 @@ def check_microbatches(microbatches: Sequence[int] | None, topology: Topology, n
         return
     if not isinstance(microbatches, tuple | list) or len(microbatches) != number:
         raise SettingError(setting, microbatches, f"must be a number for each of Topology.num_pipelines = {number}")
-    if not all(isinstance(one, int) and not isinstance(one, bool) and one > 0 for one in microbatches):
+    if not all(isinstance(count, int) and not isinstance(count, bool) and count > 0 for count in microbatches):
         raise SettingError(setting, microbatches, "must be whole numbers of at least 1")
     if sum(microbatches) != number * num_microbatches:
         mean = f"{number} times Experiment.num_microbatches = {num_microbatches}"

@@ -36,13 +36,13 @@ def cut_model(
     num_pipelines, num_stages = topology.num_pipelines, topology.num_stages
     num_parts = num_stages if shape is None else len(shape)
     num_runs = num_parts // num_stages
-    if isinstance(sizes, tuple | list) and any(isinstance(one, tuple | list) for one in sizes):
+    if isinstance(sizes, tuple | list) and any(isinstance(size, tuple | list) for size in sizes):
         if len(sizes) != num_pipelines:
             allowed = f"must have one list of numbers for each of Topology.num_pipelines = {num_pipelines}"
             raise SettingError("Experiment.cut", sizes, allowed)
         return tuple(
-            make_cut(model.moe_layers, num_stages, () if one is None else one, f"Experiment.cut[{d}]", num_runs)
-            for d, one in enumerate(sizes)
+            make_cut(model.moe_layers, num_stages, () if row is None else row, f"Experiment.cut[{d}]", num_runs)
+            for d, row in enumerate(sizes)
         )
     if sizes is None and num_parts < model.num_layers and not _are_alike(model, num_parts):
         costs, first, last = layer_costs(model, experts, vocab_size)
@@ -53,7 +53,9 @@ def cut_model(
 def chunks_of(cuts: Sequence[Cut], shape: Sequence[int]) -> Chunks:
     """Finds the chunks of pipelines with these cuts, whose parts are on the stages that ``shape`` lists."""
     sizes, parts = common_chunks([cut.sizes for cut in cuts])
-    return Chunks(cuts[0].moe_layers, sizes, tuple(tuple(shape[part] for part in mine) for mine in parts))
+    return Chunks(
+        cuts[0].moe_layers, sizes, tuple(tuple(shape[part] for part in pipeline_parts) for pipeline_parts in parts)
+    )
 
 
 def cuts_text(cuts: Sequence[Cut], num_stages: int) -> str:

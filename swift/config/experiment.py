@@ -165,8 +165,8 @@ def parse_rank(text: str) -> tuple[str, int | None]:
     >>> parse_rank("step 20: fail 0:0 rank 3"), parse_rank("step 20: fail 1:2")
     (('step 20: fail 0:0', 3), ('step 20: fail 1:2', None))
     """
-    found = _WITH_RANK.fullmatch(text)
-    return (found[1], int(found[2])) if found else (text, None)
+    match = _WITH_RANK.fullmatch(text)
+    return (match[1], int(match[2])) if match else (text, None)
 
 
 def parse_event(
@@ -184,25 +184,25 @@ def parse_event(
     Raises:
         SettingError: the text is not of that form, or names a step or a worker that does not exist.
     """
-    found = _FORM.fullmatch(text)
-    if found is None or found[2] not in kinds:
-        first, *others = kinds
+    match = _FORM.fullmatch(text)
+    if match is None or match[2] not in kinds:
+        first, *other_kinds = kinds
         allowed = f"must be 'step STEP: {first} PIPELINE:STAGE'"
-        raise SettingError(setting, text, allowed + "".join(f" or 'step STEP: {other} ...'" for other in others))
-    step, worker, (name, last) = int(found[1]), (int(found[3]), int(found[4])), last_step
+        raise SettingError(setting, text, allowed + "".join(f" or 'step STEP: {other} ...'" for other in other_kinds))
+    step, worker, (name, last) = int(match[1]), (int(match[3]), int(match[4])), last_step
     if not 1 <= step <= last:
         raise SettingError(setting, text, f"the step must be 1 to {name} = {last}")
     if worker not in topology.workers:
         shape = f"{topology.num_pipelines} pipelines x {topology.num_stages} stages"
         raise SettingError(setting, text, f"no such worker among {shape}, both counted from 0")
-    return step, found[2], worker
+    return step, match[2], worker
 
 
 def _parse(text: str, topology: Topology, num_steps: int) -> FailureEvent:
-    of_worker, rank = parse_rank(text)
+    worker_text, rank = parse_rank(text)
     last_step = ("Experiment.num_steps", num_steps)
     try:
-        step, kind, worker = parse_event(FAILURES_SETTING, of_worker, ("fail", "rejoin"), topology, last_step)
+        step, kind, worker = parse_event(FAILURES_SETTING, worker_text, ("fail", "rejoin"), topology, last_step)
     except SettingError as error:
         raise SettingError(FAILURES_SETTING, text, error.allowed) from None
     if rank is not None and topology.num_pipelines > 1:

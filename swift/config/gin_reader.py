@@ -145,15 +145,15 @@ def load_stored(
         SettingError: the configuration is damaged, not plain data, or has an unknown class.
     """
     named = beside if config is None else load_experiment(config)
-    own = {} if named is None else dict(user_classes(named))
+    classes = {} if named is None else dict(user_classes(named))
 
     def find(part: StoredObject) -> Callable[..., Any] | None:
         kind = None if part.module else CONFIGURABLES.get(part.kind)
-        return checked(kind, CONFIGURABLES) if isinstance(kind, type) else own.get(part.kind)
+        return checked(kind, CONFIGURABLES) if isinstance(kind, type) else classes.get(part.kind)
 
     try:
         part = read_config(directory, optional_settings)
-        missing = next((one for one in parts(part, optional_settings) if find(one) is None), None)
+        missing = next((inner for inner in parts(part, optional_settings) if find(inner) is None), None)
         if missing is None:
             return _with_own_tokenizer(build(part, find, optional_settings), directory)
     except UnreadableConfig as error:
@@ -172,20 +172,20 @@ def _with_own_tokenizer(experiment: Experiment, directory: Path) -> Experiment:
     data = experiment.data
     if not isinstance(data.tokenizer, TokenizerFile) or Path(data.tokenizer.path).is_file():
         return experiment
-    own = (directory / Path(data.tokenizer.path).name).resolve()
-    if not own.is_file():
+    tokenizer_path = (directory / Path(data.tokenizer.path).name).resolve()
+    if not tokenizer_path.is_file():
         return experiment
-    return replace(experiment, data=replace(data, tokenizer=replace(data.tokenizer, path=str(own))))
+    return replace(experiment, data=replace(data, tokenizer=replace(data.tokenizer, path=str(tokenizer_path))))
 
 
 def all_installed(paths: Sequence[Path]) -> list[Path]:
     """Returns the paths of experiments; a pattern that the shell found nothing for is one of the package's."""
-    found = []
+    all_paths = []
     for path in paths:
         folder = _installed(path.parent)
         matching = sorted(folder.glob(path.name)) if "*" in path.name and folder != path.parent else []
-        found += matching or [path]
-    return found
+        all_paths += matching or [path]
+    return all_paths
 
 
 def _installed(path: Path) -> Path:
@@ -260,10 +260,10 @@ def _import(name: str, line: int, path: Path) -> None:
     try:
         importlib.import_module(name)
     except Exception as error:
-        own = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename][1:]
-        where = f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
-        why = f"{where} raises {error_line(error)}" if own else first_line(error)
-        raise SettingError("CONFIG", str(path), f"line {line} cannot be followed: {why}") from error
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename][1:]
+        location = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+        reason = f"{location} raises {error_line(error)}" if frames else first_line(error)
+        raise SettingError("CONFIG", str(path), f"line {line} cannot be followed: {reason}") from error
 
 
 def _read(path: Path, including: tuple[Path, ...]) -> str:
@@ -316,14 +316,14 @@ def _check_used(overrides: Sequence[str]) -> None:
     overridden = [text.partition("=")[0].strip() for text in overrides]
     scopes = {scope.rstrip("/") for value in unused.values() for scope in _SCOPE.findall(value)}
     for name, value in unused.items():
-        if any(_is_within(one, name) for one in used):
+        if any(_is_within(used_name, name) for used_name in used):
             continue
         if "." not in name:
             everything = [f"{owner}.{setting}" for owner, settings in _settings.items() for setting in settings]
             raise SettingError(name, SourceText(value), f"is used nowhere; {suggest(name, everything, _NAMED)}")
         owner = name.rpartition(".")[0]
         scope, _, kind = owner.rpartition("/")
-        if scope and (kind in ("Experiment", *_PARTS) or not any(f"{one}/".startswith(f"{scope}/") for one in scopes)):
+        if scope and (kind in ("Experiment", *_PARTS) or not any(f"{s}/".startswith(f"{scope}/") for s in scopes)):
             raise SettingError(name, SourceText(value), f"would change nothing: this experiment has no @{owner}()")
         if owner in _PARTS:
             allowed = f"would change nothing: the file does not say Experiment.{_PARTS[owner]} = @{owner}()"

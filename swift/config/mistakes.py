@@ -57,11 +57,11 @@ def parse_mistake(
         return SettingError(source.setting, source.value, "has more brackets in each other than can be read")
     if isinstance(error, SyntaxError | tokenize.TokenError):
         return SettingError(source.setting, source.value, _no_syntax(error, source))
-    place = _PLACE.search(str(error))
-    if place is None:
+    location = _PLACE.search(str(error))
+    if location is None:
         return SettingError(source.setting, source.value, str(error))
-    name, _, value = place[2].partition("=")
-    where = f" ({source.value}, line {place[1]})" if source.setting == "CONFIG" else ""
+    name, _, value = location[2].partition("=")
+    where = f" ({source.value}, line {location[1]})" if source.setting == "CONFIG" else ""
     parameter, unknown = _PARAMETER.search(str(error)), _UNKNOWN.search(str(error))
     if parameter and parameter[1] in known:
         allowed = f"{parameter[1]} has no such setting; {suggest(parameter[2], known[parameter[1]])}{where}"
@@ -69,8 +69,8 @@ def parse_mistake(
         names = values_of(name.strip()) if value.strip().startswith("@") else known
         allowed = f"there is no {unknown[1]}; {suggest(unknown[1], names)}{where}"
     else:
-        message = str(error)[: place.start()]
-        return SettingError(source.setting, source.value, f"{source.at(place[1])}cannot be followed: {message}")
+        message = str(error)[: location.start()]
+        return SettingError(source.setting, source.value, f"{source.at(location[1])}cannot be followed: {message}")
     return SettingError(name.strip(), SourceText(value.strip()), allowed)
 
 

@@ -135,7 +135,7 @@ def build(
         setting = f"{part.kind}.{name}"
         inner: list[StoredObject] = []
         _filled(value, inner.append)
-        is_spared = setting in optional_settings and any(find(one) is None for held in inner for one in parts(held))
+        is_spared = setting in optional_settings and any(find(p) is None for child in inner for p in parts(child))
         if is_spared:
             instead |= _INSTEAD.get(setting, {})
         else:
@@ -155,8 +155,8 @@ def parts(part: StoredObject, optional_settings: Collection[str] = ()) -> Iterat
     for name, value in part.settings.items():
         if f"{part.kind}.{name}" not in optional_settings:
             _filled(value, inner.append)
-    for one in inner:
-        yield from parts(one, optional_settings)
+    for child in inner:
+        yield from parts(child, optional_settings)
 
 
 def _filled(value: Any, fill: Callable[[StoredObject], Any]) -> Any:
@@ -249,14 +249,14 @@ def _render(value: Any, scope: str = "") -> Iterator[str]:
             parts.append((setting, f"{field.name}/" if is_second else scope))
             yield f"{name}.{field.name} = @{parts[-1][1]}{type(setting).__name__}()"
         elif isinstance(setting, tuple) and any(map(dataclasses.is_dataclass, setting)):
-            scopes = [f"{scope.replace('/', '_')}{field.name}_{place}/" for place in range(len(setting))]
+            scopes = [f"{scope.replace('/', '_')}{field.name}_{index}/" for index in range(len(setting))]
             parts += zip(setting, scopes, strict=True)
-            items = (f"@{of}{type(one).__name__}()" for one, of in zip(setting, scopes, strict=True))
+            items = (f"@{prefix}{type(element).__name__}()" for element, prefix in zip(setting, scopes, strict=True))
             yield f"{name}.{field.name} = ({', '.join(items)},)"
         else:
             yield f"{name}.{field.name} = {setting!r}"
-    for part, of in parts:
-        yield from _render(part, of)
+    for part, part_scope in parts:
+        yield from _render(part, part_scope)
 
 
 def defaults_in(value: Any) -> Iterator[str]:

@@ -47,9 +47,9 @@ def examine_directory(run_dir: Path, root: Path = Path("/"), deadline_s: float =
         root: root of the file system, for its list of mounts.
         deadline_s: seconds until a file system that does not answer is given up.
     """
-    found: list[Finding] = []
+    findings: list[Finding] = []
     # A file system that stalls would hold this thread for ever.
-    thread = threading.Thread(target=lambda: found.extend(_examined(run_dir, root)), daemon=True)
+    thread = threading.Thread(target=lambda: findings.extend(_examined(run_dir, root)), daemon=True)
     thread.start()
     thread.join(deadline_s)
     if thread.is_alive():
@@ -57,13 +57,13 @@ def examine_directory(run_dir: Path, root: Path = Path("/"), deadline_s: float =
             _DIRECTORY_TOPIC, "missing", f"{run_dir}: its file system does not answer within {deadline_s:.0f} s"
         )
     else:
-        yield from found
+        yield from findings
 
 
 def _existing(path: Path) -> Path:
     """Returns the nearest directory that exists, of a path and those above it."""
     path = path.absolute()
-    return next(one for one in (path, *path.parents) if one.is_dir())
+    return next(ancestor for ancestor in (path, *path.parents) if ancestor.is_dir())
 
 
 def _examined(run_dir: Path, root: Path) -> Iterator[Finding]:
@@ -75,22 +75,22 @@ def _examined(run_dir: Path, root: Path) -> Iterator[Finding]:
         yield Finding(_DIRECTORY_TOPIC, "missing", f"{run_dir} cannot be written to: {error.strerror}")
         return
     try:
-        begun = time.monotonic()
+        start_time = time.monotonic()
         for what, try_it in _TRIALS.items():
             try:
                 try_it(trial)
             except OSError as error:
                 yield Finding(_DIRECTORY_TOPIC, "missing", f"in {directory} a run cannot {what}: {error.strerror}")
                 return
-        yield from _of_speed(directory, root, time.monotonic() - begun)
+        yield from _of_speed(directory, root, time.monotonic() - start_time)
         yield from _of_clock(trial)
     finally:
         shutil.rmtree(trial, ignore_errors=True)
 
 
 def _of_speed(directory: Path, root: Path, seconds: float) -> Iterator[Finding]:
-    found, kind = os.statvfs(directory), _file_system(directory, root / "proc/self/mountinfo")
-    text = f"{directory}: {kind}, {size_text(found.f_bavail * found.f_frsize)} free"
+    stats, kind = os.statvfs(directory), _file_system(directory, root / "proc/self/mountinfo")
+    text = f"{directory}: {kind}, {size_text(stats.f_bavail * stats.f_frsize)} free"
     if seconds > _SLOW_S:
         yield Finding(_DIRECTORY_TOPIC, "note", f"{text}; a few small files took {seconds:.1f} s: saves will be slow")
     elif kind.startswith(_OVER_NETWORKS):
@@ -116,8 +116,8 @@ def _replace(trial: Path) -> None:
 
 
 def _rename_directory(trial: Path) -> None:
-    with new_directory(trial / "made") as made:
-        (made / "file").write_bytes(b"content")
+    with new_directory(trial / "made") as directory:
+        (directory / "file").write_bytes(b"content")
     sync_directory(trial)
 
 
@@ -177,8 +177,8 @@ def _shared_memory(path: Path) -> Finding:
     elsewhere = f"states of `launch` would be in {tempfile.gettempdir()}, which is slower"
     if not path.is_dir():
         return Finding("shm", "note", f"there is no {path}: {elsewhere}")
-    found = os.statvfs(path)
-    total, free = (found.f_frsize * blocks for blocks in (found.f_blocks, found.f_bavail))
+    stats = os.statvfs(path)
+    total, free = (stats.f_frsize * blocks for blocks in (stats.f_blocks, stats.f_bavail))
     text = f"{size_text(free)} of {size_text(total)} free in {path}"
     if free >= _LEAST_SHARED:
         return Finding("shm", "ok", text)
@@ -228,19 +228,19 @@ def judge_packages(needs: Iterable[str], version_of: Callable[[str], str]) -> It
         needs: requirements as a package's metadata has them; those of extras are left out.
         version_of: function that returns the version of an installed package, or raises PackageNotFoundError.
     """
-    found, wrong = dict[str, str](), False
+    versions, has_faults = dict[str, str](), False
     for requirement in map(Requirement, needs):
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
         try:
-            version = found[requirement.name] = version_of(requirement.name)
+            version = versions[requirement.name] = version_of(requirement.name)
         except importlib.metadata.PackageNotFoundError:
             version = None
         if version is None or not requirement.specifier.contains(version, prereleases=True):
             has = "is not installed" if version is None else f"is {version}"
             remedy = f"pip install '{requirement.name}{requirement.specifier}'"
             yield Finding(_SOFTWARE_TOPIC, "missing", f"{requirement.name} {has}: {remedy}")
-            wrong = True
-    if not wrong:
-        main = "".join(f", {name} {found[name]}" for name in ("jax", "numpy") if name in found)
+            has_faults = True
+    if not has_faults:
+        main = "".join(f", {name} {versions[name]}" for name in ("jax", "numpy") if name in versions)
         yield Finding(_SOFTWARE_TOPIC, "ok", f"Swift {__version__}, Python {platform.python_version()}{main}")

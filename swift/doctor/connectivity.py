@@ -41,7 +41,7 @@ class ConnectivityCheck:
     Attributes:
         directory: directory that all of them see.
         count: number of nodes.
-        own: number of this one, from 0.
+        own_node: number of this one, from 0.
         host: address of this one.
         deadline_s: seconds after the last sign of another node in which the next one has to come.
         examining_s: seconds in which all nodes have to have examined themselves.
@@ -50,7 +50,7 @@ class ConnectivityCheck:
 
     directory: Path
     count: int
-    own: int
+    own_node: int
     host: str
     deadline_s: float = 60.0
     examining_s: float = 300.0
@@ -96,7 +96,7 @@ class PeerServer:
     def announce(self, facts: Mapping[str, str] | None) -> None:
         """Writes where this node is found, with its facts if it has them."""
         fields = {"host": self._meeting.host, "port": self._port, "word": self.word, "facts": facts and dict(facts)}
-        replace_file(self._meeting.file(self._meeting.own), json.dumps(fields).encode())
+        replace_file(self._meeting.file(self._meeting.own_node), json.dumps(fields).encode())
 
     def meet(self, facts: Mapping[str, str]) -> Iterator[Finding]:
         """Meets the other nodes; raises OSError where the directory cannot be used.
@@ -105,27 +105,27 @@ class PeerServer:
             facts: what has to be the same on all of them, by its name.
         """
         self.announce(facts)
-        meeting, begun, news = self._meeting, time.monotonic(), time.monotonic()
-        others = {node: _Node() for node in range(meeting.count) if node != meeting.own}
+        meeting, start_time, news = self._meeting, time.monotonic(), time.monotonic()
+        peers = {node: _Node() for node in range(meeting.count) if node != meeting.own_node}
         with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
             while True:
-                left = {node: found for node, found in others.items() if found.trouble}
-                before = {node: found.trouble for node, found in left.items()}, len(self._came)
-                list(pool.map(lambda node: _reach(meeting, node, others[node]), left))
-                if self._came >= others.keys() and not any(found.trouble for found in others.values()):
+                unreached = {node: peer for node, peer in peers.items() if peer.trouble}
+                before = {node: peer.trouble for node, peer in unreached.items()}, len(self._came)
+                list(pool.map(lambda node: _reach(meeting, node, peers[node]), unreached))
+                if self._came >= peers.keys() and not any(peer.trouble for peer in peers.values()):
                     break
-                if _read(meeting.file(meeting.own)).get("word", self.word) != self.word:
-                    text = f"another process is node {meeting.own}, too: each needs its own --node"
+                if _read(meeting.file(meeting.own_node)).get("word", self.word) != self.word:
+                    text = f"another process is node {meeting.own_node}, too: each needs its own --node"
                     yield Finding(_TOPIC, "missing", text)
                     return
                 now = time.monotonic()
-                if before != ({node: others[node].trouble for node in left}, len(self._came)):
+                if before != ({node: peers[node].trouble for node in unreached}, len(self._came)):
                     news = now
-                is_examining = any(found.trouble == _EXAMINING for found in others.values())
-                if now > news + meeting.deadline_s and not (is_examining and now < begun + meeting.examining_s):
+                is_examining = any(peer.trouble == _EXAMINING for peer in peers.values())
+                if now > news + meeting.deadline_s and not (is_examining and now < start_time + meeting.examining_s):
                     break
                 time.sleep(_PAUSE_S)
-        yield from _judged(meeting, facts, others, self._came, self._port)
+        yield from _judged(meeting, facts, peers, self._came, self._port)
 
 
 @contextmanager
@@ -149,7 +149,7 @@ def attending(meeting: ConnectivityCheck) -> Iterator[PeerServer]:
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        path = meeting.file(meeting.own)
+        path = meeting.file(meeting.own_node)
         try:
             path.parent.mkdir(exist_ok=True)
             attendance.announce(None)
@@ -164,26 +164,24 @@ def attending(meeting: ConnectivityCheck) -> Iterator[PeerServer]:
 
 
 def _judged(
-    meeting: ConnectivityCheck, facts: Mapping[str, str], others: Mapping[int, _Node], came: set[int], port: int
+    meeting: ConnectivityCheck, facts: Mapping[str, str], peers: Mapping[int, _Node], came: set[int], port: int
 ) -> Iterator[Finding]:
-    wrong = [f"node {node}: {found.trouble}" for node, found in others.items() if found.trouble]
-    reached = {node: found for node, found in others.items() if not found.trouble}
+    faults = [f"node {node}: {peer.trouble}" for node, peer in peers.items() if peer.trouble]
+    reached = {node: peer for node, peer in peers.items() if not peer.trouble}
     where = f"this one's {meeting.host}:{port}"
-    wrong += [f"node {node} does not reach {where}: all ports have to be open" for node in reached if node not in came]
-    for node, found in reached.items():
-        if 0 in (node, meeting.own):  # the others compare theirs with the first one's, too
-            names = [name for name, fact in facts.items() if found.facts.get(name) != fact]
-            wrong += [f"node {node} has another {_difference(facts, found.facts, name)}" for name in names]
-    yield from (Finding(_TOPIC, "missing", text) for text in wrong)
-    for node, found in reached.items():
-        if abs(found.ahead_s) > _CLOCKS_APART_S:
-            direction = "ahead of" if found.ahead_s > 0 else "behind"
-            text = (
-                f"node {node}'s is {abs(found.ahead_s):.1f} s {direction} this one's: records will not agree on times"
-            )
+    faults += [f"node {node} does not reach {where}: all ports have to be open" for node in reached if node not in came]
+    for node, peer in reached.items():
+        if 0 in (node, meeting.own_node):  # the others compare theirs with the first one's, too
+            names = [name for name, fact in facts.items() if peer.facts.get(name) != fact]
+            faults += [f"node {node} has another {_difference(facts, peer.facts, name)}" for name in names]
+    yield from (Finding(_TOPIC, "missing", text) for text in faults)
+    for node, peer in reached.items():
+        if abs(peer.ahead_s) > _CLOCKS_APART_S:
+            direction = "ahead of" if peer.ahead_s > 0 else "behind"
+            text = f"node {node}'s is {abs(peer.ahead_s):.1f} s {direction} this one's: records will not agree on times"
             yield Finding("clock", "note", text)
-    if not wrong:
-        slowest = max((found.round_trip_s for found in reached.values()), default=0.0)
+    if not faults:
+        slowest = max((peer.round_trip_s for peer in reached.values()), default=0.0)
         text = f"all {meeting.count} reach one another, within {1000 * slowest:.1f} ms, and run the same"
         yield Finding(_TOPIC, "ok", text)
 
@@ -192,21 +190,21 @@ def _difference(ours: Mapping[str, str], theirs: Mapping[str, Any], name: str) -
     return f"{name}: {str(theirs.get(name))[:200]}, and not {ours[name]}"
 
 
-def _reach(meeting: ConnectivityCheck, node: int, found: _Node) -> None:
+def _reach(meeting: ConnectivityCheck, node: int, peer: _Node) -> None:
     """Asks a node that has come, a few times; keeps what it says, or why it was not reached."""
-    said = _read(meeting.file(node))
-    host, port, facts = said.get("host"), said.get("port"), said.get("facts")
-    if not said or type(port) is not int:
+    record = _read(meeting.file(node))
+    host, port, facts = record.get("host"), record.get("port"), record.get("facts")
+    if not record or type(port) is not int:
         return
     try:
         address = str(ipaddress.ip_address(str(host)))
         with socket.create_connection((address, port), timeout=_CONNECT_S) as connection:
             is_enough = isinstance(facts, dict)
-            found.round_trip_s, found.ahead_s = _asked(connection.makefile("rwb"), meeting, said["word"], is_enough)
+            peer.round_trip_s, peer.ahead_s = _asked(connection.makefile("rwb"), meeting, record["word"], is_enough)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        found.trouble = f"at {host}:{port} it is not reached ({error}): all ports have to be open"
+        peer.trouble = f"at {host}:{port} it is not reached ({error}): all ports have to be open"
         return
-    found.trouble, found.facts = ("", facts) if isinstance(facts, dict) else (_EXAMINING, {})
+    peer.trouble, peer.facts = ("", facts) if isinstance(facts, dict) else (_EXAMINING, {})
 
 
 def _asked(stream: BufferedRWPair, meeting: ConnectivityCheck, word: str, is_enough: bool) -> tuple[float, float]:
@@ -217,11 +215,11 @@ def _asked(stream: BufferedRWPair, meeting: ConnectivityCheck, word: str, is_eno
     """
     rounds = []
     for _ in range(_ROUNDS):
-        begun, before = time.monotonic(), meeting.clock()
-        stream.write(f"{meeting.own}\n".encode())
+        start_time, before = time.monotonic(), meeting.clock()
+        stream.write(f"{meeting.own_node}\n".encode())
         stream.flush()
         answer = json.loads(stream.readline(_MOST_BYTES))
-        took = time.monotonic() - begun
+        took = time.monotonic() - start_time
         if answer["word"] != word:
             raise ValueError("somebody else answers there")
         rounds.append((took, float(answer["time"]) - before - took / 2))
@@ -246,7 +244,7 @@ def _answer(connection: socket.socket, word: str, clock: Callable[[], float], ca
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(read_regular(path))
+        record = json.loads(read_regular(path))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return record if isinstance(record, dict) else {}

@@ -106,13 +106,13 @@ class AcceleratorGroup(JaxGroup):
         keys = [_INDEX.format(other) for other in range(self._num_processes)]
         self._process_indices = [int(self._client.blocking_key_value_get(key, 1000 * self._timeout_s)) for key in keys]
         if sorted(self._process_indices) != list(range(jax.process_count())):
-            there = f"devices of {jax.process_count()} processes are connected"
-            raise RunError(f"{there}, and those of {self._num_processes} form a generation")
+            connected = f"devices of {jax.process_count()} processes are connected"
+            raise RunError(f"{connected}, and those of {self._num_processes} form a generation")
 
     def grid(self, num_ranks: int) -> np.ndarray:
         """Returns the devices of the group ``[rows, num_ranks]``, in the order of the processes."""
-        place = {process_index: index for index, process_index in enumerate(self._process_indices)}
-        devices = sorted(jax.devices(), key=lambda device: (place[device.process_index], device.id))
+        index_of = {process_index: index for index, process_index in enumerate(self._process_indices)}
+        devices = sorted(jax.devices(), key=lambda device: (index_of[device.process_index], device.id))
         return np.array(devices).reshape(-1, num_ranks)
 
     def abort(self) -> None:

@@ -97,55 +97,54 @@ def examine_devices(root: Path = Path("/")) -> Iterator[Finding]:
     )
 
 
-def judge_devices(found: DeviceEvidence) -> Iterator[Finding]:
+def judge_devices(evidence: DeviceEvidence) -> Iterator[Finding]:
     """Judges whether JAX can use what is there."""
-    wrong = [*_nvidia_faults(found), *_tpu_faults(found)]
-    yield from (Finding(_TOPIC, "missing", text) for text in wrong)
-    if found.jax.platform is None:
-        asked = f" with JAX_PLATFORMS = {found.asked!r}" if found.asked else ""
-        yield Finding(_TOPIC, "missing", f"JAX does not start{asked}: {found.jax.error}")
+    faults = [*_nvidia_faults(evidence), *_tpu_faults(evidence)]
+    yield from (Finding(_TOPIC, "missing", text) for text in faults)
+    if evidence.jax.platform is None:
+        asked = f" with JAX_PLATFORMS = {evidence.asked!r}" if evidence.asked else ""
+        yield Finding(_TOPIC, "missing", f"JAX does not start{asked}: {evidence.jax.error}")
         return
-    if not wrong:
-        yield from _sound(found)
+    if not faults:
+        yield from _sound(evidence)
 
 
-def _sound(found: DeviceEvidence) -> Iterator[Finding]:
-    if found.jax.platform != "cpu":
-        driver = f", driver {found.driver}" if found.driver and found.jax.platform == "gpu" else ""
-        yield Finding(_TOPIC, "ok", f"{found.jax.count} x {found.jax.kind}{driver}")
-    elif found.plugins:
-        text = (
-            f"CPU alone, though {', '.join(found.plugins)} is installed: a container has to be started with its devices"
-        )
+def _sound(evidence: DeviceEvidence) -> Iterator[Finding]:
+    if evidence.jax.platform != "cpu":
+        driver = f", driver {evidence.driver}" if evidence.driver and evidence.jax.platform == "gpu" else ""
+        yield Finding(_TOPIC, "ok", f"{evidence.jax.count} x {evidence.jax.kind}{driver}")
+    elif evidence.plugins:
+        plugins = ", ".join(evidence.plugins)
+        text = f"CPU alone, though {plugins} is installed: a container has to be started with its devices"
         yield Finding(_TOPIC, "note", text)
     else:
         yield Finding(_TOPIC, "ok", "CPU alone: devices are emulated")
 
 
-def _nvidia_faults(found: DeviceEvidence) -> Iterator[str]:
-    if not found.nvidia:
+def _nvidia_faults(evidence: DeviceEvidence) -> Iterator[str]:
+    if not evidence.nvidia:
         return
-    gpus, plugins = f"{len(found.nvidia)} NVIDIA GPUs", [name for name in found.plugins if name in OLDEST_DRIVER]
-    if found.driver is None:
+    gpus, plugins = f"{len(evidence.nvidia)} NVIDIA GPUs", [name for name in evidence.plugins if name in OLDEST_DRIVER]
+    if evidence.driver is None:
         yield f"{gpus}, but NVIDIA's kernel module is not loaded: install its driver"
     elif not plugins:
         yield f"{gpus}, but JAX has no plugin for them: pip install 'jax[cuda13]'"
     else:
-        version, least = int(found.driver.partition(".")[0]), min(OLDEST_DRIVER[name] for name in plugins)
+        version, least = int(evidence.driver.partition(".")[0]), min(OLDEST_DRIVER[name] for name in plugins)
         if version < least:
-            yield f"the driver {found.driver} is too old for {plugins[0]}, which needs {least} or newer"
-        elif found.jax.platform == "cpu":
+            yield f"the driver {evidence.driver} is too old for {plugins[0]}, which needs {least} or newer"
+        elif evidence.jax.platform == "cpu":
             yield f"{gpus}, driver and plugin, but JAX uses the CPU: see the environment variable JAX_PLATFORMS"
 
 
-def _tpu_faults(found: DeviceEvidence) -> Iterator[str]:
+def _tpu_faults(evidence: DeviceEvidence) -> Iterator[str]:
     # A file in /dev/vfio may be any device that is passed to a virtual machine; with libtpu it is taken for a TPU.
-    is_tpu = any("accel" in path for path in found.tpu) or (found.tpu and "libtpu" in found.plugins)
-    if is_tpu and not found.nvidia and found.jax.platform != "tpu":
-        chips = f"{len(found.tpu)} TPU chips"
-        if "libtpu" not in found.plugins:
+    is_tpu = any("accel" in path for path in evidence.tpu) or (evidence.tpu and "libtpu" in evidence.plugins)
+    if is_tpu and not evidence.nvidia and evidence.jax.platform != "tpu":
+        chips = f"{len(evidence.tpu)} TPU chips"
+        if "libtpu" not in evidence.plugins:
             yield f"{chips}, but JAX has no plugin for them: pip install 'jax[tpu]'"
-        elif found.jax.platform == "cpu":
+        elif evidence.jax.platform == "cpu":
             yield f"{chips} and libtpu, but JAX uses the CPU: another process may hold the chips"
 
 
@@ -160,8 +159,8 @@ def _files(directory: Path, pattern: str) -> tuple[str, ...]:
 
 
 def _driver(path: Path) -> str | None:
-    found = _DRIVER.search(path.read_text()) if path.is_file() else None
-    return None if found is None else found[1] + found[2]
+    match = _DRIVER.search(path.read_text()) if path.is_file() else None
+    return None if match is None else match[1] + match[2]
 
 
 def _installed() -> Iterator[tuple[str, str]]:
@@ -185,5 +184,5 @@ def ask_jax() -> JaxAnswer:
         platform, count, kind = json.loads(out.splitlines()[-1])
         return JaxAnswer(str(platform), int(count), str(kind))
     except (IndexError, ValueError):
-        said = err.strip().splitlines()
-        return JaxAnswer(None, error=said[-1][:300] if said else f"exit code {process.returncode}")
+        lines = err.strip().splitlines()
+        return JaxAnswer(None, error=lines[-1][:300] if lines else f"exit code {process.returncode}")

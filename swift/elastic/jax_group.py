@@ -246,8 +246,8 @@ class JaxGroup:
             if not self._is_aborted:
                 self._is_aborted = True
                 self._stop_waiting()
-            for own, peer, connection in connections():
-                if {own, peer} & self._addresses:
+            for local, peer, connection in connections():
+                if {local, peer} & self._addresses:
                     with suppress(OSError):
                         connection.shutdown(socket.SHUT_RD)
 
@@ -385,19 +385,19 @@ def _start_backend() -> None:
 
 def connections() -> Iterator[tuple[Address, Address, socket.socket]]:
     """Yields the TCP connections of this process: its own address, the other side's, and the connection."""
-    for found in _sockets():
+    for sock in _sockets():
         with suppress(OSError):
-            if not _listens(found):
-                yield found.getsockname()[:2], found.getpeername()[:2], found
+            if not _listens(sock):
+                yield sock.getsockname()[:2], sock.getpeername()[:2], sock
 
 
 def listening_at() -> set[Address]:
     """Returns the addresses on which this process listens."""
-    return {found.getsockname()[:2] for found in _sockets() if _listens(found)}
+    return {sock.getsockname()[:2] for sock in _sockets() if _listens(sock)}
 
 
-def _listens(found: socket.socket) -> bool:
-    return bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+def _listens(sock: socket.socket) -> bool:
+    return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 def _sockets() -> Iterator[socket.socket]:
@@ -407,9 +407,9 @@ def _sockets() -> Iterator[socket.socket]:
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                 continue
             # The original may be closed meanwhile, and its number reused: therefore only the duplicate is inspected.
-            with socket.socket(fileno=os.dup(int(name))) as found:
-                if found.family in (socket.AF_INET, socket.AF_INET6):
-                    yield found
+            with socket.socket(fileno=os.dup(int(name))) as sock:
+                if sock.family in (socket.AF_INET, socket.AF_INET6):
+                    yield sock
 
 
 def _connect_for_dead_peers(published: Mapping[str, bytes], addresses: Iterable[Address]) -> None:

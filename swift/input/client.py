@@ -52,36 +52,36 @@ class InputHostPool:
         self._free = SimpleQueue[_Connection]()
         for connection in connections:
             self._free.put(connection)
-        self._told, self._lock, self._is_closed = set[str](), threading.Lock(), False
+        self._reported, self._lock, self._is_closed = set[str](), threading.Lock(), False
 
     @property
     def num_workers(self) -> int:
         """Number of processes that are not lost."""
-        return sum(not one.is_lost for one in self._all)
+        return sum(not connection.is_lost for connection in self._all)
 
     def ask(self, request: bytes) -> tuple[str, bytes] | None:
         """Returns the name of a host and its answer; None: none is free, or the one that was asked is lost."""
         while True:
             try:
-                one = self._free.get_nowait()
+                connection = self._free.get_nowait()
             except Empty:
                 return None
-            if not one.is_lost:
+            if not connection.is_lost:
                 break
         try:
-            send_frame(one.socket, request, _SILENCE_S)
-            answer = receive_frame(one.socket, _SILENCE_S)
+            send_frame(connection.socket, request, _SILENCE_S)
+            answer = receive_frame(connection.socket, _SILENCE_S)
         except OSError as error:
-            self._lose(one, error)
+            self._lose(connection, error)
             return None
-        self._free.put(one)
-        return one.host, answer
+        self._free.put(connection)
+        return connection.host, answer
 
     def tell(self, host: str, line: str) -> None:
         """Reports the first line about a host that could not answer."""
         with self._lock:
-            is_new = host not in self._told
-            self._told.add(host)
+            is_new = host not in self._reported
+            self._reported.add(host)
         if is_new:
             self._report(f"input host {host} {line}; what it cannot make is made here")
 
@@ -95,30 +95,32 @@ class InputHostPool:
         with suppress(Empty):
             while True:
                 idle.append(self._free.get_nowait())
-        for one in self._all:
-            _end(one.socket, socket.SHUT_WR if one in idle and not one.is_lost else socket.SHUT_RDWR)
+        for connection in self._all:
+            _end(
+                connection.socket, socket.SHUT_WR if connection in idle and not connection.is_lost else socket.SHUT_RDWR
+            )
         deadline = time.monotonic() + _LEAVE_S
-        for one in idle:
+        for connection in idle:
             with suppress(OSError):
-                one.socket.settimeout(max(deadline - time.monotonic(), 0.001))
-                one.socket.recv(1)
-        for one in self._all:
-            one.socket.close()
+                connection.socket.settimeout(max(deadline - time.monotonic(), 0.001))
+                connection.socket.recv(1)
+        for connection in self._all:
+            connection.socket.close()
 
-    def _lose(self, one: _Connection, error: OSError) -> None:
-        one.is_lost = True
+    def _lose(self, connection: _Connection, error: OSError) -> None:
+        connection.is_lost = True
         if isinstance(error, TimeoutError):  # the machine is lost, and not only this process of it
             for other in self._all:
-                if other.host == one.host:
+                if other.host == connection.host:
                     other.is_lost = True
                     _end(other.socket)
-        why = f"has not answered for {_SILENCE_S:g} s" if isinstance(error, TimeoutError) else "is lost"
+        reason = f"has not answered for {_SILENCE_S:g} s" if isinstance(error, TimeoutError) else "is lost"
         with self._lock:
-            is_new = not self._is_closed and f"lost {one.host}" not in self._told
-            self._told.add(f"lost {one.host}")
+            is_new = not self._is_closed and f"lost {connection.host}" not in self._reported
+            self._reported.add(f"lost {connection.host}")
         if is_new:
-            self._report(f"input host {one.host} {why}: what its processes made is made here")
-        one.socket.close()
+            self._report(f"input host {connection.host} {reason}: what its processes made is made here")
+        connection.socket.close()
 
 
 def connect(
@@ -140,25 +142,28 @@ def connect(
     Raises:
         SettingError: a host has another key, or something else than this machine.
     """
-    found = list[_Connection]()
+    connections = list[_Connection]()
     for address in addresses:
-        name, before = "{}:{}".format(*address), len(found)
+        name, num_before = "{}:{}".format(*address), len(connections)
         try:
-            while len(found) < before + _MOST_WORKERS and (one := _connected(name, address, key)) is not None:
-                found.append(one)
-                _compare(one, facts)
-            if len(found) == before:
+            while (
+                len(connections) < num_before + _MOST_WORKERS
+                and (connection := _connected(name, address, key)) is not None
+            ):
+                connections.append(connection)
+                _compare(connection, facts)
+            if len(connections) == num_before:
                 report(f"input host {name} has no process that is free: samples are made without it")
         except OSError as error:
-            why = f"cannot be reached ({error.strerror or error})"
-            (report_missing or report)(f"input host {name} {why}: samples are made without it")
-            for one in found[before:]:
-                one.socket.close()
-            del found[before:]
+            reason = f"cannot be reached ({error.strerror or error})"
+            (report_missing or report)(f"input host {name} {reason}: samples are made without it")
+            for connection in connections[num_before:]:
+                connection.socket.close()
+            del connections[num_before:]
         except SettingError:
-            InputHostPool(found, report).close()
+            InputHostPool(connections, report).close()
             raise
-    return InputHostPool(found, report)
+    return InputHostPool(connections, report)
 
 
 def _connected(name: str, address: Address, key: str) -> _Connection | None:
@@ -202,15 +207,17 @@ def _line(connection: socket.socket) -> Mapping[str, object]:
     return {}
 
 
-def _compare(one: _Connection, facts: Mapping[str, str]) -> None:
+def _compare(connection: _Connection, facts: Mapping[str, str]) -> None:
     try:
-        send_frame(one.socket, json.dumps(dict(facts)).encode(), _SILENCE_S)
-        differing = json.loads(receive_frame(one.socket, _SILENCE_S))
+        send_frame(connection.socket, json.dumps(dict(facts)).encode(), _SILENCE_S)
+        differing = json.loads(receive_frame(connection.socket, _SILENCE_S))
         names = [str(name) for name in differing]
     except (ValueError, TypeError) as error:
         raise ConnectionError("what it answers is no comparison") from error
     if names:
-        raise SettingError("--input-hosts", one.host, f"has another {' and '.join(names)}: all machines need the same")
+        raise SettingError(
+            "--input-hosts", connection.host, f"has another {' and '.join(names)}: all machines need the same"
+        )
 
 
 def _end(connection: socket.socket, how: int = socket.SHUT_RDWR) -> None:

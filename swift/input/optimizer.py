@@ -115,7 +115,7 @@ def predict(plan: InputPlan, profile: InputProfile) -> Cost:
     elements = plan.elements(0)
     steps = list(_steps_of(plan, elements, profile))
     read_s, num = profile.source.seconds, profile.num_records
-    kept_num = num * (steps[-1].kept if steps else 1.0)
+    kept_num = num * (steps[-1].passing_share if steps else 1.0)
     cache, num_surveyed = plan.cache, plan.num_surveyed
     is_surveyed = bool(num_surveyed or plan.num_packed or cache)
     once_s = num * (read_s + sum(step.seconds for step in steps[:num_surveyed])) if is_surveyed else 0.0
@@ -138,37 +138,37 @@ class PlacedOperator:
         element: operator.
         alone_s: seconds for one sample that reaches it.
         seconds: the same, times the share of records that reach it.
-        kept: share of records that pass it and all before it.
+        passing_share: share of records that pass it and all before it.
         num_bytes: bytes of a sample after it.
     """
 
     element: Element
     alone_s: float
     seconds: float
-    kept: float
+    passing_share: float
     num_bytes: float
 
 
 def _steps_of(plan: InputPlan, elements: Sequence[Element], profile: InputProfile) -> Iterator[PlacedOperator]:
     """Yields the operators of records in an order, each with its predicted time and bytes."""
-    written = [name_of(one) for one in plan.pipeline.levels[0].elements]
+    written = [name_of(element) for element in plan.pipeline.levels[0].elements]
     means = dict(zip(written, profile.operators, strict=True))
-    by_name = {name_of(one): one for one in elements}
-    before, kept = list[str](), 1.0
+    by_name = {name_of(element): element for element in elements}
+    before, passing_share = list[str](), 1.0
     size = profile.source.bytes_out
     grown = _growth(written, means, profile.source.bytes_out)
     for element in elements:
         name = name_of(element)
-        own, usual = means[name], written[: written.index(name)]
+        operator, usual = means[name], written[: written.index(name)]
         ratio = 1.0
         for other in set(before) ^ set(usual):
             if _writes_what(by_name[other], element):
                 ratio *= means[other].writes_ratio if other in before else 1 / means[other].writes_ratio
-        seconds = own.seconds * ratio
+        seconds = operator.seconds * ratio
         size = max(0.0, size + grown[name] * ratio)
-        reach, kept = kept, kept * own.kept_share
+        reach, passing_share = passing_share, passing_share * operator.kept_share
         before.append(name)
-        yield PlacedOperator(element, seconds, reach * seconds, kept, size)
+        yield PlacedOperator(element, seconds, reach * seconds, passing_share, size)
 
 
 def _growth(written: Sequence[str], means: dict[str, OperatorProfile], size: float) -> dict[str, float]:
@@ -199,10 +199,10 @@ def _cache_choices(plan: InputPlan, profile: InputProfile, resources: Resources)
     """Yields a plan with each cache that fits: before the first random operator, and where fields can be kept."""
     yield replace(plan, cache=None)
     elements = plan.elements(0)
-    for place in range(len(elements) + 1):
-        if place in profile.unkept or any(one.is_random for one in elements[:place]):
+    for position in range(len(elements) + 1):
+        if position in profile.unkept or any(element.is_random for element in elements[:position]):
             continue
-        memory, disk = (replace(plan, cache=CachePoint(place, kind)) for kind in ("memory", "disk"))
+        memory, disk = (replace(plan, cache=CachePoint(position, kind)) for kind in ("memory", "disk"))
         size = predict(memory, profile).kept_bytes
         if size <= resources.memory_bytes:
             yield memory
@@ -213,8 +213,8 @@ def _cache_choices(plan: InputPlan, profile: InputProfile, resources: Resources)
 def _cheapest_cache(plan: InputPlan, profile: InputProfile, resources: Resources) -> tuple[InputPlan, float]:
     """Returns the plan with the cache that costs least, and its seconds."""
     costs = [
-        (predict(one, profile).total_s(resources.num_epochs), number, one)
-        for number, one in enumerate(_cache_choices(plan, profile, resources))
+        (predict(candidate, profile).total_s(resources.num_epochs), number, candidate)
+        for number, candidate in enumerate(_cache_choices(plan, profile, resources))
     ]
     seconds, _, chosen = min(costs, key=lambda cost: cost[:2])
     return chosen, seconds
@@ -265,11 +265,11 @@ def _keeps_equals_together(first: Element, second: Element) -> bool:
     return test.reads is not None and set(test.reads) <= {dropped.field}
 
 
-def _meet(fields: Sequence[str] | None, others: Sequence[str] | None) -> bool:
+def _meet(fields: Sequence[str] | None, other_fields: Sequence[str] | None) -> bool:
     """Whether two sets of fields have one in common; None has all."""
-    if fields is None or others is None:
-        return fields != () and others != ()
-    return bool(set(fields) & set(others))
+    if fields is None or other_fields is None:
+        return fields != () and other_fields != ()
+    return bool(set(fields) & set(other_fields))
 
 
 def legal_orders(elements: Sequence[Element], most: int) -> Iterator[tuple[Element, ...]]:
@@ -284,12 +284,12 @@ def legal_orders(elements: Sequence[Element], most: int) -> Iterator[tuple[Eleme
             return
         if len(placed) == num:
             left -= 1
-            yield tuple(elements[place] for place in placed)
+            yield tuple(elements[position] for position in placed)
             return
         done = set(placed)
-        for place in range(num):
-            if place not in done and before[place] <= done:
-                yield from extend((*placed, place))
+        for position in range(num):
+            if position not in done and before[position] <= done:
+                yield from extend((*placed, position))
 
     yield from extend(())
 
@@ -303,9 +303,9 @@ def _add_prefetch(plan: InputPlan, profile: InputProfile, resources: Resources) 
         size = 8.0 * (plan.num_packed + 1)
     for level in plan.pipeline.levels:
         size *= level.group.size if isinstance(level.group, Stack) else 1
-    wanted = _READY_PER_WORKER * max(1, plan.num_threads) * max(1, plan.num_processes)
+    num_ready = _READY_PER_WORKER * max(1, plan.num_threads) * max(1, plan.num_processes)
     fitting = int(resources.memory_bytes / _MEMORY_OVER_AHEAD / max(size, 1.0))
-    num_ahead = max(1, min(wanted, fitting))
+    num_ahead = max(1, min(num_ready, fitting))
     reason = f"prefetch: {num_ahead} samples of {size / 1e6:.3g} MB ahead of their use"
     return replace(plan, num_ahead=num_ahead, reasons=(*plan.reasons, reason))
 
@@ -313,8 +313,8 @@ def _add_prefetch(plan: InputPlan, profile: InputProfile, resources: Resources) 
 def _reorder(plan: InputPlan, profile: InputProfile, resources: Resources) -> InputPlan:
     """Returns the plan with the order of records' operators that costs least; the present one where none costs less."""
 
-    def seconds_of(one: InputPlan) -> float:
-        return _cheapest_cache(one, profile, resources)[1]
+    def seconds_of(candidate: InputPlan) -> float:
+        return _cheapest_cache(candidate, profile, resources)[1]
 
     elements = plan.pipeline.levels[0].elements
     orders = list(legal_orders(elements, _MOST_ORDERS + 1))
@@ -322,13 +322,15 @@ def _reorder(plan: InputPlan, profile: InputProfile, resources: Resources) -> In
     best = min([plan, *candidates], key=seconds_of)
     if len(orders) > _MOST_ORDERS:
         best = _improved(best, elements, seconds_of)
-    usual, found = seconds_of(plan), seconds_of(best)
-    if found >= usual * (1 - 1e-9):
+    written_s, best_s = seconds_of(plan), seconds_of(best)
+    if best_s >= written_s * (1 - 1e-9):
         reason = f"order: as written, the cheapest of {len(orders)} that give the same samples"
         return replace(plan, reasons=(*plan.reasons, reason))
     moved = ", ".join(best.orders[0])
     epoch_s = predict(plan, profile).epoch_s
-    reason = f"order: {moved}: {found:.3g} s instead of {usual:.3g} s of one core as written ({epoch_s:.3g} s an epoch)"
+    reason = (
+        f"order: {moved}: {best_s:.3g} s instead of {written_s:.3g} s of one core as written ({epoch_s:.3g} s an epoch)"
+    )
     return replace(best, reasons=(*plan.reasons, reason))
 
 
@@ -353,38 +355,38 @@ def _improved(plan: InputPlan, elements: tuple[Element, ...], seconds_of: object
 def _swaps(plan: InputPlan, elements: tuple[Element, ...]) -> Iterator[InputPlan]:
     """Yields the plans in which two neighbours of the order are swapped that may be."""
     order = plan.elements(0)
-    for place in range(len(order) - 1):
-        pair = sorted(order[place : place + 2], key=elements.index)
+    for position in range(len(order) - 1):
+        pair = sorted(order[position : position + 2], key=elements.index)
         if not _must_precede(pair[0], pair[1]):
-            yield _with_order(plan, (*order[:place], order[place + 1], order[place], *order[place + 2 :]))
+            yield _with_order(plan, (*order[:position], order[position + 1], order[position], *order[position + 2 :]))
 
 
 def _add_workers(plan: InputPlan, profile: InputProfile, resources: Resources) -> InputPlan:
     """Returns the plan with the number of threads and processes that is predicted to be fastest."""
-    seconds = profile.source.seconds + sum(one.seconds for one in profile.operators)
-    waits_s = sum(one.seconds - one.cpu_s for one in (profile.source, *profile.operators))
+    seconds = profile.source.seconds + sum(operator.seconds for operator in profile.operators)
+    waits_s = sum(step.seconds - step.cpu_s for step in (profile.source, *profile.operators))
     waiting = waits_s / max(seconds, 1e-12)
     num_threads = min(_MOST_THREADS, math.ceil(1 / max(1 - waiting, 1e-3) - _LITTLE_WAITING))
     total_s = predict(plan, profile).total_s(resources.num_epochs)
     gain = f"two threads are {profile.thread_gain:.2f} times as fast as one"
-    said = f"{100 * waiting:.0f} % of the time is waiting, {gain}"
+    evidence = f"{100 * waiting:.0f} % of the time is waiting, {gain}"
     if seconds < _LEAST_THREADED_S:
         why = f"a record takes {1e6 * seconds:.0f} us, and handing it over would take as long"
         return replace(plan, reasons=(*plan.reasons, f"workers: none; {why}"))
     if num_threads == 1 and profile.thread_gain < _THREAD_GAIN and resources.num_cores == 1:
-        return replace(plan, reasons=(*plan.reasons, f"workers: none; {said}, and there is one core"))
+        return replace(plan, reasons=(*plan.reasons, f"workers: none; {evidence}, and there is one core"))
     if profile.thread_gain >= _THREAD_GAIN or resources.num_cores == 1:
         num_threads = max(num_threads, resources.num_cores)
-        reason = f"workers: {num_threads} threads; {said}"
+        reason = f"workers: {num_threads} threads; {evidence}"
         return replace(plan, num_threads=num_threads, reasons=(*plan.reasons, reason))
     is_shared = plan.cache is None or plan.cache.kind == "disk"  # each process would have a copy of its own
     saved_s = total_s * (1 - 1 / resources.num_cores)
     if is_shared and saved_s > _START_S:
-        reason = f"workers: {resources.num_cores} processes; {said}, and {saved_s:.3g} s are saved"
+        reason = f"workers: {resources.num_cores} processes; {evidence}, and {saved_s:.3g} s are saved"
         return replace(plan, num_processes=resources.num_cores, num_threads=1, reasons=(*plan.reasons, reason))
     num_threads = max(1, num_threads)
     why = "starting processes takes longer than they save" if is_shared else "what is kept in memory is of one process"
-    reason = f"workers: {num_threads} threads; {said}; {why}"
+    reason = f"workers: {num_threads} threads; {evidence}; {why}"
     return replace(plan, num_threads=num_threads, reasons=(*plan.reasons, reason))
 
 
@@ -426,9 +428,9 @@ def _offloaded_s(plan: InputPlan, profile: InputProfile, hosts: HostsProfile, en
     """Predicts the seconds of all epochs if the first operators run on other hosts."""
     steps = list(_steps_of(plan, plan.elements(0), profile))
     num, read_s = profile.num_records, profile.source.seconds
-    kept = steps[-1].kept if steps else 1.0
+    passing_share = steps[-1].passing_share if steps else 1.0
     size = steps[end - 1].num_bytes if end else profile.source.bytes_out
-    own = predict(plan, profile)
+    prediction = predict(plan, profile)
 
     def slower(there_s: float, here_s: float, sent: float) -> float:
         """Returns the seconds of one record: of the other hosts, the network that all share, or this one."""
@@ -438,15 +440,20 @@ def _offloaded_s(plan: InputPlan, profile: InputProfile, hosts: HostsProfile, en
 
     surveyed = steps[: plan.num_surveyed]
     once_s = 0.0
-    if own.once_s:
+    if prediction.once_s:
         ahead, rest = surveyed[:end], surveyed[end:]
-        sent = ahead[-1].kept if ahead else 1.0
-        keep_s = own.kept_bytes * profile.keep_s[0] / num
+        sent = ahead[-1].passing_share if ahead else 1.0
+        keep_s = prediction.kept_bytes * profile.keep_s[0] / num
         once_s = num * slower(read_s + _total_s(ahead), _total_s(rest) + keep_s, sent)
-    epoch_s = own.epoch_s
+    epoch_s = prediction.epoch_s
     if plan.cache is None:
-        made = [0.0 if isinstance(one.element, Filter | DropDuplicates) else one.alone_s for one in steps]
-        epoch_s = num * kept * _visits(plan, profile) * slower(read_s + sum(made[:end]), sum(made[end:]), 1.0)
+        step_seconds = [0.0 if isinstance(step.element, Filter | DropDuplicates) else step.alone_s for step in steps]
+        epoch_s = (
+            num
+            * passing_share
+            * _visits(plan, profile)
+            * slower(read_s + sum(step_seconds[:end]), sum(step_seconds[end:]), 1.0)
+        )
     return once_s + num_epochs * epoch_s
 
 
@@ -456,8 +463,8 @@ def _total_s(steps: list[PlacedOperator]) -> float:
 
 def _speed_here(plan: InputPlan, profile: InputProfile) -> float:
     """Returns how much faster the plan's threads and processes are than one thread."""
-    every = (profile.source, *profile.operators)
-    computing = sum(one.cpu_s for one in every) / max(sum(one.seconds for one in every), 1e-12)
+    steps = (profile.source, *profile.operators)
+    computing = sum(step.cpu_s for step in steps) / max(sum(step.seconds for step in steps), 1e-12)
     threads = min(max(plan.num_threads, 1), max(profile.thread_gain, 1 / max(computing, 1e-3)))
     return max(1.0, float(plan.num_processes), threads)
 
@@ -474,15 +481,15 @@ def profile_hosts(hosts: InputHosts, pipeline: Pipeline, profile: InputProfile) 
         The profile; None if none of the hosts answers, or nothing can be sent.
     """
     plan, num_workers = plain_plan(pipeline), hosts.num_workers
-    end = max((one for one in range(len(plan.orders[0]) + 1) if one not in profile.unkept), default=None)
+    end = max((index for index in range(len(plan.orders[0]) + 1) if index not in profile.unkept), default=None)
     here_s = there_s = 0.0
     if end is not None and num_workers:  # the first record of each process may load a library
         with ThreadPoolExecutor(num_workers) as threads:
             first = make_request(plan, RecordRequest(0, end))
             list(threads.map(hosts.ask, [first] * num_workers))
-    begun = time.perf_counter()
+    start_time = time.perf_counter()
     for number in range(min(_HOST_RECORDS + 1, profile.num_profiled)):
-        if end is None or (number > 1 and time.perf_counter() - begun > _HOST_PROFILE_S):
+        if end is None or (number > 1 and time.perf_counter() - start_time > _HOST_PROFILE_S):
             break
         request = RecordRequest(number, end)
         answer = _answer(hosts, make_request(plan, request))
@@ -502,19 +509,19 @@ def profile_hosts(hosts: InputHosts, pipeline: Pipeline, profile: InputProfile) 
 
 def _round_trip(hosts: InputHosts, size: int) -> tuple[float, float] | None:
     """Measures the shortest time from a request to an answer of a size, and that in which this thread computes."""
-    found = list[tuple[float, float]]()
+    times = list[tuple[float, float]]()
     for _ in range(_ECHO_ROUNDS):
-        begun, cpu = time.perf_counter(), time.thread_time()
+        start_time, cpu = time.perf_counter(), time.thread_time()
         if _answer(hosts, b'{"echo": %d}' % size) is None:
             return None
-        found.append((time.perf_counter() - begun, time.thread_time() - cpu))
-    return min(found)
+        times.append((time.perf_counter() - start_time, time.thread_time() - cpu))
+    return min(times)
 
 
 def _answer(hosts: InputHosts, request: bytes) -> RecordAnswer | None:
-    found = hosts.ask(request)
+    reply = hosts.ask(request)
     try:
-        return None if found is None else read_answer(found[1])
+        return None if reply is None else read_answer(reply[1])
     except ValueError:
         return None
 
@@ -561,10 +568,10 @@ def plan_input(
 def plan_once(pipeline: Pipeline, hosts: InputHosts | None) -> InputPlan:
     """Plans a single reading of a pipeline, whose samples the index of a corpus keeps; a ``PlanReading``."""
     profile = profile_input(pipeline)
-    there = None if hosts is None else profile_hosts(hosts, pipeline, profile)
-    once = Resources(num_epochs=1, num_cores=os.cpu_count() or 1, memory_bytes=0, hosts=there)
+    hosts_profile = None if hosts is None else profile_hosts(hosts, pipeline, profile)
+    once = Resources(num_epochs=1, num_cores=os.cpu_count() or 1, memory_bytes=0, hosts=hosts_profile)
     plan = plan_input(pipeline, once, profile)
-    reasons = plan.reasons if there is not None else ("offload: none; no input host answers",)
+    reasons = plan.reasons if hosts_profile is not None else ("offload: none; no input host answers",)
     return replace(plan, num_ahead=_AHEAD, reasons=reasons)
 
 

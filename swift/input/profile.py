@@ -98,16 +98,16 @@ class _Sums:
         self.seconds = self.cpu_s = self.bytes_in = self.bytes_out = self.before = self.after = 0.0
 
     def time(self, call: Callable[[], Any]) -> Any:
-        begun, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_THREAD)
+        start_time, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_THREAD)
         cpu = time.thread_time()
-        made = call()
-        cpu_s, took_s = time.thread_time() - cpu, time.perf_counter() - begun
+        result = call()
+        cpu_s, elapsed_s = time.thread_time() - cpu, time.perf_counter() - start_time
         # A thread that had to let others compute does not wait for anything: the machine is only shared.
         is_blocked = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw > before.ru_nvcsw
-        self.cpu_s += min(cpu_s, took_s)
-        self.seconds += took_s if is_blocked else min(cpu_s, took_s)
+        self.cpu_s += min(cpu_s, elapsed_s)
+        self.seconds += elapsed_s if is_blocked else min(cpu_s, elapsed_s)
         self.num_in += 1
-        return made
+        return result
 
     def note(self, sample: Any, following: Any) -> None:
         reads = None if self.element is None else self.element.reads
@@ -123,7 +123,7 @@ class _Sums:
 
     def mean(self, name: str) -> OperatorProfile:
         num, out = max(self.num_in, 1), max(self.num_out, 1)
-        kept = self.num_out / num if self.num_in else 1.0
+        kept_share = self.num_out / num if self.num_in else 1.0
         ratio = self.after / self.before if self.before else 1.0
         return OperatorProfile(
             name,
@@ -131,7 +131,7 @@ class _Sums:
             min(self.cpu_s, self.seconds) / num,
             self.bytes_in / num,
             self.bytes_out / out,
-            kept,
+            kept_share,
             ratio or 1.0,
         )
 
@@ -151,30 +151,30 @@ def profile_input(pipeline: Pipeline, num_records: int | None = None) -> InputPr
     source, elements = pipeline.source, pipeline.levels[0].elements
     if not len(source):
         raise SettingError("Pipeline.source", source, "has no records: there is nothing to read")
-    functions = [pipeline.untraced(one) for one in elements]  # a note takes as long as a quick operator
-    _made(pipeline, [pipeline.applied(one) for one in elements], 0)
+    functions = [pipeline.untraced(element) for element in elements]  # a note takes as long as a quick operator
+    _made(pipeline, [pipeline.applied(element) for element in elements], 0)
     reading, sums = _Sums(None), [_Sums(element) for element in elements]
     keeping = [_Keeping() for _ in range(len(elements) + 1)]
-    begun, num_profiled, num_tokens, num_kept = time.perf_counter(), 0, 0, 0
+    start_time, num_profiled, num_tokens, num_kept = time.perf_counter(), 0, 0, 0
     usual = min(_MOST, max(_LEAST, len(source) // _SHARE))
     for number in range(min(len(source), usual if num_records is None else num_records)):
-        if number and time.perf_counter() - begun > _AT_MOST_S:
+        if number and time.perf_counter() - start_time > _AT_MOST_S:
             break
         num_profiled += 1
         sample: Any = reading.time(partial(source.__getitem__, number))
         reading.note({}, sample)
         keeping[0].note(sample)
         try:
-            for place, (one, function) in enumerate(zip(sums, functions, strict=True)):
+            for index, (element_sums, function) in enumerate(zip(sums, functions, strict=True)):
                 draw = draws(0, 0, number)
-                pipeline.notes(name_of(elements[place]))
-                following = one.time(partial(function, sample, draw))
+                pipeline.notes(name_of(elements[index]))
+                following = element_sums.time(partial(function, sample, draw))
                 pipeline.notes("")
-                one.note(sample, following)
+                element_sums.note(sample, following)
                 if following is None:
                     break
                 sample = following
-                keeping[place + 1].note(sample)
+                keeping[index + 1].note(sample)
             else:
                 num_kept += 1
                 num_tokens += len(sample.get("tokens", ()))
@@ -186,10 +186,10 @@ def profile_input(pipeline: Pipeline, num_records: int | None = None) -> InputPr
         num_profiled,
         len(source),
         reading.mean("source"),
-        tuple(one.mean(name_of(element)) for one, element in zip(sums, elements, strict=True)),
+        tuple(element_sums.mean(name_of(element)) for element_sums, element in zip(sums, elements, strict=True)),
         num_tokens / max(num_kept, 1) if len(pipeline.levels) > 1 else 0.0,
         (write_s, read_s),
-        {place: one.why for place, one in enumerate(keeping) if one.why},
+        {position: timing.why for position, timing in enumerate(keeping) if timing.why},
         _thread_gain(pipeline, functions, num_profiled),
     )
 
@@ -205,11 +205,11 @@ class _Keeping:
         if self.why or self._num % 8 != 1:  # a few say enough
             return
         try:
-            begun = time.perf_counter()
+            start_time = time.perf_counter()
             content = encoded(sample)
             middle = time.perf_counter()
             decoded(content)
-            self.write_s += middle - begun
+            self.write_s += middle - start_time
             self.read_s += time.perf_counter() - middle
             self.num_bytes += len(content)
         except Unencodable as error:
@@ -217,8 +217,8 @@ class _Keeping:
 
 
 def _rates(keeping: list[_Keeping]) -> tuple[float, float]:
-    total = max(sum(one.num_bytes for one in keeping), 1)
-    return sum(one.write_s for one in keeping) / total, sum(one.read_s for one in keeping) / total
+    total = max(sum(timing.num_bytes for timing in keeping), 1)
+    return sum(timing.write_s for timing in keeping) / total, sum(timing.read_s for timing in keeping) / total
 
 
 def _thread_gain(pipeline: Pipeline, functions: list[Any], num_records: int) -> float:
@@ -226,16 +226,16 @@ def _thread_gain(pipeline: Pipeline, functions: list[Any], num_records: int) -> 
 
     def rate(together: threading.Barrier, ended: threading.Event) -> float:
         together.wait()
-        begun, waited, took_s, num = time.perf_counter(), _waited_s(), 0.0, 0
-        while not num or (not ended.is_set() and took_s < _TRIED_S):
+        start_time, waited, elapsed_s, num = time.perf_counter(), _waited_s(), 0.0, 0
+        while not num or (not ended.is_set() and elapsed_s < _TRIED_S):
             _made(pipeline, functions, num % num_records)
             num += 1
-            now = time.perf_counter() - begun
-            took_s = now - (_waited_s() - waited)
+            now = time.perf_counter() - start_time
+            elapsed_s = now - (_waited_s() - waited)
             if now > _TRIED_AT_MOST_S:
                 break
         ended.set()
-        return num / max(took_s, 1e-9)
+        return num / max(elapsed_s, 1e-9)
 
     rates = dict[int, float]()
     for num in (1, _THREADS):
@@ -248,8 +248,8 @@ def _thread_gain(pipeline: Pipeline, functions: list[Any], num_records: int) -> 
 def _waited_s() -> float:
     """Seconds for which this thread could have run and had no core; 0 where the kernel does not tell."""
     try:
-        told = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat").read_text()
-        return int(told.split()[1]) / 1e9
+        schedstat = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat").read_text()
+        return int(schedstat.split()[1]) / 1e9
     except (OSError, ValueError, IndexError):
         return 0.0
 

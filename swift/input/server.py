@@ -137,21 +137,21 @@ def serve_input(
     workers = [_started(load) for _ in range(num_workers)]
 
     def look() -> None:
-        for place, one in enumerate(workers):
-            workers[place] = _seen(one, load, report)
+        for index, worker in enumerate(workers):
+            workers[index] = _seen(worker, load, report)
 
     def refusal(node: int, is_ready: bool) -> str | None:
         del node, is_ready
         look()  # a caller may be back at once, for the next source of a mixture
-        return None if any(one.is_free for one in workers) else BUSY
+        return None if any(worker.is_free for worker in workers) else BUSY
 
     def admit(node: int, connection: socket.socket) -> None:
         del node
         with connection:
-            one = next(one for one in workers if one.is_free)
+            worker = next(worker for worker in workers if worker.is_free)
             with suppress(OSError):  # it has died, and its caller will notice
-                socket.send_fds(one.link, [_FREE], [connection.fileno()])
-            one.is_free = False
+                socket.send_fds(worker.link, [_FREE], [connection.fileno()])
+            worker.is_free = False
 
     admission, was_ready = Admission(listener, key, refusal, admit), False
     try:
@@ -161,16 +161,16 @@ def serve_input(
             except OSError:  # too many files are open, for the moment
                 time.sleep(_TURN_S)
             look()
-            if not was_ready and all(one.is_free for one in workers):
+            if not was_ready and all(worker.is_free for worker in workers):
                 host, port = listener.getsockname()[:2]
                 report(f"{host}:{port} is ready, with {num_workers} process{'es' if num_workers > 1 else ''}")
                 was_ready = True
     finally:
         admission.close()
-        for one in workers:
-            one.process.kill()
-            one.process.join()
-            one.link.close()
+        for worker in workers:
+            worker.process.kill()
+            worker.process.join()
+            worker.link.close()
 
 
 def _seen(worker: _Worker, load: Callable[[], Sequence[Pipeline]], report: Callable[[str], None]) -> _Worker:
@@ -189,11 +189,11 @@ def _seen(worker: _Worker, load: Callable[[], Sequence[Pipeline]], report: Calla
 
 
 def _started(load: Callable[[], Sequence[Pipeline]]) -> _Worker:
-    here, there = socket.socketpair()
-    with there:
-        process = multiprocessing.get_context("spawn").Process(target=_work, args=(there, load), daemon=True)
+    parent_end, worker_end = socket.socketpair()
+    with worker_end:
+        process = multiprocessing.get_context("spawn").Process(target=_work, args=(worker_end, load), daemon=True)
         process.start()
-    return _Worker(process, here, is_free=False, started=time.monotonic())
+    return _Worker(process, parent_end, is_free=False, started=time.monotonic())
 
 
 def _work(link: socket.socket, load: Callable[[], Sequence[Pipeline]]) -> None:
@@ -227,17 +227,17 @@ class _Served:
         If there is something it is made anew before, as its files may have changed since; the others are not, which
         would take a mixture longer than a caller waits.
         """
-        place, differing = self._compared(theirs)
+        index, differing = self._compared(theirs)
         if differing:
             with suppress(SettingError, DataError, OSError):  # then the old one stays, and differs
-                self._all[place] = _with_facts(self._load()[place])
-                place, differing = self._compared(theirs)
-        return self._all[place][0], differing
+                self._all[index] = _with_facts(self._load()[index])
+                index, differing = self._compared(theirs)
+        return self._all[index][0], differing
 
     def _compared(self, theirs: Mapping[str, str]) -> tuple[int, list[str]]:
         compared = [[name for name in theirs if theirs[name] != facts.get(name)] for _, facts in self._all]
-        place = min(range(len(compared)), key=lambda one: len(compared[one]))
-        return place, compared[place]
+        index = min(range(len(compared)), key=lambda i: len(compared[i]))
+        return index, compared[index]
 
 
 def _with_facts(pipeline: Pipeline) -> tuple[Pipeline, dict[str, str]]:
@@ -294,10 +294,10 @@ def find_key(path: Path, *, makes: bool = False) -> str:
 
 def _make(path: Path) -> None:
     """Makes a key; of several hosts that do so at once, all read the first one's."""
-    mine = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    replace_file(mine, f"{secrets.token_hex(32)}\n".encode(), mode=0o600)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    replace_file(temporary, f"{secrets.token_hex(32)}\n".encode(), mode=0o600)
     try:
         with suppress(FileExistsError):
-            os.link(mine, path)
+            os.link(temporary, path)
     finally:
-        mine.unlink()
+        temporary.unlink()

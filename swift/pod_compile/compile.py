@@ -79,9 +79,9 @@ def _near(experiment: Experiment, down: FailedSet) -> Iterator[FailedSet]:
         yield from (FailedSet(failed, frozenset()) for failed in neighbours(topology, down.workers, experiment.chunks))
         return
     lost = {rank for _, rank in down.ranks}
-    left = [rank for rank in range(topology.num_expert_ranks) if rank not in lost]
-    if len(left) > 1:
-        yield FailedSet(frozenset(), down.ranks | {(0, left[-1])})
+    remaining = [rank for rank in range(topology.num_expert_ranks) if rank not in lost]
+    if len(remaining) > 1:
+        yield FailedSet(frozenset(), down.ranks | {(0, remaining[-1])})
     if down.ranks:
         yield FailedSet(frozenset(), down.ranks - {max(down.ranks)})
 
@@ -100,9 +100,9 @@ def compile_one(experiment: Experiment, pod: Pod, down: FailedSet) -> dict[str, 
     spec = experiment.step_spec(live, pod.chip.platform)
     configuration = Configurator(experiment.plan_settings(spec)).configure(down.workers)
     steps = Steps(spec.at(live.with_rows(configuration.rows)), configuration, experiment.sequences_per_microbatch)
-    begun = time.perf_counter()
+    start_time = time.perf_counter()
     lowered = steps.lowered(steps.main)
-    lowered_s = time.perf_counter() - begun
+    lowered_s = time.perf_counter() - start_time
     report: dict[str, Any] = {
         "failed": [f"{d}:{p}" for d, p in sorted(down.workers)],
         "lost_ranks": sorted(lost),
@@ -113,7 +113,7 @@ def compile_one(experiment: Experiment, pod: Pod, down: FailedSet) -> dict[str, 
         "lower_s": round(lowered_s, 2),
     }
     result = _compiled(lowered, pod)
-    report["compile_s"] = round(time.perf_counter() - begun - lowered_s, 2)
+    report["compile_s"] = round(time.perf_counter() - start_time - lowered_s, 2)
     if not isinstance(result, Compiled):
         return report | result
     return report | _memory(result, pod) | _facts(result, steps, experiment, pod)
@@ -124,10 +124,10 @@ def _compiled(lowered: Lowered, pod: Pod) -> Compiled | dict[str, Any]:
     try:
         return lowered.compile()
     except jax.errors.JaxRuntimeError as error:
-        why = " ".join(str(error).split())
-        sizes = next(filter(None, (form.search(why) for form in _EXHAUSTED)), None)
-        if not why.startswith("RESOURCE_EXHAUSTED"):
-            return {"result": REFUSED, "why": why[:400]}
+        reason = " ".join(str(error).split())
+        sizes = next(filter(None, (form.search(reason) for form in _EXHAUSTED)), None)
+        if not reason.startswith("RESOURCE_EXHAUSTED"):
+            return {"result": REFUSED, "why": reason[:400]}
         needed = None if sizes is None else _bytes(sizes[1], sizes[2])
         capacity = pod.chip.memory_bytes if sizes is None else _bytes(sizes[3], sizes[4])
         return {"result": TOO_LARGE, "memory": {"needed_bytes": needed, "capacity_bytes": capacity}}
@@ -153,26 +153,26 @@ def _facts(compiled: Compiled, steps: Steps, experiment: Experiment, pod: Pod) -
     spec, plan = steps.spec, steps.plan
     live = spec.live
     num_sequences = sequences_per_rank(experiment.sequences_per_microbatch, live.num_ranks)
-    found = collectives(compiled.as_text() or "", live.mesh.size)
+    collective_ops = collectives(compiled.as_text() or "", live.mesh.size)
     table = None if spec.is_single_worker else plan.table
     rounds = max_rounds(num_sequences * spec.gpt.config.sequence_length, spec.gpt.vocab_size, live.num_ranks)
     runs = OpCounts(spec, table, plan.schedule.problem.num_iterations, rounds)
     work, coords = op_costs(spec, num_sequences), [_coords(device, pod) for device in live.mesh.devices.flat]
-    num_flops, by_group = total_flops(runs, work), exchange(found, runs)
-    moved = bytes_in_transit(found, runs, num_sequences)
+    num_flops, by_group = total_flops(runs, work), exchange(collective_ops, runs)
+    moved = bytes_in_transit(collective_ops, runs, num_sequences)
     step = predict(runs, work, moved, Interconnect(pod, coords), experiment.compute_dtype)
     if step is not None and pod.chip.peak_flops:
         peak = live.mesh.size * pod.chip.peak_flops[experiment.compute_dtype]
         step["flops_utilization"] = num_flops / peak / (step["step_ms"] / 1e3)
-    head = {"head": head_tokens(found, runs, num_sequences)} if spec.gpt.head_ranks > 1 else {}
-    rows = {"embedding": looked_up_rows(found, runs, num_sequences)} if spec.gpt.embedding_ranks > 1 else {}
+    head = {"head": head_tokens(collective_ops, runs, num_sequences)} if spec.gpt.head_ranks > 1 else {}
+    rows = {"embedding": looked_up_rows(collective_ops, runs, num_sequences)} if spec.gpt.embedding_ranks > 1 else {}
     return {
-        "collectives": bytes_by_kind(found, runs),
+        "collectives": bytes_by_kind(collective_ops, runs),
         "exchange": {
             name: sum(group[name] for group in by_group.values()) for name in ("compiled_bytes", "formula_bytes")
         }
         | {"groups": by_group},
-        "tokens": tokens(found, runs, num_sequences),
+        "tokens": tokens(collective_ops, runs, num_sequences),
         **rows,
         **head,
         "flops": num_flops,

@@ -105,32 +105,34 @@ def _ops(spec: StepSpec, num_sequences: int) -> dict[str, Work]:
     ranks, d_out = spec.live.num_ranks, (x, jax.ShapeDtypeStruct((), spec.accumulate_dtype))
     names = scopes.FORWARD, scopes.BACKWARD_INPUT, scopes.BACKWARD_WEIGHT
     cut = spec.chunks.ops
-    of_chunks = [names] if cut.is_uniform else [[f"{name}/{c}" for name in names] for c in range(len(cut.sizes))]
-    total = {name: Work(0, 0) for of_chunk in of_chunks for name in of_chunk}
-    for is_moe, one in stage.kinds.items():
-        given = block_shapes(layers, extras, is_moe)
-        b, h, w = map(stash_bytes, (one.b_shapes, one.h_shapes, one.w_shapes))
-        real, known = (_of_block(block, given, x, d_out, ranks) for block in (one, counted.kinds[is_moe]))
-        more = b + h, w, _added(spec, given[0])
-        of_block = [Work(c.num_flops, r.num_bytes + m) for c, r, m in zip(known, real, more, strict=True)]
-        for of_chunk, count in zip(of_chunks, cut.counts(is_moe), strict=False):
-            for name, work in zip(of_chunk, of_block, strict=True):
+    names_by_chunk = [names] if cut.is_uniform else [[f"{name}/{c}" for name in names] for c in range(len(cut.sizes))]
+    total = {name: Work(0, 0) for chunk_names in names_by_chunk for name in chunk_names}
+    for is_moe, block_stage in stage.kinds.items():
+        block_args = block_shapes(layers, extras, is_moe)
+        b, h, w = map(stash_bytes, (block_stage.b_shapes, block_stage.h_shapes, block_stage.w_shapes))
+        real, known = (
+            _block_work(block, block_args, x, d_out, ranks) for block in (block_stage, counted.kinds[is_moe])
+        )
+        more = b + h, w, _added(spec, block_args[0])
+        block_work = [Work(c.num_flops, r.num_bytes + m) for c, r, m in zip(known, real, more, strict=True)]
+        for chunk_names, count in zip(names_by_chunk, cut.counts(is_moe), strict=False):
+            for name, work in zip(chunk_names, block_work, strict=True):
                 total[name] += work * count
     return total | _embedding_and_head(spec, num_sequences, x)
 
 
-def _of_block(one: SplitStage, given: tuple[Any, Any], x: Any, d_out: Any, num_ranks: int) -> list[Work]:
+def _block_work(block: SplitStage, block_args: tuple[Any, Any], x: Any, d_out: Any, num_ranks: int) -> list[Work]:
     """Work of F, B and W of a block, without what they keep."""
     return [
-        Work.of(one.forward, (*given, x), num_ranks),
-        Work.of(one.backward_input, (*given, one.b_shapes, one.h_shapes, d_out), num_ranks),
-        Work.of(one.backward_weight, (*given, one.h_shapes, one.w_shapes), num_ranks),
+        Work.of(block.forward, (*block_args, x), num_ranks),
+        Work.of(block.backward_input, (*block_args, block.b_shapes, block.h_shapes, d_out), num_ranks),
+        Work.of(block.backward_weight, (*block_args, block.h_shapes, block.w_shapes), num_ranks),
     ]
 
 
 def _embedding_and_head(spec: StepSpec, num_sequences: int, x: jax.ShapeDtypeStruct) -> dict[str, Work]:
-    def work(end: Callable[..., Any], weights: Any, *others: Any) -> Work:
-        return Work.of(end, (weights, *others), spec.live.num_ranks, _added(spec, weights))
+    def work(end: Callable[..., Any], weights: Any, *arguments: Any) -> Work:
+        return Work.of(end, (weights, *arguments), spec.live.num_ranks, _added(spec, weights))
 
     embedding, head = embedding_and_head(spec, num_sequences, x)
     return {HEAD: work(*head), EMBEDDING: work(*embedding)}
@@ -144,8 +146,8 @@ def _update(spec: StepSpec) -> Work:
         gradients = jax.ShapeDtypeStruct((leaf.shape[0], *leaf.shape[2:]), spec.accumulate_dtype)
         placement = spec.placements(jnp.zeros(state.placement.shape, jnp.int32))[name]
         num_flops += Work.of(spec.layouts[name].collect, (gradients, placement), ranks).num_flops
-    held, slots = (_bytes(tree) // ranks for tree in ((state.master, state.moments), state.slots))
-    return Work(num_flops, 2 * held + slots + _added(spec, rank_weights(spec)) // 2)
+    optimizer_bytes, slot_bytes = (_bytes(tree) // ranks for tree in ((state.master, state.moments), state.slots))
+    return Work(num_flops, 2 * optimizer_bytes + slot_bytes + _added(spec, rank_weights(spec)) // 2)
 
 
 def _added(spec: StepSpec, weights: Any) -> int:
@@ -174,46 +176,47 @@ class OpCounts:
     num_iterations: int
     look_up_rounds: int = 1
 
-    def part(self, one: Collective) -> str:
+    def part(self, collective: Collective) -> str:
         """Part of a step that contains a collective: one of ``swift.pipeline.scopes``, or ``_OTHER``.
 
         Within an update, ``collect/GROUP``, ``peers/GROUP`` or ``materialize/GROUP`` where it applies.
         """
-        path = one.path
+        path = collective.path
         for name in (scopes.COLLECT, scopes.PEERS, scopes.MATERIALIZE):
             if scopes.UPDATE in path and name in path:
                 return f"{name}/{path[path.index(name) + 1]}"
-        return self._name(one)
+        return self._name(collective)
 
-    def of(self, one: Collective) -> np.ndarray:
+    def of(self, collective: Collective) -> np.ndarray:
         """Runs of a collective in a call, int64 ``[R]``."""
-        name, trips_C = self._name(one), self.trips_C(one)
+        name, trips_C = self._name(collective), self.trips_C(collective)
         if name in _KIND_OF:
             return self.ops(name) @ trips_C
-        return int(trips_C.max()) * self._runs(name, one.path)
+        return int(trips_C.max()) * self._runs(name, collective.path)
 
-    def trips_C(self, one: Collective) -> np.ndarray:
+    def trips_C(self, collective: Collective) -> np.ndarray:
         """Runs of a collective per run of its part, for each chunk, int64 ``[C]``."""
-        name = self._name(one)
-        inner = [loop for loop in one.loops if name == _OTHER or name in loop.path]
+        name = self._name(collective)
+        inner = [loop for loop in collective.loops if name == _OTHER or name in loop.path]
         over_blocks = [loop for loop in inner if scopes.BLOCKS in loop.path][-1:]  # the others are inside a block
-        if scopes.COPIES in one.path:  # the rounds are none: no row is assumed to be needed twice in an iteration
-            is_in_round = any(scopes.COPIES in loop.path for loop in one.loops)
+        # Of copies the rounds are none: no row is assumed to be needed twice in an iteration.
+        if scopes.COPIES in collective.path:
+            is_in_round = any(scopes.COPIES in loop.path for loop in collective.loops)
             return np.array([0 if is_in_round else 1] * len(self.spec.chunks.sizes))
-        if scopes.EMBEDDING in one.path:  # of the first chunk alone, and in no block
-            return np.array([self._look_up_trips(one)] + [0] * (len(self.spec.chunks.sizes) - 1))
+        if scopes.EMBEDDING in collective.path:  # of the first chunk alone, and in no block
+            return np.array([self._look_up_trips(collective)] + [0] * (len(self.spec.chunks.sizes) - 1))
         trips = math.prod(self._trips(loop.num_trips) for loop in inner if loop not in over_blocks)
-        if scopes.HEAD in one.path:  # of the last chunk alone, and in no block
+        if scopes.HEAD in collective.path:  # of the last chunk alone, and in no block
             return np.array([0] * (len(self.spec.chunks.sizes) - 1) + [trips])
         # Only blocks with experts have collectives; in a chunk of both kinds they are in a branch.
         blocks_C = np.array(self.spec.chunks.ops.counts(is_moe=True))
         # Where no chunk has more than one block there is no loop over them.
-        is_of_block = over_blocks or (name in _KIND_OF and max(self.spec.chunks.sizes) == 1)
-        return trips * (blocks_C if is_of_block else np.ones_like(blocks_C))
+        is_per_block = over_blocks or (name in _KIND_OF and max(self.spec.chunks.sizes) == 1)
+        return trips * (blocks_C if is_per_block else np.ones_like(blocks_C))
 
-    def _look_up_trips(self, one: Collective) -> int:
+    def _look_up_trips(self, collective: Collective) -> int:
         """Runs of a collective per look-up: in each round, or once."""
-        is_in_round = any(scopes.EMBEDDING in loop.path for loop in one.loops)
+        is_in_round = any(scopes.EMBEDDING in loop.path for loop in collective.loops)
         return self.look_up_rounds if is_in_round else 1
 
     def ops(self, name: str) -> np.ndarray:
@@ -236,8 +239,8 @@ class OpCounts:
     def _holds_RC(self) -> np.ndarray:
         return self.spec.chunks.holds_HC[self.spec.holding_R]
 
-    def _name(self, one: Collective) -> str:
-        return next((name for name in _NAMES if name in one.path), _OTHER)
+    def _name(self, collective: Collective) -> str:
+        return next((name for name in _NAMES if name in collective.path), _OTHER)
 
     def _trips(self, num_trips: int | None) -> int:
         """Trip count of a loop; the only ones that the compiler does not know are those of loops over ticks."""
@@ -252,8 +255,8 @@ class OpCounts:
         if name in _MESSAGES:
             assert self.table is not None
             moves = self.table.activations if name == scopes.ACTIVATIONS else self.table.gradients
-            turn, branch = (_number(path, path.index(name), prefix) for prefix in (scopes.ROUND, "branch_"))
-            return everywhere * int((moves.permutation_TQ[:, turn] == branch - 1).sum())
+            round_index, branch = (_number(path, path.index(name), prefix) for prefix in (scopes.ROUND, "branch_"))
+            return everywhere * int((moves.permutation_TQ[:, round_index] == branch - 1).sum())
         if name == scopes.MICROBATCH:
             return everywhere * self.spec.num_microbatches
         if name == scopes.UPDATE:
@@ -303,38 +306,38 @@ class Interconnect:
     pod: Pod
     coords: Sequence[tuple[int, ...]]
 
-    def seconds(self, one: Collective) -> float:
+    def seconds(self, collective: Collective) -> float:
         """Time of one run of a collective, in all its groups at once."""
-        messages, num_steps = list(self._messages(one)), self._num_steps(one)
+        messages, num_steps = list(self._messages(collective)), self._num_steps(collective)
         if not messages:
             return 0.0
         if self.pod.chip.platform == "tpu":
             return self._on_links(messages) + num_steps * _TPU_HOP_S
         return self._through_switches(messages) + num_steps * _GPU_MESSAGE_S
 
-    def _messages(self, one: Collective) -> Iterator[_Message]:
-        if one.kind == "collective-permute":
-            yield from (_Message(a, b, one.num_bytes) for a, b in one.pairs)
+    def _messages(self, collective: Collective) -> Iterator[_Message]:
+        if collective.kind == "collective-permute":
+            yield from (_Message(a, b, collective.num_bytes) for a, b in collective.pairs)
             return
-        for group in one.groups or (tuple(range(len(self.coords))),):
+        for group in collective.groups or (tuple(range(len(self.coords))),):
             size = len(group)
             if size == 1:
                 continue
-            if one.kind in ALL_TO_ALL:
-                share = one.num_bytes / size
+            if collective.kind in ALL_TO_ALL:
+                share = collective.num_bytes / size
                 yield from (_Message(a, b, share) for a in group for b in group if a != b)
                 continue
             # Bytes over every edge of the ring, in both directions together.
-            around = one.num_bytes * (size - 1) / size * (2 if one.kind == "all-reduce" else 1)
+            around = collective.num_bytes * (size - 1) / size * (2 if collective.kind == "all-reduce" else 1)
             ring = self._ring(group)
             for a, b in zip(ring, (*ring[1:], ring[0]), strict=True):
                 yield from (_Message(a, b, around / 2), _Message(b, a, around / 2))
 
-    def _num_steps(self, one: Collective) -> int:
-        if one.kind in ("collective-permute", *ALL_TO_ALL):
+    def _num_steps(self, collective: Collective) -> int:
+        if collective.kind in ("collective-permute", *ALL_TO_ALL):
             return 1
-        size = max(map(len, one.groups), default=len(self.coords))
-        return (2 if one.kind == "all-reduce" else 1) * size // 2
+        size = max(map(len, collective.groups), default=len(self.coords))
+        return (2 if collective.kind == "all-reduce" else 1) * size // 2
 
     def _ring(self, group: tuple[int, ...]) -> tuple[int, ...]:
         """Orders the devices of a group so that each is near the next: back and forth through the mesh."""
@@ -354,18 +357,20 @@ class Interconnect:
                 load[link] += num_bytes  # type: ignore[assignment]
         return max(load.values()) / (self.pod.chip.link_bandwidth or float("inf"))
 
-    def _route(self, here: tuple[int, ...], there: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], int, int]]:
+    def _route(
+        self, source: tuple[int, ...], destination: tuple[int, ...]
+    ) -> Iterator[tuple[tuple[int, ...], int, int]]:
         """Yields the links of a route, each as (chip, dim, direction)."""
-        place = list(here)
+        position = list(source)
         for dim, size in enumerate(self.pod.shape):
             closes = size >= self.pod.chip.closes_from and size % self.pod.chip.closes_from == 0
-            ahead = there[dim] - place[dim]
+            ahead = destination[dim] - position[dim]
             if closes and abs(ahead) > size / 2:
                 ahead -= size if ahead > 0 else -size
             step = 1 if ahead > 0 else -1
             for _ in range(abs(ahead)):
-                yield tuple(place), dim, step
-                place[dim] = (place[dim] + step) % size
+                yield tuple(position), dim, step
+                position[dim] = (position[dim] + step) % size
 
     def _through_switches(self, messages: Sequence[_Message]) -> float:
         chip, load = self.pod.chip, Counter[tuple[int, str, bool]]()
@@ -386,36 +391,39 @@ def total_flops(runs: OpCounts, work: Mapping[str, Work]) -> int:
     else:
         for name in _KIND_OF:
             num_ops_C = runs.ops(name).sum(axis=0).tolist()
-            total += sum(ops * one.num_flops for ops, one in zip(num_ops_C, _by_chunk(runs, work, name), strict=True))
+            total += sum(
+                ops * chunk_work.num_flops
+                for ops, chunk_work in zip(num_ops_C, _by_chunk(runs, work, name), strict=True)
+            )
         total += int(runs.ops(scopes.BACKWARD_INPUT)[:, 0].sum()) * work[EMBEDDING].num_flops
         total += int(runs.ops(scopes.FORWARD)[:, -1].sum()) * work[HEAD].num_flops
     return total * live.num_ranks // K
 
 
 def predict(
-    runs: OpCounts, work: Mapping[str, Work], found: Sequence[Collective], links: Interconnect, dtype: str
+    runs: OpCounts, work: Mapping[str, Work], collectives: Sequence[Collective], links: Interconnect, dtype: str
 ) -> dict[str, float] | None:
     """Predicts the milliseconds of an iteration by part; None if the chip's figures are unknown.
 
     Args:
         runs: run counts of the program's parts.
         work: work of the ops.
-        found: collectives of the program.
+        collectives: collectives of the program.
         links: links that the collectives use.
         dtype: compute dtype.
     """
     chip, K = links.pod.chip, runs.num_iterations
     if not chip.peak_flops or dtype not in chip.peak_flops:
         return None
-    busy = {name: one.seconds(chip, dtype) for name, one in work.items()}
+    busy = {name: op_work.seconds(chip, dtype) for name, op_work in work.items()}
     nothing = dict.fromkeys((*_KIND_OF, scopes.MICROBATCH), np.zeros(len(runs.spec.chunks.sizes)))
     inside_C = dict(nothing)
     update_R, messages, other = np.zeros(runs.spec.live.num_live), 0.0, 0.0
-    for one in found:
-        part, runs_R = runs.part(one).partition("/")[0], runs.of(one)
-        seconds = links.seconds(one)
+    for collective in collectives:
+        part, runs_R = runs.part(collective).partition("/")[0], runs.of(collective)
+        seconds = links.seconds(collective)
         if part in inside_C:
-            inside_C[part] = inside_C[part] + runs.trips_C(one) * seconds
+            inside_C[part] = inside_C[part] + runs.trips_C(collective) * seconds
         elif part in _UPDATE:
             update_R += runs_R * seconds
         elif part == _OTHER:

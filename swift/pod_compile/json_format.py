@@ -105,8 +105,8 @@ def _details(report: Mapping[str, Any]) -> Iterator[str]:
     if host := sum(num_bytes for name, num_bytes in report["memory"].items() if name.startswith("host_")):
         yield f"{name_of(report)}: {host / _GIB:.3g} GiB of its host's memory for each device"
     yield f"{name_of(report)}, in one iteration, all devices together:"
-    for kind, found in report["collectives"].items():
-        yield f"  {kind:<20}{found['runs']:>9,.4g} runs {found['bytes'] / 1e6:>14,.3f} MB"
+    for kind, counts in report["collectives"].items():
+        yield f"  {kind:<20}{counts['runs']:>9,.4g} runs {counts['bytes'] / 1e6:>14,.3f} MB"
     yield "exchange of weights and gradients, MB compiled beside 2 * slots * ranks * W * bytes:"
     exchange = report["exchange"]
     for name, group in (*exchange["groups"].items(), ("all", exchange)):

@@ -33,39 +33,39 @@ _TOKENS = (scopes.FORWARD, scopes.BACKWARD_INPUT, scopes.BACKWARD_WEIGHT, scopes
 _SHARES = (scopes.EMBEDDING, scopes.HEAD)
 
 
-def moved_bytes(one: Collective, runs_R: np.ndarray, num_ranks: int) -> int:
+def moved_bytes(collective: Collective, runs_R: np.ndarray, num_ranks: int) -> int:
     """Bytes of a collective in one call of the program, over all devices; groups of one device exchange nothing.
 
     Args:
-        one: the collective.
+        collective: the collective.
         runs_R: number of runs in every row.
         num_ranks: devices of a row.
     """
-    everybody = [tuple(range(len(runs_R) * num_ranks))]
-    groups = one.groups or everybody
-    members = [a for a, _ in one.pairs] or [device for group in groups if len(group) > 1 for device in group]
-    return one.num_bytes * int(sum(runs_R[device // num_ranks] for device in members))
+    all_devices = [tuple(range(len(runs_R) * num_ranks))]
+    groups = collective.groups or all_devices
+    members = [a for a, _ in collective.pairs] or [device for group in groups if len(group) > 1 for device in group]
+    return collective.num_bytes * int(sum(runs_R[device // num_ranks] for device in members))
 
 
-def bytes_by_kind(found: Sequence[Collective], runs: OpCounts) -> dict[str, dict[str, float]]:
+def bytes_by_kind(collectives: Sequence[Collective], runs: OpCounts) -> dict[str, dict[str, float]]:
     """Counts the collectives of an iteration by kind, with their bytes over all devices."""
     count, total = Counter[str](), Counter[str]()
-    for one in found:
-        runs_R = runs.of(one)
-        count[one.kind] += int(runs_R.max())
-        total[one.kind] += moved_bytes(one, runs_R, runs.spec.live.num_ranks)
+    for collective in collectives:
+        runs_R = runs.of(collective)
+        count[collective.kind] += int(runs_R.max())
+        total[collective.kind] += moved_bytes(collective, runs_R, runs.spec.live.num_ranks)
     K = runs.num_iterations
     return {kind: {"runs": count[kind] / K, "bytes": total[kind] / K} for kind in sorted(count)}
 
 
-def exchange(found: Sequence[Collective], runs: OpCounts) -> dict[str, dict[str, float]]:
+def exchange(collectives: Sequence[Collective], runs: OpCounts) -> dict[str, dict[str, float]]:
     """Bytes of the exchange in an iteration, by parameter group: compiled, and by the closed form."""
     spec = runs.spec
     compiled: Counter[str] = Counter()
-    for one in found:
-        step, _, group = runs.part(one).partition("/")
+    for collective in collectives:
+        step, _, group = runs.part(collective).partition("/")
         if step in _EXCHANGE:
-            compiled[group] += moved_bytes(one, runs.of(one), spec.live.num_ranks)
+            compiled[group] += moved_bytes(collective, runs.of(collective), spec.live.num_ranks)
     return {
         name: {"compiled_bytes": compiled[name] / runs.num_iterations, "formula_bytes": _exchange_formula(runs, name)}
         for name, layout in spec.layouts.items()
@@ -92,7 +92,7 @@ def _exchange_formula(runs: OpCounts, name: str) -> float:
     return int(num_updates) * sum(both) / 2
 
 
-def tokens(found: Sequence[Collective], runs: OpCounts, num_sequences: int) -> Mapping[str, float]:
+def tokens(collectives: Sequence[Collective], runs: OpCounts, num_sequences: int) -> Mapping[str, float]:
     """Bytes of tokens sent to experts and back in an iteration: compiled, and by the closed form.
 
     With exact capacity those of the experts' weights and gradients, too, which travel in the same ops.
@@ -100,15 +100,17 @@ def tokens(found: Sequence[Collective], runs: OpCounts, num_sequences: int) -> M
     Recomputation of blocks (``Experiment.remat``) has no closed form.
 
     Args:
-        found: collectives of the program.
+        collectives: collectives of the program.
         runs: run counts of the program's parts.
         num_sequences: sequences of a micro-batch on one rank.
     """
     spec, ranks = runs.spec, runs.spec.live.num_ranks
     compiled = sum(
-        moved_bytes(one, runs.of(one), ranks)
-        for one in found
-        if runs.part(one) in _TOKENS and one.kind in ALL_TO_ALL and not set(_SHARES) & set(one.path)
+        moved_bytes(collective, runs.of(collective), ranks)
+        for collective in collectives
+        if runs.part(collective) in _TOKENS
+        and collective.kind in ALL_TO_ALL
+        and not set(_SHARES) & set(collective.path)
     )
     total = {"compiled_bytes": compiled / runs.num_iterations}
     if spec.remat == "block":
@@ -130,7 +132,7 @@ def _fetched_bytes(spec: StepSpec) -> int:
     return spec.experts.slots_per_rank * padded_size(layout.size, spec.live.num_ranks) * (2 * compute + wire)
 
 
-def bytes_in_transit(found: Sequence[Collective], runs: OpCounts, num_sequences: int) -> list[Collective]:
+def bytes_in_transit(collectives: Sequence[Collective], runs: OpCounts, num_sequences: int) -> list[Collective]:
     """The collectives with the bytes of those rows that travel, ``num_sequences`` as for ``tokens``.
 
     Of a collective that moves no rows but those that there are, the program knows how many there could be. In the mean
@@ -139,16 +141,23 @@ def bytes_in_transit(found: Sequence[Collective], runs: OpCounts, num_sequences:
     spec, ranks = runs.spec, runs.spec.live.num_ranks
     shape = num_sequences * spec.gpt.config.sequence_length, ranks
     share = spec.experts.rows_travelling(*shape) / spec.experts.rows_sent(*shape, at_once=True)
-    return [replace(one, num_bytes=round(one.num_bytes * share)) if one.kind == RAGGED else one for one in found]
+    return [
+        replace(collective, num_bytes=round(collective.num_bytes * share)) if collective.kind == RAGGED else collective
+        for collective in collectives
+    ]
 
 
-def head_tokens(found: Sequence[Collective], runs: OpCounts, num_sequences: int) -> Mapping[str, float]:
+def head_tokens(collectives: Sequence[Collective], runs: OpCounts, num_sequences: int) -> Mapping[str, float]:
     """Bytes of the loss with a head in shares in an iteration, ``num_sequences`` as for ``tokens``.
 
     Of each token the stream, its gradient, the label, whether it counts, and three numbers that are joined.
     """
     spec, config, ranks = runs.spec, runs.spec.gpt.config, runs.spec.live.num_ranks
-    compiled = sum(moved_bytes(one, runs.of(one), ranks) for one in found if scopes.HEAD in one.path)
+    compiled = sum(
+        moved_bytes(collective, runs.of(collective), ranks)
+        for collective in collectives
+        if scopes.HEAD in collective.path
+    )
     per_rank = num_sequences * config.sequence_length
     chunk = tokens_per_block(per_rank, spec.gpt.vocab_size)
     stream = config.model_dim * jnp.dtype(spec.compute_dtype).itemsize
@@ -160,13 +169,17 @@ def head_tokens(found: Sequence[Collective], runs: OpCounts, num_sequences: int)
     }
 
 
-def looked_up_rows(found: Sequence[Collective], runs: OpCounts, num_sequences: int) -> Mapping[str, float]:
+def looked_up_rows(collectives: Sequence[Collective], runs: OpCounts, num_sequences: int) -> Mapping[str, float]:
     """Bytes of look-ups in an embedding in shares in an iteration, ``num_sequences`` as for ``tokens``.
 
     Of each request its number and the row, or the row's gradient; and how many rounds there are, which tokens decide.
     """
     spec, config, ranks = runs.spec, runs.spec.gpt.config, runs.spec.live.num_ranks
-    compiled = sum(moved_bytes(one, runs.of(one), ranks) for one in found if scopes.EMBEDDING in one.path)
+    compiled = sum(
+        moved_bytes(collective, runs.of(collective), ranks)
+        for collective in collectives
+        if scopes.EMBEDDING in collective.path
+    )
     size = max_requests_per_round(num_sequences * config.sequence_length, ranks)
     values = jnp.dtype(spec.compute_dtype).itemsize + jnp.dtype(spec.row_wire_dtype).itemsize
     requests = 2 * 4 + config.model_dim * values  # of F and B

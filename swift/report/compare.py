@@ -92,8 +92,8 @@ def _policy_of(run: Run) -> str | None:
         part = read_config(run.path, OF_RUN).settings.get("placement")
         if not isinstance(part, StoredObject):
             return None
-        own = None if part.module else policies.get(part.kind)
-        return part.kind if own is None else build(part, lambda _: own).name
+        policy_class = None if part.module else policies.get(part.kind)
+        return part.kind if policy_class is None else build(part, lambda _: policy_class).name
     except (UnreadableConfig, SettingError):
         return None
 
@@ -128,23 +128,23 @@ def seed_groups(runs: Sequence[Run]) -> list[SeedGroup]:
     A run that repeats a seed of its group is in none, nor is one that has no record, or one that has got less far than
     the others: a mean over different numbers of runs would jump where one of them ends.
     """
-    found: dict[object, dict[str, int]] = {}
+    runs_by_key: dict[object, dict[str, int]] = {}
     for index, run in enumerate(runs):
         settings = settings_in(run.config_text)
         seed = settings.pop(_SEED, "").partition("=")[2].strip()
         if seed and len(run.metrics):
             history = [{**event, "time": None} for event in run.events if event.get("event") in _HISTORY]
             key = (frozenset(settings.values()), run.metrics.last_step, repr(history))
-            found.setdefault(key, {}).setdefault(seed, index)
-    groups = [of_seed for of_seed in found.values() if len(of_seed) > 1]
-    names = [_name([runs[index] for index in of_seed.values()]) for of_seed in groups]
+            runs_by_key.setdefault(key, {}).setdefault(seed, index)
+    groups = [group for group in runs_by_key.values() if len(group) > 1]
+    names = [_name([runs[index] for index in group.values()]) for group in groups]
     return [
         SeedGroup(
-            printable(name if names.count(name) == 1 else f"{name} ({runs[next(iter(of_seed.values()))].path})"),
-            tuple(of_seed.values()),
-            tuple(of_seed),
+            printable(name if names.count(name) == 1 else f"{name} ({runs[next(iter(group.values()))].path})"),
+            tuple(group.values()),
+            tuple(group),
         )
-        for name, of_seed in zip(names, groups, strict=True)
+        for name, group in zip(names, groups, strict=True)
     ]
 
 
@@ -173,7 +173,7 @@ def _cell(key: str, values: Sequence[float | None]) -> str:
     known = [value for value in values if value is not None]
     if not known:
         return "-"
-    mean, low, high = (COLUMNS[key][1](_like(known[0], float(one))) for one in mean_and_range(np.array(known)))
+    mean, low, high = (COLUMNS[key][1](_like(known[0], float(number))) for number in mean_and_range(np.array(known)))
     few = f"; {len(known)} of {len(values)}" if len(known) < len(values) else ""
     return f"{mean} ({low} to {high}{few})"
 
@@ -214,7 +214,7 @@ def pictures_together(runs: Sequence[Run]) -> Iterator[Picture]:
     marks, lines = _failure_steps(runs[0]) if len(runs) == 1 else [], _Lines(runs)
     if chart := lines.chart("loss (nats per token)", "loss"):
         summaries = [run.summary or {} for run in runs]
-        targets = {one["target_loss"] for one in summaries if _is_finite(one.get("target_loss"))}
+        targets = {summary["target_loss"] for summary in summaries if _is_finite(summary.get("target_loss"))}
         validation = lines.curves("validation_loss")
         caption = "Training loss, smoothed; each step faint." + " Rings: validation loss." * bool(validation)
         chart = replace(chart, rings=validation, ring_bands=lines.bands(validation))
@@ -285,10 +285,10 @@ class _Lines:
 
     def bands(self, curves: Sequence[Curve]) -> list[Band]:
         """Makes the bands of the groups of which at least two runs have a curve."""
-        of_groups = ([one for one in curves if one.index in group.members] for group in self._groups)
+        curves_by_group = ([curve for curve in curves if curve.index in group.members] for group in self._groups)
         return [
             _band(group.name, members)
-            for group, members in zip(self._groups, of_groups, strict=True)
+            for group, members in zip(self._groups, curves_by_group, strict=True)
             if len(members) > 1
         ]
 

@@ -77,7 +77,10 @@ def save_figures(runs: Sequence[Run], directory: str | Path) -> list[Path]:
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    sections = [*sections_of_all(runs), *(one for index, run in enumerate(runs) for one in sections_of(run, index))]
+    sections = [
+        *sections_of_all(runs),
+        *(section for index, run in enumerate(runs) for section in sections_of(run, index)),
+    ]
     paths = []
     for picture in [picture for section in sections for picture in section.pictures]:
         paths.append(directory / f"{picture.name}.png")
@@ -88,16 +91,18 @@ def save_figures(runs: Sequence[Run], directory: str | Path) -> list[Path]:
 def _spending_section(runs: Sequence[Run]) -> Section:
     title = "Where the time went"
     spent = [time_by_cause(run, history_of(run)) for run in runs]
-    known = [(label, one) for label, one in zip(run_labels(runs), spent, strict=True) if one and sum(one.values())]
+    known = [
+        (label, times) for label, times in zip(run_labels(runs), spent, strict=True) if times and sum(times.values())
+    ]
     if not known:
         return Section(title, note="The record does not show where the time went.")
     figure, (axes,) = new_figure(height=1.6 + 0.35 * min(len(known), _MAX_BARS))
     draw_bars(axes, known[:_MAX_BARS])
-    causes = [cause for cause in known[0][1] if any(one[cause] for _, one in known)]
+    causes = [cause for cause in known[0][1] if any(times[cause] for _, times in known)]
     rows = []
-    for label, one in known:
-        total = sum(one.values())
-        texts = [f"{seconds_text(one[c])} ({100 * one[c] / total:.1f} %)" if one[c] else "-" for c in causes]
+    for label, times in known:
+        total = sum(times.values())
+        texts = [f"{seconds_text(times[c])} ({100 * times[c] / total:.1f} %)" if times[c] else "-" for c in causes]
         rows.append([label, seconds_text(total), *texts])
     caption = "The whole time of a run, each moment counted once; the useful part is its goodput."
     caption += f" The first {_MAX_BARS} of {len(known):,} runs." * (len(known) > _MAX_BARS)

@@ -185,8 +185,8 @@ def configuration_periods(run: Run, history: History) -> list[ConfigurationPerio
 
 def names_in(event: Mapping[str, Any], *fields: str) -> list[str]:
     """Returns the names of workers, ranks or processes in some fields of an event."""
-    found = [event.get(field) for field in fields]
-    return [str(name) for names in found if isinstance(names, list) for name in names]
+    name_lists = [event.get(field) for field in fields]
+    return [str(name) for names in name_lists if isinstance(names, list) for name in names]
 
 
 def _is_number(value: object) -> bool:
@@ -342,8 +342,8 @@ def time_by_cause(run: Run, history: History) -> dict[str, float] | None:
     """
     accounts = _accounts(run)
     if accounts:
-        spent = {cause: sum(one.get(f"{cause}_s", 0.0) for one in accounts) for cause in _CAUSES}
-        running_s = sum(one["total_s"] for one in accounts)
+        spent = {cause: sum(account.get(f"{cause}_s", 0.0) for account in accounts) for cause in _CAUSES}
+        running_s = sum(account["total_s"] for account in accounts)
         if len(accounts) < sum(timed.name in _BEGINNINGS for timed in history.events):
             running_s = max(running_s, history.end_s)  # a supervisor that was killed has left no account
         spent["other"] = max(0.0, running_s - sum(spent.values()))
@@ -359,17 +359,17 @@ def _accounts(run: Run) -> list[Mapping[str, float]]:
     ends = [event["goodput"] for event in run.events if event.get("goodput") is not None]
     if not ends and run.summary and run.summary.get("goodput") is not None:
         ends = [run.summary["goodput"]]
-    for one in ends:
-        if not _is_account(one):
-            raise SettingError("goodput", one, f"must be seconds by cause, in {run.path}")
+    for account in ends:
+        if not _is_account(account):
+            raise SettingError("goodput", account, f"must be seconds by cause, in {run.path}")
     return ends
 
 
-def _is_account(one: object) -> bool:
+def _is_account(account: object) -> bool:
     """Whether an object has the seconds in total and by cause."""
-    if not isinstance(one, dict):
+    if not isinstance(account, dict):
         return False
-    return _is_number(one.get("total_s")) and all(_is_number(one.get(f"{cause}_s", 0.0)) for cause in _CAUSES)
+    return _is_number(account.get("total_s")) and all(_is_number(account.get(f"{cause}_s", 0.0)) for cause in _CAUSES)
 
 
 def _recorded(run: Run, history: History) -> dict[str, float]:
@@ -482,9 +482,9 @@ def _all_names(run: Run, history: History) -> list[str]:
 
 def _topology_names(run: Run, event: Mapping[str, Any]) -> list[str]:
     """Returns the names of the workers; with a single pipeline, those of its expert ranks."""
-    given = [number_in(run, event, name) for name in ("pipelines", "stages", "ranks")]
-    counts = [count for count in given if count is not None]
-    if len(counts) < len(given):
+    numbers = [number_in(run, event, name) for name in ("pipelines", "stages", "ranks")]
+    counts = [count for count in numbers if count is not None]
+    if len(counts) < len(numbers):
         return []
     if any(count < 1 or count != int(count) for count in counts) or math.prod(counts) > _MAX_PLACES:
         raise SettingError(str(run.path / EVENTS), " x ".join(f"{count:g}" for count in counts), "is not a topology")

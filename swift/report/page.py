@@ -107,7 +107,7 @@ def write_report(runs: Sequence[Run], path: str | Path) -> None:
     """
     styles, groups = run_styles(runs), seed_groups(runs)
     has_parts = len(runs) <= _MAX_PARTS
-    title = "Swift: " + (html.escape(", ".join(one.label for one in styles)) if has_parts else f"{len(runs)} runs")
+    title = "Swift: " + (html.escape(", ".join(style.label for style in styles)) if has_parts else f"{len(runs)} runs")
     together, spending, *answers = sections_of_all(runs)
     charts = {picture.name: picture.chart for picture in together.pictures if picture.chart is not None}
     maps: dict[str, LayerMaps] = {}
@@ -119,7 +119,7 @@ def write_report(runs: Sequence[Run], path: str | Path) -> None:
         _controls(styles, has_seeds=bool(groups)),
         _section_html(together, "charts"),
         _section_html(spending, "time"),
-        *(_section_html(one, "answers") for one in answers),
+        *(_section_html(section, "answers") for section in answers),
         _MANY * (not has_parts),
     ]
     for index, run in enumerate(runs if has_parts else []):  # one after the other: figures are large
@@ -146,26 +146,26 @@ def _asset(name: str) -> str:
 
 def _style() -> str:
     names = {"ink": INK, "card": GROUND, "grid": GRID, "failure": MOMENT_COLORS["failure"]}
-    own = " ".join(f"--{name}: var({variable(color)});" for name, color in names.items())
+    variables = " ".join(f"--{name}: var({variable(color)});" for name, color in names.items())
     stacked = Template(_asset("stacked.css"))
     lists = "".join(stacked.substitute(kind=kind.name, rem=kind.least_rem) for kind in _TABLE_KINDS)
-    return f"\n{style()}:root {{ {own} }}\n{_asset('page.css')}{lists}"
+    return f"\n{style()}:root {{ {variables} }}\n{_asset('page.css')}{lists}"
 
 
 def _contents(styles: Sequence[RunStyle], *, has_answers: bool) -> str:
     """Formats links to the parts of the page."""
     links = [_link("runs", "all runs"), _link("charts", "charts"), _link("time", "where the time went")]
     links += [_link("answers", "answers to tasks")] * has_answers
-    links += [_swatch(one.color) + _link(f"run{index}", one.label) for index, one in enumerate(styles, start=1)]
-    return f'<nav aria-label="Parts of the page">{"".join(f"<span>{one}</span>" for one in links)}</nav>'
+    links += [_swatch(style.color) + _link(f"run{index}", style.label) for index, style in enumerate(styles, start=1)]
+    return f'<nav aria-label="Parts of the page">{"".join(f"<span>{link}</span>" for link in links)}</nav>'
 
 
 def _controls(styles: Sequence[RunStyle], *, has_seeds: bool) -> str:
     """Formats the controls of the charts, hidden until the script runs."""
     boxes = "".join(
         f'<label><input type="checkbox" name="run" value="{index}" autocomplete="off" checked>'
-        f"{_swatch(one.color)}{html.escape(one.label)}</label>"
-        for index, one in enumerate(styles)
+        f"{_swatch(style.color)}{html.escape(style.label)}</label>"
+        for index, style in enumerate(styles)
     )
     if len(styles) > _MAX_PARTS:
         boxes = (
@@ -186,7 +186,7 @@ def _controls(styles: Sequence[RunStyle], *, has_seeds: bool) -> str:
 def _comparison(runs: Sequence[Run], styles: Sequence[RunStyle]) -> str:
     rows = [cells(row) for row in comparison_rows(runs)]
     table = Table([heading for heading, _ in COLUMNS.values()], rows, num_text=2)
-    return _table_html(table, "all runs", [_swatch(one.color) for one in styles])
+    return _table_html(table, "all runs", [_swatch(style.color) for style in styles])
 
 
 def _seeds(runs: Sequence[Run], styles: Sequence[RunStyle], groups: Sequence[SeedGroup]) -> str:
@@ -414,7 +414,7 @@ def _page_data(
             for style, axes_of_run in zip(styles, axes, strict=True)
         ],
         "charts": {name: _chart(chart, axes, num_bins) for name, chart in charts.items()},
-        "maps": {name: _maps(one) for name, one in maps.items()},
+        "maps": {name: _maps(layer_maps) for name, layer_maps in maps.items()},
     }
     text = json.dumps(document, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
@@ -452,7 +452,9 @@ def _chart(chart: Chart, axes: Sequence[_Axes], num_bins: int) -> dict[str, Any]
 
 def _maps(maps: LayerMaps) -> dict[str, Any]:
     def tenths(shares_BE: np.ndarray) -> list[list[int | None]]:
-        return [[round(10 * one) if np.isfinite(one) else None for one in shares_E] for shares_E in shares_BE.tolist()]
+        return [
+            [round(10 * share) if np.isfinite(share) else None for share in shares_E] for shares_E in shares_BE.tolist()
+        ]
 
     steps = [maps.first_step, maps.last_step]
     bins = {"bins": maps.num_bins, "merged": maps.num_merged}
@@ -467,11 +469,11 @@ def _line(curve: Curve, num_bins: int) -> dict[str, Any]:
 
 def _band(band: Band, axes: Sequence[_Axes], binned: Callable[[np.ndarray], np.ndarray]) -> dict[str, Any]:
     """Positions of steps on every axis, the mean of those in the runs."""
-    of_members = [axes[index] for index in band.members]
-    names = [name for name in of_members[0] if all(name in one for one in of_members)]
+    member_axes = [axes[index] for index in band.members]
+    names = [name for name in member_axes[0] if all(name in member for member in member_axes)]
     x = {}
     for name in names:
-        at_NT = [one[name][np.isin(one["step"], band.steps_T)] for one in of_members]
+        at_NT = [member[name][np.isin(member["step"], band.steps_T)] for member in member_axes]
         x[name] = _numbers(binned(np.mean(at_NT, axis=0)))
     members = [
         {"run": index, "mean": _numbers(binned(values_T))}

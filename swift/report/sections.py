@@ -110,7 +110,7 @@ def coverage_of(run: Run) -> Coverage | None:
         SettingError: the record is damaged.
     """
     shape = (0, 0) if run.metrics.counts is None else run.metrics.counts.shape
-    newest_LE, steps, found = np.zeros(shape, int), [], []
+    newest_LE, steps, snapshots = np.zeros(shape, int), [], []
     numbers = []
     for number, event in enumerate(run.events):
         name, step, experts = event.get("event"), event.get("step", 0), event.get("experts")
@@ -126,8 +126,8 @@ def coverage_of(run: Run) -> Coverage | None:
             ) from error
         numbers.append(number)
         steps.append(step)
-        found.append(newest_LE)
-    return Coverage(numbers, np.array(steps), np.array(found)) if found and newest_LE.size else None
+        snapshots.append(newest_LE)
+    return Coverage(numbers, np.array(steps), np.array(snapshots)) if snapshots and newest_LE.size else None
 
 
 def _draw_coverage(coverage: Coverage) -> Figure:
@@ -204,14 +204,16 @@ def answers_section(run: Run) -> list[Section]:
     Raises:
         SettingError: the results are damaged.
     """
-    found, rows = stored_evaluations(run.path), []
-    for one in found:
-        step = "-" if one.step is None else f"{one.step:,}"
-        for score in one.scores:
+    evaluations, rows = stored_evaluations(run.path), []
+    for evaluation in evaluations:
+        step = "-" if evaluation.step is None else f"{evaluation.step:,}"
+        for score in evaluation.scores:
             low, high = score.interval
             counts = f"{score.questions:,}", f"{100 * score.share:.1f}", f"{100 * low:.1f} to {100 * high:.1f}"
-            rows.append([one.tasks, score.task, _words(score.metric), step, *counts])
-    parts = [f"{one.tasks} of iteration {one.step}" for one in found if not one.is_complete]
+            rows.append([evaluation.tasks, score.task, _words(score.metric), step, *counts])
+    parts = [
+        f"{evaluation.tasks} of iteration {evaluation.step}" for evaluation in evaluations if not evaluation.is_complete
+    ]
     note = f"Not all questions are answered yet: {', '.join(parts)}." if parts else ""
     return [Section("Answers to tasks", tables=[Table(_ANSWER_HEADINGS, rows, 3)], note=note)] if rows else []
 
@@ -231,38 +233,47 @@ def answers_together(runs: Sequence[Run], labels: Sequence[str]) -> list[Section
     """
     newest: dict[str, dict[int, Evaluation]] = {}
     for index, run in enumerate(runs):
-        for one in sorted(stored_evaluations(run.path), key=lambda one: one.step or 0):
-            newest.setdefault(one.tasks_digest, {})[index] = one
-    shared = [of_run for of_run in newest.values() if len(of_run) > 1]
+        for evaluation in sorted(stored_evaluations(run.path), key=lambda evaluation: evaluation.step or 0):
+            newest.setdefault(evaluation.tasks_digest, {})[index] = evaluation
+    shared = [by_run for by_run in newest.values() if len(by_run) > 1]
     if not shared:
         return []
-    asked = sorted({index for of_run in shared for index in of_run})
-    rows = [row for of_run in shared for row in _answer_rows(of_run, asked)]
+    asked = sorted({index for by_run in shared for index in by_run})
+    rows = [row for by_run in shared for row in _answer_rows(by_run, asked)]
     note = (
         "Correct answers (%) of each run's newest checkpoint that was asked, and in brackets their interval of 95 %; "
         "below, the difference from the first run in points, over the questions that both have answered. Where its "
         "interval leaves 0 out, the two differ."
     )
     partly = [
-        f"{labels[index]} on {one.tasks}" for of_run in shared for index, one in of_run.items() if not one.is_complete
+        f"{labels[index]} on {evaluation.tasks}"
+        for by_run in shared
+        for index, evaluation in by_run.items()
+        if not evaluation.is_complete
     ]
     note += f" Not all questions are answered yet: {', '.join(partly)}." if partly else ""
     headings = ["tasks", "task", "score", *(labels[index] for index in asked)]
     return [Section("Answers to tasks", tables=[Table(headings, rows, 3)], note=note)]
 
 
-def _answer_rows(of_run: Mapping[int, Evaluation], asked: Sequence[int]) -> list[list[str]]:
+def _answer_rows(evaluations: Mapping[int, Evaluation], asked: Sequence[int]) -> list[list[str]]:
     """Makes two rows for each score of a task file: shares, and differences from the first run."""
-    first = min(of_run)
-    scores = {index: {(one.task, one.metric): one for one in found.scores} for index, found in of_run.items()}
+    first = min(evaluations)
+    scores = {
+        index: {(score.task, score.metric): score for score in evaluation.scores}
+        for index, evaluation in evaluations.items()
+    }
     apart = {
-        index: {(one.task, one.metric): one for one in differences(found, of_run[first])}
-        for index, found in of_run.items()
+        index: {
+            (difference.task, difference.metric): difference
+            for difference in differences(evaluation, evaluations[first])
+        }
+        for index, evaluation in evaluations.items()
         if index != first
     }
     rows = []
-    for key in dict.fromkeys(key for of_task in scores.values() for key in of_task):
-        named = [of_run[first].tasks, key[0], _words(key[1])]
+    for key in dict.fromkeys(key for run_scores in scores.values() for key in run_scores):
+        named = [evaluations[first].tasks, key[0], _words(key[1])]
         rows.append([*named, *(_share_text(scores.get(index, {}).get(key)) for index in asked)])
         rows.append(["", "", "difference", *(_difference_text(apart.get(index, {}).get(key)) for index in asked)])
     return rows
@@ -275,11 +286,11 @@ def _share_text(score: Score | None) -> str:
     return f"{100 * score.share:.1f} ({100 * low:.1f} to {100 * high:.1f})"
 
 
-def _difference_text(found: Difference | None) -> str:
-    if found is None:
+def _difference_text(difference: Difference | None) -> str:
+    if difference is None:
         return "-"
-    low, high = found.interval
-    return f"{100 * found.share:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
+    low, high = difference.interval
+    return f"{100 * difference.share:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
 
 
 def _words(name: str) -> str:
@@ -442,11 +453,13 @@ def _draw_progress(axes: Axes, run: Run, history: History, incidents: Sequence[I
     points = thin(seconds_T)
     axes.plot(seconds_T[points] / unit, steps_T[points], color=INK, linewidth=1.6)
     for kind, marker in _MARKERS.items():
-        found = [incident for incident in incidents if incident.kind == kind]
-        if not found:
+        kind_incidents = [incident for incident in incidents if incident.kind == kind]
+        if not kind_incidents:
             continue
-        x = np.array([incident.seconds for incident in found])
-        y = np.interp(x, seconds_T, steps_T) if seconds_T.size else np.array([float(one.step) for one in found])
+        x = np.array([incident.seconds for incident in kind_incidents])
+        y = np.array([float(incident.step) for incident in kind_incidents])
+        if seconds_T.size:
+            y = np.interp(x, seconds_T, steps_T)
         (line,) = axes.plot(x / unit, y, marker, markersize=7.5, color=MOMENT_COLORS[kind], label=kind, zorder=3)
         line.set(markeredgecolor=INK, markeredgewidth=0.6)
     axes.set_ylabel("iterations done")

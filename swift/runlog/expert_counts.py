@@ -160,17 +160,17 @@ class ClassCounts:
 
     def num_upto(self, step: int) -> int:
         """Counts the entries up to and including the last intact one whose step is at most ``step``, by bisection."""
-        found, low, high = 0, 0, self.num_entries
+        count, low, high = 0, 0, self.num_entries
         while low < high:
             middle = (low + high) // 2
             entry = next((entry for entry in range(middle, low - 1, -1) if self._step(entry) is not None), None)
             if entry is None:
                 low = middle + 1
             elif (self._step(entry) or 0) <= step:
-                low, found = middle + 1, entry + 1
+                low, count = middle + 1, entry + 1
             else:
                 high = entry
-        return found
+        return count
 
     def _step(self, entry: int) -> int | None:
         """Step of an entry; None if the entry is damaged."""
@@ -221,8 +221,10 @@ class CountsWriter:
             self._append(layout.header)
             self._layout = layout
         if self._layout != layout:
-            here, there = (f"{one.num_layers} layers of {one.num_classes} classes" for one in (layout, self._layout))
-            raise SettingError(self._name, there, f"must be {here}, as this run counts")
+            expected, actual = (
+                f"{shape.num_layers} layers of {shape.num_classes} classes" for shape in (layout, self._layout)
+            )
+            raise SettingError(self._name, actual, f"must be {expected}, as this run counts")
         entry = np.zeros((), layout.entry)
         entry["step"], entry["counts"] = step, counts_KLE
         entry["check"] = zlib.crc32(entry.tobytes()[:-_CHECK_BYTES])

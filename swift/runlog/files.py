@@ -121,9 +121,9 @@ def deduplicate_plan(fields: Mapping[str, Any], written: set[str]) -> dict[str, 
     if "plan" not in fields:
         return dict(fields)
     identity = sha256(json.dumps(fields["plan"], sort_keys=True).encode()).hexdigest()[:16]
-    others = {name: value for name, value in fields.items() if name != "plan" or identity not in written}
+    remaining = {name: value for name, value in fields.items() if name != "plan" or identity not in written}
     written.add(identity)
-    return others | {"plan_id": identity}
+    return remaining | {"plan_id": identity}
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
@@ -191,10 +191,10 @@ class Metrics(Sequence[dict[str, Any]]):
         """
         if name == "step":
             return self.steps_T.astype(np.float64)
-        for index, others in self._columns.others.items():
-            if name in others:
+        for index, fields in self._columns.others.items():
+            if name in fields:
                 raise SettingError(
-                    f"{name} of step {self.steps_T[index]}", others[name], f"must be a number, in {self._name}"
+                    f"{name} of step {self.steps_T[index]}", fields[name], f"must be a number, in {self._name}"
                 )
         values_T = np.full(len(self), np.nan)
         column = self._columns.numbers.get(name, ())
@@ -222,7 +222,11 @@ class Metrics(Sequence[dict[str, Any]]):
     def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
     def __getitem__(self, index: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
         positions = range(len(self))[index]
-        return self._record(positions) if isinstance(positions, int) else [self._record(one) for one in positions]
+        return (
+            self._record(positions)
+            if isinstance(positions, int)
+            else [self._record(position) for position in positions]
+        )
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return map(self._record, range(len(self)))
@@ -266,15 +270,15 @@ class _Columns:
 
     def numbers_at(self, index: int) -> dict[str, Any]:
         """Returns the numbers of a step by name, as they were written."""
-        found: dict[str, Any] = {}
+        numbers: dict[str, Any] = {}
         for name, column in self.numbers.items():
             value = column[index] if index < len(column) else np.nan
             if value == _NULL:
-                found[name] = None
+                numbers[name] = None
             elif value == value:
                 kinds = self._types[name]
-                found[name] = value if len(kinds) > 1 or float in kinds else next(iter(kinds))(value)
-        return found
+                numbers[name] = value if len(kinds) > 1 or float in kinds else next(iter(kinds))(value)
+        return numbers
 
     def _put(self, index: int, name: str, value: float | None) -> None:
         column = self.numbers.get(name)
@@ -320,7 +324,7 @@ def ranges_of(steps: Sequence[int]) -> list[range]:
     [range(3, 4), range(7, 10)]
     """
     breaks = np.flatnonzero(np.diff(steps) > 1) + 1
-    return [range(int(one[0]), int(one[-1]) + 1) for one in np.split(np.array(steps), breaks) if len(one)]
+    return [range(int(group[0]), int(group[-1]) + 1) for group in np.split(np.array(steps), breaks) if len(group)]
 
 
 def ranges_text(ranges: Sequence[range], most: int = 10) -> str:
@@ -329,5 +333,5 @@ def ranges_text(ranges: Sequence[range], most: int = 10) -> str:
     >>> ranges_text([range(3, 4), range(7, 10)]), ranges_text([range(1, 2), range(3, 4), range(5, 6)], most=2)
     ('3, 7-9', '1, 3 and 1 more')
     """
-    texts = [f"{one[0]}-{one[-1]}" if len(one) > 1 else f"{one[0]}" for one in ranges[:most]]
+    texts = [f"{steps[0]}-{steps[-1]}" if len(steps) > 1 else f"{steps[0]}" for steps in ranges[:most]]
     return ", ".join(texts) + f" and {len(ranges) - most} more" * (len(ranges) > most)

@@ -203,8 +203,8 @@ def _read_leases(run_dir: Path) -> list[LeaseFile]:
     """Reads all leases of a directory, the oldest first."""
     names = [path.name.removeprefix(_PREFIX).removesuffix(_SUFFIX) for path in run_dir.glob(f"{_PREFIX}*{_SUFFIX}")]
     numbers = sorted(int(name) for name in names if name.isdecimal())
-    found = (_read_lease(number, _lease_path(run_dir, number)) for number in numbers)
-    return [one for one in found if one is not None]
+    leases = (_read_lease(number, _lease_path(run_dir, number)) for number in numbers)
+    return [lease for lease in leases if lease is not None]
 
 
 def _read_lease(number: int, path: Path) -> LeaseFile | None:
@@ -329,7 +329,7 @@ class Lease:
 
     def _successor(self) -> str:
         with suppress(OSError, SettingError):
-            owners = [found.owner for found in _read_leases(self._run_dir)]
+            owners = [lease.owner for lease in _read_leases(self._run_dir)]
             for owner in reversed(owners):
                 if owner is not None:
                     return f"{owner} took it at {owner.since}"
@@ -371,18 +371,18 @@ def acquire_lease(
     owner, is_there = owner or this_process(), is_there or process_is_there
     watching, clock = clock or time.monotonic, clock or _clock
     for _ in range(_TRIES):
-        found = _read_leases(run_dir)
-        if not all(_is_dead(one, owner.place, report, is_there, watching, sleep) for one in found):
+        leases = _read_leases(run_dir)
+        if not all(_is_dead(lease, owner.place, report, is_there, watching, sleep) for lease in leases):
             continue  # a lease has changed: look again
-        if not _writers_have_ended(run_dir, found, watching, sleep):
+        if not _writers_have_ended(run_dir, leases, watching, sleep):
             continue  # an owner was suspended and has woken up
-        path = _lease_path(run_dir, max((one.number for one in found), default=0) + 1)
+        path = _lease_path(run_dir, max((lease.number for lease in leases), default=0) + 1)
         if not _make_lease(path, owner):
             continue  # another was quicker
         try:
-            if {one for one in _read_leases(run_dir) if one.path != path} <= set(found):
-                for one in found:
-                    one.path.unlink(missing_ok=True)
+            if {lease for lease in _read_leases(run_dir) if lease.path != path} <= set(leases):
+                for lease in leases:
+                    lease.path.unlink(missing_ok=True)
                 return Lease(run_dir, path, owner, clock)
             path.unlink(missing_ok=True)
         except BaseException:
@@ -395,14 +395,14 @@ def acquire_lease(
 def remove_lease(run_dir: Path, owner: Owner) -> None:
     """Removes an owner's lease, if it has one; from any thread."""
     with suppress(OSError, SettingError):
-        for found in _read_leases(run_dir):
-            if found.content == owner.encode():
-                found.path.unlink(missing_ok=True)
+        for lease in _read_leases(run_dir):
+            if lease.content == owner.encode():
+                lease.path.unlink(missing_ok=True)
 
 
 def last_heartbeat(run_dir: Path) -> int | None:
     """Time of the last heartbeat of a run directory's owner, in nanoseconds; None if it has no owner."""
-    return max((found.beat_ns for found in _read_leases(run_dir)), default=None)
+    return max((lease.beat_ns for lease in _read_leases(run_dir)), default=None)
 
 
 def living_owner(
@@ -420,18 +420,18 @@ def living_owner(
     Raises:
         SettingError: the directory cannot be read.
     """
-    here, begun, is_told = this_process().place, time.monotonic(), False
-    first = {found.path: found.beat_ns for found in _read_leases(run_dir)} if run_dir.is_dir() else {}
+    here, start_time, is_told = this_process().place, time.monotonic(), False
+    first = {lease.path: lease.beat_ns for lease in _read_leases(run_dir)} if run_dir.is_dir() else {}
     while first:
-        watched_s = time.monotonic() - begun
-        for found in _read_leases(run_dir):
-            owner = found.owner
-            there = process_is_there(owner) if owner is not None and owner.place == here else None
-            has_beaten = found.beat_ns != first.get(found.path, found.beat_ns)
-            if judge(owner, here, LeaseObservation(there, has_beaten, watched_s, 0.0)) is Verdict.LIVES:
-                return found
-            if there is False:
-                first.pop(found.path, None)
+        watched_s = time.monotonic() - start_time
+        for lease in _read_leases(run_dir):
+            owner = lease.owner
+            is_running = process_is_there(owner) if owner is not None and owner.place == here else None
+            has_beaten = lease.beat_ns != first.get(lease.path, lease.beat_ns)
+            if judge(owner, here, LeaseObservation(is_running, has_beaten, watched_s, 0.0)) is Verdict.LIVES:
+                return lease
+            if is_running is False:
+                first.pop(lease.path, None)
         if watched_s > WATCH_S:
             break
         if first and not is_told:
@@ -463,7 +463,7 @@ def writes_checkpoints(run_dir: Path) -> Iterator[None]:
 
 
 def _writers_have_ended(
-    run_dir: Path, found: list[LeaseFile], clock: Callable[[], float], sleep: Callable[[float], None]
+    run_dir: Path, leases: list[LeaseFile], clock: Callable[[], float], sleep: Callable[[float], None]
 ) -> bool:
     """Waits until no earlier process writes checkpoints; returns False if a lease changes meanwhile.
 
@@ -477,7 +477,7 @@ def _writers_have_ended(
     try:
         deadline = clock() + _WRITERS_S
         while not _locked(descriptor, fcntl.LOCK_SH):  # several processes may look at the same time
-            if _read_leases(run_dir) != found:
+            if _read_leases(run_dir) != leases:
                 return False
             if clock() > deadline:
                 raise _still_writing(run_dir)
@@ -503,7 +503,7 @@ def _locked(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
 
 
 def _is_dead(
-    found: LeaseFile,
+    lease: LeaseFile,
     here: ProcessTable,
     report: Callable[[str], None],
     is_there: Callable[[Owner], bool | None],
@@ -515,33 +515,33 @@ def _is_dead(
     Raises:
         SettingError: the owner lives.
     """
-    begun, first, has_reported = clock(), found, False
-    age_s = time.time() - found.beat_ns / 1e9
+    start_time, first, has_reported = clock(), lease, False
+    age_s = time.time() - lease.beat_ns / 1e9
     while True:
-        owner, has_beaten = found.owner, found.beat_ns != first.beat_ns
-        there = is_there(owner) if owner is not None and owner.place == here else None
-        verdict = judge(owner, here, LeaseObservation(there, has_beaten, clock() - begun, age_s))
+        owner, has_beaten = lease.owner, lease.beat_ns != first.beat_ns
+        is_running = is_there(owner) if owner is not None and owner.place == here else None
+        verdict = judge(owner, here, LeaseObservation(is_running, has_beaten, clock() - start_time, age_s))
         if verdict is Verdict.LIVES:
-            raise _refusal(found)
+            raise _refusal(lease)
         if verdict is Verdict.DEAD:
             return True
         if not has_reported:
             report(
-                f"{found.path.parent} has an owner, {owner or 'unknown'}: waiting up to {SILENCE_S:g} s for a heartbeat"
+                f"{lease.path.parent} has an owner, {owner or 'unknown'}: waiting up to {SILENCE_S:g} s for a heartbeat"
             )
             has_reported = True
         sleep(_LOOK_S)
-        now = _read_lease(found.number, found.path)
+        now = _read_lease(lease.number, lease.path)
         if now is None or (now.content != first.content and first.owner is not None):
             return False
-        found = now
+        lease = now
 
 
-def _refusal(found: LeaseFile) -> SettingError:
-    owner, age_s = found.owner, max(0.0, time.time() - found.beat_ns / 1e9)
+def _refusal(lease: LeaseFile) -> SettingError:
+    owner, age_s = lease.owner, max(0.0, time.time() - lease.beat_ns / 1e9)
     since = "" if owner is None else f" since {owner.since}"
     allowed = f"belongs to {owner or 'another process'}{since} (heartbeat {age_s:.0f} s old): wait for it or end it"
-    return SettingError("--run-dir", str(found.path.parent), allowed)
+    return SettingError("--run-dir", str(lease.path.parent), allowed)
 
 
 def _clock() -> float:

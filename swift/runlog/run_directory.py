@@ -173,10 +173,10 @@ class RunDirectory:
             getattr(observer, method)(*arguments)
         except Exception as error:
             self._observers.remove(observer)
-            why = f"{type(observer).__name__}.{method} failed: {error_line(error)}"
-            print(f"{why}; it is not called again in this run", file=sys.stderr)
+            reason = f"{type(observer).__name__}.{method} failed: {error_line(error)}"
+            print(f"{reason}; it is not called again in this run", file=sys.stderr)
             if not self._events.closed:
-                self.log_event("observer_failed", self._last_step, error=why)
+                self.log_event("observer_failed", self._last_step, error=reason)
 
     def __enter__(self) -> Self:
         return self

@@ -95,8 +95,8 @@ class MLflow(Observer):
         chosen, name = (os.environ.get(f"MLFLOW_EXPERIMENT_{what}") for what in ("ID", "NAME"))
         if chosen or not name:
             return chosen or _DEFAULT_EXPERIMENT
-        found = self._client.get_experiment_by_name(name)
-        return self._client.create_experiment(name) if found is None else found.experiment_id
+        experiment = self._client.get_experiment_by_name(name)
+        return self._client.create_experiment(name) if experiment is None else experiment.experiment_id
 
     def end(self) -> None:
         """See Observer."""
@@ -124,4 +124,4 @@ def _known_id(path: Path) -> str:
 def _pairs(config: str) -> dict[str, str]:
     """Splits a configuration into values by setting."""
     statements = (line.partition(" = ") for line in config.splitlines())
-    return {name: value for name, found, value in statements if found}
+    return {name: value for name, separator, value in statements if separator}

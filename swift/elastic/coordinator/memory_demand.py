@@ -75,8 +75,8 @@ class MemoryEstimate:
         if is_elastic(experiment, by_rank=by_rank) and num_ranks > 1:
             counts.add(num_ranks - 1)  # then each remaining rank has larger slices
         specs = ElasticSpecs(experiment, platform)
-        found = [cls._on(specs, count, experiment, processes, by_rank, is_alone) for count in counts]
-        return max(found, key=lambda one: one.total)
+        estimates = [cls._on(specs, count, experiment, processes, by_rank, is_alone) for count in counts]
+        return max(estimates, key=lambda estimate: estimate.total)
 
     @classmethod
     def _on(
@@ -89,15 +89,15 @@ class MemoryEstimate:
         is_alone: bool,
     ) -> "MemoryEstimate":
         """Computes the demand with ``num_ranks`` expert ranks in each worker."""
-        own, num_here = specs.on(num_ranks), len(processes)
-        spec = _widest(own, experiment, own.num_stages - 1)
+        step_spec, num_here = specs.on(num_ranks), len(processes)
+        spec = _widest(step_spec, experiment, step_spec.num_stages - 1)
         num_devices = 1 if by_rank else num_ranks
         if num_ranks < experiment.topology.num_expert_ranks and is_alone:
             num_here = num_ranks
         without_slots = replace(spec.specs, slots={})
         whole, at_worst = (
-            _num_bytes(shard_shapes(one.specs, one.abstract(with_slots=True), num_devices))
-            for one in (spec, _widest(own, experiment, 1))
+            _num_bytes(shard_shapes(wide_spec.specs, wide_spec.abstract(with_slots=True), num_devices))
+            for wide_spec in (spec, _widest(step_spec, experiment, 1))
         )
         saved = _num_bytes(shard_shapes(without_slots, spec.abstract(), num_devices))
         num_saving = sum(process.worker[0] == 0 for process in processes[:num_here])
@@ -110,8 +110,10 @@ class MemoryEstimate:
             k = config.snapshot_k(num_classes)
             # The first copy has all experts, later ones some of them in turn; one more is being written.
             num_some = -(-num_classes // k) + 1
-            of_all, of_some = (_num_bytes(copy_shapes(split, num_experts)) for num_experts in (num_classes, k))
-            copies = num_here * (of_all + num_some * of_some)
+            full_bytes, partial_bytes = (
+                _num_bytes(copy_shapes(split, num_experts)) for num_experts in (num_classes, k)
+            )
+            copies = num_here * (full_bytes + num_some * partial_bytes)
         states, more_states = (num_here * _NUM_STATES * size for size in (whole, at_worst - whole))
         return cls(num_here, states, snapshots, copies, more_states)
 
@@ -122,8 +124,8 @@ def _widest(spec: StepSpec, experiment: Experiment, num_left: int) -> StepSpec:
         return spec
     num_blocks = len(spec.cut.moe_layers)
     few = tuple(block * num_left // num_blocks for block in range(num_blocks))
-    _, *others = spec.chunks.stage_DB.tolist()
-    return spec_with_assignment(spec, ChunkAssignment((few, *map(tuple, others))))
+    _, *other_pipelines = spec.chunks.stage_DB.tolist()
+    return spec_with_assignment(spec, ChunkAssignment((few, *map(tuple, other_pipelines))))
 
 
 class StorageLocation(NamedTuple):
@@ -167,8 +169,8 @@ def choose_storage(
     chosen = next((directory for directory, num_bytes in room.items() if num_bytes >= demand.total), None)
     need, at_worst = f"the states of {demand.num_processes} processes take up to {_text(demand.total)}", ""
     if chosen is None:
-        found = ", ".join(f"{_text(num_bytes)} in {directory}" for directory, num_bytes in room.items())
-        raise SettingError("TMPDIR", str(temporary), f"{need}, and no directory has that much free: {found}")
+        free_text = ", ".join(f"{_text(num_bytes)} in {directory}" for directory, num_bytes in room.items())
+        raise SettingError("TMPDIR", str(temporary), f"{need}, and no directory has that much free: {free_text}")
     first, slow = directories[0], ""
     if chosen != first:
         slow = f", and not in {first} ({_text(room[first])} free): that is slower"
@@ -182,8 +184,8 @@ def choose_storage(
 def _free_bytes(directory: Path) -> int:
     while not directory.exists():
         directory = directory.parent
-    found = os.statvfs(directory)
-    return found.f_bavail * found.f_frsize
+    stats = os.statvfs(directory)
+    return stats.f_bavail * stats.f_frsize
 
 
 def _num_bytes(shapes: Any) -> int:

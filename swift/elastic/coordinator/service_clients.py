@@ -151,8 +151,8 @@ class CheckpointClient:
     @property
     def unsaved(self) -> SaveCheckpoint | None:
         """Newest save, if it has failed or is held back."""
-        held = self._requests[0] if self._is_held else None
-        return held if isinstance(held, SaveCheckpoint) else self._unsaved
+        request = self._requests[0] if self._is_held else None
+        return request if isinstance(request, SaveCheckpoint) else self._unsaved
 
     @property
     def pause_s(self) -> float | None:
@@ -175,8 +175,8 @@ class CheckpointClient:
         if covers_all_stages(self._processes, parts, cut or self._own_cut):
             self._unsaved, self._num_failures, self._retry_at = None, 0, None
             # Some ranks of a worker that is not needed may have kept their parts already.
-            whole = complete_workers(self._processes, parts)
-            holders = tuple(sorted(process for process in parts if process.worker in whole))
+            complete = complete_workers(self._processes, parts)
+            holders = tuple(sorted(process for process in parts if process.worker in complete))
             self._request(SaveCheckpoint(snapshot.stamp, holders, is_full, cut=cut))
             self._parts = {stamp: parts for stamp, parts in self._parts.items() if stamp > snapshot.stamp}
 
@@ -250,7 +250,9 @@ class CheckpointClient:
         if isinstance(command, SaveCheckpoint):
             num_sent, self._requested_at = 0 if self._is_held else 1, self._clock()
             self._requests = [
-                old for nth, old in enumerate(self._requests) if nth < num_sent or not isinstance(old, SaveCheckpoint)
+                old
+                for index, old in enumerate(self._requests)
+                if index < num_sent or not isinstance(old, SaveCheckpoint)
             ]
         self._requests.append(command)
         if CHECKPOINT_SERVICE not in self._children:

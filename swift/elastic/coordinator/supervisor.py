@@ -216,8 +216,8 @@ class ServiceMonitor:
             return None
         failed = [f"{pipeline}:{stage}" for pipeline, stage in sorted(answer.failed)]
         if isinstance(answer, CutPrepared):
-            held = {"cuts": answer.cut.cuts, "places": answer.cut.places}
-            more = held | {"microbatches": answer.microbatches, "gain": answer.gain}
+            cut_facts = {"cuts": answer.cut.cuts, "places": answer.cut.places}
+            more = cut_facts | {"microbatches": answer.microbatches, "gain": answer.gain}
             self._reporter.note("prepared", written, None, failed=failed, seconds=answer.seconds, **more)
             return RecutReady(time, answer.failed, answer.cut, answer.gain, answer.most_bytes)
         ranks = {} if answer.num_ranks is None else {"ranks": answer.num_ranks}
@@ -228,15 +228,15 @@ class ServiceMonitor:
         """Kills services that are late, and gives up those that were killed and have not died."""
         written, limits = self._reporter.written, self._context.spec.deadlines
         if self._context.checkpoints.kill_if_late():
-            why = f"did not answer for {limits.saving:g} s"
-            text = f"the checkpoint service {why}: killed"
-            self._reporter.note("kill", written, text, process=CHECKPOINT_SERVICE, why=why)
+            reason = f"did not answer for {limits.saving:g} s"
+            text = f"the checkpoint service {reason}: killed"
+            self._reporter.note("kill", written, text, process=CHECKPOINT_SERVICE, why=reason)
             self._killed[CHECKPOINT_SERVICE] = now
         if self._context.programs.kill_if_silent():
-            why = "sent no heartbeat in time"
-            self._reporter.note("kill", written, None, process=COMPILE_SERVICE, why=why)
+            reason = "sent no heartbeat in time"
+            self._reporter.note("kill", written, None, process=COMPILE_SERVICE, why=reason)
             self._killed[COMPILE_SERVICE] = now
-        for service in [one for one, killed in self._killed.items() if now - killed > limits.dying]:
+        for service in [name for name, killed in self._killed.items() if now - killed > limits.dying]:
             self._context.children.abandon(service)
             self.died(service)
 
@@ -244,12 +244,12 @@ class ServiceMonitor:
         """Restarts a service after its death; raises RunError if the run cannot continue without it."""
         self._killed.pop(service, None)
         if service == CHECKPOINT_SERVICE and not self._context.checkpoints.died():
-            why = f"the checkpoint service has died too often, see {self._context.spec.log(CHECKPOINT_SERVICE)}"
-            raise RunError(f"{why}: stopped; {self._context.remedy}")
+            reason = f"the checkpoint service has died too often, see {self._context.spec.log(CHECKPOINT_SERVICE)}"
+            raise RunError(f"{reason}: stopped; {self._context.remedy}")
         if service == COMPILE_SERVICE and not self._context.programs.died():
             log = self._context.spec.log(COMPILE_SERVICE)
-            why = f"the compile service has died too often, see {log}: no more programs are prepared"
-            self._reporter.note("prepare_failed", self._reporter.written, why, error=why)
+            reason = f"the compile service has died too often, see {log}: no more programs are prepared"
+            self._reporter.note("prepare_failed", self._reporter.written, reason, error=reason)
 
     def _restored(self, answer: StateRestored, membership: Membership) -> Restored | None:
         stamp, facts = answer.stamp, answer.facts
@@ -597,7 +597,7 @@ class Supervisor:
     def __exit__(self, *_: object) -> None:
         self._mender.__exit__()
         children = self._context.children
-        statuses = [one for one in self._driver.membership.statuses.values() if one.member in children]
+        statuses = [status for status in self._driver.membership.statuses.values() if status.member in children]
         members = [status.member for status in statuses]
         for status in statuses:
             if status.state is ProcessState.STARTING:  # it imports JAX, reads no commands, and has nothing to keep
@@ -698,12 +698,12 @@ class Supervisor:
         membership = self._driver.membership
         for fault in self._spec.faults.still_waiting(self._reporter.written):
             if membership.lost_without([*membership.dead, fault.process]):
-                why = "no process would have been left in its stage"
+                reason = "no process would have been left in its stage"
             elif self._context.programs.has_ended:
-                why = "the compile service has died too often"
+                reason = "the compile service has died too often"
             else:
-                why = "the programs for it were not prepared by then"
-            self._note_missed(fault, "waited until the run ended, and did not happen", why)
+                reason = "the programs for it were not prepared by then"
+            self._note_missed(fault, "waited until the run ended, and did not happen", reason)
 
     def _note_missed(self, fault: Fault, what: str, why: str) -> None:
         text = f"--chaos '{fault}' {what}: {why}"

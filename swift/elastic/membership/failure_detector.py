@@ -85,7 +85,7 @@ def unformed(run: RunStatus, generation: Generation, time: float) -> Stall | Non
     no single one is to take the blame.
     """
     waited_s, limits, members = time - generation.since, run.deadlines, generation.form.members
-    is_any_further = generation.is_live or generation.not_departed or generation.held
+    is_any_further = generation.is_live or generation.not_departed or generation.member_states
     if run.policy.recovery == "live" or is_any_further or len(members) == 1:
         return None
     if not generation.linked and waited_s > limits.forming:

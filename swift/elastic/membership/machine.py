@@ -132,7 +132,7 @@ class Membership(RunStatus):
             case RestoreFailed(number, _, why, remedy):
                 return self, (StopRun(why, remedy),) if self.awaits_state(number) else ()
             case RecutReady():
-                return replace(self, moves=self.moves.after_found(event)), ()
+                return replace(self, moves=self.moves.with_prepared(event)), ()
             case StopRequested():
                 return replace(self, is_stopping=True), ()
             case MayRestart():
@@ -174,21 +174,21 @@ class Membership(RunStatus):
         """
         entered = [status.entered for status in self.members_of(generation)]
         if time - generation.since > self.deadlines.progress:
-            why = f"no process finished an iteration for {self.deadlines.progress:g} s, and all are in {entered[0]}"
-            stalled, stop = self._after_stall(generation, Stall(why, "progress"))
+            reason = f"no process finished an iteration for {self.deadlines.progress:g} s, and all are in {entered[0]}"
+            stalled, stop = self._after_stall(generation, Stall(reason, "progress"))
             if stop:
                 return stalled, stop
             # A hanging process does not leave, which identifies it; the others keep their state.
             if self.retried != generation.form.number and not self.policy.joins_once:
                 again, commands = stalled._form(time)
                 return replace(again, retried=again.number), commands
-            return stalled.restarted(why, time)
+            return stalled.restarted(reason, time)
         if self.is_stopping:
             return self, ()
         if min(entered) > 0 and (joiners := set(self.present()) - set(generation.form.members)):
             joined = ", ".join(sorted(str(member.process) for member in joiners))
             return self._form_next(generation, time, f"{joined} can rejoin", after=max(entered) + 1)
-        if min(entered) > 0 and self.moves.found is not None and (better := self.moves.better(self.failed_workers)):
+        if min(entered) > 0 and self.moves.prepared is not None and (better := self.moves.better(self.failed_workers)):
             return self._move(generation, time, better, after=max(entered) + 1)
         return self, ()
 
@@ -213,12 +213,12 @@ class Membership(RunStatus):
         return self, ()
 
     def _form_after_break(self, generation: Generation, time: float) -> tuple[Self, Commands]:
-        why = "a process could not continue"
-        is_any_lost = any(not one.is_alive for one in self.members_of(generation))
+        reason = "a process could not continue"
+        is_any_lost = any(not status.is_alive for status in self.members_of(generation))
         if self.policy.recovery == "live" or is_any_lost:
-            return self._form_next(generation, time, why)
-        stalled, stop = self._after_break(generation, why, time)
-        return (stalled, stop) if stop else stalled._form_next(generation, time, why)
+            return self._form_next(generation, time, reason)
+        stalled, stop = self._after_break(generation, reason, time)
+        return (stalled, stop) if stop else stalled._form_next(generation, time, reason)
 
     def _form_next(
         self, generation: Generation, time: float, why: str, after: int | None = None
@@ -236,8 +236,8 @@ class Membership(RunStatus):
             has_copies = finished >= (generation.base or 0) + 2 * self.policy.copy_every
             if is_starting or generation.done or not has_copies:
                 return self, ()
-        have_joined = [one for one in self.statuses.values() if one.member in generation.form.members]
-        return self.restarted(why, time) if any(one.is_alive for one in have_joined) else self._form(time)
+        have_joined = [status for status in self.statuses.values() if status.member in generation.form.members]
+        return self.restarted(why, time) if any(status.is_alive for status in have_joined) else self._form(time)
 
     def _form(self, time: float, after: int | None = None, better: RecutReady | None = None) -> tuple[Self, Commands]:
         """Forms a generation of all that are present, with the cuts of the run unless it is to use a better one."""
@@ -259,7 +259,9 @@ class Membership(RunStatus):
         """Waits for joiners. No member leaves its generation: without the stage it finishes no iteration anyway."""
         is_new = not set(lost) <= set(self.lost)
         since = self.since if self.generation is None else time
-        statuses = [replace(one, state=ProcessState.WAITING) for one in self.statuses.values() if one.is_present]
+        statuses = [
+            replace(status, state=ProcessState.WAITING) for status in self.statuses.values() if status.is_present
+        ]
         waiting = replace(self.with_statuses(*statuses), generation=None, since=since, lost=lost)
         return waiting, (StageLost(lost),) if is_new else ()
 
@@ -269,14 +271,14 @@ class Membership(RunStatus):
         A restarted process may hold only an older state than the others.
         """
         number, members = generation.form.number, generation.form.members
-        held_by = {member.process: held for member, held in generation.held.items()}
+        held_by = {member.process: states for member, states in generation.member_states.items()}
         layouts = self.layouts
         if self.policy.is_elastic:
-            slices = _Slices(layouts, held_by, generation.found)
+            slices = _Slices(layouts, held_by, generation.known_slices)
             go, layouts = _elastic_go_live(number, members, slices)
         else:
             stamp = newest_common_state(self.processes, held_by, self.cut_of)
-            holders = tuple(member for member in members if stamp in generation.held[member])
+            holders = tuple(member for member in members if stamp in generation.member_states[member])
             go = ActivateGeneration(
                 number,
                 stamp,
@@ -359,11 +361,11 @@ class Membership(RunStatus):
         One that fails alone is to blame. If several do, the cause may be what they have in common, as a network or a
         program that needs too much memory: without any of them the others would fail, too.
         """
-        first, *others = self.failed
+        first, *other_deaths = self.failed
         if time - first.time <= _TOGETHER_S:
             return self, ()
         known: Self = replace(self, failed=())
-        if others:
+        if other_deaths:
             names = ", ".join(sorted(str(death.member.process) for death in self.failed))
             return known._restarted_or_ended(generation, Stall(f"{names} died at the same time"), time)
         blamed, commands = known._count_failure(first, is_quick=True)
@@ -381,8 +383,8 @@ class Membership(RunStatus):
         if quick_deaths < self.deadlines.max_quick_deaths:
             return dead, ()
         start = "was live" if self.policy.recovery == "live" else "had finished an iteration"
-        why = f"died {quick_deaths} times in a row before it {start}: {death.why}"
-        return dead, (ExcludeProcess(process, why) if dead._fails_alone(process) else AbortRun(process, why),)
+        reason = f"died {quick_deaths} times in a row before it {start}: {death.why}"
+        return dead, (ExcludeProcess(process, reason) if dead._fails_alone(process) else AbortRun(process, reason),)
 
     def _has_started(self, status: ProcessStatus) -> bool:
         """Returns whether an incarnation has got beyond its start.
@@ -398,11 +400,11 @@ class Membership(RunStatus):
         Until any generation has finished an iteration, what fails in one process may fail in all.
         """
         if self.policy.recovery == "live" or self.lost_without(
-            [one for one in self.processes if self.has_exhausted_restarts(one)]
+            [candidate for candidate in self.processes if self.has_exhausted_restarts(candidate)]
         ):
             return False
-        of_others = sum(status.quick_deaths for other, status in self.statuses.items() if other != process)
-        return self.last_worked > 0 or of_others < self.deadlines.max_quick_deaths
+        quick_deaths = sum(status.quick_deaths for other, status in self.statuses.items() if other != process)
+        return self.last_worked > 0 or quick_deaths < self.deadlines.max_quick_deaths
 
     def _after_stall(self, generation: Generation, stall: Stall) -> tuple[Self, Commands]:
         """Returns the membership once a generation ends without an iteration and without blame; maybe the run's end.
@@ -433,7 +435,7 @@ class Membership(RunStatus):
         """Returns the generations of the same processes that have stalled since the last iteration of any."""
         if not self.stalled or self.stalled[0].form.number <= self.last_worked:
             return ()
-        now, then = ({process for process, _ in one.form.members} for one in (generation, self.stalled[0]))
+        now, then = ({process for process, _ in formed.form.members} for formed in (generation, self.stalled[0]))
         return self.stalled if now == then else ()
 
     def _restarted_or_ended(self, generation: Generation, stall: Stall, time: float) -> tuple[Self, Commands]:
@@ -449,19 +451,19 @@ class Membership(RunStatus):
     def _killed(self, members: Collection[Member], time: float, *, is_excused: bool = False) -> Self:
         """Returns the membership with members being killed; those that were killed before get no more time to die."""
         statuses = [self.statuses[member.process] for member in members]
-        killed_at = [one.killed if one.is_dying else time for one in statuses]
+        killed_at = [status.killed if status.is_dying else time for status in statuses]
         return self.with_statuses(
             *(
-                replace(one, is_dying=True, killed=at, is_excused=is_excused)
-                for one, at in zip(statuses, killed_at, strict=True)
+                replace(status, is_dying=True, killed=at, is_excused=is_excused)
+                for status, at in zip(statuses, killed_at, strict=True)
             )
         )
 
     def _retired(self, late: Collection[ProcessStatus]) -> tuple[Self, Commands]:
         """Returns the membership without processes that were killed and do not die, see ``failure_detector``."""
-        why = f"was killed, and has not died in {self.deadlines.dying:g} s"
-        statuses = [replace(one, state=ProcessState.RETIRED, is_dying=False, is_excused=False) for one in late]
-        return self.with_statuses(*statuses), tuple(Retire(status.member, why) for status in late)
+        reason = f"was killed, and has not died in {self.deadlines.dying:g} s"
+        statuses = [replace(status, state=ProcessState.RETIRED, is_dying=False, is_excused=False) for status in late]
+        return self.with_statuses(*statuses), tuple(Retire(status.member, reason) for status in late)
 
     def _restarts(self, may: MayRestart) -> Commands:
         """Returns the processes to start now, or the end of a run in which a stage can never be served again.
@@ -472,7 +474,9 @@ class Membership(RunStatus):
         if not dead or self.failed or self.is_recovering:
             return ()
         gone = [
-            one for one in dead if self.has_exhausted_restarts(one) or may.away.get(one, 0.0) > self.deadlines.start
+            process
+            for process in dead
+            if self.has_exhausted_restarts(process) or may.away.get(process, 0.0) > self.deadlines.start
         ]
         lost = self.lost_without(gone)
         if lost:
@@ -480,11 +484,15 @@ class Membership(RunStatus):
             away = " (or whose node has returned)" if any(may.away.values()) else ""
             which = f"stage {stages} has" if not self.policy.own_cut else f"layers of stages {stages} have"
             return (StopRun(f"{which} no process left that may be restarted{away}"),)
-        startable = [one for one in dead if not self.has_exhausted_restarts(one) and not may.away.get(one)]
+        startable = [
+            process for process in dead if not self.has_exhausted_restarts(process) and not may.away.get(process)
+        ]
         # Without a stage no iteration is ever finished, so a process held down until a later one would never return.
         down = may.held_down
         needed = self.lost_without([process for process in dead if process in down or process not in startable])
-        return tuple(StartProcess(one) for one in startable if one not in down or one.worker[1] in needed)
+        return tuple(
+            StartProcess(process) for process in startable if process not in down or process.worker[1] in needed
+        )
 
     def _on_message(self, message: Message) -> tuple[Self, Commands]:
         """Returns the membership after a message, and the commands that follow at once.
@@ -542,11 +550,16 @@ class Membership(RunStatus):
         return replace(self, generation=generation), enter
 
     def _after_formed(self, message: Formed) -> Self:
-        generation, (member, number, held, time, found) = self.generation, message
+        generation, (member, number, states, time, slices) = self.generation, message
         if generation is None or number != generation.form.number or member not in generation.not_formed:
             return self
-        all_held = {**generation.held, member: held}
-        return replace(self, generation=replace(generation, since=time, held=all_held, found=generation.found | found))
+        member_states = {**generation.member_states, member: states}
+        return replace(
+            self,
+            generation=replace(
+                generation, since=time, member_states=member_states, known_slices=generation.known_slices | slices
+            ),
+        )
 
     def _after_heartbeat(self, status: ProcessStatus, beat: Heartbeat) -> Self:
         """Members of the generation before count as making progress only where the newest waits for their iteration."""
@@ -602,12 +615,12 @@ class _Slices:
     Attributes:
         layouts: layouts of all generations that were live, the newest last.
         held_by: states of which each member of a generation has its slice.
-        found: slices known to be kept elsewhere than by their owner.
+        known_slices: slices known to be kept elsewhere than by their owner.
     """
 
     layouts: Sequence[ShardLayout]
     held_by: Mapping[Process, frozenset[StateId]]
-    found: FoundSlices
+    known_slices: FoundSlices
 
     def layout_of(self, stamp: StateId) -> ShardLayout | None:
         """Returns the layout of a state; None for a state of another run."""
@@ -617,27 +630,27 @@ class _Slices:
         """Returns the processes whose slices of a state do not exist."""
         layout = self.layout_of(stamp)
         assert layout is not None
-        return tuple(one for one in layout.processes if not self._exists(one, stamp))
+        return tuple(process for process in layout.processes if not self._exists(process, stamp))
 
     def agreed(self) -> StateId | None:
         """Returns the state to resume from: a complete one if it is not much older, else the most complete.
 
         None if no process has any state, or if slices of the initial state are lost, which is cheaper to create again.
         """
-        stamps = {stamp for held in self.held_by.values() for stamp in held if self.layout_of(stamp)}
+        stamps = {stamp for states in self.held_by.values() for stamp in states if self.layout_of(stamp)}
         if not stamps:
             return None
         newest = max(stamps)
         recent = [stamp for stamp in stamps if stamp.step >= newest.step - _MAX_RERUN]
-        whole = [stamp for stamp in recent if not self.missing(stamp)]
-        if whole:
-            return max(whole)
-        of_newest = [stamp for stamp in recent if self.layout_of(stamp) == self.layout_of(newest)]
-        fullest = max(of_newest, key=lambda stamp: (-len(self.missing(stamp)), stamp))
+        complete = [stamp for stamp in recent if not self.missing(stamp)]
+        if complete:
+            return max(complete)
+        same_layout = [stamp for stamp in recent if self.layout_of(stamp) == self.layout_of(newest)]
+        fullest = max(same_layout, key=lambda stamp: (-len(self.missing(stamp)), stamp))
         return fullest if fullest.step else None
 
     def _exists(self, process: Process, stamp: StateId) -> bool:
-        return stamp in self.held_by.get(process, ()) or (process, stamp) in self.found
+        return stamp in self.held_by.get(process, ()) or (process, stamp) in self.known_slices
 
 
 def _elastic_go_live(
@@ -667,11 +680,14 @@ def _extended_layouts(
         members: its processes.
 
     >>> old = ShardLayout((Process((0, 0)), Process((0, 0), 1)), (1,))
-    >>> [one.generations for one in _extended_layouts([old], old, 2, old.processes)]
+    >>> [layout.generations for layout in _extended_layouts([old], old, 2, old.processes)]
     [(1, 2)]
-    >>> [one.generations for one in _extended_layouts([old], None, 2, [Process((0, 0))])]
+    >>> [layout.generations for layout in _extended_layouts([old], None, 2, [Process((0, 0))])]
     [(1,), (2,)]
     """
     if layout is None:
         return (*layouts, ShardLayout(tuple(members), (number,)))
-    return tuple(one._replace(generations=(*one.generations, number)) if one == layout else one for one in layouts)
+    return tuple(
+        earlier._replace(generations=(*earlier.generations, number)) if earlier == layout else earlier
+        for earlier in layouts
+    )

@@ -81,9 +81,9 @@ def processes_of(topology: Topology, *, by_rank: bool = False) -> tuple[Process,
 
 def complete_workers(processes: Collection[Process], present: Collection[Process]) -> frozenset[Worker]:
     """Returns the workers all of whose processes are present."""
-    there = frozenset(present)
+    available = frozenset(present)
     return frozenset(worker for worker, _ in processes) - {
-        process.worker for process in processes if process not in there
+        process.worker for process in processes if process not in available
     }
 
 
@@ -107,15 +107,15 @@ def lost_stages(
     >>> lost_stages(processes_of(Topology(2, 2)), [Process((0, 1)), Process((1, 0))], own_cut=apart)
     (0, 1)
     """
-    there = {process.worker for process in present} if is_elastic else complete_workers(processes, present)
-    lost = {stage for (_, stage), _ in processes} - {stage for _, stage in there}
-    for chunk in own_cut.lost_chunks(there):
+    workers = {process.worker for process in present} if is_elastic else complete_workers(processes, present)
+    lost = {stage for (_, stage), _ in processes} - {stage for _, stage in workers}
+    for chunk in own_cut.lost_chunks(workers):
         lost.update(stages[chunk] for stages in own_cut.stage_of_chunk)
     return tuple(sorted(lost))
 
 
 def covers_all_stages(
-    processes: Collection[Process], there: Collection[Process], cut: ChunkAssignment = DEFAULT_ASSIGNMENT
+    processes: Collection[Process], holders: Collection[Process], cut: ChunkAssignment = DEFAULT_ASSIGNMENT
 ) -> bool:
     """Returns whether complete workers among the processes that have their parts of a state have all of it.
 
@@ -123,7 +123,7 @@ def covers_all_stages(
 
     Args:
         processes: all processes of the run.
-        there: those that have their parts.
+        holders: those that have their parts.
         cut: workers that hold each chunk in this state.
 
     >>> processes = processes_of(Topology(2, 2))
@@ -132,8 +132,8 @@ def covers_all_stages(
     >>> covers_all_stages(processes, processes[:1], ChunkAssignment(((0, 0), (0, 1))))
     True
     """
-    whole = complete_workers(processes, there)
-    return not cut.lost_chunks(whole) if cut else not lost_stages(processes, there)
+    complete = complete_workers(processes, holders)
+    return not cut.lost_chunks(complete) if cut else not lost_stages(processes, holders)
 
 
 def newest_common_state(
@@ -154,8 +154,8 @@ def newest_common_state(
     Stamp(generation=1, step=5)
     """
     for stamp in sorted(frozenset().union(*held_by.values()), reverse=True):
-        there = [process for process, held in held_by.items() if stamp in held]
-        if covers_all_stages(processes, there, cut_of(stamp.generation)):
+        holders = [process for process, states in held_by.items() if stamp in states]
+        if covers_all_stages(processes, holders, cut_of(stamp.generation)):
             return stamp
     return None
 
@@ -361,15 +361,15 @@ class Formed(NamedTuple):
     """A member is connected to the others and ready to run.
 
     Attributes:
-        held: states of which it has its part; empty if none.
-        found: further slices whose location it knows.
+        states: states of which it has its part; empty if none.
+        known_slices: further slices whose location it knows.
     """
 
     member: Member
     number: int
-    held: frozenset[StateId]
+    states: frozenset[StateId]
     time: float
-    found: FoundSlices = frozenset()
+    known_slices: FoundSlices = frozenset()
 
 
 class Heartbeat(NamedTuple):

@@ -103,8 +103,8 @@ class Generation:
         departed: members that have left the generation before.
         waiting_since: when the first of them had left it, in seconds; None: none has.
         linked: members that are connected to all the others.
-        held: states that each formed member has.
-        found: slices that these members know to be kept elsewhere than by their owner.
+        member_states: states that each formed member has.
+        known_slices: slices that these members know to be kept elsewhere than by their owner.
         go: command that made it live; None before.
         restoring: command for the state that its members wait for; None: they wait for none.
         base: iteration after which its members run; None before they do.
@@ -118,8 +118,8 @@ class Generation:
     departed: frozenset[Member] = frozenset()
     waiting_since: float | None = None
     linked: frozenset[Member] = frozenset()
-    held: Mapping[Member, frozenset[StateId]] = field(default_factory=dict)
-    found: FoundSlices = frozenset()
+    member_states: Mapping[Member, frozenset[StateId]] = field(default_factory=dict)
+    known_slices: FoundSlices = frozenset()
     go: ActivateGeneration | None = None
     restoring: RestoreState | ReshardState | None = None
     base: int | None = None
@@ -135,7 +135,7 @@ class Generation:
     @property
     def not_formed(self) -> tuple[Member, ...]:
         """Members that have not formed it yet."""
-        return tuple(member for member in self.form.members if member not in self.held)
+        return tuple(member for member in self.form.members if member not in self.member_states)
 
     @property
     def not_departed(self) -> tuple[Member, ...]:
@@ -154,27 +154,27 @@ class BlockMoves:
 
     Attributes:
         rule: whether a move pays; None: blocks stay.
-        found: cut that is prepared and was not used yet; None: there is none.
+        prepared: cut that is prepared and was not used yet; None: there is none.
         used: the one that was used last, for failures that have not changed since; it is used once.
         cuts: workers that hold each block, by number of the generation, for those that ran with another cut.
     """
 
     rule: MigrationPolicy | None = None
-    found: RecutReady | None = None
+    prepared: RecutReady | None = None
     used: RecutReady | None = None
     cuts: Mapping[int, ChunkAssignment] = field(default_factory=dict)
 
-    def after_found(self, found: RecutReady) -> "BlockMoves":
+    def with_prepared(self, recut: RecutReady) -> "BlockMoves":
         """Returns the moves with a cut that is prepared; one that was used already is ignored."""
-        is_used = self.used is not None and self.used.failed == found.failed
-        return self if self.rule is None or is_used else replace(self, found=found)
+        is_used = self.used is not None and self.used.failed == recut.failed
+        return self if self.rule is None or is_used else replace(self, prepared=recut)
 
     def better(self, failed: frozenset[Worker]) -> RecutReady | None:
         """Returns the cut to use now that these workers are down; None if there is none, or its move does not pay."""
-        found = self.found
-        if self.rule is None or found is None or found.failed != failed:
+        recut = self.prepared
+        if self.rule is None or recut is None or recut.failed != failed:
             return None
-        return found if self.rule.is_worth(found.gain, found.most_bytes) else None
+        return recut if self.rule.is_worth(recut.gain, recut.most_bytes) else None
 
     def after_form(
         self, number: int, failed: frozenset[Worker], time: float, better: RecutReady | None
@@ -191,13 +191,13 @@ class BlockMoves:
             return self
         rule = self.rule.after(failed, time)
         if better is not None:
-            return replace(self, rule=rule, found=None, used=better, cuts={**self.cuts, number: better.cut})
+            return replace(self, rule=rule, prepared=None, used=better, cuts={**self.cuts, number: better.cut})
         is_as_before = self.used is not None and self.used.failed == failed
         return replace(self, rule=rule, used=self.used if is_as_before else None)
 
     def after_refusal(self) -> "BlockMoves":
         """Returns the moves once a process cannot take part in one: there are no more, as it could not in others."""
-        return replace(self, rule=None, found=None)
+        return replace(self, rule=None, prepared=None)
 
     def after_move(self, seconds: float) -> "BlockMoves":
         """Returns the moves once blocks have been moved, for which training has waited this long so far."""
@@ -289,8 +289,8 @@ class RunStatus:
             ready = [process for process in ready if self.statuses[process].member in self.generation.form.members]
         if self.policy.is_elastic:
             return tuple(self.statuses[process].member for process in sorted(ready))
-        whole = complete_workers(self.processes, ready)
-        return tuple(self.statuses[process].member for process in sorted(ready) if process.worker in whole)
+        complete = complete_workers(self.processes, ready)
+        return tuple(self.statuses[process].member for process in sorted(ready) if process.worker in complete)
 
     @property
     def failed_workers(self) -> frozenset[Worker]:
@@ -307,11 +307,11 @@ class RunStatus:
         """Stages that no process would serve without these."""
         return self._lost([process for process in self.processes if process not in processes])
 
-    def _lost(self, there: Collection[Process]) -> tuple[int, ...]:
+    def _lost(self, present: Collection[Process]) -> tuple[int, ...]:
         if self.policy.needs_all:
-            return tuple(sorted({process.worker[1] for process in self.processes if process not in there}))
+            return tuple(sorted({process.worker[1] for process in self.processes if process not in present}))
         is_elastic, holders = self.policy.is_elastic, self.policy.own_cut
-        return lost_stages(self.processes, there, is_elastic=is_elastic, own_cut=holders)
+        return lost_stages(self.processes, present, is_elastic=is_elastic, own_cut=holders)
 
     def cut_of(self, number: int) -> ChunkAssignment:
         """Returns the workers that hold each chunk in a generation."""

@@ -113,13 +113,13 @@ class _Transition:
         """
         assert self.live_at is not None
         explained_s = self.detection_s + sum(phase_times.get(phase, 0.0) for phase in _BEFORE_LIVE)
-        what = "recovery" if self.failed else "move" if self.is_move else "join"
-        found = {f"{what}_s": time - self.since}
+        kind = "recovery" if self.failed else "move" if self.is_move else "join"
+        intervals = {f"{kind}_s": time - self.since}
         if self.failed:
-            found["detection_s"] = self.detection_s
-        found["agreement_s"] = self.live_at - self.since - explained_s
+            intervals["detection_s"] = self.detection_s
+        intervals["agreement_s"] = self.live_at - self.since - explained_s
         phases = {f"{phase}_s": phase_times.get(phase) for phase in PHASES}
-        return {name: round(max(found_s, 0.0), 4) for name, found_s in found.items()} | phases
+        return {name: round(max(seconds, 0.0), 4) for name, seconds in intervals.items()} | phases
 
 
 def _recovery_figures(recoveries: Sequence[Mapping[str, float | None]]) -> dict[str, Any]:
@@ -136,11 +136,11 @@ def _recovery_figures(recoveries: Sequence[Mapping[str, float | None]]) -> dict[
     def reported(phase: str) -> list[float]:
         return [phase_s for recovery in recoveries if (phase_s := recovery[f"{phase}_s"]) is not None]
 
-    whole = reported("recovery")
+    recovery_s = reported("recovery")
     phases = {phase: reported(phase) for phase in ("detection", "agreement", *PHASES)}
     return {
-        "recovery_median_s": median(whole) if whole else None,
-        "recovery_max_s": max(whole, default=None),
+        "recovery_median_s": median(recovery_s) if recovery_s else None,
+        "recovery_max_s": max(recovery_s, default=None),
         "recovery_parts": {
             phase: {"median_s": median(all_s), "max_s": max(all_s)} for phase, all_s in phases.items() if all_s
         },
@@ -256,21 +256,21 @@ class Journal:
         return []
 
     def _on_death(self, event: Died, before: Membership, after: Membership) -> list[JournalEntry]:
-        member, time, why, _ = event
+        member, time, reason, _ = event
         process, status = member.process, before.statuses[member.process]
         if status.member != member or not status.is_alive:
             return []
         self._num_deaths += 1
         injected_at = self._injected_at.pop(process, time)
         failure = self._failures.pop(member, Failure(min(injected_at, time), time))
-        text = f"process {process} died ({why})"
+        text = f"process {process} died ({reason})"
         if before.last_live and before.generation is not None and member in before.generation.form.members:
             self._fail(member, failure, time)
             if not after.unserved_stages and not after.failed:
                 text += f"; {_continue_text(len(after.present()), len(after.processes))}"
         elif status.state is ProcessState.STARTING:
             text += " before it was ready"
-        fields = {"process": str(process), "incarnation": member.incarnation, "why": why}
+        fields = {"process": str(process), "incarnation": member.incarnation, "why": reason}
         detection_s = round(max(failure.known - failure.since, 0.0), 4)
         return [self._note("death", None if failure.is_one_of_all else text, **fields, detection_s=detection_s)]
 
@@ -410,18 +410,18 @@ def _transition_text(
     again = f", {_count(fields['rerun_steps'], 'iteration')} again" if fields["rerun_steps"] else ""
     if transition.failed:
         several = len(transition.failed) > 1
-        what = f"the first of {len(transition.failed)} failures" if several else "the failure"
+        cause = f"the first of {len(transition.failed)} failures" if several else "the failure"
     elif transition.is_move:
-        what = "the decision"
+        cause = "the decision"
     else:
-        what = f"{_names(joined)} {'was' if len(joined) == 1 else 'were'} admitted"
+        cause = f"{_names(joined)} {'was' if len(joined) == 1 else 'were'} admitted"
     timed = [(phase, fields.get(f"{phase}_s")) for phase in ("detection", "agreement", *PHASES)]
     phases = ", ".join(f"{phase.replace('_', ' ')} {s:.2f}" for phase, s in timed if s and s >= 0.005)
     whole_s = next(fields[name] for name in ("recovery_s", "join_s", "move_s") if name in fields)
     moved = f"blocks moved among the survivors, {cut.text}: " if cut else ""
     return (
         f"{moved}resumed after iteration {fields['after']} with {_count(len(fields['members']), 'process')}{again}: "
-        f"{whole_s:.2f} s after {what}" + (f" ({phases})" if phases else "")
+        f"{whole_s:.2f} s after {cause}" + (f" ({phases})" if phases else "")
     )
 
 
@@ -476,9 +476,9 @@ def _live_text(
     'no iteration was done yet: starting again with the first state'
     """
     if is_first:
-        who = _count(num_processes, "process")
-        who = who if num_members == num_processes else f"{num_members} of {who}"
-        return f"running with {who}" + ("" if after is None else f" after iteration {after}")
+        process_text = _count(num_processes, "process")
+        process_text = process_text if num_members == num_processes else f"{num_members} of {process_text}"
+        return f"running with {process_text}" + ("" if after is None else f" after iteration {after}")
     if after is not None:
         return None
     if not has_begun:

@@ -108,11 +108,11 @@ class ShardedState:
             OSError: a part does not exist.
         """
         in_order = self._in_order(holders)
-        kept = self._on_workers(process.worker for process in in_order)
-        specs, shapes = _without_slots(kept), kept.abstract()
+        snapshot_spec = self._on_workers(process.worker for process in in_order)
+        specs, shapes = _without_slots(snapshot_spec), snapshot_spec.abstract()
         like = shard_shapes(specs, shapes, len(self._ranks(0)))
         parts = [SharedMemoryStore(self.snapshots, process).load(stamp, like) for process in in_order]
-        return transfer_on_host(join_parts(specs, shapes, parts), kept, self.spec.checkpoint_spec)
+        return transfer_on_host(join_parts(specs, shapes, parts), snapshot_spec, self.spec.checkpoint_spec)
 
     def keep(self, host: TrainState, stamp: StateId, processes: Sequence[Process]) -> None:
         """Keeps every process's part of the state of a checkpoint, without slots; who holds the same gets the same.
@@ -124,11 +124,11 @@ class ShardedState:
         """
         worker_of = {self._holding(process): process.worker for process in reversed(processes)}
         rows = sorted(worker_of)
-        kept = self._on_workers(worker_of[holding] for holding in rows)
-        moved = transfer_on_host(host, self.spec.checkpoint_spec, kept)
-        for nth, process in enumerate(processes):
-            ranks = self._ranks(nth if self.is_elastic else process.rank)
-            parts = process_parts(_without_slots(kept), moved, rows.index(self._holding(process)), ranks)
+        snapshot_spec = self._on_workers(worker_of[holding] for holding in rows)
+        moved = transfer_on_host(host, self.spec.checkpoint_spec, snapshot_spec)
+        for index, process in enumerate(processes):
+            ranks = self._ranks(index if self.is_elastic else process.rank)
+            parts = process_parts(_without_slots(snapshot_spec), moved, rows.index(self._holding(process)), ranks)
             SharedMemoryStore(self.snapshots, process).save(stamp, parts)
 
     def _holding(self, process: Process) -> int:
@@ -147,8 +147,8 @@ class ShardedState:
         """Sorts processes by stage, worker and rank; checks that they are whole workers with all of the state."""
         in_order = sorted(set(holders), key=lambda process: (process.worker[1], process))
         everyone = processes_of(self.spec.live.topology, by_rank=self.by_rank)
-        whole, chunks = complete_workers(everyone, in_order), self.spec.chunks
-        has_parts = any(process.worker not in whole for process in in_order)
+        complete, chunks = complete_workers(everyone, in_order), self.spec.chunks
+        has_parts = any(process.worker not in complete for process in in_order)
         has_all = covers_all_stages(
             everyone, in_order, self.cut or ChunkAssignment(() if chunks.matches_stages else chunks.stage_DC)
         )
@@ -184,14 +184,14 @@ class Resharding:
             OSError: a part cannot be kept.
         """
         stamp, layout, generation, processes = command
-        old, new = (self.specs.on(len(of)) for of in (layout.processes, processes))
+        old, new = (self.specs.on(len(group)) for group in (layout.processes, processes))
         state, slots, lost = self._joined(old, layout.processes, stamp)
         lines, facts = list[str](), dict[str, Any]()
         if lost:
             split = split_of(old)
             copies = self.handover.rank_copies(split, layout, lost, lambda step: self.counts.contained(old, step))
             ledger, last = self.counts.so_far(old, stamp.step)
-            found = recover_ranks(
+            recovery = recover_ranks(
                 state,
                 slots,
                 split,
@@ -202,8 +202,9 @@ class Resharding:
                 stored=partial(self.load_up_to, old, stamp.step),
                 names=[process.rank for process in layout.processes],
             )
-            state, lines, facts = found.state, found.lines, {"lost": [str(process) for process in lost], **found.facts}
-            self.counts.note_loss(found.ledger, last)
+            state, lines = recovery.state, recovery.lines
+            facts = {"lost": [str(process) for process in lost], **recovery.facts}
+            self.counts.note_loss(recovery.ledger, last)
         host = reshape_state(state, old, new)
         for rank, process in enumerate(processes):
             parts = process_parts(_without_slots(new), host, process.worker[1], [rank])
@@ -230,15 +231,15 @@ class Resharding:
         """
         parts = [self._part(old, process, stamp) for process in processes]
         lost = [process for process, part in zip(processes, parts, strict=True) if part is None]
-        found = [part for part in parts if part is not None]
-        if not found:
+        available = [part for part in parts if part is not None]
+        if not available:
             raise RunError(f"nothing is left of the state after iteration {stamp.step}")
-        has_slots = all(part.slots for part in found)
+        has_slots = all(part.slots for part in available)
         if not has_slots:
-            found = [replace(part, slots={}) for part in found]
+            available = [replace(part, slots={}) for part in available]
         specs = old.specs if has_slots else _without_slots(old)
-        given = iter(found)
-        parts = [found[0] if part is None else next(given) for part in parts]
+        remaining = iter(available)
+        parts = [available[0] if part is None else next(remaining) for part in parts]
         state = join_parts(specs, old.abstract(with_slots=has_slots), parts)
         return replace(state, slots={}), state.slots or None, lost
 
@@ -450,7 +451,7 @@ class CheckpointService:
 
     def _load_up_to(self, spec: StepSpec, step: int) -> tuple[TrainState, RestorePlan] | None:
         """Reads the newest sound checkpoint up to an iteration, on ``spec``; returns None if there is none."""
-        for older in reversed([one for one in self._steps if one <= step]):
+        for older in reversed([s for s in self._steps if s <= step]):
             with suppress(SettingError):
                 plan = plan_restore(self.checkpoints, self.experiment.identity(), older)
                 return load_state(self.checkpoints, plan, spec), plan
@@ -475,16 +476,16 @@ class CheckpointService:
         )
 
     def _failure(self, command: CheckpointCommand, error: Exception) -> CommandFailed:
-        why = " ".join(str(error).split())
+        reason = " ".join(str(error).split())
         if not isinstance(error, SettingError | RunError | OSError):
             traceback.print_exception(error)
-            why = f"{type(error).__name__}: {why}"
+            reason = f"{type(error).__name__}: {reason}"
         if isinstance(command, SaveCheckpoint):
-            return CommandFailed("save", command.stamp.step, why)
+            return CommandFailed("save", command.stamp.step, reason)
         if isinstance(command, Reshard):
-            return CommandFailed("reshard", command.stamp.step, why, command.generation)
+            return CommandFailed("reshard", command.stamp.step, reason, command.generation)
         *_, newest = None, *self._steps
-        return CommandFailed("load", newest if command.step is None else command.step, why, command.generation)
+        return CommandFailed("load", newest if command.step is None else command.step, reason, command.generation)
 
 
 class ShutdownRequest:

@@ -127,8 +127,8 @@ class CompileService:
         if job.num_ranks is not None:
             spec = self._specs.on(job.num_ranks)
         clear_backends()
-        there = spec.at(replace(spec.live, rows=configuration.rows))
-        keys = self._keys(job, configuration, self._before(job, there), there)
+        live_spec = spec.at(replace(spec.live, rows=configuration.rows))
+        keys = self._keys(job, configuration, self._before(job, live_spec), live_spec)
         missing = [key for key in keys if key not in self._executables]
         if missing:
             num_devices = len(configuration.rows) * spec.live.num_ranks
@@ -154,8 +154,8 @@ class CompileService:
 
     def _plan(self, failed: frozenset[Worker], recut: Recut | None) -> Plan:
         spec, configuration = self._cuts.spec(recut), self._cuts.configure(recut, failed)
-        there = spec.at(replace(spec.live, rows=configuration.rows))
-        return Steps(there, configuration, self._experiment.sequences_per_microbatch).plan
+        live_spec = spec.at(replace(spec.live, rows=configuration.rows))
+        return Steps(live_spec, configuration, self._experiment.sequences_per_microbatch).plan
 
     def _before(self, job: CompileJob, spec: StepSpec) -> StepSpec:
         """Returns the step spec of the state that the workers have, on the mesh of the one that they are to get."""
@@ -259,7 +259,7 @@ def _listen(source: TextIO, requests: SimpleQueue[CompileRequest]) -> None:
 
 def _outcome(service: CompileService, job: CompileJob) -> Prepared | CutPrepared | CompileFailed | None:
     """Prepares the programs of a job; returns what to say of it, or None if there is no better cut."""
-    begun = time.perf_counter()
+    start_time = time.perf_counter()
     try:
         better = service.better(job.failed) if job.is_better else None
         if job.is_better and better is None:
@@ -271,7 +271,7 @@ def _outcome(service: CompileService, job: CompileJob) -> Prepared | CutPrepared
         down = ", ".join(f"{d}:{p}" for d, p in sorted(job.failed)) or "none"
         where = f"with {down} down" if job.num_ranks is None else f"on {job.num_ranks} ranks"
         return CompileFailed(f"{where}{' and other cuts' if job.is_better else ''}: {error}")
-    seconds = round(time.perf_counter() - begun, 3)
+    seconds = round(time.perf_counter() - start_time, 3)
     if better is not None:
         return CutPrepared(job.failed, better.holders, better.microbatches, better.gain, better.most_bytes, seconds)
     return Prepared(job.failed, job.num_ranks, job.kinds, compiled, seconds, job.before)

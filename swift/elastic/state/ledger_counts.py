@@ -70,8 +70,8 @@ class LedgerCounts:
 
     def forget_losses(self, step: int) -> None:
         """Removes losses up to an iteration: a checkpoint after it has them, or the run resumes from an earlier one."""
-        found = self._noted()
-        if found is not None and found[0] <= step:
+        losses = self._noted()
+        if losses is not None and losses[0] <= step:
             remove_with_spill(self.losses)
 
     def _base(self, spec: StepSpec, step: int) -> tuple[int, Ledger]:
@@ -141,14 +141,14 @@ def counted(ledger: Ledger, run_dir: Path, after: int, step: int, max_updates: i
 
 def _recorded(metrics: Path, after: int) -> set[int]:
     """Returns the iterations after ``after`` that have a line; earlier lines are neither read nor parsed."""
-    found: set[int] = set()
+    steps: set[int] = set()
     for _, line in lines_from_end(metrics) if metrics.exists() else ():
         step = (parse_object(line) or {}).get("step")
         if isinstance(step, int):  # a damaged line does not count
             if step <= after:
                 break
-            found.add(step)
-    return found
+            steps.add(step)
+    return steps
 
 
 def _class_counts(run_dir: Path) -> ClassCounts | None:

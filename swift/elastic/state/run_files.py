@@ -52,7 +52,8 @@ class NodeMemory:
         """
         links = {SPILL: self.disk} | ({} if self.corpus is None else {_CORPUS: self.corpus})
         directories = (self.path / _STATES, self.path / _COPIES, self.disk / _SOCKETS)
-        if all(one.is_dir() for one in directories) and all((self.path / name).is_symlink() for name in links):
+        has_links = all((self.path / name).is_symlink() for name in links)
+        if has_links and all(directory.is_dir() for directory in directories):
             return False
         for top in (self.path, self.disk):
             _make_in_use(top)
@@ -78,22 +79,22 @@ def node_memory(storage: Path, corpus: Path | None = None) -> Iterator[NodeMemor
     """
     remove_leftovers(storage)
     # Under another name until it is locked, so that no other process takes it for a leftover.
-    made = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}{os.getpid()}-", dir=storage))
+    hidden_path = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}{os.getpid()}-", dir=storage))
     disk = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
-    memory = made.with_name(made.name[1:])
+    memory = hidden_path.with_name(hidden_path.name[1:])
     try:
-        with (made / _LOCK).open("w") as lock, _in_use(made), _in_use(disk):
+        with (hidden_path / _LOCK).open("w") as lock, _in_use(hidden_path), _in_use(disk):
             fcntl.flock(lock, fcntl.LOCK_EX)
             for name in (_STATES, _COPIES):
-                (made / name).mkdir()
+                (hidden_path / name).mkdir()
             (disk / _SOCKETS).mkdir()
-            (made / SPILL).symlink_to(disk.absolute())
+            (hidden_path / SPILL).symlink_to(disk.absolute())
             if corpus is not None:
-                (made / _CORPUS).symlink_to(corpus.absolute())
-            made.rename(memory)
+                (hidden_path / _CORPUS).symlink_to(corpus.absolute())
+            hidden_path.rename(memory)
             yield NodeMemory(memory, disk, corpus)
     finally:
-        for path in (made, memory, disk):
+        for path in (hidden_path, memory, disk):
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -299,18 +300,18 @@ class DirectoryMender:
         return None
 
     def _work(self) -> None:
-        told = None
+        last_text = None
         while not self._ended.wait(_LOOK_S):
             text = self._look()
-            if text is not None and text != told:
+            if text is not None and text != last_text:
                 self._news.put(text)
-            told = text
+            last_text = text
 
     def _look(self) -> str | None:
         try:
             if self._mend():
                 return "the run's temporary directories were removed; they are made again"
         except OSError as error:
-            why = error.strerror or error
-            return f"the run's temporary directories were removed and cannot be made again: {why}"
+            reason = error.strerror or error
+            return f"the run's temporary directories were removed and cannot be made again: {reason}"
         return None

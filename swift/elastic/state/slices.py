@@ -134,16 +134,16 @@ class SliceCopies:
                 for stamp in self.store(num_experts, neighbour, owner).stamps():
                     yield SliceCopy(num_experts, neighbour, owner, stamp)
 
-    def retain_only(self, neighbour: Process, kept: Collection[SliceCopy] = ()) -> None:
+    def retain_only(self, neighbour: Process, copies: Collection[SliceCopy] = ()) -> None:
         """Removes the copies of a neighbour, except some."""
         for path in self._directory.glob(f"*/{directory_name(neighbour)}/*"):
             num_experts, owner = int(path.parts[-3]), process_of(path.name)
-            stamps = [one.stamp for one in kept if (one.num_experts, one.owner) == (num_experts, owner)]
+            stamps = [copy.stamp for copy in copies if (copy.num_experts, copy.owner) == (num_experts, owner)]
             self.store(num_experts, neighbour, owner).retain_only(frozenset(stamps))
 
     def hand_over(self, other: "SliceCopies", neighbour: Process, owners: Collection[Process]) -> None:
         """Adds the copies that a neighbour has of some owners' slices to other copies."""
-        for num_experts, owner in {(one.num_experts, one.owner) for one in self.find([neighbour], owners)}:
+        for num_experts, owner in {(copy.num_experts, copy.owner) for copy in self.find([neighbour], owners)}:
             self.store(num_experts, neighbour, owner).hand_over(other.store(num_experts, neighbour, owner))
 
 
@@ -158,13 +158,13 @@ def needed(chosen_by: Mapping[StateId, np.ndarray], num_classes: int) -> frozens
     >>> sorted(stamp.step for stamp in needed(chosen, 3))
     [6, 7, 8]
     """
-    found = set[StateId]()
+    stamps = set[StateId]()
     covered_LE = np.zeros((len(next(iter(chosen_by.values()), ())), num_classes), bool)
-    for nth, (stamp, chosen_LK) in enumerate(sorted(chosen_by.items(), reverse=True, key=lambda item: item[0])):
-        if nth < 2 or not np.take_along_axis(covered_LE, chosen_LK, axis=1).all():
-            found.add(stamp)
+    for index, (stamp, chosen_LK) in enumerate(sorted(chosen_by.items(), reverse=True, key=lambda item: item[0])):
+        if index < 2 or not np.take_along_axis(covered_LE, chosen_LK, axis=1).all():
+            stamps.add(stamp)
         np.put_along_axis(covered_LE, chosen_LK, True, axis=1)
-    return frozenset(found)
+    return frozenset(stamps)
 
 
 def copy_shapes(split: StateSplit, num_experts: int) -> dict[str, Any]:
@@ -225,7 +225,7 @@ class NeighbourCopies:
         config: CheckpointConfig,
     ):
         self._spec, self._executables, self._copies, self._process = spec, executables, copies, process
-        (self._owner,) = [one for one in processes if neighbour_of(one, processes) == process]
+        (self._owner,) = [owner for owner in processes if neighbour_of(owner, processes) == process]
         self._config, self._split = config, split_of(spec)
         num_layers, num_classes = self._split.num_layers, self._split.num_classes
         self._ledger = Ledger.first(num_layers, num_classes, config.snapshot_k(num_classes))
@@ -259,9 +259,9 @@ class NeighbourCopies:
         """
         chosen_LK = self._choice()
         arrays, like = by_name(state), copy_shapes(self._split, chosen_LK.shape[-1])
-        given = [{name: arrays[name] for name in like[kind]} for kind in ("dense", "experts")]
+        inputs = [{name: arrays[name] for name in like[kind]} for kind in ("dense", "experts")]
         chosen = self._spec.live.put(chosen_LK, REPLICATED)
-        received = jax.block_until_ready(self._program(chosen_LK.shape[-1])(*given, chosen))
+        received = jax.block_until_ready(self._program(chosen_LK.shape[-1])(*inputs, chosen))
         self.settle()
         self._ledger = self._ledger.saved(stamp.step, chosen_LK, self._copied(stamp.step, chosen_LK), {})
         self._is_first, self._chosen[stamp] = False, chosen_LK
@@ -302,9 +302,12 @@ class NeighbourCopies:
         tree = jax.tree.map(lambda leaf: leaf if isinstance(leaf, np.ndarray) else _own_slice(leaf), dict(received))
         num_experts = tree["chosen"].shape[-1]
         self._copies.store(num_experts, self._process, self._owner).save(stamp, tree)
-        kept = needed(self._chosen, self._split.num_classes)
-        self._chosen = {stamp: chosen for stamp, chosen in self._chosen.items() if stamp in kept}
-        copies = [SliceCopy(chosen.shape[-1], self._process, self._owner, one) for one, chosen in self._chosen.items()]
+        retained = needed(self._chosen, self._split.num_classes)
+        self._chosen = {stamp: chosen for stamp, chosen in self._chosen.items() if stamp in retained}
+        copies = [
+            SliceCopy(chosen.shape[-1], self._process, self._owner, copy_stamp)
+            for copy_stamp, chosen in self._chosen.items()
+        ]
         self._copies.retain_only(self._process, copies)
 
 
@@ -341,9 +344,9 @@ def compiled_neighbour(spec: StepSpec, executables: ExecutableCache, num_experts
     def compile_() -> Compiled:
         split = split_of(spec)
         like = copy_shapes(split, num_experts)
-        given = [{name: split.shapes[name] for name in like[kind]} for kind in ("dense", "experts")]
+        inputs = [{name: split.shapes[name] for name in like[kind]} for kind in ("dense", "experts")]
         chosen = jax.ShapeDtypeStruct(like["chosen"].shape, np.int32, sharding=live.shardings(REPLICATED))
-        return neighbour_slices(spec).lower(*given, chosen).compile()
+        return neighbour_slices(spec).lower(*inputs, chosen).compile()
 
     return executables.get(neighbour_key(live.num_ranks, num_experts), compile_, list(live.mesh.devices.flat))
 
@@ -397,24 +400,28 @@ class Handover:
         states.hand_over(self.states(process))
         copies.hand_over(self.copies, process, lost)
 
-    def withdraw(self, process: Process, kept: frozenset[StateId]) -> None:
+    def withdraw(self, process: Process, stamps: frozenset[StateId]) -> None:
         """Removes what a process has handed over, except some states: no process will resume from the others."""
-        self.states(process).retain_only(kept)
+        self.states(process).retain_only(stamps)
         self.copies.retain_only(process)
 
-    def found(self, neighbour: Process, held: frozenset[StateId], num_experts: int) -> FoundSlices:
+    def find_slices(self, neighbour: Process, local_stamps: frozenset[StateId], num_experts: int) -> FoundSlices:
         """Returns the slices that can be found, of any owner and state.
 
         Args:
             neighbour: process that asks.
-            held: states of which it has its own slices; its copies of other states are of no use.
+            local_stamps: states of which it has its own slices; its copies of other states are of no use.
             num_experts: number of experts in a complete copy, E.
         """
-        whole = {(one, stamp) for one in self.processes for stamp in self.states(one).stamps()}
-        whole |= {(one, stamp) for one in self.processes for stamp in self.parts(one).stamps()}
+        complete = {(owner, stamp) for owner in self.processes for stamp in self.states(owner).stamps()}
+        complete |= {(owner, stamp) for owner in self.processes for stamp in self.parts(owner).stamps()}
         copies = self.copies.find([neighbour], self.processes)
-        whole |= {(one.owner, one.stamp) for one in copies if one.num_experts == num_experts and one.stamp in held}
-        return frozenset(whole)
+        complete |= {
+            (copy.owner, copy.stamp)
+            for copy in copies
+            if copy.num_experts == num_experts and copy.stamp in local_stamps
+        }
+        return frozenset(complete)
 
     def rank_copies(
         self,
@@ -432,13 +439,13 @@ class Handover:
             contained_at: function that returns the token updates ``[L, E]`` contained in experts after an iteration.
         """
         ranks = {process: rank for rank, process in enumerate(layout.processes)}
-        for one in self.copies.find([process for process in ranks if process not in lost], lost):
-            if one.stamp.generation not in layout.generations:
+        for copy in self.copies.find([process for process in ranks if process not in lost], lost):
+            if copy.stamp.generation not in layout.generations:
                 continue
-            store, step = self.copies.store(one.num_experts, one.neighbour, one.owner), one.stamp.step
+            store, step = self.copies.store(copy.num_experts, copy.neighbour, copy.owner), copy.stamp.step
             try:
-                snapshot = _as_snapshot(split, store.load(one.stamp, copy_shapes(split, one.num_experts)))
+                snapshot = _as_snapshot(split, store.load(copy.stamp, copy_shapes(split, copy.num_experts)))
             except RunError as error:
                 print(f"passed over: {error}", file=sys.stderr)
                 continue
-            yield RankCopy(ranks[one.owner], ranks[one.neighbour], step, snapshot, contained_at(step))
+            yield RankCopy(ranks[copy.owner], ranks[copy.neighbour], step, snapshot, contained_at(step))

@@ -57,8 +57,8 @@ class SharedMemoryStore:
 
     def stamps(self) -> frozenset[StateId]:
         """Returns the stamps of all kept states."""
-        found = [path.name.removeprefix(_PREFIX).split("-") for path in self._directory.glob(f"{_PREFIX}*")]
-        return frozenset(StateId(int(generation), int(step)) for generation, step in found)
+        names = [path.name.removeprefix(_PREFIX).split("-") for path in self._directory.glob(f"{_PREFIX}*")]
+        return frozenset(StateId(int(generation), int(step)) for generation, step in names)
 
     def save(self, stamp: StateId, tree: Any, records: Sequence[Mapping[str, Any]] = ()) -> None:
         """Keeps a tree of arrays, replacing one with the same stamp.
@@ -122,7 +122,7 @@ class SharedMemoryStore:
 
     def records(self) -> dict[int, dict[str, Any]]:
         """Returns the records kept with all states, by iteration, except those that cannot be read."""
-        found: dict[int, dict[str, Any]] = {}
+        records: dict[int, dict[str, Any]] = {}
         for stamp in sorted(self.stamps()):
             with (
                 suppress(OSError, ValueError, TypeError, KeyError, AttributeError),
@@ -130,8 +130,8 @@ class SharedMemoryStore:
             ):
                 head = json.loads(file.readline())
                 if digest(head["records"].encode()) == head["records_digest"]:
-                    found |= {record["step"]: record for record in json.loads(head["records"])}
-        return found
+                    records |= {record["step"]: record for record in json.loads(head["records"])}
+        return records
 
     def hand_over(self, other: "SharedMemoryStore") -> None:
         """Adds all states to another store; free of cost on the same file system."""
@@ -191,8 +191,8 @@ def process_parts(specs: Any, tree: Any, index: int, ranks: Sequence[int]) -> An
     """
 
     def cut(spec: PartitionSpec, whole: np.ndarray) -> Shards:
-        own = whole[index : index + 1]
-        return [own[:, :, rank : rank + 1] if spec == RANKED else own for rank in ranks]
+        local_rows = whole[index : index + 1]
+        return [local_rows[:, :, rank : rank + 1] if spec == RANKED else local_rows for rank in ranks]
 
     return map_specs(cut, specs, tree)
 
@@ -209,8 +209,8 @@ def join_parts(specs: Any, shapes: Any, parts: Sequence[Any]) -> Any:
         Arrays on the host, RANKED ``[P, layer, N, ...]`` and SHARED ``[P, ...]``.
     """
 
-    def join(spec: PartitionSpec, whole: Any, *given: Shards) -> np.ndarray:
-        shards, num_stages = list(chain(*given)), whole.shape[0]
+    def join(spec: PartitionSpec, whole: Any, *process_shards: Shards) -> np.ndarray:
+        shards, num_stages = list(chain(*process_shards)), whole.shape[0]
         num_ranks = len(shards) // num_stages
         rows = [shards[stage * num_ranks : (stage + 1) * num_ranks] for stage in range(num_stages)]
         return np.concatenate([np.concatenate(row, axis=2) if spec == RANKED else row[0] for row in rows])

@@ -293,9 +293,9 @@ class LocalChildren:
 
     def signal(self, child: Hashable, number: signal.Signals) -> None:
         """See ``Children``."""
-        found = self._children.get(child, self._abandoned.get(child))
-        if found is not None:
-            found.signal(number)
+        process = self._children.get(child, self._abandoned.get(child))
+        if process is not None:
+            process.signal(number)
 
     def abandon(self, child: Hashable) -> None:
         """See ``Children``."""

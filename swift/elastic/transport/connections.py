@@ -86,13 +86,14 @@ class Rendezvous:
     def find(cls, run_dir: Path) -> Self | None:
         """Reads the rendezvous of a run; returns None if there is none, or none that can be read."""
         try:
-            found = cls(**json.loads((run_dir / _FILE).read_text()))
-            ipaddress.ip_address(found.host)
+            rendezvous = cls(**json.loads((run_dir / _FILE).read_text()))
+            ipaddress.ip_address(rendezvous.host)
         except (OSError, ValueError, TypeError):
             return None
-        texts, is_number = (found.host, found.key, found.scratch, found.program), type(found.silence_s) in (int, float)
-        is_sound = all(isinstance(text, str) for text in texts) and type(found.port) is int and is_number
-        return found if is_sound else None
+        texts = (rendezvous.host, rendezvous.key, rendezvous.scratch, rendezvous.program)
+        is_number = type(rendezvous.silence_s) in (int, float)
+        is_sound = all(isinstance(text, str) for text in texts) and type(rendezvous.port) is int and is_number
+        return rendezvous if is_sound else None
 
     def check_program(self) -> None:
         """Raises SettingError if the first node runs another program than this one."""

@@ -52,7 +52,7 @@ class _ConnectedNode:
         seen: when it last sent a message, in seconds.
         children: its children.
         abandoned: its children that were killed and do not die.
-        held: children that it was told to hold ready.
+        standby: children that it was told to hold ready.
     """
 
     number: int
@@ -60,14 +60,14 @@ class _ConnectedNode:
     seen: float
     children: set[Hashable] = field(default_factory=set)
     abandoned: set[Hashable] = field(default_factory=set)
-    held: set[Hashable] = field(default_factory=set)
+    standby: set[Hashable] = field(default_factory=set)
 
 
 class MultiNodeChildren:
     """Children on the first node and on others; a context manager that ends them all.
 
     Args:
-        own: children on this node.
+        local_children: children on this node.
         node_of: function that returns the node of a child; 0 is this one.
         num_nodes: number of nodes of the run, including this one.
         listener: socket on which the others connect.
@@ -78,7 +78,7 @@ class MultiNodeChildren:
 
     def __init__(
         self,
-        own: LocalChildren,
+        local_children: LocalChildren,
         *,
         node_of: Callable[[Hashable], int],
         num_nodes: int,
@@ -87,7 +87,7 @@ class MultiNodeChildren:
         is_first: Callable[[], bool],
         silence_s: float,
     ):
-        self._own, self._node_of, self._listener, self._silence_s = own, node_of, listener, silence_s
+        self._local, self._node_of, self._listener, self._silence_s = local_children, node_of, listener, silence_s
         self._is_first, self._is_superseded = is_first, False
         self._lock = threading.Lock()
         self._nodes: dict[int, _ConnectedNode] = {}
@@ -114,7 +114,7 @@ class MultiNodeChildren:
             node.connection.send(NODE_MESSAGES.line(EndNode(is_finished=kind is None)))
         for reader in self._readers:
             reader.join(_END_S)
-        self._own.__exit__()
+        self._local.__exit__()
 
     def __contains__(self, child: object) -> bool:
         with self._lock:
@@ -123,7 +123,7 @@ class MultiNodeChildren:
 
     def _is_alive(self, child: object) -> bool:
         """Returns whether a child is alive as far as is known; its death may not have been reported yet."""
-        return child in self._own or any(child in node.children for node in self._connected())
+        return child in self._local or any(child in node.children for node in self._connected())
 
     def node_missing_s(self, child: Hashable) -> float:
         """See ``Children``; infinite for a node with a child that could not be killed."""
@@ -136,7 +136,7 @@ class MultiNodeChildren:
         """See ``Children``; if the node is lost meanwhile the child is reported as dead."""
         number = self._node_of(child)
         if number == 0:
-            self._own.start(child, command, log)
+            self._local.start(child, command, log)
             return
         name = repr(child)
         with self._lock:
@@ -144,7 +144,7 @@ class MultiNodeChildren:
             if node is None:
                 self._deaths.append(Death(child, f"node {number} is gone", time.monotonic(), is_own=False))
             else:
-                node.held.discard(child)
+                node.standby.discard(child)
                 node.children.add(child)
                 node.connection.send(NODE_MESSAGES.line(StartChild(name, list(command), str(log.absolute()))))
 
@@ -152,30 +152,30 @@ class MultiNodeChildren:
         """See ``Children``; a node that is lost ends what it holds."""
         number = self._node_of(child)
         if number == 0:
-            self._own.hold(child, command, log)
+            self._local.hold(child, command, log)
             return
         with self._lock:
             node = self._nodes.get(number)
-            if node is not None and child not in node.children | node.held:
+            if node is not None and child not in node.children | node.standby:
                 name = repr(child)
                 self._names[name] = child
-                node.held.add(child)
+                node.standby.add(child)
                 node.connection.send(NODE_MESSAGES.line(PrespawnChild(name, list(command), str(log.absolute()))))
 
     def send(self, child: Hashable, line: str) -> None:
         """See ``Children``."""
-        self._own.send(child, line)
+        self._local.send(child, line)
         self._send(child, SendToChild(repr(child), line))
 
     def signal(self, child: Hashable, number: signal.Signals) -> None:
         """See ``Children``."""
-        self._own.signal(child, number)
+        self._local.signal(child, number)
         self._send(child, SignalChild(repr(child), number))
 
     def abandon(self, child: Hashable) -> None:
         """See ``Children``. This node cannot be excluded: the supervisor itself runs here."""
         self._excluded |= {self._node_of(child)} - {0}
-        self._own.abandon(child)
+        self._local.abandon(child)
         with self._lock:
             for node in self._nodes.values():
                 if child in node.children:
@@ -184,7 +184,7 @@ class MultiNodeChildren:
 
     def received(self, timeout_s: float) -> list[ReceivedLine]:
         """See ``Children``."""
-        return self._own.received(timeout_s)
+        return self._local.received(timeout_s)
 
     def deaths(self) -> list[Death]:
         """See ``Children``; raises RunError if another first node has taken over the run."""
@@ -193,12 +193,12 @@ class MultiNodeChildren:
         self._drop_silent(time.monotonic())
         with self._lock:
             remote, self._deaths = self._deaths, []
-        return self._own.deaths() + remote
+        return self._local.deaths() + remote
 
     def wait_for(self, children: Collection[Hashable]) -> None:
         """See ``Children``."""
-        remote = [child for child in children if child not in self._own]
-        self._own.wait_for([child for child in children if child in self._own])
+        remote = [child for child in children if child not in self._local]
+        self._local.wait_for([child for child in children if child in self._local])
         self._until_dead(remote, _STOP_S)
         for child in remote:
             self.signal(child, signal.SIGKILL)
@@ -290,7 +290,7 @@ class MultiNodeChildren:
     def _take(self, node: _ConnectedNode, message: NodeMessage) -> None:
         match message:
             case ChildSent(name, line):
-                self._own.lines.put(ReceivedLine(self._names[name], line, node.seen))
+                self._local.lines.put(ReceivedLine(self._names[name], line, node.seen))
             case ChildDied(name, why):
                 with self._lock:
                     if (child := self._names[name]) in node.children:
@@ -304,10 +304,10 @@ class MultiNodeChildren:
                 return
             del self._nodes[node.number]
             self._away[node.number] = now
-            why = f"node {node.number} is gone"
-            self._deaths += [Death(child, why, now, is_own=False) for child in node.children]
+            reason = f"node {node.number} is gone"
+            self._deaths += [Death(child, reason, now, is_own=False) for child in node.children]
             node.children.clear()
             self._report(node.number, is_there=False)
 
     def _report(self, number: int, *, is_there: bool) -> None:
-        self._own.lines.put(ReceivedLine(NODES, NODE_UPDATES.line(NodeUpdate(number, is_there)), time.monotonic()))
+        self._local.lines.put(ReceivedLine(NODES, NODE_UPDATES.line(NodeUpdate(number, is_there)), time.monotonic()))

@@ -72,11 +72,11 @@ def serve_node(
     """
     _print(f"node {number}: waiting for the first node")
     while True:
-        found = _find_first(run_dir, number, deadlines.start, is_end_requested, is_trusted)
-        if found is None:
+        first_node = _find_first(run_dir, number, deadlines.start, is_end_requested, is_trusted)
+        if first_node is None:
             _print(f"node {number}: the run is finished")
             return
-        rendezvous, connection = found
+        rendezvous, connection = first_node
         _print(f"node {number}: found the first node at {rendezvous.host}:{rendezvous.port}")
         with (
             node_memory(storage, corpus) as memory,
@@ -100,7 +100,7 @@ def _find_first(
     run_dir: Path, number: int, timeout_s: float, is_end_requested: Callable[[], bool], is_trusted: bool
 ) -> tuple[Rendezvous, NodeConnection] | None:
     """Connects to the first node; returns None if the run has finished without this node."""
-    deadline, why, beat = time.monotonic() + timeout_s, "does it have the same --run-dir?", None
+    deadline, reason, beat = time.monotonic() + timeout_s, "does it have the same --run-dir?", None
     while time.monotonic() < deadline:
         if is_end_requested():
             raise KeyboardInterrupt
@@ -119,11 +119,11 @@ def _find_first(
                     if refused is None:
                         unless_admitted.pop_all()
                         return rendezvous, connection
-                    why = refused
+                    reason = refused
             except OSError as error:
-                why = f"{rendezvous.host}:{rendezvous.port}: {error.strerror or error}"
+                reason = f"{rendezvous.host}:{rendezvous.port}: {error.strerror or error}"
         time.sleep(_RETRY_S)
-    raise RunError(f"node {number}: no first node was found in {timeout_s:g} s: stopped; {why}")
+    raise RunError(f"node {number}: no first node was found in {timeout_s:g} s: stopped; {reason}")
 
 
 def _connect(rendezvous: Rendezvous) -> NodeConnection:

@@ -220,9 +220,9 @@ class ControlChannel:
     @contextmanager
     def timed(self, number: int, phase: str) -> Iterator[None]:
         """Reports the duration of the block as a phase of the transition to a generation."""
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         yield
-        self.send(PhaseTimed, number=number, phase=phase, seconds=round(time.perf_counter() - begun, 4))
+        self.send(PhaseTimed, number=number, phase=phase, seconds=round(time.perf_counter() - start_time, 4))
 
     def send_heartbeat(self) -> None:
         """Sends a heartbeat now."""

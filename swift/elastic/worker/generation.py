@@ -458,9 +458,9 @@ class StateCache:
                 self._save(stamp, self.on_devices[stamp])
             if self.on_devices and self.on_devices.keys() <= self._own_stamps:
                 # After an iteration it is known that all have their blocks; before, they may need those of this state.
-                kept = self.on_devices.keys() | ({self._moved_from} if len(self.on_devices) == 1 else set())
-                self._own_stamps &= kept
-                self.store.retain_only(frozenset(filter(None, kept)))
+                retained = self.on_devices.keys() | ({self._moved_from} if len(self.on_devices) == 1 else set())
+                self._own_stamps &= retained
+                self.store.retain_only(frozenset(filter(None, retained)))
 
     def copy_if_due(self) -> None:
         """Begins to copy the newest state if that is due, at the end of a window; waits for the copy before.

@@ -177,7 +177,7 @@ class AbortableWaits:
 
     def aborter(self, number: int) -> Callable[[], None]:
         """Returns the function that aborts the collectives of generations before this one, see ``CommandListener``."""
-        begun = time.monotonic()
+        start_time = time.monotonic()
 
         def abort() -> None:
             # Read anew each time, as the main thread may only now connect; and before the number, which is then its own
@@ -187,7 +187,7 @@ class AbortableWaits:
                 return
             if group is not None:
                 group.abort()
-            if limit_s is not None and time.monotonic() - begun > limit_s:
+            if limit_s is not None and time.monotonic() - start_time > limit_s:
                 # A connection that broke during a send may never be reported (see JaxGroup.abort), and nothing
                 # interrupts the creation of a backend. The next incarnation of this process finds the state.
                 print(f"cannot be aborted for {limit_s:g} s: this process ends", file=sys.stderr, flush=True)
@@ -290,10 +290,10 @@ class WorkerProcess:
             return
         if programs is None:
             programs = GenerationPrograms(self._form_group(command, configuration, spec))
-        held, found = self._kept.store.stamps(), frozenset[tuple[Process, StateId]]()
+        stamps, known_slices = self._kept.store.stamps(), frozenset[tuple[Process, StateId]]()
         if self._handover is not None:
-            found = self._handover.found(self._worker_spec.process, held, self._num_classes)
-        self._channel.send(Formed, number=number, held=held, found=found)
+            known_slices = self._handover.find_slices(self._worker_spec.process, stamps, self._num_classes)
+        self._channel.send(Formed, number=number, states=stamps, known_slices=known_slices)
         start = self._commands.wait_to_start(number)
         if start is not None:
             with self._channel.timed(number, "state"):
@@ -407,7 +407,7 @@ class WorkerProcess:
             state = self._state_of_members(before, programs, stamp, holders)
         self._kept.begin(stamp, jax.block_until_ready(state), moved)
         if self._handover is not None:
-            self._handover.withdraw(self._worker_spec.process, kept=frozenset({stamp}))
+            self._handover.withdraw(self._worker_spec.process, stamps=frozenset({stamp}))
 
     def _state_of_members(
         self, before: StepSpec, programs: GenerationPrograms, stamp: StateId, holders: set[Process]
@@ -422,8 +422,8 @@ class WorkerProcess:
         """
         spec, live = programs.steps.spec, before.live
         state = self._kept.placed(stamp, before, is_there=self._worker_spec.process in holders)
-        whole = complete_workers(processes_of(live.topology, by_rank=self._worker_spec.by_rank), holders)
-        has_R = [worker in whole for worker in live.workers]
+        complete = complete_workers(processes_of(live.topology, by_rank=self._worker_spec.by_rank), holders)
+        has_R = [worker in complete for worker in live.workers]
         if not all(has_R) or not before.has_same_chunks(spec):
             share = programs.share(before, has_R, self._executables)
             with self._waits.abortable(_STUCK_S):

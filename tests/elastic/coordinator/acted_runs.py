@@ -60,7 +60,7 @@ class Acting:
                 self.send(Departed, number=form.number)
             case Connect(number):
                 self.send(PhaseTimed, number=number, phase="link", seconds=0.0)
-                self.send(Formed, number=number, held=self.held, found=[])
+                self.send(Formed, number=number, states=self.held, known_slices=[])
             case StartGeneration(go):
                 self.runs, self.done, self.halt = True, go.stamp.step if go.stamp else 0, None
             case Halt():

@@ -11,7 +11,9 @@ def find(script, *found):
     generation = script.membership.generation
     script.membership = replace(
         script.membership,
-        generation=replace(generation, found=frozenset((process, StateId(of, step)) for process, of, step in found)),
+        generation=replace(
+            generation, known_slices=frozenset((process, StateId(of, step)) for process, of, step in found)
+        ),
     )
 
 

@@ -184,9 +184,9 @@ def test_copies_are_found_with_the_states_that_their_holder_has(elastic, handove
         mine.store(4, *ranks).save(stamp, copy_of(elastic, whole[1], 1))
     states.save(NOW, whole[0])
     handover.hand_over(ranks[0], states, mine, lost=[])
-    assert handover.found(ranks[0], states.stamps(), 4) == {(ranks[0], NOW)}
+    assert handover.find_slices(ranks[0], states.stamps(), 4) == {(ranks[0], NOW)}
     handover.hand_over(ranks[0], states, mine, lost=ranks[1:])
-    assert handover.found(ranks[0], states.stamps(), 4) == {(ranks[0], NOW), (ranks[1], NOW)}
-    assert handover.found(ranks[0], states.stamps(), 8) == {(ranks[0], NOW)}, "some experts are not in it"
-    handover.withdraw(ranks[0], kept=frozenset())
-    assert handover.found(ranks[0], states.stamps(), 4) == frozenset()
+    assert handover.find_slices(ranks[0], states.stamps(), 4) == {(ranks[0], NOW), (ranks[1], NOW)}
+    assert handover.find_slices(ranks[0], states.stamps(), 8) == {(ranks[0], NOW)}, "some experts are not in it"
+    handover.withdraw(ranks[0], stamps=frozenset())
+    assert handover.find_slices(ranks[0], states.stamps(), 4) == frozenset()
