@@ -61,13 +61,13 @@ class Fit:
             "slots": account.slots,
             "gradients": account.gradients,
             "stashes": account.stashes,
-            "earlier states": account.kept,
-            "other buffers": account.others or 0,
+            "earlier states": account.earlier_states,
+            "other buffers": account.other_buffers or 0,
         }
         largest = sorted(((size, name) for name, size in parts.items() if size > 0), reverse=True)
         where = f"{account.num_devices} device{'s' * (account.num_devices > 1)}"
         takes = f"{where} take{'s' * (account.num_devices == 1)} {size_text(account.total)}"
-        takes += " of memory or more" if account.others is None else " of memory"
+        takes += " of memory or more" if account.other_buffers is None else " of memory"
         has = f"{room.whose} has {size_text(room.size)}, of which {size_text(room.left)} are free"
         has += f", and {size_text(room.swap)} of swap" if room.swap else ""
         of_what = ", ".join(f"{name} {size_text(size)}" for size, name in largest)
@@ -77,7 +77,7 @@ class Fit:
         """Names the settings that make the largest parts smaller, the most effective first."""
         experiment, account = self.experiment, self.account
         experts, num_ranks = experiment.experts, experiment.topology.num_expert_ranks
-        dense, per_micro_batch = account.copies * 2, account.stashes + max(0, account.others or 0)
+        dense, per_micro_batch = account.copies * 2, account.stashes + max(0, account.other_buffers or 0)
         spare = 1 - experts.num_classes / (num_ranks * experts.slots_per_rank)
         savings = {
             "Experiment.embedding and Experiment.head = 'shares'": (
@@ -90,7 +90,7 @@ class Fit:
             ),
             "fewer Experiment.sequences_per_microbatch": per_micro_batch / 2,
             "Experiment.remat = 'block'": account.stashes / 2 if experiment.remat == "none" else 0,
-            "Experiment.window = 1": account.kept if experiment.window > 1 else 0,
+            "Experiment.window = 1": account.earlier_states if experiment.window > 1 else 0,
             "Experiment.compute_dtype = 'float32'": (account.total / 2 if experiment.compute_dtype == "float64" else 0),
         }
         helpful = [name for name, saved in savings.items() if saved > account.total / 50]
@@ -189,7 +189,7 @@ def _by_shape(experiment: Experiment, engine: Engine, num_iterations: int) -> Fi
         share=len(devices) / spec.live.mesh.size,
     )
     if own is not None and spec.memory != "device":  # weights and moments are elsewhere
-        account = replace(account, state=0, kept=0)
+        account = replace(account, state=0, earlier_states=0)
     return Fit(experiment, account, rooms)
 
 

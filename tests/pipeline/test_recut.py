@@ -61,7 +61,7 @@ def test_a_worker_has_as_much_memory_as_before(rig):
 
     def in_bytes(settings):
         problem, sizes = settings.problem, settings.sizes
-        return problem.memory_limit / problem.costs.f_stash * (sizes.b_stash + sizes.held)
+        return problem.memory_limit / problem.costs.f_stash * (sizes.stash_for_b + sizes.stash_for_b_and_w)
 
     assert in_bytes(divided) == pytest.approx(in_bytes(settings))
     assert divided.problem.stage_of_chunk == ((0, 0), (0, 1))
