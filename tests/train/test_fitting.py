@@ -166,5 +166,5 @@ def test_processes_of_one_machine_add_up(corpus, monkeypatch):
     monkeypatch.setattr(fitting.Fit, "check", lambda fit: fit.account)
     whole, half = (fitting.check_processes(experiment, num_here, 4) for num_here in (4, 2))
     alone = account_of(experiment.engine(frozenset(), "none"))
-    assert whole == replace(alone, kept=2 * (alone.state + alone.slots))
-    assert (half.num_devices, half.state, half.kept) == (4, whole.state // 2, whole.kept // 2)
+    assert whole == replace(alone, earlier_states=2 * (alone.state + alone.slots))
+    assert (half.num_devices, half.state, half.earlier_states) == (4, whole.state // 2, whole.earlier_states // 2)
