@@ -353,20 +353,20 @@ def _intervals(problem: Problem) -> list[float]:
 
 def _changes(problem: Problem, leaders: list[tuple[float, _Candidate]], source: random.Random) -> Iterator[_Candidate]:
     """Yields random changes to the current leaders."""
-    turns = _intervals(problem)
+    intervals = _intervals(problem)
     while leaders:
         candidate = leaders[source.randrange(len(leaders))][1]
         for _ in range(source.choice((1, 1, 2, 3))):
-            candidate = _change(candidate, turns, source)
+            candidate = _change(candidate, intervals, source)
         yield candidate
 
 
-def _change(candidate: _Candidate, turns: Sequence[float], source: random.Random) -> _Candidate:
+def _change(candidate: _Candidate, intervals: Sequence[float], source: random.Random) -> _Candidate:
     way = source.random()
     if way < 0.15:
         return replace(candidate, filling=source.choice(_FILLINGS))
-    if way < 0.3 and len(turns) > 1:
-        return replace(candidate, interval=source.choice(turns), place=source.choice(_PLACES))
+    if way < 0.3 and len(intervals) > 1:
+        return replace(candidate, interval=source.choice(intervals), place=source.choice(_PLACES))
     offset_2C = candidate.offset_2C.copy()
     P = offset_2C.shape[1] // 2
     # Of a kind, one run's ops: of all stages, of one, or of those from one on.
