@@ -456,8 +456,8 @@ class _WriterProcess:
 def _serve(pipe: Connection, run_dir: Path) -> None:
     """Writes what comes through a pipe until that is closed."""
     # Signals to a whole container come here, too, and the last iteration is to be written yet.
-    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(one, signal.SIG_IGN)
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)
     jax.config.update("jax_platforms", "cpu")  # the accelerators belong to the process that trains
     with suppress(EOFError, OSError), writes_checkpoints(run_dir):
         while True:
@@ -491,8 +491,8 @@ class HostStates:
 
     def agree(self, step: int, chosen_LK: np.ndarray) -> tuple[Save, np.ndarray]:
         """The save and the experts that the first host has chosen for it, once all hosts are here."""
-        mine = secrets.token_hex(4), chosen_LK.shape, chosen_LK.reshape(-1).tolist()
-        token, shape, chosen = self._hosts.broadcast(mine)
+        local_choice = secrets.token_hex(4), chosen_LK.shape, chosen_LK.reshape(-1).tolist()
+        token, shape, chosen = self._hosts.broadcast(local_choice)
         return Save(step, token), np.array(chosen, chosen_LK.dtype).reshape(shape)
 
     def save(
@@ -522,35 +522,35 @@ class HostStates:
         Raises:
             Exception: the first one could not write its part, or another one has failed.
         """
-        mine = HostSave(self._directory, save, self._hosts.own, self._hosts.count, split, chosen_LK)
+        host_save = HostSave(self._directory, save, self._hosts.index, self._hosts.count, split, chosen_LK)
         try:
             pieces = _now(finish)
             if self._writer is not None:
-                attempts.run(partial(_begin, mine, prepare, self._writer))
+                attempts.run(partial(_begin, host_save, prepare, self._writer))
             else:
-                mine.wait()
-            return self._write(mine, pieces, facts)
+                host_save.wait()
+            return self._write(host_save, pieces, facts)
         except Exception as error:
-            mine.board.give_up(error)
+            host_save.board.give_up(error)
             if self._hosts.is_first:
                 raise
             if not isinstance(error, HostFailed | InvalidState):  # of which the first one hears
-                said = f"host {self._hosts.own}: its part of the checkpoint of iteration {save.step} was not written"
-                print(f"swift: {said}: {first_line(error)}", file=sys.stderr)
+                text = f"host {self._hosts.index}: its part of the checkpoint of iteration {save.step} was not written"
+                print(f"swift: {text}: {first_line(error)}", file=sys.stderr)
             return None
 
     def _write(
-        self, mine: HostSave, pieces: Callable[[], list[HostShard]], facts: Mapping[str, Any]
+        self, host_save: HostSave, pieces: Callable[[], list[HostShard]], facts: Mapping[str, Any]
     ) -> Manifest | None:
         try:
-            mine.write(_finite(pieces()))
+            host_save.write(_finite(pieces()))
             if not self._hosts.is_first:
                 return None
-            manifest, self.bytes_of_hosts = mine.commit(**facts)
+            manifest, self.bytes_of_hosts = host_save.commit(**facts)
             return manifest
         except BaseException:
             if self._hosts.is_first:
-                mine.discard()
+                host_save.discard()
             raise
 
     def close(self) -> None:

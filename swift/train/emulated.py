@@ -169,8 +169,8 @@ class EmulatedCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         background: list[Engine | CutSearch] = [*self._engines.values(), *filter(None, [self._search])]
-        for one in background:
-            one.close(wait=kind is not KeyboardInterrupt)
+        for service in background:
+            service.close(wait=kind is not KeyboardInterrupt)
 
     @property
     def engine(self) -> Engine:
@@ -239,15 +239,15 @@ class EmulatedCluster:
         """Moves the run to other workers."""
         engine, before = self.engine, self.engine.configuration
         chunks = engine.spec.chunks
-        topology, own = self._experiment.topology, engine.own_chunks
-        stages = lost_stages(topology, before.rows, before.failed, failed, chunks, own)
+        topology, run_chunks = self._experiment.topology, engine.own_chunks
+        stages = lost_stages(topology, before.rows, before.failed, failed, chunks, run_chunks)
         if stages:
             which, facts = f"stage {', '.join(map(str, stages))}", {"stages": stages, "failed": _worker_names(failed)}
-            if survives(topology, failed, own):
+            if survives(topology, failed, run_chunks):
                 why = f"nobody has the state of {which} at iteration {first}, as roles or blocks had moved"
                 remedy = "Experiment.adapt = 'reroute', or a CheckpointConfig.every above 0"
                 raise StateLost(why, "stage_lost", facts, remedy)
-            lost = f"{which} has" if own.is_uniform_cut else f"layers of {which} have"
+            lost = f"{which} has" if run_chunks.is_uniform_cut else f"layers of {which} have"
             why = f"{lost} no live worker left at iteration {first}"
             raise StateLost(why, "stage_lost", facts, "an Experiment.failures that leaves it one")
         state, change = engine.reconfigure(state, failed)
@@ -263,9 +263,9 @@ class EmulatedCluster:
         engine = self.engine
         state, change = engine.reconfigure(state, engine.configuration.failed, better.recut)
         search.moved(better, change)
-        held = better.holders
-        facts = {"failed": [], "rejoined": [], "cuts": held.cuts, "places": held.places}
-        how = f"{held.text}; {', '.join(map(str, better.microbatches))} micro-batches"
+        assignment = better.holders
+        facts = {"failed": [], "rejoined": [], "cuts": assignment.cuts, "places": assignment.places}
+        how = f"{assignment.text}; {', '.join(map(str, better.microbatches))} micro-batches"
         period = f"period {engine.period_ratio:.2f} x fault-free"
         line = f"blocks moved among the survivors: {how}; {period}; {_cost_text(change)}"
         return ReconfigurationResult(state, facts | {"microbatches": better.microbatches} | asdict(change), [line])
@@ -300,29 +300,29 @@ class EmulatedCluster:
         times.append(time.perf_counter())
         gone = {(stage, before.index(rank)) for stage, rank in lost - self._lost if rank in before}
         try:
-            found = _collect(state, old, gone, first - 1, checkpointer, before)
+            recovery = _collect(state, old, gone, first - 1, checkpointer, before)
         except RunError as error:
             why = f"{error}, at iteration {first}"
             remedy = "every" if self._experiment.checkpoint.snapshot_every else "snapshot_every"
             raise StateLost(why, "rank_lost", who, f"a CheckpointConfig.{remedy} above 0") from None
         jax.tree.map(lambda leaf: leaf.delete(), state)
-        state = jax.block_until_ready(put_state(steps.spec, reshape_state(found.state, old, steps.spec)))
+        state = jax.block_until_ready(put_state(steps.spec, reshape_state(recovery.state, old, steps.spec)))
         times.append(time.perf_counter())
         self._lost = lost
         for other in self._engines.keys() - {ranks, self._left(frozenset())}:
             self._engines.pop(other).close()
-        checkpointer.change_ranks(steps.spec, found.ledger)
+        checkpointer.change_ranks(steps.spec, recovery.ledger)
         change = _change(state, times, is_prepared=is_prepared)
         slots, had = (spec.experts.slots_per_rank for spec in (steps.spec, old))
         lines = [
             f"{_changed_text(who)}; {len(ranks)} expert ranks live; {_cost_text(change)}",
-            *found.lines,
-            *[f"proportion of lost tokens so far: {found.ledger.tally.plt:.4f}"] * bool(gone),
+            *recovery.lines,
+            *[f"proportion of lost tokens so far: {recovery.ledger.tally.plt:.4f}"] * bool(gone),
             *[f"K is now {checkpointer.ledger.k} experts of a layer, and was {k}"] * (checkpointer.ledger.k != k),
             *[f"every rank has {slots} slots now, and had {had}"] * (slots != had),
         ]
         now = {"slots_per_rank": slots, "experts_per_layer": checkpointer.ledger.k, "experts_per_layer_before": k}
-        return ReconfigurationResult(state, who | asdict(change) | now | found.facts, lines)
+        return ReconfigurationResult(state, who | asdict(change) | now | recovery.facts, lines)
 
     def _left(self, lost: frozenset[StageRank]) -> _Ranks:
         """Returns the expert ranks that all stages have."""

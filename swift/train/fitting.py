@@ -70,8 +70,8 @@ class Fit:
         takes += " of memory or more" if account.other_buffers is None else " of memory"
         has = f"{room.whose} has {size_text(room.size)}, of which {size_text(room.left)} are free"
         has += f", and {size_text(room.swap)} of swap" if room.swap else ""
-        of_what = ", ".join(f"{name} {size_text(size)}" for size, name in largest)
-        return f"{takes} ({of_what}), and {has}; less with {self._remedies()}"
+        breakdown = ", ".join(f"{name} {size_text(size)}" for size, name in largest)
+        return f"{takes} ({breakdown}), and {has}; less with {self._remedies()}"
 
     def _remedies(self) -> str:
         """Names the settings that make the largest parts smaller, the most effective first."""
@@ -134,8 +134,8 @@ def check_program(experiment: Experiment, engine: Engine, num_iterations: int) -
     program = steps.memory("window" if _is_window(engine, num_iterations) else "single")
     if program is None:
         return fit.check()
-    is_of_machine = _own_memory(_devices_here(engine)) is None
-    return replace(fit, account=fit.account.compiled(program, has_host=is_of_machine)).check()
+    uses_host_memory = _own_memory(_devices_here(engine)) is None
+    return replace(fit, account=fit.account.compiled(program, has_host=uses_host_memory)).check()
 
 
 def check_processes(experiment: Experiment, num_here: int, num_processes: int) -> str | None:
@@ -176,8 +176,8 @@ def check_processes(experiment: Experiment, num_here: int, num_processes: int) -
 def _by_shape(experiment: Experiment, engine: Engine, num_iterations: int) -> Fit | None:
     """Compares what follows from shapes alone; None: the system does not say how much memory there is."""
     spec, devices = engine.spec, _devices_here(engine)
-    own = _own_memory(devices)
-    rooms = memory_rooms() if own is None else (own,)
+    device_room = _own_memory(devices)
+    rooms = memory_rooms() if device_room is None else (device_room,)
     if not rooms or not devices:
         return None
     account = MemoryAccount.of(
@@ -188,7 +188,7 @@ def _by_shape(experiment: Experiment, engine: Engine, num_iterations: int) -> Fi
         num_devices=len(devices),
         share=len(devices) / spec.live.mesh.size,
     )
-    if own is not None and spec.memory != "device":  # weights and moments are elsewhere
+    if device_room is not None and spec.memory != "device":  # weights and moments are elsewhere
         account = replace(account, state=0, earlier_states=0)
     return Fit(experiment, account, rooms)
 
@@ -200,15 +200,15 @@ def _is_window(engine: Engine, num_iterations: int) -> bool:
 
 def _devices_here(engine: Engine) -> list[jax.Device]:
     """Lists the devices of the run that this process has."""
-    return [one for one in engine.spec.live.mesh.devices.flat if one.process_index == jax.process_index()]
+    return [device for device in engine.spec.live.mesh.devices.flat if device.process_index == jax.process_index()]
 
 
 def _own_memory(devices: Sequence[jax.Device]) -> Room | None:
     """Finds the memory of devices, each of which takes equally much; None: they have none of their own."""
     stats = [device.memory_stats() for device in devices]
-    if not stats or not all(one and "bytes_limit" in one for one in stats):
+    if not stats or not all(stat and "bytes_limit" in stat for stat in stats):
         return None
-    size = min(one["bytes_limit"] for one in stats)
-    left = min(one["bytes_limit"] - one.get("bytes_in_use", 0) for one in stats)
+    size = min(stat["bytes_limit"] for stat in stats)
+    left = min(stat["bytes_limit"] - stat.get("bytes_in_use", 0) for stat in stats)
     kind, count = devices[0].device_kind, len(devices)
     return Room(count * max(0, left), count * size, 0, kind if count == 1 else f"the set of {count} {kind}")

@@ -137,11 +137,11 @@ def _continue(
     options: TrainOptions,
     failures: FailureSource | None,
     lease: Lease | None,
-    found: tuple[RestorePlan | None, RestorePlan | ModelPlan | None],
+    start_plans: tuple[RestorePlan | None, RestorePlan | ModelPlan | None],
     last_step: int,
 ) -> dict[str, Any]:
     """Runs the iterations that are left, from a checkpoint of the run or other weights if one was found."""
-    hosts, (start, weights) = options.hosts, found
+    hosts, (start, weights) = options.hosts, start_plans
     done = 0 if start is None else start.step
     listed = experiment.failure_list
     first = done + next_length(experiment, options, done, last_step)
