@@ -77,7 +77,8 @@ class Decision:
         loses: progress that is lost: ``nothing``, the current iteration is finished first; ``iteration``, the current
             iteration; ``checkpoint``, everything since the newest save; ``storage``, everything since the newest save
             to storage.
-        pauses: consecutive pauses. Those of the previous decision are cancelled if anything is lost, otherwise come first.
+        pauses: consecutive pauses. Those of the previous decision are cancelled if anything is lost, otherwise come
+            first.
         stretch: factor on the rest of the current iteration if nothing is lost.
         saved: True if the state is saved before the pauses, which include the time for it.
         waits_for: cause to which time is attributed if there is no pace.
@@ -254,7 +255,7 @@ class Rerouting:
     def _restored(
         self, assignment: _Assignment, pace: Throughput | None, was_running: bool
     ) -> tuple[_Assignment, Decision]:
-        """Makes the decision after losing a stage: back to the newest checkpoint, after waiting for nodes for the stage."""
+        """Decides after losing a stage: back to the newest checkpoint, after waiting for nodes for the stage."""
         pauses = self._recovery()[:1] if was_running else ()
         if pace is not None:
             restore_s = self.job.restart_s + self.job.per_worker_s + self.job.stored_s
@@ -437,7 +438,7 @@ class Adapting:
         return (expected_s - self.move_s) / cut > expected_s / stays
 
     def _restored(self, places: _Places, was_running: bool) -> tuple[_Places, Decision]:
-        """Makes the decision after losing blocks: back to the newest checkpoint, on the nodes that are left."""
+        """Decides after losing blocks: back to the newest checkpoint, on the nodes that are left."""
         pauses: tuple[Pause, ...] = (Pause("detection", DETECTION_S),) if was_running else ()
         loses: Any = "storage" if was_running else "iteration"
         if len(places.stage_of) + len(places.spare) < self.job.problem.num_stages:
