@@ -70,7 +70,7 @@ def simulate(options: argparse.Namespace) -> None:
         chosen = strategies(job, trace, model, options.strategy or STRATEGIES)
         for one in chosen:
             if options.strategy and isinstance(one, CannotRun) and not one.out_of_memory:
-                raise SettingError("strategy", one.name, one.why)
+                raise SettingError("strategy", one.name, one.reason)
         facts = document(job, trace, (one if isinstance(one, CannotRun) else run_through(one, trace) for one in chosen))
     if options.plot is not None:
         _draw(options.plot, facts)

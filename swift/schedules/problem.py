@@ -137,8 +137,8 @@ def cut_by_costs(costs: Sequence[float], num_stages: int, first: float = 0.0, la
             ways = []
             for begin, (longest, squares, sizes) in best.items():
                 if begin < end:
-                    took = time(stage, begin, end)
-                    ways.append((max(longest, took), squares + took**2, (*sizes, end - begin)))
+                    stage_time = time(stage, begin, end)
+                    ways.append((max(longest, stage_time), squares + stage_time**2, (*sizes, end - begin)))
             next_best[end] = min(ways, key=lambda way: (round(way[0], 9), round(way[1], 9), [-size for size in way[2]]))
         best = next_best
     return best[num_blocks][2]

@@ -121,9 +121,9 @@ def _workers(table: OpTable) -> Iterator[str]:
 
 def _same_workers(table: OpTable) -> Iterator[str]:
     for kind in (Kind.B, Kind.W):
-        here, before = table.worker_3KDMP[kind], table.worker_3KDMP[kind - 1]
-        for op in np.argwhere((here != before) & (here >= 0) & (before >= 0)):
-            d, p = divmod(int(here[tuple(op)]), table.problem.num_stages)
+        worker_KDMP, previous_KDMP = table.worker_3KDMP[kind], table.worker_3KDMP[kind - 1]
+        for op in np.argwhere((worker_KDMP != previous_KDMP) & (worker_KDMP >= 0) & (previous_KDMP >= 0)):
+            d, p = divmod(int(worker_KDMP[tuple(op)]), table.problem.num_stages)
             yield f"{table.name(kind, *op)} runs on worker {d}:{p}, its {Kind(kind - 1).name} on another"
 
 
@@ -132,8 +132,8 @@ def _durations(table: OpTable) -> Iterator[str]:
     cost_n = table.problem.time_4P[schedule.kind, schedule.chunk]
     wrong_n = np.abs(schedule.end - schedule.start - cost_n) > table.tolerance
     for row in np.flatnonzero(wrong_n):
-        took = schedule.end[row] - schedule.start[row]
-        yield f"{table.row(row)} takes {took:.9g} instead of {cost_n[row]:.9g}"
+        duration = schedule.end[row] - schedule.start[row]
+        yield f"{table.row(row)} takes {duration:.9g} instead of {cost_n[row]:.9g}"
     for row in np.flatnonzero(schedule.start < -table.tolerance):
         yield f"{table.row(row)} starts at {schedule.start[row]:.9g}, before 0"
 
@@ -330,9 +330,9 @@ def _malformed_columns(schedule: Schedule) -> Iterator[str]:
     num_ops = np.size(schedule.start)
     for name in (*COLUMNS, "start", "end"):
         column = getattr(schedule, name)
-        kind, what = ("i", "whole numbers") if name in COLUMNS else ("f", "times")
+        kind, type_text = ("i", "whole numbers") if name in COLUMNS else ("f", "times")
         if not isinstance(column, np.ndarray) or column.dtype.kind != kind or column.shape != (num_ops,):
-            yield f"column {name} is not an array of {num_ops} {what}"
+            yield f"column {name} is not an array of {num_ops} {type_text}"
 
 
 def _unknown_rows(schedule: Schedule) -> Iterator[str]:

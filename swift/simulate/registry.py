@@ -16,12 +16,12 @@ class CannotRun(NamedTuple):
 
     Attributes:
         name: name of the strategy.
-        why: reason, as a phrase.
+        reason: reason, as a phrase.
         out_of_memory: True if the reason is lack of memory.
     """
 
     name: str
-    why: str
+    reason: str
     out_of_memory: bool = False
 
 

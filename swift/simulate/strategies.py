@@ -217,8 +217,8 @@ class Rerouting:
     def source(self) -> str:
         """Source of its figures."""
         kind = "periods of the planner" if self.periods.are_planned else "tight bounds of the periods"
-        how = "'roles': {}, roles moved" if self.moves_roles else "'reroute', the default: {}, roles stay"
-        return f"Experiment.adapt = {how.format(kind)}; recovery times of our own kills"
+        option = "'roles': {}, roles moved" if self.moves_roles else "'reroute', the default: {}, roles stay"
+        return f"Experiment.adapt = {option.format(kind)}; recovery times of our own kills"
 
     @property
     def iteration_s(self) -> float:
@@ -388,8 +388,8 @@ class Adapting:
     def source(self) -> str:
         """Source of its figures."""
         kind = "periods of the planners" if self.periods.are_planned else "bounds of the periods"
-        what = f"{kind}, pipelines cut anew where it pays"
-        return f"Experiment.adapt = 'auto': {what}; recovery times of our own kills"
+        label = f"{kind}, pipelines cut anew where it pays"
+        return f"Experiment.adapt = 'auto': {label}; recovery times of our own kills"
 
     @property
     def iteration_s(self) -> float:

@@ -149,11 +149,11 @@ class Checkpointer:
             full: whether to save all experts, whatever K is.
         """
         assert self._saving is None, "two saves at a time"
-        begun, config = time.perf_counter(), self._experiment.checkpoint
+        start_time, config = time.perf_counter(), self._experiment.checkpoint
         agreed, chosen_LK = self._host_states.agree(done, self._ledger.choose(config.selection, full=full))
         finish = _begin_or_fail(self._split, spec, state, chosen_LK)
-        stall_ms = self._waited_ms + 1000 * (time.perf_counter() - begun)
-        self._begun = {"step": done, "at": begun, "stall_ms": stall_ms}
+        stall_ms = self._waited_ms + 1000 * (time.perf_counter() - start_time)
+        self._begun = {"step": done, "at": start_time, "stall_ms": stall_ms}
         self._attempts.begin()
         facts: dict[str, Any] = {
             "ledger": self._ledger,
@@ -162,8 +162,8 @@ class Checkpointer:
             "num_kept": config.num_kept,
         }
         if self._has_others:
-            how = self._split, chosen_LK, finish, self._attempts, self._prepare, facts
-            self._saving = self._thread.submit(self._host_states.save, agreed, *how)
+            save_args = self._split, chosen_LK, finish, self._attempts, self._prepare, facts
+            self._saving = self._thread.submit(self._host_states.save, agreed, *save_args)
             return
         join = partial(_joined, self._split, finish, chosen_LK, self._room)
         self._write = partial(save_checkpoint, step=done, split=self._split, **facts)
@@ -202,12 +202,12 @@ class Checkpointer:
         self._waited_ms = 0.0
         if self._saving is None:
             return []
-        step, begun = self._begun["step"], time.perf_counter()
+        step, start_time = self._begun["step"], time.perf_counter()
         if wait:
             self._attempts.retry_now()
         has_ended = wait or self._saving.done()
         error = self._saving.exception() if has_ended else None
-        self._waited_ms = 1000 * (time.perf_counter() - begun)
+        self._waited_ms = 1000 * (time.perf_counter() - start_time)
         failures = self._attempts.reported()
         if error is not None:
             failures.append(_line_of(error))
@@ -215,11 +215,11 @@ class Checkpointer:
         if has_ended:  # noted first: the disk may not take the events either
             self._saving, self.is_spoilt = None, isinstance(error, InvalidState)
             self._unsaved = None if error is None or self.is_spoilt else step
-        for why in failures:
-            self._directory.log_event("checkpoint_failed", step, error=why)
+        for reason in failures:
+            self._directory.log_event("checkpoint_failed", step, error=reason)
         if has_ended and error is None:
             self._note_saved(step, saving.result())
-        return [f"the checkpoint of iteration {step} was not saved: {why}" for why in failures]
+        return [f"the checkpoint of iteration {step} was not saved: {reason}" for reason in failures]
 
     def keep_unsaved(self) -> str | None:
         """Keeps elsewhere the last state if it could not be saved.

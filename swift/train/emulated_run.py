@@ -168,8 +168,8 @@ class RunCheckpoints(StateStore):
             return "there is no checkpoint yet; start again in another --run-dir" + (
                 f" with {remedy}" if remedy else ""
             )
-        how = f"continue with --run-dir {self.options.run_dir} --resume" + (f" and {remedy}" if remedy else "")
-        return f"the checkpoint of iteration {steps[-1]} is kept; {how}"
+        command = f"continue with --run-dir {self.options.run_dir} --resume" + (f" and {remedy}" if remedy else "")
+        return f"the checkpoint of iteration {steps[-1]} is kept; {command}"
 
     def _save(self, state: TrainState, done: int, *, full: bool) -> None:
         position = self.train.state() | {"next_step": done}
@@ -299,9 +299,9 @@ class EmulatedWorkers(LiveWorkers):
 
     def end_window(self, state: TrainState, done: int) -> None:
         """Reports what happened in the background; raises KeyboardInterrupt, once the run is saved, after a signal."""
-        for why in self.cluster.background_errors():
-            self.record.directory.log_event("prepare_failed", done, error=why)
-            self.record.progress.note(f"could not be prepared {why}")
+        for reason in self.cluster.background_errors():
+            self.record.directory.log_event("prepare_failed", done, error=reason)
+            self.record.progress.note(f"could not be prepared {reason}")
         self.checkpoints.follow(wait=False)
         if not self.options.hosts.any(self.interrupt.requested):
             return

@@ -209,8 +209,8 @@ def join_hosts(place: HostIndex) -> Hosts:
         listening = bound_address(address) if place.index == 0 else None
         use_gloo_at(own_address(address))
     except (OSError, UnicodeError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise SettingError("--coordinator", address, f"host {place.index} cannot use it: {why}") from error
+        reason = getattr(error, "strerror", None) or str(error)
+        raise SettingError("--coordinator", address, f"host {place.index} cannot use it: {reason}") from error
     _tell_of_loopback(address, own_address(address))
     try:
         jax.distributed.initialize(
@@ -303,8 +303,10 @@ def check_all_compute(experiment: Experiment, done: int, num_hosts: int) -> None
     live, listed = experiment.live_mesh(), experiment.failure_list
     for step in sorted({done + 1, *(event.step for event in listed.events if event.step > done)}):
         failed = listed.failed(step, step + experiment.window - 1)
-        homes = zip(live.workers, live.mesh.devices, strict=True)
-        busy = {device.process_index for worker, devices in homes if worker not in failed for device in devices}
+        worker_devices = zip(live.workers, live.mesh.devices, strict=True)
+        busy = {
+            device.process_index for worker, devices in worker_devices if worker not in failed for device in devices
+        }
         idle = set(range(num_hosts)) - busy
         if idle:
             names = [f"{d}:{p}" for d, p in sorted(failed)]

@@ -150,7 +150,7 @@ class TrainLoop:
         """
         start, upcoming, device_batches = done, None, list[DeviceBatch]()
         while not self.live.should_stop(done):
-            begun = time.perf_counter()
+            start_time = time.perf_counter()
             batches, error, read_s = upcoming._replace(read_s=0.0) if upcoming else self._read(done)
             if error is not None:
                 self.state_store.fail_on_data_error(state if done > start else None, done, DataError(error))
@@ -166,7 +166,7 @@ class TrainLoop:
                     state, batches, [] if is_moved else device_batches, last
                 )
             done, state = last, outcome.state
-            took_s = time.perf_counter() - begun
+            took_s = time.perf_counter() - start_time
             # A share of this window's own time: that of its batches was spent in the window before.
             read_s += upcoming.read_s
             records = self._records(outcome, first, _Times(took_s / len(batches), read_s / len(batches)))
@@ -223,12 +223,12 @@ class TrainLoop:
 
     def _read(self, done: int) -> _Prefetched:
         """Reads the batches of the window after ``done`` iterations; an error is raised when the window begins."""
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         try:
             batches = [self.train.batch(step) for step in range(done, done + self.live.next_window_length(done))]
         except DataError as error:
             return _Prefetched([], str(error))
-        return _Prefetched(batches, None, time.perf_counter() - begun)
+        return _Prefetched(batches, None, time.perf_counter() - start_time)
 
     def _compute(
         self, state: TrainState, batches: Sequence[Batch], device_batches: Sequence[DeviceBatch], last: int

@@ -42,8 +42,8 @@ def new_model(out: Path) -> Iterator[tuple[Path, Interrupt]]:
     except SettingError:
         raise
     except (OSError, ValueError) as error:  # the system's own, or Orbax's, which wraps those in half a page
-        why = getattr(error, "strerror", None) or first_line(error)
-        raise RunError(f"{out}: the model cannot be written: {why}") from error
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise RunError(f"{out}: the model cannot be written: {reason}") from error
 
 
 def _say_stopping() -> None:

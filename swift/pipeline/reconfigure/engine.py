@@ -207,7 +207,7 @@ class Engine:
         Raises:
             SettingError: a stage, or a chunk, has no survivor; or the cuts or micro-batches do not add up.
         """
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         if recut is not None:
             check_recut(recut, self._cuts.spec(None), failed)
         is_planned = (recut, failed) in self._steps
@@ -222,7 +222,7 @@ class Engine:
         moved = time.perf_counter()
         self.steps, self._recut = steps, recut
         self._prepare_next()
-        plan_ms, compile_ms, move_ms = (1000 * (b - a) for a, b in pairwise((begun, planned, compiled, moved)))
+        plan_ms, compile_ms, move_ms = (1000 * (b - a) for a, b in pairwise((start_time, planned, compiled, moved)))
         return state, Reconfiguration(is_prepared and is_move_prepared, plan_ms, compile_ms, move_ms, num_bytes)
 
     def _move(self, state: TrainState, steps: Steps) -> tuple[TrainState, int, bool]:

@@ -187,17 +187,19 @@ class _TransferPlan:
         grid, shard_on = self._old.live.mesh.devices, {shard.device: shard.data for shard in leaf.addressable_shards}
         for row in range(self._new.live.num_live):
             for at, equal in enumerate(self._sources(name, row)):
-                homes = {_processes(grid[piece.worker]): piece for piece in equal[::-1]}
-                local_homes = [index for index, home in enumerate(homes) if jax.process_index() in home]
-                if not local_homes:
+                holders = {_processes(grid[piece.worker]): piece for piece in equal[::-1]}
+                local_holders = [index for index, processes in enumerate(holders) if jax.process_index() in processes]
+                if not local_holders:
                     continue
-                piece = list(homes.values())[local_homes[0]]
+                piece = list(holders.values())[local_holders[0]]
                 place = slice(row, row + 1), *([_ALL] if piece.layers == _ALL else [slice(at, at + 1)])
                 for rank, device in enumerate(grid[piece.worker]):
-                    if device in shard_on and (spec == RANKED or (rank, local_homes[0]) == (0, 0)):
+                    if device in shard_on and (spec == RANKED or (rank, local_holders[0]) == (0, 0)):
                         local_range = LocalRange(place[: leaf.ndim], _copied(shard_on[device], piece))
                         yield (
-                            _own_part(local_range, rank, local_homes[0], len(homes)) if spec == RANKED else local_range
+                            _own_part(local_range, rank, local_holders[0], len(holders))
+                            if spec == RANKED
+                            else local_range
                         )
 
     def pieces(self, name: str, row: int) -> list[LayerRange]:
@@ -263,10 +265,10 @@ def _processes(devices: np.ndarray) -> frozenset[int]:
     return frozenset(device.process_index for device in devices)
 
 
-def _own_part(piece: LocalRange, rank: int, nth: int, num_homes: int) -> LocalRange:
+def _own_part(piece: LocalRange, rank: int, index: int, num_holders: int) -> LocalRange:
     """One of equal parts of the piece of a RANKED array."""
     width = piece.values.shape[-1]
-    first, last = width * nth // num_homes, width * (nth + 1) // num_homes
+    first, last = width * index // num_holders, width * (index + 1) // num_holders
     place = *piece.place, slice(rank, rank + 1), *[_ALL] * (piece.values.ndim - 4), slice(first, last)
     return LocalRange(place, _slice(piece.values, -1, first, last - first))
 

@@ -91,7 +91,7 @@ def single_worker_gradients(spec: StepSpec, state: TrainState, batch: DeviceBatc
     stage = Stage.of(spec, weights.layers, extras, _message(spec, batch), holding=0)
     aux_weight = spec.experts.auxiliary_weight * divisor / spec.num_microbatches
     ops = StageOps(spec, stage, weights, state.placement, 0, batch, aux_weight[None], hot_rows)
-    none = jax.tree.map(lambda w: jnp.zeros(w.shape, spec.accumulate_dtype), ops.weights)
+    zeros = jax.tree.map(lambda w: jnp.zeros(w.shape, spec.accumulate_dtype), ops.weights)
     message, (stash_for_b, stash_for_b_and_w) = _message(spec, batch), _empty(stage)
 
     def accumulate(total: Any, index: jax.Array) -> tuple[Any, None]:
@@ -106,7 +106,7 @@ def single_worker_gradients(spec: StepSpec, state: TrainState, batch: DeviceBatc
             )
         return (StageWeights(layers, embedding, head), sums, stash_for_b, stash_for_b_and_w), None
 
-    start = (none, Sums.zeros(spec, 1), stash_for_b, stash_for_b_and_w)
+    start = (zeros, Sums.zeros(spec, 1), stash_for_b, stash_for_b_and_w)
     (totals, sums, *_), _ = lax.scan(accumulate, start, jnp.arange(len(batch.inputs), dtype=jnp.int32))
     sums = jax.tree.map(lambda leaf: leaf[0], sums).over_ranks()
     packed = hot_rows.collect(totals, 0, _BOTH.is_first).packed(spec.gpt, spec.chunks, 0)

@@ -332,11 +332,11 @@ def _near_ends(work: BlockProblem, stages: Sequence[int]) -> list[int]:
         next_best: dict[int, tuple[float, float, int]] = {}
         for begin, (moved, squares, _) in best.items():
             for end in range(begin + 1, L - (num - 1 - stage) + 1):
-                took = sums[end] - sums[begin]
-                if took > cap:
+                stage_time = sums[end] - sums[begin]
+                if stage_time > cap:
                     break
                 num_staying = max(0, min(end, held_end) - max(begin, held_first))
-                way = moved + end - begin - num_staying, squares + took * took, begin
+                way = moved + end - begin - num_staying, squares + stage_time * stage_time, begin
                 if end not in next_best or way < next_best[end]:
                     next_best[end] = way
         steps.append(next_best)
