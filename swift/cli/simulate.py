@@ -70,7 +70,7 @@ def simulate(options: argparse.Namespace) -> None:
         chosen = strategies(job, trace, model, options.strategy or STRATEGIES)
         for strategy in chosen:
             if options.strategy and isinstance(strategy, CannotRun) and not strategy.out_of_memory:
-                raise SettingError("strategy", strategy.name, strategy.why)
+                raise SettingError("strategy", strategy.name, strategy.reason)
         facts = document(
             job,
             trace,

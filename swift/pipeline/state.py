@@ -57,7 +57,7 @@ class TrainState:
 class EmbeddingWeights(NamedTuple):
     """The embedding of a rank, or its gradients."""
 
-    own: Any  # leaves [1, ...]
+    shard: Any  # leaves [1, ...]
     copies: Any = ()  # copies [H, D] of tokens' vectors that other ranks hold, if there are any
 
 
@@ -88,7 +88,7 @@ class StageWeights(NamedTuple):
     @property
     def _ends(self) -> dict[str, Any]:
         """Gradients of embedding and head; those of a table that both read are summed, those of copies left out."""
-        embedding = self.embedding.own
+        embedding = self.embedding.shard
         if "embedding" in self.head:
             embedding = jax.tree.map(jnp.add, embedding, self.head["embedding"])
         return {"embedding": embedding, "head": self.head["head"]}
@@ -97,18 +97,18 @@ class StageWeights(NamedTuple):
 def _by_kind(cut: BlockStacks, stacks: Mapping[str, Any], stage: Index) -> Layers:
     """Divides stacked layers by kind."""
 
-    def of_kind(name: str, is_moe: bool) -> Any:
+    def stack_of_kind(name: str, is_moe: bool) -> Any:
         if name != "attention" or len(cut.kinds) == 1:
             return stacks[name]
         blocks = jnp.asarray(cut.stage_index(is_moe))[stage]
         return jax.tree.map(lambda leaf: jnp.take(leaf, blocks, axis=0, mode="clip"), stacks[name])
 
-    return {is_moe: {name: of_kind(name, is_moe) for name in BLOCK_GROUPS[is_moe]} for is_moe in cut.kinds}
+    return {is_moe: {name: stack_of_kind(name, is_moe) for name in BLOCK_GROUPS[is_moe]} for is_moe in cut.kinds}
 
 
 def _by_group(cut: BlockStacks, layers: Layers, stage: Index) -> dict[str, Any]:
     """Joins layers divided by kind, with zeros in the layers of attention that are padding."""
-    stacks = {name: stack for of_kind in layers.values() for name, stack in of_kind.items()}
+    stacks = {name: stack for kind_stacks in layers.values() for name, stack in kind_stacks.items()}
     if len(cut.kinds) == 1:
         return stacks
     index_B, is_block_B = (jnp.asarray(table)[stage] for table in (cut.joined_index_PB, cut.is_block_PB))

@@ -44,8 +44,8 @@ def stage_bound(problem: Problem, stage: int, num_survivors: int) -> float:
     f_P, b_P, w_P, u_P = problem.time_4P.tolist()
     num_microbatches, comm = problem.most_loaded(num_survivors), problem.costs.t_comm
     first_b = _until_b(problem, stage)
-    held = max_in_flight(problem, float(problem.stash_2P[0, stage]))
-    wait = max(0.0, first_b - min(num_microbatches, held) * f_P[stage])
+    in_flight = max_in_flight(problem, float(problem.stash_2P[0, stage]))
+    wait = max(0.0, first_b - min(num_microbatches, in_flight) * f_P[stage])
     bound = num_microbatches * (f_P[stage] + b_P[stage] + w_P[stage]) + u_P[stage] + wait
     if problem.staggered:
         return bound
@@ -90,10 +90,10 @@ def _wait_after_last_b(problem: Problem, stage: int, num_survivors: int) -> floa
         return max(0.0, there_and_back + u_P[0] - u_P[stage]) if problem.staggered else 0.0
     num_microbatches = problem.most_loaded(num_survivors)
     num_weight_gradients = min(num_microbatches, max_in_flight(problem, float(problem.stash_2P[1, stage])))
-    own = w_P[0] - num_weight_gradients * w_P[stage]
+    extra_w = w_P[0] - num_weight_gradients * w_P[stage]
     if problem.staggered:
-        return max(0.0, there_and_back + own + u_P[0] - u_P[stage])
-    return max(0.0, sum(b_P[:stage]) + stage * comm + own)
+        return max(0.0, there_and_back + extra_w + u_P[0] - u_P[stage])
+    return max(0.0, sum(b_P[:stage]) + stage * comm + extra_w)
 
 
 def _turnover_bound(problem: Problem, stage: int, num_survivors: int) -> float:
@@ -110,17 +110,17 @@ def _turnover_bound(problem: Problem, stage: int, num_survivors: int) -> float:
     comm, back_P, until_b = problem.costs.t_comm, _backward(problem), _until_b(problem, stage)
     # A smaller stash for W leaves room for the next F from the end of B on.
     frees_with_w = problem.decoupled and problem.stash_2P[1, stage] >= problem.stash_2P[0, stage]
-    turn = back_P[stage] + (w_P[stage] if frees_with_w else 0.0)
+    turnover = back_P[stage] + (w_P[stage] if frees_with_w else 0.0)
     last_f = max(
-        before * (until_b + turn) + until_b + left * turn + (left - 1) * f_P[stage]
+        before * (until_b + turnover) + until_b + left * turnover + (left - 1) * f_P[stage]
         for before, left in enumerate(range(n - int(k), 0, -int(k)))
     )
-    own, first = (w_P[stage], w_P[0]) if problem.decoupled else (0.0, 0.0)
-    there, back = sum(f_P[:stage]) + stage * comm, sum(back_P[:stage]) + stage * comm
+    stage_w, first_w = (w_P[stage], w_P[0]) if problem.decoupled else (0.0, 0.0)
+    forward_time, backward_time = sum(f_P[:stage]) + stage * comm, sum(back_P[:stage]) + stage * comm
     end_of_b = last_f + until_b + back_P[stage]
     if problem.staggered:
-        return end_of_b + max(own + u_P[stage], back + first + u_P[0] + there)
-    return there + end_of_b + max(own, back + first) + u_P[stage]
+        return end_of_b + max(stage_w + u_P[stage], backward_time + first_w + u_P[0] + forward_time)
+    return forward_time + end_of_b + max(stage_w, backward_time + first_w) + u_P[stage]
 
 
 def _until_b(problem: Problem, stage: int) -> float:
@@ -142,12 +142,12 @@ def _work_bound(problem: Problem) -> float:
     for row, worker in enumerate(live):
         holds_WP[row, list(problem.held_by(worker))] = True
     runs = [range(first, end) for first in range(C) for end in range(first + 1, C + 1)]
-    held = {problem.held_by(worker) for worker in live} - {()}
+    chunk_sets = {problem.held_by(worker) for worker in live} - {()}
     bound = 0.0
-    for chunks in map(list, [*runs, *held]):
-        of_chunks_WP = holds_WP[:, chunks]
-        num_workers = int(of_chunks_WP.any(axis=1).sum())
-        updates = float((of_chunks_WP * problem.time_4P[Kind.U, chunks]).sum()) / num_workers
+    for chunks in map(list, [*runs, *chunk_sets]):
+        in_chunks_WP = holds_WP[:, chunks]
+        num_workers = int(in_chunks_WP.any(axis=1).sum())
+        updates = float((in_chunks_WP * problem.time_4P[Kind.U, chunks]).sum()) / num_workers
         work_P = problem.time_4P[: Kind.U, chunks].sum(axis=0)
         bound = max(bound, _shared(problem.total_microbatches, work_P, num_workers) + updates)
     return bound

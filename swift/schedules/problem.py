@@ -103,7 +103,9 @@ class Chunk:
 def joined(blocks: Sequence[Chunk]) -> Chunk:
     """Joins consecutive chunks into one, whose ops cost what those of all of them do."""
     names = ("f", "b", "w", "u", "f_stash", "w_stash")
-    return Chunk(sum(one.num_blocks for one in blocks), *(sum(getattr(one, name) for one in blocks) for name in names))
+    return Chunk(
+        sum(block.num_blocks for block in blocks), *(sum(getattr(block, name) for block in blocks) for name in names)
+    )
 
 
 def cut_by_costs(costs: Sequence[float], num_stages: int, first: float = 0.0, last: float = 0.0) -> tuple[int, ...]:
@@ -130,15 +132,15 @@ def cut_by_costs(costs: Sequence[float], num_stages: int, first: float = 0.0, la
     # best[e]: (longest stage, sum of squares, sizes) of the stages so far, which hold the first e blocks.
     best: dict[int, tuple[float, float, tuple[int, ...]]] = {0: (0.0, 0.0, ())}
     for stage in range(num_stages):
-        found: dict[int, tuple[float, float, tuple[int, ...]]] = {}
+        next_best: dict[int, tuple[float, float, tuple[int, ...]]] = {}
         for end in range(stage + 1, num_blocks - (num_stages - 1 - stage) + 1):
             ways = []
             for begin, (longest, squares, sizes) in best.items():
                 if begin < end:
-                    took = time(stage, begin, end)
-                    ways.append((max(longest, took), squares + took**2, (*sizes, end - begin)))
-            found[end] = min(ways, key=lambda way: (round(way[0], 9), round(way[1], 9), [-size for size in way[2]]))
-        best = found
+                    stage_time = time(stage, begin, end)
+                    ways.append((max(longest, stage_time), squares + stage_time**2, (*sizes, end - begin)))
+            next_best[end] = min(ways, key=lambda way: (round(way[0], 9), round(way[1], 9), [-size for size in way[2]]))
+        best = next_best
     return best[num_blocks][2]
 
 
@@ -397,8 +399,8 @@ class Problem:
         """Peak memory of one micro-batch that runs alone, on the worker where it takes the most."""
         if not self.chunks and self.is_plain:
             return self.costs.microbatch_peak
-        of_chunks = np.tile(self.stash_2P.max(axis=0), self.num_pipelines)
-        return float(np.bincount(self.worker_DP.ravel(), of_chunks).max()) + self.costs.inbox
+        stashes = np.tile(self.stash_2P.max(axis=0), self.num_pipelines)
+        return float(np.bincount(self.worker_DP.ravel(), stashes).max()) + self.costs.inbox
 
     def limited(self, num_stashes: float | None) -> "Problem":
         """Limits the memory of a worker to this many F-stashes, the unit in which users give it; None: no limit.

@@ -63,8 +63,8 @@ class OpTable:
         """Names an op, by its stage where every stage is a chunk."""
         is_plain, where = self.problem.is_plain, f"at {'stage' if self.problem.is_plain else 'chunk'} {p}"
         if kind == Kind.U:
-            of_chunk = "" if is_plain else f" for chunk {p}"
-            return f"U of worker {d}:{self.problem.stage_DP[d, p]}{of_chunk}, iteration {k}"
+            chunk_text = "" if is_plain else f" for chunk {p}"
+            return f"U of worker {d}:{self.problem.stage_DP[d, p]}{chunk_text}, iteration {k}"
         return f"{Kind(kind).name} of micro-batch {d}:{m} {where}, iteration {k}"
 
 
@@ -121,9 +121,9 @@ def _workers(table: OpTable) -> Iterator[str]:
 
 def _same_workers(table: OpTable) -> Iterator[str]:
     for kind in (Kind.B, Kind.W):
-        here, before = table.worker_3KDMP[kind], table.worker_3KDMP[kind - 1]
-        for op in np.argwhere((here != before) & (here >= 0) & (before >= 0)):
-            d, p = divmod(int(here[tuple(op)]), table.problem.num_stages)
+        worker_KDMP, previous_KDMP = table.worker_3KDMP[kind], table.worker_3KDMP[kind - 1]
+        for op in np.argwhere((worker_KDMP != previous_KDMP) & (worker_KDMP >= 0) & (previous_KDMP >= 0)):
+            d, p = divmod(int(worker_KDMP[tuple(op)]), table.problem.num_stages)
             yield f"{table.name(kind, *op)} runs on worker {d}:{p}, its {Kind(kind - 1).name} on another"
 
 
@@ -132,8 +132,8 @@ def _durations(table: OpTable) -> Iterator[str]:
     cost_n = table.problem.time_4P[schedule.kind, schedule.chunk]
     wrong_n = np.abs(schedule.end - schedule.start - cost_n) > table.tolerance
     for row in np.flatnonzero(wrong_n):
-        took = schedule.end[row] - schedule.start[row]
-        yield f"{table.row(row)} takes {took:.9g} instead of {cost_n[row]:.9g}"
+        duration = schedule.end[row] - schedule.start[row]
+        yield f"{table.row(row)} takes {duration:.9g} instead of {cost_n[row]:.9g}"
     for row in np.flatnonzero(schedule.start < -table.tolerance):
         yield f"{table.row(row)} starts at {schedule.start[row]:.9g}, before 0"
 
@@ -208,12 +208,12 @@ def _updates(table: OpTable) -> Iterator[str]:
     last_W_KP = np.fmax.reduce(table.end_3KDMP[Kind.W], axis=(1, 2), initial=-np.inf)
     if not table.problem.staggered:
         last_W_KP = np.broadcast_to(last_W_KP.max(axis=1, keepdims=True), last_W_KP.shape)
-    of_whom = ("its stage" if table.problem.is_plain else "its chunk") if table.problem.staggered else "all stages"
+    subject = ("its stage" if table.problem.is_plain else "its chunk") if table.problem.staggered else "all stages"
     starts = table.update_start_KDP
     for k, d, p in np.argwhere(starts < last_W_KP[:, None] - table.tolerance):
         yield (
             f"{table.name(Kind.U, k, d, NO_MICROBATCH, p)} starts at {starts[k, d, p]:.9g}, before the last W of "
-            f"{of_whom} ends at {last_W_KP[k, p]:.9g}"
+            f"{subject} ends at {last_W_KP[k, p]:.9g}"
         )
 
 
@@ -247,8 +247,8 @@ def _memory(table: OpTable) -> Iterator[str]:
     worker, change = np.tile(worker, 2), np.concatenate([size, -size])
     order = np.lexsort((time, worker))
     # Every holding ends on the worker on which it began, so the sum starts at 0 for every worker.
-    held = np.cumsum(change[order])
-    above = order[held > limit * (1 + 1e-9)]
+    live_memory = np.cumsum(change[order])
+    above = order[live_memory > limit * (1 + 1e-9)]
     for w in np.unique(worker[above]):
         t = time[above][worker[above] == w].min()
         yield f"worker {w // P}:{w % P} exceeds the memory limit of {limit:g} at {t:.9g}"
@@ -301,9 +301,9 @@ def verify(schedule: Schedule) -> None:
     Raises:
         ScheduleError: the schedule breaks a rule (see ``violations``).
     """
-    found = violations(schedule)
-    if found:
-        raise ScheduleError(f"the schedule of {schedule.solver} is not valid: {'; '.join(found[:3])}")
+    broken_rules = violations(schedule)
+    if broken_rules:
+        raise ScheduleError(f"the schedule of {schedule.solver} is not valid: {'; '.join(broken_rules[:3])}")
 
 
 def violations(schedule: Schedule) -> list[str]:
@@ -322,17 +322,17 @@ def violations(schedule: Schedule) -> list[str]:
         if malformed:
             return malformed
         table = OpTable.of(schedule)
-        found = (islice(rule(table), MAX_OF_A_RULE) for rule in RULES)
-        return list(islice(chain.from_iterable(found), MAX_LISTED))
+        rule_violations = (islice(rule(table), MAX_OF_A_RULE) for rule in RULES)
+        return list(islice(chain.from_iterable(rule_violations), MAX_LISTED))
 
 
 def _malformed_columns(schedule: Schedule) -> Iterator[str]:
     num_ops = np.size(schedule.start)
     for name in (*COLUMNS, "start", "end"):
         column = getattr(schedule, name)
-        kind, what = ("i", "whole numbers") if name in COLUMNS else ("f", "times")
+        kind, type_text = ("i", "whole numbers") if name in COLUMNS else ("f", "times")
         if not isinstance(column, np.ndarray) or column.dtype.kind != kind or column.shape != (num_ops,):
-            yield f"column {name} is not an array of {num_ops} {what}"
+            yield f"column {name} is not an array of {num_ops} {type_text}"
 
 
 def _unknown_rows(schedule: Schedule) -> Iterator[str]:

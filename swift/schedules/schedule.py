@@ -78,15 +78,15 @@ class Schedule:
         return _ordered(problem, solver, [d * problem.num_stages + p, *names], columns[7], columns[8])
 
     @classmethod
-    def from_round(cls, problem: Problem, solver: str, one: Round) -> "Schedule":
-        """Makes a schedule that repeats ``one`` for every iteration of the window."""
-        exists_DMP = one.executor_DMP >= 0
+    def from_round(cls, problem: Problem, solver: str, iteration_plan: Round) -> "Schedule":
+        """Makes a schedule that repeats ``iteration_plan`` for every iteration of the window."""
+        exists_DMP = iteration_plan.executor_DMP >= 0
         kind, d, m, p = (axis[:, exists_DMP].ravel() for axis in np.indices((3, *exists_DMP.shape), np.int32))
-        worker = problem.worker_DP[one.executor_DMP[d, m, p], p]
-        start = one.start_3DMP[:, exists_DMP].ravel()
+        worker = problem.worker_DP[iteration_plan.executor_DMP[d, m, p], p]
+        start = iteration_plan.start_3DMP[:, exists_DMP].ravel()
         updates = [(d, k) for d, stage in problem.live_workers for k in problem.held_by((d, stage))]
         update_d, update_p = np.array(updates, np.int32).reshape(-1, 2).T
-        update_start = one.update_P[update_p]
+        update_start = iteration_plan.update_P[update_p]
         fixed = [np.full(len(updates), value, np.int32) for value in (Kind.U, NO_MICROBATCH)]
         columns = [
             np.concatenate(pair)
@@ -103,7 +103,7 @@ class Schedule:
         K, n = problem.num_iterations, len(columns[0])
         worker, kind, d, m, p, start, end = (np.tile(column, K) for column in columns)
         iteration = np.repeat(np.arange(K, dtype=np.int32), n)
-        shift = iteration * one.period
+        shift = iteration * iteration_plan.period
         return _ordered(problem, solver, [worker, kind, iteration, d, m, p], start + shift, end + shift)
 
     @classmethod
@@ -230,19 +230,21 @@ def peak_memory(schedule: Schedule) -> np.ndarray:
     delta = np.concatenate([event[2] for event in events])
     order = np.lexsort((delta, time, worker))
     worker, delta = worker[order], delta[order]
-    held = np.cumsum(delta)
+    live_memory = np.cumsum(delta)
     peaks = np.zeros(schedule.problem.num_pipelines * schedule.problem.num_stages)
     # The sum carried over from previous workers is memory that they never freed: zero in a valid schedule.
-    before = np.concatenate([[0.0], held])[np.searchsorted(worker, worker)]
-    np.maximum.at(peaks, worker, held - before)
+    before = np.concatenate([[0.0], live_memory])[np.searchsorted(worker, worker)]
+    np.maximum.at(peaks, worker, live_memory - before)
     return peaks
 
 
-def fits(problem: Problem, one: Round) -> bool:
+def fits(problem: Problem, iteration_plan: Round) -> bool:
     """Checks that a repeating iteration stays within the memory limit of its problem, including messages."""
     if problem.memory_limit is None:
         return True
-    return float(peak_memory(Schedule.from_round(problem, "", one)).max()) <= problem.memory_limit * (1 + 1e-9)
+    return float(peak_memory(Schedule.from_round(problem, "", iteration_plan)).max()) <= problem.memory_limit * (
+        1 + 1e-9
+    )
 
 
 def _time_tolerance(schedule: Schedule) -> float:

@@ -131,10 +131,10 @@ class _Lines:
     def of(cls, problem: Problem, executor_DMP: np.ndarray, sequences: Sequence[Sequence[SequencedOp]]) -> "_Lines":
         S, parts = problem.num_stages, []
         for d, p in problem.live_workers:
-            held, sequence = problem.held_by((d, p)), sequences[d * S + p]
+            chunks, sequence = problem.held_by((d, p)), sequences[d * S + p]
             # Where stages are chunks, nothing depends on a worker that only updates.
-            if sequence or (held and not problem.is_plain):
-                parts.append((d * S + p, _items(held, d, sequence)))
+            if sequence or (chunks and not problem.is_plain):
+                parts.append((d * S + p, _items(chunks, d, sequence)))
         assert sum(map(len, sequences)) == sum(map(len, (sequences[w] for w, _ in parts))), "a failed worker runs an op"
         kind, d, m, k = np.concatenate([items for _, items in parts]).T
         workers, sizes = [w for w, _ in parts], [len(items) for _, items in parts]
@@ -155,16 +155,16 @@ class _Lines:
         return cls(workers, np.cumsum([0, *sizes]), line, kind, k, ids, place, joint_P, before_u)
 
 
-def _items(held: tuple[int, ...], d: int, sequence: Sequence[SequencedOp]) -> np.ndarray:
+def _items(chunks: tuple[int, ...], d: int, sequence: Sequence[SequencedOp]) -> np.ndarray:
     """Lists (kind, pipeline, micro-batch, chunk) of a worker's ops and its Us, int64[n, 4]."""
     width = len(sequence[0]) if sequence else 4
     flat = np.fromiter(chain.from_iterable(sequence), np.int64, width * len(sequence)).reshape(-1, width)
     if width == 3:
-        assert len(held) == 1, "the chunks of the ops of a worker that holds several are not said"
-        flat = np.insert(flat, 3, held[0], axis=1)
-    said = flat[flat[:, 0] == Kind.U, 3].tolist()
-    more = [(Kind.U, d, NO_MICROBATCH, k) for k in held if k not in said]
-    assert len(said) == len(set(said).intersection(held)), "a U that is not the worker's own"
+        assert len(chunks) == 1, "the chunks of the ops of a worker that holds several are not said"
+        flat = np.insert(flat, 3, chunks[0], axis=1)
+    updated_chunks = flat[flat[:, 0] == Kind.U, 3].tolist()
+    more = [(Kind.U, d, NO_MICROBATCH, k) for k in chunks if k not in updated_chunks]
+    assert len(updated_chunks) == len(set(updated_chunks).intersection(chunks)), "a U that is not the worker's own"
     return np.concatenate([flat, np.array(more, np.int64).reshape(-1, 4)])
 
 

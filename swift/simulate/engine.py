@@ -114,8 +114,8 @@ class Outcome:
             times += [stretch.start_s, stretch.start_s + share * (stretch.end_s - stretch.start_s)]
             counts += [counts[-1], counts[-1] + stretch.kept]
         edges = np.linspace(0.0, self.horizon_s, num_bins + 1)
-        kept = np.interp(edges, [*times, self.horizon_s], [*counts, counts[-1]])
-        return edges, np.diff(kept) * self.iteration_s / np.diff(edges)
+        counts_at_edges = np.interp(edges, [*times, self.horizon_s], [*counts, counts[-1]])
+        return edges, np.diff(counts_at_edges) * self.iteration_s / np.diff(edges)
 
 
 class Position(NamedTuple):
@@ -196,15 +196,15 @@ def simulate(strategy: Strategy, trace: Trace) -> Outcome:
     Returns:
         The outcome, which is deterministic.
     """
-    state, turn = strategy.start(trace.initial)
-    run = _Run(turn)
+    state, decision = strategy.start(trace.initial)
+    run = _Run(decision)
     for time_s, removed, added in trace.changes:
         if time_s == trace.horizon_s:  # changes at the very end cost nothing
             break
         run.advance(time_s)
-        state, next_turn = strategy.change(state, run.moment(removed, added))
-        if next_turn is not None:
-            run.take(next_turn)
+        state, next_decision = strategy.change(state, run.moment(removed, added))
+        if next_decision is not None:
+            run.take(next_decision)
     run.advance(trace.horizon_s)
     run.close()
     spent = {cause: seconds for cause, seconds in run.spent_s.items() if cause not in ("useful", "slowdown")}
@@ -254,7 +254,7 @@ class _Saved:
 class _Run:
     """State of training: in the first of ``phases`` or, if there are none, running at ``pace``."""
 
-    def __init__(self, turn: Decision):
+    def __init__(self, decision: Decision):
         self.time_s = 0.0
         self.spent_s = dict.fromkeys(CAUSES, 0.0)
         self.stretches: list[PaceInterval] = []
@@ -264,7 +264,7 @@ class _Run:
         self._pace: Throughput | None = None
         self._waits_for = "waiting"
         self._since_s = 0.0  # start of the current pace
-        self.take(turn)
+        self.take(decision)
 
     def moment(self, removed: tuple[str, ...], added: tuple[str, ...]) -> ClusterState:
         """Makes the description of a change for the strategy."""
@@ -298,19 +298,19 @@ class _Run:
             self._since_s = until_s
         self.time_s = until_s
 
-    def take(self, turn: Decision) -> None:
-        """Applies a strategy's turn."""
+    def take(self, decision: Decision) -> None:
+        """Applies a strategy's decision."""
         at = self._leave_pace()
-        if turn.loses == "nothing":
-            self._finish_first(at, turn.stretch)
+        if decision.loses == "nothing":
+            self._finish_first(at, decision.stretch)
         else:
             self._lose_iteration(at)
-        if turn.loses in ("checkpoint", "storage"):
-            self._go_back(self._saved if turn.loses == "checkpoint" else self._stored)
-        if turn.saved:
+        if decision.loses in ("checkpoint", "storage"):
+            self._go_back(self._saved if decision.loses == "checkpoint" else self._stored)
+        if decision.saved:
             self._phases.append(_Saved())
-        self._phases += (_Standstill(cause, seconds) for cause, seconds in turn.pauses if seconds > 0)
-        self._pace, self._waits_for, self._since_s = turn.pace, turn.waits_for, self.time_s
+        self._phases += (_Standstill(cause, seconds) for cause, seconds in decision.pauses if seconds > 0)
+        self._pace, self._waits_for, self._since_s = decision.pace, decision.waits_for, self.time_s
 
     def close(self) -> None:
         """Ends the run: an unfinished iteration counts by its progress."""

@@ -210,7 +210,7 @@ class Periods:
         problem = self.problem
         units = math.ceil(problem.total_microbatches * problem.num_stages * _BLOCKS_OF_STAGE / num_workers)
         number, more = divmod(units, _BLOCKS_OF_STAGE)
-        low, high = (tight_bound(replace(problem, num_microbatches=number + one)) for one in (0, 1))
+        low, high = (tight_bound(replace(problem, num_microbatches=number + extra)) for extra in (0, 1))
         return low + more / _BLOCKS_OF_STAGE * (high - low)
 
     def _single_period(self, num_microbatches: int) -> float:

@@ -26,7 +26,7 @@ _NUM_BINS = 120
 
 def document(job: Job, trace: Trace, results: Iterable[Outcome | CannotRun]) -> dict[str, Any]:
     """Describes the results by plain numbers, strings, lists and dictionaries."""
-    found = list(results)
+    outcomes = list(results)
     mtbf_s = trace.mean_time_between_failures_s
     return {
         "trace": {
@@ -38,12 +38,14 @@ def document(job: Job, trace: Trace, results: Iterable[Outcome | CannotRun]) -> 
         "job": _describe(job),
         "hours": [trace.horizon_s / 3600 * index / _NUM_BINS for index in range(_NUM_BINS + 1)],
         "strategies": [
-            _row(one) if isinstance(one, Outcome) else _without_memory(one)
-            for one in found
-            if isinstance(one, Outcome) or one.out_of_memory
+            _row(result) if isinstance(result, Outcome) else _without_memory(result)
+            for result in outcomes
+            if isinstance(result, Outcome) or result.out_of_memory
         ],
         "left_out": [
-            {"name": one.name, "why": one.why} for one in found if isinstance(one, CannotRun) and not one.out_of_memory
+            {"name": result.name, "why": result.reason}
+            for result in outcomes
+            if isinstance(result, CannotRun) and not result.out_of_memory
         ],
     }
 
@@ -76,6 +78,6 @@ def _row(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _without_memory(one: CannotRun) -> dict[str, Any]:
+def _without_memory(result: CannotRun) -> dict[str, Any]:
     nothing = dict.fromkeys(("source", "ettr", "iterations", "samples_per_s", "iteration_s", "spent_s", "goodput"))
-    return {"name": one.name, "out_of_memory": True, "why": one.why, **nothing}
+    return {"name": result.name, "out_of_memory": True, "why": result.reason, **nothing}

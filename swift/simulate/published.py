@@ -138,7 +138,7 @@ class _Nodes(NamedTuple):
 
 
 def _paced(model: Published, table: tuple[float, ...], live: int, saves: Saves | None = None) -> Decision:
-    """Makes the turn for a number of training nodes."""
+    """Makes the decision for a number of training nodes."""
     rate = throughput(table, live)
     if not rate:
         return Decision(None, waits_for="waiting" if rate is None else "out_of_memory")
@@ -188,9 +188,9 @@ class Oobleck:
         nodes = _after(state, moment)
         if nodes.waiting:
             return nodes, None
-        turn = _paced(self.model, self.model.oobleck, nodes.live)
-        pauses = (Pause("reconfiguration", self.model.oobleck_reconfiguration_s),) if turn.pace else ()
-        return nodes, replace(turn, loses="iteration", pauses=pauses)
+        decision = _paced(self.model, self.model.oobleck, nodes.live)
+        pauses = (Pause("reconfiguration", self.model.oobleck_reconfiguration_s),) if decision.pace else ()
+        return nodes, replace(decision, loses="iteration", pauses=pauses)
 
 
 @dataclass(frozen=True)
@@ -235,9 +235,9 @@ class Varuna:
             return nodes, None
         until_tenth = _VARUNA_EVERY - (moment.iterations_run + 1) % _VARUNA_EVERY
         saves = Saves(_VARUNA_EVERY, model.varuna_save_s, first=(1, until_tenth))
-        turn = _paced(model, model.varuna, nodes.live, saves)
-        pauses = (Pause("reconfiguration", model.varuna_restart_s - model.varuna_save_s),) if turn.pace else ()
-        return nodes, replace(turn, loses="checkpoint", pauses=pauses)
+        decision = _paced(model, model.varuna, nodes.live, saves)
+        pauses = (Pause("reconfiguration", model.varuna_restart_s - model.varuna_save_s),) if decision.pace else ()
+        return nodes, replace(decision, loses="checkpoint", pauses=pauses)
 
 
 class _Assignment(NamedTuple):

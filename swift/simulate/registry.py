@@ -16,12 +16,12 @@ class CannotRun(NamedTuple):
 
     Attributes:
         name: name of the strategy.
-        why: reason, as a phrase.
+        reason: reason, as a phrase.
         out_of_memory: True if the reason is lack of memory.
     """
 
     name: str
-    why: str
+    reason: str
     out_of_memory: bool = False
 
 
@@ -67,17 +67,17 @@ def strategies(
         SettingError: a strategy does not exist.
     """
     periods = Periods(job.problem)
-    found: list[Strategy | CannotRun] = []
+    chosen: list[Strategy | CannotRun] = []
     for name in dict.fromkeys(names):
         if name in _OF_JOB or name in _ON_REQUEST:
-            found.append({**_OF_JOB, **_ON_REQUEST}[name](job, periods, trace))
+            chosen.append({**_OF_JOB, **_ON_REQUEST}[name](job, periods, trace))
         elif name not in _OF_MODEL:
             raise SettingError("strategy", name, f"must be one of {', '.join((*STRATEGIES, *ON_REQUEST))}")
         elif model is None:
-            found.append(CannotRun(name, "uses published figures of a model, and none is given"))
+            chosen.append(CannotRun(name, "uses published figures of a model, and none is given"))
         elif trace.most_nodes > MOST_NODES:
             known = f"figures are of {FEWEST_NODES} to {MOST_NODES} nodes, and the trace has up to {trace.most_nodes}"
-            found.append(CannotRun(name, known))
+            chosen.append(CannotRun(name, known))
         else:
-            found.append(_OF_MODEL[name](model))
-    return found
+            chosen.append(_OF_MODEL[name](model))
+    return chosen

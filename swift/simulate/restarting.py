@@ -186,9 +186,9 @@ class Restarting:
         """Restarts if a node in use is lost, or if another pipeline is possible."""
         job, nodes = self.job, list(state.nodes)
         num_used = self._num_pipelines(state) * job.problem.num_stages
-        gone = sorted(nodes.index(node) for node in moment.removed)
-        lost = [index for index in gone if index < num_used]
-        for index in reversed(gone):
+        removed = sorted(nodes.index(node) for node in moment.removed)
+        lost = [index for index in removed if index < num_used]
+        for index in reversed(removed):
             del nodes[index]
         cluster = state._replace(nodes=(*nodes, *moment.added))
         if lost:

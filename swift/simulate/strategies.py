@@ -77,7 +77,8 @@ class Decision:
         loses: progress that is lost: ``nothing``, the current iteration is finished first; ``iteration``, the current
             iteration; ``checkpoint``, everything since the newest save; ``storage``, everything since the newest save
             to storage.
-        pauses: consecutive pauses. Those of the previous turn are cancelled if anything is lost, otherwise come first.
+        pauses: consecutive pauses. Those of the previous decision are cancelled if anything is lost, otherwise come
+            first.
         stretch: factor on the rest of the current iteration if nothing is lost.
         saved: True if the state is saved before the pauses, which include the time for it.
         waits_for: cause to which time is attributed if there is no pace.
@@ -129,7 +130,7 @@ class Strategy(Protocol):
         """Samples of an iteration; None if unknown."""
 
     def start(self, nodes: tuple[str, ...]) -> tuple[State, Decision]:
-        """Returns the initial state with these nodes, and the first turn."""
+        """Returns the initial state with these nodes, and the first decision."""
 
     def change(self, state: State, moment: ClusterState) -> tuple[State, Decision | None]:
         """Returns the state after a change and its effect on training; None if there is none."""
@@ -216,8 +217,8 @@ class Rerouting:
     def source(self) -> str:
         """Source of its figures."""
         kind = "periods of the planner" if self.periods.are_planned else "tight bounds of the periods"
-        how = "'roles': {}, roles moved" if self.moves_roles else "'reroute', the default: {}, roles stay"
-        return f"Experiment.adapt = {how.format(kind)}; recovery times of our own kills"
+        option = "'roles': {}, roles moved" if self.moves_roles else "'reroute', the default: {}, roles stay"
+        return f"Experiment.adapt = {option.format(kind)}; recovery times of our own kills"
 
     @property
     def iteration_s(self) -> float:
@@ -254,7 +255,7 @@ class Rerouting:
     def _restored(
         self, assignment: _Assignment, pace: Throughput | None, was_running: bool
     ) -> tuple[_Assignment, Decision]:
-        """Makes the turn after losing a stage: back to the newest checkpoint, after waiting for nodes for the stage."""
+        """Decides after losing a stage: back to the newest checkpoint, after waiting for nodes for the stage."""
         pauses = self._recovery()[:1] if was_running else ()
         if pace is not None:
             restore_s = self.job.restart_s + self.job.per_worker_s + self.job.stored_s
@@ -300,14 +301,14 @@ class Rerouting:
         if sum(live_P) < len(live_P):
             return assignment, 0
         target_P = tuple(D - count for count in self.periods.spread(self.job.num_workers - sum(live_P)))
-        wanted = [p for p, live in enumerate(live_P) for _ in range(target_P[p] - live)]
-        if not wanted:
+        short_stages = [p for p, live in enumerate(live_P) for _ in range(target_P[p] - live)]
+        if not short_stages:
             return assignment, 0
-        stage_of, num_moved = dict(assignment.stage_of), len(wanted)
+        stage_of, num_moved = dict(assignment.stage_of), len(short_stages)
         for node, stage in assignment.stage_of.items():
-            if wanted and live_P[stage] > target_P[stage]:
+            if short_stages and live_P[stage] > target_P[stage]:
                 live_P[stage] -= 1
-                stage_of[node] = wanted.pop()
+                stage_of[node] = short_stages.pop()
         return assignment._replace(stage_of=stage_of, live_P=target_P), num_moved
 
 
@@ -387,8 +388,8 @@ class Adapting:
     def source(self) -> str:
         """Source of its figures."""
         kind = "periods of the planners" if self.periods.are_planned else "bounds of the periods"
-        what = f"{kind}, pipelines cut anew where it pays"
-        return f"Experiment.adapt = 'auto': {what}; recovery times of our own kills"
+        label = f"{kind}, pipelines cut anew where it pays"
+        return f"Experiment.adapt = 'auto': {label}; recovery times of our own kills"
 
     @property
     def iteration_s(self) -> float:
@@ -437,7 +438,7 @@ class Adapting:
         return (expected_s - self.move_s) / cut > expected_s / stays
 
     def _restored(self, places: _Places, was_running: bool) -> tuple[_Places, Decision]:
-        """Makes the turn after losing blocks: back to the newest checkpoint, on the nodes that are left."""
+        """Decides after losing blocks: back to the newest checkpoint, on the nodes that are left."""
         pauses: tuple[Pause, ...] = (Pause("detection", DETECTION_S),) if was_running else ()
         loses: Any = "storage" if was_running else "iteration"
         if len(places.stage_of) + len(places.spare) < self.job.problem.num_stages:
@@ -456,7 +457,7 @@ class Adapting:
         P, nodes = self.job.problem.num_stages, (*places.stage_of, *places.spare)
         used = nodes[: self.job.num_workers]
         whole, rest = divmod(len(used), P)
-        stages = [*(list(range(P)) * whole), *(turn * P // rest for turn in range(rest))]
+        stages = [*(list(range(P)) * whole), *(index * P // rest for index in range(rest))]
         return _Places(dict(zip(used, stages, strict=True)), nodes[len(used) :], len(used))
 
     def _fill(self, places: _Places) -> _Places:

@@ -149,11 +149,11 @@ class Checkpointer:
             full: whether to save all experts, whatever K is.
         """
         assert self._saving is None, "two saves at a time"
-        begun, config = time.perf_counter(), self._experiment.checkpoint
+        start_time, config = time.perf_counter(), self._experiment.checkpoint
         agreed, chosen_LK = self._host_states.agree(done, self._ledger.choose(config.selection, full=full))
         finish = _begin_or_fail(self._split, spec, state, chosen_LK)
-        stall_ms = self._waited_ms + 1000 * (time.perf_counter() - begun)
-        self._begun = {"step": done, "at": begun, "stall_ms": stall_ms}
+        stall_ms = self._waited_ms + 1000 * (time.perf_counter() - start_time)
+        self._begun = {"step": done, "at": start_time, "stall_ms": stall_ms}
         self._attempts.begin()
         facts: dict[str, Any] = {
             "ledger": self._ledger,
@@ -162,8 +162,8 @@ class Checkpointer:
             "num_kept": config.num_kept,
         }
         if self._has_others:
-            how = self._split, chosen_LK, finish, self._attempts, self._prepare, facts
-            self._saving = self._thread.submit(self._host_states.save, agreed, *how)
+            save_args = self._split, chosen_LK, finish, self._attempts, self._prepare, facts
+            self._saving = self._thread.submit(self._host_states.save, agreed, *save_args)
             return
         join = partial(_joined, self._split, finish, chosen_LK, self._room)
         self._write = partial(save_checkpoint, step=done, split=self._split, **facts)
@@ -202,12 +202,12 @@ class Checkpointer:
         self._waited_ms = 0.0
         if self._saving is None:
             return []
-        step, begun = self._begun["step"], time.perf_counter()
+        step, start_time = self._begun["step"], time.perf_counter()
         if wait:
             self._attempts.retry_now()
         has_ended = wait or self._saving.done()
         error = self._saving.exception() if has_ended else None
-        self._waited_ms = 1000 * (time.perf_counter() - begun)
+        self._waited_ms = 1000 * (time.perf_counter() - start_time)
         failures = self._attempts.reported()
         if error is not None:
             failures.append(_line_of(error))
@@ -215,11 +215,11 @@ class Checkpointer:
         if has_ended:  # noted first: the disk may not take the events either
             self._saving, self.is_spoilt = None, isinstance(error, InvalidState)
             self._unsaved = None if error is None or self.is_spoilt else step
-        for why in failures:
-            self._directory.log_event("checkpoint_failed", step, error=why)
+        for reason in failures:
+            self._directory.log_event("checkpoint_failed", step, error=reason)
         if has_ended and error is None:
             self._note_saved(step, saving.result())
-        return [f"the checkpoint of iteration {step} was not saved: {why}" for why in failures]
+        return [f"the checkpoint of iteration {step} was not saved: {reason}" for reason in failures]
 
     def keep_unsaved(self) -> str | None:
         """Keeps elsewhere the last state if it could not be saved.
@@ -456,8 +456,8 @@ class _WriterProcess:
 def _serve(pipe: Connection, run_dir: Path) -> None:
     """Writes what comes through a pipe until that is closed."""
     # Signals to a whole container come here, too, and the last iteration is to be written yet.
-    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(one, signal.SIG_IGN)
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)
     jax.config.update("jax_platforms", "cpu")  # the accelerators belong to the process that trains
     with suppress(EOFError, OSError), writes_checkpoints(run_dir):
         while True:
@@ -491,8 +491,8 @@ class HostStates:
 
     def agree(self, step: int, chosen_LK: np.ndarray) -> tuple[Save, np.ndarray]:
         """The save and the experts that the first host has chosen for it, once all hosts are here."""
-        mine = secrets.token_hex(4), chosen_LK.shape, chosen_LK.reshape(-1).tolist()
-        token, shape, chosen = self._hosts.broadcast(mine)
+        local_choice = secrets.token_hex(4), chosen_LK.shape, chosen_LK.reshape(-1).tolist()
+        token, shape, chosen = self._hosts.broadcast(local_choice)
         return Save(step, token), np.array(chosen, chosen_LK.dtype).reshape(shape)
 
     def save(
@@ -522,35 +522,35 @@ class HostStates:
         Raises:
             Exception: the first one could not write its part, or another one has failed.
         """
-        mine = HostSave(self._directory, save, self._hosts.own, self._hosts.count, split, chosen_LK)
+        host_save = HostSave(self._directory, save, self._hosts.index, self._hosts.count, split, chosen_LK)
         try:
             pieces = _now(finish)
             if self._writer is not None:
-                attempts.run(partial(_begin, mine, prepare, self._writer))
+                attempts.run(partial(_begin, host_save, prepare, self._writer))
             else:
-                mine.wait()
-            return self._write(mine, pieces, facts)
+                host_save.wait()
+            return self._write(host_save, pieces, facts)
         except Exception as error:
-            mine.board.give_up(error)
+            host_save.board.give_up(error)
             if self._hosts.is_first:
                 raise
             if not isinstance(error, HostFailed | InvalidState):  # of which the first one hears
-                said = f"host {self._hosts.own}: its part of the checkpoint of iteration {save.step} was not written"
-                print(f"swift: {said}: {first_line(error)}", file=sys.stderr)
+                text = f"host {self._hosts.index}: its part of the checkpoint of iteration {save.step} was not written"
+                print(f"swift: {text}: {first_line(error)}", file=sys.stderr)
             return None
 
     def _write(
-        self, mine: HostSave, pieces: Callable[[], list[HostShard]], facts: Mapping[str, Any]
+        self, host_save: HostSave, pieces: Callable[[], list[HostShard]], facts: Mapping[str, Any]
     ) -> Manifest | None:
         try:
-            mine.write(_finite(pieces()))
+            host_save.write(_finite(pieces()))
             if not self._hosts.is_first:
                 return None
-            manifest, self.bytes_of_hosts = mine.commit(**facts)
+            manifest, self.bytes_of_hosts = host_save.commit(**facts)
             return manifest
         except BaseException:
             if self._hosts.is_first:
-                mine.discard()
+                host_save.discard()
             raise
 
     def close(self) -> None:

@@ -73,8 +73,8 @@ class StateLost(RunError):
         remedy: settings that would have prevented it.
     """
 
-    def __init__(self, why: str, event: str, facts: dict[str, Any], remedy: str):
-        super().__init__(why)
+    def __init__(self, reason: str, event: str, facts: dict[str, Any], remedy: str):
+        super().__init__(reason)
         self.event, self.facts, self.remedy = event, facts, remedy
 
 
@@ -169,8 +169,8 @@ class EmulatedCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         background: list[Engine | CutSearch] = [*self._engines.values(), *filter(None, [self._search])]
-        for one in background:
-            one.close(wait=kind is not KeyboardInterrupt)
+        for service in background:
+            service.close(wait=kind is not KeyboardInterrupt)
 
     @property
     def engine(self) -> Engine:
@@ -239,23 +239,26 @@ class EmulatedCluster:
         """Moves the run to other workers."""
         engine, before = self.engine, self.engine.configuration
         chunks = engine.spec.chunks
-        topology, own = self._experiment.topology, engine.own_chunks
-        stages = lost_stages(topology, before.rows, before.failed, failed, chunks, own)
+        topology, run_chunks = self._experiment.topology, engine.own_chunks
+        stages = lost_stages(topology, before.rows, before.failed, failed, chunks, run_chunks)
         if stages:
-            which, facts = f"stage {', '.join(map(str, stages))}", {"stages": stages, "failed": _worker_names(failed)}
-            if survives(topology, failed, own):
-                why = f"nobody has the state of {which} at iteration {first}, as roles or blocks had moved"
+            stage_names, facts = (
+                f"stage {', '.join(map(str, stages))}",
+                {"stages": stages, "failed": _worker_names(failed)},
+            )
+            if survives(topology, failed, run_chunks):
+                reason = f"nobody has the state of {stage_names} at iteration {first}, as roles or blocks had moved"
                 remedy = "Experiment.adapt = 'reroute', or a CheckpointConfig.every above 0"
-                raise StateLost(why, "stage_lost", facts, remedy)
-            lost = f"{which} has" if own.is_uniform_cut else f"layers of {which} have"
-            why = f"{lost} no live worker left at iteration {first}"
-            raise StateLost(why, "stage_lost", facts, "an Experiment.failures that leaves it one")
+                raise StateLost(reason, "stage_lost", facts, remedy)
+            lost = f"{stage_names} has" if run_chunks.is_uniform_cut else f"layers of {stage_names} have"
+            reason = f"{lost} no live worker left at iteration {first}"
+            raise StateLost(reason, "stage_lost", facts, "an Experiment.failures that leaves it one")
         state, change = engine.reconfigure(state, failed)
         self._seek()
-        who = {"failed": _worker_names(failed - before.failed), "rejoined": _worker_names(before.failed - failed)}
+        workers = {"failed": _worker_names(failed - before.failed), "rejoined": _worker_names(before.failed - failed)}
         live = f"{engine.num_live} live, period {engine.period_ratio:.2f} x fault-free"
         return ReconfigurationResult(
-            state, who | asdict(change), [f"worker {_changed_text(who)}; {live}; {_cost_text(change)}"]
+            state, workers | asdict(change), [f"worker {_changed_text(workers)}; {live}; {_cost_text(change)}"]
         )
 
     def _move_blocks(self, state: TrainState, search: CutSearch, better: PreparedRecut) -> ReconfigurationResult:
@@ -263,11 +266,11 @@ class EmulatedCluster:
         engine = self.engine
         state, change = engine.reconfigure(state, engine.configuration.failed, better.recut)
         search.moved(better, change)
-        held = better.holders
-        facts = {"failed": [], "rejoined": [], "cuts": held.cuts, "places": held.places}
-        how = f"{held.text}; {', '.join(map(str, better.microbatches))} micro-batches"
+        assignment = better.holders
+        facts = {"failed": [], "rejoined": [], "cuts": assignment.cuts, "places": assignment.places}
+        cut_text = f"{assignment.text}; {', '.join(map(str, better.microbatches))} micro-batches"
         period = f"period {engine.period_ratio:.2f} x fault-free"
-        line = f"blocks moved among the survivors: {how}; {period}; {_cost_text(change)}"
+        line = f"blocks moved among the survivors: {cut_text}; {period}; {_cost_text(change)}"
         return ReconfigurationResult(state, facts | {"microbatches": better.microbatches} | asdict(change), [line])
 
     def _seek(self) -> None:
@@ -277,10 +280,12 @@ class EmulatedCluster:
 
     def _note(self, state: TrainState, lost: frozenset[StageRank]) -> ReconfigurationResult:
         """Notes changes of ranks that do not matter, since another stage lacks them before and after."""
-        who = _changed_names(self._lost, lost)
+        changed_ranks = _changed_names(self._lost, lost)
         self._lost = lost
         return ReconfigurationResult(
-            state, dict(who), [f"{_changed_text(who)}; {len(self.ranks)} expert ranks live, as before"]
+            state,
+            dict(changed_ranks),
+            [f"{_changed_text(changed_ranks)}; {len(self.ranks)} expert ranks live, as before"],
         )
 
     def _regroup(
@@ -289,7 +294,7 @@ class EmulatedCluster:
         """Moves the run to other expert ranks, by way of the host."""
         times = [time.perf_counter()]
         before, old, ranks, k = self.ranks, self.engine.spec, self._left(lost), checkpointer.ledger.k
-        who = _changed_names(self._lost, lost)
+        changed_ranks = _changed_names(self._lost, lost)
         is_planned = ranks in self._engines
         if not is_planned:
             self._engines[ranks] = self._make(ranks, frozenset()).open()
@@ -298,31 +303,31 @@ class EmulatedCluster:
         times.append(time.perf_counter())
         steps.compiled(steps.main)
         times.append(time.perf_counter())
-        gone = {(stage, before.index(rank)) for stage, rank in lost - self._lost if rank in before}
+        newly_lost = {(stage, before.index(rank)) for stage, rank in lost - self._lost if rank in before}
         try:
-            found = _collect(state, old, gone, first - 1, checkpointer, before)
+            recovery = _collect(state, old, newly_lost, first - 1, checkpointer, before)
         except RunError as error:
-            why = f"{error}, at iteration {first}"
+            reason = f"{error}, at iteration {first}"
             remedy = "every" if self._experiment.checkpoint.snapshot_every else "snapshot_every"
-            raise StateLost(why, "rank_lost", who, f"a CheckpointConfig.{remedy} above 0") from None
+            raise StateLost(reason, "rank_lost", changed_ranks, f"a CheckpointConfig.{remedy} above 0") from None
         jax.tree.map(lambda leaf: leaf.delete(), state)
-        state = jax.block_until_ready(put_state(steps.spec, reshape_state(found.state, old, steps.spec)))
+        state = jax.block_until_ready(put_state(steps.spec, reshape_state(recovery.state, old, steps.spec)))
         times.append(time.perf_counter())
         self._lost = lost
         for other in self._engines.keys() - {ranks, self._left(frozenset())}:
             self._engines.pop(other).close()
-        checkpointer.change_ranks(steps.spec, found.ledger)
+        checkpointer.change_ranks(steps.spec, recovery.ledger)
         change = _change(state, times, is_prepared=is_prepared)
-        slots, had = (spec.experts.slots_per_rank for spec in (steps.spec, old))
+        slots, old_slots = (spec.experts.slots_per_rank for spec in (steps.spec, old))
         lines = [
-            f"{_changed_text(who)}; {len(ranks)} expert ranks live; {_cost_text(change)}",
-            *found.lines,
-            *[f"proportion of lost tokens so far: {found.ledger.tally.plt:.4f}"] * bool(gone),
+            f"{_changed_text(changed_ranks)}; {len(ranks)} expert ranks live; {_cost_text(change)}",
+            *recovery.lines,
+            *[f"proportion of lost tokens so far: {recovery.ledger.tally.plt:.4f}"] * bool(newly_lost),
             *[f"K is now {checkpointer.ledger.k} experts of a layer, and was {k}"] * (checkpointer.ledger.k != k),
-            *[f"every rank has {slots} slots now, and had {had}"] * (slots != had),
+            *[f"every rank has {slots} slots now, and had {old_slots}"] * (slots != old_slots),
         ]
         now = {"slots_per_rank": slots, "experts_per_layer": checkpointer.ledger.k, "experts_per_layer_before": k}
-        return ReconfigurationResult(state, who | asdict(change) | now | found.facts, lines)
+        return ReconfigurationResult(state, changed_ranks | asdict(change) | now | recovery.facts, lines)
 
     def _left(self, lost: frozenset[StageRank]) -> _Ranks:
         """Returns the expert ranks that all stages have."""
@@ -334,20 +339,25 @@ class EmulatedCluster:
 
 
 def _collect(
-    state: TrainState, old: StepSpec, gone: Collection[StageRank], done: int, checkpointer: Checkpointer, names: _Ranks
+    state: TrainState,
+    old: StepSpec,
+    lost_ranks: Collection[StageRank],
+    done: int,
+    checkpointer: Checkpointer,
+    names: _Ranks,
 ) -> Recovered:
     """Collects the state on the host, with that of lost ranks from copies."""
-    parts = (replace(state, slots={}), state.slots if gone else {})
-    specs = (replace(old.specs, slots={}), old.specs.slots if gone else {})
-    host, slots = host_stages(parts, old.live, specs, gone)
-    if not gone:
+    parts = (replace(state, slots={}), state.slots if lost_ranks else {})
+    specs = (replace(old.specs, slots={}), old.specs.slots if lost_ranks else {})
+    host, slots = host_stages(parts, old.live, specs, lost_ranks)
+    if not lost_ranks:
         return Recovered(host, checkpointer.ledger, [], {})
-    copies, split = checkpointer.copies({rank for _, rank in gone}), split_of(old)
+    copies, split = checkpointer.copies({rank for _, rank in lost_ranks}), split_of(old)
     return recover_ranks(
         host,
         slots,
         split,
-        gone,
+        lost_ranks,
         copies=copies,
         step=done,
         ledger=checkpointer.ledger,
@@ -370,13 +380,13 @@ def _changed_text(changed: Mapping[str, Sequence[str]]) -> str:
     >>> _changed_text({"failed": ["0:1", "1:1"], "rejoined": []})
     '0:1, 1:1 failed'
     """
-    return " and ".join(f"{', '.join(names)} {how}" for how, names in changed.items() if names)
+    return " and ".join(f"{', '.join(names)} {event}" for event, names in changed.items() if names)
 
 
 def _cost_text(change: Reconfiguration) -> str:
     """Formats the time that a change took."""
-    took = change.plan_ms + change.compile_ms + change.move_ms
-    return f"{took:.0f} ms to reconfigure{'' if change.prepared else ', not prepared'}"
+    elapsed_ms = change.plan_ms + change.compile_ms + change.move_ms
+    return f"{elapsed_ms:.0f} ms to reconfigure{'' if change.prepared else ', not prepared'}"
 
 
 def _changed_names(before: frozenset[StageRank], lost: frozenset[StageRank]) -> dict[str, list[str]]:

@@ -145,9 +145,9 @@ class RunCheckpoints(StateStore):
 
     def check_saved(self) -> None:
         """Raises RunError if the last checkpoint was not saved, after keeping its state elsewhere."""
-        kept = self.checkpointer.keep_unsaved()
-        if kept is not None:
-            raise RunError(f"the last checkpoint was not saved: stopped; {kept}; {self._newest()}")
+        fallback_text = self.checkpointer.keep_unsaved()
+        if fallback_text is not None:
+            raise RunError(f"the last checkpoint was not saved: stopped; {fallback_text}; {self._newest()}")
 
     def failed(self, error: OSError | RunError) -> RunError:
         """Returns the error that ends a run, after keeping its unsaved state where that is possible."""
@@ -155,21 +155,21 @@ class RunCheckpoints(StateStore):
             self.checkpointer.follow(wait=True)
         if isinstance(error, OSError):
             return RunError(f"{error}: stopped; {self.advice()}")
-        kept = self.checkpointer.keep_unsaved()
-        return error if kept is None else RunError(f"{error}; {kept}")
+        fallback_text = self.checkpointer.keep_unsaved()
+        return error if fallback_text is None else RunError(f"{error}; {fallback_text}")
 
     def advice(self, remedy: str = "") -> str:
         """Returns a phrase on what is saved and how to continue, with a remedy if one is given."""
-        kept = self.checkpointer.keep_unsaved()
-        if kept is not None:
-            return f"{kept}; {self._newest()}" + (f"; resume with {remedy}" if remedy else "")
+        fallback_text = self.checkpointer.keep_unsaved()
+        if fallback_text is not None:
+            return f"{fallback_text}; {self._newest()}" + (f"; resume with {remedy}" if remedy else "")
         steps = checkpoint_steps(self.record.directory.checkpoints_path)
         if not steps:
             return "there is no checkpoint yet; start again in another --run-dir" + (
                 f" with {remedy}" if remedy else ""
             )
-        how = f"continue with --run-dir {self.options.run_dir} --resume" + (f" and {remedy}" if remedy else "")
-        return f"the checkpoint of iteration {steps[-1]} is kept; {how}"
+        command = f"continue with --run-dir {self.options.run_dir} --resume" + (f" and {remedy}" if remedy else "")
+        return f"the checkpoint of iteration {steps[-1]} is kept; {command}"
 
     def _save(self, state: TrainState, done: int, *, full: bool) -> None:
         position = self.train.state() | {"next_step": done}
@@ -299,9 +299,9 @@ class EmulatedWorkers(LiveWorkers):
 
     def end_window(self, state: TrainState, done: int) -> None:
         """Reports what happened in the background; raises KeyboardInterrupt, once the run is saved, after a signal."""
-        for why in self.cluster.background_errors():
-            self.record.directory.log_event("prepare_failed", done, error=why)
-            self.record.progress.note(f"could not be prepared {why}")
+        for reason in self.cluster.background_errors():
+            self.record.directory.log_event("prepare_failed", done, error=reason)
+            self.record.progress.note(f"could not be prepared {reason}")
         self.checkpoints.follow(wait=False)
         if not self.options.hosts.any(self.interrupt.requested):
             return

@@ -61,23 +61,23 @@ class Fit:
             "slots": account.slots,
             "gradients": account.gradients,
             "stashes": account.stashes,
-            "earlier states": account.kept,
-            "other buffers": account.others or 0,
+            "earlier states": account.earlier_states,
+            "other buffers": account.other_buffers or 0,
         }
         largest = sorted(((size, name) for name, size in parts.items() if size > 0), reverse=True)
         where = f"{account.num_devices} device{'s' * (account.num_devices > 1)}"
         takes = f"{where} take{'s' * (account.num_devices == 1)} {size_text(account.total)}"
-        takes += " of memory or more" if account.others is None else " of memory"
+        takes += " of memory or more" if account.other_buffers is None else " of memory"
         has = f"{room.whose} has {size_text(room.size)}, of which {size_text(room.left)} are free"
         has += f", and {size_text(room.swap)} of swap" if room.swap else ""
-        of_what = ", ".join(f"{name} {size_text(size)}" for size, name in largest)
-        return f"{takes} ({of_what}), and {has}; less with {self._remedies()}"
+        breakdown = ", ".join(f"{name} {size_text(size)}" for size, name in largest)
+        return f"{takes} ({breakdown}), and {has}; less with {self._remedies()}"
 
     def _remedies(self) -> str:
         """Names the settings that make the largest parts smaller, the most effective first."""
         experiment, account = self.experiment, self.account
         experts, num_ranks = experiment.experts, experiment.topology.num_expert_ranks
-        dense, per_micro_batch = account.copies * 2, account.stashes + max(0, account.others or 0)
+        dense, per_micro_batch = account.copies * 2, account.stashes + max(0, account.other_buffers or 0)
         spare = 1 - experts.num_classes / (num_ranks * experts.slots_per_rank)
         savings = {
             "Experiment.embedding and Experiment.head = 'shares'": (
@@ -90,7 +90,7 @@ class Fit:
             ),
             "fewer Experiment.sequences_per_microbatch": per_micro_batch / 2,
             "Experiment.remat = 'block'": account.stashes / 2 if experiment.remat == "none" else 0,
-            "Experiment.window = 1": account.kept if experiment.window > 1 else 0,
+            "Experiment.window = 1": account.earlier_states if experiment.window > 1 else 0,
             "Experiment.compute_dtype = 'float32'": (account.total / 2 if experiment.compute_dtype == "float64" else 0),
         }
         helpful = [name for name, saved in savings.items() if saved > account.total / 50]
@@ -134,8 +134,8 @@ def check_program(experiment: Experiment, engine: Engine, num_iterations: int) -
     program = steps.memory("window" if _is_window(engine, num_iterations) else "single")
     if program is None:
         return fit.check()
-    is_of_machine = _own_memory(_devices_here(engine)) is None
-    return replace(fit, account=fit.account.compiled(program, has_host=is_of_machine)).check()
+    uses_host_memory = _own_memory(_devices_here(engine)) is None
+    return replace(fit, account=fit.account.compiled(program, has_host=uses_host_memory)).check()
 
 
 def check_processes(experiment: Experiment, num_here: int, num_processes: int) -> str | None:
@@ -176,8 +176,8 @@ def check_processes(experiment: Experiment, num_here: int, num_processes: int) -
 def _by_shape(experiment: Experiment, engine: Engine, num_iterations: int) -> Fit | None:
     """Compares what follows from shapes alone; None: the system does not say how much memory there is."""
     spec, devices = engine.spec, _devices_here(engine)
-    own = _own_memory(devices)
-    rooms = memory_rooms() if own is None else (own,)
+    device_room = _own_memory(devices)
+    rooms = memory_rooms() if device_room is None else (device_room,)
     if not rooms or not devices:
         return None
     account = MemoryAccount.of(
@@ -188,8 +188,8 @@ def _by_shape(experiment: Experiment, engine: Engine, num_iterations: int) -> Fi
         num_devices=len(devices),
         share=len(devices) / spec.live.mesh.size,
     )
-    if own is not None and spec.memory != "device":  # weights and moments are elsewhere
-        account = replace(account, state=0, kept=0)
+    if device_room is not None and spec.memory != "device":  # weights and moments are elsewhere
+        account = replace(account, state=0, earlier_states=0)
     return Fit(experiment, account, rooms)
 
 
@@ -200,15 +200,15 @@ def _is_window(engine: Engine, num_iterations: int) -> bool:
 
 def _devices_here(engine: Engine) -> list[jax.Device]:
     """Lists the devices of the run that this process has."""
-    return [one for one in engine.spec.live.mesh.devices.flat if one.process_index == jax.process_index()]
+    return [device for device in engine.spec.live.mesh.devices.flat if device.process_index == jax.process_index()]
 
 
 def _own_memory(devices: Sequence[jax.Device]) -> Room | None:
     """Finds the memory of devices, each of which takes equally much; None: they have none of their own."""
     stats = [device.memory_stats() for device in devices]
-    if not stats or not all(one and "bytes_limit" in one for one in stats):
+    if not stats or not all(stat and "bytes_limit" in stat for stat in stats):
         return None
-    size = min(one["bytes_limit"] for one in stats)
-    left = min(one["bytes_limit"] - one.get("bytes_in_use", 0) for one in stats)
+    size = min(stat["bytes_limit"] for stat in stats)
+    left = min(stat["bytes_limit"] - stat.get("bytes_in_use", 0) for stat in stats)
     kind, count = devices[0].device_kind, len(devices)
     return Room(count * max(0, left), count * size, 0, kind if count == 1 else f"the set of {count} {kind}")

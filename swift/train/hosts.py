@@ -47,16 +47,16 @@ class Hosts:
 
     Attributes:
         count: number of hosts.
-        own: number of this one, from 0; the first one keeps the record.
+        index: number of this one, from 0; the first one keeps the record.
     """
 
     count: int = 1
-    own: int = 0
+    index: int = 0
 
     @property
     def is_first(self) -> bool:
         """Whether this host keeps the record."""
-        return self.own == 0
+        return self.index == 0
 
     def gather(self, value: Any) -> list[Any]:
         """Tells all hosts a value that JSON can hold; returns those of all hosts, in their order."""
@@ -93,10 +93,10 @@ class Hosts:
             error = raised
         if self.count == 1:
             return
-        told = self.gather(None if error is None else _fields(error))
-        if any(told):
+        errors_by_host = self.gather(None if error is None else _fields(error))
+        if any(errors_by_host):
             self.separate()
-            raise error or _error(*next((host, fields) for host, fields in enumerate(told) if fields))
+            raise error or _error(*next((host, fields) for host, fields in enumerate(errors_by_host) if fields))
 
     def check_same(self, facts: Mapping[str, Any]) -> None:
         """Raises SettingError on all hosts unless all have the same facts; values are JSON."""
@@ -169,12 +169,12 @@ class HostIndex:
         coordinator: address HOST:PORT on which host 0 listens; None: JAX finds it in the surroundings (Slurm, Open MPI,
             TPU virtual machines, Kubernetes).
         count: number of hosts; None: as the surroundings say.
-        own: number of this host, from 0; None: as the surroundings say.
+        index: number of this host, from 0; None: as the surroundings say.
     """
 
     coordinator: str | None = None
     count: int | None = None
-    own: int | None = None
+    index: int | None = None
 
 
 def own_devices(topology: Topology, place: HostIndex) -> int:
@@ -206,17 +206,17 @@ def join_hosts(place: HostIndex) -> Hosts:
     address = place.coordinator
     assert address is not None
     try:
-        listening = bound_address(address) if place.own == 0 else None
+        listening = bound_address(address) if place.index == 0 else None
         use_gloo_at(own_address(address))
     except (OSError, UnicodeError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise SettingError("--coordinator", address, f"host {place.own} cannot use it: {why}") from error
+        reason = getattr(error, "strerror", None) or str(error)
+        raise SettingError("--coordinator", address, f"host {place.index} cannot use it: {reason}") from error
     _tell_of_loopback(address, own_address(address))
     try:
         jax.distributed.initialize(
             address,
             place.count,
-            place.own,
+            place.index,
             local_device_ids=devices,
             cluster_detection_method="deactivate",
             coordinator_bind_address=listening,  # all addresses of the machine otherwise
@@ -224,7 +224,7 @@ def join_hosts(place: HostIndex) -> Hosts:
             heartbeat_timeout_seconds=_SILENCE_S,
         )
     except (RuntimeError, ValueError) as error:
-        allowed = f"host {place.own} cannot use it: {first_line(error)}"
+        allowed = f"host {place.index} cannot use it: {first_line(error)}"
         raise SettingError("--coordinator", address, allowed) from error
     return Hosts(jax.process_count(), jax.process_index())
 
@@ -232,16 +232,20 @@ def join_hosts(place: HostIndex) -> Hosts:
 def _place_by_surroundings(place: HostIndex) -> tuple[HostIndex, list[int] | None]:
     """Returns the place that the surroundings say, and the devices that this process takes; None: all it sees."""
     try:
-        address, count, own, devices = find_group(place.count, place.own, _JOINING_S)
+        address, count, index, devices = find_group(place.count, place.index, _JOINING_S)
         lacking = [
-            name for name, value in (("an address", address), ("--num-hosts", count), ("--host", own)) if value is None
+            name
+            for name, value in (("an address", address), ("--num-hosts", count), ("--host", index))
+            if value is None
         ]
         if lacking:
             raise ValueError(f"nothing says {' and '.join(lacking)}")
     except (RuntimeError, ValueError) as error:
         allowed = f"JAX does not find the other hosts in these surroundings ({first_line(error)}): give HOST:PORT"
         raise SettingError("--coordinator", "auto", allowed) from error
-    return replace(place, coordinator=address, count=count, own=own), devices if shares_machine(os.environ) else None
+    return replace(place, coordinator=address, count=count, index=index), devices if shares_machine(
+        os.environ
+    ) else None
 
 
 def shares_machine(environment: Mapping[str, str]) -> bool:
@@ -261,10 +265,10 @@ def shares_machine(environment: Mapping[str, str]) -> bool:
     return most > 1 and (visible is None or len(visible.split(",")) >= most)
 
 
-def _tell_of_loopback(coordinator: str, own: str) -> None:
+def _tell_of_loopback(coordinator: str, local_address: str) -> None:
     """Says on stderr that this machine gives the coordinator's name a loopback address; shown where joining fails."""
     host = coordinator.rpartition(":")[0]
-    if ipaddress.ip_address(own).is_loopback and not host.startswith(("127.", "[::1]", "localhost")):
+    if ipaddress.ip_address(local_address).is_loopback and not host.startswith(("127.", "[::1]", "localhost")):
         print(f"{JOINING_NOTE}{host} is a loopback address on this machine, which others do not reach", file=sys.stderr)
 
 
@@ -299,8 +303,10 @@ def check_all_compute(experiment: Experiment, done: int, num_hosts: int) -> None
     live, listed = experiment.live_mesh(), experiment.failure_list
     for step in sorted({done + 1, *(event.step for event in listed.events if event.step > done)}):
         failed = listed.failed(step, step + experiment.window - 1)
-        homes = zip(live.workers, live.mesh.devices, strict=True)
-        busy = {device.process_index for worker, devices in homes if worker not in failed for device in devices}
+        worker_devices = zip(live.workers, live.mesh.devices, strict=True)
+        busy = {
+            device.process_index for worker, devices in worker_devices if worker not in failed for device in devices
+        }
         idle = set(range(num_hosts)) - busy
         if idle:
             names = [f"{d}:{p}" for d, p in sorted(failed)]
@@ -318,13 +324,13 @@ def checked_by_all(directory: Path, hosts: Hosts) -> Verifier:
     Returns:
         A checker that knows what all have found; of one host alone, one that has looked at nothing yet.
     """
-    checker, found = Verifier(directory), list[Any]()
+    checker, findings = Verifier(directory), list[Any]()
     if hosts.count > 1:
         path = checkpoint_path(directory, hosts.broadcast(committed_steps(directory)[-1:])[0])
         with suppress(SettingError):  # a checkpoint without a sound manifest is passed over
-            found = checker.check_equal_part(read_manifest(path, "checkpoint"), hosts.own, hosts.count)
-        for of_host in hosts.gather(found):
-            checker.adopt(of_host)
+            findings = checker.check_equal_part(read_manifest(path, "checkpoint"), hosts.index, hosts.count)
+        for host_findings in hosts.gather(findings):
+            checker.adopt(host_findings)
     return checker
 
 

@@ -100,7 +100,7 @@ class ModelSource(WeightSource):
             SettingError: it is damaged, or of another shape.
         """
         self.check(experiment)
-        theirs, ours = (_gates(one.experts) for one in (self.experiment, experiment))
+        theirs, ours = (_gates(e.experts) for e in (self.experiment, experiment))
         if theirs != ours:
             allowed = f"is of another model: its router has {theirs}, and here it has {ours}"
             raise SettingError(_OPTION, str(self.run_dir), allowed)
@@ -136,10 +136,10 @@ def _weights_shape(model: ModelConfig) -> ModelConfig:
 
 def _gates(experts: ExpertConfig) -> str:
     """The settings of a router on which the meaning of its weights depends."""
-    said = {
+    settings = {
         "top_k": experts.top_k,
         "scores": experts.scores,
         "normalize_gates": experts.normalizes_gates,
         "gate_scale": experts.gate_scale,
     }
-    return ", ".join(f"{name} = {value!r}" for name, value in said.items())
+    return ", ".join(f"{name} = {value!r}" for name, value in settings.items())

@@ -96,10 +96,10 @@ class Interrupt:
             if self._limit_s is not None:
                 deadline = time.monotonic() + self._limit_s
 
-    def _end(self, why: str, code: int) -> NoReturn:
+    def _end(self, reason: str, code: int) -> NoReturn:
         """Ends the process from any thread. The next run removes files with temporary names."""
         if self._stderr is not None:
             if os.isatty(self._stderr):
-                why = f"{_SHOW_CURSOR}{why}"  # a live display hides it
-            write_at_once(self._stderr, f"{why}\n".encode())
+                reason = f"{_SHOW_CURSOR}{reason}"  # a live display hides it
+            write_at_once(self._stderr, f"{reason}\n".encode())
         os._exit(code)

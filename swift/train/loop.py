@@ -150,7 +150,7 @@ class TrainLoop:
         """
         start, upcoming, device_batches = done, None, list[DeviceBatch]()
         while not self.live.should_stop(done):
-            begun = time.perf_counter()
+            start_time = time.perf_counter()
             batches, error, read_s = upcoming._replace(read_s=0.0) if upcoming else self._read(done)
             if error is not None:
                 self.state_store.fail_on_data_error(state if done > start else None, done, DataError(error))
@@ -166,7 +166,7 @@ class TrainLoop:
                     state, batches, [] if is_moved else device_batches, last
                 )
             done, state = last, outcome.state
-            took_s = time.perf_counter() - begun
+            took_s = time.perf_counter() - start_time
             # A share of this window's own time: that of its batches was spent in the window before.
             read_s += upcoming.read_s
             records = self._records(outcome, first, _Times(took_s / len(batches), read_s / len(batches)))
@@ -223,12 +223,12 @@ class TrainLoop:
 
     def _read(self, done: int) -> _Prefetched:
         """Reads the batches of the window after ``done`` iterations; an error is raised when the window begins."""
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         try:
             batches = [self.train.batch(step) for step in range(done, done + self.live.next_window_length(done))]
         except DataError as error:
             return _Prefetched([], str(error))
-        return _Prefetched(batches, None, time.perf_counter() - begun)
+        return _Prefetched(batches, None, time.perf_counter() - start_time)
 
     def _compute(
         self, state: TrainState, batches: Sequence[Batch], device_batches: Sequence[DeviceBatch], last: int
@@ -250,9 +250,9 @@ class TrainLoop:
     def _records(self, outcome: WindowResult, first: int, times: _Times) -> list[dict[str, Any]]:
         """Makes the records of a window's iterations."""
         steps = self.live.steps
-        of_plan = plan_record(steps, self.live.period_ratio, was_discarded=outcome.was_discarded)
+        plan_fields = plan_record(steps, self.live.period_ratio, was_discarded=outcome.was_discarded)
         return [
-            step_record(step, metrics, times.step_s, steps.spec, times.input_s) | of_plan
+            step_record(step, metrics, times.step_s, steps.spec, times.input_s) | plan_fields
             for step, metrics in enumerate(outcome.metrics, first)
         ]
 
@@ -298,7 +298,7 @@ def lost_stages(
     before: frozenset[Worker],
     failed: frozenset[Worker],
     chunks: Chunks,
-    own: Chunks,
+    run_chunks: Chunks,
 ) -> list[int]:
     """Returns the stages without a live worker, and those that hold a block without one or of which the state is lost.
 
@@ -310,14 +310,14 @@ def lost_stages(
         before: workers that were down.
         failed: workers that are down from now on.
         chunks: what the workers hold in these places.
-        own: what they hold in their own, from now on.
+        run_chunks: what they hold in their own, from now on.
     """
     live = set(topology.workers) - failed
-    kept = {row.role for row in rows if row.worker not in failed}
+    surviving_roles = {row.role for row in rows if row.worker not in failed}
     lost = set(range(topology.num_stages)) - {stage for _, stage in live}
-    for held_D, stage_D in zip(chunks.stage_DB.T.tolist(), own.stage_DB.T.tolist(), strict=True):
+    for held_D, stage_D in zip(chunks.stage_DB.T.tolist(), run_chunks.stage_DB.T.tolist(), strict=True):
         holders = set(enumerate(stage_D))
-        has_state = not kept.isdisjoint(enumerate(held_D)) or not holders.isdisjoint(before - failed)
+        has_state = not surviving_roles.isdisjoint(enumerate(held_D)) or not holders.isdisjoint(before - failed)
         if holders.isdisjoint(live) or not has_state:
             lost.update(stage_D)
     return sorted(lost)
@@ -329,11 +329,11 @@ def check_failures(engine: Engine, failures: FailureList, window: int) -> None:
     Raises:
         SettingError: a stage's state is lost, or there is no plan for some of the failures.
     """
-    topology, before, own = engine.spec.live.topology, frozenset[Worker](), engine.own_chunks
+    topology, before, run_chunks = engine.spec.live.topology, frozenset[Worker](), engine.own_chunks
     rows = engine.configure(before).rows
     for step in sorted({event.step for event in failures.events}):
         failed = failures.failed(step, step + window - 1)
-        for stage in lost_stages(topology, rows, before, failed, own, own):
+        for stage in lost_stages(topology, rows, before, failed, run_chunks, run_chunks):
             allowed = f"leave no worker with the state of stage {stage} at step {step}"
             raise SettingError(
                 FAILURES_SETTING, ["{} {}:{}".format(event.kind, *event.worker) for event in failures.events], allowed

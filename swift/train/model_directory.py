@@ -36,25 +36,25 @@ def new_model(out: Path) -> Iterator[tuple[Path, Interrupt]]:
         KeyboardInterrupt: a signal has come.
     """
     try:
-        with Interrupt(answer=_say_stopping).hold() as interrupt, new_directory(out.absolute()) as made:
-            yield made, interrupt
+        with Interrupt(answer=_say_stopping).hold() as interrupt, new_directory(out.absolute()) as directory:
+            yield directory, interrupt
             interrupt.check()
     except SettingError:
         raise
     except (OSError, ValueError) as error:  # the system's own, or Orbax's, which wraps those in half a page
-        why = getattr(error, "strerror", None) or first_line(error)
-        raise RunError(f"{out}: the model cannot be written: {why}") from error
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise RunError(f"{out}: the model cannot be written: {reason}") from error
 
 
 def _say_stopping() -> None:
     print("swift: stopping; what is written will be removed; a second Ctrl-C ends at once", file=sys.stderr)
 
 
-def write_model(made: Path, gpt: GPT, arrays: dict[str, Any], step: int) -> None:
+def write_model(directory: Path, gpt: GPT, arrays: dict[str, Any], step: int) -> None:
     """Writes weights as one array per parameter.
 
     Args:
-        made: directory of ``new_model``.
+        directory: directory of ``new_model``.
         gpt: architecture.
         arrays: parameters by group, layer and name.
         step: iteration that they are of.
@@ -62,7 +62,7 @@ def write_model(made: Path, gpt: GPT, arrays: dict[str, Any], step: int) -> None
     Raises:
         OSError, ValueError: they cannot be written.
     """
-    save_arrays(made, arrays, {"step": step, "model": _shape(gpt)})
+    save_arrays(directory, arrays, {"step": step, "model": _shape(gpt)})
 
 
 def load_exported(experiment: Experiment, path: Path) -> tuple[GPT, Weights]:

@@ -165,8 +165,8 @@ def summarize(experiment: Experiment, directory: RunDirectory, device: str, **mo
     try:
         run = read_run(directory.path)
     except SettingError as error:
-        why = f"the iterations are done and saved, but their record cannot be summed up: {error}"
-        raise RunError(f"{why}; without the damage, swift report shows the run") from error
+        reason = f"the iterations are done and saved, but their record cannot be summed up: {error}"
+        raise RunError(f"{reason}; without the damage, swift report shows the run") from error
     facts = {
         "name": directory.path.name,
         "placement": experiment.placement.name,

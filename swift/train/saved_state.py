@@ -149,9 +149,9 @@ def _shape_of(manifest: Manifest, spec: StepSpec) -> StateShape:
 
 def check_savable(state: TrainState, step: int, num_classes: int) -> None:
     """Raises RunError if a state must not replace a sound checkpoint."""
-    found = sorted(set(state.step.tolist()))
-    if found != [step]:
-        raise RunError(f"the parts are of the state after iteration {found}, not {step}")
+    steps = sorted(set(state.step.tolist()))
+    if steps != [step]:
+        raise RunError(f"the parts are of the state after iteration {steps}, not {step}")
     if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.master)):
         raise RunError(f"the weights are not finite after iteration {step}")
     flaw = validate_placement(state.placement.reshape(-1, *state.placement.shape[2:]), num_classes)
@@ -242,11 +242,11 @@ def _copy(refuge: Path, checkpoints: Path, step: int) -> None:
     temporary = begin_save(checkpoints, step)
     try:
         shutil.copytree(source, temporary, dirs_exist_ok=True)
-        found, needed = synced_digests(temporary), manifest.files_needed()[step]
-        wrong = [name for name, expected in needed.items() if found.get(name) != expected]
+        digests, needed = synced_digests(temporary), manifest.files_needed()[step]
+        wrong = [name for name, expected in needed.items() if digests.get(name) != expected]
         if wrong:
             raise SettingError("checkpoint", str(source), f"is damaged: its file {wrong[0]} is not as it was saved")
-        assert MANIFEST in found
+        assert MANIFEST in digests
         commit_save(checkpoints, step)
     except shutil.Error as error:  # of several files
         raise OSError(str(error.args[0][0][2])) from error
@@ -267,8 +267,8 @@ def _left_behind(checkpoints: Path) -> list[Path]:
     """Finds the refuges of a run that has been moved since."""
     if not _begun(checkpoints.parent / EVENTS):
         return []
-    found = [refuge for top in _tops() for refuge in sorted(top.glob(f"{_name(checkpoints)}-*")) if _is_own(refuge)]
-    return [refuge for refuge in found if _is_for(refuge, checkpoints.resolve())]
+    fallbacks = [refuge for top in _tops() for refuge in sorted(top.glob(f"{_name(checkpoints)}-*")) if _is_own(refuge)]
+    return [fallback for fallback in fallbacks if _is_for(fallback, checkpoints.resolve())]
 
 
 def _is_for(refuge: Path, checkpoints: Path) -> bool:
@@ -283,10 +283,10 @@ def _is_for(refuge: Path, checkpoints: Path) -> bool:
 def _is_own(refuge: Path) -> bool:
     """Whether a directory exists that no other user can have filled."""
     try:
-        found = refuge.lstat()
+        status = refuge.lstat()
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
 
 
 def _begun(events: Path) -> str:

@@ -137,11 +137,11 @@ def _continue(
     options: TrainOptions,
     failures: FailureSource | None,
     lease: Lease | None,
-    found: tuple[RestorePlan | None, RestorePlan | ModelPlan | None],
+    start_plans: tuple[RestorePlan | None, RestorePlan | ModelPlan | None],
     last_step: int,
 ) -> dict[str, Any]:
     """Runs the iterations that are left, from a checkpoint of the run or other weights if one was found."""
-    hosts, (start, weights) = options.hosts, found
+    hosts, (start, weights) = options.hosts, start_plans
     done = 0 if start is None else start.step
     listed = experiment.failure_list
     first = done + next_length(experiment, options, done, last_step)
@@ -152,8 +152,8 @@ def _continue(
         hosts.check_same({"the data": loaders[0].state()["data"]})
         progress.stage("planning")
         with hosts.all_or_none():
-            how = "none" if hosts.count > 1 else options.prepare  # nothing changes yet on several hosts
-            cluster = EmulatedCluster(experiment, how, listed if failures is None else failures, done + 1, first)
+            prepare = "none" if hosts.count > 1 else options.prepare  # nothing changes yet on several hosts
+            cluster = EmulatedCluster(experiment, prepare, listed if failures is None else failures, done + 1, first)
             utilization = Utilization.of(cluster.engine.spec)  # before the cluster compiles ahead, which takes cores
         with cluster, Interrupt(options.stopping_s, lambda: progress.note(STOPPING)) as interrupt:
             with hosts.all_or_none():
@@ -275,8 +275,8 @@ def _announce_weights(source: WeightSource, weights: RestorePlan | ModelPlan, re
     facts = source.facts(weights)
     record.directory.log_event("init_from", 0, **facts)
     record.progress.note("begins with the weights of {run}, iteration {of_step}".format(**facts))
-    for why in weights.passed_over:
-        record.progress.note(f"passed over: {why}")
+    for reason in weights.passed_over:
+        record.progress.note(f"passed over: {reason}")
 
 
 def _announce(

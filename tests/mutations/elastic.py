@@ -39,8 +39,8 @@ MUTATIONS = (
     ),
     Mutation(
         "schedules/plans/normalize.py",
-        "{self.place(worker) for worker in there}",
-        "set(there)",
+        "{self.place(worker) for worker in workers}",
+        "set(workers)",
         ("tests/elastic/membership/test_recovery_of_cut_pipelines.py",),
     ),
     Mutation(
@@ -49,11 +49,16 @@ MUTATIONS = (
         "MeshRow.at(worker, worker)",
         ("tests/pipeline/test_block_sharing.py",),
     ),
-    Mutation("train/loop.py", "kept = {row.role", "kept = {row.worker", ("tests/train/test_window_rules.py",)),
+    Mutation(
+        "train/loop.py",
+        "surviving_roles = {row.role",
+        "surviving_roles = {row.worker",
+        ("tests/train/test_window_rules.py",),
+    ),
     Mutation(
         "schedules/plans/normalize.py",
-        "(problem.failed | left) - taken",
-        "(problem.failed - taken) | left",
+        "(problem.failed | moved_workers) - assigned_roles",
+        "(problem.failed - assigned_roles) | moved_workers",
         ("tests/pipeline/test_recut.py",),
     ),
 )

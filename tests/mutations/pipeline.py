@@ -16,7 +16,7 @@ MUTATIONS = (
     Mutation("pipeline/step/train_step.py", "iteration + 1, rank.ends", "iteration, rank.ends", LAW),
     Mutation(
         "pipeline/step/stage_ops.py",
-        "where(is_first, added, lambda same: same, totals.embedding)",
+        "cond_unless_static(is_first, added, lambda same: same, totals.embedding)",
         "totals.embedding",
         LAW,
     ),
@@ -30,8 +30,8 @@ MUTATIONS = (
     Mutation("pipeline/step/interpreter.py", "op.opcode == Kind.W + 1", "op.opcode == Kind.F + 1", LAW),
     Mutation(
         "pipeline/step/update.py",
-        "lambda: peer_sum(mine), lambda: mine) / divisor",
-        "lambda: mine, lambda: mine) / divisor",
+        "lambda: peer_sum(local_sum), lambda: local_sum) / divisor",
+        "lambda: local_sum, lambda: local_sum) / divisor",
         LAW,
     ),
     Mutation(
@@ -55,7 +55,9 @@ MUTATIONS = (
     Mutation("pipeline/step/tick_arrays.py", "(table.chunk_TR == 0)", "(table.chunk_TR >= 0)", CHUNKS),
     Mutation("pipeline/step/interpreter.py", "(op.own_slot >= 0)", "(op.own_slot >= 1)", CHUNKS),
     Mutation("pipeline/step/train_step.py", "leaf.at[index].set(0, mode", "leaf.at[index].add(0, mode", CHUNKS),
-    Mutation("pipeline/step/spec.py", "self.turn == turn, peer_sum,", "self.turn < turn, peer_sum,", CHUNKS),
+    Mutation(
+        "pipeline/step/spec.py", "self.round_index == index, peer_sum,", "self.round_index < index, peer_sum,", CHUNKS
+    ),
     Mutation(
         "pipeline/step/train_step.py",
         "jnp.where(ends.is_first, g, jnp.zeros_like(g))",
@@ -69,7 +71,7 @@ MUTATIONS = (
         "auxiliary_weight * divisor",
         ("tests/train/test_mathematics.py",),
     ),
-    Mutation("pipeline/reconfigure/transfer.py", "[*own, *self._order]", "self._order", MOVES),
+    Mutation("pipeline/reconfigure/transfer.py", "[*former_rows, *self._order]", "self._order", MOVES),
     Mutation(
         "pipeline/reconfigure/transfer.py", "key = device, plan, _shapes_of(like)", "key = device, plan, ()", MOVES
     ),

@@ -128,7 +128,7 @@ def test_slots_take_as_many_bytes_as_the_planner_thinks(rig, planner, failed):
     carry = jax.eval_shape(
         lambda: empty_carry(spec, table, parts, weights, jnp.zeros(message.shape, message.dtype), table_K)
     )
-    buffers = carry.b_stash, carry.held, carry.w_stash, carry.activations, carry.gradients
+    buffers = carry.stash_for_b, carry.stash_for_b_and_w, carry.stash_for_w, carry.activations, carry.gradients
     assert sum(stash_bytes(tuple(jax.tree.leaves(buffer))) for buffer in buffers) == allocated_bytes(table, slots)
 
 

@@ -48,7 +48,10 @@ def test_blocks_go_to_the_worker_that_is_left_and_back(rig):
     whole = {key: value for mine in rows_of(home, state) for key, value in mine.items()}
     found = rows_of(alone, moved)
     assert found[0] == whole, "the worker that is left holds all of the model"
-    assert alone.checkpoint_spec.model_index["attention"].tolist() == home.stored.model_index["attention"].tolist()
+    assert (
+        alone.checkpoint_spec.model_index["attention"].tolist()
+        == home.checkpoint_spec.model_index["attention"].tolist()
+    )
     back, _ = move_state(moved, alone, home)
     assert rows_of(home, back) == rows_of(home, state)
 
@@ -61,7 +64,7 @@ def test_a_worker_has_as_much_memory_as_before(rig):
 
     def in_bytes(settings):
         problem, sizes = settings.problem, settings.sizes
-        return problem.memory_limit / problem.costs.f_stash * (sizes.b_stash + sizes.held)
+        return problem.memory_limit / problem.costs.f_stash * (sizes.stash_for_b + sizes.stash_for_b_and_w)
 
     assert in_bytes(divided) == pytest.approx(in_bytes(settings))
     assert divided.problem.stage_of_chunk == ((0, 0), (0, 1))

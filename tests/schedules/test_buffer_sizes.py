@@ -39,7 +39,9 @@ def slow_held(table, sizes):
     for (kind, name, row), t in first_read.items():
         if kind in (Kind.F, Kind.B):
             b, w = first_read[Kind.B, name, row], first_read[Kind.W, name, row]
-            keeps = [(sizes.b_stash, b), (sizes.held, w)] if kind == Kind.F else [(sizes.w_stash, w)]
+            keeps = (
+                [(sizes.stash_for_b, b), (sizes.stash_for_b_and_w, w)] if kind == Kind.F else [(sizes.stash_for_w, w)]
+            )
             keeps += [(sizes.gradient, b)] if table.loss_TR[t, row] >= 0 else []
             for size, until in keeps:
                 between[t:until, row] += size

@@ -209,12 +209,12 @@ def test_more_memory_or_bandwidth_never_hurts():
 def test_who_cannot_run_says_why():
     trace = poisson(64, 600, 60, 3600)
     found = {one.name: one for one in strategies(JOB, trace, published("gpt3-6.7b"))}
-    assert found["oobleck"].why == "figures are of 15 to 30 nodes, and the trace has up to 64"
+    assert found["oobleck"].reason == "figures are of 15 to 30 nodes, and the trace has up to 64"
     small = poisson(30, 600, 60, 3600)
     found = {one.name: one for one in strategies(JOB, small, published("gpt3-6.7b"))}
     assert found["bamboo"].out_of_memory
     assert not isinstance(found["oobleck"], CannotRun)
-    assert [one.why for one in strategies(JOB, small, names=["varuna"])] == [
+    assert [one.reason for one in strategies(JOB, small, names=["varuna"])] == [
         "uses published figures of a model, and none is given"
     ]
     with pytest.raises(SettingError, match=r"strategy = 'x': must be one of ideal, swift, "):

@@ -9,7 +9,10 @@ from swift.train.saved_state import load_state
 
 def layers(experiment, directory, step):
     """(master weights, moments, experts in the slots) of every layer in the model's order, by group."""
-    spec, checkpoints = experiment.step_spec(storage_mesh(experiment.topology)).stored, directory / "checkpoints"
+    spec, checkpoints = (
+        experiment.step_spec(storage_mesh(experiment.topology)).checkpoint_spec,
+        directory / "checkpoints",
+    )
     state = load_state(checkpoints, plan_restore(checkpoints, experiment.identity(), step), spec)
     moments = jax.tree.leaves(state.moments, is_leaf=lambda part: isinstance(part, dict))
 

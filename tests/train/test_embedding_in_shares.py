@@ -75,10 +75,10 @@ def whole_state(experiment, directory):
     """Master weights, and everything else that is saved, as a plain model would have it."""
     spec = experiment.step_spec(storage_mesh(experiment.topology))
     state = load_state(directory / "checkpoints", plan_restore(directory / "checkpoints", None, SAVED), spec)
-    whole = {"master": spec.whole_classes(state)}
+    whole = {"master": spec.gather_master_weights(state)}
     for name in ("mu", "nu"):
         (moments,) = [getattr(part, name) for part in state.moments if hasattr(part, name)]
-        whole[name] = spec.whole_classes(replace(state, master=moments))
+        whole[name] = spec.gather_master_weights(replace(state, master=moments))
     return whole
 
 

@@ -66,9 +66,9 @@ def test_weight_decay_leaves_out_embeddings_norms_and_biases(experiment, layout)
     setup = replace(experiment, optimizer=optimizer, placement=Static())
     spec = setup.step_spec()
     state = spec.init(jax.random.key(0))
-    before = jax.device_get(spec.gpt.unpack(spec.whole_classes(state)))
+    before = jax.device_get(spec.gpt.unpack(spec.gather_master_weights(state)))
     state, _ = single_worker_step(spec)(state, put_batch(setup.loader("train").batch(0), spec.live))
-    after = jax.device_get(spec.gpt.unpack(spec.whole_classes(state)))
+    after = jax.device_get(spec.gpt.unpack(spec.gather_master_weights(state)))
 
     def dims(name, leaf):
         return leaf.ndim - (name == "expert")  # which has a dim of experts

@@ -90,7 +90,7 @@ def refused(fit):
 def test_a_line_says_what_takes_how_much_and_what_makes_it_smaller(corpus):
     experiment = experiment_of(corpus, "one worker")
     sizes = {"state": 3 * 10**9, "slots": 2 * 10**9, "gradients": 2 * 10**9, "stashes": 10**9}
-    account = MemoryAccount(num_devices=4, copies=10**9, kept=0, **sizes)
+    account = MemoryAccount(num_devices=4, copies=10**9, earlier_states=0, **sizes)
     line = refused(fitting.Fit(experiment, account, (Room(6 * GB, 7 * GB, 0, "this machine"),)))
     assert line.startswith(
         "Experiment.ranks = 'emulated': 4 devices take 8.0 GB of memory or more (state 3.0 GB, slots 2.0 GB, "
@@ -108,7 +108,9 @@ def test_a_line_says_what_takes_how_much_and_what_makes_it_smaller(corpus):
 
 def test_what_others_hold_now_is_warned_of_and_refuses_nobody(corpus):
     """The cache of some file systems counts as held, and so does what a process before this one gives back later."""
-    account = MemoryAccount(num_devices=4, copies=GB, kept=0, state=5 * GB, slots=5 * GB, gradients=0, stashes=0)
+    account = MemoryAccount(
+        num_devices=4, copies=GB, earlier_states=0, state=5 * GB, slots=5 * GB, gradients=0, stashes=0
+    )
 
     def told(*rooms):
         return fitting.Fit(experiment_of(corpus, "one worker"), account, rooms).check()
@@ -164,5 +166,5 @@ def test_processes_of_one_machine_add_up(corpus, monkeypatch):
     monkeypatch.setattr(fitting.Fit, "check", lambda fit: fit.account)
     whole, half = (fitting.check_processes(experiment, num_here, 4) for num_here in (4, 2))
     alone = account_of(experiment.engine(frozenset(), "none"))
-    assert whole == replace(alone, kept=2 * (alone.state + alone.slots))
-    assert (half.num_devices, half.state, half.kept) == (4, whole.state // 2, whole.kept // 2)
+    assert whole == replace(alone, earlier_states=2 * (alone.state + alone.slots))
+    assert (half.num_devices, half.state, half.earlier_states) == (4, whole.state // 2, whole.earlier_states // 2)

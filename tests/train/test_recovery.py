@@ -240,7 +240,7 @@ def test_a_change_is_prepared_once_the_background_had_time(small, tmp_path, prep
     def give_time(step):
         if step == 3:
             engines[0].settle()
-            assert engines[0].troubles() == []
+            assert engines[0].background_errors() == []
 
     record = run(setup, tmp_path / "run", Told({3: [(0, 0)]}, give_time), prepare=prepare, stop_at=4)
     (failure,) = of_kind(record, "reconfigure")

@@ -153,9 +153,11 @@ class Steps:
         """Starts iterations one after the other."""
         metrics = []
         for batch in device_batches:
-            state, of_one = self.run_single(state, batch)
-            metrics.append(of_one)
-        return lambda: WindowResult(state, [host for of_one in metrics for host in by_iteration(of_one)], was_discarded)
+            state, step_metrics = self.run_single(state, batch)
+            metrics.append(step_metrics)
+        return lambda: WindowResult(
+            state, [host for step_metrics in metrics for host in by_iteration(step_metrics)], was_discarded
+        )
 
     def on_devices(self, batches: Sequence[Batch]) -> DeviceBatch:
         """Puts host batches ``[D * M, B, T]`` of a window or an iteration on the devices that run them."""
@@ -216,8 +218,8 @@ class Steps:
         if spec.is_single_worker:
             batch = self._abstract_batch((1, spec.num_microbatches))
             step = partial(single_worker_step, keep_state=self._keeps_state)
-            of_kind = single_worker_evaluation if kind == "evaluate" else step
-            return of_kind(spec).lower(state, batch)
+            build_step = single_worker_evaluation if kind == "evaluate" else step
+            return build_step(spec).lower(state, batch)
         table = _table(self.configuration, kind)
         common, columns = table_arrays(table)
         arrays = live.abstract(common, REPLICATED), live.abstract(columns, SHARED)

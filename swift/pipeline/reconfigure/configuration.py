@@ -236,10 +236,10 @@ def batch_of_rows(
     first_D = np.cumsum([0, *counts_D])
     assert first_D[-1] == total, f"{counts_D} micro-batches of {total}"
     index_Rn = first_D[np.asarray(pipeline_D)[pipeline_Rn]] + microbatch_Rn
-    is_there_Rn = iteration_Rn >= 0
+    has_microbatch_Rn = iteration_Rn >= 0
 
     def chosen(leaf_KX: np.ndarray) -> np.ndarray:
-        taken = leaf_KX[iteration_Rn, index_Rn] * is_there_Rn[..., None, None]
-        return share_sequences(taken.astype(leaf_KX.dtype), num_ranks)
+        leaf_RnX = leaf_KX[iteration_Rn, index_Rn] * has_microbatch_Rn[..., None, None]
+        return share_sequences(leaf_RnX.astype(leaf_KX.dtype), num_ranks)
 
     return Batch(*(chosen(np.stack(leaves)) for leaves in zip(*batches, strict=True)))

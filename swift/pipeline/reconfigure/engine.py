@@ -207,7 +207,7 @@ class Engine:
         Raises:
             SettingError: a stage, or a chunk, has no survivor; or the cuts or micro-batches do not add up.
         """
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         if recut is not None:
             check_recut(recut, self._cuts.spec(None), failed)
         is_planned = (recut, failed) in self._steps
@@ -222,7 +222,7 @@ class Engine:
         moved = time.perf_counter()
         self.steps, self._recut = steps, recut
         self._prepare_next()
-        plan_ms, compile_ms, move_ms = (1000 * (b - a) for a, b in pairwise((begun, planned, compiled, moved)))
+        plan_ms, compile_ms, move_ms = (1000 * (b - a) for a, b in pairwise((start_time, planned, compiled, moved)))
         return state, Reconfiguration(is_prepared and is_move_prepared, plan_ms, compile_ms, move_ms, num_bytes)
 
     def _move(self, state: TrainState, steps: Steps) -> tuple[TrainState, int, bool]:
@@ -250,8 +250,8 @@ class Engine:
         # Without a lock: two threads may plan the same, but neither waits for a plan that only the other needs.
         steps = self._steps.get((recut, failed))
         if steps is None:
-            of_all, configuration = self._cuts.spec(recut), self._cuts.configure(recut, failed)
-            spec = of_all.at(of_all.live.with_rows(configuration.rows))
+            full_spec, configuration = self._cuts.spec(recut), self._cuts.configure(recut, failed)
+            spec = full_spec.at(full_spec.live.with_rows(configuration.rows))
             steps = self._steps.setdefault((recut, failed), Steps(spec, configuration, self._num_sequences))
         return steps
 
@@ -261,14 +261,14 @@ class Engine:
             future.cancel()
         failed, spec = self.configuration.failed, self._cuts.spec(None)
         near = [(None, other) for other in (failed, *neighbours(spec.live.topology, failed, spec.chunks))]
-        kept = [*near, (self._recut, failed)]
-        for planned in list(self._steps):
-            if planned not in kept and planned[1] != failed:
-                del self._steps[planned]
+        retained_keys = [*near, (self._recut, failed)]
+        for key in list(self._steps):
+            if key not in retained_keys and key[1] != failed:
+                del self._steps[key]
         self._cuts.keep_only([recut for recut, _ in list(self._steps)])  # other threads add to it
         self._moves = {pair: move for pair, move in list(self._moves.items()) if pair[0] is self.steps}
         if self._looks_ahead:
-            jobs = [(*one, is_main) for is_main in (True, False) for one in dict.fromkeys(kept)]
+            jobs = [(*key, is_main) for is_main in (True, False) for key in dict.fromkeys(retained_keys)]
             self._pending = [self._background.submit(self._make_ready, *job) for job in jobs]
 
     def _make_ready(self, recut: Recut | None, failed: frozenset[Worker], is_main: bool) -> None:

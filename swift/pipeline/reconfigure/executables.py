@@ -89,11 +89,11 @@ class ExecutableCache:
         path = self._value_path(key)
         content = _read(path)
         if content is not None:
-            kept: _Value = pickle.loads(content)
-            return kept
-        made = make()
-        _write(path, pickle.dumps(made))
-        return made
+            cached_value: _Value = pickle.loads(content)
+            return cached_value
+        new_value = make()
+        _write(path, pickle.dumps(new_value))
+        return new_value
 
     def kept_value(self, key: object) -> Any:
         """The value that some process has made for a key, see ``value``; None where it is missing or damaged."""
@@ -149,9 +149,9 @@ def _turn(path: Path, before: int | None, patience_s: float) -> Iterator[None]:
     The file has appeared once the name has another file than ``before``, which could not be read. A killed process
     releases its lock. A frozen one, or one on a machine that is gone, does not.
     """
-    with ExitStack() as held:
+    with ExitStack() as stack:
         with suppress(OSError):  # without a lock, two may compile the same
-            lock = held.enter_context(path.with_suffix(".lock").open("wb"))
+            lock = stack.enter_context(path.with_suffix(".lock").open("wb"))
             deadline = time.monotonic() + patience_s
             while not _is_taken(lock) and time.monotonic() < deadline and _made(path) == before:
                 time.sleep(_PAUSE_S)

@@ -22,8 +22,8 @@ class MemoryAccount:
         copies: bytes of ``slots`` that hold embedding and head, of which each rank has its own.
         gradients: sums of the slots' gradients over micro-batches.
         stashes: values that F and B keep of micro-batches, and messages.
-        kept: earlier states with their slots, where an iteration leaves them as they are.
-        others: all else that the compiled program takes; None: it is not compiled yet.
+        earlier_states: earlier states with their slots, where an iteration leaves them as they are.
+        other_buffers: all else that the compiled program takes; None: it is not compiled yet.
     """
 
     num_devices: int
@@ -32,8 +32,8 @@ class MemoryAccount:
     copies: int
     gradients: int
     stashes: int
-    kept: int
-    others: int | None = None
+    earlier_states: int
+    other_buffers: int | None = None
 
     @classmethod
     def of(
@@ -53,17 +53,17 @@ class MemoryAccount:
         slots, whole = _num_bytes(shapes.slots), _num_bytes(shapes)
         wider = jnp.dtype(spec.accumulate_dtype).itemsize // jnp.dtype(spec.compute_dtype).itemsize
 
-        def here(of_worker: int) -> int:
-            return round(of_worker * num_workers * share)
+        def local_bytes(worker_bytes: int) -> int:
+            return round(worker_bytes * num_workers * share)
 
         return cls(
             num_devices=num_devices,
-            state=here(whole - slots),
-            slots=here(slots),
-            copies=here(sum(_num_bytes(shapes.slots.get(name)) for name in EMBEDDING_AND_HEAD)),
-            gradients=here(slots * wider),
-            stashes=here(spec.live.num_ranks * stash_bytes),
-            kept=num_kept * here(whole),
+            state=local_bytes(whole - slots),
+            slots=local_bytes(slots),
+            copies=local_bytes(sum(_num_bytes(shapes.slots.get(name)) for name in EMBEDDING_AND_HEAD)),
+            gradients=local_bytes(slots * wider),
+            stashes=local_bytes(spec.live.num_ranks * stash_bytes),
+            earlier_states=num_kept * local_bytes(whole),
         )
 
     def compiled(self, program: ProgramMemory, *, has_host: bool) -> Self:
@@ -74,17 +74,17 @@ class MemoryAccount:
             has_host: whether host memory counts, too.
         """
         on_device = program.needed + (sum(program.host) if has_host else 0)
-        return replace(self, others=self.num_devices * on_device - self.by_shape)
+        return replace(self, other_buffers=self.num_devices * on_device - self.by_shape)
 
     @property
     def by_shape(self) -> int:
         """Bytes that follow from shapes."""
-        return self.state + self.slots + self.gradients + self.stashes + self.kept
+        return self.state + self.slots + self.gradients + self.stashes + self.earlier_states
 
     @property
     def total(self) -> int:
         """Bytes of all that is known."""
-        return self.by_shape + (self.others or 0)
+        return self.by_shape + (self.other_buffers or 0)
 
 
 def _num_bytes(shapes: Any) -> int:

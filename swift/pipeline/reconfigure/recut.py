@@ -51,39 +51,39 @@ class Recut:
     schedule: Schedule | None = None
     moves: tuple[Move, ...] = ()
 
-    def chunks(self, own: Chunks) -> Chunks:
+    def chunks(self, run_chunks: Chunks) -> Chunks:
         """The chunks, and the stage that holds each, by pipeline.
 
         Args:
-            own: those of the run.
+            run_chunks: those of the run.
         """
         if not self.cuts:
-            return own
+            return run_chunks
         if self.schedule is None:
-            return Chunks(own.moe_layers, *common_chunks(self.cuts))
+            return Chunks(run_chunks.moe_layers, *common_chunks(self.cuts))
         problem = self.schedule.problem
         sizes = tuple(chunk.num_blocks for chunk in problem.chunks)
-        return Chunks(own.moe_layers, sizes, tuple(map(tuple, problem.stage_DP.tolist())))
+        return Chunks(run_chunks.moe_layers, sizes, tuple(map(tuple, problem.stage_DP.tolist())))
 
-    def holders(self, own: Chunks) -> ChunkAssignment:
+    def holders(self, run_chunks: Chunks) -> ChunkAssignment:
         """The workers that hold each block.
 
         Args:
-            own: chunks of the run.
+            run_chunks: chunks of the run.
         """
-        stage_DB = self.chunks(own).stage_DB.tolist()
-        has_places = [any(cut) for cut in self.cuts] or [True] * len(stage_DB)
-        held = (stages if has else () for stages, has in zip(stage_DB, has_places, strict=True))
-        return ChunkAssignment(tuple(map(tuple, held)), self.moves)
+        stage_DB = self.chunks(run_chunks).stage_DB.tolist()
+        has_workers = [any(cut) for cut in self.cuts] or [True] * len(stage_DB)
+        assigned_stages = (stages if has else () for stages, has in zip(stage_DB, has_workers, strict=True))
+        return ChunkAssignment(tuple(map(tuple, assigned_stages)), self.moves)
 
-    def most_moved(self, own: Chunks) -> int:
+    def most_moved(self, run_chunks: Chunks) -> int:
         """Blocks that the worker that gets the most of them does not hold in the run's own cut."""
-        held, most = self.holders(own), 0
+        assignment, most = self.holders(run_chunks), 0
         workers = {place: worker for worker, place in self.moves}
-        for d, stages in enumerate(held.stage_of_chunk):
+        for d, stages in enumerate(assignment.stage_of_chunk):
             for p in set(stages):
                 pipeline, stage = workers.get((d, p), (d, p))
-                most = max(most, int(((np.array(stages) == p) & (own.stage_DB[pipeline] != stage)).sum()))
+                most = max(most, int(((np.array(stages) == p) & (run_chunks.stage_DB[pipeline] != stage)).sum()))
         return most
 
 
@@ -180,13 +180,13 @@ def spec_with_assignment(spec: StepSpec, holders: ChunkAssignment) -> StepSpec:
         holders: workers that hold each block.
     """
     rows = tuple(MeshRow.at(worker, holders.place(worker)) for worker in spec.live.workers)
-    there = spec if rows == spec.live.rows else spec.at(replace(spec.live, rows=rows))
+    placed_spec = spec if rows == spec.live.rows else spec.at(replace(spec.live, rows=rows))
     if not holders:
-        return there
+        return placed_spec
     # A pipeline in which nobody has a place may as well hold what another one does.
     any_B = next(filter(None, holders.stage_of_chunk))
     stage_DB = tuple(stages or any_B for stages in holders.stage_of_chunk)
-    return _with_chunks(there, Chunks(spec.cut.moe_layers, (1,) * len(any_B), stage_DB))
+    return _with_chunks(placed_spec, Chunks(spec.cut.moe_layers, (1,) * len(any_B), stage_DB))
 
 
 def _with_chunks(spec: StepSpec, chunks: Chunks) -> StepSpec:
@@ -219,20 +219,20 @@ class Cuts:
 
     def spec(self, recut: Recut | None) -> StepSpec:
         """The step spec on the mesh of all workers, with some cuts; None: those of the run."""
-        found = self._specs.get(recut)
-        if found is None:
+        spec = self._specs.get(recut)
+        if spec is None:
             assert recut is not None, "the run's own cuts are there from the start"
-            found = self._specs.setdefault(recut, recut_spec(self.spec(None), recut))
-        return found
+            spec = self._specs.setdefault(recut, recut_spec(self.spec(None), recut))
+        return spec
 
     def configurator(self, recut: Recut | None) -> Configurator:
         """The plans with some cuts; None: those of the run."""
-        found = self._configurators.get(recut)
-        if found is None:
+        configurator = self._configurators.get(recut)
+        if configurator is None:
             assert recut is not None, "the run's own cuts are there from the start"
             settings = recut_settings(self._settings, self.spec(recut), recut, self._num_sequences)
-            found = self._configurators.setdefault(recut, Configurator(settings, self._store))
-        return found
+            configurator = self._configurators.setdefault(recut, Configurator(settings, self._store))
+        return configurator
 
     def configure(self, recut: Recut | None, failed: frozenset[Worker]) -> Configuration:
         """The configuration for a failure set, with some cuts; None: those of the run.
@@ -260,10 +260,10 @@ class Cuts:
         spec = self.spec(None)
 
         def find() -> Recut | None:
-            found = find_recut(self._settings, spec, failed, self._num_sequences)
-            if found is not None:
-                check_recut(found, spec, failed)
-            return found
+            best_recut = find_recut(self._settings, spec, failed, self._num_sequences)
+            if best_recut is not None:
+                check_recut(best_recut, spec, failed)
+            return best_recut
 
         recut = find() if self._store is None else self._store.value(_cut_key(failed), find)
         return self._found.setdefault(failed, recut)
@@ -286,16 +286,16 @@ class Cuts:
             recut = self._found.get(failed) or self._store.kept_value(_cut_key(failed))
             if recut is None:
                 raise UnknownAssignment("the plan for it is missing among the programs of the run")
-            if (held := recut.holders(self.spec(None).chunks)) != holders:
-                raise UnknownAssignment(f"there would be {holders.text}, and its own plan has {held.text}")
+            if (assignment := recut.holders(self.spec(None).chunks)) != holders:
+                raise UnknownAssignment(f"there would be {holders.text}, and its own plan has {assignment.text}")
             self._found[failed] = recut
         self.keep_only([recut])
         return recut
 
     def keep_only(self, recuts: Collection[Recut | None]) -> None:
         """Forgets all other cuts but those of the run."""
-        for failed, found in list(self._found.items()):  # other threads add to it
-            if found is not None and found not in recuts:
+        for failed, recut in list(self._found.items()):  # other threads add to it
+            if recut is not None and recut not in recuts:
                 del self._found[failed]
         for other in self._specs.keys() - {None, *recuts}:
             del self._specs[other]
@@ -332,19 +332,19 @@ def find_recut(settings: PlanSettings, spec: StepSpec, failed: frozenset[Worker]
         The plan with the shortest period of those of ``settings.adapt``; roles where they take at most 1 % longer, as
         they move less. None if there is none.
     """
-    found = [_moved_roles(settings, failed)] if settings.adapt in ("roles", "auto") else []
-    found += [_cut_anew(settings, spec, failed, num_sequences)] if settings.adapt in ("recut", "auto") else []
+    candidates = [_moved_roles(settings, failed)] if settings.adapt in ("roles", "auto") else []
+    candidates += [_cut_anew(settings, spec, failed, num_sequences)] if settings.adapt in ("recut", "auto") else []
 
     def period(recut: Recut) -> float:
-        of_recut = recut_settings(settings, recut_spec(spec, recut), recut, num_sequences)
+        adapted_settings = recut_settings(settings, recut_spec(spec, recut), recut, num_sequences)
         try:
-            plans = Configurator(of_recut).configure(failed).plans
+            plans = Configurator(adapted_settings).configure(failed).plans
         except SettingError:  # there is too little memory
             return math.inf
         return plans[max(plans)].relative_period * (1 if recut.cuts else 1 / _AS_GOOD)
 
-    timed = [(period(recut), recut) for recut in found if recut is not None]
-    best, recut = min(timed, key=lambda one: one[0], default=(math.inf, None))
+    timed = [(period(recut), recut) for recut in candidates if recut is not None]
+    best, recut = min(timed, key=lambda pair: pair[0], default=(math.inf, None))
     return recut if best < math.inf else None
 
 
@@ -361,18 +361,18 @@ def _cut_anew(settings: PlanSettings, spec: StepSpec, failed: frozenset[Worker],
     from swift.schedules.adapt.layouts import BlockProblem
 
     size_P = spec.cut.sizes
-    of_blocks = spec_with_assignment(spec, Recut().holders(spec.chunks))
-    problem, _ = _problem(settings, of_blocks, num_sequences)
+    block_spec = spec_with_assignment(spec, Recut().holders(spec.chunks))
+    problem, _ = _problem(settings, block_spec, num_sequences)
     blocks = problem.chunks or (Chunk(num_blocks=1),) * sum(size_P)
-    of_stages = tuple(joined(blocks[first:end]) for first, end in pairwise(accumulate(size_P, initial=0)))
-    work = BlockProblem(replace(problem, chunks=of_stages, stage_of_chunk=()), blocks, size_P)
-    found = recut(work, failed, in_lockstep=True, in_run=True)
-    if found is None:
+    stage_chunks = tuple(joined(blocks[first:end]) for first, end in pairwise(accumulate(size_P, initial=0)))
+    work = BlockProblem(replace(problem, chunks=stage_chunks, stage_of_chunk=()), blocks, size_P)
+    adaptation = recut(work, failed, in_lockstep=True, in_run=True)
+    if adaptation is None:
         return None
-    places = found.relocation.place_of.items()
-    cuts = tuple(tuple(0 if run is None else run[1] - run[0] for run in runs) for runs in found.layout.runs_DP)
+    places = adaptation.relocation.place_of.items()
+    cuts = tuple(tuple(0 if run is None else run[1] - run[0] for run in runs) for runs in adaptation.layout.runs_DP)
     moves = tuple(Move(worker, place) for worker, place in places if worker != place)
-    return Recut(cuts, found.schedule.problem.microbatches, found.schedule, moves)
+    return Recut(cuts, adaptation.schedule.problem.microbatches, adaptation.schedule, moves)
 
 
 def _cut_key(failed: frozenset[Worker]) -> object:
@@ -396,6 +396,6 @@ def _problem(settings: PlanSettings, spec: StepSpec, num_sequences: int) -> tupl
     holders, limit = spec.chunks.stage_DC, settings.problem.memory_limit
     problem = replace(settings.problem, costs=costs, chunks=chunks, stage_of_chunk=holders, memory_limit=None)
     if limit is not None:  # in F-stashes, of which those of longer chunks are larger
-        before, now = (one.stash_for_b + one.stash_for_b_and_w for one in (settings.sizes, sizes))
+        before, now = (slots.stash_for_b + slots.stash_for_b_and_w for slots in (settings.sizes, sizes))
         problem = problem.limited(limit / settings.problem.costs.f_stash * before / now)
     return problem, sizes

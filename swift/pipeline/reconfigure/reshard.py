@@ -70,12 +70,12 @@ def reshaped(spec: StepSpec, shape: StateShape) -> StepSpec:
 
     Optimizer state that is tied to slots (the layout ``coupled``) has one shape only, but for the embedding.
     """
-    own = StateShape.of(spec)
-    if shape == own:
+    current_shape = StateShape.of(spec)
+    if shape == current_shape:
         return spec
     head_ranks = shape.num_ranks if spec.gpt.head_ranks > 1 else 1
     gpt = replace(spec.gpt, head_ranks=head_ranks, embedding_ranks=1 if shape.embedding is None else shape.num_ranks)
-    if shape.equals_beside_embedding(own):
+    if shape.equals_beside_embedding(current_shape):
         layouts = {**spec.layouts, "embedding": _of_embedding(spec.layouts["embedding"], gpt)}
         return replace(spec, gpt=gpt, layouts=layouts, worker_shapes=None)  # type: ignore[arg-type]
     layouts = {}
@@ -140,9 +140,9 @@ def _reshard_group(name: str, slices: np.ndarray, old: StepSpec, new: StepSpec) 
     if name in EMBEDDING_AND_HEAD:  # all stages have a copy, and one stage's is in use
         end = before.classes(slices[{"embedding": 0, "head": -1}[name]], None)
         return _in_all_stages(np.asarray(after.init(end, None))[None], new)
-    whole = _by_stage(lambda of_stage: before.classes(of_stage, None), slices)
-    whole = _cut_anew(whole, old.model_index[name], new.model_index[name])
-    return _by_stage(lambda of_stage: np.asarray(after.init(of_stage, None)), whole)
+    class_weights = _by_stage(lambda stage_slices: before.classes(stage_slices, None), slices)
+    class_weights = _cut_anew(class_weights, old.model_index[name], new.model_index[name])
+    return _by_stage(lambda stage_weights: np.asarray(after.init(stage_weights, None)), class_weights)
 
 
 def _by_stage(function: Callable[[np.ndarray], np.ndarray], array: np.ndarray) -> np.ndarray:

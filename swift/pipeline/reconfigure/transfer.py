@@ -82,12 +82,12 @@ def _each_on_host(
 ) -> TrainState:
     specs = new.specs if state.slots else replace(new.specs, slots={})
 
-    def of_spec(path: Sequence[Any], spec: PartitionSpec, sub: Any) -> Any:
+    def put_leaves(path: Sequence[Any], spec: PartitionSpec, sub: Any) -> Any:
         return jax.tree_util.tree_map_with_path(
             lambda inner, leaf: put(spec, move.on_host(_name_of((*path, *inner)), leaf)), sub
         )
 
-    return jax.tree_util.tree_map_with_path(of_spec, specs, state, is_leaf=is_spec)
+    return jax.tree_util.tree_map_with_path(put_leaves, specs, state, is_leaf=is_spec)
 
 
 class LocalRange(NamedTuple):
@@ -118,14 +118,14 @@ def local_pieces(state: TrainState, old: StepSpec, new: StepSpec) -> dict[str, l
     """
     move, pieces = _TransferPlan(old, new), dict[str, list[LocalRange]]()
 
-    def of_spec(path: Sequence[Any], spec: PartitionSpec, sub: Any) -> None:
+    def collect_pieces(path: Sequence[Any], spec: PartitionSpec, sub: Any) -> None:
         for inner, leaf in jax.tree_util.tree_leaves_with_path(sub):
             whole = (*path, *inner)
             name = jax.tree_util.keystr(whole, simple=True, separator=".")
             pieces[name] = list(move.local(_name_of(whole), spec, leaf))
 
     specs = replace(new.specs, slots={})
-    jax.tree_util.tree_map_with_path(of_spec, specs, state, is_leaf=is_spec)
+    jax.tree_util.tree_map_with_path(collect_pieces, specs, state, is_leaf=is_spec)
     return pieces
 
 
@@ -160,8 +160,8 @@ class _TransferPlan:
         self._blocks = blocks = [[spec.chunks.blocks[holding] for holding in spec.holding_R] for spec in (old, new)]
         # The row of the old mesh whose arrays a worker keeps, or -1.
         self._kept_R = [
-            index if (index := before.get(row, -1)) >= 0 and blocks[0][index] == mine else -1
-            for row, mine in zip(new.live.rows, blocks[1], strict=True)
+            index if (index := before.get(row, -1)) >= 0 and blocks[0][index] == new_blocks else -1
+            for row, new_blocks in zip(new.live.rows, blocks[1], strict=True)
         ]
         workers = {worker: index for index, worker in enumerate(old.live.workers)}
         self._own_R = [workers.get(worker) for worker in new.live.workers]  # where a worker's own arrays are
@@ -177,8 +177,8 @@ class _TransferPlan:
         """An array on the host in the rows of the new mesh: of a group, the ``placement``, or neither (empty)."""
 
         def row_of(pieces: list[LayerRange]) -> np.ndarray:
-            taken = [_taken(leaf[piece.worker, None], piece) for piece in pieces]
-            return taken[0] if len(taken) == 1 else np.concatenate(taken, axis=1)
+            layers = [_taken(leaf[piece.worker, None], piece) for piece in pieces]
+            return layers[0] if len(layers) == 1 else np.concatenate(layers, axis=1)
 
         return np.concatenate([row_of(self.pieces(name, row)) for row in range(self._new.live.num_live)])
 
@@ -187,16 +187,20 @@ class _TransferPlan:
         grid, shard_on = self._old.live.mesh.devices, {shard.device: shard.data for shard in leaf.addressable_shards}
         for row in range(self._new.live.num_live):
             for at, equal in enumerate(self._sources(name, row)):
-                homes = {_processes(grid[piece.worker]): piece for piece in equal[::-1]}
-                mine = [nth for nth, home in enumerate(homes) if jax.process_index() in home]
-                if not mine:
+                holders = {_processes(grid[piece.worker]): piece for piece in equal[::-1]}
+                local_holders = [index for index, processes in enumerate(holders) if jax.process_index() in processes]
+                if not local_holders:
                     continue
-                piece = list(homes.values())[mine[0]]
+                piece = list(holders.values())[local_holders[0]]
                 place = slice(row, row + 1), *([_ALL] if piece.layers == _ALL else [slice(at, at + 1)])
                 for rank, device in enumerate(grid[piece.worker]):
-                    if device in shard_on and (spec == RANKED or (rank, mine[0]) == (0, 0)):
-                        taken = LocalRange(place[: leaf.ndim], _copied(shard_on[device], piece))
-                        yield _own_part(taken, rank, mine[0], len(homes)) if spec == RANKED else taken
+                    if device in shard_on and (spec == RANKED or (rank, local_holders[0]) == (0, 0)):
+                        local_range = LocalRange(place[: leaf.ndim], _copied(shard_on[device], piece))
+                        yield (
+                            _own_part(local_range, rank, local_holders[0], len(holders))
+                            if spec == RANKED
+                            else local_range
+                        )
 
     def pieces(self, name: str, row: int) -> list[LayerRange]:
         """The pieces of an array in a row of the new mesh: of a group, of the ``placement``, or of neither (empty)."""
@@ -208,23 +212,27 @@ class _TransferPlan:
     def _sources(self, name: str, row: int) -> list[tuple[LayerRange, ...]]:
         """The same piece by piece, from all workers that have a piece: the best to copy it from is first."""
         if name not in KINDS and self._keeps(name, row):
-            kept, blocks = self._kept_R[row], self._blocks[0]
-            return [tuple(LayerRange(one, _ALL) for one in [kept, *self._order] if blocks[one] == blocks[kept])]
+            old_row, blocks = self._kept_R[row], self._blocks[0]
+            return [
+                tuple(
+                    LayerRange(worker, _ALL) for worker in [old_row, *self._order] if blocks[worker] == blocks[old_row]
+                )
+            ]
         if name not in (*KINDS, "placement"):
             return [tuple(LayerRange(worker, _ALL) for worker in self._givers(name))]
         kind = KINDS.get(name, True)
         index_RL = self._old.chunks.model_index(kind)[self._old.holding_R]
-        mine = self._new.chunks.model_index(kind)[self._new.holding_R[row]]
-        own = [worker for worker in (self._own_R[row],) if worker is not None]
-        order = list(dict.fromkeys([*own, *self._order]))
+        index_L = self._new.chunks.model_index(kind)[self._new.holding_R[row]]
+        former_rows = [worker for worker in (self._own_R[row],) if worker is not None]
+        order = list(dict.fromkeys([*former_rows, *self._order]))
         pieces: list[tuple[LayerRange, ...]] = []
-        for block in mine.tolist():
+        for block in index_L.tolist():
             if block < 0:
                 pieces.append((LayerRange(order[0], slice(0, 1), is_padding=name != "placement"),))
                 continue
-            found = [(worker, np.flatnonzero(index_RL[worker] == block)) for worker in order]
+            matches = [(worker, np.flatnonzero(index_RL[worker] == block)) for worker in order]
             pieces.append(
-                tuple(LayerRange(worker, slice(int(at[0]), int(at[0]) + 1)) for worker, at in found if len(at))
+                tuple(LayerRange(worker, slice(int(at[0]), int(at[0]) + 1)) for worker, at in matches if len(at))
             )
         return pieces
 
@@ -257,10 +265,10 @@ def _processes(devices: np.ndarray) -> frozenset[int]:
     return frozenset(device.process_index for device in devices)
 
 
-def _own_part(piece: LocalRange, rank: int, nth: int, num_homes: int) -> LocalRange:
+def _own_part(piece: LocalRange, rank: int, index: int, num_holders: int) -> LocalRange:
     """One of equal parts of the piece of a RANKED array."""
     width = piece.values.shape[-1]
-    first, last = width * nth // num_homes, width * (nth + 1) // num_homes
+    first, last = width * index // num_holders, width * (index + 1) // num_holders
     place = *piece.place, slice(rank, rank + 1), *[_ALL] * (piece.values.ndim - 4), slice(first, last)
     return LocalRange(place, _slice(piece.values, -1, first, last - first))
 
@@ -331,7 +339,7 @@ class _Receive(NamedTuple):
         device: the device.
         whole: leaf of the state, and device that has what becomes the worker's array as it is.
         gifts: layers that other devices give.
-        own: leaves of which the device has layers itself, which come before what it is given.
+        local_leaves: leaves of which the device has layers itself, which come before what it is given.
         joined: leaves that are made of layers.
         plan: what they are made of.
     """
@@ -339,7 +347,7 @@ class _Receive(NamedTuple):
     device: jax.Device
     whole: dict[int, jax.Device]
     gifts: tuple[_Send, ...]
-    own: tuple[int, ...]
+    local_leaves: tuple[int, ...]
     joined: tuple[int, ...]
     plan: _Plan
 
@@ -370,8 +378,8 @@ class DeviceTransfer:
 
     def prepare(self) -> None:
         """Compiles the programs of the move; may be called from another thread than the rest."""
-        for receipt in filter(lambda one: one.joined, self._receipts):
-            inputs = [self._shards[leaf] for leaf in receipt.own]
+        for receipt in filter(lambda receipt: receipt.joined, self._receipts):
+            inputs = [self._shards[leaf] for leaf in receipt.local_leaves]
             for gift in receipt.gifts:
                 self._compile(gift.giver, gift.plan, [self._shards[leaf] for leaf in gift.leaves])
                 inputs += [_shape_of(run, self._shards[gift.leaves[run.array]]) for (run,) in gift.plan]
@@ -397,17 +405,17 @@ class DeviceTransfer:
             )
         leaves, tree = jax.tree.flatten(state)
         shard_on = [{shard.device: shard.data for shard in leaf.addressable_shards} for leaf in leaves]
-        made, num_bytes = [], 0
+        device_arrays, num_bytes = [], 0
         for receipt in self._receipts:
             arrays, moved = self._received(receipt, shard_on)
-            made.append(arrays)
+            device_arrays.append(arrays)
             num_bytes += moved
 
         def whole(spec: Any, number: int) -> jax.Array:
-            shape = [new.live.num_live, *made[0][number].shape[1:]]
+            shape = [new.live.num_live, *device_arrays[0][number].shape[1:]]
             if spec == RANKED:
                 shape[2] = new.live.num_ranks
-            shards = [arrays[number] for arrays in made]
+            shards = [arrays[number] for arrays in device_arrays]
             return jax.make_array_from_single_device_arrays(tuple(shape), new.live.shardings(spec), shards)
 
         return map_specs(whole, specs, jax.tree.unflatten(tree, range(len(leaves)))), num_bytes
@@ -420,24 +428,26 @@ class DeviceTransfer:
             rank: expert rank of the device.
             device: the device.
         """
-        grid, whole, made_of = self._old.live.mesh.devices, dict[int, jax.Device](), dict[int, list[LayerRange]]()
-        for leaf, of_leaf in enumerate(pieces):
-            if of_leaf[0].layers == _ALL:
-                whole[leaf] = grid[of_leaf[0].worker, rank]
+        grid, whole, joined_pieces = self._old.live.mesh.devices, dict[int, jax.Device](), dict[int, list[LayerRange]]()
+        for leaf, leaf_pieces in enumerate(pieces):
+            if leaf_pieces[0].layers == _ALL:
+                whole[leaf] = grid[leaf_pieces[0].worker, rank]
             else:
-                made_of[leaf] = merged(of_leaf)
-        asked = dict[jax.Device, dict[_Run, None]]()
-        for leaf, of_leaf in made_of.items():
-            for piece in of_leaf:
+                joined_pieces[leaf] = merged(leaf_pieces)
+        requested_runs = dict[jax.Device, dict[_Run, None]]()
+        for leaf, leaf_pieces in joined_pieces.items():
+            for piece in leaf_pieces:
                 if not piece.is_padding:
                     run = _Run(leaf, piece.layers.start, piece.layers.stop)
-                    asked.setdefault(grid[piece.worker, rank], {})[run] = None
-        own = tuple(sorted({run.array for run in asked.pop(device, {})}))
-        gifts, place = list[_Send](), dict[tuple[jax.Device, _Run], int]()
-        for giver, runs in asked.items():
+                    requested_runs.setdefault(grid[piece.worker, rank], {})[run] = None
+        local_leaves = tuple(sorted({run.array for run in requested_runs.pop(device, {})}))
+        gifts, input_index = list[_Send](), dict[tuple[jax.Device, _Run], int]()
+        for giver, runs in requested_runs.items():
             leaves = tuple(sorted({run.array for run in runs}))
             gifts.append(_Send(giver, leaves, tuple((run._replace(array=leaves.index(run.array)),) for run in runs)))
-            place |= {(giver, run): len(own) + len(place) + nth for nth, run in enumerate(runs)}
+            input_index |= {
+                (giver, run): len(local_leaves) + len(input_index) + index for index, run in enumerate(runs)
+            }
 
         def part(leaf: int, piece: LayerRange) -> _Run | _Padding:
             first, end = piece.layers.start, piece.layers.stop
@@ -446,24 +456,24 @@ class DeviceTransfer:
                 return _Padding((before, end - first, *after), str(self._shards[leaf].dtype))
             giver = grid[piece.worker, rank]
             if giver == device:
-                return _Run(own.index(leaf), first, end)
-            return _Run(place[giver, _Run(leaf, first, end)], 0, end - first)
+                return _Run(local_leaves.index(leaf), first, end)
+            return _Run(input_index[giver, _Run(leaf, first, end)], 0, end - first)
 
-        plan = tuple(tuple(part(leaf, piece) for piece in of_leaf) for leaf, of_leaf in made_of.items())
-        return _Receive(device, whole, tuple(gifts), own, tuple(made_of), plan)
+        plan = tuple(tuple(part(leaf, piece) for piece in leaf_pieces) for leaf, leaf_pieces in joined_pieces.items())
+        return _Receive(device, whole, tuple(gifts), local_leaves, tuple(joined_pieces), plan)
 
     def _received(
         self, receipt: _Receive, shard_on: Sequence[dict[jax.Device, jax.Array]]
     ) -> tuple[dict[int, jax.Array], int]:
         """Makes the arrays of a worker on one device; returns them by leaf, and the bytes from other devices."""
         device, num_bytes = receipt.device, 0
-        arrays = {leaf: jax.device_put(shard_on[leaf][there], device) for leaf, there in receipt.whole.items()}
-        num_bytes += sum(arrays[leaf].nbytes for leaf, there in receipt.whole.items() if there != device)
-        inputs = [shard_on[leaf][device] for leaf in receipt.own]
+        arrays = {leaf: jax.device_put(shard_on[leaf][source], device) for leaf, source in receipt.whole.items()}
+        num_bytes += sum(arrays[leaf].nbytes for leaf, source in receipt.whole.items() if source != device)
+        inputs = [shard_on[leaf][device] for leaf in receipt.local_leaves]
         for gift in receipt.gifts:
-            given = self._run(gift.giver, gift.plan, [shard_on[leaf][gift.giver] for leaf in gift.leaves])
-            num_bytes += sum(one.nbytes for one in given)
-            inputs += jax.device_put(given, device)
+            received = self._run(gift.giver, gift.plan, [shard_on[leaf][gift.giver] for leaf in gift.leaves])
+            num_bytes += sum(array.nbytes for array in received)
+            inputs += jax.device_put(received, device)
         if receipt.joined:
             # On this device already, unless it was made of padding alone.
             joined = jax.device_put(self._run(device, receipt.plan, inputs), device)
@@ -474,14 +484,14 @@ class DeviceTransfer:
         key = device, plan, _shapes_of(like)
         if key in self._programs:
             return
-        here = SingleDeviceSharding(device)
-        shapes = [jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=here) for one in like]
+        sharding = SingleDeviceSharding(device)
+        shapes = [jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding) for s in like]
         self._programs[key] = _joined.lower(plan, shapes).compile()
 
     def _run(self, device: jax.Device, plan: _Plan, arrays: list[jax.Array]) -> list[jax.Array]:
         program = self._programs.get((device, plan, _shapes_of(arrays)))
-        made: list[jax.Array] = _joined(plan, arrays) if program is None else program(arrays)
-        return made
+        results: list[jax.Array] = _joined(plan, arrays) if program is None else program(arrays)
+        return results
 
 
 def move_state(state: TrainState, old: StepSpec, new: StepSpec) -> tuple[TrainState, int]:
@@ -491,17 +501,17 @@ def move_state(state: TrainState, old: StepSpec, new: StepSpec) -> tuple[TrainSt
 
 def merged(pieces: Sequence[LayerRange]) -> list[LayerRange]:
     """Joins pieces of consecutive layers, and pieces of padding, into one."""
-    found: list[LayerRange] = []
+    ranges: list[LayerRange] = []
     for piece in pieces:
-        last, layers = found[-1] if found else None, piece.layers
+        last, layers = ranges[-1] if ranges else None, piece.layers
         if last and piece.is_padding and last.is_padding:
             end = last.layers.stop + layers.stop - layers.start
-            found[-1] = last._replace(layers=slice(last.layers.start, end))
+            ranges[-1] = last._replace(layers=slice(last.layers.start, end))
         elif last and not piece.is_padding and last == (piece.worker, slice(last.layers.start, layers.start), False):
-            found[-1] = last._replace(layers=slice(last.layers.start, layers.stop))
+            ranges[-1] = last._replace(layers=slice(last.layers.start, layers.stop))
         else:
-            found.append(piece)
-    return found
+            ranges.append(piece)
+    return ranges
 
 
 def _shapes_of(arrays: Sequence[jax.Array | jax.ShapeDtypeStruct]) -> _Shapes:
@@ -545,8 +555,8 @@ def collective_transfer(old: StepSpec, new: StepSpec, has_R: Sequence[bool]) -> 
         row = new.live.row_index()
         shared = state if is_same else jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), routes.shapes)
         num_wrong = jnp.int32(0)
-        for turn in range(len(routes.sums)):
-            shared, wrong = routes.take(turn, row, state, shared)
+        for round_index in range(len(routes.sums)):
+            shared, wrong = routes.take(round_index, row, state, shared)
             num_wrong += wrong
         return shared, num_wrong == 0
 
@@ -572,18 +582,20 @@ def move_between_processes(state: TrainState, old: StepSpec, new: StepSpec) -> t
     """
     before = set(old.live.rows)
     has_R = [row in before for row in new.live.rows]
-    kept = rebind_to_mesh(state, new.live, new.specs, has_R)
+    new_state = rebind_to_mesh(state, new.live, new.specs, has_R)
     share = (
-        None if all(has_R) else jax.jit(collective_transfer(new, new, has_R), donate_argnums=0).lower(kept).compile()
+        None
+        if all(has_R)
+        else jax.jit(collective_transfer(new, new, has_R), donate_argnums=0).lower(new_state).compile()
     )
     # Collectives among some devices begin with all that take part: gloo waits for 30 s, and others may still compile.
     multihost_utils.sync_global_devices("reconfigured")
     if share is None:
-        return kept, 0
-    kept, is_right = share(kept)
+        return new_state, 0
+    new_state, is_right = share(new_state)
     if not np.concatenate(local_rows(is_right)).all():
         raise RunError("a state that was copied to a worker has not arrived as it was sent")
-    return kept, has_R.count(False) * new.live.num_ranks * new.state_bytes
+    return new_state, has_R.count(False) * new.live.num_ranks * new.state_bytes
 
 
 def rebind_to_mesh(state: TrainState, live: LiveMesh, specs: Any, has_R: Sequence[bool] | None = None) -> TrainState:
@@ -637,7 +649,7 @@ class Routes:
         """The routes on which the lowest row that has a chunk gives it."""
         if old.chunks != new.chunks:
             old, new = (
-                replace(one, chunks=chunks) for one, chunks in zip((old, new), _in_common(old, new), strict=True)
+                replace(spec, chunks=chunks) for spec, chunks in zip((old, new), _in_common(old, new), strict=True)
             )
         had_RC = old.chunks.holds_HC[old.holding_R] & np.array(has_R)[:, None]
         takes_RC = new.chunks.holds_HC[new.holding_R]
@@ -660,36 +672,38 @@ class Routes:
 
         return map_specs(shape, self.new.specs, self.new.worker_shapes)
 
-    def take(self, turn: int, row: jax.Array, state: TrainState, shared: TrainState) -> tuple[TrainState, jax.Array]:
+    def take(
+        self, round_index: int, row: jax.Array, state: TrainState, shared: TrainState
+    ) -> tuple[TrainState, jax.Array]:
         """``shared`` with the chunks of a round, from ``state``; and on how many ranks they have not arrived."""
-        chunk = jnp.asarray(self.chunk_RT[:, turn])[row]
-        gives = jnp.asarray(self._gives_R(turn))[row]
+        chunk = jnp.asarray(self.chunk_RT[:, round_index])[row]
+        gives = jnp.asarray(self._gives_R(round_index))[row]
         takes = (chunk != NONE) & jnp.asarray(self.takes_RC)[row, chunk]
         before, after = (ChunkLayers(spec, jnp.asarray(spec.holding_R)[row]) for spec in (self.old, self.new))
-        of_chunk = before.state(state, chunk)
-        leaves, tree = jax.tree_util.tree_flatten_with_path(of_chunk)
-        is_sent = [self._is_sent(group_of(path), turn) for path, _ in leaves]
+        chunk_state = before.state(state, chunk)
+        leaves, tree = jax.tree_util.tree_flatten_with_path(chunk_state)
+        is_sent = [self._is_sent(group_of(path), round_index) for path, _ in leaves]
         sent = [leaf for (_, leaf), is_so in zip(leaves, is_sent, strict=True) if is_so]
-        given, num_wrong = broadcast_bits(sent, gives, self.sums[turn])
-        arrived = iter(given)
+        received, num_wrong = broadcast_bits(sent, gives, self.sums[round_index])
+        arrived = iter(received)
         merged = [next(arrived) if is_so else leaf for (_, leaf), is_so in zip(leaves, is_sent, strict=True)]
-        of_chunk = jax.tree.unflatten(tree, merged)
+        chunk_state = jax.tree.unflatten(tree, merged)
         if self.new.chunks.is_one_chunk_per_worker:  # the chunk is all that a row has
-            return jax.tree.map(lambda new, old: jnp.where(takes, new, old), of_chunk, shared), num_wrong
+            return jax.tree.map(lambda new, old: jnp.where(takes, new, old), chunk_state, shared), num_wrong
         # Only what has arrived is written: a state has many chunks, and each takes a round.
-        taken = jnp.where(takes, chunk, NONE)
-        with_chunk = after.put_state(shared, of_chunk, taken, ends_iteration=takes)
+        written_chunk = jnp.where(takes, chunk, NONE)
+        with_chunk = after.put_state(shared, chunk_state, written_chunk, ends_iteration=takes)
 
         def arrived_only(path: Sequence[Any], new: jax.Array, old: jax.Array) -> jax.Array:
-            return new if self._is_sent(group_of(path), turn) else old
+            return new if self._is_sent(group_of(path), round_index) else old
 
         return jax.tree_util.tree_map_with_path(arrived_only, with_chunk, shared), num_wrong
 
-    def _gives_R(self, turn: int) -> np.ndarray:
-        chunk_R = self.chunk_RT[:, turn]
+    def _gives_R(self, round_index: int) -> np.ndarray:
+        chunk_R = self.chunk_RT[:, round_index]
         return (chunk_R != NONE) & (np.array(self.giver_C)[chunk_R] == np.arange(len(chunk_R)))
 
-    def _is_sent(self, group: str | None, turn: int) -> bool:
+    def _is_sent(self, group: str | None, round_index: int) -> bool:
         """Whether a group of parameters goes with the chunks of a round; embedding and head with one chunk each.
 
         A tied embedding is in use in every worker, so it goes with every chunk.
@@ -697,7 +711,7 @@ class Routes:
         if group == "embedding" and self.new.ties_stages:
             return True
         last = len(self.giver_C) - 1
-        return group not in EMBEDDING_AND_HEAD or {"embedding": 0, "head": last}[group] in self.chunk_RT[:, turn]
+        return group not in EMBEDDING_AND_HEAD or {"embedding": 0, "head": last}[group] in self.chunk_RT[:, round_index]
 
 
 def _in_common(old: StepSpec, new: StepSpec) -> tuple[Chunks, Chunks]:

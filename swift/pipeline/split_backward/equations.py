@@ -49,17 +49,17 @@ def num_bytes(array: Any) -> int:
 
 
 def needed(
-    equations: Sequence[JaxprEqn], outputs: Iterable[Any], given: Iterable[Var] = ()
+    equations: Sequence[JaxprEqn], outputs: Iterable[Any], known_vars: Iterable[Var] = ()
 ) -> tuple[tuple[JaxprEqn, ...], set[Var]]:
-    """The equations that ``outputs`` depend on, given the values of the variables ``given``.
+    """The equations that ``outputs`` depend on, given the values of the variables ``known_vars``.
 
     Returns:
         (the equations in order, every variable that they and the outputs read).
     """
-    given = set(given)
+    known_vars = set(known_vars)
     read, chosen = set(variables(outputs)), []
     for equation in reversed(equations):
-        if any(var in read and var not in given for var in equation.outvars):
+        if any(var in read and var not in known_vars for var in equation.outvars):
             chosen.append(equation)
             read.update(variables(equation.invars))
     return tuple(reversed(chosen)), read

@@ -47,7 +47,7 @@ class Joint:
     Attributes:
         constants: values of the variables that tracing found constant.
         equations: equations without wrappers, in order.
-        given: parameters and extras, which F, B and W all get.
+        params_and_extras: parameters and extras, which F, B and W all get.
         x: input.
         d_out: cotangent of the differentiated output.
         results: output and metrics.
@@ -57,7 +57,7 @@ class Joint:
 
     constants: dict[Var, Any]
     equations: Sequence[JaxprEqn]
-    given: tuple[Var, ...]
+    params_and_extras: tuple[Var, ...]
     x: tuple[Var, ...]
     d_out: tuple[Var, ...]
     results: tuple[Any, ...]
@@ -68,11 +68,11 @@ class Joint:
 class Partition(NamedTuple):
     """The three parts and the stashes between them; a part takes and returns values in the order noted."""
 
-    forward: EquationGroup  # given, x -> results, b_stash, h_stash
-    backward_input: EquationGroup  # given, b_stash, h_stash, d_out -> dx, w_stash
-    backward_weight: EquationGroup  # given, h_stash, w_stash -> dparams
+    forward: EquationGroup  # parameters and extras, x -> results, stash_for_b, stash_for_b_and_w
+    backward_input: EquationGroup  # parameters and extras, stash_for_b, stash_for_b_and_w, d_out -> dx, stash_for_w
+    backward_weight: EquationGroup  # parameters and extras, stash_for_b_and_w, stash_for_w -> dparams
     stash_for_b: tuple[Var, ...]
-    h_stash: tuple[Var, ...]
+    stash_for_b_and_w: tuple[Var, ...]
     stash_for_w: tuple[Var, ...]
 
 
@@ -81,26 +81,28 @@ def partition(joint: Joint) -> Partition:
     late = _late_variables(joint)
     late_equations = [e for e in joint.equations if not late.isdisjoint(e.outvars)]
     early_equations = [e for e in joint.equations if late.isdisjoint(e.outvars)]
-    w_stash = _cut_before_w(joint, late_equations)
-    b_outputs = (*joint.dx, *w_stash)
+    stash_for_w = _cut_before_w(joint, late_equations)
+    b_outputs = (*joint.dx, *stash_for_w)
     _, read_by_b = needed(late_equations, b_outputs)
-    _, read_by_w = needed(late_equations, joint.dparams, w_stash)
-    kept = _cut_after_f(joint, early_equations, read_by_b | read_by_w)
+    _, read_by_w = needed(late_equations, joint.dparams, stash_for_w)
+    f_stash = _cut_after_f(joint, early_equations, read_by_b | read_by_w)
 
-    w_equations, read_by_w = needed(joint.equations, joint.dparams, (*kept, *w_stash))
-    b_stash = tuple(var for var in kept if var not in read_by_w)
-    h_stash = tuple(var for var in kept if var in read_by_w)
-    f_outputs = (*joint.results, *b_stash, *h_stash)
+    w_equations, read_by_w = needed(joint.equations, joint.dparams, (*f_stash, *stash_for_w))
+    stash_for_b = tuple(var for var in f_stash if var not in read_by_w)
+    stash_for_b_and_w = tuple(var for var in f_stash if var in read_by_w)
+    f_outputs = (*joint.results, *stash_for_b, *stash_for_b_and_w)
     f_equations, _ = needed(joint.equations, f_outputs)
-    b_equations, _ = needed(joint.equations, b_outputs, kept)
-    b_inputs = (*joint.given, *b_stash, *h_stash, *joint.d_out)
+    b_equations, _ = needed(joint.equations, b_outputs, f_stash)
+    b_inputs = (*joint.params_and_extras, *stash_for_b, *stash_for_b_and_w, *joint.d_out)
     return Partition(
-        EquationGroup(joint.constants, (*joint.given, *joint.x), f_equations, f_outputs),
+        EquationGroup(joint.constants, (*joint.params_and_extras, *joint.x), f_equations, f_outputs),
         EquationGroup(joint.constants, b_inputs, b_equations, b_outputs),
-        EquationGroup(joint.constants, (*joint.given, *h_stash, *w_stash), w_equations, joint.dparams),
-        b_stash,
-        h_stash,
-        w_stash,
+        EquationGroup(
+            joint.constants, (*joint.params_and_extras, *stash_for_b_and_w, *stash_for_w), w_equations, joint.dparams
+        ),
+        stash_for_b,
+        stash_for_b_and_w,
+        stash_for_w,
     )
 
 
@@ -125,10 +127,10 @@ def _cut_before_w(joint: Joint, equations: Sequence[JaxprEqn]) -> tuple[Var, ...
     from_d_out = dependent(equations, joint.d_out)
     repeated = [e for e in costly if from_d_out.isdisjoint(e.outvars)]
     in_b = set(map(id, needed(equations, (*joint.dx, *_outputs(repeated)))[0]))
-    wanted, _ = needed(equations, joint.dparams)
-    in_w = [e for e in wanted if _is_costly(e) and id(e) not in in_b]
+    w_equations, _ = needed(equations, joint.dparams)
+    in_w = [e for e in w_equations if _is_costly(e) and id(e) not in in_b]
     return _cut(
-        equations=[e for e in wanted if not _is_costly(e)],
+        equations=[e for e in w_equations if not _is_costly(e)],
         among=[*joint.d_out, *_outputs(equations)],
         never=dependent(equations, _outputs(in_w)),
         sources=[*joint.d_out, *_outputs(e for e in costly if id(e) in in_b)],
@@ -220,11 +222,11 @@ def _shortest_path(room: Mapping) -> list[tuple]:
 
 
 def _leading_to_sink(room: Mapping) -> set:
-    found, queue = {_SINK}, deque([_SINK])
+    reached, queue = {_SINK}, deque([_SINK])
     while queue:
         head = queue.popleft()
         for tail in room[head]:  # every arc has its reverse, so these are all the tails
-            if room[tail][head] > 0 and tail not in found:
-                found.add(tail)
+            if room[tail][head] > 0 and tail not in reached:
+                reached.add(tail)
                 queue.append(tail)
-    return found
+    return reached

@@ -80,24 +80,31 @@ class SplitStage:
     _trees: "_Trees"
 
     def forward(self, params: Any, extras: Any, x: Any) -> tuple[Any, Any, tuple, tuple]:
-        """F: (params, extras, x) -> (out, metrics, b_stash, h_stash)."""
+        """F: (params, extras, x) -> (out, metrics, stash_for_b, stash_for_b_and_w)."""
         results = self._parts.forward(*jax.tree.leaves((params, extras, x)))
         sizes = self._trees.out.num_leaves, self._trees.metrics.num_leaves, len(self.b_shapes)
-        out, metrics, b_stash, h_stash = _sections(results, *sizes)
-        return self._trees.out.unflatten(out), self._trees.metrics.unflatten(metrics), tuple(b_stash), tuple(h_stash)
+        out, metrics, stash_for_b, stash_for_b_and_w = _sections(results, *sizes)
+        return (
+            self._trees.out.unflatten(out),
+            self._trees.metrics.unflatten(metrics),
+            tuple(stash_for_b),
+            tuple(stash_for_b_and_w),
+        )
 
     def backward_input(
-        self, params: Any, extras: Any, b_stash: Sequence[Any], h_stash: Sequence[Any], d_out: Any
+        self, params: Any, extras: Any, stash_for_b: Sequence[Any], stash_for_b_and_w: Sequence[Any], d_out: Any
     ) -> tuple[Any, tuple]:
-        """B: (params, extras, b_stash, h_stash, cotangent of out) -> (cotangent of x, w_stash)."""
-        given, cotangents = jax.tree.leaves((params, extras)), jax.tree.leaves(d_out)
-        results = self._parts.backward_input(*given, *b_stash, *h_stash, *cotangents)
-        dx, w_stash = _sections(results, self._trees.x.num_leaves)
-        return self._trees.x.unflatten(dx), tuple(w_stash)
+        """B: (params, extras, stash_for_b, stash_for_b_and_w, cotangent of out) -> (cotangent of x, stash_for_w)."""
+        params_and_extras, cotangents = jax.tree.leaves((params, extras)), jax.tree.leaves(d_out)
+        results = self._parts.backward_input(*params_and_extras, *stash_for_b, *stash_for_b_and_w, *cotangents)
+        dx, stash_for_w = _sections(results, self._trees.x.num_leaves)
+        return self._trees.x.unflatten(dx), tuple(stash_for_w)
 
-    def backward_weight(self, params: Any, extras: Any, h_stash: Sequence[Any], w_stash: Sequence[Any]) -> Any:
-        """W: (params, extras, h_stash, w_stash) -> gradient of the parameters."""
-        dparams = self._parts.backward_weight(*jax.tree.leaves((params, extras)), *h_stash, *w_stash)
+    def backward_weight(
+        self, params: Any, extras: Any, stash_for_b_and_w: Sequence[Any], stash_for_w: Sequence[Any]
+    ) -> Any:
+        """W: (params, extras, stash_for_b_and_w, stash_for_w) -> gradient of the parameters."""
+        dparams = self._parts.backward_weight(*jax.tree.leaves((params, extras)), *stash_for_b_and_w, *stash_for_w)
         return self._trees.params.unflatten(dparams)
 
 
@@ -142,7 +149,7 @@ def split(
     num_in = [len(jax.tree.leaves(tree)) for tree in ((params, extras), x)]
     num_out = [len(jax.tree.leaves(tree)) for tree in ((out, metrics), x)]
     parts = partition(_label(closed, num_in, num_out))
-    stashes = parts.stash_for_b, parts.h_stash, parts.stash_for_w
+    stashes = parts.stash_for_b, parts.stash_for_b_and_w, parts.stash_for_w
     b_shapes, h_shapes, w_shapes = (tuple(spec(var.aval) for var in stash) for stash in stashes)
     trees = _Trees(*map(jax.tree.structure, (params, x, out, metrics)))
     return SplitStage(b_shapes, h_shapes, w_shapes, parts, trees)

@@ -35,7 +35,7 @@ def split_stage(spec: StepSpec, num_sequences: int) -> tuple[Stage, tuple[Layers
     config = spec.gpt.config
     state = spec.abstract(with_slots=True)
 
-    def of_one_rank(slots: dict[str, jax.Array]) -> Layers:
+    def rank_layers(slots: dict[str, jax.Array]) -> Layers:
         return StageWeights.of(spec.gpt, spec.chunks, {name: leaf[0, :, 0] for name, leaf in slots.items()}, 0).layers
 
     shape = num_sequences, config.sequence_length
@@ -43,7 +43,7 @@ def split_stage(spec: StepSpec, num_sequences: int) -> tuple[Stage, tuple[Layers
     data = Batch(*(jax.ShapeDtypeStruct(shape, dtype) for dtype in (jnp.int32, jnp.int32, jnp.bool_)))  # type: ignore[arg-type]
     placement = jax.ShapeDtypeStruct(state.placement.shape[1:], jnp.int32)
     extras: Any = jax.eval_shape(partial(Extras.of, spec), placement, data)
-    layers = jax.eval_shape(of_one_rank, state.slots)
+    layers = jax.eval_shape(rank_layers, state.slots)
     axes = [(EXPERT_AXIS, spec.live.num_ranks)]
     return Stage.of(spec, layers, extras, x, 0, axis_env=axes), (layers, extras, x)
 
@@ -77,7 +77,7 @@ def plan_costs(spec: StepSpec, num_sequences: int) -> tuple[Costs, tuple[Chunk, 
     stage, (layers, extras, x) = split_stage(spec, num_sequences)
     counted = counted_stage(spec, stage, num_sequences)
     flops_K3 = np.array(
-        [_block_flops(spec, one, block_shapes(layers, extras, k), x) for k, one in counted.kinds.items()]
+        [_block_flops(spec, split, block_shapes(layers, extras, k), x) for k, split in counted.kinds.items()]
     )
     most_3, cut = np.array([stage.stack_size(is_moe) for is_moe in stage.kinds]) @ flops_K3, spec.chunks.ops
     times_C3 = np.array([cut.counts(is_moe) for is_moe in stage.kinds]).T @ flops_K3
@@ -87,11 +87,11 @@ def plan_costs(spec: StepSpec, num_sequences: int) -> tuple[Costs, tuple[Chunk, 
     sizes = SlotBytes(b, h, w, message, message)
     if len(cut.sizes) == 1:
         return costs, (), sizes
-    of_embedding, of_head = (_flops_of(spec, *end) for end in embedding_and_head(spec, num_sequences, x))
-    times_C3[-1, 0] += of_head
-    times_C3[0, 1] += of_embedding
+    embedding_flops, head_flops = (_flops_of(spec, *end) for end in embedding_and_head(spec, num_sequences, x))
+    times_C3[-1, 0] += head_flops
+    times_C3[0, 1] += embedding_flops
     factors = zip(cut.sizes, (times_C3 / most_3).tolist(), strict=True)
-    return costs, tuple(Chunk(size, *of_chunk) for size, of_chunk in factors), sizes
+    return costs, tuple(Chunk(size, *chunk_factors) for size, chunk_factors in factors), sizes
 
 
 def embedding_and_head(spec: StepSpec, num_sequences: int, x: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -138,13 +138,15 @@ def _flops_of(spec: StepSpec, op: Callable[..., Any], *arguments: Any) -> int:
     return dot_flops(jax.make_jaxpr(op, axis_env=[(EXPERT_AXIS, spec.live.num_ranks)])(*arguments))
 
 
-def _block_flops(spec: StepSpec, one: SplitStage, given: tuple[Any, Extras], x: Any) -> tuple[int, int, int]:
+def _block_flops(
+    spec: StepSpec, split: SplitStage, weights_and_extras: tuple[Any, Extras], x: Any
+) -> tuple[int, int, int]:
     """FLOPs of the matmuls in F, B and W of a block."""
     aux = jax.ShapeDtypeStruct((), spec.accumulate_dtype)
     return (
-        _flops_of(spec, one.forward, *given, x),
-        _flops_of(spec, one.backward_input, *given, one.b_shapes, one.h_shapes, (x, aux)),
-        _flops_of(spec, one.backward_weight, *given, one.h_shapes, one.w_shapes),
+        _flops_of(spec, split.forward, *weights_and_extras, x),
+        _flops_of(spec, split.backward_input, *weights_and_extras, split.b_shapes, split.h_shapes, (x, aux)),
+        _flops_of(spec, split.backward_weight, *weights_and_extras, split.h_shapes, split.w_shapes),
     )
 
 

@@ -137,30 +137,30 @@ class Interpreter:
     def _tick(self, ops: StageOps, tick: jax.Array, c: Carry) -> Carry:
         op, silence = TickOp.at(self.columns, tick), self.message
         with jax.named_scope(scopes.FORWARD):
-            y, (gradients, b_stash, held, sums, head) = lax.cond(
+            y, (gradients, stash_for_b, stash_for_b_and_w, sums, head) = lax.cond(
                 op.opcode == Kind.F + 1,
-                lambda *mine: ops.forward(op, c.activations, *mine),
-                lambda *mine: (silence, mine),
+                lambda *buffers: ops.forward(op, c.activations, *buffers),
+                lambda *buffers: (silence, buffers),
                 *(c.gradients, c.stash_for_b, c.stash_for_b_and_w, c.sums, c.head),
             )
         with jax.named_scope(scopes.BACKWARD_INPUT):
-            dx, (w_stash, embedding) = lax.cond(
+            dx, (stash_for_w, embedding) = lax.cond(
                 op.opcode == Kind.B + 1,
-                lambda *mine: ops.backward_input(op, gradients, b_stash, held, *mine),
-                lambda *mine: (silence, mine),
+                lambda *buffers: ops.backward_input(op, gradients, stash_for_b, stash_for_b_and_w, *buffers),
+                lambda *buffers: (silence, buffers),
                 *(c.stash_for_w, c.embedding),
             )
         with jax.named_scope(scopes.BACKWARD_WEIGHT):
             layers = lax.cond(
                 op.opcode == Kind.W + 1,
-                lambda mine: ops.backward_weight(op, held, w_stash, mine),
-                lambda mine: mine,
+                lambda layers: ops.backward_weight(op, stash_for_b_and_w, stash_for_w, layers),
+                lambda layers: layers,
                 c.layers,
             )
         activations, gradients = self._keep(Kind.F, op, y, c.activations), self._keep(Kind.B, op, dx, gradients)
         activations = self._deliver(_ACTIVATIONS, y, tick, op.activation_slot_Q, activations)
         gradients = self._deliver(_GRADIENTS, dx, tick, op.gradient_slot_Q, gradients)
-        return Carry(activations, gradients, b_stash, held, w_stash, sums, layers, embedding, head)
+        return Carry(activations, gradients, stash_for_b, stash_for_b_and_w, stash_for_w, sums, layers, embedding, head)
 
     def _keep(self, kind: Kind, op: TickOp, message: jax.Array, inbox: jax.Array) -> jax.Array:
         """The inbox with the output of an op of a kind, if this worker is the one that reads it."""
@@ -176,9 +176,9 @@ class Interpreter:
         chosen_TQ = self.common[direction]
         ways: list[Callable[[jax.Array], jax.Array]] = [lambda message: message]
         ways += [partial(lax.ppermute, axis_name=WORKER_AXIS, perm=pairs) for pairs in self.permutations[direction]]
-        for turn in range(chosen_TQ.shape[1]):
-            with jax.named_scope(f"{(scopes.ACTIVATIONS, scopes.GRADIENTS)[direction]}/{scopes.ROUND}{turn}"):
-                came = lax.switch(chosen_TQ[tick, turn] + 1, ways, message)
-            keep = partial(put, slot=slot_Q[turn], values=came)
-            inbox = lax.cond(slot_Q[turn] >= 0, keep, lambda same: same, inbox)
+        for round_index in range(chosen_TQ.shape[1]):
+            with jax.named_scope(f"{(scopes.ACTIVATIONS, scopes.GRADIENTS)[direction]}/{scopes.ROUND}{round_index}"):
+                received = lax.switch(chosen_TQ[tick, round_index] + 1, ways, message)
+            keep = partial(put, slot=slot_Q[round_index], values=received)
+            inbox = lax.cond(slot_Q[round_index] >= 0, keep, lambda same: same, inbox)
         return inbox

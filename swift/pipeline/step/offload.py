@@ -39,39 +39,41 @@ _Update = Callable[[LayerState, LayerGradients], LayerState]
 
 
 def update_layer_by_layer(
-    update: _Update, held: LayerState, given: LayerGradients, dtype: DTypeLike
+    update: _Update, state: LayerState, layer_gradients: LayerGradients, dtype: DTypeLike
 ) -> tuple[LayerState, dict[str, Any]]:
     """Updates one layer of one group after the other.
 
     Args:
         update: update of layers of some groups, in device memory; counters do not depend on which.
-        held: state of this rank, whose arrays are in any memory.
-        given: gradients of all groups.
+        state: state of this rank, whose arrays are in any memory.
+        layer_gradients: gradients of all groups.
         dtype: type of slots.
 
     Returns:
         The state after the update, in the memory that it was in; and the master weights by group for filling slots,
         in the type of these and in device memory.
     """
-    names = list(held.master)
+    names = list(state.master)
 
-    def of_group(name: str) -> tuple[LayerState, dict[str, Any]]:
-        part = _map_groups(lambda groups: {name: groups[name]}, names, held)
-        return _updated_group(update, part, given._replace(gradients={name: given.gradients[name]}), dtype)
+    def update_group(name: str) -> tuple[LayerState, dict[str, Any]]:
+        group_state = _map_groups(lambda groups: {name: groups[name]}, names, state)
+        return _updated_group(
+            update, group_state, layer_gradients._replace(gradients={name: layer_gradients.gradients[name]}), dtype
+        )
 
     def joined(*parts: dict[str, Any]) -> dict[str, Any]:
         return {name: leaf for part in parts for name, leaf in part.items()}
 
-    return _map_groups(joined, names[:1], *map(of_group, names))
+    return _map_groups(joined, names[:1], *map(update_group, names))
 
 
 def is_grouped_like_params(tree: Any, groups: Collection[str]) -> bool:
     """Whether all arrays of a tree but counters are in dicts by group."""
-    others = _map_groups(lambda _: {}, groups, tree)
-    return all(leaf.ndim == 0 for leaf in jax.tree.leaves(others))
+    ungrouped = _map_groups(lambda _: {}, groups, tree)
+    return all(leaf.ndim == 0 for leaf in jax.tree.leaves(ungrouped))
 
 
-def _map_groups(f: Callable[..., Any], groups: Collection[str], tree: Any, *others: Any) -> Any:
+def _map_groups(f: Callable[..., Any], groups: Collection[str], tree: Any, *other_trees: Any) -> Any:
     """Maps dicts by group, which are anywhere in trees; of everything else it keeps that of the first tree."""
 
     def is_by_group(node: Any) -> bool:
@@ -80,32 +82,32 @@ def _map_groups(f: Callable[..., Any], groups: Collection[str], tree: Any, *othe
     def mapped(node: Any, *nodes: Any) -> Any:
         return f(node, *nodes) if is_by_group(node) else node
 
-    return jax.tree.map(mapped, tree, *others, is_leaf=is_by_group)
+    return jax.tree.map(mapped, tree, *other_trees, is_leaf=is_by_group)
 
 
 def _updated_group(
-    update: _Update, held: LayerState, given: LayerGradients, dtype: DTypeLike
+    update: _Update, state: LayerState, layer_gradients: LayerGradients, dtype: DTypeLike
 ) -> tuple[LayerState, dict[str, Any]]:
     """Updates the layers of the only group that there is."""
-    ((name, stack),) = held.master.items()
+    ((name, stack),) = state.master.items()
 
     def update_layer(index: jax.Array, carry: tuple[LayerState, jax.Array]) -> tuple[LayerState, jax.Array]:
         now, weights = carry
-        part = jax.tree.map(lambda old, leaf: _fetched(leaf, index) if old.ndim else old, held, now)
-        after = update(part, _layer(given, index, has_experts=KINDS.get(name) is True))
+        layer_state = jax.tree.map(lambda old, leaf: _fetched(leaf, index) if old.ndim else old, state, now)
+        after = update(layer_state, _layer(layer_gradients, index, has_experts=KINDS.get(name) is True))
         weights = lax.dynamic_update_slice_in_dim(weights, after.master[name].astype(dtype), index, 0)
         return jax.tree.map(lambda old, new: _put_back(old, new, index) if old.ndim else new, now, after), weights
 
-    after, weights = lax.fori_loop(0, len(stack), update_layer, (held, jnp.zeros(stack.shape, dtype)))
+    after, weights = lax.fori_loop(0, len(stack), update_layer, (state, jnp.zeros(stack.shape, dtype)))
     return after, {name: weights}
 
 
-def _layer(given: LayerGradients, index: jax.Array, *, has_experts: bool) -> LayerGradients:
+def _layer(layer_gradients: LayerGradients, index: jax.Array, *, has_experts: bool) -> LayerGradients:
     """One layer of the gradients; of counts and placements, too, where the group is one of MoE layers."""
     if has_experts:
-        return jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, index, 1), given)
-    ((name, stack),) = given.gradients.items()
-    return given._replace(gradients={name: lax.dynamic_slice_in_dim(stack, index, 1)})
+        return jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, index, 1), layer_gradients)
+    ((name, stack),) = layer_gradients.gradients.items()
+    return layer_gradients._replace(gradients={name: lax.dynamic_slice_in_dim(stack, index, 1)})
 
 
 def _fetched(stack: jax.Array, index: jax.Array) -> jax.Array:

@@ -53,8 +53,8 @@ def share_sequences(leaf: Shaped[np.ndarray, "*lead B T"], num_ranks: int) -> Sh
     if num_sequences == num_ranks * room:
         return leaf.reshape(*lead, num_ranks, room, length)
     shares = np.zeros((*lead, num_ranks, room, length), leaf.dtype)
-    for rank, mine in enumerate(np.array_split(np.arange(num_sequences), num_ranks)):
-        shares[..., rank, : len(mine), :] = leaf[..., mine, :]
+    for rank, sequence_indices in enumerate(np.array_split(np.arange(num_sequences), num_ranks)):
+        shares[..., rank, : len(sequence_indices), :] = leaf[..., sequence_indices, :]
     return shares
 
 
@@ -91,20 +91,22 @@ def single_worker_gradients(spec: StepSpec, state: TrainState, batch: DeviceBatc
     stage = Stage.of(spec, weights.layers, extras, _message(spec, batch), holding=0)
     aux_weight = spec.experts.auxiliary_weight * divisor / spec.num_microbatches
     ops = StageOps(spec, stage, weights, state.placement, 0, batch, aux_weight[None], hot_rows)
-    none = jax.tree.map(lambda w: jnp.zeros(w.shape, spec.accumulate_dtype), ops.weights)
-    message, (b_stash, held) = _message(spec, batch), _empty(stage)
+    zeros = jax.tree.map(lambda w: jnp.zeros(w.shape, spec.accumulate_dtype), ops.weights)
+    message, (stash_for_b, stash_for_b_and_w) = _message(spec, batch), _empty(stage)
 
     def accumulate(total: Any, index: jax.Array) -> tuple[Any, None]:
-        totals, sums, b_stash, held = total
+        totals, sums, stash_for_b, stash_for_b_and_w = total
         op = _op(index)
         with jax.named_scope(scopes.MICROBATCH):
-            _, (gradients, b_stash, held, sums, head) = ops.forward(
-                op, message[None], message[None], b_stash, held, sums, totals.head
+            _, (gradients, stash_for_b, stash_for_b_and_w, sums, head) = ops.forward(
+                op, message[None], message[None], stash_for_b, stash_for_b_and_w, sums, totals.head
             )
-            layers, embedding = ops.backward(op, gradients, b_stash, held, totals.layers, totals.embedding)
-        return (StageWeights(layers, embedding, head), sums, b_stash, held), None
+            layers, embedding = ops.backward(
+                op, gradients, stash_for_b, stash_for_b_and_w, totals.layers, totals.embedding
+            )
+        return (StageWeights(layers, embedding, head), sums, stash_for_b, stash_for_b_and_w), None
 
-    start = (none, Sums.zeros(spec, 1), b_stash, held)
+    start = (zeros, Sums.zeros(spec, 1), stash_for_b, stash_for_b_and_w)
     (totals, sums, *_), _ = lax.scan(accumulate, start, jnp.arange(len(batch.inputs), dtype=jnp.int32))
     sums = jax.tree.map(lambda leaf: leaf[0], sums).over_ranks()
     packed = hot_rows.collect(totals, 0, _BOTH.is_first).packed(spec.gpt, spec.chunks, 0)
@@ -141,10 +143,10 @@ def single_worker_step(spec: StepSpec, *, keep_state: bool = False) -> Wrapped:
         scale = clip_scale(spec, norm)
         after = apply_gradients(spec, state, gradients, sums.load.popularity_E, _BOTH, scale)
         record = UpdateRecord.of(spec, state, square, sums.load)
-        of_window = jax.tree.map(
+        outcome_K = jax.tree.map(
             lambda leaf: leaf[None], (sums.loss, sums.aux / spec.num_microbatches, sums.tokens, norm, record)
         )
-        return after, metrics_of(*of_window)
+        return after, metrics_of(*outcome_K)
 
     run = spec.live.per_rank(per_rank, (spec.specs, RANKED), (spec.specs, SHARED))
     # Explicit shardings, so that the states of init, of a restore and of a previous call run the same program.

@@ -65,21 +65,25 @@ class Rounds:
         """
         rounds: list[list[int]] = []
         for chunk, rows in enumerate(peers_C):
-            free = (mine for mine in rounds if all(set(rows).isdisjoint(peers_C[other]) for other in mine))
-            mine = next(free, None)
-            if mine is None:
-                mine = []
-                rounds.append(mine)
-            mine.append(chunk)
+            free = (chunks for chunks in rounds if all(set(rows).isdisjoint(peers_C[chunk]) for chunk in chunks))
+            round_chunks = next(free, None)
+            if round_chunks is None:
+                round_chunks = []
+                rounds.append(round_chunks)
+            round_chunks.append(chunk)
         round_C = np.zeros(len(peers_C), np.int32)
         chunk_HT = np.full((len(holds_HC), len(rounds)), NONE, np.int32)
-        for turn, chunks in enumerate(rounds):
-            round_C[chunks] = turn
+        for round_index, chunks in enumerate(rounds):
+            round_C[chunks] = round_index
             for chunk in chunks:
-                chunk_HT[holds_HC[:, chunk], turn] = chunk
+                chunk_HT[holds_HC[:, chunk], round_index] = chunk
         num_live = 1 + max(row for rows in peers_C for row in rows)
         groups = [[tuple(peers_C[chunk]) for chunk in chunks] for chunks in rounds]
-        return cls(chunk_HT, round_C, tuple(PeerAllReduce(_covering(mine, num_live), unequal) for mine in groups))
+        return cls(
+            chunk_HT,
+            round_C,
+            tuple(PeerAllReduce(_covering(round_groups, num_live), unequal) for round_groups in groups),
+        )
 
     def sum_of(self, chunk: Index) -> "PeerAllReduce | SumInRound":
         """The sum over the workers that hold a chunk, which is data."""
@@ -91,21 +95,21 @@ class SumInRound:
     """The sum of one of several rounds, each in a branch: the workers that hold the same chunk take the same one."""
 
     sums: tuple[PeerAllReduce, ...]
-    turn: Index
+    round_index: Index
     is_tree = False
 
     def __call__(self, tree: _Tree) -> _Tree:
         """Sums the arrays in ``tree`` over the workers of this one's group."""
-        for turn, peer_sum in enumerate(self.sums):
-            with jax.named_scope(f"{scopes.ROUND}{turn}"):
-                tree = lax.cond(self.turn == turn, peer_sum, lambda same: same, tree)
+        for index, peer_sum in enumerate(self.sums):
+            with jax.named_scope(f"{scopes.ROUND}{index}"):
+                tree = lax.cond(self.round_index == index, peer_sum, lambda same: same, tree)
         return tree
 
 
 def _covering(groups: Sequence[tuple[int, ...]], num_live: int) -> tuple[tuple[int, ...], ...]:
     """The groups, and all other mesh rows alone."""
-    others = set(range(num_live)).difference(*groups)
-    return *groups, *((row,) for row in sorted(others))
+    lone_rows = set(range(num_live)).difference(*groups)
+    return *groups, *((row,) for row in sorted(lone_rows))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,8 +192,8 @@ class StepSpec:
         if self.chunks.is_one_chunk_per_worker or not self.num_moe_layers:
             return
         sizes = self.experts.num_classes, self.live.num_ranks, self.experts.slots_per_rank
-        one, two = (jax.eval_shape(partial(self.policy.init, number, *sizes))[1] for number in (1, 2))
-        if one != two:
+        one_layer, two_layers = (jax.eval_shape(partial(self.policy.init, number, *sizes))[1] for number in (1, 2))
+        if one_layer != two_layers:
             allowed = "must have no state for each layer, where a worker holds layers that others hold apart"
             raise SettingError("StepSpec.policy", self.policy, allowed)
 
@@ -397,13 +401,16 @@ class StepSpec:
 
         def classes(name: str) -> np.ndarray:
             worker_L, index_L = self.locations(name)
-            found = {}
+            classes_by_worker = {}
             for worker in set(worker_L.tolist()):
                 stacks = {name: leaf[worker] for name, leaf in master.items()}
                 placements = self.placements(placement[worker], stacks)
-                found[worker] = self.layouts[name].classes(stacks[name], placements[name])
+                classes_by_worker[worker] = self.layouts[name].classes(stacks[name], placements[name])
             return np.stack(
-                [found[worker][index] for worker, index in zip(worker_L.tolist(), index_L.tolist(), strict=True)]
+                [
+                    classes_by_worker[worker][index]
+                    for worker, index in zip(worker_L.tolist(), index_L.tolist(), strict=True)
+                ]
             )
 
         return {name: classes(name) for name in self.gpt.groups}

@@ -126,35 +126,37 @@ class ForwardStage:
 
     @jax.named_scope(scopes.BLOCKS)
     def _each(
-        self, chunk: Index, block: _Each, common: Any, own: dict[bool, Any], *, reverse: bool = False
+        self, chunk: Index, block: _Each, common: Any, by_kind: dict[bool, Any], *, reverse: bool = False
     ) -> tuple[Any, Any]:
         """Runs a function for every block of a chunk in turn, on values in common and values of the block's kind."""
-        cut, (only, *others) = self.spec.chunks.ops, self.spec.chunks.kinds
-        first = {is_moe: self._first_layer(is_moe, chunk) for is_moe in (only, *others)}
+        cut, (only, *other_kinds) = self.spec.chunks.ops, self.spec.chunks.kinds
+        first = {is_moe: self._first_layer(is_moe, chunk) for is_moe in (only, *other_kinds)}
 
-        def one(index: Index, common: Any, own: dict[bool, Any]) -> Any:
-            if not others:
-                common, mine = block(only, first[only] + index, index, common, own[only])
-                return common, {only: mine}
-            kept, is_moe = (jnp.asarray(table)[chunk, index] for table in (cut.stack_index_PB, cut.is_moe_PB))
-            for kind in (only, *others):
+        def run_block(index: Index, common: Any, by_kind: dict[bool, Any]) -> Any:
+            if not other_kinds:
+                common, kind_values = block(only, first[only] + index, index, common, by_kind[only])
+                return common, {only: kind_values}
+            stash_index, is_moe = (jnp.asarray(table)[chunk, index] for table in (cut.stack_index_PB, cut.is_moe_PB))
+            for kind in (only, *other_kinds):
                 runs = is_moe if kind else ~is_moe
                 same = lambda *same: same  # noqa: E731
-                common, mine = lax.cond(runs, partial(block, kind, first[kind] + kept, kept), same, common, own[kind])
-                own = own | {kind: mine}
-            return common, own
+                common, kind_values = lax.cond(
+                    runs, partial(block, kind, first[kind] + stash_index, stash_index), same, common, by_kind[kind]
+                )
+                by_kind = by_kind | {kind: kind_values}
+            return common, by_kind
 
         # Where all chunks have as many blocks, their number is known to the compiler.
         is_even = len(set(cut.sizes)) == 1
         count = cut.sizes[0] if is_even else jnp.asarray(cut.sizes, jnp.int32)[chunk]
-        if is_even and count == 1 and not others:
-            return one(0, common, own)
+        if is_even and count == 1 and not other_kinds:
+            return run_block(0, common, by_kind)
 
         def step(i: jax.Array, loop: Any) -> Any:
             index = i.astype(jnp.int32)
-            return one(count - 1 - index if reverse else index, *loop)
+            return run_block(count - 1 - index if reverse else index, *loop)
 
-        return lax.fori_loop(0, count, step, (common, own))
+        return lax.fori_loop(0, count, step, (common, by_kind))
 
     def _first_layer(self, is_moe: bool, chunk: Index) -> Index:
         """Index of a chunk's first block of a kind in the worker's stack."""
@@ -209,17 +211,17 @@ class Stage(ForwardStage):
     @property
     def b_shapes(self) -> dict[bool, Any]:
         """Shapes ``[layers, ...]`` of the arrays that F keeps for B alone, by kind."""
-        return {is_moe: self._stacked(is_moe, one.b_shapes) for is_moe, one in self.kinds.items()}
+        return {is_moe: self._stacked(is_moe, split.b_shapes) for is_moe, split in self.kinds.items()}
 
     @property
     def h_shapes(self) -> dict[bool, Any]:
         """Shapes ``[layers, ...]`` of the arrays that F keeps for W; B may read them, too."""
-        return {is_moe: self._stacked(is_moe, one.h_shapes) for is_moe, one in self.kinds.items()}
+        return {is_moe: self._stacked(is_moe, split.h_shapes) for is_moe, split in self.kinds.items()}
 
     @property
     def w_shapes(self) -> dict[bool, Any]:
         """Shapes ``[layers, ...]`` of the arrays that B keeps for W."""
-        return {is_moe: self._stacked(is_moe, one.w_shapes) for is_moe, one in self.kinds.items()}
+        return {is_moe: self._stacked(is_moe, split.w_shapes) for is_moe, split in self.kinds.items()}
 
     def _stacked(self, is_moe: bool, shapes: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(jax.ShapeDtypeStruct((self.stack_size(is_moe), *leaf.shape), leaf.dtype) for leaf in shapes)
@@ -229,60 +231,74 @@ class Stage(ForwardStage):
         layers: Layers,
         extras: Extras,
         x: Float[Array, "B T D"],
-        b_stash: Stash,
-        held: Stash,
+        stash_for_b: Stash,
+        stash_for_b_and_w: Stash,
         slots: tuple[Index, Index],
         chunk: Index,
     ) -> tuple[jax.Array, jax.Array, Load, Stash, Stash]:
         """F: (y_BTD, auxiliary loss, load[L, E], and the stashes with what it keeps in the slots given for each)."""
 
-        def block(is_moe: bool, layer: Index, kept: Index, common: Any, own: Any) -> Any:
-            (x, aux), (load, b_stash, held) = common, own
+        def block(is_moe: bool, layer: Index, stash_index: Index, common: Any, kind_values: Any) -> Any:
+            (x, aux), (load, stash_for_b, stash_for_b_and_w) = common, kind_values
             (y, more), counts, for_b, for_w = self.kinds[is_moe].forward(*_block_of(layers, extras, is_moe, layer), x)
             load, common = put(load, layer, counts) if is_moe else load, (y, aux + more)
-            return common, (load, put_layer(b_stash, slots[0], kept, for_b), put_layer(held, slots[1], kept, for_w))
+            return common, (
+                load,
+                put_layer(stash_for_b, slots[0], stash_index, for_b),
+                put_layer(stash_for_b_and_w, slots[1], stash_index, for_w),
+            )
 
-        own = {is_moe: (load, b_stash[is_moe], held[is_moe]) for is_moe, load in self._no_load.items()}
+        by_kind = {
+            is_moe: (load, stash_for_b[is_moe], stash_for_b_and_w[is_moe]) for is_moe, load in self._no_load.items()
+        }
         start = x, jnp.zeros((), self.spec.accumulate_dtype)
-        (y, aux), own = self._each(chunk, block, start, own)
-        b_stash, held = ({is_moe: of_kind[index] for is_moe, of_kind in own.items()} for index in (1, 2))
-        return y, aux, own[True][0] if True in own else no_load(self.spec), b_stash, held
+        (y, aux), by_kind = self._each(chunk, block, start, by_kind)
+        stash_for_b, stash_for_b_and_w = (
+            {is_moe: kind_values[index] for is_moe, kind_values in by_kind.items()} for index in (1, 2)
+        )
+        return y, aux, by_kind[True][0] if True in by_kind else no_load(self.spec), stash_for_b, stash_for_b_and_w
 
     def backward_input(
         self,
         layers: Layers,
         extras: Extras,
-        b_stash: Stash,
-        held: Stash,
-        w_stash: Stash,
+        stash_for_b: Stash,
+        stash_for_b_and_w: Stash,
+        stash_for_w: Stash,
         slots: tuple[Index, Index, Index],
         d_out: tuple[jax.Array, jax.Array],
         chunk: Index,
     ) -> tuple[jax.Array, Stash]:
         """B: the cotangent of x, and W's stash with what it keeps; ``slots`` of the three stashes."""
 
-        def block(is_moe: bool, layer: Index, kept: Index, dy: jax.Array, w_stash: Any) -> Any:
-            stashed = take_layer(b_stash[is_moe], slots[0], kept), take_layer(held[is_moe], slots[1], kept)
-            given = _block_of(layers, extras, is_moe, layer)
-            dx, for_w = self.kinds[is_moe].backward_input(*given, *stashed, (dy, d_out[1]))
-            return dx, put_layer(w_stash, slots[2], kept, for_w)
+        def block(is_moe: bool, layer: Index, stash_index: Index, dy: jax.Array, stash_for_w: Any) -> Any:
+            stashed = (
+                take_layer(stash_for_b[is_moe], slots[0], stash_index),
+                take_layer(stash_for_b_and_w[is_moe], slots[1], stash_index),
+            )
+            weights_and_extras = _block_of(layers, extras, is_moe, layer)
+            dx, for_w = self.kinds[is_moe].backward_input(*weights_and_extras, *stashed, (dy, d_out[1]))
+            return dx, put_layer(stash_for_w, slots[2], stash_index, for_w)
 
-        return self._each(chunk, block, d_out[0], w_stash, reverse=True)
+        return self._each(chunk, block, d_out[0], stash_for_w, reverse=True)
 
     def backward_weight(
         self,
         layers: Layers,
         extras: Extras,
-        held: Stash,
-        w_stash: Stash,
+        stash_for_b_and_w: Stash,
+        stash_for_w: Stash,
         slots: tuple[Index, Index],
         totals: Layers,
         chunk: Index,
     ) -> Layers:
         """W: the totals with the gradients of the weights added; ``slots`` of the two stashes."""
 
-        def block(is_moe: bool, layer: Index, kept: Index, common: Any, totals: Any) -> Any:
-            stashed = take_layer(held[is_moe], slots[0], kept), take_layer(w_stash[is_moe], slots[1], kept)
+        def block(is_moe: bool, layer: Index, stash_index: Index, common: Any, totals: Any) -> Any:
+            stashed = (
+                take_layer(stash_for_b_and_w[is_moe], slots[0], stash_index),
+                take_layer(stash_for_w[is_moe], slots[1], stash_index),
+            )
             gradients = self.kinds[is_moe].backward_weight(*_block_of(layers, extras, is_moe, layer), *stashed)
             return common, add_to_layer(totals, layer, gradients)
 
@@ -292,18 +308,21 @@ class Stage(ForwardStage):
         self,
         layers: Layers,
         extras: Extras,
-        b_stash: Stash,
-        held: Stash,
+        stash_for_b: Stash,
+        stash_for_b_and_w: Stash,
         d_out: tuple[jax.Array, jax.Array],
         totals: Layers,
         chunk: Index,
     ) -> tuple[jax.Array, Layers]:
         """B and W of every block at once, from slot 0 of the stashes: the cotangent of x, and the totals."""
 
-        def block(is_moe: bool, layer: Index, kept: Index, dy: jax.Array, totals: Any) -> Any:
-            for_b, for_w = take_layer(b_stash[is_moe], 0, kept), take_layer(held[is_moe], 0, kept)
-            given, one = _block_of(layers, extras, is_moe, layer), self.kinds[is_moe]
-            dx, more_for_w = one.backward_input(*given, for_b, for_w, (dy, d_out[1]))
-            return dx, add_to_layer(totals, layer, one.backward_weight(*given, for_w, more_for_w))
+        def block(is_moe: bool, layer: Index, stash_index: Index, dy: jax.Array, totals: Any) -> Any:
+            for_b, for_w = (
+                take_layer(stash_for_b[is_moe], 0, stash_index),
+                take_layer(stash_for_b_and_w[is_moe], 0, stash_index),
+            )
+            weights_and_extras, split = _block_of(layers, extras, is_moe, layer), self.kinds[is_moe]
+            dx, more_for_w = split.backward_input(*weights_and_extras, for_b, for_w, (dy, d_out[1]))
+            return dx, add_to_layer(totals, layer, split.backward_weight(*weights_and_extras, for_w, more_for_w))
 
         return self._each(chunk, block, d_out[0], totals, reverse=True)

@@ -84,8 +84,8 @@ class HotRows:
             return copies
 
         def fetched() -> jax.Array:
-            own = self.spec.gpt.slot_groups["embedding"].unpack_stack(slots["embedding"][:, 0])
-            return fetch_copies(own["token_VD"][...][0], self.hot_KH[iteration], self.spec.live.num_ranks)
+            shard = self.spec.gpt.slot_groups["embedding"].unpack_stack(slots["embedding"][:, 0])
+            return fetch_copies(shard["token_VD"][...][0], self.hot_KH[iteration], self.spec.live.num_ranks)
 
         with jax.named_scope(f"{scopes.COPIES}/embedding"):
             return cond_unless_static(is_first & (iteration < len(self.hot_KH)), fetched, lambda: copies)
@@ -97,12 +97,12 @@ class HotRows:
             return totals
 
         def added(embedding: EmbeddingWeights) -> EmbeddingWeights:
-            own = jax.tree.map(lambda leaf: leaf, embedding.own)  # a copy of the tree, which is changed
-            shares, hot_H = own["token_VD"], self.hot_KH[iteration]
+            shard = jax.tree.map(lambda leaf: leaf, embedding.shard)  # a copy of the tree, which is changed
+            token_vD, hot_H = shard["token_VD"], self.hot_KH[iteration]
             ranks, wire = spec.live.num_ranks, spec.row_wire_dtype
-            total_vD = add_gradients_of_copies(shares[...][0], embedding.copies, hot_H, ranks, wire)
-            own["token_VD"] = shares.replace(total_vD[None])
-            return EmbeddingWeights(own, jnp.zeros_like(embedding.copies))
+            total_vD = add_gradients_of_copies(token_vD[...][0], embedding.copies, hot_H, ranks, wire)
+            shard["token_VD"] = token_vD.replace(total_vD[None])
+            return EmbeddingWeights(shard, jnp.zeros_like(embedding.copies))
 
         with jax.named_scope(f"{scopes.UPDATE}/{scopes.COPIES}/embedding"):
             return totals._replace(embedding=cond_unless_static(is_first, added, lambda same: same, totals.embedding))
@@ -150,7 +150,7 @@ class EvaluationOps:
         return EmbeddingAndHead.of(self.spec, self._chunk(op))
 
     def _embed(self, op: TickOp, data: DeviceBatch) -> jax.Array:
-        weights = {"embedding": [layer_of(self.weights.embedding.own, 0)]}
+        weights = {"embedding": [layer_of(self.weights.embedding.shard, 0)]}
         with _named(scopes.EMBEDDING, self.spec.gpt.embedding_ranks):
             return self.spec.gpt.embed(weights, data.inputs, copies=self._copies(op))
 
@@ -193,23 +193,23 @@ class StageOps(EvaluationOps):
         op: TickOp,
         activations: Float[Array, "_ B T D"],
         gradients: Float[Array, "_ B T D"],
-        b_stash: Stash,
-        held: Stash,
+        stash_for_b: Stash,
+        stash_for_b_and_w: Stash,
         sums: Sums,
         head: Any,
     ) -> tuple[Float[Array, "B T D"], tuple[Float[Array, "_ B T D"], Stash, Stash, Sums, Any]]:
         """F: the message to the next stage, and the updated buffers; the last stage adds its loss."""
         data = self._data(op)
-        y, aux, load, b_stash, held = self.stage.forward(
+        y, aux, load, stash_for_b, stash_for_b_and_w = self.stage.forward(
             self.weights.layers,
             self._extras(data),
             self._input(op, data, activations),
-            b_stash,
-            held,
+            stash_for_b,
+            stash_for_b_and_w,
             (op.stash_for_b, op.stash_for_b_and_w),
             self._chunk(op),
         )
-        own = _sums_of(sums, op.iteration, aux=aux, load=load)
+        updated_sums = _sums_of(sums, op.iteration, aux=aux, load=load)
 
         def end(gradients: jax.Array, sums: Sums, head: Any) -> tuple[jax.Array, Sums, Any]:
             value, (d_head, dy) = jax.value_and_grad(self._loss, argnums=(0, 1))(self.weights.head, y, data)
@@ -217,50 +217,60 @@ class StageOps(EvaluationOps):
             sums = _sums_of(sums, op.iteration, loss=value, tokens=tokens)
             return put(gradients, op.loss, dy), sums, _add(head, d_head)
 
-        gradients, own, head = cond_unless_static(self._ends(op).is_last, end, lambda *same: same, gradients, own, head)
-        return y, (gradients, b_stash, held, own, head)
+        gradients, updated_sums, head = cond_unless_static(
+            self._ends(op).is_last, end, lambda *same: same, gradients, updated_sums, head
+        )
+        return y, (gradients, stash_for_b, stash_for_b_and_w, updated_sums, head)
 
     def backward_input(
         self,
         op: TickOp,
         gradients: Float[Array, "_ B T D"],
-        b_stash: Stash,
-        held: Stash,
-        w_stash: Stash,
+        stash_for_b: Stash,
+        stash_for_b_and_w: Stash,
+        stash_for_w: Stash,
         embedding: Any,
     ) -> tuple[Float[Array, "B T D"], tuple[Stash, Any]]:
         """B: the message to the previous stage, and the buffers with W's stash."""
         data = self._data(op)
-        dx, w_stash = self.stage.backward_input(
+        dx, stash_for_w = self.stage.backward_input(
             self.weights.layers,
             self._extras(data),
-            b_stash,
-            held,
-            w_stash,
+            stash_for_b,
+            stash_for_b_and_w,
+            stash_for_w,
             (op.stash_for_b, op.stash_for_b_and_w, op.stash_for_w),
             self._d_out(op, gradients),
             self._chunk(op),
         )
-        return dx, (w_stash, self._embedded(op, data, dx, embedding))
+        return dx, (stash_for_w, self._embedded(op, data, dx, embedding))
 
-    def backward_weight(self, op: TickOp, held: Stash, w_stash: Stash, layers: Layers) -> Layers:
+    def backward_weight(self, op: TickOp, stash_for_b_and_w: Stash, stash_for_w: Stash, layers: Layers) -> Layers:
         """W: the accumulated gradients of the stage's weights."""
         extras, slots = self._extras(self._data(op)), (op.stash_for_b_and_w, op.stash_for_w)
-        return self.stage.backward_weight(self.weights.layers, extras, held, w_stash, slots, layers, self._chunk(op))
+        return self.stage.backward_weight(
+            self.weights.layers, extras, stash_for_b_and_w, stash_for_w, slots, layers, self._chunk(op)
+        )
 
     def backward(
         self,
         op: TickOp,
         gradients: Float[Array, "_ B T D"],
-        b_stash: Stash,
-        held: Stash,
+        stash_for_b: Stash,
+        stash_for_b_and_w: Stash,
         layers: Layers,
         embedding: Any,
     ) -> tuple[Layers, Any]:
         """B and W at once, for a single worker: the accumulated gradients of its layers and of the embedding."""
         data = self._data(op)
         dx, layers = self.stage.backward(
-            self.weights.layers, self._extras(data), b_stash, held, self._d_out(op, gradients), layers, self._chunk(op)
+            self.weights.layers,
+            self._extras(data),
+            stash_for_b,
+            stash_for_b_and_w,
+            self._d_out(op, gradients),
+            layers,
+            self._chunk(op),
         )
         return layers, self._embedded(op, data, dx, embedding)
 
@@ -274,13 +284,13 @@ class StageOps(EvaluationOps):
         """The accumulated gradient of the embedding, if the op is on the first chunk."""
 
         def embed(embedding: EmbeddingWeights) -> EmbeddingWeights:
-            weights, copies = {"embedding": [layer_of(self.weights.embedding.own, 0)]}, self._copies(op)
+            weights, copies = {"embedding": [layer_of(self.weights.embedding.shard, 0)]}, self._copies(op)
             with _named(scopes.EMBEDDING, self.spec.gpt.embedding_ranks):
-                more, of_copies = self.spec.gpt.embedding_gradient(
+                shard_gradients, copy_gradients = self.spec.gpt.embedding_gradient(
                     weights, data.inputs, copies, dx, self.spec.row_wire_dtype
                 )
-            more = jax.tree.map(lambda leaf: leaf[None], more)
-            return _add(embedding, EmbeddingWeights(more, () if copies is None else of_copies))
+            shard_gradients = jax.tree.map(lambda leaf: leaf[None], shard_gradients)
+            return _add(embedding, EmbeddingWeights(shard_gradients, () if copies is None else copy_gradients))
 
         return cond_unless_static(self._ends(op).is_first, embed, lambda same: same, embedding)
 

@@ -96,28 +96,30 @@ class ChunkLayers:
         if self.spec.chunks.is_one_chunk_per_worker:
             return state
 
-        def of_chunk(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
+        def chunk_leaf(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
             name = group_of(path)
             if name is None or name in EMBEDDING_AND_HEAD:
                 return leaf
             return _taken(leaf, self._index(KINDS[name], chunk), padding=None)
 
-        master, moments, slots = jax.tree_util.tree_map_with_path(of_chunk, (state.master, state.moments, state.slots))
+        master, moments, slots = jax.tree_util.tree_map_with_path(
+            chunk_leaf, (state.master, state.moments, state.slots)
+        )
         placement = _taken(state.placement, self._index(True, chunk), padding=None)
         return replace(state, master=master, moments=moments, slots=slots, placement=placement)
 
-    def put_state(self, state: TrainState, of_chunk: TrainState, chunk: Index, *, ends_iteration: Any) -> TrainState:
+    def put_state(self, state: TrainState, chunk_state: TrainState, chunk: Index, *, ends_iteration: Any) -> TrainState:
         """The worker's state with that of a chunk.
 
         Args:
             state: state of the worker.
-            of_chunk: state of the chunk.
+            chunk_state: state of the chunk.
             chunk: the chunk; with ``NONE`` only counters count.
             ends_iteration: whether counters and the policy's own state become those of the chunk: after an iteration's
                 last update.
         """
         if self.spec.chunks.is_one_chunk_per_worker:
-            return of_chunk
+            return chunk_state
         ends = EmbeddingAndHead.of(self.spec, chunk)
         embeds = ends_iteration if self.spec.ties_stages else ends.is_first
         is_used = {"embedding": embeds, "head": ends.is_last, None: ends_iteration}
@@ -131,17 +133,17 @@ class ChunkLayers:
         def arrays(of: TrainState) -> tuple[Any, ...]:
             return of.step, of.master, of.moments, of.slots
 
-        step, master, moments, slots = jax.tree_util.tree_map_with_path(joined, arrays(state), arrays(of_chunk))
-        policy = _selected(ends_iteration, of_chunk.policy, state.policy)
-        placement = state.placement.at[self._index(True, chunk)].set(of_chunk.placement, mode="drop")
+        step, master, moments, slots = jax.tree_util.tree_map_with_path(joined, arrays(state), arrays(chunk_state))
+        policy = _selected(ends_iteration, chunk_state.policy, state.policy)
+        placement = state.placement.at[self._index(True, chunk)].set(chunk_state.placement, mode="drop")
         return TrainState(step, master, moments, slots, placement, policy)
 
     def put_record(self, records_K: UpdateRecord, record: UpdateRecord, chunk: Index, iteration: Index) -> UpdateRecord:
         """A window's records with that of a chunk; its norm counts on the lowest of the workers that hold it."""
-        one, index = self.spec.chunks.is_one_chunk_per_worker, self._index(True, chunk)
+        is_one_chunk, index = self.spec.chunks.is_one_chunk_per_worker, self._index(True, chunk)
 
         def put(all_K: jax.Array, values: jax.Array) -> jax.Array:
-            at = all_K.at[iteration] if one else all_K.at[iteration, index]
+            at = all_K.at[iteration] if is_one_chunk else all_K.at[iteration, index]
             return at.set(values, mode="drop")
 
         counts = self._counts(chunk)
@@ -155,7 +157,7 @@ class ChunkLayers:
         )
 
     def put_gradients(
-        self, all_K: dict[str, Any], of_chunk: dict[str, Any], chunk: Index, iteration: Index
+        self, all_K: dict[str, Any], chunk_gradients: dict[str, Any], chunk: Index, iteration: Index
     ) -> dict[str, Any]:
         """Gradients ``[K, layer, ...]`` of the master weights by group, with those of a chunk."""
         ends = EmbeddingAndHead.of(self.spec, chunk)
@@ -163,10 +165,10 @@ class ChunkLayers:
 
         def put(name: str) -> jax.Array:
             if self.spec.chunks.is_one_chunk_per_worker:
-                return all_K[name].at[iteration].set(of_chunk[name])
+                return all_K[name].at[iteration].set(chunk_gradients[name])
             if name in is_used:
-                return jnp.where(is_used[name], all_K[name].at[iteration].set(of_chunk[name]), all_K[name])
-            return all_K[name].at[iteration, self._index(KINDS[name], chunk)].set(of_chunk[name], mode="drop")
+                return jnp.where(is_used[name], all_K[name].at[iteration].set(chunk_gradients[name]), all_K[name])
+            return all_K[name].at[iteration, self._index(KINDS[name], chunk)].set(chunk_gradients[name], mode="drop")
 
         return {name: put(name) for name in all_K}
 
@@ -196,8 +198,8 @@ def _taken(tree: _Tree, index_n: jax.Array, *, padding: Any = 0) -> _Tree:
     return jax.tree.map(lambda leaf: jnp.take(leaf, index_n, axis=0, **options), tree)
 
 
-def _selected(is_so: Any, one: _Tree, other: _Tree) -> _Tree:
-    return jax.tree.map(lambda a, b: jnp.where(is_so, a, b), one, other)
+def _selected(is_new: Any, new: _Tree, old: _Tree) -> _Tree:
+    return jax.tree.map(lambda a, b: jnp.where(is_new, a, b), new, old)
 
 
 class _RankContext(NamedTuple):
@@ -234,14 +236,14 @@ class _RankContext(NamedTuple):
         stage = Stage.of(spec, weights.layers, extras, message, holding) if trains else ForwardStage(spec, holding)
         permutations = table.activations.permutations, table.gradients.permutations
         tokens_n = batch.valid.sum(axis=(1, 2), dtype=jnp.int32)
-        is_of_Kn = jnp.arange(num_iterations, dtype=jnp.int32)[:, None] == columns.token_iteration_n[None]
+        in_iteration_Kn = jnp.arange(num_iterations, dtype=jnp.int32)[:, None] == columns.token_iteration_n[None]
         return cls(
             spec,
             stage,
             Interpreter(permutations, common, columns, message, spec.chunks.have_neighbours),
             empty_carry(spec, table, stage, weights, message, num_iterations),
             batch,
-            _sum_over_all_ranks(spec, jnp.sum(is_of_Kn * tokens_n[None], axis=1, dtype=jnp.int32)),
+            _sum_over_all_ranks(spec, jnp.sum(in_iteration_Kn * tokens_n[None], axis=1, dtype=jnp.int32)),
             ChunkLayers(spec, holding),
             hot_rows,
         )
@@ -254,9 +256,9 @@ class _RankContext(NamedTuple):
     @property
     def static_chunk(self) -> Any:
         """The chunk that the worker holds; None if workers may hold several."""
-        held = self.spec.chunks.worker_chunks
+        worker_chunks = self.spec.chunks.worker_chunks
         return (
-            jnp.asarray([chunk for chunk, *_ in held])[self.layers.holding]
+            jnp.asarray([chunk for chunk, *_ in worker_chunks])[self.layers.holding]
             if self.spec.chunks.is_one_chunk_per_worker
             else None
         )
@@ -264,11 +266,11 @@ class _RankContext(NamedTuple):
     def chunks(self) -> list[tuple[Any, PeerAllReduce]]:
         """The worker's chunk in every round, and the sum of the round over the workers that have the same one."""
         chunk_T = jnp.asarray(self.spec.rounds.chunk_HT)[self.layers.holding]
-        return [(chunk_T[turn], peer_sum) for turn, peer_sum in enumerate(self.spec.rounds.sums)]
+        return [(chunk_T[index], peer_sum) for index, peer_sum in enumerate(self.spec.rounds.sums)]
 
-    def named_round(self, turn: int) -> AbstractContextManager[None]:
+    def named_round(self, round_index: int) -> AbstractContextManager[None]:
         """The context of the updates of a round, whose name instructions carry if there are several."""
-        return jax.named_scope(f"{scopes.ROUND}{turn}") if len(self.spec.rounds.sums) > 1 else nullcontext()
+        return jax.named_scope(f"{scopes.ROUND}{round_index}") if len(self.spec.rounds.sums) > 1 else nullcontext()
 
     def ends(self, chunk: Any) -> EmbeddingAndHead:
         """Whether a chunk is the model's first and last."""
@@ -310,17 +312,17 @@ class _RankContext(NamedTuple):
             peer_sum: sum over the workers that hold it.
             tied: gradients that are reduced already, see ``tied``; their norm counts with the first chunk.
         """
-        spec, of_chunk, ends = self.spec, self.layers.state(state, chunk), self.ends(chunk)
+        spec, chunk_state, ends = self.spec, self.layers.state(state, chunk), self.ends(chunk)
         totals = self.hot_rows.collect(totals, iteration, ends.is_first)
         packed = self.layers.totals(totals, chunk).packed(spec.gpt, spec.chunks.ops, chunk)
         packed = {name: stack for name, stack in packed.items() if name not in tied}
-        gradients = reduce_gradients(spec, of_chunk, packed, self.divisor_K[iteration], ends, peer_sum)
+        gradients = reduce_gradients(spec, chunk_state, packed, self.divisor_K[iteration], ends, peer_sum)
         counted = gradients | {name: jnp.where(ends.is_first, g, jnp.zeros_like(g)) for name, g in tied.items()}
         load = self.layers.of_stack(jax.tree.map(lambda load_K: load_K[iteration], sums_K.load), chunk)
         with jax.named_scope(scopes.UPDATE):
             load = peer_sum(jax.tree.map(lambda counts: lax.psum(counts, EXPERT_AXIS), load))
-        square = square_norm(spec, counted, of_chunk.placement)
-        return of_chunk, {**gradients, **tied}, UpdateRecord.of(spec, of_chunk, square, load)
+        square = square_norm(spec, counted, chunk_state.placement)
+        return chunk_state, {**gradients, **tied}, UpdateRecord.of(spec, chunk_state, square, load)
 
     def tied(self, state: TrainState, totals: StageWeights) -> dict[str, jax.Array]:
         """The gradient of an embedding that first and last chunk share, by group; none where they do not."""
@@ -336,14 +338,16 @@ class _RankContext(NamedTuple):
             return UpdateRecord.of(self.spec, state, jnp.zeros((), self.spec.accumulate_dtype), load)
 
         shapes = jax.eval_shape(record, state, self.start.sums), state.master
-        kept = shapes if keep_gradients else shapes[:1]
-        return jax.tree.map(lambda leaf: jnp.zeros((num_iterations, *leaf.shape), leaf.dtype), kept)
+        record_shapes = shapes if keep_gradients else shapes[:1]
+        return jax.tree.map(lambda leaf: jnp.zeros((num_iterations, *leaf.shape), leaf.dtype), record_shapes)
 
-    def kept(self, kept: Any, record: UpdateRecord, gradients: dict[str, Any], chunk: Any, iteration: Any) -> Any:
+    def put_records(
+        self, outcome: Any, record: UpdateRecord, gradients: dict[str, Any], chunk: Any, iteration: Any
+    ) -> Any:
         """The records, and the gradients, with those of a chunk."""
-        records, *of_gradients = kept
+        records, *gradients_K = outcome
         records = self.layers.put_record(records, record, chunk, iteration)
-        return records, *(self.layers.put_gradients(one, gradients, chunk, iteration) for one in of_gradients)
+        return records, *(self.layers.put_gradients(all_K, gradients, chunk, iteration) for all_K in gradients_K)
 
     def norm(self, square_K: jax.Array) -> jax.Array:
         """The norms of the whole model's gradients, from the squared norms of the chunks': all ranks know the same."""
@@ -351,7 +355,7 @@ class _RankContext(NamedTuple):
 
     def metrics(self, sums_K: Sums, norm_K: jax.Array, record: UpdateRecord) -> dict[str, jax.Array]:
         """The metrics of the window; ``record`` has a leading dim K."""
-        loss_K, aux_K = (_sum_over_all_ranks(self.spec, one) for one in (sums_K.loss, sums_K.aux))
+        loss_K, aux_K = (_sum_over_all_ranks(self.spec, sum_K) for sum_K in (sums_K.loss, sums_K.aux))
         record = over_stages(self.spec, record)
         return metrics_of(loss_K, aux_K / self.spec.num_microbatches, self.tokens_K, norm_K, record)
 
@@ -386,21 +390,23 @@ def window_step(spec: StepSpec, table: TickTable, num_iterations: int, *, keep_g
             carry = rank.interpreter.run(rank.ops(state, copies), first, end, carry)
 
             def update(state: TrainState, copies: Any, totals: StageWeights, outcome: Any) -> Any:
-                of_chunk, gradients, record = rank.reduce(
+                chunk_state, gradients, record = rank.reduce(
                     state, totals, carry.sums, iteration, chunk, spec.rounds.sum_of(chunk)
                 )
                 # The chunk's norm is at most the model's, so the scale is 1 in a window that counts. Without it XLA
                 # would fuse and round the update differently from ``barrier_step``, and results would differ.
                 scale = clip_scale(spec, jnp.sqrt(record.square_norm))
-                of_chunk = apply_gradients(spec, of_chunk, gradients, record.load.popularity_E, rank.ends(chunk), scale)
-                after = rank.layers.put_state(state, of_chunk, chunk, ends_iteration=ends_iteration)
+                chunk_state = apply_gradients(
+                    spec, chunk_state, gradients, record.load.popularity_E, rank.ends(chunk), scale
+                )
+                after = rank.layers.put_state(state, chunk_state, chunk, ends_iteration=ends_iteration)
                 with jax.named_scope(scopes.UPDATE):
                     copies = rank.hot_rows.fetch(after.slots, iteration + 1, rank.ends(chunk).is_first, copies)
                 return (
                     after,
                     copies,
                     rank.layers.cleared(totals, chunk),
-                    rank.kept(outcome, record, gradients, chunk, iteration),
+                    rank.put_records(outcome, record, gradients, chunk, iteration),
                 )
 
             state, copies, totals, outcome = lax.cond(
@@ -408,8 +414,8 @@ def window_step(spec: StepSpec, table: TickTable, num_iterations: int, *, keep_g
             )
             return (state, copies, carry.with_totals(totals), outcome), None
 
-        kept = rank.empty_records(state, num_iterations, keep_gradients=keep_gradients)
-        start = state, rank.first_copies(state), rank.start, kept
+        records = rank.empty_records(state, num_iterations, keep_gradients=keep_gradients)
+        start = state, rank.first_copies(state), rank.start, records
         loop, _ = lax.scan(phase, start, (common.phases_H2, *columns.updates))
         after, _, carry, (record, *gradients_K) = loop
         norm_K = rank.norm(record.square_norm)
@@ -437,19 +443,19 @@ def barrier_step(spec: StepSpec, table: TickTable, *, keep_state: bool = False) 
     def per_rank(state: TrainState, common: Common, columns: Columns, batch: DeviceBatch) -> Any:
         rank = _RankContext.enter(spec, table, 1, state, common, columns, batch)
         carry = rank.interpreter.run(rank.ops(state, rank.first_copies(state)), 0, common.phases_H2[-1, 1], rank.start)
-        kept, updates, tied = rank.empty_records(state, 1), [], rank.tied(state, carry.totals)
-        for turn, (chunk, peer_sum) in enumerate(rank.chunks()):
-            with rank.named_round(turn):
-                of_chunk, gradients, record = rank.reduce(state, carry.totals, carry.sums, 0, chunk, peer_sum, tied)
-            kept = rank.kept(kept, record, gradients, chunk, 0)
-            updates.append((chunk, of_chunk, gradients, record))
-        norm_K = rank.norm(kept[0].square_norm)
+        outcome, updates, tied = rank.empty_records(state, 1), [], rank.tied(state, carry.totals)
+        for round_index, (chunk, peer_sum) in enumerate(rank.chunks()):
+            with rank.named_round(round_index):
+                chunk_state, gradients, record = rank.reduce(state, carry.totals, carry.sums, 0, chunk, peer_sum, tied)
+            outcome = rank.put_records(outcome, record, gradients, chunk, 0)
+            updates.append((chunk, chunk_state, gradients, record))
+        norm_K = rank.norm(outcome[0].square_norm)
         scale = clip_scale(spec, norm_K[0])
-        for turn, (chunk, of_chunk, gradients, record) in enumerate(updates):
-            with rank.named_round(turn):
-                after = apply_gradients(spec, of_chunk, gradients, record.load.popularity_E, rank.ends(chunk), scale)
-            state = rank.layers.put_state(state, after, chunk, ends_iteration=turn == len(updates) - 1)
-        return state, rank.metrics(carry.sums, norm_K, kept[0])
+        for round_index, (chunk, chunk_state, gradients, record) in enumerate(updates):
+            with rank.named_round(round_index):
+                after = apply_gradients(spec, chunk_state, gradients, record.load.popularity_E, rank.ends(chunk), scale)
+            state = rank.layers.put_state(state, after, chunk, ends_iteration=round_index == len(updates) - 1)
+        return state, rank.metrics(carry.sums, norm_K, outcome[0])
 
     return _jitted(spec, per_rank, (spec.specs, SHARED), donate_argnums=() if keep_state else 0)
 

@@ -94,11 +94,11 @@ def reduce_gradients(
             return jnp.zeros(like.shape, like.dtype)  # in device memory, wherever the master weights are
 
         with jax.named_scope(f"{scopes.COLLECT}/{name}"):
-            mine = _used(spec, name, ends, collect, none)
+            local_sum = _used(spec, name, ends, collect, none)
         with jax.named_scope(f"{scopes.PEERS}/{name}"):
             if peer_sum.is_tree:
-                return peer_sum(mine) / divisor
-            return _used(spec, name, ends, lambda: peer_sum(mine), lambda: mine) / divisor
+                return peer_sum(local_sum) / divisor
+            return _used(spec, name, ends, lambda: peer_sum(local_sum), lambda: local_sum) / divisor
 
     return {name: reduce(name, packed) for name, packed in gradients.items()}
 
@@ -120,9 +120,9 @@ def reduce_tied(
     """
     placement = spec.placements(state.placement, state.master)["embedding"]
     with jax.named_scope(f"{scopes.COLLECT}/embedding"):
-        mine = spec.layouts["embedding"].collect(packed, placement)
+        local_sum = spec.layouts["embedding"].collect(packed, placement)
     with jax.named_scope(f"{scopes.PEERS}/embedding"):
-        total = lax.psum(mine, WORKER_AXIS) if spec.live.num_live > 1 else mine
+        total = lax.psum(local_sum, WORKER_AXIS) if spec.live.num_live > 1 else local_sum
         return {"embedding": total / divisor}
 
 
@@ -165,13 +165,13 @@ def apply_gradients(
     placement, policy = state.placement, state.policy
     if spec.num_moe_layers:
         placement, policy = spec.policy(popularity_LE, placement, policy)
-    given = LayerGradients(gradients, popularity_LE, state.placement, placement)
-    held, update = LayerState(state.master, state.moments), partial(_update_layers, spec, scale)
+    layer_gradients = LayerGradients(gradients, popularity_LE, state.placement, placement)
+    layer_state, update = LayerState(state.master, state.moments), partial(_update_layers, spec, scale)
     if spec.memory == "device":
-        after = update(held, given)
+        after = update(layer_state, layer_gradients)
         weights = after.master
     else:
-        after, weights = update_layer_by_layer(update, held, given, spec.compute_dtype)
+        after, weights = update_layer_by_layer(update, layer_state, layer_gradients, spec.compute_dtype)
     placements = spec.placements(placement, weights)
 
     def fill(name: str) -> jax.Array:
@@ -183,10 +183,14 @@ def apply_gradients(
     return TrainState(state.step + 1, after.master, after.moments, slots, placement, policy)
 
 
-def _update_layers(spec: StepSpec, scale: jax.Array | None, held: LayerState, given: LayerGradients) -> LayerState:
+def _update_layers(
+    spec: StepSpec, scale: jax.Array | None, state: LayerState, layer_gradients: LayerGradients
+) -> LayerState:
     """Updates layers of some groups, or all of them."""
-    gradients = given.gradients if scale is None else jax.tree.map(lambda g: g * scale, given.gradients)
-    trees = gradients, held.moments, held.master, _decayed(spec, held.master)
+    gradients = (
+        layer_gradients.gradients if scale is None else jax.tree.map(lambda g: g * scale, layer_gradients.gradients)
+    )
+    trees = gradients, state.moments, state.master, _decayed(spec, state.master)
     # The optimizer is elementwise, so it can work on the shapes in which a step gets its state and returns it. Where an
     # update writes other shapes, XLA:CPU copies the whole state before and after it, though they differ by dims of 1.
     # In a pipeline it does not: the bits of a window's updates would not be those of single iterations.
@@ -194,9 +198,9 @@ def _update_layers(spec: StepSpec, scale: jax.Array | None, held: LayerState, gi
         master, moments = _without_mesh_dims(_optimized(spec, *_with_mesh_dims(trees)))
     else:
         master, moments = _optimized(spec, *trees)
-    master = _balanced(spec, master, held.master, given.popularity_LE)
+    master = _balanced(spec, master, state.master, layer_gradients.popularity_LE)
     if "expert" in master:
-        master, moments = _migrate(spec, (master, moments), given.before_LNS, given.after_LNS)
+        master, moments = _migrate(spec, (master, moments), layer_gradients.before_LNS, layer_gradients.after_LNS)
     return LayerState(master, moments)
 
 
@@ -227,8 +231,8 @@ def _decayed(spec: StepSpec, master: dict[str, jax.Array]) -> dict[str, jax.Arra
         in_matrix_w = spec.gpt.groups[name].in_matrix(position_w)
         return jnp.where(jnp.broadcast_to(in_matrix_w, leaf.shape), leaf, 0)
 
-    kept = {name: matrices(name, leaf) for name, leaf in master.items() if name != "embedding"}
-    return {name: kept.get(name, jnp.zeros_like(leaf)) for name, leaf in master.items()}
+    decayed = {name: matrices(name, leaf) for name, leaf in master.items() if name != "embedding"}
+    return {name: decayed.get(name, jnp.zeros_like(leaf)) for name, leaf in master.items()}
 
 
 def _balanced(
@@ -251,7 +255,7 @@ def _migrate(spec: StepSpec, tree: Any, old_LNS: jax.Array, new_LNS: jax.Array) 
     """Moves the experts' master weights and moments to a new placement, where their layout ties them to it."""
     leaves, treedef = jax.tree_util.tree_flatten_with_path(tree)
     is_expert = [jax.tree_util.DictKey("expert") in path for path, _ in leaves]
-    experts = [leaf for (_, leaf), mine in zip(leaves, is_expert, strict=True) if mine]
+    experts = [leaf for (_, leaf), is_moved in zip(leaves, is_expert, strict=True) if is_moved]
     moved = iter(spec.layouts["expert"].migrate(experts, old_LNS, new_LNS))
-    merged = [next(moved) if mine else leaf for (_, leaf), mine in zip(leaves, is_expert, strict=True)]
+    merged = [next(moved) if is_moved else leaf for (_, leaf), is_moved in zip(leaves, is_expert, strict=True)]
     return jax.tree.unflatten(treedef, merged)

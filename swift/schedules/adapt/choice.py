@@ -64,17 +64,17 @@ class Adaptation:
     @cached_property
     def period(self) -> float:
         """Period of the schedule; where it runs in lockstep, at least as long."""
-        own = period(self.schedule)
+        schedule_period = period(self.schedule)
         # In a short window the last iteration drains, so that the mean time of an iteration may be too short.
-        return max(own, lockstep_period(self.schedule)) if self.in_lockstep else own
+        return max(schedule_period, lockstep_period(self.schedule)) if self.in_lockstep else schedule_period
 
     @property
     def blocks_of_worker(self) -> dict[Worker, tuple[Run, ...]]:
         """Runs of blocks of every survivor; none of one that is idle."""
         places, place_of = self.layout.places, self.relocation.place_of
         live = self.work.problem.topology.without(self.failed)
-        taken = {worker: places[place] for worker, place in place_of.items()}
-        return {worker: self.layout.order.runs(taken[worker]) if worker in taken else () for worker in live}
+        worker_runs = {worker: places[place] for worker, place in place_of.items()}
+        return {worker: self.layout.order.runs(worker_runs[worker]) if worker in worker_runs else () for worker in live}
 
     @property
     def ideal_throughput(self) -> float:
@@ -135,10 +135,10 @@ def adapt(
         "recut": lambda: recut(work, failed, in_lockstep=in_lockstep),
     }
     if mode != "auto":
-        found = ways[mode]()
-        if found is None:
+        adaptation = ways[mode]()
+        if adaptation is None:
             raise SettingError("failed workers", sorted(failed), f"no plan of {mode} fits the memory of the survivors")
-        return found
+        return adaptation
     stayed = rerouted(work, failed, in_lockstep=in_lockstep)
 
     def done(plan: Adaptation) -> tuple[float, float]:
@@ -189,24 +189,24 @@ def recut(
         in_run: True for the survivors of a run, whose memory is no larger than before: each of them has a place, and no
             pipeline fewer workers than one that has lost the most has survivors.
     """
-    found: list[Adaptation] = []
+    adaptations: list[Adaptation] = []
     left, shortest = _MAX_OPS, math.inf
     whole = whole_pipelines(work, failed)
     if in_run and whole is not None and len(whole.empty) > len(failed):
         whole = None
     possible = _mixtures(work, layouts(work, failed, in_run=in_run), in_lockstep)
-    for mixture, planner in sorted(possible + _as_whole(work, whole, in_lockstep), key=lambda one: one[0].load):
-        is_spent = bool(found) and left < mixture.reduced.num_ops and mixture.layout != whole
+    for mixture, planner in sorted(possible + _as_whole(work, whole, in_lockstep), key=lambda pair: pair[0].load):
+        is_spent = bool(adaptations) and left < mixture.reduced.num_ops and mixture.layout != whole
         if mixture.load > shortest * _SAME or is_spent:
             continue
-        one, used = planner(mixture, min(left, _MAX_OPS // 3))
+        iteration_plan, used = planner(mixture, min(left, _MAX_OPS // 3))
         left -= used
-        if one is not None and (in_lockstep or one.period <= shortest * _SAME):
-            schedule = Schedule.from_round(mixture.problem, "recut", mixture.expanded(one))
+        if iteration_plan is not None and (in_lockstep or iteration_plan.period <= shortest * _SAME):
+            schedule = Schedule.from_round(mixture.problem, "recut", mixture.expanded(iteration_plan))
             verify(schedule)
-            found.append(Adaptation("recut", work, failed, schedule, mixture.layout, in_lockstep))
-            shortest = min(shortest, found[-1].period)
-    as_good = [plan for plan in found if plan.period <= shortest * _SAME]
+            adaptations.append(Adaptation("recut", work, failed, schedule, mixture.layout, in_lockstep))
+            shortest = min(shortest, adaptations[-1].period)
+    as_good = [plan for plan in adaptations if plan.period <= shortest * _SAME]
     return min(as_good, key=lambda plan: (plan.relocation.moved_blocks, plan.period), default=None)
 
 
@@ -219,10 +219,12 @@ def _mixtures(
         most = least
     number = max(least, min(most, _MAX_OPS // (3 * len(work.blocks) * work.problem.total_microbatches)))
     ranked = sorted(
-        (min_max_load(*parts(work, layout, layout.bounds)), turn, layout) for turn, layout in enumerate(possible)
+        (min_max_load(*parts(work, layout, layout.bounds)), index, layout) for index, layout in enumerate(possible)
     )
-    found = [mixture for _, _, layout in ranked[:number] for mixture in mixtures(work, layout, one_block=one_block)]
-    return [(mixture, schedule_mixture) for mixture in found if mixture.fits_alone]
+    candidates = [
+        mixture for _, _, layout in ranked[:number] for mixture in mixtures(work, layout, one_block=one_block)
+    ]
+    return [(mixture, schedule_mixture) for mixture in candidates if mixture.fits_alone]
 
 
 def _as_whole(work: BlockProblem, whole: BlockLayout | None, in_lockstep: bool) -> list[tuple[BlockMixture, Planner]]:

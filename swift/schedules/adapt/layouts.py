@@ -63,20 +63,20 @@ class BlockOrder:
             raise SettingError("Problem.stage_of_chunk", tuple(stages), "must be one run a stage, or two runs in a V")
         blocks: list[int] = []
         for first, last in zip(runs[:P], reversed(runs[P:]), strict=True):
-            of_runs = range(*first), range(*last)[::-1]
+            run_blocks = range(*first), range(*last)[::-1]
             # Evenly, so that any part of the stage's blocks is about as much of both runs.
-            turns = [((index + 0.5) / len(run), block) for run in of_runs for index, block in enumerate(run)]
-            blocks += [block for _, block in sorted(turns, key=lambda turn: turn[0])]
+            positions = [((index + 0.5) / len(run), block) for run in run_blocks for index, block in enumerate(run)]
+            blocks += [block for _, block in sorted(positions, key=lambda pair: pair[0])]
         return cls(tuple(blocks), sum(cut[:P]))
 
-    def runs(self, taken: Run) -> tuple[Run, ...]:
+    def runs(self, run: Run) -> tuple[Run, ...]:
         """Finds the runs of the model that consecutive blocks of this order are, one, or two in a V.
 
         >>> BlockOrder.of((2, 2, 1, 3), (0, 1, 1, 0)).runs((3, 6))
         ((1, 3), (5, 6))
         """
-        mine = self.blocks[slice(*taken)]
-        halves = [[one for one in mine if (one < self.num_first) == is_first] for is_first in (True, False)]
+        blocks = self.blocks[slice(*run)]
+        halves = [[block for block in blocks if (block < self.num_first) == is_first] for is_first in (True, False)]
         return tuple((min(half), max(half) + 1) for half in halves if half)
 
 
@@ -174,36 +174,39 @@ class BlockLayout:
     @cached_property
     def bounds(self) -> tuple[int, ...]:
         """Blocks of the model at which a run of any pipeline begins, and the number of blocks."""
-        taken = set(self.places.values())
-        return tuple(sorted({0, *(end for one in taken for _, end in self.order.runs(one))}))
+        runs = set(self.places.values())
+        return tuple(sorted({0, *(end for run in runs for _, end in self.order.runs(run))}))
 
     def stages(self, bounds: Sequence[int]) -> list[list[int]]:
         """Finds the stage of each pipeline that holds each chunk between bounds; -1 in a pipeline without blocks."""
-        found = []
+        stages_D = []
         for runs in self.runs_DP:
-            taken = [(run, p) for p, run in enumerate(runs) if run is not None]
-            ends = sorted((end, p) for run, p in taken for _, end in self.order.runs(run))
-            found.append([next((p for end, p in ends if end > first), -1) for first in bounds[:-1]])
-        return found
+            stage_runs = [(run, p) for p, run in enumerate(runs) if run is not None]
+            ends = sorted((end, p) for run, p in stage_runs for _, end in self.order.runs(run))
+            stages_D.append([next((p for end, p in ends if end > first), -1) for first in bounds[:-1]])
+        return stages_D
 
 
 def layouts(work: BlockProblem, failed: frozenset[Worker], *, in_run: bool = False) -> Iterator[BlockLayout]:
     """Yields layouts in which every survivor has a place, each once; ``in_run``: see ``recut``."""
     seen: set[BlockLayout] = set()
-    as_they_are, *others = _lengths(work, failed)
+    as_they_are, *other_lengths = _lengths(work, failed)
     least = min(filter(None, as_they_are))
-    for lengths in (as_they_are, *(one for one in others if not in_run or min(filter(None, one)) >= least)):
+    for lengths in (
+        as_they_are,
+        *(other for other in other_lengths if not in_run or min(filter(None, other)) >= least),
+    ):
         places = _places(work, failed, lengths)
         for style in ("near", "even", "mixed"):
             runs: list[tuple[Run | None, ...]] = []
-            turn = 0
-            for taken in places:
-                if len(taken) == work.problem.num_stages and taken:
+            phase_index = 0
+            for stages in places:
+                if len(stages) == work.problem.num_stages and stages:
                     runs.append(work.runs_P)
                     continue
-                phase = None if style == "near" else _PHASES[turn % (1 if style == "even" else len(_PHASES))]
-                turn += bool(taken)
-                runs.append(_runs(work, taken, phase))
+                phase = None if style == "near" else _PHASES[phase_index % (1 if style == "even" else len(_PHASES))]
+                phase_index += bool(stages)
+                runs.append(_runs(work, stages, phase))
             layout = BlockLayout(work.order, tuple(runs))
             if layout not in seen and layout.pipelines:
                 seen.add(layout)
@@ -227,7 +230,7 @@ def _lengths(work: BlockProblem, failed: frozenset[Worker]) -> Iterator[tuple[in
     present = [P - sum(pipeline == d for pipeline, _ in failed) for d in range(D)]
     longest_first = sorted(range(D), key=lambda d: (-present[d], d))
 
-    def given(sizes: Sequence[int]) -> tuple[int, ...]:
+    def assign_lengths(sizes: Sequence[int]) -> tuple[int, ...]:
         """Gives the greatest length to the pipeline with the most survivors, and so on."""
         lengths = [0] * D
         for d, size in zip(longest_first, sorted(sizes, reverse=True), strict=False):
@@ -236,14 +239,14 @@ def _lengths(work: BlockProblem, failed: frozenset[Worker]) -> Iterator[tuple[in
 
     yield tuple(min(size, L) for size in present)
     whole, rest = divmod(live, P)
-    yield given([P] * whole + [rest] * (rest > 0))
+    yield assign_lengths([P] * whole + [rest] * (rest > 0))
     for number in range(D, 0, -1):
         if number * P >= live and live >= number:
-            yield given([live // number + (turn < live % number) for turn in range(number)])
+            yield assign_lengths([live // number + (index < live % number) for index in range(number)])
     if whole and rest:
         # The rest of a whole pipeline may be too short to be worth a pipeline: two share the lack.
         both = P + rest
-        yield given([P] * (whole - 1) + [both - both // 2, both // 2])
+        yield assign_lengths([P] * (whole - 1) + [both - both // 2, both // 2])
 
 
 def _places(work: BlockProblem, failed: frozenset[Worker], lengths: Sequence[int]) -> list[list[int]]:
@@ -252,27 +255,27 @@ def _places(work: BlockProblem, failed: frozenset[Worker], lengths: Sequence[int
     A stage is but the name of a place here, whatever blocks it holds; a run has somebody in every stage.
     """
     num_stages = work.problem.num_stages
-    taken = []
+    stages_D = []
     for d, length in enumerate(lengths):
         ranked = sorted(range(num_stages), key=lambda p: ((d, p) in failed, p))
-        taken.append(set(ranked[:length]))
+        stages_D.append(set(ranked[:length]))
     for missing in range(num_stages):
-        times = Counter(p for places in taken for p in places)
-        spare = [(d, p) for d, places in enumerate(taken) for p in sorted(places) if times[p] > 1]
+        times = Counter(p for places in stages_D for p in places)
+        spare = [(d, p) for d, places in enumerate(stages_D) for p in sorted(places) if times[p] > 1]
         if not times[missing] and spare:
             d, p = min(spare, key=lambda place: place not in failed)
-            taken[d] = taken[d] - {p} | {missing}
-    return [sorted(places) for places in taken]
+            stages_D[d] = stages_D[d] - {p} | {missing}
+    return [sorted(places) for places in stages_D]
 
 
-def _runs(work: BlockProblem, taken: Sequence[int], phase: float | None) -> tuple[Run | None, ...]:
+def _runs(work: BlockProblem, stages: Sequence[int], phase: float | None) -> tuple[Run | None, ...]:
     """Cuts a pipeline over the places taken; ``phase`` None: near the blocks that they hold without a failure."""
     runs: list[Run | None] = [None] * work.problem.num_stages
-    if not taken:
+    if not stages:
         return tuple(runs)
-    ends = _near_ends(work, taken) if phase is None else _even_ends(work, len(taken), phase)
+    ends = _near_ends(work, stages) if phase is None else _even_ends(work, len(stages), phase)
     first = 0
-    for p, end in zip(taken, ends, strict=True):
+    for p, end in zip(stages, ends, strict=True):
         runs[p] = first, end
         first = end
     return tuple(runs)
@@ -295,8 +298,10 @@ def _least_longest(cost_L: np.ndarray, num_stages: int) -> float:
         if high - low <= 1e-9 * high:
             break
         middle = (low + high) / 2
-        found = longest(middle)
-        low, high, best = (middle, high, best) if found is None else (low, min(found, middle), found)
+        longest_time = longest(middle)
+        low, high, best = (
+            (middle, high, best) if longest_time is None else (low, min(longest_time, middle), longest_time)
+        )
     return best
 
 
@@ -314,30 +319,30 @@ def _even_ends(work: BlockProblem, num_stages: int, phase: float) -> list[int]:
     return ends
 
 
-def _near_ends(work: BlockProblem, taken: Sequence[int]) -> list[int]:
+def _near_ends(work: BlockProblem, stages: Sequence[int]) -> list[int]:
     """Cuts so that the longest stage is as short as it can be, and as few blocks as possible move."""
-    L, num = len(work.blocks), len(taken)
+    L, num = len(work.blocks), len(stages)
     sums = np.cumsum(np.append(0.0, work.ordered_cost_L)).tolist()
     cap = _least_longest(work.ordered_cost_L, num) * (1 + 1e-9)
     # best[end]: (blocks that move, sum of squares, begin) of the stages so far, by the end of the last.
     best: dict[int, tuple[float, float, int]] = {0: (0, 0.0, 0)}
     steps: list[dict[int, tuple[float, float, int]]] = []
-    for stage, p in enumerate(taken):
+    for stage, p in enumerate(stages):
         held_first, held_end = work.runs_P[p]
-        found: dict[int, tuple[float, float, int]] = {}
+        next_best: dict[int, tuple[float, float, int]] = {}
         for begin, (moved, squares, _) in best.items():
             for end in range(begin + 1, L - (num - 1 - stage) + 1):
-                took = sums[end] - sums[begin]
-                if took > cap:
+                stage_time = sums[end] - sums[begin]
+                if stage_time > cap:
                     break
-                kept = max(0, min(end, held_end) - max(begin, held_first))
-                way = moved + end - begin - kept, squares + took * took, begin
-                if end not in found or way < found[end]:
-                    found[end] = way
-        steps.append(found)
-        best = found
+                num_staying = max(0, min(end, held_end) - max(begin, held_first))
+                way = moved + end - begin - num_staying, squares + stage_time * stage_time, begin
+                if end not in next_best or way < next_best[end]:
+                    next_best[end] = way
+        steps.append(next_best)
+        best = next_best
     ends = [L]
-    for found in reversed(steps[1:]):
-        ends.append(found[ends[-1]][2])
+    for step in reversed(steps[1:]):
+        ends.append(step[ends[-1]][2])
     assert math.isfinite(best[L][0])
     return ends[::-1]

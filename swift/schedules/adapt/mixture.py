@@ -55,9 +55,9 @@ class Division:
 
 def min_max_load(worker_DK: np.ndarray, cost_K: np.ndarray, number: int) -> float:
     """Least time of the most loaded worker, if micro-batches could be divided at will."""
-    found = _program(worker_DK, cost_K, number, None, is_integral=False)
-    assert found is not None, "some load is enough"
-    return float(found[-1])
+    solution = _program(worker_DK, cost_K, number, None, is_integral=False)
+    assert solution is not None, "some load is enough"
+    return float(solution[-1])
 
 
 def divide(worker_DK: np.ndarray, cost_K: np.ndarray, number: int, unit: float) -> Division:
@@ -69,11 +69,11 @@ def divide(worker_DK: np.ndarray, cost_K: np.ndarray, number: int, unit: float) 
         number: micro-batches of all pipelines.
         unit: time of F, B and W of the smallest block.
     """
-    found = [_whole_only(worker_DK, cost_K, number)]
+    divisions = [_whole_only(worker_DK, cost_K, number)]
     least = np.ceil(min_max_load(worker_DK, cost_K, number) / unit - _SLACK) * unit
     for more in range(_MOST_UNITS):
         load = least + more * unit
-        if load >= min(one.load for one in found) * (1 - _SLACK):
+        if load >= min(division.load for division in divisions) * (1 - _SLACK):
             break
         most_rest = max(_FEW, number * _FEW_SHARE) if more + 1 < _MOST_UNITS else number
         whole_D = most_whole(worker_DK, cost_K, number, load * (1 + _SLACK), most_rest)
@@ -83,10 +83,13 @@ def divide(worker_DK: np.ndarray, cost_K: np.ndarray, number: int, unit: float) 
         routed_DK = _rounded(worker_DK, cost_K, whole_D, rest, load, unit)
         loads_W = np.zeros(int(worker_DK.max()) + 1)
         np.add.at(loads_W, worker_DK, (whole_D[:, None] + routed_DK) * cost_K)
-        found.append(Division(tuple(whole_D.tolist()), _routes(routed_DK), float(loads_W.max())))
-    enough = min(one.load for one in found) * _AS_GOOD
+        divisions.append(Division(tuple(whole_D.tolist()), _routes(routed_DK), float(loads_W.max())))
+    enough = min(division.load for division in divisions) * _AS_GOOD
     # Pipelines to which nothing is re-routed remain alike, and are planned once.
-    return min((one for one in found if one.load <= enough), key=lambda one: (len(np.unique(one.routes_RK)), one.load))
+    return min(
+        (division for division in divisions if division.load <= enough),
+        key=lambda division: (len(np.unique(division.routes_RK)), division.load),
+    )
 
 
 def _whole_only(worker_DK: np.ndarray, cost_K: np.ndarray, number: int) -> Division:
@@ -99,9 +102,9 @@ def _whole_only(worker_DK: np.ndarray, cost_K: np.ndarray, number: int) -> Divis
     heapq.heapify(queue)
     whole_D, load = [0] * D, 0.0
     for _ in range(number):
-        load, d, taken = queue[0]
-        whole_D[d] = taken
-        heapq.heapreplace(queue, (longest_D[d] * (taken + 1), d, taken + 1))
+        load, d, count = queue[0]
+        whole_D[d] = count
+        heapq.heapreplace(queue, (longest_D[d] * (count + 1), d, count + 1))
     return Division(tuple(whole_D), np.zeros((0, K), int), load)
 
 
@@ -115,10 +118,10 @@ def most_whole(
     """
     whole_D = np.zeros(len(worker_DK))
     for is_integral in (False, True):
-        found = _program(worker_DK, cost_K, number, load, is_integral=is_integral)
-        if found is None:
+        solution = _program(worker_DK, cost_K, number, load, is_integral=is_integral)
+        if solution is None:
             return None
-        whole_D = found[: len(worker_DK)]
+        whole_D = solution[: len(worker_DK)]
         if number - whole_D.sum() > most_rest + _REST_SLACK:
             return None
     return np.rint(whole_D).astype(int)
@@ -156,7 +159,7 @@ def _program(
     else:
         goal[D:-1] = cost_K[k_n] / cost_K.sum()
         high[-1] = load
-    found = milp(
+    result = milp(
         goal,
         constraints=[
             LinearConstraint(equal.tocsr(), number, number),
@@ -166,7 +169,7 @@ def _program(
         integrality=np.append(np.full(D, float(is_integral)), np.zeros(size - D)),
         options={"node_limit": _MOST_NODES, "mip_rel_gap": 1e-3},
     )
-    return found.x
+    return result.x
 
 
 def _rounded(
@@ -189,7 +192,7 @@ def _rounded(
     columns = np.concatenate([np.arange(n), n + rows_W, np.full(W, n + 2 * W)])
     values = np.concatenate([cost_n, np.full(2 * W, -1.0)])
     within = coo_array((values, (rows, columns)), shape=(W, n + 2 * W + 1))
-    found = milp(
+    result = milp(
         np.concatenate([np.zeros(n), np.full(W, 1.0 / W), np.zeros(W), [1e3]]),
         constraints=[
             LinearConstraint(equal.tocsr(), rest, rest),
@@ -201,8 +204,8 @@ def _rounded(
         integrality=np.concatenate([np.ones(n), np.zeros(2 * W + 1)]),
         options={"node_limit": _MOST_NODES, "mip_rel_gap": 1e-2},
     )
-    if found.x is not None:
-        return np.rint(found.x[:n]).astype(int).reshape(D, K)
+    if result.x is not None:
+        return np.rint(result.x[:n]).astype(int).reshape(D, K)
     return _rounded_by_hand(worker_DK, cost_K, base_W, rest)
 
 
@@ -272,13 +275,13 @@ class BlockMixture:
     @cached_property
     def planned_as(self) -> tuple[int, ...]:
         """Pipeline whose schedule each pipeline runs; itself unless an earlier one is alike."""
-        stages, found = self.layout.stages(self.bounds), dict[object, int]()
+        stages, first_of_kind = self.layout.stages(self.bounds), dict[object, int]()
         visited = {d for e, routes in enumerate(self.routes_D) for d in np.unique(routes).tolist() if d != e}
         as_D = []
         for d, routes in enumerate(self.routes_D):
             alone = d not in visited and bool((routes == d).all()) and not self.plans_each
             kind = (tuple(stages[d]), self.layout.runs_DP[d], len(routes)) if alone else d
-            as_D.append(found.setdefault(kind, d))
+            as_D.append(first_of_kind.setdefault(kind, d))
         return tuple(as_D)
 
     @cached_property
@@ -301,9 +304,11 @@ class BlockMixture:
     def executor(self) -> list[int]:
         """``Policy.executor`` of the reduced problem."""
         index = {d: number for number, d in enumerate(self.representatives)}
-        return [index[d] for one in self.representatives for d in self.routes_D[one].ravel().tolist()]
+        return [
+            index[d] for representative in self.representatives for d in self.routes_D[representative].ravel().tolist()
+        ]
 
-    def expanded(self, one: Round) -> Round:
+    def expanded(self, reduced_plan: Round) -> Round:
         """Gives the schedule of each representative to all pipelines that are planned as it is."""
         D, M, K = self.work.problem.num_pipelines, self.problem.most_microbatches, len(self.bounds) - 1
         executor_DMK, start_3DMK = np.full((D, M, K), -1, np.int32), np.full((3, D, M, K), np.nan)
@@ -311,12 +316,12 @@ class BlockMixture:
             if len(routes):
                 executor_DMK[d, : len(routes)] = routes
                 row = self.representatives.index(self.planned_as[d])
-                start_3DMK[:, d, : len(routes)] = one.start_3DMP[:, row, : len(routes)]
-        return Round(executor_DMK, start_3DMK, one.update_P, one.period)
+                start_3DMK[:, d, : len(routes)] = reduced_plan.start_3DMP[:, row, : len(routes)]
+        return Round(executor_DMK, start_3DMK, reduced_plan.update_P, reduced_plan.period)
 
     def _problem_of(self, pipelines: Sequence[int], base: Problem) -> Problem:
         stages = self.layout.stages(self.bounds)
-        held = self.layout.pipelines
+        nonempty_pipelines = self.layout.pipelines
         return replace(
             base,
             topology=Topology(len(pipelines), base.num_stages),
@@ -324,7 +329,9 @@ class BlockMixture:
             failed=frozenset((row, p) for row, d in enumerate(pipelines) for e, p in self.layout.empty if d == e),
             chunks=self.work.chunks(self.bounds),
             # A pipeline without blocks runs nothing: it is taken to hold what another one does.
-            stage_of_chunk=tuple(tuple(stages[d if d in held else held[0]]) for d in pipelines),
+            stage_of_chunk=tuple(
+                tuple(stages[d if d in nonempty_pipelines else nonempty_pipelines[0]]) for d in pipelines
+            ),
         )
 
 
@@ -374,11 +381,11 @@ def _mixture(
     # A chunk begins where a pipeline's stage begins, or where a micro-batch changes pipelines.
     changes = (np.diff(routes_RK, axis=1) != 0).any(axis=0)
     begins = [not k or one_block or bounds[k] in layout.bounds or changes[k - 1] for k in range(len(bounds) - 1)]
-    kept = [k for k, does in enumerate(begins) if does]
-    routes_RK, K = routes_RK[:, kept], len(kept)
+    chunk_starts = [k for k, does in enumerate(begins) if does]
+    routes_RK, K = routes_RK[:, chunk_starts], len(chunk_starts)
     # A re-routed micro-batch is one of the pipeline that begins it.
     routes_D: list[np.ndarray] = [np.zeros((0, K), int)] * work.problem.num_pipelines
     for d, number in zip(pipelines.tolist(), division.whole_D, strict=True):
         routes_D[d] = np.concatenate([np.full((number, K), d), routes_RK[routes_RK[:, 0] == d]])
-    new_bounds = (*(bounds[k] for k in kept), bounds[-1])
+    new_bounds = (*(bounds[k] for k in chunk_starts), bounds[-1])
     return BlockMixture(work, layout, new_bounds, tuple(routes_D), division.load)

@@ -53,16 +53,16 @@ def assign_blocks(work: BlockProblem, failed: frozenset[Worker]) -> list[list[Wo
         SettingError: a block is held by none.
     """
     live = work.problem.topology.without(failed)
-    found: list[list[Worker]] = [[] for _ in work.blocks]
+    workers_by_block: list[list[Worker]] = [[] for _ in work.blocks]
     for worker in live:
         for place in range(*work.runs_P[worker[1]]):
-            found[place].append(worker)
-    for place, workers in enumerate(found):
+            workers_by_block[place].append(worker)
+    for place, workers in enumerate(workers_by_block):
         if not workers:
             stage = next(p for p, (_, end) in enumerate(work.runs_P) if place < end)
             allowed = f"stage {stage} has no live worker: restore from a checkpoint"
             raise SettingError("failed workers", sorted(failed), allowed)
-    return found
+    return workers_by_block
 
 
 def relocate(work: BlockProblem, layout: BlockLayout, failed: frozenset[Worker]) -> Relocation:

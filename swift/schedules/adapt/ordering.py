@@ -50,10 +50,10 @@ def schedule_mixture(mixture: BlockMixture, max_ops: int) -> tuple[Round | None,
         least = problem.microbatch_peak - costs.inbox
         limit_of_stashes = max(least, limit - messages * costs.inbox)
         stashes = replace(problem, costs=replace(costs, inbox=0.0), memory_limit=limit_of_stashes)
-        found, ops = _best(mixture, stashes, max_ops // 3)
+        plan, ops = _best(mixture, stashes, max_ops // 3)
         used += ops
-        if found is not None and fits(problem, found):
-            return found, used
+        if plan is not None and fits(problem, plan):
+            return plan, used
     return None, used
 
 
@@ -68,24 +68,26 @@ def _best(mixture: BlockMixture, problem: Problem, max_ops: int) -> tuple[Round 
 
     for policy in itertools.islice(_policies(mixture, problem), max(2, num_tries // 3)):
         tries.append(_Try(list_schedule(problem, policy), policy))
-        tries.sort(key=lambda one: one.listing.period)
+        tries.sort(key=lambda attempt: attempt.listing.period)
         if is_done():
             break
-    for stretch, one in itertools.product(_STRETCHES, tries[:3]):
-        if is_done() or one.listing.period == math.inf:
+    for stretch, attempt in itertools.product(_STRETCHES, tries[:3]):
+        if is_done() or attempt.listing.period == math.inf:
             break
-        for later in _later(problem, one, goal * stretch):
+        for later in _later(problem, attempt, goal * stretch):
             tries.append(later)
             if len(tries) >= num_tries or later.listing.period <= close * stretch:
                 break
-        tries.sort(key=lambda one: one.listing.period)
+        tries.sort(key=lambda attempt: attempt.listing.period)
     used = len(tries) * problem.num_ops
     if tries[0].listing.period == math.inf:
         return None, used
     rounds = [_listed(problem, mixture, tries[0].listing)]
     if tries[0].listing.period > close * (1.005 if used > max_ops else 1.0):
-        rounds += [_timed(problem, mixture, one) for one in tries[:_MOST_TIMED] if one.listing.period < math.inf]
-    return min(rounds, key=lambda one: one.period), used
+        rounds += [
+            _timed(problem, mixture, attempt) for attempt in tries[:_MOST_TIMED] if attempt.listing.period < math.inf
+        ]
+    return min(rounds, key=lambda plan: plan.period), used
 
 
 def _goal(mixture: BlockMixture, problem: Problem) -> float:
@@ -93,24 +95,24 @@ def _goal(mixture: BlockMixture, problem: Problem) -> float:
     return mixture.load + min(updates, default=0.0)
 
 
-def _later(problem: Problem, one: _Try, target: float) -> Iterator[_Try]:
+def _later(problem: Problem, attempt: _Try, target: float) -> Iterator[_Try]:
     """Tries a policy again, every worker beginning ``target`` before the last update of its chunks."""
     begins = [0.0] * (problem.num_pipelines * problem.num_stages)
-    for turn in range(4):
-        update = one.listing.update
-        wanted = list(begins)
+    for index in range(4):
+        update = attempt.listing.update
+        new_begins = list(begins)
         for d, p in problem.live_workers:
             ends = [update[k] + problem.time_4P[Kind.U, k] for k in problem.held_by((d, p))]
             at = d * problem.num_stages + p
-            wanted[at] = float(max(begins[at] if turn % 2 else 0.0, max(ends, default=0.0) - target))
-        if wanted == begins:
+            new_begins[at] = float(max(begins[at] if index % 2 else 0.0, max(ends, default=0.0) - target))
+        if new_begins == begins:
             return
-        begins = wanted
-        policy = replace(one.policy, begins=begins)
-        one = _Try(list_schedule(problem, policy), policy)
-        if one.listing.period == math.inf:
+        begins = new_begins
+        policy = replace(attempt.policy, begins=begins)
+        attempt = _Try(list_schedule(problem, policy), policy)
+        if attempt.listing.period == math.inf:
             return
-        yield one
+        yield attempt
 
 
 def _policies(mixture: BlockMixture, problem: Problem) -> Iterator[Policy]:
@@ -132,8 +134,8 @@ def _ranks(mixture: BlockMixture, problem: Problem, place: float | None) -> list
     if place is not None:
         routes_JK = np.array(mixture.executor).reshape(-1, K)
         routed = np.flatnonzero(np.ptp(routes_JK, axis=1)).tolist()
-        for turn, j in enumerate(routed):
-            rank[j] = (turn + place) * M / len(routed) - 0.5 / D
+        for index, j in enumerate(routed):
+            rank[j] = (index + place) * M / len(routed) - 0.5 / D
     return rank
 
 
@@ -146,7 +148,7 @@ def _listed(problem: Problem, mixture: BlockMixture, listing: Listing) -> Round:
     return Round(executor_DMK, start_3DMK, np.array(listing.end if is_free else listing.update), listing.period)
 
 
-def _timed(problem: Problem, mixture: BlockMixture, one: _Try) -> Round:
+def _timed(problem: Problem, mixture: BlockMixture, attempt: _Try) -> Round:
     """Times the ops of a listing exactly, in the order that it has them in, with all updates at the end."""
     K, names = problem.num_chunks, microbatch_ids(problem)
     executor_DMK, (d_J, m_J) = _executors(problem, mixture)
@@ -154,7 +156,7 @@ def _timed(problem: Problem, mixture: BlockMixture, one: _Try) -> Round:
     sequences: list[list[tuple[float, int, int, int, int]]] = [
         [] for _ in range(problem.num_pipelines * problem.num_stages)
     ]
-    starts = one.listing.start
+    starts = attempt.listing.start
     for x, w in enumerate(worker_JK.ravel().tolist()):
         (d, m), k = names[x // K], x % K
         for kind in (Kind.F, Kind.B, Kind.W):

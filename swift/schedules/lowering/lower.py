@@ -36,7 +36,7 @@ def lower(schedule: Schedule, tick_n: np.ndarray | None = None) -> TickTable:
     row_of[[d * problem.num_stages + p for d, p in live]] = np.arange(len(live))
     placed = _Placed(tick_n, row_of[schedule.worker], int(tick_n.max()) + 1, len(live))
     f_KnP, b_KnP, w_KnP = schedule.rows_of_microbatches
-    b_stash, held, w_stash = (placed.slots(*pair) for pair in ((f_KnP, b_KnP), (f_KnP, w_KnP), (b_KnP, w_KnP)))
+    b_slots, b_and_w_slots, w_slots = (placed.slots(*pair) for pair in ((f_KnP, b_KnP), (f_KnP, w_KnP), (b_KnP, w_KnP)))
     activation = placed.slots(f_KnP[..., :-1], f_KnP[..., 1:])
     # The gradient of the loss shares the gradient inbox with that of other chunks on its worker.
     gradients_and_loss = placed.slots(np.append(b_KnP[..., 1:], f_KnP[..., -1:], axis=-1), b_KnP)
@@ -56,9 +56,9 @@ def lower(schedule: Schedule, tick_n: np.ndarray | None = None) -> TickTable:
         microbatch_TR=placed.spread((every, schedule.microbatch)),
         chunk_TR=placed.spread((every, schedule.chunk)),
         data_TR=placed.spread((f_KnP, data), (b_KnP, data), (w_KnP, data)),
-        b_stash_TR=placed.spread((f_KnP, b_stash), (b_KnP, b_stash)),
-        held_TR=placed.spread((f_KnP, held), (b_KnP, held), (w_KnP, held)),
-        w_stash_TR=placed.spread((b_KnP, w_stash), (w_KnP, w_stash)),
+        b_stash_TR=placed.spread((f_KnP, b_slots), (b_KnP, b_slots)),
+        held_TR=placed.spread((f_KnP, b_and_w_slots), (b_KnP, b_and_w_slots), (w_KnP, b_and_w_slots)),
+        w_stash_TR=placed.spread((b_KnP, w_slots), (w_KnP, w_slots)),
         inbox_TR=placed.spread(*inboxes),
         loss_TR=placed.spread((f_KnP[..., -1], loss)),
         own_slot_TR=placed.spread(*(placed.staying(*each) for each in sent)),
@@ -68,9 +68,9 @@ def lower(schedule: Schedule, tick_n: np.ndarray | None = None) -> TickTable:
         update_chunk_HR=placed.of_phases(phase_bounds, phase_of_updates, updates, schedule.chunk),
         activations=replace(activations, num_slots=_count(activation)),
         gradients=replace(gradients, num_slots=max(_count(gradient), _count(loss))),
-        num_b_stash=_count(b_stash),
-        num_held=_count(held),
-        num_w_stash=_count(w_stash),
+        num_b_stash=_count(b_slots),
+        num_held=_count(b_and_w_slots),
+        num_w_stash=_count(w_slots),
     )
 
 
@@ -123,9 +123,9 @@ class _Placed:
         count = np.cumsum(is_first)
         index = count[first] - 1
         before = (count - is_first)[np.searchsorted(row[order], row[order])]
-        turn = np.empty(len(key), np.int64)
-        turn[order] = index[met] - before
-        return turn.reshape(ops.shape)
+        data_index = np.empty(len(key), np.int64)
+        data_index[order] = index[met] - before
+        return data_index.reshape(ops.shape)
 
     def listed(self, ops: np.ndarray, places: np.ndarray, values: np.ndarray) -> np.ndarray:
         """Lists three numbers per op for every row, int32[R, most ops of a row, 3]."""
@@ -186,8 +186,8 @@ class LiveBytes(NamedTuple):
 def live_bytes(table: TickTable, sizes: SlotBytes) -> LiveBytes:
     """Computes the peaks of the live bytes in the slots while a table runs."""
     is_f, is_b, is_w = (table.opcode_TR == kind + 1 for kind in (Kind.F, Kind.B, Kind.W))
-    kept, reads = table.held_TR != NONE, table.inbox_TR != NONE
-    written_TR = is_f * kept * (sizes.stash_for_b + sizes.stash_for_b_and_w) + is_b * sizes.stash_for_w
+    has_stash, reads = table.held_TR != NONE, table.inbox_TR != NONE
+    written_TR = is_f * has_stash * (sizes.stash_for_b + sizes.stash_for_b_and_w) + is_b * sizes.stash_for_w
     written_TR += (table.loss_TR != NONE) * sizes.gradient
     written_TR += (table.own_slot_TR != NONE) * (is_f * sizes.activation + is_b * sizes.gradient)
     read_TR = is_b * sizes.stash_for_b + is_w * (sizes.stash_for_b_and_w + sizes.stash_for_w)

@@ -82,11 +82,11 @@ def move(
     permutation_TQ = np.full((num_ticks, num_rounds), NONE, np.int32)
     slot_TQR = np.full((num_ticks, num_rounds, num_live), NONE, np.int32)
     for tick, ticks in first.items():
-        for turn, (permutation, chosen) in enumerate(rounds[tick]):
-            permutation_TQ[ticks, turn] = permutation
+        for round_index, (permutation, chosen) in enumerate(rounds[tick]):
+            permutation_TQ[ticks, round_index] = permutation
             for same in ticks:
                 messages = in_tick[same][chosen]
-                slot_TQR[same, turn, receiver_e[messages]] = slot_e[messages]
+                slot_TQR[same, round_index, receiver_e[messages]] = slot_e[messages]
     return Moves(palette.permutations(), permutation_TQ, slot_TQR, int(slot_e.max(initial=-1)) + 1)
 
 
@@ -119,8 +119,10 @@ class _PermutationSet:
         Every worker with as many messages left to receive as there are rounds left has to be among the receivers; if no
         permutation allows that, a new one is added.
         """
-        there, back = self.receiver_cR[:, sender_e], self.sender_cR[:, receiver_e]
-        fits_ce = ((there == NONE) | (there == receiver_e)) & ((back == NONE) | (back == sender_e))
+        receiver_ce, sender_ce = self.receiver_cR[:, sender_e], self.sender_cR[:, receiver_e]
+        fits_ce = ((receiver_ce == NONE) | (receiver_ce == receiver_e)) & (
+            (sender_ce == NONE) | (sender_ce == sender_e)
+        )
         _, first, count = np.unique(receiver_e, return_index=True, return_counts=True)
         served = np.logical_or.reduceat(fits_ce, first, axis=1)
         score = np.where(served[:, count == rounds_left].all(axis=1), served.sum(axis=1), 0)
@@ -158,11 +160,11 @@ def interval_slots(row_i: np.ndarray, start_i: np.ndarray, end_i: np.ndarray, nu
     slot_i = np.full(len(row_i), NONE, np.int32)
     free = np.zeros((num_live, int(np.bincount(row_i, minlength=1).max())), np.int32)
     num_free, num_used = np.zeros((2, num_live), np.int32)
-    given_back = np.split(np.argsort(end_i, kind="stable"), np.cumsum(np.bincount(end_i, minlength=1)))
-    taken = np.argsort(start_i, kind="stable")
-    taken_in = np.split(taken, np.cumsum(np.bincount(start_i, minlength=1)))
-    for tick, starting in enumerate(taken_in[:-1]):
-        for ending in _rows_apart(given_back[tick], row_i) if tick < len(given_back) else ():
+    ending_in = np.split(np.argsort(end_i, kind="stable"), np.cumsum(np.bincount(end_i, minlength=1)))
+    by_start = np.argsort(start_i, kind="stable")
+    starting_in = np.split(by_start, np.cumsum(np.bincount(start_i, minlength=1)))
+    for tick, starting in enumerate(starting_in[:-1]):
+        for ending in _rows_apart(ending_in[tick], row_i) if tick < len(ending_in) else ():
             free[row_i[ending], num_free[row_i[ending]]] = slot_i[ending]
             num_free[row_i[ending]] += 1
         for beginning in _rows_apart(starting, row_i):
@@ -176,17 +178,17 @@ def interval_slots(row_i: np.ndarray, start_i: np.ndarray, end_i: np.ndarray, nu
 
 def _rows_apart(intervals: np.ndarray, row_i: np.ndarray) -> list[np.ndarray]:
     """Splits intervals into groups in which every row occurs at most once."""
-    turn = _occurrence(row_i[intervals])
-    return [intervals[turn == t] for t in range(int(turn.max(initial=-1)) + 1)]
+    occurrence = _occurrence(row_i[intervals])
+    return [intervals[occurrence == t] for t in range(int(occurrence.max(initial=-1)) + 1)]
 
 
 def _occurrence(keys: np.ndarray) -> np.ndarray:
     """Counts earlier occurrences of the same key, for each key."""
     order = np.argsort(keys, kind="stable")
     first = np.searchsorted(keys[order], keys[order])
-    turn = np.empty(len(keys), np.int64)
-    turn[order] = np.arange(len(keys)) - first
-    return turn
+    occurrence = np.empty(len(keys), np.int64)
+    occurrence[order] = np.arange(len(keys)) - first
+    return occurrence
 
 
 class TableShape(NamedTuple):

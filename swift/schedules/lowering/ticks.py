@@ -74,27 +74,27 @@ def beam_search(space: Space, width: int, cost_per_tick: float) -> np.ndarray | 
     """
     state, spent = space.start_cR[:, None], np.zeros(1)
     choices: list[_Choice] = []
-    best, found = np.inf, None
+    best, best_path = np.inf, None
     marks = np.random.default_rng(0).integers(1, 2**62, space.start_cR.shape)
     while True:
         steps = [step for step in space.steps(state) if step.possible_S.any()]
         if not steps:
-            return found
+            return best_path
         before = np.concatenate([np.flatnonzero(step.possible_S) for step in steps])
         ran = np.concatenate([step.ran_cSR[:, step.possible_S] for step in steps], axis=1)
         lengths = np.repeat([step.length for step in steps], [np.count_nonzero(step.possible_S) for step in steps])
         state, spent = state[:, before] + ran, spent[before] + lengths + cost_per_tick
-        kept = _kept(spent + space.time_left(state), np.einsum("cSR,cR->S", state, marks), width)
-        state, spent = state[:, kept], spent[kept]
-        choices.append(_Choice(before[kept], ran[:, kept]))
+        beam = _kept(spent + space.time_left(state), np.einsum("cSR,cR->S", state, marks), width)
+        state, spent = state[:, beam], spent[beam]
+        choices.append(_Choice(before[beam], ran[:, beam]))
         ended = (state == space.end_cR[:, None]).all(axis=(0, 2))
         if ended.any():
             last = np.flatnonzero(ended)[np.argmin(spent[ended])]
             if spent[last] < best:
-                best, found = spent[last], _path(choices, int(last))
+                best, best_path = spent[last], _path(choices, int(last))
             going = np.flatnonzero(~ended & (spent < best))
             if not len(going):
-                return found
+                return best_path
             state, spent = state[:, going], spent[going]
             choices[-1] = _Choice(choices[-1].before_S[going], choices[-1].ran_cSR[:, going])
 

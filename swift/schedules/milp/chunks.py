@@ -127,22 +127,22 @@ class _Model:
                 last = self.end - self.time(kind, k)
                 self.started[kind, j, k, d] = self.rows.add_count(1, first, last, column, self.end)
 
-    def of_worker(self, w: int) -> list[tuple[Kind, int, np.ndarray]]:
+    def worker_ops(self, w: int) -> list[tuple[Kind, int, np.ndarray]]:
         """Lists (kind, chunk, columns) of all ops that a worker may run."""
         stage_DP, S = self.problem.worker_DP, self.problem.num_stages
-        own = [(ran, columns) for ran, columns in self.started.items() if ran[3] == w // S]
-        return [(kind, k, columns) for (kind, _, k, d), columns in own if stage_DP[d, k] == w]
+        pipeline_ops = [(ran, columns) for ran, columns in self.started.items() if ran[3] == w // S]
+        return [(kind, k, columns) for (kind, _, k, d), columns in pipeline_ops if stage_DP[d, k] == w]
 
     def hold_to_window(self, w: int) -> None:
         """Adds rows: a worker runs one op at a time, all of them within its slots."""
         slots_T, begun, slots = self.slots_T, self.begun[w], self.workers[w]
         terms: Terms = [(-1.0, at(begun, slots_T)), (1.0, at(begun, slots_T - slots))]
-        ops = self.of_worker(w)
-        held = self.problem.held_by(divmod(w, self.problem.num_stages))
-        for kind, k, columns in [*ops, *((U, k, self.updated[k]) for k in held)]:
+        ops = self.worker_ops(w)
+        chunks = self.problem.held_by(divmod(w, self.problem.num_stages))
+        for kind, k, columns in [*ops, *((U, k, self.updated[k]) for k in chunks)]:
             terms += [(1.0, at(columns, slots_T)), (-1.0, at(columns, slots_T - self.time(kind, k)))]
         self.rows.add(terms, -math.inf, 0)
-        for k in held:
+        for k in chunks:
             due_T = np.clip(slots_T + slots - self.time(U, k), 0, self.end)
             self.rows.add([(1, at(begun, slots_T)), (-1, at(self.updated[k], due_T))], -math.inf, 0)
             self.rows.add([(1, at(self.updated[k], slots_T)), (-1, at(begun, slots_T))], -math.inf, 0)
@@ -152,7 +152,7 @@ class _Model:
         terms: Terms = []
         if limit is None:
             return
-        for kind, k, columns in self.of_worker(w):
+        for kind, k, columns in self.worker_ops(w):
             f_stash, w_stash = (float(stash) / limit for stash in self.problem.stash_2P[:, k])
             most = max(f_stash, w_stash)
             shrunk = slots_T - int(self.grid.time_4P[B, k])
@@ -226,8 +226,8 @@ class _Model:
             if kind == B and not problem.decoupled:
                 items.append((start + int(self.grid.time_4P[B, k]), True, k, w, (W, *self.names[j], k)))
         for d, p in problem.live_workers:
-            held = problem.held_by((d, p))
-            items += [(updates[k], False, k, d * S + p, (U, d, NO_MICROBATCH, k)) for k in held]
+            chunks = problem.held_by((d, p))
+            items += [(updates[k], False, k, d * S + p, (U, d, NO_MICROBATCH, k)) for k in chunks]
         sequences: list[list[SequencedOp]] = [[] for _ in range(problem.num_pipelines * S)]
         busy = {item[3] for item in items if item[1]}
         for _, _, _, w, op in sorted(items):
@@ -273,10 +273,10 @@ class _Search:
 
     def exclude_parts_of_slots(self, low: int) -> None:
         """Proves, as ``milp`` does, that there is no shorter period with a part of a slot."""
-        for turn in range(self.num_workers):
+        for worker in range(self.num_workers):
             if period(self.schedule) <= self.bound * (1 + _SAME):
                 return
-            if not self.fits([low - (other == turn) for other in range(self.num_workers)]):
+            if not self.fits([low - (other == worker) for other in range(self.num_workers)]):
                 self.raise_bound(low)
 
     def raise_bound(self, slots: float) -> None:
@@ -288,10 +288,10 @@ class _Search:
         if limit_s <= 0:
             raise Undecided
         try:
-            one = _fit_chunks(self.problem, self.grid, slots_of, limit_s)
+            iteration_plan = _fit_chunks(self.problem, self.grid, slots_of, limit_s)
         except Refuted:
             return False
-        schedule = Schedule.from_round(self.problem, "milp", one)
+        schedule = Schedule.from_round(self.problem, "milp", iteration_plan)
         if period(schedule) < period(self.schedule):
             self.schedule = schedule
         return True

@@ -120,11 +120,11 @@ class MixedIntegerProgram:
         keys_n, inverse_n = np.unique(rows_n * self.num_columns + columns_n, return_inverse=True)
         factors_n = np.bincount(inverse_n, values_n)
         rows_n, columns_n = np.divmod(keys_n, self.num_columns)
-        kept = (np.abs(factors_n) > 1e-12) & (columns_n != ZERO)
+        nonzero = (np.abs(factors_n) > 1e-12) & (columns_n != ZERO)
         lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-        lp.a_matrix_.start_ = np.concatenate([[0], np.cumsum(np.bincount(rows_n[kept], minlength=self.num_rows))])
-        lp.a_matrix_.index_ = columns_n[kept].astype(np.int32)
-        lp.a_matrix_.value_ = factors_n[kept]
+        lp.a_matrix_.start_ = np.concatenate([[0], np.cumsum(np.bincount(rows_n[nonzero], minlength=self.num_rows))])
+        lp.a_matrix_.index_ = columns_n[nonzero].astype(np.int32)
+        lp.a_matrix_.value_ = factors_n[nonzero]
         return lp
 
 

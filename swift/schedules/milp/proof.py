@@ -278,11 +278,11 @@ def _follow(problem: Problem, starts: Starts) -> tuple[list[Group], list[tuple[i
 
 def _names(problem: Problem, executors: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
     """Names every micro-batch (pipeline, index), preferring a pipeline that runs it at many stages."""
-    taken = [0] * problem.num_pipelines
+    counts = [0] * problem.num_pipelines
     names = []
     for executor in executors:
-        free = [d for d in range(problem.num_pipelines) if taken[d] < problem.most_microbatches]
+        free = [d for d in range(problem.num_pipelines) if counts[d] < problem.most_microbatches]
         d = max(free, key=lambda d: (executor.count(d), -d))
-        names.append((d, taken[d]))
-        taken[d] += 1
+        names.append((d, counts[d]))
+        counts[d] += 1
     return names

@@ -41,14 +41,14 @@ def adaptive_round(problem: Problem, max_ops: int | None = None) -> Round:
     # What a single micro-batch takes without its message.
     alone = problem.microbatch_peak - costs.inbox
     best, (numbers, num_tries) = _one_after_another(problem), _numbers_held(problem, stash, max_ops)
-    for held in numbers:
+    for number in numbers:
         # Messages are counted afterwards, because their times are not known earlier.
-        stashes = replace(problem, costs=replace(costs, inbox=0.0), memory_limit=max(alone, held * stash))
+        stashes = replace(problem, costs=replace(costs, inbox=0.0), memory_limit=max(alone, number * stash))
         if tight_bound(stashes) >= best.period * (1 - 1e-9):
             break
-        found = _plan(stashes, max_ops // num_tries)
-        if found.period < best.period and fits(problem, found):
-            best = found
+        plan = _plan(stashes, max_ops // num_tries)
+        if plan.period < best.period and fits(problem, plan):
+            best = plan
     return best
 
 
@@ -64,7 +64,7 @@ def _numbers_held(problem: Problem, stash: float, max_ops: int) -> tuple[list[in
     affordable = max(2, 5 * max_ops // problem.num_ops // LEAST_TRIALS)
     if len(steps) > affordable:
         steps = sorted({max(1, most >> halvings) for halvings in range(affordable)})
-    return [held for held in reversed(steps) if held <= most], len(steps)
+    return [number for number in reversed(steps) if number <= most], len(steps)
 
 
 def _one_after_another(problem: Problem) -> Round:
@@ -80,8 +80,8 @@ def _one_after_another(problem: Problem) -> Round:
     end_P = start_3P[2] + w_P + (problem.total_microbatches - 1) * span
     executor_DMP, start_3DMP = np.full((D, M, C), -1, np.int32), np.full((3, D, M, C), np.nan)
     executor = np.array(reroute(problem), np.int32).reshape(-1, C)
-    for turn, name in enumerate(microbatch_ids(problem)):
-        executor_DMP[name], start_3DMP[:, *name] = executor[turn], start_3P + span * turn
+    for index, name in enumerate(microbatch_ids(problem)):
+        executor_DMP[name], start_3DMP[:, *name] = executor[index], start_3P + span * index
     if not problem.is_plain:
         update_P = end_P.max() + np.cumsum(u_P) - u_P
         return Round(executor_DMP, start_3DMP, update_P, float((update_P + u_P).max()))

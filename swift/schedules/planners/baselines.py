@@ -106,8 +106,8 @@ def _largest_that_fits(problem: Problem, order: _Order, num_held: int) -> Round:
         num_held = min(num_held, int(num_stashes))
     while True:
         sequences = [order(problem, p, num_held) for p in range(problem.num_stages)]
-        one = time_round(problem, executor_DMP, sequences)
+        plan = time_round(problem, executor_DMP, sequences)
         # How long messages occupy inboxes is known only now; one micro-batch at a time always fits.
-        if num_held == 1 or fits(problem, one):
-            return one
+        if num_held == 1 or fits(problem, plan):
+            return plan
         num_held -= 1

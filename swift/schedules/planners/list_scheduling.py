@@ -122,16 +122,16 @@ class _Simulation:
         self.f_rank, self.stash, C = list(self.rank), list(self.room), self.C
         most = 2 * (max(self.rank) - min(self.rank)) + 1
         for first in range(0, len(self.worker), C):
-            of_worker: dict[int, list[int]] = {}
+            indices_by_worker: dict[int, list[int]] = {}
             for x in range(first, first + C):
-                of_worker.setdefault(self.worker[x], []).append(x)
-            for mine in of_worker.values():
-                for turn, x in enumerate(mine):
-                    self.share[x], self.f_rank[x] = 1.0 / len(mine), self.rank[x] - turn * most
-                    self.room[x] = sum(self.stash[later] for later in mine[turn:])
+                indices_by_worker.setdefault(self.worker[x], []).append(x)
+            for indices in indices_by_worker.values():
+                for position, x in enumerate(indices):
+                    self.share[x], self.f_rank[x] = 1.0 / len(indices), self.rank[x] - position * most
+                    self.room[x] = sum(self.stash[later] for later in indices[position:])
                 if self.policy.reserves:
-                    for x in mine:
-                        self.room[x] = self.stash[x] = self.room[x] if x == mine[0] else 0.0
+                    for x in indices:
+                        self.room[x] = self.stash[x] = self.room[x] if x == indices[0] else 0.0
 
     def run(self) -> Listing:
         for x in range(0, len(self.worker), self.C):

@@ -44,7 +44,7 @@ def _best_round(problem: Problem) -> Round:
     problem = replace(problem, num_iterations=1 if problem.num_iterations == 1 else 3)
     plan = adaptive(problem)
     rounds = [round_of(plan), *(_interleaved(plan) if problem.decoupled else ())]
-    costs = [(lockstep_period(Schedule.from_round(problem, "lockstep", one)), one.period) for one in rounds]
+    costs = [(lockstep_period(Schedule.from_round(problem, "lockstep", r)), r.period) for r in rounds]
     return rounds[min(range(len(rounds)), key=costs.__getitem__)]
 
 
@@ -58,9 +58,9 @@ def _interleaved(plan: Schedule) -> Iterator[Round]:
             ran_T4R = space.best_way()
             if ran_T4R is None:
                 break
-            found = time_round(problem, executor_DMP, space.sequences(ran_T4R, problem.num_iterations // 2))
-            if fits(problem, found):
-                yield found
+            iteration_plan = time_round(problem, executor_DMP, space.sequences(ran_T4R, problem.num_iterations // 2))
+            if fits(problem, iteration_plan):
+                yield iteration_plan
                 break
 
 
@@ -109,9 +109,9 @@ class _FreeOrder:
 
     def sums_before(self, values_n: np.ndarray) -> np.ndarray:
         """Sum of the values of the ops before each node in its list, float64[nodes]."""
-        of_node = np.zeros(len(self.op))
-        of_node[self.node_n] = values_n
-        lists = np.split(of_node, self.first_4R.ravel()[1:])
+        node_values = np.zeros(len(self.op))
+        node_values[self.node_n] = values_n
+        lists = np.split(node_values, self.first_4R.ravel()[1:])
         return np.concatenate([np.cumsum(values) - values for values in lists])
 
     def mean_times(self) -> np.ndarray:
@@ -119,10 +119,10 @@ class _FreeOrder:
         problem, R = self.schedule.problem, len(self.lines.worker_R)
         times_4R = np.zeros((4, R))
         for row, w in enumerate(self.lines.worker_R.tolist()):
-            held = list(problem.held_by(divmod(w, problem.num_stages)))
-            if held:
+            chunks = list(problem.held_by(divmod(w, problem.num_stages)))
+            if chunks:
                 times_4R[:, row] = (
-                    problem.time_4P[:, held].mean(axis=1) if len(held) > 1 else problem.time_4P[:, held[0]]
+                    problem.time_4P[:, chunks].mean(axis=1) if len(chunks) > 1 else problem.time_4P[:, chunks[0]]
                 )
         return np.concatenate([times_4R[: Kind.U], times_4R[Kind.U :] * self.num_updates])
 
@@ -191,9 +191,9 @@ class _FreeOrder:
         t_f, t_b, t_w, t_u = self.time_4R[:, self.lines.row_n]
         own_n, kind = self.num_own[self.lines.row_n], self.schedule.kind
         iterations_ahead = self.schedule.problem.num_iterations - 1 - self.schedule.iteration
-        of_kind = np.choose(kind, [t_f + t_b + t_w, t_b + t_w, t_w, np.zeros_like(t_w)])
+        microbatch_work_n = np.choose(kind, [t_f + t_b + t_w, t_b + t_w, t_w, np.zeros_like(t_w)])
         ahead_n = own_n * (self.schedule.iteration + 1) - self.place_n
-        return ahead_n * of_kind + t_u + iterations_ahead * (own_n * (t_f + t_b + t_w) + t_u)
+        return ahead_n * microbatch_work_n + t_u + iterations_ahead * (own_n * (t_f + t_b + t_w) + t_u)
 
     def steps(self, state_cSR: np.ndarray) -> Iterator[Step]:
         """Yields the ways to run the next tick: one for each op duration."""

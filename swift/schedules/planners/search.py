@@ -90,8 +90,8 @@ def _swap_hosts(problem: Problem, executor: Sequence[int], chunk: int, source: r
     guests = [j * C + chunk for j, (d, _) in enumerate(microbatch_ids(problem)) if d not in peers]
     if not guests:
         return list(executor)
-    changed, (one, other) = list(executor), (source.choice(guests), source.choice(guests))
-    changed[one], changed[other] = changed[other], changed[one]
+    changed, (first, second) = list(executor), (source.choice(guests), source.choice(guests))
+    changed[first], changed[second] = changed[second], changed[first]
     return changed
 
 
@@ -136,8 +136,8 @@ def best_listing(problem: Problem, target: float, max_ops: int) -> Candidate:
 
 def _best_of_each_kind(leaders: Sequence[Candidate]) -> list[Candidate]:
     """Keeps the best hurried and the best calm policy: small changes rarely lead from one kind to the other."""
-    firsts = (next((one for one in leaders if bool(one.policy.pace) == calm), None) for calm in (False, True))
-    return sorted((one for one in firsts if one is not None), key=lambda one: one.cost)
+    firsts = (next((leader for leader in leaders if bool(leader.policy.pace) == calm), None) for calm in (False, True))
+    return sorted((candidate for candidate in firsts if candidate is not None), key=lambda candidate: candidate.cost)
 
 
 def _policies(problem: Problem, pilot: Policy | None, leaders: list[Candidate], num_trials: int) -> Iterator[Policy]:
@@ -195,8 +195,8 @@ def _calm(problem: Problem, executor: list[int]) -> Iterator[Policy]:
     if not problem.is_plain:
         return
     P, comm, (f_P, b_P, w_P) = problem.num_stages, problem.costs.t_comm, problem.time_4P[: Kind.U]
-    turn = float((f_P + b_P + (0.0 if problem.decoupled else w_P)).max())
-    paces = tuple(dict.fromkeys((turn + 2 * comm, turn)))
+    cycle = float((f_P + b_P + (0.0 if problem.decoupled else w_P)).max())
+    paces = tuple(dict.fromkeys((cycle + 2 * comm, cycle)))
     depths = [math.inf] * P, [float(P - p) for p in range(P)]
     choices = paces, _CALM_PATIENCE, depths, (None, 0.0, 0.5) if problem.failed else (None,)
     for i, j, k, r in sorted(itertools.product(*(range(len(kind)) for kind in choices)), key=sum):

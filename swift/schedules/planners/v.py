@@ -96,7 +96,7 @@ class _Worker:
         has_run: whether each op has run, by place.
         waiting: xs whose W is to be run.
         free: time at which it is free.
-        held: memory of all stashes.
+        stash_memory: memory of all stashes.
         live: memory of those that await their B.
         sequence: what it has run, 3x + kind.
     """
@@ -106,7 +106,7 @@ class _Worker:
     has_run: list[bool]
     waiting: deque[int] = field(default_factory=deque)
     free: float = 0.0
-    held: float = 0.0
+    stash_memory: float = 0.0
     live: float = 0.0
     sequence: list[int] = field(default_factory=list)
 
@@ -140,54 +140,54 @@ class _Simulation:
             now, w = heapq.heappop(self.events)
             if self.workers[w].free <= now:
                 self.choose(self.workers[w], w, now)
-        if not all(all(one.has_run) for one in self.workers):
+        if not all(all(worker.has_run) for worker in self.workers):
             return None
-        return [list(self.named(one)) for one in self.workers]
+        return [list(self.named(worker)) for worker in self.workers]
 
-    def named(self, one: _Worker) -> Iterator[SequencedOp]:
-        for op in [*one.sequence, *(3 * x + W for x in one.waiting)]:
+    def named(self, worker: _Worker) -> Iterator[SequencedOp]:
+        for op in [*worker.sequence, *(3 * x + W for x in worker.waiting)]:
             x, kind = divmod(op, 3)
             yield kind, *self.names[x // self.C], x % self.C
 
-    def choose(self, one: _Worker, w: int, now: float) -> None:
-        heads = sorted([stream[-1] for stream in one.streams if stream])
+    def choose(self, worker: _Worker, w: int, now: float) -> None:
+        heads = sorted([stream[-1] for stream in worker.streams if stream])
         if not heads:
             return None
-        head, horizon = one.order[heads[0]], now + 1e-9
-        is_short = not head % 2 and one.held + self.f_stash[head // 2 % self.C] > self.limit
+        head, horizon = worker.order[heads[0]], now + 1e-9
+        is_short = not head % 2 and worker.stash_memory + self.f_stash[head // 2 % self.C] > self.limit
         if self.ready[head] <= horizon:
             if not is_short:
-                return self.run_op(one, w, heads[0], now)
-            if one.waiting:
-                return self.run_w(one, w, now)
+                return self.run_op(worker, w, heads[0], now)
+            if worker.waiting:
+                return self.run_w(worker, w, now)
         gap = math.inf if is_short else self.ready[head] - now
-        if self.overtakes and self.overtake(one, w, heads, now, gap):
+        if self.overtakes and self.overtake(worker, w, heads, now, gap):
             return None
-        if one.waiting and gap >= self.patience * self.times[W][one.waiting[0] % self.C] - 1e-9:
-            return self.run_w(one, w, now)
+        if worker.waiting and gap >= self.patience * self.times[W][worker.waiting[0] % self.C] - 1e-9:
+            return self.run_w(worker, w, now)
         if self.overtakes is False:
-            self.overtake(one, w, heads, now, gap)
+            self.overtake(worker, w, heads, now, gap)
         return None
 
-    def overtake(self, one: _Worker, w: int, heads: list[int], now: float, gap: float) -> bool:
+    def overtake(self, worker: _Worker, w: int, heads: list[int], now: float, gap: float) -> bool:
         """Runs the first op that can run before those which are due sooner; False if there is none."""
         for place in heads[1:]:
-            x, kind = divmod(one.order[place], 2)
+            x, kind = divmod(worker.order[place], 2)
             k = x % self.C
             if (
                 self.ready[2 * x + kind] <= now + 1e-9
                 and gap >= self.patience * self.times[kind][k] - 1e-9
-                and (kind == B or self.has_room(one, heads[0], place, self.f_stash[k]))
+                and (kind == B or self.has_room(worker, heads[0], place, self.f_stash[k]))
             ):
-                self.run_op(one, w, place, now)
+                self.run_op(worker, w, place, now)
                 return True
         return False
 
-    def has_room(self, one: _Worker, first: int, place: int, stash: float) -> bool:
+    def has_room(self, worker: _Worker, first: int, place: int, stash: float) -> bool:
         """Whether an F leaves the ops that it overtakes the memory that they need, if Ws run in time."""
-        if one.held + stash > self.limit:
+        if worker.stash_memory + stash > self.limit:
             return False
-        live, order, has_run = one.live + stash, one.order, one.has_run
+        live, order, has_run = worker.live + stash, worker.order, worker.has_run
         for earlier in range(first, place):
             if not has_run[earlier]:
                 x, kind = divmod(order[earlier], 2)
@@ -196,35 +196,35 @@ class _Simulation:
                     return False
         return True
 
-    def run_op(self, one: _Worker, w: int, place: int, now: float) -> None:
-        x, kind = divmod(one.order[place], 2)
+    def run_op(self, worker: _Worker, w: int, place: int, now: float) -> None:
+        x, kind = divmod(worker.order[place], 2)
         k = x % self.C
-        one.has_run[place] = True
-        next(stream for stream in one.streams if stream and stream[-1] == place).pop()
-        end = self.occupy(one, w, 3 * x + kind, now + self.times[kind][k])
+        worker.has_run[place] = True
+        next(stream for stream in worker.streams if stream and stream[-1] == place).pop()
+        end = self.occupy(worker, w, 3 * x + kind, now + self.times[kind][k])
         stash = self.f_stash[k]
         if kind:
-            one.held += self.w_stash[k] - stash
-            one.live -= stash
-            one.waiting.append(x)
+            worker.stash_memory += self.w_stash[k] - stash
+            worker.live -= stash
+            worker.waiting.append(x)
             if k:
                 self.send(w, 2 * x - 1, end)
             return
-        one.held += stash
-        one.live += stash
+        worker.stash_memory += stash
+        worker.live += stash
         if k + 1 < self.C:
             self.send(w, 2 * x + 2, end)
         else:
             self.ready[2 * x + 1] = end
 
-    def run_w(self, one: _Worker, w: int, now: float) -> None:
-        x = one.waiting.popleft()
-        one.held -= self.w_stash[x % self.C]
-        self.occupy(one, w, 3 * x + W, now + self.times[W][x % self.C])
+    def run_w(self, worker: _Worker, w: int, now: float) -> None:
+        x = worker.waiting.popleft()
+        worker.stash_memory -= self.w_stash[x % self.C]
+        self.occupy(worker, w, 3 * x + W, now + self.times[W][x % self.C])
 
-    def occupy(self, one: _Worker, w: int, op: int, end: float) -> float:
-        one.sequence.append(op)
-        one.free = end
+    def occupy(self, worker: _Worker, w: int, op: int, end: float) -> float:
+        worker.sequence.append(op)
+        worker.free = end
         heapq.heappush(self.events, (end, w))
         return end
 
@@ -246,24 +246,24 @@ class _Candidate:
         is_in_turn: whether ops are due in the order of ZB-V, or repeat for every micro-batch.
         offset_2C: when F and B of each chunk are due for the first micro-batch; in turn, how much later.
         filling: what a worker does where it would wait.
-        turn: time between micro-batches.
+        interval: time between micro-batches.
         place: position of re-routed micro-batches among a worker's own, see ``order_rerouted``.
     """
 
     is_in_turn: bool
     offset_2C: np.ndarray
     filling: Filling
-    turn: float = _TURN
+    interval: float = _TURN
     place: float | None = None
 
     def due(self, problem: Problem, executor: Sequence[int]) -> list[float]:
         """Times at which F and B of every x are due."""
         rank_J = np.array(order_rerouted(problem, executor, self.place))
-        due_JC2 = rank_J[:, None, None] * self.turn + self.offset_2C.T
+        due_JC2 = rank_J[:, None, None] * self.interval + self.offset_2C.T
         if self.is_in_turn:
             # What is not whole is between the micro-batches before and after.
             near_J = np.clip(np.floor(rank_J).astype(int), 0, problem.most_microbatches - 1)
-            due_JC2 += _in_turn(problem)[near_J] - near_J[:, None, None] * self.turn
+            due_JC2 += _in_turn(problem)[near_J] - near_J[:, None, None] * self.interval
         return due_JC2.ravel().tolist()
 
 
@@ -302,14 +302,14 @@ def _searched(problem: Problem, target: float) -> Round | None:
     for trial, candidate in enumerate(
         itertools.islice(itertools.chain(first, _changes(problem, leaders, source)), num_trials)
     ):
-        found = _round_of(drained, executor, candidate, trial)
-        if found is None:
+        plan = _round_of(drained, executor, candidate, trial)
+        if plan is None:
             continue
-        if best is None or found.period < best.period * (1 - 1e-12):
-            best = found
+        if best is None or plan.period < best.period * (1 - 1e-12):
+            best = plan
             if best.period <= target:
                 break
-        leaders.insert(0, (found.period, candidate))  # ahead of its equals: drifting among them helps
+        leaders.insert(0, (plan.period, candidate))  # ahead of its equals: drifting among them helps
         leaders.sort(key=lambda leader: leader[0])
         del leaders[_NUM_LEADERS:]
     return best
@@ -326,26 +326,26 @@ def _round_of(problem: Problem, executor: Sequence[int], candidate: _Candidate, 
     executor_DMP = np.full((problem.num_pipelines, problem.most_microbatches, problem.num_chunks), -1, np.int32)
     d, m = np.array(microbatch_ids(problem)).T
     executor_DMP[d, m] = np.array(executor, np.int32).reshape(-1, problem.num_chunks)
-    found = time_round(problem, executor_DMP, sequences)
+    plan = time_round(problem, executor_DMP, sequences)
     # Neither messages nor what B adds to a stash are known before the times are.
     is_counted = not costs.inbox and not (problem.stash_2P[1] > problem.stash_2P[0]).any()
-    return found if is_counted or fits(problem, found) else None
+    return plan if is_counted or fits(problem, plan) else None
 
 
 def _first_candidates(problem: Problem) -> Iterator[_Candidate]:
     """Yields ZB-V, V-Half and V-Min, then building blocks, those nearest to the memory there is first."""
-    wanted = 6 * (problem.memory_limit or math.inf) / float(problem.stash_2P[0].max()) / problem.num_stages
-    blocks = sorted(itertools.product(_SUMS, _LAGS, _GAPS), key=lambda block: abs(block[0] - wanted))
-    nothing_2C, turns = np.zeros((2, problem.num_chunks)), _turns(problem)
+    target_lag = 6 * (problem.memory_limit or math.inf) / float(problem.stash_2P[0].max()) / problem.num_stages
+    blocks = sorted(itertools.product(_SUMS, _LAGS, _GAPS), key=lambda block: abs(block[0] - target_lag))
+    nothing_2C, intervals = np.zeros((2, problem.num_chunks)), _intervals(problem)
     for filling in _FILLINGS:
         yield _Candidate(True, nothing_2C, filling)
-        for block, turn in itertools.product((*_V_HALF, *_V_MIN), turns):
-            yield _Candidate(False, _block(problem, *block), filling, turn)
+        for block, interval in itertools.product((*_V_HALF, *_V_MIN), intervals):
+            yield _Candidate(False, _block(problem, *block), filling, interval)
     for number, block in enumerate(blocks):
-        yield _Candidate(False, _block(problem, *block), _FILLINGS[number % 2], turns[number // 2 % len(turns)])
+        yield _Candidate(False, _block(problem, *block), _FILLINGS[number % 2], intervals[number // 2 % len(intervals)])
 
 
-def _turns(problem: Problem) -> list[float]:
+def _intervals(problem: Problem) -> list[float]:
     """Lists times between micro-batches: a worker's, and that of one which has some of failed peers as well."""
     most = max(problem.most_loaded(len(peers)) for peers in problem.survivors)
     return sorted({_TURN, _TURN * most / problem.most_microbatches}, reverse=True)
@@ -353,20 +353,20 @@ def _turns(problem: Problem) -> list[float]:
 
 def _changes(problem: Problem, leaders: list[tuple[float, _Candidate]], source: random.Random) -> Iterator[_Candidate]:
     """Yields random changes to the current leaders."""
-    turns = _turns(problem)
+    intervals = _intervals(problem)
     while leaders:
         candidate = leaders[source.randrange(len(leaders))][1]
         for _ in range(source.choice((1, 1, 2, 3))):
-            candidate = _change(candidate, turns, source)
+            candidate = _change(candidate, intervals, source)
         yield candidate
 
 
-def _change(candidate: _Candidate, turns: Sequence[float], source: random.Random) -> _Candidate:
+def _change(candidate: _Candidate, intervals: Sequence[float], source: random.Random) -> _Candidate:
     way = source.random()
     if way < 0.15:
         return replace(candidate, filling=source.choice(_FILLINGS))
-    if way < 0.3 and len(turns) > 1:
-        return replace(candidate, turn=source.choice(turns), place=source.choice(_PLACES))
+    if way < 0.3 and len(intervals) > 1:
+        return replace(candidate, interval=source.choice(intervals), place=source.choice(_PLACES))
     offset_2C = candidate.offset_2C.copy()
     P = offset_2C.shape[1] // 2
     # Of a kind, one run's ops: of all stages, of one, or of those from one on.
@@ -394,9 +394,9 @@ def _block(problem: Problem, total: float, lags: Sequence[int], gaps: Sequence[i
     P = problem.num_stages
     inward, outward = np.arange(P), np.arange(P)[::-1]
     lag = [total / sum(lags) * each for each in lags]
-    turns = np.cumsum([0.0, *(each * (P - 1) + gap for each, gap in zip(lag, gaps, strict=False))])
+    starts = np.cumsum([0.0, *(each * (P - 1) + gap for each, gap in zip(lag, gaps, strict=False))])
     first_f, last_f, last_b, first_b = (
-        turn + each * way for turn, each, way in zip(turns, lag, (inward, outward, inward, outward), strict=True)
+        start + each * way for start, each, way in zip(starts, lag, (inward, outward, inward, outward), strict=True)
     )
     return np.array([[*first_f, *last_f[::-1]], [*first_b, *last_b[::-1]]])
 

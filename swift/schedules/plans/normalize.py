@@ -109,14 +109,14 @@ def denormalize(schedule: Schedule, normalized: Normalized) -> Schedule:
     rows = np.concatenate([np.arange(schedule.bounds[w], schedule.bounds[w + 1]) for w in player])
     worker = worker_DP.ravel()[schedule.worker[rows]].astype(np.int32)
     kind = schedule.kind[rows]
-    of_microbatch = np.array(normalized.pipeline_D)[schedule.pipeline[rows]]
+    microbatch_pipeline = np.array(normalized.pipeline_D)[schedule.pipeline[rows]]
     return Schedule(
         problem=normalized.original,
         solver=schedule.solver,
         worker=worker,
         kind=kind,
         iteration=schedule.iteration[rows],
-        pipeline=np.where(kind == Kind.U, worker // P, of_microbatch).astype(np.int32),
+        pipeline=np.where(kind == Kind.U, worker // P, microbatch_pipeline).astype(np.int32),
         microbatch=schedule.microbatch[rows],
         chunk=schedule.chunk[rows],
         start=schedule.start[rows],
@@ -189,8 +189,8 @@ def role_moves(problem: Problem, counts: tuple[int, ...]) -> tuple[Move, ...]:
 
 def after_moves(problem: Problem, moved: tuple[Move, ...]) -> Problem:
     """Applies moves to a problem: a place that a moved worker leaves is as a failed one's, unless another takes it."""
-    taken, left = {move.role for move in moved}, {move.worker for move in moved}
-    return replace(problem, failed=(problem.failed | left) - taken)
+    assigned_roles, moved_workers = {move.role for move in moved}, {move.worker for move in moved}
+    return replace(problem, failed=(problem.failed | moved_workers) - assigned_roles)
 
 
 def num_plans(topology: Topology, max_failures: int, *, move_roles: bool = False) -> int:
@@ -292,10 +292,10 @@ def _roles_to_vacate(problem: Problem) -> frozenset[Worker]:
     empty = frozenset[Worker]()
     for _ in problem.failed:
         ways = [empty | {role} for role in problem.topology.workers if role not in empty]
-        found = [(_bound(problem, way), way) for way in ways if _is_possible(problem, way)]
-        if not found:
+        candidates = [(_bound(problem, way), way) for way in ways if _is_possible(problem, way)]
+        if not candidates:
             return problem.failed
-        empty = min(found, key=lambda one: (one[0], len(one[1] - problem.failed), sorted(one[1])))[1]
+        empty = min(candidates, key=lambda pair: (pair[0], len(pair[1] - problem.failed), sorted(pair[1])))[1]
     return empty if _bound(problem, empty) < _bound(problem, problem.failed) else problem.failed
 
 
@@ -334,16 +334,16 @@ class ChunkAssignment(NamedTuple):
         """
         return next((place for mover, place in self.moves if mover == worker), worker)
 
-    def lost_chunks(self, there: Collection[Worker]) -> tuple[int, ...]:
+    def lost_chunks(self, workers: Collection[Worker]) -> tuple[int, ...]:
         """Lists the chunks that no worker among these holds; none where a chunk is a stage.
 
         >>> ChunkAssignment(((0, 0, 1), (0, 1, 1))).lost_chunks([(0, 1), (1, 0)])
         (1,)
         """
-        places = {self.place(worker) for worker in there}
-        held = [(d, stages) for d, stages in enumerate(self.stage_of_chunk) if stages]
-        chunks = range(len(held[0][1])) if held else ()
-        return tuple(chunk for chunk in chunks if places.isdisjoint((d, stages[chunk]) for d, stages in held))
+        places = {self.place(worker) for worker in workers}
+        nonempty = [(d, stages) for d, stages in enumerate(self.stage_of_chunk) if stages]
+        chunks = range(len(nonempty[0][1])) if nonempty else ()
+        return tuple(chunk for chunk in chunks if places.isdisjoint((d, stages[chunk]) for d, stages in nonempty))
 
     @property
     def cuts(self) -> list[list[int]]:

@@ -129,11 +129,11 @@ def _chunk_fields(problem: Problem) -> dict[str, Any]:
 
 
 def _describe(problem: Problem) -> dict[str, Any]:
-    limit, number, of_chunks = problem.memory_limit, problem.num_microbatches, _chunk_fields(problem)
+    limit, number, chunk_fields = problem.memory_limit, problem.num_microbatches, _chunk_fields(problem)
     runs = {f"{d}:{p}": problem.runs_of((d, p)) for d, p in problem.live_workers}
     if any(runs.values()):
-        of_chunks["blocks"] = {worker: [list(run) for run in found] for worker, found in runs.items()}
-    return of_chunks | {
+        chunk_fields["blocks"] = {worker: [list(run) for run in worker_runs] for worker, worker_runs in runs.items()}
+    return chunk_fields | {
         "topology": {"num_pipelines": problem.num_pipelines, "num_stages": problem.num_stages},
         "failed": [f"{d}:{p}" for d, p in sorted(problem.failed)],
         "num_microbatches": number if isinstance(number, int) else list(number),
@@ -221,14 +221,14 @@ class PlanStore:
         Raises:
             SettingError: a new plan cannot be written to the directory.
         """
-        found = self.get(problem, solver)
-        if found is not None:
-            return found
+        stored_plan = self.get(problem, solver)
+        if stored_plan is not None:
+            return stored_plan
         normalized = normalize(problem)
-        made = planner(normalized.problem)
-        assert made.solver == solver, f"a plan of {made.solver} would not be found under {solver}"
-        self.put(made)
-        return denormalize(made, normalized)
+        new_plan = planner(normalized.problem)
+        assert new_plan.solver == solver, f"a plan of {new_plan.solver} would not be found under {solver}"
+        self.put(new_plan)
+        return denormalize(new_plan, normalized)
 
     def get(self, problem: Problem, solver: str) -> Schedule | None:
         """Looks up the stored plan of a problem; None if there is none, or only a damaged one, which is reported."""
@@ -274,9 +274,9 @@ def plan_key(problem: Problem, solver: str) -> str:
 
 def plan_document(schedule: Schedule) -> dict[str, Any]:
     """Describes the plan of a normalized problem as JSON: the ``plan`` of a file."""
-    one = round_of(schedule)
-    arrays = {name: _flat(value) for name, value in vars(one).items() if name != "period"}
-    return _header(schedule.problem, schedule.solver) | {"round": arrays | {"period": one.period}}
+    iteration_plan = round_of(schedule)
+    arrays = {name: _flat(value) for name, value in vars(iteration_plan).items() if name != "period"}
+    return _header(schedule.problem, schedule.solver) | {"round": arrays | {"period": iteration_plan.period}}
 
 
 def read_plan(document: Mapping[str, Any]) -> Schedule:
@@ -286,17 +286,17 @@ def read_plan(document: Mapping[str, Any]) -> Schedule:
         DamagedPlanError: the document is not a plan, has another version, or is not a valid schedule of its problem.
     """
     with _reported_as_damage():
-        said = document["problem"]
-        topology = Topology(said["num_pipelines"], said["num_stages"])
-        costs = Costs(**said["costs"])
+        entries = document["problem"]
+        topology = Topology(entries["num_pipelines"], entries["num_stages"])
+        costs = Costs(**entries["costs"])
         names = ("num_microbatches", "memory_limit", "num_iterations", "decoupled", "staggered")
-        chunks = tuple(Chunk(**chunk) for chunk in said.get("chunks", ()))
-        holders = tuple(map(tuple, said.get("stage_of_chunk", ())))
-        failed = frozenset((d, p) for d, p in said.get("failed", ()))
-        fields = {name: said[name] for name in names} | {"chunks": chunks, "stage_of_chunk": holders}
+        chunks = tuple(Chunk(**chunk) for chunk in entries.get("chunks", ()))
+        holders = tuple(map(tuple, entries.get("stage_of_chunk", ())))
+        failed = frozenset((d, p) for d, p in entries.get("failed", ()))
+        fields = {name: entries[name] for name in names} | {"chunks": chunks, "stage_of_chunk": holders}
         problem = Problem(topology, costs=costs, failed=failed, **fields)
         if problem.is_uniform:
-            problem = canonical(problem, tuple(said["failures"]))
+            problem = canonical(problem, tuple(entries["failures"]))
         return _read_plan(dict(document), problem, document["solver"])
 
 
@@ -339,8 +339,8 @@ def _read_plan(plan: dict[str, Any], problem: Problem, solver: str) -> Schedule:
     fields = plan.pop("round")
     if plan != _header(problem, solver):
         raise CorruptPlanError("it holds the plan of another problem")
-    one = _read_round(fields, problem)
-    schedule = Schedule.from_round(problem, solver, one)
+    iteration_plan = _read_round(fields, problem)
+    schedule = Schedule.from_round(problem, solver, iteration_plan)
     verify(schedule)
     return schedule
 
@@ -365,13 +365,13 @@ def _flat(values: np.ndarray) -> list[Any]:
 
 def _header(problem: Problem, solver: str) -> dict[str, Any]:
     """Describes a problem and its planner, identically for all problems with the same normalized form."""
-    limit, number, of_chunks = problem.memory_limit, problem.num_microbatches, _chunk_fields(problem)
+    limit, number, chunk_fields = problem.memory_limit, problem.num_microbatches, _chunk_fields(problem)
     if not problem.is_uniform:
-        of_chunks["failed"] = [list(worker) for worker in sorted(problem.failed)]
+        chunk_fields["failed"] = [list(worker) for worker in sorted(problem.failed)]
     return {
         "version": VERSION,
         "solver": solver,
-        "problem": of_chunks
+        "problem": chunk_fields
         | {
             "num_pipelines": problem.num_pipelines,
             "num_microbatches": number if isinstance(number, int) else list(number),
