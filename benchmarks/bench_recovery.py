@@ -37,7 +37,7 @@ def main() -> int:
         command = [*SWIFT, "launch", "--processes", str(options.processes), *shared, "--run-dir", str(run_dir)]
         command += ["--recovery", options.recovery, "--restarts", str(options.kills)]
         if options.recovery == "restart":
-            command += ["--copy-every", str(options.copy_every), "--prepare", "none"]
+            command += ["--memory-checkpoint-every", str(options.memory_checkpoint_every), "--prepare", "none"]
         begun = time.monotonic()
         with subprocess.Popen(command, stderr=sys.stderr) as supervisor:
             try:
@@ -69,7 +69,10 @@ def main() -> int:
         figures,
         {
             "loss of the run with kills over that without": (distance, _MAX_LOSS_DISTANCE),
-            "iterations run again": (rerun, 1 if options.recovery == "live" else max(1, options.copy_every - 1)),
+            "iterations run again": (
+                rerun,
+                1 if options.recovery == "live" else max(1, options.memory_checkpoint_every - 1),
+            ),
             "median seconds from a death to the next finished step": (
                 statistics.median(event["recovery_s"] for event in recoveries),
                 _MAX_MEDIAN_S[options.recovery],
@@ -84,7 +87,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=6)
     parser.add_argument("--kills", type=int, default=40)
     parser.add_argument("--recovery", choices=list(_MAX_MEDIAN_S), default="live")
-    parser.add_argument("--copy-every", type=int, default=10, help="iterations between copies, for restart alone")
+    parser.add_argument(
+        "--memory-checkpoint-every", type=int, default=10, help="iterations between copies, for restart alone"
+    )
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 

@@ -30,7 +30,7 @@ def member(options: argparse.Namespace) -> None:
         process=process,
         by_rank=options.by_rank,
         scratch=scratch,
-        copy_every=options.copy_every,
+        memory_checkpoint_every=options.memory_checkpoint_every,
         devices=None if options.platform is None else MemberDevices(options.platform, tuple(options.device)),
         forming_s=options.forming,
     )

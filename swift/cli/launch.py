@@ -107,7 +107,7 @@ class LaunchJob:
         _check_snapshots(experiment, by_rank)
         _check_shares(experiment, by_rank)
         check_count("--restarts", options.restarts, least=0)
-        _check_copies(options.copy_every, platform.recovery)
+        _check_copies(options.memory_checkpoint_every, platform.recovery)
         nodes = nodes_of(options, os.environ)
         job = cls(
             experiment=experiment,
@@ -131,9 +131,9 @@ class LaunchJob:
         return job
 
     @property
-    def copy_every(self) -> int:
+    def memory_checkpoint_every(self) -> int:
         """Iterations between copies of the states for processes that are started again; 0: none are made."""
-        return self.options.copy_every or 1 if self.platform.recovery == "restart" else 0
+        return self.options.memory_checkpoint_every or 1 if self.platform.recovery == "restart" else 0
 
     @property
     def environment(self) -> dict[str, str]:
@@ -191,7 +191,7 @@ class LaunchJob:
             processes=self.processes,
             nodes=self.nodes,
             by_rank=self.by_rank,
-            copy_every=self.copy_every,
+            memory_checkpoint_every=self.memory_checkpoint_every,
             forming_s=self.deadlines.forming,
             platform=self.platform.accelerator,
             devices_per_process=_devices_per_process(self.experiment, self.by_rank),
@@ -213,7 +213,7 @@ class LaunchJob:
                 is_elastic=self.is_elastic,
                 own_cut=self.own_cut,
                 move_rule=self.experiment.move_rule,
-                copy_every=self.copy_every,
+                memory_checkpoint_every=self.memory_checkpoint_every,
                 joins_once=self.platform.accelerator is not None,
                 needs_all=self.platform.accelerator == "tpu",
             ),
@@ -258,14 +258,14 @@ def _devices_per_process(experiment: Experiment, by_rank: bool) -> int:
     return 1 if by_rank else experiment.topology.num_expert_ranks
 
 
-def _check_copies(copy_every: int | None, recovery: Recovery) -> None:
+def _check_copies(memory_checkpoint_every: int | None, recovery: Recovery) -> None:
     """Raises SettingError if copies of the state are asked for that nobody would need, or none where all do."""
-    if copy_every is None:
+    if memory_checkpoint_every is None:
         return
-    check_count("--copy-every", copy_every, least=1)
+    check_count("--memory-checkpoint-every", memory_checkpoint_every, least=1)
     if recovery != "restart":
         allowed = "would change nothing without --recovery restart: the others keep their states when a process dies"
-        raise SettingError("--copy-every", copy_every, allowed)
+        raise SettingError("--memory-checkpoint-every", memory_checkpoint_every, allowed)
 
 
 def _check_shares(experiment: Experiment, by_rank: bool) -> None:
@@ -288,7 +288,8 @@ def launch(options: argparse.Namespace) -> None:
     """``swift launch --processes N CONFIG.gin``."""
     job = LaunchJob.of(options)
     experiment = job.experiment
-    against = None if options.against is None else read_run(options.against, setting="--against")
+    reference_dir = options.compare_loss_to
+    reference = None if reference_dir is None else read_run(reference_dir, setting="--compare-loss-to")
     check_support()
     if job.nodes.own > 0:
         _serve(job)
@@ -311,8 +312,8 @@ def launch(options: argparse.Namespace) -> None:
 
     ended = read_run(run.run_dir)
     show_run(ended, summary, options.format)
-    if against is not None:
-        line = distance_line(ended, against, experiment.topology)
+    if reference is not None:
+        line = distance_line(ended, reference, experiment.topology)
         print(line, file=sys.stderr if options.format == "json" else sys.stdout)
 
 

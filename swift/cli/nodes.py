@@ -113,7 +113,7 @@ class ProcessCommands:
         processes: all processes of the run.
         nodes: machines of the run.
         by_rank: whether each expert rank is a process.
-        copy_every: iterations between copies of states for the incarnations that follow; 0: none are made.
+        memory_checkpoint_every: iterations between copies of states for the incarnations that follow; 0: none are made.
         forming_s: the run's ``Deadlines.forming``, in seconds.
         platform: accelerators that the processes hold; None: they compute on CPUs.
         devices_per_process: number of devices of each process.
@@ -125,7 +125,7 @@ class ProcessCommands:
     processes: Sequence[Process]
     nodes: Nodes
     by_rank: bool
-    copy_every: int
+    memory_checkpoint_every: int
     forming_s: float
     platform: Accelerator | None = None
     devices_per_process: int = 1
@@ -141,7 +141,7 @@ class ProcessCommands:
 
     def member(self, process: Process) -> list[str]:
         """Returns the command that starts a worker process."""
-        options = [f"--copy-every={self.copy_every}", f"--forming={self.forming_s}"]
+        options = [f"--memory-checkpoint-every={self.memory_checkpoint_every}", f"--forming={self.forming_s}"]
         if self.platform is not None:
             position = self.nodes.position_of(self.processes.index(process), len(self.processes))
             numbers = MemberDevices.at(self.platform, position, self.devices_per_process).numbers

@@ -359,7 +359,7 @@ def _add_plan(commands: Any) -> None:
         "(pipelines of unequal length, cut anew), or auto, the best of them (without a MODE)",
     )
     plan.add_argument(
-        "--outage", default="", metavar="DURATION", help="time until the workers return, for auto (default: endless)"
+        "--downtime", default="", metavar="DURATION", help="time until the workers return, for auto (default: endless)"
     )
     plan.add_argument(
         "--block-bytes", type=float, default=3.5e9, metavar="X", help="state of a block (default: %(default)g)"
@@ -444,7 +444,7 @@ def _add_simulate(commands: Any) -> None:
     simulate.add_argument("--duration", default="24h", help="length of the random trace (default: %(default)s)")
     simulate.add_argument("--remove-every", metavar="DURATION", help="one worker fails each time, and none returns")
     simulate.add_argument(
-        "--removals", type=int, metavar="N", help="number of these failures (default: half of the workers)"
+        "--num-failures", type=int, metavar="N", help="number of these failures (default: half of the workers)"
     )
     simulate.add_argument("--seed", type=int, default=0, help="seed of all random numbers (default: %(default)s)")
     simulate.add_argument(
@@ -550,7 +550,7 @@ def command_line() -> argparse.ArgumentParser:
         "(default: live; restart on GPUs and TPUs, where there is no other way)",
     )
     launch.add_argument(
-        "--copy-every",
+        "--memory-checkpoint-every",
         type=int,
         metavar="N",
         help="with --recovery restart: iterations between copies of the state in memory, from which all start again "
@@ -568,7 +568,10 @@ def command_line() -> argparse.ArgumentParser:
         "process that was killed), stopping (from Ctrl-C or SIGTERM until the last iteration is saved)",
     )
     launch.add_argument(
-        "--against", type=path_of, metavar="RUN_DIR", help="say at the end how far the loss is from that of another run"
+        "--compare-loss-to",
+        type=path_of,
+        metavar="RUN_DIR",
+        help="say at the end how far the loss is from that of another run",
     )
     _add_input_hosts(launch, has_network=True)
     _add_progress(launch)
@@ -589,7 +592,7 @@ def command_line() -> argparse.ArgumentParser:
         hidden.add_argument("memory", type=path_of)
         hidden.add_argument("--by-rank", action="store_true")
         if kind == "member":
-            hidden.add_argument("--copy-every", type=int, default=0)
+            hidden.add_argument("--memory-checkpoint-every", type=int, default=0)
             hidden.add_argument("--forming", type=float, required=True)
             hidden.add_argument("--platform", choices=["gpu", "tpu"])
             hidden.add_argument("--device", type=int, action="append", default=[])

@@ -384,9 +384,9 @@ class Experiment:
         """Rule by which survivors of a failure take over blocks; None: they never do."""
         if self.adapt == "reroute":
             return None
-        from swift.schedules.adapt.moves import MigrationPolicy, Outages
+        from swift.schedules.adapt.moves import Downtimes, MigrationPolicy
 
-        return MigrationPolicy(Outages(self.expected_downtime), is_always=self.adapt in ("roles", "recut"))
+        return MigrationPolicy(Downtimes(self.expected_downtime), is_always=self.adapt in ("roles", "recut"))
 
     @property
     def tokens_per_step(self) -> int:

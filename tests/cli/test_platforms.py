@@ -131,7 +131,7 @@ def devices_of(platform, topology, num_nodes, *, by_rank):
         processes=processes,
         nodes=Nodes(num_nodes),
         by_rank=by_rank,
-        copy_every=1,
+        memory_checkpoint_every=1,
         forming_s=600.0,
         platform=platform,
         devices_per_process=1 if by_rank else topology.num_expert_ranks,

@@ -152,10 +152,11 @@ COMMANDS = {
     f"{PLAN} --out x.yaml": "--out = 'x.yaml': must end in .svg, .png, .json or .txt, or --format says what it holds",
     f"{SIMULATE} --mtbf -10m": "--mtbf = '-10m': must be a duration, such as 90s, 10m, 6h or 2d",
     f"{SIMULATE} --mtbf 10m --repair -1s": "--repair = '-1s': must be a duration, such as 90s, 10m, 6h or 2d",
-    "launch tiny.gin --processes 1 --copy-every 5": "--copy-every = 5: would change nothing without --recovery "
-    "restart: the others keep their states when a process dies",
-    "launch tiny.gin --processes 1 --recovery restart --copy-every 0": "--copy-every = 0: must be a whole number of at "
-    "least 1",
+    "launch tiny.gin --processes 1 --memory-checkpoint-every 5": "--memory-checkpoint-every = 5: would change "
+    "nothing without --recovery restart: the others keep their states when a process dies",
+    "launch tiny.gin --processes 1 --recovery restart --memory-checkpoint-every 0": (
+        "--memory-checkpoint-every = 0: must be a whole number of at least 1"
+    ),
     "launch tiny.gin --processes 1 --deadline hartbeat=2": "--deadline = 'hartbeat=2': must be NAME=SECONDS, with one "
     "of start, forming, heartbeat, progress, saving, dying, stopping; did you mean heartbeat?",
 }

@@ -107,7 +107,7 @@ def adapt(
     failed: frozenset[Worker],
     mode: str = "auto",
     *,
-    outage_s: float = math.inf,
+    downtime_s: float = math.inf,
     block_bytes: float = BLOCK_BYTES,
     bandwidth: float = BANDWIDTH,
     in_lockstep: bool = False,
@@ -118,7 +118,7 @@ def adapt(
         work: problem without failures, and its blocks.
         failed: failed workers.
         mode: one of ``MODES``; ``auto`` takes what gets the most done until the workers return.
-        outage_s: time until then; endless: what has the highest throughput.
+        downtime_s: time until then; endless: what has the highest throughput.
         block_bytes: state of a block.
         bandwidth: bytes per second from one worker to another.
         in_lockstep: True for ops that run tick by tick, each tick as long as its longest op: ops of one block each.
@@ -144,7 +144,7 @@ def adapt(
     def done(plan: Adaptation) -> tuple[float, float]:
         """Work until the return, over that of re-routing, and the time of moving as the tie-break."""
         seconds = plan.relocation.seconds(block_bytes, bandwidth)
-        share = 1.0 if math.isinf(outage_s) else max(0.0, 1 - 2 * seconds / outage_s) if seconds else 1.0
+        share = 1.0 if math.isinf(downtime_s) else max(0.0, 1 - 2 * seconds / downtime_s) if seconds else 1.0
         return round(share * stayed.period / plan.period, 6), -seconds
 
     plans = [stayed]

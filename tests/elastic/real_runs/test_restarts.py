@@ -23,7 +23,7 @@ from tests.elastic.runs import (
 
 pytestmark = pytest.mark.slow
 EVERY = 4
-RESTART = "--recovery", "restart", "--copy-every", EVERY
+RESTART = "--recovery", "restart", "--memory-checkpoint-every", EVERY
 BREAKING = """
 import sys
 from pathlib import Path
