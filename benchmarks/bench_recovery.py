@@ -62,7 +62,7 @@ def main() -> int:
         "recoveries": len(recoveries),
         "rerun_steps_at_most": rerun,
         "distribution_s": {name: _spread([event[name] for event in recoveries]) for name in _seconds(recoveries)},
-        "joins_s": _spread([event["join_s"] for event in run.events if event["event"] == "join"]),
+        "rejoins_s": _spread([event["rejoin_s"] for event in run.events if event["event"] == "rejoin"]),
     }
     return publish(
         "recovery",
@@ -120,12 +120,12 @@ def _kill_one_by_one(supervisor: subprocess.Popen[bytes], run_dir: Path, options
 
 def _has_settled(run_dir: Path, options: argparse.Namespace) -> bool:
     """Checks that all run in a generation with some iterations, and that the next programs are compiled."""
-    epochs = [event for event in events(run_dir) if event["event"] == "epoch"]
-    if not epochs or len(epochs[-1]["members"]) < options.processes:
+    generations = [event for event in events(run_dir) if event["event"] == "generation_live"]
+    if not generations or len(generations[-1]["members"]) < options.processes:
         return False
-    ready = {tuple(event["failed"]) for event in events(run_dir) if event["event"] == "prepared"}
+    ready = {tuple(event["failed"]) for event in events(run_dir) if event["event"] == "compiled"}
     is_prepared = len(ready) > options.processes or options.recovery == "restart"
-    return is_prepared and last_step(run_dir) >= epochs[-1]["step"] + 3
+    return is_prepared and last_step(run_dir) >= generations[-1]["step"] + 3
 
 
 def _are_ready(supervisor: int, num_processes: int) -> bool:

@@ -122,7 +122,7 @@ class LaunchJob:
                 experiment.topology,
                 processes,
                 experiment.num_steps,
-                _why_unprepared(experiment, platform.prepare, by_rank=by_rank),
+                _why_uncompiled(experiment, platform.prepare, by_rank=by_rank),
             ),
             connect=input_hosts_of_runs([experiment.data], options, has_network=True),
         )
@@ -203,7 +203,7 @@ class LaunchJob:
         """Makes the spec that the supervisor follows."""
         return RunSpec(
             processes=self.processes,
-            command=self.commands(scratch).member,
+            command=self.commands(scratch).worker,
             logs=logs,
             deadlines=self.deadlines,
             policy=RecoveryPolicy(
@@ -232,7 +232,7 @@ def _is_by_rank(num_processes: int, topology: Topology) -> bool:
     return num_processes != num_workers
 
 
-def _why_unprepared(experiment: Experiment, prepare: str, *, by_rank: bool) -> str | None:
+def _why_uncompiled(experiment: Experiment, prepare: str, *, by_rank: bool) -> str | None:
     """Says why no programs are ever prepared for the loss of a process; None: they are."""
     if prepare == "none":
         return "with --prepare none no programs are prepared"

@@ -139,24 +139,24 @@ class ProcessCommands:
             return 0
         return self.nodes.node_of(self.processes.index(process), len(self.processes))
 
-    def member(self, process: Process) -> list[str]:
+    def worker(self, process: Process) -> list[str]:
         """Returns the command that starts a worker process."""
         options = [f"--memory-checkpoint-every={self.memory_checkpoint_every}", f"--forming={self.forming_s}"]
         if self.platform is not None:
             position = self.nodes.position_of(self.processes.index(process), len(self.processes))
             numbers = MemberDevices.at(self.platform, position, self.devices_per_process).numbers
             options += [f"--platform={self.platform}", *(f"--device={number}" for number in numbers)]
-        return self._command("member", *options, *map(str, (*process.worker, process.rank)))
+        return self._command("worker", *options, *map(str, (*process.worker, process.rank)))
 
     def checkpoint_service(self, run_dir: Path) -> list[str]:
         """Returns the command that starts the checkpoint service."""
         named = {"--init-from": self.init_from, "--init-config": self.init_config}
         origin = [f"{option}={path}" for option, path in named.items() if path is not None]
-        return self._command("keeper", *origin, str(run_dir))
+        return self._command("checkpoint-service", *origin, str(run_dir))
 
     def compile_service(self) -> list[str]:
         """Returns the command that starts the compile service."""
-        return self._command("preparer")
+        return self._command("compile-service")
 
     def _command(self, name: str, *more: str) -> list[str]:
         own = [str(self.scratch.path), MEMORY, *["--by-rank"] * self.by_rank]

@@ -8,7 +8,7 @@ from typing import Any
 
 from swift.cli.parser import OneLineParser, ShowVersion, path_of
 
-HIDDEN = ("member", "keeper", "preparer")
+HIDDEN = ("worker", "checkpoint-service", "compile-service")
 """Commands of the processes that ``launch`` starts."""
 _INSTEAD = {
     "extend": "train CONFIG.gin --run-dir RUN_DIR --resume --set Experiment.num_steps=N",
@@ -582,7 +582,7 @@ def command_line() -> argparse.ArgumentParser:
         action="extend",
         default=[],
         metavar="LINE",
-        help="such as 'step 20: kill 1:1' 'step 40: restart 1:1'; a line that ends in 'once prepared' waits until the "
+        help="such as 'step 20: kill 1:1' 'step 40: restart 1:1'; a line that ends in 'once compiled' waits until the "
         "programs for it are there",
     )
 
@@ -591,14 +591,14 @@ def command_line() -> argparse.ArgumentParser:
         hidden.add_argument("scratch", type=path_of)
         hidden.add_argument("memory", type=path_of)
         hidden.add_argument("--by-rank", action="store_true")
-        if kind == "member":
+        if kind == "worker":
             hidden.add_argument("--memory-checkpoint-every", type=int, default=0)
             hidden.add_argument("--forming", type=float, required=True)
             hidden.add_argument("--platform", choices=["gpu", "tpu"])
             hidden.add_argument("--device", type=int, action="append", default=[])
             for name in ("pipeline", "stage", "rank"):
                 hidden.add_argument(name, type=int)
-        elif kind == "keeper":
+        elif kind == "checkpoint-service":
             for name in ("--init-from", "--init-config"):
                 hidden.add_argument(name, type=path_of)
             hidden.add_argument("run_dir", type=path_of)

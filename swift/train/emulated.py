@@ -264,7 +264,7 @@ class EmulatedCluster:
         state, change = engine.reconfigure(state, engine.configuration.failed, better.recut)
         search.moved(better, change)
         held = better.holders
-        facts = {"failed": [], "rejoined": [], "cuts": held.cuts, "places": held.places}
+        facts = {"failed": [], "rejoined": [], "cuts": held.cuts, "positions": held.positions}
         how = f"{held.text}; {', '.join(map(str, better.microbatches))} micro-batches"
         period = f"period {engine.period_ratio:.2f} x fault-free"
         line = f"blocks moved among the survivors: {how}; {period}; {_cost_text(change)}"

@@ -168,7 +168,7 @@ def test_a_command_that_cannot_work_is_told(refusal, command):
 
 
 TWO_PIPELINES = "Topology.num_pipelines=2", "Topology.num_expert_ranks=1", "ExpertConfig.slots_per_rank=4"
-KILLED = "step 3: kill 0:0 once prepared"
+KILLED = "step 3: kill 0:0 once compiled"
 ENDLESS = {
     (
         KILLED,
@@ -179,11 +179,11 @@ ENDLESS = {
     (KILLED, "--processes", "2", "--prepare", "none"): "would wait forever: with --prepare none no programs are "
     "prepared",
     (
-        "step 4: restart 0:0 once prepared",
+        "step 4: restart 0:0 once compiled",
         "step 3: kill 0:0",
         "--processes",
         "2",
-    ): "only a fault can wait for programs: leave out 'once prepared'",
+    ): "only a fault can wait for programs: leave out 'once compiled'",
 }
 
 

@@ -121,7 +121,7 @@ def test_a_cut_that_others_found_stays_one_object_and_has_to_be_theirs(rig, tmp_
     assert mine.agreed(failed, held) is mine.agreed(failed, held) is mine.find(failed)
     other = held._replace(moves=(Move((1, 1), (0, 1)),))
     with pytest.raises(
-        UnknownAssignment, match=r"there would be .*, 1:1 in the place of 0:1, and its own plan has stages of"
+        UnknownAssignment, match=r"there would be .*, 1:1 replacing 0:1, and its own plan has stages of"
     ):
         mine.agreed(failed, other)
     spec = mine.spec(mine.find(failed))

@@ -570,7 +570,7 @@ class Membership(RunStatus):
             return self
         if timed.phase == "state":
             return self._after_move(generation, timed.time)
-        if timed.phase != "link" or generation.is_live:
+        if timed.phase != "connect" or generation.is_live:
             return self
         return replace(
             self, generation=replace(generation, since=timed.time, linked=generation.linked | {timed.member})

@@ -364,7 +364,7 @@ class WorkerProcess:
         """Connects to the other members, unless it has stayed connected, and loads or compiles the program."""
         number, topology = command.form.number, spec.live.topology
         processes, process = [member.process for member in command.form.members], self._worker_spec.process
-        with self._channel.timed(number, "link"):
+        with self._channel.timed(number, "connect"):
             if self._waits.group is None:
                 row = [row.worker for row in configuration.rows].index(process.worker)
                 per_worker = topology.num_expert_ranks // self._num_devices
@@ -374,7 +374,7 @@ class WorkerProcess:
                     num_processes = len(configuration.rows) * per_worker
                     self._waits.group = self._worker_spec.group(command.address, index, num_processes)
                     self._waits.group.join()
-        with self._channel.timed(number, "program"):
+        with self._channel.timed(number, "load_program"):
             devices_RN = self._waits.group.grid(topology.num_expert_ranks)
             num_sequences = self._experiment.sequences_per_microbatch
             steps = Steps.of_processes(spec, configuration, devices_RN, num_sequences, self._executables)

@@ -59,7 +59,7 @@ class Acting:
                 self.runs, self.number, self.members = False, form.number, form.members
                 self.send(Departed, number=form.number)
             case Connect(number):
-                self.send(PhaseTimed, number=number, phase="link", seconds=0.0)
+                self.send(PhaseTimed, number=number, phase="connect", seconds=0.0)
                 self.send(Formed, number=number, held=self.held, found=[])
             case StartGeneration(go):
                 self.runs, self.done, self.halt = True, go.stamp.step if go.stamp else 0, None
@@ -213,10 +213,10 @@ class Run:
             request=lambda _: None,
             send_request=lambda: None,
             kill_if_silent=lambda: False,
-            is_prepared=lambda _: self.is_prepared,
+            is_compiled=lambda _: self.is_compiled,
             has_ended=False,
         )
-        self.is_prepared = False
+        self.is_compiled = False
         run_spec = RunSpec(
             processes=PROCESSES,
             command=lambda _: [],

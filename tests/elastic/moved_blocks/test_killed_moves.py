@@ -79,7 +79,7 @@ def test_who_gives_or_takes_blocks_is_killed_in_the_midst_of_it(marks, adapt, st
             begun = run.num_events
             dies(run, moment, cast, num_processes)
             assert may_go_back(moment, cast) or not run.events("restore", after=begun), moment
-            died = {event["process"] for event in run.events("death", after=begun)}
+            died = {event["process"] for event in run.events("process_died", after=begun)}
             assert died == {cast.lost, *moment.dying} - {COMPILE_SERVICE}, (
                 moment
             )  # nobody waits for the dead until it ends
@@ -98,11 +98,11 @@ def dies(run, moment, cast, num_processes):
         run.kill(cast.lost)
         run.wait_for_moment(moment, begun)
         if moment.dying == (COMPILE_SERVICE,):
-            run.wait_for_going_on(num_processes - 1, begun, "move")
+            run.wait_for_going_on(num_processes - 1, begun, "recut")
         run.mark("away")
     else:
         run.kill(cast.lost)
-        run.wait_for_going_on(num_processes - 1, begun, "move")
+        run.wait_for_going_on(num_processes - 1, begun, "recut")
         run.arm(moment)
         begun = run.num_events
         run.mark("away")
@@ -112,7 +112,7 @@ def dies(run, moment, cast, num_processes):
 
 def last_death(run):
     """Number of events up to the last death."""
-    return max(number for number, event in enumerate(run.events(), 1) if event["event"] == "death")
+    return max(number for number, event in enumerate(run.events(), 1) if event["event"] == "process_died")
 
 
 def assert_newest_is_restored(run):

@@ -27,8 +27,8 @@ def test_all_start_again_when_one_dies_and_when_it_returns(tmp_path, topology, v
     chaos = ["--chaos", f"step 14: kill {victim}", f"step 25: restart {victim}"]
     with launched(config, *options, *chaos, processes=num_processes) as process:
         for line in (
-            f"all processes are restarted: {victim} died",
-            f"all processes are restarted: {victim} can rejoin",
+            f"restarting all processes: {victim} died",
+            f"restarting all processes: {victim} can rejoin",
         ):
             wait_for(process, line)
             wait_for(process, "resumed after iteration")

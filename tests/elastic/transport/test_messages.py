@@ -71,7 +71,7 @@ def test_a_command_comes_through(order):
             MEMBER, 4, frozenset(), 2.5, frozenset({(MEMBER.process, StateId(3, 7)), (OTHER.process, StateId(2, 7))})
         ),
         Heartbeat(MEMBER, 4, 9, 8, 2.5),
-        PhaseTimed(MEMBER, 4, "link", 0.25, 2.5),
+        PhaseTimed(MEMBER, 4, "connect", 0.25, 2.5),
         Record({"step": 4, "loss": 2.5}),
         Planned(4, {"failed": ["0:1"], "plan": {"version": 1}}),
         SnapshotKept(MEMBER, StateId(4, 9), 2.5),

@@ -59,7 +59,7 @@ def wait_to_begin(*_):
 processes.wait_to_begin = wait_to_begin
 place = {"pipeline": 0, "stage": 0, "rank": 0, "platform": "gpu", "device": [0], "forming": 150.0}
 directories = {"scratch": Path(sys.argv[1]), "memory": Path(sys.argv[1])}
-processes.member(Namespace(**directories, by_rank=False, memory_checkpoint_every=1, **place))
+processes.worker(Namespace(**directories, by_rank=False, memory_checkpoint_every=1, **place))
 """
 
 
