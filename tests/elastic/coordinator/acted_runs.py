@@ -92,7 +92,7 @@ class Stage:
     def __contains__(self, who):
         return who in self.there
 
-    def away_s(self, _):
+    def node_missing_s(self, _):
         return 0.0
 
     def start(self, who, _command, _log):
@@ -134,7 +134,7 @@ class Stage:
 class Kept:
     """Checkpoints: each takes so many turns."""
 
-    newest, newest_is_full, kill_if_late, died = None, False, lambda _: False, lambda _: True
+    newest, newest_is_complete, kill_if_late, died = None, False, lambda _: False, lambda _: True
     unsaved = None
 
     def __init__(self, turns):
