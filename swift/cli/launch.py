@@ -105,7 +105,7 @@ class LaunchJob:
         if experiment.move_rule is not None and platform.prepare == "none":
             raise SettingError("--prepare", "none", f"finds no blocks to move: Experiment.adapt = {experiment.adapt!r}")
         _check_snapshots(experiment, by_rank)
-        _check_shares(experiment, by_rank)
+        _check_sharded(experiment, by_rank)
         check_count("--restarts", options.restarts, least=0)
         _check_copies(options.memory_checkpoint_every, platform.recovery)
         nodes = nodes_of(options, os.environ)
@@ -268,12 +268,12 @@ def _check_copies(memory_checkpoint_every: int | None, recovery: Recovery) -> No
         raise SettingError("--memory-checkpoint-every", memory_checkpoint_every, allowed)
 
 
-def _check_shares(experiment: Experiment, by_rank: bool) -> None:
+def _check_sharded(experiment: Experiment, by_rank: bool) -> None:
     """Raises SettingError if ranks with different shares would be copies of a lost one's."""
-    allowed = "must be 'whole' where a single worker has a process for each expert rank, and continues without one"
+    allowed = "must be 'replicated' where a single worker has a process for each expert rank, and continues without one"
     for name in ("embedding", "head"):
-        if getattr(experiment, name) == "shares" and is_elastic(experiment, by_rank=by_rank):
-            raise SettingError(f"Experiment.{name}", "shares", allowed)
+        if getattr(experiment, name) == "sharded" and is_elastic(experiment, by_rank=by_rank):
+            raise SettingError(f"Experiment.{name}", "sharded", allowed)
 
 
 def _check_snapshots(experiment: Experiment, by_rank: bool) -> None:

@@ -355,7 +355,7 @@ def _add_plan(commands: Any) -> None:
         nargs="?",
         const="auto",
         metavar="MODE",
-        help="what the survivors do: reroute (nothing moves), roles (workers take failed ones' places), recut "
+        help="what the survivors do: reroute (nothing moves), reassign (workers take failed ones' places), recut "
         "(pipelines of unequal length, cut anew), or auto, the best of them (without a MODE)",
     )
     plan.add_argument(

@@ -274,7 +274,7 @@ def _adapted_lines(adapted: AdaptedPlan) -> Iterator[str]:
     facts = adapted.facts
     what = {
         "reroute": "re-routing, nothing moves",
-        "roles": "workers take failed ones' places",
+        "reassign": "workers take failed ones' places",
         "recut": "pipelines cut anew",
     }
     numbers = ", ".join(map(str, facts["microbatches_of_pipeline"]))

@@ -247,8 +247,8 @@ def test_a_tpu_is_looked_for_in_silence(monkeypatch):
 
 @pytest.mark.parametrize("name", ["embedding", "head"])
 def test_ranks_that_are_copies_of_one_another_have_the_whole_vocabulary(refusal, name):
-    words = ["--set", "Topology.num_expert_ranks=2", "--set", f"Experiment.{name}='shares'"]
+    words = ["--set", "Topology.num_expert_ranks=2", "--set", f"Experiment.{name}='sharded'"]
     assert refusal("launch", "tiny.gin", *words, "--processes", "2") == (
-        f"Experiment.{name} = 'shares': must be 'whole' where a single worker has a process for each expert rank, and "
-        "continues without one"
+        f"Experiment.{name} = 'sharded': must be 'replicated' where a single worker has a process for each expert "
+        "rank, and continues without one"
     )

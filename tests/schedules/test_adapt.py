@@ -227,7 +227,7 @@ def test_the_memory_of_whole_pipelines_is_that_of_the_workers_that_run():
 
 def test_a_block_without_a_holder_cannot_be_moved():
     work = of_blocks(2, 3, 2, 4)
-    for mode in ("auto", "reroute", "roles", "recut"):
+    for mode in ("auto", "reroute", "reassign", "recut"):
         with pytest.raises(SettingError, match="stage 1 has no live worker: restore from a checkpoint"):
             adapt(work, frozenset({(0, 1), (1, 1)}), mode)
 

@@ -124,9 +124,9 @@ def test_windows_with_moved_blocks_lose_nothing(three, tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "setting", "allowed"),
     [
-        ({"adapt": "move"}, "Experiment.adapt = 'move'", "choose one of reroute, roles, recut, auto"),
+        ({"adapt": "move"}, "Experiment.adapt = 'move'", "choose one of reroute, reassign, recut, auto"),
         ({"topology": Topology(1, 2, 1)}, "Experiment.adapt = 'recut'", "needs several pipelines"),
-        ({"adapt": "roles", "topology": Topology(2, 1, 1)}, "Experiment.adapt = 'roles'", "needs several stages"),
+        ({"adapt": "reassign", "topology": Topology(2, 1, 1)}, "Experiment.adapt = 'reassign'", "needs several stages"),
         ({"microbatches": (3, 5)}, "Experiment.adapt = 'recut'", "needs pipelines that are cut alike"),
         ({"planner": "zero_bubble"}, "Experiment.adapt = 'recut'", "needs a planner for failures"),
         (

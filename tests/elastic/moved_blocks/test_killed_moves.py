@@ -21,7 +21,7 @@ class Cast(NamedTuple):
     lost: str
 
 
-CASTS = {"recut": Cast("1:1", "0:0", "0:1"), "roles": Cast("1:0", "0:1", "0:0")}
+CASTS = {"recut": Cast("1:1", "0:0", "0:1"), "reassign": Cast("1:0", "0:1", "0:0")}
 """In a recut the first worker of a pipeline takes over the blocks of the second one. Where roles move, the second
 worker takes the place of the first one, and leaves its own."""
 KEPT, LEFT, ALL_KEPT = "newest written", "left", {"move": "formed", "return": "enter"}
@@ -64,7 +64,7 @@ def may_go_back(moment, cast):
     return not is_kept or moment.delay_s > 0 or moment.phase in ("iterated", "running")
 
 
-@pytest.mark.parametrize(("adapt", "stages", "every"), [("recut", 2, 1), ("recut", 3, 3), ("roles", 3, 3)])
+@pytest.mark.parametrize(("adapt", "stages", "every"), [("recut", 2, 1), ("recut", 3, 3), ("reassign", 3, 3)])
 def test_who_gives_or_takes_blocks_is_killed_in_the_midst_of_it(marks, adapt, stages, every):
     """The run goes back to a checkpoint, the newest, only where a state may be nowhere else; no loss changes."""
     cast = CASTS[adapt]
