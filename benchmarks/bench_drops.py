@@ -39,7 +39,7 @@ def run(name: str, directory: Path, seed: int) -> Run:
 
 def curves(found: Run) -> dict[str, list[float]]:
     """Computes curves of the loss and the share of surviving tokens, averaged over some iterations per point."""
-    values = {"loss": scalars(found, "loss"), "survival": 1 - scalars(found, "drop_share")}
+    values = {"loss": scalars(found, "loss"), "survival": 1 - scalars(found, "drop_fraction")}
     whole = len(found.metrics) // EVERY * EVERY
     return {name: [round(x, 4) for x in of[:whole].reshape(-1, EVERY).mean(axis=1)] for name, of in values.items()}
 

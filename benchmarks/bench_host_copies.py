@@ -28,14 +28,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", type=Path, default=_CONFIG)
     parser.add_argument("--processes", type=int, default=6)
-    parser.add_argument("--copy-every", type=int, default=10, help="iterations between copies (default: %(default)s)")
+    parser.add_argument(
+        "--memory-checkpoint-every", type=int, default=10, help="iterations between copies (default: %(default)s)"
+    )
     parser.add_argument("--copies", type=int, default=30, help="copies to measure (default: %(default)s)")
     options = parser.parse_args()
-    every, steps = options.copy_every, _WARM_UP + options.copies * options.copy_every + _DURING
+    every = options.memory_checkpoint_every
+    steps = _WARM_UP + options.copies * every + _DURING
     with tempfile.TemporaryDirectory() as directory:
         run_dir = Path(directory) / "run"
         command = [sys.executable, "-m", "swift", "launch", "--processes", str(options.processes), str(options.config)]
-        command += ["--recovery", "restart", "--copy-every", str(every), "--prepare", "none"]
+        command += ["--recovery", "restart", "--memory-checkpoint-every", str(every), "--prepare", "none"]
         command += ["--run-dir", str(run_dir), "--set", f"Experiment.num_steps={steps}"]
         command += ["--set", "CheckpointConfig.every=0"]
         subprocess.run(command, check=True, stderr=sys.stderr, stdout=subprocess.DEVNULL)
@@ -44,7 +47,7 @@ def main() -> int:
     low, median, high = np.percentile(stalls, [25, 50, 75])
     figures = {
         "processes": options.processes,
-        "copy_every": every,
+        "memory_checkpoint_every": every,
         "copies": len(stalls),
         "iteration_s": seconds,
         "delay_of_a_copy_in_iterations": {"p25": float(low), "median": float(median), "p75": float(high)},

@@ -1,4 +1,4 @@
-"""Bytes of the look-up of an embedding in shares, on real text: each distinct token once, hot rows copied, both.
+"""Bytes of the look-up of a sharded embedding, on real text: each distinct token once, hot rows copied, both.
 
 Eight ranks, 4,096 tokens each in a micro-batch, rows of 2,048 bfloat16 numbers. The tokens are those of a byte-level
 BPE of 50,000 tokens, trained on the standard library. The hottest rows, their number and the size of the buffers are
@@ -6,9 +6,9 @@ those that take the fewest bytes for sequences of the first half of the text; th
 second. Bytes count the ids, the rows, their gradients, and copies and sums of hot rows, with buffers as they are sent:
 also what a rank keeps, and places that stay empty.
 
-Runs with ``Experiment.embedding = 'shares'`` know nothing of the text: their rows are in the tokenizer's order, and the
-size of their buffers and the number of hot rows follow from the number of tokens. A rank asks for each token once in a
-micro-batch, and for those that several of its micro-batches need once in an iteration; told without and with the
+Runs with ``Experiment.embedding = 'sharded'`` know nothing of the text: their rows are in the tokenizer's order, and
+the size of their buffers and the number of hot rows follow from the number of tokens. A rank asks for each token once
+in a micro-batch, and for those that several of its micro-batches need once in an iteration; told without and with the
 latter.
 
 R: ranks, M: micro-batches of an iteration, T: tokens of a rank.

@@ -143,15 +143,15 @@ def of_processes(setup: Experiment, directory: Path, number: int, *options: str)
             wait(supervisor, lambda: last_step(run_dir) >= BETWEEN)
             pids = members(supervisor.pid)
             os.kill(pids[sorted(pids)[(2 * number + 1) % len(pids)]], signal.SIGKILL)
-            wait(supervisor, lambda: count(run_dir, "move") > 0, PATIENCE_S)
-            load, (move,) = os.getloadavg()[0], (event for event in events(run_dir) if event["event"] == "move")
-            wait(supervisor, lambda: last_step(run_dir) >= move["after"] + BETWEEN)
+            wait(supervisor, lambda: count(run_dir, "recut") > 0, PATIENCE_S)
+            load, (move,) = os.getloadavg()[0], (event for event in events(run_dir) if event["event"] == "recut")
+            wait(supervisor, lambda: last_step(run_dir) >= move["resumed_from"] + BETWEEN)
         finally:
             supervisor.send_signal(signal.SIGINT)
     parts = {
         name.removesuffix("_s"): took_s for name, took_s in move.items() if name.endswith("_s") and took_s is not None
     }
-    return cost_of_change(run_dir, move["after"] + 1) | {"load": load, "parts_s": parts}
+    return cost_of_change(run_dir, move["resumed_from"] + 1) | {"load": load, "parts_s": parts}
 
 
 def cost_of_change(run_dir: Path, first: int) -> dict[str, float]:

@@ -80,7 +80,7 @@ def scalars(step: int) -> dict[str, Any]:
         "tokens_routed": TOKENS * LAYERS,
         "tokens_dropped": TOKENS * LAYERS // 16,
         "tokens_overflowed": 0,
-        "drop_share": 1 / 16,
+        "drop_fraction": 1 / 16,
         "load_imbalance": 1 + noise,
         "grad_norm": noise,
         "learning_rate": 1e-3 * noise,

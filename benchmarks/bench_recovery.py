@@ -37,7 +37,7 @@ def main() -> int:
         command = [*SWIFT, "launch", "--processes", str(options.processes), *shared, "--run-dir", str(run_dir)]
         command += ["--recovery", options.recovery, "--restarts", str(options.kills)]
         if options.recovery == "restart":
-            command += ["--copy-every", str(options.copy_every), "--prepare", "none"]
+            command += ["--memory-checkpoint-every", str(options.memory_checkpoint_every), "--prepare", "none"]
         begun = time.monotonic()
         with subprocess.Popen(command, stderr=sys.stderr) as supervisor:
             try:
@@ -62,14 +62,17 @@ def main() -> int:
         "recoveries": len(recoveries),
         "rerun_steps_at_most": rerun,
         "distribution_s": {name: _spread([event[name] for event in recoveries]) for name in _seconds(recoveries)},
-        "joins_s": _spread([event["join_s"] for event in run.events if event["event"] == "join"]),
+        "rejoins_s": _spread([event["rejoin_s"] for event in run.events if event["event"] == "rejoin"]),
     }
     return publish(
         "recovery",
         figures,
         {
             "loss of the run with kills over that without": (distance, _MAX_LOSS_DISTANCE),
-            "iterations run again": (rerun, 1 if options.recovery == "live" else max(1, options.copy_every - 1)),
+            "iterations run again": (
+                rerun,
+                1 if options.recovery == "live" else max(1, options.memory_checkpoint_every - 1),
+            ),
             "median seconds from a death to the next finished step": (
                 statistics.median(event["recovery_s"] for event in recoveries),
                 _MAX_MEDIAN_S[options.recovery],
@@ -84,7 +87,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=6)
     parser.add_argument("--kills", type=int, default=40)
     parser.add_argument("--recovery", choices=list(_MAX_MEDIAN_S), default="live")
-    parser.add_argument("--copy-every", type=int, default=10, help="iterations between copies, for restart alone")
+    parser.add_argument(
+        "--memory-checkpoint-every", type=int, default=10, help="iterations between copies, for restart alone"
+    )
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
@@ -115,12 +120,12 @@ def _kill_one_by_one(supervisor: subprocess.Popen[bytes], run_dir: Path, options
 
 def _has_settled(run_dir: Path, options: argparse.Namespace) -> bool:
     """Checks that all run in a generation with some iterations, and that the next programs are compiled."""
-    epochs = [event for event in events(run_dir) if event["event"] == "epoch"]
-    if not epochs or len(epochs[-1]["members"]) < options.processes:
+    generations = [event for event in events(run_dir) if event["event"] == "generation_live"]
+    if not generations or len(generations[-1]["members"]) < options.processes:
         return False
-    ready = {tuple(event["failed"]) for event in events(run_dir) if event["event"] == "prepared"}
+    ready = {tuple(event["failed"]) for event in events(run_dir) if event["event"] == "compiled"}
     is_prepared = len(ready) > options.processes or options.recovery == "restart"
-    return is_prepared and last_step(run_dir) >= epochs[-1]["step"] + 3
+    return is_prepared and last_step(run_dir) >= generations[-1]["step"] + 3
 
 
 def _are_ready(supervisor: int, num_processes: int) -> bool:

@@ -36,7 +36,7 @@ def started_members(supervisor: int) -> list[tuple[tuple[str, ...], tuple[int, i
         with suppress(OSError, IndexError):
             words = (path / "cmdline").read_text().split("\0")
             stat = (path / "stat").read_text().rpartition(")")[2].split()
-            if int(stat[1]) == supervisor and "member" in words and stat[0] != "Z":
+            if int(stat[1]) == supervisor and "worker" in words and stat[0] != "Z":
                 found.append((tuple(words[-4:-1]), (int(stat[19]), int(path.name), int(stat[11]) + int(stat[12]))))
     return sorted(found, key=lambda one: one[1])
 

@@ -16,7 +16,7 @@ def percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.1f} %"
 
 
-_SETTINGS = {"swift": "reroute, the default", "recycle": "roles", "adapt": "auto"}
+_SETTINGS = {"swift": "reroute, the default", "recycle": "reassign", "adapt": "auto"}
 """Values of ``Experiment.adapt`` that strategies of ``swift simulate`` play."""
 
 

@@ -70,8 +70,8 @@ def balance(axes: Axes, found: dict[str, Any]) -> None:
     """Share of dropped tokens over the iterations, without balancing; the mean over seeds."""
     systems = found["by_balance"]["none"]
     for color, (name, of) in zip(colors_of([*systems], POLICY_COLORS), systems.items(), strict=True):
-        middles = of["every"] * (np.arange(len(of["drop_shares"])) + 0.5)
-        axes.plot(middles, 100 * np.array(of["drop_shares"]), color=color, label=name)
+        middles = of["every"] * (np.arange(len(of["drop_fractions"])) + 0.5)
+        axes.plot(middles, 100 * np.array(of["drop_fractions"]), color=color, label=name)
     axes.set(xlabel="iteration", ylabel="tokens dropped (%)", ylim=(0, None))
     axes.legend(ncols=3, frameon=False)
 

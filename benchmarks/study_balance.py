@@ -130,7 +130,7 @@ def run(case: Case, directory: Path) -> dict[str, Any]:
 
 def figures_of(found: Run) -> dict[str, Any]:
     """Computes the figures of a run: drops, losses, iterations to targets, curves."""
-    losses_T, drops_T = scalars(found, "loss"), scalars(found, "drop_share")
+    losses_T, drops_T = scalars(found, "loss"), scalars(found, "drop_fraction")
     every = max(1, len(losses_T) // POINTS)
     whole = len(losses_T) // every * every
     tail = losses_T[-len(losses_T) // 20 :]
@@ -142,7 +142,7 @@ def figures_of(found: Run) -> dict[str, Any]:
         "steps_to": {f"{target:g}": steps_to_target(losses_T, target) for target in TARGETS},
         "every": every,
         "losses": [round(float(x), 3) for x in losses_T[:whole].reshape(-1, every).mean(axis=1)],
-        "drop_shares": [round(float(x), 4) for x in drops_T[:whole].reshape(-1, every).mean(axis=1)],
+        "drop_fractions": [round(float(x), 4) for x in drops_T[:whole].reshape(-1, every).mean(axis=1)],
     }
 
 
@@ -187,7 +187,7 @@ def summary(lines: list[dict[str, Any]]) -> dict[str, Any]:
         found[name] = {"mean": round(statistics.mean(values), 4), "least": min(values), "most": max(values)}
     found["steps_to"] = {target: [line["steps_to"][target] for line in lines] for target in lines[0]["steps_to"]}
     found["every"] = lines[0]["every"]
-    for name in ("losses", "drop_shares"):
+    for name in ("losses", "drop_fractions"):
         found[name] = np.mean([line[name] for line in lines], axis=0).round(4).tolist()
     return found | {"seeds": sorted(line["case"]["seed"] for line in lines)}
 

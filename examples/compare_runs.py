@@ -13,7 +13,7 @@ import numpy as np
 from swift.report.page import write_report
 from swift.runlog import Run, read_run, scalars
 
-METRICS = ("step", "loss", "drop_share", "load_imbalance", "grad_norm", "learning_rate", "tokens_per_s")
+METRICS = ("step", "loss", "drop_fraction", "load_imbalance", "grad_norm", "learning_rate", "tokens_per_s")
 
 
 def table(run: Run) -> dict[str, np.ndarray]:

@@ -11,7 +11,7 @@ from swift.report.history import history_of, incidents_of, time_by_cause
 from swift.runlog import read_run, scalars
 
 SETTINGS = Path(__file__).with_name("pair.gin")
-CHAOS = ("step 100: kill 1:0 once prepared", "step 101: restart 1:0")
+CHAOS = ("step 100: kill 1:0 once compiled", "step 101: restart 1:0")
 
 
 def main() -> None:

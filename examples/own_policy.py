@@ -43,7 +43,7 @@ class SquareRoot:
 def main() -> None:
     run_dir = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/examples/square-root")
     run(replace(EXPERIMENT, placement=SquareRoot()), run_dir)
-    dropped_T = scalars(read_run(run_dir), "drop_share")
+    dropped_T = scalars(read_run(run_dir), "drop_fraction")
     print(f"square root: {dropped_T.mean():.1%} of the tokens dropped, {dropped_T[-10:].mean():.1%} in the end")
 
 

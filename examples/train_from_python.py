@@ -36,7 +36,7 @@ def main() -> None:
     run_dir = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/examples/symi")
     run(EXPERIMENT, run_dir)
     record = read_run(run_dir)
-    loss_T, dropped_T = scalars(record, "loss"), scalars(record, "drop_share")
+    loss_T, dropped_T = scalars(record, "loss"), scalars(record, "drop_fraction")
     print(f"{record.metrics.last_step} iterations, loss {loss_T[0]:.2f} to {loss_T[-10:].mean():.2f}")
     print(f"tokens dropped: {dropped_T[0]:.1%} in the first iteration, {dropped_T[-10:].mean():.1%} in the last ten")
 

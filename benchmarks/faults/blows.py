@@ -16,7 +16,7 @@ _MOST_DEATHS = 2
 
 def _strike_members(run: Run, parameters: Parameters, after: Aftermath) -> None:
     """Kills or freezes some members; a pause may be too short to be detected."""
-    there = {one.name: one.pid for one in run.processes("member") if not one.is_stopped}
+    there = {one.name: one.pid for one in run.processes("worker") if not one.is_stopped}
     names = sorted(name for name in there if after.dead.count(name) < _MOST_DEATHS)
     how, choice = parameters["how"], Random(parameters["choice"])
     if parameters["whom"] == "stage":
@@ -56,7 +56,7 @@ def _strike_helper(run: Run, parameters: Parameters, after: Aftermath) -> None:
     send(pids, signal.SIGKILL if parameters["how"] == "kill" else signal.SIGSTOP)
     if parameters["how"] == "pause":
         after.heal_after(parameters["seconds"], lambda: send(pids, signal.SIGCONT))
-    after.wants_checkpoint |= parameters["whom"] == "keeper"
+    after.wants_checkpoint |= parameters["whom"] == "checkpoint-service"
 
 
 def _draw_helper(whom: str, how: str) -> Draw:
@@ -135,7 +135,7 @@ KINDS = [
     _members("freeze-member", "freeze", 1),
     _members("freeze-stage", "freeze", "stage"),
     _members("pause-member", "pause", 3),
-    *(_helper(whom, how) for whom in ("keeper", "preparer") for how in ("kill", "freeze", "pause")),
+    *(_helper(whom, how) for whom in ("checkpoint-service", "compile-service") for how in ("kill", "freeze", "pause")),
     Kind("pause-first", _pause_first, lambda rng, _: {"seconds": round(rng.uniform(0.5, 9.0), 2)}, group="first"),
     Kind("kill-first", _kill_first, lambda _, __: {"whom": "first"}, ends=True),
     Kind("power-off", _kill_first, lambda _, __: {"whom": "all"}, ends=True),

@@ -55,7 +55,7 @@ class Aftermath:
 
     def lost(self, told: Iterable[dict[str, Any]]) -> set[str]:
         """Finds the members that were killed, and those out of reach whose death the run has reported since."""
-        return set(self.dead) | self.out_of_reach & {one["process"] for one in told if one["event"] == "death"}
+        return set(self.dead) | self.out_of_reach & {one["process"] for one in told if one["event"] == "process_died"}
 
     def heal_after(self, seconds: float, heal: Callable[[], None]) -> None:
         """Schedules the end of a fault after some seconds."""
@@ -97,7 +97,7 @@ class Kind:
         """Moments at which it may strike, see `volleys.Fault`, including those of a forming group."""
         if self.is_quiet:
             return ["now"]
-        return ["now", "form", "form", "epoch"] if regroups else ["now", "save"]
+        return ["now", "generation_forming", "generation_forming", "generation_live"] if regroups else ["now", "save"]
 
 
 def is_launch(run: Run) -> bool:

@@ -16,7 +16,8 @@ class Found:
 
     Attributes:
         pid: process id.
-        kind: `launch`, `train`, `member`, `keeper` or `preparer`; of something else, the first word of its command.
+        kind: `launch`, `train`, `worker`, `checkpoint-service` or `compile-service`; of something
+            else, the first word of its command.
         name: name of a member, as in events.
         is_stopped: True if it was stopped by a signal.
     """
@@ -38,7 +39,7 @@ def find(mark: str) -> list[Found]:
                 if stat[0] != "Z":
                     one, started = _found(int(path.name), words, stat[0]), int(stat[19])
                     # The process that is to follow a member was started after it, with the same command.
-                    key = (one.kind, one.name) if one.kind == "member" else (path.name,)
+                    key = (one.kind, one.name) if one.kind == "worker" else (path.name,)
                     found[key] = min(found.get(key, (started, one)), (started, one))
     return [one for _, one in found.values()]
 
@@ -46,7 +47,7 @@ def find(mark: str) -> list[Found]:
 def _found(pid: int, words: list[str], state: str) -> Found:
     kind = words[words.index("swift") + 1] if "swift" in words[:-1] else Path(words[0]).name
     name = ""
-    if kind == "member":
+    if kind == "worker":
         pipeline, stage, rank = words[-4:-1]
         name = f"{pipeline}:{stage}" + (f" rank {rank}" if rank != "0" else "")
     return Found(pid, kind, name, state == "T")

@@ -217,22 +217,25 @@ class Run:
             dead: names of members that were killed since, each once for every kill.
         """
         there = self.processes()
-        if any(one.is_stopped and one.kind != "preparer" for one in there):
+        if any(one.is_stopped and one.kind != "compile-service" for one in there):
             return False  # a stopped compile service holds nothing up
-        if sorted(one.name for one in there if one.kind == "member") != sorted(self.shape.members):
+        if sorted(one.name for one in there if one.kind == "worker") != sorted(self.shape.members):
             return False
         if self.shape.command == "train":
             return True
         events = self.events()
-        told = [event["process"] for event in events[mark:] if event["event"] == "death"]
+        told = [event["process"] for event in events[mark:] if event["event"] == "process_died"]
         if any(told.count(name) < dead.count(name) for name in dead):
             return False
         newest = max((n for n, event in enumerate(events) if event["event"] in ("start", "resume")), default=0)
         of_life = events[newest:]
-        formed = [n for n, event in enumerate(of_life) if event["event"] == "epoch"]
+        formed = [n for n, event in enumerate(of_life) if event["event"] == "generation_live"]
         if not formed or sorted(of_life[formed[-1]]["members"]) != sorted(self.shape.members):
             return False
-        return not any(event["event"] in ("death", "form", "cannot_go_on") for event in of_life[formed[-1] + 1 :])
+        return not any(
+            event["event"] in ("process_died", "generation_forming", "cannot_continue")
+            for event in of_life[formed[-1] + 1 :]
+        )
 
     def finish_stopped(self) -> None:
         """Continues all processes that were stopped."""

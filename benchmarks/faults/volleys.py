@@ -22,8 +22,8 @@ class Fault:
 
     Attributes:
         kind: its name.
-        moment: what it waits for: nothing (`now`), a `save` that begins, a group that is to `form`, or that has formed
-            (`epoch`).
+        moment: what it waits for: nothing (`now`), a `save` that begins, a group that is to form
+            (`generation_forming`), or that has formed (`generation_live`).
         delay_s: seconds after that.
         parameters: of its kind.
     """

@@ -19,7 +19,7 @@ from swift.runlog.reading import Run, read_run, scalars
 HERE = Path(os.path.relpath(Path(__file__).parent))
 FIXED, MOVING, PIPELINES = (HERE / f"{name}.gin" for name in ("fixed", "moving", "pipelines"))
 KILLED = "0:0"
-FAULTS = (f"step 20: kill {KILLED} once prepared", f"step 21: restart {KILLED}")
+FAULTS = (f"step 20: kill {KILLED} once compiled", f"step 21: restart {KILLED}")
 
 
 def main() -> None:
@@ -46,7 +46,7 @@ def swift(*words: str) -> None:
 
 def gain_of(fixed: Run, moving: Run) -> list[str]:
     """Summarizes in plain sentences what it is worth to place experts anew."""
-    dropped = [100 * np.mean(scalars(run, "drop_share")) for run in (fixed, moving)]
+    dropped = [100 * np.mean(scalars(run, "drop_fraction")) for run in (fixed, moving)]
     losses = [means_of_20(scalars(run, "loss")) for run in (fixed, moving)]
     before, after = (losses_T[-1] for losses_T in losses)
     lines = [
@@ -73,8 +73,8 @@ def recovery_of(alone: Run, killed: Run) -> list[str]:
     live_T, steps_T = scalars(killed, "live_workers"), killed.metrics.steps_T
     without = steps_T[live_T < live_T.max()]
     apart = np.abs(scalars(killed, "loss") - scalars(alone, "loss")).max()
-    returns = [event for event in killed.events if event["event"] == "join" and KILLED in event["joined"]]
-    is_back = len(returns) == 1 and returns[0]["after"] == without[-1] < steps_T[-1]
+    returns = [event for event in killed.events if event["event"] == "rejoin" and KILLED in event["rejoined"]]
+    is_back = len(returns) == 1 and returns[0]["resumed_from"] == without[-1] < steps_T[-1]
     until = "until it was back with a copy of its stage" if is_back else "and it was not back when the run ended"
     return [
         f"Process {KILLED} was killed after iteration {without[0] - 1}. {goodput['recovery_median_s']:.1f} s later the "

@@ -1,4 +1,4 @@
-"""The processes that ``swift launch`` starts: members, the checkpoint service and the compile service.
+"""The processes that ``swift launch`` starts: workers, the checkpoint service and the compile service.
 
 Each function has the name of its command, by which logs and events name the process, and imports what only this one
 needs.
@@ -18,8 +18,8 @@ from swift.elastic.worker.channel import configure_jax, wait_to_begin
 from swift.errors import SettingError
 
 
-def member(options: argparse.Namespace) -> None:
-    """Runs a member: a worker process."""
+def worker(options: argparse.Namespace) -> None:
+    """Runs a worker process, which is a member of generations."""
     from swift.elastic.worker.worker import WorkerProcess, WorkerSpec
 
     experiment, scratch = _given(options)
@@ -30,7 +30,7 @@ def member(options: argparse.Namespace) -> None:
         process=process,
         by_rank=options.by_rank,
         scratch=scratch,
-        copy_every=options.copy_every,
+        memory_checkpoint_every=options.memory_checkpoint_every,
         devices=None if options.platform is None else MemberDevices(options.platform, tuple(options.device)),
         forming_s=options.forming,
     )
@@ -45,7 +45,7 @@ def member(options: argparse.Namespace) -> None:
         os._exit(1)  # a regular exit might wait for peers in XLA
 
 
-def keeper(options: argparse.Namespace) -> None:
+def checkpoint_service(options: argparse.Namespace) -> None:
     """Runs the checkpoint service."""
     from swift.cli.run_setup import weights_of
     from swift.elastic.services.checkpoint_service import run_checkpoint_service

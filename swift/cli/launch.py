@@ -105,9 +105,9 @@ class LaunchJob:
         if experiment.move_rule is not None and platform.prepare == "none":
             raise SettingError("--prepare", "none", f"finds no blocks to move: Experiment.adapt = {experiment.adapt!r}")
         _check_snapshots(experiment, by_rank)
-        _check_shares(experiment, by_rank)
+        _check_sharded(experiment, by_rank)
         check_count("--restarts", options.restarts, least=0)
-        _check_copies(options.copy_every, platform.recovery)
+        _check_copies(options.memory_checkpoint_every, platform.recovery)
         nodes = nodes_of(options, os.environ)
         job = cls(
             experiment=experiment,
@@ -122,7 +122,7 @@ class LaunchJob:
                 experiment.topology,
                 processes,
                 experiment.num_steps,
-                _why_unprepared(experiment, platform.prepare, by_rank=by_rank),
+                _why_uncompiled(experiment, platform.prepare, by_rank=by_rank),
             ),
             connect=input_hosts_of_runs([experiment.data], options, has_network=True),
         )
@@ -131,9 +131,9 @@ class LaunchJob:
         return job
 
     @property
-    def copy_every(self) -> int:
+    def memory_checkpoint_every(self) -> int:
         """Iterations between copies of the states for processes that are started again; 0: none are made."""
-        return self.options.copy_every or 1 if self.platform.recovery == "restart" else 0
+        return self.options.memory_checkpoint_every or 1 if self.platform.recovery == "restart" else 0
 
     @property
     def environment(self) -> dict[str, str]:
@@ -191,7 +191,7 @@ class LaunchJob:
             processes=self.processes,
             nodes=self.nodes,
             by_rank=self.by_rank,
-            copy_every=self.copy_every,
+            memory_checkpoint_every=self.memory_checkpoint_every,
             forming_s=self.deadlines.forming,
             platform=self.platform.accelerator,
             devices_per_process=_devices_per_process(self.experiment, self.by_rank),
@@ -203,7 +203,7 @@ class LaunchJob:
         """Makes the spec that the supervisor follows."""
         return RunSpec(
             processes=self.processes,
-            command=self.commands(scratch).member,
+            command=self.commands(scratch).worker,
             logs=logs,
             deadlines=self.deadlines,
             policy=RecoveryPolicy(
@@ -213,7 +213,7 @@ class LaunchJob:
                 is_elastic=self.is_elastic,
                 own_cut=self.own_cut,
                 move_rule=self.experiment.move_rule,
-                copy_every=self.copy_every,
+                memory_checkpoint_every=self.memory_checkpoint_every,
                 joins_once=self.platform.accelerator is not None,
                 needs_all=self.platform.accelerator == "tpu",
             ),
@@ -232,7 +232,7 @@ def _is_by_rank(num_processes: int, topology: Topology) -> bool:
     return num_processes != num_workers
 
 
-def _why_unprepared(experiment: Experiment, prepare: str, *, by_rank: bool) -> str | None:
+def _why_uncompiled(experiment: Experiment, prepare: str, *, by_rank: bool) -> str | None:
     """Says why no programs are ever prepared for the loss of a process; None: they are."""
     if prepare == "none":
         return "with --prepare none no programs are prepared"
@@ -258,22 +258,22 @@ def _devices_per_process(experiment: Experiment, by_rank: bool) -> int:
     return 1 if by_rank else experiment.topology.num_expert_ranks
 
 
-def _check_copies(copy_every: int | None, recovery: Recovery) -> None:
+def _check_copies(memory_checkpoint_every: int | None, recovery: Recovery) -> None:
     """Raises SettingError if copies of the state are asked for that nobody would need, or none where all do."""
-    if copy_every is None:
+    if memory_checkpoint_every is None:
         return
-    check_count("--copy-every", copy_every, least=1)
+    check_count("--memory-checkpoint-every", memory_checkpoint_every, least=1)
     if recovery != "restart":
         allowed = "would change nothing without --recovery restart: the others keep their states when a process dies"
-        raise SettingError("--copy-every", copy_every, allowed)
+        raise SettingError("--memory-checkpoint-every", memory_checkpoint_every, allowed)
 
 
-def _check_shares(experiment: Experiment, by_rank: bool) -> None:
+def _check_sharded(experiment: Experiment, by_rank: bool) -> None:
     """Raises SettingError if ranks with different shares would be copies of a lost one's."""
-    allowed = "must be 'whole' where a single worker has a process for each expert rank, and continues without one"
+    allowed = "must be 'replicated' where a single worker has a process for each expert rank, and continues without one"
     for name in ("embedding", "head"):
-        if getattr(experiment, name) == "shares" and is_elastic(experiment, by_rank=by_rank):
-            raise SettingError(f"Experiment.{name}", "shares", allowed)
+        if getattr(experiment, name) == "sharded" and is_elastic(experiment, by_rank=by_rank):
+            raise SettingError(f"Experiment.{name}", "sharded", allowed)
 
 
 def _check_snapshots(experiment: Experiment, by_rank: bool) -> None:
@@ -288,7 +288,8 @@ def launch(options: argparse.Namespace) -> None:
     """``swift launch --processes N CONFIG.gin``."""
     job = LaunchJob.of(options)
     experiment = job.experiment
-    against = None if options.against is None else read_run(options.against, setting="--against")
+    reference_dir = options.compare_loss_to
+    reference = None if reference_dir is None else read_run(reference_dir, setting="--compare-loss-to")
     check_support()
     if job.nodes.own_node > 0:
         _serve(job)
@@ -311,8 +312,8 @@ def launch(options: argparse.Namespace) -> None:
 
     ended = read_run(run.run_dir)
     show_run(ended, summary, options.format)
-    if against is not None:
-        line = distance_line(ended, against, experiment.topology)
+    if reference is not None:
+        line = distance_line(ended, reference, experiment.topology)
         print(line, file=sys.stderr if options.format == "json" else sys.stdout)
 
 

@@ -53,7 +53,7 @@ _MODULES = {
     "import_model": "swift.cli.hub",
     "export": "swift.cli.hub",
     "export_to_hub": "swift.cli.hub",
-} | dict.fromkeys(HIDDEN, "swift.cli.child_entry")
+} | dict.fromkeys((command.replace("-", "_") for command in HIDDEN), "swift.cli.child_entry")
 """Modules of the commands' functions."""
 
 
@@ -229,7 +229,9 @@ def _function_of(options: argparse.Namespace) -> str:
     """Name of the function of a command: mostly that of the command."""
     if options.command == "import":
         return "import_model"
-    return "export_to_hub" if options.command == "export" and options.format == "hf" else options.command
+    return (
+        "export_to_hub" if options.command == "export" and options.format == "hf" else options.command.replace("-", "_")
+    )
 
 
 def _ignore_late_writes(unraisable: Any) -> None:

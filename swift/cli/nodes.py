@@ -115,7 +115,7 @@ class ProcessCommands:
         processes: all processes of the run.
         nodes: machines of the run.
         by_rank: whether each expert rank is a process.
-        copy_every: iterations between copies of states for the incarnations that follow; 0: none are made.
+        memory_checkpoint_every: iterations between copies of states for the incarnations that follow; 0: none are made.
         forming_s: the run's ``Deadlines.forming``, in seconds.
         platform: accelerators that the processes hold; None: they compute on CPUs.
         devices_per_process: number of devices of each process.
@@ -127,7 +127,7 @@ class ProcessCommands:
     processes: Sequence[Process]
     nodes: Nodes
     by_rank: bool
-    copy_every: int
+    memory_checkpoint_every: int
     forming_s: float
     platform: Accelerator | None = None
     devices_per_process: int = 1
@@ -141,24 +141,24 @@ class ProcessCommands:
             return 0
         return self.nodes.node_of(self.processes.index(process), len(self.processes))
 
-    def member(self, process: Process) -> list[str]:
+    def worker(self, process: Process) -> list[str]:
         """Returns the command that starts a worker process."""
-        options = [f"--copy-every={self.copy_every}", f"--forming={self.forming_s}"]
+        options = [f"--memory-checkpoint-every={self.memory_checkpoint_every}", f"--forming={self.forming_s}"]
         if self.platform is not None:
             position = self.nodes.position_of(self.processes.index(process), len(self.processes))
             numbers = MemberDevices.at(self.platform, position, self.devices_per_process).numbers
             options += [f"--platform={self.platform}", *(f"--device={number}" for number in numbers)]
-        return self._command("member", *options, *map(str, (*process.worker, process.rank)))
+        return self._command("worker", *options, *map(str, (*process.worker, process.rank)))
 
     def checkpoint_service(self, run_dir: Path) -> list[str]:
         """Returns the command that starts the checkpoint service."""
         named = {"--init-from": self.init_from, "--init-config": self.init_config}
         origin = [f"{option}={path}" for option, path in named.items() if path is not None]
-        return self._command("keeper", *origin, str(run_dir))
+        return self._command("checkpoint-service", *origin, str(run_dir))
 
     def compile_service(self) -> list[str]:
         """Returns the command that starts the compile service."""
-        return self._command("preparer")
+        return self._command("compile-service")
 
     def _command(self, name: str, *more: str) -> list[str]:
         arguments = [str(self.scratch.path), MEMORY, *["--by-rank"] * self.by_rank]

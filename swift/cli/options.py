@@ -8,7 +8,7 @@ from typing import Any
 
 from swift.cli.parser import OneLineParser, ShowVersion, path_of
 
-HIDDEN = ("member", "keeper", "preparer")
+HIDDEN = ("worker", "checkpoint-service", "compile-service")
 """Commands of the processes that ``launch`` starts."""
 _INSTEAD = {
     "extend": "train CONFIG.gin --run-dir RUN_DIR --resume --set Experiment.num_steps=N",
@@ -357,11 +357,11 @@ def _add_plan(commands: Any) -> None:
         nargs="?",
         const="auto",
         metavar="MODE",
-        help="what the survivors do: reroute (nothing moves), roles (workers take failed ones' places), recut "
+        help="what the survivors do: reroute (nothing moves), reassign (workers take failed ones' places), recut "
         "(pipelines of unequal length, cut anew), or auto, the best of them (without a MODE)",
     )
     plan.add_argument(
-        "--outage", default="", metavar="DURATION", help="time until the workers return, for auto (default: endless)"
+        "--downtime", default="", metavar="DURATION", help="time until the workers return, for auto (default: endless)"
     )
     plan.add_argument(
         "--block-bytes", type=float, default=3.5e9, metavar="X", help="state of a block (default: %(default)g)"
@@ -446,7 +446,7 @@ def _add_simulate(commands: Any) -> None:
     simulate.add_argument("--duration", default="24h", help="length of the random trace (default: %(default)s)")
     simulate.add_argument("--remove-every", metavar="DURATION", help="one worker fails each time, and none returns")
     simulate.add_argument(
-        "--removals", type=int, metavar="N", help="number of these failures (default: half of the workers)"
+        "--num-failures", type=int, metavar="N", help="number of these failures (default: half of the workers)"
     )
     simulate.add_argument("--seed", type=int, default=0, help="seed of all random numbers (default: %(default)s)")
     simulate.add_argument(
@@ -552,7 +552,7 @@ def command_line() -> argparse.ArgumentParser:
         "(default: live; restart on GPUs and TPUs, where there is no other way)",
     )
     launch.add_argument(
-        "--copy-every",
+        "--memory-checkpoint-every",
         type=int,
         metavar="N",
         help="with --recovery restart: iterations between copies of the state in memory, from which all start again "
@@ -570,7 +570,10 @@ def command_line() -> argparse.ArgumentParser:
         "process that was killed), stopping (from Ctrl-C or SIGTERM until the last iteration is saved)",
     )
     launch.add_argument(
-        "--against", type=path_of, metavar="RUN_DIR", help="say at the end how far the loss is from that of another run"
+        "--compare-loss-to",
+        type=path_of,
+        metavar="RUN_DIR",
+        help="say at the end how far the loss is from that of another run",
     )
     _add_input_hosts(launch, has_network=True)
     _add_progress(launch)
@@ -581,7 +584,7 @@ def command_line() -> argparse.ArgumentParser:
         action="extend",
         default=[],
         metavar="LINE",
-        help="such as 'step 20: kill 1:1' 'step 40: restart 1:1'; a line that ends in 'once prepared' waits until the "
+        help="such as 'step 20: kill 1:1' 'step 40: restart 1:1'; a line that ends in 'once compiled' waits until the "
         "programs for it are there",
     )
 
@@ -590,14 +593,14 @@ def command_line() -> argparse.ArgumentParser:
         hidden.add_argument("scratch", type=path_of)
         hidden.add_argument("memory", type=path_of)
         hidden.add_argument("--by-rank", action="store_true")
-        if kind == "member":
-            hidden.add_argument("--copy-every", type=int, default=0)
+        if kind == "worker":
+            hidden.add_argument("--memory-checkpoint-every", type=int, default=0)
             hidden.add_argument("--forming", type=float, required=True)
             hidden.add_argument("--platform", choices=["gpu", "tpu"])
             hidden.add_argument("--device", type=int, action="append", default=[])
             for name in ("pipeline", "stage", "rank"):
                 hidden.add_argument(name, type=int)
-        elif kind == "keeper":
+        elif kind == "checkpoint-service":
             for name in ("--init-from", "--init-config"):
                 hidden.add_argument(name, type=path_of)
             hidden.add_argument("run_dir", type=path_of)

@@ -188,8 +188,8 @@ def _check_adapt(options: argparse.Namespace) -> None:
         SettingError: there is no such mode, or another option contradicts it.
     """
     if options.adapt is None:
-        if options.outage:
-            raise SettingError("--outage", options.outage, "needs --adapt")
+        if options.downtime:
+            raise SettingError("--downtime", options.downtime, "needs --adapt")
         return
     if options.adapt not in MODES:
         allowed = f"must be one of {', '.join(MODES)}"
@@ -226,13 +226,13 @@ def _block_problem(options: argparse.Namespace, problem: Problem) -> BlockProble
 def adapted(options: argparse.Namespace, problem: Problem) -> AdaptedPlan:
     """Plans as ``--adapt`` says."""
     work, failed = _block_problem(options, problem), problem.failed
-    outage_s = seconds_of("--outage", options.outage) if options.outage else math.inf
+    downtime_s = seconds_of("--downtime", options.downtime) if options.downtime else math.inf
     started = time.perf_counter()
     plan = adapt(
         work,
         failed,
         options.adapt,
-        outage_s=outage_s,
+        downtime_s=downtime_s,
         block_bytes=options.block_bytes,
         bandwidth=options.bandwidth,
         in_lockstep=options.solver == "lockstep",
@@ -276,7 +276,7 @@ def _adapted_lines(adapted: AdaptedPlan) -> Iterator[str]:
     facts = adapted.facts
     what = {
         "reroute": "re-routing, nothing moves",
-        "roles": "workers take failed ones' places",
+        "reassign": "workers take failed ones' places",
         "recut": "pipelines cut anew",
     }
     numbers = ", ".join(map(str, facts["microbatches_of_pipeline"]))
@@ -292,7 +292,7 @@ def _adapted_lines(adapted: AdaptedPlan) -> Iterator[str]:
         return
     pays = facts["pays_after_s"]
     yield f"{moved}, which " + (
-        "never pays" if pays is None else f"pays in an outage of more than {pays:.3g} s, the way back counted"
+        "never pays" if pays is None else f"pays in a downtime of more than {pays:.3g} s, the way back counted"
     )
 
 

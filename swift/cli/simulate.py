@@ -107,10 +107,10 @@ def _trace(options: argparse.Namespace, num_workers: int) -> Trace:
     if options.trace is not None:
         return read_trace(options.trace, lambda line: print(f"swift: {line}", file=sys.stderr), options.seed)
     if options.remove_every is not None:
-        num_removals = num_workers // 2 if options.removals is None else options.removals
-        check_count("--removals", num_removals, least=1)
+        num_failures = num_workers // 2 if options.num_failures is None else options.num_failures
+        check_count("--num-failures", num_failures, least=1)
         return evenly_spaced(
-            num_workers, seconds_of("--remove-every", options.remove_every), num_removals, options.seed
+            num_workers, seconds_of("--remove-every", options.remove_every), num_failures, options.seed
         )
     mtbf_s, repair_s = seconds_of("--mtbf", options.mtbf), seconds_of("--repair", options.repair)
     horizon_s = seconds_of("--duration", options.duration)

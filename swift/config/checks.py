@@ -26,9 +26,9 @@ _CHOICES = {
     "compute_dtype": ("float32", "bfloat16", "float64"),
     "wire_dtype": ("compute", "float32", "bfloat16"),
     "attention": ("auto", *get_args(AttentionKernel)),
-    "embedding": ("whole", "shares"),
-    "head": ("whole", "shares"),
-    "adapt": ("reroute", "roles", "recut", "auto"),
+    "embedding": ("replicated", "sharded"),
+    "head": ("replicated", "sharded"),
+    "adapt": ("reroute", "reassign", "recut", "auto"),
     "remat": get_args(Remat),
 }
 STEP_SETTINGS = {"StepSpec.policy": "Experiment.placement", "StepSpec.memory": "OptimizerConfig.memory"}
@@ -136,16 +136,17 @@ def check_single_worker(settings: Mapping[str, Any]) -> None:
             raise SettingError(f"Experiment.{name}", settings[name], f"must be {only} with a single worker")
 
 
-def check_shares(embedding: str, head: str, model: ModelConfig, *, loses_ranks: bool) -> None:
-    """Raises SettingError if embedding or head in shares are one table, or their ranks are to copy lost ones' parts."""
+def check_sharded(embedding: str, head: str, model: ModelConfig, *, loses_ranks: bool) -> None:
+    """Raises SettingError if a sharded embedding or head is a tied table, or its ranks are to copy lost ones' parts."""
     if model.tied_embeddings:
-        allowed = "must be 'whole' with ModelConfig.tied_embeddings = True: every rank has the whole embedding"
+        allowed = "must be 'replicated' with ModelConfig.tied_embeddings = True: every rank has the whole embedding"
     elif loses_ranks:
-        allowed = "must be 'whole' where Experiment.failures has expert ranks: each is a copy of what the others lose"
+        copies = "each is a copy of what the others lose"
+        allowed = f"must be 'replicated' where Experiment.failures has expert ranks: {copies}"
     else:
         return
     for name, value in (("embedding", embedding), ("head", head)):
-        if value == "shares":
+        if value == "sharded":
             raise SettingError(f"Experiment.{name}", value, allowed)
 
 
@@ -194,14 +195,14 @@ def check_adapting(settings: Mapping[str, Any], chunks: Chunks) -> None:
         "several pipelines: with one, nobody has what a worker loses": settings["topology"].num_pipelines > 1,
         "a planner for failures": planner not in FAULT_FREE,
     }
-    if adapt == "roles":
+    if adapt == "reassign":
         needs |= {"several stages: with one, all workers hold the same": settings["topology"].num_stages > 1}
     else:
         is_alike = chunks.is_uniform_cut and settings["microbatches"] is None
         is_one_run = not isinstance(planner, str) or planner not in SHAPES
         needs |= {
-            "pipelines that are cut alike, and have equally many micro-batches; else use 'roles'": is_alike,
-            "a planner for one run of layers a stage; else use 'roles'": is_one_run,
+            "pipelines that are cut alike, and have equally many micro-batches; else use 'reassign'": is_alike,
+            "a planner for one run of layers a stage; else use 'reassign'": is_one_run,
         }
     for what, is_so in needs.items():
         if not is_so:

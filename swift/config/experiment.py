@@ -272,11 +272,11 @@ class Experiment:
         attention: kernel: ``plain`` keeps T x T scores, ``blockwise`` a block, ``tiled`` a smaller one, for CPUs; on
             TPUs ``splash``, on GPUs, in 16 bits, ``triton``, ``cudnn``; ``auto`` chooses, ``plain`` for float64.
         separate_documents: whether documents of a sequence do not see each other.
-        embedding: the embedding: ``whole`` on every expert rank, or in ``shares``, of which a rank's tokens fetch each
-            row that they need once: less memory, and fewer bytes unless an iteration has many micro-batches
+        embedding: the embedding: ``replicated`` on every expert rank, or ``sharded`` over them, so that a rank's tokens
+            fetch each row that they need once: less memory, and fewer bytes unless an iteration has many micro-batches
             (docs/models.md).
-        head: the head's matrix: ``whole`` on every expert rank, or in ``shares`` of the vocabulary, for which a rank
-            scores the tokens of all ranks: less memory, and more bytes (docs/models.md).
+        head: the head's matrix: ``replicated`` on every expert rank, or ``sharded`` over them by vocabulary, so that a
+            rank scores the tokens of all ranks for its shard: less memory, and more bytes (docs/models.md).
         seed: seed of the parameters and of the order of the data.
         num_steps: number of iterations.
         num_microbatches: micro-batches of an iteration in each pipeline.
@@ -295,8 +295,9 @@ class Experiment:
         failures: workers (pipeline:stage) that fail or rejoin before an iteration, such as ``['step 20: fail 1:2',
             'step 45: rejoin 1:2']``; with one pipeline also expert ranks, ``'step 20: fail 0:0 rank 3'``. A failure
             within a window lasts for the whole window.
-        adapt: what survivors of a failure do: ``reroute`` micro-batches to peers; or, once a better plan is ready, move
-            ``roles`` or ``recut`` pipelines in any case, or either, ``auto``, if it pays before a worker returns.
+        adapt: what survivors of a failure do: ``reroute`` micro-batches to peers; or, once a better plan is ready,
+            ``reassign`` roles or ``recut`` pipelines in any case, or do either, ``auto``, if it pays before a worker
+            returns.
         expected_downtime: expected time until a worker returns, in seconds; None: learnt from those that have returned.
         sequences_per_microbatch: sequences of a micro-batch, over all expert ranks; if it is not a multiple of their
             number, some ranks compute on padding.
@@ -317,8 +318,8 @@ class Experiment:
     wire_dtype: Literal["compute", "float32", "bfloat16"] = "compute"
     attention: Literal["auto", "plain", "blockwise", "tiled", "splash", "triton", "cudnn"] = "auto"
     separate_documents: bool = False
-    embedding: Literal["whole", "shares"] = "whole"
-    head: Literal["whole", "shares"] = "whole"
+    embedding: Literal["replicated", "sharded"] = "replicated"
+    head: Literal["replicated", "sharded"] = "replicated"
     seed: int = 0
     num_steps: int = 300
     num_microbatches: int = 1
@@ -329,7 +330,7 @@ class Experiment:
     remat: Remat = "none"
     cut: tuple[int, ...] | tuple[tuple[int, ...], ...] | None = None
     failures: tuple[str, ...] = ()
-    adapt: Literal["reroute", "roles", "recut", "auto"] = "reroute"
+    adapt: Literal["reroute", "reassign", "recut", "auto"] = "reroute"
     expected_downtime: float | None = None
     sequences_per_microbatch: int = 16
     eval_every: int = 100
@@ -372,7 +373,7 @@ class Experiment:
         self.problem(Costs())
         failing = {event.rank for event in self.failure_list.events}
         checks.check_planner(self.planner, fails=None in failing)
-        checks.check_shares(self.embedding, self.head, self.model, loses_ranks=bool(failing - {None}))
+        checks.check_sharded(self.embedding, self.head, self.model, loses_ranks=bool(failing - {None}))
 
     @property
     def failure_list(self) -> FailureList:
@@ -384,9 +385,9 @@ class Experiment:
         """Rule by which survivors of a failure take over blocks; None: they never do."""
         if self.adapt == "reroute":
             return None
-        from swift.schedules.adapt.moves import MigrationPolicy, Outages
+        from swift.schedules.adapt.moves import Downtimes, MigrationPolicy
 
-        return MigrationPolicy(Outages(self.expected_downtime), is_always=self.adapt in ("roles", "recut"))
+        return MigrationPolicy(Downtimes(self.expected_downtime), is_always=self.adapt in ("reassign", "recut"))
 
     @property
     def tokens_per_step(self) -> int:

@@ -61,11 +61,11 @@ def make_layouts(
 def sharing_ranks(live: LiveMesh, *, embedding: str, head: str) -> dict[str, int]:
     """Expert ranks that share the embedding, and the head's matrix, by the names of ``GPT``; 1: it is whole."""
     settings = ("embedding", embedding), ("head", head)
-    return {f"{name}_ranks": live.num_ranks if setting == "shares" else 1 for name, setting in settings}
+    return {f"{name}_ranks": live.num_ranks if setting == "sharded" else 1 for name, setting in settings}
 
 
 def num_hot(gpt: GPT, num_sequences: int, num_microbatches: int) -> int:
-    """Rows of an embedding in shares that a rank may have copies of; none of a whole one.
+    """Rows of a sharded embedding that a rank may have copies of; none of a whole one.
 
     Args:
         gpt: architecture of the model.

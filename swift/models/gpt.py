@@ -301,7 +301,7 @@ class GPT:
     def head_loss(self, weights: Weights, x_BTD: jax.Array, labels_BT: jax.Array, valid_BT: jax.Array) -> jax.Array:
         """Sums the cross-entropies of the valid tokens, in nats; many logits are never in memory at once.
 
-        With a head in shares, ``weights`` has that of this rank, and all ranks have equally many tokens.
+        With a sharded head, ``weights`` has that of this rank, and all ranks have equally many tokens.
         """
         head, kernel_DV = self._head(weights)
         x_RD = head.norm(x_BTD).reshape(labels_BT.size, -1)

@@ -168,7 +168,7 @@ class OpCounts:
         spec: specification of the step.
         table: tick table that the program interprets; None for a single worker.
         num_iterations: iterations of a call, K.
-        look_up_rounds: rounds of a look-up in an embedding in shares, which are data.
+        look_up_rounds: rounds of a look-up in a sharded embedding, which are data.
     """
 
     spec: StepSpec

@@ -4,8 +4,8 @@ The exchange moves gradients to optimizer slices and weights to slots: 2 * slots
 section 3). Tokens travel to the experts and back, forward and backward: 4 * ranks * rows * D * bytes per layer and
 micro-batch. Where a token goes to a rank once, that is one row for each token and rank.
 
-A head in shares is exchanged once, instead of once for each rank; with it, the tokens of a rank travel to all ranks and
-their gradients back. An embedding in shares is not exchanged: rows travel to tokens, and their gradients back.
+A sharded head is exchanged once, instead of once for each rank; with it, the tokens of a rank travel to all ranks and
+their gradients back. A sharded embedding is not exchanged: rows travel to tokens, and their gradients back.
 
 R: rows of the axis ``worker``.
 """
@@ -148,7 +148,7 @@ def bytes_in_transit(collectives: Sequence[Collective], runs: OpCounts, num_sequ
 
 
 def head_tokens(collectives: Sequence[Collective], runs: OpCounts, num_sequences: int) -> Mapping[str, float]:
-    """Bytes of the loss with a head in shares in an iteration, ``num_sequences`` as for ``tokens``.
+    """Bytes of the loss with a sharded head in an iteration, ``num_sequences`` as for ``tokens``.
 
     Of each token the stream, its gradient, the label, whether it counts, and three numbers that are joined.
     """
@@ -170,7 +170,7 @@ def head_tokens(collectives: Sequence[Collective], runs: OpCounts, num_sequences
 
 
 def looked_up_rows(collectives: Sequence[Collective], runs: OpCounts, num_sequences: int) -> Mapping[str, float]:
-    """Bytes of look-ups in an embedding in shares in an iteration, ``num_sequences`` as for ``tokens``.
+    """Bytes of look-ups in a sharded embedding in an iteration, ``num_sequences`` as for ``tokens``.
 
     Of each request its number and the row, or the row's gradient; and how many rounds there are, which tokens decide.
     """

@@ -220,7 +220,7 @@ def pictures_together(runs: Sequence[Run]) -> Iterator[Picture]:
         chart = replace(chart, rings=validation, ring_bands=lines.bands(validation))
         chart = replace(chart, levels=sorted(targets), marks=marks)
         yield _picture("loss", caption + " Triangles: failures." * bool(marks), chart)
-    if chart := lines.chart("tokens that survive (%)", "drop_share", lambda share: 100 * (1 - share)):
+    if chart := lines.chart("tokens that survive (%)", "drop_fraction", lambda share: 100 * (1 - share)):
         caption = "Share of the routed tokens for which their expert had room."
         yield _picture("survival", caption, replace(chart, top=100.0, marks=marks))
     if chart := lines.chart("load imbalance (largest / mean)", "load_imbalance"):

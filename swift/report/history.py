@@ -29,11 +29,11 @@ _KINDS: tuple[Kind, ...] = ("failure", "recovery", "return", "restore", "resume"
 _STOPS = {
     "stage_lost": "a stage has no live worker",
     "rank_lost": "the state of a lost rank has no copy",
-    "not_finite": "the loss was no longer finite",
-    "misplaced": "an expert class had no slot",
+    "non_finite": "the loss was no longer finite",
+    "invalid_placement": "an expert class had no slot",
     "checkpoint_failed": "a checkpoint was not saved",
     "interrupt": "interrupted",
-    "give_up": "a process has failed too often",
+    "run_aborted": "a process has failed too often",
 }
 
 _CAUSES = ("startup", "useful", "saving", "detection", "reconfiguration", "rerun", "waiting", "other")
@@ -160,13 +160,13 @@ def configuration_periods(run: Run, history: History) -> list[ConfigurationPerio
     generation = None
     for timed in history.events:
         event = timed.fields
-        if timed.name == "epoch":
-            down, generation = everybody - set(names_in(event, "members")), event.get("epoch")
+        if timed.name == "generation_live":
+            down, generation = everybody - set(names_in(event, "members")), event.get("generation")
         elif timed.name == "reconfigure":
             down = ((down or set()) | set(names_in(event, "failed"))) - set(names_in(event, "rejoined"))
         elif timed.name in _BEGINNINGS and "processes" not in event:
             down = set(names_in(event, "failed")) if "failed" in event else None
-        elif timed.name == "plan" and begun and event.get("epoch", generation) == generation:
+        elif timed.name == "plan" and begun and event.get("generation", generation) == generation:
             begun[-1]["plan"] = event if isinstance(event.get("plan"), dict) else None
             continue
         else:
@@ -308,26 +308,26 @@ def _incidents(run: Run, timed: Timed) -> Iterator[Incident]:
                 yield Incident("return", *at, tuple(rejoined), f"rejoined, {how}", took_s)
             if "cuts" in event:
                 yield Incident("recovery", *at, (), "blocks move among the survivors", took_s)
-        case "death":
+        case "process_died":
             found_ms = 1000 * (number_in(run, event, "detection_s") or 0.0)
-            text = f"died ({event.get('why')}), found after {found_ms:.0f} ms"
+            text = f"died ({event.get('reason')}), found after {found_ms:.0f} ms"
             yield Incident("failure", *at, (str(event.get("process")),), text)
         case "recovery":
             again = number_in(run, event, "rerun_steps") or 0
-            text = f"the others continue after iteration {event.get('after')}, {again:g} run again"
+            text = f"the others continue after iteration {event.get('resumed_from')}, {again:g} run again"
             yield Incident("recovery", *at, tuple(failed), text, number_in(run, event, "recovery_s"))
-        case "join":
-            who = tuple(names_in(event, "joined"))
-            yield Incident("return", *at, who, "rejoined", number_in(run, event, "join_s"))
-        case "move":
-            took_s = number_in(run, event, "move_s")
+        case "rejoin":
+            who = tuple(names_in(event, "rejoined"))
+            yield Incident("return", *at, who, "rejoined", number_in(run, event, "rejoin_s"))
+        case "recut":
+            took_s = number_in(run, event, "recut_s")
             yield Incident("recovery", *at, (), "blocks move among the survivors", took_s)
         case "restore":
             yield Incident("restore", *at, (), f"from the checkpoint of iteration {at[1]}")
         case "reshard":
             yield Incident("restore", *at, (), "the state is resharded for the live ranks")
         case "restart_all":
-            yield Incident("restore", *at, (), f"all processes are restarted: {event.get('why')}")
+            yield Incident("restore", *at, (), f"restarting all processes: {event.get('reason')}")
         case "resume":
             yield Incident("resume", *at, (), f"continues after iteration {at[1]}")
         case name if name in _STOPS:
@@ -348,7 +348,7 @@ def time_by_cause(run: Run, history: History) -> dict[str, float] | None:
             running_s = max(running_s, history.end_s)  # a supervisor that was killed has left no account
         spent["other"] = max(0.0, running_s - sum(spent.values()))
         return spent
-    is_launched = any(timed.name == "epoch" for timed in history.events)
+    is_launched = any(timed.name == "generation_live" for timed in history.events)
     if is_launched or not history.spans or not np.isfinite(history.step_s_T).any():
         return None
     return _recorded(run, history)
@@ -459,9 +459,9 @@ def _present_after(timed: Timed, before: Any, names: list[str]) -> set[str] | No
             return set() if "processes" in event else {*names} - failed
         case "reconfigure":
             return ({*before} - failed) | set(names_in(event, "rejoined"))
-        case "death":
+        case "process_died":
             return {*before} - {str(event.get("process"))}
-        case "epoch":
+        case "generation_live":
             return set(names_in(event, "members"))
         case "restart_all":
             return set()
@@ -475,7 +475,7 @@ def _all_names(run: Run, history: History) -> list[str]:
         if timed.name in _BEGINNINGS:
             names |= dict.fromkeys(names_in(timed.fields, "processes") or _topology_names(run, timed.fields))
     for timed in history.events:
-        if timed.name in ("reconfigure", "epoch"):
+        if timed.name in ("reconfigure", "generation_live"):
             names |= dict.fromkeys(names_in(timed.fields, "failed", "rejoined", "members"))
     return sorted(names, key=_order)
 

@@ -306,7 +306,9 @@ def plans_section(run: Run, history: History, prefix: str) -> Section:
     different: dict[str, Mapping[str, Any]] = {}
     for stretch in stretches:
         if stretch.plan is not None:
-            different.setdefault(str([stretch.plan.get(name) for name in ("plan", "failed", "places")]), stretch.plan)
+            different.setdefault(
+                str([stretch.plan.get(name) for name in ("plan", "failed", "positions")]), stretch.plan
+            )
     pictures = [
         _plan_picture(run, event, f"{prefix}-plan{index}")
         for index, event in enumerate([*different.values()][:_MOST_PLANS])
@@ -346,10 +348,10 @@ def schedule_of(event: Mapping[str, Any]) -> tuple[Schedule, dict[Worker, Worker
 
 def _moves(event: Mapping[str, Any]) -> tuple[Move, ...]:
     """Reads who has whose place."""
-    places = event.get("places")
-    if not isinstance(places, Mapping):
-        raise CorruptPlanError(f"{places!r} are not the places of workers")
-    return tuple(Move(_worker(worker), _worker(place)) for worker, place in places.items())
+    positions = event.get("positions")
+    if not isinstance(positions, Mapping):
+        raise CorruptPlanError(f"{positions!r} are not the positions of workers")
+    return tuple(Move(_worker(worker), _worker(position)) for worker, position in positions.items())
 
 
 def _plan_picture(run: Run, event: Mapping[str, Any], name: str) -> Picture:

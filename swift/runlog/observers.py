@@ -20,7 +20,7 @@ _GROUPS = {
     "speed": ("step_ms", "input_ms", "tokens_per_s", "mfu", "bubble_share", "period_ratio"),
     "experts": (
         *("tokens", "tokens_routed", "tokens_dropped", "tokens_overflowed"),
-        *("drop_share", "load_imbalance"),
+        *("drop_fraction", "load_imbalance"),
     ),
     "workers": ("live_workers", "live_ranks"),
 }

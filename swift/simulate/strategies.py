@@ -201,7 +201,7 @@ class Rerouting:
         periods: periods of its problem.
         moves_roles: True to move live workers to other stages after each change, so that failures are distributed by
             ``schedules.spread``, at the cost of copying a stage; as in ReCycle's paper, and with
-            ``Experiment.adapt = 'roles'``.
+            ``Experiment.adapt = 'reassign'``.
     """
 
     job: Job
@@ -217,7 +217,7 @@ class Rerouting:
     def source(self) -> str:
         """Source of its figures."""
         kind = "periods of the planner" if self.periods.are_planned else "tight bounds of the periods"
-        option = "'roles': {}, roles moved" if self.moves_roles else "'reroute', the default: {}, roles stay"
+        option = "'reassign': {}, roles moved" if self.moves_roles else "'reroute', the default: {}, roles stay"
         return f"Experiment.adapt = {option.format(kind)}; recovery times of our own kills"
 
     @property

@@ -155,7 +155,7 @@ def weibull(num_nodes: int, mtbf_s: float, shape: float, repair_s: float, horizo
     return _random(num_nodes, mtbf_s, repair_s, horizon_s, seed, lambda source: source.weibullvariate(scale, shape))
 
 
-def evenly_spaced(num_nodes: int, period_s: float, num_removals: int, seed: int = 0) -> Trace:
+def evenly_spaced(num_nodes: int, period_s: float, num_failures: int, seed: int = 0) -> Trace:
     """Removes one random node each period, without returns: the traces of Oobleck's artifact.
 
     The trace ends with the last removal, which therefore costs nothing.
@@ -166,10 +166,10 @@ def evenly_spaced(num_nodes: int, period_s: float, num_removals: int, seed: int 
     """
     check_count("nodes", num_nodes, least=1)
     check_number("period (s)", period_s, above=0)
-    check_count("removals", num_removals, least=1)
+    check_count("num_failures", num_failures, least=1)
     check_seed("seed", seed)
     names = _names(num_nodes)
-    victims = random.Random(seed).sample(names, min(num_removals, num_nodes))
+    victims = random.Random(seed).sample(names, min(num_failures, num_nodes))
     removals = [Event(period_s * index, "remove", node) for index, node in enumerate(victims, start=1)]
     return Trace((*_all_at_once(names), *removals), period_s * len(victims))
 

@@ -290,7 +290,7 @@ class Checkpointer:
         directory = self._directory.checkpoints_path
         aside = archive_newer(directory, start.step)
         record_restore(directory, start.manifest, after)
-        self._directory.log_event("restore", start.step, **restore_facts(start, after), set_aside=aside)
+        self._directory.log_event("restore", start.step, **restore_facts(start, after), archived=aside)
 
 
 def _joined(

@@ -119,8 +119,8 @@ class ProgressDisplay:
         """Shows the newest step.
 
         Args:
-            metrics: as in ``metrics.jsonl``: ``step``, and of ``loss``, ``tokens_per_s``, ``mfu``, ``drop_share`` and
-                ``load_imbalance`` those that are known; for a pipeline ``live_workers``, ``bubble_share`` and
+            metrics: as in ``metrics.jsonl``: ``step``, and of ``loss``, ``tokens_per_s``, ``mfu``, ``drop_fraction``
+                and ``load_imbalance`` those that are known; for a pipeline ``live_workers``, ``bubble_share`` and
                 ``period_ratio``: the planned period over that without failures.
         """
         self._step, self._metrics = int(metrics["step"]), metrics
@@ -204,7 +204,7 @@ def describe(metrics: Mapping[str, Any]) -> list[str]:
         "tokens_per_s": lambda value: f"{value:,.0f} tokens/s",
         "mfu": lambda value: f"MFU {100 * value:.1f} %",
         "input_ms": lambda value: _input_text(value, metrics.get("step_ms")),
-        "drop_share": lambda value: f"{100 * value:.1f} % dropped",
+        "drop_fraction": lambda value: f"{100 * value:.1f} % dropped",
         "load_imbalance": lambda value: f"imbalance {value:.2f}",
         "bubble_share": lambda value: f"{metrics['live_workers']} workers live, bubble {100 * value:.0f} %",
         "period_ratio": lambda value: f"period {value:.2f} x",

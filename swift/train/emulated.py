@@ -267,7 +267,7 @@ class EmulatedCluster:
         state, change = engine.reconfigure(state, engine.configuration.failed, better.recut)
         search.moved(better, change)
         assignment = better.holders
-        facts = {"failed": [], "rejoined": [], "cuts": assignment.cuts, "places": assignment.places}
+        facts = {"failed": [], "rejoined": [], "cuts": assignment.cuts, "positions": assignment.positions}
         cut_text = f"{assignment.text}; {', '.join(map(str, better.microbatches))} micro-batches"
         period = f"period {engine.period_ratio:.2f} x fault-free"
         line = f"blocks moved among the survivors: {cut_text}; {period}; {_cost_text(change)}"

@@ -87,7 +87,7 @@ class RunCheckpoints(StateStore):
 
     def check(self, record: dict[str, Any]) -> None:
         """Raises RunError if a placement was not sound or a number is not finite."""
-        self._check_placed(record["step"], record.get("misplaced"))
+        self._check_placed(record["step"], record.get("invalid_placement"))
         self._check_finite(record["step"], loss=record["loss"], grad_norm=record["grad_norm"])
 
     def is_due(self, done: int) -> bool:
@@ -98,7 +98,7 @@ class RunCheckpoints(StateStore):
     def save(self, state: TrainState, done: int, evaluate: Callable[[], float]) -> None:
         """Begins a checkpoint, unless its state is of no use."""
         # A record holds the loss and the placement before the update; a checkpoint holds those after it.
-        self._check_placed(done, self._misplaced(state))
+        self._check_placed(done, self._invalid_placement(state))
         self._check_finite(done, loss_after=evaluate())
         self.follow(wait=True)  # one at a time
         self._save(state, done, full=done in (self.experiment.num_steps, self.options.stop_at))
@@ -108,7 +108,7 @@ class RunCheckpoints(StateStore):
         if state is not None:
             if self.options.hosts.count == 1:  # no host holds a whole state where there are several
                 self.save_last(state, done)
-            self.record.directory.log_event("data_lost", done, error=str(error))
+            self.record.directory.log_event("data_unreadable", done, error=str(error))
         raise RunError(f"{error}: stopped; {self.advice()}, {_MENDED}") from error
 
     def follow(self, *, wait: bool) -> None:
@@ -183,7 +183,7 @@ class RunCheckpoints(StateStore):
         if all(map(np.isfinite, measured.values())):
             return
         self.checkpointer.follow(wait=True)
-        self.record.directory.log_event("not_finite", step, **measured)
+        self.record.directory.log_event("non_finite", step, **measured)
         values = ", ".join(f"{name} = {value}" for name, value in measured.items())
         raise RunError(f"{values} at iteration {step}: stopped; {self.advice(_REMEDY)}")
 
@@ -191,11 +191,11 @@ class RunCheckpoints(StateStore):
         if flaw is None:
             return
         self.checkpointer.follow(wait=True)
-        self.record.directory.log_event("misplaced", step, why=flaw)
+        self.record.directory.log_event("invalid_placement", step, reason=flaw)
         policy, remedy = self.experiment.placement, "a policy that gives every class a slot"
         raise RunError(f"Experiment.placement = {policy!r}: {flaw} at iteration {step}: stopped; {self.advice(remedy)}")
 
-    def _misplaced(self, state: TrainState) -> str | None:
+    def _invalid_placement(self, state: TrainState) -> str | None:
         placement_PLNS = np.concatenate(local_rows(state.placement))
         layers = placement_PLNS.reshape(-1, *placement_PLNS.shape[2:])
         return validate_placement(layers, self.experiment.experts.num_classes)
@@ -300,7 +300,7 @@ class EmulatedWorkers(LiveWorkers):
     def end_window(self, state: TrainState, done: int) -> None:
         """Reports what happened in the background; raises KeyboardInterrupt, once the run is saved, after a signal."""
         for reason in self.cluster.background_errors():
-            self.record.directory.log_event("prepare_failed", done, error=reason)
+            self.record.directory.log_event("compile_failed", done, error=reason)
             self.record.progress.note(f"could not be prepared {reason}")
         self.checkpoints.follow(wait=False)
         if not self.options.hosts.any(self.interrupt.requested):

@@ -80,8 +80,8 @@ class Fit:
         dense, per_micro_batch = account.copies * 2, account.stashes + max(0, account.other_buffers or 0)
         spare = 1 - experts.num_classes / (num_ranks * experts.slots_per_rank)
         savings = {
-            "Experiment.embedding and Experiment.head = 'shares'": (
-                dense * (1 - 1 / num_ranks) if "whole" in (experiment.embedding, experiment.head) else 0
+            "Experiment.embedding and Experiment.head = 'sharded'": (
+                dense * (1 - 1 / num_ranks) if "replicated" in (experiment.embedding, experiment.head) else 0
             ),
             "fewer Topology.num_expert_ranks": dense * (1 - 1 / num_ranks),
             "fewer ExpertConfig.slots_per_rank": spare * (account.slots + account.gradients - dense),

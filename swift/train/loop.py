@@ -125,7 +125,7 @@ class TrainLoop:
         train: batches of the training split.
         validation: batches of the validation split.
         live: the workers that run the iterations.
-        keeper: keeper of the states.
+        state_store: store of the states.
         record: writes the record of one iteration.
         reads_own: whether ``train`` reads only what the present workers of this process compute on.
     """
@@ -198,7 +198,7 @@ class TrainLoop:
             if is_due(done, self.experiment.eval_every, self.experiment.num_steps):
                 loss = self.evaluate(state, self.experiment.num_eval_batches)
                 for record in records[-1:]:
-                    record["validation_loss"] = loss  # in place: the keeper may have the record, too
+                    record["validation_loss"] = loss  # in place: the store of states may have the record, too
         except DataError:  # unnamed: an error in a variable would keep this frame, and the state, alive
             self._record(records[-1:])
             raise

@@ -28,7 +28,7 @@ from swift.schedules.plans.store import plan_document
 def step_record(
     step: int, metrics: Mapping[str, np.ndarray], step_s: float, spec: StepSpec, input_s: float
 ) -> dict[str, Any]:
-    """Makes the record of one iteration; with ``misplaced`` if its placement, and so the iteration, was not sound.
+    """Makes the record of one iteration; ``invalid_placement`` says what is wrong with its placement, if anything.
 
     Args:
         step: iterations done, from 1.
@@ -41,7 +41,7 @@ def step_record(
     popularity_LE, dropped_LE, replicas_LE = (metrics[name] for name in ("popularity", "dropped", "replicas"))
     routed, dropped, tokens = int(popularity_LE.sum()), int(dropped_LE.sum()), int(metrics["tokens"])
     flaw = placement_error(replicas_LE, live.num_ranks * spec.experts.slots_per_rank)
-    return ({} if flaw is None else {"misplaced": flaw}) | {
+    return ({} if flaw is None else {"invalid_placement": flaw}) | {
         "step": step,
         "loss": float(metrics["loss"]),
         "aux_loss": float(metrics["aux_loss"]),
@@ -49,7 +49,7 @@ def step_record(
         "tokens_routed": routed,
         "tokens_dropped": dropped,
         "tokens_overflowed": int(metrics["overflowed"].sum()),
-        "drop_share": dropped / max(routed, 1),
+        "drop_fraction": dropped / max(routed, 1),
         "load_imbalance": float(metrics["load_imbalance"]),
         "grad_norm": float(metrics["grad_norm"]),
         "learning_rate": float(metrics["learning_rate"]),
@@ -98,13 +98,13 @@ class Utilization:
 def plan_facts(steps: Steps) -> dict[str, Any]:
     """Returns the fields of a pipeline's plan in ``events.jsonl``.
 
-    They are the failed workers, the places of those that have another's, and the schedule, see ``read_plan``.
+    They are the failed workers, the positions of those that have another's, and the schedule, see ``read_plan``.
     """
     configuration = steps.configuration
     failed = [f"{d}:{p}" for d, p in sorted(configuration.failed)]
     return {
         "failed": failed,
-        "places": ChunkAssignment(moves=configuration.moves).places,
+        "positions": ChunkAssignment(moves=configuration.moves).positions,
         "plan": plan_document(steps.plan.schedule),
     }
 

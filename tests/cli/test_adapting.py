@@ -56,8 +56,8 @@ def test_in_a_v_every_worker_has_two_runs_of_blocks(tell):
     assert all(before[1] == after[0] for before, after in pairwise(ends))
 
 
-def test_nothing_moves_for_an_outage_that_is_over_before_it_pays(tell):
-    facts = document(tell, f"{COMMAND} --outage 1s")
+def test_nothing_moves_for_a_downtime_that_is_over_before_it_pays(tell):
+    facts = document(tell, f"{COMMAND} --downtime 1s")
     assert (facts["adapt"], facts["moved_bytes"], facts["pays_after_s"]) == ("reroute", 0, 0)
     assert facts["throughput"] == facts["reroute_throughput"]
 
@@ -73,8 +73,8 @@ REFUSED = {
     f"{COMMAND} --prepare 1": "--adapt = 'auto': cannot go together with --prepare, which is for re-routing",
     f"{COMMAND} --solver milp": "--adapt = 'auto': plans with --solver adaptive, lockstep or v, not milp",
     f"{COMMAND} --block-bytes 0": "--block-bytes = 0.0: must be a number above 0",
-    f"{COMMAND} --outage soon": "--outage = 'soon': must be a duration, such as 90s, 10m, 6h or 2d",
-    f"{SOUND} --fail 1:2 --outage 5m": "--outage = '5m': needs --adapt",
+    f"{COMMAND} --downtime soon": "--downtime = 'soon': must be a duration, such as 90s, 10m, 6h or 2d",
+    f"{SOUND} --fail 1:2 --downtime 5m": "--downtime = '5m': needs --adapt",
     f"{COMMAND} --fail 0:2 2:2": "--fail = '1:2 0:2 2:2': stage 2 has no live worker: restore from a checkpoint",
     f"{SOUND} --fail 1:2 --fail 1:2": "--fail = '1:2': is given twice",
     f"{SOUND} --fail 1:2 --costs tB=1 tB=2": "--costs = 'tB=2': tB is given twice",

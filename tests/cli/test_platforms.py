@@ -131,12 +131,12 @@ def devices_of(platform, topology, num_nodes, *, by_rank):
         processes=processes,
         nodes=Nodes(num_nodes),
         by_rank=by_rank,
-        copy_every=1,
+        memory_checkpoint_every=1,
         forming_s=600.0,
         platform=platform,
         devices_per_process=1 if by_rank else topology.num_expert_ranks,
     )
-    members = [command_line().parse_args(commands.member(process)[3:]) for process in processes]
+    members = [command_line().parse_args(commands.worker(process)[3:]) for process in processes]
     assert [(member.pipeline, member.stage, member.rank) for member in members] == [
         (*process.worker, process.rank) for process in processes
     ]
@@ -168,7 +168,7 @@ job = LaunchJob.of(command_line().parse_args(words))
 assert not xla_bridge.backends_are_initialized()
 job.storage(Path(sys.argv[2]))
 assert not xla_bridge.backends_are_initialized()
-assert "--forming=600.0" in job.commands(RunFiles(Path("files"), Path("memory"))).member(job.processes[0])
+assert "--forming=600.0" in job.commands(RunFiles(Path("files"), Path("memory"))).worker(job.processes[0])
 print(jax.config.jax_platforms, job.platform.accelerator)
 """
 
@@ -202,8 +202,8 @@ def test_no_process_gives_up_before_the_run_does(monkeypatch, forming_s):
     monkeypatch.setattr(child_entry, "configure_jax", lambda *_: None)
     monkeypatch.setattr(child_entry, "wait_to_begin", lambda *_: SimpleNamespace(done=0))
     monkeypatch.setattr(worker, "WorkerProcess", lambda spec, _: (spec.group("unix:/nowhere", 0, 2), made)[1])
-    options = ["member", "files", "memory", f"--forming={forming_s}", "--platform=gpu", "--device=0", "0", "0", "0"]
-    child_entry.member(command_line().parse_args(options))
+    options = ["worker", "files", "memory", f"--forming={forming_s}", "--platform=gpu", "--device=0", "0", "0", "0"]
+    child_entry.worker(command_line().parse_args(options))
     (timeout_s,) = waits
     assert isinstance(timeout_s, int)
     assert timeout_s > forming_s

@@ -71,7 +71,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_says_how_to_go_on(tell, her
     assert line.startswith("swift: loss")
     steps, run = checkpoint_steps(here / "new/checkpoints"), read_run(here / "new")
     step = run.events[-1]["step"]
-    assert run.events[-1]["event"] == "not_finite"
+    assert run.events[-1]["event"] == "non_finite"
     assert f" at iteration {step}: stopped; " in line
     if checkpoint_every:
         assert steps == [1, 2][-len(steps) :]

@@ -90,7 +90,7 @@ def test_options_change_what_they_say(facts):
     assert facts(f"{RANDOM} --seed 1 --strategy swift") != facts(f"{RANDOM} --strategy swift")
     assert facts(f"{RANDOM} --weibull 0.5 --strategy swift") != facts(f"{RANDOM} --strategy swift")
     assert facts(f"{RANDOM} --costs tB=9 --strategy swift") != facts(f"{RANDOM} --strategy swift")
-    assert facts(f"{THIRTY} --removals 3")["trace"]["hours"] == 1.5
+    assert facts(f"{THIRTY} --num-failures 3")["trace"]["hours"] == 1.5
 
 
 def test_a_file_of_events_and_its_warning(tell, here):
@@ -133,7 +133,7 @@ REFUSED = {
     f"{RANDOM} --duration 0s": "--duration = 0.0: must be a number above 0",
     f"{RANDOM} --weibull 0": "--weibull = 0.0: must be a number of at least 0.1",
     f"{RANDOM} --seed -1": "--seed = -1: must be a whole number of at least 0 and below 2**32",
-    f"{SOUND} --remove-every 1h --removals 0": "--removals = 0: must be a whole number of at least 1",
+    f"{SOUND} --remove-every 1h --num-failures 0": "--num-failures = 0: must be a whole number of at least 1",
     f"{SOUND} --trace none.csv": "--trace = 'none.csv': cannot be read: No such file or directory",
     f"{SOUND} --trace tiny.gin": "--trace = 'tiny.gin': line 2, 'Experiment.model = @ModelConfig()': must be "
     "MILLISECONDS,add|remove,NODE",

@@ -152,10 +152,11 @@ COMMANDS = {
     f"{PLAN} --out x.yaml": "--out = 'x.yaml': must end in .svg, .png, .json or .txt, or --format says what it holds",
     f"{SIMULATE} --mtbf -10m": "--mtbf = '-10m': must be a duration, such as 90s, 10m, 6h or 2d",
     f"{SIMULATE} --mtbf 10m --repair -1s": "--repair = '-1s': must be a duration, such as 90s, 10m, 6h or 2d",
-    "launch tiny.gin --processes 1 --copy-every 5": "--copy-every = 5: would change nothing without --recovery "
-    "restart: the others keep their states when a process dies",
-    "launch tiny.gin --processes 1 --recovery restart --copy-every 0": "--copy-every = 0: must be a whole number of at "
-    "least 1",
+    "launch tiny.gin --processes 1 --memory-checkpoint-every 5": "--memory-checkpoint-every = 5: would change "
+    "nothing without --recovery restart: the others keep their states when a process dies",
+    "launch tiny.gin --processes 1 --recovery restart --memory-checkpoint-every 0": (
+        "--memory-checkpoint-every = 0: must be a whole number of at least 1"
+    ),
     "launch tiny.gin --processes 1 --deadline hartbeat=2": "--deadline = 'hartbeat=2': must be NAME=SECONDS, with one "
     "of start, forming, heartbeat, progress, saving, dying, stopping; did you mean heartbeat?",
 }
@@ -167,7 +168,7 @@ def test_a_command_that_cannot_work_is_told(refusal, command):
 
 
 TWO_PIPELINES = "Topology.num_pipelines=2", "Topology.num_expert_ranks=1", "ExpertConfig.slots_per_rank=4"
-KILLED = "step 3: kill 0:0 once prepared"
+KILLED = "step 3: kill 0:0 once compiled"
 ENDLESS = {
     (
         KILLED,
@@ -178,11 +179,11 @@ ENDLESS = {
     (KILLED, "--processes", "2", "--prepare", "none"): "would wait forever: with --prepare none no programs are "
     "prepared",
     (
-        "step 4: restart 0:0 once prepared",
+        "step 4: restart 0:0 once compiled",
         "step 3: kill 0:0",
         "--processes",
         "2",
-    ): "only a fault can wait for programs: leave out 'once prepared'",
+    ): "only a fault can wait for programs: leave out 'once compiled'",
 }
 
 
@@ -246,8 +247,8 @@ def test_a_tpu_is_looked_for_in_silence(monkeypatch):
 
 @pytest.mark.parametrize("name", ["embedding", "head"])
 def test_ranks_that_are_copies_of_one_another_have_the_whole_vocabulary(refusal, name):
-    words = ["--set", "Topology.num_expert_ranks=2", "--set", f"Experiment.{name}='shares'"]
+    words = ["--set", "Topology.num_expert_ranks=2", "--set", f"Experiment.{name}='sharded'"]
     assert refusal("launch", "tiny.gin", *words, "--processes", "2") == (
-        f"Experiment.{name} = 'shares': must be 'whole' where a single worker has a process for each expert rank, and "
-        "continues without one"
+        f"Experiment.{name} = 'sharded': must be 'replicated' where a single worker has a process for each expert "
+        "rank, and continues without one"
     )

@@ -128,7 +128,7 @@ def launched(config, *arguments, processes=2, inside=()):
             patience.cancel()
             process.kill()
             for pid, kind in left_behind(config).items():
-                if kind == "keeper":  # who is stopped cannot find out that it is to end
+                if kind == "checkpoint-service":  # who is stopped cannot find out that it is to end
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGCONT)
 
@@ -136,7 +136,7 @@ def launched(config, *arguments, processes=2, inside=()):
 def members(config):
     """The process ids of the members that are there, by name."""
     found = {}
-    for pid in [pid for pid, kind in left_behind(config).items() if kind == "member"]:
+    for pid in [pid for pid, kind in left_behind(config).items() if kind == "worker"]:
         with suppress(OSError):
             pipeline, stage, rank = Path(f"/proc/{pid}/cmdline").read_text().split("\0")[-4:-1]
             found[f"{pipeline}:{stage}" + (f" rank {rank}" if rank != "0" else "")] = pid
@@ -145,7 +145,7 @@ def members(config):
 
 def checkpoint_service(config):
     """The process id of the checkpoint service, once it is there."""
-    while not (found := [pid for pid, kind in left_behind(config).items() if kind == "keeper"]):
+    while not (found := [pid for pid, kind in left_behind(config).items() if kind == "checkpoint-service"]):
         assert left_behind(config), "all are gone"
         time.sleep(0.05)
     return found[0]

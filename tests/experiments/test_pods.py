@@ -46,9 +46,9 @@ def wanted_bytes(experiment: Experiment, failed: frozenset) -> tuple[dict[str, i
         layers = 1 if name in ("embedding", "head") else of_stage
         slots = experts.slots_per_rank if group.is_expert else 1
         size = math.ceil(group.size / ranks) * ranks
-        if name == "embedding" and experiment.embedding == "shares":
+        if name == "embedding" and experiment.embedding == "sharded":
             size = 0  # rows do not move, and with rotary positions there is nothing else
-        if name == "head" and experiment.head == "shares":
+        if name == "head" and experiment.head == "sharded":
             size = ranks * head_message(group.size, vocab_size, ranks)
         exchange[name] = rows * layers * 2 * slots * ranks * size * num_bytes * (ranks > 1)  # one has nobody to send to
     tokens_of_rank = experiment.sequences_per_microbatch // ranks * model.sequence_length
@@ -60,7 +60,7 @@ def wanted_bytes(experiment: Experiment, failed: frozenset) -> tuple[dict[str, i
 
 
 def head_message(size: int, vocab_size: int, ranks: int) -> int:
-    """Numbers that a rank sends each other of a head in shares: the norm, and a share of the rows that a slice has."""
+    """Numbers that a rank sends each other of a sharded head: the norm, and a share of the rows that a slice has."""
     of_norm, width = size % vocab_size, math.ceil(size / ranks)
     starts = [rank * width - of_norm for rank in range(ranks)]
     rows = max((start + width - 1) // vocab_size - start // vocab_size + 1 for start in starts)
@@ -75,7 +75,7 @@ def assert_equal_to_the_byte(report: dict, experiment: Experiment) -> None:
         assert report["exchange"][kind] == sum(exchange.values())
         assert report["tokens"][kind] == tokens
     for shares in ("embedding", "head"):
-        assert (shares in report) == (getattr(experiment, shares) == "shares")
+        assert (shares in report) == (getattr(experiment, shares) == "sharded")
         found = report.get(shares, {"compiled_bytes": 0, "formula_bytes": 0})
         assert found["compiled_bytes"] == found["formula_bytes"]
 

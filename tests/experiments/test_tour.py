@@ -19,14 +19,14 @@ def tour(monkeypatch):
     return module
 
 
-JOIN = {"event": "join", "joined": ["0:0"], "after": 15}
+JOIN = {"event": "rejoin", "rejoined": ["0:0"], "resumed_from": 15}
 
 
 def run(dropped, loss, live=4.0, summary=None, until=15, events=(JOIN,)):
     """A run of 40 iterations; ``live`` is the number of workers in those from the 11th to the 15th."""
     live_T = np.full(40, 4.0)
     live_T[10:until] = live
-    numbers = {"drop_share": np.full(40, dropped), "loss": np.full(40, loss), "live_workers": live_T}
+    numbers = {"drop_fraction": np.full(40, dropped), "loss": np.full(40, loss), "live_workers": live_T}
     steps = SimpleNamespace(steps_T=np.arange(1, 41))
     return SimpleNamespace(numbers=numbers, metrics=steps, summary=summary, events=events)
 
@@ -60,7 +60,9 @@ def test_it_tells_who_was_killed(tour):
     assert "within 1e-09 of the run without failures" in text
 
 
-@pytest.mark.parametrize(("until", "events"), [(40, ()), (15, ()), (40, (JOIN,)), (15, ({**JOIN, "joined": ["1:0"]},))])
+@pytest.mark.parametrize(
+    ("until", "events"), [(40, ()), (15, ()), (40, (JOIN,)), (15, ({**JOIN, "rejoined": ["1:0"]},))]
+)
 def test_it_says_that_a_process_is_back_only_where_the_record_does(tour, until, events):
     summary = {"goodput": {"num_recoveries": 1, "recovery_median_s": 1.25}}
     killed = run(0.2, 2.25, live=3.0, summary=summary, until=until, events=events)

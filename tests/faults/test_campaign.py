@@ -11,8 +11,18 @@ from faults.shapes import write_corpus
 
 STAND_IN = Path(__file__).parent / "stand_in"
 BROKEN = {
-    "a wrong loss": ("1 / self.step +", "1 / self.step + 1e-7 * (self.epoch > 1) +", "kill-member", "losses are wrong"),
-    "a lost record": ("self.metrics.w", "self.epoch and self.step % 50 < 2 or self.metrics.w", "rival", "not record"),
+    "a wrong loss": (
+        "1 / self.step +",
+        "1 / self.step + 1e-7 * (self.generation > 1) +",
+        "kill-member",
+        "losses are wrong",
+    ),
+    "a lost record": (
+        "self.metrics.w",
+        "self.generation and self.step % 50 < 2 or self.metrics.w",
+        "rival",
+        "not record",
+    ),
     "nobody comes back": ("            self.start(name)\n", "", "kill-member", "hangs"),
     "an older checkpoint": ("found[-1]", "found[0]", "kill-first", "was promised"),
     "an older expert": ("{str(self.step)", "{str(self.step - 20)", "kill-first", "updates were lost"),

@@ -100,9 +100,9 @@ def test_lines_that_are_damaged_are_told_and_a_torn_one_is_left_out(tmp_path):
 def test_a_disk_that_fails_hides_no_event_that_was_read(tmp_path, monkeypatch):
     run = object.__new__(Run)
     run.run_dir, run._told = tmp_path, []
-    (tmp_path / "events.jsonl").write_text('{"event": "death"}\n')
+    (tmp_path / "events.jsonl").write_text('{"event": "process_died"}\n')
     told = run.events()
-    assert told == [{"event": "death"}]
+    assert told == [{"event": "process_died"}]
     monkeypatch.setattr(Path, "read_bytes", lambda _: (_ for _ in ()).throw(OSError(5, "Input/output error")))
     assert run.events() == told
 
@@ -136,7 +136,7 @@ RESTORE = {"event": "restore", "step": 620, "dense": 620, "experts": {"620": "al
 
 
 def deaths(*names):
-    return [{"event": "death", "process": name} for name in names]
+    return [{"event": "process_died", "process": name} for name in names]
 
 
 @pytest.mark.parametrize("kind", ["cut-wire", "kill-node", "pause-node"])

@@ -16,7 +16,7 @@ CASES = {
     "four virtual ranks, capacity by rank": {"ranks": 4, "ExpertConfig__capacity": "rank", "ExpertConfig__top_k": 2},
     "four virtual ranks, exact capacity": {"ranks": 4, "ExpertConfig__capacity": "exact"},
     "host memory": {"OptimizerConfig__memory": "pinned_host"},
-    "shares of embedding and head": {"ranks": 4, "Experiment__embedding": "shares", "Experiment__head": "shares"},
+    "a sharded embedding and head": {"ranks": 4, "Experiment__embedding": "sharded", "Experiment__head": "sharded"},
     "documents apart, blocks recomputed": {"Experiment__separate_documents": True, "Experiment__remat": "block"},
 }
 

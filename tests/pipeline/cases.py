@@ -94,8 +94,8 @@ class Case(NamedTuple):
     cut: Any = None  # of a model with the pattern's layers, which otherwise is that of a stage
     counts: tuple[int, ...] | None = None  # micro-batches of each pipeline
     attention: str = "auto"
-    embedding: str = "whole"
-    head: str = "whole"
+    embedding: str = "replicated"
+    head: str = "replicated"
     separates: bool = False
     held_by: tuple[tuple[int, ...], ...] | None = None  # stage of each chunk, by pipeline; the cut is then of chunks
 

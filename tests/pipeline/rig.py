@@ -87,7 +87,7 @@ class Rig:
         tokens = random.integers(0, setup.data.vocab_size, (*shape, length + 1), dtype=np.int32)
         if self.case.separates:
             tokens %= 3  # documents are short
-        if self.case.embedding == "shares":
+        if self.case.embedding == "sharded":
             tokens[..., ::2] %= 7  # some tokens are frequent
         valid = np.arange(length) < random.integers(0, length + 1, shape)[..., None]
         valid[0, 0] = True  # gradients of no token at all are zeros
@@ -127,7 +127,7 @@ class Rig:
     def plain(self, drawn: Drawn) -> tuple[list[Plain], dict[str, np.ndarray], np.ndarray]:
         """Every iteration of the plain model, and the parameters and the placement after them."""
         alike = {"planner": "lockstep", "window": 1, "remat": "none"}
-        train = self.case._replace(failed=frozenset(), embedding="whole", head="whole", **alike)
+        train = self.case._replace(failed=frozenset(), embedding="replicated", head="replicated", **alike)
         iterate, first = plain_training(train)
         state, iterations = first(drawn.params, drawn.placement_PLNS), []
         for batch in drawn.batches:

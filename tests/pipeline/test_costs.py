@@ -25,7 +25,7 @@ def test_embedding_and_head_are_part_of_the_first_and_the_last_chunk(rig):
 
 def test_an_embedding_in_shares_has_no_matmul_and_counts_as_nothing(rig):
     fields = {"topology": (1, 2, 2), "pattern": (False,) * 2}
-    whole, shared = (plan_costs(rig(**fields, embedding=one).spec, 2)[1] for one in ("whole", "shares"))
+    whole, shared = (plan_costs(rig(**fields, embedding=one).spec, 2)[1] for one in ("replicated", "sharded"))
     assert whole[0].b > shared[0].b == 1
     assert whole[1:] == shared[1:]
 

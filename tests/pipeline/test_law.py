@@ -137,32 +137,32 @@ CASES = {
         "by": "rank",
         "capacity": 0.9,
     },
-    "a head in shares": {"topology": (2, 2, 3), "failed": [(0, 1)], "head": "shares"},
-    "a head in shares, one pipeline": {
+    "a sharded head": {"topology": (2, 2, 3), "failed": [(0, 1)], "head": "sharded"},
+    "a sharded head, one pipeline": {
         "topology": (1, 3, 2),
-        "head": "shares",
+        "head": "sharded",
         "by": "exact",
         "planner": "zero_bubble",
     },
-    "an embedding in shares": {"topology": (2, 2, 3), "failed": [(0, 0)], "embedding": "shares", "window": 3},
-    "embedding and head in shares": {
+    "a sharded embedding": {"topology": (2, 2, 3), "failed": [(0, 0)], "embedding": "sharded", "window": 3},
+    "a sharded embedding and head": {
         "topology": (1, 3, 2),
-        "embedding": "shares",
-        "head": "shares",
+        "embedding": "sharded",
+        "head": "sharded",
         "decoder": "shared",
         "separates": True,
     },
-    "an embedding in shares, two runs": {
+    "a sharded embedding, two runs": {
         "topology": (2, 2, 2),
         "failed": [(1, 0)],
-        "embedding": "shares",
+        "embedding": "sharded",
         "planner": "v",
         "pattern": (True, True),
     },
 }
 
 
-QUICK = ("an uneven cut", "a head in shares", "an embedding in shares")
+QUICK = ("an uneven cut", "a sharded head", "a sharded embedding")
 """A failure, drops by slot, dense layers and an uneven cut, the first stage without experts; a head, and an
 embedding, in shares that do not divide the vocabulary."""
 LONG = ("two runs", "two failures in a stage, capacity by rank", "tokens that go to a rank once")

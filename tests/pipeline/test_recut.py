@@ -124,7 +124,7 @@ def test_a_cut_that_others_found_stays_one_object_and_has_to_be_theirs(rig, tmp_
     assert mine.agreed(failed, held) is mine.agreed(failed, held) is mine.find(failed)
     other = held._replace(moves=(Move((1, 1), (0, 1)),))
     with pytest.raises(
-        UnknownAssignment, match=r"there would be .*, 1:1 in the place of 0:1, and its own plan has stages of"
+        UnknownAssignment, match=r"there would be .*, 1:1 replacing 0:1, and its own plan has stages of"
     ):
         mine.agreed(failed, other)
     spec = mine.spec(mine.find(failed))
@@ -222,8 +222,8 @@ def test_places_are_those_that_are_planned(rig):
     assert roles == Recut(moves=roles.moves), "the cuts and the planner of the run"
     assert {place[0] for worker, place in anew.moves if worker[0] == 1} == {0, 1}
     assert sum(map(sum, anew.cuts)) == 12
-    only = {way: find_recut(settings_of(one, way), one.spec, frozenset({(0, 0)}), 2) for way in ("roles", "recut")}
-    assert only["roles"] == roles
+    only = {way: find_recut(settings_of(one, way), one.spec, frozenset({(0, 0)}), 2) for way in ("reassign", "recut")}
+    assert only["reassign"] == roles
     assert only["recut"].schedule is not None
 
 
@@ -254,7 +254,7 @@ IN_V = {"topology": (2, 3, 1), "pattern": (True, True), "planner": "v", "window"
 @pytest.mark.parametrize(("fields", "failed"), [(LEFT, {(0, 0), (1, 1)}), (IN_V, {(0, 0)})], ids=["left", "in a V"])
 def test_in_a_pipeline_that_all_have_left_nothing_runs_and_roles_move_in_a_v(rig, fields, failed):
     one, failed = rig(**fields), frozenset(failed)
-    recut = find_recut(settings_of(one, "roles" if "planner" in fields else "auto"), one.spec, failed, 2)
+    recut = find_recut(settings_of(one, "reassign" if "planner" in fields else "auto"), one.spec, failed, 2)
     run_through(one, 6, {0: (failed, None), 2: (failed, recut), 4: (frozenset(), None)})
     assert recut.moves
     if "planner" not in fields:

@@ -1,4 +1,4 @@
-"""Programs with the embedding in shares: bytes beside closed forms, written out again here."""
+"""Programs with the sharded embedding: bytes beside closed forms, written out again here."""
 
 import math
 from dataclasses import replace
@@ -35,7 +35,7 @@ def assert_bytes(report, *, ranks, updates, microbatches):
 
 def test_bytes_of_a_lone_worker(lone):
     one, whole = lone
-    report = compile_one(replace(one, embedding="shares"), Pod.parse("cpu:4"), NOBODY)
+    report = compile_one(replace(one, embedding="sharded"), Pod.parse("cpu:4"), NOBODY)
     assert_bytes(report, ranks=4, updates=1, microbatches=3)
     assert report["tokens"] == whole["tokens"]
     assert "embedding" not in whole
@@ -43,7 +43,7 @@ def test_bytes_of_a_lone_worker(lone):
 
 def test_gradients_of_rows_on_a_narrow_wire():
     """By the closed form, as a wire that is narrower is: XLA:CPU widens bfloat16 before it sends it."""
-    one = experiment(Topology(num_expert_ranks=4), num_microbatches=2, wire_dtype="bfloat16", embedding="shares")
+    one = experiment(Topology(num_expert_ranks=4), num_microbatches=2, wire_dtype="bfloat16", embedding="sharded")
     report = compile_one(one, Pod.parse("cpu:4"), NOBODY)["embedding"]
     assert report["formula_bytes"] == looked_up_bytes(ranks=4, microbatches=2, wire=2)[1]
     assert report["compiled_bytes"] == looked_up_bytes(ranks=4, microbatches=2, wire=4)[1]
@@ -52,6 +52,6 @@ def test_gradients_of_rows_on_a_narrow_wire():
 @pytest.mark.slow
 def test_bytes_of_a_pipeline_that_has_lost_a_worker():
     """Two of three workers of the first stage are left; they look up the tokens of six micro-batches."""
-    one = experiment(Topology(3, 2, 2), num_microbatches=2, window=2, embedding="shares", head="shares")
+    one = experiment(Topology(3, 2, 2), num_microbatches=2, window=2, embedding="sharded", head="sharded")
     report = compile_one(one, Pod.parse("cpu:12"), FailedSet(frozenset({(1, 0)}), frozenset()))
     assert_bytes(report, ranks=2, updates=2, microbatches=6)

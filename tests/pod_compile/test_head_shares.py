@@ -1,4 +1,4 @@
-"""Programs with the head in shares: bytes beside closed forms, written out again here."""
+"""Programs with the sharded head: bytes beside closed forms, written out again here."""
 
 import math
 from dataclasses import replace
@@ -38,7 +38,7 @@ def assert_bytes(report, *, ranks, updates, microbatches):
 def test_bytes_of_a_lone_worker(lone):
     """The head is exchanged once, not once for each rank; all else as with a whole head."""
     one, whole = lone
-    report = compile_one(replace(one, head="shares"), Pod.parse("cpu:4"), NOBODY)
+    report = compile_one(replace(one, head="sharded"), Pod.parse("cpu:4"), NOBODY)
     assert_bytes(report, ranks=4, updates=1, microbatches=3)
     assert report["tokens"] == whole["tokens"]
     assert "head" not in whole
@@ -47,6 +47,6 @@ def test_bytes_of_a_lone_worker(lone):
 @pytest.mark.slow
 def test_bytes_of_a_pipeline_that_has_lost_a_worker():
     """Two of three workers of the last stage are left; they score the tokens of six micro-batches."""
-    one = experiment(Topology(3, 2, 2), num_microbatches=2, window=2, head="shares")
+    one = experiment(Topology(3, 2, 2), num_microbatches=2, window=2, head="sharded")
     report = compile_one(one, Pod.parse("cpu:12"), FailedSet(frozenset({(1, 1)}), frozenset()))
     assert_bytes(report, ranks=2, updates=2, microbatches=6)

@@ -41,10 +41,10 @@ def _make_run(
         share_LE = np.exp(logits_LE) / np.exp(logits_LE).sum(-1, keepdims=True)
         popularity_LE = np.array([random.multinomial(tokens, share_E) for share_E in share_LE])
         dropped_LE = np.maximum(popularity_LE - replicas_LE * tokens // num_slots, 0)
-        drop_share = dropped_LE.sum() / (tokens * num_layers)
-        loss = 2.2 + 3.3 * np.exp(-step / (num_steps / 4)) * (1 + 0.5 * drop_share) + random.normal(0, 0.06)
+        drop_fraction = dropped_LE.sum() / (tokens * num_layers)
+        loss = 2.2 + 3.3 * np.exp(-step / (num_steps / 4)) * (1 + 0.5 * drop_fraction) + random.normal(0, 0.06)
         record = {"step": step, "loss": loss, "aux_loss": 1.0, "tokens": tokens, "tokens_routed": tokens * num_layers}
-        record |= {"tokens_dropped": int(dropped_LE.sum()), "drop_share": drop_share}
+        record |= {"tokens_dropped": int(dropped_LE.sum()), "drop_fraction": drop_fraction}
         record |= {
             "load_imbalance": float((popularity_LE / replicas_LE).max() / (tokens / num_slots)),
             "grad_norm": 1.0,
@@ -83,8 +83,8 @@ def _planned(failed, moved=()):
     """An event with the plan for some failed workers, as a run writes it."""
     problem = after_moves(dataclasses.replace(_PROBLEM, failed=frozenset(failed)), moved)
     plan = lockstep(normalize(problem).problem)
-    names, places = [f"{d}:{p}" for d, p in failed], ChunkAssignment(moves=moved).places
-    return {"event": "plan", "failed": names, "places": places, "plan": plan_document(plan)}
+    names, positions = [f"{d}:{p}" for d, p in failed], ChunkAssignment(moves=moved).positions
+    return {"event": "plan", "failed": names, "positions": positions, "plan": plan_document(plan)}
 
 
 def _events_of(*told):

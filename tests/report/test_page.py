@@ -144,13 +144,13 @@ def test_a_run_without_steps_has_a_page_without_pictures(tmp_path):
 
 
 def test_a_run_without_moe_layers_has_a_loss_curve(make_run, changed, tmp_path):
-    keys = ("popularity", "replicas", "dropped", "drop_share", "load_imbalance")
+    keys = ("popularity", "replicas", "dropped", "drop_fraction", "load_imbalance")
     run = changed(make_run(), lambda record: {k: v for k, v in record.items() if k not in keys})
     assert len(written([run], tmp_path).pictures) == 1 + 3
 
 
 def test_a_run_without_routed_tokens_is_drawn(make_run, changed, tmp_path):
-    nothing = {"tokens_routed": 0, "tokens_dropped": 0, "drop_share": None, "load_imbalance": None}
+    nothing = {"tokens_routed": 0, "tokens_dropped": 0, "drop_fraction": None, "load_imbalance": None}
     nothing |= {kind: [[0] * 8] * 2 for kind in ("popularity", "dropped")}
     run = changed(make_run(num_steps=5), lambda record: record | nothing)
     assert len(written([run], tmp_path).pictures) == 4 + 1 + 2

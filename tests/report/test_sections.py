@@ -46,7 +46,7 @@ def test_roles_of_another_cut_are_told():
     problem = Problem(Topology(3, 2), 2, frozenset({(1, 0), (2, 0)}), stage_of_chunk=apart)
     moved = moves_to_spread(problem)
     plan = plan_document(lockstep(after_moves(problem, moved)))
-    schedule, players = schedule_of({"plan": plan, "failed": ["1:0", "2:0"], "places": {"0:1": "2:0"}})
+    schedule, players = schedule_of({"plan": plan, "failed": ["1:0", "2:0"], "positions": {"0:1": "2:0"}})
     assert players == {(2, 0): (0, 1)} == {move.role: move.worker for move in moved}
     assert schedule.problem.failed == {(1, 0), (0, 1)}
     verify(schedule)
@@ -56,8 +56,8 @@ def test_roles_of_another_cut_are_told():
     "change",
     [
         lambda event: event["plan"].pop("round"),
-        lambda event: event.update(places={"0:1": "first"}),
-        lambda event: event.update(places=["0:1"]),
+        lambda event: event.update(positions={"0:1": "first"}),
+        lambda event: event.update(positions=["0:1"]),
         lambda event: event["plan"].pop("problem"),
         lambda event: event["plan"].update(version=0),
         lambda event: event["plan"]["problem"].update(failures=[1]),

@@ -107,7 +107,7 @@ def by_hand(runs, value, of=smoothed):
 
 VALUES = {
     "loss": lambda record: record["loss"],
-    "survival": lambda record: 100 * (1 - record["drop_share"]),
+    "survival": lambda record: 100 * (1 - record["drop_fraction"]),
     "imbalance": lambda record: record["load_imbalance"],
 }
 

@@ -54,15 +54,15 @@ def launched():
     goodput = {"total_s": 40.0, "startup_s": 10.0, "useful_s": 20.0, "reconfiguration_s": 10.0, "goodput": 0.5}
     events = [
         event("start", 0, 0, processes=["0:0", "1:0"], **TOPOLOGY),
-        event("epoch", 10, 0, epoch=1, members=["0:0", "1:0"]),
-        event("plan", 10, 0, epoch=1, failed=[], plan={"a": 1}),
-        event("death", 20, 2, process="0:0", why="signal 9", detection_s=0.25),
-        event("epoch", 22, 2, epoch=2, members=["1:0"]),
-        event("plan", 22, 2, epoch=1, failed=[], plan={"late": 1}),
-        event("recovery", 23, 3, failed=["0:0"], after=2, rerun_steps=1, recovery_s=3.0),
-        event("move", 26, 3, joined=[], cuts=[[2, 0], [1, 1]], move_s=1.25),
-        event("epoch", 30, 3, epoch=3, members=["0:0", "1:0"]),
-        event("join", 31, 4, joined=["0:0"], join_s=1.5),
+        event("generation_live", 10, 0, generation=1, members=["0:0", "1:0"]),
+        event("plan", 10, 0, generation=1, failed=[], plan={"a": 1}),
+        event("process_died", 20, 2, process="0:0", reason="signal 9", detection_s=0.25),
+        event("generation_live", 22, 2, generation=2, members=["1:0"]),
+        event("plan", 22, 2, generation=1, failed=[], plan={"late": 1}),
+        event("recovery", 23, 3, failed=["0:0"], resumed_from=2, rerun_steps=1, recovery_s=3.0),
+        event("recut", 26, 3, rejoined=[], cuts=[[2, 0], [1, 1]], recut_s=1.25),
+        event("generation_live", 30, 3, generation=3, members=["0:0", "1:0"]),
+        event("rejoin", 31, 4, rejoined=["0:0"], rejoin_s=1.5),
         event("finish", 40, 5, goodput=goodput),
     ]
     return run_of(steps(15, 18, 24, 32, 40), events)

@@ -333,17 +333,17 @@ def test_one_of_several_processes_follows_one_that_was_killed(tmp_path):
             ends(process)
 
 
-def test_whoever_comes_after_waits_for_a_keeper_that_still_saves(tmp_path):
-    world, keeper = World(), ExitStack()
+def test_whoever_comes_after_waits_for_a_checkpoint_service_that_still_saves(tmp_path):
+    world, service = World(), ExitStack()
     world.acquire(tmp_path, owner("a"))
-    keeper.enter_context(writes_checkpoints(tmp_path))
-    world.meanwhile = lambda: keeper.close() if world.now == 2.0 else None
+    service.enter_context(writes_checkpoints(tmp_path))
+    world.meanwhile = lambda: service.close() if world.now == 2.0 else None
     with world.acquire(tmp_path, owner("b"), there=False):
         assert world.now == 2.0
         assert names(tmp_path) == [".lease-2.json"]
 
 
-def test_an_owner_that_is_suspended_with_its_keeper_goes_on_where_no_other_can(tmp_path):
+def test_an_owner_that_is_suspended_with_its_checkpoint_service_goes_on_where_no_other_can(tmp_path):
     first, second = World(), World()
     with first.acquire(tmp_path, owner("a", THERE)) as lease, writes_checkpoints(tmp_path):
         with pytest.raises(SettingError, match="an earlier process is still writing a checkpoint, or is suspended"):
@@ -354,7 +354,7 @@ def test_an_owner_that_is_suspended_with_its_keeper_goes_on_where_no_other_can(t
         lease.check()
 
 
-def test_an_owner_that_wakes_while_its_keeper_is_waited_for_keeps_its_directory(tmp_path):
+def test_an_owner_that_wakes_while_its_checkpoint_service_is_waited_for_keeps_its_directory(tmp_path):
     world = World()
     lease = world.acquire(tmp_path, owner("a", THERE))
     world.meanwhile = lambda: lease.renew() if world.now > SILENCE_S + 5 else None
@@ -365,9 +365,9 @@ def test_an_owner_that_wakes_while_its_keeper_is_waited_for_keeps_its_directory(
 
 
 def test_no_two_write_checkpoints_at_a_time(tmp_path):
-    keeper, order = ExitStack(), []
-    keeper.enter_context(writes_checkpoints(tmp_path))
-    threading.Timer(0.3, lambda: (order.append("the first ends"), keeper.close())).start()
+    service, order = ExitStack(), []
+    service.enter_context(writes_checkpoints(tmp_path))
+    threading.Timer(0.3, lambda: (order.append("the first ends"), service.close())).start()
     with writes_checkpoints(tmp_path):
         order.append("the second begins")
     assert order == ["the first ends", "the second begins"]

@@ -12,7 +12,14 @@ from swift.runlog.trackers import TRACKERS
 from tests.runlog.stand_in_trackers import MLflow, WandB
 
 CONFIG = "Experiment.num_steps = 2\nExperiment.placement = @Symi()\n"
-RECORD = {"loss": 2.5, "drop_share": 0.25, "mine": 1, "popularity": [[3, 1]], "replicas": [[1, 1]], "dropped": [[0, 1]]}
+RECORD = {
+    "loss": 2.5,
+    "drop_fraction": 0.25,
+    "mine": 1,
+    "popularity": [[3, 1]],
+    "replicas": [[1, 1]],
+    "dropped": [[0, 1]],
+}
 
 
 class Listening(Observer):
@@ -66,12 +73,12 @@ def test_tensorboard_shows_groups(tmp_path):
         directory.log_step({"step": 1, **RECORD})
     (path,) = (tmp_path / "run" / "tensorboard").iterdir()
     content = path.read_bytes()
-    assert [tag for tag in (b"train/loss", b"experts/drop_share", b"other/mine") if tag not in content] == []
+    assert [tag for tag in (b"train/loss", b"experts/drop_fraction", b"other/mine") if tag not in content] == []
     assert b"popularity" not in content
 
 
 STAND_INS = {"wandb": WandB, "mlflow": MLflow}
-NUMBERS = {"train/loss": 2.5, "experts/drop_share": 0.25, "other/mine": 1.0}
+NUMBERS = {"train/loss": 2.5, "experts/drop_fraction": 0.25, "other/mine": 1.0}
 
 
 @pytest.fixture(autouse=True)

@@ -151,14 +151,14 @@ def test_a_place_changes_hands_only_where_that_saves_copies():
     assert relocate(work, rerouted(work, failed).layout, failed).place_of == in_place
 
 
-def test_for_a_short_outage_nothing_moves():
+def test_for_a_short_downtime_nothing_moves():
     work, failed = of_blocks(4, 4, 4, 8), frozenset({(1, 2)})
     plan = adapt(work, failed)
     stayed = rerouted(work, failed)
     seconds = plan.relocation.seconds()
     pays_after_s = plan.pays_after_s(stayed, seconds)
-    assert adapt(work, failed, outage_s=0.9 * pays_after_s).mode == "reroute"
-    assert adapt(work, failed, outage_s=1.1 * pays_after_s).mode == "recut"
+    assert adapt(work, failed, downtime_s=0.9 * pays_after_s).mode == "reroute"
+    assert adapt(work, failed, downtime_s=1.1 * pays_after_s).mode == "recut"
     # Until then, as much is done with two moves as without one.
     assert (pays_after_s - 2 * seconds) / plan.period == pytest.approx(pays_after_s / stayed.period)
 
@@ -227,7 +227,7 @@ def test_the_memory_of_whole_pipelines_is_that_of_the_workers_that_run():
 
 def test_a_block_without_a_holder_cannot_be_moved():
     work = of_blocks(2, 3, 2, 4)
-    for mode in ("auto", "reroute", "roles", "recut"):
+    for mode in ("auto", "reroute", "reassign", "recut"):
         with pytest.raises(SettingError, match="stage 1 has no live worker: restore from a checkpoint"):
             adapt(work, frozenset({(0, 1), (1, 1)}), mode)
 

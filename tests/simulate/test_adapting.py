@@ -31,7 +31,7 @@ def test_the_choice_is_within_a_hundredth_of_the_best_fixed_one(mtbf_s, repair_s
 
 
 @pytest.mark.parametrize("repair_s", [60.0, 600.0])
-def test_where_a_copy_takes_longer_than_an_outage_it_chooses_case_by_case(repair_s):
+def test_where_a_copy_takes_longer_than_a_downtime_it_chooses_case_by_case(repair_s):
     chosen, *fixed = of_each_way(replace(JOB, network_bandwidth=1e8), 600.0, repair_s)
     assert chosen > 1.01 * max(fixed)
 

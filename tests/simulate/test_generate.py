@@ -67,7 +67,7 @@ def test_evenly_spaced_removals():
         (lambda: poisson(4, 600, 0, 10, seed=-1), "seed"),
         (lambda: weibull(4, 600, 0.01, 0, 10), "shape"),
         (lambda: evenly_spaced(4, 0, 2), "period (s)"),
-        (lambda: evenly_spaced(4, 60, 0), "removals"),
+        (lambda: evenly_spaced(4, 60, 0), "num_failures"),
     ],
 )
 def test_a_trace_that_cannot_be_is_refused(make, setting):

@@ -10,7 +10,7 @@ from swift.errors import SettingError
 from swift.pipeline.reconfigure.engine import Reconfiguration
 from swift.pipeline.reconfigure.recut import PreparedRecut, Recut
 from swift.report.history import history_of, incidents_of
-from swift.schedules.adapt.moves import MigrationPolicy, Outages
+from swift.schedules.adapt.moves import Downtimes, MigrationPolicy
 from swift.schedules.plans.normalize import DEFAULT_ASSIGNMENT
 from swift.topology import Topology
 from swift.train.emulated import CutSearch
@@ -124,9 +124,9 @@ def test_windows_with_moved_blocks_lose_nothing(three, tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "setting", "allowed"),
     [
-        ({"adapt": "move"}, "Experiment.adapt = 'move'", "choose one of reroute, roles, recut, auto"),
+        ({"adapt": "move"}, "Experiment.adapt = 'move'", "choose one of reroute, reassign, recut, auto"),
         ({"topology": Topology(1, 2, 1)}, "Experiment.adapt = 'recut'", "needs several pipelines"),
-        ({"adapt": "roles", "topology": Topology(2, 1, 1)}, "Experiment.adapt = 'roles'", "needs several stages"),
+        ({"adapt": "reassign", "topology": Topology(2, 1, 1)}, "Experiment.adapt = 'reassign'", "needs several stages"),
         ({"microbatches": (3, 5)}, "Experiment.adapt = 'recut'", "needs pipelines that are cut alike"),
         ({"planner": "zero_bubble"}, "Experiment.adapt = 'recut'", "needs a planner for failures"),
         (
@@ -159,16 +159,16 @@ def test_a_move_is_made_if_it_pays_before_the_worker_returns():
     """At the first guess of 12.5 GB/s two moves take 0.16 s, which a gain of a quarter makes up for in 0.64 s."""
     down = frozenset({(0, 1)})
     for expected_s, is_made in ((0.6, False), (0.7, True)):
-        search = CutSearch(MigrationPolicy(Outages(expected_s)), waits=True)
+        search = CutSearch(MigrationPolicy(Downtimes(expected_s)), waits=True)
         search.begin(Slow(), down)
         assert (search.ready() == Slow.better) == is_made
         search.close()
 
 
-def test_a_move_that_was_slow_is_made_again_in_a_longer_outage_only():
+def test_a_move_that_was_slow_is_made_again_in_a_longer_downtime_only():
     """It took a second, so that the next one, and the one back, pay after eight."""
     for expected_s, is_made in ((7.9, False), (8.1, True)):
-        search = CutSearch(MigrationPolicy(Outages(expected_s)), waits=True)
+        search = CutSearch(MigrationPolicy(Downtimes(expected_s)), waits=True)
         search.moved(Slow.better, Reconfiguration(True, 0.0, 0.0, 1000.0, 10**9))
         search.begin(Slow(), frozenset({(0, 1)}))
         assert (search.ready() == Slow.better) == is_made
@@ -176,9 +176,9 @@ def test_a_move_that_was_slow_is_made_again_in_a_longer_outage_only():
 
 
 def test_how_long_workers_stay_away_is_learnt():
-    outages = Outages()
-    assert outages.expected_s == float("inf")
+    downtimes = Downtimes()
+    assert downtimes.expected_s == float("inf")
     for seconds, failed in ((10.0, {(0, 1)}), (25.0, {(0, 1), (1, 0)}), (40.0, {(1, 0)}), (45.0, set())):
-        outages = outages.after(frozenset(failed), seconds)
-    assert outages.expected_s == pytest.approx((30 + 20) / 2)
-    assert Outages(7.0).expected_s == 7.0
+        downtimes = downtimes.after(frozenset(failed), seconds)
+    assert downtimes.expected_s == pytest.approx((30 + 20) / 2)
+    assert Downtimes(7.0).expected_s == 7.0

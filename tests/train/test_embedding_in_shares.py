@@ -1,4 +1,4 @@
-"""Runs with the embedding in shares: losses, checkpoints that any other ranks read, and what comes of them."""
+"""Runs with the sharded embedding: losses, checkpoints that any other ranks read, and what comes of them."""
 
 import shutil
 from dataclasses import replace
@@ -34,7 +34,7 @@ def experiment(corpus):
         data=corpus,
         optimizer=OptimizerConfig(warmup_steps=2, peak_learning_rate=1e-2),
         compute_dtype="float64",
-        embedding="shares",
+        embedding="sharded",
         num_steps=LAST,
         num_microbatches=2,
         sequences_per_microbatch=6,
@@ -46,9 +46,9 @@ def experiment(corpus):
 
 @pytest.fixture(scope="module")
 def runs(experiment, tmp_path_factory):
-    """The records of the run in shares, and of that with a whole embedding."""
+    """The records of the run with a sharded embedding, and of that with a replicated one."""
     directory = tmp_path_factory.mktemp("runs")
-    return {way: run(replace(experiment, embedding=way), directory / way) for way in ("shares", "whole")}
+    return {way: run(replace(experiment, embedding=way), directory / way) for way in ("sharded", "replicated")}
 
 
 def half(record, tmp_path):
@@ -66,7 +66,7 @@ def assert_alike(one, other):
 
 
 def test_losses_are_those_of_a_whole_embedding(runs):
-    assert_alike(runs["shares"], runs["whole"])
+    assert_alike(runs["sharded"], runs["replicated"])
     validation = [record.metrics[-1]["validation_loss"] for record in runs.values()]
     np.testing.assert_allclose(*validation, rtol=1e-9)
 
@@ -85,12 +85,12 @@ def whole_state(experiment, directory):
 @pytest.mark.parametrize(
     ("saved", "read"),
     [
-        ("shares", {"embedding": "whole"}),
-        ("whole", {}),
-        pytest.param("shares", {"topology": Topology(1, 1, 2)}, marks=pytest.mark.slow),
-        pytest.param("shares", {"topology": Topology(1, 1, 1)}, marks=pytest.mark.slow),
-        pytest.param("shares", {"topology": Topology(1, 1, 2), "embedding": "whole"}, marks=pytest.mark.slow),
-        pytest.param("whole", {"topology": Topology(2, 1, 2), "num_microbatches": 1}, marks=pytest.mark.slow),
+        ("sharded", {"embedding": "replicated"}),
+        ("replicated", {}),
+        pytest.param("sharded", {"topology": Topology(1, 1, 2)}, marks=pytest.mark.slow),
+        pytest.param("sharded", {"topology": Topology(1, 1, 1)}, marks=pytest.mark.slow),
+        pytest.param("sharded", {"topology": Topology(1, 1, 2), "embedding": "replicated"}, marks=pytest.mark.slow),
+        pytest.param("replicated", {"topology": Topology(2, 1, 2), "num_microbatches": 1}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -102,13 +102,13 @@ def test_a_checkpoint_is_read_by_any_ranks_and_either_way(experiment, runs, tmp_
         for name, values in groups.items():
             np.testing.assert_array_equal(values, after[kind][name], err_msg=f"{kind} of {name}")
     assert np.abs(before["nu"]["embedding"]).max() > 0
-    assert_alike(run(reader, directory, resume=True), runs["whole"])
+    assert_alike(run(reader, directory, resume=True), runs["replicated"])
 
 
 def test_the_placement_stays_where_only_the_embedding_is_laid_out_otherwise(experiment, runs):
-    checkpoints = runs["shares"].path / "checkpoints"
+    checkpoints = runs["sharded"].path / "checkpoints"
     states = []
-    for way in ("shares", "whole"):
+    for way in ("sharded", "replicated"):
         spec = replace(experiment, embedding=way).step_spec(storage_mesh(experiment.topology))
         states.append(load_state(checkpoints, plan_restore(checkpoints, None, SAVED), spec))
     np.testing.assert_array_equal(states[0].placement, states[1].placement)
@@ -122,7 +122,7 @@ def test_with_state_tied_to_slots(experiment, tmp_path):
     tied |= {"experts": ExpertConfig(6, slots_per_rank=2, capacity_factor=None)}
     setup = replace(experiment, **tied)
     first = run(setup, tmp_path / "run")
-    assert_alike(run(replace(setup, embedding="whole"), half(first, tmp_path), resume=True), first)
+    assert_alike(run(replace(setup, embedding="replicated"), half(first, tmp_path), resume=True), first)
 
 
 def test_an_exported_model_looks_up_all_rows(experiment, runs):

@@ -30,7 +30,7 @@ SHAPES = {
         "topology": Topology(num_expert_ranks=2),
         "experts": ExpertConfig(num_classes=4, slots_per_rank=4, capacity="exact"),
     },
-    "shares": {"topology": Topology(num_expert_ranks=4), "embedding": "shares", "head": "shares"},
+    "sharded": {"topology": Topology(num_expert_ranks=4), "embedding": "sharded", "head": "sharded"},
     "pipelines": {"topology": Topology(2, 2, 2), "num_microbatches": 4},
     "window": {"topology": Topology(2, 2, 2), "num_microbatches": 3, "window": 2},
     "host memory": {"topology": Topology(num_expert_ranks=2), "optimizer": OptimizerConfig(memory="pinned_host")},

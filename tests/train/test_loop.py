@@ -21,7 +21,7 @@ class Loop(TrainLoop):
 
 
 class Parts:
-    """Live workers whose state is the number of iterations done, a keeper and a recorder that note all calls."""
+    """Live workers whose state is the number of iterations done, and stores of states and records, noting all calls."""
 
     def __init__(self, unreadable=None, window=2):
         self.calls, self.unreadable, self.window_length = [], unreadable, window

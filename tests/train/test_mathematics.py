@@ -71,8 +71,8 @@ class Case(NamedTuple):
     policy: object = Shuffled()
     sequences: int = 8
     by: str = "slot"
-    embedding: str = "whole"
-    head: str = "whole"
+    embedding: str = "replicated"
+    head: str = "replicated"
 
 
 CASES = {
@@ -91,10 +91,10 @@ CASES = {
     "exact capacity": Case(ranks=4, top_k=2, microbatches=2, slots=2, by="exact"),
     "tokens that go to a rank once": Case(ranks=2, top_k=3, microbatches=2, slots=3, kind="virtual", by="exact"),
     "exact capacity, virtual ranks": Case(ranks=3, slots=2, kind="virtual", sequences=6, by="exact"),
-    "a head in shares": Case(ranks=3, slots=2, kind="virtual", sequences=6, microbatches=2, head="shares"),
-    "an embedding in shares": Case(ranks=8, slots=2, microbatches=2, embedding="shares"),
-    "embedding and head in shares": Case(
-        ranks=3, slots=2, kind="virtual", sequences=6, microbatches=2, embedding="shares", head="shares"
+    "a sharded head": Case(ranks=3, slots=2, kind="virtual", sequences=6, microbatches=2, head="sharded"),
+    "a sharded embedding": Case(ranks=8, slots=2, microbatches=2, embedding="sharded"),
+    "a sharded embedding and head": Case(
+        ranks=3, slots=2, kind="virtual", sequences=6, microbatches=2, embedding="sharded", head="sharded"
     ),
 }
 
@@ -247,8 +247,8 @@ def plain_training(spec, experiment, params, batches):
         ),
         pytest.param(Case(ranks=8, slots=2, policy=Static(), layout="coupled"), marks=pytest.mark.slow),
         pytest.param(Case(ranks=3, slots=4, policy=MinMax(), sequences=6), marks=pytest.mark.slow),
-        pytest.param(Case(ranks=3, slots=4, sequences=6, head="shares"), marks=pytest.mark.slow),
-        pytest.param(Case(ranks=3, slots=4, sequences=6, embedding="shares"), marks=pytest.mark.slow),
+        pytest.param(Case(ranks=3, slots=4, sequences=6, head="sharded"), marks=pytest.mark.slow),
+        pytest.param(Case(ranks=3, slots=4, sequences=6, embedding="sharded"), marks=pytest.mark.slow),
     ],
     ids=str,
 )

@@ -169,7 +169,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_set_aside(experiment, again):
     file.write_bytes(file.read_bytes()[:-1])
     run(experiment, again, resume=True, stop_at=7)
     (restore,) = events(again, "restore")
-    assert (restore["step"], restore["set_aside"]) == (6, ["step-00000008.aside"])
+    assert (restore["step"], restore["archived"]) == (6, ["step-00000008.aside"])
     assert restore["passed_over"] == [
         "step-00000008 is damaged: its file arrays/state/master.head/0.0.0.0.0 is not as it was saved"
     ]

@@ -119,27 +119,27 @@ def make(pipelines=2, stages=2, layers=2, pattern=(True,), layout=None, tied=Fal
             "Experiment.remat = 'full': choose one of none, attention, block",
         ),
         ({"remat": 1}, "Experiment.remat = 1: choose one of none, attention, block"),
-        ({"head": "half"}, "Experiment.head = 'half': choose one of whole, shares"),
+        ({"head": "half"}, "Experiment.head = 'half': choose one of replicated, sharded"),
         (
-            {"head": "shares", "tied": True},
-            "Experiment.head = 'shares': must be 'whole' with ModelConfig.tied_embeddings = True: every rank has the "
-            "whole embedding",
-        ),
-        ({"embedding": True}, "Experiment.embedding = True: choose one of whole, shares"),
-        (
-            {"embedding": "shares", "tied": True},
-            "Experiment.embedding = 'shares': must be 'whole' with ModelConfig.tied_embeddings = True: every rank has "
+            {"head": "sharded", "tied": True},
+            "Experiment.head = 'sharded': must be 'replicated' with ModelConfig.tied_embeddings = True: every rank has "
             "the whole embedding",
         ),
+        ({"embedding": True}, "Experiment.embedding = True: choose one of replicated, sharded"),
         (
-            {"embedding": "shares", "pipelines": 1, "failures": ("step 2: fail 0:0 rank 1",)},
-            "Experiment.embedding = 'shares': must be 'whole' where Experiment.failures has expert ranks: each is a "
-            "copy of what the others lose",
+            {"embedding": "sharded", "tied": True},
+            "Experiment.embedding = 'sharded': must be 'replicated' with ModelConfig.tied_embeddings = True: every "
+            "rank has the whole embedding",
         ),
         (
-            {"head": "shares", "pipelines": 1, "failures": ("step 2: fail 0:0 rank 1",)},
-            "Experiment.head = 'shares': must be 'whole' where Experiment.failures has expert ranks: each is a copy of "
-            "what the others lose",
+            {"embedding": "sharded", "pipelines": 1, "failures": ("step 2: fail 0:0 rank 1",)},
+            "Experiment.embedding = 'sharded': must be 'replicated' where Experiment.failures has expert ranks: each "
+            "is a copy of what the others lose",
+        ),
+        (
+            {"head": "sharded", "pipelines": 1, "failures": ("step 2: fail 0:0 rank 1",)},
+            "Experiment.head = 'sharded': must be 'replicated' where Experiment.failures has expert ranks: each "
+            "is a copy of what the others lose",
         ),
         (
             {"failures": "step 2: fail 0:0"},

@@ -11,7 +11,13 @@ from swift.train.display import ProgressDisplay, describe, format_duration
 
 
 def record(step, **more):
-    return {"step": step, "loss": 3.21987, "tokens_per_s": 12345.6, "drop_share": 0.271, "load_imbalance": 2.5} | more
+    return {
+        "step": step,
+        "loss": 3.21987,
+        "tokens_per_s": 12345.6,
+        "drop_fraction": 0.271,
+        "load_imbalance": 2.5,
+    } | more
 
 
 def run(num_steps, first_step=1, stride=1, **console):
@@ -111,7 +117,7 @@ def test_time_left_leaves_out_the_step_that_compiles(monkeypatch):
 
 def test_unknown_and_odd_metrics():
     assert describe({"step": 1, "loss": None}) == []
-    assert describe({"step": 1, "loss": math.nan, "drop_share": np.float32(0.5)}) == ["loss nan", "50.0 % dropped"]
+    assert describe({"step": 1, "loss": math.nan, "drop_fraction": np.float32(0.5)}) == ["loss nan", "50.0 % dropped"]
 
 
 def test_durations():

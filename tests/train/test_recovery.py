@@ -97,8 +97,8 @@ def test_the_record_says_what_ran_and_where_the_time_went(with_failures):
     ("failures", "live_workers", "adapt"),
     [
         (LAST_STAGE_FIRST, [6] + [5] * 18 + [4] * 15 + [5] * 15 + [6] * 11, "reroute"),
-        (TWO_IN_A_STAGE, [5] * 19 + [4] * 15 + [5] * 15 + [6] * 11, "roles"),
-        (LAST_STAGE_FIRST, [6] + [5] * 18 + [4] * 15 + [5] * 15 + [6] * 11, "roles"),
+        (TWO_IN_A_STAGE, [5] * 19 + [4] * 15 + [5] * 15 + [6] * 11, "reassign"),
+        (LAST_STAGE_FIRST, [6] + [5] * 18 + [4] * 15 + [5] * 15 + [6] * 11, "reassign"),
     ],
 )
 def test_other_failures_lose_nothing(experiment, fault_free, tmp_path, failures, live_workers, adapt):
@@ -272,7 +272,7 @@ def test_a_stage_whose_state_is_lost_with_those_who_had_moved_there_ends_the_run
     source = Told({2: gone[:1], 3: gone, 5: [*gone, (1, 1), (2, 1)]})
     lost = "nobody has the state of stage 1 at iteration 5, as roles or blocks had moved"
     with pytest.raises(RunError, match=f"{lost}: stopped; there is no checkpoint"):
-        run(replace(experiment, adapt="roles"), tmp_path / "run", source)
+        run(replace(experiment, adapt="reassign"), tmp_path / "run", source)
 
 
 @pytest.mark.slow

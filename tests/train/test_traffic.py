@@ -64,7 +64,7 @@ def test_rows_travel_in_the_compute_type_and_their_gradients_in_that_of_the_wire
         topology=Topology(num_expert_ranks=4),
         compute_dtype=compute,
         wire_dtype=wire,
-        embedding="shares",
+        embedding="sharded",
         sequences_per_microbatch=8,
     )
     spec = experiment.step_spec()

@@ -158,7 +158,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(experi
     ):
         run(wild, tmp_path / "run", resume=True)
     assert checkpoint_steps(tmp_path / "run" / "checkpoints") == [20]
-    assert read_run(tmp_path / "run").events[-1]["event"] == "not_finite"
+    assert read_run(tmp_path / "run").events[-1]["event"] == "non_finite"
     assert run(experiment, tmp_path / "run", resume=True).summary["final_loss"] < 4
 
 
@@ -183,7 +183,7 @@ def test_a_placement_without_a_class_stops_the_run_and_is_not_saved(experiment, 
     with pytest.raises(RunError, match=why):
         run(forgetful, tmp_path / "run")
     stopped = read_run(tmp_path / "run")
-    assert stopped.events[-1]["event"] == "misplaced"
+    assert stopped.events[-1]["event"] == "invalid_placement"
     assert stopped.metrics[-1]["step"] == min(stops_at, 9)
     assert checkpoint_steps(tmp_path / "run" / "checkpoints") == ([8] if stops_at == 10 else [])
 

@@ -35,7 +35,7 @@ def test_no_branch_of_an_iteration_differs_between_ranks(varying_branches, polic
 
 def test_all_ranks_look_up_in_equally_many_rounds(varying_branches):
     """The number of rounds is data, and the same on all ranks: in each there are collectives."""
-    jaxprs = traced(Symi(), ExpertConfig(4, 2), "decoupled", embedding="shares")
+    jaxprs = traced(Symi(), ExpertConfig(4, 2), "decoupled", embedding="sharded")
     for jaxpr in jaxprs:
         assert varying_branches(jaxpr, "expert") == []
     assert all("while" in str(jaxpr) for jaxpr in jaxprs)

@@ -12,7 +12,7 @@ SETTING = "--chaos"
 _FAULT_KINDS = ("kill", "freeze", "hang")
 """SIGKILL; SIGSTOP; an iteration that never ends while heartbeats continue."""
 _RESTART = "restart"
-_WAITS = " once prepared"
+_WAITS = " once compiled"
 
 
 class Fault(NamedTuple):
@@ -31,7 +31,7 @@ class FaultInjection:
 
     Args:
         faults: faults and restarts.
-        waiting: the faults that wait until the programs needed after them are prepared.
+        waiting: the faults that wait until the programs needed after them are compiled.
     """
 
     def __init__(self, faults: Sequence[Fault] = (), waiting: Collection[Fault] = ()):
@@ -40,16 +40,16 @@ class FaultInjection:
     def due(
         self,
         finished: int,
-        is_prepared: Callable[[Process], bool] = lambda process: True,  # noqa: ARG005
+        is_compiled: Callable[[Process], bool] = lambda process: True,  # noqa: ARG005
     ) -> list[Fault]:
         """Returns the faults that are due once an iteration is finished; each is returned once.
 
         Args:
             finished: the iteration.
-            is_prepared: function that returns whether the programs for the loss of a process are prepared.
+            is_compiled: function that returns whether the programs for the loss of a process are compiled.
         """
         due = [f for f in self._faults if f.kind in _FAULT_KINDS and f.step <= finished and f not in self._done]
-        due = [f for f in due if f not in self._waiting or is_prepared(f.process)]
+        due = [f for f in due if f not in self._waiting or is_compiled(f.process)]
         self._done.update(due)
         return due
 
@@ -71,17 +71,17 @@ def parse_chaos(
     topology: Topology,
     processes: Collection[Process],
     num_steps: int,
-    why_unprepared: str | None = None,
+    why_uncompiled: str | None = None,
 ) -> FaultInjection:
     """Parses the faults of the command line.
 
     Args:
         texts: lines such as ``step 20: kill 1:2``, or ``step 20: kill 0:0 rank 3`` where an expert rank is a process;
-            ``once prepared`` at the end has a fault wait until the programs that are needed after it are there.
+            ``once compiled`` at the end has a fault wait until the programs that are needed after it are there.
         topology: topology of the run.
         processes: processes of the run.
         num_steps: number of iterations of the run.
-        why_unprepared: reason why this run never prepares programs for a fault; None: it does.
+        why_uncompiled: reason why this run never compiles programs for a fault; None: it does.
 
     Raises:
         SettingError: a text has another form, names no process or no iteration before the last, restarts a process
@@ -103,8 +103,8 @@ def parse_chaos(
             raise SettingError(SETTING, text, "restarts a process that has no fault at an earlier step")
         if text.endswith(_WAITS) and kind == _RESTART:
             raise SettingError(SETTING, text, f"only a fault can wait for programs: leave out '{_WAITS.strip()}'")
-        if text.endswith(_WAITS) and why_unprepared is not None:
-            raise SettingError(SETTING, text, f"would wait forever: {why_unprepared}")
+        if text.endswith(_WAITS) and why_uncompiled is not None:
+            raise SettingError(SETTING, text, f"would wait forever: {why_uncompiled}")
     waiting = [fault for text, fault in parsed if text.endswith(_WAITS)]
     return FaultInjection([fault for _, fault in parsed], waiting)
 

@@ -37,7 +37,7 @@ from swift.errors import SettingError
 from swift.schedules.plans.normalize import DEFAULT_ASSIGNMENT, ChunkAssignment
 from swift.topology import Worker
 
-CHECKPOINT_SERVICE, COMPILE_SERVICE = "keeper", "preparer"
+CHECKPOINT_SERVICE, COMPILE_SERVICE = "checkpoint-service", "compile-service"
 """Names of the two services among the children, in logs and in events."""
 _MAX_STARTS = 3
 _RECORD_S = 10.0
@@ -334,8 +334,8 @@ class CompileClient:
             self._num_starts = 1 if answer.compiled else self._num_starts
         return None if isinstance(answer, Alive) else answer
 
-    def is_prepared(self, worker: Worker) -> bool:
-        """Returns whether the programs are prepared for the loss of a process of a worker, on top of those lost."""
+    def is_compiled(self, worker: Worker) -> bool:
+        """Returns whether the programs are compiled for the loss of a process of a worker, on top of those lost."""
         if self._request is None:
             return False
         failed, num_ranks, cut, _ = self._request

@@ -212,16 +212,16 @@ class ServiceMonitor:
         if answer is None:
             return None
         if isinstance(answer, CompileFailed):
-            self._reporter.note("prepare_failed", written, answer.why, error=answer.why)
+            self._reporter.note("compile_failed", written, answer.why, error=answer.why)
             return None
         failed = [f"{pipeline}:{stage}" for pipeline, stage in sorted(answer.failed)]
         if isinstance(answer, CutPrepared):
-            cut_facts = {"cuts": answer.cut.cuts, "places": answer.cut.places}
+            cut_facts = {"cuts": answer.cut.cuts, "positions": answer.cut.positions}
             more = cut_facts | {"microbatches": answer.microbatches, "gain": answer.gain}
-            self._reporter.note("prepared", written, None, failed=failed, seconds=answer.seconds, **more)
+            self._reporter.note("compiled", written, None, failed=failed, seconds=answer.seconds, **more)
             return RecutReady(time, answer.failed, answer.cut, answer.gain, answer.most_bytes)
         ranks = {} if answer.num_ranks is None else {"ranks": answer.num_ranks}
-        self._reporter.note("prepared", written, None, failed=failed, seconds=answer.seconds, **ranks)
+        self._reporter.note("compiled", written, None, failed=failed, seconds=answer.seconds, **ranks)
         return None
 
     def kill_late(self, now: float) -> None:
@@ -230,11 +230,11 @@ class ServiceMonitor:
         if self._context.checkpoints.kill_if_late():
             reason = f"did not answer for {limits.saving:g} s"
             text = f"the checkpoint service {reason}: killed"
-            self._reporter.note("kill", written, text, process=CHECKPOINT_SERVICE, why=reason)
+            self._reporter.note("process_killed", written, text, process=CHECKPOINT_SERVICE, reason=reason)
             self._killed[CHECKPOINT_SERVICE] = now
         if self._context.programs.kill_if_silent():
             reason = "sent no heartbeat in time"
-            self._reporter.note("kill", written, None, process=COMPILE_SERVICE, why=reason)
+            self._reporter.note("process_killed", written, None, process=COMPILE_SERVICE, reason=reason)
             self._killed[COMPILE_SERVICE] = now
         for service in [name for name, killed in self._killed.items() if now - killed > limits.dying]:
             self._context.children.abandon(service)
@@ -248,8 +248,8 @@ class ServiceMonitor:
             raise RunError(f"{reason}: stopped; {self._context.remedy}")
         if service == COMPILE_SERVICE and not self._context.programs.died():
             log = self._context.spec.log(COMPILE_SERVICE)
-            reason = f"the compile service has died too often, see {log}: no more programs are prepared"
-            self._reporter.note("prepare_failed", self._reporter.written, reason, error=reason)
+            reason = f"the compile service has died too often, see {log}: no more programs are compiled"
+            self._reporter.note("compile_failed", self._reporter.written, reason, error=reason)
 
     def _restored(self, answer: StateRestored, membership: Membership) -> Restored | None:
         stamp, facts = answer.stamp, answer.facts
@@ -262,7 +262,7 @@ class ServiceMonitor:
         else:
             event, text = "restore", f"all resume from the checkpoint of iteration {stamp.step}"
             self._reporter.saved(stamp.step)
-        self._reporter.note(event, stamp.step, "\n".join([text, *answer.lines]), epoch=stamp.generation, **facts)
+        self._reporter.note(event, stamp.step, "\n".join([text, *answer.lines]), generation=stamp.generation, **facts)
         return Restored(stamp, time.monotonic(), self._reporter.written)
 
 
@@ -365,9 +365,9 @@ class WorkerResults:
             raise RunError(f"{_missed_text(self.missed)}: stopped; {self._context.remedy}")
 
     def _take_record(self, record: dict[str, Any]) -> None:
-        step, flaw = record["step"], record.get("misplaced")
+        step, flaw = record["step"], record.get("invalid_placement")
         if flaw is not None:
-            self._reporter.note("misplaced", step, None, why=flaw)
+            self._reporter.note("invalid_placement", step, None, reason=flaw)
             what = f"Experiment.placement: {flaw} at iteration {step}"
             raise RunError(f"{what}: stopped; correct the policy and {self._context.remedy}")
         self._check_finite(step, loss=record["loss"], grad_norm=record["grad_norm"])
@@ -378,7 +378,7 @@ class WorkerResults:
         """Raises RunError where a measured value of an iteration is not finite."""
         if all(map(math.isfinite, measured.values())):
             return
-        self._reporter.note("not_finite", step, None, **measured)
+        self._reporter.note("non_finite", step, None, **measured)
         values = ", ".join(f"{name} = {value}" for name, value in measured.items())
         raise RunError(f"{values} at iteration {step}: stopped; {self._context.remedy}")
 
@@ -386,7 +386,7 @@ class WorkerResults:
         """Has the common state saved as a checkpoint, by a new generation that runs no iteration."""
         if self.unreadable is None:
             self.unreadable = message
-            self._reporter.note("data_lost", self._reporter.written, message.why, error=message.why)
+            self._reporter.note("data_unreadable", self._reporter.written, message.why, error=message.why)
         elif message.number > self.unreadable.number:  # even saving needs the data
             raise self._unreadable_error(message)
         return Ready(message.member, time.monotonic(), message.number)
@@ -624,7 +624,7 @@ class Supervisor:
             self._turn()
         while self._context.checkpoints.is_busy and not is_stop_requested():
             self._turn()
-        self._report_missed_faults()
+        self._report_skipped_faults()
         if is_stop_requested():
             self._stop_in_order()
         self._driver.results.check_ended()
@@ -666,11 +666,11 @@ class Supervisor:
             raise
         self._reporter.raise_failed()  # a save waits for its record
         if (text := self._mender.news()) is not None:
-            self._reporter.note("directories", self._reporter.written, text, why=text)
+            self._reporter.note("directories", self._reporter.written, text, reason=text)
         self._driver.turn()
         self._context.checkpoints.send_if_due()
         newest = max((status.finished for status in self._driver.membership.statuses.values()), default=0)
-        for fault in self._spec.faults.due(newest, lambda process: self._context.programs.is_prepared(process.worker)):
+        for fault in self._spec.faults.due(newest, lambda process: self._context.programs.is_compiled(process.worker)):
             self._inject(fault)
         self._restart_dead(newest)
         if self._driver.membership.generation is not None and not self._driver.membership.is_recovering:
@@ -683,7 +683,7 @@ class Supervisor:
         """Injects a fault into a process, if it is alive."""
         member = self._driver.membership.statuses[fault.process].member
         if member not in self._context.children:
-            self._note_missed(fault, "did not happen", f"{fault.process} was down already")
+            self._note_skipped(fault, "did not happen", f"{fault.process} was down already")
             return
         now = time.monotonic()
         self._reporter.fault_injected(fault.process, fault.kind, now)
@@ -693,7 +693,7 @@ class Supervisor:
         else:
             self._context.children.signal(member, signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
 
-    def _report_missed_faults(self) -> None:
+    def _report_skipped_faults(self) -> None:
         """Notes the faults that have waited for programs to the end, and why."""
         membership = self._driver.membership
         for fault in self._spec.faults.still_waiting(self._reporter.written):
@@ -702,12 +702,12 @@ class Supervisor:
             elif self._context.programs.has_ended:
                 reason = "the compile service has died too often"
             else:
-                reason = "the programs for it were not prepared by then"
-            self._note_missed(fault, "waited until the run ended, and did not happen", reason)
+                reason = "the programs for it were not compiled by then"
+            self._note_skipped(fault, "waited until the run ended, and did not happen", reason)
 
-    def _note_missed(self, fault: Fault, what: str, why: str) -> None:
+    def _note_skipped(self, fault: Fault, what: str, why: str) -> None:
         text = f"--chaos '{fault}' {what}: {why}"
-        self._reporter.note("fault_missed", self._reporter.written, text, fault=str(fault), why=why)
+        self._reporter.note("fault_skipped", self._reporter.written, text, fault=str(fault), reason=why)
 
     def _restart_dead(self, newest: int) -> None:
         """Has dead processes restarted, except those that fault injection keeps down after the ``newest`` iteration."""

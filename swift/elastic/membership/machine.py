@@ -233,7 +233,7 @@ class Membership(RunStatus):
         if after is not None:
             is_starting = any(status.state is ProcessState.STARTING for status in self.statuses.values())
             finished = min(status.finished for status in self.members_of(generation))
-            has_copies = finished >= (generation.base or 0) + 2 * self.policy.copy_every
+            has_copies = finished >= (generation.base or 0) + 2 * self.policy.memory_checkpoint_every
             if is_starting or generation.done or not has_copies:
                 return self, ()
         have_joined = [status for status in self.statuses.values() if status.member in generation.form.members]
@@ -583,7 +583,7 @@ class Membership(RunStatus):
             return self
         if timed.phase == "state":
             return self._after_move(generation, timed.time)
-        if timed.phase != "link" or generation.is_live:
+        if timed.phase != "connect" or generation.is_live:
             return self
         return replace(
             self, generation=replace(generation, since=timed.time, linked=generation.linked | {timed.member})

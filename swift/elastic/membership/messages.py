@@ -391,7 +391,7 @@ class Heartbeat(NamedTuple):
 class PhaseTimed(NamedTuple):
     """The time that a member took for one phase of the transition between two generations.
 
-    Phase ``link`` also means that it is connected to all the others: from then on it may have to compile.
+    Phase ``connect`` also means that it is connected to all the others: from then on it may have to compile.
 
     Attributes:
         number: generation that is being formed.
@@ -406,7 +406,7 @@ class PhaseTimed(NamedTuple):
     time: float
 
 
-PHASES = ("leave", "link", "program", "state", "first_step")
+PHASES = ("leave", "connect", "load_program", "state", "first_step")
 """Phases of a transition, from ``FormGeneration`` to the end of a member's first iteration: keeping its state on the
 host and dropping its devices, connecting to the others, loading or compiling the program, restoring the state on the
 devices, and running one iteration."""

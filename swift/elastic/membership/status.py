@@ -219,7 +219,8 @@ class RecoveryPolicy:
         is_elastic: whether any processes can run without the others, see ``swift.elastic.membership.machine``.
         own_cut: workers that hold each chunk as the run is cut; False where a chunk is a stage.
         move_rule: whether survivors take over blocks; None: they never do.
-        copy_every: iterations between the copies that restarted processes find; 0: they find what their peers keep.
+        memory_checkpoint_every: iterations between the copies that restarted processes find; 0: they find what their
+            peers keep.
         joins_once: whether a process joins one generation only, as on accelerators: all are restarted for the next one.
         needs_all: whether no generation can form without all processes, as on the hosts of a TPU slice.
     """
@@ -230,7 +231,7 @@ class RecoveryPolicy:
     is_elastic: bool = False
     own_cut: ChunkAssignment = DEFAULT_ASSIGNMENT
     move_rule: MigrationPolicy | None = None
-    copy_every: int = 0
+    memory_checkpoint_every: int = 0
     joins_once: bool = False
     needs_all: bool = False
 

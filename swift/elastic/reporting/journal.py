@@ -44,7 +44,7 @@ from swift.elastic.membership.status import ProcessState
 from swift.elastic.reporting.goodput import CAUSES, Goodput
 from swift.schedules.plans.normalize import DEFAULT_ASSIGNMENT, ChunkAssignment
 
-_BEFORE_LIVE = ("leave", "link", "program")
+_BEFORE_LIVE = ("leave", "connect", "load_program")
 """``PHASES`` that precede a member's ``Formed``."""
 
 
@@ -80,7 +80,7 @@ class _Transition:
         detection_s: duration for which a failure was undetected.
         live_at: time at which the next generation went live; None before.
         newest: newest iteration that any member had finished by then.
-        is_move: whether nobody joins, and members take over blocks.
+        is_recut: whether nobody joins, and members take over blocks.
     """
 
     since: float
@@ -89,7 +89,7 @@ class _Transition:
     detection_s: float = 0.0
     live_at: float | None = None
     newest: int = 0
-    is_move: bool = False
+    is_recut: bool = False
 
     def after_failure(self, process: Process, failure: Failure) -> "_Transition":
         """Returns the same with one more failure; time in which two are undetected counts once."""
@@ -113,11 +113,11 @@ class _Transition:
         """
         assert self.live_at is not None
         explained_s = self.detection_s + sum(phase_times.get(phase, 0.0) for phase in _BEFORE_LIVE)
-        kind = "recovery" if self.failed else "move" if self.is_move else "join"
+        kind = "recovery" if self.failed else "recut" if self.is_recut else "rejoin"
         intervals = {f"{kind}_s": time - self.since}
         if self.failed:
             intervals["detection_s"] = self.detection_s
-        intervals["agreement_s"] = self.live_at - self.since - explained_s
+        intervals["coordination_s"] = self.live_at - self.since - explained_s
         phases = {f"{phase}_s": phase_times.get(phase) for phase in PHASES}
         return {name: round(max(seconds, 0.0), 4) for name, seconds in intervals.items()} | phases
 
@@ -129,7 +129,7 @@ def _recovery_figures(recoveries: Sequence[Mapping[str, float | None]]) -> dict[
         recoveries: ``durations`` of each recovery.
 
     Returns:
-        ``recovery_median_s`` and ``recovery_max_s``, None if there was none; and ``recovery_parts``, ``median_s`` and
+        ``recovery_median_s`` and ``recovery_max_s``, None if there was none; and ``recovery_phases``, ``median_s`` and
         ``max_s`` of each phase that was reported, by name.
     """
 
@@ -137,11 +137,11 @@ def _recovery_figures(recoveries: Sequence[Mapping[str, float | None]]) -> dict[
         return [phase_s for recovery in recoveries if (phase_s := recovery[f"{phase}_s"]) is not None]
 
     recovery_s = reported("recovery")
-    phases = {phase: reported(phase) for phase in ("detection", "agreement", *PHASES)}
+    phases = {phase: reported(phase) for phase in ("detection", "coordination", *PHASES)}
     return {
         "recovery_median_s": median(recovery_s) if recovery_s else None,
         "recovery_max_s": max(recovery_s, default=None),
-        "recovery_parts": {
+        "recovery_phases": {
             phase: {"median_s": median(all_s), "max_s": max(all_s)} for phase, all_s in phases.items() if all_s
         },
     }
@@ -180,16 +180,20 @@ class Journal:
         self._transition: _Transition | None = None  # the one that led to it, or will lead to the next one
         self._admission: _Transition | None = None  # the one to the next generation, while it still runs
         self._announced: set[Member] = set()
-        self._joined: tuple[Process, ...] = ()
+        self._rejoined: tuple[Process, ...] = ()
         self._phase_times: dict[tuple[int, str], float] = {}
         self._recoveries: list[Mapping[str, float | None]] = []
         self._cut = DEFAULT_ASSIGNMENT  # of the newest live generation
-        self._num_deaths = self._num_joins = self._num_moves = 0
+        self._num_deaths = self._num_rejoins = self._num_recuts = 0
 
     def kill_injected(self, process: Process, time: float) -> list[JournalEntry]:
         """Notes that fault injection kills a process at this time."""
         self._injected_at[process] = time
-        return [self._note("kill", f"process {process} is killed on purpose", process=str(process), why="on purpose")]
+        return [
+            self._note(
+                "process_killed", f"process {process} is killed on purpose", process=str(process), reason="on purpose"
+            )
+        ]
 
     def record(self, step: int) -> None:
         """Notes the record of an iteration; the member that finished it may die before a heartbeat says so."""
@@ -212,8 +216,8 @@ class Journal:
         Returns:
             ``total_s``, the sum of ``startup_s``, ``useful_s``, ``detection_s``, ``reconfiguration_s``, ``rerun_s`` and
             ``waiting_s``, see ``swift.elastic.reporting.goodput.CAUSES``; ``goodput``, the useful share of it;
-            ``rerun_steps``, number of iterations run again; ``num_deaths``, ``num_recoveries``, ``num_joins``,
-            ``num_moves``; and the figures of ``_recovery_figures``.
+            ``rerun_steps``, number of iterations run again; ``num_deaths``, ``num_recoveries``, ``num_rejoins``,
+            ``num_recuts``; and the figures of ``_recovery_figures``.
         """
         spent = self._goodput.seconds(time)
         total_s = sum(spent.values())
@@ -224,8 +228,8 @@ class Journal:
             "rerun_steps": self._goodput.rerun_steps,
             "num_deaths": self._num_deaths,
             "num_recoveries": len(self._recoveries),
-            "num_joins": self._num_joins,
-            "num_moves": self._num_moves,
+            "num_rejoins": self._num_rejoins,
+            "num_recuts": self._num_recuts,
             **_recovery_figures(self._recoveries),
         }
 
@@ -242,13 +246,13 @@ class Journal:
                 if not was_in or not is_waiting or not before.last_live:
                     return []
                 self._fail(member, Failure(time, time), time)
-                text = f"process {member.process} is alive, but cannot continue in generation {number}"
-                return [self._note("cannot_go_on", text, process=str(member.process), epoch=number)]
+                text = f"process {member.process} lost its group in generation {number}"
+                return [self._note("cannot_continue", text, process=str(member.process), generation=number)]
             case RecutFailed(member, number, why, time):
                 self._fail(member, Failure(time, time), time)
                 refused = f"process {member.process} cannot move blocks: {why}"
-                text = f"{refused}; blocks stay where they are until the run is resumed"
-                return [self._note("move_refused", text, process=str(member.process), epoch=number, why=why)]
+                text = f"{refused}; keeping the current layer assignment until the run resumes"
+                return [self._note("recut_failed", text, process=str(member.process), generation=number, reason=why)]
             case Heartbeat():
                 return self._on_heartbeat(event, after)
             case PhaseTimed(_, number, phase, seconds, _):
@@ -270,9 +274,9 @@ class Journal:
                 text += f"; {_continue_text(len(after.present()), len(after.processes))}"
         elif status.state is ProcessState.STARTING:
             text += " before it was ready"
-        fields = {"process": str(process), "incarnation": member.incarnation, "why": reason}
+        fields = {"process": str(process), "incarnation": member.incarnation, "reason": reason}
         detection_s = round(max(failure.known - failure.since, 0.0), 4)
-        return [self._note("death", None if failure.is_one_of_all else text, **fields, detection_s=detection_s)]
+        return [self._note("process_died", None if failure.is_one_of_all else text, **fields, detection_s=detection_s)]
 
     def _fail(self, member: Member, failure: Failure, time: float) -> None:
         """Turns the current transition into a recovery; awaited joiners become members of the next generation."""
@@ -303,22 +307,22 @@ class Journal:
         times = {phase: seconds for (number, phase), seconds in self._phase_times.items() if number == beat.number}
         durations = transition.durations(times, beat.time)
         fields: dict[str, Any] = {
-            "epoch": beat.number,
+            "generation": beat.number,
             "members": [str(process) for process, _ in self._running],
-            "joined": [str(process) for process in self._joined],
-            "after": base,
+            "rejoined": [str(process) for process in self._rejoined],
+            "resumed_from": base,
             "rerun_steps": max(0, transition.newest - base),
             **durations,
         }
-        text = _transition_text(transition, self._joined, self._cut, fields)
+        text = _transition_text(transition, self._rejoined, self._cut, fields)
         if transition.failed:
             self._recoveries.append(durations)
             return self._note("recovery", text, failed=[str(process) for process in transition.failed], **fields)
-        if transition.is_move:
-            self._num_moves += 1
-            return self._note("move", text, cuts=self._cut.cuts, places=self._cut.places, **fields)
-        self._num_joins += 1
-        return self._note("join", text, **fields)
+        if transition.is_recut:
+            self._num_recuts += 1
+            return self._note("recut", text, cuts=self._cut.cuts, positions=self._cut.positions, **fields)
+        self._num_rejoins += 1
+        return self._note("rejoin", text, **fields)
 
     def _on_command(self, command: Command, time: float, before: Membership, after: Membership) -> list[JournalEntry]:
         match command:
@@ -342,30 +346,30 @@ class Journal:
                     return []
                 self._failures[member] = _failure_of(member, time, before)
                 text = f"process {member.process} is killed: {why}"
-                return [self._note("kill", text, process=str(member.process), why=why)]
+                return [self._note("process_killed", text, process=str(member.process), reason=why)]
             case Retire(member, why):
-                text = f"process {member.process} {why}: the run continues without it"
+                text = f"process {member.process} {why}: continuing without it"
                 death = self._on_death(Died(member, time, why), before, after)
-                return [self._note("retire", text, process=str(member.process), why=why), *death]
+                return [self._note("process_retired", text, process=str(member.process), reason=why), *death]
             case RestartAll(why):
                 since = time if before.generation is None else before.generation.since
                 is_dying = [status.member for status in before.statuses.values() if status.is_alive]
                 self._failures.update(dict.fromkeys(is_dying, Failure(since, time, is_one_of_all=True)))
-                return [self._note("restart_all", f"all processes are restarted: {why}", why=why)]
+                return [self._note("restart_all", f"restarting all processes: {why}", reason=why)]
             case StageLost(stages):
                 text = _stage_lost_text(stages, is_one_cut=not after.policy.own_cut)
                 return [self._note("stage_lost", text, stages=list(stages))]
             case ExcludeProcess(process, why):
-                text = f"process {process} {why}: the run continues without it"
-                return [self._note("left_out", text, process=str(process), why=why)]
+                text = f"process {process} {why}: continuing without it"
+                return [self._note("process_excluded", text, process=str(process), reason=why)]
             case AbortRun(process, why):
                 # The error that ends the run is shown on the terminal.
-                return [self._note("give_up", None, process=str(process), why=why)]
+                return [self._note("run_aborted", None, process=str(process), reason=why)]
 
     def _on_form(self, form: FormGeneration, time: float) -> JournalEntry:
         self._goodput.form(form.after, time)
-        if form.after is not None or (self._admission is not None and self._admission.is_move):
-            self._admission = None if form.after is None else _Transition(time, is_move=bool(form.cut))
+        if form.after is not None or (self._admission is not None and self._admission.is_recut):
+            self._admission = None if form.after is None else _Transition(time, is_recut=bool(form.cut))
         joiners = [member for member in form.members if member.incarnation > 0 and member not in self._running]
         news = [member.process for member in joiners if member not in self._announced]
         self._announced.update(joiners)
@@ -373,13 +377,13 @@ class Journal:
         if not self._running:
             text = f"forming generation {form.number} with {_count(len(form.members), 'process')}"
         members = [str(process) for process, _ in form.members]
-        return self._note("form", text, epoch=form.number, members=members, after=form.after)
+        return self._note("generation_forming", text, generation=form.number, members=members, starts_after=form.after)
 
     def _on_go_live(self, go: ActivateGeneration, time: float, after: Membership) -> JournalEntry:
         assert after.generation is not None
         members, is_first = after.generation.form.members, not self._running
         self._cut = after.generation.form.cut
-        self._joined = tuple(member.process for member in members if member not in self._running)
+        self._rejoined = tuple(member.process for member in members if member not in self._running)
         self._running, self._base = members, go.stamp.step if go.stamp else None
         self._step = self._base or 0
         has_begun = self._goodput.has_begun or after.policy.begins_with_state
@@ -388,7 +392,9 @@ class Journal:
         self._transition = transition and replace(transition, live_at=time, newest=self._goodput.newest)
         text = _live_text(len(members), len(after.processes), self._base, is_first=is_first, has_begun=has_begun)
         names_of = [str(process) for process, _ in members]
-        return self._note("epoch", text, epoch=go.number, members=names_of, stamp=go.stamp and list(go.stamp))
+        return self._note(
+            "generation_live", text, generation=go.number, members=names_of, stamp=go.stamp and list(go.stamp)
+        )
 
 
 def _is_to_die(member: Member, membership: Membership) -> bool:
@@ -397,13 +403,13 @@ def _is_to_die(member: Member, membership: Membership) -> bool:
 
 
 def _transition_text(
-    transition: _Transition, joined: Sequence[Process], cut: ChunkAssignment, fields: Mapping[str, Any]
+    transition: _Transition, rejoined: Sequence[Process], cut: ChunkAssignment, fields: Mapping[str, Any]
 ) -> str:
     """Formats a line on a generation that has finished its first iteration.
 
     Args:
         transition: transition that led to it.
-        joined: processes that were not in the generation before.
+        rejoined: processes that were not in the generation before.
         cut: workers that hold each block there; False: as in the run.
         fields: fields of its note.
     """
@@ -411,16 +417,17 @@ def _transition_text(
     if transition.failed:
         several = len(transition.failed) > 1
         cause = f"the first of {len(transition.failed)} failures" if several else "the failure"
-    elif transition.is_move:
+    elif transition.is_recut:
         cause = "the decision"
     else:
-        cause = f"{_names(joined)} {'was' if len(joined) == 1 else 'were'} admitted"
-    timed = [(phase, fields.get(f"{phase}_s")) for phase in ("detection", "agreement", *PHASES)]
+        cause = f"{_names(rejoined)} {'was' if len(rejoined) == 1 else 'were'} admitted"
+    timed = [(phase, fields.get(f"{phase}_s")) for phase in ("detection", "coordination", *PHASES)]
     phases = ", ".join(f"{phase.replace('_', ' ')} {s:.2f}" for phase, s in timed if s and s >= 0.005)
-    whole_s = next(fields[name] for name in ("recovery_s", "join_s", "move_s") if name in fields)
+    whole_s = next(fields[name] for name in ("recovery_s", "rejoin_s", "recut_s") if name in fields)
     moved = f"blocks moved among the survivors, {cut.text}: " if cut else ""
+    processes = _count(len(fields["members"]), "process")
     return (
-        f"{moved}resumed after iteration {fields['after']} with {_count(len(fields['members']), 'process')}{again}: "
+        f"{moved}resumed after iteration {fields['resumed_from']} with {processes}{again}: "
         f"{whole_s:.2f} s after {cause}" + (f" ({phases})" if phases else "")
     )
 
@@ -439,14 +446,14 @@ def _stage_lost_text(stages: Sequence[int], *, is_one_cut: bool) -> str:
     """Formats a line on stages, or on layers where pipelines are cut differently, that no process serves any longer.
 
     >>> _stage_lost_text([1], is_one_cut=True)
-    'stage 1 has no process left: the others wait'
+    'stage 1 has no live process; waiting for one to rejoin'
     >>> _stage_lost_text([0, 1], is_one_cut=False)
-    'layers of stages 0 and 1 have no process left: the others wait'
+    'layers of stages 0 and 1 have no live process; waiting for one to rejoin'
     """
     which = f"stage {stages[0]}" if len(stages) == 1 else f"stages {_listed(list(map(str, stages)))}"
     if not is_one_cut:
-        return f"layers of {which} have no process left: the others wait"
-    return f"{which} {'has' if len(stages) == 1 else 'have'} no process left: the others wait"
+        return f"layers of {which} have no live process; waiting for one to rejoin"
+    return f"{which} {'has' if len(stages) == 1 else 'have'} no live process; waiting for one to rejoin"
 
 
 def _continue_text(num_left: int, num_processes: int) -> str:
@@ -483,7 +490,7 @@ def _live_text(
         return None
     if not has_begun:
         return "no iteration was done yet: starting again with the first state"
-    return "no process has the state of some stage: going back to the newest checkpoint"
+    return "no process has the state of some stage: restoring the newest checkpoint"
 
 
 def reshard_text(num_ranks: int, num_before: int, after: int) -> str:

@@ -141,7 +141,7 @@ def goodput_table(goodput: Mapping[str, Any]) -> RenderableType:
     phases = f"recovery, of {goodput['num_recoveries']}"
     recoveries = TerminalTable((phases, "median (s)", "maximum (s)"), texts=(phases,))
     whole = {"median_s": goodput["recovery_median_s"], "max_s": goodput["recovery_max_s"]}
-    for phase, over in [*goodput["recovery_parts"].items(), ("total", whole)]:
+    for phase, over in [*goodput["recovery_phases"].items(), ("total", whole)]:
         recoveries.add_row(phase.replace("_", " "), f"{over['median_s']:.2f}", f"{over['max_s']:.2f}")
     return Group(time, recoveries)
 
@@ -232,7 +232,7 @@ class Reporter:
             if record["step"] > self.written + 1:
                 missing = range(self.written + 1, record["step"])
                 text = f"iterations without a record: {ranges_text([missing])}; the members died before reporting them"
-                self.note("not_recorded", self.written, text, first=missing[0], last=missing[-1])
+                self.note("records_missing", self.written, text, first=missing[0], last=missing[-1])
             self.written = record["step"]
             self._background.call(self._log_step, record)
             self._background.call(self._display.record, record)
@@ -246,7 +246,7 @@ class Reporter:
         """Notes the plan of a generation, once."""
         if number > self._planned:
             self._planned = number
-            self.note("plan", self.written, None, epoch=number, **facts)
+            self.note("plan", self.written, None, generation=number, **facts)
 
     def note(self, event: str, step: int, text: str | None, **fields: Any) -> None:
         """Notes another event."""

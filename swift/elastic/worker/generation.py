@@ -392,8 +392,8 @@ class StateCache:
 
     Args:
         store: store in shared memory.
-        copy_every: iterations between copies that a thread makes while training continues, for an incarnation that
-            follows this one; 0: states are kept at the end of a generation alone.
+        memory_checkpoint_every: iterations between copies that a thread makes while training continues, for an
+            incarnation that follows this one; 0: states are kept at the end of a generation alone.
 
     Attributes:
         store: the same.
@@ -401,8 +401,8 @@ class StateCache:
         records: records by iteration of which states may be kept; the processes that ran them may have died unreported.
     """
 
-    def __init__(self, store: SharedMemoryStore, copy_every: int = 0):
-        self.store, self._copy_every = store, copy_every
+    def __init__(self, store: SharedMemoryStore, memory_checkpoint_every: int = 0):
+        self.store, self._memory_checkpoint_every = store, memory_checkpoint_every
         self.on_devices: dict[StateId, TrainState] = {}
         self.records: dict[int, dict[str, Any]] = store.records()
         self._keeping = threading.Lock()
@@ -465,17 +465,17 @@ class StateCache:
     def copy_if_due(self) -> None:
         """Begins to copy the newest state if that is due, at the end of a window; waits for the copy before.
 
-        It is due when a multiple of ``copy_every`` has been reached, and in the first window of a generation. A process
-        that has ended a later window than that of a copy knows that all others have ended that one: all have the copy
-        before, for which they waited there. So older ones are removed, and two are left.
+        It is due when a multiple of ``memory_checkpoint_every`` has been reached, and in the first window of a
+        generation. A process that has ended a later window than that of a copy knows that all others have ended that
+        one: all have the copy before, for which they waited there. So older ones are removed, and two are left.
         """
-        if not self._copy_every:
+        if not self._memory_checkpoint_every:
             return
         before, newest = sorted(self.on_devices)
         if self._copying is not None and self._copying.done():
             self._settle()
         is_first = not self._copied or self._copied[-1].generation < newest.generation
-        if is_first or newest.step // self._copy_every > before.step // self._copy_every:
+        if is_first or newest.step // self._memory_checkpoint_every > before.step // self._memory_checkpoint_every:
             self._settle()
             self._copied = (*self._copied, newest)
             self._copying = self._thread.submit(self._save, newest, self.on_devices[newest])

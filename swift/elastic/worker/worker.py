@@ -88,7 +88,7 @@ class WorkerSpec:
         process: identity of this process in the run.
         by_rank: whether each expert rank has a process.
         scratch: files that it shares with the others.
-        copy_every: iterations between copies of its state that its next incarnation finds; 0: none are made.
+        memory_checkpoint_every: iterations between copies of its state that its next incarnation finds; 0: none.
         devices: accelerators that it holds; None: it computes on the CPU.
         forming_s: the run's ``Deadlines.forming``, in seconds.
     """
@@ -97,7 +97,7 @@ class WorkerSpec:
     process: Process
     by_rank: bool
     scratch: RunFiles
-    copy_every: int = 0
+    memory_checkpoint_every: int = 0
     devices: MemberDevices | None = None
     forming_s: float = Deadlines.forming
     _ending: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
@@ -211,7 +211,7 @@ class WorkerProcess:
         self._data = tuple(self._experiment.loader(split, scratch.corpus) for split in ("train", "validation"))
         check_same_data(scratch.data(), self._data[0].state())
         self._executables = worker_spec.programs()
-        self._kept = StateCache(worker_spec.states(), worker_spec.copy_every)
+        self._kept = StateCache(worker_spec.states(), worker_spec.memory_checkpoint_every)
         # No array of this backend is kept: generations have backends of their own.
         self._specs = worker_spec.step_specs()
         spec = self._specs.on(self._experiment.topology.num_expert_ranks)
@@ -364,7 +364,7 @@ class WorkerProcess:
         """Connects to the other members, unless it has stayed connected, and loads or compiles the program."""
         number, topology = command.form.number, spec.live.topology
         processes, process = [member.process for member in command.form.members], self._worker_spec.process
-        with self._channel.timed(number, "link"):
+        with self._channel.timed(number, "connect"):
             if self._waits.group is None:
                 row = [row.worker for row in configuration.rows].index(process.worker)
                 per_worker = topology.num_expert_ranks // self._num_devices
@@ -374,7 +374,7 @@ class WorkerProcess:
                     num_processes = len(configuration.rows) * per_worker
                     self._waits.group = self._worker_spec.group(command.address, index, num_processes)
                     self._waits.group.join()
-        with self._channel.timed(number, "program"):
+        with self._channel.timed(number, "load_program"):
             devices_RN = self._waits.group.grid(topology.num_expert_ranks)
             num_sequences = self._experiment.sequences_per_microbatch
             steps = Steps.of_processes(spec, configuration, devices_RN, num_sequences, self._executables)

@@ -1,4 +1,4 @@
-"""The layouts of an embedding and of a head in shares: where their state is, and how slots are filled from it.
+"""The layouts of a sharded embedding and head: where their state is, and how slots are filled from it.
 
 Of an embedding (``RowSharded``), each rank has the state of its rows, and looks up in the same. Ranks take turns: row r
 is on rank ``r % N``. Tokenizers number frequent tokens first, so each rank has as many frequent rows as the others.

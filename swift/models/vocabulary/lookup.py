@@ -1,6 +1,6 @@
-"""The embedding of a rank, whole or in shares, and its gradient.
+"""The embedding of a rank, whole or sharded, and its gradient.
 
-A table in shares: each rank has some of its rows, and asks the others for those that its tokens need. Ranks take turns:
+A sharded table: each rank has some of its rows, and asks the others for those that its tokens need. Ranks take turns:
 row r is on rank ``r % N``. So each has as many frequent rows as the others, where rows are in order of popularity; and
 nearly so in a tokenizer's order. Tokens are used as unevenly as experts (Zipf), so a token that occurs several times is
 asked for once (RecD's inverse indices). Requests and rows travel in rounds of small buffers, as many as the pair of

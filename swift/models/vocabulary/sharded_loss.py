@@ -1,4 +1,4 @@
-"""The loss of tokens under a head in shares: each rank scores the tokens of all ranks, for its part of the vocabulary.
+"""The loss of tokens under a sharded head: each rank scores the tokens of all ranks, for its part of the vocabulary.
 
 A chunk of every rank's tokens is gathered and scored. Three numbers a token join the ranks' scores: the largest logit,
 the sum of the exponentials and the label's logit. Then the gradients of the columns are complete, and those of the

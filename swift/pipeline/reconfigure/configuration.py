@@ -47,7 +47,7 @@ class PlanSettings:
     planner: str | CustomPlanner = "lockstep"
     sizes: SlotBytes = field(default_factory=lambda: SlotBytes(0, 0, 0))
     moves: tuple[Move, ...] = ()
-    adapt: Literal["reroute", "roles", "recut", "auto"] = "auto"
+    adapt: Literal["reroute", "reassign", "recut", "auto"] = "auto"
 
 
 @dataclass(frozen=True, eq=False)

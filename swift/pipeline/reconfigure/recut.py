@@ -329,10 +329,10 @@ def find_recut(settings: PlanSettings, spec: StepSpec, failed: frozenset[Worker]
         num_sequences: sequences of a micro-batch, over all expert ranks.
 
     Returns:
-        The plan with the shortest period of those of ``settings.adapt``; roles where they take at most 1 % longer, as
-        they move less. None if there is none.
+        The plan with the shortest period of those of ``settings.adapt``; moved roles where they take at most 1 %
+        longer, as they move less. None if there is none.
     """
-    candidates = [_moved_roles(settings, failed)] if settings.adapt in ("roles", "auto") else []
+    candidates = [_moved_roles(settings, failed)] if settings.adapt in ("reassign", "auto") else []
     candidates += [_cut_anew(settings, spec, failed, num_sequences)] if settings.adapt in ("recut", "auto") else []
 
     def period(recut: Recut) -> float:

@@ -1,6 +1,6 @@
 """Resharding a state to other ranks, slots or stages: every expert keeps its values, bit for bit.
 
-Also to an embedding in shares from a whole one, and back.
+Also to a sharded embedding from a replicated one, and back.
 
 On the host, in the layout of a checkpoint: RANKED ``[P, layer, N, ...]`` and SHARED ``[P, ...]``, without slots.
 
@@ -35,14 +35,14 @@ class StateShape:
         num_ranks: N.
         slots_per_rank: S.
         cut: number of blocks of each stage; None: as many in all stages.
-        embedding: whether each rank has rows of the embedding, ``shares``; None: slices of the whole.
+        embedding: whether each rank has rows of the embedding, ``sharded``; None: slices of the whole.
     """
 
     num_stages: int
     num_ranks: int
     slots_per_rank: int
     cut: tuple[int, ...] | None = None
-    embedding: Literal["shares"] | None = None
+    embedding: Literal["sharded"] | None = None
 
     def __post_init__(self) -> None:
         if self.cut is not None:
@@ -53,7 +53,7 @@ class StateShape:
         """The shape of the state of a step spec."""
         sizes = spec.cut.sizes
         cut = None if len(set(sizes)) == 1 else sizes
-        embedding: Literal["shares"] | None = "shares" if spec.gpt.embedding_ranks > 1 else None
+        embedding: Literal["sharded"] | None = "sharded" if spec.gpt.embedding_ranks > 1 else None
         return cls(spec.num_stages, spec.live.num_ranks, spec.experts.slots_per_rank, cut, embedding)
 
     def equals_beside_embedding(self, other: "StateShape") -> bool:
@@ -95,7 +95,7 @@ def reshaped(spec: StepSpec, shape: StateShape) -> StepSpec:
 
 
 def _of_embedding(layout: Layout, gpt: GPT) -> Layout:
-    """The layout of an embedding on as many ranks, in shares if the model says so."""
+    """The layout of an embedding on as many ranks, sharded if the model says so."""
     assert isinstance(layout, Decoupled)
     common = {field.name: getattr(layout, field.name) for field in fields(Decoupled)}
     if gpt.embedding_ranks == 1:

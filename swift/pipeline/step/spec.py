@@ -127,7 +127,7 @@ class StepSpec:
         layouts: layout of the master weights, by group.
         compute_dtype: dtype of slots and activations.
         num_microbatches: micro-batches of an iteration, of all pipelines together.
-        num_hot_rows: rows of an embedding in shares that a rank may have copies of in an iteration, H.
+        num_hot_rows: rows of a sharded embedding that a rank may have copies of in an iteration, H.
         decays_matrices_only: whether weight decay leaves out embeddings, norms and biases.
         remat: what keeps only its input for the backward pass and is computed again: nothing, attention, or a block.
         memory: where master weights and moments are between updates.

@@ -22,7 +22,7 @@ from swift.schedules.rules import verify
 from swift.schedules.schedule import Round, Schedule, period, round_of
 from swift.topology import Worker
 
-MODES = ("auto", "reroute", "roles", "recut")
+MODES = ("auto", "reroute", "reassign", "recut")
 _MAX_OPS = 200_000
 """Ops scheduled for all layouts together, about a second's worth."""
 _SAME = 1 + 1e-6
@@ -41,7 +41,7 @@ class Adaptation:
     """A plan for the survivors of a failure.
 
     Attributes:
-        mode: ``reroute``, ``roles`` or ``recut``.
+        mode: ``reroute``, ``reassign`` or ``recut``.
         work: problem without failures, and its blocks.
         failed: failed workers.
         schedule: schedule, which ``verify`` accepts; its workers are places.
@@ -107,7 +107,7 @@ def adapt(
     failed: frozenset[Worker],
     mode: str = "auto",
     *,
-    outage_s: float = math.inf,
+    downtime_s: float = math.inf,
     block_bytes: float = BLOCK_BYTES,
     bandwidth: float = BANDWIDTH,
     in_lockstep: bool = False,
@@ -118,7 +118,7 @@ def adapt(
         work: problem without failures, and its blocks.
         failed: failed workers.
         mode: one of ``MODES``; ``auto`` takes what gets the most done until the workers return.
-        outage_s: time until then; endless: what has the highest throughput.
+        downtime_s: time until then; endless: what has the highest throughput.
         block_bytes: state of a block.
         bandwidth: bytes per second from one worker to another.
         in_lockstep: True for ops that run tick by tick, each tick as long as its longest op: ops of one block each.
@@ -131,7 +131,7 @@ def adapt(
     assign_blocks(work, failed)
     ways: dict[str, Callable[[], Adaptation | None]] = {
         "reroute": lambda: rerouted(work, failed, in_lockstep=in_lockstep),
-        "roles": lambda: with_roles_moved(work, failed, in_lockstep=in_lockstep),
+        "reassign": lambda: with_roles_moved(work, failed, in_lockstep=in_lockstep),
         "recut": lambda: recut(work, failed, in_lockstep=in_lockstep),
     }
     if mode != "auto":
@@ -144,13 +144,13 @@ def adapt(
     def done(plan: Adaptation) -> tuple[float, float]:
         """Work until the return, over that of re-routing, and the time of moving as the tie-break."""
         seconds = plan.relocation.seconds(block_bytes, bandwidth)
-        share = 1.0 if math.isinf(outage_s) else max(0.0, 1 - 2 * seconds / outage_s) if seconds else 1.0
+        share = 1.0 if math.isinf(downtime_s) else max(0.0, 1 - 2 * seconds / downtime_s) if seconds else 1.0
         return round(share * stayed.period / plan.period, 6), -seconds
 
     plans = [stayed]
-    for way in ("recut", "roles"):
+    for way in ("recut", "reassign"):
         shortest = min(plan.period for plan in plans)
-        if way == "roles" and _roles_bound(work, failed) >= shortest * (1 - 1e-9):
+        if way == "reassign" and _roles_bound(work, failed) >= shortest * (1 - 1e-9):
             continue
         plan = ways[way]()
         plans += [plan] if plan is not None else []
@@ -164,7 +164,7 @@ def rerouted(work: BlockProblem, failed: frozenset[Worker], *, in_lockstep: bool
 
 def with_roles_moved(work: BlockProblem, failed: frozenset[Worker], *, in_lockstep: bool = False) -> Adaptation:
     """Plans with failures spread over the stages, as live workers take the places of failed ones."""
-    return _with_peers("roles", work, failed, _spread(work, failed), in_lockstep)
+    return _with_peers("reassign", work, failed, _spread(work, failed), in_lockstep)
 
 
 def _with_peers(

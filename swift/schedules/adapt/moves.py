@@ -1,7 +1,7 @@
 """Relocation of blocks when a layout takes effect, and whether it pays.
 
 ``relocate`` says who takes which place, and gets which blocks from whom. ``MigrationPolicy`` weighs what a move costs
-against what it gains, by how long workers are expected to stay away (``Outages``).
+against what it gains, by how long workers are expected to stay away (``Downtimes``).
 """
 
 from collections.abc import Mapping
@@ -99,28 +99,28 @@ def relocate(work: BlockProblem, layout: BlockLayout, failed: frozenset[Worker])
 
 
 @dataclass(frozen=True)
-class Outages:
+class Downtimes:
     """Times that workers stay away, as told by the user or learnt from those that have returned.
 
     Attributes:
-        told_s: expected time, in seconds; None: that of the outages seen so far, and endless before the first ends.
+        told_s: expected time, in seconds; None: that of the downtimes seen so far, and endless before the first ends.
         down_since: when each worker that is down failed, in seconds of any clock.
-        seen_s: durations of the outages that are over, in seconds.
+        seen_s: durations of the downtimes that are over, in seconds.
     """
 
     told_s: float | None = None
     down_since: Mapping[Worker, float] = field(default_factory=dict)
     seen_s: tuple[float, ...] = ()
 
-    def after(self, failed: frozenset[Worker], time: float) -> "Outages":
-        """Returns the outages with these workers down from now on."""
+    def after(self, failed: frozenset[Worker], time: float) -> "Downtimes":
+        """Returns the downtimes with these workers down from now on."""
         ended = tuple(time - since for worker, since in self.down_since.items() if worker not in failed)
         down = {worker: self.down_since.get(worker, time) for worker in failed}
         return replace(self, down_since=down, seen_s=(*self.seen_s, *ended))
 
     @property
     def expected_s(self) -> float:
-        """Expected time until the next return; an outage that has lasted says nothing of what is left of it."""
+        """Expected time until the next return; a downtime that has lasted says nothing of what is left of it."""
         if self.told_s is not None:
             return self.told_s
         return fmean(self.seen_s) if self.seen_s else float("inf")
@@ -131,18 +131,18 @@ class MigrationPolicy:
     """The rule by which a run moves blocks to the survivors of a failure; the worker's return moves them back.
 
     Attributes:
-        outages: how long workers stay away.
+        downtimes: how long workers stay away.
         is_always: whether blocks are moved without regard to the time of the move.
         bytes_per_s: how fast the worker that gets the most bytes gets them, training waiting meanwhile.
     """
 
-    outages: Outages = field(default_factory=Outages)
+    downtimes: Downtimes = field(default_factory=Downtimes)
     is_always: bool = False
     bytes_per_s: float = BANDWIDTH
 
     def after(self, failed: frozenset[Worker], time: float) -> "MigrationPolicy":
         """Returns the rule with these workers down from now on."""
-        return replace(self, outages=self.outages.after(failed, time))
+        return replace(self, downtimes=self.downtimes.after(failed, time))
 
     def after_move(self, most_bytes: float, seconds: float) -> "MigrationPolicy":
         """Returns the rule with the speed of a move that was made."""
@@ -159,4 +159,4 @@ class MigrationPolicy:
 
     def is_worth(self, gain: float, most_bytes: float) -> bool:
         """Whether a move is to be made now; what is expected may change."""
-        return self.is_always or self.pays_after_s(gain, most_bytes) < self.outages.expected_s
+        return self.is_always or self.pays_after_s(gain, most_bytes) < self.downtimes.expected_s

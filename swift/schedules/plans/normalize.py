@@ -356,8 +356,8 @@ class ChunkAssignment(NamedTuple):
         return [[stages.count(stage) for stage in range(num_stages)] for stages in self.stage_of_chunk]
 
     @property
-    def places(self) -> dict[str, str]:
-        """Names of the workers that have another's place, and of their places."""
+    def positions(self) -> dict[str, str]:
+        """Names of the workers that have another's position, and of these positions."""
         return {"{}:{}".format(*worker): "{}:{}".format(*place) for worker, place in self.moves}
 
     @property
@@ -365,10 +365,10 @@ class ChunkAssignment(NamedTuple):
         """A phrase that says who holds how many layers, where chunks are layers.
 
         >>> ChunkAssignment(((0, 0, 1), (0, 2, 2)), (Move((1, 1), (0, 1)),)).text
-        'stages of 2, 1, 0; 1, 0, 2 layers, 1:1 in the place of 0:1'
+        'stages of 2, 1, 0; 1, 0, 2 layers, 1:1 replacing 0:1'
         """
         cuts = "; ".join(", ".join(map(str, sizes)) for sizes in self.cuts)
-        moved = "".join(f", {worker} in the place of {place}" for worker, place in self.places.items())
+        moved = "".join(f", {worker} replacing {place}" for worker, place in self.positions.items())
         return f"stages of {cuts} layers{moved}"
 
 

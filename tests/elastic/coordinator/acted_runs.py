@@ -59,7 +59,7 @@ class Acting:
                 self.runs, self.number, self.members = False, form.number, form.members
                 self.send(Departed, number=form.number)
             case Connect(number):
-                self.send(PhaseTimed, number=number, phase="link", seconds=0.0)
+                self.send(PhaseTimed, number=number, phase="connect", seconds=0.0)
                 self.send(Formed, number=number, states=self.held, known_slices=[])
             case StartGeneration(go):
                 self.runs, self.done, self.halt = True, go.stamp.step if go.stamp else 0, None
@@ -92,7 +92,7 @@ class Stage:
     def __contains__(self, who):
         return who in self.there
 
-    def away_s(self, _):
+    def node_missing_s(self, _):
         return 0.0
 
     def start(self, who, _command, _log):
@@ -134,7 +134,7 @@ class Stage:
 class Kept:
     """Checkpoints: each takes so many turns."""
 
-    newest, newest_is_full, kill_if_late, died = None, False, lambda _: False, lambda _: True
+    newest, newest_is_complete, kill_if_late, died = None, False, lambda _: False, lambda _: True
     unsaved = None
 
     def __init__(self, turns):
@@ -213,10 +213,10 @@ class Run:
             request=lambda _: None,
             send_request=lambda: None,
             kill_if_silent=lambda: False,
-            is_prepared=lambda _: self.is_prepared,
+            is_compiled=lambda _: self.is_compiled,
             has_ended=False,
         )
-        self.is_prepared = False
+        self.is_compiled = False
         run_spec = RunSpec(
             processes=PROCESSES,
             command=lambda _: [],

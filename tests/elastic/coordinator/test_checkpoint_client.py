@@ -174,7 +174,7 @@ def test_an_answer_makes_up_for_deaths(keeping):
 def test_of_the_newest_checkpoint_it_is_known_whether_it_holds_everything(keeping, monkeypatch, is_full):
     monkeypatch.setattr(service_clients, "checkpoint_steps", lambda _: [20, 40])
     monkeypatch.setattr(service_clients, "read_manifest", lambda *_: SimpleNamespace(is_full=is_full))
-    assert (keeping.saving.newest, keeping.saving.newest_is_full) == (40, is_full)
+    assert (keeping.saving.newest, keeping.saving.newest_is_complete) == (40, is_full)
 
 
 def test_a_save_that_has_failed_is_tried_again_after_pauses_and_then_given_up(keeping):
@@ -237,7 +237,7 @@ def test_a_save_whose_record_cannot_be_written_is_kept_elsewhere(keeping):
     keeping.record.on_file = 4
     keeping.add(5)
     assert keeping.saving.unsaved == save(5)
-    keeping.saving.keep_elsewhere()
+    keeping.saving.save_fallback()
     assert keeping.children.asked == [SaveCheckpoint(StateId(1, 5), (ONLY,), is_elsewhere=True)]
     keeping.saving.take_answer(CHECKPOINT_ANSWERS.line(KeptElsewhere(5, "there")))
     assert not keeping.saving.is_busy
@@ -292,7 +292,7 @@ def test_what_could_not_be_saved_is_tried_once_more_before_a_checkpoint_is_loade
 def test_what_could_not_be_saved_is_kept_elsewhere_in_the_end(keeping):
     keeping.add(5)
     keeping.fails(5)
-    keeping.saving.keep_elsewhere()
+    keeping.saving.save_fallback()
     assert keeping.children.asked == [save(5), SaveCheckpoint(StateId(1, 5), (ONLY,), is_elsewhere=True)]
     assert keeping.saving.is_busy
     keeping.saving.take_answer(CHECKPOINT_ANSWERS.line(KeptElsewhere(5, "there")))
@@ -303,7 +303,7 @@ def test_what_could_not_be_saved_is_kept_elsewhere_in_the_end(keeping):
 def test_nothing_is_kept_elsewhere_where_all_is_saved(keeping):
     keeping.add(5)
     keeping.answers(5)
-    keeping.saving.keep_elsewhere()
+    keeping.saving.save_fallback()
     assert keeping.children.asked == [save(5)]
 
 

@@ -117,30 +117,30 @@ def test_nothing_is_prepared_without_a_command(tmp_path):
 
 def test_it_is_known_what_is_prepared_for_the_loss_of_a_process(tmp_path):
     watched = Watched(tmp_path)
-    assert not watched.preparing.is_prepared((0, 1))
+    assert not watched.preparing.is_compiled((0, 1))
     watched.ask(WISH).hear(Prepared(frozenset(), None, ("single",), 1, 1.0))
-    assert not watched.preparing.is_prepared((0, 1))
+    assert not watched.preparing.is_compiled((0, 1))
     watched.hear(Prepared(frozenset({(0, 1)}), None, ("single",), 1, 1.0))
-    assert watched.preparing.is_prepared((0, 1))
-    assert not watched.preparing.is_prepared((1, 1))
+    assert watched.preparing.is_compiled((0, 1))
+    assert not watched.preparing.is_compiled((1, 1))
     watched.ask(NEXT)  # now that one is lost, it is the loss of another
-    assert not watched.preparing.is_prepared((1, 1))
+    assert not watched.preparing.is_compiled((1, 1))
     watched.hear(Prepared(frozenset({(0, 1), (1, 0)}), None, ("single",), 1, 1.0))
-    assert watched.preparing.is_prepared((1, 0))
+    assert watched.preparing.is_compiled((1, 0))
 
 
 def test_what_is_prepared_for_blocks_where_they_were_is_not_for_blocks_that_have_moved(tmp_path):
     cut, lost = ChunkAssignment(((0, 0), (0, 1))), frozenset({(0, 1), (1, 0)})
     watched = Watched(tmp_path).ask(CompileRequest(frozenset({(0, 1)}), cut=cut))
     watched.hear(Prepared(lost, None, ("single",), 1, 1.0))
-    assert not watched.preparing.is_prepared((1, 0))
+    assert not watched.preparing.is_compiled((1, 0))
     watched.hear(Prepared(lost, None, ("single",), 1, 1.0, before=cut))
-    assert watched.preparing.is_prepared((1, 0))
+    assert watched.preparing.is_compiled((1, 0))
 
 
 def test_it_is_known_whether_one_expert_rank_less_is_prepared(tmp_path):
     watched = Watched(tmp_path).ask(CompileRequest(frozenset(), 4))
     watched.hear(Prepared(frozenset(), 4, ("single",), 1, 1.0))
-    assert not watched.preparing.is_prepared((0, 0))
+    assert not watched.preparing.is_compiled((0, 0))
     watched.hear(Prepared(frozenset(), 3, ("single",), 1, 1.0))
-    assert watched.preparing.is_prepared((0, 0))
+    assert watched.preparing.is_compiled((0, 0))

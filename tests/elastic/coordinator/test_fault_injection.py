@@ -12,7 +12,7 @@ ONE, OTHER = Process((0, 0)), Process((1, 1))
 
 @pytest.fixture
 def chaos():
-    lines = ["step 3: kill 0:0 once prepared", "step 4: restart 0:0", "step 3: kill 1:1"]
+    lines = ["step 3: kill 0:0 once compiled", "step 4: restart 0:0", "step 3: kill 1:1"]
     return parse_chaos(lines, TOPOLOGY, processes_of(TOPOLOGY, by_rank=False), 99)
 
 

@@ -43,7 +43,7 @@ def test_a_state_that_is_there_again_is_an_event_that_the_report_knows(is_reshar
     monitor = ServiceMonitor(SimpleNamespace(reporter=reporter, checkpoints=checkpoints))
     membership = SimpleNamespace(awaits_state=lambda generation: generation == 5)
     assert monitor.take_checkpoint_answer("", membership).stamp == StateId(5, 4)
-    assert reporter.events[1:] == [{"event": event, "step": 4, "epoch": 5, **facts}]
+    assert reporter.events[1:] == [{"event": event, "step": 4, "generation": 5, **facts}]
     timed = [one | {"time": "2026-01-01T00:00:00+00:00"} for one in reporter.events]
     run = Run(Path("run"), "run", "", Metrics.of([]), timed, None)
     assert [one.what for one in incidents_of(run, history_of(run))] == [said]

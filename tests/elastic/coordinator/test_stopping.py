@@ -66,12 +66,12 @@ MISSED = "--chaos 'step 3: kill 0:0' waited until the run ended, and did not hap
 @pytest.mark.parametrize(
     ("chaos", "why"),
     [
-        ((), f"{MISSED}the programs for it were not prepared by then"),
+        ((), f"{MISSED}the programs for it were not compiled by then"),
         (("step 2: kill 1:0", "step 90: restart 1:0"), f"{MISSED}no process would have been left in its stage"),
     ],
 )
 def test_a_fault_that_waited_to_the_end_is_told_of(monkeypatch, chaos, why):
-    run = Run(monkeypatch, chaos=["step 3: kill 0:0 once prepared", *chaos])
+    run = Run(monkeypatch, chaos=["step 3: kill 0:0 once compiled", *chaos])
     run.stops_after(5, meanwhile=lambda: run.told.texts.append("the end"))
     texts = [text for text in run.told.texts if "--chaos" in text or text == "the end"]
     assert texts == ["the end", why]

@@ -13,7 +13,7 @@ from swift.elastic.membership.messages import (
     StateId,
 )
 from swift.elastic.membership.status import ProcessState
-from swift.schedules.adapt.moves import MigrationPolicy, Outages
+from swift.schedules.adapt.moves import Downtimes, MigrationPolicy
 from tests.elastic.membership.script import B_DOWN, LIMITS, MOVED, A, B, C, D, found, lost
 
 
@@ -111,14 +111,14 @@ def test_without_a_rule_blocks_stay():
 
 def test_blocks_move_where_that_pays_before_the_return_that_is_expected():
     """At 12.5 GB/s the two moves of 1 GB take 0.16 s, which a gain of a half makes up for in 0.32 s."""
-    assert found(lost(MigrationPolicy(Outages(0.31)))) == []
-    script = lost(MigrationPolicy(Outages(0.33)))
+    assert found(lost(MigrationPolicy(Downtimes(0.31)))) == []
+    script = lost(MigrationPolicy(Downtimes(0.33)))
     assert found(script) == [FormGeneration(3, script.now(A, C, D), 8, MOVED)]
 
 
 def test_how_long_a_move_takes_and_how_long_workers_stay_away_is_learnt():
-    """A move for which all wait for two seconds, and outages of ten: then such a move does not pay any more."""
-    script = lost(MigrationPolicy(Outages()))
+    """A move for which all wait for two seconds, and downtimes of ten: then such a move does not pay any more."""
+    script = lost(MigrationPolicy(Downtimes()))
     assert found(script) == [FormGeneration(3, script.now(A, C, D), 8, MOVED)]
     script.formed({A: (7, 8), C: (7, 8), D: (7, 8)})
     script.tick()
@@ -130,7 +130,7 @@ def test_how_long_a_move_takes_and_how_long_workers_stay_away_is_learnt():
     script.start(B)
     script.ready(B)
     script.tick()
-    assert script.membership.moves.rule.outages.expected_s == 2.0
+    assert script.membership.moves.rule.downtimes.expected_s == 2.0
     script.formed({A: (10, 11), B: (), C: (10, 11), D: (10, 11)})
     script.tick()
     script.beat(dict.fromkeys((A, B, C, D), 13))

@@ -92,7 +92,7 @@ def test_who_does_not_form_in_time_is_killed_and_left_out_once_it_is_dead(live):
 def test_who_has_met_the_others_is_given_time_to_compile(live):
     live.die(D)
     live.tick()
-    live.tell(PhaseTimed, A, 2, "link", 0.1, 0)
+    live.tell(PhaseTimed, A, 2, "connect", 0.1, 0)
     live.formed({B: {4}, C: {4}})
     for _ in range(3):
         live.alive()

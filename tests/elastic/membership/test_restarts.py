@@ -130,7 +130,7 @@ def test_where_processes_join_once_all_are_restarted_for_those_that_return():
 
 
 def test_where_processes_join_once_nobody_is_restarted_for_another_before_there_are_copies():
-    script = once(copy_every=2)
+    script = once(memory_checkpoint_every=2)
     script.start(A, B, C)
     script.ready(A, B, C)
     script.tick()

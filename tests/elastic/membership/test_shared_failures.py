@@ -57,7 +57,7 @@ def compiles(script, *processes):
     """All are connected, and none gets its program; the commands that follow."""
     form(script, *processes).left(*processes)
     for process in processes:
-        script.tell(PhaseTimed, process, script.membership.number, "link", 0.1, 0)
+        script.tell(PhaseTimed, process, script.membership.number, "connect", 0.1, 0)
     for _ in range(5):
         assert soon(script, 1.2) == []
     return soon(script, 0.1)
@@ -74,7 +74,7 @@ def test_who_alone_does_not_get_its_program_is_the_one_that_fails():
     script = restarting()
     end(script, D, A, B, C)
     form(script, *ALL).formed(dict.fromkeys([A, B, C], (4,)), of=1)
-    script.tell(PhaseTimed, D, 2, "link", 0.1, 0)
+    script.tell(PhaseTimed, D, 2, "connect", 0.1, 0)
     for _ in range(5):
         assert soon(script, 1.2) == []
     assert soon(script, 0.1) == [Kill(*script.now(D), "did not form generation 2 in 6 s")]

@@ -23,7 +23,7 @@ PHASES = {
     "return": (*LEAVING, *CONNECTING, *STARTING),
 }
 """From the first message of a move to the end of the first iteration after it: survivors stay connected."""
-COMPILE_SERVICE = "preparer"
+COMPILE_SERVICE = "compile-service"
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class MovingRun:
 
     def wait_for_going_on(self, num_members, after, *names):
         """Waits, after so many events, until so many members run iterations: one of these events says so."""
-        names = names or ("recovery", "join", "move")
+        names = names or ("recovery", "rejoin", "recut")
         self.wait(
             lambda: [one for one in self.events(*names, after=after) if len(one["members"]) == num_members],
             f"{num_members} processes went on with {' or '.join(names)}",
@@ -104,7 +104,7 @@ class MovingRun:
         """Waits until all of these members have died, after so many events."""
         for who in dying:
             self.wait(
-                lambda who=who: [one for one in self.events("death", after=after) if one["process"] == who],
+                lambda who=who: [one for one in self.events("process_died", after=after) if one["process"] == who],
                 f"{who} died",
             )
 

@@ -21,7 +21,7 @@ class Cast(NamedTuple):
     lost: str
 
 
-CASTS = {"recut": Cast("1:1", "0:0", "0:1"), "roles": Cast("1:0", "0:1", "0:0")}
+CASTS = {"recut": Cast("1:1", "0:0", "0:1"), "reassign": Cast("1:0", "0:1", "0:0")}
 """In a recut the first worker of a pipeline takes over the blocks of the second one. Where roles move, the second
 worker takes the place of the first one, and leaves its own."""
 KEPT, LEFT, ALL_KEPT = "newest written", "left", {"move": "formed", "return": "enter"}
@@ -64,7 +64,7 @@ def may_go_back(moment, cast):
     return not is_kept or moment.delay_s > 0 or moment.phase in ("iterated", "running")
 
 
-@pytest.mark.parametrize(("adapt", "stages", "every"), [("recut", 2, 1), ("recut", 3, 3), ("roles", 3, 3)])
+@pytest.mark.parametrize(("adapt", "stages", "every"), [("recut", 2, 1), ("recut", 3, 3), ("reassign", 3, 3)])
 def test_who_gives_or_takes_blocks_is_killed_in_the_midst_of_it(marks, adapt, stages, every):
     """The run goes back to a checkpoint, the newest, only where a state may be nowhere else; no loss changes."""
     cast = CASTS[adapt]
@@ -79,7 +79,7 @@ def test_who_gives_or_takes_blocks_is_killed_in_the_midst_of_it(marks, adapt, st
             begun = run.num_events
             dies(run, moment, cast, num_processes)
             assert may_go_back(moment, cast) or not run.events("restore", after=begun), moment
-            died = {event["process"] for event in run.events("death", after=begun)}
+            died = {event["process"] for event in run.events("process_died", after=begun)}
             assert died == {cast.lost, *moment.dying} - {COMPILE_SERVICE}, (
                 moment
             )  # nobody waits for the dead until it ends
@@ -98,11 +98,11 @@ def dies(run, moment, cast, num_processes):
         run.kill(cast.lost)
         run.wait_for_moment(moment, begun)
         if moment.dying == (COMPILE_SERVICE,):
-            run.wait_for_going_on(num_processes - 1, begun, "move")
+            run.wait_for_going_on(num_processes - 1, begun, "recut")
         run.mark("away")
     else:
         run.kill(cast.lost)
-        run.wait_for_going_on(num_processes - 1, begun, "move")
+        run.wait_for_going_on(num_processes - 1, begun, "recut")
         run.arm(moment)
         begun = run.num_events
         run.mark("away")
@@ -112,7 +112,7 @@ def dies(run, moment, cast, num_processes):
 
 def last_death(run):
     """Number of events up to the last death."""
-    return max(number for number, event in enumerate(run.events(), 1) if event["event"] == "death")
+    return max(number for number, event in enumerate(run.events(), 1) if event["event"] == "process_died")
 
 
 def assert_newest_is_restored(run):

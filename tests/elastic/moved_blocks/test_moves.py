@@ -22,7 +22,7 @@ def test_survivors_take_over_blocks_and_give_them_back(marks, ranks, lost_then):
         wait_for_steps(run.process, config, 5)
         run.mark("away", "0:1")
         run.kill("0:1")
-        run.wait_for_going_on(3 * ranks, 0, "move")
+        run.wait_for_going_on(3 * ranks, 0, "recut")
         saved = newest_checkpoint(config) or 0
         run.wait(lambda: (newest_checkpoint(config) or 0) > saved, "a checkpoint of moved blocks")
         if lost_then:  # at once: a survivor of the first death would keep its state where its successor finds it
@@ -32,8 +32,10 @@ def test_survivors_take_over_blocks_and_give_them_back(marks, ranks, lost_then):
         run.mark("away")
         run.wait_for_going_on(4 * ranks, begun)
         run.stop()
-    moves = run.events("move")
-    assert all(move["link_s"] is move["program_s"] is None for move in moves)  # connections stay, programs were loaded
+    moves = run.events("recut")
+    assert all(
+        move["connect_s"] is move["load_program_s"] is None for move in moves
+    )  # connections stay, programs were loaded
     assert [move["cuts"] for move in moves] == len(moves) * [[[2, 0], [1, 1]]]
     assert len(run.events("restore")) == bool(lost_then)
     assert_losses_are_those_without_failures(config)
@@ -49,23 +51,23 @@ def test_sixty_steps_with_two_failures_two_moves_and_two_returns(marks):
         run.mark("away", "0:1")
         run.kill("0:1")
         run.go_to(15, 5, "recovery")
-        run.go_to(25, 5, "move")
+        run.go_to(25, 5, "recut")
         run.mark("away", "0:1 2:0")
         run.kill("2:0")
         run.go_to(39, 4, "recovery")
         run.mark("away", "2:0")
-        run.go_to(45, 5, "join")
-        run.go_to(51, 5, "move")
+        run.go_to(45, 5, "rejoin")
+        run.go_to(51, 5, "recut")
         run.mark("away")
-        run.go_to(51, 6, "join")
+        run.go_to(51, 6, "rejoin")
         run.mark("gate")
         assert run.process.wait(timeout=120) == 0
-    changes = run.events("death", "recovery", "move", "join", "restore")
+    changes = run.events("process_died", "recovery", "recut", "rejoin", "restore")
     assert [event["event"] for event in changes] == [
-        *("death", "recovery", "move"),
-        *("death", "recovery", "join", "move", "join"),
+        *("process_died", "recovery", "recut"),
+        *("process_died", "recovery", "rejoin", "recut", "rejoin"),
     ]
-    assert [event["cuts"] for event in run.events("move")] == [[[2, 0], [1, 1], [1, 1]], [[1, 1], [1, 1], [0, 2]]]
+    assert [event["cuts"] for event in run.events("recut")] == [[[2, 0], [1, 1], [1, 1]], [[1, 1], [1, 1], [0, 2]]]
     assert len(losses(marks / "run")) == 60
     assert_losses_are_those_without_failures(config)
 
@@ -80,16 +82,16 @@ def test_sixty_steps_in_which_processes_take_the_places_of_others(marks):
         run.mark("away", "0:1")
         run.kill("0:1")
         run.go_to(15, 5, "recovery")
-        run.go_to(25, 5, "move")
+        run.go_to(25, 5, "recut")
         run.mark("away", "0:1 0:2")
         run.kill("0:2")
         run.go_to(31, 4, "recovery")
-        run.go_to(41, 4, "move")
+        run.go_to(41, 4, "recut")
         run.mark("away")
-        run.go_to(51, 6, "join")
+        run.go_to(51, 6, "rejoin")
         run.mark("gate")
         assert run.process.wait(timeout=120) == 0
-    assert [event["places"] for event in run.events("move")] == [{"0:0": "0:1"}, {"1:2": "0:2"}]
+    assert [event["positions"] for event in run.events("recut")] == [{"0:0": "0:1"}, {"1:2": "0:2"}]
     assert run.events("restore") == []
     assert len(losses(marks / "run")) == 60
     assert_losses_are_those_without_failures(config)
@@ -102,14 +104,14 @@ def test_a_process_that_does_not_know_the_cut_is_told_in_a_sentence_and_blocks_s
         wait_for_steps(run.process, config, 5)
         run.mark("away", "0:1")
         run.kill("0:1")
-        run.wait(lambda: run.events("move_refused"), "a refusal")
+        run.wait(lambda: run.events("recut_failed"), "a refusal")
         begun = run.num_events
         run.mark("away")
         run.wait_for_going_on(4, begun)
         run.stop()
-    assert [event["process"] for event in run.events("death")] == ["0:1"]
-    assert run.events("move", "restore") == []
-    assert not [event for event in run.events("prepared", after=begun) if "cuts" in event]  # nobody seeks cuts any more
+    assert [event["process"] for event in run.events("process_died")] == ["0:1"]
+    assert run.events("recut", "restore") == []
+    assert not [event for event in run.events("compiled", after=begun) if "cuts" in event]  # nobody seeks cuts any more
     why = "the plan for it is missing among the programs of the run"
-    assert f"process 1:0 cannot move blocks: {why}; blocks stay where they are" in "".join(run.said)
+    assert f"process 1:0 cannot move blocks: {why}; keeping the current layer assignment" in "".join(run.said)
     assert_losses_are_those_without_failures(config)

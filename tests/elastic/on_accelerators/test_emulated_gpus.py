@@ -23,12 +23,12 @@ def _hooked(monkeypatch):
 def test_all_start_again_when_one_dies_and_when_it_returns(tmp_path, topology, victim):
     """In between its peer runs its micro-batches. In the second run each process has two devices."""
     config, num_processes = write_config(tmp_path, topology, 10**6), topology[0] * topology[1]
-    options = ["--platform", "gpu", "--copy-every", str(EVERY)]
+    options = ["--platform", "gpu", "--memory-checkpoint-every", str(EVERY)]
     chaos = ["--chaos", f"step 14: kill {victim}", f"step 25: restart {victim}"]
     with launched(config, *options, *chaos, processes=num_processes) as process:
         for line in (
-            f"all processes are restarted: {victim} died",
-            f"all processes are restarted: {victim} can rejoin",
+            f"restarting all processes: {victim} died",
+            f"restarting all processes: {victim} can rejoin",
         ):
             wait_for(process, line)
             wait_for(process, "resumed after iteration")

@@ -131,7 +131,7 @@ def test_processes_end_with_their_supervisor(tmp_path):
     config = config_for(tmp_path, 1, 10**6)
     with launched(config) as process:
         wait_for(process, "forming")
-        assert sorted(left_behind(config).values()) == ["launch", "member", "member"]
+        assert sorted(left_behind(config).values()) == ["launch", "worker", "worker"]
         assert scratch(process.pid)
     deadline = time.monotonic() + 60
     while left_behind(config) and time.monotonic() < deadline:

@@ -23,12 +23,12 @@ from tests.elastic.runs import (
 
 pytestmark = pytest.mark.slow
 EVERY = 4
-RESTART = "--recovery", "restart", "--copy-every", EVERY
+RESTART = "--recovery", "restart", "--memory-checkpoint-every", EVERY
 BREAKING = """
 import sys
 from pathlib import Path
 
-if "member" in sys.orig_argv and sys.orig_argv[-3] == "1":
+if "worker" in sys.orig_argv and sys.orig_argv[-3] == "1":
     from swift.train import TrainLoop
 
     compute = TrainLoop._compute
@@ -90,7 +90,7 @@ def test_the_others_go_on_without_a_process_whose_device_is_broken_for_good(tmp_
     found = losses(tmp_path / "run")
     np.testing.assert_allclose(found, whole(config, "--stop-at", len(found), *NO_CHECKPOINTS), rtol=1e-8)
     events = [event["event"] for event in read_run(tmp_path / "run").events]
-    assert (events.count("death"), events.count("left_out"), events.count("restore")) == (4 + 4, 1, 0)
+    assert (events.count("process_died"), events.count("process_excluded"), events.count("restore")) == (4 + 4, 1, 0)
 
 
 def member_pids(config):
@@ -99,4 +99,4 @@ def member_pids(config):
     def started(pid):
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
-    return sorted((pid for pid, kind in left_behind(config).items() if kind == "member"), key=started)
+    return sorted((pid for pid, kind in left_behind(config).items() if kind == "worker"), key=started)

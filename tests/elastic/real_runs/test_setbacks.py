@@ -33,7 +33,7 @@ import sys
 import time
 from pathlib import Path
 
-if "member" in sys.orig_argv:
+if "worker" in sys.orig_argv:
     from swift.train import TrainLoop
 
     compute = TrainLoop._compute
@@ -57,7 +57,7 @@ import sys
 import time
 from pathlib import Path
 
-if "member" in sys.orig_argv and sys.orig_argv[-3] == "0":
+if "worker" in sys.orig_argv and sys.orig_argv[-3] == "0":
     from swift.train import TrainLoop
 
     finish, mark = TrainLoop.finish, Path({mark!r} + sys.orig_argv[-2])
@@ -115,9 +115,9 @@ def test_who_waits_for_a_checkpoint_is_killed_while_it_is_loaded(tmp_path, victi
         slow = checkpoint_service(config)
         os.kill(slow, signal.SIGSTOP)  # so that it still is at it whatever happens meanwhile
         kill(config, "0:0", "1:0")
-        wait_for(process, "going back to the newest checkpoint")
+        wait_for(process, "restoring the newest checkpoint")
         kill(config, *victims)
-        wait_for(process, "going back to the newest checkpoint")
+        wait_for(process, "restoring the newest checkpoint")
         os.kill(slow, signal.SIGCONT)
         wait_for(process, "all resume from the checkpoint of iteration")
         wait_for(process, "with 2 processes")
@@ -133,7 +133,7 @@ def test_where_all_hang_and_cannot_be_called_off_all_go_back_to_the_newest_check
     assert code == 0, said
     assert "all resume from the checkpoint of iteration" in said
     np.testing.assert_allclose(losses(tmp_path / "run"), whole(config, *NO_CHECKPOINTS), rtol=1e-8)
-    killed = {event["process"] for event in read_run(tmp_path / "run").events if event["event"] == "kill"}
+    killed = {event["process"] for event in read_run(tmp_path / "run").events if event["event"] == "process_killed"}
     assert killed == {"0:0", "1:0"}
 
 
@@ -163,7 +163,7 @@ def test_where_a_new_generation_does_not_help_all_are_started_again_and_find_wha
         wait_for(process, "running with 2 processes")
         before = members(config)
         mark.touch()
-        wait_for(process, "all processes are restarted: no process finished an iteration for 30 s")
+        wait_for(process, "restarting all processes: no process finished an iteration for 30 s")
         mark.unlink()
         wait_for(process, "with 2 processes")
         after = members(config)

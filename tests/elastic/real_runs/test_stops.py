@@ -106,8 +106,8 @@ def test_a_stop_at_the_start_leaves_no_lease(tmp_path, moment, how):
     ("victims", "moment"),
     [
         (["1:0"], "process 1:0 died"),
-        (["0:0", "1:0"], "stage 0 has no process left"),
-        (["0:0", "1:0"], "going back to the newest checkpoint"),
+        (["0:0", "1:0"], "stage 0 has no live process"),
+        (["0:0", "1:0"], "restoring the newest checkpoint"),
     ],
 )
 def test_ctrl_c_in_the_midst_of_a_recovery(tmp_path, victims, moment):
@@ -135,7 +135,7 @@ def test_who_may_not_come_back_is_gone_and_the_others_go_on_to_the_end(tmp_path)
     run = read_run(tmp_path / "run")
     np.testing.assert_allclose(losses(tmp_path / "run"), whole(config), rtol=1e-8)
     assert run.metrics[-1]["live_workers"] == 1
-    assert [event["event"] for event in run.events].count("death") == 1
+    assert [event["event"] for event in run.events].count("process_died") == 1
     assert left_behind(config) == {}
     assert scratch(process.pid) == []
 

@@ -50,7 +50,7 @@ def test_a_run_on_one_node_listens_on_the_loopback_device_alone(tmp_path, listen
         assert len(pids) == 2
         assert [listening_at(pid) for pid in pids] == [{"127.0.0.1"}] * 2
         for pid, kind in left_behind(config).items():  # the compile service pretends to be a group
-            assert pid in pids or listening_at(pid) <= ({"127.0.0.1"} if kind == "preparer" else set()), kind
+            assert pid in pids or listening_at(pid) <= ({"127.0.0.1"} if kind == "compile-service" else set()), kind
         shared = scratch(process.pid)
         assert len(shared) == 3
         assert {path.stat().st_mode & 0o777 for path in shared} == {0o700}

@@ -42,9 +42,9 @@ def test_who_is_frozen_or_stuck_is_found_and_replaced(tmp_path, harm, deadlines,
     assert code == 0, said
     np.testing.assert_allclose(losses(tmp_path / "run"), whole(config), rtol=1e-8)
     events = read_run(tmp_path / "run").events
-    (kill,) = [event for event in events if event["event"] == "kill"]
-    assert why in kill["why"]
-    (death,) = [event for event in events if event["event"] == "death"]
+    (kill,) = [event for event in events if event["event"] == "process_killed"]
+    assert why in kill["reason"]
+    (death,) = [event for event in events if event["event"] == "process_died"]
     assert death["process"] == "1:0"
     assert death["detection_s"] < within_s
 
@@ -136,7 +136,7 @@ def test_a_run_whose_supervisor_was_killed_goes_on(tmp_path):
     np.testing.assert_allclose(losses(run_dir), whole(config), rtol=1e-8)
 
 
-@pytest.mark.parametrize("who", ["keeper", "member"])
+@pytest.mark.parametrize("who", ["checkpoint-service", "worker"])
 def test_a_kill_while_a_checkpoint_is_made(tmp_path, who):
     config = write_config(tmp_path, (2, 1, 1), 10**6, CheckpointConfig__every=5)
     with launched(config) as process:
@@ -148,14 +148,14 @@ def test_a_kill_while_a_checkpoint_is_made(tmp_path, who):
                 assert process.poll() is None
             victims = [pid for pid, kind in left_behind(config).items() if kind == who]
             os.kill(victims[0], signal.SIGKILL)
-            if who == "member":
+            if who == "worker":
                 wait_for(process, "with 2 processes")
         go_on(process, config, "--set", "CheckpointConfig.every=0")
     assert newest_checkpoint(config) == len(losses(tmp_path / "run"))
 
 
 def test_who_dies_at_once_again_and_again_is_given_up_with_the_end_of_its_log(tmp_path, monkeypatch):
-    of_members = "import os, sys\nif 'member' in sys.orig_argv: os.environ['XLA_FLAGS'] = '--xla_no_such_flag=1'\n"
+    of_members = "import os, sys\nif 'worker' in sys.orig_argv: os.environ['XLA_FLAGS'] = '--xla_no_such_flag=1'\n"
     (tmp_path / "sitecustomize.py").write_text(of_members)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     config = write_config(tmp_path, (2, 1, 1), 10)
@@ -170,7 +170,8 @@ def test_a_compile_service_that_is_frozen_while_it_compiles_costs_no_member(tmp_
     with launched(config) as process:
         wait_for(process, "running with 2 processes")
         while not (
-            locking := holders_of_locks() & {pid for pid, kind in left_behind(config).items() if kind == "preparer"}
+            locking := holders_of_locks()
+            & {pid for pid, kind in left_behind(config).items() if kind == "compile-service"}
         ):
             time.sleep(0.01)
         os.kill(locking.pop(), signal.SIGSTOP)
@@ -179,8 +180,8 @@ def test_a_compile_service_that_is_frozen_while_it_compiles_costs_no_member(tmp_
         wait_for(process, "with 2 processes")
         stop(process, config)
     events = read_run(tmp_path / "run").events
-    assert [event["process"] for event in events if event["event"] == "kill"] == ["preparer"]
-    assert [event["event"] for event in events].count("death") == 1
+    assert [event["process"] for event in events if event["event"] == "process_killed"] == ["compile-service"]
+    assert [event["event"] for event in events].count("process_died") == 1
 
 
 def holders_of_locks():

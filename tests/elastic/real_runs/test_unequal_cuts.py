@@ -51,11 +51,11 @@ def survives(tmp_path, cut, *killed):
 def test_a_chunk_that_nobody_has_comes_from_a_checkpoint(tmp_path):
     """Both workers that hold the middle chunk die at once, while each stage has a live worker."""
     said = survives(tmp_path, APART, "0:0", "1:1")
-    assert "layers of stages 0 and 1 have no process left: the others wait" in said
+    assert "layers of stages 0 and 1 have no live process; waiting for one to rejoin" in said
 
 
 def test_two_runs_a_worker_of_which_a_whole_stage_dies_come_from_a_checkpoint(tmp_path):
     """Its file has the cut of one run a worker; the new processes get two from it."""
     said = survives(tmp_path, TWICE, "0:0", "1:0")
-    assert "stage 0 has no process left: the others wait" in said
+    assert "stage 0 has no live process; waiting for one to rejoin" in said
     assert any(event["event"] == "restore" for event in read_run(tmp_path / "run").events)

@@ -114,7 +114,7 @@ def recovering(live):
     live.texts()
     live.notes += live.journal.kill_injected(D, 105.5)
     live.at(5.75).die(D)
-    live.took(A, leave=0.25, link=0.125).took(B, leave=0.125, program=0.5).took(C, program=0.25)
+    live.took(A, leave=0.25, connect=0.125).took(B, leave=0.125, load_program=0.5).took(C, load_program=0.25)
     live.at(7).form(held={2, 3}).enter(4)
     live.took(A, state=0.25, first_step=1.5).at(8.75).finish(4, A, B)
     return live.at(9).finish(4, C)

@@ -114,7 +114,13 @@ def test_a_terminal_gets_the_workers_and_the_newest_step_redrawn_and_its_cursor_
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_a_terminal_has_a_bar_and_the_time_left_at_any_width(width):
     file = io.StringIO()
-    everything = {"drop_share": 0.2, "load_imbalance": 2.5, "bubble_share": 0.1, "live_workers": 6, "period_ratio": 1.2}
+    everything = {
+        "drop_fraction": 0.2,
+        "load_imbalance": 2.5,
+        "bubble_share": 0.1,
+        "live_workers": 6,
+        "period_ratio": 1.2,
+    }
     with Display("a name of some length", 2000, 0, Console(file=file, width=width, force_terminal=True)) as display:
         display.saved(8)
         for step in (1, 900):
@@ -206,7 +212,7 @@ def test_the_time_of_a_run_by_cause():
     ]
     assert printed(goodput_table(Journal(0).goodput(0.0)))[-1] == ["total", "0.0", "0.0"]
     parts = {"detection": {"median_s": 0.125, "max_s": 0.5}, "first_step": {"median_s": 1.0, "max_s": 2.0}}
-    goodput |= {"num_recoveries": 3, "recovery_median_s": 1.5, "recovery_max_s": 2.5, "recovery_parts": parts}
+    goodput |= {"num_recoveries": 3, "recovery_median_s": 1.5, "recovery_max_s": 2.5, "recovery_phases": parts}
     assert printed(goodput_table(goodput))[8:] == [
         ["recovery,", "of", "3", "median", "(s)", "maximum", "(s)"],
         ["detection", "0.12", "0.50"],

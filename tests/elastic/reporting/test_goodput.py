@@ -12,7 +12,7 @@ def test_a_run_without_failures_is_useful_from_its_first_generation_on(live):
     goodput = live.journal.goodput(105.5)
     assert goodput["goodput"] == 3.5 / 5.5
     assert goodput["recovery_median_s"] is None
-    assert goodput["recovery_parts"] == {}
+    assert goodput["recovery_phases"] == {}
 
 
 def test_iterations_that_somebody_had_finished_are_run_again(live):
@@ -48,7 +48,7 @@ def test_where_an_generation_starts_from_a_checkpoint_is_heard_from_its_members(
     live.die(D).at(6).form(held=()).beat(0, 0).texts()
     live.enter(2).at(7).finish(2).enter(3).at(8).finish(3).at(9).finish(4)
     (recovery,) = live.noted("recovery")
-    assert [recovery.fields[name] for name in ("after", "rerun_steps", "recovery_s")] == [1, 2, 2]
+    assert [recovery.fields[name] for name in ("resumed_from", "rerun_steps", "recovery_s")] == [1, 2, 2]
     assert live.spent() == {"startup": 2, "useful": 4, "reconfiguration": 1, "rerun": 2}
     assert live.journal.goodput(live.time)["rerun_steps"] == 2
 
@@ -73,7 +73,7 @@ def test_a_stage_without_a_process_is_waited_for(live):
     assert live.texts() == [
         "process 0:1 died (signal 9); 3 of 4 continue",
         "process 1:1 died (signal 9)",
-        "stage 1 has no process left: the others wait",
+        "stage 1 has no live process; waiting for one to rejoin",
     ]
     live.at(8).alive().at(9).start(D)
     assert live.texts() == ["process 1:1 has rejoined"]

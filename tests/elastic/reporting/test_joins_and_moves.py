@@ -15,21 +15,25 @@ def test_who_comes_back_is_admitted_and_costs_what_it_takes_after_the_last_itera
     live.at(9.25).start(D)
     assert live.texts() == ["process 1:1 has rejoined, admitted after iteration 6"]
     live.at(9.75).finish(5, A, B, C).at(10.75).finish(6, A, B, C)
-    live.took(D, link=0.5).at(12).form(held={5, 6}).enter(7).at(13.25).finish(7)
-    (join,) = live.noted("join")
-    assert {name: join.fields[name] for name in ("epoch", "joined", "after", "join_s", "link_s", "rerun_steps")} == {
-        "epoch": 3,
-        "joined": ["1:1"],
-        "after": 6,
-        "join_s": 4,
-        "link_s": 0.5,
+    live.took(D, connect=0.5).at(12).form(held={5, 6}).enter(7).at(13.25).finish(7)
+    (join,) = live.noted("rejoin")
+    assert {
+        name: join.fields[name]
+        for name in ("generation", "rejoined", "resumed_from", "rejoin_s", "connect_s", "rerun_steps")
+    } == {
+        "generation": 3,
+        "rejoined": ["1:1"],
+        "resumed_from": 6,
+        "rejoin_s": 4,
+        "connect_s": 0.5,
         "rerun_steps": 0,
     }
     assert live.texts() == [
-        "resumed after iteration 6 with 4 processes: 4.00 s after process 1:1 was admitted (agreement 2.25, link 0.50)"
+        "resumed after iteration 6 with 4 processes: 4.00 s after process 1:1 was admitted "
+        "(coordination 2.25, connect 0.50)"
     ]
     assert live.spent()["reconfiguration"] == 2 + 1.25 + 0.25
-    assert live.journal.goodput(live.time)["num_joins"] == 1
+    assert live.journal.goodput(live.time)["num_rejoins"] == 1
     assert live.journal.goodput(live.time)["num_recoveries"] == 1
 
 
@@ -39,16 +43,16 @@ def test_joiners_do_not_hide_a_recovery_whose_first_iteration_still_runs(live):
     live.at(7).finish(4, A, B, C)
     assert [note.fields["recovery_s"] for note in live.noted("recovery")] == [2]
     live.at(8).finish(5, A, B, C).at(9).form(held={5}).enter(6).at(10).finish(6)
-    assert [note.fields["join_s"] for note in live.noted("join")] == [4]
+    assert [note.fields["rejoin_s"] for note in live.noted("rejoin")] == [4]
 
 
 def test_a_death_while_joiners_are_taken_in_makes_it_a_recovery(live):
     live.die(D).at(6).form(held={3}).enter(4).at(7).finish(4).enter(5).start(D)
     live.at(8).finish(5, A).at(8.5).die(C).at(9).form(held={4}).enter(5).at(10).finish(5)
-    assert live.noted("join") == []
+    assert live.noted("rejoin") == []
     recovery = live.noted("recovery")[-1]
-    assert [recovery.fields[name] for name in ("joined", "recovery_s", "rerun_steps")] == [["1:1"], 1.5, 1]
-    assert [note.text for note in live.noted("form")][2:] == [
+    assert [recovery.fields[name] for name in ("rejoined", "recovery_s", "rerun_steps")] == [["1:1"], 1.5, 1]
+    assert [note.text for note in live.noted("generation_forming")][2:] == [
         "process 1:1 has rejoined, admitted after iteration 6",
         None,
     ]
@@ -67,7 +71,7 @@ def test_an_iteration_to_which_joiners_were_promised_in_vain_is_broken_off(live)
     assert live.membership.generation.form.after is None
     live.at(13).form(held={4}).enter(5).at(14).finish(5)
     assert live.spent() == {"startup": 2, "useful": 5, "reconfiguration": 0.5, "rerun": 6.5}
-    assert [note.fields["join_s"] for note in live.noted("join")] == [8]
+    assert [note.fields["rejoin_s"] for note in live.noted("rejoin")] == [8]
 
 
 @pytest.fixture
@@ -85,43 +89,45 @@ def moving():
 
 def test_who_takes_over_blocks_is_told_and_costs_what_it_takes_after_the_last_iteration(moving):
     moving.at(6).finish(3).at(7).finish(4).at(8).form(held={3, 4}).enter(5).at(9.5).finish(5)
-    (move,) = moving.noted("move")
+    (move,) = moving.noted("recut")
     assert {
-        name: move.fields[name] for name in ("epoch", "joined", "cuts", "places", "after", "move_s", "rerun_steps")
+        name: move.fields[name]
+        for name in ("generation", "rejoined", "cuts", "positions", "resumed_from", "recut_s", "rerun_steps")
     } == {
-        "epoch": 3,
-        "joined": [],
+        "generation": 3,
+        "rejoined": [],
         "cuts": [[3, 1], [4, 0]],
-        "places": {"1:0": "1:1"},
-        "after": 4,
-        "move_s": 4.5,
+        "positions": {"1:0": "1:1"},
+        "resumed_from": 4,
+        "recut_s": 4.5,
         "rerun_steps": 0,
     }
     assert moving.texts() == [
-        "blocks moved among the survivors, stages of 3, 1; 4, 0 layers, 1:0 in the place of 1:1: "
-        "resumed after iteration 4 with 3 processes: 4.50 s after the decision (agreement 3.00)"
+        "blocks moved among the survivors, stages of 3, 1; 4, 0 layers, 1:0 replacing 1:1: "
+        "resumed after iteration 4 with 3 processes: 4.50 s after the decision (coordination 3.00)"
     ]
     goodput = moving.journal.goodput(moving.time)
-    assert (goodput["num_moves"], goodput["num_joins"], goodput["num_recoveries"]) == (1, 0, 1)
+    assert (goodput["num_recuts"], goodput["num_rejoins"], goodput["num_recoveries"]) == (1, 0, 1)
     assert moving.spent()["reconfiguration"] == 1 + 1 + 0.5
 
 
 def test_a_death_in_the_midst_of_a_move_makes_it_a_recovery(moving):
     moving.at(6).finish(3).at(6.5).die(C).at(7).form(held={3}).enter(4).at(8).finish(4)
-    assert moving.noted("move") == []
-    (recovery,) = [note for note in moving.noted("recovery") if note.fields["epoch"] == 4]
+    assert moving.noted("recut") == []
+    (recovery,) = [note for note in moving.noted("recovery") if note.fields["generation"] == 4]
     assert recovery.fields["failed"] == ["1:0"]
-    assert moving.journal.goodput(moving.time)["num_moves"] == 0
+    assert moving.journal.goodput(moving.time)["num_recuts"] == 0
 
 
 def test_a_move_in_which_a_process_cannot_take_part_is_told_in_a_sentence(moving):
     moving.at(6).finish(3).at(6.5).of(RecutFailed, C, 3, "the plan is missing", 0).tick()
     moving.at(7).form(held={3}).enter(4).at(8).finish(4)
-    assert moving.noted("move") == []
-    (refused,) = moving.noted("move_refused")
-    assert refused.fields == {"process": "1:0", "epoch": 3, "why": "the plan is missing"}
+    assert moving.noted("recut") == []
+    (refused,) = moving.noted("recut_failed")
+    assert refused.fields == {"process": "1:0", "generation": 3, "reason": "the plan is missing"}
     assert refused.text == (
-        "process 1:0 cannot move blocks: the plan is missing; blocks stay where they are until the run is resumed"
+        "process 1:0 cannot move blocks: the plan is missing; "
+        "keeping the current layer assignment until the run resumes"
     )
 
 
@@ -130,4 +136,4 @@ def test_a_move_that_is_given_up_is_no_move(moving):
     moving.at(12).alive()
     assert moving.membership.generation.form[1:] == (tuple(moving.now(A, B, C)), None, DEFAULT_ASSIGNMENT)
     moving.form(held={2}).enter(3).at(13).finish(3)
-    assert moving.noted("move") == moving.noted("join") == []
+    assert moving.noted("recut") == moving.noted("rejoin") == []

@@ -110,10 +110,10 @@ def test_in_any_history_every_second_is_counted_once_and_every_iteration_that_is
         assert not {"time", "event", "step"} & note.fields.keys()
         assert json.loads(json.dumps(note.fields)) == note.fields
         assert note.text is None or "\n" not in note.text
-    deaths, recoveries = drill.noted("death"), drill.noted("recovery")
+    deaths, recoveries = drill.noted("process_died"), drill.noted("recovery")
     assert goodput["num_deaths"] == len(deaths)
     assert goodput["num_recoveries"] == len(recoveries)
     for note in recoveries:
         fields = note.fields
-        assert fields["recovery_s"] >= fields["detection_s"] + fields["agreement_s"] - 1e-3
-        assert note.step > fields["after"]
+        assert fields["recovery_s"] >= fields["detection_s"] + fields["coordination_s"] - 1e-3
+        assert note.step > fields["resumed_from"]

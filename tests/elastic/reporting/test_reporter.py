@@ -54,7 +54,7 @@ def test_iterations_that_nobody_has_told_are_named_once(tmp_path):
     run = read_run(tmp_path / "run")
     assert run.metrics.steps_T.tolist() == [3, 7, 8]
     (event,) = run.events
-    assert (event["event"], event["step"], event["first"], event["last"]) == ("not_recorded", 3, 4, 6)
+    assert (event["event"], event["step"], event["first"], event["last"]) == ("records_missing", 3, 4, 6)
     assert [call.args[0] for call in display.note.call_args_list] == [
         "iterations without a record: 4-6; the members died before reporting them"
     ]

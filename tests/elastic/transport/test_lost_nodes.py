@@ -126,7 +126,7 @@ def test_a_log_that_stalls_on_another_node_does_not_silence_it(fleet, tmp_path):
         while time.monotonic() < deadline:
             assert fleet.deaths() == []
             time.sleep(0.05)
-        assert fleet.away_s("far") == 0
+        assert fleet.node_missing_s("far") == 0
         with open(tmp_path / "stalled", "rb"):
             fleet.signal("far stalled", signal.SIGKILL)
             assert until_dead(fleet) == [("far stalled", "signal 9")]

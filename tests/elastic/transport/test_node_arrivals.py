@@ -67,7 +67,7 @@ def test_a_node_that_is_on_its_way_is_not_away(fleet, tmp_path, monkeypatch):
         while time.monotonic() < deadline:
             fleet.deaths()
             time.sleep(0.05)
-        assert 0 < fleet.away_s("far") < 1
+        assert 0 < fleet.node_missing_s("far") < 1
     assert fleet.received(0.0) == []
     with node(tmp_path):
         assert hear(fleet) == [come()]

@@ -15,10 +15,10 @@ from tests.elastic.transport.nodes import come, hear, is_alive, node, start, unt
 
 
 def test_children_here_and_there_are_heard_spoken_to_and_mourned_alike(fleet, tmp_path):
-    assert fleet.away_s("far") > 0
+    assert fleet.node_missing_s("far") > 0
     with node(tmp_path):
         assert hear(fleet) == [come()]
-        assert fleet.away_s("far") == fleet.away_s("near") == 0
+        assert fleet.node_missing_s("far") == fleet.node_missing_s("near") == 0
         for who in ("near", "far"):
             start(
                 fleet,
@@ -102,12 +102,12 @@ def test_where_a_child_cannot_be_killed_none_is_started_any_more(fleet, tmp_path
         ((_, pid),) = hear(fleet)
         fleet.abandon("far")
         assert "far" not in fleet
-        assert fleet.away_s("far too") == math.inf
-        assert fleet.away_s("near") == 0
+        assert fleet.node_missing_s("far too") == math.inf
+        assert fleet.node_missing_s("near") == 0
         fleet.signal("far", signal.SIGKILL)
         assert until_gone(pid), "it is killed again where it speaks"
         fleet.abandon("near")
-        assert fleet.away_s("near") == 0, "the supervisor itself is here"
+        assert fleet.node_missing_s("near") == 0, "the supervisor itself is here"
 
 
 @pytest.mark.parametrize(("error", "code", "said"), [(None, 0, ""), (RunError("no"), 1, "has stopped the run")])

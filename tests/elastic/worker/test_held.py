@@ -58,7 +58,8 @@ def wait_to_begin(*_):
 
 processes.wait_to_begin = wait_to_begin
 place = {"pipeline": 0, "stage": 0, "rank": 0, "platform": "gpu", "device": [0], "forming": 150.0}
-processes.member(Namespace(scratch=Path(sys.argv[1]), memory=Path(sys.argv[1]), by_rank=False, copy_every=1, **place))
+directories = {"scratch": Path(sys.argv[1]), "memory": Path(sys.argv[1])}
+processes.worker(Namespace(**directories, by_rank=False, memory_checkpoint_every=1, **place))
 """
 
 

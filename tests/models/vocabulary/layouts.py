@@ -1,4 +1,4 @@
-"""The layouts of a vocabulary in shares, on all ranks."""
+"""The layouts of a sharded vocabulary, on all ranks."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""The layout of a head in shares against NumPy, which cuts the whole matrix into columns."""
+"""The layout of a sharded head against NumPy, which cuts the whole matrix into columns."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The look-up in shares against NumPy, which indexes the whole table."""
+"""The look-up in a sharded table against NumPy, which indexes the whole table."""
 
 import jax
 import jax.numpy as jnp

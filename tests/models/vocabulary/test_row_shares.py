@@ -1,4 +1,4 @@
-"""The layout of an embedding in shares against NumPy, which deals the rows of the whole table to the ranks."""
+"""The layout of a sharded embedding against NumPy, which deals the rows of the whole table to the ranks."""
 
 from dataclasses import replace
 

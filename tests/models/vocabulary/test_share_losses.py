@@ -1,4 +1,4 @@
-"""The loss with a head in shares, against gradients by hand of the whole head."""
+"""The loss with a sharded head, against gradients by hand of the whole head."""
 
 import jax
 import numpy as np

@@ -43,7 +43,7 @@ class ProcessActions(WorldState):
             case Connect(number):
                 if number == one.number:
                     one.group = one.group if self.forms[number].stays_connected else number
-                    one.outbox.append(PhaseTimed(one.member, number, "link", 0.1, 0))
+                    one.outbox.append(PhaseTimed(one.member, number, "connect", 0.1, 0))
                     found = {(process, stamp) for process, stamps in self.handed_over.items() for stamp in stamps}
                     one.outbox.append(Formed(one.member, number, frozenset(one.states), 0, frozenset(found)))
             case StartGeneration(ActivateGeneration(number, stamp, cut=cut), _, is_restored):

@@ -187,6 +187,6 @@ def at_gate(inner):
 
 if "SWIFT_TEST" in os.environ and "launch" in sys.orig_argv:
     mend_supervisor()
-if "SWIFT_TEST" in os.environ and "member" in sys.orig_argv:
+if "SWIFT_TEST" in os.environ and "worker" in sys.orig_argv:
     pipeline, stage, rank = sys.orig_argv[-3:]
     Moments(f"{pipeline}:{stage}" + (f" rank {rank}" if rank != "0" else "")).mend_member()

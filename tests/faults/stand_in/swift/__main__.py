@@ -42,10 +42,10 @@ class Run:
             self.tell("restore", experts={str(self.step): "all"})
         self.members = members_of(config) if kind == "launch" else []
         self.scratch = Path(tempfile.mkdtemp(prefix=f"swift-{os.getpid()}-"))
-        self.epoch = 0
+        self.generation = 0
         for member in self.members:
             self.start(member)
-        for helper in ("keeper", "preparer") if self.members else ():
+        for helper in ("checkpoint-service", "compile-service") if self.members else ():
             self.start(helper)
         self.form()
 
@@ -62,16 +62,16 @@ class Run:
 
     def start(self, name):
         is_member = name in self.members
-        words = ["member", str(self.scratch), "memory", *re.findall(r"\d+", name + (" 0" * ("rank" not in name)))]
+        words = ["worker", str(self.scratch), "memory", *re.findall(r"\d+", name + (" 0" * ("rank" not in name)))]
         words = words if is_member else [name, str(self.scratch)]
         command = [sys.executable, "-m", "swift", *words]
         self.children[name] = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
     def form(self):
         if self.members:
-            self.epoch += 1
-            self.tell("form", epoch=self.epoch, members=self.members)
-            self.tell("epoch", epoch=self.epoch, members=self.members)
+            self.generation += 1
+            self.tell("generation_forming", generation=self.generation, members=self.members)
+            self.tell("generation_live", generation=self.generation, members=self.members)
 
     def look_after(self):
         """Starts again who is dead or frozen."""
@@ -83,7 +83,7 @@ class Run:
             child.wait()
             del self.children[name]
             if name in self.members:
-                self.tell("death", process=name)
+                self.tell("process_died", process=name)
             self.start(name)
             if name in self.members:
                 self.form()
@@ -136,7 +136,7 @@ def stop(code, why):
 
 
 def main(kind, first, *words):
-    if kind in ("member", "keeper", "preparer"):
+    if kind in ("worker", "checkpoint-service", "compile-service"):
         sys.stdin.read()  # until there is no supervisor
         shutil.rmtree(first, ignore_errors=True)
         return 0
