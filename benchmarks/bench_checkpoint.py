@@ -64,8 +64,8 @@ class Ours:
 
     def end(self) -> None:
         """Waits for the rest of the save."""
-        why = self._saver.follow(wait=True)
-        assert why is None, why
+        reason = self._saver.follow(wait=True)
+        assert reason is None, reason
 
 
 class Orbax:

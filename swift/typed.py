@@ -37,7 +37,7 @@ class Codec(Generic[_M]):
     ...     why: str | None = None
     >>> codec = Codec(Move)
     >>> codec.line(Move((1, 0)))
-    '{"kind": "Move", "worker": [1, 0], "why": null}\\n'
+    '{"kind": "Move", "worker": [1, 0], "reason": null}\\n'
     >>> codec.read(codec.line(Move((1, 0), "late")))
     Move(worker=(1, 0), why='late')
     """

@@ -118,7 +118,7 @@ class SaveCoordinator:
     def give_up(self, error: Exception) -> None:
         """Tells all hosts, where that is possible, that they wait in vain for this one."""
         with suppress(OSError):
-            self._write("failed", {"why": first_line(error), "is_spoilt": isinstance(error, InvalidState)})
+            self._write("failed", {"reason": first_line(error), "is_spoilt": isinstance(error, InvalidState)})
 
     def read(self, host: int, stage: Stage) -> dict[str, Any]:
         """Waits until a host has come so far, and returns what it has told.
@@ -146,7 +146,7 @@ class SaveCoordinator:
             if host != self._host_index:
                 fields = self._read(host, "failed")
                 kind = InvalidState if fields["is_spoilt"] else HostFailed
-                raise kind(f"{self._complaint(host)}: {fields['why']}")
+                raise kind(f"{self._complaint(host)}: {fields['reason']}")
 
     def _complaint(self, host: int) -> str:
         return f"host {host} has not written its part of iteration {self._save.step}"

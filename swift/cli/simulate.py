@@ -188,9 +188,9 @@ def _table(facts: Mapping[str, Any]) -> Iterator[str]:
 
 def _remarks(facts: Mapping[str, Any]) -> Iterator[str]:
     for row in facts["strategies"]:
-        yield f"{row['name']}: {row['why'] if row['spent_s'] is None else row['source']}"
+        yield f"{row['name']}: {row['reason'] if row['spent_s'] is None else row['source']}"
     for row in facts["left_out"]:
-        yield f"{row['name']} is left out: {row['why']}"
+        yield f"{row['name']} is left out: {row['reason']}"
 
 
 def _translate(error: SettingError, options: argparse.Namespace) -> SettingError:

@@ -65,12 +65,12 @@ class RecordAnswer:
     Attributes:
         begun: the record; None: the host could not make it.
         took_s: seconds that this took the host.
-        why: why it could not.
+        reason: reason why it could not.
     """
 
     begun: PartialSample | None
     took_s: float = 0.0
-    why: str = ""
+    reason: str = ""
 
 
 def make_request(plan: InputPlan, request: RecordRequest) -> bytes:
@@ -99,7 +99,7 @@ def handle_request(pipeline: Pipeline, content: bytes) -> bytes:
 
 def error_response(reason: str) -> bytes:
     """Returns the answer to a request that a host cannot fulfil."""
-    return encoded({"why": reason})
+    return encoded({"reason": reason})
 
 
 def run_locally(plan: InputPlan, request: RecordRequest) -> PartialSample:
@@ -127,8 +127,8 @@ def read_answer(content: bytes) -> RecordAnswer:
     """
     try:
         fields = decoded(content)
-        if "why" in fields:
-            return RecordAnswer(None, why=str(fields["why"]))
+        if "reason" in fields:
+            return RecordAnswer(None, reason=str(fields["reason"]))
         digests = fields["digests"]
         parts = [digests[first : first + _DIGEST_BYTES] for first in range(0, len(digests), _DIGEST_BYTES)]
         sample = decoded(fields["sample"]) if "sample" in fields else None
@@ -154,11 +154,11 @@ def fetch_remote_records(hosts: InputHosts, plan: InputPlan, request: RecordRequ
     try:
         answer = read_answer(content)
         if answer.begun is not None and answer.begun.num_done != request.end:
-            answer = RecordAnswer(None, why=f"{answer.begun.num_done} operators have run instead of {request.end}")
+            answer = RecordAnswer(None, reason=f"{answer.begun.num_done} operators have run instead of {request.end}")
     except ValueError as error:
-        answer = RecordAnswer(None, why=str(error))
+        answer = RecordAnswer(None, reason=str(error))
     if answer.begun is None:
-        hosts.tell(host, f"cannot make {place}: {answer.why}")
+        hosts.tell(host, f"cannot make {place}: {answer.reason}")
         return None
     if plan.check_every and request.number % plan.check_every == 0:
         local = run_locally(plan, request)

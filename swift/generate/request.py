@@ -101,7 +101,7 @@ class Answer:
         log_probs: log-probability of each, whatever its temperature.
         text_log_probs: log-probability of every token of the text from ``scored_from`` on.
         is_likeliest: whether each of these was the likeliest token.
-        reason: why it ended; None before.
+        reason: reason why it ended; None before.
         error: what its constraint raised.
     """
 

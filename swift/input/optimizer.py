@@ -225,9 +225,9 @@ def _add_cache(plan: InputPlan, profile: InputProfile, resources: Resources) -> 
     best, seconds = _cheapest_cache(plan, profile, resources)
     without = predict(replace(plan, cache=None), profile).total_s(resources.num_epochs)
     if best.cache is None:
-        why = f"samples cannot be kept: {next(iter(profile.unkept.values()))}" if profile.unkept else ""
-        why = why or f"keeping samples does not pay within {resources.num_epochs:g} epochs, or they do not fit"
-        return replace(plan, cache=None, reasons=(*plan.reasons, f"cache: none; {why}"))
+        reason = f"samples cannot be kept: {next(iter(profile.unkept.values()))}" if profile.unkept else ""
+        reason = reason or f"keeping samples does not pay within {resources.num_epochs:g} epochs, or they do not fit"
+        return replace(plan, cache=None, reasons=(*plan.reasons, f"cache: none; {reason}"))
     after = best.orders[0][best.cache.num_elements - 1] if best.cache.num_elements else "the source"
     size = predict(best, profile).kept_bytes
     reason = (
@@ -371,8 +371,8 @@ def _add_workers(plan: InputPlan, profile: InputProfile, resources: Resources) -
     gain = f"two threads are {profile.thread_gain:.2f} times as fast as one"
     evidence = f"{100 * waiting:.0f} % of the time is waiting, {gain}"
     if seconds < _LEAST_THREADED_S:
-        why = f"a record takes {1e6 * seconds:.0f} us, and handing it over would take as long"
-        return replace(plan, reasons=(*plan.reasons, f"workers: none; {why}"))
+        reason = f"a record takes {1e6 * seconds:.0f} us, and handing it over would take as long"
+        return replace(plan, reasons=(*plan.reasons, f"workers: none; {reason}"))
     if num_threads == 1 and profile.thread_gain < _THREAD_GAIN and resources.num_cores == 1:
         return replace(plan, reasons=(*plan.reasons, f"workers: none; {evidence}, and there is one core"))
     if profile.thread_gain >= _THREAD_GAIN or resources.num_cores == 1:
@@ -385,8 +385,10 @@ def _add_workers(plan: InputPlan, profile: InputProfile, resources: Resources) -
         reason = f"workers: {resources.num_cores} processes; {evidence}, and {saved_s:.3g} s are saved"
         return replace(plan, num_processes=resources.num_cores, num_threads=1, reasons=(*plan.reasons, reason))
     num_threads = max(1, num_threads)
-    why = "starting processes takes longer than they save" if is_shared else "what is kept in memory is of one process"
-    reason = f"workers: {num_threads} threads; {evidence}; {why}"
+    reason = (
+        "starting processes takes longer than they save" if is_shared else "what is kept in memory is of one process"
+    )
+    reason = f"workers: {num_threads} threads; {evidence}; {reason}"
     return replace(plan, num_threads=num_threads, reasons=(*plan.reasons, reason))
 
 
@@ -401,8 +403,8 @@ def add_offload(plan: InputPlan, profile: InputProfile, resources: Resources) ->
     ]
     best_s, best = min(choices, default=(here_s, 0))
     if here_s < _OFFLOAD_GAIN * best_s or here_s - best_s < _OFFLOAD_LEAST_S:
-        why = f"{best_s:.3g} s instead of {here_s:.3g} s" if choices else "samples cannot be sent"
-        return replace(plan, reasons=(*plan.reasons, f"offload: none; {why}"))
+        reason = f"{best_s:.3g} s instead of {here_s:.3g} s" if choices else "samples cannot be sent"
+        return replace(plan, reasons=(*plan.reasons, f"offload: none; {reason}"))
     last = plan.orders[0][best - 1] if best else "the source"
     processes = f"{hosts.num_workers} process{'es' if hosts.num_workers > 1 else ''}"
     reason = (

@@ -189,7 +189,7 @@ def profile_input(pipeline: Pipeline, num_records: int | None = None) -> InputPr
         tuple(element_sums.mean(name_of(element)) for element_sums, element in zip(sums, elements, strict=True)),
         num_tokens / max(num_kept, 1) if len(pipeline.levels) > 1 else 0.0,
         (write_s, read_s),
-        {position: timing.why for position, timing in enumerate(keeping) if timing.why},
+        {position: timing.reason for position, timing in enumerate(keeping) if timing.reason},
         _thread_gain(pipeline, functions, num_profiled),
     )
 
@@ -198,11 +198,11 @@ class _Keeping:
     """The time to keep the samples of one place, and to read them again."""
 
     def __init__(self) -> None:
-        self.why, self.write_s, self.read_s, self.num_bytes, self._num = "", 0.0, 0.0, 0, 0
+        self.reason, self.write_s, self.read_s, self.num_bytes, self._num = "", 0.0, 0.0, 0, 0
 
     def note(self, sample: Any) -> None:
         self._num += 1
-        if self.why or self._num % 8 != 1:  # a few say enough
+        if self.reason or self._num % 8 != 1:  # a few say enough
             return
         try:
             start_time = time.perf_counter()
@@ -213,7 +213,7 @@ class _Keeping:
             self.read_s += time.perf_counter() - middle
             self.num_bytes += len(content)
         except Unencodable as error:
-            self.why = str(error)
+            self.reason = str(error)
 
 
 def _rates(keeping: list[_Keeping]) -> tuple[float, float]:

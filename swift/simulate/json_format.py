@@ -43,7 +43,7 @@ def document(job: Job, trace: Trace, results: Iterable[Outcome | CannotRun]) -> 
             if isinstance(result, Outcome) or result.out_of_memory
         ],
         "left_out": [
-            {"name": result.name, "why": result.reason}
+            {"name": result.name, "reason": result.reason}
             for result in outcomes
             if isinstance(result, CannotRun) and not result.out_of_memory
         ],
@@ -80,4 +80,4 @@ def _row(outcome: Outcome) -> dict[str, Any]:
 
 def _without_memory(result: CannotRun) -> dict[str, Any]:
     nothing = dict.fromkeys(("source", "ettr", "iterations", "samples_per_s", "iteration_s", "spent_s", "goodput"))
-    return {"name": result.name, "out_of_memory": True, "why": result.reason, **nothing}
+    return {"name": result.name, "out_of_memory": True, "reason": result.reason, **nothing}

@@ -67,7 +67,7 @@ class StateLost(RunError):
     """A part of the state is lost.
 
     Args:
-        why: phrase that says which.
+        reason: phrase that says which.
         event: name of the event in ``events.jsonl``.
         facts: its fields.
         remedy: settings that would have prevented it.

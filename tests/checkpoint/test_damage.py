@@ -48,7 +48,7 @@ def test_every_file_of_every_step_is_held_against_what_was_saved(small_run, expe
     for file in sorted(files)[first::7]:
         damage(file)
         found = list(find_damage(run.directory, None, Verifier(run.directory)))
-        assert all(file.relative_to(run.directory).parts[0] in why for why in found)
+        assert all(file.relative_to(run.directory).parts[0] in reason for reason in found)
         assert found or (damage is Path.unlink and file.name == "manifest.json")  # then it is as if never saved
         plan = run.lose_all()
         told += plan.passed_over
@@ -60,7 +60,7 @@ def test_every_file_of_every_step_is_held_against_what_was_saved(small_run, expe
             if not path.is_file() or path.read_bytes() != content:
                 path.write_bytes(content)
     assert len(told) > 5
-    assert all("is damaged: its file" in why for why in told)
+    assert all("is damaged: its file" in reason for reason in told)
     assert capfd.readouterr() == ("", "")
 
 
@@ -71,10 +71,10 @@ def test_a_checkpoint_that_has_lost_its_manifest_is_named(small_run):
     assert checkpoint_steps(run.directory) == [6, 8]
     assert list(find_damage(run.directory, None, Verifier(run.directory))) == []
     (run.directory / "step-00000008" / "manifest.json").unlink()
-    why = "step-00000008 holds no checkpoint: there is no manifest.json in it"
-    assert list(find_damage(run.directory, None, Verifier(run.directory))) == [why]
+    reason = "step-00000008 holds no checkpoint: there is no manifest.json in it"
+    assert list(find_damage(run.directory, None, Verifier(run.directory))) == [reason]
     plan = plan_restore(run.directory)
-    assert (plan.step, plan.passed_over) == (6, (why,))
+    assert (plan.step, plan.passed_over) == (6, (reason,))
     (run.directory / "step-00000006" / "manifest.json").unlink()
     with pytest.raises(SettingError, match=r"cannot be restored: step-00000008 holds no .*step-00000006 holds no"):
         plan_restore(run.directory)
@@ -145,8 +145,8 @@ def test_a_file_that_the_disk_does_not_give_back_is_one_that_is_damaged(small_ru
         return read(path)
 
     monkeypatch.setattr(manifest, "file_digest", fail)
-    (why,) = run.lose_all().passed_over
-    assert why.endswith("its file arrays/state/expert.1.2.float32/0.0.0 cannot be read: Input/output error")
+    (reason,) = run.lose_all().passed_over
+    assert reason.endswith("its file arrays/state/expert.1.2.float32/0.0.0 cannot be read: Input/output error")
     np.testing.assert_equal(expert_of(run.state, 1, 2), expert_of(run.saved[2], 1, 2))
 
 
@@ -225,12 +225,12 @@ def test_a_dense_part_with_wrong_numbers_gives_the_iteration_before_and_is_found
     """The digests of files are of what was written; those of values are of what was to be."""
     run = small_run(experts_per_layer=2, every=2).run(4)
     unchecked(run, 6, "master.head")
-    why = "step-00000006 is damaged: the values of master.head are not those that were saved"
-    assert list(find_damage(run.directory, None, Verifier(run.directory))) == [why]
-    with pytest.raises(SettingError, match=why):
+    reason = "step-00000006 is damaged: the values of master.head are not those that were saved"
+    assert list(find_damage(run.directory, None, Verifier(run.directory))) == [reason]
+    with pytest.raises(SettingError, match=reason):
         plan_restore(run.directory, step=6)
     plan = run.lose_all()
-    assert (plan.step, plan.passed_over) == (4, (why,))
+    assert (plan.step, plan.passed_over) == (4, (reason,))
     np.testing.assert_array_equal(run.state["master"]["head"], run.saved[4]["master"]["head"])
 
 
@@ -238,10 +238,10 @@ def test_an_expert_with_wrong_numbers_comes_from_the_copy_before_and_is_found(sm
     run = small_run(experts_per_layer=2, every=2).run(2)
     unchecked(run, 4, "expert.1.2.float32")
     names = "expert.1.2.float32 and expert.1.2.float64"
-    why = f"step-00000004 is damaged: the values of {names} are not those that were saved"
-    assert list(find_damage(run.directory, None, Verifier(run.directory))) == [why]
+    reason = f"step-00000004 is damaged: the values of {names} are not those that were saved"
+    assert list(find_damage(run.directory, None, Verifier(run.directory))) == [reason]
     plan = run.lose_all()
-    assert plan.passed_over == (f"expert 2 of layer 1: {why}",)
+    assert plan.passed_over == (f"expert 2 of layer 1: {reason}",)
     assert plan.sources[1, 2].step == 2
     np.testing.assert_equal(expert_of(run.state, 1, 2), expert_of(run.saved[2], 1, 2))
 

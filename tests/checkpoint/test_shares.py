@@ -95,7 +95,7 @@ def test_damage_that_one_host_finds_all_pass_over(small_run, name, step):
     content[5] ^= 1
     file.write_bytes(content)
     found = [Verifier(run.directory).check_equal_part(manifest, own, 4) for own in range(4)]
-    assert sum(any(why for *_, why in of_host) for of_host in found) == 1
+    assert sum(any(reason for *_, reason in of_host) for of_host in found) == 1
     checker = Verifier(run.directory)
     for of_host in found:
         checker.adopt(of_host)

@@ -73,18 +73,18 @@ def test_verify_finds_what_is_damaged_and_says_what_a_restore_would_fall_back_to
     damage(partial, name)
     told = tell("checkpoint", "verify", "partial")
     assert (told.code, told.new) == (3, [])
-    why = "step-00000004 is damaged: its file arrays/state/expert.0.0.float32/0.0.0 is not as it was saved"
+    reason = "step-00000004 is damaged: its file arrays/state/expert.0.0.float32/0.0.0 is not as it was saved"
     assert told.out.splitlines() == [
-        f"damaged: {why}",
+        f"damaged: {reason}",
         "a restore takes",
         "  dense: storage, step 4",
         "  all experts: storage, step 2",
-        f"  passed over: expert 0 of layer 0: {why}",
+        f"  passed over: expert 0 of layer 0: {reason}",
         told.out.splitlines()[-1],
     ]
     assert told.err == "swift: partial: 1 of its files or arrays damaged or missing\n"
     said = tell("checkpoint", "verify", "partial", "--format", "json")
-    assert (said.code, json.loads(said.out)["damaged"]) == (3, [why])
+    assert (said.code, json.loads(said.out)["damaged"]) == (3, [reason])
 
 
 def test_verify_of_one_checkpoint_is_of_what_that_one_reads(tell, partial):

@@ -503,8 +503,8 @@ def test_a_disk_without_room_is_not_filled(hub, imported, tmp_path, monkeypatch,
     for command in (["import", str(hub)], ["export", str(imported), "--format", "hf"]):
         assert main([*command, "--out", str(tmp_path / "model")]) == 3
         error = capsys.readouterr().err
-        why = r"model: the model cannot be written: No space left on device: \d+ bytes are needed, 0 are free\n"
-        assert re.fullmatch(rf"swift: {tmp_path}/{why}", error)
+        reason = r"model: the model cannot be written: No space left on device: \d+ bytes are needed, 0 are free\n"
+        assert re.fullmatch(rf"swift: {tmp_path}/{reason}", error)
         assert list(tmp_path.iterdir()) == []
 
 

@@ -46,8 +46,8 @@ def test_nobodys_file_is_replaced_by_whatever_name(foreign, kind, monkeypatch):
             with pytest.raises(SettingError, match=f"is a file that is not {kind.words}; choose another name"):
                 check_output("--out", path, kind)
     (foreign / "to-nothing").symlink_to("nothing")
-    for path, why in {"": "is a directory", "to-nothing": "is a link to nothing", "no/x": "no directory no"}.items():
-        with pytest.raises(SettingError, match=why):
+    for path, reason in {"": "is a directory", "to-nothing": "is a link to nothing", "no/x": "no directory no"}.items():
+        with pytest.raises(SettingError, match=reason):
             check_output("--out", here / path, kind)
     check_output("--out", foreign / "new", kind)
 

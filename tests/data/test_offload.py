@@ -108,7 +108,7 @@ def test_a_host_whose_operators_do_something_else_is_named():
     [
         (lambda *_: b"", "the answer is none: "),
         (lambda *_: b"\x80\x04K\x01.", "the answer is none: "),
-        (lambda *_: encoded({"why": "no such file"}), "no such file"),
+        (lambda *_: encoded({"reason": "no such file"}), "no such file"),
         (lambda *_: encoded({"num_done": 1, "names": [], "digests": b"", "took_s": 0.0}), "1 operators have run"),
         (lambda one, _: handle_request(one, b"{"), "JSONDecodeError"),
         (lambda one, _: handle_request(one, b'{"order": ["rm"]}'), "rm are not the operators of this pipeline"),
@@ -184,7 +184,7 @@ def test_operators_are_offloaded_as_far_as_it_pays(operators, hosts, end):
 def test_what_cannot_be_sent_is_not_offloaded_and_what_is_kept_ends_it():
     one, profile = profiled((1e-2, 100.0), (1e-2, 100.0), (1e-2, 100.0))
     used = Resources(num_epochs=1, hosts=FAST)
-    assert add_offload(plain_plan(one), replace(profile, unkept={3: "why", 2: "why"}), used).num_offloaded == 1
+    assert add_offload(plain_plan(one), replace(profile, unkept={3: "reason", 2: "reason"}), used).num_offloaded == 1
     kept = replace(plain_plan(one), cache=CachePoint(2, "memory"))
     assert add_offload(kept, profile, used).num_offloaded == 2
     few = replace(profile, num_records=20)

@@ -60,7 +60,7 @@ def run(order, link, orders):
     except Exception as error:
         if not is_aborted(error):
             raise
-        send(generation=order["generation"], broken=True, why=str(error))
+        send(generation=order["generation"], broken=True, reason=str(error))
 
 
 def die_once_published(client, index):

@@ -149,10 +149,10 @@ def test_who_waits_for_the_dead_to_connect_is_set_free(group, dead, dies):
     others = [name for name in "abc" if name != dead]
     group.form(others)
     for name in others:
-        why = group.hear_all(name, "broken")["why"]
-        assert "Gloo" in why
-        assert "DEADLINE_EXCEEDED" not in why  # the limits of the runtime and of gloo, of 30 s
-        assert "imed out waiting" not in why
+        reason = group.hear_all(name, "broken")["reason"]
+        assert "Gloo" in reason
+        assert "DEADLINE_EXCEEDED" not in reason  # the limits of the runtime and of gloo, of 30 s
+        assert "imed out waiting" not in reason
     assert [group.hear(name, "total") for name in others] == [1.0 + 2.0] * 2
 
 

@@ -32,7 +32,7 @@ BROKEN = {
     "a traceback": ("return 130", "raise KeyError", "interrupt", "a traceback on the terminal"),
     "two at once": ("fcntl.LOCK_EX", "fcntl.LOCK_SH", "rival", "a second run"),
     "a directory": ("self.scratch.mkdir(parents=True, exist_ok=True)", "pass", "remove-tmp", "not made again"),
-    "nobody says why": ('print(f"swift: {why}"', 'print(f"{why}"', "rival", "was not told why"),
+    "nobody says why": ('print(f"swift: {reason}"', 'print(f"{reason}"', "rival", "was not told why"),
 }
 
 

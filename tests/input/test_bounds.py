@@ -70,7 +70,7 @@ def test_what_is_too_large_is_an_answer_and_not_the_end(caller, monkeypatch):
     assert json.loads(receive_frame(caller, LIMIT_S)) == []
     for _ in range(2):
         send_frame(caller, b'{"echo": 1000}', LIMIT_S)
-        assert "bytes, and 500 can be sent" in decoded(receive_frame(caller, LIMIT_S))["why"]
+        assert "bytes, and 500 can be sent" in decoded(receive_frame(caller, LIMIT_S))["reason"]
 
 
 def test_an_echo_has_a_limit(caller):

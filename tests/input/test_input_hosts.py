@@ -177,8 +177,8 @@ def test_a_host_that_ends_the_handshake_is_done_without(said):
     told = list[str]()
     with saying(said) as address:
         assert connect([address], KEY, {}, told.append).num_workers == 0
-    why = "cannot be reached (the connection has ended): samples are made without it"
-    assert told == [f"input host 127.0.0.1:{address[1]} {why}"]
+    reason = "cannot be reached (the connection has ended): samples are made without it"
+    assert told == [f"input host 127.0.0.1:{address[1]} {reason}"]
 
 
 def test_a_host_with_another_key_is_refused_whether_or_not_it_has_processes():

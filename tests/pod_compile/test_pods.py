@@ -30,7 +30,7 @@ def test_an_unknown_generation_lists_those_that_there_are():
 
 
 @pytest.mark.parametrize(
-    ("name", "why"),
+    ("name", "reason"),
     [
         ("v5e", "is named like v5e:4x4"),
         ("v5e:4x4x4", "is named like v5e:4x4"),
@@ -43,6 +43,6 @@ def test_an_unknown_generation_lists_those_that_there_are():
         ("h100:9999x8", "has 79,992 devices; at most 8,192"),
     ],
 )
-def test_a_shape_that_cannot_be(name, why):
-    with pytest.raises(SettingError, match=why):
+def test_a_shape_that_cannot_be(name, reason):
+    with pytest.raises(SettingError, match=reason):
         Pod.parse(name)

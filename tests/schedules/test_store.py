@@ -180,7 +180,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("name", DAMAGES)
 def test_a_damaged_plan_is_named_ignored_and_planned_again(store, warned, name):
-    damage, why = DAMAGES[name]
+    damage, reason = DAMAGES[name]
     store.put(plan(CANONICAL))
     path = store.path(PROBLEM, "adaptive")
     whole = path.read_bytes()
@@ -189,7 +189,7 @@ def test_a_damaged_plan_is_named_ignored_and_planned_again(store, warned, name):
     assert store.get(PROBLEM, "adaptive") is None
     (line,) = warned
     assert line.startswith(f"damaged plan {path} is ignored and planned again: ")
-    assert why in line
+    assert reason in line
     assert "\n" not in line
 
     schedule = store.plan(PROBLEM, "adaptive", plan)

@@ -102,7 +102,7 @@ def test_a_window_does_without_all_that_are_down_at_its_start_or_fail_in_it(list
 
 
 @pytest.mark.parametrize(
-    ("texts", "offending", "why"),
+    ("texts", "offending", "reason"),
     [
         (["step 20 fail 1:2"], "step 20 fail 1:2", "must be 'step STEP: fail PIPELINE:STAGE'"),
         (["step 20: dies 1:2"], "step 20: dies 1:2", "must be 'step STEP"),
@@ -123,11 +123,11 @@ def test_a_window_does_without_all_that_are_down_at_its_start_or_fail_in_it(list
         (None, None, "must be a list of texts"),
     ],
 )
-def test_mistakes(texts, offending, why):
+def test_mistakes(texts, offending, reason):
     with pytest.raises(SettingError) as raised:
         parse_failures(texts, TOPOLOGY, 60)
     assert (raised.value.setting, raised.value.value) == ("Experiment.failures", offending)
-    assert why in raised.value.allowed
+    assert reason in raised.value.allowed
     assert len(str(raised.value).splitlines()) == 1
 
 
@@ -166,7 +166,7 @@ def test_a_window_does_without_ranks_in_the_same_way(listed, first, length):
 
 
 @pytest.mark.parametrize(
-    ("texts", "window", "why"),
+    ("texts", "window", "reason"),
     [
         (["step 2: fail 0:0 rank"], 1, "must be 'step STEP: fail PIPELINE:STAGE'"),
         (["step 2: fail 0:0 rank -1"], 1, "must be 'step STEP: fail PIPELINE:STAGE'"),
@@ -206,10 +206,10 @@ def test_a_window_does_without_ranks_in_the_same_way(listed, first, length):
         ),
     ],
 )
-def test_mistakes_with_ranks_are_told(texts, window, why):
+def test_mistakes_with_ranks_are_told(texts, window, reason):
     with pytest.raises(SettingError) as raised:
         parse_failures(texts, RANKS, 60, window)
-    assert raised.value.allowed.startswith(why)
+    assert raised.value.allowed.startswith(reason)
     assert raised.value.setting == "Experiment.failures"
     assert raised.value.value == texts[-1]
 

@@ -179,8 +179,8 @@ class Forgetful:
 @pytest.mark.parametrize(("sound_for", "stops_at"), [(7, 8), (8, 10)], ids=["before it is saved", "when it was used"])
 def test_a_placement_without_a_class_stops_the_run_and_is_not_saved(experiment, tmp_path, sound_for, stops_at):
     forgetful = replace(experiment, placement=Forgetful(sound_for), checkpoint=CheckpointConfig(every=8))
-    why = rf"placement = Forgetful.*: expert 0 of 0 to 3 has no slot in layer 0 at iteration {stops_at}: stopped; "
-    with pytest.raises(RunError, match=why):
+    reason = rf"placement = Forgetful.*: expert 0 of 0 to 3 has no slot in layer 0 at iteration {stops_at}: stopped; "
+    with pytest.raises(RunError, match=reason):
         run(forgetful, tmp_path / "run")
     stopped = read_run(tmp_path / "run")
     assert stopped.events[-1]["event"] == "invalid_placement"

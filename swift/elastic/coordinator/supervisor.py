@@ -192,18 +192,18 @@ class ServiceMonitor:
                 self.failure = text
             case StateRestored():
                 return self._restored(answer, membership)
-            case CommandFailed("save", step, why, _):
+            case CommandFailed("save", step, reason, _):
                 pause_s = self._context.checkpoints.pause_s
                 again = "" if pause_s is None else f"; trying again in {pause_s:.0f} s"
-                text = self.failure = f"the checkpoint of iteration {step} was not saved: {why}{again}"
-                self._reporter.note("checkpoint_failed", step or 0, text, error=why)
-            case CommandFailed("reshard", step, why, generation):
-                lost = f"the state after iteration {step} is lost: {why}"
+                text = self.failure = f"the checkpoint of iteration {step} was not saved: {reason}{again}"
+                self._reporter.note("checkpoint_failed", step or 0, text, error=reason)
+            case CommandFailed("reshard", step, reason, generation):
+                lost = f"the state after iteration {step} is lost: {reason}"
                 return RestoreFailed(generation, time.monotonic(), lost)
-            case CommandFailed(_, step, why, generation):
+            case CommandFailed(_, step, reason, generation):
                 which = "there is no checkpoint" if step is None else f"that of iteration {step} cannot be read"
                 lost = f"the state is lost, and {which}"
-                return RestoreFailed(generation, time.monotonic(), lost, why)
+                return RestoreFailed(generation, time.monotonic(), lost, reason)
         return None
 
     def take_compile_answer(self, line: str, time: float) -> RecutReady | None:
@@ -212,7 +212,7 @@ class ServiceMonitor:
         if answer is None:
             return None
         if isinstance(answer, CompileFailed):
-            self._reporter.note("compile_failed", written, answer.why, error=answer.why)
+            self._reporter.note("compile_failed", written, answer.reason, error=answer.reason)
             return None
         failed = [f"{pipeline}:{stage}" for pipeline, stage in sorted(answer.failed)]
         if isinstance(answer, CutPrepared):
@@ -350,9 +350,9 @@ class WorkerResults:
                 if loss is not None:
                     self._check_finite(stamp.step, loss_after=loss)
                 self._context.checkpoints.add(message, is_full=self.is_stopping)
-            case SnapshotMissed(_, stamp, why):
+            case SnapshotMissed(_, stamp, reason):
                 self.missed = message
-                self._reporter.note("checkpoint_failed", stamp.step, _missed_text(message), error=why)
+                self._reporter.note("checkpoint_failed", stamp.step, _missed_text(message), error=reason)
             case DataUnreadable():
                 return self._take_unreadable(message)
         return None
@@ -386,18 +386,18 @@ class WorkerResults:
         """Has the common state saved as a checkpoint, by a new generation that runs no iteration."""
         if self.unreadable is None:
             self.unreadable = message
-            self._reporter.note("data_unreadable", self._reporter.written, message.why, error=message.why)
+            self._reporter.note("data_unreadable", self._reporter.written, message.reason, error=message.reason)
         elif message.number > self.unreadable.number:  # even saving needs the data
             raise self._unreadable_error(message)
         return Ready(message.member, time.monotonic(), message.number)
 
     def _unreadable_error(self, message: DataUnreadable) -> RunError:
-        return RunError(f"{message.why}: stopped; {self._context.remedy}, {_DATA_REMEDY}")
+        return RunError(f"{message.reason}: stopped; {self._context.remedy}, {_DATA_REMEDY}")
 
 
 def _missed_text(missed: SnapshotMissed) -> str:
     where = f"{missed.member.process} cannot keep its part"
-    return f"iteration {missed.stamp.step} cannot be saved: {where}: {missed.why}"
+    return f"iteration {missed.stamp.step} cannot be saved: {where}: {missed.reason}"
 
 
 class _MembershipDriver:
@@ -433,7 +433,7 @@ class _MembershipDriver:
             self._take(child, line, received)
         for death in deaths:
             if isinstance(death.child, Member):
-                self.report(Died(death.child, death.time, death.why, death.is_own))
+                self.report(Died(death.child, death.time, death.reason, death.is_own))
             else:
                 self.services.died(death.child)
         now = time.monotonic()
@@ -498,10 +498,10 @@ class _MembershipDriver:
                     self._children.signal(status.member, signal.SIGKILL)
             case ExcludeProcess(process, _):  # reading its log here could hold up the run
                 self._reporter.show_line(f"the log of process {process} is {self._context.spec.log(str(process))}")
-            case AbortRun(process, why):
-                self._give_up(process, why)
-            case StopRun(why, remedy):
-                raise RunError(f"{why}: stopped; {remedy or self._context.remedy}")
+            case AbortRun(process, reason):
+                self._give_up(process, reason)
+            case StopRun(reason, remedy):
+                raise RunError(f"{reason}: stopped; {remedy or self._context.remedy}")
             case StageLost():
                 pass
         return None
@@ -569,12 +569,12 @@ class _MembershipDriver:
         self.send([member], Begin(self._reporter.written))
         return Started(member, time.monotonic())
 
-    def _give_up(self, process: Process, why: str) -> NoReturn:
+    def _give_up(self, process: Process, reason: str) -> NoReturn:
         log = self._context.spec.log(str(process))
         if log.exists():  # it does not if the process could not even be started
             last = log.read_text(errors="replace").splitlines()[-_NUM_LOG_LINES:]
             self._reporter.show_line("\n".join([f"the last lines of {log}:", *last]))
-        raise RunError(f"process {process} {why}: stopped; {self._context.remedy}")
+        raise RunError(f"process {process} {reason}: stopped; {self._context.remedy}")
 
 
 class Supervisor:
@@ -705,9 +705,9 @@ class Supervisor:
                 reason = "the programs for it were not compiled by then"
             self._note_skipped(fault, "waited until the run ended, and did not happen", reason)
 
-    def _note_skipped(self, fault: Fault, what: str, why: str) -> None:
-        text = f"--chaos '{fault}' {what}: {why}"
-        self._reporter.note("fault_skipped", self._reporter.written, text, fault=str(fault), reason=why)
+    def _note_skipped(self, fault: Fault, what: str, reason: str) -> None:
+        text = f"--chaos '{fault}' {what}: {reason}"
+        self._reporter.note("fault_skipped", self._reporter.written, text, fault=str(fault), reason=reason)
 
     def _restart_dead(self, newest: int) -> None:
         """Has dead processes restarted, except those that fault injection keeps down after the ``newest`` iteration."""

@@ -25,11 +25,11 @@ class Stall(NamedTuple):
     """End of a generation of which no single member is known to have failed.
 
     Attributes:
-        why: cause, in a few words.
+        reason: cause, in a few words.
         deadline: name of the deadline that all of them have exceeded; empty if there is none.
     """
 
-    why: str
+    reason: str
     deadline: str = ""
 
 

@@ -129,8 +129,8 @@ class Membership(RunStatus):
                 return self._choose_state(event)
             case Restored():
                 return self._after_restore(event)
-            case RestoreFailed(number, _, why, remedy):
-                return self, (StopRun(why, remedy),) if self.awaits_state(number) else ()
+            case RestoreFailed(number, _, reason, remedy):
+                return self, (StopRun(reason, remedy),) if self.awaits_state(number) else ()
             case RecutReady():
                 return replace(self, moves=self.moves.with_prepared(event)), ()
             case StopRequested():
@@ -221,7 +221,7 @@ class Membership(RunStatus):
         return (stalled, stop) if stop else stalled._form_next(generation, time, reason)
 
     def _form_next(
-        self, generation: Generation, time: float, why: str, after: int | None = None
+        self, generation: Generation, time: float, reason: str, after: int | None = None
     ) -> tuple[Self, Commands]:
         """Forms a generation that follows another one; where processes join only one, all are restarted before.
 
@@ -237,7 +237,7 @@ class Membership(RunStatus):
             if is_starting or generation.done or not has_copies:
                 return self, ()
         have_joined = [status for status in self.statuses.values() if status.member in generation.form.members]
-        return self.restarted(why, time) if any(status.is_alive for status in have_joined) else self._form(time)
+        return self.restarted(reason, time) if any(status.is_alive for status in have_joined) else self._form(time)
 
     def _form(self, time: float, after: int | None = None, better: RecutReady | None = None) -> tuple[Self, Commands]:
         """Forms a generation of all that are present, with the cuts of the run unless it is to use a better one."""
@@ -383,7 +383,7 @@ class Membership(RunStatus):
         if quick_deaths < self.deadlines.max_quick_deaths:
             return dead, ()
         start = "was live" if self.policy.recovery == "live" else "had finished an iteration"
-        reason = f"died {quick_deaths} times in a row before it {start}: {death.why}"
+        reason = f"died {quick_deaths} times in a row before it {start}: {death.reason}"
         return dead, (ExcludeProcess(process, reason) if dead._fails_alone(process) else AbortRun(process, reason),)
 
     def _has_started(self, status: ProcessStatus) -> bool:
@@ -418,9 +418,9 @@ class Membership(RunStatus):
             return replace(self, stalled=stalled), ()
         in_vain = f"{len(stalled)} generations in a row of the same members finished no iteration"
         remedy = f" (where it takes longer: --deadline {stall.deadline}=SECONDS)" if stall.deadline else ""
-        return replace(self, stalled=stalled), (StopRun(f"{in_vain}: {stall.why}{remedy}"),)
+        return replace(self, stalled=stalled), (StopRun(f"{in_vain}: {stall.reason}{remedy}"),)
 
-    def _after_break(self, generation: Generation, why: str, time: float) -> tuple[Self, Commands]:
+    def _after_break(self, generation: Generation, reason: str, time: float) -> tuple[Self, Commands]:
         """Returns the membership once members that all live cannot continue, and maybe the end of the run.
 
         Connections may fail for a while, and each attempt takes seconds only. So a generation that was never live
@@ -429,7 +429,7 @@ class Membership(RunStatus):
         before = self._stalled_before(generation)
         if before and not generation.is_live and time - before[0].since <= self.deadlines.progress:
             return self, ()
-        return self._after_stall(generation, Stall(why))
+        return self._after_stall(generation, Stall(reason))
 
     def _stalled_before(self, generation: Generation) -> tuple[Generation, ...]:
         """Returns the generations of the same processes that have stalled since the last iteration of any."""
@@ -441,12 +441,12 @@ class Membership(RunStatus):
     def _restarted_or_ended(self, generation: Generation, stall: Stall, time: float) -> tuple[Self, Commands]:
         """Returns the membership once all are restarted without blame, or the run ends, see ``_after_stall``."""
         stalled, stop = self._after_stall(generation, stall)
-        return (stalled, stop) if stop else stalled.restarted(stall.why, time)
+        return (stalled, stop) if stop else stalled.restarted(stall.reason, time)
 
-    def restarted(self, why: str, time: float) -> tuple[Self, Commands]:
+    def restarted(self, reason: str, time: float) -> tuple[Self, Commands]:
         """Returns the membership in which all live processes are being killed, to be restarted."""
         everyone = [status.member for status in self.statuses.values() if status.is_alive]
-        return self._killed(everyone, time, is_excused=True), (RestartAll(why),)
+        return self._killed(everyone, time, is_excused=True), (RestartAll(reason),)
 
     def _killed(self, members: Collection[Member], time: float, *, is_excused: bool = False) -> Self:
         """Returns the membership with members being killed; those that were killed before get no more time to die."""

@@ -258,14 +258,14 @@ class Kill(NamedTuple):
     """Kill a process if it still exists; ``Died`` follows, or eventually ``Retire``."""
 
     member: Member
-    why: str
+    reason: str
 
 
 class Retire(NamedTuple):
     """Treat a killed process that does not die as dead; never restart it, nor start anything else on its node."""
 
     member: Member
-    why: str
+    reason: str
 
 
 class StartProcess(NamedTuple):
@@ -277,7 +277,7 @@ class StartProcess(NamedTuple):
 class RestartAll(NamedTuple):
     """Kill and restart all processes: the one at fault cannot be identified."""
 
-    why: str
+    reason: str
 
 
 class StageLost(NamedTuple):
@@ -290,25 +290,25 @@ class ExcludeProcess(NamedTuple):
     """Report that a process is restarted no more: the others continue without it."""
 
     process: Process
-    why: str
+    reason: str
 
 
 class AbortRun(NamedTuple):
     """Stop the run: a process dies repeatedly at its start, and the others cannot continue without it."""
 
     process: Process
-    why: str
+    reason: str
 
 
 class StopRun(NamedTuple):
     """Stop the run: it cannot continue.
 
     Attributes:
-        why: reason.
+        reason: reason.
         remedy: what the user can do; None: resume from the newest checkpoint.
     """
 
-    why: str
+    reason: str
     remedy: str | None = None
 
 
@@ -339,13 +339,13 @@ class Died(NamedTuple):
     """A process is known to be dead: its exit status was collected, or it can never be reached again.
 
     Attributes:
-        why: cause, in a few words.
+        reason: cause, in a few words.
         is_own: whether the process itself failed, rather than the node that it ran on.
     """
 
     member: Member
     time: float
-    why: str
+    reason: str
     is_own: bool = True
 
 
@@ -418,12 +418,12 @@ class RecutFailed(NamedTuple):
     Attributes:
         number: generation with these blocks, which it cannot form, so that it waits for another; or the one that it
             runs, and goes on to run, as it was to load the programs ahead.
-        why: reason, in a few words.
+        reason: reason, in a few words.
     """
 
     member: Member
     number: int
-    why: str
+    reason: str
     time: float
 
 
@@ -495,13 +495,13 @@ class RestoreFailed(NamedTuple):
 
     Attributes:
         number: generation that waits for it.
-        why: what is lost.
+        reason: what is lost.
         remedy: what the user can do; None: resume from the newest checkpoint.
     """
 
     number: int
     time: float
-    why: str
+    reason: str
     remedy: str | None = None
 
 

@@ -248,11 +248,11 @@ class Journal:
                 self._fail(member, Failure(time, time), time)
                 text = f"process {member.process} lost its group in generation {number}"
                 return [self._note("cannot_continue", text, process=str(member.process), generation=number)]
-            case RecutFailed(member, number, why, time):
+            case RecutFailed(member, number, reason, time):
                 self._fail(member, Failure(time, time), time)
-                refused = f"process {member.process} cannot move blocks: {why}"
+                refused = f"process {member.process} cannot move blocks: {reason}"
                 text = f"{refused}; keeping the current layer assignment until the run resumes"
-                return [self._note("recut_failed", text, process=str(member.process), generation=number, reason=why)]
+                return [self._note("recut_failed", text, process=str(member.process), generation=number, reason=reason)]
             case Heartbeat():
                 return self._on_heartbeat(event, after)
             case PhaseTimed(_, number, phase, seconds, _):
@@ -340,31 +340,31 @@ class Journal:
                 return []
             case ActivateGeneration():
                 return [self._on_go_live(command, time, after)]
-            case Kill(member, why):
+            case Kill(member, reason):
                 # A line left in the pipe of a dead process is received after its death: then no process is killed.
                 if not _is_to_die(member, after):
                     return []
                 self._failures[member] = _failure_of(member, time, before)
-                text = f"process {member.process} is killed: {why}"
-                return [self._note("process_killed", text, process=str(member.process), reason=why)]
-            case Retire(member, why):
-                text = f"process {member.process} {why}: continuing without it"
-                death = self._on_death(Died(member, time, why), before, after)
-                return [self._note("process_retired", text, process=str(member.process), reason=why), *death]
-            case RestartAll(why):
+                text = f"process {member.process} is killed: {reason}"
+                return [self._note("process_killed", text, process=str(member.process), reason=reason)]
+            case Retire(member, reason):
+                text = f"process {member.process} {reason}: continuing without it"
+                death = self._on_death(Died(member, time, reason), before, after)
+                return [self._note("process_retired", text, process=str(member.process), reason=reason), *death]
+            case RestartAll(reason):
                 since = time if before.generation is None else before.generation.since
                 is_dying = [status.member for status in before.statuses.values() if status.is_alive]
                 self._failures.update(dict.fromkeys(is_dying, Failure(since, time, is_one_of_all=True)))
-                return [self._note("restart_all", f"restarting all processes: {why}", reason=why)]
+                return [self._note("restart_all", f"restarting all processes: {reason}", reason=reason)]
             case StageLost(stages):
                 text = _stage_lost_text(stages, is_one_cut=not after.policy.own_cut)
                 return [self._note("stage_lost", text, stages=list(stages))]
-            case ExcludeProcess(process, why):
-                text = f"process {process} {why}: continuing without it"
-                return [self._note("process_excluded", text, process=str(process), reason=why)]
-            case AbortRun(process, why):
+            case ExcludeProcess(process, reason):
+                text = f"process {process} {reason}: continuing without it"
+                return [self._note("process_excluded", text, process=str(process), reason=reason)]
+            case AbortRun(process, reason):
                 # The error that ends the run is shown on the terminal.
-                return [self._note("run_aborted", None, process=str(process), reason=why)]
+                return [self._note("run_aborted", None, process=str(process), reason=reason)]
 
     def _on_form(self, form: FormGeneration, time: float) -> JournalEntry:
         self._goodput.form(form.after, time)

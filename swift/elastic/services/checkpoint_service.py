@@ -325,7 +325,7 @@ class CheckpointService:
                     return Saved(stamp.step, time.perf_counter() - begun, path.name, facts)
                 case LoadCheckpoint(None, generation, processes) if self.init_from and not self._steps:
                     facts = self.begin(generation, processes)
-                    lines = [f"passed over: {why}" for why in facts["passed_over"]]
+                    lines = [f"passed over: {reason}" for reason in facts["passed_over"]]
                     return StateRestored(StateId(generation, 0), lines, facts, is_origin=True)
                 case LoadCheckpoint(step, generation, processes):
                     plan = self.load(generation, processes, step)

@@ -38,13 +38,13 @@ class Death(NamedTuple):
 
     Attributes:
         child: name of the child.
-        why: cause, in a few words.
+        reason: cause, in a few words.
         time: when it was detected, in seconds.
         is_own: whether the child itself failed, rather than its node.
     """
 
     child: Hashable
-    why: str
+    reason: str
     time: float
     is_own: bool = True
 

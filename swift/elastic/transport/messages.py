@@ -101,12 +101,12 @@ class SnapshotMissed(NamedTuple):
 
     Attributes:
         stamp: stamp of the state.
-        why: reason, in a few words.
+        reason: reason, in a few words.
     """
 
     member: Member
     stamp: StateId
-    why: str
+    reason: str
 
 
 class DataUnreadable(NamedTuple):
@@ -117,7 +117,7 @@ class DataUnreadable(NamedTuple):
 
     member: Member
     number: int
-    why: str
+    reason: str
 
 
 WorkerCommand = Begin | FormGroup | PreloadPrograms | Connect | StartGeneration | Halt | Hang | Stop
@@ -231,13 +231,13 @@ class CommandFailed(NamedTuple):
     Attributes:
         what: the command.
         step: its iteration; None if the newest checkpoint was requested and there is none.
-        why: reason, in a line.
+        reason: reason, in a line.
         generation: generation that waits for a state; 0: none.
     """
 
     what: Literal["save", "load", "reshard"]
     step: int | None
-    why: str
+    reason: str
     generation: int = 0
 
 
@@ -311,7 +311,7 @@ class Alive(NamedTuple):
 class CompileFailed(NamedTuple):
     """The programs of a configuration could not be prepared; processes that need them compile, and may fail, too."""
 
-    why: str
+    reason: str
 
 
 CompileAnswer = Prepared | CutPrepared | CompileFailed | Alive
@@ -371,7 +371,7 @@ class ChildDied(NamedTuple):
     """Report to the first node: a child has died; sent after all its lines."""
 
     child: str
-    why: str
+    reason: str
 
 
 class NodeHeartbeat(NamedTuple):

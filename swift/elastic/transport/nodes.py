@@ -291,11 +291,11 @@ class MultiNodeChildren:
         match message:
             case ChildSent(name, line):
                 self._local.lines.put(ReceivedLine(self._names[name], line, node.seen))
-            case ChildDied(name, why):
+            case ChildDied(name, reason):
                 with self._lock:
                     if (child := self._names[name]) in node.children:
                         node.children.remove(child)
-                        self._deaths.append(Death(child, why, node.seen))
+                        self._deaths.append(Death(child, reason, node.seen))
 
     def _lose(self, node: _ConnectedNode) -> None:
         now = time.monotonic()

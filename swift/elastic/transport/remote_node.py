@@ -208,7 +208,7 @@ class _Relay:
                 else:
                     self._send(ChildSent(str(child), line))
             for death in deaths:
-                self._send(ChildDied(str(death.child), death.why))
+                self._send(ChildDied(str(death.child), death.reason))
             before, now = now, time.monotonic()
             if now - before > _ASLEEP_S:
                 seen = now  # messages sent meanwhile are about to be read

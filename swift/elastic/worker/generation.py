@@ -163,7 +163,7 @@ class GenerationStates(StateStore):
             try:
                 self.snapshots.save(stamp, fetch_shards(replace(state, slots={})))
             except OSError as error:
-                generation.channel.send(SnapshotMissed, stamp=stamp, why=str(error))
+                generation.channel.send(SnapshotMissed, stamp=stamp, reason=str(error))
             else:
                 self.snapshots.retain_only(frozenset(sorted(self.snapshots.stamps())[-NUM_SNAPSHOTS:]))
                 generation.channel.send(SnapshotKept, stamp=stamp, loss=loss)
@@ -362,7 +362,7 @@ class ProgramPreloader:
         try:
             loaded = self._loaded(command.cut, steps, devices_RN)
         except UnknownAssignment as error:
-            self._send(RecutFailed, number=command.number, why=str(error))
+            self._send(RecutFailed, number=command.number, reason=str(error))
             return None
         except Exception as error:  # whatever it is comes again once the next generation forms, or does not
             print(f"could not load programs ahead: {error}", file=sys.stderr, flush=True)

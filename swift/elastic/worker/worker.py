@@ -259,9 +259,9 @@ class WorkerProcess:
                 self._join_generation(command)
             except DataError as error:
                 # The next generation saves the common state and runs no iteration, see ``WorkerResults``.
-                self._channel.send(DataUnreadable, number=number, why=str(error))
+                self._channel.send(DataUnreadable, number=number, reason=str(error))
             except UnknownAssignment as error:
-                self._channel.send(RecutFailed, number=number, why=str(error))
+                self._channel.send(RecutFailed, number=number, reason=str(error))
             except Exception as error:
                 if not is_aborted(error):
                     self._worker_spec.await_deaths(error)

@@ -79,7 +79,7 @@ class Acting:
             if self.has_room:
                 self.send(SnapshotKept, stamp=stamp, loss=None)
             else:
-                self.send(SnapshotMissed, stamp=stamp, why="[Errno 28] No space left on device")
+                self.send(SnapshotMissed, stamp=stamp, reason="[Errno 28] No space left on device")
             self.send(Done, number=self.number)
 
 

@@ -64,17 +64,17 @@ MISSED = "--chaos 'step 3: kill 0:0' waited until the run ended, and did not hap
 
 
 @pytest.mark.parametrize(
-    ("chaos", "why"),
+    ("chaos", "reason"),
     [
         ((), f"{MISSED}the programs for it were not compiled by then"),
         (("step 2: kill 1:0", "step 90: restart 1:0"), f"{MISSED}no process would have been left in its stage"),
     ],
 )
-def test_a_fault_that_waited_to_the_end_is_told_of(monkeypatch, chaos, why):
+def test_a_fault_that_waited_to_the_end_is_told_of(monkeypatch, chaos, reason):
     run = Run(monkeypatch, chaos=["step 3: kill 0:0 once compiled", *chaos])
     run.stops_after(5, meanwhile=lambda: run.told.texts.append("the end"))
     texts = [text for text in run.told.texts if "--chaos" in text or text == "the end"]
-    assert texts == ["the end", why]
+    assert texts == ["the end", reason]
 
 
 def test_a_record_that_fails_while_its_save_waits_ends_the_run(monkeypatch):
@@ -111,7 +111,7 @@ def test_a_stop_that_cannot_keep_the_last_iteration_is_none_in_order(monkeypatch
 def test_an_older_state_that_could_not_be_kept_does_not_matter_in_the_end(monkeypatch):
     run = Run(monkeypatch)
     member = Member(PROCESSES[0], 0)
-    line = WORKER_MESSAGES.line_of(SnapshotMissed, stamp=StateId(1, 4), why="full")
+    line = WORKER_MESSAGES.line_of(SnapshotMissed, stamp=StateId(1, 4), reason="full")
     run.stops_after(5, meanwhile=lambda: run.supervisor._driver.take_from_worker(line, member, 0.0))
     assert run.kept.newest == run.told.written
 

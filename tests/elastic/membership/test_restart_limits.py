@@ -253,7 +253,7 @@ def test_processes_that_cannot_continue_again_and_again_end_the_run():
         again(script, *ALL)
     script.tell(Ready, A, 0, script.membership.number)
     (stop,) = script.tick()
-    assert stop.why.endswith("finished no iteration: a process could not continue")
+    assert stop.reason.endswith("finished no iteration: a process could not continue")
 
 
 @pytest.mark.parametrize("others", [(), (A, B, C)])

@@ -89,8 +89,8 @@ def test_a_stage_whose_node_stays_away_ends_the_run_and_no_sooner(live):
     live.die(B, D)
     live.tick()
     assert may_restart(live, away={B: 9.0, D: 11.0}) == []
-    why = "stage 1 has no process left that may be restarted (or whose node has returned)"
-    assert may_restart(live, away={B: 11.0, D: 11.0}) == [StopRun(why)]
+    reason = "stage 1 has no process left that may be restarted (or whose node has returned)"
+    assert may_restart(live, away={B: 11.0, D: 11.0}) == [StopRun(reason)]
 
 
 def test_a_process_that_is_held_down_is_started_where_its_stage_has_no_other(live):
@@ -165,8 +165,8 @@ def test_where_all_are_needed_a_generation_waits_for_them_and_the_run_ends_witho
     assert StageLost not in map(type, script.tick())
     assert may_restart(script, held_down=frozenset({D})) == [StartProcess(D)]
     assert may_restart(script, away={D: 9.0}) == []
-    why = "stage 1 has no process left that may be restarted (or whose node has returned)"
-    assert may_restart(script, away={D: 11.0}) == [StopRun(why)]
+    reason = "stage 1 has no process left that may be restarted (or whose node has returned)"
+    assert may_restart(script, away={D: 11.0}) == [StopRun(reason)]
     script.start(D)
     script.ready(D)
     assert script.tick() == [FormGeneration(2, script.now(A, B, C, D))]

@@ -33,15 +33,15 @@ def connects(script, *processes):
     return script.tick(0.1)
 
 
-def all_are_restarted_twice(script, attempt, why, deadline):
+def all_are_restarted_twice(script, attempt, reason, deadline):
     """Three attempts of all fail, for which nobody is blamed: then the run ends and names the deadline to raise."""
     before = deaths(script)
     for _ in range(2):
-        assert attempt(script, *ALL) == [RestartAll(why)]
+        assert attempt(script, *ALL) == [RestartAll(reason)]
         script.die(*ALL)
         script.tick()
     assert attempt(script, *ALL) == [
-        StopRun(f"{IN_VAIN}: {why} (where it takes longer: --deadline {deadline}=SECONDS)")
+        StopRun(f"{IN_VAIN}: {reason} (where it takes longer: --deadline {deadline}=SECONDS)")
     ]
     assert deaths(script) == before
 

@@ -112,6 +112,6 @@ def test_a_process_that_does_not_know_the_cut_is_told_in_a_sentence_and_blocks_s
     assert [event["process"] for event in run.events("process_died")] == ["0:1"]
     assert run.events("recut", "restore") == []
     assert not [event for event in run.events("compiled", after=begun) if "cuts" in event]  # nobody seeks cuts any more
-    why = "the plan for it is missing among the programs of the run"
-    assert f"process 1:0 cannot move blocks: {why}; keeping the current layer assignment" in "".join(run.said)
+    reason = "the plan for it is missing among the programs of the run"
+    assert f"process 1:0 cannot move blocks: {reason}; keeping the current layer assignment" in "".join(run.said)
     assert_losses_are_those_without_failures(config)

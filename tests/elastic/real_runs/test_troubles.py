@@ -29,13 +29,13 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    ("harm", "deadlines", "why", "within_s"),
+    ("harm", "deadlines", "reason", "within_s"),
     [
         ("freeze", ["heartbeat=2"], "sent no heartbeat for 2 s", 4),
         ("hang", ["progress=40"], "is still in iteration 2", 42),
     ],
 )
-def test_who_is_frozen_or_stuck_is_found_and_replaced(tmp_path, harm, deadlines, why, within_s):
+def test_who_is_frozen_or_stuck_is_found_and_replaced(tmp_path, harm, deadlines, reason, within_s):
     config = write_config(tmp_path, (2, 1, 1), 200)
     chaos = ["--deadline", *deadlines, "--chaos", f"step 20: {harm} 1:0", "step 21: restart 1:0"]
     code, said = tell(config, "--processes", 2, "--run-dir", tmp_path / "run", *chaos)
@@ -43,7 +43,7 @@ def test_who_is_frozen_or_stuck_is_found_and_replaced(tmp_path, harm, deadlines,
     np.testing.assert_allclose(losses(tmp_path / "run"), whole(config), rtol=1e-8)
     events = read_run(tmp_path / "run").events
     (kill,) = [event for event in events if event["event"] == "process_killed"]
-    assert why in kill["reason"]
+    assert reason in kill["reason"]
     (death,) = [event for event in events if event["event"] == "process_died"]
     assert death["process"] == "1:0"
     assert death["detection_s"] < within_s

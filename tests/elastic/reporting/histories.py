@@ -57,9 +57,9 @@ class History:
             self.of(Ready, process, 0)
         return self.tick()
 
-    def die(self, *processes, why="signal 9"):
+    def die(self, *processes, reason="signal 9"):
         for process in processes:
-            self.of(Died, process, 0, why)
+            self.of(Died, process, 0, reason)
         return self.tick()
 
     def form(self, held):

@@ -14,7 +14,7 @@ def test_who_cannot_go_on_before_the_first_generation_has_gone_is_no_failure():
 
 def test_a_process_that_dies_before_it_is_a_member_costs_nothing(live):
     live.die(D).at(6).form(held={3}).enter(4).at(7).finish(4).texts()
-    live.tell(Started(Member(D, 1), live.time)).at(8).die(D, why="exit code 1")
+    live.tell(Started(Member(D, 1), live.time)).at(8).die(D, reason="exit code 1")
     assert live.texts() == ["process 1:1 died (exit code 1) before it was ready"]
     assert live.spent() == {"startup": 2, "useful": 5, "reconfiguration": 1}
 
@@ -22,7 +22,7 @@ def test_a_process_that_dies_before_it_is_a_member_costs_nothing(live):
 def test_who_is_given_up_is_noted_and_the_error_says_it_to_people(live):
     live.die(D).texts()
     for incarnation in (1, 2, 3):
-        live.tell(Started(Member(D, incarnation), live.time)).die(D, why="exit code 1")
+        live.tell(Started(Member(D, incarnation), live.time)).die(D, reason="exit code 1")
     (note,) = live.noted("run_aborted")
     assert note.fields == {"process": "1:1", "reason": "died 3 times in a row before it was live: exit code 1"}
     assert note.text is None
@@ -31,17 +31,17 @@ def test_who_is_given_up_is_noted_and_the_error_says_it_to_people(live):
 def test_who_is_left_out_after_failing_at_its_start_is_told():
     history = History(policy=RecoveryPolicy("restart")).start(*ALL[:3])
     for incarnation in (1, 2, 3):
-        history.tell(Started(Member(D, incarnation), history.time)).die(D, why="exit code 1")
+        history.tell(Started(Member(D, incarnation), history.time)).die(D, reason="exit code 1")
     (note,) = history.noted("process_excluded")
-    why = "died 3 times in a row before it had finished an iteration: exit code 1"
-    assert note.fields == {"process": "1:1", "reason": why}
-    assert note.text == f"process 1:1 {why}: continuing without it"
+    reason = "died 3 times in a row before it had finished an iteration: exit code 1"
+    assert note.fields == {"process": "1:1", "reason": reason}
+    assert note.text == f"process 1:1 {reason}: continuing without it"
 
 
 def test_where_one_fails_at_its_start_and_all_are_restarted_nobody_is_said_to_continue():
     history = History(policy=RecoveryPolicy("restart")).start(*ALL).form(held=())
     history.texts()
-    history.die(D, why="exit code 1").at(1.1).tick()
+    history.die(D, reason="exit code 1").at(1.1).tick()
     assert history.texts() == ["process 1:1 died (exit code 1)", "restarting all processes: 1:1 died"]
 
 

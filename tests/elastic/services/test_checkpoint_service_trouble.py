@@ -90,7 +90,7 @@ def block_directory(checkpoint_service, _):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "why"),
+    ("spoil", "reason"),
     [
         (damage_part, "is damaged"),
         (cut_part, "is damaged"),
@@ -101,13 +101,13 @@ def block_directory(checkpoint_service, _):
         (block_directory, "File exists"),
     ],
 )
-def test_what_cannot_be_saved_is_told_and_the_next_one_is(checkpoint_service, elsewhere, kept, spoil, why):
+def test_what_cannot_be_saved_is_told_and_the_next_one_is(checkpoint_service, elsewhere, kept, spoil, reason):
     checkpoint_service.load(generation=3, processes=RANKS, step=2)
     spoil(elsewhere, kept)
     (answer,) = served(elsewhere, SaveCheckpoint(StateId(3, 4), RANKS))
     assert answer[:2] == ("save", 4)
-    assert re.search(why, answer.why)
-    assert "\n" not in answer.why
+    assert re.search(reason, answer.reason)
+    assert "\n" not in answer.reason
     assert checkpoint_steps(elsewhere.checkpoints) == []
     if elsewhere.checkpoints.is_file():
         elsewhere.checkpoints.unlink()
@@ -142,7 +142,7 @@ def test_what_cannot_be_saved_where_it_belongs_is_kept_elsewhere(checkpoint_serv
 
 def test_holders_that_are_no_whole_worker_are_refused(checkpoint_service):
     (answer,) = served(checkpoint_service, SaveCheckpoint(StateId(3, 4), (RANKS[0], RANKS[0])))
-    assert answer.why.startswith("AssertionError: holders are")
+    assert answer.reason.startswith("AssertionError: holders are")
 
 
 def test_an_error_of_any_kind_is_one_line_and_not_the_end(checkpoint_service, monkeypatch):
@@ -160,12 +160,12 @@ def test_a_damaged_checkpoint_is_told_and_does_not_outlive_the_one_that_is_loade
     newest = checkpoint_path(checkpoint_service.checkpoints, 4)
     flip(newest / "arrays/state/step/0")
     bad, good = served(checkpoint_service, LoadCheckpoint(4, 7, RANKS), LoadCheckpoint(None, 7, RANKS))
-    why = "step-00000004 is damaged: its file arrays/state/step/0 is not as it was saved"
+    reason = "step-00000004 is damaged: its file arrays/state/step/0 is not as it was saved"
     assert bad == CommandFailed(
-        "load", 4, f"checkpoint = '{checkpoint_service.checkpoints}': cannot be restored: {why}", 7
+        "load", 4, f"checkpoint = '{checkpoint_service.checkpoints}': cannot be restored: {reason}", 7
     )
     assert good.stamp == StateId(7, 2)
-    assert good.lines[:3] == ["dense: storage, step 2", "all experts: storage, step 2", f"passed over: {why}"]
+    assert good.lines[:3] == ["dense: storage, step 2", "all experts: storage, step 2", f"passed over: {reason}"]
     assert all(
         SharedMemoryStore(checkpoint_service.snapshots, process).stamps() == {StateId(3, 4), StateId(7, 2)}
         for process in RANKS
@@ -178,7 +178,7 @@ def test_what_does_not_fit_the_run_is_not_loaded(checkpoint_service, elsewhere):
     other = replace(checkpoint_service.experiment, seed=1)
     other_data = replace(checkpoint_service, experiment=other, data=other.loader("train").state())
     (answer,) = served(other_data, LoadCheckpoint(4, 7, RANKS))
-    assert "the saved data state" in answer.why
+    assert "the saved data state" in answer.reason
     (answer,) = served(elsewhere, LoadCheckpoint(None, 7, RANKS))
     assert answer == CommandFailed("load", None, f"checkpoint = '{elsewhere.checkpoints}': holds no checkpoint", 7)
     assert all(
@@ -249,7 +249,7 @@ def test_the_process_has_the_precision_of_the_run(checkpoint_service, tmp_path):
     double = replace(checkpoint_service, experiment=replace(checkpoint_service.experiment, compute_dtype="float64"))
     done = as_process(double, tmp_path, LoadCheckpoint(None, 5, RANKS))
     assert done.returncode == 0, done.stderr
-    assert "its Experiment.compute_dtype is 'float32', here 'float64'" in CHECKPOINT_ANSWERS.read(done.stdout).why
+    assert "its Experiment.compute_dtype is 'float32', here 'float64'" in CHECKPOINT_ANSWERS.read(done.stdout).reason
 
 
 @pytest.mark.slow
@@ -273,7 +273,7 @@ def test_a_disk_that_is_full_costs_nothing_that_was_there(checkpoint_service, tm
     assert done.returncode == 0, done.stderr
     answers = list(map(CHECKPOINT_ANSWERS.read, done.stdout.splitlines()))
     assert [answer[:2] for answer in answers] == [("save", 4), ("save", 2)]
-    assert all("too large" in answer.why for answer in answers)
+    assert all("too large" in answer.reason for answer in answers)
     # Threads of Orbax may write on after it has failed; what they leave is no checkpoint, and gone with the next life.
     assert before.items() <= files(checkpoint_service).items()
     assert checkpoint_steps(checkpoint_service.checkpoints) == [2]

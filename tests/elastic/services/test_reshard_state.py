@@ -148,8 +148,8 @@ def test_what_is_nowhere_is_told_in_one_line(elastic, handover, ranks, whole, tm
     assert isinstance(answer, CommandFailed)
     assert answer[:2] == ("reshard", 4)
     assert answer.generation == 5
-    assert answer.why.startswith("rank 1 is lost, and no memory and no checkpoint has ")
-    assert len(answer.why.splitlines()) == 1
+    assert answer.reason.startswith("rank 1 is lost, and no memory and no checkpoint has ")
+    assert len(answer.reason.splitlines()) == 1
 
 
 def test_what_an_older_copy_costs_is_in_the_next_checkpoint(elastic, handover, ranks, whole):

@@ -75,7 +75,7 @@ def until_dead(fleet):
     while not dead and time.monotonic() < deadline:
         dead = fleet.deaths()
         time.sleep(0.02)
-    return [(death.child, death.why) for death in dead]
+    return [(death.child, death.reason) for death in dead]
 
 
 def come(number=1, *, is_there=True):

@@ -141,8 +141,8 @@ def test_a_false_proof_is_refused_in_a_line_that_says_nothing_else(listener):
             assert json.loads(lines.readline()) == {"refused": "the proof is false"}
             assert lines.readline() == ""
         with closing(NodeConnection(stranger(listener))) as node:  # nor does it pass for the first node
-            why = "what answers at this address is not the first node of this run"
-            assert node.authenticate("another", 1) == why
+            reason = "what answers at this address is not the first node of this run"
+            assert node.authenticate("another", 1) == reason
         deadline = time.monotonic() + 30
         while len(admission) and time.monotonic() < deadline:  # it has answered, and may not have dropped it yet
             time.sleep(0.01)

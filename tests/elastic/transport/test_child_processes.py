@@ -38,7 +38,7 @@ def until_dead(children):
 def test_all_that_a_child_has_said_is_heard_but_not_what_it_died_in_the_midst_of(children, tmp_path):
     code = "import sys; print('one'); print('two'); print('no', file=sys.stderr); sys.stdout.write('thr'); sys.exit(3)"
     start(children, "a", code, tmp_path / "log")
-    assert [(dead.child, dead.why) for dead in until_dead(children)] == [("a", "exit code 3")]
+    assert [(dead.child, dead.reason) for dead in until_dead(children)] == [("a", "exit code 3")]
     assert [(heard.child, heard.line) for heard in children.received(0.0)] == [("a", "one\n"), ("a", "two\n")]
     assert (tmp_path / "log").read_text() == "no\n"
     assert children.deaths() == []
@@ -52,7 +52,7 @@ def test_a_child_hears_what_is_said_and_the_dead_are_spoken_to_in_vain(children,
     children.signal("a", signal.SIGKILL)
     time.sleep(0.2)
     children.send("a", "are you there?\n")
-    assert [dead.why for dead in until_dead(children)] == ["signal 9"]
+    assert [dead.reason for dead in until_dead(children)] == ["signal 9"]
     children.send("a", "and now?\n")
 
 
@@ -70,7 +70,7 @@ def test_one_that_hears_nothing_and_ignores_requests_to_end_is_killed(tmp_path, 
         start(children, "b", code, tmp_path / "log")
         assert children.received(30.0)
         children.signal("b", signal.SIGKILL)
-        assert [(dead.child, dead.why) for dead in until_dead(children)] == [("b", "signal 9")]
+        assert [(dead.child, dead.reason) for dead in until_dead(children)] == [("b", "signal 9")]
 
 
 def test_one_that_cannot_be_killed_is_given_up_and_holds_nobody_up(tmp_path, monkeypatch):
@@ -130,13 +130,13 @@ def test_a_child_that_is_killed_before_it_is_there_does_not_live(children, tmp_p
     start(children, "a", "input()", log)
     children.signal("a", signal.SIGKILL)
     log.answers.set()
-    assert [dead.why for dead in until_dead(children)] == ["signal 9"]
+    assert [dead.reason for dead in until_dead(children)] == ["signal 9"]
 
 
 def test_one_that_cannot_be_started_is_dead(children, tmp_path):
     children.start("a", ["/no/such/program"], tmp_path / "log")
     (dead,) = until_dead(children)
-    assert dead.why.startswith("cannot be started: ")
+    assert dead.reason.startswith("cannot be started: ")
     assert "a" not in children
 
 
@@ -176,7 +176,7 @@ def test_a_child_that_is_held_is_none_before_it_is_started_and_then_is_the_same_
     assert [heard.line for heard in children.received(30.0)] == [f"hello {held}\n"]
     assert pids_of(command[-1]) == [held]
     children.signal("a", signal.SIGKILL)
-    assert [dead.why for dead in until_dead(children)] == ["signal 9"]
+    assert [dead.reason for dead in until_dead(children)] == ["signal 9"]
 
 
 def test_one_that_dies_while_it_is_held_is_not_mourned_nor_held_again_and_another_is_started(children, tmp_path):
@@ -247,7 +247,7 @@ def test_a_limit_on_tasks_that_is_reached_for_a_while_costs_nothing(children, tm
         monkeypatch.setattr(subprocess, "Popen", refuse(subprocess.Popen, error))
     start(children, "a", "print(1)", tmp_path / "log")
     (dead,) = until_dead(children)
-    assert dead.why.startswith(f"cannot be started: {error}" if lasts else "exit code 0")
+    assert dead.reason.startswith(f"cannot be started: {error}" if lasts else "exit code 0")
     assert len(tries) >= 4
 
 
@@ -286,4 +286,4 @@ def test_a_child_that_was_killed_for_memory_is_said_to_be(children, tmp_path, mo
     kills = iter([0, 1])
     monkeypatch.setattr(child_processes, "num_memory_kills", lambda: next(kills))
     start(children, "a", "import os; os.kill(os.getpid(), 9)", tmp_path / "log")
-    assert [dead.why for dead in until_dead(children)] == ["signal 9, as its control group was out of memory"]
+    assert [dead.reason for dead in until_dead(children)] == ["signal 9, as its control group was out of memory"]

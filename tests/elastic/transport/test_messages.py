@@ -98,7 +98,7 @@ def test_a_line_that_is_not_ours_is_an_error():
 
 
 @pytest.mark.parametrize(
-    ("line", "why"),
+    ("line", "reason"),
     [
         ('{"kind": "Halt", "number": 2}', "Halt has the fields number, after"),
         ('{"kind": "Halt", "number": 2, "after": 3, "at": 4}', "Halt has the fields number, after"),
@@ -112,8 +112,8 @@ def test_a_line_that_is_not_ours_is_an_error():
         ("[" * 100_000, "recursion"),
     ],
 )
-def test_a_line_that_does_not_fit_is_refused_and_the_error_says_why(line, why):
-    with pytest.raises(RunError, match=why) as caught:
+def test_a_line_that_does_not_fit_is_refused_and_the_error_says_why(line, reason):
+    with pytest.raises(RunError, match=reason) as caught:
         WORKER_COMMANDS.read(line)
     assert len(str(caught.value)) < 500
 
@@ -122,7 +122,9 @@ def test_only_the_kinds_of_a_codec_are_read_and_written():
     with pytest.raises(RunError, match="unknown kind"):
         WORKER_MESSAGES.read(WORKER_COMMANDS.line(Stop()), member=MEMBER, time=0.0)
     with pytest.raises(RunError, match="what is 'drop', not one of"):
-        CHECKPOINT_ANSWERS.read('{"kind": "CommandFailed", "what": "drop", "step": null, "why": "", "generation": 0}')
+        CHECKPOINT_ANSWERS.read(
+            '{"kind": "CommandFailed", "what": "drop", "step": null, "reason": "", "generation": 0}'
+        )
     with pytest.raises(AssertionError, match="not a message of this codec"):
         WORKER_COMMANDS.line_of(Done, number=1)
 

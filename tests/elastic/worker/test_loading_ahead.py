@@ -90,4 +90,4 @@ def test_a_failure_to_load_is_left_to_the_next_generation_and_an_unknown_cut_is_
     assert "could not load programs ahead: damaged" in capsys.readouterr().err
     loader = loading(UnknownAssignment("another plan"))
     assert loader.end(CUT) is None
-    assert loader.sent == [(RecutFailed, {"number": 3, "why": "another plan"})]
+    assert loader.sent == [(RecutFailed, {"number": 3, "reason": "another plan"})]

@@ -119,9 +119,9 @@ WRONG_RESULTS = {
 }
 
 
-@pytest.mark.parametrize(("call", "init", "why"), WRONG_RESULTS.values(), ids=WRONG_RESULTS)
-def test_wrong_results_are_described(call, init, why):
-    assert re.search(why, refusal(call, init))
+@pytest.mark.parametrize(("call", "init", "reason"), WRONG_RESULTS.values(), ids=WRONG_RESULTS)
+def test_wrong_results_are_described(call, init, reason):
+    assert re.search(reason, refusal(call, init))
 
 
 UNSOUND = {
@@ -134,9 +134,9 @@ UNSOUND = {
 }
 
 
-@pytest.mark.parametrize(("call", "why"), UNSOUND.values(), ids=UNSOUND)
-def test_placements_that_serve_no_tokens_are_refused(call, why):
-    assert re.search(why, refusal(call))
+@pytest.mark.parametrize(("call", "reason"), UNSOUND.values(), ids=UNSOUND)
+def test_placements_that_serve_no_tokens_are_refused(call, reason):
+    assert re.search(reason, refusal(call))
 
 
 def test_a_first_placement_is_held_to_the_same():

@@ -83,8 +83,8 @@ class World(GenerationChecks, ProcessChecks, ProcessActions):
                 case StartProcess(process):
                     self.check_restart(process)
                     self.start(process)
-                case StopRun(why):
-                    self.check_stall() if "generations in a row" in why else self.check_stop()
+                case StopRun(reason):
+                    self.check_stall() if "generations in a row" in reason else self.check_stop()
                     self.is_stopped = True
                 case ExcludeProcess(process):
                     self.check_left_out(process)

@@ -130,8 +130,8 @@ def members_of(config):
     return [f"{p}:{s}" + (f" rank {r}" if r else "") for p, s, r in places]
 
 
-def stop(code, why):
-    print(f"swift: {why}", file=sys.stderr)
+def stop(code, reason):
+    print(f"swift: {reason}", file=sys.stderr)
     sys.exit(code)
 
 
