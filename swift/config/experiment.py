@@ -361,19 +361,11 @@ class Experiment:
         object.__setattr__(self, "optimizer", with_warmup(self.optimizer, self.num_steps))
         checks.check_warmup(self.optimizer, self.num_steps)
         learning_rate(self.optimizer, self.num_steps)
-        self._check_pipeline()
+        _check_pipeline(self)
         checks.check_snapshots(self.checkpoint, self.topology)
         checks.check_memory(self.optimizer.memory, self.ranks, self.chunks, self.adapt)
         if self.optimizer.layout == "coupled":
             checks.check_coupled(vars(self))
-
-    def _check_pipeline(self) -> None:
-        checks.check_single_worker(vars(self))
-        checks.check_window(self.window, self.num_steps, self.eval_every, self.checkpoint)
-        self.problem(Costs())
-        failing = {event.rank for event in self.failure_list.events}
-        checks.check_planner(self.planner, fails=None in failing)
-        checks.check_sharded(self.embedding, self.head, self.model, loses_ranks=bool(failing - {None}))
 
     @property
     def failure_list(self) -> FailureList:
@@ -548,3 +540,12 @@ class Experiment:
         """Layers of each stage, or of each run of layers where stages hold several, by pipeline."""
         shape = shape_of(self.planner, self.topology.num_stages)
         return cut_model(self.model, self.experts, self.vocab_size, self.topology, self.cut, shape)
+
+
+def _check_pipeline(experiment: Experiment) -> None:
+    checks.check_single_worker(vars(experiment))
+    checks.check_window(experiment.window, experiment.num_steps, experiment.eval_every, experiment.checkpoint)
+    experiment.problem(Costs())
+    failing = {event.rank for event in experiment.failure_list.events}
+    checks.check_planner(experiment.planner, fails=None in failing)
+    checks.check_sharded(experiment.embedding, experiment.head, experiment.model, loses_ranks=bool(failing - {None}))

@@ -85,7 +85,7 @@ class Pipeline:
         for operator in self.operators:
             if not isinstance(operator, Operator):
                 raise SettingError("Pipeline.operators", operator, "is not an operator, such as @Map() or @Shuffle()")
-        self._check_names()
+        _check_names(self.operators)
         self._check_order()
 
     def map(
@@ -172,18 +172,6 @@ class Pipeline:
         """Numbers of the operators as they are written, by name: they key random numbers."""
         return {name_of(operator): number for number, operator in enumerate(self.operators)}
 
-    def _check_names(self) -> None:
-        counts = Counter(map(name_of, self.operators))
-        before = set[str]()
-        for operator in self.operators:
-            name = name_of(operator)
-            if counts[name] > 1:
-                raise SettingError("Pipeline.operators", name, "is the name of two operators: give one of them a name")
-            for other in getattr(operator, "depends_on", None) or ():
-                if other not in before:
-                    raise SettingError(f"{name}.depends_on", other, "is not an operator before it")
-            before.add(name)
-
     def _check_order(self) -> None:
         """Refuses what would make the number of samples, or of tokens, depend on the epoch."""
         random, levels, shuffled = "", 0, set[int]()
@@ -207,6 +195,19 @@ class Pipeline:
             levels += isinstance(operator, Pack | Stack)
             if not random and (isinstance(operator, Pack | Stack | Shuffle) or getattr(operator, "is_random", False)):
                 random = name
+
+
+def _check_names(operators: tuple[Operator, ...]) -> None:
+    counts = Counter(map(name_of, operators))
+    before = set[str]()
+    for operator in operators:
+        name = name_of(operator)
+        if counts[name] > 1:
+            raise SettingError("Pipeline.operators", name, "is the name of two operators: give one of them a name")
+        for other in getattr(operator, "depends_on", None) or ():
+            if other not in before:
+                raise SettingError(f"{name}.depends_on", other, "is not an operator before it")
+        before.add(name)
 
 
 @dataclass(frozen=True)

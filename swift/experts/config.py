@@ -87,26 +87,12 @@ class ExpertConfig:
         if self.spare_rounds is not None:
             check_count("ExpertConfig.spare_rounds", self.spare_rounds, least=0, most=_MOST_EXPERTS)
         check_number("ExpertConfig.headroom", self.headroom, least=1, most=_MOST_ROOM)
-        self._check_rules()
+        _check_rules(self)
         if self.scores not in ("softmax", "sigmoid"):
             raise SettingError("ExpertConfig.scores", self.scores, "choose one of softmax, sigmoid")
         if self.normalize_gates not in (None, True, False):
             raise SettingError("ExpertConfig.normalize_gates", self.normalize_gates, "must be True, False or None")
         check_number("ExpertConfig.gate_scale", self.gate_scale, above=0)
-
-    def _check_rules(self) -> None:
-        if self.rules not in ("swift", "deepspeed"):
-            raise SettingError("ExpertConfig.rules", self.rules, "choose one of swift, deepspeed")
-        check_count("ExpertConfig.min_capacity", self.min_capacity, least=0, most=_MOST_EXPERTS)
-        if self.rules == "swift":
-            return
-        fixed = {"capacity": "slot", "scores": "softmax", "normalize_gates": None, "z_loss_coefficient": 0.0}
-        for name, only in fixed.items():
-            if getattr(self, name) != only:
-                allowed = f"must be {only!r} with ExpertConfig.rules = 'deepspeed'"
-                raise SettingError(f"ExpertConfig.{name}", getattr(self, name), allowed)
-        if self.top_k > 2:
-            raise SettingError("ExpertConfig.top_k", self.top_k, "must be 1 or 2 with ExpertConfig.rules = 'deepspeed'")
 
     @property
     def is_deepspeed(self) -> bool:
@@ -135,7 +121,7 @@ class ExpertConfig:
             return None
         if self.capacity_factor is None:
             return local_tokens
-        return min(max(math.ceil(self._capacity_of(local_tokens) / self.num_classes), self.min_capacity), local_tokens)
+        return min(max(math.ceil(_all_choices(self, local_tokens) / self.num_classes), self.min_capacity), local_tokens)
 
     @property
     def auxiliary_weight(self) -> float:
@@ -156,7 +142,7 @@ class ExpertConfig:
             return math.ceil(class_rows / max(self.slots_per_rank * num_ranks // self.num_classes, 1))
         if self.capacity_factor is None:
             return local_tokens
-        return math.ceil(self._capacity_of(local_tokens) / (self.slots_per_rank * num_ranks))
+        return math.ceil(_all_choices(self, local_tokens) / (self.slots_per_rank * num_ranks))
 
     def rows_per_rank(self, local_tokens: int, num_ranks: int) -> int:
         """Rows R shared by the slots of a rank, for a micro-batch of ``local_tokens`` tokens per rank."""
@@ -164,7 +150,7 @@ class ExpertConfig:
             return local_tokens * self.top_k
         if self.capacity_factor is None:
             return num_ranks * local_tokens * self.top_k
-        return math.ceil(self._capacity_of(local_tokens))
+        return math.ceil(_all_choices(self, local_tokens))
 
     def rows_per_buffer(self, local_tokens: int, num_ranks: int) -> int:
         """Rows Q that one source rank may send to one rank, for a micro-batch of ``local_tokens`` tokens per rank."""
@@ -209,13 +195,30 @@ class ExpertConfig:
             return min(local_tokens * rows_per_token, self.rows_per_rank(local_tokens, num_ranks))
         return num_ranks * self.buffers(local_tokens, num_ranks).first
 
-    def rows_travelling(self, local_tokens: int, num_ranks: int) -> float:
-        """Mean of ``rows_sent`` at once that travel, if a token's experts are on any ranks and none is dropped."""
-        most = self.rows_sent(local_tokens, num_ranks, at_once=True)
-        if not self.deduplicates_tokens(num_ranks):
-            return most
-        return min(float(local_tokens * self.ranks_of_token(num_ranks)), most)
 
-    def _capacity_of(self, local_tokens: int) -> Fraction:
-        # A fraction is exact: in floating point 1.1 * 100 / 10 is a little over 11, and its ceiling is 12.
-        return Fraction(str(self.capacity_factor)) * local_tokens * self.top_k
+def rows_travelling(config: ExpertConfig, local_tokens: int, num_ranks: int) -> float:
+    """Mean of ``rows_sent`` at once that travel, if a token's experts are on any ranks and none is dropped."""
+    most = config.rows_sent(local_tokens, num_ranks, at_once=True)
+    if not config.deduplicates_tokens(num_ranks):
+        return most
+    return min(float(local_tokens * config.ranks_of_token(num_ranks)), most)
+
+
+def _all_choices(config: ExpertConfig, local_tokens: int) -> Fraction:
+    # A fraction is exact: in floating point 1.1 * 100 / 10 is a little over 11, and its ceiling is 12.
+    return Fraction(str(config.capacity_factor)) * local_tokens * config.top_k
+
+
+def _check_rules(config: ExpertConfig) -> None:
+    if config.rules not in ("swift", "deepspeed"):
+        raise SettingError("ExpertConfig.rules", config.rules, "choose one of swift, deepspeed")
+    check_count("ExpertConfig.min_capacity", config.min_capacity, least=0, most=_MOST_EXPERTS)
+    if config.rules == "swift":
+        return
+    fixed = {"capacity": "slot", "scores": "softmax", "normalize_gates": None, "z_loss_coefficient": 0.0}
+    for name, only in fixed.items():
+        if getattr(config, name) != only:
+            allowed = f"must be {only!r} with ExpertConfig.rules = 'deepspeed'"
+            raise SettingError(f"ExpertConfig.{name}", getattr(config, name), allowed)
+    if config.top_k > 2:
+        raise SettingError("ExpertConfig.top_k", config.top_k, "must be 1 or 2 with ExpertConfig.rules = 'deepspeed'")

@@ -131,7 +131,7 @@ class TextEngine:
             SettingError: the request cannot be answered by this engine.
         """
         tokens, answer = self._checked(request), Answer(request)
-        allowed = None if request.constraint is None else self._allowed(request)
+        allowed = None if request.constraint is None else _allowed(request, self.gpt.vocab_size)
         if allowed is not None and not allowed.any():
             answer.reason = "end"
             return answer
@@ -231,7 +231,7 @@ class TextEngine:
         token_B, log_prob_B = choose(
             logits_RV,
             Choices.of(samplings, self.config.batch),
-            self._masks([draft.allowed for _, draft in places]),
+            _masks([draft.allowed for _, draft in places], (self.config.batch, self.gpt.vocab_size)),
             num_candidates=vocab if candidates > _FEW_CANDIDATES else min(vocab, _FEW_CANDIDATES),
         )
         values = zip(np.asarray(token_B).tolist(), np.asarray(log_prob_B).tolist(), strict=True)
@@ -246,7 +246,7 @@ class TextEngine:
         if request.constraint is not None:
             try:
                 request.constraint.accept(token)
-                draft.allowed = self._allowed(request)
+                draft.allowed = _allowed(request, self.gpt.vocab_size)
             except Exception as error:  # a caller's code, which must not end the work of others
                 answer.error = error
                 self._finish(draft, "failed")
@@ -262,24 +262,6 @@ class TextEngine:
     def _finish(self, draft: TokenSequence, reason: Reason) -> None:
         draft.answer.reason = reason
         self.drafts.finish(draft)
-
-    def _allowed(self, request: Request) -> np.ndarray | None:
-        """Asks a request's constraint for the tokens that may come next."""
-        assert request.constraint is not None
-        allowed = request.constraint.allowed()
-        if allowed is not None and allowed.shape != (self.gpt.vocab_size,):
-            shape = f"must be a mask of {self.gpt.vocab_size} tokens"
-            raise SettingError("Constraint.allowed", f"a mask of shape {allowed.shape}", shape)
-        return allowed
-
-    def _masks(self, masks: Sequence[np.ndarray | None]) -> np.ndarray | None:
-        if all(mask is None for mask in masks):
-            return None
-        allowed_BV = np.ones((self.config.batch, self.gpt.vocab_size), bool)
-        for row, mask in enumerate(masks):
-            if mask is not None:
-                allowed_BV[row] = mask
-        return allowed_BV
 
     def _checked(self, request: Request) -> np.ndarray:
         """Checks a request; returns its tokens, int32."""
@@ -302,3 +284,23 @@ class TextEngine:
         if scored_from is not None and not 1 <= scored_from <= len(tokens):
             raise SettingError("Request.scored_from", scored_from, f"must be from 1 to {len(tokens)}")
         return tokens.astype(np.int32)
+
+
+def _allowed(request: Request, vocab_size: int) -> np.ndarray | None:
+    """Asks a request's constraint for the tokens that may come next."""
+    assert request.constraint is not None
+    allowed = request.constraint.allowed()
+    if allowed is not None and allowed.shape != (vocab_size,):
+        shape = f"must be a mask of {vocab_size} tokens"
+        raise SettingError("Constraint.allowed", f"a mask of shape {allowed.shape}", shape)
+    return allowed
+
+
+def _masks(masks: Sequence[np.ndarray | None], shape: tuple[int, int]) -> np.ndarray | None:
+    if all(mask is None for mask in masks):
+        return None
+    allowed_BV = np.ones(shape, bool)
+    for row, mask in enumerate(masks):
+        if mask is not None:
+            allowed_BV[row] = mask
+    return allowed_BV

@@ -291,7 +291,8 @@ class SequencePool:
         """
         while self._waiting and len(self.running) < self._most_running:
             number, key, _, draft = self._waiting[0]
-            headroom = sum(map(self._headroom, [*self.running, draft])) if self.running else 0
+            others = [*self.running, draft] if self.running else []
+            headroom = sum(_headroom(self._num_positions, other) for other in others)
             if not self._start(draft, self._shares, headroom):
                 return
             del self._waiting[0]
@@ -344,9 +345,6 @@ class SequencePool:
             draft.node, draft.table, draft.num_shared, draft.num_pages = None, _EMPTY, 0, 0
             self._wait(draft)
         self.running = []
-
-    def _headroom(self, draft: TokenSequence) -> int:
-        return min(draft.num_wanted, _HEADROOM, self._num_positions - len(draft.tokens))
 
     def _wait(self, draft: TokenSequence) -> None:
         number, last = self._admitted
@@ -421,6 +419,10 @@ class SequencePool:
         pages = self.free[rest:]
         del self.free[rest:]
         return np.array(pages, np.int32)
+
+
+def _headroom(num_positions: int, draft: TokenSequence) -> int:
+    return min(draft.num_wanted, _HEADROOM, num_positions - len(draft.tokens))
 
 
 def _give(draft: TokenSequence, page: int) -> None:

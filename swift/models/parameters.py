@@ -158,19 +158,17 @@ class Group:
         """Packs as ``pack`` does; on TPUs a few rows at a time, where their positions fit 32 bits."""
         if self.size >= 1 << 31:
             return self.pack(state)
-        return jax.lax.platform_dependent(state, tpu=self._pack_by_rows, default=self.pack)
+        treedef, shapes = self._template.treedef, self._template.shapes
+        by_rows = lambda state: join_by_rows(treedef.flatten_up_to(state), shapes)  # noqa: E731
+        return jax.lax.platform_dependent(state, tpu=by_rows, default=self.pack)
 
     def unpack_stack(self, vectors: jax.Array) -> Any:
         """Unpacks as ``unpack`` does; on TPUs a few rows at a time, where their positions fit 32 bits."""
         if self.size >= 1 << 31:
             return self.unpack(vectors)
-        return jax.lax.platform_dependent(vectors, tpu=self._unpack_by_rows, default=self.unpack)
-
-    def _pack_by_rows(self, state: Any) -> jax.Array:
-        return join_by_rows(self._template.treedef.flatten_up_to(state), self._template.shapes)
-
-    def _unpack_by_rows(self, vectors: jax.Array) -> Any:
-        return jax.tree.unflatten(self._template.treedef, split_by_rows(vectors, self._template.shapes))
+        treedef, shapes = self._template.treedef, self._template.shapes
+        by_rows = lambda vectors: jax.tree.unflatten(treedef, split_by_rows(vectors, shapes))  # noqa: E731
+        return jax.lax.platform_dependent(vectors, tpu=by_rows, default=self.unpack)
 
     def module(self, state: Any) -> Any:
         """Makes a module from its state."""

@@ -17,6 +17,7 @@ from dataclasses import replace
 import jax.numpy as jnp
 import numpy as np
 
+from swift.experts.config import rows_travelling
 from swift.experts.exchange import exchange_bytes, padded_size
 from swift.experts.state_layouts import Decoupled, FetchedPerMicrobatch
 from swift.mesh.hlo_collectives import ALL_TO_ALL, RAGGED, Collective
@@ -140,7 +141,7 @@ def bytes_in_transit(collectives: Sequence[Collective], runs: OpCounts, num_sequ
     """
     spec, ranks = runs.spec, runs.spec.live.num_ranks
     shape = num_sequences * spec.gpt.config.sequence_length, ranks
-    share = spec.experts.rows_travelling(*shape) / spec.experts.rows_sent(*shape, at_once=True)
+    share = rows_travelling(spec.experts, *shape) / spec.experts.rows_sent(*shape, at_once=True)
     return [
         replace(collective, num_bytes=round(collective.num_bytes * share)) if collective.kind == RAGGED else collective
         for collective in collectives

@@ -153,6 +153,7 @@ class EmulatedCluster:
         # A list that names no other change has nothing to prepare for, and compiling takes cores from the steps.
         is_over = isinstance(failures, FailureList) and failures.is_over(first)
         self._experiment, self._failures = experiment, failures
+        self._num_ranks = experiment.topology.num_expert_ranks
         self._prepare: Prepare = "none" if is_over else prepare
         self._live = experiment.live_mesh()
         self._lost = failures.lost_ranks(first, last)
@@ -180,7 +181,7 @@ class EmulatedCluster:
     @property
     def ranks(self) -> _Ranks:
         """Expert ranks that are live in all stages."""
-        return self._left(self._lost)
+        return _remaining(self._num_ranks, self._lost)
 
     @property
     def down(self) -> list[str]:
@@ -196,7 +197,8 @@ class EmulatedCluster:
         window = self._experiment.window
         check_failures(self.engine, failures, window)
         lost = [failures.lost_ranks(event.step, event.step + window - 1) for event in failures.events]
-        for ranks in {len(self._left(down)): self._left(down) for down in lost if down}.values():
+        remaining = [_remaining(self._num_ranks, down) for down in lost if down]
+        for ranks in {len(ranks): ranks for ranks in remaining}.values():
             with_num_ranks(self._experiment, len(ranks)).engine(
                 frozenset(), "none", self._live.with_ranks(ranks)
             ).close()
@@ -224,8 +226,8 @@ class EmulatedCluster:
         """
         if isinstance(change, PreparedRecut):
             assert self._search is not None, "found without a search"
-            return self._move_blocks(state, self._search, change)
-        if self._left(change.ranks) != self.ranks:
+            return _move_blocks(self.engine, state, self._search, change)
+        if _remaining(self._num_ranks, change.ranks) != self.ranks:
             return self._regroup(state, change.ranks, first, checkpointer)
         if change.ranks != self._lost:
             return self._note(state, change.ranks)
@@ -261,18 +263,6 @@ class EmulatedCluster:
             state, workers | asdict(change), [f"worker {_changed_text(workers)}; {live}; {_cost_text(change)}"]
         )
 
-    def _move_blocks(self, state: TrainState, search: CutSearch, better: PreparedRecut) -> ReconfigurationResult:
-        """Moves the run to a better cut for the survivors."""
-        engine = self.engine
-        state, change = engine.reconfigure(state, engine.configuration.failed, better.recut)
-        search.moved(better, change)
-        assignment = better.holders
-        facts = {"failed": [], "rejoined": [], "cuts": assignment.cuts, "positions": assignment.positions}
-        cut_text = f"{assignment.text}; {', '.join(map(str, better.microbatches))} micro-batches"
-        period = f"period {engine.period_ratio:.2f} x fault-free"
-        line = f"blocks moved among the survivors: {cut_text}; {period}; {_cost_text(change)}"
-        return ReconfigurationResult(state, facts | {"microbatches": better.microbatches} | asdict(change), [line])
-
     def _seek(self) -> None:
         """Begins to look for a better cut for the present failures."""
         if self._search is not None:
@@ -293,7 +283,8 @@ class EmulatedCluster:
     ) -> ReconfigurationResult:
         """Moves the run to other expert ranks, by way of the host."""
         times = [time.perf_counter()]
-        before, old, ranks, k = self.ranks, self.engine.spec, self._left(lost), checkpointer.ledger.k
+        before, ranks = self.ranks, _remaining(self._num_ranks, lost)
+        old, k = self.engine.spec, checkpointer.ledger.k
         changed_ranks = _changed_names(self._lost, lost)
         is_planned = ranks in self._engines
         if not is_planned:
@@ -314,7 +305,7 @@ class EmulatedCluster:
         state = jax.block_until_ready(put_state(steps.spec, reshape_state(recovery.state, old, steps.spec)))
         times.append(time.perf_counter())
         self._lost = lost
-        for other in self._engines.keys() - {ranks, self._left(frozenset())}:
+        for other in self._engines.keys() - {ranks, tuple(range(self._num_ranks))}:
             self._engines.pop(other).close()
         checkpointer.change_ranks(steps.spec, recovery.ledger)
         change = _change(state, times, is_prepared=is_prepared)
@@ -329,13 +320,26 @@ class EmulatedCluster:
         now = {"slots_per_rank": slots, "experts_per_layer": checkpointer.ledger.k, "experts_per_layer_before": k}
         return ReconfigurationResult(state, changed_ranks | asdict(change) | now | recovery.facts, lines)
 
-    def _left(self, lost: frozenset[StageRank]) -> _Ranks:
-        """Returns the expert ranks that all stages have."""
-        down = {rank for _, rank in lost}
-        return tuple(rank for rank in range(self._experiment.topology.num_expert_ranks) if rank not in down)
-
     def _make(self, ranks: _Ranks, failed: frozenset[Worker]) -> Engine:
         return with_num_ranks(self._experiment, len(ranks)).engine(failed, self._prepare, self._live.with_ranks(ranks))
+
+
+def _remaining(num_ranks: int, lost: frozenset[StageRank]) -> _Ranks:
+    """Returns the expert ranks that all stages have."""
+    down = {rank for _, rank in lost}
+    return tuple(rank for rank in range(num_ranks) if rank not in down)
+
+
+def _move_blocks(engine: Engine, state: TrainState, search: CutSearch, better: PreparedRecut) -> ReconfigurationResult:
+    """Moves the run to a better cut for the survivors."""
+    state, change = engine.reconfigure(state, engine.configuration.failed, better.recut)
+    search.moved(better, change)
+    assignment = better.holders
+    facts = {"failed": [], "rejoined": [], "cuts": assignment.cuts, "positions": assignment.positions}
+    cut_text = f"{assignment.text}; {', '.join(map(str, better.microbatches))} micro-batches"
+    period = f"period {engine.period_ratio:.2f} x fault-free"
+    line = f"blocks moved among the survivors: {cut_text}; {period}; {_cost_text(change)}"
+    return ReconfigurationResult(state, facts | {"microbatches": better.microbatches} | asdict(change), [line])
 
 
 def _collect(

@@ -98,7 +98,7 @@ class RunCheckpoints(StateStore):
     def save(self, state: TrainState, done: int, evaluate: Callable[[], float]) -> None:
         """Begins a checkpoint, unless its state is of no use."""
         # A record holds the loss and the placement before the update; a checkpoint holds those after it.
-        self._check_placed(done, self._invalid_placement(state))
+        self._check_placed(done, _invalid_placement(state, self.experiment.experts.num_classes))
         self._check_finite(done, loss_after=evaluate())
         self.follow(wait=True)  # one at a time
         self._save(state, done, full=done in (self.experiment.num_steps, self.options.stop_at))
@@ -195,10 +195,11 @@ class RunCheckpoints(StateStore):
         policy, remedy = self.experiment.placement, "a policy that gives every class a slot"
         raise RunError(f"Experiment.placement = {policy!r}: {flaw} at iteration {step}: stopped; {self.advice(remedy)}")
 
-    def _invalid_placement(self, state: TrainState) -> str | None:
-        placement_PLNS = np.concatenate(local_rows(state.placement))
-        layers = placement_PLNS.reshape(-1, *placement_PLNS.shape[2:])
-        return validate_placement(layers, self.experiment.experts.num_classes)
+
+def _invalid_placement(state: TrainState, num_classes: int) -> str | None:
+    placement_PLNS = np.concatenate(local_rows(state.placement))
+    layers = placement_PLNS.reshape(-1, *placement_PLNS.shape[2:])
+    return validate_placement(layers, num_classes)
 
 
 @dataclass(frozen=True, kw_only=True)

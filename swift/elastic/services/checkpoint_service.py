@@ -338,7 +338,7 @@ class CheckpointService:
                     stamp = StateId(command.generation, command.stamp.step)
                     return StateRestored(stamp, lines, facts, is_resharded=True)
         except Exception as error:  # a checkpoint that cannot be saved, for whatever reason, must not cost the next one
-            return self._failure(command, error)
+            return _failure(command, max(self._steps, default=None), error)
 
     def save(
         self,
@@ -439,8 +439,9 @@ class CheckpointService:
         """Resharding of this run's states."""
         assert self.handed_over is not None, "only the ranks of an elastic run change"
         processes = processes_of(self.experiment.topology, by_rank=self.by_rank)
+        load_up_to = partial(_load_up_to, self.checkpoints, self.experiment.identity())
         handover = Handover(self.handed_over, self.snapshots, processes)
-        return Resharding(self._elastic_specs, handover, self._counts, self._load_up_to)
+        return Resharding(self._elastic_specs, handover, self._counts, load_up_to)
 
     def rehearse(self) -> None:
         """Runs once what will be needed, but without files, so that no process has to wait for compilation later."""
@@ -448,14 +449,6 @@ class CheckpointService:
         num_ranks = self.experiment.topology.num_expert_ranks
         for count in (num_ranks - 1, num_ranks) if self._is_elastic else ():
             self.resharding.rehearse(max(1, count))
-
-    def _load_up_to(self, spec: StepSpec, step: int) -> tuple[TrainState, RestorePlan] | None:
-        """Reads the newest sound checkpoint up to an iteration, on ``spec``; returns None if there is none."""
-        for older in reversed([s for s in self._steps if s <= step]):
-            with suppress(SettingError):
-                plan = plan_restore(self.checkpoints, self.experiment.identity(), older)
-                return load_state(self.checkpoints, plan, spec), plan
-        return None
 
     @property
     def _is_elastic(self) -> bool:
@@ -475,17 +468,28 @@ class CheckpointService:
             is_elastic=self._is_elastic,
         )
 
-    def _failure(self, command: CheckpointCommand, error: Exception) -> CommandFailed:
-        reason = " ".join(str(error).split())
-        if not isinstance(error, SettingError | RunError | OSError):
-            traceback.print_exception(error)
-            reason = f"{type(error).__name__}: {reason}"
-        if isinstance(command, SaveCheckpoint):
-            return CommandFailed("save", command.stamp.step, reason)
-        if isinstance(command, Reshard):
-            return CommandFailed("reshard", command.stamp.step, reason, command.generation)
-        *_, newest = None, *self._steps
-        return CommandFailed("load", newest if command.step is None else command.step, reason, command.generation)
+
+def _load_up_to(
+    directory: Path, identity: Mapping[str, Any], spec: StepSpec, step: int
+) -> tuple[TrainState, RestorePlan] | None:
+    """Reads the newest sound checkpoint up to an iteration, on ``spec``; returns None if there is none."""
+    for older in reversed([s for s in checkpoint_steps(directory) if s <= step]):
+        with suppress(SettingError):
+            plan = plan_restore(directory, identity, older)
+            return load_state(directory, plan, spec), plan
+    return None
+
+
+def _failure(command: CheckpointCommand, newest: int | None, error: Exception) -> CommandFailed:
+    reason = " ".join(str(error).split())
+    if not isinstance(error, SettingError | RunError | OSError):
+        traceback.print_exception(error)
+        reason = f"{type(error).__name__}: {reason}"
+    if isinstance(command, SaveCheckpoint):
+        return CommandFailed("save", command.stamp.step, reason)
+    if isinstance(command, Reshard):
+        return CommandFailed("reshard", command.stamp.step, reason, command.generation)
+    return CommandFailed("load", newest if command.step is None else command.step, reason, command.generation)
 
 
 class ShutdownRequest:

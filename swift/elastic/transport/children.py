@@ -269,22 +269,10 @@ class LocalChildren:
         words = [self._memory if word == MEMORY else word for word in command]
         # All children together hold the caller up once, however many cannot be started.
         limit_s = _THREAD_S if time.monotonic() > self._no_wait_before else 0.0
-        process = _Child(child, lambda: self._popen(words, log), self.lines, limit_s)
+        process = _Child(child, lambda: _popen(words, log, self._environment), self.lines, limit_s)
         if not process.has_thread:
             self._no_wait_before = time.monotonic() + _THREAD_S
         return process
-
-    def _popen(self, command: Sequence[str], log: Path) -> subprocess.Popen[str]:
-        with log.open("ab") as errors:
-            return subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                env=self._environment,
-                start_new_session=True,  # Ctrl-C goes to the supervisor alone, which ends the children
-            )
 
     def send(self, child: Hashable, line: str) -> None:
         """See ``Children``."""
@@ -335,3 +323,16 @@ class LocalChildren:
             else:
                 left.append(child)
         return left
+
+
+def _popen(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    with log.open("ab") as errors:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=environment,
+            start_new_session=True,  # Ctrl-C goes to the supervisor alone, which ends the children
+        )

@@ -134,8 +134,9 @@ class ColumnSharded(Decoupled):
     ) -> Float[Array, "1 1 w"]:
         """See Layout; ``[1, 1, w]``."""
         del placement_LNS
-        norm_P, matrix_Dv = self._parts(gradients_LSW[0, 0])
-        sent_NM = jnp.stack([self._message(norm_P, self._rows(matrix_Dv, first)) for first in self._first_rows])
+        norm_P, matrix = jnp.split(gradients_LSW[0, 0], [self._num_before])
+        matrix_Dv = matrix.reshape(self.num_rows, -1)
+        sent_NM = jnp.stack([_message(norm_P, self._rows(matrix_Dv, first)) for first in self._first_rows])
         norm_NP, columns_NRv = self._exchange(sent_NM.astype(self.wire_dtype))
         rows_RV = columns_NRv.swapaxes(0, 1).reshape(self._touched, -1)[:, : self.num_columns]
         matrix_w = lax.dynamic_slice_in_dim(rows_RV.reshape(-1), self._offset(), self._width)
@@ -155,24 +156,16 @@ class ColumnSharded(Decoupled):
         index_P = jnp.arange(self._num_before, dtype=jnp.int32) - self._start()
         is_mine_P = (index_P >= 0) & (index_P < self._width)
         norm_P = jnp.where(is_mine_P, jnp.take(mine_w, index_P, mode="clip"), jnp.zeros((), mine_w.dtype))
-        sent_NM = jax.vmap(self._message, (None, 1))(norm_P, columns_RNv)
+        sent_NM = jax.vmap(_message, (None, 1))(norm_P, columns_RNv)
         norm_NP, columns_NRv = self._exchange(sent_NM)
         # Every number is in one message, and zero in all others.
-        return self._message(jnp.sum(norm_NP, axis=0), self._matrix(columns_NRv))[None, None]
+        return _message(jnp.sum(norm_NP, axis=0), self._matrix(columns_NRv))[None, None]
 
     def _exchange(self, sent_NM: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Exchanges messages with all ranks, and divides those that came: (norm_NP, columns_NRv)."""
         received_NM = lax.all_to_all(sent_NM, EXPERT_AXIS, split_axis=0, concat_axis=0)
         norm_NP, columns_NM = jnp.split(received_NM, [self._num_before], axis=1)
         return norm_NP, columns_NM.reshape(self.num_ranks, self._touched, -1)
-
-    def _message(self, norm_P: jax.Array, columns_Rv: jax.Array) -> jax.Array:
-        return jnp.concatenate([norm_P, columns_Rv.reshape(-1)])
-
-    def _parts(self, share_W: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The norm and the columns ``[D, v]`` of a slot."""
-        norm_P, matrix = jnp.split(share_W, [self._num_before])
-        return norm_P, matrix.reshape(self.num_rows, -1)
 
     def _rows(self, matrix_Dv: jax.Array, first: int) -> jax.Array:
         """The rows that a slice may touch ``[R, v]``, with zeros before the matrix and behind it."""
@@ -189,15 +182,11 @@ class ColumnSharded(Decoupled):
 
     def _start(self) -> jax.Array:
         """Position of this rank's slice among the head's parameters, int32; P for all that begin in the matrix."""
-        return self._of_this_rank([min(start, self._num_before) for start in self._starts])
+        return _own_number([min(start, self._num_before) for start in self._starts])
 
     def _offset(self) -> jax.Array:
         """Position of this rank's slice in the row where it begins, int32."""
-        return self._of_this_rank([(start - self._num_before) % self.num_columns for start in self._starts])
-
-    def _of_this_rank(self, numbers: list[int]) -> jax.Array:
-        """Returns this rank's number of a list, int32; computed here, a position might be beyond 2^31."""
-        return jnp.array(numbers, jnp.int32)[lax.axis_index(EXPERT_AXIS)]
+        return _own_number([(start - self._num_before) % self.num_columns for start in self._starts])
 
     @property
     def _starts(self) -> list[int]:
@@ -234,3 +223,12 @@ class ColumnSharded(Decoupled):
         """Rows that a slice may touch, R."""
         ends = [((rank + 1) * self._width - 1 - self._num_before) // self.num_columns for rank in range(self.num_ranks)]
         return 1 + max(end - first for first, end in zip(self._first_rows, ends, strict=True))
+
+
+def _own_number(numbers: list[int]) -> jax.Array:
+    """Returns this rank's number of a list, int32; computed here, a position might be beyond 2^31."""
+    return jnp.array(numbers, jnp.int32)[lax.axis_index(EXPERT_AXIS)]
+
+
+def _message(norm_P: jax.Array, columns_Rv: jax.Array) -> jax.Array:
+    return jnp.concatenate([norm_P, columns_Rv.reshape(-1)])
