@@ -71,8 +71,8 @@ LOADED = {
 FIGURES = {
     "imports and exports, share of lines": 0.067,
     "exported names": 309,
-    "classes of more than 15 methods": 23,
-    "generic names in 1,000 lines": 51,
+    "classes of more than 15 methods": 12,
+    "generic names in 1,000 lines": 1,
 }
 """Most that the package may have of each; these limits are only lowered."""
 GENERIC = re.compile(
