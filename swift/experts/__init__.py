@@ -12,37 +12,21 @@ from typing import TYPE_CHECKING
 from swift.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from swift.experts.capacity.exact import check_exact, exact_slots
     from swift.experts.config import ExpertConfig
     from swift.experts.dropless import sorted_moe
-    from swift.experts.exchange import collect, exchange_bytes, from_slices, materialize, padded_size, to_slices
-    from swift.experts.layer import Load, Matmul, expert_parallel_moe
-    from swift.experts.optimizer import (
-        CustomOptimizer,
-        CustomSchedule,
-        OptimizerConfig,
-        learning_rate,
-        make_optimizer,
-        with_warmup,
-    )
+    from swift.experts.exchange import collect, materialize, to_slices
+    from swift.experts.layer import expert_parallel_moe
+    from swift.experts.optimizer import CustomOptimizer, CustomSchedule, OptimizerConfig, make_optimizer
     from swift.experts.reference import dropless_moe, reference_moe
     from swift.experts.routing import balancing_step
     from swift.experts.state_layouts import Decoupled, FetchedPerMicrobatch, Instances, Layout, ReplicaShards
 
 _MODULES = {
-    "swift.experts.capacity.exact": ["check_exact", "exact_slots"],
     "swift.experts.config": ["ExpertConfig"],
     "swift.experts.dropless": ["sorted_moe"],
-    "swift.experts.exchange": ["collect", "exchange_bytes", "from_slices", "materialize", "padded_size", "to_slices"],
-    "swift.experts.layer": ["Load", "Matmul", "expert_parallel_moe"],
-    "swift.experts.optimizer": [
-        "OptimizerConfig",
-        "CustomOptimizer",
-        "CustomSchedule",
-        "learning_rate",
-        "make_optimizer",
-        "with_warmup",
-    ],
+    "swift.experts.exchange": ["collect", "materialize", "to_slices"],
+    "swift.experts.layer": ["expert_parallel_moe"],
+    "swift.experts.optimizer": ["OptimizerConfig", "CustomOptimizer", "CustomSchedule", "make_optimizer"],
     "swift.experts.reference": ["dropless_moe", "reference_moe"],
     "swift.experts.routing": ["balancing_step"],
     "swift.experts.state_layouts": ["Decoupled", "FetchedPerMicrobatch", "Instances", "Layout", "ReplicaShards"],
@@ -55,26 +39,17 @@ __all__ = [
     "FetchedPerMicrobatch",
     "Instances",
     "Layout",
-    "Load",
-    "Matmul",
     "OptimizerConfig",
     "ReplicaShards",
     "balancing_step",
-    "check_exact",
     "collect",
     "dropless_moe",
-    "exact_slots",
-    "exchange_bytes",
     "expert_parallel_moe",
-    "from_slices",
-    "learning_rate",
     "make_optimizer",
     "materialize",
-    "padded_size",
     "reference_moe",
     "sorted_moe",
     "to_slices",
-    "with_warmup",
 ]
 
 if not TYPE_CHECKING:

@@ -15,14 +15,12 @@ if TYPE_CHECKING:
     from swift.generate.paged_model import check_devices, check_expert_ranks
     from swift.generate.programs import Gen, Prompt, StreamedText, Until, Writer, decoded
     from swift.generate.request import GREEDY, Answer, Constraint, Reason, Request, Sampling
-    from swift.generate.texts import Node, RadixTree
 
 _MODULES = {
     "swift.generate.engine": ["Computed", "TextEngine", "TextEngineConfig"],
     "swift.generate.paged_model": ["check_devices", "check_expert_ranks"],
     "swift.generate.programs": ["Gen", "Prompt", "StreamedText", "Until", "Writer", "decoded"],
     "swift.generate.request": ["Answer", "Constraint", "GREEDY", "Reason", "Request", "Sampling"],
-    "swift.generate.texts": ["Node", "RadixTree"],
 }
 __all__ = [
     "GREEDY",
@@ -30,9 +28,7 @@ __all__ = [
     "Computed",
     "Constraint",
     "Gen",
-    "Node",
     "Prompt",
-    "RadixTree",
     "Reason",
     "Request",
     "Sampling",

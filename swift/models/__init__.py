@@ -16,44 +16,23 @@ if TYPE_CHECKING:
     from swift.models.attention_kernels import KERNELS, choose_kernel
     from swift.models.config import MODEL_SIZES, AttentionKernel, CustomBlock, ModelConfig, model_size
     from swift.models.cuts import BlockStacks, Chunks, Cut, make_cut
-    from swift.models.gpt import BLOCK_GROUPS, GPT, MoeFunction, StackedWeights, Weights
-    from swift.models.losses import tokens_per_block
+    from swift.models.gpt import GPT, MoeFunction, StackedWeights, Weights
     from swift.models.modules import linear, make_norm
     from swift.models.parameters import Group, root_key
     from swift.models.reference_model import plain_logits, plain_sums
     from swift.models.vocabulary.layouts import ColumnSharded, RowSharded
-    from swift.models.vocabulary.lookup import (
-        HotRowCache,
-        add_gradients_of_copies,
-        choose_hot_rows,
-        fetch_copies,
-        max_requests_per_round,
-        max_rounds,
-        num_hot_rows,
-    )
 
 _MODULES = {
     "swift.models.attention_kernels": ["KERNELS", "choose_kernel"],
     "swift.models.config": ["MODEL_SIZES", "AttentionKernel", "ModelConfig", "CustomBlock", "model_size"],
     "swift.models.cuts": ["BlockStacks", "Chunks", "Cut", "make_cut"],
-    "swift.models.gpt": ["BLOCK_GROUPS", "GPT", "MoeFunction", "StackedWeights", "Weights"],
-    "swift.models.losses": ["tokens_per_block"],
+    "swift.models.gpt": ["GPT", "MoeFunction", "StackedWeights", "Weights"],
     "swift.models.modules": ["linear", "make_norm"],
     "swift.models.parameters": ["Group", "root_key"],
     "swift.models.reference_model": ["plain_logits", "plain_sums"],
     "swift.models.vocabulary.layouts": ["ColumnSharded", "RowSharded"],
-    "swift.models.vocabulary.lookup": [
-        "HotRowCache",
-        "add_gradients_of_copies",
-        "choose_hot_rows",
-        "fetch_copies",
-        "num_hot_rows",
-        "max_requests_per_round",
-        "max_rounds",
-    ],
 }
 __all__ = [
-    "BLOCK_GROUPS",
     "GPT",
     "KERNELS",
     "MODEL_SIZES",
@@ -64,27 +43,19 @@ __all__ = [
     "CustomBlock",
     "Cut",
     "Group",
-    "HotRowCache",
     "ModelConfig",
     "MoeFunction",
     "RowSharded",
     "StackedWeights",
     "Weights",
-    "add_gradients_of_copies",
-    "choose_hot_rows",
     "choose_kernel",
-    "fetch_copies",
     "linear",
     "make_cut",
     "make_norm",
-    "max_requests_per_round",
-    "max_rounds",
     "model_size",
-    "num_hot_rows",
     "plain_logits",
     "plain_sums",
     "root_key",
-    "tokens_per_block",
 ]
 
 if not TYPE_CHECKING:
