@@ -148,15 +148,13 @@ def _check_pipeline(setting: str, pipeline: Pipeline) -> None:
     """Refuses what a run does itself with the documents of a pipeline, and what would be frozen in the index."""
     for operator in pipeline.operators:
         if isinstance(operator, Tokenize | Pack | Shuffle | Stack):
-            reason = (
+            text = (
                 "is not for a pipeline that trains: the run itself tokenizes, packs, shuffles and batches its documents"
             )
-            raise SettingError(setting, name_of(operator), reason)
+            raise SettingError(setting, name_of(operator), text)
         if operator.is_random:
-            reason = (
-                "is random, and the tokens of a pipeline that trains are kept: they would be the same in every epoch"
-            )
-            raise SettingError(setting, name_of(operator), reason)
+            text = "is random, and the tokens of a pipeline that trains are kept: they would be the same in every epoch"
+            raise SettingError(setting, name_of(operator), text)
 
 
 def in_split(names: Iterable[str], split: Split, validation_share: float) -> np.ndarray:

@@ -227,8 +227,8 @@ def pipeline_tokens(
                 say(next(line for line in reading.reasons if line.startswith("offload: ")))
             if split is not None and not corpus.has_operators:
                 reading, sides = _only(split, reading, sides)
-            corpus_survey = survey(reading, _Splitter(config, reading.pipeline.source, sides, add), report, hosts)
-        for line in corpus_survey.skipped:
+            findings = survey(reading, _Splitter(config, reading.pipeline.source, sides, add), report, hosts)
+        for line in findings.skipped:
             say(f"skipped: {line}")
 
 

@@ -132,12 +132,8 @@ def _container(value: Any, seen: dict[int, int]) -> Any:
 
 def _code(value: Any, seen: dict[int, int]) -> Any:
     if isinstance(value, functools.partial):
-        return (
-            "partial",
-            _describe(value.func, seen),
-            _describe(value.args, seen),
-            _describe(dict(value.keywords), seen),
-        )
+        parts = value.func, value.args, dict(value.keywords)
+        return "partial", *(_describe(part, seen) for part in parts)
     if isinstance(value, types.MethodType):
         return "method", _describe(value.__func__, seen), _describe(value.__self__, seen)
     if isinstance(value, types.FunctionType):
@@ -167,16 +163,14 @@ def _function(function: types.FunctionType, seen: dict[int, int]) -> Any:
 
 def _referred(function: types.FunctionType, seen: dict[int, int]) -> Sequence[Any]:
     """Describes the globals that a function names; of another module's functions only the name."""
-    references = list[Any]()
+    entries = list[Any]()
     for name in sorted(_names(function.__code__) & set(function.__globals__)):
         value = function.__globals__[name]
         if getattr(value, "__module__", function.__module__) not in (function.__module__, None):
-            references.append(
-                (name, getattr(value, "__module__", ""), getattr(value, "__qualname__", repr(type(value))))
-            )
+            entries.append((name, getattr(value, "__module__", ""), getattr(value, "__qualname__", repr(type(value)))))
         else:
-            references.append((name, _describe(value, seen)))
-    return references
+            entries.append((name, _describe(value, seen)))
+    return entries
 
 
 def _names(code: types.CodeType) -> set[str]:

@@ -45,7 +45,7 @@ class Samples:
     Args:
         plan: plan of a pipeline.
         seed: seed of shuffles and random operators.
-        source_survey: what a survey of the source has found, of this plan's pipeline; made here unless given.
+        findings: what a survey of the source has found, of this plan's pipeline; made here unless given.
         hosts: other hosts, which begin the records if the plan says so; another process gets none of them.
 
     Raises:
@@ -53,12 +53,10 @@ class Samples:
         DataError: an operator raises on a record, which the message names.
     """
 
-    def __init__(
-        self, plan: InputPlan, seed: int, source_survey: Survey | None = None, hosts: InputHosts | None = None
-    ):
+    def __init__(self, plan: InputPlan, seed: int, findings: Survey | None = None, hosts: InputHosts | None = None):
         check_seed("seed", seed)
         self._plan, self._seed, self._hosts = plan, seed, hosts
-        self._survey = survey(plan, hosts=hosts) if source_survey is None else source_survey
+        self._survey = survey(plan, hosts=hosts) if findings is None else findings
         self._reader = self._open()
 
     @property
@@ -109,17 +107,17 @@ class Samples:
 class _Records:
     """Records that stay, in the order of an epoch, through the operators that the cache has not behind it."""
 
-    def __init__(self, plan: InputPlan, source_survey: Survey, seed: int, hosts: InputHosts | None):
-        self._plan, self._source, self._survey, self._seed = plan, plan.pipeline.source, source_survey, seed
-        self.size = source_survey.num_kept
+    def __init__(self, plan: InputPlan, findings: Survey, seed: int, hosts: InputHosts | None):
+        self._plan, self._source, self._survey, self._seed = plan, plan.pipeline.source, findings, seed
+        self.size = findings.num_kept
         if not self.size:
             reason = "no record stays" if len(self._source) else "has no records"
             raise SettingError("Pipeline.source", self._source, f"{reason}: there is nothing to read")
         self._written = plan.pipeline.levels[0].elements
         self._order = _order(plan, 0, self.size, seed)
-        num_cached = 0 if source_survey.cache is None or plan.cache is None else plan.cache.num_elements
+        num_cached = 0 if findings.cache is None or plan.cache is None else plan.cache.num_elements
         self._apply = _elements(plan, 0, num_cached)
-        self._hosts = hosts if source_survey.cache is None and plan.num_offloaded is not None else None
+        self._hosts = hosts if findings.cache is None and plan.num_offloaded is not None else None
         self._rest = _elements(plan, 0, plan.num_offloaded or 0)
 
     def read(self, index: int) -> tuple[int, Any]:

@@ -137,10 +137,8 @@ class DatasetDirectory(FileRecords):
         if not is_plain:
             raise SettingError("DatasetDirectory.pattern", self.pattern, "its state.json does not name its files")
         if state.get("_indices_data_files"):  # of datasets before 1.7: which rows, and in which order
-            allowed = (
-                "is of an early version of datasets, with its rows chosen by another file: save it with a newer one"
-            )
-            raise SettingError("DatasetDirectory.pattern", self.pattern, allowed)
+            text = "is of an early version of datasets, with its rows chosen by another file: save it with a newer one"
+            raise SettingError("DatasetDirectory.pattern", self.pattern, text)
         return names
 
     def _numbered(self) -> list[str]:

@@ -177,8 +177,7 @@ class _Origins:
     def _stacked(self, column: Sequence[_Origin]) -> _Origin:
         """The origin of equal parts of an array, one after the other."""
         causes = self._joined(column, column[0].elements.shape[:-1]).causes
-        elements = np.stack([origin.elements for origin in column])
-        return _Origin(elements, any(origin.by_place for origin in column), causes)
+        return _Origin(np.stack([o.elements for o in column]), any(o.by_place for o in column), causes)
 
     def _while_origins(self, params: Any, origins: Sequence[_Origin]) -> list[_Origin]:
         counts = params["cond_nconsts"], params["body_nconsts"]
@@ -213,8 +212,7 @@ class _Origins:
             readers = [[np.ones((math.prod(shape), size), bool) for size in sizes] for shape in shapes]
             by_place = [True] * len(shapes)
         before = self._joined(
-            [origin._replace(elements=np.any(origin.elements.reshape(-1, self.total), axis=0)) for origin in origins],
-            (),
+            [o._replace(elements=np.any(o.elements.reshape(-1, self.total), axis=0)) for o in origins], ()
         )
         most = max((origin.elements.sum(axis=-1).max(initial=0) for origin in origins), default=0)
         results = []
