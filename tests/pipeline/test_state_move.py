@@ -114,7 +114,7 @@ def test_a_cut_whose_move_cannot_be_prepared_is_found_and_told_as_not_prepared(w
         monkeypatch.setattr(DeviceTransfer, "prepare", fail)
         better = engine.better_cut(FAILED)
         assert better is not None
-        assert engine.background_errors() == ["the move to a better cut: no room for StateMove"]
+        assert engine.background_errors() == ["the move to a better cut: no room for DeviceTransfer"]
         _, told = engine.reconfigure(random_state(engine.spec)[1], FAILED, better.recut)
         assert not told.prepared
 
