@@ -123,7 +123,7 @@ def _ask(request: dict[str, Any]) -> dict[str, Any]:
         "failed": [f"{d}:{p}" for d, p in request["workers"]],
         "lost_ranks": sorted({rank for _, rank in request["ranks"]}),
         "result": REFUSED,
-        "why": why,
+        "reason": why,
         "compile_s": 0.0,
     }
 

@@ -184,9 +184,9 @@ def _table(facts: Mapping[str, Any]) -> Iterator[str]:
 
 def _remarks(facts: Mapping[str, Any]) -> Iterator[str]:
     for row in facts["strategies"]:
-        yield f"{row['name']}: {row['why'] if row['spent_s'] is None else row['source']}"
+        yield f"{row['name']}: {row['reason'] if row['spent_s'] is None else row['source']}"
     for one in facts["left_out"]:
-        yield f"{one['name']} is left out: {one['why']}"
+        yield f"{one['name']} is left out: {one['reason']}"
 
 
 def _translate(error: SettingError, options: argparse.Namespace) -> SettingError:

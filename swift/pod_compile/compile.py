@@ -127,7 +127,7 @@ def _compiled(lowered: Lowered, pod: Pod) -> Compiled | dict[str, Any]:
         why = " ".join(str(error).split())
         sizes = next(filter(None, (form.search(why) for form in _EXHAUSTED)), None)
         if not why.startswith("RESOURCE_EXHAUSTED"):
-            return {"result": REFUSED, "why": why[:400]}
+            return {"result": REFUSED, "reason": why[:400]}
         needed = None if sizes is None else _bytes(sizes[1], sizes[2])
         capacity = pod.chip.memory_bytes if sizes is None else _bytes(sizes[3], sizes[4])
         return {"result": TOO_LARGE, "memory": {"needed_bytes": needed, "capacity_bytes": capacity}}

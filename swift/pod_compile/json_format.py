@@ -70,9 +70,9 @@ def text_lines(facts: Mapping[str, Any]) -> Iterator[str]:
         yield ""
         yield from _details(whole)
     for report in facts["configurations"]:
-        if "why" in report:
+        if "reason" in report:
             yield ""
-            yield f"{name_of(report)}: {report['why']}"
+            yield f"{name_of(report)}: {report['reason']}"
 
 
 def _row(report: Mapping[str, Any]) -> tuple[str, ...]:

@@ -8,8 +8,8 @@
   ratio; ``iterations`` that are kept; ``samples_per_s``, null if samples are unknown; ``iteration_s`` with all nodes;
   ``spent_s``, seconds by cause (``outcome.CAUSES``), which sum to the length of the trace; ``goodput``, kept iterations
   in every bin relative to those without failures; ``out_of_memory``, true if it ran out of memory at any time. A
-  strategy that is out of memory from the start has null in all other keys, and ``why``.
-- ``left_out``: ``name`` and ``why`` of strategies that cannot run.
+  strategy that is out of memory from the start has null in all other keys, and ``reason``.
+- ``left_out``: ``name`` and ``reason`` of strategies that cannot run.
 """
 
 from collections.abc import Iterable
@@ -43,7 +43,9 @@ def document(job: Job, trace: Trace, results: Iterable[Outcome | CannotRun]) -> 
             if isinstance(one, Outcome) or one.out_of_memory
         ],
         "left_out": [
-            {"name": one.name, "why": one.why} for one in found if isinstance(one, CannotRun) and not one.out_of_memory
+            {"name": one.name, "reason": one.why}
+            for one in found
+            if isinstance(one, CannotRun) and not one.out_of_memory
         ],
     }
 
@@ -78,4 +80,4 @@ def _row(outcome: Outcome) -> dict[str, Any]:
 
 def _without_memory(one: CannotRun) -> dict[str, Any]:
     nothing = dict.fromkeys(("source", "ettr", "iterations", "samples_per_s", "iteration_s", "spent_s", "goodput"))
-    return {"name": one.name, "out_of_memory": True, "why": one.why, **nothing}
+    return {"name": one.name, "out_of_memory": True, "reason": one.why, **nothing}

@@ -73,7 +73,7 @@ def test_a_process_that_ends_without_a_report_is_a_report(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     told = _ask({"config": "", "topology": "nothing", "workers": [[1, 2]], "ranks": []})
     assert (told["result"], told["failed"]) == (REFUSED, ["1:2"])
-    assert told["why"].startswith("its compiler ended with code 2: swift: --topology = 'nothing'")
+    assert told["reason"].startswith("its compiler ended with code 2: swift: --topology = 'nothing'")
 
 
 def test_of_what_a_compiler_says_before_it_ends_its_check_is_told():

@@ -162,12 +162,12 @@ def test_those_who_save_have_every_block_and_the_host_puts_them_in_the_order_of_
     host = jax.device_get(replace(state, slots={}))
     rows = [1, 2, 3]
     kept = spec.at(replace(spec.live, rows=tuple(spec.live.rows[row] for row in rows), virtual=True))
-    stored = transfer_on_host(jax.tree.map(lambda leaf: leaf[rows], host), kept, spec.stored)
+    stored = transfer_on_host(jax.tree.map(lambda leaf: leaf[rows], host), kept, spec.checkpoint_spec)
     assert stored.master["attention"].shape[:2] == (2, 3)
     whole = {key: value for mine in rows_of(spec, host) for key, value in mine.items()}
-    for mine in rows_of(spec.stored, stored):
+    for mine in rows_of(spec.checkpoint_spec, stored):
         assert all(whole[key] == value for key, value in mine.items())
-    back = transfer_on_host(stored, spec.stored, spec)
+    back = transfer_on_host(stored, spec.checkpoint_spec, spec)
     assert rows_of(spec, back) == rows_of(spec, host)
     assert transfer_on_host(host, spec, spec) is host
 

@@ -88,7 +88,7 @@ def test_a_state_goes_block_by_block_to_a_checkpoint_to_survivors_and_back(rig):
     first = rows_of(one.spec, state)
     whole = {key: value for mine in first for key, value in mine.items()}
     assert len({value for (path, _), value in whole.items() if "attention" in path and "master" in path}) == 4
-    stored, survivors = one.spec.stored, failed.spec
+    stored, survivors = one.spec.checkpoint_spec, failed.spec
     saved, _ = move_state(state, one.spec, stored)
     assert [row.stage for row in stored.live.rows] == [0, 1]
     assert stored.model_index["attention"].tolist() == [[0, 1, 2], [3, -1, -1]]
@@ -177,7 +177,7 @@ def test_ten_steps_with_failures_and_their_return(rig, fields, downs, moved):
                 batches = drawn.batches[start : start + size]
                 outcomes.append(engine.start(state, batches, engine.put(batches))())
                 state, start = outcomes[-1].state, start + size
-        stored = one.spec.stored
+        stored = one.spec.checkpoint_spec
         placement = jax.device_get(move_state(state, engine.spec, stored)[0].placement)
     for metrics, iteration in zip([one for done in outcomes for one in done.metrics], expected, strict=True):
         np.testing.assert_allclose(metrics["loss"], iteration.loss, rtol=1e-8)

@@ -130,7 +130,7 @@ def test_too_little_memory_is_a_result(message, needed, capacity):
 
 def test_any_other_trouble_of_a_compiler_is_told():
     told = _compiled(Failing("INTERNAL: RET_CHECK failure\n of 6 devices"), Pod.parse("v5e:4x4"))
-    assert told == {"result": REFUSED, "why": "INTERNAL: RET_CHECK failure of 6 devices"}
+    assert told == {"result": REFUSED, "reason": "INTERNAL: RET_CHECK failure of 6 devices"}
 
 
 def test_a_pod_of_another_size_is_refused():
