@@ -46,7 +46,7 @@ def test_a_token_file_that_shrinks(tell, tokens, monkeypatch):
     assert f"{tokens.name} has been written to since the checkpoint" in told.err
     run = read_run(tokens.parent / "run")
     assert [record["step"] for record in run.metrics] == [1, 2, 3, 4, 5, 6]
-    assert [event["event"] for event in run.events if "data" in event["event"]] == ["data_lost", "data_changed"]
+    assert [event["event"] for event in run.events if "data" in event["event"]] == ["data_unreadable", "data_changed"]
 
 
 @pytest.mark.slow

@@ -68,7 +68,9 @@ def test_what_is_restored_is_held_against_what_was_promised(step, may_be_older, 
 
 
 def test_a_promise_is_the_newest_checkpoint_that_was_not_gone_back_behind():
-    told = [{"event": name, "step": step} for name, step in [("checkpoint", 20), ("checkpoint", 40), ("death", 50)]]
+    told = [
+        {"event": name, "step": step} for name, step in [("checkpoint", 20), ("checkpoint", 40), ("process_died", 50)]
+    ]
     assert evidence.promised([]) is None
     assert evidence.promised(told) == 40
     assert evidence.promised([*told, {"event": "restore", "step": 20}]) == 20

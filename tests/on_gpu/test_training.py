@@ -69,7 +69,7 @@ def test_a_killed_process_starts_again(tmp_path):
     told("cuda", "launch", config, "--platform", "gpu", "--processes", 1, "--run-dir", tmp_path / "run", *chaos)
     expected = trained(tmp_path, "cpu", config, "--set", "CheckpointConfig.every=0")
     np.testing.assert_allclose(losses(tmp_path / "run"), expected, rtol=1e-9)
-    assert "death" in {event["event"] for event in read_run(tmp_path / "run").events}
+    assert "process_died" in {event["event"] for event in read_run(tmp_path / "run").events}
 
 
 def test_launch_takes_the_kernels_of_its_devices(tmp_path):
