@@ -22,7 +22,7 @@ ELSEWHERE = {
     "swift/elastic/reporting": ("parts?", "a phase of a recovery"),
     "swift/pipeline/reconfigure/compiled_steps.py": ("rows?", "a batch on devices"),
     "swift/experts/capacity": ("places?", "a position"),
-    "swift/train/saved_state.py": ("places?", "a refuge"),
+    "swift/train/saved_state.py": ("places?", "a fallback directory"),
     "swift/checkpoint/arrays.py": ("numbers", "values of an array"),
 }
 """Words that the glossary gives another meaning, or that count, by the code that has a word of its own instead."""

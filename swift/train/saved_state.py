@@ -1,8 +1,8 @@
 """The state of a run in a checkpoint: its division and shape, reading it on other ranks or stages, and its rescue.
 
-A checkpoint that cannot be written to its run directory is kept elsewhere until ``--resume`` takes it back. Its refuge
-follows from the run alone, since a full or read-only disk cannot hold a note of it. A file there names the directory of
-the run: a run may be moved to another disk, and a copy of a run is another run.
+A checkpoint that cannot be written to its run directory is kept elsewhere until ``--resume`` takes it back. Its
+fallback directory follows from the run alone, since a full or read-only disk cannot hold a note of it. A file there
+names the directory of the run: a run may be moved to another disk, and a copy of a run is another run.
 """
 
 import json
@@ -49,7 +49,7 @@ _SHAPE = "state_shape"
 """Name of the state's shape in a manifest."""
 _MEMORY = Path("/dev/shm")
 _PREFIX, _ORIGIN = "kept-by-swift", "origin"
-"""Beginning of a refuge's name, and its file that names the run's directory."""
+"""Beginning of a fallback directory's name, and its file that names the run's directory."""
 
 
 def split_of(spec: StepSpec) -> StateSplit:
@@ -160,7 +160,7 @@ def check_savable(state: TrainState, step: int, num_classes: int) -> None:
 
 
 def fallback_directories(checkpoints: Path) -> list[Path]:
-    """Returns refuges: directories for checkpoints of a run that cannot be written to its own, the best first.
+    """Returns fallback directories: those for checkpoints of a run that cannot be written to its own, the best first.
 
     Args:
         checkpoints: directory of the run's checkpoints.
@@ -178,28 +178,28 @@ def save_fallback(checkpoints: Path, step: int, write: Callable[[Path], object])
         write: function that writes it into a directory for checkpoints.
 
     Returns:
-        A phrase on the refuge, and on how to resume from it.
+        A phrase on the directory, and on how to resume from it.
 
     Raises:
         RunError: none can hold it; the message says why.
     """
     troubles = []
-    for refuge in fallback_directories(checkpoints):
+    for fallback in fallback_directories(checkpoints):
         try:
-            refuge.mkdir(mode=0o700, exist_ok=True)
-            if not _is_own(refuge):
+            fallback.mkdir(mode=0o700, exist_ok=True)
+            if not _is_own(fallback):
                 raise PermissionError("belongs to somebody else")
-            (refuge / _ORIGIN).write_text(f"{checkpoints.resolve()}", encoding="utf-8")
-            write(refuge)
+            (fallback / _ORIGIN).write_text(f"{checkpoints.resolve()}", encoding="utf-8")
+            write(fallback)
         except Exception as error:  # whatever the reason: the next may hold it
-            troubles.append(f"{refuge}: {' '.join(str(error).split())}")
-            if not checkpoint_steps(refuge) and _is_own(refuge):
-                shutil.rmtree(refuge, ignore_errors=True)
+            troubles.append(f"{fallback}: {' '.join(str(error).split())}")
+            if not checkpoint_steps(fallback) and _is_own(fallback):
+                shutil.rmtree(fallback, ignore_errors=True)
             continue
-        memory = ", which is memory and does not outlast a restart of the machine" if refuge.parent == _MEMORY else ""
+        memory = ", which is memory and does not outlast a restart of the machine" if fallback.parent == _MEMORY else ""
         return (
-            f"the state after iteration {step} is kept in {refuge} on {socket.gethostname()}{memory}; make room, then "
-            f"resume there with --run-dir {checkpoints.parent} --resume, which takes it from that directory"
+            f"the state after iteration {step} is kept in {fallback} on {socket.gethostname()}{memory}; make room, "
+            f"then resume there with --run-dir {checkpoints.parent} --resume, which takes it from that directory"
         )
     raise RunError("; ".join(troubles))
 
@@ -217,27 +217,27 @@ def import_fallback(checkpoints: Path) -> list[str]:
         RunError: it still cannot be written.
     """
     lines = []
-    for refuge in dict.fromkeys((*filter(_is_own, fallback_directories(checkpoints)), *_left_behind(checkpoints))):
-        step = max(checkpoint_steps(refuge), default=0)
+    for fallback in dict.fromkeys((*filter(_is_own, fallback_directories(checkpoints)), *_left_behind(checkpoints))):
+        step = max(checkpoint_steps(fallback), default=0)
         if step > max(checkpoint_steps(checkpoints), default=0):
             try:
-                _copy(refuge, checkpoints, step)
+                _copy(fallback, checkpoints, step)
             except SettingError as error:  # damaged: the run may resume from an older one
-                lines.append(f"passed over: {refuge / checkpoint_path(refuge, step).name} {error.allowed}")
+                lines.append(f"passed over: {fallback / checkpoint_path(fallback, step).name} {error.allowed}")
                 continue
             except OSError as error:
                 where = (
-                    f"the state after iteration {step}, which is kept in {refuge}, cannot be brought to {checkpoints}"
+                    f"the state after iteration {step}, which is kept in {fallback}, cannot be brought to {checkpoints}"
                 )
                 raise RunError(f"{where}: {error.strerror or error}: make room, then --resume again") from error
-            lines.append(f"the checkpoint of iteration {step} was kept in {refuge} and is now in {checkpoints}")
-        shutil.rmtree(refuge, ignore_errors=True)
+            lines.append(f"the checkpoint of iteration {step} was kept in {fallback} and is now in {checkpoints}")
+        shutil.rmtree(fallback, ignore_errors=True)
     return lines
 
 
-def _copy(refuge: Path, checkpoints: Path, step: int) -> None:
+def _copy(fallback: Path, checkpoints: Path, step: int) -> None:
     """Copies a checkpoint and reads the copy back before it counts; raises SettingError if it is damaged."""
-    source = checkpoint_path(refuge, step)
+    source = checkpoint_path(fallback, step)
     manifest = read_manifest(source, "checkpoint")
     temporary = begin_save(checkpoints, step)
     try:
@@ -259,31 +259,33 @@ def _tops() -> list[Path]:
 
 
 def _name(checkpoints: Path) -> str:
-    """Prefix of the names of a run's refuges, wherever its directory is."""
+    """Prefix of the names of a run's fallback directories, wherever its directory is."""
     return f"{_PREFIX}-{os.getuid()}-{digest(_begun(checkpoints.parent / EVENTS).encode())[:16]}"
 
 
 def _left_behind(checkpoints: Path) -> list[Path]:
-    """Finds the refuges of a run that has been moved since."""
+    """Finds the fallback directories of a run that has been moved since."""
     if not _begun(checkpoints.parent / EVENTS):
         return []
-    fallbacks = [refuge for top in _tops() for refuge in sorted(top.glob(f"{_name(checkpoints)}-*")) if _is_own(refuge)]
+    fallbacks = [
+        fallback for top in _tops() for fallback in sorted(top.glob(f"{_name(checkpoints)}-*")) if _is_own(fallback)
+    ]
     return [fallback for fallback in fallbacks if _is_for(fallback, checkpoints.resolve())]
 
 
-def _is_for(refuge: Path, checkpoints: Path) -> bool:
-    """Whether a refuge belongs to this directory or, as far as is known, to it before it was moved."""
+def _is_for(fallback: Path, checkpoints: Path) -> bool:
+    """Whether a fallback directory belongs to this directory or, as far as is known, to it before it was moved."""
     try:
-        origin = Path((refuge / _ORIGIN).read_text(encoding="utf-8"))
+        origin = Path((fallback / _ORIGIN).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return origin.resolve() == checkpoints or not origin.parent.exists()
 
 
-def _is_own(refuge: Path) -> bool:
+def _is_own(fallback: Path) -> bool:
     """Whether a directory exists that no other user can have filled."""
     try:
-        status = refuge.lstat()
+        status = fallback.lstat()
     except OSError:
         return False
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077

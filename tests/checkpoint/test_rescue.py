@@ -20,7 +20,7 @@ from swift.train.saved_state import fallback_directories, import_fallback, save_
 
 @pytest.fixture
 def run(small_run, tmp_path, monkeypatch):
-    """A run that has saved iterations 2 and 4 and is at 6; its refuges are of this test."""
+    """A run that has saved iterations 2 and 4 and is at 6; its fallback directories are of this test."""
     tops = tmp_path / "disk", tmp_path / "memory"
     for top in tops:
         top.mkdir()
