@@ -79,7 +79,7 @@ SETTINGS = {
     "OptimizerConfig.warmup_steps=6": "OptimizerConfig.warmup_steps = 6: must be below Experiment.num_steps = 6",
     "OptimizerConfig.decayed=norms": "OptimizerConfig.decayed = 'norms': choose one of all, matrices",
     "OptimizerConfig.transformation=adamw": "OptimizerConfig.transformation = 'adamw': must be @YOURS() (see "
-    "OwnOptimizer) or None",
+    "CustomOptimizer) or None",
     "OptimizerConfig.decay_steps=2": "OptimizerConfig.warmup_steps = 2: must be below OptimizerConfig.decay_steps = 2",
     "OptimizerConfig.peak_learning_rate=fast": "OptimizerConfig.peak_learning_rate = 'fast': must be a number of at "
     "least 0",

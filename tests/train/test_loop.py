@@ -32,13 +32,13 @@ class Parts:
         self.calls.append(f"start {state}")
         return lambda: WindowResult(state + len(batches), [{}] * len(batches), was_discarded=False)
 
-    def window_after(self, done):
+    def next_window_length(self, done):
         return min(self.window_length, LAST - done)
 
-    def is_over(self, done):
+    def should_stop(self, done):
         return done >= LAST
 
-    def enter(self, state, first, last):
+    def begin_window(self, state, first, last):
         self.calls.append(f"enter {first}-{last}")
         return state, False
 
@@ -48,13 +48,13 @@ class Parts:
     def window(self, *_):
         return nullcontext()
 
-    def computing(self):
+    def abortable(self):
         return nullcontext()
 
-    def leave(self, _, done):
+    def end_window(self, _, done):
         self.calls.append(f"leave {done}")
 
-    def computed(self, state, done, _):
+    def on_window_end(self, state, done, _):
         assert state == done
         self.calls.append(f"computed {done}")
 
@@ -67,7 +67,7 @@ class Parts:
     def save(self, _, done, __):
         self.calls.append(f"save {done}")
 
-    def end_without_data(self, state, done, error):
+    def fail_on_data_error(self, state, done, error):
         self.calls.append(f"end {state} {done}")
         raise error
 

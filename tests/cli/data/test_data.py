@@ -71,7 +71,7 @@ GUARDED = """
 import os
 import sys
 import threading
-from swift.cli.processes import guarded
+from swift.cli.processes import run_in_child
 
 
 def ends(running):
@@ -86,7 +86,7 @@ def ends(running):
     os._exit(7)
 
 
-sys.exit(guarded(ends, "data bench"))
+sys.exit(run_in_child(ends, "data bench"))
 """
 """A process that is ended while its threads run operators."""
 

@@ -104,7 +104,7 @@ class Full:
     def records(self):
         return {}
 
-    def keep_only(self, stamps):
+    def retain_only(self, stamps):
         self.kept &= stamps
 
 

@@ -27,14 +27,14 @@ import os, sys
 from pathlib import Path
 import numpy as np
 from swift.elastic.state.slices import SliceCopies
-from swift.elastic.membership.messages import Process, Stamp
+from swift.elastic.membership.messages import Process, StateId
 
 def write(directory):
     keep = SliceCopies(directory).store(4, Process((0, 0), 3), Process((0, 0), 2))
     with directory.with_suffix(".said").open("w") as said:
         for step in range(10**6):
-            keep.save(Stamp(1, step), {"numbers": np.full(4_000_000, step)})
-            keep.keep_only(frozenset({Stamp(1, step), Stamp(1, step - 1)}))
+            keep.save(StateId(1, step), {"numbers": np.full(4_000_000, step)})
+            keep.retain_only(frozenset({StateId(1, step), StateId(1, step - 1)}))
             print(step, file=said, flush=True)
 
 for line in sys.stdin:

@@ -23,9 +23,9 @@ from tests.train.hosts.runs import free_port
 
 JOINED = """
 import os, signal, sys, time
-from swift.train import HostPlace, join_hosts
+from swift.train import HostIndex, join_hosts
 
-join_hosts(HostPlace(sys.argv[1], 1, 0))
+join_hosts(HostIndex(sys.argv[1], 1, 0))
 os.kill(os.getpid(), signal.SIGTERM)
 time.sleep(60)
 """
@@ -33,11 +33,11 @@ LISTENING = """
 import json, os, sys, time
 import jax
 from jax._src import xla_bridge
-from swift.train import HostPlace, join_hosts
+from swift.train import HostIndex, join_hosts
 
 jax.config.update("jax_platforms", "cpu")
 address, count, own = (json.loads(word) for word in sys.argv[1:])
-hosts = join_hosts(HostPlace(address, count, own))
+hosts = join_hosts(HostIndex(address, count, own))
 assert len(hosts.gather(None)) == hosts.count
 files = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
 own = {os.readlink(file) for file in files if os.path.lexists(file)}

@@ -133,7 +133,7 @@ class Moments:
             return write_or_spill
 
         def sharing(inner):
-            def compiled_share(*arguments):
+            def compiled_transfer(*arguments):
                 share = inner(*arguments)
 
                 def shared(state):
@@ -144,7 +144,7 @@ class Moments:
 
                 return shared
 
-            return compiled_share
+            return compiled_transfer
 
         def forgetting(inner):
             return (lambda *_: None) if self.who in marked("forgetful").split() else inner
@@ -154,7 +154,7 @@ class Moments:
         wrapped(StateCache, "keep", keeping)
         wrapped(shared_memory_store.SharedMemoryStore, "save", saving)
         wrapped(shared_memory_store, "write_or_spill", writing)
-        wrapped(generation_programs, "compiled_share", sharing)
+        wrapped(generation_programs, "compiled_transfer", sharing)
         self.around(generation_programs.ProgramPreloader, "_loaded", before="load", after="loaded ahead", kind="move")
         self.around(worker.WorkerProcess, "_leave", before="leave", after="left")
         self.around(CommandListener, "wait_to_enter", before="departed")
