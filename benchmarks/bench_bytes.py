@@ -9,10 +9,10 @@ import jax
 import numpy as np
 from measure import Trainee, demo, publish
 
-from swift.experts.exchange import exchange_bytes
 from swift.experts.placement.flexmoe import FlexMoE
 from swift.experts.placement.policy import Static
 from swift.experts.placement.symi import Symi
+from swift.experts.weight_exchange import exchange_bytes
 from swift.mesh.hlo_collectives import collectives
 
 ITEMSIZE = 4

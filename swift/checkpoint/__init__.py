@@ -4,8 +4,8 @@
 saves and counts the tokens that this loses; ``config`` has the settings. ``manifest`` has what is known of a
 checkpoint, and the directory of all of them; ``array_files`` writes arrays, and ``arrays`` verifies them.
 
-``writer`` saves a checkpoint, ``host_save`` has several hosts write one together, ``reader`` chooses the copies to
-restore, and ``inspection`` describes all that for people. ``snapshots`` copies a state from devices, and
+``writer`` saves a checkpoint, ``multi_host_save`` has several hosts write one together, ``reader`` chooses the copies
+to restore, and ``inspection`` describes all that for people. ``snapshots`` copies a state from devices, and
 ``peer_snapshots`` keeps snapshots of each rank in the memory of another, from which ``recovery`` fills in the slices of
 lost ranks.
 """

@@ -9,7 +9,7 @@ of its bytes first.
     step-00000040/arrays/          arrays saved at iteration 40, see swift.checkpoint.array_files
     step-00000020/arrays/          without a manifest: experts whose newest copy, or the one before, is of iteration 20
     .step-00000060.tmp/            a save in progress, or an interrupted one
-    .step-00000060.5f0c.hosts.tmp/ what hosts that save together tell each other, see swift.checkpoint.host_save
+    .step-00000060.5f0c.hosts.tmp/ what hosts that save together tell each other, see swift.checkpoint.multi_host_save
     step-00000040.earlier/         a checkpoint while another of the same iteration replaces it
     step-00000060.aside/           a checkpoint that a restore has passed over; it is never read again, and removed once
                                    the run has saved iteration 60 or a later one

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Int
 
-from swift.checkpoint.host_save import HostShard
+from swift.checkpoint.multi_host_save import HostShard
 from swift.checkpoint.units import Snapshot, StateSplit, by_name
 from swift.mesh.live import LiveMesh
 from swift.mesh.per_rank import RANKED, SHARED

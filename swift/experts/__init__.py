@@ -1,8 +1,8 @@
 """Expert layers: routing, dispatch to slots, placement of replicas, and the optimizer state, decoupled from placement.
 
-Start with ``layer``, which runs the tokens of one rank through the experts of all ranks, and ``exchange``, which brings
-every slot the weights of the expert placed there. ``routing`` sends tokens to experts, ``capacity`` decides which of
-them are served, and ``grouped_matmul`` multiplies them; ``placement`` decides which expert each slot holds.
+Start with ``layer``, which runs the tokens of one rank through the experts of all ranks, and ``weight_exchange``, which
+brings every slot the weights of the expert placed there. ``routing`` sends tokens to experts, ``capacity`` decides
+which of them are served, and ``grouped_matmul`` multiplies them; ``placement`` decides which expert each slot holds.
 ``state_layouts`` says where the optimizer's state is, ``optimizer`` what updates it, which has to be ``elementwise``.
 ``dropless`` serves all tokens on one device, ``reference`` is the oracle.
 """
@@ -14,17 +14,17 @@ from swift.lazy_names import lazy_names
 if TYPE_CHECKING:
     from swift.experts.config import ExpertConfig
     from swift.experts.dropless import sorted_moe
-    from swift.experts.exchange import collect, materialize, to_slices
     from swift.experts.layer import expert_parallel_moe
     from swift.experts.optimizer import CustomOptimizer, CustomSchedule, OptimizerConfig, make_optimizer
     from swift.experts.reference import dropless_moe, reference_moe
     from swift.experts.routing import balancing_step
     from swift.experts.state_layouts import Decoupled, FetchedPerMicrobatch, Instances, Layout, ReplicaShards
+    from swift.experts.weight_exchange import collect, materialize, to_slices
 
 _MODULES = {
     "swift.experts.config": ["ExpertConfig"],
     "swift.experts.dropless": ["sorted_moe"],
-    "swift.experts.exchange": ["collect", "materialize", "to_slices"],
+    "swift.experts.weight_exchange": ["collect", "materialize", "to_slices"],
     "swift.experts.layer": ["expert_parallel_moe"],
     "swift.experts.optimizer": ["OptimizerConfig", "CustomOptimizer", "CustomSchedule", "make_optimizer"],
     "swift.experts.reference": ["dropless_moe", "reference_moe"],

@@ -16,8 +16,8 @@ from jaxtyping import Array, Bool, Float, Int
 from swift.experts.capacity.balanced_flow import ReplicaMap
 from swift.experts.capacity.exact import assign_slots
 from swift.experts.capacity.rank import admit_tokens, received_pairs, sent_pairs, slot_groups, slots_of_pairs
-from swift.experts.capacity.row_exchange import exchange_rows
 from swift.experts.capacity.slot import Pairs, apply_gates, assign_rows, combine, send
+from swift.experts.capacity.token_exchange import exchange_rows
 from swift.experts.capacity.token_rows import TokenRows, copy_to_slots, repeat_tokens, sum_over_slots, sum_tokens
 from swift.experts.capacity.token_split import Slots, by_source
 from swift.experts.config import ExpertConfig

@@ -18,7 +18,7 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from swift.experts.exchange import collect, fetch, from_slices, materialize, padded_size, to_slices
+from swift.experts.weight_exchange import collect, fetch, from_slices, materialize, padded_size, to_slices
 from swift.mesh.per_rank import EXPERT_AXIS
 
 

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from swift.experts.config import rows_travelling
-from swift.experts.exchange import exchange_bytes, padded_size
 from swift.experts.state_layouts import Decoupled, FetchedPerMicrobatch
+from swift.experts.weight_exchange import exchange_bytes, padded_size
 from swift.mesh.hlo_collectives import ALL_TO_ALL, RAGGED, Collective
 from swift.models.losses import tokens_per_block
 from swift.models.vocabulary.layouts import ColumnSharded, RowSharded

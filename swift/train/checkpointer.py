@@ -34,9 +34,9 @@ import numpy as np
 
 from swift.checkpoint.array_files import write_arrays
 from swift.checkpoint.arrays import is_finite, is_model_array
-from swift.checkpoint.host_save import HostFailed, HostSave, HostShard, InvalidState, Save
 from swift.checkpoint.inspection import restore_facts, save_facts
 from swift.checkpoint.manifest import Ledger, Manifest, archive_newer, checkpoint_path
+from swift.checkpoint.multi_host_save import HostFailed, HostSave, HostShard, InvalidState, Save
 from swift.checkpoint.peer_snapshots import PeerSnapshots
 from swift.checkpoint.reader import RestorePlan, record_restore
 from swift.checkpoint.recovery import RankCopy

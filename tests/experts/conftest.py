@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from swift.experts.capacity import row_exchange
+from swift.experts.capacity import token_exchange
 
 
 def ragged_all_to_all(operand, output, input_offsets, send_sizes, output_offsets, recv_sizes, *, axis_name):
@@ -27,5 +27,5 @@ def ragged_all_to_all(operand, output, input_offsets, send_sizes, output_offsets
 @pytest.fixture
 def ragged(monkeypatch):
     """Layers exchange rows as on TPU and GPU."""
-    monkeypatch.setattr(row_exchange, "is_ragged", lambda _: True)
+    monkeypatch.setattr(token_exchange, "is_ragged", lambda _: True)
     monkeypatch.setattr(jax.lax, "ragged_all_to_all", ragged_all_to_all)

@@ -7,9 +7,9 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 from swift.experts.config import ExpertConfig
-from swift.experts.exchange import fetch, materialize, to_slices
 from swift.experts.layer import expert_parallel_moe
 from swift.experts.reference import reference_moe
+from swift.experts.weight_exchange import fetch, materialize, to_slices
 
 pytestmark = pytest.mark.usefixtures("strict_types")
 

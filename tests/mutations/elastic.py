@@ -11,8 +11,12 @@ BLOCK_MOVES = ("tests/elastic/membership/test_block_moves.py",)
 LOADING, ABORT = ("tests/elastic/worker/test_loading_ahead.py",), ("tests/elastic/worker/test_abort.py",)
 
 MUTATIONS = (
-    Mutation("elastic/membership/machine.py", "        if other_deaths:\n", "        if not other_deaths:\n", FAILURES),
-    Mutation("elastic/membership/machine.py", "len(stalled) < _MAX_STALLS", "len(stalled) > _MAX_STALLS", FAILURES),
+    Mutation(
+        "elastic/membership/state_machine.py", "        if other_deaths:\n", "        if not other_deaths:\n", FAILURES
+    ),
+    Mutation(
+        "elastic/membership/state_machine.py", "len(stalled) < _MAX_STALLS", "len(stalled) > _MAX_STALLS", FAILURES
+    ),
     Mutation(
         "elastic/membership/failure_detector.py", "generation.linked >= set(", "generation.linked > set(", FAILURES
     ),
@@ -23,7 +27,7 @@ MUTATIONS = (
         STOPPING,
     ),
     Mutation(
-        "elastic/membership/machine.py",
+        "elastic/membership/state_machine.py",
         "is_loaded = live.loaded >= set(",
         "is_loaded = set() <= set(",
         BLOCK_MOVES,

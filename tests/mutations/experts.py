@@ -10,10 +10,10 @@ CAPACITY = (
     "tests/experts/capacity/test_fixed_point.py",
 )
 TOKEN_ROWS = ("tests/experts/capacity/test_token_rows.py",)
-ROW_EXCHANGE = ("tests/experts/capacity/test_row_exchange.py",)
+ROW_EXCHANGE = ("tests/experts/capacity/test_token_exchange.py",)
 LEAST_DROPS = ("tests/experts/capacity/test_least_drops.py",)
 LAYER = ("tests/experts/test_layer.py",)
-EXCHANGE = ("tests/experts/test_exchange.py",)
+EXCHANGE = ("tests/experts/test_weight_exchange.py",)
 PLACEMENT = ("tests/experts/placement",)
 OPTIMIZER = ("tests/experts/test_optimizer_config.py", "tests/models/test_oracles.py")
 
@@ -36,7 +36,7 @@ MUTATIONS = (
         "(tokens * top_k)\n    sum_probs_E = jnp.sum(jnp.where(True, probs_TE,",
         ROUTING,
     ),
-    Mutation("experts/exchange.py", "(pairs >> 16).astype", "(pairs >> 8).astype", EXCHANGE),
+    Mutation("experts/weight_exchange.py", "(pairs >> 16).astype", "(pairs >> 8).astype", EXCHANGE),
     Mutation("experts/routing.py", "jnp.square(jax.nn.logsumexp(", "jnp.abs(jax.nn.logsumexp(", ROUTING),
     Mutation("experts/routing.py", "keepdims=True) - counts_LE)", "keepdims=True) + counts_LE)", ROUTING),
     Mutation("experts/routing.py", "gates_TK * gating.scale", "gates_TK / gating.scale", DECODERS),
@@ -93,12 +93,12 @@ MUTATIONS = (
         ("tests/train/test_mathematics.py",),
     ),
     Mutation(
-        "experts/exchange.py",
+        "experts/weight_exchange.py",
         "return lax.all_to_all(sent_LSNw, axis, split_axis=2, concat_axis=2)",
         "return lax.all_to_all(sent_LSNw, axis, split_axis=2, concat_axis=2)[:, :, ::-1]",
         EXCHANGE,
     ),
-    Mutation("experts/exchange.py", '"lnse,lsnw->lew"', '"lnse,lnsw->lew"', EXCHANGE),
+    Mutation("experts/weight_exchange.py", '"lnse,lsnw->lew"', '"lnse,lnsw->lew"', EXCHANGE),
     Mutation(
         "experts/grouped_matmul.py",
         "weights_SXY, groups, block, is_transposed=True)",
@@ -118,23 +118,23 @@ MUTATIONS = (
         ("tests/experts/test_grouped_matmul.py",),
     ),
     Mutation(
-        "experts/capacity/row_exchange.py",
+        "experts/capacity/token_exchange.py",
         "counts_NN[rank], counts_NN[:, rank]",
         "counts_NN[:, rank], counts_NN[rank]",
         ROW_EXCHANGE,
     ),
     Mutation(
-        "experts/capacity/row_exchange.py",
+        "experts/capacity/token_exchange.py",
         "sent_N, starts_NN[rank], arr",
         "sent_N, starts_NN[:, rank], arr",
         ROW_EXCHANGE,
     ),
     Mutation(
-        "experts/capacity/row_exchange.py", "sent, counts_NN.T, buffers", "sent, counts_NN, buffers", ROW_EXCHANGE
+        "experts/capacity/token_exchange.py", "sent, counts_NN.T, buffers", "sent, counts_NN, buffers", ROW_EXCHANGE
     ),
-    Mutation("experts/capacity/row_exchange.py", "+ size - 1, 0) // size", ", 0) // size", ROW_EXCHANGE),
+    Mutation("experts/capacity/token_exchange.py", "+ size - 1, 0) // size", ", 0) // size", ROW_EXCHANGE),
     Mutation(
-        "experts/capacity/row_exchange.py",
+        "experts/capacity/token_exchange.py",
         'known_platform() not in (None, "cpu")',
         'known_platform() == "tpu"',
         ROW_EXCHANGE,

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from swift.checkpoint.array_files import reserve_arrays, write_arrays
-from swift.checkpoint.host_save import stored_shapes, verify_ranges, write_ranges
 from swift.checkpoint.manifest import array_digest
+from swift.checkpoint.multi_host_save import stored_shapes, verify_ranges, write_ranges
 from swift.checkpoint.snapshots import begin_snapshot
 from swift.config.experiment import Experiment
 from swift.data.config import DataConfig

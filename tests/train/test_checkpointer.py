@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from swift.checkpoint.host_save import HostFailed, Save, SaveCoordinator
+from swift.checkpoint.multi_host_save import HostFailed, Save, SaveCoordinator
 from swift.errors import RunError
 from swift.train.checkpointer import Attempts, Checkpointer, HostStates
 from swift.train.hosts import Hosts

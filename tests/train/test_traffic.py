@@ -7,10 +7,10 @@ import pytest
 
 from swift.config.experiment import Experiment
 from swift.experts.config import ExpertConfig
-from swift.experts.exchange import exchange_bytes
 from swift.experts.placement.packed import MinMax, Packed
 from swift.experts.placement.policy import Static
 from swift.experts.placement.symi import Symi
+from swift.experts.weight_exchange import exchange_bytes
 from swift.mesh.hlo_collectives import collective_bytes
 from swift.models.config import ModelConfig
 from swift.pipeline.step.single_worker import put_batch, single_worker_step

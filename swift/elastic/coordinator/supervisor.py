@@ -28,7 +28,6 @@ from swift.elastic.coordinator.service_clients import (
     CompileClient,
 )
 from swift.elastic.jax_group import CoordinationService
-from swift.elastic.membership.machine import Membership
 from swift.elastic.membership.messages import (
     AbortRun,
     ActivateGeneration,
@@ -63,6 +62,7 @@ from swift.elastic.membership.messages import (
     StopRun,
     Tick,
 )
+from swift.elastic.membership.state_machine import Membership
 from swift.elastic.membership.status import ProcessState, RecoveryPolicy
 from swift.elastic.reporting.journal import reshard_text
 from swift.elastic.reporting.reporter import Reporter

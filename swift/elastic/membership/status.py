@@ -4,7 +4,7 @@
 to the last iteration of its members. ``RecoveryPolicy`` has the settings of recovery, and ``BlockMoves`` the blocks
 that survivors of a failure take over: the cuts that were found and used, and whether a move pays.
 
-``Membership`` adds the changes to it, see ``swift.elastic.membership.machine``.
+``Membership`` adds the changes to it, see ``swift.elastic.membership.state_machine``.
 """
 
 from collections.abc import Collection, Mapping
@@ -216,7 +216,7 @@ class RecoveryPolicy:
         max_restarts: number of times that a process is restarted, not counting deaths by fault injection.
         begins_with_state: whether the run begins with a state that is loaded: its newest checkpoint's, or one with the
             weights of another run.
-        is_elastic: whether any processes can run without the others, see ``swift.elastic.membership.machine``.
+        is_elastic: whether any processes can run without the others, see ``swift.elastic.membership.state_machine``.
         own_cut: workers that hold each chunk as the run is cut; False where a chunk is a stage.
         move_rule: whether survivors take over blocks; None: they never do.
         memory_checkpoint_every: iterations between the copies that restarted processes find; 0: they find what their
@@ -253,7 +253,7 @@ class RunStatus:
         stalled: generations of the same processes, one after the other, that ended without an iteration though none of
             these alone had failed, the newest last.
         failed: deaths since one of a process at its start, for which all are to be restarted; see
-            ``swift.elastic.membership.machine``.
+            ``swift.elastic.membership.state_machine``.
         lost: stages reported as lost since the last generation.
         retried: newest generation that was formed because the one before made no progress; 0: none.
         paused_until: time before which nothing is decided, as messages may still be unread.

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, NamedTuple
 
-from swift.elastic.membership.machine import Membership
 from swift.elastic.membership.messages import (
     PHASES,
     AbortRun,
@@ -40,6 +39,7 @@ from swift.elastic.membership.messages import (
     StartProcess,
     StopRun,
 )
+from swift.elastic.membership.state_machine import Membership
 from swift.elastic.membership.status import ProcessState
 from swift.elastic.reporting.goodput import CAUSES, Goodput
 from swift.schedules.plans.normalize import DEFAULT_ASSIGNMENT, ChunkAssignment

@@ -12,8 +12,8 @@ from typing import Any, Self
 
 from rich.console import Console, Group, RenderableType
 
-from swift.elastic.membership.machine import Membership
 from swift.elastic.membership.messages import Command, Event, Process
+from swift.elastic.membership.state_machine import Membership
 from swift.elastic.membership.status import ProcessState, ProcessStatus
 from swift.elastic.reporting.goodput import CAUSES
 from swift.elastic.reporting.journal import Journal, JournalEntry

@@ -52,7 +52,7 @@ _STATES, _COPIES = "states", "copies"
 
 
 def is_elastic(experiment: Experiment, *, by_rank: bool) -> bool:
-    """Returns whether expert ranks continue without lost ones, see ``swift.elastic.membership.machine``.
+    """Returns whether expert ranks continue without lost ones, see ``swift.elastic.membership.state_machine``.
 
     Args:
         experiment: settings of the run.

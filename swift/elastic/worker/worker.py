@@ -140,7 +140,7 @@ class WorkerSpec:
 
     @property
     def is_elastic(self) -> bool:
-        """Returns whether the run can continue on any ranks, see ``swift.elastic.membership.machine``."""
+        """Returns whether the run can continue on any ranks, see ``swift.elastic.membership.state_machine``."""
         return is_elastic(self.experiment, by_rank=self.by_rank)
 
     def await_deaths(self, error: Exception) -> None:

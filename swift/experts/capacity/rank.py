@@ -23,8 +23,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from swift.experts.capacity.balanced_flow import ReplicaMap, balance, shift_overflow
-from swift.experts.capacity.row_exchange import Ends
 from swift.experts.capacity.slot import Pairs
+from swift.experts.capacity.token_exchange import Ends
 from swift.experts.capacity.token_split import (
     BITS,
     ONE,

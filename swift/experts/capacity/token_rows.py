@@ -19,8 +19,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from swift.experts.capacity.row_exchange import Ends
 from swift.experts.capacity.slot import inverse_rows, take_rows
+from swift.experts.capacity.token_exchange import Ends
 from swift.experts.grouped_matmul import Groups
 
 

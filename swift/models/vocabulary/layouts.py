@@ -25,8 +25,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from swift.experts.exchange import collect, from_slices, materialize, padded_size, to_slices
 from swift.experts.state_layouts import Decoupled
+from swift.experts.weight_exchange import collect, from_slices, materialize, padded_size, to_slices
 from swift.mesh.per_rank import EXPERT_AXIS
 
 

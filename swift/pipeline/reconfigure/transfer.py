@@ -6,13 +6,11 @@ are made; for the last one, ``Routes`` says who gives which chunk.
 - ``transfer_on_host`` and ``transfer_to_devices``: a state on the host, array by array.
 - ``local_pieces``: the pieces that this process gives to a checkpoint.
 - ``DeviceTransfer``: between the devices of one process, by programs that can be compiled before they are needed. An
-array
-  that stays whole goes from device to device as it is. Where a worker is to hold other blocks than before, a program on
-  each device that gives takes the layers of all arrays that go to a worker, and one on that worker's device joins what
-  has arrived with the layers that were there.
+  array that stays whole goes from device to device as it is. Where a worker is to hold other blocks than before, a
+  program on each device that gives takes the layers of all arrays that go to a worker, and one on that worker's device
+  joins what has arrived with the layers that were there.
 - ``collective_transfer``: between the mesh rows of several processes, over the mesh, chunk by chunk and bit for bit. A
-process
-  that joins has no state: each chunk that it holds comes from a worker that has it, and where pipelines are cut
+  process that joins has no state: each chunk that it holds comes from a worker that has it, and where pipelines are cut
   differently, its blocks may come from several workers.
 
 C chunks, R mesh rows, T rounds.

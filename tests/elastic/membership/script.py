@@ -1,7 +1,6 @@
 """A membership that is told events one by one, and the states of a run that several tests begin from."""
 
 from swift.deadlines import Deadlines
-from swift.elastic.membership.machine import Membership
 from swift.elastic.membership.messages import (
     ActivateGeneration,
     CheckpointsListed,
@@ -22,6 +21,7 @@ from swift.elastic.membership.messages import (
     Tick,
     processes_of,
 )
+from swift.elastic.membership.state_machine import Membership
 from swift.elastic.membership.status import ProcessState, RecoveryPolicy
 from swift.schedules.adapt.moves import MigrationPolicy
 from swift.schedules.plans.normalize import ChunkAssignment

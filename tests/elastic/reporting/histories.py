@@ -1,7 +1,6 @@
 """Histories of a run of processes, told to the membership that decides and to the journal."""
 
 from swift.deadlines import Deadlines
-from swift.elastic.membership.machine import Membership
 from swift.elastic.membership.messages import (
     Died,
     Formed,
@@ -14,6 +13,7 @@ from swift.elastic.membership.messages import (
     Tick,
     processes_of,
 )
+from swift.elastic.membership.state_machine import Membership
 from swift.elastic.membership.status import ProcessState
 from swift.elastic.reporting.goodput import CAUSES
 from swift.elastic.reporting.journal import Journal

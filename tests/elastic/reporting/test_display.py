@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from swift.deadlines import Deadlines
-from swift.elastic.membership.machine import Membership
 from swift.elastic.membership.messages import Died, Formed, Heartbeat, Member, Ready, Started, Tick, processes_of
+from swift.elastic.membership.state_machine import Membership
 from swift.elastic.reporting.journal import Journal
 from swift.elastic.reporting.reporter import Display, goodput_table, worker_table
 from swift.topology import Topology

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from swift.experts.exchange import from_slices, to_slices
+from swift.experts.weight_exchange import from_slices, to_slices
 from swift.mesh.hlo_collectives import collective_bytes
 from swift.mesh.live import live_mesh
 from swift.mesh.per_rank import EXPERT_AXIS, RANKED

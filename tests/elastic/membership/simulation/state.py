@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict, deque
 from dataclasses import replace
 
-from swift.elastic.membership.machine import Membership
+from swift.elastic.membership.state_machine import Membership
 from tests.elastic.membership.script import LIMITS
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh, PartitionSpec
 
-from swift.experts.capacity.row_exchange import Ends, exchange_rows, is_ragged
+from swift.experts.capacity.token_exchange import Ends, exchange_rows, is_ragged
 from swift.experts.config import Buffers
 
 pytestmark = pytest.mark.usefixtures("strict_types")

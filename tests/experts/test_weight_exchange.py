@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift.experts.exchange import collect, exchange_bytes, from_slices, materialize, to_slices
 from swift.experts.state_layouts import Decoupled, Instances, ReplicaShards
+from swift.experts.weight_exchange import collect, exchange_bytes, from_slices, materialize, to_slices
 from swift.mesh.hlo_collectives import collective_bytes
 from swift.mesh.live import live_mesh
 from swift.mesh.per_rank import RANKED, SHARED

@@ -16,11 +16,11 @@ import jax
 import numpy as np
 import pytest
 
-from swift.checkpoint import array_files, host_save
+from swift.checkpoint import array_files, multi_host_save
 from swift.checkpoint import manifest as digests
 from swift.checkpoint.array_files import write_arrays
-from swift.checkpoint.host_save import HostFailed, HostSave, HostShard, InvalidState, Save, SaveCoordinator
 from swift.checkpoint.manifest import checkpoint_steps, clean_up_saves, temporary_path
+from swift.checkpoint.multi_host_save import HostFailed, HostSave, HostShard, InvalidState, Save, SaveCoordinator
 from swift.checkpoint.reader import load_plan, plan_restore
 from swift.checkpoint.snapshots import assemble_snapshot
 from swift.checkpoint.writer import save_checkpoint
@@ -165,7 +165,7 @@ def test_a_piece_that_is_missing_is_no_checkpoint(small_run):
 
 @pytest.mark.parametrize("name", ["master.head", "step", "expert.1.2.float32", "expert.3.0.float64"])
 def test_what_was_not_written_as_it_is_in_memory_is_not_a_checkpoint(small_run, monkeypatch, name):
-    run, writing_parts = small_run(num_kept=1).run(3), host_save.writing_parts
+    run, writing_parts = small_run(num_kept=1).run(3), multi_host_save.writing_parts
     before = {path: path.read_bytes() for path in run.directory.rglob("*") if path.is_file()}
 
     @contextmanager
@@ -173,7 +173,7 @@ def test_what_was_not_written_as_it_is_in_memory_is_not_a_checkpoint(small_run, 
         with writing_parts(arrays, one, progress) as write:
             yield lambda place, values: write(place, values + 1 if one == name else values)
 
-    monkeypatch.setattr(host_save, "writing_parts", spoil)
+    monkeypatch.setattr(multi_host_save, "writing_parts", spoil)
     with pytest.raises(OSError, match=f"the values of {name.replace('.', '[.]')} are not those that host . has saved"):
         save_together(run, 2)
     clean_up_saves(run.directory)
@@ -244,13 +244,13 @@ def test_a_silent_host_is_named_and_one_that_makes_progress_is_awaited(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("shared", ["array_files", "digests", "host_save"])
+@pytest.mark.parametrize("shared", ["array_files", "digests", "multi_host_save"])
 def test_large_arrays_give_signs_of_progress_before_they_are_through(small_run, monkeypatch, shared):
     """Writing, taking digests and comparing, of a hundred bytes at a time."""
     signs = [0, 0]
     for nth, length in enumerate((1 << 26, 100)):
         monkeypatch.setattr(digests, "_READ", length if shared == "digests" else 1 << 20)
-        for module in (array_files, host_save):
+        for module in (array_files, multi_host_save):
             is_small = module.__name__.endswith(shared)
             monkeypatch.setattr(module, "BLOCK", length if is_small else 1 << 26)
         monkeypatch.setattr(SaveCoordinator, "sign", lambda _, nth=nth: signs.__setitem__(nth, signs[nth] + 1))
