@@ -34,12 +34,12 @@ class Codec(Generic[_M]):
     >>> from typing import NamedTuple
     >>> class Move(NamedTuple):
     ...     worker: tuple[int, int]
-    ...     why: str | None = None
+    ...     reason: str | None = None
     >>> codec = Codec(Move)
     >>> codec.line(Move((1, 0)))
     '{"kind": "Move", "worker": [1, 0], "reason": null}\\n'
     >>> codec.read(codec.line(Move((1, 0), "late")))
-    Move(worker=(1, 0), why='late')
+    Move(worker=(1, 0), reason='late')
     """
 
     def __init__(self, *kinds: type[_M], implied: Sequence[str] = ()):

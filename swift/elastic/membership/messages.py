@@ -151,7 +151,7 @@ def newest_common_state(
     >>> processes = processes_of(Topology(2, 2))
     >>> held = [{StateId(1, 5), StateId(1, 6)}, {StateId(1, 5)}, {StateId(1, 4), StateId(1, 5)}, {StateId(0, 9)}]
     >>> newest_common_state(processes, dict(zip(processes, map(frozenset, held))))
-    Stamp(generation=1, step=5)
+    StateId(generation=1, step=5)
     """
     for stamp in sorted(frozenset().union(*held_by.values()), reverse=True):
         holders = [process for process, states in held_by.items() if stamp in states]
