@@ -79,7 +79,9 @@ def test_clocks_that_do_not_agree(tmp_path):
 
 
 def test_two_nodes_of_the_same_number(tmp_path):
-    found = met(tmp_path, {"deadline_s": 3.0}, {"own_node": 1, "deadline_s": 3.0}, {"own_node": 1, "deadline_s": 3.0}, count=3)
+    found = met(
+        tmp_path, {"deadline_s": 3.0}, {"own_node": 1, "deadline_s": 3.0}, {"own_node": 1, "deadline_s": 3.0}, count=3
+    )
     texts = [text for findings in found[1:] for _, text in findings]
     assert "another process is node 1, too: each needs its own --node" in texts
 
