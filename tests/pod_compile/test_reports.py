@@ -62,8 +62,8 @@ def test_exchange_of_a_pipeline_that_has_lost_a_worker(pipelines):
     assert {name: group["formula_bytes"] for name, group in report["exchange"]["groups"].items()} == wanted
     compiled = {name: group["compiled_bytes"] for name, group in report["exchange"]["groups"].items()}
     assert compiled.keys() == wanted.keys()
-    # XLA:CPU exchanges float32 where bfloat16 was asked for, unless the CPU computes in bfloat16.
-    assert compiled in (wanted, {name: num_bytes * 8 // 6 for name, num_bytes in wanted.items()})
+    # XLA:CPU exchanges float32 where bfloat16 was asked for; where the CPU computes in bfloat16, for some groups.
+    assert all(compiled[name] in (num_bytes, num_bytes * 8 // 6) for name, num_bytes in wanted.items())
     assert report["tokens"]["compiled_bytes"] == report["tokens"]["formula_bytes"] == 4 * 2 * 6 * 2 * 6 * 3 * 16 * 4
 
 
