@@ -1,6 +1,7 @@
 """The shape of the cluster: pipelines, stages and expert ranks, as numbers. Independent of JAX."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -20,6 +21,15 @@ def read_worker(text: str) -> Worker | None:
     """
     match = re.fullmatch(r"(\d+):(\d+)", text, re.ASCII)
     return (int(match[1]), int(match[2])) if match else None
+
+
+def worker_names(workers: Iterable[Worker]) -> list[str]:
+    """Returns the names of workers as settings, events and plans write them, in order.
+
+    >>> worker_names({(1, 2), (0, 3)})
+    ['0:3', '1:2']
+    """
+    return [f"{d}:{p}" for d, p in sorted(workers)]
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from swift.errors import RunError, SettingError, check_count
 from swift.pod_compile.compile import FITS, REFUSED, check_pod, compile_one, configurations
 from swift.pod_compile.json_format import document, name_of, text_lines
 from swift.pod_compile.pods import Pod, settle_process
+from swift.topology import worker_names
 from swift.train.emulated import FailedSet
 from swift.typed import SourceText
 
@@ -120,7 +121,7 @@ def _ask(request: dict[str, Any]) -> dict[str, Any]:
         log.seek(0)
         reason = _stderr_tail(log.read().decode(errors="replace"), process.returncode)
     return {
-        "failed": [f"{d}:{p}" for d, p in request["workers"]],
+        "failed": worker_names(request["workers"]),
         "lost_ranks": sorted({rank for _, rank in request["ranks"]}),
         "result": REFUSED,
         "reason": reason,

@@ -20,7 +20,7 @@ from swift.pipeline.step.single_worker import sequences_per_rank
 from swift.pod_compile.costs import Interconnect, OpCounts, op_costs, predict, total_flops
 from swift.pod_compile.pods import Pod, described_devices
 from swift.pod_compile.traffic import bytes_by_kind, bytes_in_transit, exchange, head_tokens, looked_up_rows, tokens
-from swift.topology import Worker
+from swift.topology import Worker, worker_names
 from swift.train.build import with_num_ranks
 from swift.train.emulated import FailedSet
 
@@ -104,7 +104,7 @@ def compile_one(experiment: Experiment, pod: Pod, down: FailedSet) -> dict[str, 
     lowered = steps.lowered(steps.main)
     lowered_s = time.perf_counter() - start_time
     report: dict[str, Any] = {
-        "failed": [f"{d}:{p}" for d, p in sorted(down.workers)],
+        "failed": worker_names(down.workers),
         "lost_ranks": sorted(lost),
         "devices": steps.spec.live.mesh.size,
         "program": steps.main,

@@ -31,7 +31,7 @@ from swift.pipeline.state import TrainState
 from swift.pipeline.step.spec import StepSpec
 from swift.schedules.adapt.moves import MigrationPolicy
 from swift.tasks import one_thread
-from swift.topology import Worker
+from swift.topology import Worker, worker_names
 from swift.train.build import with_num_ranks
 from swift.train.checkpointer import Checkpointer
 from swift.train.loop import check_failures, lost_stages
@@ -130,7 +130,7 @@ class CutSearch:
         try:
             return engine.better_cut(failed)
         except Exception as error:  # of any kind: the run continues re-routed
-            down = ", ".join(_worker_names(failed))
+            down = ", ".join(worker_names(failed))
             self._troubles.put(f"with other cuts while {down} are down: {error}")
             return None
 
@@ -186,7 +186,7 @@ class EmulatedCluster:
     @property
     def down(self) -> list[str]:
         """Names in ``events.jsonl`` of the workers or expert ranks that are down now."""
-        return _worker_names(self.engine.configuration.failed) + _rank_names(self._lost)
+        return worker_names(self.engine.configuration.failed) + _rank_names(self._lost)
 
     def check(self, failures: FailureList) -> None:
         """Plans for all failures of a list, before anything has run.
@@ -246,7 +246,7 @@ class EmulatedCluster:
         if stages:
             stage_names, facts = (
                 f"stage {', '.join(map(str, stages))}",
-                {"stages": stages, "failed": _worker_names(failed)},
+                {"stages": stages, "failed": worker_names(failed)},
             )
             if survives(topology, failed, run_chunks):
                 reason = f"nobody has the state of {stage_names} at iteration {first}, as roles or blocks had moved"
@@ -257,7 +257,7 @@ class EmulatedCluster:
             raise StateLost(reason, "stage_lost", facts, "an Experiment.failures that leaves it one")
         state, change = engine.reconfigure(state, failed)
         self._seek()
-        workers = {"failed": _worker_names(failed - before.failed), "rejoined": _worker_names(before.failed - failed)}
+        workers = {"failed": worker_names(failed - before.failed), "rejoined": worker_names(before.failed - failed)}
         live = f"{engine.num_live} live, period {engine.period_ratio:.2f} x fault-free"
         return ReconfigurationResult(
             state, workers | asdict(change), [f"worker {_changed_text(workers)}; {live}; {_cost_text(change)}"]
@@ -396,11 +396,6 @@ def _cost_text(change: Reconfiguration) -> str:
 def _changed_names(before: frozenset[StageRank], lost: frozenset[StageRank]) -> dict[str, list[str]]:
     """Names the ranks that fail or rejoin."""
     return {"failed": _rank_names(lost - before), "rejoined": _rank_names(before - lost)}
-
-
-def _worker_names(workers: Collection[Worker]) -> list[str]:
-    """Names workers as settings do, in order."""
-    return [f"{d}:{p}" for d, p in sorted(workers)]
 
 
 def _rank_names(ranks: Collection[StageRank]) -> list[str]:

@@ -32,7 +32,7 @@ from swift.data.windows import Batch
 from swift.errors import JOINING_NOTE, RunError, SettingError, first_line
 from swift.mesh.process_group import bound_address, find_group, own_address, use_gloo_at
 from swift.pipeline.reconfigure.compiled_steps import Steps
-from swift.topology import Topology
+from swift.topology import Topology, worker_names
 
 _SEEN_S = 30.0
 """Seconds in which a new file has to be seen on all hosts."""
@@ -309,7 +309,7 @@ def check_all_compute(experiment: Experiment, done: int, num_hosts: int) -> None
         }
         idle = set(range(num_hosts)) - busy
         if idle:
-            names = [f"{d}:{p}" for d, p in sorted(failed)]
+            names = worker_names(failed)
             allowed = f"leaves host {min(idle)} without a live worker at iteration {step}; start the run on fewer hosts"
             raise SettingError(FAILURES_SETTING, names, allowed)
 

@@ -23,6 +23,7 @@ from swift.runlog.reading import measure, read_run
 from swift.runlog.run_directory import RunDirectory
 from swift.schedules.plans.normalize import ChunkAssignment
 from swift.schedules.plans.store import plan_document
+from swift.topology import worker_names
 
 
 def step_record(
@@ -101,7 +102,7 @@ def plan_facts(steps: Steps) -> dict[str, Any]:
     They are the failed workers, the positions of those that have another's, and the schedule, see ``read_plan``.
     """
     configuration = steps.configuration
-    failed = [f"{d}:{p}" for d, p in sorted(configuration.failed)]
+    failed = worker_names(configuration.failed)
     return {
         "failed": failed,
         "positions": ChunkAssignment(moves=configuration.moves).positions,

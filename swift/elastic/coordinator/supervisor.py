@@ -96,6 +96,7 @@ from swift.elastic.transport.messages import (
 from swift.elastic.transport.nodes import NODES
 from swift.errors import RunError
 from swift.mesh.process_group import LOOPBACK
+from swift.topology import worker_names
 
 _DELIVERY_S = 1.0
 """Time limit for all members to receive a command."""
@@ -214,7 +215,7 @@ class ServiceMonitor:
         if isinstance(answer, CompileFailed):
             self._reporter.note("compile_failed", written, answer.reason, error=answer.reason)
             return None
-        failed = [f"{pipeline}:{stage}" for pipeline, stage in sorted(answer.failed)]
+        failed = worker_names(answer.failed)
         if isinstance(answer, CutPrepared):
             cut_facts = {"cuts": answer.cut.cuts, "positions": answer.cut.positions}
             more = cut_facts | {"microbatches": answer.microbatches, "gain": answer.gain}

@@ -42,7 +42,7 @@ from swift.pipeline.reconfigure.transfer import compiled_transfer, share_key
 from swift.pipeline.step.spec import StepSpec
 from swift.schedules.plans.normalize import DEFAULT_ASSIGNMENT, ChunkAssignment
 from swift.tasks import start_thread
-from swift.topology import Worker
+from swift.topology import Worker, worker_names
 from swift.train.saved_state import split_of
 
 
@@ -268,7 +268,7 @@ def _outcome(service: CompileService, job: CompileJob) -> Prepared | CutPrepared
     except RunError:
         raise
     except Exception as error:  # whatever it is: the run continues, and its processes compile for themselves
-        down = ", ".join(f"{d}:{p}" for d, p in sorted(job.failed)) or "none"
+        down = ", ".join(worker_names(job.failed)) or "none"
         where = f"with {down} down" if job.num_ranks is None else f"on {job.num_ranks} ranks"
         return CompileFailed(f"{where}{' and other cuts' if job.is_better else ''}: {error}")
     seconds = round(time.perf_counter() - start_time, 3)

@@ -22,7 +22,7 @@ from swift.pipeline.step.metrics import Sums
 from swift.pipeline.step.spec import StepSpec
 from swift.schedules.planners.names import FAULT_FREE
 from swift.tasks import one_thread
-from swift.topology import Worker
+from swift.topology import Worker, worker_names
 
 Prepare = Literal["none", "next"]
 
@@ -283,5 +283,5 @@ class Engine:
                     for kind in planned.others:
                         planned.compiled(kind)
         except Exception as error:  # of any kind: the run continues until it needs this configuration
-            down = ", ".join(f"{d}:{p}" for d, p in sorted(failed)) or "none"
+            down = ", ".join(worker_names(failed)) or "none"
             self._troubles.put(f"with {down} down: {error}")

@@ -66,7 +66,7 @@ from swift.schedules.schedule import (
     round_of,
     window_period,
 )
-from swift.topology import Topology
+from swift.topology import Topology, worker_names
 
 VERSION = 1
 """Version of the format and of the planners' results; raising it makes every problem be planned again."""
@@ -135,7 +135,7 @@ def _describe(problem: Problem) -> dict[str, Any]:
         chunk_fields["blocks"] = {worker: [list(run) for run in worker_runs] for worker, worker_runs in runs.items()}
     return chunk_fields | {
         "topology": {"num_pipelines": problem.num_pipelines, "num_stages": problem.num_stages},
-        "failed": [f"{d}:{p}" for d, p in sorted(problem.failed)],
+        "failed": worker_names(problem.failed),
         "num_microbatches": number if isinstance(number, int) else list(number),
         "iterations": problem.num_iterations,
         "costs": {name: getattr(problem.costs, field) for name, field in COST_NAMES.items()},
