@@ -22,6 +22,7 @@ _COMPUTES_NOTHING = (
     "evaluate",
     "generate",
     "hub",
+    "pod_compile",
     "report",
     "runlog",
     "simulate",

@@ -104,6 +104,8 @@ def _trace(options: argparse.Namespace, num_workers: int) -> Trace:
     if sum(is_set.values()) != 1:
         allowed = "give one of --trace FILE, --mtbf DURATION and --remove-every DURATION"
         raise SettingError("trace", SourceText("(not set)" if not any(is_set.values()) else "(set twice)"), allowed)
+    if options.num_failures is not None and options.remove_every is None:
+        raise SettingError("--num-failures", options.num_failures, "counts the failures of --remove-every alone")
     if options.trace is not None:
         return read_trace(options.trace, lambda line: print(f"swift: {line}", file=sys.stderr), options.seed)
     if options.remove_every is not None:

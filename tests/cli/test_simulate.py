@@ -133,6 +133,7 @@ REFUSED = {
     f"{RANDOM} --duration 0s": "--duration = 0.0: must be a number above 0",
     f"{RANDOM} --weibull 0": "--weibull = 0.0: must be a number of at least 0.1",
     f"{RANDOM} --seed -1": "--seed = -1: must be a whole number of at least 0 and below 2**32",
+    f"{RANDOM} --num-failures 3": "--num-failures = 3: counts the failures of --remove-every alone",
     f"{SOUND} --remove-every 1h --num-failures 0": "--num-failures = 0: must be a whole number of at least 1",
     f"{SOUND} --trace none.csv": "--trace = 'none.csv': cannot be read: No such file or directory",
     f"{SOUND} --trace tiny.gin": "--trace = 'tiny.gin': line 2, 'Experiment.model = @ModelConfig()': must be "

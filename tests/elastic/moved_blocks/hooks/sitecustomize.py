@@ -162,15 +162,15 @@ class Moments:
         self.around(JaxGroup, "_make_backend", before="connected", after="linked")
         self.around(CommandListener, "wait_to_start", before="formed")
         self.around(worker.WorkerProcess, "_restore_state", before="start", after="restored")
-        self.around(GenerationWorkers, "leave", before="iterated", after="running")
-        wrapped(GenerationWorkers, "is_over", at_gate)
+        self.around(GenerationWorkers, "end_window", before="iterated", after="running")
+        wrapped(GenerationWorkers, "should_stop", at_gate)
         wrapped(ExecutableCache, "kept_value", forgetting)
 
 
 def at_gate(inner):
     """Has a member wait between two iterations."""
 
-    def is_over(workers, done):
+    def should_stop(workers, done):
         generation = workers.generation
 
         def may_go_on():
@@ -182,7 +182,7 @@ def at_gate(inner):
         time.sleep(float(marked("pace") or 0))
         return inner(workers, done)
 
-    return is_over
+    return should_stop
 
 
 if "SWIFT_TEST" in os.environ and "launch" in sys.orig_argv:
