@@ -1,4 +1,4 @@
-"""Planners by name; each turns a problem into a schedule that ``verify`` accepts."""
+"""Planners by name. Each turns a problem into a schedule that ``verify`` accepts."""
 
 import traceback
 from collections.abc import Callable, Mapping
@@ -17,14 +17,14 @@ Planner = Callable[[Problem], Schedule]
 
 
 def _milp(problem: Problem) -> Schedule:
-    # Imported here, so that the solver is loaded only where it is used.
+    # Imported on use: only ``milp`` needs the solver.
     from swift.schedules.milp.proof import milp
 
     return milp(problem)
 
 
 def _v(problem: Problem) -> Schedule:
-    # Imported here, too: it is the longest of the planners, and few runs use it.
+    # Imported on use: the longest of the planners, and few runs need it.
     from swift.schedules.planners.v import v
 
     return v(problem)
@@ -42,7 +42,7 @@ PLANNERS: Mapping[str, Planner] = {
 
 
 def plan_with(planner: str | CustomPlanner, problem: Problem) -> Schedule:
-    """Plans a problem with a planner given by name or as an object.
+    """Plans a problem with a planner that is given by name or as an object.
 
     Args:
         planner: name in ``PLANNERS``, or a user's planner.
@@ -69,11 +69,11 @@ def plan_with(planner: str | CustomPlanner, problem: Problem) -> Schedule:
 
 
 def with_chunk_shape(planner: str | CustomPlanner, problem: Problem) -> Problem:
-    """Cuts the stages of a problem into the runs that a planner is for, all of one size.
+    """Cuts each stage into the runs of blocks that a planner is designed for, all of one size.
 
     Args:
         planner: name in ``PLANNERS``, or a user's planner.
-        problem: problem with one chunk on each stage, all alike.
+        problem: plain problem in which all chunks cost the same.
     """
     shape = shape_of(planner, problem.num_stages)
     if len(shape) == problem.num_stages:
