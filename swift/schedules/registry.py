@@ -57,7 +57,7 @@ def plan_with(planner: str | CustomPlanner, problem: Problem) -> Schedule:
         schedule = planner.plan(problem)
     except SettingError:
         raise
-    except Exception as error:  # of any kind: a mistake in the user's own code
+    except Exception as error:  # the user's own code may raise anything
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"plan raises {type(error).__name__} ({last.filename.rpartition('/')[2]}:{last.lineno})"
         raise SettingError("planner", planner.name, f"{where}: {first_line(error)}") from error
