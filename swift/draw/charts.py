@@ -136,7 +136,7 @@ def draw_bars(axes: Axes, rows: Sequence[tuple[str, Mapping[str, float] | str]])
 
 @dataclass(frozen=True, kw_only=True)
 class ClassSeries:
-    """Summary of a run's counts by expert, small enough to keep for any number of steps or experts.
+    """A run's counts by expert, summarized so that they stay small for any number of steps or experts.
 
     Attributes:
         routed_TL, dropped_TL: tokens per step and layer; both 0 where a step's counts are unknown.
@@ -223,7 +223,7 @@ def smooth(values_T: np.ndarray) -> np.ndarray:
 
 
 def points_of_a_line(num_lines: int, most: int = _NUM_POINTS) -> int:
-    """Returns the largest even number of points for each of ``num_lines`` lines in one picture."""
+    """Returns the largest even number of points per line if a picture has ``num_lines`` lines."""
     return 2 * (most * _MANY_LINES // max(num_lines, _MANY_LINES) // 2)
 
 
@@ -236,6 +236,7 @@ def thin(values_T: np.ndarray, num_points: int = _NUM_POINTS) -> np.ndarray:
     if len(values_T) <= num_points:
         return np.arange(len(values_T))
     edges = np.linspace(0, len(values_T), num_points // 2 + 1).astype(int)
+    # Replaced so that NaN is never chosen as the minimum or maximum of a bin with known values.
     low_T, high_T = np.nan_to_num(values_T, nan=np.inf), np.nan_to_num(values_T, nan=-np.inf)
     points = {
         start + offset
@@ -246,7 +247,7 @@ def thin(values_T: np.ndarray, num_points: int = _NUM_POINTS) -> np.ndarray:
 
 
 def bins_of(num_steps: int, num_bins: int = 300) -> np.ndarray:
-    """Assigns consecutive steps to bins of nearly equal size, which become columns of a heat map.
+    """Assigns consecutive steps to bins, the columns of a heat map, as equal in size as possible.
 
     Returns:
         int[T], ascending from 0; one bin per step if there are few.
@@ -294,7 +295,7 @@ class Band:
 
     @property
     def label(self) -> str:
-        """Name of the line in a legend, with the number of runs."""
+        """Label for a legend, with the number of runs."""
         return f"{len(self.members)} seeds: {self.name}"
 
 
@@ -328,7 +329,7 @@ class Chart:
 
 
 def draw_curves(chart: Chart) -> Figure:
-    """Draws lines over the steps: smoothed values strong, raw values of few runs faint, groups of seeds as bands."""
+    """Draws lines over the steps: smoothed values strong, raw values faint (for few runs), seed groups as bands."""
     curves, marks, top = _apart(chart.curves, chart.bands), chart.marks, chart.top
     figure, (axes,) = new_figure(height=3.4)
     for band in chart.bands:

@@ -1,4 +1,4 @@
-"""Pictures of expert ranks' loads, one panel per layer, and of a simulation.
+"""Pictures of expert ranks' loads, one panel per layer, and of simulations.
 
 A simulation is drawn from its JSON document alone: goodput over time, and where the time went.
 """

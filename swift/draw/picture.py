@@ -34,7 +34,7 @@ _LEGEND_WIDTH = 10.5
 """Figure width in inches below which the legend takes two lines."""
 _MAX_LABELS = 3000
 TOP, HEIGHT, STRIP = 0.36, 0.66, 0.1
-"""In units of a row's height: top of the ops above the row's middle, their height, and the iteration line's height."""
+"""Fractions of a row's height: from an op's top to the row's middle, an op's height, and an iteration line's height."""
 
 
 def draw_picture(schedule: Schedule) -> Figure:
@@ -136,7 +136,7 @@ def _label_ops(axes: Axes, rows: Sequence[Row]) -> None:
 
 
 def _draw_period(axes: Axes, schedule: Schedule) -> None:
-    """Draws an arrow above the chart, from the end of the first iteration to the end of the second."""
+    """Draws an arrow above the chart that spans the second iteration, from end to end."""
     ends = iteration_ends(schedule)
     if len(ends) < 2:
         return

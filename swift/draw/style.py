@@ -140,7 +140,7 @@ def colors_of(names: Sequence[str], palette: Mapping[str, str]) -> list[str]:
 
 
 def _own_color(name: str, palette: Mapping[str, str]) -> str | None:
-    """Finds the colour of a name or of its family, for example ``flexmoe`` for ``flexmoe(30)``."""
+    """Finds the colour for a name or its family, for example ``flexmoe`` for ``flexmoe(30)``."""
     plain = name.replace("(", "").replace(")", "")
     return palette.get(plain, palette.get(plain.rstrip("0123456789")))
 

@@ -183,7 +183,7 @@ def _row(schedule: Schedule, worker: Worker) -> Row:
 
 @dataclass(frozen=True)
 class _Axis:
-    """Time axis with ``scale`` columns per unit of time, divided into panels of ``width`` columns."""
+    """Time axis with ``scale`` columns per unit of time, broken into panels ``width`` columns wide."""
 
     scale: float
     width: int
@@ -298,6 +298,7 @@ def _share_columns(row: Row, style_n: np.ndarray, axis: _Axis, num_columns: int)
         times, sums = np.stack([start_n, end_n], axis=1).ravel(), np.stack([done[:-1], done[1:]], axis=1).ravel()
         share_SN[style] = np.diff(np.interp(edges, times, sums)) * axis.scale
     share_SN[_IDLE_STYLE] = 1.0 - share_SN.sum(axis=0)
+    # Error diffusion: each column shows the style that is owed the most, among those that occur in it.
     owed_S, styles_N = np.zeros(_NUM_STYLES + 1), np.zeros(num_columns, int)
     for column, share_S in enumerate(share_SN.T):
         owed_S += share_S

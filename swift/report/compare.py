@@ -1,4 +1,4 @@
-"""Comparison of several runs: a table of numbers, as in the papers, and charts of all runs together.
+"""Comparison of several runs: a table, as in the papers, and charts that show all runs together.
 
 The charts show loss, drops, load and the optimizer's numbers. Runs that differ only in their seed form a group; the
 charts and a second table show its mean and range.
@@ -68,7 +68,7 @@ def comparison_table(runs: Sequence[Run]) -> TerminalTable:
 
 
 def cells(row: dict[str, Any]) -> list[str]:
-    """Formats a row of :func:`comparison_rows` in the order of ``COLUMNS``; control characters are escaped."""
+    """Formats a row from :func:`comparison_rows` in the order of ``COLUMNS``; control characters are escaped."""
     return ["-" if row[key] is None else printable(show(row[key])) for key, (_, show) in COLUMNS.items()]
 
 
@@ -133,6 +133,7 @@ def seed_groups(runs: Sequence[Run]) -> list[SeedGroup]:
         settings = settings_in(run.config_text)
         seed = settings.pop(_SEED, "").partition("=")[2].strip()
         if seed and len(run.metrics):
+            # Without their times, which differ even between runs with the same history.
             history = [{**event, "time": None} for event in run.events if event.get("event") in _HISTORY]
             key = (frozenset(settings.values()), run.metrics.last_step, repr(history))
             runs_by_key.setdefault(key, {}).setdefault(seed, index)
@@ -154,7 +155,7 @@ def _name(runs: Sequence[Run]) -> str:
 
 
 def seeds_table(runs: Sequence[Run], groups: Sequence[SeedGroup]) -> Table:
-    """Builds a table with one row per group: number of runs, their seeds, mean and range of each measure.
+    """Builds a table with one row per group: number of runs, their seeds, each measure's mean and range.
 
     Raises:
         SettingError: a run's metrics are damaged.
@@ -294,7 +295,7 @@ class _Lines:
 
 
 def _band(name: str, curves: Sequence[Curve]) -> Band:
-    """Builds the band of some runs in a group, over the steps that all of them have."""
+    """Builds the band for some runs in a group, over the steps that all have."""
     steps_T = reduce(np.intersect1d, [curve.steps_T for curve in curves])
     values_NT = np.stack([curve.values_T[np.isin(curve.steps_T, steps_T)] for curve in curves])
     return Band(name, curves[0].color, curves[0].style, [curve.index for curve in curves], steps_T, values_NT)

@@ -68,7 +68,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Span:
-    """One invocation of a run, from its first event to its last known one, in seconds of running."""
+    """One invocation of a run, from its first to its last known moment; in seconds of running."""
 
     start_s: float
     end_s: float
@@ -145,6 +145,7 @@ def history_of(run: Run) -> History:
         total_s = spans[-1].end_s
 
     def on_clock(times: Any) -> np.ndarray:
+        # Times before the first event count to the first invocation.
         span = np.maximum(np.searchsorted(starts, times, side="right") - 1, 0)
         return times + np.array(offsets)[span] if starts else np.asarray(times, float)
 
@@ -229,7 +230,7 @@ def _measured(measured: Mapping[str, np.ndarray], is_own_T: np.ndarray) -> dict[
 
 
 def _starts(run: Run, times: Sequence[float]) -> list[float]:
-    """Returns the start of each invocation; older records of `launch` lack the event for the first one."""
+    """Returns each invocation's start; older records of `launch` lack the event for the first one."""
     names = [event["event"] for event in run.events]
     begun = []
     for index, name in enumerate(names):

@@ -269,16 +269,19 @@ def _inline_svg(figure: Figure, name: str, caption: str) -> str:
     body = _COLOR.sub(lambda color: f"var({variable(color[0])})", body)
     body = re.sub(r"font-family: [^;\"]*;? ?", "", body)  # the page sets the font
     body = re.sub(r' transform="rotate\(-?0 [^"]*"', "", body)
+    # Matplotlib uses the same ids in every figure; in one page they and their references need a prefix.
     body = _ID.sub(lambda match: match[0] + f"{name}.", body)
+    # Two decimals of a point are precise enough for coordinates, and make the page smaller.
     body = re.sub(r' (?:d|x|y|transform|points)="[^"]*"', lambda match: _NUMBER.sub(r"\1", match[0]), body)
     body = re.sub(r"\n\s*", "\n", body).strip()
+    # The view box is in points, of which CSS has 3 for 4 pixels.
     box = f'viewBox="{view[1]}" style="--natural: {float(view[1].split()[2]) * 4 / 3:.0f}px"'
     title = f"<title>{html.escape(caption)}</title>"
     return f'<svg {box} role="img" aria-label="{html.escape(caption)}">{title}{body}</svg>'
 
 
 class _TableKind(NamedTuple):
-    """A class of tables with similar numbers of columns.
+    """A kind of table by its number of columns, with a CSS class for it.
 
     Attributes:
         name: CSS class.

@@ -163,7 +163,7 @@ def _saved_units(experts: Any, step: int) -> list[tuple[int, Any]]:
 
 
 def _set_newest(newest_LE: np.ndarray, step: int, units: Any) -> None:
-    """Sets the newest copy of all experts, or of some (layer, expert) pairs."""
+    """Records ``step`` as the newest copy of all experts, or only of some (layer, expert) pairs."""
     if units == "all":
         newest_LE[:] = step
         return

@@ -44,6 +44,7 @@ def stage_bound(problem: Problem, stage: int, num_survivors: int) -> float:
     num_microbatches, comm = problem.most_loaded(num_survivors), problem.costs.t_comm
     first_b = _until_b(problem, stage)
     in_flight = max_in_flight(problem, float(problem.stash_2P[0, stage]))
+    # Until the first B arrives, only Fs can run, and only as many as fit in memory.
     wait = max(0.0, first_b - min(num_microbatches, in_flight) * f_P[stage])
     bound = num_microbatches * (f_P[stage] + b_P[stage] + w_P[stage]) + u_P[stage] + wait
     if problem.staggered:
@@ -78,6 +79,7 @@ def max_in_flight(problem: Problem, stash: float) -> float:
     """Returns the number of micro-batches that fit in a worker's memory; infinite without a limit."""
     if problem.memory_limit is None or not stash:
         return math.inf
+    # The tolerance keeps a limit of exactly k stashes from being rounded down to k - 1.
     return math.floor(problem.memory_limit / stash * (1 + 1e-12))
 
 
@@ -87,6 +89,7 @@ def _wait_after_last_b(problem: Problem, stage: int, num_survivors: int) -> floa
     there_and_back = sum(f_P[:stage]) + sum(back_P[:stage]) + 2 * stage * comm
     if not problem.decoupled:
         return max(0.0, there_and_back + u_P[0] - u_P[stage]) if problem.staggered else 0.0
+    # Only Ws that memory let the worker put off can fill the wait; stage 0 has a W of its own before its update.
     num_microbatches = problem.most_loaded(num_survivors)
     num_weight_gradients = min(num_microbatches, max_in_flight(problem, float(problem.stash_2P[1, stage])))
     extra_w = w_P[0] - num_weight_gradients * w_P[stage]
@@ -124,7 +127,7 @@ def _turnover_bound(problem: Problem, stage: int, num_survivors: int) -> float:
 
 
 def _until_b(problem: Problem, stage: int) -> float:
-    """Returns the least time from the start of a micro-batch's F at a stage to the start of its B there."""
+    """Returns the least time from a micro-batch's F at a stage to its B there, start to start."""
     behind = problem.num_stages - 1 - stage
     forward, backward = sum(problem.time_4P[Kind.F, stage:].tolist()), sum(_backward(problem)[stage + 1 :])
     return forward + backward + 2 * behind * problem.costs.t_comm
@@ -143,6 +146,7 @@ def _work_bound(problem: Problem) -> float:
         holds_WP[row, list(problem.held_by(worker))] = True
     runs = [range(first, end) for first in range(C) for end in range(first + 1, C + 1)]
     chunk_sets = {problem.held_by(worker) for worker in live} - {()}
+    # Whatever the schedule, a set's work falls on the workers that hold one of its chunks, at best evenly.
     bound = 0.0
     for chunks in map(list, [*runs, *chunk_sets]):
         in_chunks_WP = holds_WP[:, chunks]
@@ -155,6 +159,7 @@ def _work_bound(problem: Problem) -> float:
 
 def _shared(num_microbatches: int, work_P: np.ndarray, num_workers: int) -> float:
     """Returns the least work of the busiest worker when equal micro-batches are divided over workers."""
+    # Equal chunks: the busiest worker runs a whole number of (micro-batch, chunk) pairs.
     if np.ptp(work_P) == 0:
         return math.ceil(num_microbatches * len(work_P) / num_workers) * float(work_P[0])
     return num_microbatches * float(work_P.sum()) / num_workers

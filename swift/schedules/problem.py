@@ -84,6 +84,7 @@ class Chunk:
             check_number(f"Chunk.{name}", getattr(self, name), above=0)
         for name in ("u", "w_stash"):
             check_number(f"Chunk.{name}", getattr(self, name), least=0)
+        # As floats: 1 and 1.0 are equal, but a plan's key is a hash of their text.
         for name in ("f", "b", "w", "u", "f_stash", "w_stash"):
             object.__setattr__(self, name, float(getattr(self, name)))
 
@@ -203,7 +204,7 @@ def _checked_microbatches(value: Any, num_pipelines: int) -> int | tuple[int, ..
 
 @dataclass(frozen=True)
 class Costs:
-    """Cost model for one micro-batch, in any one unit of time and any one unit of memory.
+    """Cost model for one micro-batch, in arbitrary units of time and memory.
 
     Attributes:
         t_f: time of F, the forward pass through one stage.
@@ -294,6 +295,7 @@ class Problem:
     def __post_init__(self) -> None:
         chunks, holders = _checked_chunks(self.chunks, self.stage_of_chunk, self.topology)
         number = _checked_microbatches(self.num_microbatches, self.num_pipelines)
+        # Stored in their simplest form, so that equal problems compare equal.
         for name, value in (("num_microbatches", number), ("chunks", chunks), ("stage_of_chunk", holders)):
             object.__setattr__(self, name, value)
         check_count("Problem.num_iterations", self.num_iterations, least=1)
@@ -313,7 +315,7 @@ class Problem:
 
     @property
     def num_chunks(self) -> int:
-        """Number of chunks; equal to the number of stages in a plain problem."""
+        """Number of chunks; as many as stages in a plain problem."""
         return len(self.stage_of_chunk[0]) if self.stage_of_chunk else self.num_stages
 
     @property
@@ -324,7 +326,7 @@ class Problem:
 
     @property
     def most_microbatches(self) -> int:
-        """Micro-batches of the fullest pipeline, M: the dim of arrays, padded for pipelines with fewer."""
+        """Maximum of ``microbatches``, M: a dim of arrays, padded for pipelines with fewer."""
         return max(self.microbatches)
 
     @property
@@ -349,13 +351,13 @@ class Problem:
 
     @cached_property
     def time_4P(self) -> np.ndarray:
-        """Time of each kind of op on each chunk, float64[4, P]."""
+        """Op times by kind and chunk, float64[4, P]."""
         factors = np.array([(chunk.f, chunk.b, chunk.w, chunk.u) for chunk in self._chunks]).T
         return np.array(self.costs.op_times)[:, None] * factors
 
     @cached_property
     def stash_2P(self) -> np.ndarray:
-        """F-stash and W-stash of each chunk, float64[2, P]."""
+        """Sizes of F-stash and W-stash by chunk, float64[2, P]."""
         factors = np.array([(chunk.f_stash, chunk.w_stash) for chunk in self._chunks]).T
         return np.array([self.costs.f_stash, self.costs.w_stash])[:, None] * factors
 
@@ -379,7 +381,7 @@ class Problem:
 
     @cached_property
     def worker_DP(self) -> np.ndarray:
-        """Index (pipeline * number of stages + stage) of each chunk's worker, live or not, int64[D, P]."""
+        """Index d * (number of stages) + stage of each chunk's worker, live or not, int64[D, P]."""
         return np.arange(self.num_pipelines)[:, None] * self.num_stages + self.stage_DP
 
     def held_by(self, worker: Worker) -> tuple[int, ...]:
@@ -445,7 +447,7 @@ class Problem:
         return not u_P.any() or (self.is_plain and not np.ptp(u_P))
 
     def most_loaded(self, num_survivors: int) -> int:
-        """Returns n_p, the least number of micro-batches that the busiest of a stage's survivors has to run."""
+        """Returns n_p, the least number of micro-batches that a stage's busiest survivor has to run."""
         return math.ceil(self.total_microbatches / num_survivors)
 
     @cached_property

@@ -69,7 +69,7 @@ def plan_with(planner: str | CustomPlanner, problem: Problem) -> Schedule:
 
 
 def with_chunk_shape(planner: str | CustomPlanner, problem: Problem) -> Problem:
-    """Cuts each stage into the runs of blocks that a planner is designed for, all of one size.
+    """Cuts each stage into as many runs of blocks as a planner is designed for, all equal in size.
 
     Args:
         planner: name in ``PLANNERS``, or a user's planner.

@@ -1,4 +1,4 @@
-"""Verification of schedules: one generator of violations per rule.
+"""Verification of schedules; each rule is a generator of violations.
 
 Deliberately shares no code with the planners or with ``peak_memory``, so that a mistake there cannot hide here.
 
@@ -23,7 +23,7 @@ MAX_OF_A_RULE = 4
 
 @dataclass(frozen=True, eq=False)
 class OpTable:
-    """Index from ops to rows of a schedule. Missing ops are NaN or -1; of duplicates the last row counts."""
+    """Index from a schedule's ops to its rows. Missing ops are NaN or -1; among duplicates the last row counts."""
 
     schedule: Schedule
     tolerance: float
@@ -120,6 +120,7 @@ def _workers(table: OpTable) -> Iterator[str]:
 
 
 def _same_workers(table: OpTable) -> Iterator[str]:
+    # F, B and W share the stash, which stays on the worker where F wrote it.
     for kind in (Kind.B, Kind.W):
         worker_KDMP, previous_KDMP = table.worker_3KDMP[kind], table.worker_3KDMP[kind - 1]
         for op in np.argwhere((worker_KDMP != previous_KDMP) & (worker_KDMP >= 0) & (previous_KDMP >= 0)):
@@ -178,6 +179,7 @@ def _iterations_apart(table: OpTable) -> Iterator[str]:
 def _precedence(table: OpTable) -> Iterator[str]:
     problem, P, lag = table.problem, table.problem.num_chunks, table.problem.costs.t_comm
     back = Kind.B if problem.decoupled else Kind.W
+    # (op to wait for, op that waits, chunk of the former minus chunk of the latter, message time between workers)
     for first, second, shift, gap in (
         (Kind.F, Kind.F, -1, lag),
         (Kind.F, Kind.B, 0, 0.0),
@@ -218,6 +220,7 @@ def _updates(table: OpTable) -> Iterator[str]:
 
 
 def _peers(table: OpTable) -> Iterator[str]:
+    # Peers reduce their gradients in one collective, so none can update alone.
     starts = table.update_start_KDP
     first_KP = np.fmin.reduce(starts, axis=1)
     for k, d, p in np.argwhere(starts > first_KP[:, None] + table.tolerance):
@@ -322,6 +325,7 @@ def violations(schedule: Schedule) -> list[str]:
 
     Times that differ by less than 1e-9 of the makespan are equal.
     """
+    # Finite but huge times, as in a damaged file, may overflow in differences; the rules then report them.
     with np.errstate(over="ignore", invalid="ignore"):
         malformed = list(_malformed_columns(schedule)) or list(islice(_unknown_rows(schedule), MAX_LISTED))
         if malformed:
@@ -348,6 +352,7 @@ def _unknown_rows(schedule: Schedule) -> Iterator[str]:
         column = getattr(schedule, name)
         known_n &= (column >= 0) & (column < size) | ((name == "microbatch") & is_u & (column == NO_MICROBATCH))
     known_n &= ~is_u | (schedule.microbatch == NO_MICROBATCH)
+    # Only rows that are in range so far: their pipeline is used as an index.
     known_n[known_n] &= schedule.microbatch[known_n] < np.array(problem.microbatches)[schedule.pipeline[known_n]]
     for row in np.flatnonzero(~known_n):
         fields = ", ".join(f"{name} {getattr(schedule, name)[row]}" for name in (*COLUMNS, "start", "end"))

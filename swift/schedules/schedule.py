@@ -218,6 +218,7 @@ def peak_memory(schedule: Schedule) -> np.ndarray:
     f_stash_n, w_stash_n = problem.stash_2P[:, schedule.chunk]
     grown_n, shrunk_n = np.maximum(0.0, w_stash_n - f_stash_n), np.maximum(0.0, f_stash_n - w_stash_n)
     is_f, is_b, is_w = (np.flatnonzero(kind == each) for each in (Kind.F, Kind.B, Kind.W))
+    # (worker, time, change) of memory. A stash grows at the start of B and shrinks at its end: B holds the larger one.
     events = [
         (schedule.worker[is_f], schedule.start[is_f], f_stash_n[is_f]),
         (schedule.worker[is_b], schedule.start[is_b], grown_n[is_b]),
@@ -252,6 +253,7 @@ def fits(problem: Problem, iteration_plan: Round) -> bool:
 
 def _time_tolerance(schedule: Schedule) -> float:
     """Returns the tolerance for equal times: floating-point sums depend on the order of their terms."""
+    # Positive also for an empty schedule, since times are divided by it.
     return 1e-9 * max(1e-300, float(schedule.end.max(initial=0.0)))
 
 

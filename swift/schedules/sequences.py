@@ -77,6 +77,7 @@ class SequenceGraph:
 
     def time(self, begins: Sequence[float]) -> list[float]:
         """Computes the earliest start of every node from the lines' beginnings, in one pass."""
+        # Lists instead of arrays: every node depends on earlier ones, so nothing can be vectorized.
         starts = list(begins)
         append = starts.append
         for before, before_gap, read, read_gap in zip(*self.waits, strict=True):
@@ -98,6 +99,7 @@ class SequenceGraph:
         node, L = self.lasts[line][0], self.num_lines
         before, before_gap, read, _ = self.waits
         while node >= L:
+            # Exact comparison: ``time`` set the start to one of these two sums.
             i, start = node - L, starts[node]
             node = before[i] if starts[before[i]] + before_gap[i] == start else read[i]
         return node
@@ -275,10 +277,12 @@ def _settled(graph: SequenceGraph) -> list[float]:
         late = [p for p in range(L) if ends[p] > begins[p] + period + tolerance]
         if not late:
             return starts
+        # Worker p is late because of the path from the beginning of worker q: an edge of a graph of delays.
         for p in late:
             q = graph.critical_line(starts, p)
             delayed_by[p] = q, ends[p] - begins[q]
         mean = _largest_mean(delayed_by)
+        # Workers that delay each other in a cycle prove a longer period, from which the search starts again.
         if mean > period + tolerance:
             begins, period, delayed_by, starts = [0.0] * L, mean, {}, at_once
         else:

@@ -108,6 +108,7 @@ class Outcome:
         Returns:
             Edges of the bins in seconds, float64[B + 1], and the goodput in each, float64[B].
         """
+        # A failure undoes an interval's last iterations: the count rises over the kept ones, then stays constant.
         times, counts = [0.0], [0.0]
         for stretch in self.stretches:
             share = stretch.kept / stretch.iterations if stretch.iterations else 0.0
@@ -157,6 +158,7 @@ def position(pace: Throughput, elapsed_s: float) -> Position:
     iterations, partial_s = _split(min(left_s, count * T), T)
     in_save_s = max(0.0, left_s - count * T) if iterations == count else 0.0
     done += iterations
+    # The newest save may still be on its way to where it can be read; then only the one before it counts.
     saved = latest if done - latest >= saves.lag else before
     return Position(
         done,
@@ -249,7 +251,7 @@ class _Saved:
 
 
 class _Run:
-    """State of a simulated run: in the first of ``phases``, or, if there are none, running at ``pace``."""
+    """State of a simulated run: in its first phase or, if there are no phases, running at ``pace``."""
 
     def __init__(self, decision: Decision):
         self.time_s = 0.0

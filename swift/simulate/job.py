@@ -93,7 +93,7 @@ class Job:
 
     @property
     def num_workers(self) -> int:
-        """Number of workers in the whole cluster; each is a node of the trace."""
+        """Number of workers in the whole cluster; each is one node in a trace."""
         return self.problem.num_pipelines * self.problem.num_stages
 
     @property

@@ -131,7 +131,7 @@ MODELS: Mapping[str, Published] = {model.name: model for model in _ALL}
 
 
 class _Nodes(NamedTuple):
-    """Number of training nodes, and of nodes that wait to be included by the next reconfiguration."""
+    """Counts of training nodes, and of nodes that the next reconfiguration will include."""
 
     live: int
     waiting: int = 0
@@ -262,7 +262,7 @@ class _Assignment(NamedTuple):
 
 @dataclass(frozen=True)
 class Bamboo:
-    """In Bamboo every node also holds its successor's stage, and runs both if the successor leaves; nothing is lost.
+    """Bamboo's nodes also hold their successor's stage, and run both if the successor leaves; nothing is lost.
 
     A removal is fatal if the node runs two stages or its shadow is gone; that costs a global rendezvous and the current
     iteration. Otherwise stages are reassigned at the end of the iteration if there are as many spare nodes as doubled

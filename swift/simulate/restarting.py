@@ -109,7 +109,7 @@ class PartialCheckpoints:
 
 @dataclass(frozen=True)
 class InMemoryCheckpoints:
-    """Every iteration's state in the memory of the own host and of a peer's (Gemini, SOSP'23), and on storage.
+    """Every iteration's state in the memory of two hosts, the own and a peer's (Gemini, SOSP'23), and on storage.
 
     Storage is used if both workers of a pair are lost at once, or if any is lost before a restart is complete.
     """

@@ -45,7 +45,7 @@ class Saves:
 
 @dataclass(frozen=True)
 class Throughput:
-    """Pace of training between two changes of nodes.
+    """Pace of training while the nodes stay the same.
 
     Attributes:
         iteration_s: duration of an iteration without saving.
@@ -161,6 +161,7 @@ class Ideal:
     def change(self, state: int, moment: ClusterState) -> tuple[int, Decision]:
         """Changes the pace immediately, in the middle of an iteration."""
         num_nodes = state + len(moment.added) - len(moment.removed)
+        # The rest of the current iteration runs at the new pace.
         before, pace = self._pace(state), self._pace(num_nodes)
         if before is None or pace is None:
             return num_nodes, Decision(pace, "iteration")
@@ -323,7 +324,7 @@ def _without(assignment: _Assignment, removed: tuple[str, ...]) -> _Assignment:
 
 
 class Gaps(NamedTuple):
-    """Mean time until the next change of nodes, by the kind of the last change; a run records the same.
+    """Mean time until nodes change again, by the kind of the last change; a run records the same.
 
     Attributes:
         after_loss_s: after a node has left.
@@ -349,7 +350,7 @@ class _Places(NamedTuple):
     """Nodes and the stages that they hold, after recuts.
 
     Attributes:
-        stage_of: for each node, a stage of the fault-free cut of which it holds at least one block.
+        stage_of: for each node, a stage of the fault-free cut from which it holds at least one block.
         spare: nodes without a place.
         cut_for: number of nodes for which the present pipelines were cut.
         is_lost: whether the state is lost and not yet restored.
@@ -435,6 +436,7 @@ class Adapting:
             return math.isinf(stays)
         if self.way == "recut" or math.isinf(stays):
             return True
+        # Iterations until the next change of nodes, with the move and without it.
         return (expected_s - self.move_s) / cut > expected_s / stays
 
     def _restored(self, places: _Places, was_running: bool) -> tuple[_Places, Decision]:
@@ -457,6 +459,7 @@ class Adapting:
         P, nodes = self.job.problem.num_stages, (*places.stage_of, *places.spare)
         used = nodes[: self.job.num_workers]
         whole, rest = divmod(len(used), P)
+        # Each worker of the shorter pipeline holds blocks of several stages; the first one stands for them.
         stages = [*(list(range(P)) * whole), *(index * P // rest for index in range(rest))]
         return _Places(dict(zip(used, stages, strict=True)), nodes[len(used) :], len(used))
 

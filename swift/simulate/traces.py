@@ -56,7 +56,7 @@ class NodeChange(NamedTuple):
 
 @dataclass(frozen=True)
 class Trace:
-    """Sequence of events, and the length of the trace.
+    """Sequence of events, with the length of the trace.
 
     Attributes:
         events: events by time; a node is removed only while present, and added only while absent.
@@ -100,7 +100,7 @@ class Trace:
 
     @property
     def mean_time_between_failures_s(self) -> float:
-        """Length of the trace divided by its number of failures; infinite without failures."""
+        """Length of the trace per failure; infinite without failures."""
         return self.horizon_s / self.num_failures if self.num_failures else float("inf")
 
     def _all_changes(self) -> Iterator[NodeChange]:

@@ -64,14 +64,14 @@ class Adaptation:
 
     @cached_property
     def period(self) -> float:
-        """Period of the schedule; in lockstep, the longer of that and ``lockstep_period``."""
+        """Period of the schedule; in lockstep, ``lockstep_period`` if that is longer."""
         schedule_period = period(self.schedule)
         # In a short window the last iteration drains, so the mean time per iteration may come out too short.
         return max(schedule_period, lockstep_period(self.schedule)) if self.in_lockstep else schedule_period
 
     @property
     def blocks_of_worker(self) -> dict[Worker, tuple[Run, ...]]:
-        """Runs of blocks of every survivor; empty for an idle one."""
+        """Runs of blocks that each survivor holds; empty for an idle one."""
         places, place_of = self.layout.places, self.relocation.place_of
         live = self.work.problem.topology.without(self.failed)
         worker_runs = {worker: places[place] for worker, place in place_of.items()}
@@ -130,6 +130,7 @@ def adapt(
     """
     if mode not in MODES:
         raise SettingError("mode", mode, f"must be one of {', '.join(MODES)}")
+    # Raises if some block has no survivor, in which case no plan exists.
     assign_blocks(work, failed)
     ways: dict[str, Callable[[], Adaptation | None]] = {
         "reroute": lambda: rerouted(work, failed, in_lockstep=in_lockstep),
@@ -144,7 +145,10 @@ def adapt(
     stayed = rerouted(work, failed, in_lockstep=in_lockstep)
 
     def done(plan: Adaptation) -> tuple[float, float]:
-        """Work until the return, over that of re-routing, and the time of moving as the tie-break."""
+        """Scores a plan by its work until the workers return, relative to re-routing; shorter moves break ties.
+
+        The move back costs the same time as the move, hence the factor 2.
+        """
         seconds = plan.relocation.seconds(block_bytes, bandwidth)
         share = 1.0 if math.isinf(downtime_s) else max(0.0, 1 - 2 * seconds / downtime_s) if seconds else 1.0
         return round(share * stayed.period / plan.period, 6), -seconds
@@ -152,6 +156,7 @@ def adapt(
     plans = [stayed]
     for way in ("recut", "reassign"):
         shortest = min(plan.period for plan in plans)
+        # No need to plan moved roles if even the bound on their period is no better.
         if way == "reassign" and _roles_bound(work, failed) >= shortest * (1 - 1e-9):
             continue
         plan = ways[way]()
@@ -194,6 +199,7 @@ def recut(
     adaptations: list[Adaptation] = []
     left, shortest = _MAX_OPS, math.inf
     whole = whole_pipelines(work, failed)
+    # In a run each survivor needs a place: complete pipelines must not leave any idle.
     if in_run and whole is not None and len(whole.empty) > len(failed):
         whole = None
     possible = _mixtures(work, layouts(work, failed, in_run=in_run), in_lockstep)
@@ -245,7 +251,7 @@ def _as_whole(work: BlockProblem, whole: BlockLayout | None, in_lockstep: bool) 
 
 
 def _by(planner: Callable[[Problem], Schedule]) -> Planner:
-    """Turns a planner of problems into a planner of mixtures in which no micro-batch changes pipelines."""
+    """Adapts a problem's planner to mixtures in which no micro-batch changes pipelines."""
     return lambda mixture, _: (round_of(planner(mixture.reduced)), mixture.reduced.num_ops)
 
 

@@ -1,4 +1,4 @@
-"""Layouts worth planning for the survivors of a failure: pipelines of unequal length, cut by the costs of blocks.
+"""Layouts worth planning after a failure: pipelines of unequal length, cut by the costs of blocks.
 
 A pipeline with fewer workers has longer stages and takes fewer micro-batches. Which of its stages are the longest is
 free, and matters in two ways. Few blocks move if the cut changes only near the lost worker; and peers can share work
@@ -70,7 +70,7 @@ class BlockOrder:
         return cls(tuple(blocks), sum(cut[:P]))
 
     def runs(self, run: Run) -> tuple[Run, ...]:
-        """Converts a run of this order to runs of the model: one, or two in a V.
+        """Converts a run in this order to runs in the model's order: one, or two in a V.
 
         >>> BlockOrder.of((2, 2, 1, 3), (0, 1, 1, 0)).runs((3, 6))
         ((1, 3), (5, 6))
@@ -86,8 +86,8 @@ class BlockProblem:
 
     Attributes:
         problem: problem without failures, in which all pipelines are alike.
-        blocks: costs of every block, as factors of ``problem.costs``; those of the first one count the embedding, and
-            those of the last one the head.
+        blocks: costs of every block, as factors of ``problem.costs``; the first block's include the embedding, the last
+            block's the head.
         cut: number of blocks of every chunk of the problem: of every stage, or of the two runs of each in a V.
 
     Raises:
@@ -173,7 +173,7 @@ class BlockLayout:
 
     @cached_property
     def bounds(self) -> tuple[int, ...]:
-        """Blocks of the model at which any pipeline's run begins, and the number of blocks."""
+        """Blocks, in the model's order, at which any pipeline's run begins; then the number of blocks."""
         runs = set(self.places.values())
         return tuple(sorted({0, *(end for run in runs for _, end in self.order.runs(run))}))
 

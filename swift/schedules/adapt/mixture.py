@@ -40,7 +40,7 @@ _MOST_PARTS = 4_000
 
 @dataclass(frozen=True, eq=False)
 class Division:
-    """How micro-batches are divided over pipelines.
+    """A division of micro-batches over pipelines.
 
     Attributes:
         whole_D: for each pipeline, micro-batches that run there entirely.
@@ -147,6 +147,8 @@ def _program(
     D, K = worker_DK.shape
     number_of_workers, size = int(worker_DK.max()) + 1, D + D * K + 1
     d_n, k_n = np.repeat(np.arange(D), K), np.tile(np.arange(K), D)
+    # Columns: micro-batches that stay on each pipeline, routed chunks, the load. Rows of ``equal``: each chunk runs
+    # once for every micro-batch. Rows of ``most``: no worker has more work than the load.
     equal = coo_array((np.ones(2 * D * K), (np.tile(k_n, 2), np.append(d_n, D + np.arange(D * K)))), shape=(K, size))
     w_n = np.append(np.tile(worker_DK.ravel(), 2), np.arange(number_of_workers))
     columns = np.concatenate([d_n, D + np.arange(D * K), np.full(number_of_workers, size - 1)])
@@ -365,7 +367,7 @@ def _all_bounds(work: BlockProblem) -> tuple[int, ...]:
 
 
 def parts(work: BlockProblem, layout: BlockLayout, bounds: Sequence[int]) -> tuple[np.ndarray, np.ndarray, int]:
-    """Returns the arguments of ``divide``: worker of each chunk, cost of each chunk, number of micro-batches."""
+    """Returns ``divide``'s first arguments: each chunk's worker, each chunk's cost, number of micro-batches."""
     P, stages = work.problem.num_stages, np.array(layout.stages(bounds))
     rows = list(layout.pipelines)
     worker_DK = np.arange(len(rows))[:, None] * P + stages[rows]

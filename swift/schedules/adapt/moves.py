@@ -100,7 +100,7 @@ def relocate(work: BlockProblem, layout: BlockLayout, failed: frozenset[Worker])
 
 @dataclass(frozen=True)
 class Downtimes:
-    """How long workers stay away: told by the user, or learnt from workers that have returned.
+    """Expected times until workers return: told by the user, or learnt from workers that have returned.
 
     Attributes:
         told_s: expected time in seconds; None for the mean of past downtimes, or infinite before the first one ends.

@@ -76,7 +76,7 @@ def lower(schedule: Schedule, tick_n: np.ndarray | None = None) -> TickTable:
 
 @dataclass(frozen=True, eq=False)
 class _Placed:
-    """Ops of a schedule with their ticks and mesh rows. Methods take arrays of op numbers, of any shape."""
+    """A schedule's ops with their ticks and mesh rows. Methods take arrays of op numbers, of any shape."""
 
     tick_n: np.ndarray
     row_n: np.ndarray
@@ -153,7 +153,7 @@ def _count(slots: np.ndarray) -> int:
 
 
 class SlotBytes(NamedTuple):
-    """Bytes of one slot of each kind on one worker.
+    """Bytes in one slot, by kind, on one worker.
 
     In terms of ``Costs``, the F-stash is ``b_stash + held`` and the W-stash is ``held + w_stash``.
 

@@ -169,6 +169,7 @@ def interval_slots(row_i: np.ndarray, start_i: np.ndarray, end_i: np.ndarray, nu
     by_start = np.argsort(start_i, kind="stable")
     starting_in = np.split(by_start, np.cumsum(np.bincount(start_i, minlength=1)))
     for tick, starting in enumerate(starting_in[:-1]):
+        # Slots are freed before others are taken, so that a slot can be reused within a tick.
         for ending in _rows_apart(ending_in[tick], row_i) if tick < len(ending_in) else ():
             free[row_i[ending], num_free[row_i[ending]]] = slot_i[ending]
             num_free[row_i[ending]] += 1
@@ -197,7 +198,7 @@ def _occurrence(keys: np.ndarray) -> np.ndarray:
 
 
 class TableShape(NamedTuple):
-    """The static part of a table: one compiled program runs all tables of the same shape.
+    """The static part of a table: one compiled program runs all tables with the same shape.
 
     Attributes:
         num_ticks, num_live, num_phases: T, R, H.
@@ -327,6 +328,7 @@ class TickTable:
             self,
             **self._map_columns(lambda column_TR, empty: _filled(column_TR, (T, R), empty)),
             data_Rn=_filled(self.data_Rn, (R, n, 3)),
+            # Additional phases are empty: their bounds repeat the last one.
             phase_bounds=_filled(self.phase_bounds, (H + 1,), int(self.phase_bounds[-1])),
             update_HR=_filled(self.update_HR, (H, R)),
             update_chunk_HR=_filled(self.update_chunk_HR, (H, R)),

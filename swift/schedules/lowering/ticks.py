@@ -1,4 +1,4 @@
-"""Assignment of ops to ticks. Workers keep their order of ops, and all wait for the longest op of each tick.
+"""Assignment of ops to ticks. Workers keep their order of ops, and all wait for a tick's longest op.
 
 Idling while an op that fits into the tick is ready gains nothing. So the only choice is the length of each tick: longer
 ops have to wait for a tick that more workers can use. A beam search over all workers' progress makes that choice, tick
@@ -74,6 +74,7 @@ def beam_search(space: Space, width: int, cost_per_tick: float) -> np.ndarray | 
     state, spent = space.start_cR[:, None], np.zeros(1)
     choices: list[_Choice] = []
     best, best_path = np.inf, None
+    # Weights of a random linear hash, modulo 2^64: it recognizes a state that several paths reach.
     marks = np.random.default_rng(0).integers(1, 2**62, space.start_cR.shape)
     while True:
         steps = [step for step in space.steps(state) if step.possible_S.any()]
@@ -314,6 +315,7 @@ class FixedOrder:
         """Yields the options for the next tick, one per distinct op duration."""
         node_SR, ready_SR = self.ready(state_cSR[0])
         duration_SR = np.where(ready_SR, self.duration[node_SR], np.inf)
+        # Every op that fits runs. A tick that is longer than its longest op would waste time, hence ``possible_S``.
         for length in self.lengths:
             yield Step(float(length), (duration_SR <= length)[None], (duration_SR == length).any(axis=1))
 

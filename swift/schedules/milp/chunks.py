@@ -32,7 +32,7 @@ _Ran = tuple[Kind, int, int, int]
 
 @dataclass(frozen=True, eq=False)
 class ChunkGrid:
-    """Costs as whole numbers of slots of length ``slot``: ``time_4P`` for ops, ``comm`` for a message."""
+    """Costs in whole slots, each ``slot`` long: ``time_4P`` for ops, ``comm`` for a message."""
 
     slot: float
     time_4P: np.ndarray
@@ -136,6 +136,7 @@ class _Model:
     def hold_to_window(self, w: int) -> None:
         """Adds rows: a worker runs one op at a time, all within its slots."""
         slots_T, begun, slots = self.slots_T, self.begun[w], self.workers[w]
+        # In every slot: running ops <= 1 between the worker's beginning and the end of its slots, else 0.
         terms: Terms = [(-1.0, at(begun, slots_T)), (1.0, at(begun, slots_T - slots))]
         ops = self.worker_ops(w)
         chunks = self.problem.held_by(divmod(w, self.problem.num_stages))

@@ -1,4 +1,4 @@
-"""The MILP of the exact planner: is there a schedule in which no stage needs more than a given number of slots?
+"""The exact planner's MILP: is there a schedule in which no stage needs more than its number of slots?
 
 Time is divided into slots, at which ops start. A column counts how many Fs (Bs, Ws) of a *group* of micro-batches have
 started at a stage by a slot. A group's micro-batches are interchangeable, so counts are enough, and no time is spent on
@@ -36,7 +36,7 @@ Terms = list[tuple[float, Sequence[int] | np.ndarray]]
 F, B, W = Kind.F, Kind.B, Kind.W
 
 Group = tuple[int, ...]
-"""For a group's micro-batches, the index (among peers) of the worker at each stage that defines it, own stage last."""
+"""Name of a group: the index (among peers) of its worker at each stage that defines it, own stage last."""
 
 
 class Refuted(Exception):
@@ -78,7 +78,7 @@ class MixedIntegerProgram:
         return columns_T
 
     def add(self, terms: Terms, lower: float, upper: float) -> None:
-        """Adds rows lower <= sum of factor * column <= upper, one per entry of the terms' arrays."""
+        """Adds rows lower <= sum(factor * column) <= upper, one for each index into the terms' arrays."""
         number = len(terms[0][1])
         rows_n = np.arange(self.num_rows, self.num_rows + number)
         self.entries += [(rows_n, np.asarray(columns_n), np.full(number, float(factor))) for factor, columns_n in terms]
@@ -97,6 +97,7 @@ class MixedIntegerProgram:
         solver.setOptionValue("output_flag", False)
         solver.setOptionValue("threads", 1)
         solver.setOptionValue("time_limit", max(0.0, time_limit_s))
+        # The first feasible solution answers the question.
         solver.setOptionValue("mip_max_improving_sols", 1)
         solver.passModel(self.as_lp())
         solver.run()
@@ -130,7 +131,7 @@ class MixedIntegerProgram:
 
 
 class Detail(IntEnum):
-    """Definition of a group of micro-batches, see the module's docstring."""
+    """Granularity of groups, see the module's docstring."""
 
     POOLED = 0
     BY_WORKER = 1
@@ -155,11 +156,11 @@ class SlotCosts:
 
     @property
     def duration(self) -> dict[Kind, int]:
-        """Duration of each kind of op."""
+        """Duration by kind; there is no W without decoupling."""
         return {F: self.f, B: self.b, W: self.w} if self.w else {F: self.f, B: self.b}
 
     def first_b(self, num_behind: int) -> int:
-        """Returns the least time from the start of an F to the start of its B, with ``num_behind`` later stages."""
+        """Returns the least time from an F's start to its B's start, with ``num_behind`` later stages."""
         return (num_behind + 1) * self.f + num_behind * (self.b + 2 * self.comm)
 
 
@@ -245,7 +246,7 @@ class _Model:
         return self.slots_P[p - 1] - load * (costs.f + costs.b) - costs.comm - costs.b - costs.w
 
     def room(self, p: int) -> int:
-        """Returns the number of ops that a worker, or the pool of workers, can run at once."""
+        """Returns how many ops a worker can run at once; for the pool, all its workers together."""
         return len(self.problem.survivors[p]) if self.detail == Detail.POOLED else 1
 
     def add_counts(self, p: int) -> None:
@@ -277,6 +278,7 @@ class _Model:
         """Adds rows: a worker runs one op at a time, all within its stage's slots."""
         slots_T, begun_T, room = np.arange(self.earliest_P[p], self.end_P[p]), self.begun_PT[p], self.room(p)
         for worker in self.workers_P[p]:
+            # In every slot: running ops <= room between the stage's beginning and the end of its slots, else 0.
             terms: Terms = [(-room, at(begun_T, slots_T)), (room, at(begun_T, slots_T - self.slots_P[p]))]
             for kind, duration in self.costs.duration.items():
                 groups = [worker] if kind == W else self.run_by(p, worker)
@@ -294,6 +296,7 @@ class _Model:
             return
         f_stash, w_stash = costs.f_stash, costs.w_stash
         during_b = max(f_stash, w_stash)
+        # Equal stashes are counted, so that rounding the limit down to whole stashes tightens the LP relaxation.
         unit = f_stash if f_stash == w_stash else limit
         most = math.floor(limit / unit * (1 + 1e-9)) if f_stash == w_stash else 1 + 1e-9
         for worker in self.workers_P[p]:

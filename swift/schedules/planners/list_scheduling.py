@@ -1,4 +1,4 @@
-"""Event-driven list scheduling of one iteration under one policy; the inner loop of the adaptive planner's search.
+"""Event-driven list scheduling of one iteration under one policy, the inner loop in the adaptive planner's search.
 
 Numbering: the j-th micro-batch (see ``microbatch_ids``) at chunk k is x = j * (number of chunks) + k, and its F, B and
 W are the ops 3x, 3x + 1 and 3x + 2. Plain lists are several times faster than arrays here, because every step depends
@@ -119,6 +119,7 @@ class _Simulation:
     def count_chunks_of_workers(self) -> None:
         """Makes an F need memory for all the micro-batch's chunks on its worker; else later ones may lack it."""
         self.f_rank, self.stash, C = list(self.rank), list(self.room), self.C
+        # More than any difference of ranks, so that later chunks always go first.
         most = 2 * (max(self.rank) - min(self.rank)) + 1
         for first in range(0, len(self.worker), C):
             indices_by_worker: dict[int, list[int]] = {}
@@ -142,11 +143,13 @@ class _Simulation:
         f_ready, b_ready, joint, num_workers = self.f_ready, self.b_ready, self.joint, len(free)
         while times:
             now = times[0]
+            # Events that differ only by rounding errors happen at once.
             horizon = now * (1 + 1e-12)
             woken = []
             while times and times[0] <= horizon:
                 for code in sorted(self.events.pop(heapq.heappop(times))):
                     if code < 0:
+                        # -1 - w: worker w is free. Below these: a chunk's last W has ended, so its Us are due.
                         if code < -num_workers:
                             woken += self.ask(-1 - num_workers - code)
                             continue
@@ -162,6 +165,7 @@ class _Simulation:
             for w in woken:
                 if free[w] <= horizon and not (joint and self.meet(w, now, horizon)):
                     self.choose(w, now, horizon)
+        # Stuck: micro-batches hold memory that others need to go on. A worker with one chunk can always run a B.
         if any(self.f_ready) or any(self.b_ready) or any(self.w_ready):
             assert not self.problem.is_plain, "ops left over"
             return Listing(self.start, self.end, self.end, [math.inf], math.inf)
@@ -171,6 +175,7 @@ class _Simulation:
         problem, update = self.problem, self.end
         first = [min(self.first[w] for w in workers) for workers in problem.worker_DP.T.tolist()]
         if not problem.staggered:
+            # Us follow the barrier chunk by chunk. Peers start together, once the last of them has finished earlier Us.
             update, after = [max(self.end)] * self.C, [0.0] * len(self.free)
             for k, workers in enumerate(problem.worker_DP.T.tolist()):
                 latest = max(after[w] for w in workers)

@@ -36,7 +36,7 @@ _NEVER = 1 << 40
 def lockstep(problem: Problem) -> Schedule:
     """Plans a schedule with a short ``lockstep_period``; its ``period`` is slightly longer than that of ``adaptive``.
 
-    The order of ops is tuned for lockstep, but the schedule's times are those of workers at their own pace.
+    The order of ops is tuned for lockstep, but the schedule's times assume workers at their own pace.
     """
     return Schedule.planned(problem, "lockstep", _best_round)
 
@@ -117,7 +117,7 @@ class _FreeOrder:
         return np.concatenate([np.cumsum(values) - values for values in lists])
 
     def mean_times(self) -> np.ndarray:
-        """Computes the mean time of each kind of op in every line, all Us of an iteration as one, float64[4, R]."""
+        """Computes each line's mean op times by kind, an iteration's Us summed, float64[4, R]."""
         problem, R = self.schedule.problem, len(self.lines.worker_R)
         times_4R = np.zeros((4, R))
         for row, w in enumerate(self.lines.worker_R.tolist()):
@@ -143,6 +143,7 @@ class _FreeOrder:
         """
         kind, iteration = self.schedule.kind, self.schedule.iteration
         (f_n, b_n, w_n), is_f, is_u = self.schedule.rows_of_microbatches, kind == Kind.F, kind == Kind.U
+        # The nodes that end a list keep this value, so they are never ready.
         place = np.full(num_nodes, _NEVER)
         place[self.node_n[is_f]] = self.num_updates[self.lines.row_n[is_f]] * iteration[is_f] - 1
         place[self.node_n[b_n]] = self.place_n[f_n]
@@ -169,7 +170,7 @@ class _FreeOrder:
         return beam_search(self, width, COST_PER_TICK * shortest)
 
     def longest_paths(self, stretch: float) -> np.ndarray:
-        """Estimates the time from the start of each node to the end of the window, float64[nodes]."""
+        """Estimates the time from each node's start to the window's end, float64[nodes]."""
         lines, kind, iteration = self.lines, self.schedule.kind, self.schedule.iteration
         f_n, b_n, w_n = self.schedule.rows_of_microbatches
         nowhere, row_n = len(self.op), lines.row_n
@@ -215,6 +216,7 @@ class _FreeOrder:
         ready_4SR = np.empty(state_4SR.shape, bool)
         for kind in Kind:
             done_SR, node_SR = state_4SR[kind], self.first_4R[kind] + state_4SR[kind]
+            # For F, kind - 1 is -1 and thus U: F waits for the previous iteration's U.
             ready_4SR[kind] = state_4SR[kind - 1] > self.own_place[node_SR]
             if kind in (Kind.F, Kind.B):
                 sender_SR = np.take_along_axis(done_SR, self.sender_row[node_SR], axis=1)

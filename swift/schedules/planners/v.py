@@ -1,7 +1,7 @@
 """Planner for the V shape: each worker holds two runs of blocks, stage 0 the first and the last, and so on inwards.
 
-A micro-batch visits every worker twice, so stashes of the later chunk are short-lived where those of the earlier one
-are long-lived. A candidate is a set of times at which Fs and Bs are due, and a way to fill idle time. Candidates are:
+A micro-batch visits every worker twice, so the later chunk's stashes are short-lived where the earlier chunk's are
+long-lived. A candidate is a set of times at which Fs and Bs are due, and a way to fill idle time. Candidates are:
 
 - the warm-up and alternation of ZB-V (arXiv 2401.10241, section 6);
 - building blocks that repeat for every micro-batch, such as V-Half and V-Min (arXiv 2405.15362, section 3);
@@ -62,7 +62,7 @@ _MESSAGES = (0, 2, 4)
 
 @dataclass(frozen=True)
 class Filling:
-    """How a worker fills time in which it would wait.
+    """A rule by which a worker fills time in which it would wait.
 
     Attributes:
         patience: the worker waits if its next input arrives within this fraction of the filling op's duration.
@@ -297,7 +297,7 @@ def _best_round(problem: Problem) -> Round:
 
 
 def _searched(problem: Problem, target: float) -> Round | None:
-    """Finds the best of the initial candidates and of changes to them; None if none fits in memory."""
+    """Finds the best among initial candidates and changes to them; None if none fits in memory."""
     drained, executor, source = problem.if_drained(), reroute(problem), random.Random(0)
     max_ops = 3 * _MAX_OPS if problem.failed else _MAX_OPS
     num_trials = min(max(_LEAST_TRIALS, max_ops // problem.num_ops), _MOST_TRIALS)

@@ -310,7 +310,7 @@ def _is_possible(problem: Problem, failed: frozenset[Worker]) -> bool:
 
 
 class ChunkAssignment(NamedTuple):
-    """Which workers hold which chunks. Falsy if all hold what the run's own uniform cut gives them.
+    """Assignment of chunks to workers. Falsy if every worker holds what the run's own uniform cut gives it.
 
     Attributes:
         stage_of_chunk: for each pipeline, the stage that holds each chunk; () for a pipeline in which nobody has a

@@ -118,7 +118,7 @@ def _fault_free_periods(problem: Problem) -> dict[str, float]:
 
 
 def _chunk_fields(problem: Problem) -> dict[str, Any]:
-    """Describes the problem's chunks and the stages that hold them; omits what is at its default."""
+    """Describes the problem's chunks and the stages that hold them; omits default values."""
     fields: dict[str, Any] = {}
     if problem.chunks:
         fields["chunks"] = [asdict(chunk) for chunk in problem.chunks]
@@ -186,7 +186,7 @@ class CorruptPlanError(ValueError):
 
 @dataclass(frozen=True)
 class PlanStore:
-    """A directory of plans that any number of processes can read and write concurrently.
+    """A directory of plans, which processes can read and write concurrently.
 
     Stored plans are not trusted. A file that is damaged, has another version or is not a valid schedule of its problem
     is reported by ``warn`` in one line and treated as missing.
