@@ -274,7 +274,7 @@ def _inline_svg(figure: Figure, name: str, caption: str) -> str:
     # Two decimals of a point are precise enough for coordinates, and make the page smaller.
     body = re.sub(r' (?:d|x|y|transform|points)="[^"]*"', lambda match: _NUMBER.sub(r"\1", match[0]), body)
     body = re.sub(r"\n\s*", "\n", body).strip()
-    # The view box is in points, of which CSS has 3 for 4 pixels.
+    # The view box is in points; CSS has 4 pixels for 3 points.
     box = f'viewBox="{view[1]}" style="--natural: {float(view[1].split()[2]) * 4 / 3:.0f}px"'
     title = f"<title>{html.escape(caption)}</title>"
     return f'<svg {box} role="img" aria-label="{html.escape(caption)}">{title}{body}</svg>'

@@ -51,7 +51,7 @@ class Op(NamedTuple):
 
 
 class TimedOp(NamedTuple):
-    """An op with its worker, start and end."""
+    """An op with the worker that runs it, its start and its end."""
 
     op: Op
     worker: Worker
@@ -255,7 +255,7 @@ COST_NAMES = {
     "W-stash": "w_stash",
     "inbox": "inbox",
 }
-"""Fields of ``Costs`` by the names used on the command line and in documents."""
+"""Names of costs on the command line and in documents, with the field of ``Costs`` for each."""
 
 
 @dataclass(frozen=True)

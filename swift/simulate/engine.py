@@ -298,7 +298,7 @@ class _Run:
         self.time_s = until_s
 
     def take(self, decision: Decision) -> None:
-        """Applies a strategy's decision."""
+        """Applies a strategy's decision: counts, loses or finishes progress, then pauses, then changes the pace."""
         at = self._leave_pace()
         if decision.loses == "nothing":
             self._finish_first(at, decision.stretch)

@@ -26,7 +26,7 @@ MEASURED_RECOVERY_S = 1.05
 Each process does these for itself, so the time does not grow with their number. Median over 40 kills of one of 6
 processes (docs/processes.md)."""
 _MEASURED_PER_WORKER_S = 0.15 / 6
-"""Time for agreement and links in the same kills, per process: the supervisor talks to one after the other."""
+"""Time for agreement and links in the same kills, per process: the supervisor talks to them sequentially."""
 MEASURED_JOIN_S = 3.0
 """Time from a process being ready until it has rejoined, in the same kills; excludes copying its state."""
 _MEASURED_RESTART_S = 17.0
@@ -170,7 +170,7 @@ class Periods:
         return self._known_spread[num_failures]
 
     def elastic_ratio(self, num_pipelines: int) -> float:
-        """Returns the 1F1B period if fewer pipelines share all micro-batches, relative to that of all pipelines.
+        """Returns the 1F1B period if fewer pipelines share all micro-batches, relative to all pipelines' period.
 
         Args:
             num_pipelines: number of remaining pipelines; at least one.

@@ -1,8 +1,8 @@
 """Oobleck (SOSP'23), Varuna (EuroSys'22) and Bamboo (NSDI'23), with published throughputs and failure costs.
 
 The figures come from the simulators in Oobleck's artifact (github.com/SymbioticLab/Oobleck, tools/simulator):
-throughput in samples/s for 30 nodes down to 15, and the costs of a failure. Nothing else is taken from there. Its rules
-for Bamboo are those of Bamboo's own simulator.
+throughput in samples/s for 30 nodes down to 15, and the costs of a failure. Nothing else is taken from there. It treats
+Bamboo by the rules of Bamboo's own simulator.
 """
 
 from collections.abc import Mapping
@@ -20,11 +20,11 @@ _VARUNA_EVERY = 10
 """Iterations between Varuna's checkpoints."""
 
 _STAGES = 12
-"""Stages of a pipeline."""
+"""Stages of a pipeline in Bamboo's simulator."""
 SLOWDOWN = 1.5
-"""Factor on an iteration's duration from a removal until stages are reassigned."""
+"""Bamboo's slowdown: factor on an iteration's duration from a removal until stages are reassigned."""
 GLOBAL_RENDEZVOUS_S = 30.0
-"""Duration of the rendezvous after a fatal removal."""
+"""Duration of Bamboo's rendezvous after a fatal removal."""
 _MOST_AT_RISK = 0.05
 """Fraction of nodes whose loss would be fatal (twice the doubled ones), above which stages are reassigned."""
 

@@ -211,7 +211,7 @@ class Rerouting:
 
     @property
     def name(self) -> str:
-        """Name of the strategy: ``swift``, or ``recycle`` if roles are moved."""
+        """Name of the strategy: ``recycle`` if roles are moved, else ``swift``."""
         return "recycle" if self.moves_roles else "swift"
 
     @property

@@ -143,8 +143,8 @@ def weibull(num_nodes: int, mtbf_s: float, shape: float, repair_s: float, horizo
     Args:
         num_nodes: number of nodes, as for ``poisson``.
         mtbf_s: mean of the distribution.
-        shape: shape of the distribution. Below 1, failures come in bursts; at 1, it is that of ``poisson``; above 1,
-            they are more regular.
+        shape: shape of the distribution. Below 1, failures come in bursts; at 1, they are as in ``poisson``; above 1,
+            more regular.
         repair_s: time after which a failed node returns.
         horizon_s: length of the trace.
         seed: 32-bit seed.

@@ -193,8 +193,8 @@ def recut(
         work: problem without failures, and its blocks.
         failed: failed workers.
         in_lockstep: see ``adapt``.
-        in_run: True for the survivors of a run, whose memory is no larger than before: each of them has a place, and no
-            pipeline fewer workers than one that has lost the most has survivors.
+        in_run: True for the survivors of a run, whose memory is no larger than before. Then each survivor has a place,
+            and no pipeline has fewer workers than the pipeline with the fewest survivors.
     """
     adaptations: list[Adaptation] = []
     left, shortest = _MAX_OPS, math.inf

@@ -149,8 +149,8 @@ class BlockLayout:
 
     Attributes:
         order: blocks in the order in which stages take them.
-        runs_DP: run of that order of each place (pipeline, stage); None for a place that nobody takes. The runs of a
-            pipeline follow each other and cover all blocks, or it has none.
+        runs_DP: for each place (pipeline, stage), its run in that order; None for a place that no worker takes. A
+            pipeline's runs follow each other and cover all blocks, unless it has none.
     """
 
     order: BlockOrder

@@ -304,7 +304,7 @@ class BlockMixture:
 
     @cached_property
     def executor(self) -> list[int]:
-        """``Policy.executor`` of the reduced problem."""
+        """Executors of the reduced problem, in the form of ``Policy.executor``."""
         index = {d: number for number, d in enumerate(self.representatives)}
         return [
             index[d] for representative in self.representatives for d in self.routes_D[representative].ravel().tolist()

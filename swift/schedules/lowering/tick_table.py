@@ -230,7 +230,7 @@ class TickTable:
     A tick has two parts. First each worker runs its op, which may read any slot written in an earlier tick. Then
     messages move: F's output to the activation inbox of the next chunk's worker, B's output to the gradient inbox of
     the previous chunk's worker. If the reader is on the same worker, the op writes its output to that inbox itself.
-    After an op, the slots of which it is the last reader may be written again from the end of its tick.
+    The slots that an op is the last to read may be written again from the end of its tick.
 
     Updates are rare, so the ticks are divided into phases in which parameters are constant: all Us of a phase are in
     its last tick. Ticks after the last phase are padding and need not run.
@@ -375,7 +375,7 @@ class TickTable:
 
 
 def common_shape(shapes: Sequence[TableShape]) -> TableShape:
-    """Finds the smallest shape to which tables of these shapes can be padded; all must have equally many rows."""
+    """Finds the smallest shape to which tables of these shapes can be padded; all must have the same number of rows."""
     assert len({shape.num_live for shape in shapes}) == 1, "tables with different numbers of workers"
     activation = dict.fromkeys(permutation for shape in shapes for permutation in shape.activation_permutations)
     gradient = dict.fromkeys(permutation for shape in shapes for permutation in shape.gradient_permutations)

@@ -34,7 +34,7 @@ _NEVER = 1 << 40
 
 
 def lockstep(problem: Problem) -> Schedule:
-    """Plans a schedule with a short ``lockstep_period``; its ``period`` is slightly longer than that of ``adaptive``.
+    """Plans a schedule with a short ``lockstep_period``; its ``period`` is slightly longer than with ``adaptive``.
 
     The order of ops is tuned for lockstep, but the schedule's times assume workers at their own pace.
     """

@@ -109,7 +109,7 @@ def best_listing(problem: Problem, target: float, max_ops: int) -> Candidate:
     """Finds the best policy within a number of trials.
 
     Args:
-        problem: problem, one iteration of which is planned.
+        problem: problem to plan, for one iteration.
         target: lower bound on the period; the search stops when it is reached.
         max_ops: ops that all trials may schedule; at least ``LEAST_TRIALS`` policies are tried.
     """

@@ -79,7 +79,7 @@ def _schedule_by_due_time(
     """Simulates one iteration in the order of due times.
 
     Args:
-        problem: problem with a decoupled backward pass, one iteration of which is planned.
+        problem: problem with a decoupled backward pass.
         executor: pipeline whose worker runs each x.
         due: time at which F and B of each x, at 2x and 2x + 1, are due; only the order matters.
         filling: how workers fill idle time.
@@ -273,7 +273,7 @@ class _Candidate:
 
 
 def v(problem: Problem) -> Schedule:
-    """Plans a problem whose workers hold two chunks in a V.
+    """Plans a problem whose workers hold two chunks each, in a V.
 
     Raises:
         SettingError: the chunks are not in a V.
