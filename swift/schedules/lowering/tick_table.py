@@ -131,6 +131,7 @@ class _PermutationSet:
         _, first, count = np.unique(receiver_e, return_index=True, return_counts=True)
         served = np.logical_or.reduceat(fits_ce, first, axis=1)
         score = np.where(served[:, count == rounds_left].all(axis=1), served.sum(axis=1), 0)
+        # No permutation helps: each leaves out a receiver that needs this round, or serves nobody.
         if not score.any():
             new = np.full((1, self.receiver_cR.shape[1]), NONE, np.int32)
             self.receiver_cR, self.sender_cR = np.append(self.receiver_cR, new, 0), np.append(self.sender_cR, new, 0)

@@ -90,6 +90,7 @@ def beam_search(space: Space, width: int, cost_per_tick: float) -> np.ndarray | 
         ended = (state == space.end_cR[:, None]).all(axis=(0, 2))
         if ended.any():
             last = np.flatnonzero(ended)[np.argmin(spent[ended])]
+            # Paths that go on have used as many ticks but perhaps less time, so they may still end sooner.
             if spent[last] < best:
                 best, best_path = spent[last], _path(choices, int(last))
             going = np.flatnonzero(~ended & (spent < best))

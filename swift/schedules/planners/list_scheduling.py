@@ -220,11 +220,13 @@ class _Simulation:
         if f_waits:
             x = f_waits[0][1]
             room = self.held[w] + self.room[x] <= self.limit[w] and not (x % self.C == 0 and now < self.paced[w])
+            # Below the target F goes first; without room for it a W, which frees memory.
             if self.flying[w] < self.policy.in_flight[w]:
                 if room:
                     return self.run_f(w, now)
                 if w_waits:
                     return self.run_w(w, now)
+            # At the target B goes first, but an F beats idling.
             if room and not b_waits:
                 return self.run_f(w, now)
         if b_waits and self.held[w] <= self.limit[w]:
@@ -247,13 +249,13 @@ class _Simulation:
             self.first[w] = now
         if self.policy.pace and not k:
             self.paced[w] = now + self.policy.pace * (1 - 1e-12)
-            self.expect(now + self.policy.pace, -1 - w)
+            self.expect(now + self.policy.pace, -1 - w)  # wakes the worker when its next F may start
         self.held[w] += self.stash[x]
         self.flying[w] += self.share[x]
         end = self.occupy(w, now + self.t_f[k])
         if k + 1 < self.C:
             self.send(w, x + 1, F, end)
-        else:
+        else:  # the last chunk computes the loss: its B can follow at once, without a message
             heapq.heappush(self.b_ready[w], (self.rank[x], x))
 
     def run_b(self, w: int, now: float) -> None:

@@ -148,6 +148,7 @@ def _policies(problem: Problem, pilot: Policy | None, leaders: list[Candidate], 
     if climbs_twice:
         num_first = _FIRST_OF_MANY_TRIALS
     yield from itertools.islice(first_policies(problem, pilot), num_first)
+    # A fixed seed, and a budget of ops instead of seconds: a problem gets the same plan on every machine.
     source = random.Random(0)
     while True:
         policy = leaders[source.randrange(len(leaders))].policy

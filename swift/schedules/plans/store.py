@@ -253,6 +253,7 @@ class PlanStore:
         verify(schedule)
         path = self.path(schedule.problem, schedule.solver)
         try:
+            # Atomic, so that concurrent readers find a whole file or none.
             replace_file(path, encode(schedule))
         except OSError as error:
             raise SettingError("plan store", str(path), f"cannot be written: {error.strerror}") from error
