@@ -1,6 +1,6 @@
-"""Drawings: charts of runs, simulations and loads, and schedules as text, as pictures and for Perfetto.
+"""Drawings: charts of runs, simulations and loads; schedules as text, as pictures and as Perfetto traces.
 
-``text`` draws a schedule with characters, ``picture`` for a paper, and ``trace`` for Perfetto. ``charts`` has the
-curves and heat maps of runs, and the figures that others draw on; ``loads`` draws simulations and the loads of ranks.
-``style`` has the colours of all.
+``text`` draws a schedule with characters, ``picture`` draws it for a paper, and ``trace`` writes it for Perfetto.
+``charts`` has curves and heat maps of runs, and the building blocks for other figures; ``loads`` draws simulations and
+rank loads. ``style`` has the colours for all of them.
 """

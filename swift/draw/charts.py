@@ -1,9 +1,9 @@
-"""Charts of runs over their steps, on Matplotlib's objects without pyplot: no global state is touched.
+"""Charts of runs over their steps, built from Matplotlib's objects without pyplot, so without global state.
 
 From simple to composed: figures, legends and bars in one style; metrics as arrays, smoothed and thinned for drawing;
-curves of several runs; and the expert layers of a run, with dropped tokens and heat maps of popularity and replicas.
+curves of several runs; a run's expert layers, with dropped tokens and heat maps of popularity and replicas.
 
-Shape suffixes: T steps, N runs, B bins of steps, R rows at a time, K kinds of counts, L MoE layers, E experts.
+Shape suffixes: T steps, N runs, B bins of steps, R rows read at a time, K kinds of counts, L MoE layers, E experts.
 """
 
 import itertools
@@ -27,15 +27,15 @@ from swift.runlog.reading import Run, ratio
 FONT_SIZE = 10.5
 _MAX_LABEL = 40
 _MAX_ENTRIES = 12
-"""Largest number of entries of a legend; with more, its last one says how many are left out."""
+"""Largest number of entries in a legend; if there are more, the last one says how many are left out."""
 _LETTERS_PER_INCH = 12
 _ROW_INCHES, _ROWS_WITHIN = 0.22, 3
-"""Height of a row of a legend, and the rows for which figures have room; for further ones they are made higher."""
+"""Height of a legend row, and the number of rows that figures have room for; more rows make the figure higher."""
 
 _NUM_POINTS = 1000
-"""Largest number of points of a drawn line."""
+"""Largest number of points in a line."""
 _MANY_LINES = 20
-"""Number of lines of a picture from which on each has fewer points, so that all together have no more."""
+"""Number of lines in a picture beyond which each gets fewer points, to bound the size of the file."""
 
 _MAX_LAYER_LABELS = 8
 
@@ -43,13 +43,13 @@ _MAX_LAYER_LABELS = 8
 def new_figure(
     height: float, num_rows: int = 1, *, shares_x: bool = True, width: float = 4.8, heights: Sequence[float] = ()
 ) -> tuple[Figure, list[Axes]]:
-    """Makes a figure in the common style, with axes from top to bottom.
+    """Creates a figure in the common style, with axes from top to bottom.
 
     Args:
         height: height of the figure in inches.
         num_rows: number of axes.
-        shares_x: True if all axes share one x axis.
-        width: width of the figure in inches; a phone shows about five inches side by side legibly.
+        shares_x: whether all axes share one x axis.
+        width: width of the figure in inches; a phone shows about five inches legibly.
         heights: relative heights of the axes; equal if empty.
     """
     figure = Figure(figsize=(width, height), layout="constrained", facecolor=GROUND)
@@ -68,12 +68,12 @@ def new_figure(
 
 
 def put_title(axes: Axes, text: str) -> None:
-    """Puts a title above axes."""
+    """Puts a left-aligned title above axes."""
     axes.set_title(text, fontsize=FONT_SIZE, color=INK, loc="left")
 
 
 def put_legend(figure: Figure, entries: Sequence[tuple[str, Any]], styles: Sequence[Any] = ()) -> None:
-    """Puts the legend above the axes, where it hides nothing; names are shown literally, never as mathematics."""
+    """Puts a legend above the axes, where it hides nothing. Names are shown literally, never parsed as mathematics."""
     if len(entries) > _MAX_ENTRIES:
         shown = _MAX_ENTRIES - 1
         entries = [*entries[:shown], (f"and {len(entries) - shown:,} more", "none")]
@@ -86,7 +86,7 @@ def put_legend(figure: Figure, entries: Sequence[tuple[str, Any]], styles: Seque
     num_columns = max(1, min(4, int(_LETTERS_PER_INCH * figure.get_figwidth()) // (max(map(len, labels)) + 6)))
     num_rows = -(-len(labels) // num_columns)
     figure.set_figheight(figure.get_figheight() + _ROW_INCHES * max(0, num_rows - _ROWS_WITHIN))
-    # The labels are set afterwards, because a legend omits those with a leading underscore.
+    # Labels are set afterwards: Matplotlib omits entries whose label starts with an underscore.
     legend = figure.legend(
         handles, ["."] * len(labels), loc="outside upper left", ncols=num_columns, frameon=False, handlelength=1.2
     )
@@ -95,18 +95,18 @@ def put_legend(figure: Figure, entries: Sequence[tuple[str, Any]], styles: Seque
 
 
 def _drawable(label: str) -> str:
-    """Restricts a label to the font's characters and to the length that fits a legend."""
+    """Replaces characters that the font lacks, and shortens a label to fit a legend."""
     glyphs = get_font(findfont("DejaVu Sans")).get_charmap()
     label = "".join(character if ord(character) in glyphs else "?" for character in " ".join(label.split()))
     return label if len(label) <= _MAX_LABEL else label[: _MAX_LABEL - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
 def draw_bars(axes: Axes, rows: Sequence[tuple[str, Mapping[str, float] | str]]) -> None:
-    """Draws where time went: a bar for each row, divided by cause.
+    """Draws where time went: one bar per row, divided by cause.
 
     Args:
         axes: axes to draw on.
-        rows: (name, seconds by cause or the reason why there are none).
+        rows: (name, seconds by cause), or (name, the reason why there are none).
     """
     for y, (_, spent_s) in enumerate(rows):
         if isinstance(spent_s, str):
@@ -136,15 +136,15 @@ def draw_bars(axes: Axes, rows: Sequence[tuple[str, Mapping[str, float] | str]])
 
 @dataclass(frozen=True, kw_only=True)
 class ClassSeries:
-    """Summaries of a run's counts by expert, in arrays that grow with its steps or with its experts.
+    """A run's counts by expert, summarized so that they stay small for any number of steps or experts.
 
     Attributes:
-        routed_TL, dropped_TL: tokens of a layer in a step; 0 in both where a step's counts are unknown.
-        misplaced_TL: share of the replicas that would have to be another expert's to follow the tokens; NaN where
-            nothing was routed.
+        routed_TL, dropped_TL: tokens per step and layer; both 0 where a step's counts are unknown.
+        misplaced_TL: fraction of the replicas that would have to move to other experts to follow the tokens; NaN
+            where nothing was routed.
         popularity_BLE, replicas_BLE: sums over the steps of a bin, see ``bins_of``.
         popularity_LE, replicas_LE: sums over all steps.
-        unknown: ranges of steps that are recorded without valid counts.
+        unknown: ranges of steps that were recorded without valid counts.
     """
 
     routed_TL: np.ndarray
@@ -158,7 +158,7 @@ class ClassSeries:
 
 
 def class_series(run: Run) -> ClassSeries | None:
-    """Reads the counts by expert, some megabytes at a time; None for a run without MoE layers."""
+    """Summarizes the counts by expert, reading a few megabytes at a time; None for a run without MoE layers."""
     counts, steps_T = run.metrics.counts, run.metrics.steps_T
     if counts is None or not len(steps_T) or not counts.num_entries:
         return None
@@ -194,26 +194,26 @@ def class_series(run: Run) -> ClassSeries | None:
 
 
 def shares(counts: np.ndarray) -> np.ndarray:
-    """Divides counts by their sum over the last dim; NaN where that is zero."""
+    """Divides counts by their sum over the last dim; NaN where the sum is zero."""
     return ratio(counts, counts.sum(axis=-1, keepdims=True))
 
 
 def mean_and_range(values_NT: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Computes what an error bar or band shows: mean, smallest and largest value over the first dim.
+    """Computes what an error bar or band shows: mean, minimum and maximum over the first dim.
 
-    Not an interval of confidence: runs are repeated a few times, and their range says no more than was seen.
+    Not a confidence interval: with only a few repetitions, the range claims no more than what was observed.
 
     Returns:
-        (mean, smallest, largest), each float64[T]; NaN where one of the values is.
+        (mean, minimum, maximum), each float64[T]; NaN where one of the values is.
     """
     return values_NT.mean(axis=0), values_NT.min(axis=0), values_NT.max(axis=0)
 
 
 def smooth(values_T: np.ndarray) -> np.ndarray:
-    """Centred moving average over a twentieth of the steps, ignoring NaN; for display only."""
+    """Computes the centred moving average over a twentieth of the steps, ignoring NaN; for display only."""
     num_steps = len(values_T)
     steps = np.arange(num_steps)
-    # Near the ends the window narrows on both sides; otherwise a steep start would be drawn too low.
+    # Near the ends the window narrows symmetrically; a one-sided window would draw a steep start too low.
     half_T = np.minimum(num_steps // 40, np.minimum(steps, num_steps - 1 - steps))
     known_T = np.isfinite(values_T)
     sums = np.concatenate([[0.0], np.cumsum(np.where(known_T, values_T, 0.0))])
@@ -223,19 +223,20 @@ def smooth(values_T: np.ndarray) -> np.ndarray:
 
 
 def points_of_a_line(num_lines: int, most: int = _NUM_POINTS) -> int:
-    """Number of points that each line has at most where so many are drawn together, an even number."""
+    """Returns the largest even number of points per line if a picture has ``num_lines`` lines."""
     return 2 * (most * _MANY_LINES // max(num_lines, _MANY_LINES) // 2)
 
 
 def thin(values_T: np.ndarray, num_points: int = _NUM_POINTS) -> np.ndarray:
-    """Selects points so that a line looks the same: the minimum and maximum of each bin.
+    """Selects points so that a line looks the same: the minimum and maximum in each bin.
 
     Returns:
-        int[at most num_points], ascending; all T if they are few.
+        int[at most num_points], ascending; all indices if there are few.
     """
     if len(values_T) <= num_points:
         return np.arange(len(values_T))
     edges = np.linspace(0, len(values_T), num_points // 2 + 1).astype(int)
+    # Replaced so that NaN is never chosen as the minimum or maximum of a bin with known values.
     low_T, high_T = np.nan_to_num(values_T, nan=np.inf), np.nan_to_num(values_T, nan=-np.inf)
     points = {
         start + offset
@@ -246,10 +247,10 @@ def thin(values_T: np.ndarray, num_points: int = _NUM_POINTS) -> np.ndarray:
 
 
 def bins_of(num_steps: int, num_bins: int = 300) -> np.ndarray:
-    """Assigns consecutive steps to bins of nearly equal size, the columns of a heat map.
+    """Assigns consecutive steps to bins, the columns of a heat map, as equal in size as possible.
 
     Returns:
-        int[T], ascending from 0; all different if the steps are few.
+        int[T], ascending from 0; one bin per step if there are few.
     """
     if num_steps <= num_bins:
         return np.arange(num_steps)
@@ -263,7 +264,7 @@ class Curve:
 
     Attributes:
         index: index of the run in the report.
-        label, color, style: name of the run, its colour, and its line style as Matplotlib writes it.
+        label, color, style: name of the run, its colour, and its line style in Matplotlib's notation.
     """
 
     index: int
@@ -276,10 +277,10 @@ class Curve:
 
 @dataclass(frozen=True)
 class Band:
-    """Runs that differ in their seed alone, drawn as their mean and a band from the smallest to the largest of them.
+    """Runs that differ only in their seed, drawn as their mean and a band from minimum to maximum.
 
     Attributes:
-        name, color, style: name of the group, its colour, and its line style as Matplotlib writes it.
+        name, color, style: name of the group, its colour, and its line style in Matplotlib's notation.
         members: index of each run in the report.
         steps_T: steps that all runs have recorded.
         values_NT: values of each run at these steps, NaN where unknown.
@@ -294,25 +295,25 @@ class Band:
 
     @property
     def label(self) -> str:
-        """Name of the line in a legend, with the number of runs."""
+        """Label for a legend, with the number of runs."""
         return f"{len(self.members)} seeds: {self.name}"
 
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines of several runs over the steps.
+    """Lines of several runs over the steps, as data for ``draw_curves``.
 
     Attributes:
         ylabel: quantity and unit.
         curves: lines, in the order of the legend.
-        bands: groups of seeds; their members are drawn one by one only where the reader asks for it.
-        rings: values that only some steps have, drawn as rings.
+        bands: groups of seeds; their members are drawn one by one only if the reader asks for it.
+        rings: values that exist only at some steps, drawn as rings.
         ring_bands: groups of seeds among the rings.
-        levels: target values, marked by dotted lines.
+        levels: target values, drawn as dotted lines.
         top: largest possible value, if there is one.
-        is_exact: True if the values are not to be smoothed.
-        from_zero: True if the axis of the values begins at 0.
-        marks: steps of failures, marked by triangles at the upper edge.
+        is_exact: whether to draw the values without smoothing.
+        from_zero: whether the axis of the values starts at 0.
+        marks: steps of failures, drawn as triangles at the upper edge.
     """
 
     ylabel: str
@@ -328,7 +329,7 @@ class Chart:
 
 
 def draw_curves(chart: Chart) -> Figure:
-    """Draws lines over the steps, smoothed values strong and raw ones of few runs faint; groups of seeds as bands."""
+    """Draws lines over the steps: smoothed values strong, raw values faint (for few runs), seed groups as bands."""
     curves, marks, top = _apart(chart.curves, chart.bands), chart.marks, chart.top
     figure, (axes,) = new_figure(height=3.4)
     for band in chart.bands:
@@ -358,13 +359,13 @@ def draw_curves(chart: Chart) -> Figure:
 
 
 def _apart(curves: Sequence[Curve], bands: Sequence[Band]) -> list[Curve]:
-    """Curves of runs that are in no band."""
+    """Selects the curves of runs that are in no band."""
     grouped = {index for band in bands for index in band.members}
     return [curve for curve in curves if curve.index not in grouped]
 
 
 def _draw_band(axes: Axes, band: Band, *, is_exact: bool) -> None:
-    """Draws the mean and the range of a group; each run is smoothed first, so that noise does not widen the band."""
+    """Draws a group's mean and range; each run is smoothed first, so that noise does not widen the band."""
     smooth_NT = band.values_NT if is_exact else np.stack([smooth(values_T) for values_T in band.values_NT])
     mean_T, low_T, high_T = mean_and_range(smooth_NT)
     points = thin(mean_T)
@@ -387,7 +388,7 @@ def _draw_line(axes: Axes, line: Curve | Band, values_T: np.ndarray, num_points:
 
 
 def _draw_rings(axes: Axes, rings: Sequence[Curve], bands: Sequence[Band]) -> None:
-    """Draws rings; one of several seeds stands at their mean, on a bar from the smallest to the largest value."""
+    """Draws rings; for several seeds, a ring at their mean on a bar from minimum to maximum."""
     points: list[tuple[Curve | Band, np.ndarray]] = [(curve, curve.values_T) for curve in rings]
     for band in bands:
         mean_T, low_T, high_T = mean_and_range(band.values_NT)
@@ -424,13 +425,13 @@ def _draw_levels(axes: Axes, levels: Sequence[float]) -> None:
 
 @dataclass(frozen=True)
 class LayerMaps:
-    """Data of the two heat maps of a layer.
+    """Data for a layer's two heat maps.
 
     Attributes:
         first_step, last_step: steps at the edges.
-        num_bins: bins of steps that are drawn.
-        num_merged: drawn bins of each bin of the arrays; the last one may have fewer.
-        tokens_BE, replicas_BE: share of the layer's tokens and replicas by bin of steps and expert, in percent.
+        num_bins: bins of steps in the drawn maps.
+        num_merged: drawn bins per bin of the arrays; the last one may have fewer.
+        tokens_BE, replicas_BE: share of the layer's tokens and replicas by bin and expert, in percent.
     """
 
     first_step: int
@@ -442,14 +443,14 @@ class LayerMaps:
 
 
 def layer_maps(steps_T: np.ndarray, popularity_BE: np.ndarray, replicas_BE: np.ndarray, num_merged: int) -> LayerMaps:
-    """Computes what the heat maps of a layer show, with some bins merged."""
+    """Computes the data for a layer's heat maps, with every ``num_merged`` bins merged."""
     starts = np.arange(0, len(popularity_BE), num_merged)
     tokens_BE, held_BE = (100 * shares(np.add.reduceat(one_BE, starts)) for one_BE in (popularity_BE, replicas_BE))
     return LayerMaps(int(steps_T[0]), int(steps_T[-1]), len(popularity_BE), num_merged, tokens_BE, held_BE)
 
 
 def draw_drops(steps_T: np.ndarray, dropped_TL: np.ndarray, routed_TL: np.ndarray) -> Figure:
-    """Draws the smoothed share of tokens that each MoE layer drops; deeper layers are greener."""
+    """Draws the smoothed fraction of tokens that each MoE layer drops; deeper layers are greener."""
     num_layers = routed_TL.shape[1]
     drops_TL = 100 * ratio(dropped_TL, routed_TL)
     colors = layer_colors(num_layers)
@@ -468,16 +469,16 @@ def draw_drops(steps_T: np.ndarray, dropped_TL: np.ndarray, routed_TL: np.ndarra
 
 
 def layer_colors(num_layers: int) -> list[str]:
-    """Chooses the colours of layers: steps from the first of ``LAYER_COLORS`` to the last."""
+    """Chooses a colour for each layer, evenly spaced along ``LAYER_COLORS``."""
     scale = LinearSegmentedColormap.from_list("layers", LAYER_COLORS)
     return [to_hex(scale(layer / max(1, num_layers - 1))) for layer in range(num_layers)]
 
 
 def draw_layer(layer: int, steps_T: np.ndarray, popularity_BE: np.ndarray, replicas_BE: np.ndarray) -> Figure:
-    """Draws how the replicas of one MoE layer follow the popularity of its experts.
+    """Draws how one MoE layer's replicas follow the popularity of its experts.
 
-    Above, the experts whose share of tokens varies most, as lines: tokens thin, replicas thick. Below, all experts:
-    a heat map of shares of tokens, and one of shares of replicas in the same colours.
+    Above: the experts whose share of tokens varies most, tokens as thin lines and replicas as thick ones. Below: a heat
+    map of all experts' shares of tokens, and one of their shares of replicas in the same colours.
     """
     tokens_BE, replicas_BE = (100 * shares(counts_BE) for counts_BE in (popularity_BE, replicas_BE))
     figure, (lines, *maps) = new_figure(height=6.6, num_rows=3)
@@ -486,7 +487,7 @@ def draw_layer(layer: int, steps_T: np.ndarray, popularity_BE: np.ndarray, repli
     classes = _varying_classes(tokens_BE)
     put_legend(figure, [(f"expert {expert}", color) for expert, color in zip(classes, EXPERT_COLORS, strict=False)])
     largest = max(np.nanmax(both_BE, initial=1.0) for both_BE in (tokens_BE, replicas_BE))
-    # Most experts have a small share; the square root spreads small shares over the colours.
+    # Most experts have a small share; the square root gives small shares more of the colour scale.
     norm = PowerNorm(0.5, vmin=0.0, vmax=largest)
     extent = (steps_T[0] - 0.5, steps_T[-1] + 0.5, tokens_BE.shape[1] - 0.5, -0.5)
     for axes, shares_BE, title in zip(maps, (tokens_BE, replicas_BE), ("tokens", "replicas"), strict=True):
@@ -512,6 +513,6 @@ def _draw_classes(axes: Axes, steps_B: np.ndarray, tokens_BE: np.ndarray, replic
 
 
 def _varying_classes(tokens_BE: np.ndarray) -> list[int]:
-    """Selects the experts with the widest range of shares, as many as there are colours, in order."""
+    """Selects the experts whose share varies most, as many as there are colours, in ascending order."""
     range_E = np.nanmax(tokens_BE, axis=0, initial=0.0) - np.nanmin(tokens_BE, axis=0, initial=100.0)
     return sorted(np.argsort(-range_E, kind="stable")[: len(EXPERT_COLORS)].tolist())

@@ -1,4 +1,4 @@
-"""Pictures of the loads of expert ranks, a panel for each layer, and of a simulation.
+"""Pictures of expert ranks' loads, one panel per layer, and of simulations.
 
 A simulation is drawn from its JSON document alone: goodput over time, and where the time went.
 """
@@ -18,10 +18,10 @@ _MOST_LAYERS = 24
 
 
 def rank_loads_file(loads: Mapping[str, Float[np.ndarray, "L N"]], suffix: Literal["svg", "png"] = "svg") -> bytes:
-    """Draws the loads of the ranks over their mean, the fullest first, as the content of a file.
+    """Draws each rank's load relative to the mean, in descending order, and returns the file's content.
 
     Args:
-        loads: loads of the ranks by name: of a policy, or of a split.
+        loads: loads of the ranks, by the name of a policy or of a token split.
         suffix: format of the file.
     """
     num_layers = min(len(next(iter(loads.values()))), _MOST_LAYERS)
@@ -41,7 +41,7 @@ def rank_loads_file(loads: Mapping[str, Float[np.ndarray, "L N"]], suffix: Liter
 
 
 def draw_simulation(facts: Mapping[str, Any]) -> Figure:
-    """Draws goodput over time, a line for each strategy, above bars of where the time of each went.
+    """Draws goodput over time, one line per strategy, above bars that show where each strategy's time went.
 
     Args:
         facts: JSON document of ``swift simulate --format json``.
@@ -57,14 +57,14 @@ def draw_simulation(facts: Mapping[str, Any]) -> Figure:
 
 
 def simulation_file(facts: Mapping[str, Any], suffix: Literal["svg", "png"] = "svg") -> bytes:
-    """Renders the picture as the content of a file."""
+    """Draws a simulation and returns the file's content."""
     return figure_file(draw_simulation(facts), suffix)
 
 
 def _draw_goodput(
     axes: Axes, hours: Sequence[float], rows: Sequence[Mapping[str, Any]], color_of: Mapping[str, str]
 ) -> None:
-    """Draws moving averages as lines, over the faint values that they average."""
+    """Draws moving averages as lines over the faint raw values."""
     drawn = [row for row in rows if row["goodput"] is not None]
     middles = (np.asarray(hours[1:]) + np.asarray(hours[:-1])) / 2
     lowest = 1.0
@@ -84,7 +84,7 @@ def _draw_goodput(
 
 
 def _moving_mean(values_B: np.ndarray) -> np.ndarray:
-    """Centred mean over a tenth of the bins; near the ends, over those that exist."""
+    """Computes the centred mean over a tenth of the bins; near the ends, over the bins that exist."""
     window = np.ones(max(1, len(values_B) // 10) | 1)
     sums, numbers = (np.convolve(ones_B, window) for ones_B in (values_B, np.ones(len(values_B))))
     half = len(window) // 2

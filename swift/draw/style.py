@@ -1,9 +1,9 @@
-"""Colours by meaning, for all that is drawn, and figures as files.
+"""Colours by meaning, for everything that is drawn, and rendering of figures to files.
 
-A name has its colour wherever it is drawn: in reports, charts of plans, simulations and the papers' plots. Blue is what
-Swift does by default, among placement policies as among answers to failures; orange is the plain baseline of either.
-Pictures are drawn once, in the colours for a light background; within a page, colours become CSS variables, so that the
-reader's setting decides. Hues are near to Okabe and Ito's and Tol's, which colour-blind readers can distinguish.
+A name has the same colour wherever it is drawn: in reports, charts of plans, simulations and the papers' plots. Blue is
+Swift's default, among placement policies and among answers to failures; orange is the plain baseline of either.
+Pictures are drawn once, in colours for a light background. In a page, these become CSS variables, so that the reader's
+dark mode applies. The hues are close to Okabe and Ito's and to Tol's, which colour-blind readers can distinguish.
 """
 
 import io
@@ -25,7 +25,7 @@ POLICY_COLORS = {
     "flexmoe50": "#009e73",
     "flexmoe10": "#7b3294",
 }
-"""Placement policies by name, without brackets: FlexMoE's names end in the iterations between its moves."""
+"""Colours of placement policies by name without brackets; FlexMoE's names end in the iterations between its moves."""
 STRATEGY_COLORS = {
     "swift": "#0072b2",
     "full": "#d55e00",
@@ -41,7 +41,7 @@ STRATEGY_COLORS = {
     "decoupled": "#009e73",
     "re-routed": "#d55e00",
 }
-"""Answers to failures: the strategies of ``swift simulate``, and the parts of Swift's own."""
+"""Colours of answers to failures: the strategies of ``swift simulate``, and the parts of Swift's own."""
 CHECKPOINT_COLORS = {
     "no fault": "#888888",
     "full": "#d55e00",
@@ -50,11 +50,11 @@ CHECKPOINT_COLORS = {
     "K = 1": "#cc79a7",
     "K = 1, Dynamic-K": "#0072b2",
 }
-"""Partial checkpoints by their number of experts."""
+"""Colours of partial checkpoints by their number of experts, K."""
 SPARE_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8c6d00", "#3a96cc", "#7b3294", "#7f3b08", "#000000")
-"""Colours for what has none of its own, as for several runs of one policy."""
+"""Colours for names without their own, for example several runs of one policy."""
 LAYER_COLORS = ("#8a63d2", "#2f7fc4", "#14887a", "#5c8a1e")
-"""Colours between which those of layers lie, from the first layer to the last; all can be seen on both backgrounds."""
+"""End points for interpolating layers' colours, from first to last layer; all are visible on both backgrounds."""
 EXPERT_COLORS = ("#332288", "#117733", "#aa4499", "#b87a00")
 CAUSE_COLORS = {
     "startup": "#77aadd",
@@ -69,7 +69,7 @@ CAUSE_COLORS = {
     "other": "#a0a0a0",
     "out_of_memory": "#343434",
 }
-"""Causes of time spent; light, as areas are, while lines are dark."""
+"""Colours of the causes of time spent; light, since they fill areas, whereas lines are dark."""
 LIVE = CAUSE_COLORS["useful"]
 MOMENT_COLORS = {
     "failure": "#b2182b",
@@ -80,9 +80,9 @@ MOMENT_COLORS = {
     "stop": "#000000",
 }
 OP_COLORS = {"F": "#b5d6e8", "B": "#e08214", "W": "#542788", "U": "#222222"}
-"""Ops of a schedule, from light to dark, so that they differ in greyscale, too."""
+"""Colours of a schedule's ops, from light to dark, so that they differ in greyscale too."""
 _LINE_STYLES = ("-", "--", ":", "-.")
-"""Styles of lines that share a colour, because there are more lines than colours."""
+"""Styles for lines that have to share a colour."""
 
 ON_DARK: Mapping[str, str] = {
     INK: "#dededa",
@@ -111,16 +111,16 @@ ON_DARK: Mapping[str, str] = {
     "#cccccc": "#4a4e54",
     "#542788": "#8a5cc9",
 }
-"""Colours for a dark background by drawn colour; others are the same on both."""
+"""Colours for a dark background by drawn colour; colours that are missing here are the same on both."""
 
 _DPI = 160
 
 
 def colors_of(names: Sequence[str], palette: Mapping[str, str]) -> list[str]:
-    """Chooses colours for what is drawn together.
+    """Chooses colours for names that are drawn together.
 
-    A name has its own colour the first time it stands there; a second time, and without one, it has the first spare
-    colour that is free; where none is, the spare colours repeat.
+    A name gets its own colour at its first occurrence. Later occurrences, and names without a colour, get the first
+    spare colour that is free; when none is left, the spare colours repeat.
 
     >>> colors_of(["symi", "static", "symi"], POLICY_COLORS)
     ['#0072b2', '#d55e00', '#009e73']
@@ -140,34 +140,34 @@ def colors_of(names: Sequence[str], palette: Mapping[str, str]) -> list[str]:
 
 
 def _own_color(name: str, palette: Mapping[str, str]) -> str | None:
-    """Finds the colour of a name, or of the family that it is of, as ``flexmoe`` for ``flexmoe(30)``."""
+    """Finds the colour for a name or its family, for example ``flexmoe`` for ``flexmoe(30)``."""
     plain = name.replace("(", "").replace(")", "")
     return palette.get(plain, palette.get(plain.rstrip("0123456789")))
 
 
 def line_styles(colors: Sequence[str]) -> list[str]:
-    """Chooses line styles: solid, and others where a colour repeats."""
+    """Chooses line styles: solid, and other styles where a colour repeats."""
     seen = [colors[:index].count(color) for index, color in enumerate(colors)]
     return [_LINE_STYLES[number % len(_LINE_STYLES)] for number in seen]
 
 
 def variable(color: str) -> str:
-    """Name of the CSS variable for a colour of ``ON_DARK``."""
+    """Returns the name of the CSS variable for a colour in ``ON_DARK``."""
     return f"--c{color[1:]}"
 
 
 def style() -> str:
-    """CSS that defines the variables on light and dark backgrounds."""
+    """Returns the CSS that defines the colour variables for light and dark backgrounds."""
     light = " ".join(f"{variable(color)}: {color};" for color in ON_DARK)
     dark = " ".join(f"{variable(color)}: {dark};" for color, dark in ON_DARK.items())
     return f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
 
 
 def figure_file(figure: Figure, suffix: Literal["svg", "png"]) -> bytes:
-    """Renders a figure as the content of a file, identical for identical figures."""
+    """Renders a figure to a file's content; equal figures give equal bytes."""
     file = io.BytesIO()
-    # Otherwise the ids in an SVG are random, and it contains the current time. A PNG names what drew it, without a
-    # version, so that a command knows its own file.
+    # Without these, the ids in an SVG are random, and it contains the current time. A PNG names the program that drew
+    # it, without a version: by that a command recognizes its own file.
     metadata = {"Date": None} if suffix == "svg" else {"Software": "Matplotlib"}
     with rc_context({"svg.hashsalt": "swift"}):
         figure.savefig(file, format=suffix, dpi=_DPI, metadata=metadata)

@@ -1,9 +1,9 @@
-"""A schedule as text: a Gantt chart in characters, legible with and without colours, and the lines above it.
+"""A schedule as text: a Gantt chart in characters, legible with and without colours, and the summary above it.
 
-A chart has a row for each worker, of a large cluster for some of them only. The lines are made from the schedule's JSON
+A chart has one row per worker; of a large cluster it shows only some. The summary comes from the schedule's JSON
 document.
 
-N: columns of the whole time axis, n: ops of a row.
+Shape suffixes: N columns of the whole time axis, n ops of a row.
 """
 
 import math
@@ -30,7 +30,7 @@ KIND_NAMES = {
 }
 
 MAX_LINES = 72
-"""Limit on the rows of workers in all panels together."""
+"""Limit on the number of worker rows, counted over all panels."""
 _MIN_COLUMNS = 16
 IDLE, MARK, FILL, DOWN = "·", "│", "─", "x"
 _ASCII = str.maketrans({IDLE: ".", MARK: "|", FILL: "-"})
@@ -40,7 +40,7 @@ COLORS = {
     Kind.W: ("#542788", "#8073ac"),
     Kind.U: ("#555555", "#888888"),
 }
-"""Colours of even and odd iterations."""
+"""Background colours by kind, for even and odd iterations."""
 _ON_COLOR = {Kind.F: "#000000", Kind.B: "#000000", Kind.W: "#ffffff", Kind.U: "#ffffff"}
 _REROUTED_COLORS = {Kind.F: "#a6cee3", Kind.B: "#fdb863", Kind.W: "#c8bbe8"}
 _ODD, _REROUTED, _NUM_STYLES = 4, 8, 16
@@ -51,16 +51,16 @@ MAX_COLUMNS, SUMMARY_MAX_LINES, STAGES_PER_LINE = 12, 16, 12
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Row:
-    """A worker and its ops, in order.
+    """A worker and its ops, in execution order.
 
     Attributes:
         worker: worker of the row.
         is_live: False for a failed worker, which has no ops.
         kind_n, iteration_n, microbatch_n: int32[n], as in ``Op``.
-        rerouted_n: bool[n], True if the micro-batch is another pipeline's.
+        rerouted_n: bool[n], whether the micro-batch belongs to another pipeline.
         start_n, end_n: float64[n], times in the unit of the costs.
-        labels: micro-batch of each op; with its chunk in letters, a for the first, if the worker holds several.
-        blocks: blocks that the worker holds, where they are known, such as ``0-3 12-15``.
+        labels: micro-batch of each op; if the worker holds several chunks, followed by the chunk as a letter from a.
+        blocks: blocks that the worker holds, such as ``0-3 12-15``; empty if unknown.
     """
 
     worker: Worker
@@ -76,27 +76,27 @@ class Row:
 
     @property
     def title(self) -> str:
-        """Name of the worker, and its blocks."""
+        """Name of the worker, with its blocks if known."""
         return f"{self.name} [{self.blocks}]" if self.blocks else self.name
 
     @property
     def name(self) -> str:
-        """Name of the worker, ``d:p``."""
+        """Name of the worker, as ``d:p``."""
         return worker_name(self.worker)
 
 
 def worker_name(worker: Worker) -> str:
-    """Formats a worker as ``d:p``, as on the command line."""
+    """Formats a worker as ``d:p``, the notation of the command line."""
     return f"{worker[0]}:{worker[1]}"
 
 
 def _blocks_name(problem: Problem, worker: Worker) -> str:
-    """Formats the runs of blocks that a worker holds, such as ``0-3 12-15``; empty where they are not known."""
+    """Formats the runs of blocks that a worker holds, such as ``0-3 12-15``; empty if unknown."""
     return " ".join(f"{first}-{end - 1}" if end - first > 1 else f"{first}" for first, end in problem.runs_of(worker))
 
 
 def _microbatch_names(problem: Problem) -> str:
-    """Formats the number of micro-batches of each pipeline."""
+    """Formats the number of micro-batches, per pipeline if they differ."""
     if isinstance(problem.num_microbatches, int):
         return f"{counted(problem.num_microbatches, 'micro-batch')} per pipeline"
     return f"{', '.join(map(str, problem.num_microbatches))} micro-batches"
@@ -123,7 +123,7 @@ def describe(problem: Problem) -> str:
 
 
 def failures(problem: Problem) -> str:
-    """Lists the failed workers by name, or their number if there are many."""
+    """Names the failed workers, or counts them if there are many."""
     if not problem.failed:
         return "no failure"
     if len(problem.failed) > _MAX_NAMED:
@@ -138,12 +138,12 @@ def counted(number: int, name: str) -> str:
 
 
 def rows_of(schedule: Schedule, workers: Sequence[Worker]) -> list[Row]:
-    """Makes the rows of the given workers."""
+    """Returns the chart rows of the given workers."""
     return [_row(schedule, worker) for worker in workers]
 
 
 def shown_workers(problem: Problem) -> list[Worker]:
-    """Selects at most ``_MAX_ROWS`` workers: failed ones, then their peers, then others; returned in mesh order."""
+    """Selects up to ``_MAX_ROWS`` workers: failed ones, then their peers, then others; returns them in mesh order."""
     failed_stages = {p for _, p in problem.failed}
     by_interest = sorted(
         problem.topology.workers, key=lambda worker: (worker not in problem.failed, worker[1] not in failed_stages)
@@ -152,7 +152,7 @@ def shown_workers(problem: Problem) -> list[Worker]:
 
 
 def left_out(problem: Problem, workers: Sequence[Worker]) -> str:
-    """Describes in a sentence which workers are not shown; empty if all are."""
+    """Says in a sentence which workers are not shown; empty if all are."""
     num_workers = problem.num_pipelines * problem.num_stages
     if len(workers) == num_workers:
         return ""
@@ -183,27 +183,27 @@ def _row(schedule: Schedule, worker: Worker) -> Row:
 
 @dataclass(frozen=True)
 class _Axis:
-    """Time axis of ``scale`` columns per unit of time, divided into panels of ``width`` columns."""
+    """Time axis with ``scale`` columns per unit of time, broken into panels ``width`` columns wide."""
 
     scale: float
     width: int
     num_panels: int
 
     def column(self, time: np.ndarray) -> np.ndarray:
-        """Rounds times to columns; the small offset rounds halves consistently."""
+        """Rounds times to columns; a small offset makes exact halves round the same way despite float errors."""
         return np.floor(time * self.scale + 0.5 + 1e-6).astype(int)
 
 
 def draw_chart(schedule: Schedule, width: int, *, ascii_only: bool = False) -> Text:
     """Draws one row per worker and one or more characters per op; a long chart continues in panels below.
 
-    An op is its letter and, where all ops of its kind have room, its micro-batch. The letter is lower-case if the
-    micro-batch is another pipeline's. If the whole chart would be too long, several ops share a column.
+    An op is its letter, followed by its micro-batch where all ops of its kind have room for that. The letter is
+    lower-case if the micro-batch belongs to another pipeline. If the chart would be too long, ops share columns.
 
     Args:
-        schedule: schedule to draw; of more than 64 workers some are shown, with a note on how many are left out.
+        schedule: schedule to draw; of more than 64 workers only some are shown, with a note on how many are left out.
         width: width of the terminal, in columns.
-        ascii_only: True for a terminal without other characters.
+        ascii_only: True for a terminal that shows only ASCII characters.
     """
     workers = shown_workers(schedule.problem)
     rows = rows_of(schedule, workers)
@@ -229,7 +229,7 @@ def draw_chart(schedule: Schedule, width: int, *, ascii_only: bool = False) -> T
 
 
 def _fit(schedule: Schedule, num_rows: int, width: int) -> _Axis:
-    """Chooses the widest columns with which the chart is not too long."""
+    """Chooses the widest columns with which the chart does not become too long."""
     time, shortest = makespan(schedule), float(schedule.problem.time_4P[: Kind.U].min())
     most = max(1, MAX_LINES // num_rows)
     for columns in sorted({_label_width(schedule.problem), 2, 1}, reverse=True):
@@ -247,7 +247,7 @@ def _label_width(problem: Problem) -> int:
 
 
 def _paint(row: Row, axis: _Axis, problem: Problem) -> tuple[np.ndarray, np.ndarray]:
-    """Paints the characters and the styles of a worker's whole time axis."""
+    """Paints a worker's whole time axis; returns characters and styles, one per column."""
     N = axis.width * axis.num_panels
     letters_N, styles_N = np.full(N, IDLE), np.full(N, _IDLE_STYLE)
     if not row.is_live:
@@ -264,7 +264,7 @@ def _paint(row: Row, axis: _Axis, problem: Problem) -> tuple[np.ndarray, np.ndar
         mark_u = np.ceil(row.end_n[is_u] * axis.scale - 1e-6).astype(int)[start_u == end_u] - 1
     else:
         _paint_ops(row, style_n, axis, problem, letters_N, styles_N)
-    # An update is preceded by idle time or a W, so a mark there hides at most the end of that W.
+    # Idle time or a W precedes an update, so the mark hides at most the end of that W.
     letters_N[mark_u], styles_N[mark_u] = MARK, _MARK_STYLE
     return letters_N, styles_N
 
@@ -284,9 +284,10 @@ def _paint_ops(
 
 
 def _share_columns(row: Row, style_n: np.ndarray, axis: _Axis, num_columns: int) -> np.ndarray:
-    """Chooses a style for every column, so that each style gets columns nearby in proportion to its time.
+    """Chooses a style for every column, so that nearby columns show each style in proportion to its time.
 
-    Showing what takes longest in each column would misrepresent many short ops: it depends on their alignment.
+    Showing the longest op in each column would misrepresent short ops: the result would depend on their alignment. So
+    time that a column does not show is carried over to later columns.
     """
     edges = np.arange(num_columns + 1) / axis.scale
     share_SN = np.zeros((_NUM_STYLES + 1, num_columns))
@@ -297,6 +298,7 @@ def _share_columns(row: Row, style_n: np.ndarray, axis: _Axis, num_columns: int)
         times, sums = np.stack([start_n, end_n], axis=1).ravel(), np.stack([done[:-1], done[1:]], axis=1).ravel()
         share_SN[style] = np.diff(np.interp(edges, times, sums)) * axis.scale
     share_SN[_IDLE_STYLE] = 1.0 - share_SN.sum(axis=0)
+    # Error diffusion: each column shows the style that is owed the most, among those that occur in it.
     owed_S, styles_N = np.zeros(_NUM_STYLES + 1), np.zeros(num_columns, int)
     for column, share_S in enumerate(share_SN.T):
         owed_S += share_S
@@ -329,7 +331,7 @@ def _styled(letters: np.ndarray, styles: np.ndarray) -> Text:
 
 
 def _ruler(axis: _Axis, panel: int) -> str:
-    """Formats times above the columns at which they start."""
+    """Formats times above the columns where they start."""
     first, end = panel * axis.width / axis.scale, (panel + 1) * axis.width / axis.scale
     step = _nice(8 / axis.scale)
     line = ""
@@ -353,7 +355,7 @@ def _are_neighbours(above: Row, below: Row, problem: Problem) -> bool:
 
 
 def _columns(axis: _Axis, problem: Problem) -> float:
-    """Columns of the shortest op."""
+    """Returns the number of columns that the shortest op takes."""
     return axis.scale * float(problem.time_4P[: Kind.U].min()) * (1 + 1e-9)
 
 
@@ -381,7 +383,7 @@ def _notes(problem: Problem, axis: _Axis) -> Iterator[str]:
 
 
 def summarize(problem: Problem, document: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the lines above the chart.
+    """Yields the summary lines above the chart.
 
     Args:
         problem: problem that was planned.
@@ -402,7 +404,7 @@ def summarize(problem: Problem, document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _cuts(problem: Problem) -> Iterator[str]:
-    """Yields the blocks of the stages, once for all pipelines that are cut alike."""
+    """Yields the blocks of each stage, one line for all pipelines with the same cut."""
     cuts: dict[tuple[str, ...], list[int]] = {}
     for d in range(problem.num_pipelines):
         blocks = tuple(_blocks_name(problem, (d, p)) or "none" for p in range(problem.num_stages))
@@ -455,5 +457,5 @@ def _memory(problem: Problem, peaks: Mapping[str, float]) -> Iterator[str]:
 
 
 def _percent(share: float) -> str:
-    # Adding 0.0 removes the sign of a negative zero.
+    # Adding 0.0 turns a negative zero into zero, so that no sign is shown.
     return f"{round(100 * share, 1) + 0.0:.1f} %"

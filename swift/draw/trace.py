@@ -1,6 +1,6 @@
 """Trace for Perfetto (ui.perfetto.dev) and chrome://tracing: one track per worker, an arrow for every message.
 
-It consists of the Trace Event Format's complete events ("X"), flow events ("s", "f") and metadata ("M"), with times in
+Uses the Trace Event Format's complete events ("X"), flow events ("s", "f") and metadata ("M"), with times in
 microseconds.
 """
 
@@ -15,11 +15,11 @@ from swift.schedules.problem import Kind, Problem, TimedOp
 from swift.schedules.schedule import Schedule, makespan
 
 UNIT_US = 1000.0
-"""Microseconds per unit of the costs' time, which is thus shown as a millisecond."""
+"""Microseconds per unit of the costs' time, so that one unit appears as a millisecond."""
 
 
 def trace_json(schedule: Schedule) -> Iterator[str]:
-    """Yields the trace as pieces of one JSON document: ``{"traceEvents": [...], ...}``."""
+    """Yields pieces of one JSON document: ``{"traceEvents": [...], ...}``."""
     yield '{"displayTimeUnit": "ms", "traceEvents": [\n'
     for index, event in enumerate(trace_events(schedule)):
         yield (",\n" if index else "") + json.dumps(event)
@@ -27,7 +27,7 @@ def trace_json(schedule: Schedule) -> Iterator[str]:
 
 
 def trace_events(schedule: Schedule) -> Iterator[dict[str, Any]]:
-    """Yields track names, then ops, then messages; ``pid`` is the pipeline and ``tid`` the stage of a worker."""
+    """Yields track names, then ops, then messages; ``pid`` is the worker's pipeline, ``tid`` its stage."""
     yield from _tracks(schedule)
     for timed in schedule.ops():
         yield _op_event(timed, schedule.problem)
@@ -45,7 +45,7 @@ def _tracks(schedule: Schedule) -> Iterator[dict[str, Any]]:
         yield {"ph": "M", "pid": d, "tid": p, "name": "thread_name", "args": {"name": name}}
         yield {"ph": "M", "pid": d, "tid": p, "name": "thread_sort_index", "args": {"sort_index": p}}
         if failed:
-            # Perfetto hides tracks without events.
+            # Perfetto hides tracks without events, so a failed worker gets one that covers the whole time.
             whole = {"ts": 0.0, "dur": makespan(schedule) * UNIT_US}
             yield {"ph": "X", "pid": d, "tid": p, "name": "failed", "cat": "failed", **whole, "args": {}}
 
@@ -70,7 +70,7 @@ def _op_event(timed: TimedOp, problem: Problem) -> dict[str, Any]:
 
 
 def _messages(schedule: Schedule) -> Iterator[dict[str, Any]]:
-    """Yields arrows from F to the next chunk's F, and from B (or its W, if coupled) to the previous chunk's B."""
+    """Yields arrows from F to the next chunk's F, and from B (without decoupling, its W) to the previous chunk's B."""
     problem, rows = schedule.problem, schedule.rows_of_microbatches
     back, number = Kind.B if problem.decoupled else Kind.W, 0
     for name, sender, reader, step in (("activation", Kind.F, Kind.F, 1), ("gradient", back, Kind.B, -1)):

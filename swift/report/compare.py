@@ -1,7 +1,7 @@
-"""Comparison of several runs: a table in numbers, as in the papers, and charts of all runs together.
+"""Comparison of several runs: a table, as in the papers, and charts that show all runs together.
 
-The charts show loss, drops, load, and the optimizer's numbers. Runs that differ in their seed alone are a group, whose
-mean and range the charts and a table show.
+The charts show loss, drops, load and the optimizer's numbers. Runs that differ only in their seed form a group; the
+charts and a second table show its mean and range.
 """
 
 import math
@@ -29,11 +29,11 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "median_step_ms": ("median step (ms)", "{:,.1f}".format),
     "validation_loss": ("validation loss", "{:.3f}".format),
 }
-"""Columns of a comparison: (heading, function that formats a value) by key."""
+"""Columns of a comparison by key: heading, and a function that formats a value."""
 
 _SEED = "Experiment.seed"
 _HISTORY = ("init_from", "settings_changed")
-"""Events that make a run another than its settings say: they have to be the same in all runs of a group."""
+"""Events by which a run differs from what its settings say; all runs of a group must have the same ones."""
 NOTE = (
     "n runs that differ in their seed alone: their mean, and in brackets the smallest and the largest value. In the "
     "charts the mean is a line or a ring, and its band or bar extends from the smallest to the largest; lines are "
@@ -42,14 +42,14 @@ NOTE = (
 
 
 def comparison_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Makes one row per run.
+    """Collects the table's values, one row per run.
 
     Returns:
         For each run its ``name``, unique among the runs, its ``placement`` policy, and the measures of
         :func:`swift.runlog.measure`.
 
     Raises:
-        SettingError: the metrics of a run are damaged.
+        SettingError: a run's metrics are damaged.
     """
     rows = []
     for run, label in zip(runs, run_labels(runs), strict=True):
@@ -60,7 +60,7 @@ def comparison_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def comparison_table(runs: Sequence[Run]) -> TerminalTable:
-    """Makes a table of :func:`comparison_rows` for a terminal; '-' stands for a missing value."""
+    """Builds a terminal table from :func:`comparison_rows`; '-' stands for a missing value."""
     table = TerminalTable([heading for heading, _ in COLUMNS.values()], texts=("run", "placement"))
     for row in comparison_rows(runs):
         table.add_row(*cells(row))
@@ -68,19 +68,19 @@ def comparison_table(runs: Sequence[Run]) -> TerminalTable:
 
 
 def cells(row: dict[str, Any]) -> list[str]:
-    """Formats a row of :func:`comparison_rows`, in the order of ``COLUMNS``; control characters are escaped."""
+    """Formats a row from :func:`comparison_rows` in the order of ``COLUMNS``; control characters are escaped."""
     return ["-" if row[key] is None else printable(show(row[key])) for key, (_, show) in COLUMNS.items()]
 
 
 def _policy_of(run: Run) -> str | None:
-    """Returns the name of a run's placement policy: from its summary, or from its configuration while it has none.
+    """Returns the name of a run's placement policy, from its summary or, for an unfinished run, its configuration.
 
-    A policy of the user's own is not imported; it goes by the name of its class. None if the run names no policy.
+    A user's own policy is not imported; its class name is returned. None if the run names no policy.
     """
     named = (run.summary or {}).get("placement")
     if isinstance(named, str):
         return named
-    # Imported here, since these load JAX and the trainer, which a report on finished runs does not need.
+    # Imported on use: these load JAX and the trainer, which a report on finished runs does not need.
     from swift.config.stored import OF_RUN, StoredObject, UnreadableConfig, build, read_config
     from swift.experts.placement.flexmoe import FlexMoE
     from swift.experts.placement.packed import MinMax, Packed
@@ -99,7 +99,7 @@ def _policy_of(run: Run) -> str | None:
 
 
 def run_labels(runs: Sequence[Run]) -> list[str]:
-    """Labels the runs by name, with their directories if several share a name; control characters are escaped."""
+    """Labels runs by name, followed by the directory if several share a name; control characters are escaped."""
     names = [run.name for run in runs]
     return [
         printable(name if names.count(name) == 1 else f"{name} ({run.path})")
@@ -109,10 +109,10 @@ def run_labels(runs: Sequence[Run]) -> list[str]:
 
 @dataclass(frozen=True)
 class SeedGroup:
-    """Several runs with equal settings but for the seed, as many iterations, and different seeds.
+    """Several runs of equal length and settings that differ only in their seed.
 
     Attributes:
-        name: name by those of the first and the last run; unique among the groups of a report.
+        name: names of the first and the last run; unique among the groups of a report.
         members: index of each run in the report.
         seeds: seed of each run.
     """
@@ -123,16 +123,17 @@ class SeedGroup:
 
 
 def seed_groups(runs: Sequence[Run]) -> list[SeedGroup]:
-    """Finds the groups of seeds among the runs of a report.
+    """Finds the seed groups among a report's runs.
 
-    A run that repeats a seed of its group is in none, nor is one that has no record, or one that has got less far than
-    the others: a mean over different numbers of runs would jump where one of them ends.
+    In no group are: a run that repeats a seed, a run without a record, and a run that is shorter than the others. A
+    mean over a varying number of runs would jump where one of them ends.
     """
     runs_by_key: dict[object, dict[str, int]] = {}
     for index, run in enumerate(runs):
         settings = settings_in(run.config_text)
         seed = settings.pop(_SEED, "").partition("=")[2].strip()
         if seed and len(run.metrics):
+            # Without their times, which differ even between runs with the same history.
             history = [{**event, "time": None} for event in run.events if event.get("event") in _HISTORY]
             key = (frozenset(settings.values()), run.metrics.last_step, repr(history))
             runs_by_key.setdefault(key, {}).setdefault(seed, index)
@@ -154,10 +155,10 @@ def _name(runs: Sequence[Run]) -> str:
 
 
 def seeds_table(runs: Sequence[Run], groups: Sequence[SeedGroup]) -> Table:
-    """Makes a row for each group: its number of runs, their seeds, and mean and range of each measure.
+    """Builds a table with one row per group: number of runs, their seeds, each measure's mean and range.
 
     Raises:
-        SettingError: the metrics of a run are damaged.
+        SettingError: a run's metrics are damaged.
     """
     measures = [key for key in COLUMNS if key not in ("name", "placement")]
     measured, rows = comparison_rows(runs), []
@@ -169,7 +170,7 @@ def seeds_table(runs: Sequence[Run], groups: Sequence[SeedGroup]) -> Table:
 
 
 def _cell(key: str, values: Sequence[float | None]) -> str:
-    """Formats mean and range, and how many runs have a value if some have none."""
+    """Formats mean and range; if some runs have no value, also the number of runs that have one."""
     known = [value for value in values if value is not None]
     if not known:
         return "-"
@@ -179,13 +180,13 @@ def _cell(key: str, values: Sequence[float | None]) -> str:
 
 
 def _like(example: float, value: float) -> float:
-    """Makes a number of the same type: a count stays one."""
+    """Converts a number to the example's type, so that a mean of counts is shown as a count."""
     return round(value) if isinstance(example, int) else value
 
 
 @dataclass(frozen=True)
 class RunStyle:
-    """Name, colour and line style of a run in all pictures of a report."""
+    """A run's label, colour and line style in all pictures of a report."""
 
     label: str
     color: str
@@ -193,9 +194,9 @@ class RunStyle:
 
 
 def run_styles(runs: Sequence[Run]) -> list[RunStyle]:
-    """Chooses labels, colours and line styles: a run has the colour of its placement policy, see ``colors_of``.
+    """Chooses labels, colours and line styles. A run has its placement policy's colour, see ``colors_of``.
 
-    Runs that differ in their seed alone share a colour, and have line styles of their own.
+    Runs that differ only in their seed share a colour and differ in their line styles.
     """
     first = {index: group.members[0] for group in seed_groups(runs) for index in group.members}
     drawn = [index for index in range(len(runs)) if first.get(index, index) == index]
@@ -206,10 +207,10 @@ def run_styles(runs: Sequence[Run]) -> list[RunStyle]:
 
 
 def pictures_together(runs: Sequence[Run]) -> Iterator[Picture]:
-    """Draws the charts of all runs for which at least one run has the numbers.
+    """Draws the charts of all runs, each if at least one run has its numbers.
 
     Raises:
-        SettingError: the record of a run is damaged.
+        SettingError: a run's record is damaged.
     """
     marks, lines = _failure_steps(runs[0]) if len(runs) == 1 else [], _Lines(runs)
     if chart := lines.chart("loss (nats per token)", "loss"):
@@ -259,7 +260,7 @@ def _picture(name: str, caption: str, chart: Chart) -> Picture:
 
 
 class _Lines:
-    """The lines of charts: those of each run, and those of each group of seeds.
+    """Source of the charts' lines: one for each run, and a band for each seed group.
 
     Args:
         runs: runs of a report.
@@ -271,12 +272,12 @@ class _Lines:
     def chart(
         self, ylabel: str, name: str, shown: Callable[[np.ndarray], np.ndarray] = lambda values_T: values_T
     ) -> Chart | None:
-        """Makes the chart of a metric, as ``shown`` converts it; None if no run has it."""
+        """Builds the chart of a metric, converted by ``shown``; None if no run has the metric."""
         curves = [replace(curve, values_T=shown(curve.values_T)) for curve in self.curves(name)]
         return Chart(ylabel, curves, self.bands(curves)) if curves else None
 
     def curves(self, name: str) -> list[Curve]:
-        """Makes curves of one metric, for the runs that have it."""
+        """Builds the curves of a metric, for the runs that have it."""
         curves = (
             Curve(index, style.label, style.color, style.line, scalars(run, "step"), scalars(run, name))
             for index, (run, style) in enumerate(zip(self._runs, self._styles, strict=True))
@@ -284,7 +285,7 @@ class _Lines:
         return [curve for curve in curves if np.isfinite(curve.values_T).any()]
 
     def bands(self, curves: Sequence[Curve]) -> list[Band]:
-        """Makes the bands of the groups of which at least two runs have a curve."""
+        """Builds bands for the groups in which at least two runs have a curve."""
         curves_by_group = ([curve for curve in curves if curve.index in group.members] for group in self._groups)
         return [
             _band(group.name, members)
@@ -294,7 +295,7 @@ class _Lines:
 
 
 def _band(name: str, curves: Sequence[Curve]) -> Band:
-    """Makes the band of some runs of a group, over the steps that all of them have."""
+    """Builds the band for some runs in a group, over the steps that all have."""
     steps_T = reduce(np.intersect1d, [curve.steps_T for curve in curves])
     values_NT = np.stack([curve.values_T[np.isin(curve.steps_T, steps_T)] for curve in curves])
     return Band(name, curves[0].color, curves[0].style, [curve.index for curve in curves], steps_T, values_NT)

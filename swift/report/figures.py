@@ -1,4 +1,4 @@
-"""Content of a report: sections on all runs together and on each run, in order."""
+"""Content of a report, in order: sections on all runs together, then on each run."""
 
 import math
 import re
@@ -26,30 +26,30 @@ from swift.runlog.files import ranges_text
 from swift.runlog.reading import Run, ratio, scalars
 
 _MAX_BARS = 40
-"""Largest number of runs whose time is drawn; the table has them all."""
+"""Largest number of runs in the bar chart of time; the table has them all."""
 _MAX_CELLS = 80_000
-"""Largest number of values in a run's heat maps that a page includes; beyond it, neighbouring bins are merged."""
+"""Largest number of heat map values per run in the page; beyond it, neighbouring bins are merged."""
 
 
 def sections_of_all(runs: Sequence[Run]) -> list[Section]:
-    """Makes the sections that show all runs together: charts, where the time went, and answers of several runs.
+    """Builds the sections on all runs together: charts, where the time went, and a comparison of answers.
 
     Raises:
-        SettingError: the record of a run is damaged.
+        SettingError: a run's record is damaged.
     """
     together = Section("", list(pictures_together(runs)))
     return [together, _spending_section(runs), *answers_together(runs, run_labels(runs))]
 
 
 def sections_of(run: Run, index: int) -> list[Section]:
-    """Makes the sections on one run: its experts, failures, configurations, checkpoints and answers.
+    """Builds the sections on one run: its experts, failures, configurations, checkpoints and answers.
 
     Args:
         run: run to show.
         index: index of the run in the report.
 
     Raises:
-        SettingError: the record of the run is damaged.
+        SettingError: the run's record is damaged.
     """
     prefix = f"run{index + 1}-{re.sub(r'[^A-Za-z0-9._]+', '-', run.name)[:40]}"
     history = history_of(run)
@@ -63,17 +63,17 @@ def sections_of(run: Run, index: int) -> list[Section]:
 
 
 def save_figures(runs: Sequence[Run], directory: str | Path) -> list[Path]:
-    """Writes the pictures of the runs' report as PNG files.
+    """Writes all pictures of a report as PNG files.
 
     Args:
         runs: runs to draw.
-        directory: directory for the files, created if missing.
+        directory: directory for the files; created if missing.
 
     Returns:
-        The files, in the report's order.
+        Paths of the files, in the report's order.
 
     Raises:
-        SettingError: the record of a run is damaged.
+        SettingError: a run's record is damaged.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)

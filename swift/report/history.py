@@ -1,10 +1,10 @@
-"""The history of a run on one clock: configurations, incidents, presence of its workers, and time by cause.
+"""A run's history on one clock: configurations, incidents, presence of its workers, and time by cause.
 
-Incidents are failures, recoveries, rejoins and restores. Every moment has one cause: in a run of several processes the
-supervisor keeps the account, see ``swift.elastic.reporting.goodput``; for a run in one process it is computed from the
-record.
+Incidents are failures, recoveries, rejoins and restores. Every moment has exactly one cause. For a run of several
+processes the supervisor accounts for the time, see ``swift.elastic.reporting.goodput``; for a run in one process it is
+computed here from the record.
 
-Shape suffixes: T steps.
+Shape suffix: T steps.
 """
 
 import math
@@ -37,9 +37,9 @@ _STOPS = {
 }
 
 _CAUSES = ("startup", "useful", "saving", "detection", "reconfiguration", "rerun", "waiting", "other")
-"""Causes of time spent.
+"""Causes to which time is attributed.
 
-- startup: until the first iteration, and that iteration's excess over the usual time.
+- startup: until the first iteration, and that iteration's excess over the usual duration.
 - useful: iterations, each counted once.
 - saving: training waits for a checkpoint.
 - detection: a worker is dead or stuck, and nobody has noticed yet.
@@ -50,12 +50,12 @@ _CAUSES = ("startup", "useful", "saving", "detection", "reconfiguration", "rerun
 """
 
 _MAX_PLACES = 100_000
-"""More than any cluster has: a record with more is damaged."""
+"""More places than any cluster has; a record that claims more is damaged."""
 
 
 @dataclass(frozen=True)
 class Timed:
-    """An event, and the seconds for which the run had been running when it came."""
+    """An event, with its time on the run's clock in seconds of running."""
 
     seconds: float
     fields: Mapping[str, Any]
@@ -68,7 +68,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Span:
-    """An invocation of a run, from its first event to its last known one, in seconds of running."""
+    """One invocation of a run, from its first to its last known moment; in seconds of running."""
 
     start_s: float
     end_s: float
@@ -76,7 +76,7 @@ class Span:
 
 @dataclass(frozen=True)
 class History:
-    """A run on its own clock, which stops between two invocations.
+    """A run on its own clock, which stands still between invocations.
 
     Attributes:
         events: events in order.
@@ -90,24 +90,24 @@ class History:
 
     @property
     def end_s(self) -> float:
-        """Seconds for which the run has been running."""
+        """Total time for which the run has been running, in seconds."""
         return self.spans[-1].end_s if self.spans else 0.0
 
     def span_of(self, seconds: float) -> int:
-        """Index of the invocation to which a time belongs."""
+        """Returns the index of the invocation that a time belongs to."""
         return max(0, bisect_right([span.start_s for span in self.spans], seconds) - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigurationPeriod:
-    """Consecutive iterations of the same workers and ranks.
+    """A stretch of consecutive iterations with the same workers and ranks.
 
     Attributes:
         after: last iteration before the stretch.
         start_s, end_s: start and end of the stretch, in seconds of running.
         down: workers or ranks that were down throughout; None if the record does not name them.
-        plan: event with the ``plan`` of a pipeline, see ``swift.schedules.read_plan``, and its ``failed`` workers; None
-            for a single worker, or if none is recorded.
+        plan: event with a pipeline's ``plan``, see ``swift.schedules.read_plan``, and its ``failed`` workers; None for
+            a single worker, or if none is recorded.
         num_steps: iterations of the stretch that were not run again later.
         median_step_ms, period_ratio, bubble_share: medians over these iterations; None if unknown.
     """
@@ -145,6 +145,7 @@ def history_of(run: Run) -> History:
         total_s = spans[-1].end_s
 
     def on_clock(times: Any) -> np.ndarray:
+        # Times before the first event count to the first invocation.
         span = np.maximum(np.searchsorted(starts, times, side="right") - 1, 0)
         return times + np.array(offsets)[span] if starts else np.asarray(times, float)
 
@@ -153,7 +154,7 @@ def history_of(run: Run) -> History:
 
 
 def configuration_periods(run: Run, history: History) -> list[ConfigurationPeriod]:
-    """Returns the stretches of a run in order, including those of which no iteration remains."""
+    """Returns a run's stretches in order, including stretches whose iterations were all run again."""
     everybody = {name for timed in history.events for name in names_in(timed.fields, "processes", "members")}
     begun: list[dict[str, Any]] = []
     down: set[str] | None = None
@@ -184,13 +185,13 @@ def configuration_periods(run: Run, history: History) -> list[ConfigurationPerio
 
 
 def names_in(event: Mapping[str, Any], *fields: str) -> list[str]:
-    """Returns the names of workers, ranks or processes in some fields of an event."""
+    """Returns the workers, ranks or processes that are named in some fields of an event."""
     name_lists = [event.get(field) for field in fields]
     return [str(name) for names in name_lists if isinstance(names, list) for name in names]
 
 
 def _is_number(value: object) -> bool:
-    """Whether a value of a JSON document is a number."""
+    """Whether a JSON value is a number; a boolean is not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -203,7 +204,7 @@ def number_in(run: Run, event: Mapping[str, Any], name: str) -> float | None:
 
 
 def _stretch_of_steps(run: Run, history: History, begun: Sequence[Mapping[str, Any]]) -> np.ndarray:
-    """Returns the index of each step's stretch, by time where known, else by iteration; -1 before the first one."""
+    """Returns each step's stretch as an index, by time where known, else by iteration; -1 before the first one."""
     starts = [stretch["start_s"] for stretch in begun]
     by_time_T = np.searchsorted(starts, history.step_s_T, side="right") - 1
     if np.isfinite(history.step_s_T).all():
@@ -229,12 +230,12 @@ def _measured(measured: Mapping[str, np.ndarray], is_own_T: np.ndarray) -> dict[
 
 
 def _starts(run: Run, times: Sequence[float]) -> list[float]:
-    """Returns the start of each invocation; older records of `launch` lack the event of the first."""
+    """Returns each invocation's start; older records of `launch` lack the event for the first one."""
     names = [event["event"] for event in run.events]
     begun = []
     for index, name in enumerate(names):
         if name in _BEGINNINGS:
-            # A run in one process records the checkpoint that it restores before it records that it resumes.
+            # A run in one process records the checkpoint that it restores before the resume itself.
             is_restored = index > 0 and names[index - 1] == "restore"
             begun.append(times[index - is_restored])
     return sorted({min(times), *begun}) if times else []
@@ -253,15 +254,15 @@ def _damaged(run: Run, file: str, what: str, allowed: str) -> SettingError:
 
 @dataclass(frozen=True)
 class Incident:
-    """An incident of a run.
+    """A failure, recovery, return, restore, resume or stop.
 
     Attributes:
         kind: kind of incident.
         seconds: time of the incident, in seconds of running.
         step: last iteration done before it, or the first one after it.
         who: workers, ranks or processes concerned; empty if all are.
-        what: phrase for people.
-        took_s: cost of the incident in seconds; None if unknown.
+        what: phrase that describes it.
+        took_s: duration in seconds; None if unknown.
     """
 
     kind: Kind
@@ -273,7 +274,7 @@ class Incident:
 
 
 def incidents_of(run: Run, history: History) -> list[Incident]:
-    """Returns all incidents of a run, in order.
+    """Returns a run's incidents in order.
 
     Raises:
         SettingError: an event is damaged.
@@ -282,13 +283,13 @@ def incidents_of(run: Run, history: History) -> list[Incident]:
 
 
 def _reconfigure_s(run: Run, timed: Timed) -> float:
-    """Cost of a reconfiguration in seconds: planning, compiling and moving the state."""
+    """Returns the duration of a reconfiguration in seconds: planning, compiling and moving the state."""
     parts = [number_in(run, timed.fields, name) or 0.0 for name in ("plan_ms", "compile_ms", "move_ms")]
     return sum(parts) / 1000
 
 
 def _since_s(run: Run, timed: Timed) -> float:
-    """Start of what an event records, in seconds of running: a reconfiguration is recorded when it is over."""
+    """Returns when the recorded action began, in seconds of running: a reconfiguration is recorded at its end."""
     return max(0.0, timed.seconds - _reconfigure_s(run, timed)) if timed.name == "reconfigure" else timed.seconds
 
 
@@ -335,7 +336,7 @@ def _incidents(run: Run, timed: Timed) -> Iterator[Incident]:
 
 
 def time_by_cause(run: Run, history: History) -> dict[str, float] | None:
-    """Returns the seconds by cause, which sum to the time for which the run has been running; None if unknown.
+    """Returns the seconds by cause, which sum to the run's total time of running; None if unknown.
 
     Raises:
         SettingError: the record is damaged.
@@ -345,7 +346,7 @@ def time_by_cause(run: Run, history: History) -> dict[str, float] | None:
         spent = {cause: sum(account.get(f"{cause}_s", 0.0) for account in accounts) for cause in _CAUSES}
         running_s = sum(account["total_s"] for account in accounts)
         if len(accounts) < sum(timed.name in _BEGINNINGS for timed in history.events):
-            running_s = max(running_s, history.end_s)  # a supervisor that was killed has left no account
+            running_s = max(running_s, history.end_s)  # a supervisor that was killed left no account
         spent["other"] = max(0.0, running_s - sum(spent.values()))
         return spent
     is_launched = any(timed.name == "generation_live" for timed in history.events)
@@ -355,7 +356,7 @@ def time_by_cause(run: Run, history: History) -> dict[str, float] | None:
 
 
 def _accounts(run: Run) -> list[Mapping[str, float]]:
-    """Returns the accounts of supervisors, one for each invocation; older records have the last one only."""
+    """Returns the supervisors' accounts, one for each invocation; older records have only the last one."""
     ends = [event["goodput"] for event in run.events if event.get("goodput") is not None]
     if not ends and run.summary and run.summary.get("goodput") is not None:
         ends = [run.summary["goodput"]]
@@ -366,26 +367,26 @@ def _accounts(run: Run) -> list[Mapping[str, float]]:
 
 
 def _is_account(account: object) -> bool:
-    """Whether an object has the seconds in total and by cause."""
+    """Whether a JSON value has the seconds in total and by cause."""
     if not isinstance(account, dict):
         return False
     return _is_number(account.get("total_s")) and all(_is_number(account.get(f"{cause}_s", 0.0)) for cause in _CAUSES)
 
 
 def _recorded(run: Run, history: History) -> dict[str, float]:
-    """Computes the breakdown from when iterations end, and how long they, reconfigurations and saves took."""
+    """Computes the time by cause from iteration ends, and the durations of iterations, reconfigurations and saves."""
     spent = dict.fromkeys(_CAUSES, 0.0)
     took_T = np.nan_to_num(scalars(run, "step_ms")) / 1000
     usual_s = float(np.median(took_T)) if took_T.size else 0.0
-    # At equal times an event sorts after the iteration, which was done before it.
+    # At equal times an event sorts after an iteration, which was finished first.
     ends = zip(history.step_s_T.tolist(), took_T.tolist(), strict=True)
     moments: list[tuple[float, bool, Any]] = [(end_s, False, took_s) for end_s, took_s in ends if np.isfinite(end_s)]
     moments += [(timed.seconds, True, timed) for timed in history.events]
     moments.sort(key=_time_and_kind)
-    changed_s, cause = 0.0, "startup"  # cost of the reconfiguration that the next iteration's time includes
+    changed_s, cause = 0.0, "startup"  # duration of the reconfiguration, which the next iteration's time includes
     for (_, is_event), group in groupby(moments, key=_time_and_kind):
         items = [item for _, _, item in group]
-        if not is_event:  # the iterations of a window end together, and each has its share of the time
+        if not is_event:  # a window's iterations end together, and each has its share of the time
             own_s = max(0.0, sum(items) - changed_s)
             useful_s = min(own_s, usual_s * len(items)) if cause else own_s
             spent["useful"] += useful_s
@@ -410,11 +411,11 @@ def _time_and_kind(moment: tuple[float, bool, Any]) -> tuple[float, bool]:
 
 @dataclass(frozen=True)
 class Uptime:
-    """The times in which a worker, expert rank or process took part.
+    """The times during which a worker, expert rank or process took part.
 
     Attributes:
         name: name, such as ``0:1`` or ``0:1 rank 3``.
-        spans: (from, to) in seconds of running, in order.
+        spans: (start, end) in seconds of running, in order.
     """
 
     name: str
@@ -422,7 +423,7 @@ class Uptime:
 
 
 def presences_of(run: Run, history: History) -> list[Uptime]:
-    """Returns the presence of every worker, rank or process, in mesh order; empty if the record does not name them.
+    """Returns when every worker, rank or process took part, in mesh order; empty if the record does not name them.
 
     Raises:
         SettingError: an event is damaged.
@@ -440,7 +441,7 @@ def presences_of(run: Run, history: History) -> list[Uptime]:
         present = _present_after(timed, since.keys(), names)
         if present is None:
             continue
-        # Whoever was present when an invocation ended left then, not when the next one began.
+        # Members of an invocation left when it ended, not when the next one began.
         previous_end_s = history.spans[max(0, history.span_of(timed.seconds) - 1)].end_s
         for name in [name for name in since if name not in present or timed.name in _BEGINNINGS]:
             leave(name, min(timed.seconds, previous_end_s) if timed.name in _BEGINNINGS else _since_s(run, timed))
@@ -451,7 +452,7 @@ def presences_of(run: Run, history: History) -> list[Uptime]:
 
 
 def _present_after(timed: Timed, before: Any, names: list[str]) -> set[str] | None:
-    """Returns the names of those present from an event on; None if nothing changes."""
+    """Returns the names of all members after an event; None if the event changes nothing."""
     event = timed.fields
     failed = set(names_in(event, "failed"))
     match timed.name:
@@ -469,7 +470,7 @@ def _present_after(timed: Timed, before: Any, names: list[str]) -> set[str] | No
 
 
 def _all_names(run: Run, history: History) -> list[str]:
-    """Returns all names in a run's events, in mesh order."""
+    """Returns all names that a run's events mention, in mesh order."""
     names: dict[str, None] = {}
     for timed in history.events:
         if timed.name in _BEGINNINGS:
@@ -481,7 +482,7 @@ def _all_names(run: Run, history: History) -> list[str]:
 
 
 def _topology_names(run: Run, event: Mapping[str, Any]) -> list[str]:
-    """Returns the names of the workers; with a single pipeline, those of its expert ranks."""
+    """Returns the workers' names; with a single pipeline, the expert ranks' names."""
     numbers = [number_in(run, event, name) for name in ("pipelines", "stages", "ranks")]
     counts = [count for count in numbers if count is not None]
     if len(counts) < len(numbers):
@@ -495,6 +496,6 @@ def _topology_names(run: Run, event: Mapping[str, Any]) -> list[str]:
 
 
 def _order(name: str) -> tuple[list[int], str]:
-    """Returns a sort key that compares numbers in names as numbers."""
+    """Returns a sort key in which numbers within names compare as numbers."""
     numbers = "".join(character if character.isdigit() else " " for character in name)
     return [int(number) for number in numbers.split()], name

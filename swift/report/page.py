@@ -1,9 +1,9 @@
-"""Self-contained HTML page about one or more runs, which loads nothing from elsewhere.
+"""Self-contained HTML page about one or more runs; it loads nothing from elsewhere.
 
-Its script redraws the charts of all runs as the reader chooses, from data in the page; without it they are static
-pictures, inline SVG that follows the page's colours and whose text can be selected and read aloud. The page allows only
-this script, by its digest, so that nothing in a run's files can be executed as one. All text is escaped here, and
-nowhere else.
+Its script redraws the charts of all runs as the reader chooses, from data in the page. Without the script they are
+static pictures: inline SVG that follows the page's colours, with text that can be selected and read aloud. The content
+security policy admits only this script, by its digest, so nothing in a run's files can run as one. All text is escaped
+in this module, and nowhere else.
 
 Shape suffixes: T steps, N runs, B bins of steps.
 """
@@ -52,19 +52,19 @@ _ID = re.compile(r'(\bid="|\bclip-path="url\(#|fill: url\(#|\bhref="#)')
 
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 _NUM_OPEN = 7
-"""Number of a section's pictures that are shown at once; the others are folded away."""
+"""Number of a section's pictures that are visible at once; the others are folded."""
 
 _NUM_BINS = 1000
-"""Largest number of points of a line of few runs; in a longer run, a point is the mean of consecutive steps."""
+"""Largest number of points in a line if runs are few; in a longer run, a point is the mean of consecutive steps."""
 _DIGITS = 6
 _DASHES = {"-": "", "--": "7 4", ":": "2 3", "-.": "8 3 2 3"}
 
 _Axes = Mapping[str, np.ndarray]
-"""Positions of a run's steps on each axis that its record has: ``step``, ``tokens``, ``time`` in seconds."""
+"""Positions of a run's steps on each axis that its record supports: ``step``, ``tokens``, ``time`` in seconds."""
 
 _MAX_EVENTS = 1000
 _MAX_PARTS = 20
-"""Largest number of runs of which a page has a part each, whose pictures take seconds to draw and megabytes."""
+"""Largest number of runs that get a part of their own; a part takes seconds to draw and megabytes of page."""
 _HELP = (
     "Point at a chart for its values (smoothed in brackets), drag to zoom, double-click for the whole. "
     "Keys in a chart: \N{LEFTWARDS ARROW} \N{RIGHTWARDS ARROW} + - 0, in the maps of a layer also \N{UPWARDS ARROW} "
@@ -96,14 +96,14 @@ script-src 'sha256-{digest}'">
 
 
 def write_report(runs: Sequence[Run], path: str | Path) -> None:
-    """Writes the page: a table of all runs, the charts of all runs, and then, unless they are many, each run by itself.
+    """Writes the page: a table and charts of all runs together, then, unless there are many, a part on each run.
 
     Args:
         runs: runs to show, at least one; each has the same colour in every picture.
         path: path of the file; its directory must exist.
 
     Raises:
-        SettingError: the record of a run is damaged.
+        SettingError: a run's record is damaged.
     """
     styles, groups = run_styles(runs), seed_groups(runs)
     has_parts = len(runs) <= _MAX_PARTS
@@ -122,7 +122,7 @@ def write_report(runs: Sequence[Run], path: str | Path) -> None:
         *(_section_html(section, "answers") for section in answers),
         _MANY * (not has_parts),
     ]
-    for index, run in enumerate(runs if has_parts else []):  # one after the other: figures are large
+    for index, run in enumerate(runs if has_parts else []):  # one at a time, since figures take much memory
         sections = sections_of(run, index)
         pictures = [picture for section in sections for picture in section.pictures]
         maps |= {picture.name: picture.maps for picture in pictures if picture.maps is not None}
@@ -153,7 +153,7 @@ def _style() -> str:
 
 
 def _contents(styles: Sequence[RunStyle], *, has_answers: bool) -> str:
-    """Formats links to the parts of the page."""
+    """Formats links to the page's parts."""
     links = [_link("runs", "all runs"), _link("charts", "charts"), _link("time", "where the time went")]
     links += [_link("answers", "answers to tasks")] * has_answers
     links += [_swatch(style.color) + _link(f"run{index}", style.label) for index, style in enumerate(styles, start=1)]
@@ -161,7 +161,7 @@ def _contents(styles: Sequence[RunStyle], *, has_answers: bool) -> str:
 
 
 def _controls(styles: Sequence[RunStyle], *, has_seeds: bool) -> str:
-    """Formats the controls of the charts, hidden until the script runs."""
+    """Formats the charts' controls, which stay hidden until the script runs."""
     boxes = "".join(
         f'<label><input type="checkbox" name="run" value="{index}" autocomplete="off" checked>'
         f"{_swatch(style.color)}{html.escape(style.label)}</label>"
@@ -190,7 +190,7 @@ def _comparison(runs: Sequence[Run], styles: Sequence[RunStyle]) -> str:
 
 
 def _seeds(runs: Sequence[Run], styles: Sequence[RunStyle], groups: Sequence[SeedGroup]) -> str:
-    """Formats the table of runs that differ in their seed alone, if there are any."""
+    """Formats the table of seed groups; empty if there are none."""
     if not groups:
         return ""
     marks = [_swatch(styles[group.members[0]].color) for group in groups]
@@ -199,7 +199,7 @@ def _seeds(runs: Sequence[Run], styles: Sequence[RunStyle], groups: Sequence[See
 
 
 def _run(run: Run, index: int, style: RunStyle, sections: Sequence[Section]) -> Iterator[str]:
-    """Yields the part on one run: its facts, links to its sections, the sections, events and settings."""
+    """Yields the part on one run: facts, links to its sections, the sections, events and settings."""
     name = f"run{index + 1}"
     yield f'<h2 id="{name}">{_swatch(style.color)}{html.escape(style.label)}</h2>'
     yield _facts(run)
@@ -214,7 +214,7 @@ def _run(run: Run, index: int, style: RunStyle, sections: Sequence[Section]) -> 
 
 
 def _facts(run: Run) -> str:
-    """Formats the run's facts in a line: pipelines, stages, layout, device, steps, JAX version, directory."""
+    """Formats a run's facts in one line: pipelines, stages, layout, device, steps, JAX version, directory."""
     summary: dict[str, Any] = run.summary or {}
     names = ("pipelines", "stages", "layout", "device")
     facts = [f"{name}: {summary[name]}" for name in names if summary.get(name) is not None]
@@ -237,7 +237,7 @@ def _events(run: Run, name: str) -> str:
 
 
 def _more(event: dict[str, Any]) -> str:
-    """Formats the other fields of an event; a plan has a picture of its own."""
+    """Formats an event's other fields. A plan is not repeated as text, since it has a picture."""
 
     def fields() -> Iterator[str]:
         for key, value in event.items():
@@ -252,12 +252,13 @@ def _inline_svg(figure: Figure, name: str, caption: str) -> str:
     """Renders a figure as an ``svg`` element.
 
     Args:
-        figure: figure drawn in the palette's colours.
-        name: name that is unique in the page; letters, digits and ``-_.``.
-        caption: text alternative.
+        figure: figure in the palette's colours.
+        name: prefix for ids, unique in the page; letters, digits and ``-_.``.
+        caption: text alternative for the picture.
     """
     file = io.StringIO()
-    # Keeps text as text. Without a salt and a date, ids would be random and the file would contain the time.
+    # "none" keeps text as text. Without a salt, ids would be random; without Date None, the file would contain the
+    # time.
     with rc_context({"svg.hashsalt": "swift", "svg.fonttype": "none"}):
         figure.savefig(file, format="svg", metadata={"Date": None})
     text = file.getvalue()
@@ -268,21 +269,24 @@ def _inline_svg(figure: Figure, name: str, caption: str) -> str:
     body = _COLOR.sub(lambda color: f"var({variable(color[0])})", body)
     body = re.sub(r"font-family: [^;\"]*;? ?", "", body)  # the page sets the font
     body = re.sub(r' transform="rotate\(-?0 [^"]*"', "", body)
+    # Matplotlib uses the same ids in every figure; in one page they and their references need a prefix.
     body = _ID.sub(lambda match: match[0] + f"{name}.", body)
+    # Two decimals of a point are precise enough for coordinates, and make the page smaller.
     body = re.sub(r' (?:d|x|y|transform|points)="[^"]*"', lambda match: _NUMBER.sub(r"\1", match[0]), body)
     body = re.sub(r"\n\s*", "\n", body).strip()
+    # The view box is in points; CSS has 4 pixels for 3 points.
     box = f'viewBox="{view[1]}" style="--natural: {float(view[1].split()[2]) * 4 / 3:.0f}px"'
     title = f"<title>{html.escape(caption)}</title>"
     return f'<svg {box} role="img" aria-label="{html.escape(caption)}">{title}{body}</svg>'
 
 
 class _TableKind(NamedTuple):
-    """A class of tables with a similar number of columns.
+    """A kind of table by its number of columns, with a CSS class for it.
 
     Attributes:
         name: CSS class.
         most_columns: largest number of columns.
-        least_rem: width of the page below which the table becomes a list, in rem.
+        least_rem: page width in rem below which the table becomes a list.
     """
 
     name: str
@@ -296,16 +300,16 @@ _TABLE_KINDS = (
     _TableKind("many", 8, 42),
     _TableKind("most", 99, 62),
 )
-"""All kinds of tables, the smallest first."""
+"""All kinds of tables, in ascending order of columns."""
 
 
 def _section_html(section: Section, name: str) -> str:
-    """Formats a section, to which ``#name`` links."""
+    """Formats a section, the target of links to ``#name``."""
     parts = [f"<h3>{html.escape(section.title)}</h3>"] if section.title else []
     tables = [_table_html(table, section.title) for table in section.tables]
     shown, folded = [*section.pictures[:_NUM_OPEN]], section.pictures[_NUM_OPEN:]
     if tables and shown and not shown[0].is_wide:
-        # The first picture and the numbers stand beside each other, the other pictures below.
+        # Put the first picture next to the numbers, and the other pictures below.
         first = [_picture(shown.pop(0)), *tables]
         tables = []
         if len(shown) == 1:
@@ -325,14 +329,14 @@ def _table_html(table: Table, name: str, marks: Sequence[str] = ()) -> str:
 
     Args:
         table: table to format.
-        name: name for readers who do not see where it stands.
-        marks: HTML before each text of its first column.
+        name: accessible name, for readers who cannot see where the table stands.
+        marks: HTML before the text in each row's first column.
     """
 
     def cell(column: int, text: str, mark: str = "") -> str:
         kind = ' class="text"' if column < table.num_text else ""
         heading = html.escape(table.headings[column])
-        if column >= table.num_text:  # a number stays in one line; what is in brackets after it may be in the next
+        if column >= table.num_text:  # keep a number in one line; brackets after it may go to the next
             text = text.replace(" ", _NO_BREAK).replace(f"{_NO_BREAK}(", " (")
         return f'<td{kind} data-heading="{heading}"><span>{mark}{html.escape(text)}</span></td>'
 
@@ -354,12 +358,12 @@ def _table_html(table: Table, name: str, marks: Sequence[str] = ()) -> str:
 
 
 def _swatch(color: str) -> str:
-    """Formats a small square in a colour of the palette."""
+    """Formats a small square in one of the palette's colours."""
     return f'<span class="swatch" style="background:var({variable(color)})"></span>'
 
 
 def _link(name: str, text: str) -> str:
-    """Formats a link to a place of the page."""
+    """Formats a link to an element of the page."""
     return f'<a href="#{name}">{html.escape(text)}</a>'
 
 
@@ -368,7 +372,7 @@ def _cards(cards: Sequence[str], kind: str = "cards") -> str:
 
 
 def _pictures(pictures: Sequence[Picture]) -> str:
-    # Four in rows of three would leave one alone.
+    # Four cards in rows of three would leave one alone.
     return _cards([*map(_picture, pictures)], "cards by-two" if len(pictures) == 4 else "cards")
 
 
@@ -379,7 +383,7 @@ def _picture(picture: Picture) -> str:
         chart = f' data-maps="{picture.name}"'
     svg = _inline_svg(picture.figure, picture.name, picture.caption)
     caption = html.escape(picture.caption)
-    # Focusable, so that it can be scrolled by keyboard.
+    # A scrolling box must be focusable, so that the keyboard can scroll it.
     scrolls = f' tabindex="0" role="group" aria-label="{caption}"' * picture.is_wide
     return f'<figure{kind}{chart}><div class="frame"{scrolls}>{svg}</div><figcaption>{caption}</figcaption></figure>'
 
@@ -387,20 +391,20 @@ def _picture(picture: Picture) -> str:
 def _page_data(
     runs: Sequence[Run], styles: Sequence[RunStyle], charts: Mapping[str, Chart], maps: Mapping[str, LayerMaps]
 ) -> str:
-    """Writes the data that the script needs as JSON, without characters that are special in HTML.
+    """Serializes the script's data as JSON, without characters that are special in HTML.
 
     Returns:
         A JSON object with these members:
 
         - ``runs``: for each run its ``label``, ``color`` (a CSS variable), ``dash``, and ``x``, the positions of its
           points by axis.
-        - ``charts``, by the pictures' names: ``ylabel``, ``top``, ``fromZero``, ``exact``, ``levels``; ``lines``, each
-          with its ``run``, and ``mean``, ``low`` and ``high`` of each point (the latter two only where a point stands
-          for several steps); ``rings`` and ``marks``, each with its ``run`` and positions ``x`` by axis; ``bands`` and
+        - ``charts``, by picture name: ``ylabel``, ``top``, ``fromZero``, ``exact``, ``levels``; ``lines``, each with
+          its ``run``, and ``mean``, ``low`` and ``high`` of each point (the latter two only where a point stands for
+          several steps); ``rings`` and ``marks``, each with its ``run`` and positions ``x`` by axis; ``bands`` and
           ``ringBands``, groups of seeds, each with its ``name``, ``color`` and ``dash``, positions ``x`` by axis, and
-          ``members``: of each the ``run``, and ``mean``, its points.
-        - ``maps``, by the pictures' names: first and last of ``steps``; the number of ``bins`` that are drawn, and how
-          many consecutive ones are ``merged``; ``tokens`` and ``replicas`` by bin and expert, in tenths of a percent.
+          ``members``, each with its ``run`` and its points as ``mean``.
+        - ``maps``, by picture name: first and last of ``steps``; the number of drawn ``bins``, and how many
+          consecutive ones are ``merged``; ``tokens`` and ``replicas`` by bin and expert, in tenths of a percent.
     """
     axes, num_bins = [_axes(run) for run in runs], points_of_a_line(len(runs), _NUM_BINS)
     document = {
@@ -424,7 +428,7 @@ def _axes(run: Run) -> _Axes:
     steps_T, tokens_T = run.metrics.steps_T.astype(float), scalars(run, "tokens")
     axes = {"step": steps_T}
     if tokens_T.size and np.isfinite(tokens_T).all():
-        # Steps without a record are taken to have trained as many tokens as the next recorded one.
+        # Steps without a record are assumed to have trained as many tokens as the next recorded one.
         axes["tokens"] = np.cumsum(tokens_T * np.diff(steps_T, prepend=0.0))
     seconds_T = history_of(run).step_s_T
     if seconds_T.size and np.isfinite(seconds_T).all():
@@ -468,7 +472,7 @@ def _line(curve: Curve, num_bins: int) -> dict[str, Any]:
 
 
 def _band(band: Band, axes: Sequence[_Axes], binned: Callable[[np.ndarray], np.ndarray]) -> dict[str, Any]:
-    """Positions of steps on every axis, the mean of those in the runs."""
+    """Serializes a band; a step's position on an axis is the mean of its positions in the runs."""
     member_axes = [axes[index] for index in band.members]
     names = [name for name in member_axes[0] if all(name in member for member in member_axes)]
     x = {}
@@ -483,7 +487,7 @@ def _band(band: Band, axes: Sequence[_Axes], binned: Callable[[np.ndarray], np.n
 
 
 def _known(band: Band) -> Band:
-    """Keeps the steps at which every run has a value, as rings are few."""
+    """Restricts a band to the steps at which every run has a value, since rings exist at few steps."""
     is_known_T = np.isfinite(band.values_NT).all(axis=0)
     return replace(band, steps_T=band.steps_T[is_known_T], values_NT=band.values_NT[:, is_known_T])
 
@@ -494,12 +498,12 @@ def _ring(curve: Curve, axes: _Axes) -> dict[str, Any]:
 
 
 def _at(axes: _Axes, indices: np.ndarray) -> dict[str, list[float | None]]:
-    """Positions of some steps on each axis; the last step stands for later ones."""
+    """Returns the positions of some steps on each axis; steps after the last one get its position."""
     return {name: _numbers(at_T[np.minimum(indices, len(at_T) - 1)]) for name, at_T in axes.items()}
 
 
 def _binned(values_T: np.ndarray, num_bins: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean, minimum and maximum over the known values of each bin, float64[B]; NaN where none is known."""
+    """Computes mean, minimum and maximum over each bin's known values, float64[B]; NaN where none is known."""
     if not values_T.size:
         return values_T, values_T, values_T
     bin_T, known_T = bins_of(len(values_T), num_bins), np.isfinite(values_T)

@@ -11,15 +11,15 @@ from swift.draw.style import figure_file
 
 @dataclass(frozen=True)
 class Picture:
-    """A drawn figure.
+    """A drawn figure, with data for a page that makes it interactive.
 
     Attributes:
         name: file name without suffix, unique among the pictures of a report.
         caption: description of the picture.
         figure: figure in the colours of ``swift.draw.style``.
-        is_wide: True if it keeps its width even on a narrow page.
-        chart: lines of the figure, for a script that redraws them; None if none does.
-        maps: heat maps of the figure, for a script that shows their values; None if none does.
+        is_wide: whether it keeps its width even on a narrow page.
+        chart: the figure's lines, for a script that redraws them; None for a static picture.
+        maps: the figure's heat maps, for a script that shows their values; None if there are none.
     """
 
     name: str
@@ -31,18 +31,18 @@ class Picture:
 
     @property
     def png(self) -> bytes:
-        """Content of a PNG file."""
+        """Content of the picture as a PNG file."""
         return figure_file(self.figure, "png")
 
 
 @dataclass(frozen=True)
 class Table:
-    """Key numbers.
+    """A table of formatted text.
 
     Attributes:
         headings: headings of the columns.
         rows: text for each column.
-        num_text: number of leading columns that are text; the others are numbers.
+        num_text: number of leading columns that hold text; the others hold numbers.
     """
 
     headings: Sequence[str]
@@ -52,13 +52,13 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a report with its own heading.
+    """A part of a report under one heading.
 
     Attributes:
         title: heading.
         pictures: pictures of the section.
-        tables: tables with the same content in numbers.
-        note: remark in one line; for an empty section, why it is empty.
+        tables: the same content in numbers.
+        note: one-line remark; for an empty section, why it is empty.
     """
 
     title: str

@@ -1,8 +1,8 @@
 """Sections of a report on one run: checkpoints, answers to tasks, configurations, and the timeline.
 
 - Coverage: the age of every expert's newest copy at each checkpoint.
-- Answers of the checkpoints, as ``swift evaluate`` has kept them with the run, and of several runs.
-- Configurations, and the schedule of each.
+- Answers: what the checkpoints answered, as ``swift evaluate`` keeps it with the run; also compared over runs.
+- Configurations: a table, and the schedule of each distinct plan.
 - Timeline: presence of workers, progress, failures and recoveries.
 
 Shape suffixes: C checkpoints and restores, L MoE layers, E experts.
@@ -60,7 +60,7 @@ class Coverage:
 
     Attributes:
         event_C: index of each checkpoint or restore among the run's events.
-        steps_C: iterations of the checkpoints and restores, in order of time.
+        steps_C: iteration of each checkpoint or restore, in order of time.
         newest_CLE: int[C, L, E], iteration of each expert's newest copy; 0 if there is none.
     """
 
@@ -70,12 +70,12 @@ class Coverage:
 
     @property
     def age_CLE(self) -> np.ndarray:
-        """Age of each expert's newest copy, in iterations before the checkpoint."""
+        """Age of each expert's newest copy, in iterations before the checkpoint, int[C, L, E]."""
         return self.steps_C[:, None, None] - self.newest_CLE
 
 
 def coverage_section(run: Run, history: History, prefix: str) -> Section:
-    """Makes the section on a run's checkpoints, and on the age of the copies that a restore of each would use."""
+    """Builds the section on a run's checkpoints, with the age of the copies that a restore from each would use."""
     title = "Checkpoint coverage"
     saves = [(number, timed) for number, timed in enumerate(history.events) if timed.name == "checkpoint"]
     if not saves:
@@ -104,7 +104,7 @@ def coverage_section(run: Run, history: History, prefix: str) -> Section:
 
 
 def coverage_of(run: Run) -> Coverage | None:
-    """Computes the coverage after every checkpoint and restore; None if no experts are recorded.
+    """Computes the coverage after every checkpoint and restore; None if the record names no experts.
 
     Raises:
         SettingError: the record is damaged.
@@ -131,7 +131,7 @@ def coverage_of(run: Run) -> Coverage | None:
 
 
 def _draw_coverage(coverage: Coverage) -> Figure:
-    """Draws the age of each expert's newest copy: a column for each checkpoint, a row for each expert."""
+    """Draws the age of each expert's newest copy: one column per checkpoint, one row per expert."""
     shown = np.unique(np.linspace(0, len(coverage.steps_C) - 1, _MOST_COLUMNS).astype(int))
     age_CLE = coverage.age_CLE[shown]
     num_columns, num_layers, num_classes = age_CLE.shape
@@ -155,7 +155,7 @@ def _draw_coverage(coverage: Coverage) -> Figure:
 
 
 def _saved_units(experts: Any, step: int) -> list[tuple[int, Any]]:
-    """Converts the experts of a checkpoint, all or some of each layer, to the form of a restore: units by iteration."""
+    """Converts a checkpoint's experts to the form of a restore: units by the iteration that they come from."""
     units = experts
     if experts != "all":
         units = [(layer, class_) for layer, classes in enumerate(experts) for class_ in classes]
@@ -163,7 +163,7 @@ def _saved_units(experts: Any, step: int) -> list[tuple[int, Any]]:
 
 
 def _set_newest(newest_LE: np.ndarray, step: int, units: Any) -> None:
-    """Sets the newest copy of all experts, or of (layer, expert) pairs."""
+    """Records ``step`` as the newest copy of all experts, or only of some (layer, expert) pairs."""
     if units == "all":
         newest_LE[:] = step
         return
@@ -174,7 +174,7 @@ def _set_newest(newest_LE: np.ndarray, step: int, units: Any) -> None:
 
 
 def _oldest(coverage: Coverage | None, event: int) -> str:
-    """Formats the iteration of the oldest copy that a restore of a checkpoint would use."""
+    """Formats the iteration of the oldest copy that a restore from a checkpoint would use."""
     if coverage is None or event not in coverage.event_C:
         return "-"
     return f"{coverage.newest_CLE[coverage.event_C.index(event)].min():,}"
@@ -196,7 +196,7 @@ def _milliseconds(ms: float) -> str:
 
 
 def answers_section(run: Run) -> list[Section]:
-    """Makes the section on what a run's checkpoints have answered; none where they were not asked.
+    """Builds the section on what a run's checkpoints have answered; no section if they were not asked.
 
     Args:
         run: run to show.
@@ -219,17 +219,17 @@ def answers_section(run: Run) -> list[Section]:
 
 
 def answers_together(runs: Sequence[Run], labels: Sequence[str]) -> list[Section]:
-    """Makes the section that compares what several runs have answered; none where fewer than two were asked the same.
+    """Builds the section that compares several runs' answers; no section unless two were asked the same tasks.
 
-    Of each run the newest checkpoint counts that has answered a task file. A difference is taken question by question,
-    from the first run that has answered it.
+    For each task file, a run's newest checkpoint that has answered it counts. Differences are paired question by
+    question, relative to the first run that has answered it.
 
     Args:
         runs: runs of a report.
-        labels: label of each.
+        labels: label of each run.
 
     Raises:
-        SettingError: the results of a run are damaged.
+        SettingError: a run's results are damaged.
     """
     newest: dict[str, dict[int, Evaluation]] = {}
     for index, run in enumerate(runs):
@@ -257,7 +257,7 @@ def answers_together(runs: Sequence[Run], labels: Sequence[str]) -> list[Section
 
 
 def _answer_rows(evaluations: Mapping[int, Evaluation], asked: Sequence[int]) -> list[list[str]]:
-    """Makes two rows for each score of a task file: shares, and differences from the first run."""
+    """Builds two rows for each score of a task file: shares, and differences from the first run."""
     first = min(evaluations)
     scores = {
         index: {(score.task, score.metric): score for score in evaluation.scores}
@@ -298,7 +298,7 @@ def _words(name: str) -> str:
 
 
 def plans_section(run: Run, history: History, prefix: str) -> Section:
-    """Makes the section on configurations: a row for each stretch, and a Gantt chart for each distinct plan."""
+    """Builds the section on configurations: a row for each stretch, and a Gantt chart for each distinct plan."""
     title = "Configurations that ran"
     stretches = [stretch for stretch in configuration_periods(run, history) if stretch.num_steps]
     if not stretches:
@@ -326,13 +326,13 @@ def plans_section(run: Run, history: History, prefix: str) -> Section:
 
 
 def schedule_of(event: Mapping[str, Any]) -> tuple[Schedule, dict[Worker, Worker]]:
-    """Reads the schedule of an event ``plan``, with the workers that ran it.
+    """Reads the schedule in a ``plan`` event, with the workers that ran it.
 
     Returns:
-        The schedule, and the worker that has each place of which it is not its own.
+        The schedule, and for each place that another worker took, that worker.
 
     Raises:
-        DamagedPlanError, SettingError: the event has no valid schedule.
+        CorruptPlanError, SettingError: the event has no valid schedule.
     """
     planned = read_plan(event["plan"])
     failed = frozenset(map(_worker, names_in(event, "failed")))
@@ -347,7 +347,7 @@ def schedule_of(event: Mapping[str, Any]) -> tuple[Schedule, dict[Worker, Worker
 
 
 def _moves(event: Mapping[str, Any]) -> tuple[Move, ...]:
-    """Reads who has whose place."""
+    """Reads which workers have taken another's place."""
     positions = event.get("positions")
     if not isinstance(positions, Mapping):
         raise CorruptPlanError(f"{positions!r} are not the positions of workers")
@@ -394,7 +394,7 @@ def _worker(name: str) -> Worker:
 
 
 def timeline_section(run: Run, history: History, prefix: str) -> Section:
-    """Makes the section on a run's failures, recoveries and returns."""
+    """Builds the section on a run's failures, recoveries and returns."""
     title = "Failures and recoveries"
     incidents, presences = incidents_of(run, history), presences_of(run, history)
     if not incidents:
@@ -421,7 +421,7 @@ def timeline_section(run: Run, history: History, prefix: str) -> Section:
 
 
 def _draw_timeline(run: Run, history: History, presences: Sequence[Uptime], incidents: Sequence[Incident]) -> Figure:
-    """Draws completed iterations over the time of running, and below them a bar for each worker while it is live.
+    """Draws completed iterations over the time of running; below, a bar for each worker while it is live.
 
     Args:
         run: run whose steps are drawn.
@@ -473,7 +473,7 @@ def _draw_progress(axes: Axes, run: Run, history: History, incidents: Sequence[I
 
 
 def _shown_presences(presences: Sequence[Uptime]) -> list[Uptime]:
-    """Selects the workers that were absent longest, in mesh order."""
+    """Selects the workers that were absent the longest, in mesh order."""
     by_time = sorted(presences, key=lambda presence: sum(end - start for start, end in presence.spans))
     chosen = {presence.name for presence in by_time[:_MOST_PRESENCES]}
     return [presence for presence in presences if presence.name in chosen]

@@ -1,10 +1,11 @@
-"""Pipeline schedules that survive failures, in plain Python and NumPy: usable as a separate library.
+"""Pipeline schedules that survive failures, in plain Python and NumPy; usable as a separate library.
 
-``problem`` says what is to be planned. A planner from ``planners`` or ``milp``, found by name in ``registry``, makes a
-``schedule`` of it, in which peers run the micro-batches of failed workers (re-routing); ``adapt`` weighs that against
-pipelines cut anew. ``sequences`` times ops in a given order, ``bounds`` says how short a period could be, and ``rules``
-checks a schedule. ``plans`` stores it for every failure, and ``lowering`` turns it into the tick table of an SPMD
-program.
+- ``problem`` defines what is to be planned; planners, in ``planners`` and ``milp``, turn it into a ``schedule``.
+  ``registry`` finds them by name.
+- In these schedules peers run the micro-batches of failed workers (re-routing, as in ReCycle). ``adapt`` weighs that
+  against re-partitioned pipelines.
+- ``sequences`` times ops in a given order, ``bounds`` says how short a period can be, ``rules`` verifies a schedule.
+- ``plans`` stores schedules for every failure, ``lowering`` turns them into the tick tables of an SPMD program.
 """
 
 from typing import TYPE_CHECKING

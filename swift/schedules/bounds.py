@@ -1,21 +1,20 @@
-"""Lower bounds of the period, valid for every schedule that repeats one iteration of a problem.
+"""Lower bounds on the period, valid for every schedule that repeats one iteration of a problem.
 
-Where every stage holds one chunk:
+Plain problems, where every stage holds one chunk: the busiest worker of stage p runs at least
+n_p = ceil(M D / survivors) micro-batches, its work. It also waits twice:
 
-Some worker of stage p runs at least n_p = ceil(M D / survivors) micro-batches: its work. In addition it waits twice:
+- After the stage's update it can only run Fs until its first B arrives from the later stages, and no more Fs than the
+  memory limit lets it hold.
+- After its last B it can only run Ws, no more than the limit lets it hold, until the stage's next F. First that B has
+  to pass through all earlier stages to stage 0; then a W, the update and the next iteration's first F follow there; and
+  this F has to travel back. In a window of one iteration, or with a barrier, all stages have to end before the next F.
 
-- After its stage's update it can only run forwards until its first B arrives from the later stages, and no more of them
-  than the memory limit lets it hold.
-- After its last B it can only run Ws, no more than the limit lets it hold, until its stage's next F: that B has to pass
-  through all earlier stages to the first, where a W, the update and the next iteration's first F follow, which has to
-  travel back. In a window of one iteration, or with a barrier, all stages have to end before the next F.
+``lower_bound`` counts the first wait. It matches ReCycle's setting, and every reported gap refers to it.
+``tight_bound`` counts both, and also memory turnover: a worker that holds k micro-batches at once and runs n > k starts
+the last F only after n - k others have been to the last stage and back, and its B is late by as much.
 
-The first wait gives ``lower_bound``, which matches ReCycle's setting and which every gap refers to; both together give
-``tight_bound``. So does memory that turns over: a worker that holds k micro-batches at once and runs n > k starts the
-last F only after n - k others have been to the last stage and back, and its B comes as much later as theirs did.
-
-Where stages hold several chunks, or pipelines are cut differently, only work counts: that of any
-consecutive chunks, or of those of one stage, divided among all workers that hold one of them.
+Other problems, where stages hold several chunks or pipelines have different cuts: only work counts. It is the work on
+any consecutive chunks, or on one stage's chunks, divided among all workers that hold one of them.
 
 Shape suffixes: W live workers, P chunks.
 """
@@ -28,14 +27,14 @@ from swift.schedules.problem import Kind, Problem
 
 
 def lower_bound(problem: Problem) -> float:
-    """Lower bound of the period: the largest sum, over stages, of a worker's work and its wait for the first B."""
+    """Returns the standard lower bound: the maximum over stages of a worker's work plus its wait for the first B."""
     if not problem.is_plain:
         return _work_bound(problem)
     return max(stage_bound(problem, p, len(peers)) for p, peers in enumerate(problem.survivors))
 
 
 def stage_bound(problem: Problem, stage: int, num_survivors: int) -> float:
-    """Lower bound of the time between updates of a stage with ``num_survivors`` live workers; pipelines are alike."""
+    """Returns a lower bound on the time between a stage's updates; all pipelines must have the same cut."""
     if not problem.is_plain:
         times = problem.time_4P[:, list(problem.held_by((0, stage)))]
         return _shared(problem.total_microbatches, times[: Kind.U].sum(axis=0), num_survivors) + float(
@@ -45,19 +44,20 @@ def stage_bound(problem: Problem, stage: int, num_survivors: int) -> float:
     num_microbatches, comm = problem.most_loaded(num_survivors), problem.costs.t_comm
     first_b = _until_b(problem, stage)
     in_flight = max_in_flight(problem, float(problem.stash_2P[0, stage]))
+    # Until the first B arrives, only Fs can run, and only as many as fit in memory.
     wait = max(0.0, first_b - min(num_microbatches, in_flight) * f_P[stage])
     bound = num_microbatches * (f_P[stage] + b_P[stage] + w_P[stage]) + u_P[stage] + wait
     if problem.staggered:
         return bound
-    # After a barrier all stages start together: the first message has to arrive, and the last B has to travel back.
+    # After a barrier all stages start together, so the first message has to arrive and the last B has to travel back.
     ahead = sum(f_P[:stage]) + stage * comm
     return bound + ahead + (0.0 if problem.decoupled else sum(_backward(problem)[:stage]) + stage * comm)
 
 
 def tight_bound(problem: Problem) -> float:
-    """Lower bound of the period that also counts the wait after the last B and how memory turns over.
+    """Returns a tighter lower bound, which adds the wait after the last B and memory turnover.
 
-    At least ``lower_bound``.
+    It is at least ``lower_bound``.
     """
     if not problem.is_plain:
         return _work_bound(problem)
@@ -65,7 +65,7 @@ def tight_bound(problem: Problem) -> float:
 
 
 def tight_stage_bound(problem: Problem, stage: int, num_survivors: int) -> float:
-    """Lower bound of the period by what a stage with ``num_survivors`` live workers waits for; pipelines are alike."""
+    """Returns a stage's contribution to ``tight_bound``; all pipelines must have the same cut."""
     if not problem.is_plain:
         return stage_bound(problem, stage, num_survivors)
     if problem.num_iterations == 1 and problem.has_equal_updates:
@@ -76,9 +76,10 @@ def tight_stage_bound(problem: Problem, stage: int, num_survivors: int) -> float
 
 
 def max_in_flight(problem: Problem, stash: float) -> float:
-    """Number of micro-batches that a worker may hold at once, given the size of each stash."""
+    """Returns the number of micro-batches that fit in a worker's memory; infinite without a limit."""
     if problem.memory_limit is None or not stash:
         return math.inf
+    # The tolerance keeps a limit of exactly k stashes from being rounded down to k - 1.
     return math.floor(problem.memory_limit / stash * (1 + 1e-12))
 
 
@@ -88,6 +89,7 @@ def _wait_after_last_b(problem: Problem, stage: int, num_survivors: int) -> floa
     there_and_back = sum(f_P[:stage]) + sum(back_P[:stage]) + 2 * stage * comm
     if not problem.decoupled:
         return max(0.0, there_and_back + u_P[0] - u_P[stage]) if problem.staggered else 0.0
+    # Only Ws that memory let the worker put off can fill the wait; stage 0 has a W of its own before its update.
     num_microbatches = problem.most_loaded(num_survivors)
     num_weight_gradients = min(num_microbatches, max_in_flight(problem, float(problem.stash_2P[1, stage])))
     extra_w = w_P[0] - num_weight_gradients * w_P[stage]
@@ -97,18 +99,19 @@ def _wait_after_last_b(problem: Problem, stage: int, num_survivors: int) -> floa
 
 
 def _turnover_bound(problem: Problem, stage: int, num_survivors: int) -> float:
-    """Lower bound by the last F, which finds room only once others are through; 0 if there is room for all at once.
+    """Returns a lower bound from memory turnover: the last F waits for memory. 0 if all micro-batches fit at once.
 
-    In the order of a worker's Fs, number m + k starts after m Ws. Of any m micro-batches one has an F that is not among
-    the first m - 1, so each k Fs start a way there and back later than the k before. In the last of these rounds all
-    that is beyond k has to run between the first B and the last F.
+    With room for k stashes, a worker's (m + k)-th F starts after m Ws. Of any m micro-batches, at least one has an F
+    that is not among the first m - 1 Fs. So each group of k Fs starts at least one round trip (to the last stage and
+    back) after the group before it. In the last of these groups, everything beyond k has to run between the first B and
+    the last F.
     """
     f_P, _, w_P, u_P = problem.time_4P.tolist()
     n, k = problem.most_loaded(num_survivors), max_in_flight(problem, float(problem.stash_2P[0, stage]))
     if n <= k:
         return 0.0
     comm, back_P, until_b = problem.costs.t_comm, _backward(problem), _until_b(problem, stage)
-    # A smaller stash for W leaves room for the next F from the end of B on.
+    # If the W-stash is smaller, B already frees enough for the next F.
     frees_with_w = problem.decoupled and problem.stash_2P[1, stage] >= problem.stash_2P[0, stage]
     turnover = back_P[stage] + (w_P[stage] if frees_with_w else 0.0)
     last_f = max(
@@ -124,14 +127,14 @@ def _turnover_bound(problem: Problem, stage: int, num_survivors: int) -> float:
 
 
 def _until_b(problem: Problem, stage: int) -> float:
-    """Time from the start of a micro-batch's F at a stage to the earliest start of its B there."""
+    """Returns the least time from a micro-batch's F at a stage to its B there, start to start."""
     behind = problem.num_stages - 1 - stage
     forward, backward = sum(problem.time_4P[Kind.F, stage:].tolist()), sum(_backward(problem)[stage + 1 :])
     return forward + backward + 2 * behind * problem.costs.t_comm
 
 
 def _backward(problem: Problem) -> list[float]:
-    """Time from the start of each chunk's B until its message is sent."""
+    """Returns the time from the start of each chunk's B until its gradient is sent to the previous chunk."""
     _, b_P, w_P, _ = problem.time_4P
     return (b_P if problem.decoupled else b_P + w_P).tolist()
 
@@ -143,6 +146,7 @@ def _work_bound(problem: Problem) -> float:
         holds_WP[row, list(problem.held_by(worker))] = True
     runs = [range(first, end) for first in range(C) for end in range(first + 1, C + 1)]
     chunk_sets = {problem.held_by(worker) for worker in live} - {()}
+    # Whatever the schedule, a set's work falls on the workers that hold one of its chunks, at best evenly.
     bound = 0.0
     for chunks in map(list, [*runs, *chunk_sets]):
         in_chunks_WP = holds_WP[:, chunks]
@@ -154,7 +158,8 @@ def _work_bound(problem: Problem) -> float:
 
 
 def _shared(num_microbatches: int, work_P: np.ndarray, num_workers: int) -> float:
-    """Least work of the worker with the most, of micro-batches whose chunks take so long each."""
+    """Returns the least work of the busiest worker when equal micro-batches are divided over workers."""
+    # Equal chunks: the busiest worker runs a whole number of (micro-batch, chunk) pairs.
     if np.ptp(work_P) == 0:
         return math.ceil(num_microbatches * len(work_P) / num_workers) * float(work_P[0])
     return num_microbatches * float(work_P.sum()) / num_workers

@@ -1,10 +1,10 @@
 """The planning problem: ops, chunks, micro-batches, live workers, costs and memory.
 
-A chunk is a run of consecutive blocks of the model, the unit of an op's work. Pipelines that are cut differently have
-the common refinement of their cuts as chunks, so that every worker holds whole chunks; a stage with two runs of blocks
-holds two.
+A chunk is a run of consecutive blocks of the model; an op works on one chunk. Pipelines with different cuts use the
+common refinement of these cuts as chunks, so that every worker holds whole chunks. In a V each stage holds two runs of
+blocks, hence two chunks.
 
-D: pipelines, M: micro-batches of the pipeline with the most, P: chunks, 4: the kinds F, B, W, U.
+Shape suffixes: D pipelines, M micro-batches (the maximum over pipelines), P chunks, 4 the kinds F, B, W, U.
 """
 
 import math
@@ -24,7 +24,7 @@ NO_MICROBATCH = -1
 
 
 class Kind(IntEnum):
-    """Kind of an op: forward, input gradient, weight gradient, update; its value + 1 is a ``TickTable`` opcode."""
+    """Kind of an op: forward, input gradient, weight gradient, update. Its ``TickTable`` opcode is the value + 1."""
 
     F = 0
     B = 1
@@ -33,14 +33,14 @@ class Kind(IntEnum):
 
 
 class Op(NamedTuple):
-    """One op.
+    """Identity of an op within a window.
 
     Attributes:
         kind: F, B or W of one micro-batch, or U.
-        iteration: index of the iteration, from 0.
-        pipeline: pipeline of the micro-batch, wherever it runs; for U, of the worker that updates.
+        iteration: index in the window, from 0.
+        pipeline: the micro-batch's own pipeline, even where a peer runs the op; for U, the updating worker's pipeline.
         microbatch: index within the pipeline; ``NO_MICROBATCH`` for U.
-        chunk: chunk of the model; without other chunks, the stage of the worker that runs it.
+        chunk: chunk of the model. In a plain problem it is also the stage that runs the op.
     """
 
     kind: Kind
@@ -51,7 +51,7 @@ class Op(NamedTuple):
 
 
 class TimedOp(NamedTuple):
-    """An op with its worker, start and end."""
+    """An op with the worker that runs it, its start and its end."""
 
     op: Op
     worker: Worker
@@ -61,13 +61,13 @@ class TimedOp(NamedTuple):
 
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive blocks of the model, and what their ops cost: factors of the fields of ``Costs``.
+    """A run of consecutive blocks, and its costs relative to ``Costs``.
 
     Attributes:
-        num_blocks: number of blocks; 0 where it is not said.
-        f, b, w, u: factors of the times of F, B, W and U. Those of the first chunk count the embedding, and those of
-            the last one the head.
-        f_stash, w_stash: factors of the stashes.
+        num_blocks: number of blocks; 0 if unspecified.
+        f, b, w, u: factors for the times of F, B, W and U. The first chunk's factors include the embedding, the last
+            one's the head.
+        f_stash, w_stash: factors for the stashes.
     """
 
     num_blocks: int = 0
@@ -84,24 +84,25 @@ class Chunk:
             check_number(f"Chunk.{name}", getattr(self, name), above=0)
         for name in ("u", "w_stash"):
             check_number(f"Chunk.{name}", getattr(self, name), least=0)
+        # As floats: 1 and 1.0 are equal, but a plan's key is a hash of their text.
         for name in ("f", "b", "w", "u", "f_stash", "w_stash"):
             object.__setattr__(self, name, float(getattr(self, name)))
 
     @classmethod
     def of_size(cls, size: float, num_blocks: int = 0, *, more_f: float = 0.0, more_b: float = 0.0) -> "Chunk":
-        """Makes a chunk whose ops cost ``size`` times what ``Costs`` says.
+        """Creates a chunk whose ops cost ``size`` times the values in ``Costs``.
 
         Args:
-            size: factor of all times and stashes.
-            num_blocks: number of blocks; 0 where it is not said.
-            more_f: addition to the factor of F: the head computes its gradient at once.
-            more_b: addition to the factor of B, for the embedding.
+            size: factor for all times and stashes.
+            num_blocks: number of blocks; 0 if unspecified.
+            more_f: added to the factor of F. The head goes here: its F computes the gradient too.
+            more_b: added to the factor of B, for the embedding.
         """
         return cls(num_blocks, size + more_f, size + more_b, *(size,) * 4)
 
 
 def joined(blocks: Sequence[Chunk]) -> Chunk:
-    """Joins consecutive chunks into one, whose ops cost what those of all of them do."""
+    """Merges consecutive chunks into one that costs their sum."""
     names = ("f", "b", "w", "u", "f_stash", "w_stash")
     return Chunk(
         sum(block.num_blocks for block in blocks), *(sum(getattr(block, name) for block in blocks) for name in names)
@@ -109,16 +110,16 @@ def joined(blocks: Sequence[Chunk]) -> Chunk:
 
 
 def cut_by_costs(costs: Sequence[float], num_stages: int, first: float = 0.0, last: float = 0.0) -> tuple[int, ...]:
-    """Cuts blocks so that the longest stage is as short as it can be; among such cuts, the most even one.
+    """Cuts blocks so that the slowest stage is as fast as possible; ties go to the most even cut.
 
     Args:
         costs: time of each block.
-        num_stages: P, at most as many as there are blocks.
+        num_stages: P, at most the number of blocks.
         first: additional time of the first stage, for the embedding.
         last: additional time of the last stage, for the head.
 
     Returns:
-        The number of blocks of each stage.
+        The number of blocks in each stage.
 
     >>> cut_by_costs([1.0] * 7, 4), cut_by_costs([1.0] * 8, 4, last=1.0)
     ((2, 2, 2, 1), (3, 2, 2, 1))
@@ -129,7 +130,8 @@ def cut_by_costs(costs: Sequence[float], num_stages: int, first: float = 0.0, la
     def time(stage: int, begin: int, end: int) -> float:
         return sums[end] - sums[begin] + first * (stage == 0) + last * (stage == num_stages - 1)
 
-    # best[e]: (longest stage, sum of squares, sizes) of the stages so far, which hold the first e blocks.
+    # Dynamic program. best[e]: (longest stage, sum of squares, sizes) over ways to put the first e blocks into the
+    # stages so far. Rounding makes sums that differ only by float error tie, so that evenness decides.
     best: dict[int, tuple[float, float, tuple[int, ...]]] = {0: (0.0, 0.0, ())}
     for stage in range(num_stages):
         next_best: dict[int, tuple[float, float, tuple[int, ...]]] = {}
@@ -145,13 +147,13 @@ def cut_by_costs(costs: Sequence[float], num_stages: int, first: float = 0.0, la
 
 
 def common_chunks(cuts: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-    """Refines the cuts of several pipelines into chunks that every pipeline's stages hold as a whole.
+    """Refines several pipelines' cuts into chunks that no stage boundary divides.
 
     Args:
-        cuts: number of blocks of each stage, for each pipeline; all have equal sums.
+        cuts: number of blocks in each stage, for each pipeline; all must have the same sum.
 
     Returns:
-        (number of blocks of each chunk, ``Problem.stage_of_chunk``).
+        (number of blocks in each chunk, ``Problem.stage_of_chunk``).
 
     >>> common_chunks([(2, 2), (1, 3)])
     ((1, 1, 2), ((0, 0, 1), (0, 1, 1)))
@@ -159,16 +161,16 @@ def common_chunks(cuts: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], tuple
     ends = [list(accumulate(cut)) for cut in cuts]
     assert len({end[-1] for end in ends}) == 1, f"cuts of different models: {cuts}"
     bounds = sorted({0, *(bound for end in ends for bound in end)})
-    # A stage without blocks ends where the one before it ends, and holds no chunk.
+    # An empty stage ends where the stage before it ends, so ``last > first`` skips it.
     stages = [tuple(next(p for p, last in enumerate(end) if last > first) for first in bounds[:-1]) for end in ends]
     return tuple(after - before for before, after in pairwise(bounds)), tuple(stages)
 
 
 def _checked_chunks(chunks: Any, stage_of_chunk: Any, topology: Topology) -> tuple[Any, Any]:
-    """Checks these fields of ``Problem``; returns them in their simplest form.
+    """Validates these fields of ``Problem`` and simplifies them: () where they say nothing beyond the default.
 
     Raises:
-        SettingError: a stage is not one of the topology's, or the chunks are not those that the stages hold.
+        SettingError: a stage is outside the topology, or the chunks do not match the stages' chunks.
     """
     D, P = topology.num_pipelines, topology.num_stages
     chunks, holders, setting = tuple(chunks), tuple(map(tuple, stage_of_chunk)), "Problem.stage_of_chunk"
@@ -186,7 +188,7 @@ def _checked_chunks(chunks: Any, stage_of_chunk: Any, topology: Topology) -> tup
 
 
 def _checked_microbatches(value: Any, num_pipelines: int) -> int | tuple[int, ...]:
-    """Checks ``Problem.num_microbatches``; returns a whole number where all pipelines have equally many."""
+    """Validates ``Problem.num_microbatches`` and collapses equal numbers into one."""
     setting = "Problem.num_microbatches"
     if not isinstance(value, tuple | list):
         check_count(setting, value, least=1)
@@ -202,17 +204,17 @@ def _checked_microbatches(value: Any, num_pipelines: int) -> int | tuple[int, ..
 
 @dataclass(frozen=True)
 class Costs:
-    """Costs of the ops of one micro-batch, in any one unit of time and any one unit of memory.
+    """Cost model for one micro-batch, in arbitrary units of time and memory.
 
     Attributes:
-        t_f: time of F, the forward pass of one micro-batch through one stage.
+        t_f: time of F, the forward pass through one stage.
         t_b: time of B, the gradient with respect to the stage's input.
         t_w: time of W, the gradient with respect to the stage's parameters.
-        t_u: time of U, the reduction over peers and the update; once per iteration.
-        t_comm: time from the end of an op to the arrival of its output at the neighbouring stage.
+        t_u: time of U, the gradient reduction over peers and the update; once per iteration.
+        t_comm: latency from the end of an op to the arrival of its output at the neighbouring stage.
         f_stash: memory that F allocates and B frees.
         w_stash: memory that B leaves for W, and W frees.
-        inbox: memory of one message, held from the end of the op that sends it to the end of the op that reads it.
+        inbox: memory of one message, held from the end of the sending op to the end of the reading op.
     """
 
     t_f: float = 1.0
@@ -234,12 +236,12 @@ class Costs:
 
     @property
     def op_times(self) -> tuple[float, float, float, float]:
-        """Times of F, B, W and U: indexed by ``Kind``."""
+        """Times of F, B, W and U, to be indexed by ``Kind``."""
         return self.t_f, self.t_b, self.t_w, self.t_u
 
     @property
     def microbatch_peak(self) -> float:
-        """Peak memory of one micro-batch on a worker: the F-stash turns into the W-stash while B runs."""
+        """Peak memory of one micro-batch on a worker: while B runs, the larger stash, plus the message it reads."""
         return max(self.f_stash, self.w_stash) + self.inbox
 
 
@@ -253,30 +255,30 @@ COST_NAMES = {
     "W-stash": "w_stash",
     "inbox": "inbox",
 }
-"""Fields of ``Costs`` by the names used on the command line and in documents."""
+"""Names of costs on the command line and in documents, with the field of ``Costs`` for each."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A configuration and its work: the input of planners, and the reference for ``verify``.
+    """Cluster and work to schedule: the input of planners, and the reference for ``verify``.
 
-    Without ``chunks`` and ``stage_of_chunk`` every stage is a chunk, and all are alike.
+    Without ``chunks`` and ``stage_of_chunk`` (a plain problem) every stage is one chunk and all stages cost the same.
 
     Attributes:
-        topology: shape of the cluster; expert ranks do not matter here, since a worker's ranks run each op together.
-        num_microbatches: micro-batches per pipeline and iteration; one number for each pipeline where they differ.
+        topology: shape of the cluster. Expert ranks do not matter here: a worker's ranks run each op together.
+        num_microbatches: micro-batches per pipeline and iteration; a tuple if pipelines differ.
         failed: failed workers.
         memory_limit: limit per worker, in the unit of the costs' stashes; None for no limit.
         num_iterations: length of the window that is planned as one schedule.
-        decoupled: False ties every W to its B, as a plain backward pass does; the neighbour's B waits for both
-            (ablation).
+        decoupled: False runs each W immediately after its B, as a plain backward pass does; the neighbour's B waits
+            for both (ablation).
         staggered: False delays every U until all stages have finished their last W (ablation).
         chunks: chunks of the model, in order.
-        stage_of_chunk: for each pipeline the stage that holds each chunk; empty: chunk k is on stage k.
+        stage_of_chunk: for each pipeline, the stage that holds each chunk; empty if chunk k is on stage k.
 
     Raises:
-        SettingError: a failed worker is outside the topology, a chunk is held by no survivor, the chunks are not those
-            of the stages, or the memory limit is too small for a single micro-batch.
+        SettingError: a failed worker is outside the topology, no survivor holds some chunk, the chunks do not match
+            the stages, or the memory limit is too small for a single micro-batch.
     """
 
     topology: Topology
@@ -293,6 +295,7 @@ class Problem:
     def __post_init__(self) -> None:
         chunks, holders = _checked_chunks(self.chunks, self.stage_of_chunk, self.topology)
         number = _checked_microbatches(self.num_microbatches, self.num_pipelines)
+        # Stored in their simplest form, so that equal problems compare equal.
         for name, value in (("num_microbatches", number), ("chunks", chunks), ("stage_of_chunk", holders)):
             object.__setattr__(self, name, value)
         check_count("Problem.num_iterations", self.num_iterations, least=1)
@@ -312,55 +315,58 @@ class Problem:
 
     @property
     def num_chunks(self) -> int:
-        """Number of chunks: that of stages, unless the problem says otherwise."""
+        """Number of chunks; as many as stages in a plain problem."""
         return len(self.stage_of_chunk[0]) if self.stage_of_chunk else self.num_stages
 
     @property
     def microbatches(self) -> tuple[int, ...]:
-        """Micro-batches of each pipeline."""
+        """Number of micro-batches in each pipeline."""
         number = self.num_microbatches
         return (number,) * self.num_pipelines if isinstance(number, int) else number
 
     @property
     def most_microbatches(self) -> int:
-        """Micro-batches of the pipeline with the most, M: a dim of arrays, in which others have entries without one."""
+        """Maximum of ``microbatches``, M: a dim of arrays, padded for pipelines with fewer."""
         return max(self.microbatches)
 
     @property
     def total_microbatches(self) -> int:
-        """Micro-batches of all pipelines."""
+        """Number of micro-batches in all pipelines together."""
         return sum(self.microbatches)
 
     @property
     def num_ops(self) -> int:
-        """Number of Fs, Bs and Ws of one iteration."""
+        """Number of F, B and W ops in one iteration."""
         return 3 * self.total_microbatches * self.num_chunks
 
     @property
     def is_uniform(self) -> bool:
-        """Whether all pipelines hold the same chunks on the same stages, and run equally many micro-batches."""
+        """Whether all pipelines have the same cut and the same number of micro-batches."""
         return isinstance(self.num_microbatches, int) and len(set(self.stage_of_chunk)) <= 1
 
     @property
     def is_plain(self) -> bool:
-        """Whether every stage holds one chunk, the chunk of its number, in all pipelines."""
+        """Whether every stage holds exactly one chunk, with the stage's own number, in all pipelines."""
         return not self.stage_of_chunk
 
     @cached_property
     def time_4P(self) -> np.ndarray:
-        """Time of F, B, W and U of every chunk, float64[4, chunks]."""
+        """Op times by kind and chunk, float64[4, P]."""
         factors = np.array([(chunk.f, chunk.b, chunk.w, chunk.u) for chunk in self._chunks]).T
         return np.array(self.costs.op_times)[:, None] * factors
 
     @cached_property
     def stash_2P(self) -> np.ndarray:
-        """F-stash and W-stash of every chunk, float64[2, chunks]."""
+        """Sizes of F-stash and W-stash by chunk, float64[2, P]."""
         factors = np.array([(chunk.f_stash, chunk.w_stash) for chunk in self._chunks]).T
         return np.array([self.costs.f_stash, self.costs.w_stash])[:, None] * factors
 
     @cached_property
     def growth_W(self) -> list[float]:
-        """Most by which the stash of a chunk of each worker d * P + p grows while its B runs."""
+        """Largest growth of a stash while B runs, for each worker d * P + p; at least 0.
+
+        Only where the W-stash is larger than the F-stash does B need additional memory.
+        """
         growth = np.zeros(self.num_pipelines * self.num_stages)
         more_P = np.tile(self.stash_2P[1] - self.stash_2P[0], self.num_pipelines)
         np.maximum.at(growth, self.worker_DP.ravel(), more_P)
@@ -368,23 +374,23 @@ class Problem:
 
     @cached_property
     def stage_DP(self) -> np.ndarray:
-        """Stage that holds each chunk, int64[D, chunks]."""
+        """Stage that holds each chunk, int64[D, P]."""
         if self.stage_of_chunk:
             return np.array(self.stage_of_chunk)
         return np.tile(np.arange(self.num_stages), (self.num_pipelines, 1))
 
     @cached_property
     def worker_DP(self) -> np.ndarray:
-        """Worker d * P + p that holds each chunk in each pipeline, live or not, int64[D, chunks]."""
+        """Index d * (number of stages) + stage of each chunk's worker, live or not, int64[D, P]."""
         return np.arange(self.num_pipelines)[:, None] * self.num_stages + self.stage_DP
 
     def held_by(self, worker: Worker) -> tuple[int, ...]:
-        """Chunks of a worker, ascending."""
+        """Returns a worker's chunks, in ascending order."""
         d, p = worker
         return tuple(np.flatnonzero(self.stage_DP[d] == p).tolist())
 
     def runs_of(self, worker: Worker) -> tuple[tuple[int, int], ...]:
-        """Runs of blocks that a worker holds, as (first block, end); empty if the numbers of blocks are not said."""
+        """Returns a worker's runs of blocks as (first block, end); empty if chunk sizes are unspecified."""
         if not any(chunk.num_blocks for chunk in self.chunks):
             return ()
         ends = list(accumulate((chunk.num_blocks for chunk in self.chunks), initial=0))
@@ -396,14 +402,14 @@ class Problem:
 
     @property
     def microbatch_peak(self) -> float:
-        """Peak memory of one micro-batch that runs alone, on the worker where it takes the most."""
+        """Peak memory of a single micro-batch with nothing else in flight, on the worker that needs the most."""
         if not self.chunks and self.is_plain:
             return self.costs.microbatch_peak
         stashes = np.tile(self.stash_2P.max(axis=0), self.num_pipelines)
         return float(np.bincount(self.worker_DP.ravel(), stashes).max()) + self.costs.inbox
 
     def limited(self, num_stashes: float | None) -> "Problem":
-        """Limits the memory of a worker to this many F-stashes, the unit in which users give it; None: no limit.
+        """Returns the problem with a memory limit in F-stashes per worker, the unit that users give; None for no limit.
 
         Raises:
             SettingError: the limit, in F-stashes, is too small for a single micro-batch.
@@ -411,36 +417,37 @@ class Problem:
         if num_stashes is None:
             return replace(self, memory_limit=None)
         unit = self.costs.f_stash
-        # A rounding error may make the product less than what a single micro-batch takes.
+        # A limit of exactly one peak, divided by the unit and multiplied again, may round to slightly less.
         self._check_memory(num_stashes, self.microbatch_peak / unit * (1 - 1e-9))
         return replace(self, memory_limit=max(num_stashes * unit, self.microbatch_peak))
 
     def single_pipeline(self) -> "Problem":
-        """Reduces the problem to one pipeline, cut as the first one, without failures."""
+        """Returns the problem for the first pipeline alone, without failures."""
         topology, number = Topology(num_stages=self.num_stages), self.most_microbatches
         first = self.stage_of_chunk[:1]
         return replace(self, topology=topology, failed=frozenset(), num_microbatches=number, stage_of_chunk=first)
 
     def if_drained(self) -> "Problem":
-        """Adds a barrier if the window is one iteration, where only the end of all stages counts.
+        """Adds a barrier before the updates if the window is one iteration, where only the end of all stages counts.
 
-        What is planned so is valid; where ``has_equal_updates`` is false, a shorter plan may run Us earlier.
+        The resulting schedule is valid for the original problem too. Where ``has_equal_updates`` is false, it may not
+        be the shortest: Us could run earlier.
         """
         return replace(self, staggered=self.staggered and self.num_iterations > 1)
 
     @property
     def begins_together(self) -> bool:
-        """True if no worker begins later than others: with a barrier, and in a window of one iteration."""
+        """Whether no worker may start later than others: with a barrier, and in a window of one iteration."""
         return not self.staggered or self.num_iterations == 1
 
     @property
     def has_equal_updates(self) -> bool:
-        """True if the Us of all workers take the same time after the last W, so that a barrier delays no end."""
+        """Whether all workers' Us take the same time after the last W, so that a barrier delays no end."""
         u_P = self.time_4P[Kind.U]
         return not u_P.any() or (self.is_plain and not np.ptp(u_P))
 
     def most_loaded(self, num_survivors: int) -> int:
-        """Least number of micro-batches, n_p, of the most loaded among ``num_survivors`` live workers of a stage."""
+        """Returns n_p, the least number of micro-batches that a stage's busiest survivor has to run."""
         return math.ceil(self.total_microbatches / num_survivors)
 
     @cached_property
@@ -450,7 +457,7 @@ class Problem:
 
     @cached_property
     def survivors(self) -> tuple[tuple[int, ...], ...]:
-        """Peers of every chunk: the pipelines whose worker of that chunk is live, ascending."""
+        """Pipelines whose worker for a chunk is live, for each chunk, ascending."""
         return tuple(
             tuple(d for d, p in enumerate(stage_D) if (d, p) not in self.failed) for stage_D in self.stage_DP.T.tolist()
         )

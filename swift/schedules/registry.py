@@ -1,4 +1,4 @@
-"""Planners by name; each turns a problem into a schedule that ``verify`` accepts."""
+"""Planners by name. Each turns a problem into a schedule that ``verify`` accepts."""
 
 import traceback
 from collections.abc import Callable, Mapping
@@ -17,14 +17,14 @@ Planner = Callable[[Problem], Schedule]
 
 
 def _milp(problem: Problem) -> Schedule:
-    # Imported here, so that the solver is loaded only where it is used.
+    # Imported on use: only ``milp`` needs the solver.
     from swift.schedules.milp.proof import milp
 
     return milp(problem)
 
 
 def _v(problem: Problem) -> Schedule:
-    # Imported here, too: it is the longest of the planners, and few runs use it.
+    # Imported on use: the longest of the planners, and few runs need it.
     from swift.schedules.planners.v import v
 
     return v(problem)
@@ -42,7 +42,7 @@ PLANNERS: Mapping[str, Planner] = {
 
 
 def plan_with(planner: str | CustomPlanner, problem: Problem) -> Schedule:
-    """Plans a problem with a planner given by name or as an object.
+    """Plans a problem with a planner that is given by name or as an object.
 
     Args:
         planner: name in ``PLANNERS``, or a user's planner.
@@ -57,7 +57,7 @@ def plan_with(planner: str | CustomPlanner, problem: Problem) -> Schedule:
         schedule = planner.plan(problem)
     except SettingError:
         raise
-    except Exception as error:  # of any kind: a mistake in the user's own code
+    except Exception as error:  # the user's own code may raise anything
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"plan raises {type(error).__name__} ({last.filename.rpartition('/')[2]}:{last.lineno})"
         raise SettingError("planner", planner.name, f"{where}: {first_line(error)}") from error
@@ -69,11 +69,11 @@ def plan_with(planner: str | CustomPlanner, problem: Problem) -> Schedule:
 
 
 def with_chunk_shape(planner: str | CustomPlanner, problem: Problem) -> Problem:
-    """Cuts the stages of a problem into the runs that a planner is for, all of one size.
+    """Cuts each stage into as many runs of blocks as a planner is designed for, all equal in size.
 
     Args:
         planner: name in ``PLANNERS``, or a user's planner.
-        problem: problem with one chunk on each stage, all alike.
+        problem: plain problem in which all chunks cost the same.
     """
     shape = shape_of(planner, problem.num_stages)
     if len(shape) == problem.num_stages:

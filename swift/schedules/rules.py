@@ -1,8 +1,8 @@
-"""The rules of a valid schedule, one generator of violations each, and verification against them.
+"""Verification of schedules; each rule is a generator of violations.
 
-Nothing here is shared with the planners or with ``peak_memory``.
+Deliberately shares no code with the planners or with ``peak_memory``, so that a mistake there cannot hide here.
 
-Shape suffixes: 3 the kinds F, B, W, K iterations, D pipelines, M micro-batches of the pipeline with the most, P chunks,
+Shape suffixes: 3 the kinds F, B, W, K iterations, D pipelines, M micro-batches (the maximum over pipelines), P chunks,
 n ops.
 """
 
@@ -23,7 +23,7 @@ MAX_OF_A_RULE = 4
 
 @dataclass(frozen=True, eq=False)
 class OpTable:
-    """The rows of a schedule indexed by op; NaN or -1 for missing ops, the last row for duplicates."""
+    """Index from a schedule's ops to its rows. Missing ops are NaN or -1; among duplicates the last row counts."""
 
     schedule: Schedule
     tolerance: float
@@ -35,7 +35,7 @@ class OpTable:
 
     @classmethod
     def of(cls, schedule: Schedule) -> "OpTable":
-        """Indexes the rows of a schedule, whose columns must be well-formed."""
+        """Builds the index; the schedule's columns must be well-formed (see ``violations``)."""
         shape = K, D, _, P = _problem_shape(schedule.problem)
         is_u = schedule.kind == Kind.U
         ops = tuple(getattr(schedule, name)[~is_u] for name in COLUMNS[1:])
@@ -52,15 +52,15 @@ class OpTable:
 
     @property
     def problem(self) -> Problem:
-        """The problem of the schedule."""
+        """Problem of the schedule."""
         return self.schedule.problem
 
     def row(self, row: np.integer) -> str:
-        """Names the op in a row."""
+        """Describes the op in a row, for messages."""
         return self.name(*(int(getattr(self.schedule, name)[row]) for name in COLUMNS[1:]))
 
     def name(self, kind: int, k: int, d: int, m: int, p: int) -> str:
-        """Names an op, by its stage where every stage is a chunk."""
+        """Describes an op for messages, by stage in a plain problem and by chunk otherwise."""
         is_plain, where = self.problem.is_plain, f"at {'stage' if self.problem.is_plain else 'chunk'} {p}"
         if kind == Kind.U:
             chunk_text = "" if is_plain else f" for chunk {p}"
@@ -69,12 +69,12 @@ class OpTable:
 
 
 def _problem_shape(problem: Problem) -> tuple[int, int, int, int]:
-    """Number of iterations, pipelines, micro-batches and chunks: K, D, M, P."""
+    """Returns (iterations, pipelines, micro-batches, chunks): K, D, M, P."""
     return problem.num_iterations, problem.num_pipelines, problem.most_microbatches, problem.num_chunks
 
 
 def _tolerance(schedule: Schedule) -> float:
-    # Capped, so that an op that overlaps by a part of its own time is found however long the schedule is.
+    # Capped by the shortest op: in a very long schedule 1e-9 of the makespan could hide the overlap of whole ops.
     shortest = float(schedule.problem.time_4P[: Kind.U].min())
     return min(1e-9 * float(schedule.end.max(initial=0.0)), 1e-3 * shortest)
 
@@ -120,6 +120,7 @@ def _workers(table: OpTable) -> Iterator[str]:
 
 
 def _same_workers(table: OpTable) -> Iterator[str]:
+    # F, B and W share the stash, which stays on the worker where F wrote it.
     for kind in (Kind.B, Kind.W):
         worker_KDMP, previous_KDMP = table.worker_3KDMP[kind], table.worker_3KDMP[kind - 1]
         for op in np.argwhere((worker_KDMP != previous_KDMP) & (worker_KDMP >= 0) & (previous_KDMP >= 0)):
@@ -146,7 +147,7 @@ def _order(table: OpTable) -> Iterator[str]:
 
 
 def _overlap(table: OpTable) -> Iterator[str]:
-    # A U that takes no time is in nobody's way: it may come while its worker runs an op of another chunk.
+    # A U of zero duration blocks nobody: it may fall inside another chunk's op on the same worker.
     schedule, start, end = table.schedule, table.schedule.start, table.schedule.end
     busy = np.flatnonzero((schedule.kind != Kind.U) | (table.problem.time_4P[Kind.U, schedule.chunk] > 0))
     order = busy[np.lexsort((start[busy], schedule.worker[busy]))]
@@ -178,6 +179,7 @@ def _iterations_apart(table: OpTable) -> Iterator[str]:
 def _precedence(table: OpTable) -> Iterator[str]:
     problem, P, lag = table.problem, table.problem.num_chunks, table.problem.costs.t_comm
     back = Kind.B if problem.decoupled else Kind.W
+    # (op to wait for, op that waits, chunk of the former minus chunk of the latter, message time between workers)
     for first, second, shift, gap in (
         (Kind.F, Kind.F, -1, lag),
         (Kind.F, Kind.B, 0, 0.0),
@@ -218,6 +220,7 @@ def _updates(table: OpTable) -> Iterator[str]:
 
 
 def _peers(table: OpTable) -> Iterator[str]:
+    # Peers reduce their gradients in one collective, so none can update alone.
     starts = table.update_start_KDP
     first_KP = np.fmin.reduce(starts, axis=1)
     for k, d, p in np.argwhere(starts > first_KP[:, None] + table.tolerance):
@@ -242,11 +245,11 @@ def _memory(table: OpTable) -> Iterator[str]:
     if limit is None:
         return
     worker, since, until, size = (np.concatenate(column) for column in zip(*_holdings(table), strict=True))
-    # Memory freed at the time of an allocation is available to it.
+    # At equal times free before allocating: an op may reuse the memory of one that ends as it starts.
     time = np.concatenate([since, until - table.tolerance])
     worker, change = np.tile(worker, 2), np.concatenate([size, -size])
     order = np.lexsort((time, worker))
-    # Every holding ends on the worker on which it began, so the sum starts at 0 for every worker.
+    # Each holding adds and subtracts the same size on one worker, so the cumulative sum is back at 0 between workers.
     live_memory = np.cumsum(change[order])
     above = order[live_memory > limit * (1 + 1e-9)]
     for w in np.unique(worker[above]):
@@ -255,7 +258,7 @@ def _memory(table: OpTable) -> Iterator[str]:
 
 
 def _holdings(table: OpTable) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-    """Yields memory holdings as arrays: worker, start, end, size."""
+    """Yields the intervals in which memory is held, as arrays: worker, start, end, size."""
     problem, start, end, worker = table.problem, table.start_3KDMP, table.end_3KDMP, table.worker_3KDMP
     F, B, W = Kind.F, Kind.B, Kind.W
     sent = end[B] if problem.decoupled else end[W]
@@ -268,7 +271,7 @@ def _holdings(table: OpTable) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarr
         (inbox_P, worker[F][..., :-1], worker[F][..., 1:], end[F][..., :-1], end[F][..., 1:]),
         (inbox_P, worker[B][..., 1:], worker[B][..., :-1], sent[..., 1:], end[B][..., :-1]),
     ):
-        # Ops that are missing, or precede the one they should follow, are left to other rules.
+        # Missing ops, and ops that run before their input arrives, are reported by other rules.
         known = (reader >= 0) & (reader != sender) & (until > since)
         yield reader[known], since[known], until[known], np.broadcast_to(size_P, known.shape)[known]
 
@@ -292,14 +295,14 @@ RULES: tuple[Callable[[OpTable], Iterator[str]], ...] = (
 
 
 class ScheduleError(ValueError):
-    """A schedule breaks the rules of its problem; the message names the first ops that do."""
+    """A schedule breaks the rules of its problem; the message names the first violations."""
 
 
 def verify(schedule: Schedule) -> None:
     """Checks a schedule against the rules of its problem.
 
     Raises:
-        ScheduleError: the schedule breaks a rule (see ``violations``).
+        ScheduleError: the schedule breaks a rule; ``violations`` lists the rules.
     """
     broken_rules = violations(schedule)
     if broken_rules:
@@ -307,16 +310,22 @@ def verify(schedule: Schedule) -> None:
 
 
 def violations(schedule: Schedule) -> list[str]:
-    """Lists violations of the rules, one sentence each: at most 20, and at most 4 per rule; empty for a valid schedule.
+    """Lists violations, one sentence each: at most 20, and at most 4 per rule. A valid schedule has none.
 
-    Every micro-batch has one F, B and W per iteration at every chunk, all three on one live worker that holds it; every
-    live worker has one U for each of its chunks. Ops take their cost, a worker's ops do not overlap, it ends an
-    iteration before it begins the next, and its rows are in order. F follows the F of the previous chunk and B the B of
-    the next chunk by the message's time, if another worker ran that (without decoupling, B follows W, and W its own B
-    immediately), B follows F, W follows B, U follows the last W of the chunk (without staggering, of all chunks), and
-    the next iteration's F follows U. Peers update together, and no worker exceeds the memory limit. Times that differ
-    by less than 1e-9 of the makespan are equal.
+    - Each micro-batch has one F, B and W per iteration at each chunk, all on one live worker that holds the chunk. Each
+      live worker has one U for each of its chunks.
+    - Ops take exactly their cost, a worker's ops do not overlap, its iterations do not overlap, and its rows are in
+      order.
+    - F waits for the F of the previous chunk, B for the B of the next chunk and for its own F, W for its B. Between
+      different workers the message's time is added. Without decoupling, B waits for the next chunk's W, and W follows
+      its own B immediately.
+    - U waits for the chunk's last W (without staggering, for the last W of all chunks), and the next iteration's F for
+      U. Peers update at the same time.
+    - No worker exceeds the memory limit.
+
+    Times that differ by less than 1e-9 of the makespan are equal.
     """
+    # Finite but huge times, as in a damaged file, may overflow in differences; the rules then report them.
     with np.errstate(over="ignore", invalid="ignore"):
         malformed = list(_malformed_columns(schedule)) or list(islice(_unknown_rows(schedule), MAX_LISTED))
         if malformed:
@@ -343,6 +352,7 @@ def _unknown_rows(schedule: Schedule) -> Iterator[str]:
         column = getattr(schedule, name)
         known_n &= (column >= 0) & (column < size) | ((name == "microbatch") & is_u & (column == NO_MICROBATCH))
     known_n &= ~is_u | (schedule.microbatch == NO_MICROBATCH)
+    # Only rows that are in range so far: their pipeline is used as an index.
     known_n[known_n] &= schedule.microbatch[known_n] < np.array(problem.microbatches)[schedule.pipeline[known_n]]
     for row in np.flatnonzero(~known_n):
         fields = ", ".join(f"{name} {getattr(schedule, name)[row]}" for name in (*COLUMNS, "start", "end"))

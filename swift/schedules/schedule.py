@@ -1,12 +1,11 @@
-"""Schedules, for every worker an ordered list of ops with start and end times, and their measures.
+"""Schedules (for every worker an ordered list of timed ops) and their measures: period, makespan, bubbles, peak memory.
 
-The measures are the period, the makespan, the bubbles, and the memory of stashes and inboxes. F allocates the F-stash,
-B turns it into the W-stash (while B runs, the larger of the two is held), and W frees it. A message occupies the inbox
-of its reader from the end of the op that sends it to the end of the op that reads it; what passes from one chunk to the
-next on the same worker is not a message.
+Memory model: F allocates the F-stash; B turns it into the W-stash and holds the larger of the two while it runs; W
+frees it. A message occupies its reader's inbox from the end of the sending op to the end of the reading op. What passes
+between two chunks on the same worker is not a message.
 
-K: iterations, D: pipelines, M: micro-batches of the pipeline with the most, P: chunks (one a stage unless the problem
-says otherwise), 3: the kinds F, B, W, n: ops.
+Shape suffixes: K iterations, D pipelines, M micro-batches (the maximum over pipelines), P chunks (equal to stages in a
+plain problem), 3 the kinds F, B, W, n ops.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -21,14 +20,14 @@ from swift.topology import Worker
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """One iteration of a repeating schedule: the decisions of a planner.
+    """One iteration of a periodic schedule; a planner's decisions.
 
     Attributes:
-        executor_DMP: pipeline whose worker of chunk p runs that chunk of micro-batch (d, m); -1 where pipeline d has no
-            such micro-batch.
-        start_3DMP: start of its F, B and W; NaN where there is none.
-        update_P: start of a chunk's U, on all live workers that hold it at once.
-        period: time after which the next iteration repeats the same ops.
+        executor_DMP: int, pipeline whose worker runs chunk p for micro-batch (d, m); -1 as padding where pipeline d has
+            no such micro-batch.
+        start_3DMP: start times of its F, B and W; NaN as padding.
+        update_P: start time of each chunk's U, simultaneous on all its live workers.
+        period: time between the starts of consecutive iterations, which repeat the same ops.
     """
 
     executor_DMP: np.ndarray
@@ -37,7 +36,7 @@ class Round:
     period: float
 
     def repeated(self, num_pipelines: int) -> "Round":
-        """Repeats a single pipeline's round for all pipelines, which are alike without failures."""
+        """Copies a single pipeline's round to all pipelines, which are identical without failures."""
         _, M, P = self.executor_DMP.shape
         executor_DMP = np.broadcast_to(np.arange(num_pipelines, dtype=np.int32)[:, None, None], (num_pipelines, M, P))
         start_3DMP = np.broadcast_to(self.start_3DMP, (3, num_pipelines, M, P))
@@ -46,16 +45,16 @@ class Round:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Schedule:
-    """All ops of a window, one row each, sorted by worker, iteration and start: the order in which workers run them.
+    """All ops of a window as columns, sorted by worker, iteration and start: the order in which workers run them.
 
-    Validity is not guaranteed: ``verify`` checks that the rows are a valid schedule of the problem.
+    A schedule is not necessarily valid: ``verify`` checks its rows against the problem.
 
     Attributes:
         problem: problem that is scheduled.
         solver: name of the planner.
-        worker: int32[n], d * (number of stages) + p of the worker that runs the op.
+        worker: int32[n], executing worker as d * (number of stages) + p.
         kind, iteration, pipeline, microbatch, chunk: int32[n], the fields of ``Op``.
-        start, end: float64[n], in the unit of the costs.
+        start, end: float64[n], in the time unit of the costs.
     """
 
     problem: Problem
@@ -71,7 +70,7 @@ class Schedule:
 
     @classmethod
     def from_ops(cls, problem: Problem, solver: str, ops: Iterable[TimedOp]) -> "Schedule":
-        """Makes a schedule of the given ops, sorted."""
+        """Builds a schedule from ops in any order."""
         rows = [(*worker, *op, start, end) for op, worker, start, end in ops]
         columns = np.array(rows, np.float64).reshape(len(rows), 9).T
         d, p, *names = columns[:7].astype(np.int32)
@@ -79,7 +78,7 @@ class Schedule:
 
     @classmethod
     def from_round(cls, problem: Problem, solver: str, iteration_plan: Round) -> "Schedule":
-        """Makes a schedule that repeats ``iteration_plan`` for every iteration of the window."""
+        """Builds a schedule that repeats ``iteration_plan`` in every iteration of the window."""
         exists_DMP = iteration_plan.executor_DMP >= 0
         kind, d, m, p = (axis[:, exists_DMP].ravel() for axis in np.indices((3, *exists_DMP.shape), np.int32))
         worker = problem.worker_DP[iteration_plan.executor_DMP[d, m, p], p]
@@ -108,7 +107,10 @@ class Schedule:
 
     @classmethod
     def planned(cls, problem: Problem, solver: str, plan: Callable[[Problem], Round]) -> "Schedule":
-        """Makes a schedule of the round that ``plan`` finds; without failures, of one pipeline repeated for all."""
+        """Builds a schedule from the round that ``plan`` finds.
+
+        Without failures and with uniform pipelines, ``plan`` sees one pipeline, and its round is copied to all.
+        """
         if problem.failed or not problem.is_uniform:
             return cls.from_round(problem, solver, plan(problem))
         return cls.from_round(problem, solver, plan(problem.single_pipeline()).repeated(problem.num_pipelines))
@@ -120,12 +122,12 @@ class Schedule:
 
     @cached_property
     def bounds(self) -> np.ndarray:
-        """Row bounds, int64[D * P + 1]: the rows of worker w are ``bounds[w]:bounds[w + 1]``."""
+        """Row offsets, int64[D * stages + 1]: worker w has the rows ``bounds[w]:bounds[w + 1]``."""
         return np.searchsorted(self.worker, np.arange(self.problem.num_pipelines * self.problem.num_stages + 1))
 
     @cached_property
     def row_3KDMP(self) -> np.ndarray:
-        """Row of every F, B and W, int64[3, K, D, M, P], P chunks; -1 where there is none."""
+        """Row index of every F, B and W, int64[3, K, D, M, P]; -1 as padding."""
         problem, is_fbw = self.problem, self.kind != Kind.U
         shape = (problem.num_iterations, problem.num_pipelines, problem.most_microbatches, problem.num_chunks)
         row_3KDMP = np.full((3, *shape), -1, np.int64)
@@ -135,12 +137,12 @@ class Schedule:
 
     @property
     def rows_of_microbatches(self) -> np.ndarray:
-        """``row_3KDMP`` of the micro-batches that there are, int64[3, K, number of them, P]."""
+        """``row_3KDMP`` without the padding, int64[3, K, micro-batches of all pipelines, P]."""
         exists_DM = np.arange(self.problem.most_microbatches) < np.array(self.problem.microbatches)[:, None]
         return self.row_3KDMP[:, :, exists_DM]
 
     def ops(self) -> Iterator[TimedOp]:
-        """Yields all ops, worker by worker, each worker's in its order."""
+        """Yields all ops, worker by worker, in execution order."""
         P = self.problem.num_stages
         columns = (self.worker, self.kind, self.iteration, self.pipeline, self.microbatch, self.chunk)
         for (w, kind, *names), start, end in zip(
@@ -149,12 +151,12 @@ class Schedule:
             yield TimedOp(Op(Kind(kind), *names), divmod(w, P), start, end)
 
     def ops_of(self, worker: Worker) -> list[TimedOp]:
-        """Lists the ops of one worker, in its order."""
+        """Lists one worker's ops in execution order."""
         return [timed for timed in self.ops() if timed.worker == worker]
 
 
 def _ordered(problem: Problem, solver: str, names: list[np.ndarray], start: np.ndarray, end: np.ndarray) -> Schedule:
-    # A U of zero duration starts when the previous W ends, and the next iteration's F starts at the same time.
+    # Ends break ties: a U of zero duration starts when the previous W ends, and so does the next iteration's F.
     worker, kind, iteration, _, _, chunk = names
     order = np.lexsort((chunk, kind, end, start, iteration, worker))
     worker, kind, iteration, pipeline, microbatch, chunk = (
@@ -175,47 +177,48 @@ def _ordered(problem: Problem, solver: str, names: list[np.ndarray], start: np.n
 
 
 def iteration_ends(schedule: Schedule) -> np.ndarray:
-    """End times of all iterations, float64[K]."""
+    """Returns the end time of each iteration's last op, float64[K]."""
     ends = np.zeros(schedule.problem.num_iterations)
     np.maximum.at(ends, schedule.iteration, schedule.end)
     return ends
 
 
 def makespan(schedule: Schedule) -> float:
-    """End time of the window's last op; the first op starts at 0."""
+    """Returns the end time of the window's last op; the first op starts at 0."""
     return float(schedule.end.max())
 
 
 def period(schedule: Schedule) -> float:
-    """Mean time of an iteration in the steady state, from the end of the first to that of the last.
+    """Returns the mean time per iteration in steady state: from the first iteration's end to the last one's.
 
-    For a single iteration it is the makespan.
+    For a window of a single iteration it is the makespan.
     """
     ends = iteration_ends(schedule)
     return float(ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else float(ends[0])
 
 
 def window_period(schedule: Schedule) -> float:
-    """Mean time of an iteration if the window drains before the next one starts."""
+    """Returns the mean time per iteration if the pipeline drains between windows."""
     return makespan(schedule) / schedule.problem.num_iterations
 
 
 def bubble_share(schedule: Schedule) -> float:
-    """Share of the live workers' time in the steady state in which they are idle."""
+    """Returns the fraction of the live workers' time that is idle in steady state."""
     busy = float((schedule.end - schedule.start).sum()) / schedule.problem.num_iterations
     return max(0.0, 1.0 - busy / (len(schedule.problem.live_workers) * period(schedule)))
 
 
 def peak_memory(schedule: Schedule) -> np.ndarray:
-    """Computes the peak memory of every worker.
+    """Computes each worker's peak memory.
 
     Returns:
-        float64[D * P], in the unit of the costs' stashes; 0 for a worker that runs nothing.
+        float64[D * stages], in the unit of the costs' stashes; 0 for a worker that runs nothing.
     """
     problem, kind = schedule.problem, schedule.kind
     f_stash_n, w_stash_n = problem.stash_2P[:, schedule.chunk]
     grown_n, shrunk_n = np.maximum(0.0, w_stash_n - f_stash_n), np.maximum(0.0, f_stash_n - w_stash_n)
     is_f, is_b, is_w = (np.flatnonzero(kind == each) for each in (Kind.F, Kind.B, Kind.W))
+    # (worker, time, change) of memory. A stash grows at the start of B and shrinks at its end: B holds the larger one.
     events = [
         (schedule.worker[is_f], schedule.start[is_f], f_stash_n[is_f]),
         (schedule.worker[is_b], schedule.start[is_b], grown_n[is_b]),
@@ -225,21 +228,22 @@ def peak_memory(schedule: Schedule) -> np.ndarray:
     if problem.costs.inbox:
         events += _inbox_events(schedule)
     worker = np.concatenate([event[0] for event in events])
-    # Rounded, so that memory freed by one op is available to the next one, which starts at the same time.
+    # Round times to the tolerance: an op may reuse memory that the op before it frees at the same moment, and lexsort
+    # puts negative deltas first among equal times.
     time = np.round(np.concatenate([event[1] for event in events]) / _time_tolerance(schedule))
     delta = np.concatenate([event[2] for event in events])
     order = np.lexsort((delta, time, worker))
     worker, delta = worker[order], delta[order]
     live_memory = np.cumsum(delta)
     peaks = np.zeros(schedule.problem.num_pipelines * schedule.problem.num_stages)
-    # The sum carried over from previous workers is memory that they never freed: zero in a valid schedule.
+    # A cumulative sum over all workers: subtract what previous workers never freed (zero in a valid schedule).
     before = np.concatenate([[0.0], live_memory])[np.searchsorted(worker, worker)]
     np.maximum.at(peaks, worker, live_memory - before)
     return peaks
 
 
 def fits(problem: Problem, iteration_plan: Round) -> bool:
-    """Checks that a repeating iteration stays within the memory limit of its problem, including messages."""
+    """Checks that a repeated round stays within its problem's memory limit, messages included."""
     if problem.memory_limit is None:
         return True
     return float(peak_memory(Schedule.from_round(problem, "", iteration_plan)).max()) <= problem.memory_limit * (
@@ -248,7 +252,8 @@ def fits(problem: Problem, iteration_plan: Round) -> bool:
 
 
 def _time_tolerance(schedule: Schedule) -> float:
-    """Tolerance within which times are equal, since floating-point sums depend on their order."""
+    """Returns the tolerance for equal times: floating-point sums depend on the order of their terms."""
+    # Positive also for an empty schedule, since times are divided by it.
     return 1e-9 * max(1e-300, float(schedule.end.max(initial=0.0)))
 
 
@@ -257,7 +262,7 @@ def _inbox_events(schedule: Schedule) -> list[tuple[np.ndarray, np.ndarray, np.n
     sent_back_KDMP = b_KDMP if schedule.problem.decoupled else w_KDMP
     events = []
     for senders, readers in ((f_KDMP[..., :-1], f_KDMP[..., 1:]), (sent_back_KDMP[..., 1:], b_KDMP[..., :-1])):
-        # What stays on a worker takes no room but that of the stash.
+        # Between chunks of one worker there is no message: the output is part of the stash.
         both = (senders >= 0) & (readers >= 0) & (schedule.worker[senders] != schedule.worker[readers])
         sender, reader = senders[both], readers[both]
         worker, size = schedule.worker[reader], np.full(len(reader), inbox)
@@ -268,8 +273,8 @@ def _inbox_events(schedule: Schedule) -> list[tuple[np.ndarray, np.ndarray, np.n
 def round_of(schedule: Schedule) -> Round:
     """Extracts the iteration that a valid schedule repeats: the inverse of ``Schedule.from_round``.
 
-    The result is exact to the bit if the first op starts at 0. A window of one iteration does not determine the period,
-    which is then its makespan.
+    The result is bit-exact if the first op starts at 0. A window of one iteration does not determine the period; the
+    makespan is used instead.
     """
     problem = schedule.problem
     K, rows_3KDMP = problem.num_iterations, schedule.row_3KDMP

@@ -1,10 +1,10 @@
-"""Timing of ops whose order on every worker is given.
+"""Times for ops whose order on every worker is already decided.
 
-The ops of one iteration are a graph: which waits for which. ``time_round`` finds the shortest period with which every
-op can start after those that it waits for.
+``time_round`` finds the shortest period at which every op can start after the ops that it depends on. It works on a
+dependency graph of one iteration.
 
-Shape suffixes: D pipelines, M micro-batches of the pipeline with the most, P chunks, L lines: workers that run
-something, n items of the lines in their order: ops, and a U for each line and chunk.
+Shape suffixes: D pipelines, M micro-batches (the maximum over pipelines), P chunks, L lines (workers that run
+something), n items (the ops of all lines in order, and a U for each line and chunk).
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,28 +17,28 @@ from swift.schedules.problem import NO_MICROBATCH, Kind, Problem
 from swift.schedules.schedule import Round
 
 SequencedOp = tuple[int, int, int] | tuple[int, int, int, int]
-"""(kind, pipeline, micro-batch) of an op, and its chunk, which may be left out where the worker holds only one."""
+"""(kind, pipeline, micro-batch) of an op, and its chunk, which may be omitted where the worker holds only one."""
 
 _NONE = -1
 
 
 @dataclass(frozen=True, eq=False)
 class SequenceGraph:
-    """Dependency graph of the ops of one iteration, in topological order.
+    """Dependency graph of one iteration's ops, in topological order.
 
-    A line is a worker with ops. Node l is the beginning of line l. A node waits for at most two others: the previous op
-    on its worker or, for the first one there, the beginning of the line; and the op whose output it reads. A U waits
-    for the Us of the same chunk on other lines, one after the other: the last of these nodes is when all of them start.
-    A gap is the time from the start of a node to the earliest start of one that waits for it.
+    A line is a worker that has ops. The first L nodes are the beginnings of the lines; every other node is an op. A
+    node waits for at most two others: the node before it on its worker (the line's beginning for the first op), and the
+    op whose output it reads. The Us of one chunk on all lines form a chain; the chain's last node is the time at which
+    all of them start. A gap is the least time between the starts of a node and of a node that waits for it.
 
     Attributes:
         num_lines: number of lines, L.
         waits: four lists over the nodes from L on: the previous node, its gap, the node that is read, its gap.
-        ids: ((kind * D + d) * M + m) * P + p of every F, B and W.
-        op_nodes: node of each of them.
+        ids: ((kind * D + d) * M + m) * P + p for every F, B and W.
+        op_nodes: node of each id.
         update_nodes: node at which each chunk's Us start.
-        firsts: first node of each line.
-        lasts: (node of the last U, its time) of each line.
+        firsts: first op node of each line.
+        lasts: (node of the last U, duration of that U) of each line.
     """
 
     num_lines: int
@@ -53,7 +53,7 @@ class SequenceGraph:
     def of(
         cls, problem: Problem, executor_DMP: np.ndarray, sequences: Sequence[Sequence[SequencedOp]]
     ) -> "SequenceGraph":
-        """Makes the graph; see ``time_round`` for the arguments."""
+        """Builds the graph; ``time_round`` describes the arguments."""
         lines = _Lines.of(problem, executor_DMP, sequences)
         before, before_gap, read, read_gap = _edges(problem, executor_DMP, lines)
         L, total = len(lines.workers), len(before)
@@ -76,7 +76,8 @@ class SequenceGraph:
         )
 
     def time(self, begins: Sequence[float]) -> list[float]:
-        """Computes the earliest start of every node, given the beginnings of the lines."""
+        """Computes the earliest start of every node from the lines' beginnings, in one pass."""
+        # Lists instead of arrays: every node depends on earlier ones, so nothing can be vectorized.
         starts = list(begins)
         append = starts.append
         for before, before_gap, read, read_gap in zip(*self.waits, strict=True):
@@ -86,18 +87,19 @@ class SequenceGraph:
         return starts
 
     def first_starts(self, starts: Sequence[float]) -> list[float]:
-        """Start of every line's first op."""
+        """Returns the start of each line's first op."""
         return [starts[node] for node in self.firsts]
 
     def line_ends(self, starts: Sequence[float]) -> list[float]:
-        """End of every line's last U."""
+        """Returns the end of each line's last U."""
         return [starts[node] + time for node, time in self.lasts]
 
     def critical_line(self, starts: Sequence[float], line: int) -> int:
-        """Finds the line from whose beginning the longest path to the end of ``line`` starts."""
+        """Finds the line at whose beginning the longest path to the end of ``line`` starts, by walking back."""
         node, L = self.lasts[line][0], self.num_lines
         before, before_gap, read, _ = self.waits
         while node >= L:
+            # Exact comparison: ``time`` set the start to one of these two sums.
             i, start = node - L, starts[node]
             node = before[i] if starts[before[i]] + before_gap[i] == start else read[i]
         return node
@@ -105,16 +107,16 @@ class SequenceGraph:
 
 @dataclass(frozen=True, eq=False)
 class _Lines:
-    """Items of the lines in their order.
+    """All lines' items, concatenated: line by line, each in execution order.
 
     Attributes:
         workers: worker of each line.
-        bounds: int64[L + 1], items of each line.
+        bounds: int64[L + 1], offset of each line's items.
         line, kind, chunk: int64[n].
-        ids: int64[n], number of every F, B and W as in ``SequenceGraph``.
-        place: item of each id; -1 for what does not exist.
-        joint_P: item at which the Us of each chunk start: that of the first line.
-        before_u: int64[n], for a U the same chunk's U of the next line; -1 for that of the last line and for ops.
+        ids: int64[n], id of every F, B and W as in ``SequenceGraph``; -1 for a U.
+        place: item of each id; -1 for padding.
+        joint_P: item at which all Us of a chunk start: the U on the first line.
+        before_u: int64[n], for a U the same chunk's U on the next line; -1 for the last line's U and for other ops.
     """
 
     workers: list[int]
@@ -132,7 +134,7 @@ class _Lines:
         S, parts = problem.num_stages, []
         for d, p in problem.live_workers:
             chunks, sequence = problem.held_by((d, p)), sequences[d * S + p]
-            # Where stages are chunks, nothing depends on a worker that only updates.
+            # In a plain problem nothing waits for a worker that only updates.
             if sequence or (chunks and not problem.is_plain):
                 parts.append((d * S + p, _items(chunks, d, sequence)))
         assert sum(map(len, sequences)) == sum(map(len, (sequences[w] for w, _ in parts))), "a failed worker runs an op"
@@ -156,7 +158,7 @@ class _Lines:
 
 
 def _items(chunks: tuple[int, ...], d: int, sequence: Sequence[SequencedOp]) -> np.ndarray:
-    """Lists (kind, pipeline, micro-batch, chunk) of a worker's ops and its Us, int64[n, 4]."""
+    """Builds rows (kind, pipeline, micro-batch, chunk) for a worker's ops and missing Us, int64[n, 4]."""
     width = len(sequence[0]) if sequence else 4
     flat = np.fromiter(chain.from_iterable(sequence), np.int64, width * len(sequence)).reshape(-1, width)
     if width == 3:
@@ -171,11 +173,11 @@ def _items(chunks: tuple[int, ...], d: int, sequence: Sequence[SequencedOp]) -> 
 def _edges(
     problem: Problem, executor_DMP: np.ndarray, lines: _Lines
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Finds what every item waits for, as nodes, and the gaps; without staggering, nodes of a barrier follow."""
+    """Returns what each item waits for: previous node, gap, node that is read, gap. Barrier nodes are appended."""
     L, n = len(lines.workers), len(lines.line)
     worker, duration = np.array(lines.workers)[lines.line], problem.time_4P[lines.kind, lines.chunk]
     is_u, begins = lines.kind == Kind.U, np.isin(np.arange(n), lines.bounds)
-    # A U starts at the joint node of its chunk, and so does whatever follows it on a worker.
+    # Peers update together: a U, and whatever follows it, counts from the node at which all its chunk's Us start.
     node = np.where(is_u, lines.joint_P[lines.chunk], np.arange(n)) + L
     before = np.where(begins, lines.line, np.roll(node, 1))
     before_gap = np.where(begins, 0.0, np.roll(duration, 1))
@@ -190,7 +192,7 @@ def _edges(
     if not problem.staggered:
         first_u = np.flatnonzero(is_u & (begins | ~np.roll(is_u, 1)))
         assert len(first_u) == L, "without staggering, Us are last"
-        # A node of the barrier waits for the one before it and for the last op of a line.
+        # Barrier nodes form a chain: each waits for the one before it and for the last op of its line.
         barrier, before_barrier = L + n + np.arange(L), np.roll(L + n + np.arange(L), 1)
         before_barrier[0] = before[first_u[0]]
         gap_barrier, read_barrier, read_gap_barrier = before_gap[first_u] * 0.0, before[first_u], before_gap[first_u]
@@ -213,7 +215,7 @@ def _senders(problem: Problem, executor_DMP: np.ndarray, lines: _Lines) -> np.nd
 
 
 def _topological(num_lines: int, before: np.ndarray, read: np.ndarray) -> np.ndarray:
-    """Sorts the items so that each follows those it waits for."""
+    """Sorts items topologically (Kahn's algorithm)."""
     total = len(before)
     waits = np.concatenate([before, read]) - num_lines
     waiter = np.tile(np.arange(total), 2)[waits >= 0]
@@ -232,25 +234,25 @@ def _topological(num_lines: int, before: np.ndarray, read: np.ndarray) -> np.nda
 
 
 def time_round(problem: Problem, executor_DMP: np.ndarray, sequences: Sequence[Sequence[SequencedOp]]) -> Round:
-    """Finds the round with the shortest period that keeps the sequences, every op as early as that period allows.
+    """Computes the round with the shortest period that keeps the given order; every op runs as early as possible.
 
     Without staggering, and in a window of one iteration, all workers begin together, and the period is the longest path
-    through the ops. With staggering a worker may begin later than others: at the end of its last U of the previous
-    iteration. Let a_pq be the longest path from the beginning of worker q to the end of worker p. A schedule with
-    period T exists if and only if there are beginnings x with a_pq + x_q <= x_p + T for all p and q; the least such T
-    is the largest cycle mean of a (its eigenvalue in max-plus algebra). It is approached from below: a worker that ends
-    after x_p + T begins that much later, and the ops are timed again, until every worker keeps T, or workers that delay
+    through the ops. With staggering a worker begins when its last U of the previous iteration ends, which may be later
+    than others. Let a_pq be the longest path from the beginning of worker q to the end of worker p. A schedule with
+    period T exists if and only if there are beginnings x with a_pq + x_q <= x_p + T for all p and q. The least such T
+    is the largest cycle mean of a, its eigenvalue in max-plus algebra. The search approaches T from below: it delays
+    every worker that ends after x_p + T and times the ops again, until all workers keep T, or until workers that delay
     each other form a cycle, whose mean is the next T. A few passes over the ops suffice, and a is never built
     explicitly.
 
-    The order alone decides which stashes a worker holds at once; how long messages occupy inboxes depends on the times.
+    Stash memory depends on the order alone; how long messages occupy inboxes depends on the times.
 
     Args:
         problem: problem, for its costs and for being decoupled or staggered.
         executor_DMP: pipeline that runs each micro-batch at each chunk, as in ``Round``.
-        sequences: ops of worker (d, p) at d * (number of stages) + p: F, B and W of every micro-batch and chunk that it
-            runs, in its order, W directly after B if the problem is not decoupled; empty for a worker that runs
-            nothing. A worker's Us come last, by chunk, unless the sequence has them.
+        sequences: for worker (d, p), at index d * (number of stages) + p, its F, B and W in execution order; empty for
+            a worker that runs nothing. W must directly follow B if the problem is not decoupled. Us that are missing
+            come last, in the order of chunks.
     """
     graph = SequenceGraph.of(problem, executor_DMP, sequences)
     starts = graph.time([0.0] * graph.num_lines) if problem.begins_together else _settled(graph)
@@ -265,7 +267,7 @@ def time_round(problem: Problem, executor_DMP: np.ndarray, sequences: Sequence[S
 
 
 def _settled(graph: SequenceGraph) -> list[float]:
-    """Computes the starts of all nodes for the shortest period, with workers beginning as early as it allows."""
+    """Computes the start of every node at the shortest period, with every worker beginning as early as it can."""
     L = graph.num_lines
     begins, period, delayed_by = [0.0] * L, 0.0, dict[int, tuple[int, float]]()
     at_once = starts = graph.time(begins)
@@ -275,10 +277,12 @@ def _settled(graph: SequenceGraph) -> list[float]:
         late = [p for p in range(L) if ends[p] > begins[p] + period + tolerance]
         if not late:
             return starts
+        # Worker p is late because of the path from the beginning of worker q: an edge of a graph of delays.
         for p in late:
             q = graph.critical_line(starts, p)
             delayed_by[p] = q, ends[p] - begins[q]
         mean = _largest_mean(delayed_by)
+        # Workers that delay each other in a cycle prove a longer period, from which the search starts again.
         if mean > period + tolerance:
             begins, period, delayed_by, starts = [0.0] * L, mean, {}, at_once
         else:
@@ -287,7 +291,7 @@ def _settled(graph: SequenceGraph) -> list[float]:
 
 
 def _largest_mean(delayed_by: Mapping[int, tuple[int, float]]) -> float:
-    """Finds the largest cycle mean of a graph in which each node has at most one edge, as node -> (node, length).
+    """Returns the largest cycle mean in a graph with at most one edge per node, given as node -> (node, length).
 
     >>> _largest_mean({2: (2, 3.0), 0: (1, 2.0), 1: (0, 5.0), 3: (0, 9.0)})
     3.5

@@ -1,9 +1,9 @@
-"""Simulation of training on nodes that fail, by strategies: re-routing (Swift, ReCycle), restarts, Oobleck and others.
+"""Simulation of training on nodes that fail: re-routing (Swift, ReCycle), restarts, Oobleck and other strategies.
 
 ``engine`` runs a strategy through a failure trace (``traces``), with the sizes and speeds of a ``job``. ``strategies``
-defines the interface, the ideal, re-routing and adapting; ``restarting`` has restarts from checkpoints, and
-``published`` Oobleck, Varuna and Bamboo with their published figures. ``registry`` lists all by name, and
-``json_format`` describes the results.
+defines the interface, the ideal, re-routing and adapting. ``restarting`` has restarts from checkpoints, ``published``
+has Oobleck, Varuna and Bamboo with their published figures. ``registry`` lists all by name, and ``json_format``
+describes the results.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,7 @@
-"""Event-driven simulation: advances from one change of nodes to the next, without stepping through iterations.
+"""Event-driven simulation: jumps from one change of nodes to the next, without stepping through iterations.
 
-Progress after some time at a pace is computed (``position``). The outcome says where the time went, and which
-iterations were kept, over time.
+``position`` computes the progress after some time at a constant pace. The outcome records how the time was spent, and
+which iterations were kept, over time.
 """
 
 import math
@@ -25,17 +25,17 @@ CAUSES = (
     "waiting",
     "out_of_memory",
 )
-"""Causes on which time is spent; each moment has one.
+"""Causes to which the simulated time is attributed; each moment has exactly one.
 
-useful: iterations that are kept, at their duration with all nodes. slowdown: the rest of their duration.
-saving: training waits for a checkpoint. detection: nodes have failed, and the failure is not known yet.
-reconfiguration: from then until training resumes, and the time to let nodes join.
+useful: kept iterations, at their duration with all nodes. slowdown: the rest of their duration.
+saving: training waits for a checkpoint. detection: nodes have failed, but the failure is not known yet.
+reconfiguration: from then until training resumes, and the time to admit nodes.
 lost: iterations, or a part of one, undone by a failure. waiting: there are too few nodes.
-out_of_memory: there are enough nodes to run, but not to hold the model.
+out_of_memory: there are enough nodes to run, but they cannot hold the model.
 """
 
 _ROUNDING = 1e-9
-"""Share of an iteration within which its end counts as reached."""
+"""Fraction of an iteration within which its end counts as reached, for float errors."""
 
 
 @dataclass
@@ -46,8 +46,8 @@ class PaceInterval:
         start_s: start of the first iteration.
         end_s: end of the last iteration.
         iterations: number of iterations; fractional at the end of a trace.
-        iteration_s: duration of each, without saves.
-        lost: number of the last iterations that a failure undid.
+        iteration_s: duration of each iteration, without saves.
+        lost: number of iterations at the end of the interval that a failure undid.
     """
 
     start_s: float
@@ -64,16 +64,16 @@ class PaceInterval:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of a strategy on a trace.
+    """Result of simulating a strategy on a trace.
 
     Attributes:
         name: name of the strategy.
         source: source of the strategy's figures.
         iteration_s: duration of an iteration with all nodes.
-        samples: samples of an iteration; None if unknown.
+        samples: samples per iteration; None if unknown.
         horizon_s: length of the trace.
-        stretches: iterations in order of time.
-        spent_s: seconds spent on each of ``CAUSES``; they sum to the horizon.
+        stretches: all iterations, in order of time.
+        spent_s: seconds attributed to each of ``CAUSES``; they sum to the horizon.
     """
 
     name: str
@@ -86,28 +86,29 @@ class Outcome:
 
     @property
     def iterations(self) -> float:
-        """Number of iterations that are kept."""
+        """Number of iterations that were kept."""
         return sum(stretch.kept for stretch in self.stretches)
 
     @property
     def ettr(self) -> float:
-        """Effective training time ratio: useful time over all time, which is also the mean goodput."""
+        """Effective training time ratio: useful time over total time. Equal to the mean goodput."""
         return self.spent_s["useful"] / self.horizon_s
 
     @property
     def samples_per_s(self) -> float | None:
-        """Mean throughput, in samples of kept iterations."""
+        """Mean throughput in samples of kept iterations; None if samples are unknown."""
         return None if self.samples is None else self.samples * self.iterations / self.horizon_s
 
     def goodput(self, num_bins: int) -> tuple[np.ndarray, np.ndarray]:
-        """Computes goodput over time: kept iterations relative to those without failures.
+        """Computes goodput over time: kept iterations relative to a run without failures.
 
         Args:
-            num_bins: number of equal parts of the trace to average over, B.
+            num_bins: number of equal bins of the trace to average over, B.
 
         Returns:
-            The edges of the bins in seconds, float64[B + 1], and the goodput in each, float64[B].
+            Edges of the bins in seconds, float64[B + 1], and the goodput in each, float64[B].
         """
+        # A failure undoes an interval's last iterations: the count rises over the kept ones, then stays constant.
         times, counts = [0.0], [0.0]
         for stretch in self.stretches:
             share = stretch.kept / stretch.iterations if stretch.iterations else 0.0
@@ -119,13 +120,13 @@ class Outcome:
 
 
 class Position(NamedTuple):
-    """Progress of training.
+    """Progress of training since the current pace began.
 
     Attributes:
-        iterations: iterations finished at this pace.
+        iterations: iterations finished.
         partial_s: time spent on the current iteration.
         saving_s: time spent on saves, including the current one.
-        save_left_s: time left for the current save.
+        save_left_s: remaining time of the current save.
         saved: iterations in the newest save that can be restored; 0 if there is none yet.
         stored: the same for saves to storage.
     """
@@ -139,7 +140,7 @@ class Position(NamedTuple):
 
 
 def position(pace: Throughput, elapsed_s: float) -> Position:
-    """Computes the progress after ``elapsed_s`` seconds at a pace."""
+    """Computes the progress after ``elapsed_s`` seconds at a constant pace, in time independent of ``elapsed_s``."""
     T, saves = pace.iteration_s, pace.saves
     if saves is None:
         iterations, partial_s = _split(elapsed_s, T)
@@ -157,6 +158,7 @@ def position(pace: Throughput, elapsed_s: float) -> Position:
     iterations, partial_s = _split(min(left_s, count * T), T)
     in_save_s = max(0.0, left_s - count * T) if iterations == count else 0.0
     done += iterations
+    # The newest save may still be on its way to where it can be read; then only the one before it counts.
     saved = latest if done - latest >= saves.lag else before
     return Position(
         done,
@@ -169,7 +171,7 @@ def position(pace: Throughput, elapsed_s: float) -> Position:
 
 
 def _stretches(saves: Saves, elapsed_s: float, iteration_s: float) -> Iterator[tuple[int, int]]:
-    """Yields (iterations before a save, number of consecutive such saves)."""
+    """Yields (iterations before a save, number of consecutive saves with that interval)."""
     yield from ((count, 1) for count in saves.first)
     yield saves.every, int(elapsed_s / iteration_s) + 2
 
@@ -180,26 +182,23 @@ def _split(seconds: float, iteration_s: float) -> tuple[int, float]:
 
 
 def _stored(saves: Saves, done: int, saved: int) -> int:
-    """Iterations in the newest complete save to storage; a save is complete when the next one starts."""
+    """Returns the iterations in the newest complete save to storage; a save is complete when the next one starts."""
     if saves.storage_every is None:
         return saved
     return max(0, done // saves.storage_every - 1) * saves.storage_every
 
 
 def simulate(strategy: Strategy, trace: Trace) -> Outcome:
-    """Simulates a strategy on a trace.
+    """Simulates a strategy on a trace; deterministic.
 
     Args:
         strategy: strategy for handling failures.
         trace: trace of nodes that leave and join.
-
-    Returns:
-        The outcome, which is deterministic.
     """
     state, decision = strategy.start(trace.initial)
     run = _Run(decision)
     for time_s, removed, added in trace.changes:
-        if time_s == trace.horizon_s:  # changes at the very end cost nothing
+        if time_s == trace.horizon_s:  # a change at the very end has no time left to cost anything
             break
         run.advance(time_s)
         state, next_decision = strategy.change(state, run.moment(removed, added))
@@ -224,13 +223,13 @@ def simulate(strategy: Strategy, trace: Trace) -> Outcome:
 
 @dataclass
 class _Finish:
-    """Phase in which the current iteration is finished before a pause.
+    """Phase that finishes the current iteration before a pause.
 
     Attributes:
         start_s: start of the iteration.
         spent_s: time spent on it so far.
-        left_s: time that it still takes.
-        share: share of its work that is done.
+        left_s: remaining time.
+        share: fraction of its work that is done.
     """
 
     start_s: float
@@ -246,20 +245,20 @@ class _Standstill:
 
 
 class _Saved:
-    """Marker between phases: the progress so far can be restored from now on."""
+    """Marker between phases: from here on, a restore returns to the progress made so far."""
 
     left_s = 0.0
 
 
 class _Run:
-    """State of training: in the first of ``phases`` or, if there are none, running at ``pace``."""
+    """State of a simulated run: in its first phase or, if there are no phases, running at ``pace``."""
 
     def __init__(self, decision: Decision):
         self.time_s = 0.0
         self.spent_s = dict.fromkeys(CAUSES, 0.0)
         self.stretches: list[PaceInterval] = []
         self.iterations_run = 0
-        self._done = self._saved = self._stored = 0  # iterations: finished, and held by saves
+        self._done = self._saved = self._stored = 0  # iterations: finished, in the newest save, in storage
         self._phases = deque[_Finish | _Standstill | _Saved]()
         self._pace: Throughput | None = None
         self._waits_for = "waiting"
@@ -267,13 +266,13 @@ class _Run:
         self.take(decision)
 
     def moment(self, removed: tuple[str, ...], added: tuple[str, ...]) -> ClusterState:
-        """Makes the description of a change for the strategy."""
+        """Describes a change of nodes for the strategy."""
         run = self._position().iterations
         is_running = self._pace is not None and not self._phases
         return ClusterState(removed, added, self.iterations_run + run, self._done + run, is_running)
 
     def advance(self, until_s: float) -> None:
-        """Advances to a time before which no further change happens."""
+        """Advances to ``until_s``; there must be no change of nodes before that."""
         while self._phases:
             phase = self._phases[0]
             step_s = min(phase.left_s, until_s - self.time_s)
@@ -299,7 +298,7 @@ class _Run:
         self.time_s = until_s
 
     def take(self, decision: Decision) -> None:
-        """Applies a strategy's decision."""
+        """Applies a strategy's decision: counts, loses or finishes progress, then pauses, then changes the pace."""
         at = self._leave_pace()
         if decision.loses == "nothing":
             self._finish_first(at, decision.stretch)
@@ -313,7 +312,7 @@ class _Run:
         self._pace, self._waits_for, self._since_s = decision.pace, decision.waits_for, self.time_s
 
     def close(self) -> None:
-        """Ends the run: an unfinished iteration counts by its progress."""
+        """Ends the run and counts the unfinished iteration by its progress."""
         at = self._leave_pace()
         if self._pace is not None and at.partial_s:
             T = self._pace.iteration_s
@@ -329,7 +328,7 @@ class _Run:
         return position(self._pace, self.time_s - self._since_s)
 
     def _leave_pace(self) -> Position:
-        """Counts the progress made at the current pace."""
+        """Records the progress made at the current pace."""
         at = self._position()
         if at.saved:
             self._saved = self._done + at.saved
@@ -358,7 +357,7 @@ class _Run:
             self._phases.append(_Standstill("saving", at.save_left_s))
 
     def _lose_iteration(self, at: Position) -> None:
-        """Loses the current iteration, and cancels pauses."""
+        """Discards the current iteration and cancels pauses."""
         begun_s = sum(phase.spent_s for phase in self._phases if isinstance(phase, _Finish))
         self.spent_s["lost"] += at.partial_s + begun_s
         self._phases.clear()

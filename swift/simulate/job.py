@@ -1,8 +1,8 @@
 """The training job: sizes and speeds that turn schedules and states into seconds.
 
-``Periods`` has the duration of an iteration by the live workers, from the real planners.
+``Periods`` computes an iteration's duration from the number of live workers, with the real planners.
 
-P: stages.
+Shape suffix: P stages.
 """
 
 import math
@@ -19,24 +19,25 @@ from swift.schedules.problem import Chunk, Problem
 from swift.schedules.schedule import period
 
 DETECTION_S = 3.0
-"""Time until a missing heartbeat reveals a lost machine: the supervisor's default."""
+"""Time until a missing heartbeat reveals a lost machine, the supervisor's default."""
 MEASURED_RECOVERY_S = 1.05
-"""Time from a known death to the end of the next iteration, without the parts that grow with the number of processes:
-leave, program, state and first step, which every process does for itself. The median of 40 kills of one of 6 processes
-(docs/processes.md)."""
+"""Time from a known death to the end of the next iteration: leaving, program, state and first step.
+
+Each process does these for itself, so the time does not grow with their number. Median over 40 kills of one of 6
+processes (docs/processes.md)."""
 _MEASURED_PER_WORKER_S = 0.15 / 6
-"""Agreement and link of the same kills, per process: the supervisor talks to one after the other."""
+"""Time for agreement and links in the same kills, per process: the supervisor talks to them sequentially."""
 MEASURED_JOIN_S = 3.0
-"""Time from a process being ready until it has rejoined, of the same kills; copying its state is counted separately."""
+"""Time from a process being ready until it has rejoined, in the same kills; excludes copying its state."""
 _MEASURED_RESTART_S = 17.0
 """Time to restart all processes and resume: ``swift launch --recovery restart`` on the same machine."""
 PLT_BUDGET = 0.0375
-"""Proportion of lost tokens up to which accuracy holds (MoC-System, arXiv 2408.04307)."""
+"""Largest proportion of lost tokens at which accuracy holds (MoC-System, arXiv 2408.04307)."""
 
 MAX_PLANNED_OPS = 50_000
-"""Limit on the ops of an iteration: for a larger problem the planner takes seconds per failure set."""
+"""Limit on an iteration's ops; beyond it the planner takes seconds for each failure set."""
 _BLOCKS_OF_STAGE = 4
-"""Blocks of a stage that is cut anew."""
+"""Blocks per stage when planning a recut."""
 
 
 @dataclass(frozen=True)
@@ -44,17 +45,17 @@ class Job:
     """A training job on a cluster; the defaults are GPT-350M-16E.
 
     Attributes:
-        problem: topology and work without failures; its costs are scaled so that an iteration of the whole cluster
+        problem: topology and work without failures. Its costs are scaled so that an iteration on the whole cluster
             takes ``iteration_s``.
-        iteration_s: time of an iteration on all nodes, for every strategy.
+        iteration_s: duration of an iteration on all nodes, the same for every strategy.
         state_bytes: size of the model's weights and optimizer state; 14 bytes for each of 1.86e9 parameters.
-        expert_share: share of ``state_bytes`` that belongs to experts.
-        num_experts: experts of a layer.
+        expert_share: fraction of ``state_bytes`` that belongs to experts.
+        num_experts: experts per layer.
         host_bandwidth: bandwidth from one device to its host's memory, bytes/s.
         network_bandwidth: bandwidth from one worker to another, bytes/s.
-        storage_bandwidth: bandwidth of all devices together to storage, bytes/s.
-        restart_s: time from a known failure until all processes have restarted, before any state is loaded.
-        checkpoint_every: iterations between checkpoints; None for each strategy's own choice, see its class.
+        storage_bandwidth: bandwidth from all devices together to storage, bytes/s.
+        restart_s: time from a known failure until all processes have restarted, before they load any state.
+        checkpoint_every: iterations between checkpoints; None for each strategy's own choice.
         experts_per_checkpoint: initial number of experts per layer in a partial checkpoint, K.
 
     Raises:
@@ -92,47 +93,47 @@ class Job:
 
     @property
     def num_workers(self) -> int:
-        """Number of workers of the whole cluster, each of which is a node of the trace."""
+        """Number of workers in the whole cluster; each is one node in a trace."""
         return self.problem.num_pipelines * self.problem.num_stages
 
     @property
     def num_devices(self) -> int:
-        """Number of devices of the whole cluster."""
+        """Number of devices in the whole cluster."""
         return self.num_workers * self.problem.topology.num_expert_ranks
 
     @property
     def per_worker_s(self) -> float:
-        """Time to agree on a change, which grows with the number of workers."""
+        """Time to agree on a change; proportional to the number of workers."""
         return _MEASURED_PER_WORKER_S * self.num_workers
 
     @property
     def snapshot_s(self) -> float:
-        """Time for every device to copy its share of the state to its host."""
+        """Time to copy the state to host memory; every device copies its share."""
         return self.state_bytes / self.num_devices / self.host_bandwidth
 
     @property
     def stored_s(self) -> float:
-        """Time to write the whole state to storage, or to read it back."""
+        """Time to write the whole state to storage, or to read it."""
         return self.state_bytes / self.storage_bandwidth
 
     @property
     def stage_copy_s(self) -> float:
-        """Time to copy the state of a stage from a peer."""
+        """Time to copy a stage's state from a peer."""
         return self.state_bytes / self.problem.num_stages / self.network_bandwidth
 
 
 def iterations_of(seconds: float, iteration_s: float) -> int:
-    """Number of iterations that take at least ``seconds``; at least one."""
+    """Returns the number of iterations that take at least ``seconds``; at least one."""
     return max(1, math.ceil(seconds / iteration_s - 1e-9))
 
 
 @dataclass(frozen=True)
 class Periods:
-    """Periods of one problem under any failures, each computed once.
+    """Periods of one problem under any failures, computed once and cached.
 
-    A problem of at most ``MAX_PLANNED_OPS`` ops is planned by ``adaptive``. For a larger one the tight bound is used,
-    which plans of 1,536 workers exceed by 0.3 % with M = P and by 2.4 % with M = 2P, in 1F1B's memory and with unequal
-    costs: a trace has thousands of failure sets, and each plan would take seconds.
+    A problem with at most ``MAX_PLANNED_OPS`` ops is planned by ``adaptive``. For a larger one the tight bound is used,
+    since a trace has thousands of failure sets and each plan would take seconds. Plans for 1,536 workers exceed the
+    bound by 0.3 % with M = P and by 2.4 % with M = 2P, in 1F1B's memory and with unequal costs.
 
     Attributes:
         problem: problem without failures.
@@ -146,16 +147,16 @@ class Periods:
 
     @property
     def are_planned(self) -> bool:
-        """True if the periods are those of plans, False if they are bounds."""
+        """True if periods come from plans, False if they are bounds."""
         return self.problem.num_ops <= MAX_PLANNED_OPS
 
     def ratio(self, failures_P: tuple[int, ...]) -> float:
-        """Divides the period under failures by the fault-free one; at least 1.
+        """Returns the period under failures relative to the fault-free one; at least 1.
 
-        If it were less, the plan for fewer workers would be better for all workers, too.
+        A smaller ratio would mean that the plan for fewer workers is the better one for all workers, too.
 
         Args:
-            failures_P: failures of every stage, each less than D.
+            failures_P: number of failures in each stage, each less than D.
 
         Raises:
             SettingError: a stage has no survivor.
@@ -163,28 +164,28 @@ class Periods:
         return max(1.0, self._period(failures_P) / self._period((0,) * self.problem.num_stages))
 
     def spread(self, num_failures: int) -> tuple[int, ...]:
-        """Distributes failures over the stages if roles can be moved; see ``schedules.spread``."""
+        """Distributes failures over the stages, for moving roles; see ``schedules.spread``."""
         if num_failures not in self._known_spread:
             self._known_spread[num_failures] = spread(self.problem, num_failures)
         return self._known_spread[num_failures]
 
     def elastic_ratio(self, num_pipelines: int) -> float:
-        """Divides the 1F1B period of fewer pipelines that share all micro-batches by that of all pipelines.
+        """Returns the 1F1B period if fewer pipelines share all micro-batches, relative to all pipelines' period.
 
         Args:
-            num_pipelines: number of remaining pipelines, at least one.
+            num_pipelines: number of remaining pipelines; at least one.
         """
         share = self.problem.most_loaded(num_pipelines)
         return self._single_period(share) / self._single_period(self.problem.most_microbatches)
 
     def recut_ratio(self, num_workers: int) -> float:
-        """Divides the period of this many workers, whose pipelines are cut anew, by the fault-free one; at least 1.
+        """Returns the period after a recut to this many workers, relative to the fault-free one; at least 1.
 
-        For a problem that is too large to plan, both are tight bounds, as in ``ratio``: how long workers wait for
-        each other counts before and after.
+        For a problem too large to plan, both periods are tight bounds, as in ``ratio``: then both include the time for
+        which workers wait for each other.
 
         Args:
-            num_workers: live workers, at least one for each stage.
+            num_workers: number of live workers, at least one per stage.
         """
         if num_workers not in self._known_recut:
             self._known_recut[num_workers] = self._recut_period(num_workers)
@@ -198,14 +199,14 @@ class Periods:
             return self._recut_bound(num_workers)
         blocks = (Chunk.of_size(1 / _BLOCKS_OF_STAGE, 1),) * (_BLOCKS_OF_STAGE * problem.num_stages)
         work = BlockProblem(problem, blocks, (_BLOCKS_OF_STAGE,) * problem.num_stages)
-        # Whole pipelines first: their workers are the first ones.
+        # The last workers fail, so that ``recut`` can keep whole pipelines.
         plan = recut(work, frozenset(workers[num_workers:]))
         return math.inf if plan is None else plan.period
 
     def _recut_bound(self, num_workers: int) -> float:
-        """Tight bound of pipelines whose stages run as many blocks' micro-batches as each worker's share is.
+        """Returns the tight bound for stages with the blocks' micro-batches of an average worker.
 
-        Shares are not whole micro-batches: between two bounds, in proportion.
+        That number of micro-batches is fractional: interpolates between the bounds for the next whole numbers.
         """
         problem = self.problem
         units = math.ceil(problem.total_microbatches * problem.num_stages * _BLOCKS_OF_STAGE / num_workers)

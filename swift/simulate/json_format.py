@@ -1,15 +1,15 @@
 """Results of a simulation as one JSON document. The keys:
 
 - ``trace`` {``hours``, ``failures``, ``most_nodes``, ``mean_time_between_failures_s``; null without failures}.
-- ``job``: the fields of ``Job``, its problem as {``num_pipelines``, ``num_stages``, ``num_expert_ranks``,
-  ``num_microbatches``, ``costs``, ``memory_limit``}.
+- ``job``: the fields of ``Job``, with its problem as ``num_pipelines``, ``num_stages``, ``num_expert_ranks``,
+  ``num_microbatches``, ``costs``, ``memory_limit``.
 - ``hours``: edges of the bins of every ``goodput``.
 - ``strategies``, one for each that can run: ``name``; ``source`` of its figures; ``ettr``, the effective training time
-  ratio; ``iterations`` that are kept; ``samples_per_s``, null if samples are unknown; ``iteration_s`` with all nodes;
-  ``spent_s``, seconds by cause (``outcome.CAUSES``), which sum to the length of the trace; ``goodput``, kept iterations
-  in every bin relative to those without failures; ``out_of_memory``, true if it ran out of memory at any time. A
-  strategy that is out of memory from the start has null in all other keys, and ``why``.
-- ``left_out``: ``name`` and ``why`` of strategies that cannot run.
+  ratio; ``iterations`` that were kept; ``samples_per_s``, null if samples are unknown; ``iteration_s`` with all nodes;
+  ``spent_s``, seconds by cause (``engine.CAUSES``), which sum to the length of the trace; ``goodput``, kept iterations
+  in every bin relative to a run without failures; ``out_of_memory``, whether it ran out of memory at any time. A
+  strategy that is out of memory from the start has a ``reason``, and null in all other keys.
+- ``left_out``: ``name`` and ``reason`` of strategies that cannot run.
 """
 
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ _NUM_BINS = 120
 
 
 def document(job: Job, trace: Trace, results: Iterable[Outcome | CannotRun]) -> dict[str, Any]:
-    """Describes the results by plain numbers, strings, lists and dictionaries."""
+    """Describes the results in plain JSON values; the module's docstring lists the keys."""
     outcomes = list(results)
     mtbf_s = trace.mean_time_between_failures_s
     return {

@@ -1,8 +1,8 @@
-"""Oobleck (SOSP'23), Varuna (EuroSys'22) and Bamboo (NSDI'23), with published throughputs and costs of a failure.
+"""Oobleck (SOSP'23), Varuna (EuroSys'22) and Bamboo (NSDI'23), with published throughputs and failure costs.
 
-The figures are those of the simulators in Oobleck's artifact (github.com/SymbioticLab/Oobleck, tools/simulator):
-throughput in samples/s of 30 nodes down to 15, and the costs of a failure. Nothing else is taken from there. The rules
-for Bamboo in it are those of Bamboo's own simulator.
+The figures come from the simulators in Oobleck's artifact (github.com/SymbioticLab/Oobleck, tools/simulator):
+throughput in samples/s for 30 nodes down to 15, and the costs of a failure. Nothing else is taken from there. It treats
+Bamboo by the rules of Bamboo's own simulator.
 """
 
 from collections.abc import Mapping
@@ -14,19 +14,19 @@ from swift.simulate.strategies import ClusterState, Decision, Pause, Saves, Thro
 
 MOST_NODES, FEWEST_NODES = 30, 15
 _GROUPS = (1, 6, 6, 3)
-"""Sizes of the groups of 30, 29 to 24, 23 to 18 and 17 to 15 nodes, within which Bamboo's throughput is constant."""
+"""Sizes of the groups of 30, 29 to 24, 23 to 18 and 17 to 15 nodes; Bamboo's throughput is constant within a group."""
 
 _VARUNA_EVERY = 10
 """Iterations between Varuna's checkpoints."""
 
 _STAGES = 12
-"""Stages of a pipeline."""
+"""Stages of a pipeline in Bamboo's simulator."""
 SLOWDOWN = 1.5
-"""Factor on an iteration's duration from a removal until stages are reassigned."""
+"""Bamboo's slowdown: factor on an iteration's duration from a removal until stages are reassigned."""
 GLOBAL_RENDEZVOUS_S = 30.0
-"""Duration of the rendezvous after a fatal removal."""
+"""Duration of Bamboo's rendezvous after a fatal removal."""
 _MOST_AT_RISK = 0.05
-"""Share of nodes whose loss would be fatal (twice those with two stages), above which stages are reassigned."""
+"""Fraction of nodes whose loss would be fatal (twice the doubled ones), above which stages are reassigned."""
 
 _Place = tuple[int, int]
 
@@ -37,13 +37,13 @@ class Published:
 
     Attributes:
         name: name of the model.
-        samples: samples of an iteration.
+        samples: samples per iteration.
         oobleck: throughput in samples/s for 30, 29, ..., 15 nodes; 0 where the model does not fit.
         oobleck_reconfiguration_s: duration of the reconfiguration after every removal.
-        varuna: throughput as for Oobleck.
+        varuna: throughput, as for Oobleck.
         varuna_save_s: duration of a checkpoint, for which training waits.
-        varuna_restart_s: time from a removal until training resumes, plus a checkpoint.
-        bamboo: throughput as for Oobleck; None where it runs out of memory.
+        varuna_restart_s: time from a removal until training resumes, plus the duration of a checkpoint.
+        bamboo: throughput, as for Oobleck; None where it runs out of memory.
         bamboo_rendezvous_s: duration of the local rendezvous that reassigns stages.
     """
 
@@ -63,13 +63,13 @@ class Published:
 
 
 def throughput(table: tuple[float, ...], num_nodes: int) -> float | None:
-    """Looks up the throughput in samples/s: that of 30 nodes for more, and None for fewer than 15."""
+    """Returns the throughput in samples/s. More than 30 nodes count as 30; None for fewer than 15."""
     index = MOST_NODES - min(num_nodes, MOST_NODES)
     return table[index] if index < len(table) else None
 
 
 def published(name: str) -> Published:
-    """Looks up the figures of a model.
+    """Returns the figures for a model.
 
     Raises:
         SettingError: there are no published figures.
@@ -131,14 +131,14 @@ MODELS: Mapping[str, Published] = {model.name: model for model in _ALL}
 
 
 class _Nodes(NamedTuple):
-    """Number of training nodes, and of those that joined since the last reconfiguration."""
+    """Counts of training nodes, and of nodes that the next reconfiguration will include."""
 
     live: int
     waiting: int = 0
 
 
 def _paced(model: Published, table: tuple[float, ...], live: int, saves: Saves | None = None) -> Decision:
-    """Makes the decision for a number of training nodes."""
+    """Returns the decision for a number of training nodes: their published pace, or waiting."""
     rate = throughput(table, live)
     if not rate:
         return Decision(None, waits_for="waiting" if rate is None else "out_of_memory")
@@ -146,7 +146,7 @@ def _paced(model: Published, table: tuple[float, ...], live: int, saves: Saves |
 
 
 def _after(state: _Nodes, moment: ClusterState) -> _Nodes:
-    """Applies a change: new nodes wait for the next reconfiguration, as in the artifact, unless training is stopped."""
+    """Applies a change. As in the artifact, new nodes wait for the next reconfiguration unless training is stopped."""
     live, waiting = state.live - len(moment.removed), state.waiting + len(moment.added)
     if moment.removed or not moment.is_running:
         return _Nodes(live + waiting)
@@ -155,7 +155,7 @@ def _after(state: _Nodes, moment: ClusterState) -> _Nodes:
 
 @dataclass(frozen=True)
 class Oobleck:
-    """Pipelines are rebuilt from templates after every removal; the current iteration is lost.
+    """Oobleck rebuilds pipelines from templates after every removal; the current iteration is lost.
 
     Attributes:
         model: model with published figures.
@@ -166,7 +166,7 @@ class Oobleck:
 
     @property
     def source(self) -> str:
-        """Source of its figures."""
+        """Source of its figures, for the report."""
         return f"Oobleck's artifact: its table for {self.model.name}, {MOST_NODES} nodes"
 
     @property
@@ -176,7 +176,7 @@ class Oobleck:
 
     @property
     def samples(self) -> float:
-        """Samples of an iteration, as published."""
+        """Samples per iteration, as published."""
         return self.model.samples
 
     def start(self, nodes: tuple[str, ...]) -> tuple[_Nodes, Decision]:
@@ -184,7 +184,7 @@ class Oobleck:
         return _Nodes(len(nodes)), _paced(self.model, self.model.oobleck, len(nodes))
 
     def change(self, state: _Nodes, moment: ClusterState) -> tuple[_Nodes, Decision | None]:
-        """Reconfigures at each removal."""
+        """Reconfigures at every removal."""
         nodes = _after(state, moment)
         if nodes.waiting:
             return nodes, None
@@ -195,11 +195,11 @@ class Oobleck:
 
 @dataclass(frozen=True)
 class Varuna:
-    """Training returns to the newest checkpoint after every removal, repartitioned for the remaining nodes.
+    """Varuna returns to the newest checkpoint after every removal and re-partitions for the remaining nodes.
 
-    As in the artifact, every tenth iteration is followed by a checkpoint, and so is the first one after a restart; a
-    restart takes the published time less that of a checkpoint. In the artifact, iterations continue during a restart
-    and count; here they do not.
+    As in the artifact, a checkpoint follows every tenth iteration and the first one after a restart. A restart takes
+    the published time minus the duration of a checkpoint. In the artifact, iterations continue during a restart and
+    count; here they do not.
 
     Attributes:
         model: model with published figures.
@@ -210,7 +210,7 @@ class Varuna:
 
     @property
     def source(self) -> str:
-        """Source of its figures."""
+        """Source of its figures, for the report."""
         return f"Oobleck's artifact: Varuna's table for {self.model.name}, {MOST_NODES} nodes"
 
     @property
@@ -220,7 +220,7 @@ class Varuna:
 
     @property
     def samples(self) -> float:
-        """Samples of an iteration, as published."""
+        """Samples per iteration, as published."""
         return self.model.samples
 
     def start(self, nodes: tuple[str, ...]) -> tuple[_Nodes, Decision]:
@@ -229,7 +229,7 @@ class Varuna:
         return _Nodes(len(nodes)), _paced(self.model, self.model.varuna, len(nodes), saves)
 
     def change(self, state: _Nodes, moment: ClusterState) -> tuple[_Nodes, Decision | None]:
-        """Restarts at each removal."""
+        """Restarts at every removal."""
         nodes, model = _after(state, moment), self.model
         if nodes.waiting:
             return nodes, None
@@ -245,10 +245,10 @@ class _Assignment(NamedTuple):
 
     Attributes:
         nodes: present nodes, in the order in which they joined.
-        place_of: (pipeline, stage) of the running nodes.
-        doubled: nodes that run their successor's stage as well.
-        num_spare: number of spare nodes as Bamboo counts them: it does not notice that a spare node leaves.
-        is_slow: True if a node has left since stages were assigned.
+        place_of: (pipeline, stage) of each running node.
+        doubled: nodes that run their successor's stage too.
+        num_spare: number of spare nodes as Bamboo counts them: it does not notice when a spare node leaves.
+        is_slow: whether a node has left since stages were assigned.
         num_assigned: number of nodes at that time, which determines the throughput.
     """
 
@@ -262,11 +262,11 @@ class _Assignment(NamedTuple):
 
 @dataclass(frozen=True)
 class Bamboo:
-    """Every node also holds its successor's stage and runs both if the successor leaves; nothing is lost.
+    """Bamboo's nodes also hold their successor's stage, and run both if the successor leaves; nothing is lost.
 
-    A removal is fatal, and costs a global rendezvous and the current iteration, if the node runs two stages or its
-    shadow is gone. At the end of the iteration stages are reassigned if there are as many spare nodes as doubled ones,
-    if too many nodes are at risk, or if another pipeline fits. That takes a local rendezvous.
+    A removal is fatal if the node runs two stages or its shadow is gone; that costs a global rendezvous and the current
+    iteration. Otherwise stages are reassigned at the end of the iteration if there are as many spare nodes as doubled
+    ones, if too many nodes are at risk, or if another pipeline fits. That takes a local rendezvous.
 
     Attributes:
         model: model with published figures; Bamboo must not run out of memory on it.
@@ -280,7 +280,7 @@ class Bamboo:
 
     @property
     def source(self) -> str:
-        """Source of its figures."""
+        """Source of its figures, for the report."""
         return f"Oobleck's artifact: Bamboo's table for {self.model.name}, {MOST_NODES} nodes"
 
     @property
@@ -290,7 +290,7 @@ class Bamboo:
 
     @property
     def samples(self) -> float:
-        """Samples of an iteration, as published."""
+        """Samples per iteration, as published."""
         return self.model.samples
 
     def start(self, nodes: tuple[str, ...]) -> tuple[_Assignment, Decision]:
@@ -299,7 +299,7 @@ class Bamboo:
         return state, Decision(self._pace(state))
 
     def change(self, state: _Assignment, moment: ClusterState) -> tuple[_Assignment, Decision | None]:
-        """Absorbs removals or treats them as fatal, then may reassign stages."""
+        """Absorbs removals or treats them as fatal; may reassign stages."""
         after, is_fatal = state, False
         for node in moment.removed:
             after, fatal = _remove(after, node)
@@ -332,14 +332,14 @@ class Bamboo:
 
 
 def _assign(nodes: tuple[str, ...]) -> _Assignment:
-    """Assigns nodes, in order, to whole pipelines; the others are spare."""
+    """Assigns nodes, in order, to complete pipelines; the rest are spare."""
     num_running = len(nodes) // _STAGES * _STAGES
     place_of = {node: divmod(index, _STAGES) for index, node in enumerate(nodes[:num_running])}
     return _Assignment(nodes, place_of, frozenset(), len(nodes) - num_running, False, len(nodes))
 
 
 def _remove(state: _Assignment, node: str) -> tuple[_Assignment, bool]:
-    """Removes a node; also returns True if that is fatal."""
+    """Removes a node; also returns whether that is fatal."""
     left = state._replace(nodes=tuple(other for other in state.nodes if other != node), is_slow=True)
     if node not in state.place_of:
         return left, False

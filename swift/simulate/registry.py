@@ -12,12 +12,12 @@ from swift.simulate.traces import Trace
 
 
 class CannotRun(NamedTuple):
-    """A strategy that is left out.
+    """A strategy that is left out of a simulation.
 
     Attributes:
         name: name of the strategy.
         reason: reason, as a phrase.
-        out_of_memory: True if the reason is lack of memory.
+        out_of_memory: whether the reason is lack of memory.
     """
 
     name: str
@@ -49,18 +49,18 @@ _OF_MODEL: Mapping[str, Callable[[Published], Strategy | CannotRun]] = {
 }
 STRATEGIES = (*_OF_JOB, *_OF_MODEL)
 ON_REQUEST = tuple(_ON_REQUEST)
-"""Strategies that run only if they are named: planning every number of survivors takes a second each."""
+"""Strategies that run only on request: planning for every number of survivors takes a second each."""
 
 
 def strategies(
     job: Job, trace: Trace, model: Published | None = None, names: Sequence[str] = STRATEGIES
 ) -> list[Strategy | CannotRun]:
-    """Makes the strategies with the given names, in order, each once.
+    """Creates the strategies with the given names, in order, without duplicates.
 
     Args:
         job: training job.
         trace: trace to simulate.
-        model: model whose published figures Oobleck, Varuna and Bamboo use; None if none is given.
+        model: model whose published figures Oobleck, Varuna and Bamboo use; None leaves these out.
         names: names from ``STRATEGIES`` and ``ON_REQUEST``.
 
     Raises:

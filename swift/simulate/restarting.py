@@ -1,4 +1,4 @@
-"""Elastic restarts from checkpoints: full, partial (MoC-System), or in memory (Gemini)."""
+"""Elastic restarts from checkpoints: full ones, partial ones (MoC-System), or in memory (Gemini)."""
 
 import math
 from dataclasses import dataclass
@@ -8,15 +8,15 @@ from swift.simulate.job import DETECTION_S, PLT_BUDGET, Job, Periods, iterations
 from swift.simulate.strategies import ClusterState, Decision, Pause, Saves, Throughput
 
 _LONGEST_S = 1e9
-"""Mean time between failures assumed if there are none."""
+"""Mean time between failures to assume for a trace without failures."""
 
 
 class PartialExperts(NamedTuple):
-    """State of Dynamic-K.
+    """State of MoC-System's Dynamic-K.
 
     Attributes:
-        k: experts of a layer in a checkpoint.
-        lost_iterations: iterations whose token updates have been lost so far, on average over experts.
+        k: experts per layer in a checkpoint.
+        lost_iterations: iterations whose token updates have been lost so far, averaged over experts.
     """
 
     k: int
@@ -24,7 +24,7 @@ class PartialExperts(NamedTuple):
 
 
 class Checkpoints(Protocol):
-    """Interface of checkpointing methods."""
+    """Interface of a checkpointing method."""
 
     @property
     def name(self) -> str:
@@ -35,20 +35,20 @@ class Checkpoints(Protocol):
         """Source of its figures."""
 
     def saves(self, job: Job, partial: PartialExperts, iteration_s: float) -> Saves:
-        """Determines when the state is saved, given the duration of an iteration."""
+        """Decides when to save the state, given the duration of an iteration."""
 
     def load_s(self, job: Job, num_lost: int, from_storage: bool) -> float:
-        """Time to load the state after losing ``num_lost`` workers, in seconds."""
+        """Returns the time to load the state after losing ``num_lost`` workers, in seconds."""
 
     def after_loss(self, job: Job, partial: PartialExperts, iterations: int) -> PartialExperts:
-        """Updates the state of Dynamic-K after a loss; ``iterations`` is the number kept so far."""
+        """Returns the state of Dynamic-K after a loss, when ``iterations`` have been kept so far."""
 
 
 @dataclass(frozen=True)
 class FullCheckpoints:
     """Full checkpoints to storage, for which training waits.
 
-    The default interval is Young's: sqrt(2 x time of a save x mean time between failures) (CACM 1974).
+    The default interval is Young's, sqrt(2 x duration of a save x mean time between failures) (CACM 1974).
 
     Attributes:
         mtbf_s: mean time between failures, in seconds.
@@ -64,7 +64,7 @@ class FullCheckpoints:
         return Saves(job.checkpoint_every or iterations_of(young_s, iteration_s), job.stored_s)
 
     def load_s(self, job: Job, num_lost: int, from_storage: bool) -> float:  # noqa: ARG002
-        """Time for all workers to read from storage."""
+        """Returns the time for all workers to read from storage."""
         return job.stored_s
 
     def after_loss(self, job: Job, partial: PartialExperts, iterations: int) -> PartialExperts:  # noqa: ARG002
@@ -74,20 +74,19 @@ class FullCheckpoints:
 
 @dataclass(frozen=True)
 class PartialCheckpoints:
-    """MoC-System (arXiv 2408.04307): K experts of a layer at a time, in two levels, with Dynamic-K.
+    """MoC-System (arXiv 2408.04307): K experts per layer at a time, in two levels, with Dynamic-K.
 
-    A snapshot to the host overlaps with an iteration as far as it fits; persisting it overlaps with the iterations up
-    to the next snapshot. If these are too short, training waits, because there are only three buffers. The default
-    interval is the time to persist. Only the state of failed workers is read from storage. A fault loses on average
-    (E/K - 1)/2 intervals of every expert's updates; when the losses so far exceed the budget's share of all iterations
-    so far, K doubles.
+    A snapshot to the host overlaps with one iteration; persisting it overlaps with the iterations up to the next
+    snapshot. Training waits for what does not fit, because there are only three buffers. The default interval is the
+    time to persist. Only failed workers' state is read from storage. On average a fault loses (E/K - 1)/2 intervals of
+    every expert's updates. When the losses so far exceed the budgeted fraction of all iterations so far, K doubles.
     """
 
     name = "moc"
     source = "MoC-System's formulas, two levels, Dynamic-K"
 
     def saves(self, job: Job, partial: PartialExperts, iteration_s: float) -> Saves:
-        """Saves K experts per layer; training waits (O_save) for what exceeds an iteration or an interval."""
+        """Saves K experts per layer. Training waits (O_save) for the time beyond an iteration or an interval."""
         share = 1 - job.expert_share * (1 - partial.k / job.num_experts)
         persist_s = share * job.stored_s
         persisted = iterations_of(persist_s, iteration_s)
@@ -96,11 +95,11 @@ class PartialCheckpoints:
         return Saves(every, stall_s, lag=min(every, persisted))
 
     def load_s(self, job: Job, num_lost: int, from_storage: bool) -> float:  # noqa: ARG002
-        """Time to load failed workers' shares from storage and, concurrently, the others' from their hosts."""
+        """Returns the time to load failed workers' shares from storage and, concurrently, the others' from hosts."""
         return max(job.stored_s * num_lost / job.num_workers, job.snapshot_s)
 
     def after_loss(self, job: Job, partial: PartialExperts, iterations: int) -> PartialExperts:
-        """Doubles K when the budget of lost tokens is exceeded (Dynamic-K)."""
+        """Doubles K when the budget for lost tokens is exceeded (Dynamic-K)."""
         every, k = self.saves(job, partial, job.iteration_s).every, partial.k
         lost = partial.lost_iterations + every * (job.num_experts / k - 1) / 2
         exceeds = lost > PLT_BUDGET * max(1, iterations)
@@ -109,22 +108,22 @@ class PartialCheckpoints:
 
 @dataclass(frozen=True)
 class InMemoryCheckpoints:
-    """Every iteration's state in the memory of the own host and of a peer's (Gemini, SOSP'23), and on storage.
+    """Every iteration's state in the memory of two hosts, the own and a peer's (Gemini, SOSP'23), and on storage.
 
-    Storage is used if both workers of a pair are lost at once, or if any is lost before a restart is complete.
+    Storage is read if both workers of a pair are lost at once, or if one is lost before a restart is complete.
     """
 
     name = "memory"
     source = "a snapshot each iteration with a copy at a peer, storage in the background"
 
     def saves(self, job: Job, partial: PartialExperts, iteration_s: float) -> Saves:  # noqa: ARG002 - all experts are saved
-        """Saves every iteration; training waits for what exceeds an iteration."""
+        """Saves every iteration. Training waits for the time beyond an iteration."""
         stall_s = max(0.0, job.snapshot_s - iteration_s)
         stored = iterations_of(job.stored_s, iteration_s)
         return Saves(1, stall_s, lag=1, storage_every=job.checkpoint_every or stored)
 
     def load_s(self, job: Job, num_lost: int, from_storage: bool) -> float:  # noqa: ARG002
-        """Time for all workers to load from hosts, or from storage."""
+        """Returns the time for all workers to load from hosts, or from storage."""
         return job.stored_s if from_storage else job.snapshot_s + job.stage_copy_s
 
     def after_loss(self, job: Job, partial: PartialExperts, iterations: int) -> PartialExperts:  # noqa: ARG002
@@ -133,7 +132,7 @@ class InMemoryCheckpoints:
 
 
 class _Cluster(NamedTuple):
-    """Present nodes and the state of checkpoints.
+    """Present nodes, and the state of checkpoints.
 
     Attributes:
         nodes: nodes in order; the first ones form whole pipelines.
@@ -146,10 +145,10 @@ class _Cluster(NamedTuple):
 
 @dataclass(frozen=True)
 class Restarting:
-    """Remaining nodes restart from a checkpoint, in as many whole pipelines as possible.
+    """The remaining nodes restart from a checkpoint, as many complete pipelines as possible.
 
-    They run 1F1B and share all micro-batches. If added nodes allow another pipeline, the state is saved, and all
-    restart. Nodes beyond whole pipelines are spare and replace failed ones.
+    Pipelines run 1F1B and share all micro-batches. If added nodes complete another pipeline, the state is saved, and
+    all restart. Nodes beyond complete pipelines are spare; they replace failed ones.
 
     Attributes:
         job: training job.
@@ -169,21 +168,21 @@ class Restarting:
 
     @property
     def source(self) -> str:
-        """Source of its figures."""
+        """Source of its figures, for the report."""
         return f"elastic restarts; {self.checkpoints.source}"
 
     @property
     def iteration_s(self) -> float:
-        """Duration of an iteration of the job."""
+        """Duration of an iteration, as in the job."""
         return self.job.iteration_s
 
     def start(self, nodes: tuple[str, ...]) -> tuple[_Cluster, Decision]:
-        """Starts with as many pipelines as there are nodes for."""
+        """Starts with as many pipelines as the nodes can fill."""
         cluster = _Cluster(nodes, PartialExperts(self.job.experts_per_checkpoint))
         return cluster, Decision(self._pace(cluster))
 
     def change(self, state: _Cluster, moment: ClusterState) -> tuple[_Cluster, Decision | None]:
-        """Restarts if a node in use is lost, or if another pipeline is possible."""
+        """Restarts if a node in use is lost, or if another pipeline can be filled."""
         job, nodes = self.job, list(state.nodes)
         num_used = self._num_pipelines(state) * job.problem.num_stages
         removed = sorted(nodes.index(node) for node in moment.removed)
@@ -192,7 +191,7 @@ class Restarting:
             del nodes[index]
         cluster = state._replace(nodes=(*nodes, *moment.added))
         if lost:
-            # Pairs that hold each other's copies are 0 and 1, 2 and 3, ...
+            # Workers 0 and 1, 2 and 3, ... hold each other's copies.
             from_storage = not moment.is_running or len({index // 2 for index in lost}) < len(lost)
             partial = self.checkpoints.after_loss(job, state.partial, moment.iterations_kept)
             cluster = cluster._replace(partial=partial)

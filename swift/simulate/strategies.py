@@ -1,11 +1,11 @@
-"""Strategies: their interface, the fault-scaled ideal, re-routing, and the best plan of the survivors.
+"""Strategies for training on failing nodes: the interface, the fault-scaled ideal, re-routing, and adapting.
 
-A strategy says at which pace the present nodes train, and what a change of nodes costs. The ideal is proportional to
-the live workers, at no other cost. With ``Rerouting``, as in Swift and ReCycle (arXiv 2405.14009), peers of a failed
-worker run its micro-batches, without any restart. With ``Adapting`` survivors re-route or cut their pipelines anew,
-whichever gets more done until the next change of nodes.
+A strategy decides at which pace the present nodes train, and what a change of nodes costs. ``Ideal`` is proportional to
+the number of live workers, at no other cost. With ``Rerouting``, as in Swift and ReCycle (arXiv 2405.14009), peers run
+a failed worker's micro-batches, without a restart. With ``Adapting`` survivors re-route or re-partition their
+pipelines, whichever gets more done until the next change of nodes.
 
-P: stages. D: pipelines.
+Shape suffixes: P stages, D pipelines.
 """
 
 import math
@@ -17,18 +17,18 @@ from swift.simulate.job import DETECTION_S, MEASURED_JOIN_S, MEASURED_RECOVERY_S
 from swift.simulate.traces import Trace
 
 State: TypeAlias = Any
-"""State of a strategy: frozen, or never changed in place."""
+"""A strategy's own state: frozen, or at least never changed in place."""
 
 
 @dataclass(frozen=True)
 class Saves:
-    """Times at which the state is saved, and at which it can be restored.
+    """When the state is saved, and from when on it can be restored.
 
     Attributes:
         every: iterations between saves.
         stall_s: time that training waits for a save.
-        lag: iterations after a save until it can be restored, as it is written in the background; at most ``every``.
-        first: iterations until each of the first saves, where these differ from ``every``.
+        lag: iterations after a save until it can be restored, since it is written in the background; at most ``every``.
+        first: intervals before the first saves, in iterations, where they differ from ``every``.
         storage_every: iterations between background saves to storage, if ``every`` refers to saves to memory.
     """
 
@@ -45,11 +45,11 @@ class Saves:
 
 @dataclass(frozen=True)
 class Throughput:
-    """Pace of training between changes of nodes.
+    """Pace of training while the nodes stay the same.
 
     Attributes:
         iteration_s: duration of an iteration without saving.
-        saves: saves; None if nothing is saved.
+        saves: schedule of saves; None if nothing is saved.
     """
 
     iteration_s: float
@@ -57,10 +57,10 @@ class Throughput:
 
 
 class Pause(NamedTuple):
-    """Interruption of training.
+    """An interruption of training.
 
     Attributes:
-        cause: one of ``outcome.CAUSES``.
+        cause: one of ``engine.CAUSES``.
         seconds: duration.
     """
 
@@ -74,14 +74,14 @@ class Decision:
 
     Attributes:
         pace: pace after the pauses; None if training has to wait for nodes.
-        loses: progress that is lost: ``nothing``, the current iteration is finished first; ``iteration``, the current
-            iteration; ``checkpoint``, everything since the newest save; ``storage``, everything since the newest save
+        loses: progress that is lost. ``nothing``: the current iteration is finished first. ``iteration``: the current
+            iteration. ``checkpoint``: everything since the newest save. ``storage``: everything since the newest save
             to storage.
-        pauses: consecutive pauses. Those of the previous decision are cancelled if anything is lost, otherwise come
-            first.
-        stretch: factor on the rest of the current iteration if nothing is lost.
-        saved: True if the state is saved before the pauses, which include the time for it.
-        waits_for: cause to which time is attributed if there is no pace.
+        pauses: consecutive pauses. If anything is lost they replace the previous decision's, otherwise they follow
+            them.
+        stretch: factor on the remaining time of the current iteration if nothing is lost.
+        saved: whether the state is saved before the pauses, which include the time for it.
+        waits_for: cause to which time is attributed while there is no pace.
     """
 
     pace: Throughput | None
@@ -100,7 +100,7 @@ class ClusterState(NamedTuple):
         added: nodes that join, or that leave and rejoin at the same time.
         iterations_run: iterations run so far, including lost ones.
         iterations_kept: iterations kept so far.
-        is_running: True if iterations are running, and training neither pauses nor waits.
+        is_running: whether iterations are running, that is, training neither pauses nor waits.
     """
 
     removed: tuple[str, ...]
@@ -111,7 +111,7 @@ class ClusterState(NamedTuple):
 
 
 class Strategy(Protocol):
-    """Strategy for training on nodes that leave and join: a frozen dataclass with two pure functions."""
+    """A strategy for training on nodes that leave and join: a frozen dataclass with two pure functions."""
 
     @property
     def name(self) -> str:
@@ -119,29 +119,29 @@ class Strategy(Protocol):
 
     @property
     def source(self) -> str:
-        """Source of its figures."""
+        """Source of its figures, for the report."""
 
     @property
     def iteration_s(self) -> float:
-        """Duration of an iteration with all nodes that it can use, the reference for goodput."""
+        """Duration of an iteration with as many nodes as it can use; the reference for goodput."""
 
     @property
     def samples(self) -> float | None:
-        """Samples of an iteration; None if unknown."""
+        """Samples per iteration; None if unknown."""
 
     def start(self, nodes: tuple[str, ...]) -> tuple[State, Decision]:
-        """Returns the initial state with these nodes, and the first decision."""
+        """Returns the initial state for these nodes, and the first decision."""
 
     def change(self, state: State, moment: ClusterState) -> tuple[State, Decision | None]:
-        """Returns the state after a change and its effect on training; None if there is none."""
+        """Returns the state after a change of nodes, and the effect on training; None without an effect."""
 
 
 @dataclass(frozen=True)
 class Ideal:
-    """Fault-free throughput times the share of live workers (ReCycle, arXiv 2405.14009).
+    """Fault-free throughput times the fraction of live workers (ReCycle, arXiv 2405.14009).
 
-    Nothing is lost and no one waits. It is not an upper bound: where the pipeline has bubbles, the work of a failed
-    worker may fit into them.
+    Nothing is lost and nobody waits. It is not an upper bound: a failed worker's work may fit into the pipeline's
+    bubbles.
     """
 
     job: Job
@@ -151,7 +151,7 @@ class Ideal:
 
     @property
     def iteration_s(self) -> float:
-        """Duration of an iteration of the job."""
+        """Duration of an iteration, as in the job."""
         return self.job.iteration_s
 
     def start(self, nodes: tuple[str, ...]) -> tuple[int, Decision]:
@@ -161,6 +161,7 @@ class Ideal:
     def change(self, state: int, moment: ClusterState) -> tuple[int, Decision]:
         """Changes the pace immediately, in the middle of an iteration."""
         num_nodes = state + len(moment.added) - len(moment.removed)
+        # The rest of the current iteration runs at the new pace.
         before, pace = self._pace(state), self._pace(num_nodes)
         if before is None or pace is None:
             return num_nodes, Decision(pace, "iteration")
@@ -176,9 +177,9 @@ class _Assignment(NamedTuple):
 
     Attributes:
         stage_of: stage of every node that has a place.
-        live_P: number of live nodes in every stage.
+        live_P: number of live nodes in each stage.
         spare: nodes without a place, in the order in which they joined.
-        is_lost: True if a stage had no survivor, and the state has not been restored yet.
+        is_lost: whether a stage lost its last survivor and the state has not been restored yet.
     """
 
     stage_of: Mapping[str, int]
@@ -191,16 +192,16 @@ class _Assignment(NamedTuple):
 class Rerouting:
     """Swift's default: survivors continue with the plan for the failures, and returning nodes rejoin.
 
-    A failure costs its detection, the recovery and the current iteration; a join costs the measured time to admit a
-    process and the copy of a stage, at the end of an iteration. A joining node takes a place in the stage with the
-    fewest survivors. A stage without a survivor is filled again before the newest checkpoint on storage is restored.
+    A failure costs its detection, the recovery and the current iteration. A join, at the end of an iteration, costs the
+    measured time to admit a process and the copy of a stage. A joining node takes a place in the stage with the fewest
+    survivors. A stage without survivors has to be filled before the newest checkpoint on storage is restored.
     Checkpoints are written in the background, one at a time; training waits only for the copy to the host.
 
     Attributes:
         job: training job.
         periods: periods of its problem.
-        moves_roles: True to move live workers to other stages after each change, so that failures are distributed by
-            ``schedules.spread``, at the cost of copying a stage; as in ReCycle's paper, and with
+        moves_roles: whether live workers move to other stages after each change, at the cost of copying a stage, so
+            that failures are distributed by ``schedules.spread``. True in ReCycle's paper and with
             ``Experiment.adapt = 'reassign'``.
     """
 
@@ -210,27 +211,27 @@ class Rerouting:
 
     @property
     def name(self) -> str:
-        """Name of the strategy: ``swift``, or ``recycle`` if roles are moved."""
+        """Name of the strategy: ``recycle`` if roles are moved, else ``swift``."""
         return "recycle" if self.moves_roles else "swift"
 
     @property
     def source(self) -> str:
-        """Source of its figures."""
+        """Source of its figures, for the report."""
         kind = "periods of the planner" if self.periods.are_planned else "tight bounds of the periods"
         option = "'reassign': {}, roles moved" if self.moves_roles else "'reroute', the default: {}, roles stay"
         return f"Experiment.adapt = {option.format(kind)}; recovery times of our own kills"
 
     @property
     def iteration_s(self) -> float:
-        """Duration of an iteration of the job."""
+        """Duration of an iteration, as in the job."""
         return self.job.iteration_s
 
     @property
     def samples(self) -> None:
-        """Samples of an iteration: unknown."""
+        """Samples per iteration: unknown."""
 
     def start(self, nodes: tuple[str, ...]) -> tuple[_Assignment, Decision]:
-        """Starts with the nodes placed pipeline by pipeline."""
+        """Starts with the nodes placed one pipeline after the other."""
         assignment, _ = self._fill(_Assignment({}, (0,) * self.job.problem.num_stages, nodes))
         return assignment, Decision(self._pace(assignment))
 
@@ -255,7 +256,7 @@ class Rerouting:
     def _restored(
         self, assignment: _Assignment, pace: Throughput | None, was_running: bool
     ) -> tuple[_Assignment, Decision]:
-        """Decides after losing a stage: back to the newest checkpoint, after waiting for nodes for the stage."""
+        """Decides after the loss of a stage: wait for nodes to fill it, then restore the newest checkpoint."""
         pauses = self._recovery()[:1] if was_running else ()
         if pace is not None:
             restore_s = self.job.restart_s + self.job.per_worker_s + self.job.stored_s
@@ -282,7 +283,7 @@ class Rerouting:
         return Throughput(iteration_s, Saves(every, self.job.snapshot_s, lag=min(every, stored)))
 
     def _fill(self, assignment: _Assignment) -> tuple[_Assignment, int]:
-        """Places spare nodes in free places, and counts them."""
+        """Moves spare nodes into free places; also returns their number."""
         num_placed = min(len(assignment.spare), self.job.num_workers - len(assignment.stage_of))
         if not num_placed:
             return assignment, 0
@@ -296,7 +297,7 @@ class Rerouting:
         ), num_placed
 
     def _balance(self, assignment: _Assignment) -> tuple[_Assignment, int]:
-        """Moves the fewest workers that balance the stages, and counts them; none if a stage would stay empty."""
+        """Moves as few workers as balance the stages; also returns their number. None if a stage would stay empty."""
         D, live_P = self.job.problem.num_pipelines, list(assignment.live_P)
         if sum(live_P) < len(live_P):
             return assignment, 0
@@ -323,11 +324,11 @@ def _without(assignment: _Assignment, removed: tuple[str, ...]) -> _Assignment:
 
 
 class Gaps(NamedTuple):
-    """Mean times until the next change of nodes, as a run's own record has them.
+    """Mean time until nodes change again, by the kind of the last change; a run records the same.
 
     Attributes:
         after_loss_s: after a node has left.
-        after_join_s: after nodes have joined only.
+        after_join_s: after nodes have only joined.
     """
 
     after_loss_s: float
@@ -335,7 +336,7 @@ class Gaps(NamedTuple):
 
     @classmethod
     def of(cls, trace: Trace) -> "Gaps":
-        """Takes the means of a trace."""
+        """Computes the means over a trace."""
         changes = list(trace.changes)
         ends = [*(change.time_s for change in changes), trace.horizon_s][1:]
         after: dict[bool, list[float]] = {True: [], False: []}
@@ -346,13 +347,13 @@ class Gaps(NamedTuple):
 
 
 class _Places(NamedTuple):
-    """Nodes and the stages that they hold.
+    """Nodes and the stages that they hold, after recuts.
 
     Attributes:
-        stage_of: stage without a failure of which each node holds at least one block.
+        stage_of: for each node, a stage of the fault-free cut from which it holds at least one block.
         spare: nodes without a place.
-        cut_for: number of nodes for which the present pipelines are cut.
-        is_lost: True if the state is lost, and not yet restored.
+        cut_for: number of nodes for which the present pipelines were cut.
+        is_lost: whether the state is lost and not yet restored.
     """
 
     stage_of: dict[str, int]
@@ -363,18 +364,18 @@ class _Places(NamedTuple):
 
 @dataclass(frozen=True)
 class Adapting:
-    """The survivors' best plan, by its throughput and by what moving to it costs.
+    """The survivors' best plan, by its throughput and by the cost of moving to it.
 
-    A failure costs its detection, the recovery and the current iteration, as for ``swift``. Then survivors re-route,
-    or they cut their pipelines anew, for which training waits: the copy of a stage and one change of programs. They do
-    what gets more done until the next change, which is expected after the mean time of the trace. A stage whose workers
-    are lost at once is restored from the newest checkpoint on storage, by the nodes that are left.
+    A failure costs its detection, the recovery and the current iteration, as for ``swift``. Then survivors either
+    re-route, or re-partition their pipelines. Training waits for the latter: the copy of a stage and one change of
+    programs. Survivors take the option that gets more done until the next change, expected after the trace's mean time.
+    If a stage loses all workers at once, the remaining nodes restore the newest checkpoint on storage.
 
     Attributes:
         job: training job.
         periods: periods of its problem.
         gaps: expected times until the next change.
-        way: ``auto``; ``reroute`` never cuts anew, unless a stage is lost, and ``recut`` always does.
+        way: ``auto``; ``reroute`` re-partitions only if a stage is lost; ``recut`` always re-partitions.
     """
 
     job: Job
@@ -386,18 +387,18 @@ class Adapting:
 
     @property
     def source(self) -> str:
-        """Source of its figures."""
+        """Source of its figures, for the report."""
         kind = "periods of the planners" if self.periods.are_planned else "bounds of the periods"
         label = f"{kind}, pipelines cut anew where it pays"
         return f"Experiment.adapt = 'auto': {label}; recovery times of our own kills"
 
     @property
     def iteration_s(self) -> float:
-        """Duration of an iteration of the job."""
+        """Duration of an iteration, as in the job."""
         return self.job.iteration_s
 
     def start(self, nodes: tuple[str, ...]) -> tuple[_Places, Decision]:
-        """Starts with the pipelines cut for the nodes there are."""
+        """Starts with pipelines cut for the nodes that are present."""
         places = self._cut(_Places({}, nodes, 0))
         return places, Decision(self._pace(self._recut_ratio(len(places.stage_of))))
 
@@ -427,7 +428,7 @@ class Adapting:
 
     @property
     def move_s(self) -> float:
-        """Time for which training waits while blocks move."""
+        """Time that training waits while blocks move."""
         return self.job.stage_copy_s + MEASURED_RECOVERY_S
 
     def _moves(self, stays: float, cut: float, expected_s: float) -> bool:
@@ -435,10 +436,11 @@ class Adapting:
             return math.isinf(stays)
         if self.way == "recut" or math.isinf(stays):
             return True
+        # Iterations until the next change of nodes, with the move and without it.
         return (expected_s - self.move_s) / cut > expected_s / stays
 
     def _restored(self, places: _Places, was_running: bool) -> tuple[_Places, Decision]:
-        """Decides after losing blocks: back to the newest checkpoint, on the nodes that are left."""
+        """Decides after the loss of blocks: restore the newest checkpoint on the remaining nodes."""
         pauses: tuple[Pause, ...] = (Pause("detection", DETECTION_S),) if was_running else ()
         loses: Any = "storage" if was_running else "iteration"
         if len(places.stage_of) + len(places.spare) < self.job.problem.num_stages:
@@ -453,15 +455,16 @@ class Adapting:
         return Pause("detection", DETECTION_S), Pause("reconfiguration", recovery_s)
 
     def _cut(self, places: _Places) -> _Places:
-        """Gives all nodes places in pipelines as long as there are nodes for, the last one shorter."""
+        """Cuts pipelines for all nodes: as many complete ones as possible, and a shorter one."""
         P, nodes = self.job.problem.num_stages, (*places.stage_of, *places.spare)
         used = nodes[: self.job.num_workers]
         whole, rest = divmod(len(used), P)
+        # Each worker of the shorter pipeline holds blocks of several stages; the first one stands for them.
         stages = [*(list(range(P)) * whole), *(index * P // rest for index in range(rest))]
         return _Places(dict(zip(used, stages, strict=True)), nodes[len(used) :], len(used))
 
     def _fill(self, places: _Places) -> _Places:
-        """Places spare nodes in the stages with the fewest, without moving others."""
+        """Moves spare nodes into the stages with the fewest nodes; nobody else moves."""
         stage_of, spare = dict(places.stage_of), list(places.spare)
         counts = [sum(stage == p for stage in stage_of.values()) for p in range(self.job.problem.num_stages)]
         while spare and len(stage_of) < self.job.num_workers:
@@ -471,7 +474,7 @@ class Adapting:
         return places._replace(stage_of=stage_of, spare=tuple(spare))
 
     def _stay_ratio(self, places: _Places) -> float:
-        """Period with re-routing around the nodes that are missing from the present cut."""
+        """Returns the relative period if the cut stays and survivors re-route around missing nodes."""
         D, P = self.job.problem.num_pipelines, self.job.problem.num_stages
         if places.cut_for == len(places.stage_of) < self.job.num_workers:
             return self._recut_ratio(places.cut_for)

@@ -1,7 +1,7 @@
-"""Failure traces, the times at which nodes leave and join: generated, or read from files.
+"""Failure traces: the times at which nodes leave and join, generated or read from a file.
 
-Generated failures come at random times, or evenly spaced. Files are in the two formats published by Bamboo's authors
-(NSDI'23): events are ``milliseconds,add|remove,node`` without a header; availability is ``YYYY-MM-DD, HH:MM:SS, live
+Generated failures come at random times, or evenly spaced. Files are in one of the two formats published by Bamboo's
+authors (NSDI'23). Events: ``milliseconds,add|remove,node`` without a header. Availability: ``YYYY-MM-DD, HH:MM:SS, live
 instances``.
 """
 
@@ -27,12 +27,12 @@ _TOO_LONG = f"must have at most {_MAX_EVENTS:,} rows and changes of nodes, in {_
 
 
 class Event(NamedTuple):
-    """Arrival or removal of a node.
+    """A node joins or leaves.
 
     Attributes:
         time_s: time since the start of the trace.
         kind: ``add`` or ``remove``.
-        node: name of the node. A name that returns is the same machine, repaired.
+        node: name of the node. The same name again is the same machine, repaired.
     """
 
     time_s: float
@@ -41,7 +41,7 @@ class Event(NamedTuple):
 
 
 class NodeChange(NamedTuple):
-    """All events at one time.
+    """All changes of nodes at one time.
 
     Attributes:
         time_s: time since the start of the trace.
@@ -56,10 +56,10 @@ class NodeChange(NamedTuple):
 
 @dataclass(frozen=True)
 class Trace:
-    """Events in order, and the end of the trace.
+    """Sequence of events, with the length of the trace.
 
     Attributes:
-        events: events by time; a node is removed only if present, and added only if absent.
+        events: events by time; a node is removed only while present, and added only while absent.
         horizon_s: length of the trace; no event is later.
 
     Raises:
@@ -81,7 +81,7 @@ class Trace:
 
     @property
     def changes(self) -> Iterator[NodeChange]:
-        """Changes after the start, by time."""
+        """Changes of nodes after the start, by time."""
         return (change for change in self._all_changes() if change.time_s > 0)
 
     @property
@@ -100,7 +100,7 @@ class Trace:
 
     @property
     def mean_time_between_failures_s(self) -> float:
-        """Length of the trace divided by its failures; infinite without failures."""
+        """Length of the trace per failure; infinite without failures."""
         return self.horizon_s / self.num_failures if self.num_failures else float("inf")
 
     def _all_changes(self) -> Iterator[NodeChange]:
@@ -125,11 +125,11 @@ class Trace:
 
 
 def poisson(num_nodes: int, mtbf_s: float, repair_s: float, horizon_s: float, seed: int = 0) -> Trace:
-    """Generates failures of nodes that do not age: a Poisson process.
+    """Generates failures by a Poisson process: nodes do not age.
 
     Args:
         num_nodes: number of nodes, named ``node1``, ..., all present at the start.
-        mtbf_s: mean time between failures in the cluster with all nodes present; failed nodes do not fail again.
+        mtbf_s: mean time between failures in the cluster while all nodes are present; a node that is down cannot fail.
         repair_s: time after which a failed node returns.
         horizon_s: length of the trace.
         seed: 32-bit seed.
@@ -138,13 +138,13 @@ def poisson(num_nodes: int, mtbf_s: float, repair_s: float, horizon_s: float, se
 
 
 def weibull(num_nodes: int, mtbf_s: float, shape: float, repair_s: float, horizon_s: float, seed: int = 0) -> Trace:
-    """Generates failures whose intervals have a Weibull distribution.
+    """Generates failures with Weibull-distributed times between them.
 
     Args:
         num_nodes: number of nodes, as for ``poisson``.
         mtbf_s: mean of the distribution.
-        shape: shape of the distribution: below 1, failures come in bursts; at 1, it is that of ``poisson``; above 1,
-            they are more even.
+        shape: shape of the distribution. Below 1, failures come in bursts; at 1, they are as in ``poisson``; above 1,
+            more regular.
         repair_s: time after which a failed node returns.
         horizon_s: length of the trace.
         seed: 32-bit seed.
@@ -156,9 +156,9 @@ def weibull(num_nodes: int, mtbf_s: float, shape: float, repair_s: float, horizo
 
 
 def evenly_spaced(num_nodes: int, period_s: float, num_failures: int, seed: int = 0) -> Trace:
-    """Removes one random node each period, without returns: the traces of Oobleck's artifact.
+    """Removes one random node per period, without returns, as in the traces of Oobleck's artifact.
 
-    The trace ends with the last removal, which therefore costs nothing.
+    The trace ends with the last removal, so that one costs nothing.
 
     >>> trace = evenly_spaced(4, 60.0, 2)
     >>> trace.horizon_s, trace.num_failures, [change.time_s for change in trace.changes]
@@ -193,7 +193,7 @@ def _random(
             back_s, node = heapq.heappop(back)
             events.append(Event(back_s, "add", node))
             down.remove(node)
-        # Failed nodes are drawn as well, without effect, so that fewer nodes fail less often.
+        # Nodes that are down are drawn too, without effect: so fewer present nodes fail less often.
         node = names[source.randrange(num_nodes)]
         if node not in down:
             events.append(Event(time_s, "remove", node))
@@ -218,14 +218,14 @@ class _Row(NamedTuple):
 
 
 def read_trace(path: Path, warn: Callable[[str], None], seed: int = 0) -> Trace:
-    """Reads the trace in a file, whose format is detected from its first row.
+    """Reads a trace from a file; the first row determines the format.
 
-    Rows that are out of order are sorted stably. The trace ends with its last row.
+    Rows out of order are sorted stably. The trace ends with its last row.
 
     Args:
         path: path of the file.
-        warn: function called with a line on the number of rows out of order.
-        seed: seed for the choice of nodes where the file has only their number.
+        warn: called with one line if rows are out of order.
+        seed: seed for choosing nodes where the file gives only their number.
 
     Raises:
         SettingError: the file or a row cannot be read; the message has the line number.
@@ -286,7 +286,7 @@ def _availability(path: Path, rows: Sequence[tuple[int, str]], warn: Callable[[s
         parsed.append(_Row(number, time.timestamp(), fields[2:]))
     ordered = _sorted(path, parsed, warn)
     begin, last = ordered[0].time_s, ordered[-1].time_s
-    counts = {row.time_s - begin: int(row.fields[0]) for row in ordered}  # of several at one time the last one counts
+    counts = {row.time_s - begin: int(row.fields[0]) for row in ordered}  # the last row at a time wins
     changes = (abs(count - before) for before, count in pairwise([0, *counts.values()]))
     if sum(changes) > _MAX_EVENTS:
         raise SettingError(_SETTING, str(path), _TOO_LONG)
@@ -294,7 +294,7 @@ def _availability(path: Path, rows: Sequence[tuple[int, str]], warn: Callable[[s
 
 
 def _come_and_go(counts: Iterable[tuple[float, int]], source: random.Random) -> list[Event]:
-    """Makes events that reach these node counts; added nodes are new, and removed ones are random."""
+    """Builds events that reach these node counts; added nodes are new, removed ones are random."""
     live, num_named, events = list[str](), 0, []
     for time_s, count in counts:
         while len(live) > count:

@@ -1,4 +1,4 @@
-"""The choice after a failure: re-routing, moved roles or pipelines cut anew, by throughput and by what moving costs."""
+"""The choice after a failure between re-routing, moved roles and a recut, by throughput and the cost of moving."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -24,16 +24,17 @@ from swift.topology import Worker
 
 MODES = ("auto", "reroute", "reassign", "recut")
 _MAX_OPS = 200_000
-"""Ops scheduled for all layouts together, about a second's worth."""
+"""Ops that planning all layouts may schedule, about a second's worth."""
 _SAME = 1 + 1e-6
-"""Periods that differ by less are the same, and fewer blocks to move count."""
+"""Periods within this factor count as equal; then the plan that moves fewer blocks wins."""
 _LAYOUTS = 2, 6
-"""Layouts that are planned, of those with the least loads: at least, and of small problems without a memory limit.
+"""Number of layouts to plan, those with the least loads: at least, and at most (small problems without memory limit).
 
-In little memory an order is harder to find than a layout: more layouts for the same time make the plans longer.
+With little memory a good order is harder to find than a good layout; more layouts in the same time would make the plans
+worse.
 """
 Planner = Callable[[BlockMixture, int], tuple[Round | None, int]]
-"""Schedules a mixture, with a limit on the ops scheduled: the best iteration found, if any, and the ops scheduled."""
+"""Schedules a mixture within a limit on scheduled ops: returns the best round, if any, and the ops scheduled."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,9 +45,9 @@ class Adaptation:
         mode: ``reroute``, ``reassign`` or ``recut``.
         work: problem without failures, and its blocks.
         failed: failed workers.
-        schedule: schedule, which ``verify`` accepts; its workers are places.
+        schedule: valid schedule (see ``verify``) over places; ``relocation`` maps workers to places.
         layout: blocks of each place.
-        in_lockstep: whether ops run tick by tick, each tick as long as its longest op.
+        in_lockstep: whether ops run tick by tick, where each tick takes as long as its longest op.
     """
 
     mode: str
@@ -58,19 +59,19 @@ class Adaptation:
 
     @cached_property
     def relocation(self) -> Relocation:
-        """Moves from the layout without a failure to this one."""
+        """Moves from the fault-free layout to this one."""
         return relocate(self.work, self.layout, self.failed)
 
     @cached_property
     def period(self) -> float:
-        """Period of the schedule; where it runs in lockstep, at least as long."""
+        """Period of the schedule; in lockstep, ``lockstep_period`` if that is longer."""
         schedule_period = period(self.schedule)
-        # In a short window the last iteration drains, so that the mean time of an iteration may be too short.
+        # In a short window the last iteration drains, so the mean time per iteration may come out too short.
         return max(schedule_period, lockstep_period(self.schedule)) if self.in_lockstep else schedule_period
 
     @property
     def blocks_of_worker(self) -> dict[Worker, tuple[Run, ...]]:
-        """Runs of blocks of every survivor; none of one that is idle."""
+        """Runs of blocks that each survivor holds; empty for an idle one."""
         places, place_of = self.layout.places, self.relocation.place_of
         live = self.work.problem.topology.without(self.failed)
         worker_runs = {worker: places[place] for worker, place in place_of.items()}
@@ -78,16 +79,16 @@ class Adaptation:
 
     @property
     def ideal_throughput(self) -> float:
-        """Share of the workers that are live."""
+        """Fraction of the workers that are live."""
         workers = self.work.problem.topology.workers
         return 1 - len(self.failed) / len(workers)
 
     def pays_after_s(self, before: "Adaptation | None", seconds: float) -> float | None:
-        """Time after which a move has paid for itself, with the move back; None if it never does.
+        """Returns the time after which a move has paid for itself and for the move back; None if it never does.
 
         Args:
-            before: what would run if nothing moved; None if nothing could.
-            seconds: time of the move, during which training waits.
+            before: the plan without a move; None if there is none.
+            seconds: duration of the move, during which training waits.
         """
         if before is None or not seconds:
             return 0.0
@@ -96,7 +97,7 @@ class Adaptation:
 
 
 def fault_free(work: BlockProblem, *, in_lockstep: bool = False) -> Adaptation:
-    """Plans the problem without failures, by ``v`` or ``zero_bubble``: throughputs are relative to this plan."""
+    """Plans the problem without failures, by ``v`` or ``zero_bubble``; throughputs are relative to this plan."""
     problem = replace(work.problem, decoupled=True, staggered=True)
     schedule = lockstep(problem) if in_lockstep else v(problem) if work.in_v else zero_bubble(problem)
     return Adaptation("reroute", work, frozenset(), schedule, _as_cut(work, frozenset()), in_lockstep)
@@ -112,22 +113,24 @@ def adapt(
     bandwidth: float = BANDWIDTH,
     in_lockstep: bool = False,
 ) -> Adaptation:
-    """Plans for the survivors of a failure.
+    """Chooses a plan for the survivors of a failure.
 
     Args:
         work: problem without failures, and its blocks.
         failed: failed workers.
-        mode: one of ``MODES``; ``auto`` takes what gets the most done until the workers return.
-        downtime_s: time until then; endless: what has the highest throughput.
-        block_bytes: state of a block.
+        mode: one of ``MODES``; ``auto`` takes the plan that gets the most done until the workers return.
+        downtime_s: time until the workers return; infinite to maximize throughput alone.
+        block_bytes: size of a block's state.
         bandwidth: bytes per second from one worker to another.
-        in_lockstep: True for ops that run tick by tick, each tick as long as its longest op: ops of one block each.
+        in_lockstep: True for ops that run tick by tick, where each tick takes as long as its longest op; every op works
+            on one block.
 
     Raises:
-        SettingError: there is no such mode, a stage has no survivor, or no plan fits the memory.
+        SettingError: the mode is unknown, a stage has no survivor, or no plan fits the memory.
     """
     if mode not in MODES:
         raise SettingError("mode", mode, f"must be one of {', '.join(MODES)}")
+    # Raises if some block has no survivor, in which case no plan exists.
     assign_blocks(work, failed)
     ways: dict[str, Callable[[], Adaptation | None]] = {
         "reroute": lambda: rerouted(work, failed, in_lockstep=in_lockstep),
@@ -142,7 +145,10 @@ def adapt(
     stayed = rerouted(work, failed, in_lockstep=in_lockstep)
 
     def done(plan: Adaptation) -> tuple[float, float]:
-        """Work until the return, over that of re-routing, and the time of moving as the tie-break."""
+        """Scores a plan by its work until the workers return, relative to re-routing; shorter moves break ties.
+
+        The move back costs the same time as the move, hence the factor 2.
+        """
         seconds = plan.relocation.seconds(block_bytes, bandwidth)
         share = 1.0 if math.isinf(downtime_s) else max(0.0, 1 - 2 * seconds / downtime_s) if seconds else 1.0
         return round(share * stayed.period / plan.period, 6), -seconds
@@ -150,6 +156,7 @@ def adapt(
     plans = [stayed]
     for way in ("recut", "reassign"):
         shortest = min(plan.period for plan in plans)
+        # No need to plan moved roles if even the bound on their period is no better.
         if way == "reassign" and _roles_bound(work, failed) >= shortest * (1 - 1e-9):
             continue
         plan = ways[way]()
@@ -158,19 +165,19 @@ def adapt(
 
 
 def rerouted(work: BlockProblem, failed: frozenset[Worker], *, in_lockstep: bool = False) -> Adaptation:
-    """Plans with peers that run the failed workers' micro-batches; nothing moves."""
+    """Plans re-routing: peers run the failed workers' micro-batches, and nothing moves."""
     return _with_peers("reroute", work, failed, failed, in_lockstep)
 
 
 def with_roles_moved(work: BlockProblem, failed: frozenset[Worker], *, in_lockstep: bool = False) -> Adaptation:
-    """Plans with failures spread over the stages, as live workers take the places of failed ones."""
+    """Plans re-routing after live workers have taken failed ones' places, to spread failures over the stages."""
     return _with_peers("reassign", work, failed, _spread(work, failed), in_lockstep)
 
 
 def _with_peers(
     mode: str, work: BlockProblem, failed: frozenset[Worker], empty: frozenset[Worker], in_lockstep: bool
 ) -> Adaptation:
-    """Plans with peers that run the micro-batches of empty places."""
+    """Plans re-routing for a layout in which these places are empty."""
     planner = lockstep if in_lockstep else v if work.in_v else adaptive
     schedule = planner(work.with_failures(empty))
     verify(schedule)
@@ -180,18 +187,19 @@ def _with_peers(
 def recut(
     work: BlockProblem, failed: frozenset[Worker], *, in_lockstep: bool = False, in_run: bool = False
 ) -> Adaptation | None:
-    """Plans pipelines of the survivors that are cut anew; None if nothing that was tried fits the memory.
+    """Plans re-partitioned pipelines of the survivors; None if no plan that was tried fits the memory.
 
     Args:
         work: problem without failures, and its blocks.
         failed: failed workers.
         in_lockstep: see ``adapt``.
-        in_run: True for the survivors of a run, whose memory is no larger than before: each of them has a place, and no
-            pipeline fewer workers than one that has lost the most has survivors.
+        in_run: True for the survivors of a run, whose memory is no larger than before. Then each survivor has a place,
+            and no pipeline has fewer workers than the pipeline with the fewest survivors.
     """
     adaptations: list[Adaptation] = []
     left, shortest = _MAX_OPS, math.inf
     whole = whole_pipelines(work, failed)
+    # In a run each survivor needs a place: complete pipelines must not leave any idle.
     if in_run and whole is not None and len(whole.empty) > len(failed):
         whole = None
     possible = _mixtures(work, layouts(work, failed, in_run=in_run), in_lockstep)
@@ -213,7 +221,7 @@ def recut(
 def _mixtures(
     work: BlockProblem, possible: Iterable[BlockLayout], one_block: bool
 ) -> list[tuple[BlockMixture, Planner]]:
-    """Lists the mixtures that are worth planning, those of the layouts with the least loads."""
+    """Lists the mixtures worth planning, for the layouts with the least loads."""
     least, most = _LAYOUTS
     if work.problem.memory_limit is not None:
         most = least
@@ -228,7 +236,7 @@ def _mixtures(
 
 
 def _as_whole(work: BlockProblem, whole: BlockLayout | None, in_lockstep: bool) -> list[tuple[BlockMixture, Planner]]:
-    """Lists how whole pipelines are planned: as others are, and by the planner that re-routing has; in a V by that."""
+    """Lists ways to plan whole pipelines: like other layouts, and with the re-routing planner (in a V only that)."""
     mixture = None if whole is None else unrouted(work, whole, one_block=in_lockstep)
     if mixture is None or not mixture.fits_alone:
         return []
@@ -236,14 +244,14 @@ def _as_whole(work: BlockProblem, whole: BlockLayout | None, in_lockstep: bool) 
         return [(mixture, _by(v))]
     if in_lockstep:
         return [(mixture, schedule_mixture)]
-    # Two searches, of which neither is always the better one: also where all pipelines differ, so that both order the
-    # same problem, each finds a period that is up to 5 % shorter for some. And for pipelines that are alike the planner
-    # may find a shorter one than for one of them.
+    # Neither search is always the better one. Even where all pipelines differ, and both order the same problem, each
+    # finds a period up to 5 % shorter for some problems. And for equal pipelines, the planner may find a shorter one
+    # for all of them together than for one.
     return [(mixture, schedule_mixture), (replace(mixture, plans_each=True), _by(adaptive))]
 
 
 def _by(planner: Callable[[Problem], Schedule]) -> Planner:
-    """Makes a planner of mixtures of one for problems in which no micro-batch changes pipelines."""
+    """Adapts a problem's planner to mixtures in which no micro-batch changes pipelines."""
     return lambda mixture, _: (round_of(planner(mixture.reduced)), mixture.reduced.num_ops)
 
 

@@ -1,13 +1,13 @@
-"""Layouts worth planning for the survivors of a failure: pipelines of unequal length, cut by the costs of blocks.
+"""Layouts worth planning after a failure: pipelines of unequal length, cut by the costs of blocks.
 
-A pipeline of fewer workers has longer stages and takes fewer micro-batches. Which of its stages are the longest is
-free, and matters twice: where the cut is next to the lost worker few blocks move, and where the pipelines' cuts differ
-their peers can share work more evenly.
+A pipeline with fewer workers has longer stages and takes fewer micro-batches. Which of its stages are the longest is
+free, and matters in two ways. Few blocks move if the cut changes only near the lost worker; and peers can share work
+more evenly if the pipelines' cuts differ.
 
-Blocks are numbered in the order in which the stages of a pipeline take them (``BlockOrder``). Where a stage holds one
-run of blocks, it is that of the model. In a V a stage holds two: it takes the first and the last of the blocks that
-earlier stages have left, in turn. In this order a stage of a V is one run again, so that pipelines are cut, and blocks
-are moved, in the same way for both.
+Blocks are numbered in the order in which a pipeline's stages take them (``BlockOrder``). Where a stage holds one run of
+blocks, that is the order of the model. In a V a stage holds two: each stage takes the first and the last of the blocks
+that earlier stages have left. In this order a V's stage is a single run again, so one algorithm cuts pipelines and
+moves blocks for both.
 """
 
 import math
@@ -27,16 +27,16 @@ Run = tuple[int, int]
 """Consecutive blocks, as (first block, end)."""
 
 _PHASES = (0.5, 0.25, 0.75, 0.0)
-"""Positions at which even cuts are rounded, turn by turn, so that pipelines have long stages at different blocks."""
+"""Rounding thresholds for even cuts, one per pipeline in turn, so that their long stages hold different blocks."""
 
 
 @dataclass(frozen=True)
 class BlockOrder:
-    """The blocks of the model in the order in which stages take them.
+    """The model's blocks in the order in which stages take them.
 
     Attributes:
         blocks: blocks in that order.
-        num_first: number of blocks of all first runs, to which those of the last runs come in a V.
+        num_first: number of blocks in all stages' first runs. In a V the remaining blocks are in the last runs.
     """
 
     blocks: tuple[int, ...]
@@ -44,11 +44,11 @@ class BlockOrder:
 
     @classmethod
     def of(cls, cut: Sequence[int], stages: Sequence[int]) -> "BlockOrder":
-        """Finds the order for a pipeline.
+        """Builds the order for a pipeline.
 
         Args:
-            cut: number of blocks of every run, in the order of the model.
-            stages: stage of every run.
+            cut: number of blocks in each run, in the order of the model.
+            stages: stage of each run.
 
         Raises:
             SettingError: stages hold neither one run each nor two in a V.
@@ -70,7 +70,7 @@ class BlockOrder:
         return cls(tuple(blocks), sum(cut[:P]))
 
     def runs(self, run: Run) -> tuple[Run, ...]:
-        """Finds the runs of the model that consecutive blocks of this order are, one, or two in a V.
+        """Converts a run in this order to runs in the model's order: one, or two in a V.
 
         >>> BlockOrder.of((2, 2, 1, 3), (0, 1, 1, 0)).runs((3, 6))
         ((1, 3), (5, 6))
@@ -82,12 +82,12 @@ class BlockOrder:
 
 @dataclass(frozen=True)
 class BlockProblem:
-    """A fault-free problem, and the blocks that its stages are made of.
+    """A fault-free problem and the blocks that its stages consist of.
 
     Attributes:
         problem: problem without failures, in which all pipelines are alike.
-        blocks: costs of every block, as factors of ``problem.costs``; those of the first one count the embedding, and
-            those of the last one the head.
+        blocks: costs of every block, as factors of ``problem.costs``; the first block's include the embedding, the last
+            block's the head.
         cut: number of blocks of every chunk of the problem: of every stage, or of the two runs of each in a V.
 
     Raises:
@@ -109,48 +109,48 @@ class BlockProblem:
 
     @classmethod
     def of_stages(cls, problem: Problem) -> "BlockProblem":
-        """Takes every chunk for a block: every stage, or every run of a stage."""
+        """Creates a problem in which every chunk is one block: a stage, or one run of a stage in a V."""
         return cls(problem, problem.chunks or (Chunk(),) * problem.num_chunks, (1,) * problem.num_chunks)
 
     @property
     def in_v(self) -> bool:
-        """Whether stages hold two runs of blocks."""
+        """Whether stages hold two runs of blocks, in a V."""
         return not self.problem.is_plain
 
     @cached_property
     def runs_P(self) -> tuple[Run, ...]:
-        """Positions in ``order`` of the blocks of every stage without a failure."""
+        """Run of ``order`` that each stage holds without a failure."""
         size_P = np.bincount(self.problem.stage_DP[0], self.cut).astype(int).tolist()
         return tuple(pairwise(accumulate(size_P, initial=0)))
 
     @cached_property
     def cost_L(self) -> np.ndarray:
-        """Time of F, B and W of every block together, float64[blocks]."""
+        """Time of F, B and W together for each block, float64[blocks]."""
         t_f, t_b, t_w, _ = self.problem.costs.op_times
         return np.array([t_f * block.f + t_b * block.b + t_w * block.w for block in self.blocks])
 
     @cached_property
     def ordered_cost_L(self) -> np.ndarray:
-        """``cost_L`` in the order in which stages take the blocks."""
+        """``cost_L`` in the order in which stages take the blocks, see ``order``."""
         return self.cost_L[list(self.order.blocks)]
 
     def chunks(self, bounds: Sequence[int]) -> tuple[Chunk, ...]:
-        """Joins the blocks between bounds, which begin with 0 and end with the number of blocks."""
+        """Merges the blocks between consecutive bounds, which start with 0 and end with the number of blocks."""
         return tuple(joined(self.blocks[first:end]) for first, end in pairwise(bounds))
 
     def with_failures(self, failed: frozenset[Worker]) -> Problem:
-        """Makes the problem in which peers run the micro-batches of failed workers, and nothing moves."""
+        """Returns the problem in which peers run the failed workers' micro-batches, and nothing moves."""
         return replace(self.problem, failed=failed)
 
 
 @dataclass(frozen=True)
 class BlockLayout:
-    """Assignment of blocks to the places of a cluster.
+    """Assignment of blocks to a cluster's places.
 
     Attributes:
         order: blocks in the order in which stages take them.
-        runs_DP: run of that order of each place (pipeline, stage); None for a place that nobody takes. The runs of a
-            pipeline follow each other and cover all blocks, or it has none.
+        runs_DP: for each place (pipeline, stage), its run in that order; None for a place that no worker takes. A
+            pipeline's runs follow each other and cover all blocks, unless it has none.
     """
 
     order: BlockOrder
@@ -158,27 +158,27 @@ class BlockLayout:
 
     @property
     def empty(self) -> frozenset[Worker]:
-        """Places that nobody takes."""
+        """Places that no worker takes."""
         return frozenset((d, p) for d, runs in enumerate(self.runs_DP) for p, run in enumerate(runs) if run is None)
 
     @property
     def places(self) -> dict[Worker, Run]:
-        """The runs of all places that are taken, in mesh order."""
+        """Run of each place that a worker takes, in mesh order."""
         return {(d, p): run for d, runs in enumerate(self.runs_DP) for p, run in enumerate(runs) if run is not None}
 
     @property
     def pipelines(self) -> tuple[int, ...]:
-        """Pipelines that hold the model."""
+        """Pipelines that hold the model, that is, have blocks."""
         return tuple(d for d, runs in enumerate(self.runs_DP) if any(runs))
 
     @cached_property
     def bounds(self) -> tuple[int, ...]:
-        """Blocks of the model at which a run of any pipeline begins, and the number of blocks."""
+        """Blocks, in the model's order, at which any pipeline's run begins; then the number of blocks."""
         runs = set(self.places.values())
         return tuple(sorted({0, *(end for run in runs for _, end in self.order.runs(run))}))
 
     def stages(self, bounds: Sequence[int]) -> list[list[int]]:
-        """Finds the stage of each pipeline that holds each chunk between bounds; -1 in a pipeline without blocks."""
+        """Finds each pipeline's stage that holds each chunk between bounds; -1 in a pipeline without blocks."""
         stages_D = []
         for runs in self.runs_DP:
             stage_runs = [(run, p) for p, run in enumerate(runs) if run is not None]
@@ -188,7 +188,7 @@ class BlockLayout:
 
 
 def layouts(work: BlockProblem, failed: frozenset[Worker], *, in_run: bool = False) -> Iterator[BlockLayout]:
-    """Yields layouts in which every survivor has a place, each once; ``in_run``: see ``recut``."""
+    """Yields distinct layouts in which every survivor has a place; ``recut`` describes ``in_run``."""
     seen: set[BlockLayout] = set()
     as_they_are, *other_lengths = _lengths(work, failed)
     least = min(filter(None, as_they_are))
@@ -214,7 +214,7 @@ def layouts(work: BlockProblem, failed: frozenset[Worker], *, in_run: bool = Fal
 
 
 def whole_pipelines(work: BlockProblem, failed: frozenset[Worker]) -> BlockLayout | None:
-    """Makes as many whole pipelines, cut as without a failure, as there are survivors for; the rest are idle."""
+    """Builds a layout of as many complete pipelines, with the fault-free cut, as survivors can fill; others idle."""
     D, P = work.problem.num_pipelines, work.problem.num_stages
     number = (D * P - len(failed)) // P
     if not number:
@@ -224,14 +224,14 @@ def whole_pipelines(work: BlockProblem, failed: frozenset[Worker]) -> BlockLayou
 
 
 def _lengths(work: BlockProblem, failed: frozenset[Worker]) -> Iterator[tuple[int, ...]]:
-    """Yields the lengths of the pipelines: as they are, as many whole ones as possible, or all about equal."""
+    """Yields the pipelines' lengths: as they are, as many complete pipelines as possible, or all about equal."""
     D, P, L = work.problem.num_pipelines, work.problem.num_stages, len(work.blocks)
     live = D * P - len(failed)
     present = [P - sum(pipeline == d for pipeline, _ in failed) for d in range(D)]
     longest_first = sorted(range(D), key=lambda d: (-present[d], d))
 
     def assign_lengths(sizes: Sequence[int]) -> tuple[int, ...]:
-        """Gives the greatest length to the pipeline with the most survivors, and so on."""
+        """Gives the greatest length to the pipeline with the most survivors, and so on down."""
         lengths = [0] * D
         for d, size in zip(longest_first, sorted(sizes, reverse=True), strict=False):
             lengths[d] = min(size, L)
@@ -244,15 +244,15 @@ def _lengths(work: BlockProblem, failed: frozenset[Worker]) -> Iterator[tuple[in
         if number * P >= live and live >= number:
             yield assign_lengths([live // number + (index < live % number) for index in range(number)])
     if whole and rest:
-        # The rest of a whole pipeline may be too short to be worth a pipeline: two share the lack.
+        # The rest may be too short to be worth a pipeline of its own: let two pipelines share the shortage.
         both = P + rest
         yield assign_lengths([P] * (whole - 1) + [both - both // 2, both // 2])
 
 
 def _places(work: BlockProblem, failed: frozenset[Worker], lengths: Sequence[int]) -> list[list[int]]:
-    """Chooses the stages that are taken in each pipeline: those with survivors first, and every stage somewhere.
+    """Chooses the stages that are taken in each pipeline: survivors' own first, and every stage at least once.
 
-    A stage is but the name of a place here, whatever blocks it holds; a run has somebody in every stage.
+    Here a stage is only the name of a place, whatever blocks it holds. A run needs somebody in every stage.
     """
     num_stages = work.problem.num_stages
     stages_D = []
@@ -269,7 +269,7 @@ def _places(work: BlockProblem, failed: frozenset[Worker], lengths: Sequence[int
 
 
 def _runs(work: BlockProblem, stages: Sequence[int], phase: float | None) -> tuple[Run | None, ...]:
-    """Cuts a pipeline over the places taken; ``phase`` None: near the blocks that they hold without a failure."""
+    """Cuts a pipeline over the places taken; with ``phase`` None, near the blocks that they hold without a failure."""
     runs: list[Run | None] = [None] * work.problem.num_stages
     if not stages:
         return tuple(runs)
@@ -282,7 +282,7 @@ def _runs(work: BlockProblem, stages: Sequence[int], phase: float | None) -> tup
 
 
 def _least_longest(cost_L: np.ndarray, num_stages: int) -> float:
-    """Finds the least time of the longest of this many stages."""
+    """Minimizes the longest stage's time over all cuts into this many stages, by bisection."""
     sums = np.cumsum(np.append(0.0, cost_L))
     low, high = max(float(cost_L.max()), float(sums[-1]) / num_stages), float(sums[-1])
 
@@ -306,7 +306,7 @@ def _least_longest(cost_L: np.ndarray, num_stages: int) -> float:
 
 
 def _even_ends(work: BlockProblem, num_stages: int, phase: float) -> list[int]:
-    """Cuts where the costs before a stage are its share, rounded down from ``phase`` on."""
+    """Cuts where the cumulative cost reaches each stage's share; a fraction above ``phase`` of a block rounds up."""
     L = len(work.blocks)
     sums = np.cumsum(work.ordered_cost_L)
     ends: list[int] = []
@@ -320,11 +320,11 @@ def _even_ends(work: BlockProblem, num_stages: int, phase: float) -> list[int]:
 
 
 def _near_ends(work: BlockProblem, stages: Sequence[int]) -> list[int]:
-    """Cuts so that the longest stage is as short as it can be, and as few blocks as possible move."""
+    """Cuts so that the longest stage is as short as possible and, among these cuts, the fewest blocks move."""
     L, num = len(work.blocks), len(stages)
     sums = np.cumsum(np.append(0.0, work.ordered_cost_L)).tolist()
     cap = _least_longest(work.ordered_cost_L, num) * (1 + 1e-9)
-    # best[end]: (blocks that move, sum of squares, begin) of the stages so far, by the end of the last.
+    # Dynamic program. best[end]: (blocks moved, sum of squares, begin of the last stage) for the stages so far.
     best: dict[int, tuple[float, float, int]] = {0: (0, 0.0, 0)}
     steps: list[dict[int, tuple[float, float, int]]] = []
     for stage, p in enumerate(stages):

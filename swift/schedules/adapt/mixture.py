@@ -1,13 +1,13 @@
-"""A layout and a division of micro-batches over its pipelines, as a problem with the executor of every chunk.
+"""A layout and a division of micro-batches over its pipelines, as a problem with an executor for every chunk.
 
-Every block of a micro-batch runs on some worker that holds it. Most micro-batches stay on one pipeline; the remainder
-is re-routed block by block, so that no worker has much more work than another. The least work of the most loaded worker
-is that of a linear program; its remainder is rounded by a small integer program.
+Every block of a micro-batch runs on some worker that holds it. Most micro-batches stay on one pipeline; a remainder is
+re-routed block by block, so that no worker has much more work than another. A linear program finds the least possible
+load of the busiest worker; a small integer program rounds the remainder.
 
-Pipelines that are alike, and to which nothing is re-routed, run the same schedule: one of them is planned for all. So a
-cluster of a thousand workers of whom a few are lost takes hardly longer to plan than its pipelines that differ.
+Equal pipelines without re-routed micro-batches run the same schedule, so only one of them is planned. A cluster of a
+thousand workers with a few losses then takes hardly longer to plan than the pipelines that differ.
 
-D: pipelines that hold the model, K: chunks, W: workers, J: micro-batches.
+Shape suffixes: D pipelines that hold the model, K chunks, W workers, J micro-batches.
 """
 
 import heapq
@@ -23,29 +23,29 @@ from swift.schedules.schedule import Round
 from swift.topology import Topology
 
 _MOST_NODES = 20
-"""Nodes that an integer program may search: no limit of time, so that a plan is the same on every machine."""
+"""Node limit of an integer program. Not a time limit, so that a plan is the same on every machine."""
 _SLACK = 1e-6
 _REST_SLACK = 1e-3
-"""Micro-batches by which the solver's sums may be off; limits are a hundredth or more away from whole numbers."""
+"""Solver error to expect in sums of micro-batches; limits are at least 0.01 away from whole numbers."""
 _MOST_UNITS = 5
-"""Loads to try, each a unit above the last, since chunks of several units cannot be divided so evenly."""
+"""Number of loads to try, one unit apart. Chunks of several units cannot be divided as evenly as the first load."""
 _FEW, _FEW_SHARE = 24, 0.01
-"""Micro-batches that may be re-routed at any load but the largest: so many, or this share of all."""
+"""Micro-batches that may be re-routed at any load but the largest: this number, or this share of all."""
 _AS_GOOD = 1.002
-"""Loads that are as good as the least."""
+"""Loads within this factor of the least are equally good."""
 
 _MOST_PARTS = 4_000
-"""Blocks times pipelines up to which each block is divided for itself; beyond, as the cuts have them."""
+"""Limit on blocks times pipelines for dividing each block separately; larger problems divide chunks between cuts."""
 
 
 @dataclass(frozen=True, eq=False)
 class Division:
-    """Division of micro-batches among pipelines.
+    """A division of micro-batches over pipelines.
 
     Attributes:
-        whole_D: micro-batches that run on one pipeline, of each pipeline.
+        whole_D: for each pipeline, micro-batches that run there entirely.
         routes_RK: pipeline that runs each chunk of every other micro-batch.
-        load: time of F, B and W of the worker that has the most.
+        load: time of F, B and W on the busiest worker.
     """
 
     whole_D: tuple[int, ...]
@@ -54,20 +54,20 @@ class Division:
 
 
 def min_max_load(worker_DK: np.ndarray, cost_K: np.ndarray, number: int) -> float:
-    """Least time of the most loaded worker, if micro-batches could be divided at will."""
+    """Computes the least load of the busiest worker if micro-batches were divisible at will."""
     solution = _program(worker_DK, cost_K, number, None, is_integral=False)
     assert solution is not None, "some load is enough"
     return float(solution[-1])
 
 
 def divide(worker_DK: np.ndarray, cost_K: np.ndarray, number: int, unit: float) -> Division:
-    """Divides micro-batches so that the most loaded worker has as little work as possible.
+    """Divides micro-batches so that the busiest worker has as little work as possible.
 
     Args:
         worker_DK: worker that holds each chunk in each pipeline.
-        cost_K: time of F, B and W of each chunk.
+        cost_K: time of F, B and W together for each chunk.
         number: micro-batches of all pipelines.
-        unit: time of F, B and W of the smallest block.
+        unit: time of F, B and W together for the smallest block.
     """
     divisions = [_whole_only(worker_DK, cost_K, number)]
     least = np.ceil(min_max_load(worker_DK, cost_K, number) / unit - _SLACK) * unit
@@ -78,14 +78,14 @@ def divide(worker_DK: np.ndarray, cost_K: np.ndarray, number: int, unit: float) 
         most_rest = max(_FEW, number * _FEW_SHARE) if more + 1 < _MOST_UNITS else number
         whole_D = most_whole(worker_DK, cost_K, number, load * (1 + _SLACK), most_rest)
         if whole_D is None:
-            continue  # another unit re-routes fewer
+            continue  # too many re-routed: a unit more of load needs fewer
         rest = number - int(whole_D.sum())
         routed_DK = _rounded(worker_DK, cost_K, whole_D, rest, load, unit)
         loads_W = np.zeros(int(worker_DK.max()) + 1)
         np.add.at(loads_W, worker_DK, (whole_D[:, None] + routed_DK) * cost_K)
         divisions.append(Division(tuple(whole_D.tolist()), _routes(routed_DK), float(loads_W.max())))
     enough = min(division.load for division in divisions) * _AS_GOOD
-    # Pipelines to which nothing is re-routed remain alike, and are planned once.
+    # Prefer few pipelines in routes: pipelines without re-routed micro-batches stay equal and are planned once.
     return min(
         (division for division in divisions if division.load <= enough),
         key=lambda division: (len(np.unique(division.routes_RK)), division.load),
@@ -93,7 +93,7 @@ def divide(worker_DK: np.ndarray, cost_K: np.ndarray, number: int, unit: float) 
 
 
 def _whole_only(worker_DK: np.ndarray, cost_K: np.ndarray, number: int) -> Division:
-    """Divides micro-batches as ``divide`` does, each of them on one pipeline as a whole."""
+    """Divides micro-batches like ``divide``, but keeps each of them on one pipeline."""
     D, K = worker_DK.shape
     loads_W = np.zeros(int(worker_DK.max()) + 1)
     np.add.at(loads_W, worker_DK, np.broadcast_to(cost_K, (D, K)))
@@ -111,10 +111,10 @@ def _whole_only(worker_DK: np.ndarray, cost_K: np.ndarray, number: int) -> Divis
 def most_whole(
     worker_DK: np.ndarray, cost_K: np.ndarray, number: int, load: float, most_rest: float
 ) -> np.ndarray | None:
-    """Numbers of micro-batches that stay on each pipeline at a load, int64[D]; None if the rest would be too many.
+    """Maximizes the micro-batches that stay on each pipeline at a load, int64[D]; None if the rest would be too many.
 
-    The integer program takes seconds for a thousand workers. No division has a smaller rest than the linear program's,
-    so that it is asked first.
+    The integer program takes seconds for a thousand workers. The linear program's remainder is a lower bound, so it is
+    solved first and often answers that alone.
     """
     whole_D = np.zeros(len(worker_DK))
     for is_integral in (False, True):
@@ -130,23 +130,25 @@ def most_whole(
 def _program(
     worker_DK: np.ndarray, cost_K: np.ndarray, number: int, load: float | None, *, is_integral: bool
 ) -> np.ndarray | None:
-    """Solves for the least load, or, with a given load, for the most micro-batches that stay on one pipeline.
+    """Minimizes the load, or, at a given load, the micro-batches that do not stay on one pipeline.
 
     Args:
         worker_DK, cost_K, number: see ``divide``.
-        load: load that no worker exceeds; None: the least.
-        is_integral: whether what stays on a pipeline is whole micro-batches.
+        load: load that no worker exceeds; None to minimize it.
+        is_integral: whether only whole micro-batches stay on a pipeline.
 
     Returns:
-        float64[D + D * K + 1]: micro-batches that stay, routed chunks (not rounded), load; None if there is nothing.
+        float64[D + D * K + 1]: micro-batches that stay, routed chunks (not rounded), load; None without a solution.
     """
-    # Imported here, since it takes 0.4 s.
+    # Imported on use: scipy.optimize takes 0.4 s.
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import coo_array
 
     D, K = worker_DK.shape
     number_of_workers, size = int(worker_DK.max()) + 1, D + D * K + 1
     d_n, k_n = np.repeat(np.arange(D), K), np.tile(np.arange(K), D)
+    # Columns: micro-batches that stay on each pipeline, routed chunks, the load. Rows of ``equal``: each chunk runs
+    # once for every micro-batch. Rows of ``most``: no worker has more work than the load.
     equal = coo_array((np.ones(2 * D * K), (np.tile(k_n, 2), np.append(d_n, D + np.arange(D * K)))), shape=(K, size))
     w_n = np.append(np.tile(worker_DK.ravel(), 2), np.arange(number_of_workers))
     columns = np.concatenate([d_n, D + np.arange(D * K), np.full(number_of_workers, size - 1)])
@@ -155,7 +157,7 @@ def _program(
     goal, high = np.zeros(size), np.full(size, np.inf)
     if load is None:
         goal[-1] = 1.0
-        high[:D] = 0.0  # routed chunks alone say as much
+        high[:D] = 0.0  # the load is the same if all chunks are routed one by one
     else:
         goal[D:-1] = cost_K[k_n] / cost_K.sum()
         high[-1] = load
@@ -175,7 +177,7 @@ def _program(
 def _rounded(
     worker_DK: np.ndarray, cost_K: np.ndarray, whole_D: np.ndarray, rest: int, load: float, unit: float
 ) -> np.ndarray:
-    """Rounds the remainder to whole micro-batches, int64[D, K]: ``rest`` of them at each chunk."""
+    """Rounds the remainder to whole micro-batches, int64[D, K], with a sum of ``rest`` at each chunk."""
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import coo_array
 
@@ -187,7 +189,7 @@ def _rounded(
     np.add.at(base_W, worker_DK, whole_D[:, None] * cost_K)
     cost_n, rows_W = np.tile(cost_K, D), np.arange(W)
     equal = coo_array((np.ones(n), (np.tile(np.arange(K), D), np.arange(n))), shape=(K, n + 2 * W + 1))
-    # Each worker's load has to be below the last unit (free), within it, or above it (all that counts for the most).
+    # A worker's load is below the last unit (free), within it (cheap), or above it (the maximum over workers counts).
     rows = np.concatenate([worker_DK.ravel(), rows_W, rows_W])
     columns = np.concatenate([np.arange(n), n + rows_W, np.full(W, n + 2 * W)])
     values = np.concatenate([cost_n, np.full(2 * W, -1.0)])
@@ -220,7 +222,7 @@ def _rounded_by_hand(worker_DK: np.ndarray, cost_K: np.ndarray, base_W: np.ndarr
 
 
 def _routes(routed_DK: np.ndarray) -> np.ndarray:
-    """Strings routed chunks together to micro-batches that change pipelines seldom, int64[R, K]."""
+    """Joins routed chunks into micro-batches that seldom change pipelines, int64[R, K]."""
     D, K = routed_DK.shape
     rest = int(routed_DK[:, 0].sum())
     routes_RK = np.zeros((rest, K), int)
@@ -244,10 +246,10 @@ class BlockMixture:
     Attributes:
         work: problem without failures, and its blocks.
         layout: runs of blocks of all places.
-        bounds: blocks at which the chunks begin, and the number of blocks.
-        routes_D: for each pipeline the executors of its micro-batches, int64[J, K].
-        load: time of F, B and W of the worker that has the most.
-        plans_each: whether pipelines that are alike are planned one by one.
+        bounds: first block of each chunk, and the number of blocks.
+        routes_D: for each pipeline, the executors of its micro-batches, int64[J, K].
+        load: time of F, B and W on the busiest worker.
+        plans_each: whether equal pipelines are planned separately.
     """
 
     work: BlockProblem
@@ -259,7 +261,7 @@ class BlockMixture:
 
     @cached_property
     def problem(self) -> Problem:
-        """The problem of all pipelines."""
+        """The problem with all pipelines."""
         return self._problem_of(range(self.work.problem.num_pipelines), self.work.problem)
 
     @property
@@ -269,12 +271,12 @@ class BlockMixture:
 
     @cached_property
     def num_routed(self) -> int:
-        """Micro-batches that change pipelines."""
+        """Number of micro-batches that change pipelines."""
         return sum(int((np.ptp(routes, axis=1) > 0).sum()) for routes in self.routes_D if len(routes))
 
     @cached_property
     def planned_as(self) -> tuple[int, ...]:
-        """Pipeline whose schedule each pipeline runs; itself unless an earlier one is alike."""
+        """Pipeline whose schedule each pipeline runs: the first equal one, or itself."""
         stages, first_of_kind = self.layout.stages(self.bounds), dict[object, int]()
         visited = {d for e, routes in enumerate(self.routes_D) for d in np.unique(routes).tolist() if d != e}
         as_D = []
@@ -286,30 +288,30 @@ class BlockMixture:
 
     @cached_property
     def representatives(self) -> tuple[int, ...]:
-        """Pipelines that are planned."""
+        """Pipelines that are actually planned."""
         return tuple(sorted(set(self.planned_as) & set(self.layout.pipelines)))
 
     @cached_property
     def reduced(self) -> Problem:
-        """The problem of the pipelines that are planned."""
+        """The problem with only the pipelines that are planned."""
         return self._problem_of(self.representatives, self.work.problem)
 
     @cached_property
     def fits_alone(self) -> bool:
-        """Whether a single micro-batch fits the memory of every worker, some of which hold more blocks than before."""
+        """Whether a single micro-batch fits on every worker, since some hold more blocks than without a failure."""
         limit, unlimited = self.work.problem.memory_limit, replace(self.work.problem, memory_limit=None)
         return limit is None or self._problem_of(self.representatives, unlimited).microbatch_peak <= limit
 
     @cached_property
     def executor(self) -> list[int]:
-        """``Policy.executor`` of the reduced problem."""
+        """Executors of the reduced problem, in the form of ``Policy.executor``."""
         index = {d: number for number, d in enumerate(self.representatives)}
         return [
             index[d] for representative in self.representatives for d in self.routes_D[representative].ravel().tolist()
         ]
 
     def expanded(self, reduced_plan: Round) -> Round:
-        """Gives the schedule of each representative to all pipelines that are planned as it is."""
+        """Copies each representative's schedule to all pipelines that are planned as it is."""
         D, M, K = self.work.problem.num_pipelines, self.problem.most_microbatches, len(self.bounds) - 1
         executor_DMK, start_3DMK = np.full((D, M, K), -1, np.int32), np.full((3, D, M, K), np.nan)
         for d, routes in enumerate(self.routes_D):
@@ -328,7 +330,7 @@ class BlockMixture:
             num_microbatches=tuple(len(self.routes_D[d]) for d in pipelines),
             failed=frozenset((row, p) for row, d in enumerate(pipelines) for e, p in self.layout.empty if d == e),
             chunks=self.work.chunks(self.bounds),
-            # A pipeline without blocks runs nothing: it is taken to hold what another one does.
+            # A pipeline without blocks runs nothing; ``Problem`` needs a stage for each chunk, so take another's.
             stage_of_chunk=tuple(
                 tuple(stages[d if d in nonempty_pipelines else nonempty_pipelines[0]]) for d in pipelines
             ),
@@ -336,16 +338,16 @@ class BlockMixture:
 
 
 def mixtures(work: BlockProblem, layout: BlockLayout, *, one_block: bool = False) -> list[BlockMixture]:
-    """Divides the micro-batches among the pipelines of a layout.
+    """Divides the micro-batches over a layout's pipelines, in one or two ways.
 
     Args:
         work: problem without failures, and its blocks.
         layout: runs of blocks of all places.
-        one_block: True for ops of one block each, False for as few chunks as there can be.
+        one_block: True for ops of one block each, False for as few chunks as possible.
 
     Returns:
-        One that changes pipelines nowhere, and, where that makes the most loaded worker's load less, one that
-        re-routes a remainder.
+        A mixture without re-routing; before it, if that lowers the busiest worker's load, one that re-routes a
+        remainder.
     """
     whole = unrouted(work, layout, one_block=one_block)
     fine = one_block or len(work.blocks) * len(layout.pipelines) <= _MOST_PARTS
@@ -355,7 +357,7 @@ def mixtures(work: BlockProblem, layout: BlockLayout, *, one_block: bool = False
 
 
 def unrouted(work: BlockProblem, layout: BlockLayout, *, one_block: bool = False) -> BlockMixture:
-    """Divides the micro-batches as ``mixtures`` does, each of them on one pipeline as a whole."""
+    """Divides the micro-batches like ``mixtures``, but keeps each of them on one pipeline."""
     bounds = _all_bounds(work) if one_block else layout.bounds
     return _mixture(work, layout, bounds, _whole_only, one_block)
 
@@ -365,7 +367,7 @@ def _all_bounds(work: BlockProblem) -> tuple[int, ...]:
 
 
 def parts(work: BlockProblem, layout: BlockLayout, bounds: Sequence[int]) -> tuple[np.ndarray, np.ndarray, int]:
-    """Lists what is divided: the worker of each chunk, the cost of each chunk, the number of micro-batches."""
+    """Returns ``divide``'s first arguments: each chunk's worker, each chunk's cost, number of micro-batches."""
     P, stages = work.problem.num_stages, np.array(layout.stages(bounds))
     rows = list(layout.pipelines)
     worker_DK = np.arange(len(rows))[:, None] * P + stages[rows]
@@ -383,7 +385,7 @@ def _mixture(
     begins = [not k or one_block or bounds[k] in layout.bounds or changes[k - 1] for k in range(len(bounds) - 1)]
     chunk_starts = [k for k, does in enumerate(begins) if does]
     routes_RK, K = routes_RK[:, chunk_starts], len(chunk_starts)
-    # A re-routed micro-batch is one of the pipeline that begins it.
+    # A re-routed micro-batch belongs to the pipeline on which it begins.
     routes_D: list[np.ndarray] = [np.zeros((0, K), int)] * work.problem.num_pipelines
     for d, number in zip(pipelines.tolist(), division.whole_D, strict=True):
         routes_D[d] = np.concatenate([np.full((number, K), d), routes_RK[routes_RK[:, 0] == d]])

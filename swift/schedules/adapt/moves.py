@@ -1,7 +1,7 @@
 """Relocation of blocks when a layout takes effect, and whether it pays.
 
-``relocate`` says who takes which place, and gets which blocks from whom. ``MigrationPolicy`` weighs what a move costs
-against what it gains, by how long workers are expected to stay away (``Downtimes``).
+``relocate`` decides which worker takes which place, and which blocks it gets from whom. ``MigrationPolicy`` weighs the
+cost of a move against its gain, given how long workers are expected to stay away (``Downtimes``).
 """
 
 from collections.abc import Mapping
@@ -15,14 +15,14 @@ from swift.schedules.adapt.layouts import BlockLayout, BlockProblem
 from swift.topology import Worker
 
 BLOCK_BYTES = 3.5e9
-"""State of a block of a model of 7e9 parameters: 220e6 parameters, with master weights and moments."""
+"""State of a block in a model with 7e9 parameters: 220e6 parameters, with master weights and moments."""
 BANDWIDTH = 12.5e9
-"""Bytes per second from one worker to another, each way."""
+"""Bytes per second from one worker to another, in each direction."""
 
 
 @dataclass(frozen=True)
 class Relocation:
-    """The way from the layout without a failure to another one.
+    """The moves from the fault-free layout to another one.
 
     Attributes:
         place_of: place of each survivor that has one in the new layout.
@@ -34,11 +34,11 @@ class Relocation:
 
     @property
     def moved_blocks(self) -> int:
-        """Blocks that are copied."""
+        """Number of blocks to copy."""
         return len(self.transfers)
 
     def seconds(self, block_bytes: float = BLOCK_BYTES, bandwidth: float = BANDWIDTH) -> float:
-        """Time of the copies, all workers giving and taking at once."""
+        """Returns the time of all copies: workers transfer in parallel, so the busiest sender or receiver decides."""
         number: dict[tuple[str, Worker], int] = {}
         for _, giver, taker in self.transfers:
             for end in (("gives", giver), ("takes", taker)):
@@ -47,10 +47,10 @@ class Relocation:
 
 
 def assign_blocks(work: BlockProblem, failed: frozenset[Worker]) -> list[list[Worker]]:
-    """Lists the survivors that hold each block, in the order in which stages take them.
+    """Lists the survivors that hold each block, with blocks in the layout's order.
 
     Raises:
-        SettingError: a block is held by none.
+        SettingError: no survivor holds some block.
     """
     live = work.problem.topology.without(failed)
     workers_by_block: list[list[Worker]] = [[] for _ in work.blocks]
@@ -66,12 +66,12 @@ def assign_blocks(work: BlockProblem, failed: frozenset[Worker]) -> list[list[Wo
 
 
 def relocate(work: BlockProblem, layout: BlockLayout, failed: frozenset[Worker]) -> Relocation:
-    """Assigns the survivors to the places of a layout so that as few blocks as possible are copied.
+    """Assigns survivors to a layout's places so that as few blocks as possible are copied.
 
     Raises:
-        SettingError: a block is held by no survivor.
+        SettingError: no survivor holds some block.
     """
-    # Imported here, since it takes 0.4 s.
+    # Imported on use: scipy.optimize takes 0.4 s.
     from scipy.optimize import linear_sum_assignment
 
     holder = assign_blocks(work, failed)
@@ -82,7 +82,7 @@ def relocate(work: BlockProblem, layout: BlockLayout, failed: frozenset[Worker])
     stays_WN = np.array([w * work.problem.num_stages + p for w, p in live])[:, None] == np.array(
         [d * work.problem.num_stages + p for d, p in places]
     )
-    # Among equals, workers stay where they are.
+    # The overlap in blocks counts twice, so that staying in place only breaks ties.
     rows, columns = linear_sum_assignment(2.0 * np.maximum(0, kept_WN) + stays_WN, maximize=True)
     names = list(places)
     place_of = {live[row]: names[column] for row, column in zip(rows.tolist(), columns.tolist(), strict=True)}
@@ -100,12 +100,12 @@ def relocate(work: BlockProblem, layout: BlockLayout, failed: frozenset[Worker])
 
 @dataclass(frozen=True)
 class Downtimes:
-    """Times that workers stay away, as told by the user or learnt from those that have returned.
+    """Expected times until workers return: told by the user, or learnt from workers that have returned.
 
     Attributes:
-        told_s: expected time, in seconds; None: that of the downtimes seen so far, and endless before the first ends.
-        down_since: when each worker that is down failed, in seconds of any clock.
-        seen_s: durations of the downtimes that are over, in seconds.
+        told_s: expected time in seconds; None for the mean of past downtimes, or infinite before the first one ends.
+        down_since: for each worker that is down, when it failed, in seconds on any clock.
+        seen_s: durations of past downtimes, in seconds.
     """
 
     told_s: float | None = None
@@ -113,14 +113,14 @@ class Downtimes:
     seen_s: tuple[float, ...] = ()
 
     def after(self, failed: frozenset[Worker], time: float) -> "Downtimes":
-        """Returns the downtimes with these workers down from now on."""
+        """Returns the downtimes if exactly these workers are down from ``time`` on."""
         ended = tuple(time - since for worker, since in self.down_since.items() if worker not in failed)
         down = {worker: self.down_since.get(worker, time) for worker in failed}
         return replace(self, down_since=down, seen_s=(*self.seen_s, *ended))
 
     @property
     def expected_s(self) -> float:
-        """Expected time until the next return; a downtime that has lasted says nothing of what is left of it."""
+        """Expected time until the next return, taken as memoryless: time already waited does not shorten it."""
         if self.told_s is not None:
             return self.told_s
         return fmean(self.seen_s) if self.seen_s else float("inf")
@@ -128,12 +128,12 @@ class Downtimes:
 
 @dataclass(frozen=True)
 class MigrationPolicy:
-    """The rule by which a run moves blocks to the survivors of a failure; the worker's return moves them back.
+    """The rule by which a run moves blocks to survivors after a failure; they move back when the worker returns.
 
     Attributes:
         downtimes: how long workers stay away.
-        is_always: whether blocks are moved without regard to the time of the move.
-        bytes_per_s: how fast the worker that gets the most bytes gets them, training waiting meanwhile.
+        is_always: whether to move blocks regardless of the time that it takes.
+        bytes_per_s: speed at which the worker with the most bytes to copy receives them while training waits.
     """
 
     downtimes: Downtimes = field(default_factory=Downtimes)
@@ -141,22 +141,22 @@ class MigrationPolicy:
     bytes_per_s: float = BANDWIDTH
 
     def after(self, failed: frozenset[Worker], time: float) -> "MigrationPolicy":
-        """Returns the rule with these workers down from now on."""
+        """Returns the rule if exactly these workers are down from ``time`` on."""
         return replace(self, downtimes=self.downtimes.after(failed, time))
 
     def after_move(self, most_bytes: float, seconds: float) -> "MigrationPolicy":
-        """Returns the rule with the speed of a move that was made."""
+        """Returns the rule with the speed measured in a move."""
         return replace(self, bytes_per_s=most_bytes / seconds) if seconds > 0 else self
 
     def pays_after_s(self, gain: float, most_bytes: float) -> float:
-        """Time after which moving blocks, and moving them back, has paid for itself.
+        """Returns the time after which moving blocks, and moving them back, has paid for itself.
 
         Args:
-            gain: share of a re-routed iteration's time that the move saves.
-            most_bytes: bytes of state that the worker that gets the most of them has to copy.
+            gain: fraction of a re-routed iteration's time that the move saves.
+            most_bytes: bytes to copy, for the worker that has to copy the most.
         """
         return 2 * most_bytes / self.bytes_per_s / gain
 
     def is_worth(self, gain: float, most_bytes: float) -> bool:
-        """Whether a move is to be made now; what is expected may change."""
+        """Whether to move now, as far as the downtime can be predicted."""
         return self.is_always or self.pays_after_s(gain, most_bytes) < self.downtimes.expected_s

@@ -1,8 +1,8 @@
-"""Schedules of a mixture: list scheduling under many policies, with workers that begin late.
+"""Schedules for a mixture: list scheduling under many policies, in which workers may begin late.
 
-A worker with chunks of several stages begins an iteration only when all of them are updated. If it began at once, as
-others do, its period would be longer by the time between these updates; so each policy is tried again with every worker
-beginning as late as the updates of the last try say. What comes out is timed exactly (``time_round``).
+A worker with chunks of several stages can begin an iteration only when all of them are updated. If it began with the
+others, its period would be longer by the time between these updates. So each policy is tried again, and every worker
+begins as late as the updates of the last try allow. The resulting order is timed exactly (``time_round``).
 """
 
 import itertools
@@ -20,7 +20,7 @@ from swift.schedules.schedule import Round, fits
 from swift.schedules.sequences import time_round
 
 _STRETCHES = (1.0, 1.01, 1.03)
-"""Periods to aim for, over the least load."""
+"""Periods to aim for, as factors of the least load."""
 _MOST_TIMED = 2
 
 
@@ -31,20 +31,20 @@ class _Try:
 
 
 def schedule_mixture(mixture: BlockMixture, max_ops: int) -> tuple[Round | None, int]:
-    """Searches for a short period of a mixture's reduced problem.
+    """Searches for a short period for a mixture's reduced problem.
 
     Args:
         mixture: layout and division of micro-batches.
-        max_ops: limit on the ops scheduled in all tries; three policies are tried in any case.
+        max_ops: ops that all tries together may schedule; at least three policies are tried.
 
     Returns:
-        The best iteration found, None if nothing that was tried fits the memory; and the ops scheduled.
+        The best round, None if no try fits in memory; and the number of ops scheduled.
     """
     problem = mixture.reduced
     costs, limit = problem.costs, problem.memory_limit
     if limit is None or not costs.inbox:
         return _best(mixture, problem, max_ops)
-    # How long messages stay in inboxes is known afterwards, so some memory is kept for them.
+    # How long messages occupy inboxes is known only afterwards, so set some memory aside for them.
     used = 0
     for messages in (1, 2, 4, 8):
         least = problem.microbatch_peak - costs.inbox
@@ -96,7 +96,7 @@ def _goal(mixture: BlockMixture, problem: Problem) -> float:
 
 
 def _later(problem: Problem, attempt: _Try, target: float) -> Iterator[_Try]:
-    """Tries a policy again, every worker beginning ``target`` before the last update of its chunks."""
+    """Retries a policy with every worker beginning ``target`` before the last update of its chunks."""
     begins = [0.0] * (problem.num_pipelines * problem.num_stages)
     for index in range(4):
         update = attempt.listing.update
@@ -116,7 +116,7 @@ def _later(problem: Problem, attempt: _Try, target: float) -> Iterator[_Try]:
 
 
 def _policies(mixture: BlockMixture, problem: Problem) -> Iterator[Policy]:
-    """Yields policies with the mixture's executors, those that are best most often first."""
+    """Yields policies with the mixture's executors, the most promising first."""
     places = (None, 0.5, 0.0) if mixture.num_routed else (None,)
     seen = set()
     for policy in first_policies(problem):
@@ -128,7 +128,7 @@ def _policies(mixture: BlockMixture, problem: Problem) -> Iterator[Policy]:
 
 
 def _ranks(mixture: BlockMixture, problem: Problem, place: float | None) -> list[float]:
-    """Ranks micro-batches by their index; those that change pipelines evenly among the others, or at the end."""
+    """Ranks micro-batches by index; re-routed ones are spread evenly among the others, at offset ``place``."""
     D, M, K = problem.num_pipelines, problem.most_microbatches, problem.num_chunks
     rank = [m * (M / problem.microbatches[d]) + d / D for d, m in microbatch_ids(problem)]
     if place is not None:
@@ -140,7 +140,7 @@ def _ranks(mixture: BlockMixture, problem: Problem, place: float | None) -> list
 
 
 def _listed(problem: Problem, mixture: BlockMixture, listing: Listing) -> Round:
-    """Takes the times of a listing as they are."""
+    """Builds a round from a listing's own times."""
     executor_DMK, (d_J, m_J) = _executors(problem, mixture)
     start_3DMK = np.full((3, *executor_DMK.shape), np.nan)
     start_3DMK[:, d_J, m_J] = np.array(listing.start).reshape(-1, problem.num_chunks, 3).transpose(2, 0, 1)
@@ -149,7 +149,7 @@ def _listed(problem: Problem, mixture: BlockMixture, listing: Listing) -> Round:
 
 
 def _timed(problem: Problem, mixture: BlockMixture, attempt: _Try) -> Round:
-    """Times the ops of a listing exactly, in the order that it has them in, with all updates at the end."""
+    """Times a listing's order of ops exactly, with all updates at the end."""
     K, names = problem.num_chunks, microbatch_ids(problem)
     executor_DMK, (d_J, m_J) = _executors(problem, mixture)
     worker_JK = problem.worker_DP[executor_DMK[d_J, m_J], np.arange(K)]
@@ -165,7 +165,7 @@ def _timed(problem: Problem, mixture: BlockMixture, attempt: _Try) -> Round:
 
 
 def _executors(problem: Problem, mixture: BlockMixture) -> tuple[np.ndarray, np.ndarray]:
-    """Arranges the executors as in ``Round``, and lists the micro-batches, int64[2, J]."""
+    """Returns the executors in the form of ``Round``, and the micro-batches' names, int64[2, J]."""
     names, K = np.array(microbatch_ids(problem)).T, problem.num_chunks
     executor_DMK = np.full((problem.num_pipelines, problem.most_microbatches, K), -1, np.int32)
     executor_DMK[names[0], names[1]] = np.array(mixture.executor, np.int32).reshape(-1, K)

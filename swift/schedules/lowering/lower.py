@@ -1,12 +1,12 @@
-"""Lowering of a schedule to the table that one SPMD program interprets tick by tick, and the bytes in its slots.
+"""Lowering of a schedule to a ``TickTable``, and the bytes that its slots take.
 
-A stash occupies its slot from its op's tick to the tick of its last reader; a message, from the tick after the one at
-whose end it moves. While an op runs, its inputs and outputs coexist: B holds its own stash and what F keeps for W, and
-writes the W-stash beside them. ``peak_memory`` instead lets B overwrite its input with the W-stash, so the two differ
-within ticks, by at most the smaller of the two stashes; between ticks no B runs, and they agree on stashes.
+A stash occupies its slot from the tick in which it is written to the tick of its last reader; a message, from the tick
+after it moves. While an op runs, its inputs and outputs coexist: B holds its own stash and the values that F keeps for
+W, and writes the W-stash in addition. ``peak_memory`` instead lets B overwrite its input with the W-stash. So the two
+measures differ within ticks, by at most the smaller stash; between ticks no B runs, and they agree on stashes.
 
-T: ticks, R: live workers in mesh order, H: phases, n: ops of a schedule; K iterations, n micro-batches and P chunks are
-the dims of arrays of op numbers.
+Shape suffixes: T ticks, R live workers in mesh order, H phases, n ops of a schedule. Arrays of op numbers have the dims
+K iterations, n micro-batches and P chunks.
 """
 
 from dataclasses import dataclass, replace
@@ -21,13 +21,13 @@ from swift.schedules.schedule import Schedule
 
 
 def lower(schedule: Schedule, tick_n: np.ndarray | None = None) -> TickTable:
-    """Makes the tick table of a valid schedule; workers keep their order of ops.
+    """Lowers a valid schedule to its tick table. Workers keep their order of ops.
 
     Without decoupling, a gradient still moves right after its B, although no op reads it before the end of W.
 
     Args:
         schedule: schedule to lower.
-        tick_n: int64[n], tick of every op; by default those of ``assign_ticks``.
+        tick_n: int64[n], tick of every op; None for ``assign_ticks``.
     """
     problem = schedule.problem
     tick_n = assign_ticks(schedule) if tick_n is None else tick_n
@@ -38,7 +38,7 @@ def lower(schedule: Schedule, tick_n: np.ndarray | None = None) -> TickTable:
     f_KnP, b_KnP, w_KnP = schedule.rows_of_microbatches
     b_slots, b_and_w_slots, w_slots = (placed.slots(*pair) for pair in ((f_KnP, b_KnP), (f_KnP, w_KnP), (b_KnP, w_KnP)))
     activation = placed.slots(f_KnP[..., :-1], f_KnP[..., 1:])
-    # The gradient of the loss shares the gradient inbox with that of other chunks on its worker.
+    # On the last chunk's worker, the loss gradient shares the gradient inbox with the gradients of its other chunks.
     gradients_and_loss = placed.slots(np.append(b_KnP[..., 1:], f_KnP[..., -1:], axis=-1), b_KnP)
     gradient, loss = gradients_and_loss[..., :-1], gradients_and_loss[..., -1]
     inboxes = ((f_KnP[..., 1:], activation), (b_KnP[..., :-1], gradient), (b_KnP[..., -1], loss))
@@ -76,7 +76,7 @@ def lower(schedule: Schedule, tick_n: np.ndarray | None = None) -> TickTable:
 
 @dataclass(frozen=True, eq=False)
 class _Placed:
-    """Ops of a schedule with their ticks and rows; methods take arrays of op numbers, of any shape."""
+    """A schedule's ops with their ticks and mesh rows. Methods take arrays of op numbers, of any shape."""
 
     tick_n: np.ndarray
     row_n: np.ndarray
@@ -84,34 +84,34 @@ class _Placed:
     num_live: int
 
     def spread(self, *columns: tuple[np.ndarray, np.ndarray], empty: int = NONE) -> np.ndarray:
-        """Scatters values of ops into a table, int32[T, R]."""
+        """Scatters values by tick and row into a table, int32[T, R]."""
         table_TR = np.full((self.num_ticks, self.num_live), empty, np.int32)
         for ops, values in columns:
             table_TR[self.tick_n[ops], self.row_n[ops]] = values
         return table_TR
 
     def slots(self, writers: np.ndarray, readers: np.ndarray) -> np.ndarray:
-        """Allocates slots on the readers' workers, each occupied from its writer's tick to its reader's."""
+        """Allocates slots on the readers' workers, each occupied from its writer's tick to its reader's tick."""
         rows, since, until = self.row_n[readers], self.tick_n[writers], self.tick_n[readers]
         assert (since < until).all(), "an op runs before what it reads is there"
         flat = interval_slots(rows.ravel(), since.ravel(), until.ravel(), self.num_live)
         return flat.reshape(readers.shape)
 
     def moves(self, writers: np.ndarray, readers: np.ndarray, slots: np.ndarray) -> Moves:
-        """Makes the messages from the writers to the readers on other workers."""
+        """Builds the messages from writers to readers on other workers."""
         sent = self.row_n[writers] != self.row_n[readers]
         ticks, senders, receivers = self.tick_n[writers[sent]], self.row_n[writers[sent]], self.row_n[readers[sent]]
         return move(ticks, senders, receivers, slots[sent], self.num_ticks, self.num_live)
 
     def staying(self, writers: np.ndarray, readers: np.ndarray, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Selects the writers whose readers are on the same worker, and their slots."""
+        """Selects the writers whose readers are on the same worker, with their slots."""
         stays = self.row_n[writers] == self.row_n[readers]
         return writers[stays], slots[stays]
 
     def turns(self, ops: np.ndarray) -> np.ndarray:
-        """Index of the micro-batch of each of these ops among those that its row has met, ``[K, n, P]``.
+        """Numbers each row's micro-batches in the order of their first op, and returns each op's number, ``[K, n, P]``.
 
-        A micro-batch of which a row runs several chunks counts once.
+        A micro-batch counts once, even if the row runs several of its chunks.
         """
         row, tick = self.row_n[ops].ravel(), self.tick_n[ops].ravel()
         microbatch = np.arange(ops.size) // ops.shape[-1]
@@ -128,13 +128,13 @@ class _Placed:
         return data_index.reshape(ops.shape)
 
     def listed(self, ops: np.ndarray, places: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """Lists three numbers per op for every row, int32[R, most ops of a row, 3]."""
+        """Lists three numbers per micro-batch for every row, int32[R, n, 3], padded with ``NONE``."""
         list_Rn = np.full((self.num_live, _count(places), 3), NONE, np.int32)
         list_Rn[self.row_n[ops], places] = values
         return list_Rn
 
     def phases(self, updates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Computes the bounds of the phases that end with these Us, int32[H + 1], and the phase of each U."""
+        """Computes phase bounds, int32[H + 1], and each U's phase. Every tick that has Us ends a phase."""
         last_ticks, phase = np.unique(self.tick_n[updates], return_inverse=True)
         assert last_ticks[-1] == self.num_ticks - 1, "an op after all updates"
         return np.append(0, last_ticks + 1).astype(np.int32), phase
@@ -142,7 +142,7 @@ class _Placed:
     def of_phases(
         self, phase_bounds: np.ndarray, phase: np.ndarray, updates: np.ndarray, values_n: np.ndarray
     ) -> np.ndarray:
-        """Scatters values of Us into a table, int32[H, R]."""
+        """Scatters values of Us by phase and row into a table, int32[H, R]."""
         table_HR = np.full((len(phase_bounds) - 1, self.num_live), NONE, np.int32)
         table_HR[phase, self.row_n[updates]] = values_n[updates]
         return table_HR
@@ -153,7 +153,7 @@ def _count(slots: np.ndarray) -> int:
 
 
 class SlotBytes(NamedTuple):
-    """Bytes of one slot of each kind, on one worker.
+    """Bytes in one slot, by kind, on one worker.
 
     In terms of ``Costs``, the F-stash is ``b_stash + held`` and the W-stash is ``held + w_stash``.
 
@@ -161,7 +161,8 @@ class SlotBytes(NamedTuple):
         stash_for_b: values that F keeps for B only.
         stash_for_b_and_w: values that F keeps for W.
         stash_for_w: values that B keeps for W.
-        activation, gradient: message to the next stage, and to the previous one; the loss's gradient counts as one.
+        activation, gradient: message to the next stage, and to the previous one. The loss gradient has a message's
+            size.
     """
 
     stash_for_b: int
@@ -172,7 +173,7 @@ class SlotBytes(NamedTuple):
 
 
 class LiveBytes(NamedTuple):
-    """Peak of the live bytes in each worker's slots.
+    """Peak of the live bytes in each worker's slots, at two moments.
 
     Attributes:
         between_ticks_R: int64[R], peak after messages have moved and before the next ops run.
@@ -184,7 +185,7 @@ class LiveBytes(NamedTuple):
 
 
 def live_bytes(table: TickTable, sizes: SlotBytes) -> LiveBytes:
-    """Computes the peaks of the live bytes in the slots while a table runs."""
+    """Computes the peak of the live bytes in all slots while a table runs."""
     is_f, is_b, is_w = (table.opcode_TR == kind + 1 for kind in (Kind.F, Kind.B, Kind.W))
     has_stash, reads = table.held_TR != NONE, table.inbox_TR != NONE
     written_TR = is_f * has_stash * (sizes.stash_for_b + sizes.stash_for_b_and_w) + is_b * sizes.stash_for_w
@@ -198,7 +199,7 @@ def live_bytes(table: TickTable, sizes: SlotBytes) -> LiveBytes:
 
 
 def allocated_bytes(table: TickTable, sizes: SlotBytes) -> int:
-    """Bytes that a program allocates for slots on every worker: as many slots as the worker with the most needs."""
+    """Computes the bytes that a program allocates for slots on every worker, sized for the worker that needs most."""
     counts = (
         table.num_b_stash,
         table.num_held,

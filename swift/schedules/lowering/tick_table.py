@@ -1,10 +1,10 @@
-"""The table that one SPMD program interprets, tick by tick, and the part of it that determines the program's shape.
+"""The tick table, which one SPMD program interprets tick by tick, and the part of it that shapes the program.
 
-Messages between workers are a few permutations (``move``); inboxes and stashes have slots, which intervals share that
-do not overlap (``interval_slots``).
+XLA's ``ppermute`` takes a static permutation, so messages between workers are covered by a few permutations (``move``).
+Stashes and inbox messages live in slots; intervals that do not overlap share a slot (``interval_slots``).
 
-T: ticks, Q: rounds of a tick, R: live workers (rows of the mesh axis ``worker``), H: phases, n: micro-batches that a
-worker processes, e: messages of a direction, i: intervals.
+Shape suffixes: T ticks, Q rounds per tick, R live workers (rows of the mesh axis ``worker``), H phases, n micro-batches
+that a worker processes, e messages in one direction, i intervals.
 """
 
 from collections import defaultdict
@@ -18,25 +18,26 @@ from swift.schedules.problem import Kind
 from swift.topology import Worker
 
 Permutation = tuple[tuple[int, int], ...]
-"""(sending row, receiving row) pairs, as ``jax.lax.ppermute`` takes them; some rows may not occur."""
+"""(sending row, receiving row) pairs, as for ``jax.lax.ppermute``; rows may be absent."""
 
 NONE = -1
 _RARE = 0.02
-"""Share of the ticks below which a message pattern gets no permutation of its own if another round helps."""
+"""A message pattern in a smaller share of ticks gets no permutation of its own where one more round avoids it."""
 
 NOTHING = 0
-"""Opcode of an idle worker; the opcode of an op is its kind plus one."""
+"""Opcode of an idle worker; an op's opcode is its kind plus one."""
 
 
 @dataclass(frozen=True, eq=False)
 class Moves:
-    """Messages of one direction, tick by tick.
+    """Messages in one direction, tick by tick.
 
     Attributes:
-        permutations: distinct permutations. A worker also sends when it has no message; its reader then has no slot.
-        permutation_TQ: int32, permutation of a round; ``NONE`` for a round without a collective.
+        permutations: distinct permutations. A collective involves also workers without a message; their readers have no
+            slot and ignore what arrives.
+        permutation_TQ: int32, index of each round's permutation; ``NONE`` for a round without a collective.
         slot_TQR: int32, inbox slot into which a worker receives; ``NONE`` if it receives no message.
-        num_slots: slots of every worker's inbox.
+        num_slots: slots in every worker's inbox.
     """
 
     permutations: tuple[Permutation, ...]
@@ -46,18 +47,19 @@ class Moves:
 
     @property
     def num_rounds_T(self) -> np.ndarray:
-        """Number of rounds that run a collective in every tick, int64[T]."""
+        """Number of rounds with a collective in every tick, int64[T]."""
         return (self.permutation_TQ != NONE).sum(axis=1)
 
 
 def move(
     tick_e: np.ndarray, sender_e: np.ndarray, receiver_e: np.ndarray, slot_e: np.ndarray, num_ticks: int, num_live: int
 ) -> Moves:
-    """Groups messages into rounds, in which no worker receives twice, and covers the rounds by a few permutations.
+    """Groups messages into rounds and covers these by a few permutations.
 
-    A tick needs as many rounds as the most messages that one worker receives in it; no worker sends two, since it runs
-    one op per tick. Ticks with the same senders and receivers share their rounds. Patterns that need one round leave no
-    choice and come first, the most frequent ahead; rare ones get one more round where that saves a permutation.
+    In a round no worker receives twice, so a tick needs as many rounds as the most messages that one worker receives in
+    it. No worker sends two, since it runs one op per tick. Ticks with the same senders and receivers share their
+    rounds. Patterns that need one round leave no choice and come first, the most frequent ahead. Rare patterns get one
+    more round where that saves a permutation, since each permutation makes the compiled program larger.
 
     Args:
         tick_e: tick at whose end each message moves.
@@ -91,19 +93,19 @@ def move(
 
 
 class _PermutationSet:
-    """Permutations so far; each may still grow by pairs of unused rows. c: permutations."""
+    """Permutations chosen so far; each can still grow by pairs of unused rows. c: permutations."""
 
     def __init__(self, num_live: int):
         self.receiver_cR = np.full((0, num_live), NONE, np.int32)
         self.sender_cR = np.full((0, num_live), NONE, np.int32)
 
     def cover(self, sender_e: np.ndarray, receiver_e: np.ndarray, most_rounds: int) -> list[tuple[int, np.ndarray]]:
-        """Chooses the rounds that carry the messages of a tick, as (permutation, indices of its messages).
+        """Chooses rounds that carry a tick's messages, as (permutation, indices of its messages).
 
         Args:
             sender_e: sending rows, each once.
             receiver_e: receiving rows, ascending.
-            most_rounds: allowed number of rounds, at least as many as needed.
+            most_rounds: allowed number of rounds, at least as many as necessary.
         """
         rounds: list[tuple[int, np.ndarray]] = []
         left = np.arange(len(sender_e))
@@ -114,10 +116,13 @@ class _PermutationSet:
         return rounds
 
     def choose(self, sender_e: np.ndarray, receiver_e: np.ndarray, rounds_left: int) -> tuple[int, np.ndarray]:
-        """Chooses the permutation that carries the most messages in one round, extends it, and returns both.
+        """Chooses the permutation that carries the most messages in one round, and extends it by them.
 
-        Every worker with as many messages left to receive as there are rounds left has to be among the receivers; if no
-        permutation allows that, a new one is added.
+        A receiver with as many messages left as there are rounds left must be served in this round. If no permutation
+        allows that, a new one is added.
+
+        Returns:
+            The permutation's index, and the indices of the messages that it carries.
         """
         receiver_ce, sender_ce = self.receiver_cR[:, sender_e], self.sender_cR[:, receiver_e]
         fits_ce = ((receiver_ce == NONE) | (receiver_ce == receiver_e)) & (
@@ -126,6 +131,7 @@ class _PermutationSet:
         _, first, count = np.unique(receiver_e, return_index=True, return_counts=True)
         served = np.logical_or.reduceat(fits_ce, first, axis=1)
         score = np.where(served[:, count == rounds_left].all(axis=1), served.sum(axis=1), 0)
+        # No permutation helps: each leaves out a receiver that needs this round, or serves nobody.
         if not score.any():
             new = np.full((1, self.receiver_cR.shape[1]), NONE, np.int32)
             self.receiver_cR, self.sender_cR = np.append(self.receiver_cR, new, 0), np.append(self.sender_cR, new, 0)
@@ -147,11 +153,11 @@ class _PermutationSet:
 
 
 def interval_slots(row_i: np.ndarray, start_i: np.ndarray, end_i: np.ndarray, num_live: int) -> np.ndarray:
-    """Allocates a slot to each interval on its row, using only as many slots as intervals overlap.
+    """Allocates a slot to each interval on its row; uses only as many slots as intervals overlap.
 
     Args:
         row_i: row of each interval.
-        start_i, end_i: first and last tick; a slot freed in a tick can be taken in the same tick.
+        start_i, end_i: first and last tick. A slot that is freed in a tick can be reused from the same tick on.
         num_live: number of live workers, R.
 
     Returns:
@@ -164,6 +170,7 @@ def interval_slots(row_i: np.ndarray, start_i: np.ndarray, end_i: np.ndarray, nu
     by_start = np.argsort(start_i, kind="stable")
     starting_in = np.split(by_start, np.cumsum(np.bincount(start_i, minlength=1)))
     for tick, starting in enumerate(starting_in[:-1]):
+        # Slots are freed before others are taken, so that a slot can be reused within a tick.
         for ending in _rows_apart(ending_in[tick], row_i) if tick < len(ending_in) else ():
             free[row_i[ending], num_free[row_i[ending]]] = slot_i[ending]
             num_free[row_i[ending]] += 1
@@ -177,13 +184,13 @@ def interval_slots(row_i: np.ndarray, start_i: np.ndarray, end_i: np.ndarray, nu
 
 
 def _rows_apart(intervals: np.ndarray, row_i: np.ndarray) -> list[np.ndarray]:
-    """Splits intervals into groups in which every row occurs at most once."""
+    """Splits intervals into groups in which no row occurs twice, for vectorized writes."""
     occurrence = _occurrence(row_i[intervals])
     return [intervals[occurrence == t] for t in range(int(occurrence.max(initial=-1)) + 1)]
 
 
 def _occurrence(keys: np.ndarray) -> np.ndarray:
-    """Counts earlier occurrences of the same key, for each key."""
+    """Counts the earlier occurrences of each key."""
     order = np.argsort(keys, kind="stable")
     first = np.searchsorted(keys[order], keys[order])
     occurrence = np.empty(len(keys), np.int64)
@@ -192,14 +199,14 @@ def _occurrence(keys: np.ndarray) -> np.ndarray:
 
 
 class TableShape(NamedTuple):
-    """The static part of a table: one compiled program runs all tables of equal shape.
+    """The static part of a table: one compiled program runs all tables with the same shape.
 
     Attributes:
         num_ticks, num_live, num_phases: T, R, H.
         num_data: micro-batches that a worker processes, n.
-        num_activation_rounds, num_gradient_rounds: rounds of a tick in either direction, Q.
+        num_activation_rounds, num_gradient_rounds: rounds per tick in either direction, Q.
         activation_permutations, gradient_permutations: permutations that a round can use.
-        num_b_stash, num_held, num_w_stash, num_activations, num_gradients: slots of every worker.
+        num_b_stash, num_held, num_w_stash, num_activations, num_gradients: slots on every worker.
     """
 
     num_ticks: int
@@ -219,37 +226,37 @@ class TableShape(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TickTable:
-    """The ops of every live worker in every tick; ``NONE`` where a field does not apply.
+    """The op of every live worker in every tick; ``NONE`` where a field does not apply.
 
-    In a tick a worker first runs its op, which may read any slot written in an earlier tick. Then messages move: the
-    output of F to the activation inbox of the worker that runs the next chunk, the output of B to the gradient inbox of
-    that of the previous chunk. Where this is the same worker, the op writes its output there itself. The slot that an
-    op is the last to read may be written again from the end of its tick on.
+    A tick has two parts. First each worker runs its op, which may read any slot written in an earlier tick. Then
+    messages move: F's output to the activation inbox of the next chunk's worker, B's output to the gradient inbox of
+    the previous chunk's worker. If the reader is on the same worker, the op writes its output to that inbox itself.
+    The slots that an op is the last to read may be written again from the end of its tick.
 
-    Updates are rare, so the ticks are divided into phases during which no parameters change: all Us of a phase are in
-    its last tick. Ticks after the last phase are padding and need not be run.
+    Updates are rare, so the ticks are divided into phases in which parameters are constant: all Us of a phase are in
+    its last tick. Ticks after the last phase are padding and need not run.
 
     Attributes:
         workers: live workers, the rows of the mesh axis ``worker``.
         opcode_TR: int32, ``NOTHING`` or ``Kind`` + 1.
-        iteration_TR, pipeline_TR, microbatch_TR: int32, identity of the op's data; for U, the worker's own pipeline and
-            no micro-batch.
+        iteration_TR, pipeline_TR, microbatch_TR: int32, identity of the op's micro-batch; for U, the worker's own
+            pipeline and no micro-batch.
         chunk_TR: int32, chunk of the op.
-        data_TR: int32, index of the op's micro-batch among those of its worker; ``NONE`` for U.
+        data_TR: int32, index of the op's micro-batch among its worker's; ``NONE`` for U.
         b_stash_TR: int32, slot of the values that F keeps for B only.
-        held_TR: int32, slot of the values that F keeps for W, which B may read as well.
+        held_TR: int32, slot of the values that F keeps for W, which B may read too.
         w_stash_TR: int32, slot of the values that B keeps for W.
-        inbox_TR: int32, slot that the op reads: in the activation inbox for F (except of the first chunk), in the
+        inbox_TR: int32, slot that the op reads: in the activation inbox for F (except on the first chunk), in the
             gradient inbox for B.
-        loss_TR: int32, slot of the gradient inbox into which the last chunk's F writes the gradient of the loss.
-        own_slot_TR: int32, slot of the worker's own inbox for the output of an op whose reader is on the same worker.
-        data_Rn: int32[R, n, 3], (iteration, pipeline, micro-batch) of all micro-batches of a worker, in F order.
-        phase_bounds: int32[H + 1], phase h is the ticks ``phase_bounds[h]:phase_bounds[h + 1]``.
+        loss_TR: int32, slot in the gradient inbox into which the last chunk's F writes the loss gradient.
+        own_slot_TR: int32, slot in the worker's own inbox for an output whose reader is on the same worker.
+        data_Rn: int32[R, n, 3], (iteration, pipeline, micro-batch) of each worker's micro-batches, in F order.
+        phase_bounds: int32[H + 1], phase h has the ticks ``phase_bounds[h]:phase_bounds[h + 1]``.
         update_HR: int32, iteration whose U a worker runs at the end of each phase.
         update_chunk_HR: int32, chunk of that U.
-        activations: messages of Fs.
-        gradients: messages of Bs.
-        num_b_stash, num_held, num_w_stash: slots that every worker needs.
+        activations: messages sent by Fs.
+        gradients: messages sent by Bs.
+        num_b_stash, num_held, num_w_stash: slots on every worker.
     """
 
     workers: tuple[Worker, ...]
@@ -287,12 +294,12 @@ class TickTable:
 
     @property
     def num_rounds_T(self) -> np.ndarray:
-        """Number of collectives in every tick, over both directions, int64[T]."""
+        """Number of collectives in every tick, in both directions together, int64[T]."""
         return self.activations.num_rounds_T + self.gradients.num_rounds_T
 
     @property
     def shape(self) -> TableShape:
-        """Shape for which a program that runs this table is compiled."""
+        """Shape for which a program is compiled that runs this table."""
         return TableShape(
             num_ticks=self.num_ticks,
             num_live=len(self.workers),
@@ -310,7 +317,7 @@ class TickTable:
         )
 
     def padded(self, shape: TableShape) -> "TickTable":
-        """Pads the table to a larger shape with ticks and slots that do nothing and run no collective.
+        """Pads the table to a larger shape; the additional ticks and slots do nothing and run no collective.
 
         Args:
             shape: target shape, at least the table's own in every field and with all of its permutations; see
@@ -322,6 +329,7 @@ class TickTable:
             self,
             **self._map_columns(lambda column_TR, empty: _filled(column_TR, (T, R), empty)),
             data_Rn=_filled(self.data_Rn, (R, n, 3)),
+            # Additional phases are empty: their bounds repeat the last one.
             phase_bounds=_filled(self.phase_bounds, (H + 1,), int(self.phase_bounds[-1])),
             update_HR=_filled(self.update_HR, (H, R)),
             update_chunk_HR=_filled(self.update_chunk_HR, (H, R)),
@@ -337,7 +345,7 @@ class TickTable:
         )
 
     def forward_only(self) -> "TickTable":
-        """Keeps only the Fs and their messages, in one phase without stashes and updates, for evaluation."""
+        """Returns a table for evaluation: only the Fs and their messages, in one phase, without stashes and updates."""
         is_f_TR = self.opcode_TR == Kind.F + 1
         ticks = np.flatnonzero(is_f_TR.any(axis=1))
         columns = self._map_columns(lambda column_TR, empty: np.where(is_f_TR, column_TR, empty)[ticks])
@@ -368,7 +376,7 @@ class TickTable:
 
 
 def common_shape(shapes: Sequence[TableShape]) -> TableShape:
-    """Finds the smallest shape to which tables of these shapes can be padded; all must have equally many rows."""
+    """Finds the smallest shape to which tables of these shapes can be padded; all must have the same number of rows."""
     assert len({shape.num_live for shape in shapes}) == 1, "tables with different numbers of workers"
     activation = dict.fromkeys(permutation for shape in shapes for permutation in shape.activation_permutations)
     gradient = dict.fromkeys(permutation for shape in shapes for permutation in shape.gradient_permutations)
@@ -379,7 +387,7 @@ def common_shape(shapes: Sequence[TableShape]) -> TableShape:
 
 
 def _filled(array: np.ndarray, shape: tuple[int, ...], value: int = NONE) -> np.ndarray:
-    """Pads an array with ``value`` at the end of each dim, up to ``shape``."""
+    """Pads an array at the end of each dim with ``value``."""
     return np.pad(array, [(0, to - size) for size, to in zip(array.shape, shape, strict=True)], constant_values=value)
 
 

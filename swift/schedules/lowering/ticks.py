@@ -1,11 +1,11 @@
-"""Assignment of ops to ticks, where workers keep their order and all of them wait for the longest op of a tick.
+"""Assignment of ops to ticks. Workers keep their order of ops, and all wait for a tick's longest op.
 
-A worker that keeps its order gains nothing from idling while an op that fits into the tick is ready. So the only choice
-is the length of each tick: longer ops have to wait for a tick that more workers can use. A beam search over the ops of
-all workers chooses it, tick by tick.
+Idling while an op that fits into the tick is ready gains nothing. So the only choice is the length of each tick: longer
+ops have to wait for a tick that more workers can use. A beam search over all workers' progress makes that choice, tick
+by tick.
 
-T: ticks, R: live workers in mesh order, S: states of the search, c: counters of a worker's progress, P: chunks, n: ops
-of a schedule in its order.
+Shape suffixes: T ticks, R live workers in mesh order, S states of the search, c counters of a worker's progress, P
+chunks, n ops of a schedule in its order.
 """
 
 from collections.abc import Iterator
@@ -21,13 +21,13 @@ from swift.schedules.schedule import Schedule, round_of
 NONE = -1
 _WIDTH = 12
 _MAX_STATES = 6_000
-"""Limit of the beam's width times the live workers, so that large clusters take seconds."""
+"""Limit on the beam's width times the number of live workers, so that large clusters take seconds."""
 COST_PER_TICK = 1e-3
-"""Extra cost of a tick as a share of the shortest op's time: among equally long paths, fewer ticks win."""
+"""Extra cost of a tick, as a share of the shortest op's time: among equally long paths, fewer ticks win."""
 
 
 class Step(NamedTuple):
-    """One way to run the next tick, from each of S states.
+    """One option for the next tick, from each of S states.
 
     Attributes:
         length: duration of the tick.
@@ -41,40 +41,40 @@ class Step(NamedTuple):
 
 
 class Space(Protocol):
-    """Space to search; states are int64[c, S, R]."""
+    """Search space of ``beam_search``; states are int64[c, S, R]."""
 
     start_cR: np.ndarray
     end_cR: np.ndarray
 
     def steps(self, state_cSR: np.ndarray) -> Iterator[Step]:
-        """Yields the ways to run the next tick."""
+        """Yields the options for the next tick."""
 
     def time_left(self, state_cSR: np.ndarray) -> np.ndarray:
         """Estimates the time from each state to the end, float64[S]."""
 
 
 class _Choice(NamedTuple):
-    """States kept after one tick: the previous state of each, and what ran."""
+    """States that survive one tick: each one's predecessor, and the counters that advanced."""
 
     before_S: np.ndarray
     ran_cSR: np.ndarray
 
 
 def beam_search(space: Space, width: int, cost_per_tick: float) -> np.ndarray | None:
-    """Finds a cheap path from start to end, keeping the ``width`` most promising states of every tick.
+    """Finds a short path from start to end, keeping the ``width`` most promising states after every tick.
 
     Args:
         space: space to search.
-        width: largest number of states kept, S.
-        cost_per_tick: cost of a tick beyond its length, which makes the search prefer fewer ticks among paths of equal
-            duration.
+        width: largest number of states to keep, S.
+        cost_per_tick: cost of a tick beyond its length; breaks ties between paths of equal duration by their ticks.
 
     Returns:
-        bool[T, c, R], the counters that advance in each tick; None if all kept states reached dead ends.
+        bool[T, c, R], the counters that advance in each tick; None if all states that were kept reached dead ends.
     """
     state, spent = space.start_cR[:, None], np.zeros(1)
     choices: list[_Choice] = []
     best, best_path = np.inf, None
+    # Weights of a random linear hash, modulo 2^64: it recognizes a state that several paths reach.
     marks = np.random.default_rng(0).integers(1, 2**62, space.start_cR.shape)
     while True:
         steps = [step for step in space.steps(state) if step.possible_S.any()]
@@ -90,6 +90,7 @@ def beam_search(space: Space, width: int, cost_per_tick: float) -> np.ndarray | 
         ended = (state == space.end_cR[:, None]).all(axis=(0, 2))
         if ended.any():
             last = np.flatnonzero(ended)[np.argmin(spent[ended])]
+            # Paths that go on have used as many ticks but perhaps less time, so they may still end sooner.
             if spent[last] < best:
                 best, best_path = spent[last], _path(choices, int(last))
             going = np.flatnonzero(~ended & (spent < best))
@@ -100,7 +101,7 @@ def beam_search(space: Space, width: int, cost_per_tick: float) -> np.ndarray | 
 
 
 def _kept(estimate: np.ndarray, mark: np.ndarray, width: int) -> np.ndarray:
-    """Selects the states with the lowest estimates, each distinct state (by its hash) once."""
+    """Selects the states with the lowest estimates; states with equal hashes are the same state and count once."""
     order = np.argsort(estimate, kind="stable")
     _, first = np.unique(mark[order], return_index=True)
     return order[np.sort(first)[:width]]
@@ -115,10 +116,10 @@ def _path(choices: list[_Choice], last: int) -> np.ndarray:
 
 
 def assign_ticks(schedule: Schedule) -> np.ndarray:
-    """Assigns the ops of a valid schedule to ticks, minimizing the total length of the ticks by a short search.
+    """Assigns a valid schedule's ops to ticks; a short search minimizes the total length of the ticks.
 
-    Every worker runs at most one op per tick, in its order, and every op runs in a later tick than the sender of its
-    message. All peers of a chunk run its U in the same tick; without staggering, all stages do if each holds one chunk.
+    Every worker runs at most one op per tick, in its order, and every op runs in a later tick than the op that it
+    reads. All peers run a chunk's U in the same tick; without staggering, so do all stages, if each holds one chunk.
 
     Returns:
         int64[n], from 0.
@@ -136,20 +137,20 @@ def assign_ticks(schedule: Schedule) -> np.ndarray:
 
 
 def lockstep_period(schedule: Schedule, tick_n: np.ndarray | None = None) -> float:
-    """Period of an SPMD program, where every tick takes as long as its longest op, and a message where any is sent.
+    """Computes the period as an SPMD program: a tick lasts as long as its longest op, plus the time of its messages.
 
-    Messages follow the ops of their tick, and all workers wait for them: none is sent behind an op, as at the workers'
-    own pace.
+    Messages follow the ops of their tick, and all workers wait for them. They are not hidden behind ops, as they are
+    with workers at their own pace.
 
     Args:
         schedule: valid schedule.
-        tick_n: int64[n], tick of every op; by default those of ``assign_ticks``, of at least four iterations.
+        tick_n: int64[n], tick of every op; None for ``assign_ticks`` of at least four iterations.
 
     Returns:
-        Time of an iteration in the steady state: of the worker that takes longest, the mean time from one start of an
-        iteration to the next. The first and the last one do not count where there are others, as the pipeline fills and
-        drains there; of two iterations the starts or the ends do, whichever are closer together. For a single
-        iteration, its whole time.
+        Time per iteration in steady state: for the slowest worker, the mean time between starts of iterations. The
+        first and the last iteration do not count where there are others, since the pipeline fills and drains in them.
+        Of two iterations, the starts or the ends count, whichever are closer together. For a single iteration, its
+        whole time.
     """
     if tick_n is None:
         schedule = _of_iterations(schedule, 4)
@@ -162,7 +163,7 @@ def lockstep_period(schedule: Schedule, tick_n: np.ndarray | None = None) -> flo
     if problem.num_iterations == 1:
         return float(time_T[-1])
     rows = schedule.worker, schedule.iteration
-    first_WK = np.full((num_workers, problem.num_iterations), len(length_T))  # there for a worker that runs nothing
+    first_WK = np.full((num_workers, problem.num_iterations), len(length_T))  # the end, for a worker that runs nothing
     np.minimum.at(first_WK, rows, tick_n)
     if problem.num_iterations > 2:
         first_WK = first_WK[:, 1 : -1 if problem.num_iterations > 3 else None]
@@ -173,7 +174,7 @@ def lockstep_period(schedule: Schedule, tick_n: np.ndarray | None = None) -> flo
 
 
 def _of_iterations(schedule: Schedule, least: int) -> Schedule:
-    """Returns a schedule with at least so many iterations, unless it has a single one, which repeats nothing."""
+    """Extends a schedule to at least ``least`` iterations, unless it has a single one, whose period is not known."""
     if schedule.problem.num_iterations == 1 or schedule.problem.num_iterations >= least:
         return schedule
     problem = replace(schedule.problem, num_iterations=least)
@@ -181,23 +182,23 @@ def _of_iterations(schedule: Schedule, least: int) -> Schedule:
 
 
 def _durations(schedule: Schedule) -> np.ndarray:
-    """Durations of all ops, float64[n]."""
+    """Returns the duration of every op, float64[n]."""
     return schedule.problem.time_4P[schedule.kind, schedule.chunk]
 
 
 @dataclass(frozen=True, eq=False)
 class Lines:
-    """Ops of a schedule as lines, one per live worker, with the dependencies of each op.
+    """Ops of a schedule as lines, one per live worker, with each op's dependencies.
 
     Attributes:
         schedule: the schedule.
-        bounds: int64[R + 1], the ops of line r are ``bounds[r]:bounds[r + 1]``.
+        bounds: int64[R + 1], line r has the ops ``bounds[r]:bounds[r + 1]``.
         row_n: int64[n], line of each op.
         place_n: int64[n], position of each op in its line.
         sender_n: int64[n], op of another chunk that each op has to follow, or ``NONE``.
         worker_R: int64[R], worker of each line.
-        group_P: int64[P], group of the chunk's Us, which run together; without staggering, if every stage holds one
-            chunk, all do.
+        group_P: int64[P], each chunk's group of Us that run together: its own, or one group for all chunks of a plain
+            problem without staggering.
         num_in_group_P: int64[P], number of lines that run a U of the group.
     """
 
@@ -212,7 +213,7 @@ class Lines:
 
     @classmethod
     def of(cls, schedule: Schedule) -> "Lines":
-        """Makes the lines of a valid schedule."""
+        """Builds the lines of a valid schedule."""
         problem, P = schedule.problem, schedule.problem.num_chunks
         worker_R = np.array([d * problem.num_stages + p for d, p in problem.live_workers])
         bounds = np.append(schedule.bounds[worker_R], schedule.num_ops)
@@ -225,11 +226,11 @@ class Lines:
 
     @cached_property
     def duration_n(self) -> np.ndarray:
-        """Durations of all ops, float64[n]."""
+        """Duration of every op, float64[n]."""
         return _durations(self.schedule)
 
     def longest_together(self, ops: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """Replaces the values of Us by the largest among Us that run together; returns other values unchanged."""
+        """Replaces the values of Us by the maximum over the Us that run together; keeps other values."""
         is_u = self.schedule.kind[ops] == Kind.U
         if not is_u.any():
             return values
@@ -238,11 +239,11 @@ class Lines:
         return np.where(is_u, largest[group], values)
 
     def all_at_update(self, at_update_SR: np.ndarray, chunk_SR: np.ndarray) -> np.ndarray:
-        """True where a line and all lines that update with it have reached their U, bool[S, R].
+        """Returns whether a line and all lines that update with it have reached their U, bool[S, R].
 
         Args:
             at_update_SR: bool, True where a line has reached a U.
-            chunk_SR: chunk of that U; anything elsewhere.
+            chunk_SR: chunk of that U; arbitrary elsewhere.
         """
         S, P = len(at_update_SR), len(self.group_P)
         group_SR = np.where(at_update_SR, self.group_P[chunk_SR], 0)
@@ -262,16 +263,16 @@ def _senders(schedule: Schedule) -> np.ndarray:
 
 
 def _senders_elsewhere(schedule: Schedule) -> np.ndarray:
-    """Finds the ops that send a message to another worker, each once."""
+    """Finds the ops that send a message to another worker, without duplicates."""
     sender_n = _senders(schedule)
     reads = np.flatnonzero(sender_n != NONE)
     return np.unique(sender_n[reads[schedule.worker[reads] != schedule.worker[sender_n[reads]]]])
 
 
 class FixedOrder:
-    """Search space of running lines in their order; a state is the position reached in every line.
+    """Search space in which every line keeps its order; a state is the position in every line.
 
-    The i-th op of line r is node ``first_R[r] + i``; a node without an op ends the line.
+    The i-th op of line r is node ``first_R[r] + i``; each line ends with a node without an op.
     """
 
     def __init__(self, lines: Lines):
@@ -287,11 +288,11 @@ class FixedOrder:
         self.is_u[self.node_n] = lines.schedule.kind == Kind.U
         self.chunk = np.zeros(n + R, np.int64)
         self.chunk[self.node_n] = lines.schedule.chunk
-        # Iterations whose Ws a line has run before a node.
+        # Iterations whose Ws a line has finished when it reaches a node.
         self.iterations_done = np.full(n + R, lines.schedule.problem.num_iterations)
         self.iterations_done[self.node_n] = lines.schedule.iteration + (lines.schedule.kind == Kind.U)
         self.lengths = np.unique(lines.duration_n)
-        # An op waits until line ``sender_row`` is beyond ``sender_place``.
+        # An op can run once line ``sender_row`` is beyond ``sender_place``.
         self.sender_row, self.sender_place = np.zeros(n + R, np.int64), np.full(n + R, -1)
         reads = np.flatnonzero(lines.sender_n != NONE)
         self.sender_row[self.node_n[reads]] = lines.row_n[lines.sender_n[reads]]
@@ -299,7 +300,7 @@ class FixedOrder:
         self.left = self.longest_paths()
 
     def ready(self, place_SR: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Finds the next node of every line, int64[S, R], and whether it can run, bool[S, R]."""
+        """Returns the next node of every line, int64[S, R], and whether it can run, bool[S, R]."""
         node_SR = self.first_R + place_SR
         sender_SR = np.take_along_axis(place_SR, self.sender_row[node_SR], axis=1)
         ready_SR = (sender_SR > self.sender_place[node_SR]) & (place_SR < self.end_cR)
@@ -312,19 +313,23 @@ class FixedOrder:
         return node_SR, ready_SR
 
     def steps(self, state_cSR: np.ndarray) -> Iterator[Step]:
-        """Yields the ways to run the next tick: one for each op duration."""
+        """Yields the options for the next tick, one per distinct op duration."""
         node_SR, ready_SR = self.ready(state_cSR[0])
         duration_SR = np.where(ready_SR, self.duration[node_SR], np.inf)
+        # Every op that fits runs. A tick that is longer than its longest op would waste time, hence ``possible_S``.
         for length in self.lengths:
             yield Step(float(length), (duration_SR <= length)[None], (duration_SR == length).any(axis=1))
 
     def time_left(self, state_cSR: np.ndarray) -> np.ndarray:
-        """Lower bound of the time left by longest paths, float64[S], with ties in favour of more completed work."""
+        """Estimates the time left from each state by longest paths, float64[S]; the mean breaks ties.
+
+        The maximum is a lower bound. Among equal maxima, states with more completed work win.
+        """
         left_SR = self.left[self.first_R + state_cSR[0]]
         return left_SR.max(axis=1) + 1e-6 * left_SR.mean(axis=1)
 
     def longest_paths(self) -> np.ndarray:
-        """Longest path from the start of each node to the end of the window, ignoring ticks, float64[n + R]."""
+        """Computes the longest path from each node to the end of the window, ignoring ticks, float64[n + R]."""
         lines, left = self.lines, np.zeros(len(self.duration) + 1)
         reader_n = np.full(len(lines.row_n), -1)
         sent = np.flatnonzero(lines.sender_n != NONE)
@@ -337,7 +342,7 @@ class FixedOrder:
 
     @cached_property
     def levels(self) -> list[np.ndarray]:
-        """Ops of every tick if all ticks were long enough for any op."""
+        """Ops that would run in each tick if every tick were long enough for any op."""
         place_SR, levels = self.start_cR.copy(), []
         while (place_SR < self.end_cR).any():
             node_SR, ready_SR = self.ready(place_SR)

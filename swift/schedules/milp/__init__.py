@@ -1,5 +1,5 @@
-"""The exact planner, by mixed-integer programs, and proofs of how near to the best a period is.
+"""The exact planner, by mixed-integer programs, with proofs of how close to the optimum a period is.
 
-``proof`` asks ``model`` whether a period is possible, or ``chunks`` where workers hold several chunks; ``model``
-builds and solves the mixed-integer programs.
+``proof`` searches for the shortest period. It asks ``model``, which builds and solves the mixed-integer programs,
+whether a period is possible; or ``chunks`` where workers hold several chunks.
 """

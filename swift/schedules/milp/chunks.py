@@ -1,10 +1,10 @@
-"""The exact planner where stages hold several chunks, chunks differ in costs, or pipelines are not alike.
+"""The exact planner where stages hold several chunks, chunks differ in costs, or pipelines differ.
 
-Here micro-batches are not interchangeable, nor are workers. So a column counts, for each single op and each worker that
-may run it, whether it has started by a slot. That is exact, and far larger than the models of ``model``: it serves
-for small problems, as the oracle of the other planners.
+Here neither micro-batches nor workers are interchangeable. So a column counts, for each single op and each worker that
+could run it, whether it has started by a slot. That is exact, but far larger than the models in ``model``: it suits
+small problems, as the oracle for other planners.
 
-Shape suffixes: D pipelines, M micro-batches of the pipeline with the most, P chunks, T slots, 4 the kinds F, B, W, U.
+Shape suffixes: D pipelines, M micro-batches (the maximum over pipelines), P chunks, T slots, 4 the kinds F, B, W, U.
 """
 
 import math
@@ -27,12 +27,12 @@ F, B, W, U = Kind
 _MAX_COLUMNS, _LARGEST_DENOMINATOR, _SAME = 30_000, 100, 1e-9
 
 _Ran = tuple[Kind, int, int, int]
-"""(kind, micro-batch, chunk, pipeline whose worker runs it)."""
+"""(kind, micro-batch, chunk, pipeline whose worker runs the op)."""
 
 
 @dataclass(frozen=True, eq=False)
 class ChunkGrid:
-    """Costs in whole slots of length ``slot``: ``time_4P`` of the ops, ``comm`` of a message."""
+    """Costs in whole slots, each ``slot`` long: ``time_4P`` for ops, ``comm`` for a message."""
 
     slot: float
     time_4P: np.ndarray
@@ -40,10 +40,10 @@ class ChunkGrid:
 
     @classmethod
     def of(cls, problem: Problem) -> "ChunkGrid":
-        """Finds the longest slot of which all costs are multiples.
+        """Finds the longest slot that divides all costs.
 
         Raises:
-            SettingError: there is none that is not very short.
+            SettingError: the costs have no common divisor of practical size.
         """
         times = np.append(problem.time_4P.ravel(), problem.costs.t_comm)
         unit = times[times > 0].min()
@@ -58,16 +58,16 @@ class ChunkGrid:
 
 
 def _fit_chunks(problem: Problem, grid: ChunkGrid, slots_of: Sequence[int], time_limit_s: float) -> Round:
-    """Finds a round in which every worker takes at most its number of slots from its first op to its last U's end.
+    """Finds a round in which no worker takes more than its slots, from its first op to the end of its last U.
 
     Args:
         problem: problem to plan.
-        grid: its costs in slots.
-        slots_of: allowed number of slots of each live worker.
-        time_limit_s: time limit of the solver, in seconds.
+        grid: costs of the problem in slots.
+        slots_of: allowed number of slots for each live worker.
+        time_limit_s: time limit for the solver, in seconds.
 
     Raises:
-        Refuted: there is none.
+        Refuted: no such round exists.
         Undecided: time ran out.
         SettingError: the problem is too large.
     """
@@ -82,7 +82,7 @@ class _Model:
             d * problem.num_stages + p: slots for (d, p), slots in zip(problem.live_workers, slots_of, strict=True)
         }
         longest, C = max(slots_of), problem.num_chunks
-        # A worker begins less than its neighbours' slots after them: what it sends back is due there in time.
+        # A worker begins less than its neighbour's slots after the neighbour: it has to send gradients back in time.
         self.end = longest if problem.begins_together else longest * C
         self.slots_T = np.arange(self.end)
         kinds = (F, B, W) if problem.decoupled else (F, B)
@@ -109,12 +109,12 @@ class _Model:
         return 0 if self.problem.begins_together else self.end - 1
 
     def time(self, kind: Kind, k: int) -> int:
-        """Slots that an op takes; without decoupling, B includes W."""
+        """Returns the slots that an op takes; without decoupling, B includes W."""
         fused = self.grid.time_4P[W, k] if kind == B and not self.problem.decoupled else 0
         return int(self.grid.time_4P[kind, k] + fused)
 
     def add_ops(self, j: int, k: int, peers: tuple[int, ...]) -> None:
-        """Adds the choice of a worker, and for each worker whether it has started the ops by a slot."""
+        """Adds columns for the choice of a worker, and for whether each candidate has started the ops by a slot."""
         chosen = self.rows.add_columns(1, len(peers))
         self.rows.add([(1, [column]) for column in chosen], 1, 1)
         first_f = sum(self.time(F, q) for q in range(k))
@@ -128,14 +128,15 @@ class _Model:
                 self.started[kind, j, k, d] = self.rows.add_count(1, first, last, column, self.end)
 
     def worker_ops(self, w: int) -> list[tuple[Kind, int, np.ndarray]]:
-        """Lists (kind, chunk, columns) of all ops that a worker may run."""
+        """Lists all ops that a worker could run, as (kind, chunk, columns)."""
         stage_DP, S = self.problem.worker_DP, self.problem.num_stages
         pipeline_ops = [(ran, columns) for ran, columns in self.started.items() if ran[3] == w // S]
         return [(kind, k, columns) for (kind, _, k, d), columns in pipeline_ops if stage_DP[d, k] == w]
 
     def hold_to_window(self, w: int) -> None:
-        """Adds rows: a worker runs one op at a time, all of them within its slots."""
+        """Adds rows: a worker runs one op at a time, all within its slots."""
         slots_T, begun, slots = self.slots_T, self.begun[w], self.workers[w]
+        # In every slot: running ops <= 1 between the worker's beginning and the end of its slots, else 0.
         terms: Terms = [(-1.0, at(begun, slots_T)), (1.0, at(begun, slots_T - slots))]
         ops = self.worker_ops(w)
         chunks = self.problem.held_by(divmod(w, self.problem.num_stages))
@@ -178,7 +179,7 @@ class _Model:
                     self.follow(B, k + 1, problem.survivors[k + 1], (B, j, k, d))
 
     def follow(self, kind: Kind, k: int, senders: Sequence[int], reader: _Ran) -> None:
-        """Adds rows: an op starts no earlier than what it waits for, on whichever worker that runs, has arrived."""
+        """Adds rows: an op starts only after its input has arrived from whichever worker computes it."""
         j, worker_DP = reader[1], self.problem.worker_DP
         terms: Terms = [(1.0, at(self.started[reader], self.slots_T))]
         for d in senders:
@@ -188,7 +189,7 @@ class _Model:
         self.rows.add(terms, -math.inf, 0)
 
     def hold_updates(self) -> None:
-        """Adds rows: a chunk's Us follow its last W, or everyone's without staggering."""
+        """Adds rows: a chunk's Us follow its last W; without staggering, every chunk's last W."""
         problem, last = self.problem, W if self.problem.decoupled else B
         for k, updated in enumerate(self.updated):
             for q, peers in enumerate(problem.survivors):
@@ -199,7 +200,7 @@ class _Model:
                         self.rows.add([(1.0, at(updated, self.slots_T)), *terms], -math.inf, 0)
 
     def break_symmetry(self) -> None:
-        # The micro-batches of a pipeline are interchangeable, so they start in order.
+        # A pipeline's micro-batches are interchangeable: requiring them to start in order removes equivalent solutions.
         for j in range(len(self.names) - 1):
             if self.names[j][0] == self.names[j + 1][0]:
                 peers, slots_T = self.problem.survivors[0], self.slots_T
@@ -215,7 +216,7 @@ class _Model:
         return self.as_round(chosen, updates)
 
     def as_round(self, starts: Mapping[_Ran, int], updates: Sequence[int]) -> Round:
-        """Makes a round with the order of these starts, each op as early as the costs allow."""
+        """Builds a round with the order of these starts; each op starts as early as the true costs allow."""
         problem, S = self.problem, self.problem.num_stages
         executor_DMP = np.full((problem.num_pipelines, problem.most_microbatches, problem.num_chunks), -1, np.int32)
         items: list[tuple[int, bool, int, int, SequencedOp]] = []
@@ -237,15 +238,15 @@ class _Model:
 
 
 def prove_chunks(problem: Problem, first: Schedule, bound: float, deadline: float) -> tuple[Schedule, float]:
-    """Narrows the gap between a schedule and a bound of the period until they meet or the time is over.
+    """Narrows the gap between a schedule and a lower bound on the period until they meet or time is up.
 
-    ``first`` is a schedule of the problem, ``deadline`` a time of ``time.monotonic``.
+    ``first`` is a schedule of the problem, ``deadline`` a time on the clock of ``time.monotonic``.
 
     Raises:
         SettingError: the problem is too large, or its times have no common unit.
     """
     search = _Search(problem, first, bound, deadline)
-    with suppress(Undecided):  # keeps what was found and proved by then
+    with suppress(Undecided):  # returns what was found and proved until then
         search.exclude_parts_of_slots(search.narrow())
     return search.schedule, search.bound
 
@@ -256,23 +257,23 @@ class _Search:
         self.grid, self.num_workers = ChunkGrid.of(problem), len(problem.live_workers)
 
     def narrow(self) -> int:
-        """Finds the smallest number of slots that suffices for every worker."""
+        """Finds the smallest number of slots that is enough for every worker."""
         low = 1
         while True:
             least, most = self.bound / self.grid.slot, period(self.schedule) / self.grid.slot
             low, high = max(low, math.ceil(least * (1 - _SAME))), math.ceil(most * (1 - _SAME))
             if low >= high:
-                if self.problem.begins_together:  # all ends are whole slots
+                if self.problem.begins_together:  # then the period is a whole number of slots
                     self.raise_bound(low)
                 return low
             probe = (low + high - 1) // 2
             if not self.fits([probe] * self.num_workers):
                 low = probe + 1
-                # The period is the mean over a cycle of workers that wait for each other.
+                # With staggering the period is the mean over a cycle of workers: a multiple of 1 / (workers in it).
                 self.raise_bound(probe + (1 if self.problem.begins_together else 1 / self.num_workers))
 
     def exclude_parts_of_slots(self, low: int) -> None:
-        """Proves, as ``milp`` does, that there is no shorter period with a part of a slot."""
+        """Proves that no period between ``low`` - 1 and ``low`` slots exists, as ``milp_proof`` does."""
         for worker in range(self.num_workers):
             if period(self.schedule) <= self.bound * (1 + _SAME):
                 return
@@ -283,7 +284,7 @@ class _Search:
         self.bound = max(self.bound, slots * self.grid.slot)
 
     def fits(self, slots_of: Sequence[int]) -> bool:
-        """Whether these slots suffice; keeps the schedule that shows it."""
+        """Whether each worker can keep within its slots; keeps the schedule found if it is better."""
         limit_s = self.deadline - time.monotonic()
         if limit_s <= 0:
             raise Undecided

@@ -1,16 +1,17 @@
-"""The MILP of the exact planner: is there a schedule in which every stage needs at most a given number of slots?
+"""The exact planner's MILP: is there a schedule in which no stage needs more than its number of slots?
 
-Time is divided into slots at which ops start. A column counts how many Fs (Bs, Ws) of a *group* of micro-batches have
-started at a stage by a slot. The micro-batches of a group are interchangeable, so counts suffice, and no time is spent
-on proving that permuting them does not help; the LP is so tight that most questions need no branching. HiGHS solves
-the program (``MixedIntegerProgram``). The definition of a group gives three models, each a relaxation of the next:
+Time is divided into slots, at which ops start. A column counts how many Fs (Bs, Ws) of a *group* of micro-batches have
+started at a stage by a slot. A group's micro-batches are interchangeable, so counts are enough, and no time is spent on
+proving that permuting them does not help. The LP relaxation is so tight that most questions need no branching. HiGHS
+solves the program (``MixedIntegerProgram``). Three definitions of a group give three models, from coarse to exact, each
+a relaxation of the next:
 
-- ``POOLED``: all micro-batches; the live workers of a stage are one machine that runs that many ops at once.
-- ``BY_WORKER``: those of one worker. A micro-batch may return to another worker than the one that ran its F.
-- ``BY_PATH``: those that the same workers run at this stage and at all earlier ones. This is exact: the i-th F of a
-  group continues as the i-th F among the groups of the next stage into which it splits, the i-th B of those returns as
-  the i-th B of the group, and the i-th W of a worker belongs to its i-th B. Then no micro-batch is too early anywhere:
-  when the i-th op that waits for one of them starts, at least i of them have ended.
+- ``POOLED``: all micro-batches. A stage's live workers form one machine that runs as many ops at once.
+- ``BY_WORKER``: one worker's micro-batches. A micro-batch may come back to a worker other than the one that ran its F.
+- ``BY_PATH``: the micro-batches that run on the same workers at this stage and at all earlier ones. This is exact. The
+  i-th F of a group continues as the i-th F among the next stage's groups into which it splits; the i-th B among those
+  returns as the group's i-th B; a worker's i-th W belongs to its i-th B. Then no micro-batch is too early anywhere:
+  when the i-th op starts that waits for one of them, at least i of them have ended.
 
 Shape suffixes: P stages, T slots, n columns or entries.
 """
@@ -27,15 +28,15 @@ import numpy as np
 from swift.schedules.problem import Kind, Problem
 
 ZERO, ONE = 0, 1
-"""Columns with fixed values."""
+"""Columns with the fixed values 0 and 1."""
 
 Terms = list[tuple[float, Sequence[int] | np.ndarray]]
-"""(factor, columns) pairs with one column for every row."""
+"""(factor, columns) pairs; each array has one column per row of the program."""
 
 F, B, W = Kind.F, Kind.B, Kind.W
 
 Group = tuple[int, ...]
-"""Indices, among peers, of the workers that run its micro-batches at the distinguished stages, its own stage last."""
+"""Name of a group: the index (among peers) of its worker at each stage that defines it, own stage last."""
 
 
 class Refuted(Exception):
@@ -47,12 +48,12 @@ class Undecided(Exception):
 
 
 def at(columns_T: np.ndarray, slots_T: np.ndarray) -> np.ndarray:
-    """Selects the columns of these slots; before slot 0 nothing has started, and the last count holds ever after."""
+    """Selects the columns for these slots. Before slot 0 nothing has started; after the end the last count stays."""
     return np.where(slots_T < 0, ZERO, columns_T[np.clip(slots_T, 0, len(columns_T) - 1)])
 
 
 class MixedIntegerProgram:
-    """A MILP with nonnegative integer columns, for which any feasible solution will do."""
+    """A MILP with nonnegative integer columns. Any feasible solution is accepted."""
 
     def __init__(self) -> None:
         self.uppers, self.num_columns = [np.array([0.0, 1.0])], 2
@@ -62,13 +63,13 @@ class MixedIntegerProgram:
         self.entries: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
 
     def add_columns(self, most: float, number: int) -> np.ndarray:
-        """Adds columns with values from 0 to ``most``, and returns their indices."""
+        """Adds columns with values between 0 and ``most``; returns their indices."""
         self.uppers.append(np.full(number, float(most)))
         self.num_columns += number
         return np.arange(self.num_columns - number, self.num_columns)
 
     def add_count(self, most: int, first: int, last: int, total: int, end: int) -> np.ndarray:
-        """Adds a count that rises from 0 before ``first`` to ``total`` from ``last`` on, as columns int[T]."""
+        """Adds a count that rises from 0 before ``first`` to ``total`` at ``last``; returns its columns, int[T]."""
         if last < first:
             raise Refuted
         columns_T = np.full(end + 1, ZERO)
@@ -77,7 +78,7 @@ class MixedIntegerProgram:
         return columns_T
 
     def add(self, terms: Terms, lower: float, upper: float) -> None:
-        """Adds rows lower <= sum of factor * column <= upper."""
+        """Adds rows lower <= sum(factor * column) <= upper, one for each index into the terms' arrays."""
         number = len(terms[0][1])
         rows_n = np.arange(self.num_rows, self.num_rows + number)
         self.entries += [(rows_n, np.asarray(columns_n), np.full(number, float(factor))) for factor, columns_n in terms]
@@ -96,27 +97,28 @@ class MixedIntegerProgram:
         solver.setOptionValue("output_flag", False)
         solver.setOptionValue("threads", 1)
         solver.setOptionValue("time_limit", max(0.0, time_limit_s))
+        # The first feasible solution answers the question.
         solver.setOptionValue("mip_max_improving_sols", 1)
         solver.passModel(self.as_lp())
         solver.run()
         if solver.getInfo().primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible:
             return np.array(solver.getSolution().col_value)
-        # All columns are bounded, so an unbounded program cannot occur.
+        # All columns are bounded, so "unbounded or infeasible" means infeasible.
         refuted = highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible
         raise Refuted if solver.getModelStatus() in refuted else Undecided
 
     def as_lp(self) -> highspy.HighsLp:
-        """Builds the program in HiGHS's format."""
+        """Builds the program in HiGHS's row-wise format."""
         lp = highspy.HighsLp()
         lp.num_col_, lp.num_row_ = self.num_columns, self.num_rows
-        # Any solution will do, but an objective that favours early starts finds one far sooner than none.
+        # No objective is needed, but one that favours early starts finds a feasible solution far sooner.
         lp.col_cost_ = np.full(self.num_columns, -1.0)
         lp.col_upper_ = np.concatenate(self.uppers)
         lp.col_lower_ = np.where(np.arange(self.num_columns) == ONE, 1.0, 0.0)
         lp.row_lower_, lp.row_upper_ = np.concatenate(self.lower_bounds), np.concatenate(self.upper_bounds)
         lp.integrality_ = [highspy.HighsVarType.kInteger] * self.num_columns
         rows_n, columns_n, values_n = (np.concatenate(parts) for parts in zip(*self.entries, strict=True))
-        # Where a row contains a column twice, for example at its end, the factors are added.
+        # A row can contain a column twice, for example where ``at`` clips to the end: add the factors.
         keys_n, inverse_n = np.unique(rows_n * self.num_columns + columns_n, return_inverse=True)
         factors_n = np.bincount(inverse_n, values_n)
         rows_n, columns_n = np.divmod(keys_n, self.num_columns)
@@ -129,7 +131,7 @@ class MixedIntegerProgram:
 
 
 class Detail(IntEnum):
-    """Definition of groups."""
+    """Granularity of groups, see the module's docstring."""
 
     POOLED = 0
     BY_WORKER = 1
@@ -154,20 +156,20 @@ class SlotCosts:
 
     @property
     def duration(self) -> dict[Kind, int]:
-        """Duration of each kind of op."""
+        """Duration by kind; there is no W without decoupling."""
         return {F: self.f, B: self.b, W: self.w} if self.w else {F: self.f, B: self.b}
 
     def first_b(self, num_behind: int) -> int:
-        """Shortest time from the start of an F to that of its B, with ``num_behind`` later stages."""
+        """Returns the least time from an F's start to its B's start, with ``num_behind`` later stages."""
         return (num_behind + 1) * self.f + num_behind * (self.b + 2 * self.comm)
 
 
 Starts = dict[tuple[Kind, int, Group], list[int]]
-"""Start slots of the ops, ascending, by kind, stage and group (for W: the worker only)."""
+"""Start slots of ops, ascending, by kind, stage and group (for W the worker only)."""
 
 
 def _groups_of(problem: Problem, stage: int, detail: Detail) -> list[Group]:
-    """Lists the groups of a stage."""
+    """Lists all groups at a stage."""
     if detail == Detail.POOLED:
         return [(0,)]
     first = 0 if detail == Detail.BY_PATH else stage
@@ -175,24 +177,24 @@ def _groups_of(problem: Problem, stage: int, detail: Detail) -> list[Group]:
 
 
 def num_columns(problem: Problem, num_slots: int, detail: Detail) -> int:
-    """Estimates the number of columns of the model."""
+    """Estimates the number of columns in the model."""
     num_groups = sum(math.prod(map(len, problem.survivors[: p + 1])) for p in range(problem.num_stages))
     num_workers = sum(map(len, problem.survivors))
     return num_slots * (3 * problem.num_stages, 3 * num_workers, 2 * num_groups + num_workers)[detail]
 
 
 def fit(problem: Problem, costs: SlotCosts, slots_P: Sequence[int], detail: Detail, time_limit_s: float) -> Starts:
-    """Finds starts with which every stage takes at most its number of slots from its beginning to its last W's end.
+    """Finds starts with which no stage takes more than its slots, from its beginning to the end of its last W.
 
     Args:
-        problem: problem to plan; if it is staggered, stages begin at any time, otherwise all begin at slot 0.
+        problem: problem to plan. With staggering, stages begin at any time; otherwise all begin at slot 0.
         costs: costs of the problem in slots.
-        slots_P: allowed number of slots of every stage.
-        detail: model to solve; only with ``BY_PATH`` do the starts always make a schedule.
-        time_limit_s: time limit of the solver, in seconds.
+        slots_P: allowed number of slots for each stage.
+        detail: model to solve; only ``BY_PATH`` guarantees that the starts form a schedule.
+        time_limit_s: time limit for the solver, in seconds.
 
     Raises:
-        Refuted: the model is infeasible, and so no such schedule exists.
+        Refuted: the model is infeasible, so no such schedule exists.
         Undecided: time ran out.
     """
     if min(slots_P) < sum(costs.duration.values()):
@@ -224,7 +226,7 @@ class _Model:
             self.break_symmetry(p)
 
     def beginnings(self) -> tuple[list[int], list[int]]:
-        """Computes the earliest and the latest slot in which every stage can begin."""
+        """Computes the earliest and the latest slot in which each stage can begin."""
         earliest_P, latest_P = [0] * self.problem.num_stages, [0] * self.problem.num_stages
         for p in range(1, self.problem.num_stages if self.problem.staggered else 1):
             earliest_P[p] = earliest_P[p - 1] + self.least_lag
@@ -235,20 +237,20 @@ class _Model:
 
     @property
     def least_lag(self) -> int:
-        """Least delay of a stage after the previous one, whose first F it needs."""
+        """Least delay of a stage after the previous one, whose first F it waits for."""
         return self.costs.f + self.costs.comm
 
     def most_lag(self, p: int) -> int:
-        """Greatest delay: the last B of its most loaded worker has to reach the previous stage in time."""
+        """Returns a stage's greatest delay: its busiest worker's last B has to reach the previous stage in time."""
         costs, load = self.costs, math.ceil(self.num_all / len(self.problem.survivors[p]))
         return self.slots_P[p - 1] - load * (costs.f + costs.b) - costs.comm - costs.b - costs.w
 
     def room(self, p: int) -> int:
-        """Number of ops that a worker, or the pool of workers, can run at once."""
+        """Returns how many ops a worker can run at once; for the pool, all its workers together."""
         return len(self.problem.survivors[p]) if self.detail == Detail.POOLED else 1
 
     def add_counts(self, p: int) -> None:
-        """Adds columns for how many ops of every kind and group have started, by slot and in total."""
+        """Adds columns that count the started ops of every kind and group, by slot and in total."""
         costs, rows = self.costs, self.rows
         first_b = costs.first_b(self.problem.num_stages - 1 - p)
         before = {F: 0, B: first_b, W: first_b + costs.b}
@@ -269,13 +271,14 @@ class _Model:
         return [group for group in self.groups_P[p] if group[-1:] == worker]
 
     def by(self, kind: Kind, p: int, groups: Sequence[Group], slots_T: np.ndarray, sign: float = 1.0) -> Terms:
-        """Terms of the sum of the ops that groups have started by these slots."""
+        """Returns terms for the number of ops that groups have started by these slots."""
         return [(sign, at(self.started[kind, p, group], slots_T)) for group in groups]
 
     def hold_to_windows(self, p: int) -> None:
-        """Adds rows: a worker runs one op at a time, within its stage's slots."""
+        """Adds rows: a worker runs one op at a time, all within its stage's slots."""
         slots_T, begun_T, room = np.arange(self.earliest_P[p], self.end_P[p]), self.begun_PT[p], self.room(p)
         for worker in self.workers_P[p]:
+            # In every slot: running ops <= room between the stage's beginning and the end of its slots, else 0.
             terms: Terms = [(-room, at(begun_T, slots_T)), (room, at(begun_T, slots_T - self.slots_P[p]))]
             for kind, duration in self.costs.duration.items():
                 groups = [worker] if kind == W else self.run_by(p, worker)
@@ -287,12 +290,13 @@ class _Model:
             self.rows.add([(-1, at(begun_T, slots_T)), (1, at(ahead_T, slots_T - self.most_lag(p)))], -math.inf, 0)
 
     def hold_to_memory(self, p: int) -> None:
-        """Adds rows: the memory that ``memory`` measures stays within the limit in every slot."""
+        """Adds rows: stash memory stays within the limit in every slot, as ``peak_memory`` measures it."""
         limit, costs, slots_T = self.problem.memory_limit, self.problem.costs, np.arange(self.end_P[p])
         if limit is None:
             return
         f_stash, w_stash = costs.f_stash, costs.w_stash
         during_b = max(f_stash, w_stash)
+        # Equal stashes are counted, so that rounding the limit down to whole stashes tightens the LP relaxation.
         unit = f_stash if f_stash == w_stash else limit
         most = math.floor(limit / unit * (1 + 1e-9)) if f_stash == w_stash else 1 + 1e-9
         for worker in self.workers_P[p]:
@@ -308,7 +312,7 @@ class _Model:
             self.rows.add(terms + given_back, -math.inf, most * self.room(p))
 
     def hold_to_precedence(self, p: int) -> None:
-        """Adds rows: at any slot, no more ops have started than ops that they wait for have ended in time."""
+        """Adds rows: in every slot, no more ops have started than inputs for them have arrived."""
         costs, rows, slots_T = self.costs, self.rows, np.arange(self.end_P[p])
         for worker in self.workers_P[p] if costs.w else []:
             ended = self.by(B, p, self.run_by(p, worker), slots_T - costs.b, -1)
@@ -326,13 +330,13 @@ class _Model:
             rows.add(self.by(B, p, groups, slots_T) + sent, -math.inf, 0)
 
     def splits(self, p: int) -> list[tuple[list[Group], list[Group]]]:
-        """Pairs groups of stage p with groups of the next stage that have the same micro-batches."""
+        """Pairs groups at stage p with the groups at the next stage that have the same micro-batches."""
         if self.detail != Detail.BY_PATH:
             return [(self.groups_P[p], self.groups_P[p + 1])]
         return [([g], [behind for behind in self.groups_P[p + 1] if behind[:-1] == g]) for g in self.groups_P[p]]
 
     def break_symmetry(self, p: int) -> None:
-        # The peers of a stage are interchangeable, so they are numbered by how many micro-batches they run.
+        # A stage's peers are interchangeable: ordering them by load removes equivalent solutions.
         for more, less in pairwise(self.workers_P[p]):
             terms: Terms = [(-1, [self.total[p, group]]) for group in self.run_by(p, more)]
             terms += [(1, [self.total[p, group]]) for group in self.run_by(p, less)]

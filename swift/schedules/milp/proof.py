@@ -1,12 +1,12 @@
 """ReCycle's exact planner (arXiv 2405.14009, the planner's MILP) on HiGHS: the oracle for other planners.
 
 It minimizes the period of a repeating iteration over the assignment of micro-batches to workers, the order of all ops,
-and the time at which each stage begins. It starts from ``adaptive``'s schedule and from ``tight_bound``; if they meet,
-nothing is left to solve. Otherwise it asks ``model`` whether a period of T slots suffices, and every answer
-narrows the gap. Coarser models come first: they refute most periods, and only the exact one yields a better schedule.
+and the time at which each stage begins. It starts from the schedule of ``adaptive`` and from ``tight_bound``; if these
+meet, nothing is left to solve. Otherwise it asks ``model`` whether a period of T slots is possible, and every answer
+narrows the gap. Coarse models come first: they refute most periods; only the exact one yields a better schedule.
 
-Costs that are multiples of a slot are represented exactly. Others are rounded down to slots for the model: its bound
-stays valid, and schedules are timed with the true costs, so bound and schedule come close but rarely meet.
+Costs that are multiples of a slot are represented exactly. Others are rounded down to slots in the model. Its bound
+remains valid, and schedules are timed with the true costs, so bound and schedule come close but rarely meet.
 
 Shape suffixes: D pipelines, M micro-batches of a pipeline, P stages.
 """
@@ -32,9 +32,9 @@ from swift.schedules.sequences import time_round
 
 F, B, W = Kind.F, Kind.B, Kind.W
 _MAX_COLUMNS = 8_000
-"""Limit for the coarsest model, which answers within a minute."""
+"""Limit on the coarsest model, which then answers within a minute."""
 _MAX_COLUMNS_OF_ROUNDED = 2_000
-"""The same for rounded costs, with which the optimum is rarely proved in any case."""
+"""The same limit for rounded costs, where the optimum is rarely proved anyway."""
 _MAX_COLUMNS_OF_FINER = 30_000
 _LEAST_SLOTS_OF_OP = 3
 _SAME = 1e-9
@@ -42,11 +42,11 @@ _SAME = 1e-9
 
 @dataclass(frozen=True, eq=False)
 class Proof:
-    """Bounds on the shortest period.
+    """The best schedule so far, and a lower bound on the shortest period.
 
     Attributes:
         schedule: best schedule found.
-        bound: lower bound of the period of any repeating iteration.
+        bound: lower bound on the period of any repeating iteration.
     """
 
     schedule: Schedule
@@ -54,12 +54,12 @@ class Proof:
 
     @property
     def proven(self) -> bool:
-        """True if ``schedule`` is optimal."""
+        """Whether ``schedule`` is optimal."""
         return period(self.schedule) <= self.bound * (1 + _SAME)
 
 
 def milp(problem: Problem, time_limit_s: float = 60.0) -> Schedule:
-    """Plans a schedule with the shortest period; warns and returns the best one found if time runs out.
+    """Plans a schedule with the shortest period; if time runs out, warns and returns the best one found.
 
     Raises:
         SettingError: the problem is too large, or it limits memory and counts messages.
@@ -72,14 +72,14 @@ def milp(problem: Problem, time_limit_s: float = 60.0) -> Schedule:
 
 
 def milp_proof(problem: Problem, time_limit_s: float = 60.0, *, use_bound: bool = True) -> Proof:
-    """Finds the best schedule, with a proved lower bound of the period.
+    """Finds the best schedule and a proved lower bound on the period.
 
     Args:
         problem: problem whose period takes up to a few hundred slots.
-        time_limit_s: time limit of the solver in seconds; ``adaptive``'s schedule is the starting point in any case.
-            HiGHS checks the clock only between its steps: with thousands of columns, for example by worker with 8
-            stages, it may take a minute more.
-        use_bound: False to start without ``tight_bound``, so that the bound can be tested against the outcome.
+        time_limit_s: time limit for the solver, in seconds, after ``adaptive`` has found the starting point. HiGHS
+            checks the clock only between its steps: with thousands of columns, for example by worker with 8 stages, it
+            may take a minute longer.
+        use_bound: False starts without ``tight_bound``, to test that bound against the outcome.
 
     Raises:
         SettingError: the problem is too large, or it limits memory and counts messages.
@@ -102,7 +102,7 @@ def milp_proof(problem: Problem, time_limit_s: float = 60.0, *, use_bound: bool 
 
 @dataclass(frozen=True)
 class _Grid:
-    """Costs in slots: ``update`` is t_u; ``is_exact`` if nothing was rounded."""
+    """Costs in slots. ``update`` is t_u; ``is_exact`` is True if nothing was rounded."""
 
     slot: float
     costs: SlotCosts
@@ -111,7 +111,7 @@ class _Grid:
 
     @classmethod
     def of(cls, problem: Problem, longest: float) -> "_Grid":
-        """Chooses as many slots per period of ``longest`` as the costs need, or as a model of practical size allows."""
+        """Chooses the slot: exact if the model for a period of ``longest`` stays small enough, else a rounded one."""
         costs = problem.costs
         times = [costs.t_f, costs.t_b, costs.t_w, costs.t_u, costs.t_comm]
         shares = [Fraction(time / costs.t_f).limit_denominator(1000) for time in times]
@@ -126,7 +126,7 @@ class _Grid:
 
 
 def _least_lossy_slot(problem: Problem, longest: float) -> float:
-    """Chooses the slot, among fractions of F that keep the model small, that loses the least time to rounding."""
+    """Chooses, among fractions of F that keep the model small, the slot that loses the least time to rounding."""
     costs = problem.costs
     times = (costs.t_f, costs.t_b, costs.t_w)
     most_slots = _MAX_COLUMNS_OF_ROUNDED // num_columns(problem, 1, Detail.POOLED)
@@ -139,7 +139,7 @@ def _least_lossy_slot(problem: Problem, longest: float) -> float:
 
 
 class _Search:
-    """Search that narrows the gap between the best schedule and the best bound so far."""
+    """Search that narrows the gap between the best schedule and the best bound."""
 
     def __init__(self, problem: Problem, first: Schedule, bound: float, deadline: float):
         self.problem, self.deadline = problem, deadline
@@ -149,7 +149,7 @@ class _Search:
     def run(self) -> None:
         """Searches until schedule and bound meet, no question is left, or time runs out."""
         low, high = self.to_slots(self.proof.bound), self.to_slots(period(self.proof.schedule))
-        with suppress(Undecided):  # keeps what was found and proved by then
+        with suppress(Undecided):  # keeps what was found and proved until then
             for detail in self.details(high):
                 low, high = self.narrow(low, high, detail)
             if low == high:
@@ -159,7 +159,7 @@ class _Search:
         return math.ceil(length / self.grid.slot * (1 - _SAME))
 
     def details(self, num_slots: int) -> Iterator[Detail]:
-        """Yields the models worth solving: none that equals the next finer one, and none that is too large."""
+        """Yields the models worth solving, coarse ones first: none that equals the next finer one or is too large."""
         is_single_P = [len(peers) == 1 for peers in self.problem.survivors]
         same = {Detail.POOLED: all(is_single_P), Detail.BY_WORKER: all(is_single_P[:-1]), Detail.BY_PATH: False}
         for detail in Detail:
@@ -167,10 +167,10 @@ class _Search:
                 yield detail
 
     def narrow(self, low: int, high: int, detail: Detail) -> tuple[int, int]:
-        """Raises ``low`` to the shortest period that a model allows; ``high`` is known to be feasible."""
+        """Raises ``low`` to the shortest period that a model allows, given that ``high`` is feasible."""
         allowed, stride = high, 1
         while low < allowed:
-            # The answer is usually close to the refuted periods: probe from there in growing strides, then bisect.
+            # The answer is usually close to the refuted periods: probe from there with growing strides, then bisect.
             probe = min(low + stride - 1, (low + allowed) // 2)
             try:
                 starts = self.fit([probe] * self.problem.num_stages, detail)
@@ -197,21 +197,21 @@ class _Search:
             self.proof = replace(self.proof, schedule=schedule)
 
     def raise_bound(self, low: int) -> None:
-        """Raises the bound, given that all periods of whole slots below ``low`` are refuted."""
+        """Raises the bound, given that all periods of fewer than ``low`` whole slots are refuted."""
         slots: float = low
         if not self.grid.is_exact:
             slots = low - 1
         elif self.problem.staggered:
-            # The period is the mean over a cycle of stages that wait for each other: a multiple of 1 / (stages in it).
+            # The period is a mean over a cycle of stages that delay each other: a multiple of 1 / (stages in it).
             slots = low - 1 + 1 / self.problem.num_stages
         self.proof = replace(self.proof, bound=max(self.proof.bound, slots * self.grid.slot))
 
     def exclude_parts_of_slots(self, low: int) -> None:
         """Proves that the shortest period, known to be above ``low - 1`` slots, is ``low``.
 
-        Take a schedule with a period between the two and round it down to slots, counted from the beginning of stage p:
-        precedence is kept, the other stages have ``low`` slots, and stage p has one less. So it suffices to find one
-        stage for which that is infeasible.
+        Take a schedule with a period between the two, and round it down to slots, counted from the beginning of stage
+        p. Precedence is kept, stage p has ``low`` - 1 slots, and the other stages have ``low``. So it is enough to find
+        one stage for which that is infeasible.
         """
         P = self.problem.num_stages
         for detail in self.details(low):
@@ -225,7 +225,7 @@ class _Search:
 
 
 def _as_schedule(problem: Problem, starts: Starts) -> Schedule:
-    """Makes a schedule with the op order of the exact model's starts, each op as early as the true costs allow."""
+    """Builds a schedule with the exact model's order of ops; each op starts as early as the true costs allow."""
     D, P, peers_P = problem.num_pipelines, problem.num_stages, problem.survivors
     paths, ops = _follow(problem, starts)
     names = _names(problem, [[peers_P[p][path[p]] for p in range(P)] for path in paths])
@@ -241,10 +241,14 @@ def _as_schedule(problem: Problem, starts: Starts) -> Schedule:
 
 
 def _follow(problem: Problem, starts: Starts) -> tuple[list[Group], list[tuple[int, int, int, Kind, int]]]:
-    """Derives the path of every micro-batch, renumbered, and all ops as (stage, peer, slot, kind, micro-batch)."""
+    """Follows the groups' ops to single micro-batches.
+
+    Returns:
+        The path of each micro-batch, and all ops as (stage, peer, slot, kind, micro-batch).
+    """
     P = problem.num_stages
     groups_P: list[list[Group]] = [[group for kind, q, group in starts if (kind, q) == (F, p)] for p in range(P)]
-    order: dict[tuple[Kind, Group], list[int]] = {}  # micro-batches of a group, by their starts
+    order: dict[tuple[Kind, Group], list[int]] = {}  # a group's micro-batches, by start
     paths: list[Group] = []
     ops = []
     for group in groups_P[0]:
@@ -277,7 +281,7 @@ def _follow(problem: Problem, starts: Starts) -> tuple[list[Group], list[tuple[i
 
 
 def _names(problem: Problem, executors: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
-    """Names every micro-batch (pipeline, index), preferring a pipeline that runs it at many stages."""
+    """Gives every micro-batch a (pipeline, index), preferably of a pipeline that runs it at many stages."""
     counts = [0] * problem.num_pipelines
     names = []
     for executor in executors:

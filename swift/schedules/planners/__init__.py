@@ -1,6 +1,7 @@
-"""Planners, from a problem to a schedule; ``swift.schedules.registry`` lists them by name.
+"""Planners, which turn a problem into a schedule; ``swift.schedules.registry`` lists them by name.
 
-``adaptive`` is ReCycle's planner: ``search`` tries many ways to give the micro-batches of failed workers to their
-peers, and many policies by which ``list_scheduling`` orders the ops. ``lockstep`` plans for execution as one SPMD
-program, ``v`` for two runs of blocks a worker, and ``baselines`` without failures. ``swift.schedules.milp`` is exact.
+- ``adaptive`` is ReCycle's planner. ``search`` tries many assignments of failed workers' micro-batches to peers, and
+  many policies by which ``list_scheduling`` orders the ops.
+- ``lockstep`` plans for execution as one SPMD program, ``v`` for two runs of blocks per worker.
+- ``baselines`` are the known schedules without failures. ``swift.schedules.milp`` is an exact planner.
 """

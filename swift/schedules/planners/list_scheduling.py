@@ -1,8 +1,8 @@
-"""Event-driven list scheduling of one iteration by a policy, which the adaptive planner runs for every one it tries.
+"""Event-driven list scheduling of one iteration under one policy, the inner loop in the adaptive planner's search.
 
-The j-th micro-batch (see ``microbatch_ids``) at chunk k has the number x = j * (number of chunks) + k, and its F, B and
-W are 3x, 3x + 1 and 3x + 2. Plain lists are several times faster than arrays here, because every step depends on the
-previous one.
+Numbering: the j-th micro-batch (see ``microbatch_ids``) at chunk k is x = j * (number of chunks) + k, and its F, B and
+W are the ops 3x, 3x + 1 and 3x + 2. Plain lists are several times faster than arrays here, because every step depends
+on the previous one.
 """
 
 import heapq
@@ -18,22 +18,21 @@ F, B, W = Kind.F, Kind.B, Kind.W
 
 @dataclass(frozen=True)
 class Policy:
-    """Policy by which free workers choose their next op.
+    """Rules by which a free worker chooses its next op.
 
     Attributes:
         executor: pipeline whose worker runs each x.
-        rank: priority of each micro-batch; the lowest is served first. On a worker with several chunks those that are
-            further on go first.
-        in_flight: target number of micro-batches between F and B for each worker d * P + p. Below it, a waiting F goes
-            first, as does a W that frees memory for that F; at or above it, B goes first.
-        patience: a W is postponed if a message will arrive before the W has run for this share of its time.
-        reserves: whether the first F of a micro-batch on a worker takes the memory for all its chunks there. Otherwise
-            it only has to be free at that moment, and other micro-batches may take it: more of them fit, or all of them
-            get stuck.
+        rank: priority of each micro-batch, lowest first. On a worker with several chunks, later chunks go first.
+        in_flight: target number of micro-batches between F and B, for each worker d * P + p. Below the target a waiting
+            F goes first, or a W that frees memory for that F; at the target or above, B goes first.
+        patience: a W is postponed if a message will arrive within this fraction of the W's duration.
+        reserves: whether a micro-batch's first F on a worker allocates memory for all its chunks there. Otherwise the
+            memory only has to be free at that moment, and other micro-batches may take it: more of them fit, or all of
+            them get stuck.
         pace: least time between the starts of two Fs of the first chunk on a worker. The rhythm travels with the
-            micro-batches, so that on every worker Fs and Bs arrive in turns, and none waits for an op that began early.
-        begins: time before which each worker d * P + p does nothing; empty: all begin at 0. A worker with chunks of
-            several stages begins an iteration only after the updates of all of them.
+            micro-batches: on every worker Fs and Bs arrive alternately, and none waits behind an op that began early.
+        begins: for each worker d * P + p, the time before which it is idle; empty if all begin at 0. A worker with
+            chunks of several stages can begin an iteration only after the updates of all of them.
     """
 
     executor: Sequence[int]
@@ -47,14 +46,14 @@ class Policy:
 
 @dataclass(frozen=True)
 class Listing:
-    """Schedule of one iteration, as times.
+    """Start times of one iteration's ops.
 
     Attributes:
         start: start of every op 3x + kind.
         end: end of each chunk's last W.
         update: start of each chunk's U.
-        spans: times from the first op of each stage, or of each worker that holds several chunks, to its last U.
-        period: time after which the next iteration can start in the same way; infinite if memory ran out on the way.
+        spans: time from first op to last U, for each stage; for each worker if workers hold several chunks.
+        period: time after which the next iteration can repeat the listing; infinite if memory ran out on the way.
     """
 
     start: list[float]
@@ -65,17 +64,17 @@ class Listing:
 
 
 def microbatch_ids(problem: Problem) -> list[tuple[int, int]]:
-    """Lists all micro-batches (pipeline, index), in the order of their numbers."""
+    """Lists all micro-batches as (pipeline, index), in the order of their numbers."""
     return [(d, m) for d, number in enumerate(problem.microbatches) for m in range(number)]
 
 
 def list_schedule(problem: Problem, policy: Policy) -> Listing:
-    """Schedules one iteration greedily by ``policy``: a free worker starts an op as soon as one is ready."""
+    """Schedules one iteration greedily: a free worker starts an op, chosen by ``policy``, as soon as one is ready."""
     return _Simulation(problem, policy).run()
 
 
 class _Simulation:
-    # An object with more than 30 attributes keeps them in a dictionary (CPython 3.11), which takes an eighth longer.
+    # Slots: CPython 3.11 moves objects with more than 30 attributes to a dict, which makes the loop an eighth slower.
     __slots__ = (
         *("problem", "policy", "C", "comm", "fused", "t_f", "t_b", "t_w", "t_u", "f_stash", "w_stash", "limit"),
         *("rank", "worker", "free", "held", "flying", "f_ready", "b_ready", "w_ready", "coming", "events", "times"),
@@ -87,7 +86,7 @@ class _Simulation:
         self.policy, self.comm = policy, problem.costs.t_comm
         self.fused = not problem.decoupled
         self.t_f, self.t_b, self.t_w, self.t_u = problem.time_4P.tolist()
-        # While a B runs, its micro-batch holds the larger stash, so room for one stash to grow is always kept.
+        # B holds the larger stash while it runs, so every worker keeps room for one stash to grow.
         self.f_stash, self.w_stash = problem.stash_2P.tolist()
         if self.fused:
             self.t_b = [b + w for b, w in zip(self.t_b, self.t_w, strict=True)]
@@ -105,7 +104,7 @@ class _Simulation:
         self.b_ready: list[list[tuple[float, int]]] = [[] for _ in range(num_workers)]
         self.w_ready: list[deque[int]] = [deque() for _ in range(num_workers)]
         self.coming: list[list[float]] = [[] for _ in range(num_workers)]  # arrival times of messages in flight
-        # By time, the ops that arrive and -1 - the workers that become free: pipelines that are alike share most times.
+        # Time -> ops that arrive, and -1 - w for workers that become free. Uniform pipelines share most event times.
         self.events: dict[float, list[int]] = {}
         self.times: list[float] = []
         self.start = [0.0] * (3 * num_x)
@@ -118,8 +117,9 @@ class _Simulation:
         self.joint = None if problem.is_plain or not problem.staggered or not any(self.t_u) else _Updates(problem)
 
     def count_chunks_of_workers(self) -> None:
-        """Wants memory for all chunks of a micro-batch on a worker at once: otherwise the later ones may lack it."""
+        """Makes an F need memory for all the micro-batch's chunks on its worker; else later ones may lack it."""
         self.f_rank, self.stash, C = list(self.rank), list(self.room), self.C
+        # More than any difference of ranks, so that later chunks always go first.
         most = 2 * (max(self.rank) - min(self.rank)) + 1
         for first in range(0, len(self.worker), C):
             indices_by_worker: dict[int, list[int]] = {}
@@ -143,11 +143,13 @@ class _Simulation:
         f_ready, b_ready, joint, num_workers = self.f_ready, self.b_ready, self.joint, len(free)
         while times:
             now = times[0]
+            # Events that differ only by rounding errors happen at once.
             horizon = now * (1 + 1e-12)
             woken = []
             while times and times[0] <= horizon:
                 for code in sorted(self.events.pop(heapq.heappop(times))):
                     if code < 0:
+                        # -1 - w: worker w is free. Below these: a chunk's last W has ended, so its Us are due.
                         if code < -num_workers:
                             woken += self.ask(-1 - num_workers - code)
                             continue
@@ -163,6 +165,7 @@ class _Simulation:
             for w in woken:
                 if free[w] <= horizon and not (joint and self.meet(w, now, horizon)):
                     self.choose(w, now, horizon)
+        # Stuck: micro-batches hold memory that others need to go on. A worker with one chunk can always run a B.
         if any(self.f_ready) or any(self.b_ready) or any(self.w_ready):
             assert not self.problem.is_plain, "ops left over"
             return Listing(self.start, self.end, self.end, [math.inf], math.inf)
@@ -172,6 +175,7 @@ class _Simulation:
         problem, update = self.problem, self.end
         first = [min(self.first[w] for w in workers) for workers in problem.worker_DP.T.tolist()]
         if not problem.staggered:
+            # Us follow the barrier chunk by chunk. Peers start together, once the last of them has finished earlier Us.
             update, after = [max(self.end)] * self.C, [0.0] * len(self.free)
             for k, workers in enumerate(problem.worker_DP.T.tolist()):
                 latest = max(after[w] for w in workers)
@@ -192,14 +196,14 @@ class _Simulation:
         return Listing(self.start, self.end, update, spans, max(spans))
 
     def ask(self, k: int) -> list[int]:
-        """Notes that a chunk's Us are due; returns the workers that they need."""
+        """Queues a chunk's Us on all workers that hold it; returns these workers."""
         assert self.joint is not None
         for w in self.joint.holders[k]:
             self.joint.due[w].append(k)
         return self.joint.holders[k]
 
     def meet(self, w: int, now: float, horizon: float) -> bool:
-        """Runs a U that is due if all its workers are free; True if the worker runs or waits for one."""
+        """Starts a due U if all its workers are free; returns whether the worker now runs a U or waits for one."""
         joint = self.joint
         assert joint is not None
         for k in joint.due[w]:
@@ -216,11 +220,13 @@ class _Simulation:
         if f_waits:
             x = f_waits[0][1]
             room = self.held[w] + self.room[x] <= self.limit[w] and not (x % self.C == 0 and now < self.paced[w])
+            # Below the target F goes first; without room for it a W, which frees memory.
             if self.flying[w] < self.policy.in_flight[w]:
                 if room:
                     return self.run_f(w, now)
                 if w_waits:
                     return self.run_w(w, now)
+            # At the target B goes first, but an F beats idling.
             if room and not b_waits:
                 return self.run_f(w, now)
         if b_waits and self.held[w] <= self.limit[w]:
@@ -243,13 +249,13 @@ class _Simulation:
             self.first[w] = now
         if self.policy.pace and not k:
             self.paced[w] = now + self.policy.pace * (1 - 1e-12)
-            self.expect(now + self.policy.pace, -1 - w)
+            self.expect(now + self.policy.pace, -1 - w)  # wakes the worker when its next F may start
         self.held[w] += self.stash[x]
         self.flying[w] += self.share[x]
         end = self.occupy(w, now + self.t_f[k])
         if k + 1 < self.C:
             self.send(w, x + 1, F, end)
-        else:
+        else:  # the last chunk computes the loss: its B can follow at once, without a message
             heapq.heappush(self.b_ready[w], (self.rank[x], x))
 
     def run_b(self, w: int, now: float) -> None:
@@ -275,7 +281,7 @@ class _Simulation:
         self.finish(k, self.occupy(w, now + self.t_w[k]))
 
     def finish(self, k: int, end: float) -> None:
-        """Notes the end of a W."""
+        """Records the end of a W; after a chunk's last W its Us become due."""
         if end > self.end[k]:
             self.end[k] = end
         if self.joint:
@@ -289,7 +295,7 @@ class _Simulation:
         return end
 
     def expect(self, time: float, code: int) -> None:
-        """Notes an event."""
+        """Schedules an event."""
         events = self.events
         if time in events:
             events[time].append(code)
@@ -306,7 +312,7 @@ class _Simulation:
 
 
 class _Updates:
-    """Us that take time, and for which workers with several chunks, or with different ones, have to meet.
+    """Us that take time and that workers with several chunks have to run together, as rendezvous.
 
     Attributes:
         holders: live workers of each chunk.

@@ -1,11 +1,13 @@
-"""Planner for execution: minimizes ``lockstep_period``, the cost of a schedule as one SPMD program.
+"""Planner for SPMD execution: minimizes ``lockstep_period``.
 
-Where every tick takes as long as its longest op, a plan made for workers at their own pace mixes ops of all kinds in a
-tick and pays for the longest. Here the adaptive plan assigns micro-batches to workers and fixes the order of each
-worker's Fs, of its Bs and of its Ws; their interleaving is searched again, tick by tick: a tick has the length of one
-kind of op, and in it every worker runs a B if one is ready and fits, else an F, else a W.
+In an SPMD program every tick takes as long as its longest op. A plan for workers at their own pace mixes kinds of ops
+in a tick and pays for the longest. So this planner keeps two things from the adaptive plan: the assignment of
+micro-batches to workers, and the order of each worker's Fs, of its Bs and of its Ws. Their interleaving is searched
+tick by tick. A tick has the length of one kind of op, and every worker runs a B in it if one is ready and fits, else an
+F, else a W.
 
-R: live workers in mesh order, S: states of the search, n: ops, 4: the kinds F, B, W, U, D: pipelines, P: chunks.
+Shape suffixes: R live workers in mesh order, S states of the search, n ops, 4 the kinds F, B, W, U, D pipelines, P
+chunks.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,27 +22,27 @@ from swift.schedules.schedule import Round, Schedule, fits, round_of
 from swift.schedules.sequences import SequencedOp, time_round
 
 _GUIDES = ((1.0, 0.3), (1.0, 1.0), (1.0, 2.0), (1.5, 0.3))
-"""(stretch, weight of the mean), see ``_FreeOrder``, of each search; the best result counts."""
+"""(stretch, weight of the mean) for each search, see ``_FreeOrder``; the best result counts."""
 _WIDTH = 24
 _MAX_STATES = 3_000
-"""Limit of the beam's width times the live workers."""
+"""Limit on the beam's width times the number of live workers."""
 _MAX_OPS = 1_500_000
-"""Ops to search in total; one search runs in any case."""
+"""Ops to search in total; at least one search runs."""
 _MESSAGES = (1, 2, 4, 6)
-"""Numbers of messages to reserve memory for, tried in turn until the result fits a limit that counts messages."""
+"""Numbers of messages to reserve memory for, in the order tried, until the result fits a limit that counts messages."""
 _NEVER = 1 << 40
 
 
 def lockstep(problem: Problem) -> Schedule:
-    """Plans a schedule with a short ``lockstep_period``, at the cost of a slightly longer ``period`` than ``adaptive``.
+    """Plans a schedule with a short ``lockstep_period``; its ``period`` is slightly longer than with ``adaptive``.
 
-    The schedule's times are those of workers at their own pace, in the order that is good in lockstep.
+    The order of ops is tuned for lockstep, but the schedule's times assume workers at their own pace.
     """
     return Schedule.planned(problem, "lockstep", _best_round)
 
 
 def _best_round(problem: Problem) -> Round:
-    # Three iterations suffice for the steady state: the middle one has neighbours on both sides.
+    # Three iterations are enough to see the steady state: the middle one has neighbours on both sides.
     problem = replace(problem, num_iterations=1 if problem.num_iterations == 1 else 3)
     plan = adaptive(problem)
     rounds = [round_of(plan), *(_interleaved(plan) if problem.decoupled else ())]
@@ -49,7 +51,7 @@ def _best_round(problem: Problem) -> Round:
 
 
 def _interleaved(plan: Schedule) -> Iterator[Round]:
-    """Yields the middle iteration of each search's result."""
+    """Yields each search's best round, taken from the middle iteration."""
     problem, space = plan.problem, _FreeOrder(plan)
     executor_DMP = round_of(plan).executor_DMP
     for stretch, weight in _GUIDES[: max(1, _MAX_OPS // plan.num_ops)]:
@@ -65,14 +67,14 @@ def _interleaved(plan: Schedule) -> Iterator[Round]:
 
 
 class _FreeOrder:
-    """Search space of interleavings; a state counts the Fs, Bs, Ws and Us that each worker has run.
+    """Search space of interleavings. A state counts the Fs, Bs, Ws and Us that each worker has run.
 
-    The time left from a state is estimated by the worker farthest behind, plus a share of the workers' mean. A worker's
-    time left is the longest of its work and of the paths from its next ops to the end of the window. Paths consist of
-    ops that follow each other on a worker and of ops that wait for each other's output; the latter count somewhat more
-    than their duration, since a wait for a message lasts until the end of a tick.
+    The estimate of the time left is the slowest worker's, plus a share of the workers' mean. A worker's time left is
+    the maximum of its remaining work and of the longest paths from its next ops to the end of the window. Paths follow
+    ops on a worker and ops that wait for each other's output. An op with a waiting reader counts ``stretch`` times its
+    duration, since waiting for a message lasts until the end of a tick.
 
-    The i-th op of a kind in line r is node ``first_4R[kind, r] + i``; a node without an op ends the list.
+    The i-th op of a kind in line r is node ``first_4R[kind, r] + i``; each list ends with a node without an op.
     """
 
     def __init__(self, schedule: Schedule):
@@ -84,7 +86,7 @@ class _FreeOrder:
         self.start_cR = np.zeros_like(self.end_cR)
         self.first_4R = np.concatenate([[0], np.cumsum(self.end_cR + 1)[:-1]]).reshape(4, R)
         num_nodes = int(self.end_cR.sum()) + 4 * R
-        # Us are last here, in the order of the chunks, whichever place the plan gives them.
+        # In this space Us come last, in the order of chunks, wherever the plan puts them.
         place_n = np.where(kind == Kind.U, schedule.iteration * problem.num_chunks + schedule.chunk, lines.place_n)
         order = np.lexsort((place_n, lines.row_n, kind))
         self.op = np.full(num_nodes, NONE)
@@ -108,14 +110,14 @@ class _FreeOrder:
         self.levels = FixedOrder(lines).levels
 
     def sums_before(self, values_n: np.ndarray) -> np.ndarray:
-        """Sum of the values of the ops before each node in its list, float64[nodes]."""
+        """Sums the values of the ops before each node in its list, float64[nodes]."""
         node_values = np.zeros(len(self.op))
         node_values[self.node_n] = values_n
         lists = np.split(node_values, self.first_4R.ravel()[1:])
         return np.concatenate([np.cumsum(values) - values for values in lists])
 
     def mean_times(self) -> np.ndarray:
-        """Mean time of the ops of each kind in every line, with all Us of an iteration as one; float64[4, R]."""
+        """Computes each line's mean op times by kind, an iteration's Us summed, float64[4, R]."""
         problem, R = self.schedule.problem, len(self.lines.worker_R)
         times_4R = np.zeros((4, R))
         for row, w in enumerate(self.lines.worker_R.tolist()):
@@ -127,7 +129,7 @@ class _FreeOrder:
         return np.concatenate([times_4R[: Kind.U], times_4R[Kind.U :] * self.num_updates])
 
     def after_senders(self, num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
-        """Finds, for every node, the line and the position in its list of the same kind that the node waits for."""
+        """Finds the op that each node reads: its line, and its position in that line's list of the same kind."""
         lines, reads = self.lines, np.flatnonzero(self.lines.sender_n != NONE)
         row, place = np.zeros(num_nodes, np.int64), np.full(num_nodes, NONE)
         row[self.node_n[reads]] = lines.row_n[lines.sender_n[reads]]
@@ -135,12 +137,13 @@ class _FreeOrder:
         return row, place
 
     def after_own(self, num_nodes: int) -> np.ndarray:
-        """Finds, for every node, the position in its own line's list of the previous kind that it waits for.
+        """Finds the op of the previous kind that each node waits for in its own line, as a position in that list.
 
         F waits for the U of the previous iteration, B for F, W for B, and U for the last W.
         """
         kind, iteration = self.schedule.kind, self.schedule.iteration
         (f_n, b_n, w_n), is_f, is_u = self.schedule.rows_of_microbatches, kind == Kind.F, kind == Kind.U
+        # The nodes that end a list keep this value, so they are never ready.
         place = np.full(num_nodes, _NEVER)
         place[self.node_n[is_f]] = self.num_updates[self.lines.row_n[is_f]] * iteration[is_f] - 1
         place[self.node_n[b_n]] = self.place_n[f_n]
@@ -152,7 +155,7 @@ class _FreeOrder:
         """Sets the parameters of the next search.
 
         Args:
-            stretch: factor on the duration of ops that others wait for.
+            stretch: factor on the duration of ops whose output others wait for.
             weight: weight of the workers' mean in the estimate.
             num_messages: number of messages for which a worker reserves memory.
         """
@@ -161,13 +164,13 @@ class _FreeOrder:
         self.limit = np.inf if limit is None else limit * (1 + 1e-12) - num_messages * self.costs.inbox
 
     def best_way(self) -> np.ndarray | None:
-        """Searches for what runs in every tick, bool[T, 4, R]; None if memory or the fixed orders lead to dead ends."""
+        """Searches for the ops to run in every tick, bool[T, 4, R]; None if memory or the fixed orders leave no way."""
         width = max(1, min(_WIDTH, _MAX_STATES // len(self.lines.worker_R)))
         shortest = float(self.schedule.problem.time_4P[: Kind.U].min())
         return beam_search(self, width, COST_PER_TICK * shortest)
 
     def longest_paths(self, stretch: float) -> np.ndarray:
-        """Estimates the time from the start of each node to the end of the window, float64[nodes]."""
+        """Estimates the time from each node's start to the window's end, float64[nodes]."""
         lines, kind, iteration = self.lines, self.schedule.kind, self.schedule.iteration
         f_n, b_n, w_n = self.schedule.rows_of_microbatches
         nowhere, row_n = len(self.op), lines.row_n
@@ -187,7 +190,7 @@ class _FreeOrder:
         return left[:-1]
 
     def work_ahead(self) -> np.ndarray:
-        """Work that a worker has left when it starts each op, float64[n]."""
+        """Computes each worker's remaining work at the start of each op, float64[n]."""
         t_f, t_b, t_w, t_u = self.time_4R[:, self.lines.row_n]
         own_n, kind = self.num_own[self.lines.row_n], self.schedule.kind
         iterations_ahead = self.schedule.problem.num_iterations - 1 - self.schedule.iteration
@@ -196,7 +199,7 @@ class _FreeOrder:
         return ahead_n * microbatch_work_n + t_u + iterations_ahead * (own_n * (t_f + t_b + t_w) + t_u)
 
     def steps(self, state_cSR: np.ndarray) -> Iterator[Step]:
-        """Yields the ways to run the next tick: one for each op duration."""
+        """Yields the possible next ticks, one per distinct op duration."""
         ready_4SR = self.ready(state_cSR)
         length_4SR = np.where(ready_4SR, self.length[self.first_4R[:, None] + state_cSR], np.inf)
         for length in self.lengths:
@@ -209,10 +212,11 @@ class _FreeOrder:
             yield Step(float(length), ran_4SR, possible_S)
 
     def ready(self, state_4SR: np.ndarray) -> np.ndarray:
-        """True where a worker can run its next op of a kind, bool[4, S, R]."""
+        """Returns whether each worker can run its next op of each kind, bool[4, S, R]."""
         ready_4SR = np.empty(state_4SR.shape, bool)
         for kind in Kind:
             done_SR, node_SR = state_4SR[kind], self.first_4R[kind] + state_4SR[kind]
+            # For F, kind - 1 is -1 and thus U: F waits for the previous iteration's U.
             ready_4SR[kind] = state_4SR[kind - 1] > self.own_place[node_SR]
             if kind in (Kind.F, Kind.B):
                 sender_SR = np.take_along_axis(done_SR, self.sender_row[node_SR], axis=1)
@@ -226,7 +230,7 @@ class _FreeOrder:
             due_SR = state_4SR[Kind.U] // np.maximum(self.num_updates, 1)
             ready_4SR[Kind.U] &= done_SR.min(axis=1, keepdims=True) > due_SR
         if np.isfinite(self.limit):
-            # While a B runs, its micro-batch holds the larger stash, so room for one stash to grow is always kept.
+            # B holds the larger stash while it runs, so every worker keeps room for one stash to grow.
             f, b, w, _ = node_4SR
             held_SR = self.f_held[f] - self.f_held[b] + self.w_held[b] - self.w_held[w] + self.growth_R
             f_stash_SR = problem.stash_2P[0, self.chunk[f]]
@@ -243,7 +247,7 @@ class _FreeOrder:
         return left_SR.max(axis=1) + self.weight * left_SR.mean(axis=1)
 
     def sequences(self, ran_T4R: np.ndarray, iteration: int) -> Sequence[Sequence[SequencedOp]]:
-        """Lists the ops that every worker ran in an iteration, as ``time_round`` takes them."""
+        """Lists the ops that every worker ran in an iteration, in the form that ``time_round`` takes."""
         schedule, lines = self.schedule, self.lines
         by_worker: list[list[SequencedOp]] = [[] for _ in range(len(schedule.bounds) - 1)]
         place_T4R = ran_T4R.cumsum(axis=0) - 1

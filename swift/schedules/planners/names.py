@@ -1,4 +1,4 @@
-"""The planners by name, what each can plan for, and the interface of a user's own; the planners are not loaded."""
+"""Names and chunk shapes of planners, and the interface for a user's own planner; importing this loads no planner."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, get_args
@@ -14,7 +14,7 @@ FAULT_FREE = frozenset({"gpipe", "one_f_one_b", "zero_bubble"})
 
 
 def v_shape(num_stages: int) -> tuple[int, ...]:
-    """Stage of each chunk in a V; a single stage holds one chunk.
+    """Returns the stage of each chunk in a V; a single stage holds one chunk.
 
     >>> v_shape(3)
     (0, 1, 2, 2, 1, 0)
@@ -23,14 +23,14 @@ def v_shape(num_stages: int) -> tuple[int, ...]:
 
 
 SHAPES: Mapping[str, Callable[[int], tuple[int, ...]]] = {"v": v_shape}
-"""Planners for several runs of blocks a worker: the stage of each chunk, by the number of stages."""
+"""Planners for several runs of blocks per worker: a function from the number of stages to the stage of each chunk."""
 
 
 class CustomPlanner(Protocol):
-    """Interface of a user's planner: a frozen dataclass, so that a configuration can name it.
+    """Interface of a user-defined planner. Make it a frozen dataclass, so that a configuration can name it.
 
-    Its schedules are verified before they run. ``time_round`` computes the times of ops in a given order, and
-    ``Schedule.from_round`` repeats the round for all iterations.
+    Its schedules are verified before they run. Useful parts: ``time_round`` computes the times of ops in a given order,
+    and ``Schedule.from_round`` repeats a round for all iterations.
     """
 
     @property
@@ -38,7 +38,7 @@ class CustomPlanner(Protocol):
         """Short name for messages."""
 
     def plan(self, problem: "Problem") -> "Schedule":
-        """Plans a problem whose failures are in its first pipelines; deterministic.
+        """Plans a problem whose failures are in its first pipelines; must be deterministic.
 
         Raises:
             SettingError: the planner cannot plan for this problem.
@@ -46,7 +46,7 @@ class CustomPlanner(Protocol):
 
 
 def shape_of(planner: str | CustomPlanner, num_stages: int) -> tuple[int, ...]:
-    """Lists the stage of each chunk, where all pipelines are alike: one chunk a stage, unless the planner is for more.
+    """Returns the stage of each chunk that a planner expects in every pipeline: one chunk per stage for most planners.
 
     >>> shape_of("adaptive", 3), shape_of("v", 3)
     ((0, 1, 2), (0, 1, 2, 2, 1, 0))

@@ -1,11 +1,11 @@
-"""Search for a good ``Policy``: a few that the problem suggests, then small random changes to the best.
+"""Search for a good ``Policy``: a few that the problem suggests, then small random changes to the best ones.
 
 The main unknown is how many micro-batches the most loaded stages should hold between F and B. Early stages want many,
 so that they have work while their first B is on its way; late stages want few, so that the last B leaves early.
 
-The other one is re-routing (ReCycle): which peer runs each micro-batch of a failed worker, and when among its own. The
-peers of a worker serve its stage in other pipelines, with the same weights, so any of them may run the micro-batch.
-``reroute`` gives it to the least loaded, the search tries other divisions, and the plan carries the choice to the step.
+The other unknown is re-routing (ReCycle): which peer runs each of a failed worker's micro-batches, and when. Peers
+serve the same stage in other pipelines with the same weights, so any of them can. ``reroute`` picks the least loaded
+one, the search tries other assignments, and the plan carries the choice to the training step.
 """
 
 import itertools
@@ -21,7 +21,7 @@ from swift.schedules.problem import Kind, Problem
 _PATIENCE = (0.3, 0.6, 0.0)
 _CALM_PATIENCE = (1.0, 0.3, 0.6)
 _HURRIED_PER_CALM = 8
-"""Hurried policies tried before a calm one; if memory turns over, a calm one comes ahead of them."""
+"""Number of hurried policies per calm one. The hurried ones come first, unless memory turns over."""
 _PLACES = (None, 0.25, 0.0, 0.5, 0.75, 1.0)
 _SHARE_OF_FIRST_POLICIES = 0.3
 _MANY_TRIALS = 1_000
@@ -29,17 +29,18 @@ _FIRST_OF_MANY_TRIALS = 50
 LEAST_TRIALS = 5
 _NUM_LEADERS = 3
 _MOST_IN_VAIN, _NEAR = 400, 1.03
-"""Policies that change nothing before the search ends. It goes on where the best is not so near to the target, unless
-workers hold several chunks: the target is no measure there."""
+"""Policies without improvement before the search ends. It continues while the best is not near the target, except
+where workers hold several chunks: there the target is too loose to tell."""
 
 
 def reroute(problem: Problem) -> list[int]:
-    """Assigns micro-batches: live workers keep theirs, those of failed workers go to the least loaded peer."""
+    """Assigns micro-batches to pipelines: live workers keep theirs, failed workers' go to the least loaded peer."""
     D, C = problem.num_pipelines, problem.num_chunks
     names = microbatch_ids(problem)
     executor = [d for d, _ in names for _ in range(C)]
     number = {name: j for j, name in enumerate(names)}
-    # Where pipelines are alike, every micro-batch of a chunk is as much work as any other, and own work is equal.
+    # Uniform pipelines start with equal loads, and all micro-batches cost the same, so counting re-routed ones
+    # suffices.
     work = [1.0] * C if problem.is_uniform else problem.time_4P[:3].sum(axis=0).tolist()
     load_of = [0.0] * (D * problem.num_stages)
     if not problem.is_uniform:
@@ -60,7 +61,7 @@ def reroute(problem: Problem) -> list[int]:
 
 
 def order_rerouted(problem: Problem, executor: Sequence[int], place: float | None) -> list[float]:
-    """Ranks every micro-batch: by its index, or, if its worker failed, at a position among its host's own.
+    """Ranks micro-batches by index, and re-routed ones by a position among their host's own.
 
     Args:
         problem: problem, whose micro-batches are numbered as by ``microbatch_ids``.
@@ -68,7 +69,7 @@ def order_rerouted(problem: Problem, executor: Sequence[int], place: float | Non
         place: position among the host's own, from 0 (early) to 1 (late); None to rank by index like all others.
     """
     D, M, C, names = problem.num_pipelines, problem.most_microbatches, problem.num_chunks, microbatch_ids(problem)
-    # Pipelines with fewer micro-batches take as long for them.
+    # Pipelines with fewer micro-batches spread them over the same time.
     rank = [m * (M / problem.microbatches[d]) + d / D for d, m in names]
     if place is None:
         return rank
@@ -85,7 +86,7 @@ def order_rerouted(problem: Problem, executor: Sequence[int], place: float | Non
 
 
 def _swap_hosts(problem: Problem, executor: Sequence[int], chunk: int, source: random.Random) -> list[int]:
-    """Swaps the hosts of two re-routed micro-batches at a chunk."""
+    """Exchanges the hosts of two random re-routed micro-batches at a chunk."""
     C, peers = problem.num_chunks, problem.survivors[chunk]
     guests = [j * C + chunk for j, (d, _) in enumerate(microbatch_ids(problem)) if d not in peers]
     if not guests:
@@ -97,7 +98,7 @@ def _swap_hosts(problem: Problem, executor: Sequence[int], chunk: int, source: r
 
 @dataclass(frozen=True)
 class Candidate:
-    """A policy and its result; ``cost`` is the period, then the sum by which stages exceed the target."""
+    """A policy with its listing. ``cost`` is the period; ties are broken by how far stages exceed the target."""
 
     cost: tuple[float, float]
     policy: Policy
@@ -105,25 +106,25 @@ class Candidate:
 
 
 def best_listing(problem: Problem, target: float, max_ops: int) -> Candidate:
-    """Finds the best policy within a limited number of trials.
+    """Finds the best policy within a number of trials.
 
     Args:
-        problem: problem of which one iteration is planned.
-        target: lower bound of the period; the search ends when it is reached.
-        max_ops: limit on the ops scheduled in all trials; at least five policies are tried.
+        problem: problem to plan, for one iteration.
+        target: lower bound on the period; the search stops when it is reached.
+        max_ops: ops that all trials may schedule; at least ``LEAST_TRIALS`` policies are tried.
     """
     num_trials = max(LEAST_TRIALS, max_ops // problem.num_ops + 4)
     goal = target * (1 + 1e-9)
     leaders: list[Candidate] = []
     num_in_vain, climbs_twice = 0, _climbs_twice(problem, num_trials)
-    # A policy that suits the stages without a failure is found cheaply on one pipeline.
+    # One pipeline is cheap to search, and its best policy suits the stages without a failure.
     lone = problem.single_pipeline()
     is_reduced = problem.failed and problem.is_uniform
     pilot = best_listing(lone, tight_bound(lone), max_ops // 8).policy if is_reduced else None
     for policy in itertools.islice(_policies(problem, pilot, leaders, num_trials), num_trials):
         listing = list_schedule(problem, policy)
         cost = listing.period, sum(max(0.0, span - goal) for span in listing.spans)
-        leaders.insert(0, Candidate(cost, policy, listing))  # ahead of its equals: drifting among them helps
+        leaders.insert(0, Candidate(cost, policy, listing))  # ahead of its equals: drifting on a plateau helps
         num_in_vain = 0 if cost < min((leader.cost for leader in leaders[1:]), default=(math.inf,)) else num_in_vain + 1
         leaders.sort(key=lambda candidate: candidate.cost)
         shortest = leaders[0].cost[0]
@@ -135,18 +136,19 @@ def best_listing(problem: Problem, target: float, max_ops: int) -> Candidate:
 
 
 def _best_of_each_kind(leaders: Sequence[Candidate]) -> list[Candidate]:
-    """Keeps the best hurried and the best calm policy: small changes rarely lead from one kind to the other."""
+    """Keeps the best hurried and the best calm policy, since small changes rarely turn one kind into the other."""
     firsts = (next((leader for leader in leaders if bool(leader.policy.pace) == calm), None) for calm in (False, True))
     return sorted((candidate for candidate in firsts if candidate is not None), key=lambda candidate: candidate.cost)
 
 
 def _policies(problem: Problem, pilot: Policy | None, leaders: list[Candidate], num_trials: int) -> Iterator[Policy]:
-    """Yields the first policies, then random changes to the current leaders."""
+    """Yields initial policies, then random changes to the current leaders, endlessly."""
     num_first = max(LEAST_TRIALS - 1, int(num_trials * _SHARE_OF_FIRST_POLICIES))
     climbs_twice = _climbs_twice(problem, num_trials)
     if climbs_twice:
         num_first = _FIRST_OF_MANY_TRIALS
     yield from itertools.islice(first_policies(problem, pilot), num_first)
+    # A fixed seed, and a budget of ops instead of seconds: a problem gets the same plan on every machine.
     source = random.Random(0)
     while True:
         policy = leaders[source.randrange(len(leaders))].policy
@@ -158,16 +160,16 @@ def _policies(problem: Problem, pilot: Policy | None, leaders: list[Candidate], 
 
 
 def _climbs_twice(problem: Problem, num_trials: int) -> bool:
-    """Whether a hurried and a calm policy are changed in turns, early on, as suits small problems."""
+    """Whether the search improves a hurried and a calm policy side by side, which pays on small problems."""
     return num_trials >= _MANY_TRIALS and problem.is_plain and _memory_turns_over(problem)
 
 
 def first_policies(problem: Problem, pilot: Policy | None = None) -> Iterator[Policy]:
-    """Yields policies worth trying on any problem, the choices that are best most often first.
+    """Yields policies worth trying on any problem, the most promising first.
 
     Args:
         problem: problem to try them on.
-        pilot: good policy for one pipeline without a failure.
+        pilot: good policy for a single pipeline without failures.
     """
     executor = reroute(problem)
     hurried, calm = _hurried(problem, executor, pilot), _calm(problem, executor)
@@ -181,16 +183,17 @@ def first_policies(problem: Problem, pilot: Policy | None = None) -> Iterator[Po
 
 
 def _memory_turns_over(problem: Problem) -> bool:
-    """Whether some worker has to run more micro-batches than it may hold at once."""
+    """Whether some worker runs more micro-batches than fit in its memory at once."""
     num_loaded = problem.most_loaded(min(map(len, problem.survivors)))
     return num_loaded > max_in_flight(problem, float(problem.stash_2P[0].max()))
 
 
 def _calm(problem: Problem, executor: list[int]) -> Iterator[Policy]:
-    """Yields policies in whose rhythm a worker has room for the Fs that follow when it meets Bs that return.
+    """Yields policies paced so that a worker has room for the next F whenever a B returns.
 
-    An F travels on as a B returns: between the Bs of two micro-batches a worker has time for one F and its message
-    there and back. A worker that sends Fs faster waits for memory later, and the last Fs are delayed on every worker.
+    In this rhythm a B returns for each F that leaves: between the Bs of two micro-batches a worker has time for one F
+    and its message's round trip. A worker that sends Fs faster waits for memory later, and then the last Fs are delayed
+    on every worker.
     """
     if not problem.is_plain:
         return
@@ -205,7 +208,7 @@ def _calm(problem: Problem, executor: list[int]) -> Iterator[Policy]:
 
 
 def _hurried(problem: Problem, executor: list[int], pilot: Policy | None) -> Iterator[Policy]:
-    """Yields policies by which every op is as early as possible."""
+    """Yields policies that start every op as early as possible."""
     depths, patience = list(_in_flight_by_stage(problem)), list(_PATIENCE if _is_uneven(problem) else (0.0,))
     if pilot is not None:
         depths.insert(2, list(pilot.in_flight))
@@ -218,7 +221,7 @@ def _hurried(problem: Problem, executor: list[int], pilot: Policy | None) -> Ite
 
 
 def _in_flight_by_stage(problem: Problem) -> Iterator[list[float]]:
-    """Yields target numbers of micro-batches in flight by stage: as few as possible, as in 1F1B, and so on."""
+    """Yields in-flight targets by stage: the minimum, 1F1B's, then others between."""
     P = problem.num_stages
     live = [sum(stage == p for _, stage in problem.live_workers) for p in range(P)]
     loads = [problem.most_loaded(number) if number else 0 for number in live]

@@ -1,17 +1,21 @@
-"""Planner for two runs of blocks a worker, the V shape: the first and the last chunk on stage 0, and so on inwards.
+"""Planner for the V shape: each worker holds two runs of blocks, stage 0 the first and the last, and so on inwards.
 
-A micro-batch visits every worker twice on its way, so that stashes of the later chunk live short where those of the
-earlier one live long. Candidates are times at which Fs and Bs are due, and ways to fill what remains: the warm-up and
-the turns of ZB-V (arXiv 2401.10241, section 6); building blocks that repeat for every micro-batch, V-Half and V-Min
-among them (arXiv 2405.15362, section 3); and small random changes to the best. What they give counts by its period
-alone (``time_round``), and so does what ``adaptive`` finds for the same chunks.
+A micro-batch visits every worker twice, so the later chunk's stashes are short-lived where the earlier chunk's are
+long-lived. A candidate is a set of times at which Fs and Bs are due, and a way to fill idle time. Candidates are:
 
-An iteration is scheduled by these times: the op that is due first goes first. While a worker would wait for its input,
-or for memory, it runs a W, or an F or B that is due later and does not take memory that the ops before it need. Ws have
-no due times: they go where a worker would wait, where memory is short, and at the end.
+- the warm-up and alternation of ZB-V (arXiv 2401.10241, section 6);
+- building blocks that repeat for every micro-batch, such as V-Half and V-Min (arXiv 2405.15362, section 3);
+- small random changes to the best candidates.
 
-P stages, C = 2P chunks, M micro-batches of the pipeline with the most, J micro-batches of all pipelines. The j-th
-micro-batch (see ``microbatch_ids``) at chunk k has the number x = j * (number of chunks) + k.
+The only criterion is the period that ``time_round`` finds for the resulting order; the plan of ``adaptive`` for the
+same chunks competes too.
+
+Scheduling by due times: the op that is due first goes first. While a worker would wait for input or memory, it runs a
+W, or an F or B that is due later and takes no memory that the ops before it need. Ws have no due times: they fill idle
+time, free memory where it is short, and otherwise come at the end.
+
+P stages, C = 2P chunks, M micro-batches (the maximum over pipelines), J micro-batches of all pipelines together. The
+j-th micro-batch (see ``microbatch_ids``) at chunk k has the number x = j * (number of chunks) + k.
 """
 
 import heapq
@@ -36,32 +40,33 @@ from swift.schedules.sequences import SequencedOp, time_round
 
 F, B, W = Kind.F, Kind.B, Kind.W
 _TURN = 6.0
-"""Ops of a micro-batch on a worker: building blocks count in them."""
+"""Ops per micro-batch on a worker, the unit of time in building blocks."""
 _V_HALF = (6, (2, 1, 2, 1), (1, 1, 2)), (6, (2, 1, 2, 1), (1, 4, 2))
 _V_MIN = (4, (1, 1, 1, 1), (1, 1, 1)), (4, (1, 1, 1, 1), (1, 3, 1))
-"""Building blocks, see ``_block``, which differ in a gap that no two ops of one block may fall into."""
+"""Building blocks, see ``_block``; the variants differ in a gap, since no two ops may fall into the same slot."""
 _LAGS = ((1, 1, 1, 1), (2, 1, 2, 1), (1, 2, 1, 2), (1, 3, 3, 1), (1, 2, 2, 1), (3, 1, 3, 1))
-"""Lags from stage to stage of the first chunk's F, the second's, its B and the first's B, in proportion."""
+"""Lags from stage to stage, in proportion: first chunk's F, second chunk's F, second chunk's B, first chunk's B."""
 _PLACES = (None, 0.0, 0.5, 1.0)
 _SUMS = (4, 5, 6, 7, 8, 9, 10, 12, 14)
 _GAPS = ((1, 4, 2), (1, 1, 4), (1, 1, 1), (1, 3, 1))
-"""Ops between the last stage's Fs, between F and B, and between the last stage's Bs."""
+"""Ops on the last stage between its two Fs, between F and B, and between its two Bs."""
 _MAX_OPS = 150_000
-"""Ops scheduled in all trials, about a second's worth; three times as many with failures, where all pipelines count."""
+"""Ops that all trials may schedule, about a second's worth; three times as many with failures, where all pipelines
+have to be planned."""
 _LEAST_TRIALS, _MOST_TRIALS = 40, 300
 _SHARE_OF_FIRST = 0.4
 _NUM_LEADERS = 3
 _MESSAGES = (0, 2, 4)
-"""Numbers of messages to leave memory for where it is limited, in turn."""
+"""Numbers of messages to leave memory for, in turn, where memory is limited."""
 
 
 @dataclass(frozen=True)
 class Filling:
-    """The choices of a worker where it would wait.
+    """A rule by which a worker fills time in which it would wait.
 
     Attributes:
-        patience: it waits if its next input will arrive before another op has run for this share of its time.
-        overtakes: whether Fs and Bs that are due later run before Ws, after them, or not at all (None).
+        patience: the worker waits if its next input arrives within this fraction of the filling op's duration.
+        overtakes: whether Fs and Bs that are due later run before Ws (True), after them (False), or not at all (None).
     """
 
     patience: float = 0.5
@@ -71,34 +76,34 @@ class Filling:
 def _schedule_by_due_time(
     problem: Problem, executor: Sequence[int], due: Sequence[float], filling: Filling, limit: float
 ) -> list[list[SequencedOp]] | None:
-    """Schedules one iteration.
+    """Simulates one iteration in the order of due times.
 
     Args:
-        problem: problem of which one iteration is planned, with a decoupled backward.
+        problem: problem with a decoupled backward pass.
         executor: pipeline whose worker runs each x.
-        due: time at which F and B of each x, 2x and 2x + 1, are due, in any unit.
-        filling: what a worker does where it would wait.
-        limit: memory of a worker for stashes.
+        due: time at which F and B of each x, at 2x and 2x + 1, are due; only the order matters.
+        filling: how workers fill idle time.
+        limit: stash memory of a worker.
 
     Returns:
-        What every worker runs, as ``time_round`` takes it; None if memory runs out.
+        Each worker's ops in order, in the form that ``time_round`` takes; None if memory runs out.
     """
     return _Simulation(problem, executor, due, filling, limit * (1 + 1e-9)).run()
 
 
 @dataclass
 class _Worker:
-    """A worker during the simulation.
+    """State of a worker during the simulation.
 
     Attributes:
-        order: its Fs and Bs, 2x and 2x + 1, in the order in which they are due.
-        streams: places in ``order`` of the ops of each kind and chunk, which stay in their order, last one first.
-        has_run: whether each op has run, by place.
-        waiting: xs whose W is to be run.
-        free: time at which it is free.
+        order: its Fs and Bs (2x and 2x + 1), by due time.
+        streams: positions in ``order`` for each (kind, chunk), last one first. Ops of a stream keep their order.
+        has_run: whether each op in ``order`` has run.
+        waiting: xs whose W has not run yet.
+        free: time at which the worker is free.
         stash_memory: memory of all stashes.
-        live: memory of those that await their B.
-        sequence: what it has run, 3x + kind.
+        live: memory of stashes that still await their B.
+        sequence: ops 3x + kind that have run.
     """
 
     order: list[int]
@@ -170,7 +175,7 @@ class _Simulation:
         return None
 
     def overtake(self, worker: _Worker, w: int, heads: list[int], now: float, gap: float) -> bool:
-        """Runs the first op that can run before those which are due sooner; False if there is none."""
+        """Runs the first later-due op that is ready and fits into the gap; returns False if there is none."""
         for place in heads[1:]:
             x, kind = divmod(worker.order[place], 2)
             k = x % self.C
@@ -184,7 +189,7 @@ class _Simulation:
         return False
 
     def has_room(self, worker: _Worker, first: int, place: int, stash: float) -> bool:
-        """Whether an F leaves the ops that it overtakes the memory that they need, if Ws run in time."""
+        """Whether an F would leave enough memory for the ops that it overtakes, assuming that Ws run in time."""
         if worker.stash_memory + stash > self.limit:
             return False
         live, order, has_run = worker.live + stash, worker.order, worker.has_run
@@ -229,7 +234,7 @@ class _Simulation:
         return end
 
     def send(self, w: int, op: int, end: float) -> None:
-        """Passes an output on to the op that reads it."""
+        """Delivers an output to the op that reads it."""
         reader = self.worker[op // 2]
         arrival = self.ready[op] = end + self.comm * (reader != w)
         heapq.heappush(self.events, (arrival, reader))
@@ -240,12 +245,12 @@ _FILLINGS = tuple(Filling(*each) for each in ((1.0, True), (0.5, True), (1.0, Fa
 
 @dataclass(frozen=True, eq=False)
 class _Candidate:
-    """Times at which ops are due, and what a worker does where it would wait.
+    """Due times of ops, and a way to fill idle time.
 
     Attributes:
-        is_in_turn: whether ops are due in the order of ZB-V, or repeat for every micro-batch.
-        offset_2C: when F and B of each chunk are due for the first micro-batch; in turn, how much later.
-        filling: what a worker does where it would wait.
+        is_in_turn: True for ZB-V's order, False for a building block that repeats for every micro-batch.
+        offset_2C: due times of F and B of each chunk for the first micro-batch; for ZB-V's order, delays added to it.
+        filling: how workers fill idle time.
         interval: time between micro-batches.
         place: position of re-routed micro-batches among a worker's own, see ``order_rerouted``.
     """
@@ -257,18 +262,18 @@ class _Candidate:
     place: float | None = None
 
     def due(self, problem: Problem, executor: Sequence[int]) -> list[float]:
-        """Times at which F and B of every x are due."""
+        """Computes the due times of F and B for every x."""
         rank_J = np.array(order_rerouted(problem, executor, self.place))
         due_JC2 = rank_J[:, None, None] * self.interval + self.offset_2C.T
         if self.is_in_turn:
-            # What is not whole is between the micro-batches before and after.
+            # Re-routed micro-batches may have fractional ranks: they fall between two of the worker's own.
             near_J = np.clip(np.floor(rank_J).astype(int), 0, problem.most_microbatches - 1)
             due_JC2 += _in_turn(problem)[near_J] - near_J[:, None, None] * self.interval
         return due_JC2.ravel().tolist()
 
 
 def v(problem: Problem) -> Schedule:
-    """Plans a problem whose workers hold two chunks in a V.
+    """Plans a problem whose workers hold two chunks each, in a V.
 
     Raises:
         SettingError: the chunks are not in a V.
@@ -292,7 +297,7 @@ def _best_round(problem: Problem) -> Round:
 
 
 def _searched(problem: Problem, target: float) -> Round | None:
-    """Finds the best of the first candidates, and of changes to the best; None if none fits."""
+    """Finds the best among initial candidates and changes to them; None if none fits in memory."""
     drained, executor, source = problem.if_drained(), reroute(problem), random.Random(0)
     max_ops = 3 * _MAX_OPS if problem.failed else _MAX_OPS
     num_trials = min(max(_LEAST_TRIALS, max_ops // problem.num_ops), _MOST_TRIALS)
@@ -309,14 +314,14 @@ def _searched(problem: Problem, target: float) -> Round | None:
             best = plan
             if best.period <= target:
                 break
-        leaders.insert(0, (plan.period, candidate))  # ahead of its equals: drifting among them helps
+        leaders.insert(0, (plan.period, candidate))  # ahead of its equals: drifting on a plateau helps
         leaders.sort(key=lambda leader: leader[0])
         del leaders[_NUM_LEADERS:]
     return best
 
 
 def _round_of(problem: Problem, executor: Sequence[int], candidate: _Candidate, trial: int) -> Round | None:
-    """Schedules by a candidate; None if memory ran out."""
+    """Schedules by a candidate; None if memory runs out."""
     costs, limit = problem.costs, math.inf if problem.memory_limit is None else problem.memory_limit
     if costs.inbox and limit < math.inf:
         limit -= _MESSAGES[trial % len(_MESSAGES)] * costs.inbox
@@ -327,13 +332,13 @@ def _round_of(problem: Problem, executor: Sequence[int], candidate: _Candidate, 
     d, m = np.array(microbatch_ids(problem)).T
     executor_DMP[d, m] = np.array(executor, np.int32).reshape(-1, problem.num_chunks)
     plan = time_round(problem, executor_DMP, sequences)
-    # Neither messages nor what B adds to a stash are known before the times are.
+    # Messages, and what B adds to a stash, take memory at times that are known only now.
     is_counted = not costs.inbox and not (problem.stash_2P[1] > problem.stash_2P[0]).any()
     return plan if is_counted or fits(problem, plan) else None
 
 
 def _first_candidates(problem: Problem) -> Iterator[_Candidate]:
-    """Yields ZB-V, V-Half and V-Min, then building blocks, those nearest to the memory there is first."""
+    """Yields ZB-V, V-Half and V-Min, then building blocks, starting with those whose memory is closest to the limit."""
     target_lag = 6 * (problem.memory_limit or math.inf) / float(problem.stash_2P[0].max()) / problem.num_stages
     blocks = sorted(itertools.product(_SUMS, _LAGS, _GAPS), key=lambda block: abs(block[0] - target_lag))
     nothing_2C, intervals = np.zeros((2, problem.num_chunks)), _intervals(problem)
@@ -346,7 +351,7 @@ def _first_candidates(problem: Problem) -> Iterator[_Candidate]:
 
 
 def _intervals(problem: Problem) -> list[float]:
-    """Lists times between micro-batches: a worker's, and that of one which has some of failed peers as well."""
+    """Lists times between micro-batches: for a worker's own only, and for a worker with re-routed ones as well."""
     most = max(problem.most_loaded(len(peers)) for peers in problem.survivors)
     return sorted({_TURN, _TURN * most / problem.most_microbatches}, reverse=True)
 
@@ -369,7 +374,7 @@ def _change(candidate: _Candidate, intervals: Sequence[float], source: random.Ra
         return replace(candidate, interval=source.choice(intervals), place=source.choice(_PLACES))
     offset_2C = candidate.offset_2C.copy()
     P = offset_2C.shape[1] // 2
-    # Of a kind, one run's ops: of all stages, of one, or of those from one on.
+    # Move one kind of op on one run of blocks: at all stages, at one, or progressively along the pipeline.
     kind, run, p = source.randrange(2), source.randrange(2), source.randrange(P)
     chunks = slice(run * P, (run + 1) * P)
     delta, way = source.choice((-3.0, -2.0, -1.0, -0.5, 0.5, 1.0, 2.0, 3.0)), source.random()
@@ -383,12 +388,12 @@ def _change(candidate: _Candidate, intervals: Sequence[float], source: random.Ra
 
 
 def _block(problem: Problem, total: float, lags: Sequence[int], gaps: Sequence[int]) -> np.ndarray:
-    """Makes a building block: when F and B of each chunk are due, float64[2, C].
+    """Computes a building block: due times of F and B for each chunk, float64[2, C].
 
     Args:
         problem: problem, for its stages.
-        total: sum of the lags from stage to stage, which decides how much memory it takes.
-        lags: lags, see ``_LAGS``, in proportion.
+        total: sum of the lags from stage to stage; the larger, the more memory the block needs.
+        lags: proportions of the lags, see ``_LAGS``.
         gaps: see ``_GAPS``.
     """
     P = problem.num_stages
@@ -402,7 +407,7 @@ def _block(problem: Problem, total: float, lags: Sequence[int], gaps: Sequence[i
 
 
 def _in_turn(problem: Problem) -> np.ndarray:
-    """Places of the ops of a stage in the order of ZB-V: in turn after a warm-up; float64[M, C, 2]."""
+    """Computes each op's position in its stage's ZB-V order, alternating after a warm-up, float64[M, C, 2]."""
     P, M, C = problem.num_stages, problem.most_microbatches, problem.num_chunks
     place_MC2 = np.zeros((M, C, 2))
     for p in range(P):

@@ -1,15 +1,15 @@
-"""Failure normalization: only the number of failures of every stage matters (ReCycle, arXiv 2405.14009).
+"""Failure normalization: only the number of failures in each stage matters (ReCycle, arXiv 2405.14009).
 
-The workers of a stage hold the same parameters, so a schedule stays valid if they swap places, stage by stage; and
-pipelines have equally many micro-batches, so it stays valid if these are renamed, pipeline by pipeline. Only the counts
-remain. Copying a stage's parameters to a worker of another stage moves a failure and preserves their sum; ReCycle's
-dynamic program spreads the failures over the stages so that the bound of the period is smallest.
+A stage's workers hold the same parameters, so a schedule stays valid if they swap places, stage by stage. Pipelines
+have equally many micro-batches, so it stays valid if these are renamed, pipeline by pipeline. That leaves only the
+counts. Copying a stage's parameters to another stage's worker moves a failure between stages and preserves their sum.
+ReCycle's dynamic program spreads the failures over the stages so that the bound on the period is smallest.
 
-Where pipelines are not alike, every failure set is a problem of its own, and every role differs: roles are left empty
-one after the other, each time the one without which the bound is smallest. ``ChunkAssignment`` says which workers hold
-the chunks of a model, by a run's own cut or by another one for the survivors.
+Without uniform pipelines every failure set is a problem of its own, and every role differs. Then a greedy search
+vacates one role at a time, the one whose absence gives the smallest bound. ``ChunkAssignment`` records which workers
+hold which chunks, for a run's own cut or for a recut.
 
-D: pipelines, P: stages.
+Shape suffixes: D pipelines, P stages.
 """
 
 from collections.abc import Collection, Iterator
@@ -28,14 +28,14 @@ from swift.topology import Topology, Worker
 
 @dataclass(frozen=True)
 class Normalized:
-    """A problem, the canonical problem with the same number of failures in every stage, and the mapping between them.
+    """A problem, the canonical problem with as many failures in each stage, and the mapping between them.
 
     Attributes:
         original: problem as given.
-        problem: canonical problem; equal for all problems that differ only in which workers failed and in expert ranks.
-        pipeline_D: original pipeline whose micro-batches take the place of each canonical pipeline's.
-        worker_PD: original pipeline whose worker takes the place of each canonical worker, by stage; the same as
-            ``pipeline_D`` except where a live worker must stand in for a failed one.
+        problem: canonical problem, equal for all problems that differ only in which workers failed and in expert ranks.
+        pipeline_D: original pipeline whose micro-batches each canonical pipeline's stand for.
+        worker_PD: by stage, original pipeline whose worker each canonical worker stands for. Equal to ``pipeline_D``
+            except where a live worker must stand in for a failed one.
     """
 
     original: Problem
@@ -45,22 +45,22 @@ class Normalized:
 
 
 class Move(NamedTuple):
-    """A live worker leaves its place and takes another one, copying the parameters of its new peers."""
+    """A live worker leaves its place for another one and copies the parameters of its new peers."""
 
     worker: Worker
     role: Worker
 
 
 def failure_counts(problem: Problem) -> tuple[int, ...]:
-    """Counts the failed workers of every stage."""
+    """Counts the failed workers in each stage."""
     return tuple(sum(stage == p for _, stage in problem.failed) for p in range(problem.num_stages))
 
 
 def canonical(problem: Problem, counts: tuple[int, ...]) -> Problem:
-    """Makes the canonical problem: the same work with ``counts[p]`` failures at stage p, in the first pipelines.
+    """Returns the canonical problem: the same work with ``counts[p]`` failures at stage p, in the first pipelines.
 
     Raises:
-        SettingError: the counts are not one per stage, leave a stage without a survivor, or the pipelines differ.
+        SettingError: there is not one count per stage, a stage has no survivor left, or the pipelines differ.
     """
     if not problem.is_uniform:
         allowed = "only where pipelines are alike does the number of failures of each stage say all"
@@ -74,10 +74,9 @@ def canonical(problem: Problem, counts: tuple[int, ...]) -> Problem:
 def normalize(problem: Problem) -> Normalized:
     """Maps a problem to its canonical form.
 
-    As many workers as possible keep the micro-batches of their own pipeline, which keeps messages within pipelines. A
-    worker's micro-batches go elsewhere only if it has failed, or if failures that the canonical problem has in one
-    pipeline are in several. A canonical problem is mapped to itself, and so is one whose pipelines are not alike, but
-    for its expert ranks.
+    Messages should stay within pipelines, so as many workers as possible keep the micro-batches of their own pipeline.
+    Others run them only if a worker has failed, or if failures that the canonical problem has in one pipeline are in
+    several. A canonical problem is mapped to itself. So is one whose pipelines differ, except for its expert ranks.
     """
     if not problem.is_uniform:
         D, P = problem.num_pipelines, problem.num_stages
@@ -88,7 +87,7 @@ def normalize(problem: Problem) -> Normalized:
 
     target = canonical(problem, failure_counts(problem))
     live_DP, target_live_DP = _live(problem), _live(target)
-    # A pipeline in another's place keeps the workers of the stages at which both are live. Ties favour staying.
+    # Score of d in e's place: the stages at which both are live, whose workers can stay. Ties favour d = e.
     kept_DD = target_live_DP.astype(int) @ live_DP.T.astype(int)
     D = problem.num_pipelines
     _, columns_D = linear_sum_assignment(kept_DD * (D + 1) + np.eye(D, dtype=int), maximize=True)
@@ -100,11 +99,11 @@ def normalize(problem: Problem) -> Normalized:
 
 
 def denormalize(schedule: Schedule, normalized: Normalized) -> Schedule:
-    """Maps a schedule of the canonical problem to the original problem: the same ops at the same times."""
+    """Maps a schedule of the canonical problem back to the original one: the same ops at the same times."""
     assert schedule.problem == normalized.problem, "a schedule of another problem"
     P = normalized.problem.num_stages
     worker_DP = np.array(normalized.worker_PD).T * P + np.arange(P)
-    # Only whole workers swap places, so the rows of each worker stay in order.
+    # Whole workers swap places, so each worker's rows are still in order.
     player = np.argsort(worker_DP.ravel())
     rows = np.concatenate([np.arange(schedule.bounds[w], schedule.bounds[w + 1]) for w in player])
     worker = worker_DP.ravel()[schedule.worker[rows]].astype(np.int32)
@@ -125,18 +124,18 @@ def denormalize(schedule: Schedule, normalized: Normalized) -> Schedule:
 
 
 def spread(problem: Problem, num_failures: int) -> tuple[int, ...]:
-    """Distributes failures over the stages, where roles can be moved, so that the bound of the period is smallest.
+    """Distributes failures over the stages so that the bound on the period is smallest, for moving roles.
 
-    ReCycle's dynamic program. Among the counts that minimize the largest ``tight_stage_bound`` it takes those with the
-    smallest sum of bounds, because a planner gets closer to the bound the more slack the other stages have; among
-    these, those with more failures in the earlier stages.
+    ReCycle's dynamic program. Among the counts with the smallest maximum of ``tight_stage_bound`` it takes those with
+    the smallest sum of bounds: the more slack the other stages have, the closer a planner gets to the bound. Among
+    these it takes those with more failures in earlier stages.
 
     Args:
-        problem: problem to plan; its own failures do not matter.
+        problem: problem to plan; its own failures are ignored.
         num_failures: number of failed workers.
 
     Returns:
-        Failures of every stage; their sum is ``num_failures``, and each is less than D.
+        Number of failures in each stage; they sum to ``num_failures``, and each is less than D.
 
     Raises:
         SettingError: there are too many failures to leave every stage a survivor.
@@ -151,9 +150,9 @@ def spread(problem: Problem, num_failures: int) -> tuple[int, ...]:
         raise SettingError("num_failures", num_failures, allowed)
     most = min(num_failures, D - 1)
     bounds_PD = [[tight_stage_bound(problem, p, D - count) for count in range(most + 1)] for p in range(P)]
-    # Rounded decimals, so that the last bits of a bound or of a sum do not break ties.
+    # Rounded decimals: float errors in a bound or in a sum must not break ties.
     cost_PD = [[Decimal(f"{bound:.12g}") for bound in row] for row in bounds_PD]
-    # Bounds grow with the failures, so taking the cheapest failures one by one minimizes the largest bound.
+    # A stage's bound grows with its failures, so taking the cheapest failures one by one minimizes the maximum.
     limit = max([row[0] for row in cost_PD] + sorted(cost for row in cost_PD for cost in row[1:])[:num_failures])
     best: list[_Spread] = [(Decimal(0), ())]
     for row in reversed(cost_PD):
@@ -166,7 +165,7 @@ def spread(problem: Problem, num_failures: int) -> tuple[int, ...]:
 def role_moves(problem: Problem, counts: tuple[int, ...]) -> tuple[Move, ...]:
     """Finds the fewest moves after which every stage has ``counts[p]`` failures.
 
-    Workers leave pipelines that already have failures for places in those with the fewest, so that failures concentrate
+    Workers leave pipelines that already have failures for places in pipelines with the fewest. So failures concentrate
     in few pipelines.
 
     Raises:
@@ -188,16 +187,16 @@ def role_moves(problem: Problem, counts: tuple[int, ...]) -> tuple[Move, ...]:
 
 
 def after_moves(problem: Problem, moved: tuple[Move, ...]) -> Problem:
-    """Applies moves to a problem: a place that a moved worker leaves is as a failed one's, unless another takes it."""
+    """Applies moves to a problem. The place that a worker leaves counts as failed unless another worker takes it."""
     assigned_roles, moved_workers = {move.role for move in moved}, {move.worker for move in moved}
     return replace(problem, failed=(problem.failed | moved_workers) - assigned_roles)
 
 
 def num_plans(topology: Topology, max_failures: int, *, move_roles: bool = False) -> int:
-    """Counts the plans that cover every failure set of at most ``max_failures`` workers with a survivor in each stage.
+    """Counts the plans that cover all failure sets of up to ``max_failures`` workers with a survivor in each stage.
 
-    If roles are moved, one for each number of failures. Otherwise one for each vector of counts (f_0 .. f_{P-1}), each
-    less than D, with a sum of at most ``max_failures``: a dynamic program over the stages.
+    With moved roles there is one plan per number of failures. Otherwise there is one for each vector of counts
+    (f_0 .. f_{P-1}), each less than D, with a sum of at most ``max_failures``: a dynamic program over the stages.
 
     >>> num_plans(Topology(3, 4), 2), num_plans(Topology(3, 4), 2, move_roles=True)
     (15, 3)
@@ -214,11 +213,11 @@ def num_plans(topology: Topology, max_failures: int, *, move_roles: bool = False
 
 
 def plans_to_prepare(problem: Problem, max_failures: int, *, move_roles: bool = False) -> Iterator[Problem]:
-    """Yields the canonical problems for every failure set of at most ``max_failures`` workers, fewest failures first.
+    """Yields the canonical problems for all failure sets of up to ``max_failures`` workers, fewest failures first.
 
     Args:
-        problem: problem to plan; its own failures do not matter.
-        max_failures: largest number of failures, as for ``num_plans``, which counts the problems.
+        problem: problem to plan; its own failures are ignored.
+        max_failures: largest number of failures; ``num_plans`` counts the resulting problems.
         move_roles: True for one problem per number of failures, spread over the stages.
     """
     check_count("max_failures", max_failures, least=0)
@@ -241,11 +240,11 @@ def _count_vectors(num_stages: int, num_pipelines: int, total: int) -> Iterator[
 
 
 _Spread = tuple[Decimal, tuple[int, ...]]
-"""(sum of the bounds of some stages, their failures)."""
+"""(sum of bounds, failures) for the stages from some stage on."""
 
 
 def _cheapest(costs: list[Decimal], best: list[_Spread], total: int) -> _Spread:
-    """Finds the smallest sum for a stage and all later ones with ``total`` failures; ties favour failures here."""
+    """Finds the smallest sum for a stage and all later ones with ``total`` failures; ties put failures here."""
     counts = range(max(0, total - len(best) + 1), min(total, len(costs) - 1) + 1)
     count = min(reversed(counts), key=lambda count: costs[count] + best[total - count][0])
     return costs[count] + best[total - count][0], (count, *best[total - count][1])
@@ -259,7 +258,7 @@ def _live(problem: Problem) -> np.ndarray:
 
 
 def _stage_workers(pipeline_D: tuple[int, ...], target_live_D: np.ndarray, live_D: np.ndarray) -> tuple[int, ...]:
-    """Keeps workers in their pipelines' places, except that live places get live workers, and failed ones failed."""
+    """Keeps workers in their pipelines' places, except for swaps that give live places live workers."""
     workers = list(pipeline_D)
     unmanned = [e for e, d in enumerate(pipeline_D) if target_live_D[e] and not live_D[d]]
     idle = [e for e, d in enumerate(pipeline_D) if live_D[d] and not target_live_D[e]]
@@ -269,7 +268,7 @@ def _stage_workers(pipeline_D: tuple[int, ...], target_live_D: np.ndarray, live_
 
 
 def moves_to_spread(problem: Problem) -> tuple[Move, ...]:
-    """Finds the moves after which the failures of a problem cost least, by the bound of the period.
+    """Finds the moves after which a problem's failures cost the least, by the bound on the period.
 
     Args:
         problem: problem with failures; every chunk has a live worker.
@@ -288,7 +287,7 @@ def moves_to_spread(problem: Problem) -> tuple[Move, ...]:
 
 
 def _roles_to_vacate(problem: Problem) -> frozenset[Worker]:
-    """Chooses as many roles as there are failures; those of the failed workers where no others are better."""
+    """Chooses as many roles to leave empty as there are failures; the failed workers' own unless others are better."""
     empty = frozenset[Worker]()
     for _ in problem.failed:
         ways = [empty | {role} for role in problem.topology.workers if role not in empty]
@@ -300,23 +299,23 @@ def _roles_to_vacate(problem: Problem) -> frozenset[Worker]:
 
 
 def _bound(problem: Problem, failed: frozenset[Worker]) -> float:
-    """The bound, rounded, so that its last bits decide nothing."""
+    """Returns the bound, rounded, so that float errors do not decide between roles."""
     return round(tight_bound(replace(problem, failed=failed)), 9)
 
 
 def _is_possible(problem: Problem, failed: frozenset[Worker]) -> bool:
-    """Whether every stage and every chunk has a worker."""
+    """Whether every stage and every chunk still has a worker."""
     places = [(p,) * problem.num_pipelines for p in range(problem.num_stages)] + problem.stage_DP.T.tolist()
     return all(any((d, p) not in failed for d, p in enumerate(stage_D)) for stage_D in places)
 
 
 class ChunkAssignment(NamedTuple):
-    """The workers that hold each chunk; False if they hold what they do in a run whose pipelines are cut alike.
+    """Assignment of chunks to workers. Falsy if every worker holds what the run's own uniform cut gives it.
 
     Attributes:
-        stage_of_chunk: stage that holds each chunk, by pipeline, none where nobody has a place in a pipeline; empty
-            where a chunk is a stage.
-        moves: workers that have another's place.
+        stage_of_chunk: for each pipeline, the stage that holds each chunk; () for a pipeline in which nobody has a
+            place. Empty if every chunk is a stage.
+        moves: workers that have another worker's place.
     """
 
     stage_of_chunk: tuple[tuple[int, ...], ...] = ()
@@ -335,7 +334,7 @@ class ChunkAssignment(NamedTuple):
         return next((place for mover, place in self.moves if mover == worker), worker)
 
     def lost_chunks(self, workers: Collection[Worker]) -> tuple[int, ...]:
-        """Lists the chunks that no worker among these holds; none where a chunk is a stage.
+        """Lists the chunks that none of these workers holds; empty if every chunk is a stage.
 
         >>> ChunkAssignment(((0, 0, 1), (0, 1, 1))).lost_chunks([(0, 1), (1, 0)])
         (1,)
@@ -347,7 +346,7 @@ class ChunkAssignment(NamedTuple):
 
     @property
     def cuts(self) -> list[list[int]]:
-        """Number of chunks of each stage, by pipeline.
+        """Number of chunks in each stage, for each pipeline.
 
         >>> ChunkAssignment(((0, 0, 1), (0, 2, 2), ())).cuts
         [[2, 1, 0], [1, 0, 2], [0, 0, 0]]
@@ -357,12 +356,12 @@ class ChunkAssignment(NamedTuple):
 
     @property
     def positions(self) -> dict[str, str]:
-        """Names of the workers that have another's position, and of these positions."""
+        """Moved workers as text, mapped to their places as text, both ``d:p``."""
         return {"{}:{}".format(*worker): "{}:{}".format(*place) for worker, place in self.moves}
 
     @property
     def text(self) -> str:
-        """A phrase that says who holds how many layers, where chunks are layers.
+        """Phrase that says how many layers each stage holds, for chunks of one layer.
 
         >>> ChunkAssignment(((0, 0, 1), (0, 2, 2)), (Move((1, 1), (0, 1)),)).text
         'stages of 2, 1, 0; 1, 0, 2 layers, 1:1 replacing 0:1'
@@ -373,4 +372,4 @@ class ChunkAssignment(NamedTuple):
 
 
 DEFAULT_ASSIGNMENT = ChunkAssignment()
-"""Every worker in its own place, with what the cut of the run says."""
+"""Every worker in its own place, with the chunks of the run's own cut."""

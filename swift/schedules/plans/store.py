@@ -1,35 +1,34 @@
-"""Plans on disk, ready for failures, and a schedule and its measures as one JSON document.
+"""Plans on disk, ready for failures, and a JSON document that describes a schedule and its measures.
 
-The store has one JSON file for every normalized problem and planner, which holds one iteration. Its name is a hash of
-the problem and planner, and it contains a hash of its content:
-``{"sha256": HASH, "plan": {"version", "solver", "problem", "round"}}``. Arrays are flat lists, in C order; floats
-round-trip exactly, and null stands for the times of micro-batches that a pipeline does not have.
+The store has one JSON file, with one iteration, for every normalized problem and planner. The file's name is a hash of
+the problem and planner. The file contains a hash of its content:
+``{"sha256": HASH, "plan": {"version", "solver", "problem", "round"}}``. Arrays are flat lists in C order. Floats
+round-trip exactly; null is the padding of pipelines with fewer micro-batches.
 
-D: pipelines, M: micro-batches of the pipeline with the most, P: chunks, 3: the kinds F, B, W.
+Shape suffixes: D pipelines, M micro-batches (the maximum over pipelines), P chunks, 3 the kinds F, B, W.
 
 In the document (``document``) times are in the unit of the costs, memory is in F-stashes, and workers are written
 ``d:p``. The keys:
 
 - ``topology`` {``num_pipelines``, ``num_stages``}, ``failed``, ``num_microbatches``, ``costs``, ``memory_limit``,
-  ``decoupled``, ``staggered``, ``iterations``: the problem. Costs are named as ``--costs`` takes them, and
-  their stashes and inbox are in the unit used there. ``num_microbatches`` is a list where pipelines have different
-  numbers of them. Where chunks are not alike, ``chunks``: what each costs, as factors, and its number of blocks; where
-  stages are not the chunks, ``stage_of_chunk``, pipeline by pipeline. Where blocks are known, ``blocks``: the first
-  block and the end of each run of blocks that a worker holds.
-- ``solver``, ``planning_ms``: the planner, and the time that it took; 0 if the plan came from a store.
-- ``period``, ``window_period``, ``lockstep_period``, ``makespan``: the steady-state time of an iteration, its time in a
-  window that drains, its time where all workers run the ops tick by tick, and the time of the whole window.
-- ``lower_bound`` of the period; ``gap``: period / lower_bound - 1; ``tight_bound``, which is at least as high;
+  ``decoupled``, ``staggered``, ``iterations``: the problem. Costs have the names that ``--costs`` takes; their stashes
+  and inbox are in the unit used there. ``num_microbatches`` is a list if pipelines differ. ``chunks``, if they differ:
+  each one's cost factors and number of blocks. ``stage_of_chunk``, if stages are not the chunks: a list per pipeline.
+  ``blocks``, if chunk sizes are known: for each worker the first block and the end of each run of blocks.
+- ``solver``, ``planning_ms``: the planner, and its planning time; 0 if the plan came from a store.
+- ``period``, ``window_period``, ``lockstep_period``, ``makespan``: time per iteration in steady state, in a window that
+  drains, and with all workers running tick by tick; and the time of the whole window.
+- ``lower_bound`` on the period; ``gap``: period / lower_bound - 1; ``tight_bound``, which is at least as high;
   ``bubble_share`` of the live workers' time.
 - ``tick_table``: sizes of the table that an SPMD program would interpret: ``ticks``, distinct
   ``activation_permutations`` and ``gradient_permutations``, ``most_rounds`` of messages in a tick, and the slots that
   every worker needs.
 - ``peak_memory``: peak of each worker; 0 for a failed one.
-- ``fault_free`` {``one_f_one_b``, ``zero_bubble``}: their periods at the same costs and limit, without failures;
-  ``throughput_vs_one_f_one_b``, ``throughput_vs_zero_bubble``: these periods / period; above 1 the schedule is faster.
-  Empty, and missing, where pipelines are not alike or stages are not the chunks.
+- ``fault_free`` {``one_f_one_b``, ``zero_bubble``}: periods of these planners at the same costs and limit, without
+  failures. ``throughput_vs_one_f_one_b``, ``throughput_vs_zero_bubble``: these periods / period; above 1 the schedule
+  is faster. Empty, and missing, where pipelines differ or stages are not the chunks.
 - ``ops``, on request: ``worker``, ``kind``, ``iteration``, ``pipeline``, ``microbatch`` (null for U), ``stage``,
-  ``start``, ``end`` of every op, worker by worker; ``chunk`` as well where stages are not the chunks.
+  ``start``, ``end`` of every op, worker by worker; also ``chunk`` where stages are not the chunks.
 """
 
 import json
@@ -69,11 +68,11 @@ from swift.schedules.schedule import (
 from swift.topology import Topology, worker_names
 
 VERSION = 1
-"""Version of the format and of the planners' results; raising it makes every problem be planned again."""
+"""Version of the format and of the planners' results; a higher one makes every stored plan be planned again."""
 
 
 def document(schedule: Schedule, planning_ms: float, *, with_ops: bool = False) -> dict[str, Any]:
-    """Describes a schedule by plain numbers, strings, lists and dictionaries; the module's docstring lists the keys.
+    """Describes a schedule in plain JSON values; the module's docstring lists the keys.
 
     Args:
         schedule: valid schedule.
@@ -104,7 +103,7 @@ def document(schedule: Schedule, planning_ms: float, *, with_ops: bool = False) 
 
 
 def _fault_free_periods(problem: Problem) -> dict[str, float]:
-    """Periods without failures, of ``one_f_one_b`` and of a decoupled, staggered ``zero_bubble``.
+    """Returns the fault-free periods of ``one_f_one_b`` and ``zero_bubble``; empty for problems that they cannot plan.
 
     Raises:
         SettingError: the memory limit is too small for one of them.
@@ -119,7 +118,7 @@ def _fault_free_periods(problem: Problem) -> dict[str, float]:
 
 
 def _chunk_fields(problem: Problem) -> dict[str, Any]:
-    """Describes the chunks of a problem, and the stages that hold them, where the problem names them."""
+    """Describes the problem's chunks and the stages that hold them; omits default values."""
     fields: dict[str, Any] = {}
     if problem.chunks:
         fields["chunks"] = [asdict(chunk) for chunk in problem.chunks]
@@ -182,19 +181,19 @@ def _ops(schedule: Schedule) -> Iterator[dict[str, Any]]:
 
 
 class CorruptPlanError(ValueError):
-    """A file of the store does not hold the plan that its name promises; the message says why."""
+    """A file in the store does not contain the plan that its name promises; the message says why."""
 
 
 @dataclass(frozen=True)
 class PlanStore:
-    """A directory of plans that any number of processes may read and write concurrently.
+    """A directory of plans, which processes can read and write concurrently.
 
-    Plans are never trusted: a file that is damaged, of another version or not a valid schedule of its problem is
-    reported by ``warn`` in one line and treated as missing.
+    Stored plans are not trusted. A file that is damaged, has another version or is not a valid schedule of its problem
+    is reported by ``warn`` in one line and treated as missing.
 
     Attributes:
-        directory: directory of the plans, created if missing.
-        warn: function called with a line that names a damaged file and the reason.
+        directory: directory of the plans; created if missing.
+        warn: called with one line that names a damaged file and the reason.
 
     Raises:
         SettingError: the directory cannot be created.
@@ -210,12 +209,12 @@ class PlanStore:
             raise self._unusable(error) from error
 
     def plan(self, problem: Problem, solver: str, planner: Planner) -> Schedule:
-        """Looks up the plan of a problem, or makes and stores a new one.
+        """Returns the plan of a problem: from the store, or else planned and stored.
 
         Args:
-            problem: problem to plan, in its normalized form, so that all failure sets with the same number of failures
-                in each stage share a plan.
-            solver: name that ``planner`` gives its schedules.
+            problem: problem to plan. It is planned in normalized form, so all failure sets with equal numbers of
+                failures in each stage share a plan.
+            solver: name that ``planner`` gives to its schedules.
             planner: planner to call if the store has no valid plan.
 
         Raises:
@@ -231,7 +230,7 @@ class PlanStore:
         return denormalize(new_plan, normalized)
 
     def get(self, problem: Problem, solver: str) -> Schedule | None:
-        """Looks up the stored plan of a problem; None if there is none, or only a damaged one, which is reported."""
+        """Returns the stored plan of a problem; None if there is none, or only a damaged one, which is reported."""
         normalized = normalize(problem)
         path = self.path(problem, solver)
         try:
@@ -244,7 +243,7 @@ class PlanStore:
         return denormalize(schedule, normalized)
 
     def put(self, schedule: Schedule) -> None:
-        """Stores the plan of a normalized problem, replacing any other.
+        """Stores the plan of a normalized problem, replacing an existing one.
 
         Raises:
             ScheduleError: the schedule is not valid.
@@ -254,12 +253,13 @@ class PlanStore:
         verify(schedule)
         path = self.path(schedule.problem, schedule.solver)
         try:
+            # Atomic, so that concurrent readers find a whole file or none.
             replace_file(path, encode(schedule))
         except OSError as error:
             raise SettingError("plan store", str(path), f"cannot be written: {error.strerror}") from error
 
     def path(self, problem: Problem, solver: str) -> Path:
-        """Path of a problem's plan; the same for all problems with the same normalized form."""
+        """Returns the path of a problem's plan; problems with the same normalized form share it."""
         return self.directory / f"{plan_key(problem, solver)}.json"
 
     def _unusable(self, error: OSError) -> SettingError:
@@ -268,22 +268,22 @@ class PlanStore:
 
 
 def plan_key(problem: Problem, solver: str) -> str:
-    """Hashes a problem's normalized form, the planner's name and the version, in hexadecimal."""
+    """Returns a hexadecimal hash of a problem's normalized form, the planner's name and the format version."""
     return sha256(_dump(_header(problem, solver))).hexdigest()
 
 
 def plan_document(schedule: Schedule) -> dict[str, Any]:
-    """Describes the plan of a normalized problem as JSON: the ``plan`` of a file."""
+    """Describes the plan of a normalized problem as JSON: the ``plan`` in a file."""
     iteration_plan = round_of(schedule)
     arrays = {name: _flat(value) for name, value in vars(iteration_plan).items() if name != "period"}
     return _header(schedule.problem, schedule.solver) | {"round": arrays | {"period": iteration_plan.period}}
 
 
 def read_plan(document: Mapping[str, Any]) -> Schedule:
-    """Reads the plan of a document, for whatever problem it names.
+    """Reads the plan in a document, for the problem that the document itself describes.
 
     Raises:
-        DamagedPlanError: the document is not a plan, has another version, or is not a valid schedule of its problem.
+        CorruptPlanError: the document is not a plan, has another version, or is not a valid schedule of its problem.
     """
     with _reported_as_damage():
         entries = document["problem"]
@@ -301,16 +301,16 @@ def read_plan(document: Mapping[str, Any]) -> Schedule:
 
 
 def encode(schedule: Schedule) -> bytes:
-    """Encodes a plan as the content of a file."""
+    """Encodes a plan as a file's content."""
     body = _dump(plan_document(schedule))
     return b'{"sha256": "%b", "plan": %b}\n' % (sha256(body).hexdigest().encode(), body)
 
 
 def decode(content: bytes, problem: Problem, solver: str) -> Schedule:
-    """Decodes the plan of a normalized problem from the content of a file.
+    """Decodes the plan of a normalized problem from a file's content.
 
     Raises:
-        DamagedPlanError: the content is damaged, or not a valid schedule of that problem by that planner.
+        CorruptPlanError: the content is damaged, or not a valid schedule of that problem by that planner.
     """
     match = re.fullmatch(rb'\{"sha256": "([0-9a-f]{64})", "plan": (.*)\}\n', content, re.DOTALL)
     if match is None:
@@ -364,7 +364,7 @@ def _flat(values: np.ndarray) -> list[Any]:
 
 
 def _header(problem: Problem, solver: str) -> dict[str, Any]:
-    """Describes a problem and its planner, identically for all problems with the same normalized form."""
+    """Describes a problem and its planner; identical for all problems with the same normalized form."""
     limit, number, chunk_fields = problem.memory_limit, problem.num_microbatches, _chunk_fields(problem)
     if not problem.is_uniform:
         chunk_fields["failed"] = [list(worker) for worker in sorted(problem.failed)]
@@ -377,7 +377,7 @@ def _header(problem: Problem, solver: str) -> dict[str, Any]:
             "num_microbatches": number if isinstance(number, int) else list(number),
             "num_stages": problem.num_stages,
             "failures": list(failure_counts(problem)),
-            # Equal problems may differ in 8 and 8.0, or in 0.0 and -0.0.
+            # Adding 0.0 gives equal problems equal text: 8 and 8.0, or 0.0 and -0.0, would have different hashes.
             "costs": {name: value + 0.0 for name, value in asdict(problem.costs).items()},
             "memory_limit": None if limit is None else float(limit),
             "num_iterations": problem.num_iterations,
