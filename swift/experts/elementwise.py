@@ -205,8 +205,7 @@ class _Origins:
             carry = after
 
     def _trial_origins(self, equation: JaxprEqn, origins: Sequence[_Origin]) -> list[_Origin]:
-        """Finds the origins of an operation's results by trial; if it cannot be run, it counts as mixing all elements.
-        """
+        """Finds the origins of an operation's results by trial; if it cannot run, all elements count as mixed."""
         shapes, name = [_shape(var) for var in equation.outvars], equation.primitive.name
         try:
             readers, by_place = _trial(equation, origins)
