@@ -14,7 +14,7 @@ _ONCE = Fraction(6, 10)
 """Tokens are deduplicated if a token's experts are on at most this many ranks per choice (measured on a CPU)."""
 _MOST_EXPERTS = 2**16
 _MOST_ROOM = 1e6
-"""Upper limits: of experts, slots and ``min_capacity``; and of ``capacity_factor`` and ``headroom``."""
+"""Upper limits: for experts, slots and ``min_capacity``; and for ``capacity_factor`` and ``headroom``."""
 
 
 class Buffers(NamedTuple):
@@ -26,7 +26,7 @@ class Buffers(NamedTuple):
 
 @dataclass(frozen=True)
 class ExpertConfig:
-    """The experts of a mixture-of-experts layer.
+    """Experts in a mixture-of-experts layer.
 
     Attributes:
         num_classes: number of logical experts, E (SYMI's expert classes).
@@ -111,7 +111,7 @@ class ExpertConfig:
 
     @property
     def normalizes_gates(self) -> bool:
-        """Whether the gates of a token sum to ``gate_scale`` where none of its choices is dropped."""
+        """Whether a token's gates sum to ``gate_scale`` if no choice is dropped."""
         return self.top_k > 1 if self.is_deepspeed else self.gating.is_normalized
 
     def rows_per_class(self, local_tokens: int) -> int | None:
@@ -135,7 +135,7 @@ class ExpertConfig:
         return self.aux_loss_coefficient / self.auxiliary_weight, self.z_loss_coefficient / self.auxiliary_weight
 
     def rows_per_slot(self, local_tokens: int, num_ranks: int) -> int:
-        """Rows C of a slot that one source rank may fill, for a micro-batch of ``local_tokens`` tokens per rank."""
+        """Rows C that one source rank may fill in a slot, for a micro-batch with ``local_tokens`` tokens per rank."""
         class_rows = self.rows_per_class(local_tokens)
         if class_rows is not None:
             return math.ceil(class_rows / max(self.slots_per_rank * num_ranks // self.num_classes, 1))
@@ -144,7 +144,7 @@ class ExpertConfig:
         return math.ceil(_all_choices(self, local_tokens) / (self.slots_per_rank * num_ranks))
 
     def rows_per_rank(self, local_tokens: int, num_ranks: int) -> int:
-        """Rows R that a rank's slots share, for a micro-batch of ``local_tokens`` tokens per rank."""
+        """Rows R that a rank's slots share, for a micro-batch with ``local_tokens`` tokens per rank."""
         if self.is_exact:
             return local_tokens * self.top_k
         if self.capacity_factor is None:
@@ -152,7 +152,7 @@ class ExpertConfig:
         return math.ceil(_all_choices(self, local_tokens))
 
     def rows_per_buffer(self, local_tokens: int, num_ranks: int) -> int:
-        """Rows Q that one source rank may send to one rank, for a micro-batch of ``local_tokens`` tokens per rank."""
+        """Rows Q that one source rank may send to one rank, for a micro-batch with ``local_tokens`` tokens per rank."""
         if self.capacity_factor is None and not self.is_exact:
             return local_tokens * self.top_k
         even = Fraction(self.rows_per_rank(local_tokens, num_ranks), num_ranks)
@@ -163,7 +163,7 @@ class ExpertConfig:
         return num_ranks * (1 - Fraction(num_ranks - 1, num_ranks) ** self.top_k)
 
     def deduplicates_tokens(self, num_ranks: int) -> bool:
-        """Whether a token is sent to a rank once, instead of once for each of its experts there.
+        """Whether a token is sent to a rank once, instead of once for each expert there.
 
         False with capacity by slot, and where most of a token's experts are on different ranks: copying and summing
         rows at the receiver would then cost more than the exchange saves.
@@ -171,7 +171,7 @@ class ExpertConfig:
         return self.capacity != "slot" and self.ranks_of_token(num_ranks) <= _ONCE * self.top_k
 
     def buffers(self, local_tokens: int, num_ranks: int) -> Buffers:
-        """Returns the buffer sizes, in rows, of each round of the exchange between two ranks."""
+        """Returns the buffer sizes, in rows, for each round in the exchange between two ranks."""
         first = self.rows_per_buffer(local_tokens, num_ranks)
         most, has_limit = local_tokens * self.top_k, self.capacity == "rank" and self.spare_rounds is not None
         if self.deduplicates_tokens(num_ranks):

@@ -1,4 +1,4 @@
-"""Checks that an optimizer is elementwise: each element of an update depends on the same element of its inputs alone.
+"""Checks that an optimizer is elementwise: each element in an update depends on the same input elements alone.
 
 Every rank updates only a slice of each expert, in arrays of any shape, so an optimizer must not mix elements. The check
 traces an update of two small arrays and follows its equations one by one, tracking for every number the input elements
@@ -78,7 +78,7 @@ def _traced(optimizer: optax.GradientTransformation, shapes: Sequence[tuple[int,
 
 @dataclass
 class _Origins:
-    """Follows the dependences of elements through the equations of a program.
+    """Follows element dependences through a program's equations.
 
     Attributes:
         total: N.
@@ -89,7 +89,7 @@ class _Origins:
     scalar: dict[tuple[Any, ...], bool] = field(default_factory=dict)
 
     def of(self, closed: ClosedJaxpr, origins: Sequence[_Origin]) -> list[_Origin]:
-        """Computes the origins of a program's results from the origins of its inputs."""
+        """Computes the origins of a program's results, given its inputs' origins."""
         constants = [self._constant(value) for value in closed.consts]
         inputs = *closed.jaxpr.constvars, *closed.jaxpr.invars
         env: dict[Var, _Origin] = dict(zip(inputs, (*constants, *origins), strict=True))
@@ -120,7 +120,7 @@ class _Origins:
         return _Origin(np.zeros((*np.shape(value), self.total), bool), by_place, ("constant",) * by_place)
 
     def _joined(self, origins: Sequence[_Origin], shape: tuple[int, ...]) -> _Origin:
-        """Origin of elements computed from the same elements of several arrays, or from scalars."""
+        """Origin of elements that are computed from the same elements in several arrays, or from scalars."""
         elements = np.zeros((*shape, self.total), bool)
         for origin in origins:
             elements |= origin.elements
@@ -194,7 +194,7 @@ class _Origins:
         return self._repeated(carry, once)
 
     def _repeated(self, carry: Sequence[_Origin], once: Callable[[Sequence[_Origin]], list[_Origin]]) -> list[_Origin]:
-        """Iterates the origins of a loop's carry to a fixed point, which holds for any number of turns."""
+        """Iterates a loop carry's origins to a fixed point, which holds for any number of turns."""
         while True:
             after = [self._joined(pair, pair[0].elements.shape[:-1]) for pair in zip(carry, once(carry), strict=True)]
             if all(

@@ -32,14 +32,14 @@ from jaxtyping import Array, Float
 from swift.mesh.per_rank import known_platform
 
 _LARGEST_BLOCK, _LARGEST_STEP = 128, 256
-"""Upper limits: rows of a block, and rows of a loop's step."""
+"""Upper limits for rows in a block, and for rows in a loop step."""
 _SMALLEST_SIDE, _HEIGHT, _WIDTH = 16, 128, 128
 """Sides of a tile: tensor cores multiply no smaller tile, and many GPUs' shared memory holds no larger one."""
 _DEPTH_BYTES = 128
-"""Bytes of a tile's row that a program loads per step; in gradients of weights, a step has the same number of rows."""
+"""Bytes that a program loads per step from a tile's row; the gradient kernel steps over equally many rows."""
 _DTYPES = ("bfloat16", "float16", "float32")
 _OPTIONS = triton.CompilerParams(num_warps=8, num_stages=3)
-"""Three stages of 32 KiB, for the factors of a step, fit into the shared memory of every GPU since Ampere."""
+"""Three stages at 32 KiB, for a step's factors, fit into the shared memory that every GPU since Ampere has."""
 
 _CONTRACT_ROWS = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
 
@@ -52,7 +52,7 @@ class Groups(NamedTuple):
 
 
 def block_rows(num_rows: int, num_slots: int) -> int:
-    """Chooses the rows of a block: the largest power of two up to 128 whose padding adds at most 1 row in 32.
+    """Chooses a block's rows: the largest power of two up to 128 whose padding adds at most 1 row in 32.
 
     >>> block_rows(2048, 4), block_rows(256, 4), block_rows(8, 4)
     (16, 2, 1)
@@ -115,7 +115,7 @@ def _multiply(
 
 
 def _weight_gradient(x_PX: jax.Array, dy_PY: jax.Array, groups: Groups, block: int) -> jax.Array:
-    """Computes the gradient of the weights: summed in at least float32, then rounded to the dtype of the rows."""
+    """Computes the weight gradient: summed in at least float32, then rounded to the rows' dtype."""
 
     def rounded(way: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
         return lambda x_PX, dy_PY, groups: way(x_PX, dy_PY, groups).astype(x_PX.dtype)
@@ -308,7 +308,7 @@ def weight_gradient_in_tiles(
 
 
 class _Tiles(NamedTuple):
-    """Rows of each tile, all of one slot; the pseudo-slot S has the rows after the last slot's."""
+    """Rows in each tile, all for one slot; the pseudo-slot S has the rows after the last slot's."""
 
     slot_I: jax.Array
     start_I: jax.Array
@@ -333,7 +333,7 @@ def _numbers(count: int) -> jax.Array:
 
 
 def _height(num_rows: int, num_slots: int) -> int:
-    """Returns the rows of a tile: the largest power of two up to a slot's mean number of rows, within the limits."""
+    """Returns a tile's rows: the largest power of two up to a slot's mean row count, within the limits."""
     mean = max(num_rows // num_slots, 1)
     return min(max(1 << (mean.bit_length() - 1), _SMALLEST_SIDE), _HEIGHT)
 

@@ -36,7 +36,7 @@ FetchSlots = Callable[[jax.Array], ApplySlots]
 
 
 class Load(NamedTuple):
-    """Load of one layer in one micro-batch: (token, choice) pairs of each expert."""
+    """Load on one layer in one micro-batch: (token, choice) pairs by expert."""
 
     popularity_E: jax.Array  # int32, before any drop
     dropped_E: jax.Array  # int32

@@ -116,7 +116,7 @@ class OptimizerConfig:
 
 
 def with_warmup(config: OptimizerConfig, num_steps: int) -> OptimizerConfig:
-    """Fills in the warm-up's number of iterations, which by default depends on the length of the run.
+    """Fills in the warm-up's number of iterations, which by default depends on the run's length.
 
     >>> [with_warmup(OptimizerConfig(), num_steps).warmup_steps for num_steps in (1, 10, 20, 21, 300)]
     [0, 5, 10, 20, 20]

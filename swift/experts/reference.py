@@ -73,7 +73,7 @@ def reference_moe(
 def _room(
     config: ExpertConfig, counts_NE: jax.Array, placement_NS: jax.Array, local_tokens: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Computes (pairs of each expert that a source may send, pairs of each expert that find a buffer full)."""
+    """Computes (pairs by expert that each source may send, pairs by expert that find a buffer full)."""
     if config.is_exact:
         return counts_NE, jnp.zeros(config.num_classes, jnp.int32)
     if config.capacity == "rank":

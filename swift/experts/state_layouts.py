@@ -42,10 +42,10 @@ class Layout(Protocol):
         """Reduces this rank's slot gradients to gradients of its master weights, summed over replicas."""
 
     def first_position(self, width: int) -> Int[Array, ""] | int:
-        """Offset of this rank's slice in an expert's parameter vector, for slices of ``width`` numbers."""
+        """Offset of this rank's slice in an expert's parameter vector, if slices have ``width`` numbers."""
 
     def square_norm(self, gradients: Float[Array, "L ..."], placement_LNS: Int[Array, "L N S"]) -> Float[Array, ""]:
-        """Computes this rank's term of the squared norm of the experts' gradients."""
+        """Computes this rank's term in the squared norm of the experts' gradients."""
 
     def migrate(self, state: Any, old_LNS: Int[Array, "L N S"], new_LNS: Int[Array, "L N S"]) -> Any:
         """Moves this rank's master weights and moments, a tree of arrays, from the old placement to the new one."""
@@ -55,7 +55,7 @@ class Layout(Protocol):
 
 
 class _StationaryState:
-    """Base of layouts whose state never moves, with each number of it on one rank."""
+    """Base class for layouts whose state never moves, each number being on one rank."""
 
     def square_norm(self, gradients: Float[Array, "L ..."], placement_LNS: Int[Array, "L N S"]) -> Float[Array, ""]:
         """See Layout."""
@@ -163,7 +163,7 @@ class ReplicaShards(_StationaryState):
 
     @property
     def num_replicas(self) -> int:
-        """Number of replicas of an expert, r."""
+        """Number of replicas per expert, r."""
         return self.num_ranks // self.stride
 
     @property

@@ -1,4 +1,4 @@
-"""Weight exchange of the decoupled optimizer: slices of experts -> whole experts in slots, and its transpose.
+"""Weight exchange for the decoupled optimizer: expert slices -> whole experts in slots, and its transpose.
 
 Every rank always holds the same 1/N of each expert's weights. ``materialize`` fills every slot with the weights of the
 expert that the placement assigns to it. ``collect``, its transpose, returns to every rank its slice of every expert's
@@ -21,7 +21,7 @@ from swift.mesh.per_rank import EXPERT_AXIS
 
 
 def padded_size(size: int, num_ranks: int) -> int:
-    """Rounds ``size`` up to a multiple of ``num_ranks``, so that any number of ranks can share it evenly."""
+    """Rounds ``size`` up to a multiple of ``num_ranks``, so that the ranks can share it evenly."""
     return -(-size // num_ranks) * num_ranks
 
 
@@ -42,7 +42,7 @@ def from_slices(slices_LNEw: Float[np.ndarray, "L N E w"], size: int) -> Float[n
 def materialize(
     slices_LEw: Float[Array, "L E w"], placement_LNS: Int[Array, "L N S"], axis: str = EXPERT_AXIS
 ) -> Float[Array, "L S W"]:
-    """Fills every slot of this rank with the whole weights of its expert.
+    """Fills this rank's slots with their experts' whole weights.
 
     Args:
         slices_LEw: this rank's slice of every expert, in the dtype sent over the wire.
@@ -67,7 +67,7 @@ def collect(
     wire_dtype: DTypeLike,
     axis: str = EXPERT_AXIS,
 ) -> Float[Array, "L E w"]:
-    """Sums the gradients of all replicas into this rank's slice of every expert: the transpose of ``materialize``.
+    """Sums all replicas' gradients into this rank's slices: the transpose of ``materialize``.
 
     Autodiff would compute the same sum. Written out, the wire dtype can be narrower than the dtype of the sum, and the
     sum over replicas is a matmul with the one-hot placement, which is deterministic where a scatter-add is not.
@@ -96,7 +96,7 @@ def collect(
 
 
 def _exchange(sent_LSNw: Float[Array, "L S N w"], axis: str) -> Float[Array, "L S N w"]:
-    """Sends every rank its part of each slot, and receives this rank's part of all ranks' slots."""
+    """Sends every rank its part of each slot, and receives this rank's part from all ranks' slots."""
     if sent_LSNw.shape[:2] == (1, 1) and sent_LSNw.dtype.itemsize == 2 and sent_LSNw.shape[-1] % 2 == 0:
         return _exchange_in_pairs(sent_LSNw, axis)
     return lax.all_to_all(sent_LSNw, axis, split_axis=2, concat_axis=2)
@@ -133,7 +133,7 @@ def _paired(narrow: Float[Array, "..."]) -> UInt32[Array, "..."]:
 
 
 def _unpaired(pairs: UInt32[Array, "..."], dtype: DTypeLike) -> Float[Array, "..."]:
-    """Unpacks pairs of 16-bit numbers: the inverse of ``_paired``."""
+    """Unpacks 16-bit numbers from pairs: the inverse of ``_paired``."""
     halves = [(pairs & 0xFFFF).astype(jnp.uint16), (pairs >> 16).astype(jnp.uint16)]
     return lax.bitcast_convert_type(jnp.concatenate(halves, axis=-1), dtype)
 

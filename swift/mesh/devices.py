@@ -33,7 +33,7 @@ PATIENCE_FLAGS = (
 
 _GB, _GIB = 10**9, 2**30
 _MATMUL_DIM, _MATMULS = 1024, 5
-"""Dims of the matmul that measures a host, and its number of runs."""
+"""Dims and repetitions of the matmul that measures a host."""
 _KINDS = {
     "TPU v5 lite": "v5e",
     "TPU v5e": "v5e",
@@ -49,7 +49,7 @@ _KINDS = {
 _MAX_BYTES = 4 * _GIB
 """Size limit of the compilation cache."""
 _LEAST_S = 0.2
-"""Minimum compile time of a cached program; JAX's default of 1 s would omit much of a small run."""
+"""Minimum compile time for a program to be cached; JAX's default, 1 s, would omit much of a small run."""
 
 
 class EmulationError(RuntimeError):
@@ -140,7 +140,7 @@ _CARDS = {
     "NVIDIA H100 NVL": _gpu_flops(835e12, 417e12, 60e12),
     "NVIDIA H200 NVL": _gpu_flops(835e12, 417e12, 60e12),
 }
-"""Peaks of the slower PCIe and NVL cards of the same generations, by ``jax.Device.device_kind``."""
+"""Peaks for the slower PCIe and NVL cards from the same generations, by ``jax.Device.device_kind``."""
 
 
 def peak_flops(device: jax.Device, dtype: DTypeLike) -> float | None:
@@ -158,7 +158,7 @@ def peak_flops(device: jax.Device, dtype: DTypeLike) -> float | None:
 
 
 def host_matmul_flops(dtype: DTypeLike) -> float:
-    """Measures the operations per second of a matmul on all cores of this host's CPU: the best of several runs.
+    """Measures a matmul's operations per second on all cores of this host's CPU, the best from several runs.
 
     This takes a tenth of a second. Other programs lengthen the matmul's wall time, but hardly its processor time. So of
     the two rates, by wall time and by processor time over all cores, the higher one counts. Call this function before

@@ -77,7 +77,7 @@ class _Computation:
 
 
 def collective_bytes(hlo_text: str, num_devices: int) -> dict[str, int]:
-    """Sums the bytes of each kind of collective over all devices; an instruction in a loop counts once.
+    """Sums the bytes by kind of collective over all devices; an instruction in a loop counts once.
 
     Args:
         hlo_text: HLO text of a program, from ``compiled.as_text()``.
@@ -93,7 +93,7 @@ def collective_bytes(hlo_text: str, num_devices: int) -> dict[str, int]:
 
 
 def collectives(hlo_text: str, num_devices: int) -> list[Collective]:
-    """Lists the collectives of a program, in the order of its text.
+    """Lists a program's collectives, in text order.
 
     Args:
         hlo_text: HLO text of a program, from ``compiled.as_text()``.

@@ -47,7 +47,7 @@ class MeshRow(NamedTuple):
 
     @classmethod
     def at(cls, worker: Worker, role: Worker) -> "MeshRow":
-        """Returns the row of a worker that holds the blocks of a role (pipeline, stage)."""
+        """Returns the row for a worker that holds a role's blocks; a role is (pipeline, stage)."""
         return cls(worker, role[1], None if role[0] == worker[0] else role[0])
 
     @property
@@ -90,7 +90,7 @@ class LiveMesh:
 
     @property
     def num_ranks(self) -> int:
-        """Number of expert ranks of a worker."""
+        """Number of expert ranks per worker."""
         return self.topology.num_expert_ranks
 
     @property
@@ -138,7 +138,7 @@ class LiveMesh:
         return replace(self, rows=rows, mesh=self.mesh if self.virtual else Mesh(self.mesh.devices[index], AXES))
 
     def with_ranks(self, ranks: Sequence[int]) -> "LiveMesh":
-        """Returns a mesh of the same rows with some of the expert ranks, on the same devices, renumbered in order."""
+        """Returns a mesh with the same rows and some of the expert ranks, on the same devices, renumbered in order."""
         topology = replace(self.topology, num_expert_ranks=len(ranks))
         mesh = self.mesh if self.virtual else Mesh(self.mesh.devices[:, list(ranks)], AXES)
         return replace(self, topology=topology, mesh=mesh)
@@ -301,7 +301,7 @@ def local_rows(leaf: jax.Array) -> list[np.ndarray]:
 
 
 def order_by_host(topology: Topology, devices: Sequence[jax.Device]) -> list[jax.Device]:
-    """Orders the devices of all hosts for the workers of a topology, worker by worker.
+    """Orders all hosts' devices for a topology's workers, worker by worker.
 
     Args:
         topology: shape of the whole cluster.

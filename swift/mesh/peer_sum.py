@@ -22,7 +22,7 @@ _Pairs = tuple[tuple[int, int], ...]
 
 
 def unequal_group_reduction(platform: str) -> Unequal:
-    """Chooses the method of a platform for sums over groups of unequal sizes.
+    """Chooses a platform's method for sums over groups that differ in size.
 
     Args:
         platform: platform name, as in ``jax.Device.platform``.
@@ -88,7 +88,7 @@ class PeerAllReduce:
 
 
 def tree_levels(groups: tuple[tuple[int, ...], ...]) -> tuple[_Pairs, ...]:
-    """Returns the messages of each level of a tree: upward they sum to each group's first row, downward they spread it.
+    """Returns each tree level's messages: upward they sum to each group's first row, downward they spread the sum.
 
     Members of a group that are 1, then 2, then 4, ... apart are added, in all groups at once. The number of levels is
     the logarithm of the largest group's size.

@@ -1,4 +1,4 @@
-"""Per-rank code: functions of one rank's shards, turned into functions of global arrays.
+"""Per-rank code: functions on one rank's shards, turned into functions on global arrays.
 
 Every argument and result of a per-rank function is one of three kinds:
 
@@ -29,13 +29,13 @@ REPLICATED = PartitionSpec()
 
 
 def known_platform() -> str | None:
-    """Platform of the devices of the enclosing ``shard_map``; None outside one, or if its devices are unknown."""
+    """Platform of the enclosing ``shard_map``'s devices; None outside one, or if its devices are unknown."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return None if device is None else device.platform
 
 
 def is_spec(leaf: Any) -> bool:
-    """Distinguishes specs (RANKED, SHARED or REPLICATED) from inner nodes of a tree of specs."""
+    """Distinguishes specs (RANKED, SHARED or REPLICATED) from inner nodes in a tree of specs."""
     return isinstance(leaf, PartitionSpec)
 
 

@@ -61,7 +61,7 @@ def find_group(
 
 
 def use_gloo_at(address: str) -> None:
-    """Makes the next CPU backend of a process group listen on one address of this machine."""
+    """Makes a process group's next CPU backend listen on one of this machine's addresses."""
     state, makers, make = jax_internals()
 
     def make_client() -> Any:

@@ -24,11 +24,11 @@ from swift.mesh.peer_sum import PeerAllReduce
 from swift.mesh.per_rank import EXPERT_AXIS, RANKED, REPLICATED, is_spec, map_specs
 
 Shards = list[np.ndarray]
-"""Share of an array that a process has: one shard for each of its devices, in mesh order."""
+"""Share that a process has in an array: one shard for each of its devices, in mesh order."""
 
 
 def source_rows(old: LiveMesh, new: LiveMesh) -> tuple[int, ...]:
-    """Finds the row of ``old`` that has the state of each row of ``new``.
+    """Finds, for each row in ``new``, the row in ``old`` that has its state.
 
     A worker that keeps serving its stage keeps its state. Any other worker, rejoined or in a new role, copies it from
     the first row of its stage whose worker survives, or from a departing worker if none does.
@@ -96,7 +96,7 @@ def transferred_bytes(tree: Any, old: LiveMesh, new: LiveMesh, source_R: Sequenc
 
 
 def _routes(old: LiveMesh, new: LiveMesh, source_R: Sequence[int]) -> Iterator[tuple[jax.Device, jax.Device]]:
-    """Pairs each device of ``new``, in mesh order, with the device of ``old`` that has its shard: (old, new)."""
+    """Pairs each device in ``new``, in mesh order, with the device in ``old`` that has its shard: (old, new)."""
     sources = old.mesh.devices[list(source_R)]
     return zip(sources.flat, new.mesh.devices.flat, strict=True)
 
@@ -130,7 +130,7 @@ def host_stages(tree: Any, live: LiveMesh, specs: Any, lost: Collection[tuple[in
 
 
 def fetch_shards(tree: Any) -> Any:
-    """Fetches this process's share of every array to the host, as a tree of ``Shards``.
+    """Fetches this process's share in every array to the host, as a tree of ``Shards``.
 
     On CPU the shards are views of the devices' own buffers, which are freed with their arrays or with the backend.
     """
@@ -188,7 +188,7 @@ def shard_shapes(specs: Any, shapes: Any, num_devices: int) -> Any:
 
 
 def broadcast_bits(tree: Any, gives: jax.Array, peer_sum: PeerAllReduce) -> tuple[Any, jax.Array]:
-    """Copies a tree bit for bit from one giving row of each group to all rows of the group; per rank.
+    """Copies a tree bit for bit from each group's giving row to all rows in the group; per rank.
 
     Args:
         tree: arrays of this rank.
@@ -205,7 +205,7 @@ def broadcast_bits(tree: Any, gives: jax.Array, peer_sum: PeerAllReduce) -> tupl
 
 
 def _checksum(bits: Any) -> jax.Array:
-    """Computes a 32-bit checksum of a tree of integers: a sum with a different odd weight for every position."""
+    """Computes a 32-bit checksum for a tree of integers: a sum with a different odd weight at every position."""
     total = jnp.uint32(0)
     for leaf in jax.tree.leaves(bits):
         words = leaf.reshape(-1)

@@ -1,4 +1,4 @@
-"""Decoder models with dense layers and mixtures of experts: GPT-2's architecture and those of today's open models.
+"""Decoder models with dense layers and mixtures of experts: GPT-2's architecture and today's open models'.
 
 ``config`` defines a model's shape, and shapes by name; ``cuts`` divides its blocks into stages and chunks. ``gpt`` is
 the forward pass, with functions at the points where pipelines cut. It uses ``attention`` (with ``attention_kernels``

@@ -30,12 +30,12 @@ _Mix: TypeAlias = Callable[[jax.Array, jax.Array, jax.Array, jax.Array | None], 
 BLOCK = 512
 """Positions of a block."""
 SMALLEST_TILE, TILE_SCORES = 64, 2**18
-"""Minimum positions of a tile, and maximum scores of a tile over all sequences and heads: 1 MiB in float32."""
+"""Minimum positions in a tile, and its maximum scores over all sequences and heads: 1 MiB in float32."""
 
 _TILE = 128
-"""Pallas kernels need multiples of this number of positions."""
+"""Pallas kernels need a multiple of this many positions."""
 _GPU_BLOCK, _GPU_WARPS = 64, 4
-"""Positions of a block, and its warps: the backward pass takes 0.4 of the time of JAX's defaults (H200)."""
+"""Positions in a block, and its warps: the backward pass takes 0.4 times as long as with JAX's defaults (H200)."""
 _GPUS = ("gpu", "cuda")
 _NARROW = ("bfloat16", "float16")
 
@@ -166,7 +166,7 @@ def _put(arrays: Any, index: jax.Array, rows: Any) -> Any:
 
 
 def _scores(inputs: _Inputs, document: jax.Array | None, query_block: jax.Array, key_block: jax.Array) -> jax.Array:
-    """Computes the scores [B, K, G, T, S] of a pair of blocks; the lowest float where a position is not seen."""
+    """Computes the scores [B, K, G, T, S] for a pair of blocks; the lowest float where a position is not seen."""
     query, key = _take(inputs.query_NBKGTC, query_block), _take(inputs.key_NBKSC, key_block)
     wide, (length, channels) = at_least_float32(query.dtype), query.shape[-2:]
     scores = jnp.einsum("bkgtc,bksc->bkgts", query, key, preferred_element_type=wide) * channels**-0.5

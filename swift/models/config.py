@@ -1,4 +1,4 @@
-"""Model shapes, and shapes by name: SYMI's GPTs, open mixtures of experts, and small models of the same kinds."""
+"""Model shapes, and shapes by name: SYMI's GPTs, open mixtures of experts, and small ones of the same kinds."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Protocol, TypeAlias, get_args
@@ -17,7 +17,7 @@ Remat: TypeAlias = Literal["none", "attention", "block"]
 """Part of a block that the backward pass recomputes."""
 
 _MOST_SIZE, _MOST_LAYERS = 2**20, 2**12
-"""Upper limits: of widths, tokens, heads and experts; and of layers, each of which is traced."""
+"""Upper limits: for widths, tokens, heads and experts; and for layers, each of which is traced."""
 
 
 class CustomBlock(Protocol):
@@ -40,7 +40,7 @@ class CustomBlock(Protocol):
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Shape of a decoder: GPT-2's by default, or the shape of one of today's open mixtures of experts.
+    """Decoder shape: GPT-2's by default, or that of an open mixture-of-experts model.
 
     Attributes:
         num_layers: number of transformer layers.

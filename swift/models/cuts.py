@@ -27,7 +27,7 @@ _PADDING = -1
 
 
 class BlockStacks(ABC):
-    """Stacks of parameters by stage: of the stages of a ``Cut``, or of the holdings of ``Chunks``.
+    """Parameter stacks by stage: for the stages in a ``Cut``, or for the holdings in ``Chunks``.
 
     Attributes:
         moe_layers: True for each block of the model that is a mixture of experts.
@@ -43,24 +43,24 @@ class BlockStacks(ABC):
 
     @cached_property
     def stages(self) -> tuple[tuple[bool, ...], ...]:
-        """True for each block of each stage that is a mixture of experts."""
+        """True for each block that is a mixture of experts, by stage."""
         return tuple(tuple(self.moe_layers[block] for block in blocks) for blocks in self.blocks)
 
     @property
     def kinds(self) -> tuple[bool, ...]:
-        """Kinds of block in the model, by whether they are mixtures of experts, in sorted order."""
+        """Kinds of block in the model, by whether they mix experts, in sorted order."""
         return tuple(sorted(set(self.moe_layers)))
 
     def counts(self, is_moe: bool | None = None) -> tuple[int, ...]:
-        """Counts the blocks of a kind, or of any kind (None), in each stage."""
+        """Counts each stage's blocks, either of one kind or all (None)."""
         return tuple(len(_of_kind(stage, is_moe)) for stage in self.stages)
 
     def stack_size(self, is_moe: bool | None = None) -> int:
-        """Layers of the stack for blocks of a kind, or of any kind (None): the maximum over stages."""
+        """Stack length for blocks of a kind, or for all blocks (None): the maximum over stages."""
         return max(self.counts(is_moe))
 
     def model_index(self, is_moe: bool | None = None) -> np.ndarray:
-        """Index of each layer among the model's blocks of a kind, int64[P, layers]; ``_PADDING`` for padding."""
+        """Each layer's index among the model's blocks of a kind, int64[P, layers]; ``_PADDING`` for padding."""
         is_kind = [is_moe is None or kind == is_moe for kind in self.moe_layers]
         number = np.cumsum(is_kind) - 1
         table = np.full((len(self.blocks), self.stack_size(is_moe)), _PADDING)
@@ -70,7 +70,7 @@ class BlockStacks(ABC):
         return table
 
     def locations(self, is_moe: bool | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Location (stage, index in its stack) of each of the model's blocks of a kind, int64[L] each.
+        """Locations (stage, index in its stack) for the model's blocks of a kind, int64[L] each.
 
         The inverse of ``model_index``. If several holdings have a block, the first one counts.
         """
@@ -81,7 +81,7 @@ class BlockStacks(ABC):
 
     @cached_property
     def is_moe_PB(self) -> np.ndarray:
-        """Whether each block of a stage is a mixture of experts; False for padding."""
+        """Whether each block in a stage is a mixture of experts; False for padding."""
         table = np.zeros((len(self.blocks), self.stack_size()), bool)
         for stage, pattern in enumerate(self.stages):
             table[stage, : len(pattern)] = pattern
@@ -89,14 +89,14 @@ class BlockStacks(ABC):
 
     @cached_property
     def stack_index_PB(self) -> np.ndarray:
-        """Index of each block of a stage in the stack of its kind, int32; 0 for padding."""
+        """Each block's index in its stage's stack for its kind, int32; 0 for padding."""
         table = np.zeros((len(self.blocks), self.stack_size()), np.int32)
         for stage, pattern in enumerate(self.stages):
             table[stage, : len(pattern)] = [pattern[:block].count(kind) for block, kind in enumerate(pattern)]
         return table
 
     def stage_index(self, is_moe: bool) -> np.ndarray:
-        """Index of each layer of a kind among the blocks of its stage, int32[P, layers]; 0 for padding."""
+        """Each layer's index among its stage's blocks, for the layers of a kind, int32[P, layers]; 0 for padding."""
         table = np.zeros((len(self.blocks), self.stack_size(is_moe)), np.int32)
         for stage, pattern in enumerate(self.stages):
             blocks = [block for block, kind in enumerate(pattern) if kind == is_moe]
@@ -105,7 +105,7 @@ class BlockStacks(ABC):
 
     @cached_property
     def joined_index_PB(self) -> np.ndarray:
-        """Index of each block of a stage in a stack of the dense blocks followed by the expert blocks, int32."""
+        """Each block's index in a stack with the stage's dense blocks first, then its expert blocks, int32."""
         return (self.stack_index_PB + self.stack_size(False) * self.is_moe_PB).astype(np.int32)
 
     @cached_property
@@ -253,7 +253,7 @@ class Chunks(BlockStacks):
 
     @cached_property
     def worker_chunks(self) -> tuple[tuple[int, ...], ...]:
-        """Chunks of each holding, ascending: the distinct sets of workers' chunks, in order of first use."""
+        """Each holding's chunks, ascending: the distinct sets that workers hold, in order of first use."""
         workers = product(range(len(self.stage_DC)), range(self.num_stages))
         return tuple(dict.fromkeys(self._chunks(d, p) for d, p in workers))
 
@@ -273,7 +273,7 @@ class Chunks(BlockStacks):
         )
 
     def first_layers(self, is_moe: bool | None = None) -> np.ndarray:
-        """Stack index of a chunk's first block of a kind, int32[H, C]; 0 where a holding lacks the chunk."""
+        """Stack index for a chunk's first block of a kind, int32[H, C]; 0 where a holding lacks the chunk."""
         counts = self.ops.counts(is_moe)
         table = np.zeros((len(self.worker_chunks), len(self.sizes)), np.int32)
         for holding, chunks in enumerate(self.worker_chunks):

@@ -30,7 +30,7 @@ from swift.models.vocabulary.lookup import HotRowCache, embed, embedding_gradien
 from swift.models.vocabulary.sharded_loss import sharded_loss_sum
 
 Weights = dict[str, list[Any]]
-"""Module states of every layer, by group; an expert's state has a leading dim of slots or experts."""
+"""Module states by group, one for every layer; an expert's state has a leading dim for slots or experts."""
 
 StackedWeights = dict[str, Any]
 """Module states of all layers, stacked by group: ``[layers, ...]``, for experts ``[layers, slots, ...]``."""
@@ -43,7 +43,7 @@ _BlockMoeFunction = Callable[..., tuple[jax.Array, jax.Array, Load]]
 """Same as ``MoeFunction`` for a given block, without the index."""
 
 BLOCK_GROUPS: Mapping[bool, tuple[str, ...]] = {False: ("attention", "mlp"), True: ("attention", "router", "expert")}
-"""Groups of a block's modules, by whether the block is a mixture of experts."""
+"""Groups of a block's modules, by whether the block has experts."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ class GPT:
     def embedding_gradient(
         self, weights: Weights, tokens_BT: jax.Array, copies: HotRowCache | None, d_x_BTD: jax.Array, wire: DTypeLike
     ) -> tuple[Any, jax.Array]:
-        """Computes the gradients of the embedding's state and of hot-row copies, given the gradient of x_BTD."""
+        """Computes the gradients for the embedding's state and for hot-row copies, given the gradient of x_BTD."""
         group, state, position_BT = self.slot_groups["embedding"], weights["embedding"][0], self._positions(tokens_BT)
         return embedding_gradient(group, state, copies, tokens_BT, position_BT, d_x_BTD, self.embedding_ranks, wire)
 
@@ -204,7 +204,7 @@ class GPT:
         return jnp.cumsum(ends_BT, axis=1, dtype=jnp.int32) - ends_BT
 
     def layers(self, weights: Weights, pattern: Sequence[bool]) -> list[dict[str, Any]]:
-        """Returns the weights of each layer, by group; the pattern says which layers are mixtures of experts."""
+        """Returns each layer's weights by group; the pattern says which layers are mixtures of experts."""
         layers, counts = [], {True: 0, False: 0}
         for layer, is_moe in enumerate(pattern):
             index = counts[is_moe]
@@ -293,14 +293,14 @@ class GPT:
         return head(x_BTD, kernel_DV)
 
     def _head(self, weights: Weights) -> tuple[Head, jax.Array]:
-        """Returns (module, matrix) of the head, from the weights of ``head_groups``."""
+        """Returns the head's (module, matrix), from the weights of ``head_groups``."""
         head = self.groups["head"].module(weights["head"][0])
         if not self.config.tied_embeddings:
             return head, head.out.kernel[...]
         return head, self.groups["embedding"].module(weights["embedding"][0]).token_VD[...].T
 
     def head_loss(self, weights: Weights, x_BTD: jax.Array, labels_BT: jax.Array, valid_BT: jax.Array) -> jax.Array:
-        """Sums the cross-entropies of the valid tokens, in nats; only a chunk of the logits is in memory at a time.
+        """Sums the valid tokens' cross-entropies, in nats; only a chunk of the logits is in memory at a time.
 
         With a sharded head, ``weights`` has this rank's columns, and all ranks must have equally many tokens.
         """

@@ -24,7 +24,7 @@ chunk takes longer than its matmuls."""
 
 
 def tokens_per_block(num_tokens: int, vocab_size: int, least: int = 1) -> int:
-    """Chooses the tokens of a chunk: all of them, if their logits are few enough.
+    """Chooses a chunk's tokens: all of them, if their logits are few enough.
 
     Otherwise a power of two, which divides most numbers of tokens: padding is computed, and 7 chunks of 667 tokens fit
     into no tile of a TPU.
@@ -39,7 +39,7 @@ def tokens_per_block(num_tokens: int, vocab_size: int, least: int = 1) -> int:
 
 
 def in_chunks(array_R: Shaped[Array, "R ..."], size: int) -> Shaped[Array, "C _ ..."]:
-    """Divides an array of tokens into chunks of ``size``, the last one padded with zeros."""
+    """Divides a token array into chunks of ``size``, the last one padded with zeros."""
     num_chunks = -(-len(array_R) // size)
     padded = jnp.pad(array_R, [(0, num_chunks * size - len(array_R)), *[(0, 0)] * (array_R.ndim - 1)])
     return padded.reshape(num_chunks, size, *array_R.shape[1:])
@@ -51,7 +51,7 @@ def sum_of_losses(
     labels_R: Int[Array, " R"],
     valid_R: Bool[Array, " R"],
 ) -> Float[Array, ""]:
-    """Sums the cross-entropies of the valid tokens, in nats, one chunk at a time.
+    """Sums the valid tokens' cross-entropies, in nats, one chunk at a time.
 
     Args:
         x_RD: normed residual stream.
@@ -64,7 +64,7 @@ def sum_of_losses(
 
 
 def _losses(x_RD: Any, kernel_DV: Any, labels_R: Any, valid_R: Any) -> tuple[jax.Array, jax.Array]:
-    """Returns (sum of a chunk's losses, log-probabilities ``[R, V]`` of its tokens)."""
+    """Returns (sum of a chunk's losses, its tokens' log-probabilities ``[R, V]``)."""
     logits_RV = jnp.einsum("rd,dv->rv", x_RD, kernel_DV, preferred_element_type=at_least_float32(x_RD.dtype))
     log_probs_RV = jax.nn.log_softmax(logits_RV)
     chosen_R = jnp.take_along_axis(log_probs_RV, labels_R[:, None], axis=-1)[:, 0]

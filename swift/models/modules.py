@@ -51,7 +51,7 @@ def rms_norm(config: ModelConfig, rngs: nnx.Rngs, dim: int) -> nnx.RMSNorm:
 
 
 def residual_std(config: ModelConfig) -> float:
-    """Standard deviation of matrices that write to the residual stream, scaled down by the root of their number."""
+    """Standard deviation for matrices that write to the residual stream, scaled down by the root of their number."""
     return _INIT_STD / (2 * config.num_layers) ** 0.5
 
 

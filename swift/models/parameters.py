@@ -1,4 +1,4 @@
-"""Parameter groups: the parameters of all modules of one kind, packed into flat vectors that the optimizer can slice.
+"""Parameter groups: all modules of one kind, with parameters packed into flat vectors that the optimizer can slice.
 
 A group is all modules of one kind, such as attention or the experts. Its parameters are one array
 ``[layers, experts, size]``: every layer that has such a module, every expert (one for dense modules), and ``size``
@@ -30,7 +30,7 @@ from jax.extend.random import threefry_2x32
 from jax.typing import DTypeLike
 
 _SMALLEST_PIECE, _LARGEST_PIECE, _NUM_PIECES = 2**10, 2**20, 2**10
-"""Limits of the numbers drawn at once (minimum, maximum), and the number of pieces between these limits."""
+"""Limits for the numbers drawn at once (minimum, maximum), and the piece count between these limits."""
 
 _PERIOD = 4093
 """Period of the stand-ins for a draw's numbers: a prime, so that a transposed matrix has other values."""
@@ -40,7 +40,7 @@ _COPIED_AT_ONCE = 1 << 18
 longer than its start-up."""
 
 _Part: TypeAlias = tuple[tuple[jax.Array | int, ...], tuple[int, ...]]
-"""Start index of a part of an array, and the part's shape."""
+"""Start index and shape of an array's part."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Group:
 
     @property
     def sizes(self) -> list[int]:
-        """Number of values of each parameter of a module."""
+        """Value count for each parameter of a module."""
         return [math.prod(shape) for shape in self._template.shapes]
 
     @property
@@ -131,7 +131,7 @@ class Group:
 
     @cached_property
     def initial_values(self) -> tuple[_Draw | np.ndarray, ...] | None:
-        """Initial value of each parameter of a module: a draw of normal numbers or a constant; None: see ``draw``."""
+        """Initial value for each parameter in a module: a draw of normal numbers or a constant; None: see ``draw``."""
         with jax.ensure_compile_time_eval():  # this property may be first read while a program is traced
             return list_draws(lambda rngs: self._template.treedef.flatten_up_to(nnx.state(self.create(rngs))))
 
@@ -221,7 +221,7 @@ def _drawn(groups: Mapping[str, Group], key: jax.Array) -> dict[str, jax.Array]:
 def _numbers(
     groups: Mapping[str, Group], draws: Mapping[tuple[str, int], tuple[_Draw, jax.Array]]
 ) -> dict[tuple[str, int], jax.Array]:
-    """Computes all draws, given the keys ``[layers, experts]`` of their modules; the draws of a dtype together."""
+    """Computes all draws, given their modules' keys ``[layers, experts]``; one dtype at a time."""
     keys = jnp.concatenate([keys_LE.reshape(-1) for _, keys_LE in draws.values()])
     numbers_K = np.concatenate([np.full(keys_LE.size, draw.number) for draw, keys_LE in draws.values()])
     folded = jax.vmap(jax.random.fold_in)(keys, numbers_K.astype(np.uint32))
@@ -366,7 +366,7 @@ def _repeats(values: np.ndarray, period: np.ndarray) -> bool:
 
 
 def list_draws(make: Callable[[Any], Sequence[Any]]) -> tuple[_Draw | np.ndarray, ...] | None:
-    """Lists the initial values of a module: draws of normal numbers, or constants.
+    """Lists a module's initial values: draws of normal numbers, or constants.
 
     Args:
         make: function that creates the module from keys, and returns its parameters.
@@ -420,7 +420,7 @@ def join_by_rows(arrays: Sequence[jax.Array], shapes: Sequence[tuple[int, ...]])
 
 
 class _Pieces(NamedTuple):
-    """Pieces of all arrays of one shape. An array's last piece may overlap the one before.
+    """Pieces of all arrays with one shape. An array's last piece may overlap the one before.
 
     Attributes:
         lead: dims of the stack of arrays.
@@ -459,7 +459,7 @@ class _Pieces(NamedTuple):
 
     @property
     def pieces_per_array(self) -> int:
-        """Number of pieces of an array."""
+        """Number of pieces per array."""
         return -(-self.shape[0] // self.rows)
 
     def in_array(self, index: jax.Array) -> _Part:

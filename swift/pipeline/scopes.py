@@ -1,4 +1,4 @@
-"""Name scopes of the parts of a step, as they appear in a compiled program's text and in a profiler's trace.
+"""Name scopes for the parts of a step, as they appear in a compiled program's text and in a profiler's trace.
 
 In a program whose schedule is data, only these names show how often an instruction runs (see
 ``swift.pod_compile.costs``).
@@ -9,7 +9,7 @@ FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT = "F", "B", "W"
 BLOCKS = "blocks"
 """Loop over a stage's blocks in an op."""
 ACTIVATIONS, GRADIENTS = "activations", "gradients"
-"""Messages of a tick, followed by the name of a round."""
+"""Messages in a tick, followed by the name of a round."""
 ROUND = "round_"
 MICROBATCH = "microbatch"
 """Forward and whole backward of a micro-batch, on a single worker."""
@@ -21,5 +21,5 @@ HEAD = "head_in_shares"
 """Loss with a sharded head, within F or a micro-batch."""
 UPDATE = "U"
 COLLECT, PEERS, MATERIALIZE = "collect", "peers", "materialize"
-"""Parts of an update, each followed by the name of a group of parameters: reducing slot gradients to gradients of
+"""Parts of an update, each followed by a parameter group's name: reducing slot gradients to gradients of
 master weights, summing these over peers, and filling the slots."""

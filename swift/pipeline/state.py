@@ -28,13 +28,13 @@ EMBEDDING_AND_HEAD = ("embedding", "head")
 """Groups that only the first and the last chunk use."""
 
 KINDS: Mapping[str, bool | None] = {"attention": None, "mlp": False, "router": True, "expert": True}
-"""Kind of block that has a module of each group, by whether it is a mixture of experts; None: both kinds."""
+"""Kind of block with a module in each group: whether it has experts; None: both kinds."""
 
 DeviceBatch: TypeAlias = Any
 """``Batch`` of ``jax.Array``."""
 
 Index: TypeAlias = Any
-"""Index of a slot or of a layer: an int or int32[]."""
+"""Index for a slot or a layer: an int or int32[]."""
 
 Layers: TypeAlias = dict[bool, dict[str, Any]]
 """Weights of a stage's blocks, or their gradients: stacks ``[layers, ...]``, by whether a block is a mixture of
@@ -44,7 +44,7 @@ experts, then by group."""
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TrainState:
-    """State that an iteration reads and writes, or a tree of specs of the same structure."""
+    """State that an iteration reads and writes, or a tree of specs with the same structure."""
 
     step: Any  # int32[worker], completed iterations
     master: Any  # {group: master weights, at least float32 [worker, layer, rank, ...]}
@@ -87,7 +87,7 @@ class StageWeights(NamedTuple):
 
     @property
     def _ends(self) -> dict[str, Any]:
-        """Gradients of embedding and head, without copies; the gradients of a table that both read are summed."""
+        """Gradients of embedding and head, without copies; if both read one table, its two gradients are summed."""
         embedding = self.embedding.shard
         if "embedding" in self.head:
             embedding = jax.tree.map(jnp.add, embedding, self.head["embedding"])
@@ -121,12 +121,12 @@ def _by_group(cut: BlockStacks, layers: Layers, stage: Index) -> dict[str, Any]:
 
 
 def layer_of(stack: Any, layer: Index) -> Any:
-    """Returns one layer of a tree of arrays ``[layers, ...]``."""
+    """Returns one layer from a tree of arrays ``[layers, ...]``."""
     return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, layer, keepdims=False), stack)
 
 
 def add_to_layer(totals: Any, layer: Index, values: Any) -> Any:
-    """Adds values to one layer of a tree of arrays ``[layers, ...]``, in the totals' dtype."""
+    """Adds values to one layer in a tree of arrays ``[layers, ...]``, in the totals' dtype."""
 
     def added(total: jax.Array, value: jax.Array) -> jax.Array:
         before = lax.dynamic_index_in_dim(total, layer, keepdims=False)
@@ -136,12 +136,12 @@ def add_to_layer(totals: Any, layer: Index, values: Any) -> Any:
 
 
 def put(buffers: Any, slot: Index, values: Any) -> Any:
-    """Writes values to one slot of a tree of buffers ``[slots, ...]``."""
+    """Writes values to one slot in a tree of buffers ``[slots, ...]``."""
     return jax.tree.map(lambda buffer, value: lax.dynamic_update_index_in_dim(buffer, value, slot, 0), buffers, values)
 
 
 def put_layer(buffers: Sequence[jax.Array], slot: Index, layer: Index, values: Sequence[jax.Array]) -> tuple:
-    """Writes values to one layer of one slot of buffers ``[slots, layers, ...]``."""
+    """Writes values to one layer in one slot of buffers ``[slots, layers, ...]``."""
     return tuple(
         lax.dynamic_update_slice(buffer, value[None, None], _start(slot, layer, buffer))
         for buffer, value in zip(buffers, values, strict=True)
@@ -149,7 +149,7 @@ def put_layer(buffers: Sequence[jax.Array], slot: Index, layer: Index, values: S
 
 
 def take_layer(buffers: Sequence[jax.Array], slot: Index, layer: Index) -> tuple:
-    """Returns one layer of one slot of buffers ``[slots, layers, ...]``."""
+    """Returns one layer from one slot of buffers ``[slots, layers, ...]``."""
     return tuple(
         lax.dynamic_slice(buffer, _start(slot, layer, buffer), (1, 1, *buffer.shape[2:]))[0, 0] for buffer in buffers
     )

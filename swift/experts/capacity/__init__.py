@@ -1,4 +1,4 @@
-"""Capacity: which tokens of an expert are served, by which of its slots, and in which rows.
+"""Capacity: which of an expert's tokens are served, by which slots, and in which rows.
 
 With capacity by ``slot``, every slot has rows of its own. With capacity by ``rank``, the slots of a rank share its
 rows: ``balanced_flow`` computes the tokens of each slot that minimize the load of the fullest rank, and ``token_split``

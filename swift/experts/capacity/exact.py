@@ -24,7 +24,7 @@ from swift.errors import SettingError
 
 
 class Assignment(NamedTuple):
-    """Placement of the experts for one micro-batch, and the tokens of each slot."""
+    """Expert placement for one micro-batch, with each slot's tokens."""
 
     placement_NS: jax.Array  # int32, the expert in every slot
     tokens_NS: jax.Array  # int32, the slot's tokens

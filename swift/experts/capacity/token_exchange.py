@@ -1,4 +1,4 @@
-"""Exchanges rows between ranks, each pair of which may have a different number of them.
+"""Exchanges rows between ranks that have different numbers of rows for each other.
 
 Every row has a position among the rows that its rank sends to the same peer, and the receiver knows this position, too.
 All ranks know from the counts how many rows each sends to each other.
@@ -25,7 +25,7 @@ from swift.mesh.per_rank import known_platform
 
 
 class Ends(NamedTuple):
-    """Peer of each row, and the row's position among the rows of the two ranks."""
+    """Peer rank for each row, and the row's position among all rows exchanged with that peer."""
 
     peer_X: jax.Array  # int32, rank that the row is sent to, or comes from
     position_X: jax.Array  # int32, the row's position among the rows of the two ranks; negative for an empty row
@@ -87,7 +87,7 @@ _exchange.defvjp(_forward, _backward)
 
 
 def _within_rank(rows_XD: jax.Array, sent: Ends, received: Ends) -> jax.Array:
-    """Permutes the rows of a single rank: XLA:GPU's ``ragged_all_to_all`` would copy at 1 % of the memory rate."""
+    """Permutes a single rank's rows: XLA:GPU's ``ragged_all_to_all`` would copy at 1 % of the memory rate."""
     num_rows, none_1 = sent.peer_X.size, jnp.zeros(1, jnp.int32)
     order_X = inverse_rows(_in_order(sent, none_1, num_rows), num_rows)
     from_Y = order_X.at[_in_order(received, none_1, num_rows)].get(mode="fill", fill_value=num_rows)
@@ -119,7 +119,7 @@ def _in_order(ends: Ends, start_N: Int[Array, " N"], num_rows: int) -> Int[Array
 def _in_rounds(
     rows_XD: jax.Array, sent: Ends, received: Ends, counts_NN: jax.Array, buffers: Buffers, axis: str
 ) -> jax.Array:
-    """Moves rows in equal buffers: first the first rows of every pair of ranks, then the rest, a few at a time."""
+    """Moves rows in equal buffers: first every rank pair's first rows, then the rest, a few at a time."""
     num_ranks = counts_NN.shape[0]
 
     def one_round(first: Int[Array, ""] | int, size: int, total_YD: jax.Array) -> jax.Array:

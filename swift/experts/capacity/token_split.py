@@ -129,7 +129,7 @@ class Slots(NamedTuple):
         return jnp.sum(jnp.where(self.is_before_MM, values_M[:, None], 0), axis=0, dtype=jnp.int32)
 
     def highest_up_to(self, values_M: Int[Array, " M"]) -> Int[Array, " M"]:
-        """Maximum of 0 and the values of the same expert's slots, for every slot up to and including itself."""
+        """Maximum over 0 and the same expert's slots, for every slot up to and including itself."""
         return jnp.max(jnp.where(self.is_before_MM, values_M[:, None], 0), axis=0)
 
     def just_before(self, ends_M: Int[Array, " M"]) -> Int[Array, " M"]:
@@ -181,7 +181,7 @@ def split_tokens(
 def _scaling(
     counts_NM: jax.Array, slots_per_rank: int, slots: Slots, rooms: FreeRows, most_pairs: int
 ) -> Callable[[jax.Array], jax.Array]:
-    """Returns the function of one round: shares of every source's slots (in units of 2^-22, at least 1) -> new ones."""
+    """Returns the function for one round: every source's shares (in units of 2^-22, at least 1) -> new shares."""
     num_ranks = len(counts_NM)
     shift = BITS - (num_ranks * most_pairs).bit_length()  # loads are in units of 2^-shift pairs
     tokens_NM, room, buffer = counts_NM << shift, rooms.rank << shift, rooms.buffer << shift

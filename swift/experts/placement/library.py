@@ -85,7 +85,7 @@ def rank_loads(
 
 
 def split_tokens(counts_NE: np.ndarray, placement_NS: Int[np.ndarray, "N S"]) -> Int[np.ndarray, "N N S"]:
-    """Splits the tokens of every source rank and expert over the replicas of the expert, in whole tokens.
+    """Splits the tokens from every source rank for every expert over the expert's replicas, in whole tokens.
 
     The fullest rank gets at most 1.001 times the least possible load, plus one token for each of its slots. Each slot
     gets nearly the same share of the expert's tokens from all sources.

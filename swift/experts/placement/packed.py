@@ -43,7 +43,7 @@ class MinMax(StartsUniform):
 def minmax_replicas(
     popularity_E: Int[Array, " E"], num_slots: int, first_of_ties: Bool[Array, ""] | bool = False
 ) -> Int[Array, " E"]:
-    """Chooses the number of replicas of every expert, int32[E], that minimizes the largest load per replica.
+    """Chooses every expert's replica count, int32[E], so that the largest load per replica is minimal.
 
     Args:
         popularity_E: int32[E], tokens per expert.

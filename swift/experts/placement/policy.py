@@ -1,4 +1,4 @@
-"""The interface of placement policies, the steps that most of them share, and the static policy.
+"""The interface for placement policies, the steps that most policies share, and the static policy.
 
 Shape suffixes: L expert layers, E experts, N expert ranks, S slots per rank.
 """

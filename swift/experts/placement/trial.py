@@ -76,7 +76,7 @@ class _Trial:
         raise SettingError(self._setting, self._policy, reason)
 
     def attempt(self, method: str, call: Callable[[], Any]) -> Any:
-        """Returns the result of a call; reports an exception as an error of the policy's method."""
+        """Returns a call's result; reports an exception as an error in the policy's method."""
         try:
             return call()
         except SettingError:

@@ -31,7 +31,7 @@ from swift.mesh.per_rank import EXPERT_AXIS
 
 
 def share_size(vocab_size: int, num_ranks: int) -> int:
-    """Rows or columns of a rank, v; the last ranks' are padded if the vocabulary is no multiple of the ranks."""
+    """Rows or columns per rank, v; the last ranks' are padded if the vocabulary is no multiple of the ranks."""
     return -(-vocab_size // num_ranks)
 
 
@@ -111,7 +111,7 @@ class RowSharded(Decoupled):
 
 @dataclass(frozen=True)
 class ColumnSharded(Decoupled):
-    """State as in ``Decoupled``; a slot has the norm and, of each row of the matrix, the columns of its rank.
+    """State as in ``Decoupled``; a slot has the norm and its rank's columns in each row of the matrix.
 
     A step accumulates two gradients: of the columns, summed over the tokens of all ranks; and of the norm, for the
     rank's own tokens.
@@ -173,7 +173,7 @@ class ColumnSharded(Decoupled):
         return jnp.pad(matrix_Dv, ((above, below), (0, 0)))[above + first :][: self._touched]
 
     def _matrix(self, columns_NRv: jax.Array) -> jax.Array:
-        """Assembles the columns ``[D, v]`` of this rank, from the rows of each rank."""
+        """Assembles this rank's columns ``[D, v]``, from each rank's rows."""
         above, below = self._margins
         rows_Rv = jnp.zeros((above + self.num_rows + below, self._share), columns_NRv.dtype)
         for first, own_Rv in zip(self._first_rows, columns_NRv, strict=True):

@@ -37,15 +37,15 @@ _ROUNDS = 64
 """Rounds for requests of all tokens, if none repeats and they spread evenly over the ranks; text takes a quarter."""
 
 _COLUMNS_AT_ONCE = 256
-"""Columns of the gradients that are summed at once, a multiple of a TPU's 128 lanes."""
+"""Gradient columns that are summed at once, a multiple of a TPU's 128 lanes."""
 
 _TOKENS_PER_ROW = 16
-"""Tokens of a micro-batch per hot row. With 4, copies would save up to a quarter of the remaining bytes at 16
+"""Tokens per hot row in a micro-batch. With 4, copies would save up to a quarter of the remaining bytes at 16
 micro-batches, but take 9 MB more at OLMoE's width: over a tenth more memory than a plain lookup."""
 
 
 class HotRowCache(NamedTuple):
-    """Copies of the rows of other ranks that a rank needs most."""
+    """Copies of other ranks' rows that a rank needs most."""
 
     hot_H: Int[Array, " H"]  # int32, the copied rows, ascending
     copy_HD: Float[Array, "H D"]
@@ -91,7 +91,7 @@ def embedding_gradient(
     num_ranks: int,
     wire_dtype: DTypeLike,
 ) -> tuple[Any, Float[Array, "H D"]]:
-    """Computes the gradients of the state and the copies from the gradient of ``embed``, without looking up rows.
+    """Computes the gradients for the state and the copies from the gradient of ``embed``, without looking up rows.
 
     Args:
         group, state, copies, tokens_BT, position_BT, num_ranks: see ``embed``.
@@ -235,7 +235,7 @@ class Requests(NamedTuple):
         return lax.fori_loop(0, self.rounds, one_round, rows_XD)
 
     def add_on_owners(self, sums_XD: Float[Array, "X D"], total_vD: Float[Array, "v D"]) -> Float[Array, "v D"]:
-        """Adds all ranks' gradients of requested rows to the gradients of this rank's rows."""
+        """Adds all ranks' gradients for requested rows to this rank's."""
 
         def one_round(round_index: jax.Array, total_vD: jax.Array) -> jax.Array:
             request_Z = self._in_places(round_index)
@@ -274,7 +274,7 @@ def max_requests_per_round(num_tokens: int, num_ranks: int) -> int:
 
 
 def max_rounds(num_tokens: int, num_rows: int, num_ranks: int) -> int:
-    """Rounds of a lookup if all of a rank's tokens are distinct and spread evenly over the ranks."""
+    """Rounds for a lookup if all of a rank's tokens are distinct and spread evenly over the ranks."""
     different = min(-(-num_tokens // num_ranks), -(-num_rows // num_ranks))
     return -(-different // max_requests_per_round(num_tokens, num_ranks))
 
@@ -363,7 +363,7 @@ def add_gradients_of_copies(
     num_ranks: int,
     wire_dtype: DTypeLike,
 ) -> Float[Array, "v D"]:
-    """Adds the gradients of all ranks' copies to the gradients of this rank's rows.
+    """Adds the gradients of all ranks' copies to the gradients for this rank's rows.
 
     Args:
         total_vD: gradients of this rank's rows.

@@ -1,4 +1,4 @@
-"""Token loss under a sharded head: each rank scores the tokens of all ranks, for its part of the vocabulary.
+"""Token loss under a sharded head: each rank scores all ranks' tokens, for its part of the vocabulary.
 
 A chunk of every rank's tokens is gathered and scored. Three numbers per token combine the ranks' scores: the largest
 logit, the sum of the exponentials and the label's logit. Then the gradients of the columns are complete, and the

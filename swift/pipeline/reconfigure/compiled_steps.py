@@ -51,7 +51,7 @@ class WindowResult:
 
 
 class Steps:
-    """Step functions of a configuration, compiled ahead of their first call; safe to use from several threads.
+    """Step functions for a configuration, compiled ahead of their first call; safe to use from several threads.
 
     Args:
         spec: step spec on the configuration's live mesh.
@@ -85,7 +85,7 @@ class Steps:
         num_sequences: int,
         store: ExecutableCache,
     ) -> Self:
-        """Creates the steps of a group of processes, which keep the state before an iteration.
+        """Creates the steps for a group of processes, which keep the state before an iteration.
 
         Args:
             spec: step spec, on any mesh.
@@ -104,7 +104,7 @@ class Steps:
 
     @property
     def others(self) -> list[StepKind]:
-        """Programs of evaluations, and of iterations that do not fill a window."""
+        """Programs for evaluations, and for iterations that do not fill a window."""
         return ["evaluate"] if self.main == "single" else ["single", "evaluate"]
 
     @property
@@ -208,7 +208,7 @@ class Steps:
         return kind in self._compiled
 
     def memory(self, kind: StepKind) -> ProgramMemory | None:
-        """Returns ``ProgramMemory.of`` the program of a kind, compiling it on first use."""
+        """Returns ``ProgramMemory.of`` a kind's program, compiling it on first use."""
         self.compiled(kind)
         return ProgramMemory.of(self._programs[kind])
 
@@ -257,7 +257,7 @@ class Steps:
 
 
 def program_key(configuration: Configuration, num_ranks: int, kind: StepKind, *, keep_state: bool) -> object:
-    """Returns the cache key of a program of a run; configurations with equal keys share the program.
+    """Returns the cache key for a program in a run; configurations with equal keys share the program.
 
     Keys are equal whichever workers have failed, except for configurations with their own cuts, whose devices are in
     another order.

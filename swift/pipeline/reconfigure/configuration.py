@@ -64,7 +64,7 @@ class Plan:
 
     @property
     def period(self) -> float:
-        """Time of an iteration, in the unit of the costs: the sum over all ticks, divided by the iterations."""
+        """Time per iteration, in the costs' unit: the sum over all ticks, divided by the iterations."""
         opcode_TR, problem = self.table.opcode_TR, self.schedule.problem
         time_TR = np.where(opcode_TR > 0, problem.time_4P[opcode_TR - 1, self.table.chunk_TR], 0.0)
         return float(time_TR.max(axis=1).sum()) / problem.num_iterations
@@ -77,7 +77,7 @@ class Plan:
 
     @property
     def relative_period(self) -> float:
-        """``period`` in units of a micro-batch's work on all chunks, which is independent of costs and cuts."""
+        """``period`` relative to a micro-batch's work on all chunks, which makes it independent of costs and cuts."""
         return self.period / float(self.schedule.problem.time_4P[: Kind.U].sum())
 
     @property
@@ -109,7 +109,7 @@ class Configuration:
     moves: tuple[Move, ...] = ()
 
     def live_mesh(self, topology: Topology, devices_RN: np.ndarray) -> LiveMesh:
-        """Returns the live mesh on the devices of a group of processes, ``[R, N]`` in process order."""
+        """Returns the live mesh on a process group's devices, ``[R, N]`` in process order."""
         return LiveMesh(topology, self.rows, Mesh(devices_RN[list(self.device_rows)], AXES))
 
     def with_devices_of(self, other: "Configuration") -> "Configuration":

@@ -29,7 +29,7 @@ Prepare = Literal["none", "next"]
 
 @dataclass(frozen=True)
 class Reconfiguration:
-    """Cost of a change of configuration.
+    """Cost of changing the configuration.
 
     Attributes:
         prepared: whether plan and program were ready.
@@ -124,7 +124,7 @@ class Engine:
 
     @property
     def period_ratio(self) -> float:
-        """Planned time of an iteration, as a multiple of the time without failures."""
+        """Planned time per iteration, as a multiple of the time without failures."""
         plan = self.steps.plan
         fault_free = self._fault_free.plans[plan.schedule.problem.num_iterations]
         return plan.relative_period / fault_free.relative_period

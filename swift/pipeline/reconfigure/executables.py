@@ -1,4 +1,4 @@
-"""File cache of compiled programs and plans: one process compiles them, all processes of the run load them.
+"""File cache for compiled programs and plans: one process compiles them, all processes of the run load them.
 
 A program is bound to the ids of its devices, not to the process that compiled it. Generations with equally many
 processes have the same ids (see ``swift.elastic.jax_group``), and keys include the mesh's order of devices, so a file
@@ -36,7 +36,7 @@ _Value = TypeVar("_Value")
 
 
 class ExecutableCache:
-    """Directory of compiled programs, for one run: file names do not depend on the version of the code.
+    """Directory with one run's compiled programs: file names do not depend on the code's version.
 
     Files are unpickled, so no other user may be able to write to the directory.
 
@@ -192,5 +192,5 @@ def compiled_slots(spec: StepSpec, store: ExecutableCache) -> Callable[[TrainSta
 
 
 def slots_key(spec: StepSpec) -> object:
-    """Returns the cache key of the program from ``compiled_slots``; the mesh of ``spec`` may be on any devices."""
+    """Returns the cache key for the program from ``compiled_slots``; the mesh of ``spec`` may be on any devices."""
     return "slots", spec.live.num_ranks, spec.holding_R.tolist()

@@ -39,7 +39,7 @@ def variables(atoms: Iterable[Any]) -> list[Var]:
 
 
 def spec(leaf: Any) -> jax.ShapeDtypeStruct:
-    """Returns the shape and dtype of an array, or of anything that has both."""
+    """Returns the shape and dtype of anything that has both, such as an array."""
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
 
 
@@ -76,7 +76,7 @@ def dependent(equations: Iterable[JaxprEqn], roots: Iterable[Var]) -> set[Var]:
 
 @dataclass(frozen=True)
 class EquationGroup:
-    """Group of a jaxpr's equations, callable as a function of arrays.
+    """Group of equations in a jaxpr, callable as a function on arrays.
 
     Attributes:
         constants: values of the variables that tracing found constant.

@@ -1,4 +1,4 @@
-"""Partition of the equations of a stage and its gradient into F, B and W, and the values kept between them.
+"""Partition of a stage's equations, gradient included, into F, B and W, and the values kept between them.
 
 Equations are costly (matmuls, collectives, loops, sorts) or cheap (elementwise, reductions, gathers, changes of shape).
 The rule: a costly equation runs once, and under that condition as few bytes as possible are kept. So a value may be
@@ -139,7 +139,7 @@ def _cut_before_w(joint: Joint, equations: Sequence[JaxprEqn]) -> tuple[Var, ...
 
 
 def _cut_after_f(joint: Joint, equations: Sequence[JaxprEqn], read: set[Var]) -> tuple[Var, ...]:
-    """Chooses the stashes of F: the fewest bytes with which B and W repeat no costly equation of F."""
+    """Chooses F's stashes: the fewest bytes with which B and W repeat no costly equation of F."""
     return _cut(
         equations=[e for e in equations if not _is_costly(e)],
         among=[*joint.x, *_outputs(equations)],

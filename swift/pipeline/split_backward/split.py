@@ -80,7 +80,7 @@ class SplitStage:
     _trees: "_Trees"
 
     def forward(self, params: Any, extras: Any, x: Any) -> tuple[Any, Any, tuple, tuple]:
-        """F: (params, extras, x) -> (out, metrics, stash_for_b, stash_for_b_and_w)."""
+        """Runs F: (params, extras, x) -> (out, metrics, stash_for_b, stash_for_b_and_w)."""
         results = self._parts.forward(*jax.tree.leaves((params, extras, x)))
         sizes = self._trees.out.num_leaves, self._trees.metrics.num_leaves, len(self.b_shapes)
         out, metrics, stash_for_b, stash_for_b_and_w = _sections(results, *sizes)
@@ -94,7 +94,7 @@ class SplitStage:
     def backward_input(
         self, params: Any, extras: Any, stash_for_b: Sequence[Any], stash_for_b_and_w: Sequence[Any], d_out: Any
     ) -> tuple[Any, tuple]:
-        """B: (params, extras, stash_for_b, stash_for_b_and_w, cotangent of out) -> (cotangent of x, stash_for_w)."""
+        """Runs B: (params, extras, stash_for_b, stash_for_b_and_w, out's cotangent) -> (x's cotangent, stash_for_w)."""
         params_and_extras, cotangents = jax.tree.leaves((params, extras)), jax.tree.leaves(d_out)
         results = self._parts.backward_input(*params_and_extras, *stash_for_b, *stash_for_b_and_w, *cotangents)
         dx, stash_for_w = _sections(results, self._trees.x.num_leaves)
@@ -103,7 +103,7 @@ class SplitStage:
     def backward_weight(
         self, params: Any, extras: Any, stash_for_b_and_w: Sequence[Any], stash_for_w: Sequence[Any]
     ) -> Any:
-        """W: (params, extras, stash_for_b_and_w, stash_for_w) -> gradient of the parameters."""
+        """Runs W: (params, extras, stash_for_b_and_w, stash_for_w) -> gradient of the parameters."""
         dparams = self._parts.backward_weight(*jax.tree.leaves((params, extras)), *stash_for_b_and_w, *stash_for_w)
         return self._trees.params.unflatten(dparams)
 

@@ -56,7 +56,7 @@ def counted_stage(spec: StepSpec, stage: Stage, num_sequences: int) -> Stage:
 
 
 def stage_costs(spec: StepSpec, num_sequences: int) -> Costs:
-    """Computes the costs of a stage's layers: times in units of F, from FLOPs of matmuls; memory in units of F's stash.
+    """Computes layer costs for a stage: times relative to F, from matmul FLOPs; memory relative to F's stash.
 
     The costs are for a chunk with the largest number of blocks of each kind, without embedding and head; ``plan_costs``
     adds these, and covers other chunks.
@@ -69,7 +69,7 @@ def stage_costs(spec: StepSpec, num_sequences: int) -> Costs:
 
 
 def plan_costs(spec: StepSpec, num_sequences: int) -> tuple[Costs, tuple[Chunk, ...], SlotBytes]:
-    """Computes ``stage_costs``, each chunk's costs as factors of them, and the bytes of a rank's buffer slots.
+    """Computes ``stage_costs``, each chunk's costs as factors of them, and the bytes per buffer slot on a rank.
 
     F of the last chunk includes the loss and the head's whole backward pass, B of the first chunk the gradient of the
     embedding. A stash slot is equally large for every chunk. With a single chunk there are no factors: all workers hold
@@ -143,7 +143,7 @@ def _flops_of(spec: StepSpec, op: Callable[..., Any], *arguments: Any) -> int:
 def _block_flops(
     spec: StepSpec, split: SplitStage, weights_and_extras: tuple[Any, Extras], x: Any
 ) -> tuple[int, int, int]:
-    """Counts the FLOPs of the matmuls in F, B and W of a block."""
+    """Counts the matmul FLOPs in a block's F, B and W."""
     aux = jax.ShapeDtypeStruct((), spec.accumulate_dtype)
     return (
         _flops_of(spec, split.forward, *weights_and_extras, x),
@@ -153,5 +153,5 @@ def _block_flops(
 
 
 def stash_bytes(shapes: Any) -> int:
-    """Returns the bytes of one buffer slot for arrays of these shapes, a tree."""
+    """Returns the bytes in one buffer slot for arrays with these shapes, a tree."""
     return sum(math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(shapes))

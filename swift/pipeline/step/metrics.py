@@ -21,7 +21,7 @@ from swift.pipeline.step.spec import StepSpec
 
 
 class Sums(NamedTuple):
-    """Sums over micro-batches: of this rank, or of all expert ranks after ``over_ranks``."""
+    """Sums over micro-batches: this rank's, or all expert ranks' after ``over_ranks``."""
 
     loss: jax.Array  # cross-entropies of tokens, nats; at least float32
     aux: jax.Array  # auxiliary losses of micro-batches; at least float32
@@ -41,7 +41,7 @@ class Sums(NamedTuple):
 
 
 class UpdateRecord(NamedTuple):
-    """Measurements of an iteration during its update; the record of a window has a leading dim K."""
+    """Measurements of an iteration during its update; a window's record has a leading dim K."""
 
     square_norm: jax.Array  # squared norm of the stage's gradients, before clipping
     learning_rate: jax.Array

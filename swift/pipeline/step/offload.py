@@ -103,7 +103,7 @@ def _updated_group(
 
 
 def _layer(layer_gradients: LayerGradients, index: jax.Array, *, has_experts: bool) -> LayerGradients:
-    """Returns one layer of the gradients; in a group of MoE layers also of the counts and placements."""
+    """Returns one layer's gradients; in a group of MoE layers also its counts and placements."""
     if has_experts:
         return jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, index, 1), layer_gradients)
     ((name, stack),) = layer_gradients.gradients.items()

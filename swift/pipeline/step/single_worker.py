@@ -33,7 +33,7 @@ _BOTH = EmbeddingAndHead(is_first=True, is_last=True)
 
 
 def sequences_per_rank(num_sequences: int, num_ranks: int) -> int:
-    """Returns the number of sequences of a micro-batch that every rank has room for.
+    """Returns the number of sequences per micro-batch that every rank has room for.
 
     >>> sequences_per_rank(16, 8), sequences_per_rank(16, 7)
     (2, 3)

@@ -1,4 +1,4 @@
-"""The spec of a training step: everything static, from the model to each worker's chunks and the layout of their state.
+"""The spec of a training step: everything static, from the model to each worker's chunks and their state's layout.
 
 A ``StepSpec`` says which chunks every live worker holds, where their layers are in its stacks, and which workers are
 peers. From these follow the shapes and shardings of a state, and how a state is created from parameters. Workers may
@@ -92,7 +92,7 @@ class Rounds:
 
 @dataclass(frozen=True)
 class SumInRound:
-    """Sum of one of several rounds, each in a branch: workers that hold the same chunk take the same branch."""
+    """Sum in one of several rounds, each in a branch: workers that hold the same chunk take the same branch."""
 
     sums: tuple[PeerAllReduce, ...]
     round_index: Index
@@ -209,7 +209,7 @@ class StepSpec:
 
     @cached_property
     def model_index(self) -> dict[str, np.ndarray]:
-        """Index in the model of each layer of each holding, int64[H, layers] by group; negative: padding.
+        """Index in the model for each holding's layers, int64[H, layers] by group; negative: padding.
 
         If all pipelines have the same cut and a chunk is a stage, the holdings are the stages.
         """
@@ -259,8 +259,7 @@ class StepSpec:
         return self.gpt.config.tied_embeddings and len(self.chunks.sizes) > 1
 
     def locations(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (lowest mesh row that has it, index in its stack) for each of the model's layers of a group, int64[L]
-        each."""
+        """Returns (lowest mesh row that has it, stack index) for the model's layers of a group, int64[L] each."""
         index_RL = self.model_index[name][self.holding_R]
         if name in EMBEDDING_AND_HEAD:
             chunk = 0 if name == "embedding" else len(self.chunks.sizes) - 1
@@ -281,12 +280,12 @@ class StepSpec:
 
     @property
     def accumulate_dtype(self) -> DTypeLike:
-        """Dtype of master weights, moments and sums of gradients."""
+        """Dtype for master weights, moments and gradient sums."""
         return jnp.promote_types(self.compute_dtype, jnp.float32)
 
     @property
     def row_wire_dtype(self) -> DTypeLike:
-        """Wire dtype of the gradients of the embedding's rows, if ranks share the rows."""
+        """Wire dtype for the embedding's row gradients, if ranks share the rows."""
         layout = self.layouts["embedding"]
         assert isinstance(layout, Decoupled)
         return layout.wire_dtype
@@ -351,7 +350,7 @@ class StepSpec:
 
     @property
     def shardings(self) -> TrainState:
-        """Shardings of a state between iterations, a prefix tree of it."""
+        """Shardings of a state between iterations, as a prefix tree."""
         shardings = self.live.shardings(self.specs)
         if self.memory == "device":
             return shardings
@@ -383,7 +382,7 @@ class StepSpec:
         return state if self.memory == "device" else jax.device_put(state, self.live.shardings(self.specs))
 
     def abstract(self, *, with_slots: bool = False) -> TrainState:
-        """Returns shapes, dtypes and shardings of a state; without slots, those of a checkpoint's state."""
+        """Returns a state's shapes, dtypes and shardings; without slots, those in a checkpoint."""
         shardings, state, num_live = self.shardings, self.worker_shapes, self.live.num_live
         if not with_slots:
             shardings, state = replace(shardings, slots={}), replace(state, slots={})

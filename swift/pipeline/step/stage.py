@@ -84,7 +84,7 @@ def block_shapes(layers: Layers, extras: Extras, is_moe: bool) -> tuple[Any, Ext
 
 
 def _block_of(layers: Layers, extras: Extras, is_moe: bool, layer: Index) -> tuple[Any, Extras]:
-    """Returns the weights and extras of a block, by its index in the stack of its kind."""
+    """Returns a block's weights and extras, by its index in the stack for its kind."""
     placement = layer_of(extras.placement, layer) if is_moe else None
     return layer_of(layers[is_moe], layer), extras._replace(placement=placement)
 
@@ -160,7 +160,7 @@ class ForwardStage:
         return lax.fori_loop(0, count, step, (common, by_kind))
 
     def _first_layer(self, is_moe: bool, chunk: Index) -> Index:
-        """Returns the index of a chunk's first block of a kind in the worker's stack."""
+        """Returns the worker's stack index for a chunk's first block of a kind."""
         chunks = self.spec.chunks
         return 0 if chunks.is_one_chunk_per_worker else jnp.asarray(chunks.first_layers(is_moe))[self.holding, chunk]
 
@@ -201,7 +201,7 @@ class Stage(ForwardStage):
         return cls(spec, holding, kinds)
 
     def stack_size(self, is_moe: bool) -> int:
-        """Returns the layers of a stash for blocks of a kind: the most that a chunk has."""
+        """Returns the layers in a stash for blocks of a kind: the most that a chunk has."""
         return self.spec.chunks.ops.stack_size(is_moe)
 
     @property
@@ -315,7 +315,7 @@ class Stage(ForwardStage):
         totals: Layers,
         chunk: Index,
     ) -> tuple[jax.Array, Layers]:
-        """Runs B and W of every block together, from slot 0 of the stashes: (cotangent of x, totals)."""
+        """Runs every block's B and W together, from stash slot 0: (cotangent of x, totals)."""
 
         def block(is_moe: bool, layer: Index, stash_index: Index, dy: jax.Array, totals: Any) -> Any:
             for_b, for_w = (

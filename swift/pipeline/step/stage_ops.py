@@ -32,7 +32,7 @@ from swift.pipeline.step.update import EmbeddingAndHead, cond_unless_static
 
 @dataclass(frozen=True)
 class HotRows:
-    """Hot rows of a rank in each iteration of a window; no-ops if the spec has none.
+    """Hot rows on a rank in each iteration of a window; no-ops if the spec has none.
 
     Attributes:
         spec: step spec.
@@ -307,7 +307,7 @@ def _add(totals: Any, values: Any) -> Any:
 
 
 def _sums_of(sums_K: Sums, iteration: Int[Array, ""], **values: Any) -> Sums:
-    """Adds values of one iteration to some fields of a window's sums."""
+    """Adds one iteration's values to some fields in a window's sums."""
 
     def added(total_K: jax.Array, value: jax.Array) -> jax.Array:
         return total_K.at[iteration].add(value.astype(total_K.dtype))

@@ -1,4 +1,4 @@
-"""A tick table as arrays, the arguments of a step function: a new table of the same shape recompiles nothing.
+"""A tick table as arrays, the arguments of a step function: a new table with the same shape recompiles nothing.
 
 Legend: T ticks, Q rounds of a tick, R live workers, H phases, n micro-batches of a worker.
 """
@@ -47,7 +47,7 @@ class Columns(NamedTuple):
 
     @property
     def updates(self) -> tuple[_Array, _Array, _Array]:
-        """Iteration and chunk of the update at the end of each phase, and whether it is the iteration's last."""
+        """Iteration and chunk for the update at the end of each phase, and whether it is the iteration's last."""
         return self.update_H, self.update_chunk_H, self.ends_iteration_H
 
 

@@ -179,7 +179,7 @@ class ChunkLayers:
         return jnp.asarray(lowest_CR)[chunk, self.spec.live.row_index()]
 
     def _index(self, is_moe: bool | None, chunk: Index) -> jax.Array:
-        """Index in the stack of a chunk's layers of a kind, int32[n]; beyond the end for padding, and with ``NONE``."""
+        """Stack index for a chunk's layers of a kind, int32[n]; beyond the end for padding, and with ``NONE``."""
         chunks = self.spec.chunks
         number_n = jnp.arange(chunks.ops.stack_size(is_moe), dtype=jnp.int32)
         counts = jnp.asarray([*chunks.ops.counts(is_moe), 0], jnp.int32)  # the last count is for NONE
@@ -188,7 +188,7 @@ class ChunkLayers:
 
 
 def group_of(path: Sequence[Any]) -> str | None:
-    """Returns the group of parameters of a leaf of a state; None for counters."""
+    """Returns the parameter group for a leaf in a state; None for counters."""
     return next((entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey)), None)
 
 
@@ -203,7 +203,7 @@ def _selected(is_new: Any, new: _Tree, old: _Tree) -> _Tree:
 
 
 class _RankContext(NamedTuple):
-    """Context of a rank before the first tick of a step function; lives as long as its trace."""
+    """Context of a rank before a step function's first tick; lives as long as its trace."""
 
     spec: StepSpec
     stage: ForwardStage
@@ -250,7 +250,7 @@ class _RankContext(NamedTuple):
 
     @property
     def divisor_K(self) -> jax.Array:
-        """Divisors of the iterations' sums: the tokens of their global batches."""
+        """Divisors for the iterations' sums: the tokens in their global batches."""
         return jnp.maximum(self.tokens_K, 1).astype(self.spec.accumulate_dtype)
 
     @property
@@ -301,7 +301,7 @@ class _RankContext(NamedTuple):
         peer_sum: PeerAllReduce | SumInRound,
         tied: Mapping[str, jax.Array] = MappingProxyType({}),
     ) -> tuple[TrainState, dict[str, jax.Array], UpdateRecord]:
-        """Runs the first half of a chunk's U: (its state, gradients of its master weights, record of the iteration).
+        """Runs the first half of a chunk's U: (its state, gradients for its master weights, the iteration's record).
 
         Args:
             state: state of the worker.

@@ -27,7 +27,7 @@ from swift.pipeline.step.spec import StepSpec, SumInRound
 
 
 class EmbeddingAndHead(NamedTuple):
-    """Whether a chunk is the first or the last of the model, bool[] each; the same on all ranks of a worker."""
+    """Whether a chunk is the model's first or last, bool[] each; the same on all ranks of a worker."""
 
     is_first: jax.Array | bool
     is_last: jax.Array | bool
@@ -108,7 +108,7 @@ def reduce_gradients(
 def reduce_tied(
     spec: StepSpec, state: TrainState, packed: jax.Array, divisor: Float[Array, ""]
 ) -> dict[str, jax.Array]:
-    """Reduces the gradients of an embedding that the head also reads: over all workers, each of which updates it.
+    """Reduces the gradients for an embedding that the head also reads: over all workers, each of which updates it.
 
     Args:
         spec: step spec.
@@ -187,7 +187,7 @@ def apply_gradients(
 def _update_layers(
     spec: StepSpec, scale: jax.Array | None, state: LayerState, layer_gradients: LayerGradients
 ) -> LayerState:
-    """Updates layers of some groups, or of all groups."""
+    """Updates layers in some groups, or in all groups."""
     gradients = (
         layer_gradients.gradients if scale is None else jax.tree.map(lambda g: g * scale, layer_gradients.gradients)
     )
