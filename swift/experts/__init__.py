@@ -1,10 +1,11 @@
-"""Expert layers: routing, dispatch to slots, placement of replicas, and the optimizer state, decoupled from placement.
+"""Mixture-of-experts layers: routing, dispatch to slots, replica placement, and an optimizer decoupled from placement.
 
-Start with ``layer``, which runs the tokens of one rank through the experts of all ranks, and ``weight_exchange``, which
-brings every slot the weights of the expert placed there. ``routing`` sends tokens to experts, ``capacity`` decides
-which of them are served, and ``grouped_matmul`` multiplies them; ``placement`` decides which expert each slot holds.
-``state_layouts`` says where the optimizer's state is, ``optimizer`` what updates it, which has to be ``elementwise``.
-``dropless`` serves all tokens on one device, ``reference`` is the oracle.
+Start with ``layer``, which runs one rank's tokens through the experts of all ranks, and ``weight_exchange``, which
+fills every slot with the weights of the expert placed there. ``routing`` sends tokens to experts, ``capacity`` decides
+which of these tokens are served, and ``grouped_matmul`` multiplies them; ``placement`` decides which expert each slot
+holds. ``state_layouts`` defines where the optimizer state lives, and ``optimizer`` builds the optax transformation that
+updates it, after ``elementwise`` has checked that the transformation works on slices. ``dropless`` serves all tokens on
+one device; ``reference`` is the oracle of the tests.
 """
 
 from typing import TYPE_CHECKING

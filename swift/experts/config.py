@@ -1,4 +1,4 @@
-"""Settings of an expert layer."""
+"""Configuration of an expert layer, and the buffer sizes that follow from it."""
 
 import math
 from dataclasses import dataclass
@@ -9,50 +9,49 @@ from swift.errors import SettingError, check_count, check_number
 from swift.experts.routing import Gating
 
 _PARTS = 8
-"""Rows of the first round of an exchange, as a multiple of those of a further one."""
+"""Ratio of the rows in an exchange's first round to the rows in a further round."""
 _ONCE = Fraction(6, 10)
-"""Most ranks that a token's experts are on, over their number, for which it goes to each rank once: from measurements
-on a CPU."""
+"""Tokens are deduplicated if a token's experts are on at most this many ranks per choice (measured on a CPU)."""
 _MOST_EXPERTS = 2**16
 _MOST_ROOM = 1e6
-"""Largest number of experts, of slots and of their least rows, and of shares of rows that a slot has room for."""
+"""Upper limits: for experts, slots and ``min_capacity``; and for ``capacity_factor`` and ``headroom``."""
 
 
 class Buffers(NamedTuple):
-    """Rows that one rank sends to another in a round of an exchange."""
+    """Rows that one rank sends to another in each round of an exchange."""
 
     first: int
-    further: int | None  # of the rounds after the first one; None: there are none
+    further: int | None  # in each round after the first; None: there is only one round
 
 
 @dataclass(frozen=True)
 class ExpertConfig:
-    """The experts of a mixture-of-experts layer.
+    """Experts in a mixture-of-experts layer.
 
     Attributes:
         num_classes: number of logical experts, E (SYMI's expert classes).
         slots_per_rank: slots on each expert rank, S; a slot holds the weights of one replica.
         top_k: experts that each token is sent to.
-        capacity_factor: rows of a slot as a multiple of its fair share of the tokens; None gives every slot room for
+        capacity_factor: rows of a slot as a multiple of its fair share of the tokens. With None every slot has room for
             all tokens of a rank, so that no token is ever dropped (at the cost of mostly empty rows).
         aux_loss_coefficient: weight of the load-balancing loss.
         z_loss_coefficient: weight of the router's z-loss, which keeps its logits small.
-        bias_update_rate: with ``ModelConfig.router_bias``, by how much an expert's bias moves after an iteration.
+        bias_update_rate: step by which an expert's bias moves after an iteration, with ``ModelConfig.router_bias``.
         capacity: ``slot`` gives every slot its own rows, as in SYMI; with ``rank`` the slots of a rank share the same
-            total number of rows. With ``exact`` slots are assigned anew in every micro-batch, after routing, so that
-            every rank has an even share of the tokens and none is dropped; placements and ``capacity_factor`` have no
-            effect then.
-        spare_rounds: with ``rank``, rounds of scaling the split of an expert's tokens over its replicas towards ranks
-            with spare room; 0 for an even split, None for the best one there is.
-        headroom: with ``rank``, rows that one rank can send to another, as a multiple of an even share: on CPU the
-            extra cost of the token exchange compared with ``slot``. Without ``spare_rounds`` those of the first of
-            several rounds of the exchange, in which all rows find room: on TPU and GPU there are no rounds.
-        rules: ``swift``, or ``deepspeed`` for those of its gates with one or two choices: room by expert, and at least
-            ``min_capacity`` tokens of it; all first choices before any second one; gates that are normalized after
-            drops; and an auxiliary loss of first choices.
-        min_capacity: with the rules of DeepSpeed, least number of tokens of an expert that a source rank may send.
+            total number of rows. ``exact`` reassigns the slots in every micro-batch, after routing, so that every rank
+            gets an even share of the tokens and none is dropped; placements and ``capacity_factor`` then have no
+            effect.
+        spare_rounds: with ``rank``, rounds that scale the split of an expert's tokens over its replicas towards ranks
+            with spare room; 0 splits evenly, None computes the best split.
+        headroom: with ``rank``, rows that one rank can send to another, as a multiple of an even share; on CPU, the
+            extra cost of the token exchange compared with ``slot``. With ``spare_rounds`` = None it sizes only the
+            first of several rounds of the exchange, which together move all rows; TPU and GPU need no rounds.
+        rules: ``swift``, or ``deepspeed`` for the rules of DeepSpeed's top-1 and top-2 gates: capacity per expert, at
+            least ``min_capacity`` tokens of it; all first choices before any second one; gates normalized after drops;
+            and an auxiliary loss of first choices.
+        min_capacity: with DeepSpeed's rules, lower limit of an expert's capacity for one source rank.
         scores: ``softmax`` of the router's logits over the experts, or each expert's own ``sigmoid``.
-        normalize_gates: whether the gates of a token's experts are divided by their sum; None: with several choices.
+        normalize_gates: whether the gates of a token's experts are divided by their sum; None: if ``top_k`` is above 1.
         gate_scale: factor of the gates.
     """
 
@@ -96,27 +95,27 @@ class ExpertConfig:
 
     @property
     def is_deepspeed(self) -> bool:
-        """Whether what is kept and lost follows DeepSpeed's rules."""
+        """Whether drops and gates follow DeepSpeed's rules."""
         return self.rules == "deepspeed"
 
     @property
     def is_exact(self) -> bool:
-        """Whether slots are assigned anew in every micro-batch."""
+        """Whether slots are reassigned in every micro-batch."""
         return self.capacity == "exact"
 
     @property
     def gating(self) -> Gating:
-        """The way from logits to gates."""
-        normalize = False if self.is_deepspeed else self.normalize_gates  # DeepSpeed's are normalized after drops
+        """Rule that turns the router's logits into gates."""
+        normalize = False if self.is_deepspeed else self.normalize_gates  # DeepSpeed normalizes after drops
         return Gating(self.top_k, self.scores, normalize, self.gate_scale)
 
     @property
     def normalizes_gates(self) -> bool:
-        """Whether the gates of a token sum to ``gate_scale`` where none of its choices is dropped."""
+        """Whether a token's gates sum to ``gate_scale`` if no choice is dropped."""
         return self.top_k > 1 if self.is_deepspeed else self.gating.is_normalized
 
     def rows_per_class(self, local_tokens: int) -> int | None:
-        """Tokens of an expert that one source rank may send, by DeepSpeed's rules; None: as many as slots have room."""
+        """Tokens of an expert that one source rank may send, by DeepSpeed's rules; None: only the slots limit them."""
         if not self.is_deepspeed:
             return None
         if self.capacity_factor is None:
@@ -125,18 +124,18 @@ class ExpertConfig:
 
     @property
     def auxiliary_weight(self) -> float:
-        """Weight of the auxiliary loss, the sum of the load-balancing loss and the z-loss by their shares of it."""
+        """Weight of the auxiliary loss: the load-balancing loss and the z-loss, mixed by ``auxiliary_shares``."""
         return self.aux_loss_coefficient or self.z_loss_coefficient
 
     @property
     def auxiliary_shares(self) -> tuple[float, float]:
-        """Factors of (load-balancing loss, z-loss) in the auxiliary loss."""
+        """Factors of the load-balancing loss and the z-loss in the auxiliary loss."""
         if not self.z_loss_coefficient:
             return 1.0, 0.0
         return self.aux_loss_coefficient / self.auxiliary_weight, self.z_loss_coefficient / self.auxiliary_weight
 
     def rows_per_slot(self, local_tokens: int, num_ranks: int) -> int:
-        """Rows C that one source rank may send to one slot, for a micro-batch of ``local_tokens`` tokens per rank."""
+        """Rows C that one source rank may fill in a slot, for a micro-batch with ``local_tokens`` tokens per rank."""
         class_rows = self.rows_per_class(local_tokens)
         if class_rows is not None:
             return math.ceil(class_rows / max(self.slots_per_rank * num_ranks // self.num_classes, 1))
@@ -145,7 +144,7 @@ class ExpertConfig:
         return math.ceil(_all_choices(self, local_tokens) / (self.slots_per_rank * num_ranks))
 
     def rows_per_rank(self, local_tokens: int, num_ranks: int) -> int:
-        """Rows R shared by the slots of a rank, for a micro-batch of ``local_tokens`` tokens per rank."""
+        """Rows R that a rank's slots share, for a micro-batch with ``local_tokens`` tokens per rank."""
         if self.is_exact:
             return local_tokens * self.top_k
         if self.capacity_factor is None:
@@ -153,26 +152,26 @@ class ExpertConfig:
         return math.ceil(_all_choices(self, local_tokens))
 
     def rows_per_buffer(self, local_tokens: int, num_ranks: int) -> int:
-        """Rows Q that one source rank may send to one rank, for a micro-batch of ``local_tokens`` tokens per rank."""
+        """Rows Q that one source rank may send to one rank, for a micro-batch with ``local_tokens`` tokens per rank."""
         if self.capacity_factor is None and not self.is_exact:
             return local_tokens * self.top_k
         even = Fraction(self.rows_per_rank(local_tokens, num_ranks), num_ranks)
         return max(math.ceil(even), math.floor(even * Fraction(str(self.headroom))))
 
     def ranks_of_token(self, num_ranks: int) -> Fraction:
-        """Number of ranks that a token's experts are on, the mean where each is on any rank as likely as on another."""
+        """Expected number of distinct ranks that hold a token's experts, if each expert is on a random rank."""
         return num_ranks * (1 - Fraction(num_ranks - 1, num_ranks) ** self.top_k)
 
     def deduplicates_tokens(self, num_ranks: int) -> bool:
-        """Whether a token goes to a rank once, and not once for each of its experts there.
+        """Whether a token is sent to a rank once, instead of once for each expert there.
 
-        Not with capacity by slot, nor where most of a token's experts are on different ranks: what copies and sums on
-        the other side cost is then more than what is saved on the way.
+        False with capacity by slot, and where most of a token's experts are on different ranks: copying and summing
+        rows at the receiver would then cost more than the exchange saves.
         """
         return self.capacity != "slot" and self.ranks_of_token(num_ranks) <= _ONCE * self.top_k
 
     def buffers(self, local_tokens: int, num_ranks: int) -> Buffers:
-        """Rows that one source rank sends to one rank in each round of the exchange."""
+        """Returns the buffer sizes, in rows, for each round in the exchange between two ranks."""
         first = self.rows_per_buffer(local_tokens, num_ranks)
         most, has_limit = local_tokens * self.top_k, self.capacity == "rank" and self.spare_rounds is not None
         if self.deduplicates_tokens(num_ranks):
@@ -183,10 +182,11 @@ class ExpertConfig:
         return Buffers(first, math.ceil(first / _PARTS))
 
     def rows_sent(self, local_tokens: int, num_ranks: int, *, at_once: bool = False) -> int:
-        """Rows of the buffers that one source rank sends to all ranks, including itself, for a micro-batch.
+        """Rows that one source rank sends to all ranks, including itself, for a micro-batch.
 
-        Those of the first round, where there may be several. With ``at_once``, where ranks send each other no rows but
-        those that there are (not with capacity by slot): as many as a rank has, or all that another has room for.
+        Where the exchange takes several rounds, only the first is counted. With ``at_once`` (``ragged_all_to_all``,
+        never with capacity by slot) ranks send only real rows: the upper bound is then all rows of the sender, or all
+        that the receiver has room for.
         """
         if self.capacity == "slot":
             return num_ranks * self.slots_per_rank * self.rows_per_slot(local_tokens, num_ranks)
@@ -197,7 +197,7 @@ class ExpertConfig:
 
 
 def rows_travelling(config: ExpertConfig, local_tokens: int, num_ranks: int) -> float:
-    """Mean of ``rows_sent`` at once that travel, if a token's experts are on any ranks and none is dropped."""
+    """Expected rows that a rank sends at once, if a token's experts are on random ranks and no token is dropped."""
     most = config.rows_sent(local_tokens, num_ranks, at_once=True)
     if not config.deduplicates_tokens(num_ranks):
         return most
@@ -205,7 +205,7 @@ def rows_travelling(config: ExpertConfig, local_tokens: int, num_ranks: int) -> 
 
 
 def _all_choices(config: ExpertConfig, local_tokens: int) -> Fraction:
-    # A fraction is exact: in floating point 1.1 * 100 / 10 is a little over 11, and its ceiling is 12.
+    # Exact arithmetic: in floating point 1.1 * 100 / 10 is a little over 11, and its ceiling would be 12.
     return Fraction(str(config.capacity_factor)) * local_tokens * config.top_k
 
 

@@ -1,9 +1,9 @@
-"""A check that an optimizer is elementwise: an element of an update depends on no other element of any array.
+"""Checks that an optimizer is elementwise: each element in an update depends on the same input elements alone.
 
-Every rank updates only a slice of each expert, in arrays of any shape. So the update is traced for two small arrays,
-and its equations are followed one by one, with the elements that each number depends on. An operation that takes
-scalars as well as arrays works on each element alone. Any other one is tried: numbers that it reads are changed one at
-a time, to see which of its results change.
+Every rank updates only a slice of each expert, in arrays of any shape, so an optimizer must not mix elements. The check
+traces an update of two small arrays and follows its equations one by one, tracking for every number the input elements
+that it depends on. An operation that also accepts scalars works on each element alone. Any other operation is run on
+trial inputs that are changed one at a time, to see which results change.
 
 Legend: N elements of the small arrays together.
 """
@@ -23,21 +23,22 @@ from swift.jaxprs import bind, read, scan_counts
 
 _SMALL = (3, 4), (2, 5)
 _OTHER = ((128, 128), (128, 256)), ((5,), (7,))
-"""Large dims, where Adafactor factors its moments and Muon orthogonalises; and a vector, which masks may leave out."""
+"""Shapes at which optimizers may behave differently: large dims, for which Adafactor factors its moments and Muon
+orthogonalises; and vectors, which masks may leave out."""
 _FILLS = 0, 1, 2
 _CHANGES = -2, 0, 1, 3, np.nan
 
 
 class _Origin(NamedTuple):
-    """Source of the elements of an array."""
+    """Dependence of an array's elements on the inputs."""
 
-    elements: np.ndarray  # bool[*shape, N], the elements of the small arrays that each one depends on
-    by_place: bool = False  # whether elements may differ although all that they depend on is alike
-    causes: tuple[str, ...] = ()  # operations that are not elementwise on the way, those that mix elements first
+    elements: np.ndarray  # bool[*shape, N], the elements of the small arrays that each element depends on
+    by_place: bool = False  # whether elements may differ although all their inputs are equal
+    causes: tuple[str, ...] = ()  # non-elementwise operations on the way, those that mix elements first
 
 
 def why_not_elementwise(optimizer: optax.GradientTransformation) -> str | None:
-    """Says why an optimizer cannot update slices of arrays as it updates the whole; None: it can.
+    """Returns the reason why an optimizer cannot update slices as it updates whole arrays; None if it can.
 
     >>> why_not_elementwise(optax.sgd(0.1)), why_not_elementwise(optax.lamb(0.1))
     (None, "it applies 'reduce_sum' to a whole array")
@@ -65,7 +66,7 @@ def why_not_elementwise(optimizer: optax.GradientTransformation) -> str | None:
 
 
 def _traced(optimizer: optax.GradientTransformation, shapes: Sequence[tuple[int, ...]]) -> tuple[ClosedJaxpr, Any]:
-    """The jaxpr of the first state, an update and the next state, and the shapes of these."""
+    """Traces the initial state, an update and the next state; returns the jaxpr and the shapes of its results."""
     params = {f"group {number}": jax.ShapeDtypeStruct(shape, jnp.float32) for number, shape in enumerate(shapes)}
 
     def step(gradients: Any, state: Any, params: Any) -> Any:
@@ -77,18 +78,18 @@ def _traced(optimizer: optax.GradientTransformation, shapes: Sequence[tuple[int,
 
 @dataclass
 class _Origins:
-    """Follows the elements through equations.
+    """Follows element dependences through a program's equations.
 
     Attributes:
         total: N.
-        scalar: whether operations take scalars, by name and options.
+        scalar: cache of ``_takes_scalars``, by operation, options and dtypes.
     """
 
     total: int
     scalar: dict[tuple[Any, ...], bool] = field(default_factory=dict)
 
     def of(self, closed: ClosedJaxpr, origins: Sequence[_Origin]) -> list[_Origin]:
-        """The origins of a program's results, from those of its inputs."""
+        """Computes the origins of a program's results, given its inputs' origins."""
         constants = [self._constant(value) for value in closed.consts]
         inputs = *closed.jaxpr.constvars, *closed.jaxpr.invars
         env: dict[Var, _Origin] = dict(zip(inputs, (*constants, *origins), strict=True))
@@ -102,13 +103,13 @@ class _Origins:
         return [origin(atom) for atom in closed.jaxpr.outvars]
 
     def outline(self, jaxpr: Jaxpr | ClosedJaxpr) -> Iterator[Any]:
-        """Yields what a program computes, whatever the shapes: its elementwise operations, and numbers in it."""
+        """Yields a program's elementwise operations and the numbers in it, independent of array shapes."""
         for equation in _open(jaxpr).eqns:
             numbers = [atom.val for atom in equation.invars if isinstance(atom, Literal) and np.ndim(atom.val) == 0]
             inner = list(jaxprs_in_params(equation.params))
             if not inner and self._takes_scalars(equation):
                 yield equation.primitive.name, str(equation.params), str(numbers)
-            else:  # numbers that are no indices
+            else:  # integers may be indices, which differ with the shape
                 yield from (str(number) for number in numbers if jnp.issubdtype(jnp.result_type(number), jnp.inexact))
             for each in inner:
                 yield from self.outline(each)
@@ -119,7 +120,7 @@ class _Origins:
         return _Origin(np.zeros((*np.shape(value), self.total), bool), by_place, ("constant",) * by_place)
 
     def _joined(self, origins: Sequence[_Origin], shape: tuple[int, ...]) -> _Origin:
-        """The origin of elements that are computed of the same elements of several arrays, or of scalars."""
+        """Origin of elements that are computed from the same elements in several arrays, or from scalars."""
         elements = np.zeros((*shape, self.total), bool)
         for origin in origins:
             elements |= origin.elements
@@ -134,6 +135,7 @@ class _Origins:
             return self._scan_origins(params, origins)
         if name == "while":
             return self._while_origins(params, origins)
+        # A call with one inner program (jit, custom_jvp): follow that program.
         if len(inner) == 1 and [_shape(v) for v in _open(inner[0]).invars] == [_shape(v) for v in equation.invars]:
             return self.of(_closed(inner[0]), origins)
         shapes = {_shape(var) for var in equation.outvars}
@@ -143,15 +145,15 @@ class _Origins:
         return self._trial_origins(equation, origins)
 
     def _takes_scalars(self, equation: JaxprEqn) -> bool:
-        """Whether an operation could be applied to scalars, too: then it does not mix the elements of arrays."""
+        """Whether an operation also accepts scalars, and so cannot mix the elements of arrays."""
         kind = equation.primitive.name, str(equation.params), *(str(_dtype(var)) for var in equation.invars)
         if kind not in self.scalar:
             scalars = [jax.ShapeDtypeStruct((), _dtype(var)) for var in equation.invars]
-            try:  # to compile it, too: not every operation checks its options before
+            try:  # compile it, too: some operations check their options only then
                 traced = jax.jit(lambda *values: bind(equation, values)).trace(*scalars)
                 traced.lower(lowering_platforms=("cpu",))
                 self.scalar[kind] = all(var.shape == () for var in jax.tree.leaves(traced.out_info))
-            except Exception:  # of whatever kind an operation raises
+            except Exception:  # an operation may raise any kind of error
                 self.scalar[kind] = False
         return self.scalar[kind]
 
@@ -175,7 +177,7 @@ class _Origins:
         return [*carry, *(self._stacked(column) for column in columns)]
 
     def _stacked(self, column: Sequence[_Origin]) -> _Origin:
-        """The origin of equal parts of an array, one after the other."""
+        """Joins the origins of a scan's per-step results, stacked along a new first dim."""
         causes = self._joined(column, column[0].elements.shape[:-1]).causes
         return _Origin(np.stack([o.elements for o in column]), any(o.by_place for o in column), causes)
 
@@ -192,7 +194,7 @@ class _Origins:
         return self._repeated(carry, once)
 
     def _repeated(self, carry: Sequence[_Origin], once: Callable[[Sequence[_Origin]], list[_Origin]]) -> list[_Origin]:
-        """The origins of what a loop carries, after any number of turns."""
+        """Iterates a loop carry's origins to a fixed point, which holds for any number of turns."""
         while True:
             after = [self._joined(pair, pair[0].elements.shape[:-1]) for pair in zip(carry, once(carry), strict=True)]
             if all(
@@ -203,11 +205,11 @@ class _Origins:
             carry = after
 
     def _trial_origins(self, equation: JaxprEqn, origins: Sequence[_Origin]) -> list[_Origin]:
-        """The origins of results of an operation that is tried; whatever cannot be tried mixes all elements."""
+        """Finds the origins of an operation's results by trial; if it cannot run, all elements count as mixed."""
         shapes, name = [_shape(var) for var in equation.outvars], equation.primitive.name
         try:
             readers, by_place = _trial(equation, origins)
-        except Exception:  # of whatever kind an operation raises
+        except Exception:  # an operation may raise any kind of error
             sizes = [origin.elements[..., 0].size for origin in origins]
             readers = [[np.ones((math.prod(shape), size), bool) for size in sizes] for shape in shapes]
             by_place = [True] * len(shapes)
@@ -229,11 +231,11 @@ class _Origins:
 
 
 def _trial(equation: JaxprEqn, origins: Sequence[_Origin]) -> tuple[list[list[np.ndarray]], list[bool]]:
-    """Runs an operation on numbers, and again with one of them changed.
+    """Runs an operation on numbers, and again with each of them changed in turn.
 
     Returns:
-        (for each result and input bool[result size, input size], which number depends on which; for each result,
-        whether its elements differ where those of each input are alike).
+        (for each result and input bool[result size, input size]: which number depends on which; for each result:
+        whether its elements differ although the elements of each input are equal).
     """
     random, atoms = np.random.default_rng(0), equation.invars
 

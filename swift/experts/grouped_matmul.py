@@ -1,19 +1,20 @@
-"""The grouped matmul, its gradients, and the way of computing it on each platform.
+"""Grouped matmul and its gradients, with an implementation for each platform.
 
 Rows come in blocks of a fixed size, and each block belongs to one slot. A slot's rows start at the edge of a block, and
 zeros fill its last block. The number of rows per slot is data: one program serves every distribution of the rows, with
 no floating-point work beyond the rows themselves and the padding of the blocks.
 
-On CPUs each slot is processed by loops, in large steps first and then in smaller ones, without copying the weights:
-XLA's ``ragged_dot`` multiplies every row by every slot's weights there, and a batched matmul copies weights for every
-block. On GPUs it makes one dense matmul of a ``ragged_dot``, where rows of other slots meet zeros: S times the
-operations, and a copy of the rows for each slot (jax 0.10.2 and 0.11.2). So there are kernels, in which each program
-multiplies a tile of rows of one slot. They are for the Triton backend of Pallas, which knows NVIDIA's GPUs since
-Ampere, and will be removed from a later JAX; by then XLA should have one of its own,
-https://github.com/openxla/xla/pull/46000. On other platforms it is ``lax.ragged_dot``. docs/capacity.md has the
+On CPUs loops process each slot, in large steps first and then in smaller ones, without copying the weights: XLA's
+``ragged_dot`` multiplies every row by every slot's weights there, and a batched matmul copies weights for every block.
+On GPUs XLA turns ``ragged_dot`` into one dense matmul, where rows of other slots meet zeros: S times the operations,
+and a copy of the rows for each slot (jax 0.10.2 and 0.11.2). Swift has kernels instead, in which each program
+multiplies a tile of rows of one slot. They need the Triton backend of Pallas, which supports NVIDIA's GPUs since Ampere
+and will be removed from a later JAX; by then XLA should have a kernel of its own,
+https://github.com/openxla/xla/pull/46000. Other platforms use ``lax.ragged_dot``. docs/capacity.md has the
 measurements.
 
-Legend: P rows, S slots of a rank, G = S + 1 groups of rows, the last those after all slots', X and Y dims, I tiles.
+Legend: P rows, S slots of a rank, G = S + 1 groups of rows (the last group is the rows after all slots), X and Y dims,
+I tiles.
 """
 
 from collections.abc import Callable
@@ -31,14 +32,14 @@ from jaxtyping import Array, Float
 from swift.mesh.per_rank import known_platform
 
 _LARGEST_BLOCK, _LARGEST_STEP = 128, 256
-"""Most rows of a block, and of a step of a loop."""
+"""Upper limits for rows in a block, and for rows in a loop step."""
 _SMALLEST_SIDE, _HEIGHT, _WIDTH = 16, 128, 128
-"""Sides of a tile: tensor cores multiply no smaller one, and many GPUs' shared memory does not hold a larger one."""
+"""Sides of a tile: tensor cores multiply no smaller tile, and many GPUs' shared memory holds no larger one."""
 _DEPTH_BYTES = 128
-"""Bytes of a tile's row that a program loads at a time; for a gradient of weights, as many rows as that has numbers."""
+"""Bytes that a program loads per step from a tile's row; the gradient kernel steps over equally many rows."""
 _DTYPES = ("bfloat16", "float16", "float32")
 _OPTIONS = triton.CompilerParams(num_warps=8, num_stages=3)
-"""Three stages of 32 KiB, for the factors of a step, fit into the shared memory of every GPU since Ampere."""
+"""Three stages at 32 KiB, for a step's factors, fit into the shared memory that every GPU since Ampere has."""
 
 _CONTRACT_ROWS = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
 
@@ -51,7 +52,7 @@ class Groups(NamedTuple):
 
 
 def block_rows(num_rows: int, num_slots: int) -> int:
-    """Chooses the rows of a block: the largest power of two up to 128 whose padding adds at most 1 row in 32.
+    """Chooses a block's rows: the largest power of two up to 128 whose padding adds at most 1 row in 32.
 
     >>> block_rows(2048, 4), block_rows(256, 4), block_rows(8, 4)
     (16, 2, 1)
@@ -63,7 +64,7 @@ def block_rows(num_rows: int, num_slots: int) -> int:
 
 
 def padded_rows(num_rows: int, num_slots: int) -> int:
-    """Number of rows P that suffices for ``num_rows`` rows in blocks, however they are spread over the slots."""
+    """Returns the rows P that suffice for ``num_rows`` rows in blocks, however they are spread over the slots."""
     block = block_rows(num_rows, num_slots)
     return (num_rows + num_slots * (block - 1)) // block * block
 
@@ -81,7 +82,7 @@ def grouped_matmul(
         block: rows of a block.
 
     Returns:
-        y_PY; zero wherever x is. The gradient must be zero there, too.
+        y_PY; zero wherever x is. The gradient of y must be zero there, too.
     """
     return _multiply(x_PX, weights_SXY, groups, block)
 
@@ -114,7 +115,7 @@ def _multiply(
 
 
 def _weight_gradient(x_PX: jax.Array, dy_PY: jax.Array, groups: Groups, block: int) -> jax.Array:
-    """Computes the gradient of the weights in the type of the rows, of a sum that is at least float32."""
+    """Computes the weight gradient: summed in at least float32, then rounded to the rows' dtype."""
 
     def rounded(way: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
         return lambda x_PX, dy_PY, groups: way(x_PX, dy_PY, groups).astype(x_PX.dtype)
@@ -126,21 +127,21 @@ def _weight_gradient(x_PX: jax.Array, dy_PY: jax.Array, groups: Groups, block: i
 
 
 def _may_be_on_gpu() -> bool:
-    """Whether a program may run on GPUs: to trace kernels for others takes long."""
+    """Whether the program may run on GPUs; otherwise tracing the kernels would take long for nothing."""
     return known_platform() != "cpu"
 
 
 def multiply_ragged(
     x_PX: Float[Array, "P X"], weights_SXY: Float[Array, "S X Y"], groups: Groups
 ) -> Float[Array, "P Y"]:
-    """Computes ``grouped_matmul`` by ``lax.ragged_dot``."""
+    """Computes ``grouped_matmul`` with ``lax.ragged_dot``."""
     return lax.ragged_dot(x_PX, weights_SXY, groups.size_S)
 
 
 def weight_gradient_ragged(
     x_PX: Float[Array, "P X"], dy_PY: Float[Array, "P Y"], groups: Groups
 ) -> Float[Array, "S X Y"]:
-    """Computes the gradient ``[S, X, Y]`` of the weights by ``lax.ragged_dot_general``, in at least float32."""
+    """Computes the gradient ``[S, X, Y]`` of the weights with ``lax.ragged_dot_general``, in at least float32."""
     wide = jnp.promote_types(x_PX.dtype, jnp.float32)
     return lax.ragged_dot_general(x_PX, dy_PY, groups.size_S, _CONTRACT_ROWS, preferred_element_type=wide)
 
@@ -153,15 +154,15 @@ def multiply_in_loops(
     *,
     is_transposed: bool = False,
 ) -> Float[Array, "P Y"]:
-    """Computes ``grouped_matmul`` by loops over the slots and over the rows of each.
+    """Computes ``grouped_matmul`` by loops over the slots and over the rows of each slot.
 
     Args:
         x_PX: see ``grouped_matmul``.
         weights: weights of each slot ``[S, X, Y]``, or ``[S, Y, X]``.
         groups: see ``grouped_matmul``.
         block: rows of a block.
-        is_transposed: whether weights are ``[S, Y, X]``. They are multiplied as they lie: XLA:CPU is as fast, and a
-            transposed copy of all weights is not.
+        is_transposed: whether weights are ``[S, Y, X]``. They are multiplied in place: XLA:CPU is as fast, and a
+            transposed copy of all weights would cost time.
     """
     contracted, num_columns = ((1,), (1 if is_transposed else 0,)), weights.shape[1 if is_transposed else 2]
 
@@ -183,7 +184,7 @@ def weight_gradient_in_loops(
 ) -> Float[Array, "S X Y"]:
     """Computes the gradient ``[S, X, Y]`` of the weights by loops over slots and rows, in at least float32.
 
-    Rows are multiplied as they lie: a transposed copy of all of them takes up to a third of the time.
+    Rows are multiplied in place: a transposed copy of all rows would take up to a third of the time.
     """
     wide, contracted = jnp.promote_types(x_PX.dtype, jnp.float32), ((0,), (0,))
 
@@ -201,12 +202,12 @@ def weight_gradient_in_loops(
 
 
 def _zeros(shape: tuple[int, ...], dtype: DTypeLike, groups: Groups) -> jax.Array:
-    """Zeros that differ from rank to rank, to ``shard_map`` with ``check_vma=True``, as what is added to them does."""
+    """Returns zeros that vary by rank for ``shard_map`` with ``check_vma=True``, like the values added to them."""
     return jnp.full(shape, (groups.size_S[0] * 0).astype(dtype))
 
 
 def _steps(block: int, num_rows: int) -> list[int]:
-    """Sizes of the steps, the largest first; each is four times the next, and the last is one block."""
+    """Returns the sizes of the steps, in descending order; each is four times the next, and the last is one block."""
     steps = [block]
     while 4 * steps[0] <= min(_LARGEST_STEP, num_rows):
         steps.insert(0, 4 * steps[0])
@@ -229,7 +230,7 @@ def _in_steps(
 
 
 def have_tiles(dtype: DTypeLike, *factors: jax.Array) -> bool:
-    """Whether the kernels can multiply factors of this type, whose last dims are cut into tiles."""
+    """Whether the kernels can multiply factors of this dtype, whose last dims are cut into tiles."""
     dims = [dim for factor in factors for dim in factor.shape[1:]]
     return jnp.dtype(dtype).name in _DTYPES and all(_side(dim, _WIDTH) >= _SMALLEST_SIDE for dim in dims)
 
@@ -242,14 +243,14 @@ def multiply_in_tiles(
     is_transposed: bool = False,
     interpret: bool = False,
 ) -> Float[Array, "P Y"]:
-    """Computes ``grouped_matmul``.
+    """Computes ``grouped_matmul`` with a Pallas kernel for NVIDIA's GPUs.
 
     Args:
         x_PX: see ``grouped_matmul``.
         weights: weights of each slot ``[S, X, Y]``, or ``[S, Y, X]``.
         groups: see ``grouped_matmul``.
         is_transposed: whether weights are ``[S, Y, X]``.
-        interpret: runs the kernel on any device.
+        interpret: whether to interpret the kernel, on any device.
     """
     (num_rows, depth), num_columns = x_PX.shape, weights.shape[1 if is_transposed else 2]
     num_slots, height = len(weights), _height(num_rows, len(weights))
@@ -268,13 +269,13 @@ def multiply_in_tiles(
             w = weights[slot, columns, inner].T if is_transposed else weights[slot, inner, columns]
             return total + jnp.dot(x, w, preferred_element_type=jnp.float32)
 
-        # Rows after those of the last slot are zeros, and have no weights.
+        # Rows after the last slot's are zeros, and have no weights.
         num_steps = (slot < num_slots).astype(jnp.int32) * (depth // step)
         total = lax.fori_loop(0, num_steps, add, jnp.zeros((height, width), jnp.float32))
         triton.store(y_PY.at[rows, columns], total.astype(y_PY.dtype), mask=mask)
 
     tiles = _tiles(groups, num_rows, height)
-    # Programs that run at the same time share a tile's rows and a slot's weights: columns first.
+    # Columns come first in the grid: programs that run at the same time then share a tile's rows and a slot's weights.
     grid = (num_columns // width, len(tiles.slot_I))
     return _call(kernel, grid, (num_rows, num_columns), x_PX.dtype, interpret, *tiles, x_PX, weights)
 
@@ -282,7 +283,7 @@ def multiply_in_tiles(
 def weight_gradient_in_tiles(
     x_PX: Float[Array, "P X"], dy_PY: Float[Array, "P Y"], groups: Groups, *, interpret: bool = False
 ) -> Float[Array, "S X Y"]:
-    """Computes the gradient ``[S, X, Y]`` of the weights, a sum in float32; see ``multiply_in_tiles``."""
+    """Computes the gradient ``[S, X, Y]`` of the weights, summed in float32; see ``multiply_in_tiles``."""
     dims, num_slots = (x_PX.shape[1], dy_PY.shape[1]), len(groups.size_S)
     height, width = _side(dims[0], _HEIGHT), _side(dims[1], _WIDTH)
     step = min(_height(x_PX.shape[0], num_slots), _depth(x_PX.dtype))
@@ -307,22 +308,22 @@ def weight_gradient_in_tiles(
 
 
 class _Tiles(NamedTuple):
-    """Rows that each tile has, of one slot each; the rest is of slot S, whose rows are those after the last slot's."""
+    """Rows in each tile, all for one slot; the pseudo-slot S has the rows after the last slot's."""
 
     slot_I: jax.Array
     start_I: jax.Array
-    end_I: jax.Array  # of the slot: the last tile of a slot has fewer rows
+    end_I: jax.Array  # end of the slot: a slot's last tile has fewer rows
 
 
 def _tiles(groups: Groups, num_rows: int, height: int) -> _Tiles:
-    """Cuts the rows of each slot into tiles: as many as suffice however the rows are spread over the slots."""
+    """Cuts each slot's rows into tiles; the number of tiles suffices however the rows are spread over the slots."""
     end_S = groups.start_S + groups.size_S
     start_G, end_G = jnp.append(groups.start_S, end_S[-1]), jnp.append(end_S, num_rows)
     through_G = jnp.cumsum(-(-(end_G - start_G) // height), dtype=jnp.int32)
     tile_I = _numbers(num_rows // height + len(start_G))
     slot_I = jnp.sum(tile_I[:, None] >= through_G[None], axis=1, dtype=jnp.int32)
     before_I = jnp.where(slot_I > 0, through_G[slot_I - 1], 0)
-    # A tile that is not needed begins after the last row.
+    # A surplus tile begins after the last row.
     start_I = jnp.where(slot_I < len(start_G), start_G[slot_I] + (tile_I - before_I) * height, num_rows)
     return _Tiles(slot_I, start_I, end_G[slot_I])
 
@@ -332,7 +333,7 @@ def _numbers(count: int) -> jax.Array:
 
 
 def _height(num_rows: int, num_slots: int) -> int:
-    """Rows of a tile: the largest power of two up to those of a slot in the mean, within the limits."""
+    """Returns a tile's rows: the largest power of two up to a slot's mean row count, within the limits."""
     mean = max(num_rows // num_slots, 1)
     return min(max(1 << (mean.bit_length() - 1), _SMALLEST_SIDE), _HEIGHT)
 
@@ -342,7 +343,7 @@ def _depth(dtype: DTypeLike) -> int:
 
 
 def _side(dim: int, most: int) -> int:
-    """The largest power of two that divides ``dim``, up to ``most``."""
+    """Returns the largest power of two that divides ``dim``, up to ``most``."""
     return min(dim & -dim, most)
 
 
@@ -354,7 +355,7 @@ def _call(
     interpret: bool,
     *arrays: jax.Array,
 ) -> jax.Array:
-    """Runs a kernel over a grid. What it makes differs over the same mesh axes as the arrays together."""
+    """Runs a kernel over a grid. Its result varies over the mesh axes of all its inputs together."""
 
     def like(*arrays: jax.Array) -> jax.Array:
         return jnp.zeros(shape, dtype) + sum(array.ravel()[0].astype(dtype) for array in arrays)

@@ -1,4 +1,4 @@
-"""The expert-parallel layer of one rank: route tokens, send them, compute in slots, send the results back.
+"""The expert-parallel layer on one rank: route tokens, send them, compute in slots, send the results back.
 
 Legend: T tokens of this rank, E experts, N ranks, S slots of a rank, C rows of a slot for one source, P rows of the
 grouped matmul, D model dim.
@@ -26,17 +26,17 @@ from swift.experts.routing import Routing, balance_loss, first_choice_loss, reno
 from swift.mesh.per_rank import EXPERT_AXIS
 
 Matmul = Callable[[jax.Array, jax.Array], jax.Array]
-"""(rows, weights of this rank's slots ``[S, X, Y]``) -> each row multiplied by the weights of its slot."""
+"""Function (rows, weights of this rank's slots ``[S, X, Y]``) -> each row multiplied by its slot's weights."""
 
 ApplySlots = Callable[[jax.Array, Matmul], jax.Array]
-"""(rows ``[..., D]``, matmul to use) -> the outputs of the slots' experts, same shape."""
+"""Function (rows ``[..., D]``, matmul to use) -> the experts' outputs, of the same shape."""
 
 FetchSlots = Callable[[jax.Array], ApplySlots]
-"""(the expert in every slot, int32 ``[N, S]``) -> function that applies the experts in this rank's slots."""
+"""Function (the expert in every slot, int32 ``[N, S]``) -> function that applies the experts in this rank's slots."""
 
 
 class Load(NamedTuple):
-    """Load of one layer in one micro-batch: (token, choice) pairs counted by expert."""
+    """Load on one layer in one micro-batch: (token, choice) pairs by expert."""
 
     popularity_E: jax.Array  # int32, before any drop
     dropped_E: jax.Array  # int32
@@ -63,18 +63,20 @@ def expert_parallel_moe(
         valid_T: False for padding, which is neither sent nor counted.
         placement_NS: int32, the expert in every slot, in any order; with exact capacity only its shape matters.
         apply_slots: function that applies the experts in this rank's slots; it must map zero rows to zeros and treat
-            rows independently. With exact capacity a function that fetches the weights of given slots, and returns it.
+            rows independently. With exact capacity, a function that fetches the weights for a given placement and
+            returns such a function.
         bias_E: see ``route``.
         axis: name of the mesh axis of the ranks.
 
     Returns:
-        (y_TD, this rank's term of the auxiliary loss, this rank's load). Dropped tokens have y = 0.
-        What is added to the loss of all tokens is ``config.auxiliary_weight`` times the sum of the terms.
+        (y_TD, this rank's term of the auxiliary loss, this rank's load). Dropped tokens have y = 0. The training loss
+        is the loss of all tokens plus ``config.auxiliary_weight`` times the sum of all ranks' terms.
     """
-    placement_NS = jnp.asarray(placement_NS)  # a NumPy one is a constant of the program
+    placement_NS = jnp.asarray(placement_NS)  # a NumPy placement becomes a constant of the program
     routing = route(logits_TE, config.gating, bias_E)
     pairs = Pairs.of(routing.choices_TK, valid_T, config.num_classes, first_choices_first=config.is_deepspeed)
     if config.capacity != "slot":
+        # Capacity by rank decides from all ranks' counts; by slot the decision is local, and the sum is enough.
         counts_NE = lax.all_gather(pairs.popularity_E, axis)
         popularity_E = jnp.sum(counts_NE, axis=0, dtype=jnp.int32)
         if config.is_exact:
@@ -100,7 +102,7 @@ def auxiliary_loss(
     popularity_E: Int[Array, " E"],
     num_tokens: jax.Array,
 ) -> Float[Array, ""]:
-    """Computes this rank's term of the auxiliary loss: the load-balancing loss, with the z-loss where there is one."""
+    """Computes this rank's term of the auxiliary loss: the load-balancing loss, plus the z-loss if it has a weight."""
     balance_share, z_share = config.auxiliary_shares
     balance = balance_loss(routing.probs_TE, valid_T, popularity_E, num_tokens, config.top_k)
     return balance_share * balance + z_share * z_loss(logits_TE, valid_T, num_tokens) if z_share else balance
@@ -143,7 +145,7 @@ def _dispatch_by_rank(
     apply_slots: ApplySlots,
     axis: str,
 ) -> tuple[jax.Array, Load]:
-    """Runs the experts with capacity by rank: a rank's slots share its rows, and a source has a buffer per rank."""
+    """Runs the experts with capacity by rank: a rank's slots share its rows, and each source has a buffer per rank."""
     rank, served = lax.axis_index(axis), admit_tokens(config, counts_NE, placement_NS, x_TD.shape[0])
     y_TD = _in_shared_rows(config, routing, pairs, served.kept_NDS, x_TD, placement_NS, apply_slots, axis)
     return y_TD, Load(pairs.popularity_E, served.dropped_NE[rank], served.overflowed_NE[rank])
@@ -159,7 +161,7 @@ def _dispatch_exact(
     fetch: FetchSlots,
     axis: str,
 ) -> tuple[jax.Array, Load]:
-    """Runs the experts with exact capacity: slots and their weights follow the routing."""
+    """Runs the experts with exact capacity: slots and their weights follow the routing of the micro-batch."""
     num_ranks, num_slots = placement_NS.shape
     slots = assign_slots(jnp.sum(counts_NE, axis=0, dtype=jnp.int32), num_ranks, num_slots)
     holders = ReplicaMap.of(slots.placement_NS)
@@ -167,8 +169,8 @@ def _dispatch_exact(
     kept_NDS = split_NM.reshape(num_ranks, num_ranks, num_slots)
 
     def apply_slots(rows_PD: jax.Array, matmul: Matmul) -> jax.Array:
-        # Kept for the backward pass are the products of the experts' matmuls. The weights are not: they are as large as
-        # those of all slots, in every micro-batch, and are fetched again.
+        # The backward pass keeps the products of the experts' matmuls and fetches the weights a second time: stored,
+        # they would take the memory of all slots for every micro-batch.
         def run(rows_PD: jax.Array, placement_NS: jax.Array) -> jax.Array:
             return fetch(placement_NS)(rows_PD, matmul)
 
@@ -180,7 +182,7 @@ def _dispatch_exact(
 
 
 def _is_product(primitive: Any, *_: Any, **__: Any) -> bool:
-    """Whether a value is kept: one of the grouped matmul, which is a branch by platform."""
+    """Whether remat keeps a value: a product of the grouped matmul, which is a branch by platform."""
     return primitive.name in ("cond", "while", "ragged_dot_general")
 
 
@@ -194,7 +196,7 @@ def _in_shared_rows(
     apply_slots: ApplySlots,
     axis: str,
 ) -> jax.Array:
-    """Runs the experts on the pairs that every source sends to every slot, whose rank has one array of rows for all."""
+    """Runs the experts on the pairs that every source sends to every slot; a rank's slots share one array of rows."""
     (num_ranks, num_slots), num_tokens = placement_NS.shape, x_TD.shape[0]
     rank, slots = lax.axis_index(axis), Slots.of(placement_NS, config.num_classes)
     num_served, buffers = config.rows_per_rank(num_tokens, num_ranks), config.buffers(num_tokens, num_ranks)
@@ -229,5 +231,5 @@ def _in_shared_rows(
 
 
 def _exchange(rows: jax.Array, axis: str) -> jax.Array:
-    """Sends rows ``[N, ...]``, a chunk for every rank, and returns those received from every rank."""
+    """Sends one chunk of ``[N, ...]`` to every rank, and returns the chunks received from every rank."""
     return lax.all_to_all(rows, axis, split_axis=0, concat_axis=0)

@@ -1,8 +1,8 @@
 """Optimizers for sliced parameters: any elementwise one of optax, with linear warm-up and cosine decay.
 
-Weight decay can leave some parameters out. Left out, a parameter is given to the optimizer as zero. That is the update
-without decay where the parameters are scaled and added, and nothing else, to the gradients (L2 regularization) or to
-the updates (decoupled weight decay), which is checked:
+Weight decay can exclude some parameters. An excluded parameter is passed to the optimizer as zero. The result is the
+update without decay if the optimizer only scales the parameters and adds them to the gradients (L2 regularization) or
+to the updates (decoupled weight decay). A trial checks that this holds:
 
     update(g, p) = update(g + c * p, 0) + d * p    with c >= 0 and d <= 0
 """
@@ -22,7 +22,7 @@ from swift.errors import SettingError, check_count, check_number, error_line
 from swift.experts.elementwise import why_not_elementwise
 
 _NUM_ELEMENTS, _NUM_STEPS, _TOLERANCE = 256, 4, 1e-3
-"""Elements and updates of the trial whether parameters only decay, and its relative tolerance."""
+"""Elements, updates and relative tolerance of the trial that checks whether parameters serve weight decay alone."""
 _CHOICES = {
     "decayed": ("all", "matrices"),
     "moments": ("master", "bfloat16"),
@@ -34,24 +34,24 @@ _CHOICES = {
 class CustomOptimizer(Protocol):
     """Interface of a user's optimizer: a frozen dataclass, so that a configuration can name it.
 
-    Its transformation has to be elementwise, since every rank updates only a slice of each expert, in arrays of any
-    shape. Where weight decay acts on matrices only, it sees zeros in place of the other parameters:
-    it has to use them for weight decay alone.
+    The transformation has to be elementwise, since every rank updates only a slice of each expert, in arrays of any
+    shape. If weight decay acts on matrices only, the other parameters are passed as zeros, so the transformation must
+    use parameters for weight decay alone.
     """
 
     @property
     def name(self) -> str:
-        """Short name, by which a checkpoint knows whose moments it has."""
+        """Short name, stored in checkpoints to identify the optimizer of the moments."""
 
     def make(self, learning_rate: optax.Schedule) -> optax.GradientTransformation:
-        """Makes the transformation, such as an ``optax.chain``; gradients are clipped before it."""
+        """Builds the transformation, such as an ``optax.chain``. It receives gradients that are already clipped."""
 
 
 class CustomSchedule(Protocol):
     """Interface of a user's learning-rate schedule: a frozen dataclass, so that a configuration can name it."""
 
     def schedule(self, num_steps: int) -> optax.Schedule:
-        """Makes the learning rate as a function of completed iterations, traced by JAX.
+        """Builds the learning rate as a function of completed iterations, traced by JAX.
 
         Args:
             num_steps: iterations of the run.
@@ -60,25 +60,25 @@ class CustomSchedule(Protocol):
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """The optimizer and its learning-rate schedule.
+    """Configuration of the optimizer and its learning-rate schedule.
 
     Attributes:
         name: elementwise optimizer of optax or optax.contrib: ``adamw``, ``sgd``, ``lion``, ``ademamix``, ...
         options: further keyword arguments of the optimizer.
-        transformation: optimizer of your own, instead of ``name`` and ``options``; None: there is none.
-        schedule: learning-rate schedule of your own, instead of warm-up and cosine; None: there is none.
-        decayed: parameters that weight decay acts on: ``all``, or ``matrices``, without embeddings, norms and biases.
+        transformation: your own optimizer, instead of ``name`` and ``options``; None to use these.
+        schedule: your own learning-rate schedule, instead of warm-up and cosine; None to use these.
+        decayed: parameters that weight decay acts on: ``all``, or ``matrices``, which excludes embeddings, norms and
+            biases.
         peak_learning_rate: learning rate after the warm-up.
-        warmup_steps: iterations over which the learning rate rises from zero; None: 20, or half of a run of at most
-            20.
+        warmup_steps: iterations over which the learning rate rises from zero; None: 20, or half of a run of at most 20.
         final_learning_rate: learning rate at the end of the cosine, and after it.
         decay_steps: iteration at which the cosine ends; None: the last one of the run.
         clip_norm: largest global norm of the gradient; None for no clipping.
-        moments: type of the moments: that of the ``master`` weights, or ``bfloat16``, in which averages with a rate of
-            more than 0.99 stand still.
-        memory: where master weights and moments are between updates: ``device``, or ``pinned_host``, from which an
-            update brings in one layer at a time.
-        layout: ``decoupled``, or ``coupled`` for the baselines' optimizer state, tied to where experts are placed.
+        moments: dtype of the moments: ``master`` for the dtype of the master weights, or ``bfloat16``, in which
+            averages with a decay rate above 0.99 no longer move.
+        memory: location of master weights and moments between updates: ``device``, or ``pinned_host``, from which an
+            update fetches one layer at a time.
+        layout: ``decoupled``, or ``coupled`` for the baselines' optimizer state, tied to the placement of the experts.
     """
 
     name: str = "adamw"
@@ -111,12 +111,12 @@ class OptimizerConfig:
 
     @property
     def moments_of(self) -> str:
-        """Name of the optimizer whose moments a checkpoint has."""
+        """Name of the optimizer that a checkpoint's moments belong to."""
         return self.name if self.transformation is None else self.transformation.name
 
 
 def with_warmup(config: OptimizerConfig, num_steps: int) -> OptimizerConfig:
-    """Fills in the number of iterations of the warm-up, which by default depends on the length of the run.
+    """Fills in the warm-up's number of iterations, which by default depends on the run's length.
 
     >>> [with_warmup(OptimizerConfig(), num_steps).warmup_steps for num_steps in (1, 10, 20, 21, 300)]
     [0, 5, 10, 20, 20]
@@ -153,13 +153,13 @@ def learning_rate(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
 
 
 def make_optimizer(config: OptimizerConfig, num_steps: int) -> optax.GradientTransformation:
-    """Makes the optax transformation, with moments of their type, and checks that it is valid on slices.
+    """Builds the optax transformation, with moments of the configured dtype, and checks that it is valid on slices.
 
-    Clipping is not part of it, because the global norm needs all slices.
+    Clipping is not included, because the global norm needs the slices of all ranks.
 
     Raises:
         SettingError: optax has no such optimizer, the optimizer rejects the options, it is not elementwise, or it has
-            no weight decay from which parameters could be left out.
+            no weight decay that could exclude parameters.
     """
     optimizer = _checked_optimizer(config, num_steps)
     return optimizer if config.moments == "master" else _narrow_moments(optimizer, jnp.bfloat16)
@@ -251,7 +251,7 @@ def _parameters(create: Any) -> list[str]:
 def _uses_params_only_for_decay(optimizer: optax.GradientTransformation) -> bool:
     """Whether an elementwise optimizer uses the parameters for weight decay alone.
 
-    It is tried on random numbers, in a state after a few updates.
+    The trial runs on random numbers, in a state after a few updates.
 
     Args:
         optimizer: elementwise transformation, at a learning rate above zero.
@@ -266,13 +266,14 @@ def _uses_params_only_for_decay(optimizer: optax.GradientTransformation) -> bool
     params_E = jnp.asarray(random.normal(size=_NUM_ELEMENTS), jnp.float32)
     state, state_of_zeros = optimizer.init(params_E), optimizer.init(jnp.zeros_like(params_E))
     if not all(map(np.array_equal, jax.tree.leaves(state), jax.tree.leaves(state_of_zeros))):
-        return False  # it keeps where they were, and would see them elsewhere
+        return False  # its state contains the initial parameters, so zeros would change it
     for gradients_E in gradients_SE[:-1]:
         _, state = optimizer.update(gradients_E, state, params_E)
 
     def update(gradients_E: jax.Array, params_E: jax.Array) -> jax.Array:
         return optimizer.update(gradients_E, state, params_E)[0]
 
+    # c and d follow from the derivatives by gradient and by parameter, as a least-squares fit over all elements.
     gradients_E, ones_E, zeros_E = gradients_SE[-1], jnp.ones_like(params_E), jnp.zeros_like(params_E)
     updates_E, by_gradient_E = jax.jvp(update, (gradients_E, params_E), (ones_E, zeros_E))
     _, by_param_E = jax.jvp(update, (gradients_E, params_E), (zeros_E, ones_E))
@@ -284,11 +285,11 @@ def _uses_params_only_for_decay(optimizer: optax.GradientTransformation) -> bool
 
 
 def _narrow_moments(optimizer: optax.GradientTransformation, dtype: DTypeLike) -> optax.GradientTransformation:
-    """Keeps an optimizer's arrays in a narrower type, to which they are rounded after every update.
+    """Stores an optimizer's moments in a narrower dtype, rounded after every update.
 
-    Updates are computed in the type of the gradients. Rounding is to the nearest: an average moves only where a step
-    changes it by more than half of what the type can tell apart, 1/256 of it in bfloat16, so it has to forget faster
-    than that.
+    Updates are computed in the dtype of the gradients. Rounding is to nearest, so an average moves only if a step
+    changes it by more than half a unit in the last place, 1/256 of its value in bfloat16. So the average has to forget
+    faster than that.
 
     >>> state = _narrow_moments(optax.adam(0.1), jnp.bfloat16).init({"w": jnp.zeros(3)})
     >>> sorted({leaf.dtype.name for leaf in jax.tree.leaves(state)})
@@ -307,7 +308,7 @@ def _narrow_moments(optimizer: optax.GradientTransformation, dtype: DTypeLike) -
 
 
 def _cast(state: Any, dtype: DTypeLike) -> Any:
-    """Converts the arrays of a state, which are floating-point and no scalars; counters and scalars stay."""
+    """Casts a state's floating-point arrays; counters and scalars keep their dtype."""
 
     def cast(leaf: Any) -> Any:
         is_moment = jnp.ndim(leaf) > 0 and jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.floating)

@@ -1,4 +1,4 @@
-"""Routing: the experts that each token goes to, their gates, and what balances the experts.
+"""Routing: chooses each token's experts, computes their gates, and balances the load of the experts.
 
 Legend: T tokens, E experts, K choices of a token.
 """
@@ -17,12 +17,12 @@ from swift.largest import largest
 
 @dataclass(frozen=True)
 class Gating:
-    """The way from a router's logits to gates.
+    """Rule by which a router's logits become gates.
 
     Attributes:
         top_k: experts that each token is sent to, K.
         scores: ``softmax`` over the experts, or each expert's own ``sigmoid``.
-        normalized: whether the gates of a token are divided by their sum; None: if there are several.
+        normalized: whether the gates of a token are divided by their sum; None: if ``top_k`` is above 1.
         scale: factor of the gates.
     """
 
@@ -38,28 +38,28 @@ class Gating:
 
 
 class Routing(NamedTuple):
-    """Routing of a rank's tokens, before any drop."""
+    """Experts and gates of a rank's tokens, before any token is dropped."""
 
-    choices_TK: jax.Array  # int32, experts, those of the largest logits first
+    choices_TK: jax.Array  # int32, experts in descending order of their logits
     gates_TK: jax.Array  # weights of the experts' outputs, at least float32
-    probs_TE: jax.Array  # scores, which sum to 1, at least float32
+    probs_TE: jax.Array  # scores normalized to a sum of 1, at least float32
 
 
 def route(logits_TE: Float[Array, "T E"], gating: Gating, bias_E: Float[Array, " E"] | None = None) -> Routing:
-    """Routes every token to the experts with the largest logits.
+    """Routes every token to the K experts with the largest logits.
 
-    By default the gate of a single choice is the expert's probability (Switch); several are normalized to sum to 1
-    (GShard).
+    By default the gate of a single choice is the expert's probability (Switch); several gates are normalized to sum to
+    1 (GShard).
 
     Args:
         logits_TE: output of the router.
-        gating: way from logits to gates.
-        bias_E: what is added to the scores where experts are chosen, but not in their gates (arXiv 2408.15664).
+        gating: rule by which logits become gates.
+        bias_E: added to the scores when experts are chosen, but not to the gates (arXiv 2408.15664).
     """
     logits_TE = logits_TE.astype(jnp.promote_types(logits_TE.dtype, jnp.float32))
     is_softmax, top_k = gating.scores == "softmax", gating.top_k
     scores_TE = jax.nn.softmax(logits_TE, axis=-1) if is_softmax else jax.nn.sigmoid(logits_TE)
-    # Ranks by logits, because scores may underflow to zero and tie.
+    # Ranked by logits, because scores may underflow to zero and tie.
     ranked_TE = logits_TE if bias_E is None else scores_TE + bias_E.astype(scores_TE.dtype)[None]
     _, choices_TK = largest(lax.stop_gradient(ranked_TE), top_k)
     gates_TK = jnp.take_along_axis(scores_TE, choices_TK, axis=-1)
@@ -74,18 +74,18 @@ def route(logits_TE: Float[Array, "T E"], gating: Gating, bias_E: Float[Array, "
 
 
 def _shares(logits: jax.Array) -> jax.Array:
-    """Sigmoids divided by their sum, by their logarithms: all of them may underflow."""
+    """Normalizes sigmoids to sum to 1, in the log domain, because all of them may underflow to zero."""
     return jax.nn.softmax(jax.nn.log_sigmoid(logits), axis=-1)
 
 
 def count_choices(choices_TK: Int[Array, "T K"], counted_TK: Bool[Array, "T K"], num_classes: int) -> Int[Array, " E"]:
-    """Counts the (token, choice) pairs selected by ``counted_TK`` that go to each expert, int32[E]."""
+    """Counts the (token, choice) pairs of each expert among those that ``counted_TK`` selects, int32[E]."""
     is_class_TKE = choices_TK[..., None] == jnp.arange(num_classes, dtype=choices_TK.dtype)[None, None]
     return jnp.sum(is_class_TKE & counted_TK[..., None], axis=(0, 1), dtype=jnp.int32)
 
 
 def renormalize_gates(gates_TK: Float[Array, "T K"], kept_TK: Bool[Array, "T K"]) -> Float[Array, "T K"]:
-    """Divides the gates of a token's kept choices by their sum, where it has several, as DeepSpeed does."""
+    """Divides the gates of a token's kept choices by their sum, as DeepSpeed does; a single choice keeps its gate."""
     if gates_TK.shape[1] == 1:
         return gates_TK
     kept_gates_TK = jnp.where(kept_TK, gates_TK, jnp.zeros_like(gates_TK))
@@ -94,9 +94,9 @@ def renormalize_gates(gates_TK: Float[Array, "T K"], kept_TK: Bool[Array, "T K"]
 
 
 def first_choice_loss(routing: Routing, valid_T: Bool[Array, " T"], num_ranks: int) -> Float[Array, ""]:
-    """Computes this rank's term of DeepSpeed's auxiliary loss: the mean over ranks of that of first choices.
+    """Computes this rank's term in DeepSpeed's auxiliary loss, the mean over ranks of a first-choice loss.
 
-    That of a rank is E * sum_e (share of its first choices of e) * (mean probability of e).
+    A rank's loss is E * sum_e (share of its tokens whose first choice is e) * (mean probability of e).
 
     Args:
         routing: routing of this rank's tokens.
@@ -117,10 +117,12 @@ def balance_loss(
     num_tokens: jax.Array,
     top_k: int,
 ) -> Float[Array, ""]:
-    """Computes this rank's term of the auxiliary loss, E * sum_e (share of choices of e) * (mean probability of e).
+    """Computes this rank's term in the load-balancing loss.
 
-    The popularity is a count and has no gradient, so the terms of all ranks, and their gradients, sum to the loss and
-    its gradient without a collective to differentiate.
+    The loss is E * sum_e (share of choices of e) * (mean probability of e).
+
+    Popularity is a count without a gradient. So the ranks' terms sum to the loss, and their gradients to its gradient,
+    without a collective to differentiate.
 
     Args:
         probs_TE: router probabilities of this rank's tokens.
@@ -136,7 +138,7 @@ def balance_loss(
 
 
 def z_loss(logits_TE: Float[Array, "T E"], valid_T: Bool[Array, " T"], num_tokens: jax.Array) -> Float[Array, ""]:
-    """Computes this rank's term of the z-loss, the mean square of log(sum(exp(logits))) (ST-MoE, arXiv 2202.08906).
+    """Computes this rank's term in the z-loss, the mean squared logsumexp of the logits (ST-MoE, arXiv 2202.08906).
 
     Args:
         logits_TE: output of the router for this rank's tokens.
@@ -150,9 +152,9 @@ def z_loss(logits_TE: Float[Array, "T E"], valid_T: Bool[Array, " T"], num_token
 
 
 def balancing_step(popularity_LE: Int[Array, "L E"], rate: float, dtype: DTypeLike) -> Float[Array, "L E"]:
-    """Computes what is added to the biases after an iteration: they rise for experts with less than the mean.
+    """Computes the change of the router biases after an iteration: +rate for experts below the mean load, -rate above.
 
-    Counts decide, and the size of the difference does not matter (arXiv 2408.15664, algorithm 1).
+    Only the sign of the difference counts, not its size (arXiv 2408.15664, algorithm 1).
 
     Args:
         popularity_LE: int32, choices of each expert in the iteration.

@@ -1,9 +1,10 @@
-"""Layouts of optimizer state: where the master weights and moments of a parameter group live, and how they reach slots.
+"""Layouts of optimizer state: where a group's master weights and moments live, and how weights reach the slots.
 
-The layouts share one interface. ``Decoupled`` is Swift's own and SYMI's: state never moves, weights go anywhere.
-``FetchedPerMicrobatch`` is the same for exact capacity, where weights follow the routing of each micro-batch. The other
-two are the baselines' ``coupled`` layout, where state is tied to the slots that hold the weights: ``ReplicaShards`` for
-a placement that never changes (DeepSpeed with ZeRO-1), ``Instances`` for one that does (FlexMoE).
+All layouts share one interface. ``Decoupled`` is the layout of Swift and of SYMI: state never moves, weights go
+anywhere. ``FetchedPerMicrobatch`` is the same layout for exact capacity, where weights follow the routing of each
+micro-batch. The other two are the baselines' ``coupled`` layouts, where state is tied to the slots that hold the
+weights: ``ReplicaShards`` for a placement that never changes (DeepSpeed with ZeRO-1), ``Instances`` for one that does
+(FlexMoE).
 
 Legend: L layers, N ranks, S slots of a rank, E experts, W parameters of an expert, w = W / N padded.
 """
@@ -23,7 +24,7 @@ from swift.mesh.per_rank import EXPERT_AXIS
 
 
 class Layout(Protocol):
-    """Layout of one group's state over the expert ranks; ``placement_LNS`` is always that of the whole group."""
+    """Layout of one group's optimizer state over the expert ranks; ``placement_LNS`` always covers all ranks."""
 
     def init(
         self, params_LEW: Float[Array, "L E W"], placement_LNS: Int[Array, "L N S"]
@@ -33,7 +34,7 @@ class Layout(Protocol):
     def classes(
         self, master: Float[Array | np.ndarray, "L ..."], placement_LNS: Int[Array, "L N S"]
     ) -> Float[np.ndarray, "L E W"]:
-        """Joins the master weights of all ranks on the host: whole experts ``[L, E, W]``, the inverse of ``init``."""
+        """Joins all ranks' master weights on the host into whole experts ``[L, E, W]``; the inverse of ``init``."""
 
     def collect(
         self, gradients_LSW: Float[Array, "L S W"], placement_LNS: Int[Array, "L N S"]
@@ -41,20 +42,20 @@ class Layout(Protocol):
         """Reduces this rank's slot gradients to gradients of its master weights, summed over replicas."""
 
     def first_position(self, width: int) -> Int[Array, ""] | int:
-        """Position in an expert's vector of the first of the ``width`` numbers that this rank has of it."""
+        """Offset of this rank's slice in an expert's parameter vector, if slices have ``width`` numbers."""
 
     def square_norm(self, gradients: Float[Array, "L ..."], placement_LNS: Int[Array, "L N S"]) -> Float[Array, ""]:
-        """Computes this rank's term of the squared norm of the experts' gradients."""
+        """Computes this rank's term in the squared norm of the experts' gradients."""
 
     def migrate(self, state: Any, old_LNS: Int[Array, "L N S"], new_LNS: Int[Array, "L N S"]) -> Any:
-        """Moves this rank's master weights and moments, a tree of arrays, from one placement to the next."""
+        """Moves this rank's master weights and moments, a tree of arrays, from the old placement to the new one."""
 
     def materialize(self, master: Float[Array, "L ..."], placement_LNS: Int[Array, "L N S"]) -> Float[Array, "L S W"]:
         """Gathers this rank's slot weights ``[L, S, W or more]`` from the master weights, in the compute dtype."""
 
 
 class _StationaryState:
-    """Base of layouts in which state stays where it is and each number of it is on one rank."""
+    """Base class for layouts whose state never moves, each number being on one rank."""
 
     def square_norm(self, gradients: Float[Array, "L ..."], placement_LNS: Int[Array, "L N S"]) -> Float[Array, ""]:
         """See Layout."""
@@ -71,7 +72,7 @@ class _StationaryState:
 class Decoupled(_StationaryState):
     """Each rank always holds the same 1/N of every expert (SYMI, section 3).
 
-    A dense group is one expert with a slot on every rank.
+    A dense group is treated as one expert with a slot on every rank.
 
     Attributes:
         num_classes: number of experts, E.
@@ -118,16 +119,16 @@ class Decoupled(_StationaryState):
 
 @dataclass(frozen=True)
 class FetchedPerMicrobatch(Decoupled):
-    """State as in ``Decoupled``; each layer fetches the weights of its slots itself, with exact capacity.
+    """State as in ``Decoupled``, for exact capacity: each layer fetches its slots' weights in every micro-batch.
 
-    What a step has as slots are the slices ``[L, E, w]`` in the compute dtype, and the gradients that it adds up are
-    those of the slices: ``fetch`` and its gradient are the exchange, once in every micro-batch.
+    In place of slots, a step has the slices ``[L, E, w]`` in the compute dtype and accumulates the gradients of these
+    slices. The exchange is ``fetch`` and its gradient, once in every micro-batch.
     """
 
     def collect(
         self, gradients_LSW: Float[Array, "L E w"], placement_LNS: Int[Array, "L N S"]
     ) -> Float[Array, "L ..."]:
-        """See Layout: summed already."""
+        """See Layout: ``fetch``'s gradient has summed them already."""
         del placement_LNS
         return gradients_LSW
 
@@ -137,7 +138,7 @@ class FetchedPerMicrobatch(Decoupled):
         return master.astype(self.compute_dtype)
 
     def fetch(self, slices_Ew: Float[Array, "E w"], placement_NS: Int[Array, "N S"]) -> Float[Array, "S W"]:
-        """Brings this rank's slots of one layer their weights ``[S, W or more]``; differentiable."""
+        """Fetches the weights ``[S, W or more]`` of this rank's slots in one layer; differentiable."""
         return fetch(slices_Ew, placement_NS, self.wire_dtype)
 
 
@@ -145,8 +146,8 @@ class FetchedPerMicrobatch(Decoupled):
 class ReplicaShards(_StationaryState):
     """The r replicas of an expert share its state, 1/r each; the placement is round-robin and never changes.
 
-    This is DeepSpeed's expert parallelism with ZeRO-1: ranks E/S apart hold the same experts, and a group of such
-    ranks reduce-scatters gradients (summed on the wire, so always in the gradients' own dtype) and gathers weights.
+    This is DeepSpeed's expert parallelism with ZeRO-1. Ranks E/S apart hold the same experts; such a group of ranks
+    reduce-scatters gradients (summed on the wire, so always in their own dtype) and all-gathers weights.
     """
 
     num_classes: int
@@ -157,12 +158,12 @@ class ReplicaShards(_StationaryState):
 
     @property
     def stride(self) -> int:
-        """Number of ranks that hold all experts once: DeepSpeed's expert-parallel size."""
+        """Ranks that together hold each expert once: DeepSpeed's expert-parallel size."""
         return self.num_classes // self.slots_per_rank
 
     @property
     def num_replicas(self) -> int:
-        """Replicas of an expert, r."""
+        """Number of replicas per expert, r."""
         return self.num_ranks // self.stride
 
     @property
@@ -209,10 +210,10 @@ class ReplicaShards(_StationaryState):
 
 @dataclass(frozen=True)
 class Instances:
-    """Every slot has its own master weights and moments (FlexMoE): replicas all-reduce gradients and update alike.
+    """Every slot has its own master weights and moments (FlexMoE): replicas all-reduce gradients and update equally.
 
-    When the placement changes, a slot that gets another expert receives weights and moments from a slot that held it;
-    iterations without a change skip that, by a condition that is the same on all ranks.
+    When the placement changes, a slot that gets another expert receives weights and moments from a slot that held it.
+    Iterations without a change skip the transfer, by a condition that is the same on all ranks.
     """
 
     num_classes: int
@@ -228,14 +229,14 @@ class Instances:
     def classes(
         self, master: Float[Array | np.ndarray, "L ..."], placement_LNS: Int[Array, "L N S"]
     ) -> Float[np.ndarray, "L E W"]:
-        """See Layout: of replicas, which are alike, the first."""
+        """See Layout: reads the first replica of each expert, since all replicas are equal."""
         num_layers = len(master)
         is_class_LEX = np.arange(self.num_classes)[:, None] == np.asarray(placement_LNS).reshape(num_layers, 1, -1)
         slots_LXW = np.asarray(master).reshape(num_layers, -1, self.size)
         return slots_LXW[np.arange(num_layers)[:, None], is_class_LEX.argmax(axis=2)]
 
     def first_position(self, width: int) -> int:
-        """See Layout: every rank has whole experts."""
+        """See Layout: 0, since every rank has whole experts."""
         del width
         return 0
 
@@ -250,13 +251,14 @@ class Instances:
         return reduced[..., : self.size].astype(gradients_LSW.dtype)
 
     def square_norm(self, gradients: Float[Array, "L ..."], placement_LNS: Int[Array, "L N S"]) -> Float[Array, ""]:
-        """See Layout: an expert counts once, whatever the number of its replicas."""
+        """See Layout: an expert counts once, whatever its number of replicas."""
         mine_LS = jnp.take(placement_LNS, lax.axis_index(EXPERT_AXIS), axis=1)
         replicas_LS = jnp.sum(mine_LS[:, :, None, None] == placement_LNS[:, None], axis=(2, 3))
         return jnp.sum(jnp.sum(jnp.square(gradients), axis=-1) / replicas_LS.astype(gradients.dtype))
 
     def migrate(self, state: Any, old_LNS: Int[Array, "L N S"], new_LNS: Int[Array, "L N S"]) -> Any:
-        """See Layout: one broadcast of weights and moments for every slot that changes."""
+        """See Layout: broadcasts weights and moments once for every slot that changes."""
+        # All ranks know both placements, so they run the same moves in the same order, as the collective needs.
         changed = (old_LNS != new_LNS).reshape(-1)
         moves = jnp.nonzero(changed, size=changed.size, fill_value=0)[0]
         me = lax.axis_index(EXPERT_AXIS)
@@ -279,6 +281,6 @@ class Instances:
         return lax.cond(changed.any(), move_all, lambda state: state, state)
 
     def materialize(self, master: Float[Array, "L ..."], placement_LNS: Int[Array, "L N S"]) -> Float[Array, "L S W"]:
-        """See Layout: the weights are already where they are needed."""
+        """See Layout: a cast, because the weights are already in their slots."""
         del placement_LNS
         return master.astype(self.compute_dtype)

@@ -1,7 +1,7 @@
-"""The operator behind the decoupled optimizer: slices of experts -> whole experts in slots, and its transpose.
+"""Weight exchange for the decoupled optimizer: expert slices -> whole experts in slots, and its transpose.
 
-Every rank always holds the same 1/N of each expert's weights. ``materialize`` brings every slot the weights of the
-expert that the placement puts there; ``collect``, its transpose, brings every rank its slice of every expert's
+Every rank always holds the same 1/N of each expert's weights. ``materialize`` fills every slot with the weights of the
+expert that the placement assigns to it. ``collect``, its transpose, returns to every rank its slice of every expert's
 gradient, summed over the replicas. Placement is data: a new one costs the same bytes as the old one (SYMI, section 3)
 and no recompilation.
 
@@ -21,12 +21,12 @@ from swift.mesh.per_rank import EXPERT_AXIS
 
 
 def padded_size(size: int, num_ranks: int) -> int:
-    """Rounds ``size`` up to a multiple of ``num_ranks``, so that any number of ranks can share it evenly."""
+    """Rounds ``size`` up to a multiple of ``num_ranks``, so that the ranks can share it evenly."""
     return -(-size // num_ranks) * num_ranks
 
 
 def to_slices(params_LEW: Float[Array | np.ndarray, "L E W"], num_ranks: int) -> Float[Array | np.ndarray, "L N E w"]:
-    """Cuts whole experts ``[L, E, size]`` into the ranks' slices ``[L, N, E, w]``, zero-padded; or on the host."""
+    """Cuts whole experts ``[L, E, size]`` into zero-padded slices ``[L, N, E, w]``; NumPy arrays stay on the host."""
     pad = np.pad if isinstance(params_LEW, np.ndarray) else jnp.pad
     num_layers, num_classes, size = params_LEW.shape
     padded = pad(params_LEW, ((0, 0), (0, 0), (0, padded_size(size, num_ranks) - size)))
@@ -34,7 +34,7 @@ def to_slices(params_LEW: Float[Array | np.ndarray, "L E W"], num_ranks: int) ->
 
 
 def from_slices(slices_LNEw: Float[np.ndarray, "L N E w"], size: int) -> Float[np.ndarray, "L E W"]:
-    """Joins the ranks' slices on the host: whole experts ``[L, E, size]``, the inverse of ``to_slices``."""
+    """Joins the ranks' slices on the host into whole experts ``[L, E, size]``; the inverse of ``to_slices``."""
     num_layers, _, num_classes, _ = slices_LNEw.shape
     return slices_LNEw.swapaxes(1, 2).reshape(num_layers, num_classes, -1)[..., :size]
 
@@ -42,7 +42,7 @@ def from_slices(slices_LNEw: Float[np.ndarray, "L N E w"], size: int) -> Float[n
 def materialize(
     slices_LEw: Float[Array, "L E w"], placement_LNS: Int[Array, "L N S"], axis: str = EXPERT_AXIS
 ) -> Float[Array, "L S W"]:
-    """Brings every slot of this rank the whole weights of its expert.
+    """Fills this rank's slots with their experts' whole weights.
 
     Args:
         slices_LEw: this rank's slice of every expert, in the dtype sent over the wire.
@@ -67,10 +67,10 @@ def collect(
     wire_dtype: DTypeLike,
     axis: str = EXPERT_AXIS,
 ) -> Float[Array, "L E w"]:
-    """Sums the gradients of all replicas into this rank's slice of every expert: the transpose of ``materialize``.
+    """Sums all replicas' gradients into this rank's slices: the transpose of ``materialize``.
 
-    Autodiff would compute the same. Written out, the wire dtype can be narrower than the dtype of the sum, and the sum
-    over replicas is a matmul with the one-hot placement, which is deterministic where a scatter-add is not.
+    Autodiff would compute the same sum. Written out, the wire dtype can be narrower than the dtype of the sum, and the
+    sum over replicas is a matmul with the one-hot placement, which is deterministic where a scatter-add is not.
 
     Args:
         gradients_LSW: gradients of this rank's slots, padded, at least float32.
@@ -96,7 +96,7 @@ def collect(
 
 
 def _exchange(sent_LSNw: Float[Array, "L S N w"], axis: str) -> Float[Array, "L S N w"]:
-    """Sends every rank its part of each slot, and receives its own part of the slots of all ranks."""
+    """Sends every rank its part of each slot, and receives this rank's part from all ranks' slots."""
     if sent_LSNw.shape[:2] == (1, 1) and sent_LSNw.dtype.itemsize == 2 and sent_LSNw.shape[-1] % 2 == 0:
         return _exchange_in_pairs(sent_LSNw, axis)
     return lax.all_to_all(sent_LSNw, axis, split_axis=2, concat_axis=2)
@@ -106,8 +106,8 @@ def _exchange(sent_LSNw: Float[Array, "L S N w"], axis: str) -> Float[Array, "L 
 def _exchange_in_pairs(sent_11Nw: Float[Array, "1 1 N w"], axis: str) -> Float[Array, "1 1 N w"]:
     """Exchanges the parts of a single slot, two 16-bit numbers at a time.
 
-    A TPU has rows of 16-bit numbers in pairs. Of one row libtpu 0.0.42 makes two, in a program without loops: 33
-    million instructions for an embedding of 50,304 x 2,048.
+    A TPU stores rows of 16-bit numbers in pairs. libtpu 0.0.42 expands a single row into two in a program without
+    loops: 33 million instructions for an embedding of 50,304 x 2,048.
     """
     received = lax.all_to_all(_paired(sent_11Nw), axis, split_axis=2, concat_axis=2)
     return _unpaired(received, sent_11Nw.dtype)
@@ -118,7 +118,7 @@ def _exchange_forward(sent_11Nw: jax.Array, axis: str) -> tuple[jax.Array, None]
 
 
 def _exchange_backward(axis: str, _: None, d_received_11Nw: jax.Array) -> tuple[jax.Array]:
-    """The exchange itself: what a rank received goes back to the rank that sent it."""
+    """Runs the same exchange: the part that a rank received goes back to its sender."""
     return (_exchange_in_pairs(d_received_11Nw, axis),)
 
 
@@ -126,14 +126,14 @@ _exchange_in_pairs.defvjp(_exchange_forward, _exchange_backward)
 
 
 def _paired(narrow: Float[Array, "..."]) -> UInt32[Array, "..."]:
-    """Joins each 16-bit number of the first half of the last dim with that of the second half in the same place."""
+    """Packs each 16-bit number in the first half of the last dim with its counterpart in the second half."""
     bits = lax.bitcast_convert_type(narrow, jnp.uint16).astype(jnp.uint32)
     first, second = jnp.split(bits, 2, axis=-1)
     return first | second << 16
 
 
 def _unpaired(pairs: UInt32[Array, "..."], dtype: DTypeLike) -> Float[Array, "..."]:
-    """Divides pairs of 16-bit numbers again: the inverse of ``_paired``."""
+    """Unpacks 16-bit numbers from pairs: the inverse of ``_paired``."""
     halves = [(pairs & 0xFFFF).astype(jnp.uint16), (pairs >> 16).astype(jnp.uint16)]
     return lax.bitcast_convert_type(jnp.concatenate(halves, axis=-1), dtype)
 
@@ -142,7 +142,7 @@ def _unpaired(pairs: UInt32[Array, "..."], dtype: DTypeLike) -> Float[Array, "..
 def fetch(
     slices_Ew: Float[Array, "E w"], placement_NS: Int[Array, "N S"], wire_dtype: DTypeLike, axis: str = EXPERT_AXIS
 ) -> Float[Array, "S W"]:
-    """Brings every slot of this rank the whole weights of its expert, in one layer; its gradient is ``collect``.
+    """Fills every slot of this rank with its expert's weights, in one layer; its gradient is ``collect``.
 
     Args:
         slices_Ew: this rank's slice of every expert, in the dtype sent over the wire.
@@ -157,7 +157,7 @@ def fetch(
 def _fetch_forward(
     slices_Ew: jax.Array, placement_NS: jax.Array, wire_dtype: DTypeLike, axis: str
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    # No weights are needed: the slice of one number says how many experts there are, and their dtype.
+    # The backward pass needs no weights: a slice of one number conveys the number of experts and the dtype.
     return fetch(slices_Ew, placement_NS, wire_dtype, axis), (slices_Ew[:, :1], placement_NS)
 
 
@@ -173,7 +173,7 @@ fetch.defvjp(_fetch_forward, _fetch_backward)
 
 
 def exchange_bytes(num_layers: int, num_ranks: int, slots_per_rank: int, size: int, itemsize: int) -> int:
-    """Bytes exchanged by one collect and one materialize, including the chunks that ranks keep for themselves.
+    """Returns the bytes exchanged by one collect and one materialize, including the chunks that a rank sends to itself.
 
     The closed form of SYMI, section 3: 2 * slots * ranks * W * bytes per layer, independent of the placement.
 

@@ -1,7 +1,7 @@
 """Live meshes: run code written for one rank on all ranks, and move state between meshes.
 
-``live`` lays the live workers on ``devices``, of one host or several, and ``per_rank`` runs code of one rank on all,
-with collectives in ``collective_order``. ``peer_sum`` sums over the peers of a stage, and ``state_rows`` moves state
-between meshes and between processes. ``hlo_collectives`` reads what a compiled program exchanges, and
-``process_group`` says at which addresses processes of several machines meet.
+``live`` lays out the live workers on ``devices``, of one host or several. ``per_rank`` runs one rank's code on all
+ranks, with collectives ordered by ``collective_order``. ``peer_sum`` sums over the peers of a stage, and ``state_rows``
+moves state between meshes and between processes. ``hlo_collectives`` parses the collectives of a compiled program, and
+``process_group`` finds the addresses at which processes of several machines connect.
 """

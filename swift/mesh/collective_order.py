@@ -1,13 +1,13 @@
-"""A fixed order of collectives on every device: each is made to depend on data of the previous one.
+"""A fixed order of collectives on every device: each is made to depend on the previous one's data.
 
 XLA:CPU runs independent operations concurrently. In a freshly compiled program it still keeps all collectives in order.
 A program that was serialized and deserialized, by the persistent compilation cache or by another process, loses that
-order between nesting levels: a collective in a branch or a loop and one beside it may run in a different order on each
+order between nesting levels: a collective in a branch or a loop and one outside it may run in a different order on each
 device, and the program crashes, hangs, or silently exchanges the wrong data (seen with jaxlib 0.10.2;
 ``ThunkSequenceSerDesProtobuf::FromProto`` gives every nested sequence its own communicators). This is a work-around
 until https://github.com/openxla/xla fixes it; other platforms are unaffected, and their programs stay unchanged.
 
-So a token is threaded through the program: a number that is 0, which XLA cannot know. Before::
+The work-around threads a token through the program: a number that is 0, which XLA cannot know. Before::
 
     b = ppermute a                          d = ppermute c
 
@@ -138,7 +138,7 @@ _RULES: Mapping[str, Callable[[JaxprEqn, jax.Array, Sequence[Any]], list[Any]]] 
 
 
 def _call(jaxpr: Any) -> Callable[..., list[Any]]:
-    """Makes a function of the token and the inputs from a jaxpr, closed or open."""
+    """Returns a jaxpr, closed or open, as a function of the token and the inputs."""
     return lambda token, *args: _run(getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ()), token, args)
 
 

@@ -1,8 +1,8 @@
-"""Devices: emulated ones, the figures of chips, and what compiled programs need on them.
+"""Devices: emulated CPU devices, the vendors' figures of chips, and the memory that compiled programs need.
 
-Emulated devices are N CPU devices in one process, so that every parallel program runs on a laptop. Chips have their
-vendors' figures; of this host's CPU the speed of matmuls is measured. Compiled programs are kept on disk, which spares
-the next run, or a restart, from compiling them, and tell the memory that they take.
+N emulated devices are CPU devices in one process, so that every parallel program runs on a laptop. Chips have their
+vendors' figures; for this host's CPU the speed of matmuls is measured. Compiled programs are cached on disk, which
+saves the next run, or a restart, from compiling them again, and they report the memory that they need.
 
 Sources: the TPU's system architecture pages (cloud.google.com/tpu/docs), NVIDIA's data sheets of H100 and H200 (SXM,
 PCIe, NVL) and of B200. The memory of a TPU chip is the amount that its compiler allows a program.
@@ -33,7 +33,7 @@ PATIENCE_FLAGS = (
 
 _GB, _GIB = 10**9, 2**30
 _MATMUL_DIM, _MATMULS = 1024, 5
-"""Dims of the matmul by which a host is measured, and how often it runs."""
+"""Dims and repetitions of the matmul that measures a host."""
 _KINDS = {
     "TPU v5 lite": "v5e",
     "TPU v5e": "v5e",
@@ -45,11 +45,11 @@ _KINDS = {
     "NVIDIA H200": "h200",
     "NVIDIA B200": "b200",
 }
-"""Generations by ``jax.Device.device_kind``, which for a GPU is the product's name; these GPUs are in SXM sockets."""
+"""Chip generations by ``jax.Device.device_kind``, for a GPU the product name; these GPUs are in SXM sockets."""
 _MAX_BYTES = 4 * _GIB
-"""Most bytes of programs that are kept."""
+"""Size limit of the compilation cache."""
 _LEAST_S = 0.2
-"""Least seconds of compilation for which a program is kept; JAX's default of 1 s leaves out much of a small run."""
+"""Minimum compile time for a program to be cached; JAX's default, 1 s, would omit much of a small run."""
 
 
 class EmulationError(RuntimeError):
@@ -57,12 +57,12 @@ class EmulationError(RuntimeError):
 
 
 def emulate_devices(num_devices: int) -> None:
-    """Makes JAX run on ``num_devices`` emulated CPU devices; call it before any other use of JAX.
+    """Makes JAX run on ``num_devices`` emulated CPU devices; call this function before any other use of JAX.
 
-    Calling it again for at most as many devices does nothing.
+    Further calls for at most as many devices do nothing.
 
     Args:
-        num_devices: smallest number of devices that ``jax.devices()`` will list.
+        num_devices: minimum number of devices that ``jax.devices()`` will list.
 
     Raises:
         EmulationError: JAX has started already, on another platform or with fewer devices.
@@ -140,13 +140,13 @@ _CARDS = {
     "NVIDIA H100 NVL": _gpu_flops(835e12, 417e12, 60e12),
     "NVIDIA H200 NVL": _gpu_flops(835e12, 417e12, 60e12),
 }
-"""Peaks of the slower PCIe and NVL cards of the same generations, by ``jax.Device.device_kind``."""
+"""Peaks for the slower PCIe and NVL cards from the same generations, by ``jax.Device.device_kind``."""
 
 
 def peak_flops(device: jax.Device, dtype: DTypeLike) -> float | None:
-    """Peak operations per second of a device by its vendor's figures; None if they are not known.
+    """Peak operations per second of a device by its vendor's figures; None if unknown.
 
-    They are not for another product with a known chip, nor for a part of one (MIG).
+    Unknown are other products with a known chip, and partitions of a GPU (MIG).
 
     Args:
         device: device.
@@ -158,10 +158,10 @@ def peak_flops(device: jax.Device, dtype: DTypeLike) -> float | None:
 
 
 def host_matmul_flops(dtype: DTypeLike) -> float:
-    """Measures the operations per second of a matmul on all cores of this host's CPU: the best of a few.
+    """Measures a matmul's operations per second on all cores of this host's CPU, the best from several runs.
 
-    This takes a tenth of a second. Other programs slow the matmul down by the clock, but hardly in the time that it has
-    the cores: of the rate by the clock and that by processor time on all cores, the higher one counts. Call it before
+    This takes a tenth of a second. Other programs lengthen the matmul's wall time, but hardly its processor time. So of
+    the two rates, by wall time and by processor time over all cores, the higher one counts. Call this function before
     programs are compiled in the background, whose processor time would count as the matmul's.
 
     Args:
@@ -179,16 +179,16 @@ def host_matmul_flops(dtype: DTypeLike) -> float:
 
 
 def enable_compilation_cache() -> None:
-    """Keeps compiled programs in the user's cache, unless a cache directory is already configured in JAX.
+    """Caches compiled programs in the user's cache directory, unless JAX already has a cache directory configured.
 
-    Programs found there are executed, so only its owner can open the directory ``~/.cache/swift/programs``. A user
-    without a home directory has no cache.
+    Cached programs are executed, so only their owner can open the directory ``~/.cache/swift/programs``. A user without
+    a home directory has no cache.
     """
     cache = cache_directory()
     if jax.config.jax_compilation_cache_dir is not None or cache is None:  # type: ignore[attr-defined]
         return
     directory = cache / "programs"
-    with suppress(OSError):  # where it cannot be made, JAX runs without the cache
+    with suppress(OSError):  # if it cannot be created, JAX runs without the cache
         directory.mkdir(parents=True, exist_ok=True)
         directory.chmod(0o700)
     jax.config.update("jax_compilation_cache_dir", str(directory))
@@ -198,14 +198,14 @@ def enable_compilation_cache() -> None:
 
 @dataclass(frozen=True)
 class ProgramMemory:
-    """Bytes that a program takes on a device; result buffers that reuse arguments count once.
+    """Bytes that a program needs on a device; result buffers that reuse arguments count once.
 
     Attributes:
-        arguments: bytes of what it is given, such as the state.
+        arguments: bytes of the arguments, such as the state.
         results: bytes of results that do not reuse arguments.
-        temporary: bytes of buffers that it has while it runs.
+        temporary: bytes of temporary buffers while the program runs.
         code: bytes of the program itself.
-        host: bytes of arguments, results and temporary buffers in host memory, which are not among those above.
+        host: bytes of arguments, results and temporary buffers in host memory, not included above.
     """
 
     arguments: int
@@ -216,7 +216,7 @@ class ProgramMemory:
 
     @classmethod
     def of(cls, compiled: Compiled) -> Self | None:
-        """Reads the compiler's own account of a program; None: this compiler keeps none."""
+        """Reads the compiler's memory analysis of a program; None if the compiler has none."""
         stats: Any = compiled.memory_analysis()
         if stats is None:
             return None
@@ -234,5 +234,5 @@ class ProgramMemory:
 
     @property
     def needed(self) -> int:
-        """Bytes of device memory in all."""
+        """Total bytes of device memory."""
         return self.arguments + self.results + self.temporary + self.code

@@ -11,7 +11,7 @@ import numpy as np
 
 RAGGED = "ragged-all-to-all"
 ALL_TO_ALL = ("all-to-all", RAGGED)
-"""Kinds in which every device sends something else to every other."""
+"""Kinds in which every device sends different data to every other."""
 _KINDS = (*ALL_TO_ALL, "all-reduce", "all-gather", "reduce-scatter", "collective-permute")
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+)(?: \(.*)? \{$")
 _COLLECTIVE = re.compile(rf"= (?P<result>\(?[^=]*?\)?) (?P<kind>{'|'.join(_KINDS)})(?P<start>-start)?\((?P<rest>.*)$")
@@ -28,7 +28,7 @@ _OPERAND = re.compile(r"^%?([\w.\-]+)")
 
 
 class Loop(NamedTuple):
-    """A loop around an instruction: its name scopes, and its trip count if the compiler knows it."""
+    """Loop around an instruction: its name scopes, and its trip count if the compiler knows it."""
 
     path: tuple[str, ...]
     num_trips: int | None
@@ -36,19 +36,19 @@ class Loop(NamedTuple):
 
 @dataclass(frozen=True)
 class Collective:
-    """A collective of a compiled program.
+    """Collective of a compiled program.
 
     Attributes:
         kind: HLO name, such as ``all-to-all``.
         num_bytes: input or output bytes per device, whichever is larger, including chunks that a device keeps for
-            itself: the convention of SYMI's D = s * N * G. Of a ``ragged-all-to-all``, which moves as many rows as the
-            counts say, those of the smaller of both arrays: a device cannot send more than it has room for in the one,
-            nor receive more than in the other.
+            itself: the convention of SYMI's D = s * N * G. A ``ragged-all-to-all`` moves as many rows as the counts
+            say, so the smaller of both arrays counts: a device cannot send more than fits into its input, nor receive
+            more than fits into its output.
         groups: groups of devices that exchange with each other, by position in the program's mesh; empty: one group of
             all devices.
         pairs: (source, target) pairs of a permutation.
-        path: name scopes from the outermost inward, those of ``jax.named_scope`` and JAX's own.
-        loops: enclosing loops, the innermost first.
+        path: name scopes from the outermost inward, from ``jax.named_scope`` and JAX's own.
+        loops: enclosing loops, innermost first.
     """
 
     kind: str
@@ -61,13 +61,13 @@ class Collective:
 
 @dataclass
 class _Computation:
-    """A computation, and the instruction that calls it.
+    """Computation of an HLO module, and the instruction that calls it.
 
     Attributes:
-        lines: its instructions.
+        lines: instructions of the computation.
         caller: name of the computation that calls it.
-        path: name scopes of the instruction that calls it.
-        loop: that instruction, if it is a loop with this body.
+        path: name scopes of the calling instruction.
+        loop: the calling instruction, if it is a loop with this body.
     """
 
     lines: list[str] = field(default_factory=list)
@@ -77,10 +77,10 @@ class _Computation:
 
 
 def collective_bytes(hlo_text: str, num_devices: int) -> dict[str, int]:
-    """Sums the bytes of each kind of collective over all devices; instructions in a loop count once.
+    """Sums the bytes by kind of collective over all devices; an instruction in a loop counts once.
 
     Args:
-        hlo_text: HLO text of a program, as ``compiled.as_text()`` returns it.
+        hlo_text: HLO text of a program, from ``compiled.as_text()``.
         num_devices: number of devices that run the program.
 
     >>> collective_bytes("a = f32[4,8]{1,0} all-to-all(b), replica_groups={{0,1}}", num_devices=2)
@@ -93,10 +93,10 @@ def collective_bytes(hlo_text: str, num_devices: int) -> dict[str, int]:
 
 
 def collectives(hlo_text: str, num_devices: int) -> list[Collective]:
-    """Lists the collectives of a program, in the order of its text.
+    """Lists a program's collectives, in text order.
 
     Args:
-        hlo_text: HLO text of a program, as ``compiled.as_text()`` returns it.
+        hlo_text: HLO text of a program, from ``compiled.as_text()``.
         num_devices: number of devices that run the program.
     """
     computations = _computations(re.sub(r"/\*.*?\*/", "", hlo_text))
@@ -160,7 +160,7 @@ def _computations(text: str) -> Mapping[str, _Computation]:
 
 
 def _path_of_caller(computation: _Computation, computations: Mapping[str, _Computation]) -> tuple[str, ...]:
-    """Name scopes of what calls a computation: XLA for GPUs rewrites a ``ragged-all-to-all`` and drops its name."""
+    """Returns the name scopes of a computation's caller: XLA:GPU rewrites ``ragged-all-to-all`` and drops its name."""
     while not computation.path and computation.caller is not None:
         computation = computations[computation.caller]
     return computation.path
@@ -177,7 +177,7 @@ def _loops(computation: _Computation, computations: Mapping[str, _Computation]) 
 
 
 def _sizes(shapes: str) -> list[int]:
-    """Bytes of every array in an HLO shape."""
+    """Returns the bytes of every array in an HLO shape."""
     return [
         max(int(bits or 8), 8) // 8 * math.prod(map(int, filter(None, dims.split(","))))
         for _, bits, dims in _ARRAY.findall(shapes)
@@ -185,7 +185,7 @@ def _sizes(shapes: str) -> list[int]:
 
 
 def _operand_size(rest: str, lines: list[str]) -> int:
-    """Bytes of an instruction's first operand, from the line that makes it."""
+    """Returns the bytes of an instruction's first operand, from the line that defines it."""
     operand = _OPERAND.search(rest)
     assert operand is not None
     makes = re.compile(rf"^\s*(?:ROOT )?%?{re.escape(operand[1])} = (\S+)")

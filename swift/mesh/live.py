@@ -1,12 +1,12 @@
 """The live mesh: a topology without its failed workers, laid out on devices.
 
-A mesh row, that is a coordinate on the axis ``worker``, is one live worker. Which worker that is and which stage it
-serves is recorded in a table rather than by an axis: a worker may serve a stage other than its own, and a mesh with a
-hole is still one SPMD program.
+A mesh row, a coordinate on the axis ``worker``, is one live worker. A table, rather than an axis, records which worker
+it is and which stage it serves: a worker may serve a stage other than its own, and a mesh with a hole is still one SPMD
+program.
 
 An expert layer exchanges tokens and weights among the ranks of a worker, and peers of a stage sum its gradients: far
-more bytes than the activations that stages pass on. So of several hosts each has whole workers, peers of a stage side
-by side: expert ranks within a host, stages between hosts.
+more bytes than the activations between stages. So with several hosts, each host gets whole workers, and peers of a
+stage are adjacent: expert ranks communicate within a host, stages between hosts.
 
 R: mesh rows.
 """
@@ -29,16 +29,16 @@ from swift.mesh.per_rank import AXES, REPLICATED, WORKER_AXIS, is_spec, map_spec
 from swift.topology import RANK_KINDS, RankKind, Topology, Worker
 
 _MAX_HOSTS = 4
-"""Hosts whose workers a line names."""
+"""Maximum number of hosts that ``host_line`` lists."""
 
 
 class MeshRow(NamedTuple):
-    """A coordinate on the axis ``worker``: the worker that runs it, and the stage that it serves.
+    """Coordinate on the axis ``worker``: the worker that runs there, and the stage that it serves.
 
     Attributes:
         worker: (pipeline, stage) of the worker itself.
-        stage: stage that it serves, its own unless roles have moved.
-        pipeline: pipeline whose cut says what that stage holds; None: its own.
+        stage: stage that the worker serves, its own unless roles have moved.
+        pipeline: pipeline whose cut defines the contents of that stage; None: the worker's own.
     """
 
     worker: Worker
@@ -47,12 +47,12 @@ class MeshRow(NamedTuple):
 
     @classmethod
     def at(cls, worker: Worker, role: Worker) -> "MeshRow":
-        """Makes the row of a worker that holds the blocks of a role (pipeline, stage)."""
+        """Returns the row for a worker that holds a role's blocks; a role is (pipeline, stage)."""
         return cls(worker, role[1], None if role[0] == worker[0] else role[0])
 
     @property
     def role(self) -> Worker:
-        """(pipeline, stage) whose blocks the worker holds."""
+        """The (pipeline, stage) whose blocks the worker holds."""
         return (self.worker[0] if self.pipeline is None else self.pipeline), self.stage
 
 
@@ -75,7 +75,7 @@ class LiveMesh:
 
     @property
     def workers(self) -> tuple[Worker, ...]:
-        """Worker of every mesh row."""
+        """Workers of the mesh rows."""
         return tuple(row.worker for row in self.rows)
 
     @property
@@ -90,7 +90,7 @@ class LiveMesh:
 
     @property
     def num_ranks(self) -> int:
-        """Expert ranks of a worker."""
+        """Number of expert ranks per worker."""
         return self.topology.num_expert_ranks
 
     @property
@@ -113,7 +113,7 @@ class LiveMesh:
 
     @property
     def memory_kinds(self) -> frozenset[str]:
-        """Kinds of memory, as shardings name them, that the devices have; the platform decides."""
+        """Kinds of memory, in shardings' terms, that the devices have; the platform decides."""
         return frozenset(memory.kind for memory in self.mesh.devices.flat[0].addressable_memories())
 
     @property
@@ -123,7 +123,7 @@ class LiveMesh:
 
     @property
     def share(self) -> dict[int, slice]:
-        """Expert ranks of which this process has the state, by stage; all of them where it has all devices."""
+        """Expert ranks whose state this process has, by stage; all ranks if it has all devices."""
         if {device.process_index for device in self.mesh.devices.flat} == {jax.process_index()}:
             return dict.fromkeys(range(self.topology.num_stages), slice(self.num_ranks))
         ranks_of: dict[int, set[int]] = {}
@@ -133,12 +133,12 @@ class LiveMesh:
         return {stage: slice(min(ranks), max(ranks) + 1) for stage, ranks in ranks_of.items() if ranks}
 
     def with_rows(self, rows: tuple[MeshRow, ...]) -> "LiveMesh":
-        """Makes a mesh with other rows on the devices of this one, which must include all their workers."""
+        """Returns a mesh with other rows on the devices of this one, which must include all their workers."""
         index = [self.workers.index(row.worker) for row in rows]
         return replace(self, rows=rows, mesh=self.mesh if self.virtual else Mesh(self.mesh.devices[index], AXES))
 
     def with_ranks(self, ranks: Sequence[int]) -> "LiveMesh":
-        """Makes a mesh of the same rows with some of the expert ranks, on the same devices and renumbered in order."""
+        """Returns a mesh with the same rows and some of the expert ranks, on the same devices, renumbered in order."""
         topology = replace(self.topology, num_expert_ranks=len(ranks))
         mesh = self.mesh if self.virtual else Mesh(self.mesh.devices[:, list(ranks)], AXES)
         return replace(self, topology=topology, mesh=mesh)
@@ -167,10 +167,10 @@ class LiveMesh:
         return map_specs(put, specs, tree)
 
     def put_stages(self, tree: Any, specs: Any) -> Any:
-        """Puts host arrays with a row for each stage on the devices of all workers, each that of its stage.
+        """Puts host arrays with a row per stage on the devices of all workers; each worker gets its stage's row.
 
         Args:
-            tree: arrays ``[P, ...]``; a process reads only what its own devices hold.
+            tree: arrays ``[P, ...]``; a process reads only the part that its own devices hold.
             specs: RANKED or SHARED for each array, or a prefix tree of them.
         """
 
@@ -184,14 +184,14 @@ class LiveMesh:
         return map_specs(put, specs, tree)
 
     def _filled(self, spec: PartitionSpec, shape: tuple[int, ...], part: Callable[[Any], np.ndarray]) -> jax.Array:
-        """An array of which this process fills the shards of its own devices."""
+        """Creates an array, in which this process fills the shards of its own devices."""
         sharding = self.shardings(spec)
         index_on = sharding.addressable_devices_indices_map(shape)
         arrays = jax.device_put([part(index) for index in index_on.values()], list(index_on))
         return jax.make_array_from_single_device_arrays(shape, sharding, arrays)
 
     def abstract(self, tree: Any, specs: Any) -> Any:
-        """Describes the arrays that ``put`` would make: shapes, dtypes and shardings."""
+        """Describes the arrays that ``put`` would create: shapes, dtypes and shardings."""
 
         def abstract(spec: PartitionSpec, leaf: Any) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self.shardings(spec))
@@ -205,7 +205,7 @@ class LiveMesh:
             function: function of this rank's shards, see ``swift.mesh.per_rank``.
             in_specs: spec, or prefix tree of specs, for each argument.
             out_specs: the same for the result, without REPLICATED. A SHARED result must be equal on all ranks of a
-                worker, so it has to be reduced first.
+                worker, so it must be reduced first.
         """
         assert REPLICATED not in jax.tree.leaves(out_specs, is_leaf=is_spec), "results must have a worker dim"
         if self.virtual:
@@ -222,7 +222,7 @@ def live_mesh(
 ) -> LiveMesh:
     """Lays out the live workers of ``topology`` on devices.
 
-    A worker keeps its devices whichever other workers have failed, so that survivors keep their arrays; hence the
+    A worker keeps its devices whichever other workers have failed, so that survivors keep their arrays. Hence the
     devices of failed workers must exist, too.
 
     Args:
@@ -231,13 +231,12 @@ def live_mesh(
         failed: failed workers.
         rows: mesh rows: every live worker once, every stage at least once. By default, the live
             workers in mesh order, each serving its own stage.
-        devices: available devices, in the order of the workers; by default JAX's own, those of several hosts in the
-            order of ``order_by_host``. They may belong to a pod that is only described, for which programs can be
-            compiled.
+        devices: available devices, in worker order; by default JAX's own, with several hosts in the order of
+            ``order_by_host``. The devices may belong to a pod that is only described, to compile programs for it.
 
     Raises:
-        SettingError: more ranks than devices, an unknown kind, virtual ranks with more than one worker, or failures
-            that leave a stage without a live worker if ``rows`` is not given.
+        SettingError: there are more ranks than devices, an unknown kind, virtual ranks with more than one worker, or
+            failures that leave a stage without a live worker while ``rows`` is not given.
         EmulationError: emulated devices are requested after JAX has started.
     """
     if rows is None:
@@ -276,9 +275,9 @@ def _check_rows(topology: Topology, failed: frozenset[Worker], rows: tuple[MeshR
 
 
 def storage_mesh(topology: Topology) -> LiveMesh:
-    """Makes a mesh with one worker per stage, which holds a checkpoint's state and runs nothing.
+    """Returns a mesh with one worker per stage, which holds a checkpoint's state and runs nothing.
 
-    All of them are on one device of this process, which so has all of the state.
+    All workers are on one device of this process, so this process has the whole state.
     """
     rows = tuple(MeshRow((0, stage), stage) for stage in range(topology.num_stages))
     grid = np.array(jax.local_devices()[:1]).reshape(1, 1)
@@ -288,8 +287,8 @@ def storage_mesh(topology: Topology) -> LiveMesh:
 def local_row(tree: Any) -> Any:
     """Fetches this process's first mesh row of SHARED arrays ``[worker, ...]`` to the host.
 
-    It reads the devices' local shards: indexing sharded arrays op by op would run one program with collectives per op,
-    and emulated devices can deadlock when many of those are in flight.
+    It reads the devices' local shards. Indexing sharded arrays op by op would run one program with collectives per op,
+    and emulated devices can deadlock when many such programs are in flight.
     """
     shards = jax.device_get(jax.tree.map(lambda leaf: leaf.addressable_shards[0].data, tree))
     return jax.tree.map(lambda shard: shard[0], shards)
@@ -302,14 +301,14 @@ def local_rows(leaf: jax.Array) -> list[np.ndarray]:
 
 
 def order_by_host(topology: Topology, devices: Sequence[jax.Device]) -> list[jax.Device]:
-    """Orders the devices of all hosts for the workers of a topology, worker by worker.
+    """Orders all hosts' devices for a topology's workers, worker by worker.
 
     Args:
         topology: shape of the whole cluster.
-        devices: devices of all hosts, as many as it needs, and equally many of each host.
+        devices: devices of all hosts, exactly as many as the topology needs, and equally many on each host.
 
     Raises:
-        SettingError: their number is another one, or a worker would have a part of a host beside whole ones.
+        SettingError: the number of devices differs, or a worker would have part of a host in addition to whole hosts.
     """
     num_ranks, needed = topology.num_expert_ranks, topology.num_devices
     by_host = sorted(devices, key=lambda device: (device.process_index, device.id))
@@ -327,14 +326,14 @@ def order_by_host(topology: Topology, devices: Sequence[jax.Device]) -> list[jax
 
 
 def _some(counts: Sequence[int]) -> str:
-    """Lists the first numbers of devices; one where all hosts have it."""
+    """Lists the first numbers of devices; a single number if all hosts have the same."""
     if len(set(counts)) == 1:
         return f"{counts[0]} each"
     return ", ".join([*map(str, counts[:_MAX_HOSTS]), *["and so on"] * (len(counts) > _MAX_HOSTS)])
 
 
 def host_line(workers: Sequence[Worker], mesh: Mesh) -> str:
-    """Says in one line which workers each host has.
+    """Describes in one line which workers each host has.
 
     Args:
         workers: worker of every row of the mesh.

@@ -1,7 +1,7 @@
 """Sums over the peers of a stage, inside a per-rank function.
 
-After a failure, stages may have different numbers of peers. XLA:CPU sums over such groups in one collective; where the
-compiler refuses unequal groups, the same sum is made of permutations, along a tree.
+After a failure, stages may have different numbers of peers. XLA:CPU sums over such groups in one collective. If the
+compiler refuses unequal groups, permutations along a tree compute the same sum.
 
 R: rows of the axis ``worker``.
 """
@@ -22,15 +22,15 @@ _Pairs = tuple[tuple[int, int], ...]
 
 
 def unequal_group_reduction(platform: str) -> Unequal:
-    """Chooses a platform's way to sum over groups of unequal sizes.
+    """Chooses a platform's method for sums over groups that differ in size.
 
     Args:
         platform: platform name, as in ``jax.Device.platform``.
 
     Returns:
-        ``grouped`` where one collective accepts such groups; otherwise ``tree``, which works everywhere. XLA:GPU
-        lowers a single sum over unequal groups but rejects it within the branches of a pipeline ("replica id not seen
-        in replica groups"); XLA:TPU rejects it anywhere.
+        ``grouped`` if one collective accepts such groups; otherwise ``tree``, which works everywhere. XLA:GPU lowers a
+        single sum over unequal groups but rejects it within the branches of a pipeline ("replica id not seen in replica
+        groups"); XLA:TPU rejects it anywhere.
     """
     return "grouped" if platform == "cpu" else "tree"
 
@@ -58,7 +58,7 @@ class PeerAllReduce:
     def is_tree(self) -> bool:
         """True if rows outside a group take part in its sum.
 
-        Then the sum must not be in a branch that some rows do not take, or it would deadlock. Otherwise it may be in a
+        The sum must then not be in a branch that some rows do not take, or it would deadlock. Otherwise it may be in a
         branch of a ``lax.cond`` whose predicate is the same for all rows of a group.
         """
         return self.unequal == "tree" and len(set(map(len, self.groups))) > 1
@@ -88,7 +88,7 @@ class PeerAllReduce:
 
 
 def tree_levels(groups: tuple[tuple[int, ...], ...]) -> tuple[_Pairs, ...]:
-    """Messages of each level of a tree: upwards they sum to the first row of each group, and downwards they spread it.
+    """Returns each tree level's messages: upward they sum to each group's first row, downward they spread the sum.
 
     Members of a group that are 1, then 2, then 4, ... apart are added, in all groups at once. The number of levels is
     the logarithm of the largest group's size.

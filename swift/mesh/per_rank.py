@@ -1,4 +1,4 @@
-"""Per-rank code: functions of one rank's shards, turned into functions of global arrays.
+"""Per-rank code: functions on one rank's shards, turned into functions on global arrays.
 
 Every argument and result of a per-rank function is one of three kinds:
 
@@ -9,7 +9,7 @@ Every argument and result of a per-rank function is one of three kinds:
 
 A per-rank function sees ``[layer, ...]``, ``[...]`` and ``[...]``. It may use collectives over the axis ``expert`` but
 must not branch on its own index there, so that the same code runs under ``shard_map`` on real or emulated devices and
-under ``vmap`` as N virtual ranks on one device. The axis ``worker`` is named under ``shard_map`` only.
+under ``vmap`` as N virtual ranks on one device. The axis ``worker`` exists only under ``shard_map``.
 """
 
 from collections.abc import Callable
@@ -29,13 +29,13 @@ REPLICATED = PartitionSpec()
 
 
 def known_platform() -> str | None:
-    """Platform of the devices of the ``shard_map`` around this code; None: there is none, or they are unknown."""
+    """Platform of the enclosing ``shard_map``'s devices; None outside one, or if its devices are unknown."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return None if device is None else device.platform
 
 
 def is_spec(leaf: Any) -> bool:
-    """Distinguishes specs (RANKED, SHARED or REPLICATED) from inner nodes of a tree of specs."""
+    """Distinguishes specs (RANKED, SHARED or REPLICATED) from inner nodes in a tree of specs."""
     return isinstance(leaf, PartitionSpec)
 
 
@@ -45,7 +45,7 @@ def map_specs(f: Callable[[PartitionSpec, Any], Any], specs: Any, tree: Any) -> 
 
 
 def sharded(mesh: Mesh, function: Callable, in_specs: tuple, out_specs: Any) -> Callable:
-    """Runs a per-rank function on the devices of a mesh, by ``shard_map``."""
+    """Runs a per-rank function on the devices of a mesh, with ``shard_map``."""
 
     def enter(spec: PartitionSpec, block: jax.Array) -> jax.Array:
         if spec == REPLICATED:
@@ -66,7 +66,7 @@ def sharded(mesh: Mesh, function: Callable, in_specs: tuple, out_specs: Any) -> 
 
 
 def vmapped(function: Callable, in_specs: tuple, out_specs: Any) -> Callable:
-    """Runs a per-rank function as virtual ranks on one device, by ``vmap``."""
+    """Runs a per-rank function as virtual ranks on one device, with ``vmap``."""
 
     def axes(specs: Any) -> Any:
         return jax.tree.map(lambda spec: 1 if spec == RANKED else None, specs, is_leaf=is_spec)

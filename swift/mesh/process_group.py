@@ -1,7 +1,7 @@
-"""Addresses at which processes of several machines meet, where JAX has no public way to say or find them.
+"""Addresses at which processes of several machines connect, where JAX has no public way to set or find them.
 
-By default gloo listens at the address that the machine's own name resolves to, which some distributions make a loopback
-address. JAX has no setting for it, nor one that finds the other hosts without joining them.
+By default gloo listens on the address that the machine's own name resolves to, which some distributions make a loopback
+address. JAX has no setting for this address, nor a function that finds the other hosts without joining them.
 """
 
 import errno
@@ -18,10 +18,10 @@ LOOPBACK = "127.0.0.1"
 
 
 def jax_internals() -> tuple[Any, Any, Any]:
-    """Returns JAX's state of its group, its makers of services and clients, and its maker of CPU backends.
+    """Returns JAX's group state, its module of service and client factories, and its CPU backend factory.
 
     Raises:
-        RunError: this version of JAX lacks them.
+        RunError: this version of JAX lacks one of them.
     """
     with suppress(ImportError):
         from jax._src import distributed, xla_bridge
@@ -40,16 +40,16 @@ def jax_internals() -> tuple[Any, Any, Any]:
 def find_group(
     count: int | None, process_id: int | None, timeout_s: int
 ) -> tuple[str | None, int | None, int | None, list[int] | None]:
-    """Asks JAX for the group that Slurm, Open MPI, Kubernetes or a TPU's host has started this process in.
+    """Asks JAX for the process group that Slurm, Open MPI, Kubernetes or a TPU host started this process in.
 
     Args:
-        count: number of processes; None: as the surroundings say.
-        process_id: number of this process; None: as the surroundings say.
+        count: number of processes; None: detected.
+        process_id: number of this process; None: detected.
         timeout_s: time limit, in seconds.
 
     Returns:
-        The address of process 0, the number of processes and that of this one, each None where nothing says it; and the
-        devices that JAX would give this process, None for all that it sees.
+        The address of process 0, the number of processes and the number of this process, each None if not detected; and
+        the devices that JAX would give this process, None for all visible devices.
     """
     with suppress(ImportError):
         from jax._src.clusters import ClusterEnv
@@ -61,7 +61,7 @@ def find_group(
 
 
 def use_gloo_at(address: str) -> None:
-    """Has the next CPU backend of a group of processes listen at one address of this machine."""
+    """Makes a process group's next CPU backend listen on one of this machine's addresses."""
     state, makers, make = jax_internals()
 
     def make_client() -> Any:
@@ -73,7 +73,7 @@ def use_gloo_at(address: str) -> None:
 
 
 def own_address(service: str) -> str:
-    """Returns the address of this machine from which HOST:PORT is reached; raises OSError where it is not."""
+    """Returns the address of this machine from which HOST:PORT is reachable; raises OSError if it is not."""
     family, address = _resolved(service)
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(address)  # sends nothing
@@ -83,7 +83,7 @@ def own_address(service: str) -> str:
 def bound_address(service: str) -> str:
     """Returns the address and port of this machine at which others reach a service at HOST:PORT.
 
-    It is another one than that of HOST where a network translates addresses, such as one of Kubernetes' services.
+    This address differs from HOST's if a network translates addresses, such as that of a Kubernetes service.
     """
     family, address = _resolved(service)
     host = address[0]
@@ -98,7 +98,7 @@ def bound_address(service: str) -> str:
 
 
 def _resolved(service: str) -> tuple[socket.AddressFamily, Any]:
-    """Resolves HOST:PORT to the family of its address and what ``connect`` takes, IPv4 before IPv6."""
+    """Resolves HOST:PORT to (address family, argument of ``connect``), preferring IPv4 to IPv6."""
     host, _, port = service.rpartition(":")
     entries = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
     family, *_, address = min(entries, key=lambda entry: entry[0] != socket.AF_INET)

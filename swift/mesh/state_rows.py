@@ -1,6 +1,6 @@
-"""Rows of a state on their way to other devices, hosts or processes.
+"""State rows: moves the state of mesh rows to other devices, hosts or processes.
 
-Mesh rows move from one mesh to another, from device to device; where the axis ``expert`` changes, they pass through the
+Mesh rows move from one mesh to another, from device to device; if the axis ``expert`` changes, they pass through the
 host. When a generation of processes ends, so does its backend (see ``swift.elastic.jax_group``): every process keeps
 its part on the host, as ``Shards``, and puts it on the devices of the next generation. A process that joins has no
 state; its row is copied from peers over the mesh, bit for bit.
@@ -24,11 +24,11 @@ from swift.mesh.peer_sum import PeerAllReduce
 from swift.mesh.per_rank import EXPERT_AXIS, RANKED, REPLICATED, is_spec, map_specs
 
 Shards = list[np.ndarray]
-"""A process's share of an array: one shard for each of its devices, in mesh order."""
+"""Share that a process has in an array: one shard for each of its devices, in mesh order."""
 
 
 def source_rows(old: LiveMesh, new: LiveMesh) -> tuple[int, ...]:
-    """Finds the row of ``old`` that has the state of each row of ``new``.
+    """Finds, for each row in ``new``, the row in ``old`` that has its state.
 
     A worker that keeps serving its stage keeps its state. Any other worker, rejoined or in a new role, copies it from
     the first row of its stage whose worker survives, or from a departing worker if none does.
@@ -49,10 +49,10 @@ def source_rows(old: LiveMesh, new: LiveMesh) -> tuple[int, ...]:
 
 
 def transfer_rows(tree: Any, old: LiveMesh, new: LiveMesh, specs: Any, source_R: Sequence[int]) -> Any:
-    """Moves state to ``new`` so that row r is row ``source_R[r]`` of the state on ``old``, without using the host.
+    """Moves state to ``new``: row r becomes row ``source_R[r]`` of the state on ``old``, without passing the host.
 
     A row whose devices stay the same is not copied but shares its buffers, so neither state may be donated while the
-    other is in use. No row moves between processes; one that has no device of the new mesh must not call this.
+    other is in use. No row moves between processes; a process without a device of the new mesh must not call this.
 
     Args:
         tree: arrays ``[worker, ...]`` on ``old``.
@@ -87,7 +87,7 @@ def transfer_rows(tree: Any, old: LiveMesh, new: LiveMesh, specs: Any, source_R:
 
 
 def transferred_bytes(tree: Any, old: LiveMesh, new: LiveMesh, source_R: Sequence[int]) -> int:
-    """Bytes that ``transfer_rows`` copies between devices for the same arguments."""
+    """Returns the bytes that ``transfer_rows`` copies between devices, for the same arguments."""
     copies = 0 if new.virtual else sum(source != target for source, target in _routes(old, new, source_R))
     shard_bytes = (
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)
@@ -96,20 +96,20 @@ def transferred_bytes(tree: Any, old: LiveMesh, new: LiveMesh, source_R: Sequenc
 
 
 def _routes(old: LiveMesh, new: LiveMesh, source_R: Sequence[int]) -> Iterator[tuple[jax.Device, jax.Device]]:
-    """Pairs each device of ``new``, in mesh order, with the device of ``old`` that has its shard: (old, new)."""
+    """Pairs each device in ``new``, in mesh order, with the device in ``old`` that has its shard: (old, new)."""
     sources = old.mesh.devices[list(source_R)]
     return zip(sources.flat, new.mesh.devices.flat, strict=True)
 
 
 def host_stages(tree: Any, live: LiveMesh, specs: Any, lost: Collection[tuple[int, int]] = ()) -> Any:
-    """Copies the state of every stage, from its lowest row, to the host, without the shards of lost ranks.
+    """Copies each stage's state, from its lowest row, to the host, without the shards of lost ranks.
 
     Args:
         tree: arrays ``[worker, ...]`` on ``live``.
         live: mesh that holds the state; this process has all its devices.
         specs: RANKED or SHARED for each array, or a prefix tree of them.
-        lost: (stage, rank) pairs whose devices are not read; their values become NaN, so that any use of
-            them shows.
+        lost: (stage, rank) pairs whose devices are not read; their values become NaN, so that any use of them is
+            noticed.
 
     Returns:
         Arrays ``[P, ...]``.
@@ -130,9 +130,9 @@ def host_stages(tree: Any, live: LiveMesh, specs: Any, lost: Collection[tuple[in
 
 
 def fetch_shards(tree: Any) -> Any:
-    """Fetches this process's share of every array to the host, as a tree of ``Shards``.
+    """Fetches this process's share in every array to the host, as a tree of ``Shards``.
 
-    On CPU they are views of the devices' own buffers, which are freed with their arrays or with the backend.
+    On CPU the shards are views of the devices' own buffers, which are freed with their arrays or with the backend.
     """
 
     def shards(leaf: jax.Array) -> list[jax.Array]:
@@ -144,7 +144,7 @@ def fetch_shards(tree: Any) -> Any:
 
 
 def put_shards(shards: Any, live: LiveMesh, specs: Any, shapes: Any) -> Any:
-    """Makes arrays on ``live`` from the shards of all processes.
+    """Creates arrays on ``live`` from the shards of all processes.
 
     Args:
         shards: tree of ``Shards``; None for a process without state, which contributes zeros.
@@ -167,7 +167,7 @@ def put_shards(shards: Any, live: LiveMesh, specs: Any, shapes: Any) -> Any:
 
 
 def shard_shapes(specs: Any, shapes: Any, num_devices: int) -> Any:
-    """Describes a process's share of arrays.
+    """Describes a process's share of arrays, with shapes and dtypes.
 
     Args:
         specs: RANKED or SHARED for each array, or a prefix tree of them.
@@ -175,7 +175,7 @@ def shard_shapes(specs: Any, shapes: Any, num_devices: int) -> Any:
         num_devices: number of the process's devices.
 
     Returns:
-        A tree as ``fetch_shards`` returns it, of ``jax.ShapeDtypeStruct``.
+        A tree like ``fetch_shards``'s, of ``jax.ShapeDtypeStruct``.
     """
 
     def shape(spec: PartitionSpec, abstract: Any) -> list[jax.ShapeDtypeStruct]:
@@ -188,7 +188,7 @@ def shard_shapes(specs: Any, shapes: Any, num_devices: int) -> Any:
 
 
 def broadcast_bits(tree: Any, gives: jax.Array, peer_sum: PeerAllReduce) -> tuple[Any, jax.Array]:
-    """Copies a tree from the one row of each group that gives to all of its group, bit for bit; per rank.
+    """Copies a tree bit for bit from each group's giving row to all rows in the group; per rank.
 
     Args:
         tree: arrays of this rank.
@@ -196,8 +196,7 @@ def broadcast_bits(tree: Any, gives: jax.Array, peer_sum: PeerAllReduce) -> tupl
         peer_sum: sum over the rows of a group.
 
     Returns:
-        (the tree of the row that gives, or zeros; on how many expert ranks it has another checksum than it was sent
-        with, int32[]).
+        (the giving row's tree, or zeros; number of expert ranks whose checksum differs from the sender's, int32[]).
     """
     bits = jax.tree.map(_to_bits, tree)
     received, checksum = peer_sum(jax.tree.map(lambda leaf: jnp.where(gives, leaf, 0), (bits, _checksum(bits))))
@@ -206,7 +205,7 @@ def broadcast_bits(tree: Any, gives: jax.Array, peer_sum: PeerAllReduce) -> tupl
 
 
 def _checksum(bits: Any) -> jax.Array:
-    """Computes a 32-bit checksum of a tree of integers: a sum in which every position has a different odd weight."""
+    """Computes a 32-bit checksum for a tree of integers: a sum with a different odd weight at every position."""
     total = jnp.uint32(0)
     for leaf in jax.tree.leaves(bits):
         words = leaf.reshape(-1)

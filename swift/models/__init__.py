@@ -1,11 +1,11 @@
-"""Decoders with dense layers and mixtures of experts: GPT-2's and those of today's open models.
+"""Decoder models with dense layers and mixtures of experts: GPT-2's architecture and today's open models'.
 
-``config`` has a model's shape, and shapes by name; ``cuts`` says which blocks are in which stage or chunk. ``gpt`` is
-the forward pass, cut where pipelines cut. Its parts are ``attention`` (with ``attention_kernels`` and ``rope``), the
-``modules`` beside it, and ``losses``, the loss without all logits at once; ``vocabulary`` has embedding and head in
-shares. ``own_block`` checks a user's modules. ``parameters`` packs parameters into the flat vectors that the optimizer
-slices, and draws the first ones; ``reference_model`` is the single-device oracle. The hub's names for the same are in
-``swift.hub``.
+``config`` defines a model's shape, and shapes by name; ``cuts`` divides its blocks into stages and chunks. ``gpt`` is
+the forward pass, with functions at the points where pipelines cut. It uses ``attention`` (with ``attention_kernels``
+and ``rope``), the other ``modules``, and ``losses``, which never holds all logits at once; ``vocabulary`` has the
+sharded embedding and head. ``own_block`` checks a user's modules. ``parameters`` packs parameters into the flat vectors
+that the optimizer slices, and draws their initial values; ``reference_model`` is the single-device oracle.
+``swift.hub`` maps the parameters to the hub's names.
 """
 
 from typing import TYPE_CHECKING

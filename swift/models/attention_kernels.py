@@ -1,13 +1,13 @@
-"""Kernels of attention: those of libraries, the package's own forms, and the choice between them.
+"""Attention kernels: wrappers of library kernels, the package's own implementations, and the choice between them.
 
-``causal_attention`` is attention as its definition says, with all scores in memory. ``blockwise_attention`` computes a
-block of scores at a time, so that its memory grows with the number of positions (arXiv 2205.14135): one loop runs over
-the pairs of a block of queries and a block of keys that it sees. The softmax is renormalized from block to block; the
-backward pass computes the scores again, from what the forward pass kept of each row: the logarithm of its sum. Pairs
-that nobody sees are in no loop, so that half of the plain form's work is saved.
+``causal_attention`` follows the definition, with all scores in memory. ``blockwise_attention`` computes a block of
+scores at a time, so that its memory is linear in the number of positions (arXiv 2205.14135): one loop runs over the
+pairs of a query block and a key block that it sees. The softmax is renormalized from block to block. The backward pass
+recomputes the scores from the only value per row that the forward pass kept: the logarithm of the softmax's sum. Fully
+masked pairs are not in the loop, which saves half of the plain kernel's work.
 
-Legend: B sequences, T positions of queries (of a block), S of keys, H heads, K heads of keys and values, G = H / K
-query heads for each of them, C channels of a head, N blocks.
+Legend: B sequences, T positions of queries (of a block), S positions of keys, H heads, K heads of keys and values,
+G = H / K query heads per key head, C channels of a head, N blocks.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,17 +25,17 @@ from swift.models.config import AttentionKernel, ModelConfig
 from swift.models.modules import at_least_float32
 
 _Mix: TypeAlias = Callable[[jax.Array, jax.Array, jax.Array, jax.Array | None], jax.Array]
-"""(query_BTHC, key_BTKC, value_BTKC, document_BT or None) -> the values that each position sees, mixed [B, T, H, C]."""
+"""Function (query_BTHC, key_BTKC, value_BTKC, document_BT or None) -> mixed values [B, T, H, C]."""
 
 BLOCK = 512
 """Positions of a block."""
 SMALLEST_TILE, TILE_SCORES = 64, 2**18
-"""Least positions of a tile, and most scores of one over all sequences and heads: 1 MiB in float32."""
+"""Minimum positions in a tile, and its maximum scores over all sequences and heads: 1 MiB in float32."""
 
 _TILE = 128
-"""Pallas kernels cut positions into multiples of this number."""
+"""Pallas kernels need a multiple of this many positions."""
 _GPU_BLOCK, _GPU_WARPS = 64, 4
-"""Positions of a block, and warps that compute it: the backward pass takes 0.4 of the time of JAX's defaults (H200)."""
+"""Positions in a block, and its warps: the backward pass takes 0.4 times as long as with JAX's defaults (H200)."""
 _GPUS = ("gpu", "cuda")
 _NARROW = ("bfloat16", "float16")
 
@@ -46,7 +46,7 @@ def causal_attention(
     value_BSKC: Float[Array, "B S K C"],
     sees_BTS: Bool[Array, "#B T S"] | None = None,
 ) -> Float[Array, "B T H C"]:
-    """Mixes the values that each position sees; head h of the queries reads head h // G of keys and values.
+    """Mixes the values that each position sees; query head h reads key and value head h // G.
 
     ``jax.nn.dot_product_attention`` computes the same, but its softmax is in float32 even for float64 inputs, and the
     parallel model is tested against the reference model in float64.
@@ -55,7 +55,7 @@ def causal_attention(
         query_BTHC: queries.
         key_BSKC: keys.
         value_BSKC: values.
-        sees_BTS: whether a position sees another; None: itself and those before it.
+        sees_BTS: whether position t sees position s; None: each sees itself and earlier ones.
     """
     num_sequences, length, heads, channels = query_BTHC.shape
     groups = heads // key_BSKC.shape[2]
@@ -74,7 +74,7 @@ def causal_attention(
 
 
 def _causal_mask(document_BT: Int[Array, "B T"]) -> Bool[Array, "B T T"]:
-    """Whether a position sees another: itself, and those before it of the same document."""
+    """Returns whether a position sees another: itself, and earlier positions of the same document."""
     return _before(document_BT.shape[1])[None] & (document_BT[:, :, None] == document_BT[:, None, :])
 
 
@@ -89,15 +89,16 @@ def blockwise_attention(
     document_BT: Int[Array, "B T"] | None = None,
     block: int | None = None,
 ) -> Float[Array, "B T H C"]:
-    """Mixes the values that each position sees: itself and those before it.
+    """Mixes the values that each position sees: its own and earlier ones.
 
-    A sequence of one block is mixed by ``causal_attention``.
+    A sequence of a single block is passed to ``causal_attention``.
 
     Args:
         query_BTHC: queries.
         key_BTKC: keys.
         value_BTKC: values.
-        document_BT: int32, number of the document of each position, which sees no other; None: all are of one.
+        document_BT: int32, document number of each position; documents do not see each other. None: all are one
+            document.
         block: positions of a block; None: ``BLOCK``.
     """
     num_sequences, length, num_heads, channels = query_BTHC.shape
@@ -108,7 +109,7 @@ def blockwise_attention(
     kv_heads, num_blocks = key_BTKC.shape[2], -(-length // block)
 
     def blocks(array: jax.Array) -> jax.Array:
-        """Cuts ``[B, T, ...]`` into ``[N, B, T, ...]``; keys of the padding are after all queries."""
+        """Cuts ``[B, T, ...]`` into ``[N, B, T, ...]``; padded keys come after all queries, so no query sees them."""
         padded = jnp.pad(array, [(0, 0), (0, num_blocks * block - length), *[(0, 0)] * (array.ndim - 2)])
         return jnp.moveaxis(padded.reshape(num_sequences, num_blocks, block, *array.shape[2:]), 1, 0)
 
@@ -129,16 +130,17 @@ def tiled_attention(
     value_BTKC: Float[Array, "B T K C"],
     document_BT: Int[Array, "B T"] | None = None,
 ) -> Float[Array, "B T H C"]:
-    """Mixes as ``blockwise_attention`` does, in blocks whose scores stay in a CPU's caches.
+    """Computes ``blockwise_attention`` in blocks whose scores stay in a CPU's caches.
 
-    With many sequences and heads, blocks of 512 positions, or all scores at once, go through memory several times.
+    With many sequences and heads, blocks of 512 positions, or all scores at once, would pass through memory several
+    times.
     """
     num_sequences, length, num_heads, _ = query_BTHC.shape
     tile = BLOCK
     while tile > SMALLEST_TILE and num_sequences * num_heads * tile**2 > TILE_SCORES:
         tile //= 2
     num_tiles = -(-length // tile)
-    if num_tiles * (num_tiles + 1) // 2 * tile**2 >= length**2:  # padding is more than what nobody sees
+    if num_tiles * (num_tiles + 1) // 2 * tile**2 >= length**2:  # padding outweighs the masked part
         tile = length
     return blockwise_attention(query_BTHC, key_BTKC, value_BTKC, document_BT, tile)
 
@@ -150,7 +152,7 @@ class _Inputs(NamedTuple):
 
 
 def _pairs(num_blocks: int) -> tuple[np.ndarray, np.ndarray]:
-    """The pairs (block of queries, block of keys), a block itself before those that it sees beside itself."""
+    """Lists the (query block, key block) pairs: for each query block the diagonal pair, then the earlier key blocks."""
     pairs = [(q, k) for q in range(num_blocks) for k in range(q, -1, -1)]
     return np.array([q for q, _ in pairs], np.int32), np.array([k for _, k in pairs], np.int32)
 
@@ -164,7 +166,7 @@ def _put(arrays: Any, index: jax.Array, rows: Any) -> Any:
 
 
 def _scores(inputs: _Inputs, document: jax.Array | None, query_block: jax.Array, key_block: jax.Array) -> jax.Array:
-    """Scores [B, K, G, T, S] of a pair of blocks, the least number where a position is not seen."""
+    """Computes the scores [B, K, G, T, S] for a pair of blocks; the lowest float where a position is not seen."""
     query, key = _take(inputs.query_NBKGTC, query_block), _take(inputs.key_NBKSC, key_block)
     wide, (length, channels) = at_least_float32(query.dtype), query.shape[-2:]
     scores = jnp.einsum("bkgtc,bksc->bkgts", query, key, preferred_element_type=wide) * channels**-0.5
@@ -193,6 +195,7 @@ def _mix_forward(inputs: _Inputs, document: jax.Array | None) -> tuple[jax.Array
         query_block, key_block = pair
         mixed, highest, total = _take(totals, query_block)
         scores, value = _scores(inputs, document, query_block, key_block), _take(inputs.value_NBKSC, key_block)
+        # Rescale the running sums to the new maximum, so that no exponential overflows.
         top = jnp.maximum(highest, jnp.max(scores, axis=-1))
         weights, fade = jnp.exp(scores - top[..., None]), jnp.exp(highest - top)
         more = jnp.einsum("bkgts,bksc->bkgtc", weights.astype(value.dtype), value, preferred_element_type=wide)
@@ -207,7 +210,7 @@ def _mix_forward(inputs: _Inputs, document: jax.Array | None) -> tuple[jax.Array
 def _mix_backward(residuals: tuple, d_mixed: jax.Array) -> tuple[_Inputs, None]:
     inputs, document, mixed, log_total = residuals
     wide, channels = log_total.dtype, mixed.shape[-1]
-    # What the softmax's own gradient subtracts: the mean of the cotangents of a row's weights.
+    # The softmax's gradient subtracts the weighted mean of its cotangents, which equals the sum of mixed * d_mixed.
     mean = jnp.sum(mixed.astype(wide) * d_mixed.astype(wide), axis=-1)
     start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, wide), inputs)
 
@@ -246,7 +249,7 @@ def splash_attention(
     *,
     interpret: bool = False,
 ) -> Float[Array, "B T H C"]:
-    """JAX's Pallas kernel for TPUs; ``interpret`` runs it on any device."""
+    """Runs JAX's Pallas kernel for TPUs; ``interpret`` runs it on any device."""
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
     _, length, heads, channels = query_BTHC.shape
@@ -275,7 +278,7 @@ def triton_attention(
     *,
     interpret: bool = False,
 ) -> Float[Array, "B T H C"]:
-    """JAX's Pallas kernel for GPUs, which has no groups of heads: keys and values are repeated for it."""
+    """Runs JAX's Pallas kernel for GPUs. It has no grouped heads, so keys and values are repeated."""
     from jax.experimental.pallas.ops.gpu import attention as gpu
 
     groups = query_BTHC.shape[2] // key_BTKC.shape[2]
@@ -298,24 +301,25 @@ KERNELS: Mapping[AttentionKernel, _Mix] = {
     "triton": triton_attention,
     "cudnn": _cudnn,
 }
-"""``plain`` keeps T x T scores; ``tiled`` is for CPUs, ``splash`` for TPUs, ``triton`` and ``cudnn`` are for GPUs."""
+"""Kernels by name: ``plain`` keeps T x T scores; ``tiled`` is for CPUs, ``splash`` for TPUs, ``triton`` and ``cudnn``
+for GPUs."""
 
 
 def choose_kernel(
     asked: str, platform: str, dtype: DTypeLike, config: ModelConfig, *, separates: bool, is_here: bool = True
 ) -> AttentionKernel:
-    """Chooses the kernel of attention.
+    """Chooses the attention kernel for a model on a platform.
 
     Args:
         asked: name of a kernel, or ``auto``.
         platform: platform of the devices.
-        dtype: type of activations.
+        dtype: dtype of activations.
         config: shape of the model.
-        separates: whether documents of a sequence are kept apart: no position sees another document.
+        separates: whether the documents of a sequence are separated: no position sees another document.
         is_here: whether this process has such devices; False if it only traces or compiles for them.
 
     Raises:
-        SettingError: the kernel asked for cannot do it.
+        SettingError: the requested kernel does not support the model, dtype or devices.
     """
     kernels: tuple[AttentionKernel, ...] = get_args(AttentionKernel)
     if asked not in ("auto", *kernels):
@@ -337,7 +341,7 @@ def choose_kernel(
 def _failing(
     kernel: AttentionKernel, platform: str, dtype: DTypeLike, config: ModelConfig, separates: bool, is_here: bool
 ) -> str:
-    """The reason why a kernel cannot be used; empty if it can."""
+    """Returns the reason why a kernel cannot be used; empty if it can."""
     length, channels, name = config.sequence_length, config.channels, jnp.dtype(dtype).name
     if kernel == "splash":
         failings = [

@@ -1,4 +1,4 @@
-"""The shape of a model, and shapes by name: SYMI's GPTs, open mixtures of experts, and small ones of the same kinds."""
+"""Model shapes, and shapes by name: SYMI's GPTs, open mixtures of experts, and small ones of the same kinds."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Protocol, TypeAlias, get_args
@@ -14,32 +14,33 @@ Activation: TypeAlias = Literal["gelu", "swiglu"]
 QueryKeyNorm: TypeAlias = Literal["none", "head", "projection"]
 AttentionKernel: TypeAlias = Literal["plain", "blockwise", "tiled", "splash", "triton", "cudnn"]
 Remat: TypeAlias = Literal["none", "attention", "block"]
-"""The part of a block that is computed again for the backward pass."""
+"""Part of a block that the backward pass recomputes."""
 
 _MOST_SIZE, _MOST_LAYERS = 2**20, 2**12
-"""Largest width, or number of tokens, heads or experts; and of layers, each of which is traced."""
+"""Upper limits: for widths, tokens, heads and experts; and for layers, each of which is traced."""
 
 
 class CustomBlock(Protocol):
     """Interface of a user's block: a frozen dataclass, so that a configuration can name it.
 
-    Both make Flax NNX modules whose parameters come from ``swift.models``' ``linear`` and ``make_norm``, by which the
-    initial values of all modules are drawn at once.
+    Both methods return Flax NNX modules whose parameters come from ``swift.models``' ``linear`` and ``make_norm``:
+    these let all modules' initial values be drawn in one program.
     """
 
     def attention(self, config: "ModelConfig", rngs: nnx.Rngs) -> nnx.Module:
-        """Makes what mixes positions: (x_BTD, document_BT or None) -> the update to the residual stream."""
+        """Creates the module that mixes positions: (x_BTD, document_BT or None) -> update to the residual stream."""
 
     def network(self, config: "ModelConfig", width: int, rngs: nnx.Rngs) -> nnx.Module:
-        """Makes an expert, or a dense network: (x ``[..., D]``, matmul) -> y ``[..., D]``, row by row, zeros to zeros.
+        """Creates an expert or dense network: (x ``[..., D]``, matmul) -> y ``[..., D]``, row by row, zeros to zeros.
 
-        It multiplies by its weights with ``matmul(x, weight)`` alone: in an expert's slot rows are of several experts.
+        The module must multiply by its weights with ``matmul(x, weight)`` alone: a rank's rows belong to several
+        experts.
         """
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The shape of a decoder: GPT-2's by default, and those of today's open mixtures of experts.
+    """Decoder shape: GPT-2's by default, or that of an open mixture-of-experts model.
 
     Attributes:
         num_layers: number of transformer layers.
@@ -47,28 +48,29 @@ class ModelConfig:
         num_heads: number of attention heads, H.
         ffn_dim: hidden width of a dense feed-forward network.
         sequence_length: positions of a sequence, T.
-        moe_pattern: True for each layer that is a mixture of experts; repeated over all layers after the first dense
-            ones.
-        num_dense_layers: dense layers that come first.
+        moe_pattern: True for each layer that is a mixture of experts; repeated over all layers after the leading dense
+            layers.
+        num_dense_layers: number of leading dense layers.
         expert_dim: hidden width of an expert; None: ``ffn_dim``.
-        num_shared_experts: experts that every token goes to, computed as one network of as many times their width.
-        router_bias: whether experts are chosen by scores and a bias for each, which balances them: it rises where an
-            expert gets fewer tokens than others, and has no gradient.
-        num_kv_heads: heads of keys and values, each shared by as many query heads; None: ``num_heads``.
+        num_shared_experts: experts that every token goes to, computed as one network of their total width.
+        router_bias: whether experts are chosen by their scores plus a bias, which balances the load: an expert's bias
+            rises while it gets fewer tokens than others, and has no gradient.
+        num_kv_heads: heads of keys and values, each shared by equally many query heads; None: ``num_heads``.
         head_dim: channels of a head, C; None: ``model_dim / num_heads``.
         norm: kind of norm.
-        norm_epsilon: what norms add to the variance.
-        qk_norm: RMSNorm of queries and keys: ``head``, over each head's channels; ``projection``, over all heads'.
+        norm_epsilon: number that norms add to the variance.
+        qk_norm: RMSNorm of queries and keys: ``head``, over each head's channels; ``projection``, over all heads'
+            channels.
         positions: ``learned`` embeddings, or rotations of queries and keys (``rope``).
         rope_theta: base of the rotations' wavelengths.
-        rope_scaling: how wavelengths are stretched for longer sequences than those of the first training: ``linear``,
-            or ``yarn`` (arXiv 2309.00071), which stretches the long ones only.
-        rope_factor: by how much.
-        rope_length: positions of the first training, for ``yarn``.
+        rope_scaling: stretching of wavelengths for sequences longer than in the original training: ``linear``, or
+            ``yarn`` (arXiv 2309.00071), which stretches only the long wavelengths.
+        rope_factor: factor by which wavelengths are stretched.
+        rope_length: sequence length of the original training, for ``yarn``.
         activation: ``gelu``, or ``swiglu`` with a third matrix.
-        vocab_size: rows of the embedding, V, where they are more than the tokenizer's tokens; None: as many.
+        vocab_size: rows of the embedding, V, if there are more than the tokenizer's tokens; None: equally many.
         tied_embeddings: whether the head scores tokens by their embeddings, instead of by a matrix of its own.
-        block: parts of your own, instead of attention and networks; None: there are none.
+        block: your own attention and networks, instead of the built-in ones; None to use these.
     """
 
     num_layers: int = 4
@@ -146,7 +148,7 @@ class ModelConfig:
             raise SettingError("ModelConfig.moe_pattern", pattern, allowed)
 
     def __repr__(self) -> str:
-        """The shape as text, by which checkpoints know it: settings that are younger than they are only if set."""
+        """Text of the shape, by which checkpoints identify it; settings added later appear only if they are set."""
         oldest = ("num_layers", "model_dim", "num_heads", "ffn_dim", "sequence_length", "moe_pattern")
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         young = {f.name: values[f.name] for f in fields(self) if f.name not in oldest and values[f.name] != f.default}
@@ -161,12 +163,12 @@ class ModelConfig:
 
     @property
     def explicit(self) -> "ModelConfig":
-        """The same shape without settings that follow from others."""
+        """Same shape, with settings that default to other settings filled in."""
         return replace(self, num_kv_heads=self.kv_heads, head_dim=self.channels, expert_dim=self.expert_width)
 
     @property
     def kv_heads(self) -> int:
-        """Heads of keys and values."""
+        """Number of key and value heads."""
         return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
 
     @property
@@ -246,7 +248,7 @@ _HUB = {
 
 
 def _tiny(model: ModelConfig) -> ModelConfig:
-    """A shape of the same architecture for tests and laptops, with the vocabulary of the tokenizer."""
+    """Returns a tiny shape of the same architecture for tests and laptops, with the tokenizer's vocabulary."""
     return replace(
         model,
         num_layers=4,
@@ -269,16 +271,16 @@ MODEL_SIZES: dict[str, ModelConfig] = {
     **_HUB,
     **{f"{name}-tiny": _tiny(model) for name, model in _HUB.items()},
 }
-"""The dense sizes 125M, 350M and 760M of SYMI's evaluation, with sequences of 512 tokens, and the size of the demo. In
-the former every second layer is a mixture of experts, as in DeepSpeed-MoE (the paper does not specify it); in the demo
-every layer is. The others are those of the hub; how their routers gate is in experiments/models."""
+"""Shapes by name: SYMI's dense sizes 125M, 350M and 760M with sequences of 512 tokens, the demo's, and the hub's. In
+SYMI's sizes every second layer is a mixture of experts, as in DeepSpeed-MoE (the paper does not specify it); in the
+demo every layer is. The gating of the hub's models is in experiments/models."""
 
 
 def model_size(name: str) -> ModelConfig:
     """Looks up a model size by name.
 
     Args:
-        name: such as 'demo', 'gpt-small' or 'olmoe-1b-7b'; a wrong one is answered with all of them.
+        name: such as 'demo', 'gpt-small' or 'olmoe-1b-7b'; the error for an unknown name lists all of them.
 
     >>> model_size("gpt-small").model_dim
     768

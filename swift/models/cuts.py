@@ -1,16 +1,16 @@
-"""The cut of a model's blocks: into stages, and into chunks, which an op works on and workers hold.
+"""Cuts of a model's blocks: into stages, and into chunks, which an op works on and workers hold.
 
-A stage of a ``Cut`` holds consecutive blocks, any number of them. Where all pipelines have one cut, a chunk is a stage.
-Where they are cut differently, the ``Chunks`` are what remains whole in all of them: every stage of every pipeline is a
-run of chunks. Workers that hold the same chunks, such as those of a stage in pipelines that are cut alike, have the
-same holding, and so the same arrays.
+A stage of a ``Cut`` holds consecutive blocks, any number of them. If all pipelines have the same cut, a chunk is a
+stage. If their cuts differ, the ``Chunks`` are the pieces that no pipeline cuts: every stage of every pipeline is a run
+of chunks. Workers with the same chunks, such as one stage's workers in pipelines with the same cut, have the same
+holding, and so the same arrays.
 
 The arrays of a group of parameters are stacks ``[layer, ...]``, with a layer for every block that has such a module.
-``BlockStacks`` says which block of the model is at which index. All stages, or workers, have stacks as long as that of
-the one with the most blocks of that kind; the layers that a stage does not need are padding.
+``BlockStacks`` says which block of the model is at which index. All stages, or workers, have stacks of the same length:
+the most blocks of that kind that any of them has. Surplus layers are padding.
 
-B blocks (of a stage or worker: of the one that has most), C chunks, D pipelines, P stages or workers, L blocks of a
-kind, H holdings: what one worker or several hold.
+B blocks (of the stage or worker that has most), C chunks, D pipelines, P stages or workers, L blocks of a kind, H
+holdings: each the chunks of one worker or several.
 """
 
 from abc import ABC, abstractmethod
@@ -27,11 +27,11 @@ _PADDING = -1
 
 
 class BlockStacks(ABC):
-    """The stacks of whatever has blocks: of the stages of a ``Cut``, or of the workers of ``Chunks``.
+    """Parameter stacks by stage: for the stages in a ``Cut``, or for the holdings in ``Chunks``.
 
     Attributes:
         moe_layers: True for each block of the model that is a mixture of experts.
-        blocks: positions in the model of the blocks of each stage or worker, in the order in which it has them.
+        blocks: the model's block numbers of each stage or holding, in its own order.
     """
 
     moe_layers: tuple[bool, ...]
@@ -43,24 +43,24 @@ class BlockStacks(ABC):
 
     @cached_property
     def stages(self) -> tuple[tuple[bool, ...], ...]:
-        """True for each block of each stage that is a mixture of experts."""
+        """True for each block that is a mixture of experts, by stage."""
         return tuple(tuple(self.moe_layers[block] for block in blocks) for blocks in self.blocks)
 
     @property
     def kinds(self) -> tuple[bool, ...]:
-        """The kinds of block that the model has, by whether they are mixtures of experts."""
+        """Kinds of block in the model, by whether they mix experts, in sorted order."""
         return tuple(sorted(set(self.moe_layers)))
 
     def counts(self, is_moe: bool | None = None) -> tuple[int, ...]:
-        """Number of blocks of a kind, or of any kind (None), of each stage."""
+        """Counts each stage's blocks, either of one kind or all (None)."""
         return tuple(len(_of_kind(stage, is_moe)) for stage in self.stages)
 
     def stack_size(self, is_moe: bool | None = None) -> int:
-        """Layers of the stack for blocks of a kind, or of any kind (None): the most that a stage has."""
+        """Stack length for blocks of a kind, or for all blocks (None): the maximum over stages."""
         return max(self.counts(is_moe))
 
     def model_index(self, is_moe: bool | None = None) -> np.ndarray:
-        """Index of each layer among the model's blocks of a kind, int64[P, layers]; ``_PADDING``: none."""
+        """Each layer's index among the model's blocks of a kind, int64[P, layers]; ``_PADDING`` for padding."""
         is_kind = [is_moe is None or kind == is_moe for kind in self.moe_layers]
         number = np.cumsum(is_kind) - 1
         table = np.full((len(self.blocks), self.stack_size(is_moe)), _PADDING)
@@ -70,9 +70,9 @@ class BlockStacks(ABC):
         return table
 
     def locations(self, is_moe: bool | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """(stage, index in its stack) of each of the model's blocks of a kind, int64[L] each: inverts ``model_index``.
+        """Locations (stage, index in its stack) for the model's blocks of a kind, int64[L] each.
 
-        Of several that have a block, the first one.
+        The inverse of ``model_index``. If several holdings have a block, the first one counts.
         """
         table = self.model_index(is_moe)
         stage, layer = np.nonzero(table != _PADDING)
@@ -81,7 +81,7 @@ class BlockStacks(ABC):
 
     @cached_property
     def is_moe_PB(self) -> np.ndarray:
-        """Whether each block of a stage is a mixture of experts; False for padding."""
+        """Whether each block in a stage is a mixture of experts; False for padding."""
         table = np.zeros((len(self.blocks), self.stack_size()), bool)
         for stage, pattern in enumerate(self.stages):
             table[stage, : len(pattern)] = pattern
@@ -89,14 +89,14 @@ class BlockStacks(ABC):
 
     @cached_property
     def stack_index_PB(self) -> np.ndarray:
-        """Index of each block of a stage in the stack of its kind, int32; 0 for padding."""
+        """Each block's index in its stage's stack for its kind, int32; 0 for padding."""
         table = np.zeros((len(self.blocks), self.stack_size()), np.int32)
         for stage, pattern in enumerate(self.stages):
             table[stage, : len(pattern)] = [pattern[:block].count(kind) for block, kind in enumerate(pattern)]
         return table
 
     def stage_index(self, is_moe: bool) -> np.ndarray:
-        """Index of each layer of a kind among the blocks of its stage, int32[P, layers]; 0 for padding."""
+        """Each layer's index among its stage's blocks, for the layers of a kind, int32[P, layers]; 0 for padding."""
         table = np.zeros((len(self.blocks), self.stack_size(is_moe)), np.int32)
         for stage, pattern in enumerate(self.stages):
             blocks = [block for block, kind in enumerate(pattern) if kind == is_moe]
@@ -105,12 +105,12 @@ class BlockStacks(ABC):
 
     @cached_property
     def joined_index_PB(self) -> np.ndarray:
-        """Index of each block of a stage in a stack of the dense blocks followed by those with experts, int32."""
+        """Each block's index in a stack with the stage's dense blocks first, then its expert blocks, int32."""
         return (self.stack_index_PB + self.stack_size(False) * self.is_moe_PB).astype(np.int32)
 
     @cached_property
     def is_block_PB(self) -> np.ndarray:
-        """False for padding."""
+        """True for each block of a stage; False for padding."""
         return np.arange(self.stack_size()) < np.array(self.counts())[:, None]
 
 
@@ -120,7 +120,7 @@ def _of_kind(pattern: Sequence[bool], is_moe: bool | None) -> list[bool]:
 
 @dataclass(frozen=True)
 class Cut(BlockStacks):
-    """The blocks of every stage.
+    """Division of the model's blocks into stages.
 
     Attributes:
         moe_layers: True for each block of the model that is a mixture of experts.
@@ -136,23 +136,23 @@ class Cut(BlockStacks):
 
     @property
     def num_stages(self) -> int:
-        """P."""
+        """Number of stages, P."""
         return len(self.sizes)
 
     @cached_property
     def blocks(self) -> tuple[tuple[int, ...], ...]:
-        """Positions in the model of the blocks of each stage."""
+        """The model's block numbers in each stage."""
         ends = list(accumulate(self.sizes, initial=0))
         return tuple(tuple(range(first, end)) for first, end in pairwise(ends))
 
     @property
     def is_uniform(self) -> bool:
-        """Whether all stages are alike."""
+        """Whether all stages have the same pattern of blocks."""
         return len(set(self.stages)) == 1
 
     @property
     def text(self) -> str:
-        """The stages in words.
+        """Text form of the cut for messages.
 
         >>> Cut((True,) * 8, (4, 4)).text, Cut((True,) * 7, (2, 2, 2, 1)).text
         ('2 stages', '4 stages (2, 2, 2, 1 layers)')
@@ -164,17 +164,17 @@ class Cut(BlockStacks):
 def make_cut(
     moe_layers: Sequence[bool], num_stages: int, sizes: Sequence[int] | None, setting: str, num_runs: int = 1
 ) -> Cut:
-    """Makes the cut that a user gave by its numbers of blocks.
+    """Builds the cut that a user specified by numbers of blocks.
 
     Args:
         moe_layers: True for each block of the model that is a mixture of experts.
         num_stages: P.
         sizes: number of blocks of each stage, or of each run of blocks; None: equally many.
-        setting: name of the setting, for errors.
-        num_runs: runs of blocks of a stage. The cut then has that many parts for each of them.
+        setting: name of the setting, for error messages.
+        num_runs: runs of blocks per stage. The cut then has ``num_stages`` parts for each run.
 
     Raises:
-        SettingError: there are more parts than blocks, a part without a block, or the numbers do not add up.
+        SettingError: there are more parts than blocks, a part has no block, or the numbers do not add up.
     """
     num_layers, num_parts = len(moe_layers), num_stages * num_runs
     part, divided = ("stage", "") if num_runs == 1 else ("run", f" / {num_runs}")
@@ -199,7 +199,7 @@ def make_cut(
 
 @dataclass(frozen=True)
 class Chunks(BlockStacks):
-    """The chunks of a model; its stacks are those of the holdings.
+    """Chunks of a model and the stages that hold them; its stacks are per holding.
 
     Attributes:
         moe_layers: True for each block of the model that is a mixture of experts.
@@ -218,7 +218,7 @@ class Chunks(BlockStacks):
 
     @property
     def num_stages(self) -> int:
-        """P."""
+        """Number of stages, P."""
         return max(map(max, self.stage_DC)) + 1
 
     @cached_property
@@ -238,27 +238,27 @@ class Chunks(BlockStacks):
 
     @cached_property
     def have_neighbours(self) -> bool:
-        """Whether a worker holds a chunk and the next one, so that it sends messages to itself."""
+        """Whether some worker holds two consecutive chunks, so that it sends messages to itself."""
         return bool((self.holds_HC[:, :-1] & self.holds_HC[:, 1:]).any())
 
     @property
     def is_uniform_cut(self) -> bool:
-        """Whether all pipelines are cut alike."""
+        """Whether all pipelines have the same cut."""
         return len(set(self.stage_DC)) == 1
 
     @cached_property
     def ops(self) -> Cut:
-        """The chunks as a cut: the blocks of an op."""
+        """Cut into chunks: the blocks that an op works on."""
         return Cut(self.moe_layers, self.sizes)
 
     @cached_property
     def worker_chunks(self) -> tuple[tuple[int, ...], ...]:
-        """Chunks of a worker, ascending, for all workers that differ; in the order of the first that have them."""
+        """Each holding's chunks, ascending: the distinct sets that workers hold, in order of first use."""
         workers = product(range(len(self.stage_DC)), range(self.num_stages))
         return tuple(dict.fromkeys(self._chunks(d, p) for d, p in workers))
 
     def holding(self, pipeline: int, stage: int) -> int:
-        """The holding of a worker."""
+        """Number of a worker's holding."""
         return self.worker_chunks.index(self._chunks(pipeline, stage))
 
     def _chunks(self, pipeline: int, stage: int) -> tuple[int, ...]:
@@ -266,14 +266,14 @@ class Chunks(BlockStacks):
 
     @cached_property
     def blocks(self) -> tuple[tuple[int, ...], ...]:
-        """Positions in the model of the blocks of each holding."""
+        """The model's block numbers in each holding."""
         ends = list(accumulate(self.sizes, initial=0))
         return tuple(
             tuple(block for c in chunks for block in range(ends[c], ends[c + 1])) for chunks in self.worker_chunks
         )
 
     def first_layers(self, is_moe: bool | None = None) -> np.ndarray:
-        """Index in its stack of a chunk's first block of a kind, int32[H, C]; 0 where a holding lacks the chunk."""
+        """Stack index for a chunk's first block of a kind, int32[H, C]; 0 where a holding lacks the chunk."""
         counts = self.ops.counts(is_moe)
         table = np.zeros((len(self.worker_chunks), len(self.sizes)), np.int32)
         for holding, chunks in enumerate(self.worker_chunks):
@@ -282,7 +282,7 @@ class Chunks(BlockStacks):
 
     @cached_property
     def holds_HC(self) -> np.ndarray:
-        """Whether each holding holds each chunk."""
+        """Whether each holding has each chunk, bool[H, C]."""
         table = np.zeros((len(self.worker_chunks), len(self.sizes)), bool)
         for holding, chunks in enumerate(self.worker_chunks):
             table[holding, list(chunks)] = True

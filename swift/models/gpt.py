@@ -1,8 +1,8 @@
-"""The GPT: one forward pass for every way of running it.
+"""The GPT model: one forward pass, shared by every way of running it.
 
-The pass has three functions, because a pipeline cuts there: ``embed``, ``block`` (one layer; ``stage`` runs several)
-and ``head_loss``. The caller passes in the function that computes a mixture of experts: expert-parallel over ranks, or
-the reference on one device.
+The pass consists of three functions, because a pipeline cuts there: ``embed``, ``block`` (one layer; ``stage`` runs
+several) and ``head_loss``. The caller passes in the function that computes a mixture of experts: expert-parallel over
+ranks, or the reference on one device.
 
 Legend: B sequences, T positions, D model dim, V vocabulary.
 """
@@ -30,20 +30,20 @@ from swift.models.vocabulary.lookup import HotRowCache, embed, embedding_gradien
 from swift.models.vocabulary.sharded_loss import sharded_loss_sum
 
 Weights = dict[str, list[Any]]
-"""State of the module of every layer, by group; experts have a leading dim of slots or experts."""
+"""Module states by group, one for every layer; an expert's state has a leading dim for slots or experts."""
 
 StackedWeights = dict[str, Any]
-"""State of the modules of all layers, stacked, by group: ``[layers, ...]``, of experts ``[layers, slots, ...]``."""
+"""Module states of all layers, stacked by group: ``[layers, ...]``, for experts ``[layers, slots, ...]``."""
 
 MoeFunction = Callable[..., tuple[jax.Array, jax.Array, Load]]
-"""(index of the MoE layer, logits_TE, x_TD, valid_T, its expert state[, bias_E of the router if it has one]) -> (y_TD,
-aux, load)."""
+"""Function (index of the MoE layer, logits_TE, x_TD, valid_T, its expert state[, bias_E of the router if it has one])
+-> (y_TD, aux, load)."""
 
 _BlockMoeFunction = Callable[..., tuple[jax.Array, jax.Array, Load]]
-"""The same for one block, without the index."""
+"""Same as ``MoeFunction`` for a given block, without the index."""
 
 BLOCK_GROUPS: Mapping[bool, tuple[str, ...]] = {False: ("attention", "mlp"), True: ("attention", "router", "expert")}
-"""The groups that a block has a module of, by whether it is a mixture of experts."""
+"""Groups of a block's modules, by whether the block has experts."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,13 @@ class GPT:
         vocab_size: size of the tokenizer's vocabulary, V.
         num_classes: experts of a mixture, E.
         kernel: kernel of attention over whole sequences.
-        separator: token that ends a document, which sees no other of its sequence; None: documents see those before.
-        has_slices: whether a stage has slices of all experts, ``[layers, experts, w]``, and not their whole weights.
+        separator: token that ends a document; documents then do not see each other. None: a document sees earlier ones.
+        has_slices: whether a stage has slices of all experts, ``[layers, experts, w]``, instead of whole experts in
+            slots.
         head_ranks: expert ranks that share the columns of the head's matrix; 1: the head is whole.
-        embedding_ranks: expert ranks that share the rows of the embedding; 1: it is whole.
-        groups: all modules of each kind.
-        slot_groups: the same as a rank has them in its slots, where embedding and head may be shares.
+        embedding_ranks: expert ranks that share the rows of the embedding; 1: the embedding is whole.
+        groups: all modules, by kind.
+        slot_groups: modules as a rank's slots have them, where embedding and head may be shares.
     """
 
     config: ModelConfig
@@ -99,10 +100,10 @@ class GPT:
         return Attention(self.config, self.kernel, rngs) if block is None else block.attention(self.config, rngs)
 
     def flops_per_token(self, top_k: int) -> int:
-        """FLOPs that a token needs, forward and backward: 6 for every weight of the matrices it meets, and attention.
+        """Computes a token's FLOPs, forward and backward: 6 per matrix weight that the token meets, plus attention.
 
-        As in PaLM (arXiv 2204.02311, appendix B): attention counts as if nothing of it were masked; what is computed
-        again, or on padding, does not count. Of a user's own block only the matrices are known.
+        As in PaLM (arXiv 2204.02311, appendix B), attention counts as if unmasked; recomputation and padding do not
+        count. For a user's own block only the matrices are known.
 
         Args:
             top_k: number of experts that a token is sent to.
@@ -115,12 +116,12 @@ class GPT:
 
     @property
     def num_parameters(self) -> int:
-        """Number of parameters of all experts of all layers."""
+        """Number of parameters over all experts and layers."""
         return sum(group.num_layers * group.num_classes * group.size for group in self.groups.values())
 
     @property
     def head_groups(self) -> tuple[str, ...]:
-        """The groups that logits and loss read."""
+        """Groups that logits and loss read."""
         return ("head", "embedding") if self.config.tied_embeddings else ("head",)
 
     def init(self, key: jax.Array) -> dict[str, jax.Array]:
@@ -129,12 +130,12 @@ class GPT:
 
     @property
     def parameter_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shapes of what ``init`` returns: tracing that would make a module of every kind, however large it is."""
+        """Shapes of the arrays from ``init``, without tracing it, which would create every module at full size."""
         return {name: group.stack_shape for name, group in self.groups.items()}
 
     @property
     def weight_shapes(self) -> Weights:
-        """Shapes of the weights of the whole model, float32, as ``jax.ShapeDtypeStruct``."""
+        """Shapes of the whole model's weights, float32, as ``jax.ShapeDtypeStruct``."""
         return jax.eval_shape(self.unpack, self.parameter_shapes)
 
     def unpack(self, packed: Mapping[str, jax.Array | np.ndarray]) -> Weights:
@@ -154,7 +155,7 @@ class GPT:
         return packed
 
     def unpack_stacks(self, packed: Mapping[str, jax.Array]) -> StackedWeights:
-        """Unpacks ``[layers, slots, size]`` for each group into stacks, which a loop over layers reads; not slices."""
+        """Unpacks ``[layers, slots, size]`` for each group into stacks for a loop over layers; slices stay packed."""
 
         def unpacked(name: str, group: Group) -> Any:
             if group.is_expert:
@@ -178,7 +179,7 @@ class GPT:
         position_BT: jax.Array | None = None,
         copies: HotRowCache | None = None,
     ) -> jax.Array:
-        """Embeds int32 tokens, as x_BTD, at given positions; None: at the first ones, in each document of its own."""
+        """Embeds int32 tokens, as x_BTD, at given positions; None: counted from 0, per document if separated."""
         position_BT = self._positions(tokens_BT) if position_BT is None else position_BT
         group, state = self.slot_groups["embedding"], weights["embedding"][0]
         return embed(group, state, copies, tokens_BT, position_BT, self.embedding_ranks)
@@ -186,24 +187,24 @@ class GPT:
     def embedding_gradient(
         self, weights: Weights, tokens_BT: jax.Array, copies: HotRowCache | None, d_x_BTD: jax.Array, wire: DTypeLike
     ) -> tuple[Any, jax.Array]:
-        """Computes the gradients of the embedding's state and of copies from that of ``embed``, see ``vocabulary``."""
+        """Computes the gradients for the embedding's state and for hot-row copies, given the gradient of x_BTD."""
         group, state, position_BT = self.slot_groups["embedding"], weights["embedding"][0], self._positions(tokens_BT)
         return embedding_gradient(group, state, copies, tokens_BT, position_BT, d_x_BTD, self.embedding_ranks, wire)
 
     def _positions(self, tokens_BT: jax.Array) -> jax.Array | None:
-        """Positions that begin again with each document, int32[B, T]; None if they are the first ones."""
+        """Positions that restart with each document, int32[B, T]; None if positions simply count from 0."""
         document_BT = self.documents(tokens_BT)
         return None if document_BT is None or self.config.positions != "learned" else positions_within(document_BT)
 
     def documents(self, tokens_BT: jax.Array) -> jax.Array | None:
-        """Numbers the documents of each sequence, int32[B, T]; None if they are not separated."""
+        """Numbers the documents of each sequence, int32[B, T]; None if documents are not separated."""
         if self.separator is None:
             return None
         ends_BT = (tokens_BT == self.separator).astype(jnp.int32)
         return jnp.cumsum(ends_BT, axis=1, dtype=jnp.int32) - ends_BT
 
     def layers(self, weights: Weights, pattern: Sequence[bool]) -> list[dict[str, Any]]:
-        """The weights of each layer, by group, of layers that are mixtures of experts where the pattern says so."""
+        """Returns each layer's weights by group; the pattern says which layers are mixtures of experts."""
         layers, counts = [], {True: 0, False: 0}
         for layer, is_moe in enumerate(pattern):
             index = counts[is_moe]
@@ -254,7 +255,7 @@ class GPT:
         """Runs one block: attention, then a dense network or a mixture of experts.
 
         Args:
-            weights: state of each module of the block, by group: those of ``BLOCK_GROUPS`` for its kind.
+            weights: state of each of the block's modules, by group; ``BLOCK_GROUPS`` lists the groups of its kind.
             x_BTD: residual stream.
             valid_BT: False for padding.
             moe: function that computes a mixture of experts.
@@ -275,7 +276,7 @@ class GPT:
     def feed_forward(
         self, weights: Mapping[str, Any], x_BTD: jax.Array, valid_BT: jax.Array, moe: _BlockMoeFunction
     ) -> tuple[jax.Array, jax.Array, Load | None]:
-        """Runs what follows attention in a block; arguments and result are those of ``block``."""
+        """Runs the part of a block that follows attention; see ``block`` for arguments and result."""
         if "mlp" in weights:
             no_aux = jnp.zeros((), jnp.promote_types(x_BTD.dtype, jnp.float32))
             return x_BTD + self.groups["mlp"].module(weights["mlp"])(x_BTD), no_aux, None
@@ -292,16 +293,16 @@ class GPT:
         return head(x_BTD, kernel_DV)
 
     def _head(self, weights: Weights) -> tuple[Head, jax.Array]:
-        """(module, matrix) of the head, from the weights of ``head_groups``."""
+        """Returns the head's (module, matrix), from the weights of ``head_groups``."""
         head = self.groups["head"].module(weights["head"][0])
         if not self.config.tied_embeddings:
             return head, head.out.kernel[...]
         return head, self.groups["embedding"].module(weights["embedding"][0]).token_VD[...].T
 
     def head_loss(self, weights: Weights, x_BTD: jax.Array, labels_BT: jax.Array, valid_BT: jax.Array) -> jax.Array:
-        """Sums the cross-entropies of the valid tokens, in nats; many logits are never in memory at once.
+        """Sums the valid tokens' cross-entropies, in nats; only a chunk of the logits is in memory at a time.
 
-        With a sharded head, ``weights`` has that of this rank, and all ranks have equally many tokens.
+        With a sharded head, ``weights`` has this rank's columns, and all ranks must have equally many tokens.
         """
         head, kernel_DV = self._head(weights)
         x_RD = head.norm(x_BTD).reshape(labels_BT.size, -1)

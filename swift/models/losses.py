@@ -1,8 +1,8 @@
-"""The loss of tokens under a head, without all logits in memory at once.
+"""Token loss under a head, without all logits in memory at once.
 
-A chunk of tokens is scored, and what follows from its logits is computed at once: the loss and, where it is
-differentiated, the gradients of the tokens and of the head, which later are only scaled. So there are as many matmuls
-as with all logits, three, and none is repeated.
+The forward pass scores a chunk of tokens and immediately computes the chunk's loss and, under differentiation, the
+gradients of its tokens and of the head; the backward pass only scales these. So the number of matmuls is the same as
+with all logits, three, and none is repeated.
 
 Legend: R tokens, C chunks, D model dim, V vocabulary.
 """
@@ -19,27 +19,27 @@ from swift.models.modules import at_least_float32
 LOGITS_AT_ONCE = 2**25
 """Logits of a chunk: 128 MiB in float32."""
 LEAST_AT_ONCE = 512
-"""Tokens of a chunk under a whole head, at least: with fewer, reading the head and adding up its gradient for every
+"""Minimum tokens of a chunk under a whole head: with fewer, reading the head and accumulating its gradient for every
 chunk takes longer than its matmuls."""
 
 
 def tokens_per_block(num_tokens: int, vocab_size: int, least: int = 1) -> int:
-    """Tokens of a chunk: all of them, if their logits are not many.
+    """Chooses a chunk's tokens: all of them, if their logits are few enough.
 
     Otherwise a power of two, which divides most numbers of tokens: padding is computed, and 7 chunks of 667 tokens fit
     into no tile of a TPU.
 
     Args:
         num_tokens: number of tokens.
-        vocab_size: logits of each.
-        least: tokens of a chunk whose logits may be more than ``LOGITS_AT_ONCE``.
+        vocab_size: logits per token.
+        least: minimum tokens of a chunk, even if their logits exceed ``LOGITS_AT_ONCE``.
     """
     most = max(least, LOGITS_AT_ONCE // vocab_size)
     return num_tokens if num_tokens <= most else 1 << (most.bit_length() - 1)
 
 
 def in_chunks(array_R: Shaped[Array, "R ..."], size: int) -> Shaped[Array, "C _ ..."]:
-    """Divides an array of tokens into chunks of a size, the last one padded with zeros."""
+    """Divides a token array into chunks of ``size``, the last one padded with zeros."""
     num_chunks = -(-len(array_R) // size)
     padded = jnp.pad(array_R, [(0, num_chunks * size - len(array_R)), *[(0, 0)] * (array_R.ndim - 1)])
     return padded.reshape(num_chunks, size, *array_R.shape[1:])
@@ -51,7 +51,7 @@ def sum_of_losses(
     labels_R: Int[Array, " R"],
     valid_R: Bool[Array, " R"],
 ) -> Float[Array, ""]:
-    """Sums the cross-entropies of the valid tokens, in nats, a chunk of them at a time.
+    """Sums the valid tokens' cross-entropies, in nats, one chunk at a time.
 
     Args:
         x_RD: normed residual stream.
@@ -64,7 +64,7 @@ def sum_of_losses(
 
 
 def _losses(x_RD: Any, kernel_DV: Any, labels_R: Any, valid_R: Any) -> tuple[jax.Array, jax.Array]:
-    """(sum of a chunk's losses, what its tokens' log-probabilities are: logits less the logarithm of their sum)."""
+    """Returns (sum of a chunk's losses, its tokens' log-probabilities ``[R, V]``)."""
     logits_RV = jnp.einsum("rd,dv->rv", x_RD, kernel_DV, preferred_element_type=at_least_float32(x_RD.dtype))
     log_probs_RV = jax.nn.log_softmax(logits_RV)
     chosen_R = jnp.take_along_axis(log_probs_RV, labels_R[:, None], axis=-1)[:, 0]

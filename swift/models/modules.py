@@ -1,10 +1,10 @@
-"""Flax NNX modules of a decoder beside its attention, and what they are made of: pre-norm, no biases in the matrices.
+"""Flax NNX modules of a decoder other than attention, and their parts: pre-norm, no biases in the matrices.
 
 Parameters and activations have the compute dtype; norms, softmaxes and the loss are at least float32.
 
-The gradient of a table sums the rows of each token (``sum_rows``). Rows are sorted by index, and runs of one index are
-added up in pairs, pairs of pairs, and so on: an order that follows from the indices alone. So the sums are the same to
-the bit in every run of a program. Those of a scatter-add are not, whose order is undefined on GPU.
+The gradient of a table sums the rows of each token (``sum_rows``). Rows are sorted by index, and runs of equal indices
+are added up in pairs, pairs of pairs, and so on: an order that follows from the indices alone. So the sums are
+bit-identical in every run of a program. A scatter-add does not guarantee this, since its order is undefined on GPU.
 
 Legend: B sequences, T positions, D model dim, V vocabulary or sums, E experts, R rows.
 """
@@ -26,37 +26,37 @@ from swift.models.parameters import Normal
 _INIT_STD = 0.02  # GPT-2's
 
 ONE_HOT_AT_ONCE = 2**20
-"""Most entries of one-hot tokens: with more, sums by sorting take less time on a CPU, a sixtieth for 2,048 x 8,192. On
-accelerators it has not been measured."""
+"""Upper limit of one-hot entries; above it, sums by sorting take less time on a CPU, a sixtieth for 2,048 x 8,192. Not
+measured on accelerators."""
 
 _RowsOf = Callable[[jax.Array, jax.Array], jax.Array]
-"""(table, tokens_BT) -> their rows, x_BTD."""
+"""Function (table, tokens_BT) -> the tokens' rows, x_BTD."""
 
 
 def linear(rngs: nnx.Rngs, dim_in: int, dim_out: int, std: float = _INIT_STD) -> nnx.Linear:
-    """Makes a matrix without a bias."""
+    """Creates a matrix without a bias."""
     return nnx.Linear(dim_in, dim_out, use_bias=False, kernel_init=Normal(std), rngs=rngs)
 
 
 def make_norm(config: ModelConfig, rngs: nnx.Rngs) -> nnx.LayerNorm | nnx.RMSNorm:
-    """Makes the norm before attention, a network or a router."""
+    """Creates the norm before attention, a network or a router."""
     if config.norm == "rmsnorm":
         return rms_norm(config, rngs, config.model_dim)
     return nnx.LayerNorm(config.model_dim, epsilon=config.norm_epsilon, use_fast_variance=False, rngs=rngs)
 
 
 def rms_norm(config: ModelConfig, rngs: nnx.Rngs, dim: int) -> nnx.RMSNorm:
-    """Makes a norm by the root of the mean square, with a scale for each channel."""
+    """Creates an RMSNorm with a scale for each channel."""
     return nnx.RMSNorm(dim, epsilon=config.norm_epsilon, use_fast_variance=False, rngs=rngs)
 
 
 def residual_std(config: ModelConfig) -> float:
-    """Standard deviation of the matrices that write to the residual stream, scaled down by the root of their number."""
+    """Standard deviation for matrices that write to the residual stream, scaled down by the root of their number."""
     return _INIT_STD / (2 * config.num_layers) ** 0.5
 
 
 def at_least_float32(dtype: DTypeLike) -> DTypeLike:
-    """A dtype, or float32 if it is narrower."""
+    """Returns the dtype, or float32 if it is narrower."""
     return jnp.promote_types(dtype, jnp.float32)
 
 
@@ -64,9 +64,9 @@ def at_least_float32(dtype: DTypeLike) -> DTypeLike:
 def look_up(table_VD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
     """Looks up rows of a table, ``table[tokens]``.
 
-    Autodiff's gradient is a scatter-add in the table's dtype, in which the bfloat16 sum of a frequent token stops
-    growing, and whose order is undefined on GPU. Here the rows of a token are summed in at least float32: by a matmul
-    with the one-hot tokens, or where these would be large, which takes as long as the head, in order of the tokens.
+    Autodiff's gradient is a scatter-add in the table's dtype: the bfloat16 sum of a frequent token stops growing, and
+    the order is undefined on GPU. Here a token's rows are summed in at least float32: by a matmul with the one-hot
+    tokens, or in token order if that matmul were large, which would take as long as the head.
     """
     return table_VD[tokens_BT]
 
@@ -81,7 +81,8 @@ def _look_up_backward(residuals: tuple[jax.Array, jax.Array], dy_BTD: jax.Array)
         rows_RD = dy_BTD.reshape(tokens_BT.size, -1)
         return sum_rows(rows_RD, tokens_BT.reshape(-1), len(table_VD), wide).astype(table_VD.dtype), None
     is_token_BTV = jax.nn.one_hot(tokens_BT, table_VD.shape[0], dtype=dy_BTD.dtype)
-    # By default a TPU rounds float32 factors to bfloat16 and a GPU to TensorFloat-32, which is exact for tokens alone.
+    # By default a TPU rounds float32 factors to bfloat16 and a GPU to TensorFloat-32, which only the one-hot factor
+    # survives.
     sums_VD = jnp.einsum("btv,btd->vd", is_token_BTV, dy_BTD, precision="highest", preferred_element_type=wide)
     return sums_VD.astype(table_VD.dtype), None
 
@@ -92,13 +93,13 @@ look_up.defvjp(_look_up_forward, _look_up_backward)
 def sum_rows(
     rows_RD: Float[Array, "R D"], index_R: Int[Array, " R"], num_sums: int, dtype: DTypeLike
 ) -> Float[Array, "V D"]:
-    """Sums the rows of each index.
+    """Sums the rows of each index, in an order that depends on the indices alone.
 
     Args:
         rows_RD: rows.
         index_R: int32, the sum that each row belongs to.
         num_sums: V.
-        dtype: dtype of the sums, at least as wide as that of the rows.
+        dtype: dtype of the sums, at least as wide as the rows' dtype.
     """
     order_R = jnp.argsort(index_R, stable=True)
     sorted_R, ordered_RD = index_R[order_R], rows_RD[order_R].astype(dtype)
@@ -110,21 +111,22 @@ def sum_rows(
         return has_begun | begins, jnp.where(begins[:, None], sums, sums_before + sums)
 
     _, sums_RD = lax.associative_scan(joined, (begins_R, ordered_RD))
-    # The last row of a run has its sum. The others go beyond the table, each to a place of its own, and are dropped.
+    # The last row of a run holds its sum. All other rows get distinct indices beyond the table and are dropped, which
+    # keeps the promise of ``unique_indices``.
     beyond_R = num_sums + jnp.arange(len(index_R), dtype=sorted_R.dtype)
     none_VD = jnp.zeros((num_sums, rows_RD.shape[1]), dtype)
     return none_VD.at[jnp.where(ends_R, sorted_R, beyond_R)].set(sums_RD, mode="drop", unique_indices=True)
 
 
 def positions_within(document_BT: jax.Array) -> jax.Array:
-    """The positions of tokens in their documents, int32[B, T]."""
+    """Computes the tokens' positions within their documents, int32[B, T]."""
     position_1T = jnp.arange(document_BT.shape[1], dtype=jnp.int32)[None]
     is_first_BT = jnp.concatenate([document_BT[:, :1] == 0, document_BT[:, 1:] != document_BT[:, :-1]], axis=1)
     return position_1T - lax.cummax(jnp.where(is_first_BT, position_1T, 0), axis=1)
 
 
 class Embedding(nnx.Module):
-    """Embeddings of tokens, and of their positions where those are learned."""
+    """Token embeddings, plus position embeddings if positions are learned."""
 
     def __init__(self, config: ModelConfig, vocab_size: int, rngs: nnx.Rngs):
         # nnx.Embed would convert float64 and bfloat16 tables to float32.
@@ -140,7 +142,7 @@ class Embedding(nnx.Module):
         position_BT: jax.Array | None = None,
         rows_of: _RowsOf = look_up,
     ) -> jax.Array:
-        """Embeds int32 tokens, as x_BTD, at given positions or at the first ones; ``rows_of`` looks up their rows."""
+        """Embeds int32 tokens, as x_BTD, at given positions or from 0 on; ``rows_of`` looks up the tokens' rows."""
         x_BTD = rows_of(self.token_VD[...], tokens_BT)
         if not self.has_positions:
             return x_BTD
@@ -151,7 +153,7 @@ class Embedding(nnx.Module):
 
 
 class Expert(nnx.Module):
-    """A feed-forward network. It maps zeros to zeros, so that empty rows of a slot stay zero."""
+    """Feed-forward network. It maps zeros to zeros, so that empty rows of a slot stay zero."""
 
     def __init__(self, config: ModelConfig, width: int, rngs: nnx.Rngs):
         self.up = linear(rngs, config.model_dim, width)
@@ -168,12 +170,12 @@ class Expert(nnx.Module):
 
 
 def make_network(config: ModelConfig, width: int, rngs: nnx.Rngs) -> Any:
-    """Makes an expert, or the network of a dense layer."""
+    """Creates an expert, or the network of a dense layer."""
     return Expert(config, width, rngs) if config.block is None else config.block.network(config, width, rngs)
 
 
 class Mlp(nnx.Module):
-    """The feed-forward network of a dense layer, with its norm."""
+    """Feed-forward network of a dense layer, with its norm."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.norm = make_norm(config, rngs)
@@ -185,7 +187,7 @@ class Mlp(nnx.Module):
 
 
 class Router(nnx.Module):
-    """The rest of a layer of experts: the norm, the matrix that scores them, and the experts that all tokens go to."""
+    """Dense part of an expert layer: its norm, the matrix that scores experts, and the shared experts."""
 
     def __init__(self, config: ModelConfig, num_classes: int, rngs: nnx.Rngs):
         self.norm = make_norm(config, rngs)
@@ -203,7 +205,7 @@ class Router(nnx.Module):
         return normed, jnp.einsum("btd,de->bte", normed.astype(dtype), self.score.kernel[...].astype(dtype))
 
     def add_shared(self, x_BTD: jax.Array, normed_BTD: jax.Array) -> jax.Array:
-        """Adds what the shared experts make of the normed stream."""
+        """Adds the shared experts' outputs for the normed stream."""
         return x_BTD + self.shared(normed_BTD) if self.has_shared else x_BTD
 
 

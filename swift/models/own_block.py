@@ -1,4 +1,4 @@
-"""A check that a user's block works in every place where its modules run, before anything else starts.
+"""Checks that a user's block works everywhere its modules run, before anything else starts.
 
 Legend: B sequences, T positions, D model dim, S slots, R rows of a slot.
 """
@@ -17,10 +17,10 @@ _SEQUENCES, _ROWS = 2, 5
 
 
 def check_block(config: ModelConfig) -> None:
-    """Checks the modules of ``ModelConfig.block`` on shapes alone.
+    """Checks the modules of ``ModelConfig.block`` by abstract evaluation, on shapes alone.
 
     Raises:
-        SettingError: a module cannot be made, has something else than parameters, or cannot be applied.
+        SettingError: a module cannot be created or applied, or has variables other than parameters.
     """
     if (block := config.block) is None:
         return
@@ -36,7 +36,7 @@ def check_block(config: ModelConfig) -> None:
     if any(layers):
         expert = _made(block, "network", lambda rngs: block.network(config, config.expert_width, rngs))
         graphdef, state = nnx.split(expert)
-        num_slots = config.model_dim + 1  # unlike every dim that rows are contracted over by mistake
+        num_slots = config.model_dim + 1  # not the model dim: contracting rows with the slot dim must fail
         slots = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((num_slots, *leaf.shape), leaf.dtype), state)
         rows_SRD = jax.ShapeDtypeStruct((num_slots, _ROWS, config.model_dim), jnp.float32)
         slots_text = " of several experts (multiply by weights with matmul(x, weight) alone, not with nnx.Linear)"

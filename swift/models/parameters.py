@@ -1,18 +1,18 @@
-"""Parameter groups: the parameters of all modules of one kind, packed into flat vectors that the optimizer can slice.
+"""Parameter groups: all modules of one kind, with parameters packed into flat vectors that the optimizer can slice.
 
-A group is all modules of one kind, such as the attentions or the experts. Its parameters are one array
+A group is all modules of one kind, such as attention or the experts. Its parameters are one array
 ``[layers, experts, size]``: every layer that has such a module, every expert (one for dense modules), and ``size``
 numbers for each.
 
-Initial parameters are what the modules' initializers draw, bit for bit, but by a program in which a draw is written
-once: XLA takes a second to compile a draw of normal numbers, and a model has one for every shape of a matrix. So the
-draws of a model are listed first, by making its modules with a stand-in for keys, and then run as one loop over equal
+Initial parameters equal the modules' initializers bit for bit, but are drawn by a program that contains a draw only
+once. XLA takes a second to compile a draw of normal numbers, and a model has one for every shape of a matrix. So a
+model's draws are listed first, by creating its modules with a stand-in for keys, and then run as one loop over equal
 pieces. With JAX's partitionable Threefry, a number depends on its key and its position only.
 
-On a TPU matrices go to and from flat vectors a few rows at a time. It keeps the last two dims of an array in tiles, so
-that a reshape between ``[size]`` and ``[rows, columns]`` moves every number, and its compiler (libtpu 0.0.42) has no
-loop for that: 8 matrices of 2,048 x 1,024 became 1.2 million instructions, a minute to compile, and a stage has
-hundreds. A loop has those of one piece.
+On a TPU matrices are copied to and from flat vectors a few rows at a time. A TPU stores the last two dims of an array
+in tiles, so a reshape between ``[size]`` and ``[rows, columns]`` moves every number. Its compiler (libtpu 0.0.42) has
+no loop for that: 8 matrices of 2,048 x 1,024 became 1.2 million instructions, a minute to compile, and a stage has
+hundreds of matrices. A loop has the instructions of one piece.
 """
 
 import math
@@ -30,25 +30,25 @@ from jax.extend.random import threefry_2x32
 from jax.typing import DTypeLike
 
 _SMALLEST_PIECE, _LARGEST_PIECE, _NUM_PIECES = 2**10, 2**20, 2**10
-"""Numbers that are drawn at once, at least and at most, and into how many such pieces all draws are cut otherwise."""
+"""Limits for the numbers drawn at once (minimum, maximum), and the piece count between these limits."""
 
 _PERIOD = 4093
-"""Numbers after which those that stand in for a draw repeat: a prime, so that a transposed matrix is another one."""
+"""Period of the stand-ins for a draw's numbers: a prime, so that a transposed matrix has other values."""
 
 _COPIED_AT_ONCE = 1 << 18
-"""Most numbers of a matrix that are copied at once, unless a row has more: half a second to compile, and longer to copy
-than to begin."""
+"""Upper limit of the numbers copied at once, except for longer rows: half a second to compile, and the copy takes
+longer than its start-up."""
 
 _Part: TypeAlias = tuple[tuple[jax.Array | int, ...], tuple[int, ...]]
-"""Index of the first number of a part of an array, and the part's shape."""
+"""Start index and shape of an array's part."""
 
 
 @dataclass(frozen=True)
 class _Draw:
-    """Normal numbers that an initializer draws.
+    """Draw of normal numbers by an initializer.
 
     Attributes:
-        number: number of its key among those that the module takes.
+        number: number of its key among the keys that the module takes.
         std: standard deviation.
         dtype: dtype of the numbers.
     """
@@ -74,7 +74,7 @@ class Group:
         name: name of the kind, such as ``attention``.
         num_layers: number of layers that have such a module.
         num_classes: number of experts, E; 1 for dense modules.
-        create: function that makes one module from random keys.
+        create: function that creates one module from random keys.
         is_expert: True if the group's modules are placed in slots.
     """
 
@@ -92,7 +92,7 @@ class Group:
 
     @property
     def sizes(self) -> list[int]:
-        """Number of values of each parameter of a module."""
+        """Value count for each parameter of a module."""
         return [math.prod(shape) for shape in self._template.shapes]
 
     @property
@@ -101,18 +101,18 @@ class Group:
         return sum(self.sizes)
 
     def in_matrix(self, position_w: jax.Array) -> jax.Array:
-        """Whether the parameter at each position of a module's vector is of a matrix, bool[w].
+        """Whether the parameter at each position of a module's vector belongs to a matrix, bool[w].
 
         Args:
-            position_w: positions; int32 that has wrapped around is taken for what it was, up to 2^32.
+            position_w: positions, int32; a value that has wrapped around counts as its unsigned value, up to 2^32.
         """
         ends = np.cumsum([math.prod(shape) for shape in self._template.shapes])
-        is_matrix_i = np.array([len(shape) > 1 for shape in self._template.shapes] + [False])  # then the padding
+        is_matrix_i = np.array([len(shape) > 1 for shape in self._template.shapes] + [False])  # the last is padding
         nth_w = jnp.searchsorted(jnp.asarray(ends.astype(np.uint32)), position_w.astype(jnp.uint32), side="right")
         return jnp.asarray(is_matrix_i)[nth_w]
 
     def span(self, name: str) -> tuple[int, int]:
-        """The first position of a parameter in a module's vector, and the one after its last."""
+        """Range of a parameter in a module's vector: its first position, and the position after its last."""
         names = jax.tree_util.tree_leaves_with_path(self._template.treedef.unflatten(range(len(self.sizes))))
         index = next(index for path, index in names if jax.tree_util.DictKey(name) in path)
         start = sum(self.sizes[:index])
@@ -120,23 +120,23 @@ class Group:
 
     @property
     def matrix_size(self) -> int:
-        """Parameters of one module that are in matrices."""
+        """Number of a module's parameters that are in matrices."""
         return sum(math.prod(shape) for shape in self._template.shapes if len(shape) > 1)
 
     @property
     def stack_shape(self) -> jax.ShapeDtypeStruct:
-        """Shape and dtype of the parameters of all modules, ``[layers, experts, size]``; no value is made."""
+        """Shape and dtype of all modules' parameters, ``[layers, experts, size]``, without computing any value."""
         vector = jax.eval_shape(self.draw, root_key(0))
         return jax.ShapeDtypeStruct((self.num_layers, self.num_classes, *vector.shape), vector.dtype)
 
     @cached_property
     def initial_values(self) -> tuple[_Draw | np.ndarray, ...] | None:
-        """Initial value of each parameter of a module: draws of normal numbers, or a constant; None: see ``draw``."""
-        with jax.ensure_compile_time_eval():  # this may be first asked for while a program is traced
+        """Initial value for each parameter in a module: a draw of normal numbers or a constant; None: see ``draw``."""
+        with jax.ensure_compile_time_eval():  # this property may be first read while a program is traced
             return list_draws(lambda rngs: self._template.treedef.flatten_up_to(nnx.state(self.create(rngs))))
 
     def draw(self, key: jax.Array) -> jax.Array:
-        """Draws the parameters of a module by its own initializers."""
+        """Draws the parameters of a module with its own initializers."""
         return self.pack(nnx.state(self.create(nnx.Rngs(key))))
 
     def pack(self, state: Any) -> jax.Array:
@@ -155,7 +155,7 @@ class Group:
         return jax.tree.unflatten(self._template.treedef, leaves)
 
     def pack_stack(self, state: Any) -> jax.Array:
-        """Packs as ``pack`` does; on TPUs a few rows at a time, where their positions fit 32 bits."""
+        """Packs like ``pack``; on TPUs a few rows at a time, as long as positions fit into 32 bits."""
         if self.size >= 1 << 31:
             return self.pack(state)
         treedef, shapes = self._template.treedef, self._template.shapes
@@ -163,7 +163,7 @@ class Group:
         return jax.lax.platform_dependent(state, tpu=by_rows, default=self.pack)
 
     def unpack_stack(self, vectors: jax.Array) -> Any:
-        """Unpacks as ``unpack`` does; on TPUs a few rows at a time, where their positions fit 32 bits."""
+        """Unpacks like ``unpack``; on TPUs a few rows at a time, as long as positions fit into 32 bits."""
         if self.size >= 1 << 31:
             return self.unpack(vectors)
         treedef, shapes = self._template.treedef, self._template.shapes
@@ -171,7 +171,7 @@ class Group:
         return jax.lax.platform_dependent(vectors, tpu=by_rows, default=self.unpack)
 
     def module(self, state: Any) -> Any:
-        """Makes a module from its state."""
+        """Creates a module from its state."""
         return nnx.merge(self._template.graphdef, state)
 
 
@@ -180,14 +180,14 @@ def draw_parameters(groups: Mapping[str, Group], key: jax.Array) -> dict[str, ja
 
     Args:
         groups: groups of parameters by name.
-        key: a key of ``root_key``.
+        key: a key from ``root_key``.
     """
-    with jax.threefry_partitionable(True):  # whatever JAX's default is: a seed stands for the same parameters
+    with jax.threefry_partitionable(True):  # whatever JAX's default: a seed must give the same parameters
         return _drawn(groups, key)
 
 
 def root_key(seed: int) -> jax.Array:
-    """Makes the random key of a seed, always Threefry's, whose numbers ``_draw_all`` computes itself."""
+    """Returns a seed's random key, always of Threefry, whose numbers ``_draw_all`` computes itself."""
     return jax.random.key(seed, impl="threefry2x32")
 
 
@@ -221,7 +221,7 @@ def _drawn(groups: Mapping[str, Group], key: jax.Array) -> dict[str, jax.Array]:
 def _numbers(
     groups: Mapping[str, Group], draws: Mapping[tuple[str, int], tuple[_Draw, jax.Array]]
 ) -> dict[tuple[str, int], jax.Array]:
-    """Computes draws with the keys ``[layers, experts]`` of their modules; those of a dtype together."""
+    """Computes all draws, given their modules' keys ``[layers, experts]``; one dtype at a time."""
     keys = jnp.concatenate([keys_LE.reshape(-1) for _, keys_LE in draws.values()])
     numbers_K = np.concatenate([np.full(keys_LE.size, draw.number) for draw, keys_LE in draws.values()])
     folded = jax.vmap(jax.random.fold_in)(keys, numbers_K.astype(np.uint32))
@@ -242,16 +242,16 @@ def _numbers(
 def _draw_all(
     keys: Sequence[jax.Array], sizes: Sequence[int], stds: Sequence[float], dtype: np.dtype
 ) -> list[jax.Array]:
-    """Draws normal numbers.
+    """Draws normal numbers for many arrays of keys in one loop over equal pieces.
 
     Args:
         keys: arrays of keys.
-        sizes: how many numbers to draw with each key of an array.
-        stds: standard deviation of the numbers of an array.
+        sizes: numbers to draw with each key of an array.
+        stds: standard deviation of each array's numbers.
         dtype: float32 or float64.
 
     Returns:
-        For each array of keys the numbers ``[*keys.shape, size]``.
+        Numbers ``[*keys.shape, size]`` for each array of keys.
     """
     total = sum(key.size * size for key, size in zip(keys, sizes, strict=True))
     piece = 2 ** math.ceil(math.log2(max(1, total / _NUM_PIECES)))
@@ -262,7 +262,7 @@ def _draw_all(
         for key, count in zip(keys, pieces, strict=True)
     ]
     starts = [np.tile(np.arange(count) * piece, key.size) for key, count in zip(keys, pieces, strict=True)]
-    # What XLA makes of the constants of `sqrt(2) * erf_inv(...) * std`.
+    # XLA folds the constants of `sqrt(2) * erf_inv(...) * std` into this product.
     scales = [
         np.full(len(start), np.sqrt(2).astype(dtype) * np.asarray(std, dtype))
         for start, std in zip(starts, stds, strict=True)
@@ -280,8 +280,9 @@ def _draw_all(
 
 
 def _normals(key_2: jax.Array, start: jax.Array, count: int, dtype: np.dtype) -> jax.Array:
-    """Computes ``erf_inv`` of the uniform numbers that ``jax.random.normal`` draws with a key, from a position on."""
+    """Computes ``erf_inv`` of the uniform numbers that ``jax.random.normal`` draws with a key, from ``start`` on."""
     low = start + jnp.arange(count, dtype=jnp.uint32)
+    # JAX's partitionable Threefry: the counter of a number is its position, here below 2^32, as (high, low) words.
     first, second = threefry_2x32(key_2, jnp.concatenate([jnp.zeros_like(low), low])).reshape(2, count)
     bits = first ^ second
     if dtype == np.float64:
@@ -296,7 +297,7 @@ def _normals(key_2: jax.Array, start: jax.Array, count: int, dtype: np.dtype) ->
 
 @dataclass(frozen=True)
 class Normal:
-    """Initializer of normal numbers around 0.
+    """Initializer of normal numbers with mean 0.
 
     Attributes:
         std: standard deviation.
@@ -305,12 +306,12 @@ class Normal:
     std: float
 
     def __call__(self, key: Any, shape: Sequence[int], dtype: DTypeLike | None = None) -> Any:
-        """Draws numbers, or lists the draw if the key is of a ``_DrawList``."""
+        """Draws numbers, or lists the draw if the key belongs to a ``_DrawList``."""
         dtype = jax.dtypes.canonicalize_dtype(float if dtype is None else dtype)
         if isinstance(key, _ListedKey):
             return key.owner.add(_Draw(key.number, self.std, dtype), shape)
         # ``jax.random.normal`` times ``std``, with the constants multiplied first: whether XLA does so depends on its
-        # version, and a seed stands for the same parameters in all of them.
+        # version, and a seed must give the same parameters with every version.
         lowest = np.nextafter(np.array(-1, dtype), np.array(0, dtype), dtype=dtype)
         uniform = jax.random.uniform(key, tuple(shape), dtype, lowest, 1)
         return lax.erf_inv(uniform) * (np.sqrt(2).astype(dtype) * np.asarray(self.std, dtype))
@@ -318,11 +319,11 @@ class Normal:
 
 @dataclass
 class _DrawList:
-    """Stands in for the keys of a module that is made, and lists its draws.
+    """Stand-in for the keys of a module under construction, which lists the module's draws.
 
     Attributes:
-        mark: number that tells apart the lists of a module.
-        draws: draws so far; the parameter of each is filled with numbers that follow from its place in the list.
+        mark: number that distinguishes the two lists of a module.
+        draws: draws so far; the parameter of each is filled with numbers derived from its index in the list.
     """
 
     mark: int
@@ -330,17 +331,17 @@ class _DrawList:
     _num_keys: int = 0
 
     def params(self) -> "_ListedKey":
-        """Returns what stands for the next key, as ``nnx.Rngs.params`` does."""
+        """Returns a stand-in for the next key, like ``nnx.Rngs.params``."""
         self._num_keys += 1
         return _ListedKey(self, self._num_keys - 1)
 
     def add(self, draw: _Draw, shape: Sequence[int]) -> np.ndarray:
-        """Lists a draw, and returns what stands for its numbers."""
+        """Lists a draw, and returns the stand-in for its numbers."""
         self.draws.append(draw)
         return np.resize(self._period(len(self.draws) - 1, draw.dtype), shape)
 
     def found(self, leaf: Any) -> _Draw | np.ndarray:
-        """Returns the draw of a parameter; or the parameter, if it is none of the draws as it was drawn."""
+        """Returns the draw that filled a parameter unchanged; or the parameter's values, if no draw did."""
         values = np.asarray(leaf).reshape(-1)
         for number, draw in enumerate(self.draws):
             if draw.dtype == values.dtype and _repeats(values, self._period(number, draw.dtype)):
@@ -358,28 +359,28 @@ class _ListedKey:
 
 
 def _repeats(values: np.ndarray, period: np.ndarray) -> bool:
-    """Whether values are a period, again and again; without a copy of them, which may be gigabytes."""
+    """Whether values repeat a period, without copying the values, which may be gigabytes."""
     whole = len(values) // len(period) * len(period)
     rest = values[whole:]
     return np.array_equal(rest, period[: len(rest)]) and bool((values[:whole].reshape(-1, len(period)) == period).all())
 
 
 def list_draws(make: Callable[[Any], Sequence[Any]]) -> tuple[_Draw | np.ndarray, ...] | None:
-    """Lists the initial values of a module: draws of normal numbers, or constants.
+    """Lists a module's initial values: draws of normal numbers, or constants.
 
     Args:
-        make: function that makes the module from keys, and returns its parameters.
+        make: function that creates the module from keys, and returns its parameters.
 
     Returns:
-        The initial value of each parameter; None if a parameter is neither, as where an initializer of another kind
-        draws it or a draw is scaled.
+        The initial value of each parameter. None if some parameter is neither a draw nor a constant: drawn by another
+        kind of initializer, or a draw that was scaled.
     """
     lists = [_DrawList(0), _DrawList(1)]
     try:
         first, second = ([draws.found(leaf) for leaf in make(draws)] for draws in lists)
-    except Exception:  # of whatever kind: code of the user's, which wants keys and not what stands for them
+    except Exception:  # any kind: user code may need real keys
         return None
-    # A constant is the same again; what was computed of a draw is not.
+    # A constant is equal in both runs; a value computed from a draw differs, since the stand-ins do.
     pairs = list(zip(first, second, strict=True))
     alike = all(
         isinstance(b, _Draw) and a == b if isinstance(a, _Draw) else not isinstance(b, _Draw) and np.array_equal(a, b)
@@ -389,11 +390,11 @@ def list_draws(make: Callable[[Any], Sequence[Any]]) -> tuple[_Draw | np.ndarray
 
 
 def split_by_rows(vectors: jax.Array, shapes: Sequence[tuple[int, ...]]) -> list[jax.Array]:
-    """Splits vectors ``[*lead, size or more]`` into an array ``[*lead, *shape]`` for each shape, in this order.
+    """Splits vectors ``[*lead, size or more]`` into one array ``[*lead, *shape]`` per shape, in this order.
 
     Args:
         vectors: flat arrays, one after the other.
-        shapes: their shapes.
+        shapes: shapes of the arrays.
     """
     lead, arrays = vectors.shape[:-1], []
     for pieces in _pieces(lead, shapes):
@@ -419,11 +420,11 @@ def join_by_rows(arrays: Sequence[jax.Array], shapes: Sequence[tuple[int, ...]])
 
 
 class _Pieces(NamedTuple):
-    """Pieces of the arrays of one shape; the last of an array may have rows of the one before.
+    """Pieces of all arrays with one shape. An array's last piece may overlap the one before.
 
     Attributes:
         lead: dims of the stack of arrays.
-        start: where such an array begins in its vector.
+        start: position of the array in its vector.
         shape: shape of an array.
     """
 
@@ -433,7 +434,7 @@ class _Pieces(NamedTuple):
 
     @property
     def is_matrix(self) -> bool:
-        """Whether it has rows that are worth a loop: a vector stays a vector, and nothing needs no copy."""
+        """Whether the array has rows to loop over; vectors and empty arrays need no loop."""
         return len(self.shape) > 1 and 0 not in self.shape
 
     @property
@@ -443,7 +444,7 @@ class _Pieces(NamedTuple):
 
     @property
     def end(self) -> int:
-        """End of such an array in its vector."""
+        """Position after the array in its vector."""
         return self.start + self.size
 
     @property
@@ -458,22 +459,22 @@ class _Pieces(NamedTuple):
 
     @property
     def pieces_per_array(self) -> int:
-        """Pieces of an array."""
+        """Number of pieces per array."""
         return -(-self.shape[0] // self.rows)
 
     def in_array(self, index: jax.Array) -> _Part:
-        """Finds the nth piece in the arrays."""
+        """Location of the nth piece in the arrays."""
         at, row = self._place(index)
         inner = self.shape[1:]
         return (*at, row, *(0 for _ in inner)), (*(1 for _ in at), self.rows, *inner)
 
     def in_vectors(self, index: jax.Array) -> _Part:
-        """Finds the nth piece in the vectors."""
+        """Location of the nth piece in the vectors."""
         at, row = self._place(index)
         return (*at, self.start + row * self.row_size), (*(1 for _ in at), self.rows * self.row_size)
 
     def _place(self, index: jax.Array) -> tuple[tuple[jax.Array, ...], jax.Array]:
-        """Index of the array that has the nth piece, and the piece's first row."""
+        """Returns the index of the array with the nth piece, and the piece's first row."""
         row = jnp.minimum(index % self.pieces_per_array * self.rows, self.shape[0] - self.rows)
         return jnp.unravel_index(index // self.pieces_per_array, self.lead) if self.lead else (), row
 
@@ -492,7 +493,7 @@ def _copy(
     read: Callable[[jax.Array], _Part],
     written: Callable[[jax.Array], _Part],
 ) -> jax.Array:
-    """Copies all pieces from where they are read to where they are written."""
+    """Copies every piece from its location in ``source`` to its location in ``target``."""
 
     def copy(index: jax.Array, target: jax.Array) -> jax.Array:
         (at, shape), (target_at, target_shape) = read(index), written(index)

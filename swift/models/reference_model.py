@@ -1,4 +1,4 @@
-"""The single-device reference model: the oracle for parallel runs, and the form of an exported model.
+"""Single-device reference model: the oracle for parallel runs, and the form of an exported model.
 
 Legend: B sequences, T positions, D model dim, V vocabulary, E experts, N ranks, S slots.
 """
@@ -30,7 +30,7 @@ def plain_sums(
         experts: settings of the experts.
         weights: weights of whole experts: ``gpt.unpack`` of ``[layers, experts, size]``.
         placement_LNS: int32, the expert in every slot of every rank.
-        inputs_BT: int32, input tokens, those of rank 0 first.
+        inputs_BT: int32, input tokens, rank 0's first.
         labels_BT: int32, tokens to predict.
         valid_BT: False for padding.
 
@@ -57,7 +57,7 @@ def plain_logits(gpt: GPT, experts: ExpertConfig, weights: Weights, tokens_BT: j
 
 
 def dropless(gpt: GPT, experts: ExpertConfig) -> MoeFunction:
-    """Makes the function of a mixture that serves every token, and counts nothing."""
+    """Returns the function of a mixture that serves every token; its loads are zeros."""
     none = jnp.zeros(experts.num_classes, jnp.int32)
 
     def moe(layer: int, logits_TE: Any, x_TD: Any, valid_T: Any, state: Any, bias_E: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""Rotary position embeddings: queries and keys are rotated by angles that grow with the position (arXiv 2104.09864).
+"""Rotary position embeddings: rotates queries and keys by angles that grow with the position (arXiv 2104.09864).
 
 Legend: B sequences, T positions, H heads, C channels of a head, F = C / 2 pairs of channels.
 """
@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 RopeScaling: TypeAlias = Literal["none", "linear", "yarn"]
 
 _FAST, _SLOW = 32, 1
-"""YaRN's rotations over the first length: pairs that turn more often stay, those that turn less often are stretched."""
+"""YaRN's bounds, in rotations over the original length: pairs above _FAST stay, pairs below _SLOW are stretched."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Rope:
     Attributes:
         channels: channels of a head, C.
         theta: base of the wavelengths.
-        scaling: how they are stretched.
-        factor: by how much.
-        length: positions of the first training, for ``yarn``.
+        scaling: kind of stretching.
+        factor: factor of the stretching.
+        length: sequence length of the original training, for ``yarn``.
     """
 
     channels: int
@@ -38,7 +38,7 @@ class Rope:
 
     @property
     def frequencies_F(self) -> np.ndarray:
-        """Radians by position of each pair of channels, float64."""
+        """Radians per position for each pair of channels, float64."""
         frequencies_F = self.theta ** -(np.arange(0, self.channels, 2) / self.channels)
         if self.scaling == "linear":
             return frequencies_F / self.factor
@@ -49,19 +49,19 @@ class Rope:
 
     @property
     def magnitude(self) -> float:
-        """Factor of rotated queries and keys, by which YaRN makes attention sharper."""
+        """Factor of rotated queries and keys, with which YaRN sharpens attention."""
         return 0.1 * math.log(self.factor) + 1 if self.scaling == "yarn" else 1.0
 
     def _kept_share_F(self) -> np.ndarray:
-        """1 for pairs whose frequency stays, 0 for those that are stretched, and a ramp between them."""
+        """Returns 1 for pairs whose frequency stays, 0 for stretched pairs, and a ramp between them."""
 
         def pair(rotations: float) -> float:
-            """The pair that turns this often over the first length."""
+            """Returns the (fractional) pair that makes this many rotations over the original length."""
             ratio = self.length / (rotations * 2 * math.pi)
             return self.channels * math.log(ratio) / (2 * math.log(self.theta))
 
         low, high = max(math.floor(pair(_FAST)), 0), min(math.ceil(pair(_SLOW)), self.channels - 1)
-        # Where one bound has passed the other, the ramp falls, as in the code of the paper's authors.
+        # If one bound has passed the other, the ramp falls, as in the code of the paper's authors.
         ramp_F = (np.arange(self.channels // 2) - low) / (high - low or 0.001)
         return 1 - np.clip(ramp_F, 0, 1)
 
@@ -70,7 +70,8 @@ class Rope:
         wide = jnp.promote_types(x_BTHC.dtype, jnp.float32)
         frequencies_111F = jnp.asarray(self.frequencies_F, wide)[None, None, None]
         angles_BT1F = jnp.asarray(position_BT)[..., None, None].astype(wide) * frequencies_111F
-        # Without the barrier XLA computes them anew for each head, in fusions that take TPUs' compiler seconds each.
+        # Without the barrier XLA recomputes the angles for each head, in fusions that take the TPU compiler seconds
+        # each.
         cos, sin = lax.optimization_barrier([self.magnitude * function(angles_BT1F) for function in (jnp.cos, jnp.sin)])
         first, second = jnp.split(x_BTHC.astype(wide), 2, axis=-1)
         rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)

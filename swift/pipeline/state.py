@@ -1,14 +1,14 @@
-"""The training state, the weights of a stage, and reading and writing at indices that are data.
+"""The training state, a stage's weights, and reads and writes at indices that are data.
 
-Every leaf of a state has a leading ``worker`` dim: a mesh row has the state of the chunks that its worker holds. Master
-weights, moments and slots are RANKED ``[worker, layer, rank, ...]``; the iteration, the placement and the policy's own
-state are SHARED ``[worker, ...]``. Every worker has an embedding and a head, so that all have arrays of one shape; only
+Every leaf of a state has a leading ``worker`` dim: a mesh row has the state of its worker's chunks. Master weights,
+moments and slots are RANKED ``[worker, layer, rank, ...]``; the iteration, the placement and the policy's own state are
+SHARED ``[worker, ...]``. Every worker has an embedding and a head, so that all workers have arrays of one shape; only
 the workers of the first and of the last chunk use them. For the same reason a worker with fewer blocks than another has
-layers of zeros, which are padding: their gradients are zero, and nothing reads them.
+layers of zeros as padding: their gradients are zero, and nothing reads them.
 
-The loops over a stage's blocks read weights that are stacked, and divided by kind of block. Attention is in blocks of
-both kinds, so its layers are divided among them; otherwise both would update one array of gradients, which XLA would
-copy (docs/blocks.md). Layers of stacks and slots of buffers are updated in place.
+The loops over a stage's blocks read stacked weights, separated by kind of block. Attention is in blocks of both kinds,
+so its layers are separated, too; otherwise both kinds would update one array of gradients, which XLA would copy
+(docs/blocks.md). Layers of stacks and slots of buffers are updated in place.
 
 B: blocks of the longest stage.
 """
@@ -25,54 +25,54 @@ from swift.models.cuts import BlockStacks
 from swift.models.gpt import BLOCK_GROUPS, GPT
 
 EMBEDDING_AND_HEAD = ("embedding", "head")
-"""The groups that only the first and the last chunk use."""
+"""Groups that only the first and the last chunk use."""
 
 KINDS: Mapping[str, bool | None] = {"attention": None, "mlp": False, "router": True, "expert": True}
-"""The kind of block that has a module of each group, by whether it is a mixture of experts; None: both."""
+"""Kind of block with a module in each group: whether it has experts; None: both kinds."""
 
 DeviceBatch: TypeAlias = Any
-"""A ``Batch`` of ``jax.Array``."""
+"""``Batch`` of ``jax.Array``."""
 
 Index: TypeAlias = Any
-"""An index of a slot or of a layer: an int or int32[]."""
+"""Index for a slot or a layer: an int or int32[]."""
 
 Layers: TypeAlias = dict[bool, dict[str, Any]]
-"""Weights of a stage's blocks, or their gradients: stacks ``[layers, ...]`` by group and, before that, by whether a
-block is a mixture of experts."""
+"""Weights of a stage's blocks, or their gradients: stacks ``[layers, ...]``, by whether a block is a mixture of
+experts, then by group."""
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TrainState:
-    """Everything that an iteration reads and writes, or a tree of specs of the same structure."""
+    """State that an iteration reads and writes, or a tree of specs with the same structure."""
 
-    step: Any  # int32[worker], iterations done
+    step: Any  # int32[worker], completed iterations
     master: Any  # {group: master weights, at least float32 [worker, layer, rank, ...]}
     moments: Any  # the optimizer's state over master; its counters are [worker]
-    slots: Any  # {group: compute type [worker, layer, rank, slot, size]}, made from master and placement
+    slots: Any  # {group: compute dtype [worker, layer, rank, slot, size]}, filled from master and placement
     placement: Any  # int32[worker, MoE layer of the worker, rank, slot], the expert in every slot
     policy: Any  # the placement policy's state
 
 
 class EmbeddingWeights(NamedTuple):
-    """The embedding of a rank, or its gradients."""
+    """Embedding of a rank, or its gradients."""
 
     shard: Any  # leaves [1, ...]
-    copies: Any = ()  # copies [H, D] of tokens' vectors that other ranks hold, if there are any
+    copies: Any = ()  # copies [H, D] of rows that other ranks hold; () without copies
 
 
 class StageWeights(NamedTuple):
     """Weights of a stage, or their gradients summed over micro-batches."""
 
     layers: Layers
-    embedding: EmbeddingWeights  # used in the first stage
-    head: dict[str, Any]  # what the head reads, by group; leaves [1, ...]; used in the last stage
+    embedding: EmbeddingWeights  # used by the first chunk
+    head: dict[str, Any]  # arrays that the head reads, by group; leaves [1, ...]; used by the last chunk
 
     @classmethod
     def of(
         cls, gpt: GPT, cut: BlockStacks, slots: Mapping[str, jax.Array], stage: Index, copies: Any = ()
     ) -> "StageWeights":
-        """Unpacks the slots of a rank that serves a stage, ``[layer, slot, size]`` by group; ``copies`` are as kept."""
+        """Unpacks a rank's slots ``[layer, slot, size]`` by group into a stage's weights; keeps ``copies`` as given."""
         stacks = gpt.unpack_stacks(slots)
         head = {name: stacks[name] for name in gpt.head_groups}
         return cls(_by_kind(cut, stacks, stage), EmbeddingWeights(stacks["embedding"], copies), head)
@@ -87,7 +87,7 @@ class StageWeights(NamedTuple):
 
     @property
     def _ends(self) -> dict[str, Any]:
-        """Gradients of embedding and head; those of a table that both read are summed, those of copies left out."""
+        """Gradients of embedding and head, without copies; if both read one table, its two gradients are summed."""
         embedding = self.embedding.shard
         if "embedding" in self.head:
             embedding = jax.tree.map(jnp.add, embedding, self.head["embedding"])
@@ -95,7 +95,7 @@ class StageWeights(NamedTuple):
 
 
 def _by_kind(cut: BlockStacks, stacks: Mapping[str, Any], stage: Index) -> Layers:
-    """Divides stacked layers by kind."""
+    """Separates stacked layers by kind of block."""
 
     def stack_of_kind(name: str, is_moe: bool) -> Any:
         if name != "attention" or len(cut.kinds) == 1:
@@ -107,7 +107,7 @@ def _by_kind(cut: BlockStacks, stacks: Mapping[str, Any], stage: Index) -> Layer
 
 
 def _by_group(cut: BlockStacks, layers: Layers, stage: Index) -> dict[str, Any]:
-    """Joins layers divided by kind, with zeros in the layers of attention that are padding."""
+    """Joins layers that are separated by kind; padding layers of attention become zeros."""
     stacks = {name: stack for kind_stacks in layers.values() for name, stack in kind_stacks.items()}
     if len(cut.kinds) == 1:
         return stacks
@@ -121,12 +121,12 @@ def _by_group(cut: BlockStacks, layers: Layers, stage: Index) -> dict[str, Any]:
 
 
 def layer_of(stack: Any, layer: Index) -> Any:
-    """The values in one layer of a tree of arrays ``[layers, ...]``."""
+    """Returns one layer from a tree of arrays ``[layers, ...]``."""
     return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, layer, keepdims=False), stack)
 
 
 def add_to_layer(totals: Any, layer: Index, values: Any) -> Any:
-    """Adds values to one layer of a tree of arrays ``[layers, ...]``, in the totals' dtype."""
+    """Adds values to one layer in a tree of arrays ``[layers, ...]``, in the totals' dtype."""
 
     def added(total: jax.Array, value: jax.Array) -> jax.Array:
         before = lax.dynamic_index_in_dim(total, layer, keepdims=False)
@@ -136,12 +136,12 @@ def add_to_layer(totals: Any, layer: Index, values: Any) -> Any:
 
 
 def put(buffers: Any, slot: Index, values: Any) -> Any:
-    """Writes values to one slot of a tree of buffers ``[slots, ...]``."""
+    """Writes values to one slot in a tree of buffers ``[slots, ...]``."""
     return jax.tree.map(lambda buffer, value: lax.dynamic_update_index_in_dim(buffer, value, slot, 0), buffers, values)
 
 
 def put_layer(buffers: Sequence[jax.Array], slot: Index, layer: Index, values: Sequence[jax.Array]) -> tuple:
-    """Writes values to one layer of one slot of buffers ``[slots, layers, ...]``."""
+    """Writes values to one layer in one slot of buffers ``[slots, layers, ...]``."""
     return tuple(
         lax.dynamic_update_slice(buffer, value[None, None], _start(slot, layer, buffer))
         for buffer, value in zip(buffers, values, strict=True)
@@ -149,7 +149,7 @@ def put_layer(buffers: Sequence[jax.Array], slot: Index, layer: Index, values: S
 
 
 def take_layer(buffers: Sequence[jax.Array], slot: Index, layer: Index) -> tuple:
-    """The values in one layer of one slot of buffers ``[slots, layers, ...]``."""
+    """Returns one layer from one slot of buffers ``[slots, layers, ...]``."""
     return tuple(
         lax.dynamic_slice(buffer, _start(slot, layer, buffer), (1, 1, *buffer.shape[2:]))[0, 0] for buffer in buffers
     )

@@ -1,16 +1,16 @@
-"""Balanced flow: how many tokens of its expert each slot gets, so that the fullest rank gets as few as possible.
+"""Balanced flow: divides each expert's tokens over its slots so that the fullest rank gets as few tokens as possible.
 
-That is a linear program, solved here as a flow in whole numbers, up to a tolerance far below what matters. A *level* is
-a lower bound of the largest load, at first the mean of the ranks. Ranks above it pass tokens on, along shortest paths,
-to ranks with room below it: from a slot to an expert, from there to another rank's slot that holds the expert (Dinic's
-algorithm; paths of large amounts first). Where some rank finds no path, the ranks that it can reach have no way out for
-their tokens, so their mean is a larger lower bound: the next level.
+This linear program is solved as an integer flow, up to a tolerance far below what matters. A *level* is a lower bound
+of the largest load, at first the mean load of the ranks. Ranks above it pass tokens along shortest paths to ranks with
+room below it: from a slot to its expert, and from there to another rank's slot that holds the expert (Dinic's
+algorithm; paths of large amounts first). If some rank finds no path, the tokens of all ranks that it can reach have no
+way out. The mean load of these ranks is then a larger lower bound: the next level.
 
-With as few tokens as possible on the fullest rank, others may still have more than their rows hold. What they have
-above that is passed on in the same way, until no path is left: then no split would serve more tokens.
+With the fullest rank as empty as possible, others may still have more tokens than rows. ``shift_overflow`` moves this
+excess in the same way until no path is left: then no split would serve more tokens.
 
 The work is sums over the slots of a rank, and over the slots of an expert. All ranks compute the same result, because
-integers leave a compiler no choice.
+integer arithmetic is exact however a compiler fuses it.
 
 Legend: E experts, N ranks, S slots of a rank, M = N * S slots.
 """
@@ -22,22 +22,22 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int
 
-_FAR = 1 << 20  # more than any distance
-_MOST_STEPS = 4096  # uneven loads take some 10, and at most 50 were seen
+_FAR = 1 << 20  # larger than any distance
+_MOST_STEPS = 4096  # uneven loads take about 10 steps, and at most 50 were seen
 
 
 class ReplicaMap(NamedTuple):
-    """The slots of all ranks, by expert."""
+    """All ranks' slots, indexed by expert."""
 
     class_NS: jax.Array  # int32
-    slot_M: jax.Array  # int32, the slots in the order of their experts
+    slot_M: jax.Array  # int32, the slots sorted by expert
     position_M: jax.Array  # int32, the position of each slot in that order
-    first_M: jax.Array  # int32, for each position the first one of the same expert
-    last_M: jax.Array  # int32, for each position the last one of the same expert
+    first_M: jax.Array  # int32, for each position the first position of the same expert
+    last_M: jax.Array  # int32, for each position the last position of the same expert
 
     @classmethod
     def of(cls, placement_NS: Int[Array, "N S"]) -> "ReplicaMap":
-        """Makes them from a placement; experts may be placed in any order."""
+        """Builds the map from a placement; experts may be placed in any order."""
         class_M = placement_NS.reshape(-1).astype(jnp.int32)
         slot_M = jnp.argsort(class_M, stable=True).astype(jnp.int32)
         position_M = jnp.argsort(slot_M).astype(jnp.int32)
@@ -47,7 +47,7 @@ class ReplicaMap(NamedTuple):
         return cls(placement_NS.astype(jnp.int32), slot_M, position_M, first_M, last_M)
 
     def sums(self, values_NS: Int[Array, "N S"]) -> tuple[Int[Array, "N S"], Int[Array, "N S"]]:
-        """Sums over the slots of the same expert, for every slot: over those before it, and over all of them."""
+        """Sums over the same expert's slots, for every slot: over the slots before it, and over all."""
         sorted_M = values_NS.reshape(-1)[self.slot_M]
         up_to_M = jnp.cumsum(sorted_M, dtype=jnp.int32)
         before_M = up_to_M - sorted_M
@@ -60,25 +60,26 @@ class ReplicaMap(NamedTuple):
 
 
 class _Flow(NamedTuple):
-    """A flow on its way to balance."""
+    """State of the search for a balanced flow."""
 
     tokens_NS: jax.Array  # int32, tokens of each slot
     level: jax.Array  # int32[], lower bound of the largest load
-    amount: jax.Array  # int32[], least number of tokens for which a path is taken
+    amount: jax.Array  # int32[], paths must carry at least this many tokens
     step: jax.Array  # int32[]
 
 
 class _Bounds(NamedTuple):
     """Bounds of loads at a level, int32[] each."""
 
-    highest: jax.Array  # no rank has more at the end
-    aim: jax.Array  # a rank above it passes the rest on, one below it has room
+    highest: jax.Array  # the search ends when no rank has more
+    aim: jax.Array  # a rank above it passes the excess on, a rank below it has room
     least_amount: jax.Array
 
     @classmethod
     def of(cls, level: jax.Array, num_slots: int) -> "_Bounds":
         # Without slack the last few tokens would take most of the steps. With the least amount there is no room left
-        # only where every load is at least the level.
+        # Without slack the last few tokens would take most of the steps. With paths of ``least_amount`` no rank has
+        # room only if every load is at least the level.
         aim, slack = level + (level >> 11) + (num_slots - 1) // 2, (level >> 10) + num_slots - 1
         return cls(level + slack, aim, jnp.maximum(level >> 12, 1))
 
@@ -86,11 +87,11 @@ class _Bounds(NamedTuple):
 def balance(tokens_E: Int[Array, " E"], holders: ReplicaMap) -> Int[Array, "N S"]:
     """Divides the tokens of every expert among the slots that hold it.
 
-    No rank gets more than 1.001 of the least possible largest load, and one token for each of its slots.
+    No rank gets more than 1.001 times the least possible largest load, plus one token for each of its slots.
 
     Args:
         tokens_E: int32, (token, choice) pairs of each expert; their sum is below 2^30.
-        holders: the slots; each expert has one.
+        holders: slots of all ranks; every expert has at least one.
 
     Returns:
         int32[N, S].
@@ -114,15 +115,15 @@ def balance(tokens_E: Int[Array, " E"], holders: ReplicaMap) -> Int[Array, "N S"
 
 
 def shift_overflow(tokens_NS: Int[Array, "N S"], room: int, holders: ReplicaMap) -> Int[Array, "N S"]:
-    """Passes on what ranks have above their room, so that as few tokens as possible are above it.
+    """Moves tokens from overloaded ranks to replicas with free rows, until no more overflow can be saved.
 
-    That is a maximum flow: the search ends when none of these ranks has a path to one with room. It is meant for a
-    division that is nearly balanced, for which it takes a few steps.
+    This is a maximum flow: the search ends when no overloaded rank has a path to a rank with room. Meant for a nearly
+    balanced division, for which it takes a few steps.
 
     Args:
-        tokens_NS: int32, tokens of each slot, as ``balance`` returns them.
+        tokens_NS: int32, tokens of each slot, from ``balance``.
         room: tokens that a rank can serve.
-        holders: the slots.
+        holders: slots of all ranks.
 
     Returns:
         int32[N, S].
@@ -148,7 +149,7 @@ def shift_overflow(tokens_NS: Int[Array, "N S"], room: int, holders: ReplicaMap)
 
 
 def _step(flow: _Flow, holders: ReplicaMap) -> _Flow:
-    """Passes tokens on, or raises the level, or looks for paths of smaller amounts from now on."""
+    """Does one step: moves tokens, or raises the level, or allows paths of smaller amounts from now on."""
     bounds = _Bounds.of(flow.level, holders.class_NS.shape[1])
     load_N, amount = _by_rank(flow.tokens_NS), jnp.maximum(flow.amount, bounds.least_amount)
     is_least = amount <= bounds.least_amount
@@ -168,9 +169,9 @@ def _step(flow: _Flow, holders: ReplicaMap) -> _Flow:
 
 
 class _Paths(NamedTuple):
-    """Distances to the nearest rank with room, in ranks; those beyond the farthest rank above the bound are not found.
+    """Distance of each rank to the nearest rank with room, in ranks; _FAR beyond the farthest overloaded rank.
 
-    The distance of an expert is that of a rank that passes on tokens of it: one more than that of its nearest holder.
+    An expert's distance is that of a rank that passes on its tokens: one more than its nearest holder's.
     """
 
     distance_N: jax.Array  # int32
@@ -178,7 +179,7 @@ class _Paths(NamedTuple):
 
 
 class _Search(NamedTuple):
-    """Paths from ranks with more than their room, on the way to a maximum flow."""
+    """State of the maximum flow from ranks above their room."""
 
     tokens_NS: jax.Array  # int32, tokens of each slot
     paths: _Paths
@@ -207,7 +208,7 @@ def _find_paths(is_open_NS: jax.Array, has_room_N: jax.Array, is_over_N: jax.Arr
 
 
 def _push(tokens_NS: jax.Array, paths: _Paths, aim: jax.Array, at_least: jax.Array, holders: ReplicaMap) -> jax.Array:
-    """Passes on what ranks have above the aim, from the farthest of them on, each time to ranks one step nearer."""
+    """Moves the excess over ``aim`` along the paths: from the farthest rank on, each time to ranks one step nearer."""
     distance_N1, class_distance_NS = paths.distance_N[:, None], paths.class_distance_NS
 
     def movable(tokens_NS: jax.Array, distance: jax.Array) -> jax.Array:
@@ -220,7 +221,7 @@ def _push(tokens_NS: jax.Array, paths: _Paths, aim: jax.Array, at_least: jax.Arr
         over_N = jnp.maximum(load_N - aim, 0)
         offered_NS = _first(movable(tokens_NS, distance), over_N)
         offered_before_NS, offered_all_NS = holders.sums(offered_NS)
-        # A rank with room takes no more than that; one on the way takes what it can pass on.
+        # A rank with room takes at most this room; an intermediate rank takes what it can pass on.
         further_N = _by_rank(movable(tokens_NS, distance - 1)) - over_N
         room_N = jnp.where(distance == 1, jnp.maximum(aim - load_N, 0), jnp.maximum(further_N, 1))
         wanted_NS = _first(jnp.where(distance_N1 == distance - 1, offered_all_NS, 0), room_N)
@@ -236,7 +237,7 @@ def _push(tokens_NS: jax.Array, paths: _Paths, aim: jax.Array, at_least: jax.Arr
 
 
 def _first(amounts_NS: jax.Array, limit_N: jax.Array) -> jax.Array:
-    """The first of the amounts of each rank, up to a limit of their sum."""
+    """Takes each rank's amounts in slot order until their sum reaches its limit."""
     before_NS = jnp.cumsum(amounts_NS, axis=1, dtype=jnp.int32) - amounts_NS
     return jnp.clip(limit_N[:, None] - before_NS, 0, amounts_NS)
 
@@ -246,6 +247,6 @@ def _by_rank(tokens_NS: jax.Array) -> jax.Array:
 
 
 def _mean(load_N: jax.Array, counted_N: jax.Array) -> jax.Array:
-    """Mean load of the ranks that are counted, rounded up."""
+    """Computes the mean load of the counted ranks, rounded up."""
     count = jnp.maximum(jnp.sum(counted_N, dtype=jnp.int32), 1)
     return (jnp.sum(load_N * counted_N, dtype=jnp.int32) + count - 1) // count

@@ -1,13 +1,14 @@
-"""Exact capacity: after routing, slots are assigned anew, so that every rank gets an even share of the tokens.
+"""Exact capacity: after routing, slots are reassigned so that every rank gets an even share of the tokens.
 
-Nothing is dropped, whatever the load, if slots * ranks >= experts + ranks - 1. Proof, by filling one rank after the
-other with R tokens, the mean rounded up. Let S be the slots of a rank, and let K = (S - 1) * n + 1 experts have at most
-n * R tokens for the n ranks that are left; at first K is at least the number of experts, and experts without tokens
-make up the difference. Sort the experts by their tokens, and take the first S neighbours that have at least R tokens
-together. All but the last of them have at most R: they are less than R with the expert before them, or they are the
-S - 1 smallest of all, whose mean is at most n * R / K < R / (S - 1). So the rank gets those S - 1 experts whole, and of
-the last one what fits. Left are n - 1 ranks, at most (n - 1) * R tokens, and S - 1 experts fewer: K' = (S - 1) *
-(n - 1) + 1. If no S neighbours have R tokens, the S largest go to the rank as they are, and so on for all others.
+Nothing is dropped, whatever the load, if slots * ranks >= experts + ranks - 1. The proof fills one rank after the other
+with R tokens, the mean rounded up. S is the number of slots of a rank. With n ranks left, K = (S - 1) * n + 1 experts
+have at most n * R tokens; at first K is at least the number of experts, and experts without tokens make up the
+difference. Sort the experts by their tokens, and take the first S neighbours that have at least R tokens together. All
+of them but the last have at most R tokens: either they have less than R together with the expert before them, or they
+are the S - 1 smallest of all, whose mean is at most n * R / K < R / (S - 1). So the rank gets these S - 1 experts
+whole, and as much of the last one as fits. This leaves n - 1 ranks, at most (n - 1) * R tokens, and S - 1 experts
+fewer: K' = (S - 1) * (n - 1) + 1. If no S neighbours have R tokens, the rank gets the S largest experts whole, and so
+do all later ranks.
 
 Legend: E experts, N ranks, S slots of a rank, I experts and fillers without tokens.
 """
@@ -23,14 +24,14 @@ from swift.errors import SettingError
 
 
 class Assignment(NamedTuple):
-    """The slots of a micro-batch."""
+    """Expert placement for one micro-batch, with each slot's tokens."""
 
     placement_NS: jax.Array  # int32, the expert in every slot
-    tokens_NS: jax.Array  # int32, its tokens
+    tokens_NS: jax.Array  # int32, the slot's tokens
 
 
 def check_exact(num_classes: int, num_ranks: int, slots_per_rank: int) -> None:
-    """Raises SettingError if there may be too few slots for an even share of any load."""
+    """Raises SettingError if some load could not be shared evenly with so few slots."""
     if num_ranks * slots_per_rank < num_classes + num_ranks - 1:
         enough = exact_slots(num_classes, num_ranks)
         raise SettingError(
@@ -42,7 +43,7 @@ def check_exact(num_classes: int, num_ranks: int, slots_per_rank: int) -> None:
 
 
 def exact_slots(num_classes: int, num_ranks: int) -> int:
-    """The fewest slots of a rank with which every load can be shared evenly.
+    """Minimum number of slots per rank with which every load can be shared evenly.
 
     >>> exact_slots(8, 8), exact_slots(9, 8), exact_slots(5, 1)
     (2, 2, 5)
@@ -51,12 +52,12 @@ def exact_slots(num_classes: int, num_ranks: int) -> int:
 
 
 def assign_slots(tokens_E: Int[Array, " E"], num_ranks: int, num_slots: int) -> Assignment:
-    """Shares the tokens of all experts evenly among ranks: each gets at most their mean, rounded up.
+    """Shares the tokens of all experts evenly among ranks: each gets at most the mean, rounded up.
 
     Args:
         tokens_E: int32, (token, choice) pairs of each expert; their sum is below 2^30.
         num_ranks: number of ranks, N.
-        num_slots: slots of a rank, S; ``check_exact`` says how many are enough.
+        num_slots: slots of a rank, S; ``check_exact`` refuses too few.
 
     >>> [leaf.tolist() for leaf in assign_slots(jnp.array([5, 1, 0]), num_ranks=2, num_slots=2)]
     [[[1, 0], [2, 0]], [[1, 2], [0, 3]]]
@@ -65,7 +66,7 @@ def assign_slots(tokens_E: Int[Array, " E"], num_ranks: int, num_slots: int) -> 
     num_items = (num_slots - 1) * num_ranks + 1
     assert num_items >= num_classes, "too few slots: see check_exact"
     share = (jnp.sum(tokens_E, dtype=jnp.int32) + num_ranks - 1) // num_ranks
-    # Fillers stand in slots that stay empty; as the weights of some expert have to be there, it is the last one.
+    # Fillers are slots that stay empty. Every slot must hold the weights of some expert: a filler holds the last one's.
     tokens_I = jnp.concatenate([tokens_E, jnp.broadcast_to(share * 0, (num_items - num_classes,))])
 
     def fill(remaining_I: jax.Array, rank: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
@@ -73,7 +74,7 @@ def assign_slots(tokens_E: Int[Array, " E"], num_ranks: int, num_slots: int) -> 
         sorted_I = remaining_I[order_I]
         up_to_I = jnp.cumsum(sorted_I, dtype=jnp.int32)
         window_sum_I = up_to_I[num_slots - 1 :] - (up_to_I - sorted_I)[: num_items - num_slots + 1]
-        # The smallest are those that went to the ranks before: S - 1 for each of them.
+        # The smallest items are already assigned to earlier ranks, S - 1 to each of them.
         position_I = jnp.arange(window_sum_I.size, dtype=jnp.int32)
         is_enough_I = (window_sum_I >= share) & (position_I >= (num_slots - 1) * rank)
         first = jnp.where(jnp.any(is_enough_I), jnp.argmax(is_enough_I).astype(jnp.int32), window_sum_I.size - 1)

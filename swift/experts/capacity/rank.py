@@ -1,15 +1,15 @@
-"""Capacity by rank: which tokens are served where the slots of a rank share its rows, and in which rows.
+"""Capacity by rank: which tokens are served if the slots of a rank share its rows, and in which rows.
 
 The rule: the tokens of every expert and source rank are split over the slots that hold the expert, by a balanced flow
 (``balanced_flow``, then ``by_source``) or, with ``ExpertConfig.spare_rounds``, in rounds (``split_tokens``). With
-rounds, a source that has more for a rank than the buffer between the two holds cuts every slot of that rank in
-proportion: *buffer full*. Where a rank receives more than its rows, every source and slot loses in proportion: *rank
-full*. A source thus keeps a certain number of an expert's tokens, the first in token order, then choice order. The rule
-is local and per micro-batch, like capacity by slot, and all ranks know the outcome from the counts alone, before a
-token moves.
+rounds, a source with more tokens for a rank than the buffer between the two holds cuts every slot of that rank in
+proportion: *buffer full*. If a rank receives more than its rows, every source and slot loses in proportion: *rank
+full*. So a source keeps a certain number of an expert's tokens, the first in token order, then choice order. The rule
+is local to a micro-batch, like capacity by slot, and all ranks know the outcome from the counts alone, before any token
+moves.
 
-The rows: a source rank sends every rank the rows for that rank's first slot, then those for the second, and so on. The
-receiver puts the rows of all sources in order by slot. Both sides derive the layout from the counts, so only rows are
+The rows: a source rank sends every rank the rows for that rank's first slot, then the rows for its second slot, and so
+on. The receiver sorts the rows of all sources by slot. Both sides derive the layout from the counts, so only rows are
 exchanged.
 
 Legend: T tokens, K choices, A = T * K pairs, N ranks as sources, D the same ranks as destinations, S slots of a rank,
@@ -40,7 +40,7 @@ from swift.experts.grouped_matmul import Groups
 
 
 class AdmittedTokens(NamedTuple):
-    """Counts of the (token, choice) pairs of every source rank that are served, and of those that are dropped."""
+    """Numbers of (token, choice) pairs that are served and dropped, by source rank."""
 
     kept_NDS: jax.Array  # int32, by slot
     dropped_NE: jax.Array  # int32, by expert
@@ -50,7 +50,7 @@ class AdmittedTokens(NamedTuple):
 def admit_tokens(
     config: ExpertConfig, counts_NE: Int[Array, "N E"], placement_NS: Int[Array, "N S"], local_tokens: int
 ) -> AdmittedTokens:
-    """Splits the tokens of all sources over the slots and drops those that do not fit.
+    """Splits the tokens of all sources over the slots and drops the tokens that do not fit.
 
     Args:
         config: settings of the experts, with capacity by rank.
@@ -86,7 +86,7 @@ def admit_tokens(
 def in_proportion(wanted_XY: Int[Array, "... Y"], room: int, most: int) -> Int[Array, "... Y"]:
     """Scales down every ``[..., Y]`` whose sum exceeds ``room``, in proportion; leaves the others unchanged.
 
-    The result of scaling down sums to ``room`` exactly.
+    The scaled counts sum to exactly ``room``.
 
     Args:
         wanted_XY: int32, nonnegative counts.
@@ -98,14 +98,14 @@ def in_proportion(wanted_XY: Int[Array, "... Y"], room: int, most: int) -> Int[A
     assert most < 1 << BITS, "the sums have to stay below 2^30"
     up_to_XY = jnp.cumsum(wanted_XY, axis=-1, dtype=jnp.int32)
     sum_X1 = up_to_XY[..., -1:]
-    # Rounded up: rounding down would lose the last one, and the excess is too small to add one to a sum below 2^30.
+    # Rounded up: rounding down would lose the last row, and the excess is too small to add a row to a sum below 2^30.
     part_X1 = divide_exactly(jnp.full_like(sum_X1, room), jnp.maximum(sum_X1, room + 1), most) + 1
     kept_XY = times(up_to_XY, jnp.where(sum_X1 > room, part_X1, ONE)).whole
     return jnp.diff(kept_XY, axis=-1, prepend=jnp.zeros_like(kept_XY[..., :1]))
 
 
 def sent_pairs(pairs: Pairs, kept_NS: Int[Array, "N S"], slots: Slots) -> Ends:
-    """Finds the rank that every pair goes to, and its position among the rows for that rank.
+    """Finds each pair's destination rank, and its position among the rows for that rank.
 
     Args:
         pairs: (token, choice) pairs of this rank.
@@ -123,7 +123,7 @@ def sent_pairs(pairs: Pairs, kept_NS: Int[Array, "N S"], slots: Slots) -> Ends:
 
 
 def slots_of_pairs(pairs: Pairs, kept_NS: Int[Array, "N S"], slots: Slots) -> Int[Array, " A"]:
-    """Finds the slot, of those of all ranks, that serves every pair; -1 for a pair that none does.
+    """Finds the slot, numbered over all ranks, that serves each pair; -1 for a dropped pair.
 
     Args:
         pairs: (token, choice) pairs of this rank.
@@ -136,7 +136,7 @@ def slots_of_pairs(pairs: Pairs, kept_NS: Int[Array, "N S"], slots: Slots) -> In
 
 
 def _slots_of_pairs(pairs: Pairs, kept_NS: jax.Array, slots: Slots) -> tuple[jax.Array, jax.Array]:
-    """Whether a slot serves a pair, bool[A, M], and the position of each slot's first pair among its expert's."""
+    """Returns (whether a slot serves a pair, bool[A, M]; position of a slot's first pair among its expert's)."""
     kept_M = kept_NS.reshape(-1)
     last_M = slots.up_to(kept_M)  # end of the slot's range among the expert's pairs, in token order
     first_M = last_M - kept_M
@@ -146,7 +146,7 @@ def _slots_of_pairs(pairs: Pairs, kept_NS: jax.Array, slots: Slots) -> tuple[jax
 
 
 def slot_groups(kept_NS: Int[Array, "N S"], block: int) -> Groups:
-    """Lays out the slots' rows in the grouped matmul, each slot starting at a block.
+    """Lays out the slots' rows in the grouped matmul; each slot starts at the edge of a block.
 
     Args:
         kept_NS: int32, pairs that every source rank sends to this rank's slots.
@@ -158,7 +158,7 @@ def slot_groups(kept_NS: Int[Array, "N S"], block: int) -> Groups:
 
 
 def received_pairs(kept_NS: Int[Array, "N S"], groups: Groups, num_rows: int) -> Ends:
-    """Finds for each row of the grouped matmul the rank that sends it, and its position among that rank's rows.
+    """Finds each grouped-matmul row's sender, and the row's position among that sender's rows.
 
     Args:
         kept_NS: int32, rows that every source rank sends to this rank's slots.

@@ -1,9 +1,9 @@
 """Dispatch with capacity by slot: assigns (token, choice) pairs to rows of slots, and moves tokens there and back.
 
 Capacity is local: a source rank may send an expert at most replicas * C of its pairs, in token order, then choice
-order, where C is the number of a slot's rows that belong to one source; pairs are assigned to the replicas round-robin.
-Pairs beyond that are dropped. Padding takes no room. By DeepSpeed's rules an expert's room does not grow with its
-replicas, and all first choices come before any second one.
+order, where C is the number of rows that a slot reserves for each source. Pairs are assigned to the replicas
+round-robin; pairs beyond the capacity are dropped. Padding takes no room. By DeepSpeed's rules an expert's capacity
+does not grow with its replicas, and all first choices come before any second one.
 
 Legend: T tokens, K choices, A = T * K pairs, E experts, N ranks, S slots of a rank, R = N * S * C rows, D model dim.
 """
@@ -32,7 +32,7 @@ class Pairs(NamedTuple):
         *,
         first_choices_first: bool = False,
     ) -> "Pairs":
-        """Makes the pairs from the choices of a rank's tokens.
+        """Builds the pairs from the choices of a rank's tokens.
 
         Args:
             choices_TK: int32, the chosen experts.
@@ -64,15 +64,15 @@ class Dispatch(NamedTuple):
 def assign_rows(
     pairs: Pairs, placement_NS: Int[Array, "N S"], rows_per_slot: int, rows_per_class: int | None = None
 ) -> tuple[Dispatch, Int[Array, " E"]]:
-    """Assigns a row to every pair, or drops it.
+    """Assigns every pair to a row, or drops it.
 
-    Slots may hold the experts in any order; a slot that holds none stays empty.
+    Slots may hold the experts in any order; a slot without an expert stays empty.
 
     Args:
         pairs: (token, choice) pairs of this rank.
         placement_NS: int32, the expert in every slot.
         rows_per_slot: rows of a slot for one source, C.
-        rows_per_class: rows of all slots of an expert for one source, where those are fewer.
+        rows_per_class: limit of the rows of all slots of an expert for one source; None: only the slots limit them.
 
     Returns:
         (the assignment, dropped pairs of each expert, int32[E]).
@@ -97,17 +97,17 @@ def assign_rows(
 
 
 def inverse_rows(row_of_X: Int[Array, " X"], num_rows: int) -> Int[Array, " R"]:
-    """Inverts an assignment of X items to rows: the item in every row, int32[num_rows]; X for an empty row."""
+    """Inverts an assignment of X items to rows: returns the item in every row, int32[num_rows]; X for an empty row."""
     owners = jnp.arange(row_of_X.size, dtype=jnp.int32)
     return jnp.full(num_rows, row_of_X.size, jnp.int32).at[row_of_X].set(owners, mode="drop")
 
 
 @jax.custom_vjp
 def take_rows(x_XD: Float[Array, "X D"], index_Y: Int[Array, " Y"], inverse_X: Int[Array, " X"]) -> Float[Array, "Y D"]:
-    """Gathers rows, ``y[i] = x[index[i]]``, or zeros where the index is out of range.
+    """Gathers rows, ``y[i] = x[index[i]]``; zeros where the index is out of range.
 
     No row is taken twice, and ``inverse[j]`` is the position to which row j goes (or out of range). So the gradient is
-    a gather, too, where autodiff's scatter-add would be slow and, on GPU, not deterministic.
+    a gather, too; autodiff's scatter-add would be slow and, on GPU, not deterministic.
     """
     del inverse_X
     return x_XD.at[index_Y].get(mode="fill", fill_value=0)
@@ -128,17 +128,17 @@ take_rows.defvjp(_take_rows_forward, _take_rows_backward)
 
 
 def send(x_TD: Float[Array, "T D"], dispatch: Dispatch, top_k: int) -> Float[Array, "R D"]:
-    """Collects the rows ``[R, D]`` that this rank sends, slot by slot."""
+    """Gathers the rows ``[R, D]`` that this rank sends, slot by slot."""
     return take_rows(jnp.repeat(x_TD, top_k, axis=0), dispatch.pair_of_row_R, dispatch.row_of_pair_A)
 
 
 def combine(rows_RD: Float[Array, "R D"], dispatch: Dispatch, gates_TK: Float[Array, "T K"]) -> Float[Array, "T D"]:
-    """Sums the experts' outputs ``[T, D]``, weighted by the gates; dropped pairs contribute zeros."""
+    """Sums a token's expert outputs ``[T, D]``, weighted by the gates; dropped pairs contribute zeros."""
     return apply_gates(take_rows(rows_RD, dispatch.row_of_pair_A, dispatch.pair_of_row_R), gates_TK)
 
 
 def apply_gates(pairs_AD: Float[Array, "A D"], gates_TK: Float[Array, "T K"]) -> Float[Array, "T D"]:
-    """Sums the outputs of a token's pairs ``[T, D]``, weighted by the gates."""
+    """Sums the outputs of each token's pairs ``[T, D]``, weighted by the gates."""
     num_tokens, top_k = gates_TK.shape
     pairs_TKD = pairs_AD.reshape(num_tokens, top_k, -1)
     return jnp.sum(pairs_TKD * gates_TK[..., None].astype(pairs_AD.dtype), axis=1)

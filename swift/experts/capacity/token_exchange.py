@@ -1,12 +1,12 @@
-"""Exchange of rows between ranks that have different numbers of them for each other.
+"""Exchanges rows between ranks that have different numbers of rows for each other.
 
-Every row has a position among those that its rank sends to another, which the receiver knows, too. All ranks know from
-the counts how many rows each has for each other.
+Every row has a position among the rows that its rank sends to the same peer, and the receiver knows this position, too.
+All ranks know from the counts how many rows each sends to each other.
 
-On TPU and GPU rows are put in order by their peers, and ``lax.ragged_all_to_all`` moves those and no others. XLA:CPU
-does not have it (https://github.com/jax-ml/jax/issues/34755), nor has ``vmap`` over ranks. There rows travel in rounds
-of even buffers: the first round sends the first rows of all pairs of ranks, in buffers large enough for most; what is
-left follows in rounds of small buffers, as many as the pair needs that has most. An only rank sends nothing.
+On TPU and GPU rows are sorted by peer, and ``lax.ragged_all_to_all`` moves only real rows. It is missing on XLA:CPU
+(https://github.com/jax-ml/jax/issues/34755) and under ``vmap`` over ranks. There rows travel in rounds of equal
+buffers: the first round moves the first rows of every pair of ranks, in buffers large enough for most pairs; the rest
+follows in rounds of small buffers, as many as the pair with the most rows needs. A single rank sends nothing.
 
 Legend: X rows here, Y rows there, N ranks, Q rows of a buffer, D dim.
 """
@@ -25,10 +25,10 @@ from swift.mesh.per_rank import known_platform
 
 
 class Ends(NamedTuple):
-    """The other end of each of a rank's rows."""
+    """Peer rank for each row, and the row's position among all rows exchanged with that peer."""
 
-    peer_X: jax.Array  # int32, rank that it is sent to, or comes from
-    position_X: jax.Array  # int32, its position among the rows of the two ranks; negative for an empty row
+    peer_X: jax.Array  # int32, rank that the row is sent to, or comes from
+    position_X: jax.Array  # int32, the row's position among the rows of the two ranks; negative for an empty row
 
 
 def exchange_rows(
@@ -39,21 +39,21 @@ def exchange_rows(
     buffers: Buffers,
     axis: str,
 ) -> Float[Array, "Y D"]:
-    """Sends every row to its other end, and returns the rows that arrive here; empty ones are zeros.
+    """Sends every row to its peer, and returns the rows that arrive here; empty rows are zeros.
 
     Args:
         rows_XD: rows of this rank.
-        sent: where each of them goes.
-        received: where each of the rows that arrive comes from.
+        sent: destination of each of these rows.
+        received: origin of each row that arrives.
         counts_NN: int32, rows that every rank sends to every other; the same on all ranks.
-        buffers: rows of a round, where rows travel in rounds.
+        buffers: rows of a round, if rows travel in rounds.
         axis: name of the mesh axis of the ranks.
     """
     return _exchange(rows_XD, sent, received, counts_NN, None if is_ragged(axis) else buffers, axis)
 
 
 def is_ragged(axis: str) -> bool:
-    """Whether ``lax.ragged_all_to_all`` exists here: on devices under ``shard_map``, unless they are CPUs."""
+    """Whether ``lax.ragged_all_to_all`` works here: under ``shard_map``, on devices other than CPUs."""
     return axis in jax.sharding.get_abstract_mesh().manual_axes and known_platform() not in (None, "cpu")
 
 
@@ -61,7 +61,7 @@ def is_ragged(axis: str) -> bool:
 def _exchange(
     rows_XD: jax.Array, sent: Ends, received: Ends, counts_NN: jax.Array, buffers: Buffers | None, axis: str
 ) -> jax.Array:
-    """``exchange_rows``: within the only rank, in rounds of ``buffers``, or all at once where there are none."""
+    """Moves the rows within a single rank, in rounds of ``buffers``, or all at once if ``buffers`` is None."""
     if len(counts_NN) == 1:
         return _within_rank(rows_XD, sent, received)
     if buffers is None:
@@ -79,6 +79,7 @@ def _backward(
     buffers: Buffers | None, axis: str, residuals: tuple[Ends, Ends, jax.Array], d_YD: jax.Array
 ) -> tuple[jax.Array, None, None, None]:
     sent, received, counts_NN = residuals
+    # The exchange permutes rows, so its transpose is the exchange in the other direction.
     return _exchange(d_YD, received, sent, counts_NN.T, buffers, axis), None, None, None
 
 
@@ -86,7 +87,7 @@ _exchange.defvjp(_forward, _backward)
 
 
 def _within_rank(rows_XD: jax.Array, sent: Ends, received: Ends) -> jax.Array:
-    """Moves the rows of an only rank: XLA:GPU's ``ragged_all_to_all`` would copy them at 1 % of the memory's rate."""
+    """Permutes a single rank's rows: XLA:GPU's ``ragged_all_to_all`` would copy at 1 % of the memory rate."""
     num_rows, none_1 = sent.peer_X.size, jnp.zeros(1, jnp.int32)
     order_X = inverse_rows(_in_order(sent, none_1, num_rows), num_rows)
     from_Y = order_X.at[_in_order(received, none_1, num_rows)].get(mode="fill", fill_value=num_rows)
@@ -94,15 +95,15 @@ def _within_rank(rows_XD: jax.Array, sent: Ends, received: Ends) -> jax.Array:
 
 
 def _at_once(rows_XD: jax.Array, sent: Ends, received: Ends, counts_NN: jax.Array, axis: str) -> jax.Array:
-    """Moves all rows by one ``ragged_all_to_all``, in order by their peers on both sides."""
+    """Moves all rows with one ``ragged_all_to_all``, sorted by peer on both sides."""
     rank, num_sent, num_received = lax.axis_index(axis), sent.peer_X.size, received.peer_X.size
     sent_N, arriving_N = counts_NN[rank], counts_NN[:, rank]
-    starts_NN = jnp.cumsum(counts_NN, axis=0, dtype=jnp.int32) - counts_NN  # of each sender's rows, at each receiver
+    starts_NN = jnp.cumsum(counts_NN, axis=0, dtype=jnp.int32) - counts_NN  # first row of each sender, at each receiver
     leaves_N = jnp.cumsum(sent_N, dtype=jnp.int32) - sent_N
 
     order_X = inverse_rows(_in_order(sent, leaves_N, num_sent), num_sent)
     packed_XD = rows_XD.at[order_X].get(mode="fill", fill_value=0)
-    # To ``shard_map`` with ``check_vma=True`` these zeros differ from rank to rank, as what replaces them does.
+    # ``shard_map`` with ``check_vma=True`` wants the same varying axes on these zeros as on the rows that replace them.
     none_YD = jnp.full((num_received, rows_XD.shape[1]), (leaves_N[0] * 0).astype(rows_XD.dtype))
     received_YD = lax.ragged_all_to_all(
         packed_XD, none_YD, leaves_N, sent_N, starts_NN[rank], arriving_N, axis_name=axis
@@ -111,14 +112,14 @@ def _at_once(rows_XD: jax.Array, sent: Ends, received: Ends, counts_NN: jax.Arra
 
 
 def _in_order(ends: Ends, start_N: Int[Array, " N"], num_rows: int) -> Int[Array, " X"]:
-    """Row of each row where those of a peer follow each other, from ``start_N`` on; ``num_rows`` for an empty one."""
+    """Index of each row in an array sorted by peer, whose rows begin at ``start_N``; ``num_rows`` for an empty row."""
     return jnp.where(ends.position_X >= 0, start_N[ends.peer_X] + ends.position_X, num_rows)
 
 
 def _in_rounds(
     rows_XD: jax.Array, sent: Ends, received: Ends, counts_NN: jax.Array, buffers: Buffers, axis: str
 ) -> jax.Array:
-    """Moves rows in even buffers: the first of every pair of ranks, then the others, a few at a time."""
+    """Moves rows in equal buffers: first every rank pair's first rows, then the rest, a few at a time."""
     num_ranks = counts_NN.shape[0]
 
     def one_round(first: Int[Array, ""] | int, size: int, total_YD: jax.Array) -> jax.Array:
@@ -139,7 +140,7 @@ def _in_rounds(
 
 
 def _in_buffers(ends: Ends, first: Int[Array, ""] | int, size: int, num_ranks: int) -> Int[Array, " X"]:
-    """Row of each row in a round's buffers, which begin at position ``first``; N * Q if in another round, or empty."""
+    """Index of each row in a round's buffers, which begin at position ``first``; N * Q if empty or in another round."""
     position_X = ends.position_X - first
     is_in_X = (ends.position_X >= 0) & (position_X >= 0) & (position_X < size)
     return jnp.where(is_in_X, ends.peer_X * size + position_X, num_ranks * size)

@@ -1,11 +1,11 @@
-"""Rows of tokens that go to a rank once, however many of a token's experts are there.
+"""Deduplicated rows: a token goes to a rank once, however many of its experts are there.
 
-A rank that computes several of a token's experts is sent the token once, in the order of the tokens; there it is copied
-to the rows of its slots, and the weighted sum of their outputs returns. So with top-8 and 4 ranks a token travels at
-most 4 times and not 8, as in DeepEP. Which slots serve a token no count tells: the slots of every token and its gates,
-a few bytes, are gathered from all ranks.
+A rank that computes several of a token's experts receives the token once, in token order. It copies the token to the
+rows of its slots, and returns the weighted sum of their outputs. So with top-8 and 4 ranks a token travels at most 4
+times instead of 8, as in DeepEP. Counts alone do not tell which slots serve a token: every token's slots and gates, a
+few bytes, are all-gathered.
 
-Rows of a slot have the order that they have where every pair travels: by source, then by token.
+Rows of a slot are in the same order as without deduplication: by source, then by token.
 
 Legend: T tokens, K choices, N ranks, Z = N * T, S slots of a rank, M = N * S, X = T * N rows sent, Y rows received,
 P rows of the grouped matmul, D model dim.
@@ -25,20 +25,20 @@ from swift.experts.grouped_matmul import Groups
 
 
 class SlotRows(NamedTuple):
-    """Rows of the grouped matmul that copies of every received row go to, and the inverse."""
+    """Rows of the grouped matmul to which each received row is copied, and the inverse."""
 
-    row_YK: jax.Array  # int32, P where a choice is served elsewhere, or not at all
-    copy_P: jax.Array  # int32, index of the copy among Y * K; that many for an empty row
+    row_YK: jax.Array  # int32, P if a choice is served elsewhere, or not at all
+    copy_P: jax.Array  # int32, index of the copy among Y * K; Y * K for an empty row
 
 
 class TokenRows(NamedTuple):
-    """Rows that this rank sends, rows that it receives, and the slots that those go to."""
+    """Rows that this rank sends and receives, and the slots of the received rows."""
 
-    sent: Ends  # of the rows that ``repeat_tokens`` makes, [X]
+    sent: Ends  # of the rows from ``repeat_tokens``, [X]
     received: Ends  # [Y]
     counts_NN: jax.Array  # int32, tokens that every rank sends to every other
     slot_rows: SlotRows
-    gates_YK: jax.Array  # gates of the received tokens; those of slots elsewhere too
+    gates_YK: jax.Array  # gates of the received tokens, including choices that other ranks serve
 
     @classmethod
     def of(
@@ -55,9 +55,9 @@ class TokenRows(NamedTuple):
         """Finds the rows of all tokens.
 
         Args:
-            slot_TK: int32, slot that serves every pair of this rank's tokens, of M; -1 where none does.
+            slot_TK: int32, slot out of M that serves each pair of this rank's tokens; -1 for a dropped pair.
             gates_TK: weights of the pairs.
-            groups: rows of the grouped matmul of this rank's slots; enough for their pairs.
+            groups: rows of this rank's slots in the grouped matmul; enough for their pairs.
             num_ranks: N.
             num_received: Y, enough for all tokens that arrive.
             num_rows: P.
@@ -72,7 +72,7 @@ class TokenRows(NamedTuple):
 
         comes_Z = goes_ZN[:, rank]
         row_Z = jnp.where(comes_Z, jnp.cumsum(comes_Z, dtype=jnp.int32) - 1, num_received)
-        token_Y = inverse_rows(row_Z, num_received)  # of all ranks' tokens, by rank; N * T for an empty row
+        token_Y = inverse_rows(row_Z, num_received)  # token numbers over all ranks, by rank; N * T for an empty row
         slot_YK = slot_ZK.at[token_Y].get(mode="fill", fill_value=-1)
         local_YK = jnp.where(_rank_of(slot_YK, num_slots) == rank, slot_YK % num_slots, -1)
         return cls(
@@ -85,34 +85,34 @@ class TokenRows(NamedTuple):
 
 
 def repeat_tokens(x_TD: Float[Array, "T D"], num_ranks: int) -> Float[Array, "X D"]:
-    """Repeats every token for the ranks that it may go to."""
+    """Repeats every token once for each rank, ``[T, D]`` -> ``[X, D]``; ``sent`` picks the rows that really travel."""
     return jnp.repeat(x_TD, num_ranks, axis=0)
 
 
 def sum_tokens(rows_XD: Float[Array, "X D"], num_ranks: int) -> Float[Array, "T D"]:
-    """Sums what has returned from the ranks that a token went to."""
+    """Adds up a token's partial outputs from all ranks that it was sent to, ``[X, D]`` -> ``[T, D]``."""
     return jnp.sum(rows_XD.reshape(-1, num_ranks, rows_XD.shape[1]), axis=1)
 
 
 def _rank_of(slot_X: jax.Array, num_slots: int) -> jax.Array:
-    """Rank of every slot; -1 where there is none."""
-    return slot_X // num_slots  # rounds down
+    """Returns the rank of every slot; -1 for no slot."""
+    return slot_X // num_slots  # rounds down, so -1 stays -1
 
 
 def _any_choice(number_XK: Int[Array, "X K"], size: int) -> Bool[Array, "X size"]:
-    """Whether each number below ``size`` is among the choices."""
+    """Returns whether each number below ``size`` is among a row's choices."""
     return jnp.any(number_XK[:, :, None] == jnp.arange(size, dtype=jnp.int32)[None, None], axis=1)
 
 
 def _sent(goes_TN: Bool[Array, "T N"]) -> Ends:
-    """Finds where the rows of this rank's tokens go, each rank's in token order."""
+    """Finds the destinations of this rank's rows; each destination gets them in token order."""
     peer_TN = jnp.broadcast_to(jnp.arange(goes_TN.shape[1], dtype=jnp.int32)[None], goes_TN.shape)
     position_TN = jnp.cumsum(goes_TN, axis=0, dtype=jnp.int32) - 1
     return Ends(peer_TN.reshape(-1), jnp.where(goes_TN, position_TN, -1).reshape(-1))
 
 
 def _received(token_Y: Int[Array, " Y"], counts_N: Int[Array, " N"], num_tokens: int) -> Ends:
-    """Finds where the received rows come from, which are in order by rank and token."""
+    """Finds the senders of the received rows, which are sorted by rank, then token."""
     is_there_Y = token_Y < counts_N.size * num_tokens
     peer_Y = jnp.where(is_there_Y, token_Y // num_tokens, 0)
     start_N = jnp.cumsum(counts_N, dtype=jnp.int32) - counts_N
@@ -121,7 +121,7 @@ def _received(token_Y: Int[Array, " Y"], counts_N: Int[Array, " N"], num_tokens:
 
 
 def _slot_rows(slot_YK: Int[Array, "Y K"], groups: Groups, num_rows: int) -> SlotRows:
-    """Finds the rows of the grouped matmul; a token has at most one choice in a slot. -1: no slot of this rank."""
+    """Finds rows of the grouped matmul; a token has at most one choice in a slot. Slot -1: not on this rank."""
     num_slots = groups.start_S.size
     is_in_YS = _any_choice(slot_YK, num_slots)
     row_YS = groups.start_S[None] + jnp.cumsum(is_in_YS, axis=0, dtype=jnp.int32) - 1
@@ -176,7 +176,7 @@ def _copied(rows_YD: jax.Array, slot_rows: SlotRows) -> jax.Array:
 
 
 def _weighted_sum(rows_PD: jax.Array, weights_YK: jax.Array, slot_rows: SlotRows) -> jax.Array:
-    """Weighted sum over the choices, one after the other, in at least float32: all at once they would be Y * K rows."""
+    """Sums over the choices, one after the other, in at least float32: all at once would take Y * K rows of memory."""
     wide = jnp.promote_types(rows_PD.dtype, jnp.float32)
     weights_KY1 = weights_YK.T[..., None].astype(rows_PD.dtype).astype(wide)
     choices = zip(slot_rows.row_YK.T, weights_KY1, strict=True)

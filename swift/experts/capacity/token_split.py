@@ -1,24 +1,24 @@
-"""Split of tokens over replicas: how many of an expert's tokens each source rank sends to each slot.
+"""Token split: how many of an expert's tokens each source rank sends to each replica's slot.
 
 ``split_tokens`` starts from an even split over the replicas of an expert and, in a few rounds, scales it towards ranks
-with spare room: a source's share for a slot is multiplied by the ratio of room to load of the slot's rank and, where
-the source has more for the rank than the buffer between the two holds, by the part that fits; then its shares of each
-expert are normalized. Finally whole tokens are assigned, exactly: the tokens that a slot gets from all sources together
-are within one token of its shares, however many ranks and tokens there are.
+with spare room. In each round a source's share for a slot is multiplied by the ratio of room to load of the slot's rank
+and, if the source has more for the rank than the buffer between the two holds, by the fraction that fits; then its
+shares of each expert are normalized. Finally whole tokens are assigned so that a slot's tokens from all sources
+together are within one token of its shares, however many ranks and tokens there are.
 
-``by_source`` divides tokens of slots that are known, from ``balanced_flow`` or for exact capacity. A source's tokens of
-an expert go to the slots in proportion to what each gets of the expert, so that what one rank sends to another is as
-even as the routing allows. Sums are exact in both directions: over the slots of the expert, and over the sources.
-Proportions are rounded down first; the rest, less than a token for each slot, is dealt out in rounds, a part of each
-source's rest at a time.
+``by_source`` divides the tokens of each slot among the sources, once ``balanced_flow`` or exact capacity has fixed how
+many each slot gets. A source's tokens of an expert go to the slots in proportion to each slot's part of the expert, so
+that the traffic between ranks is as even as the routing allows. Sums are exact in both directions: over the slots of
+the expert, and over the sources. Proportions are rounded down first; the remainder, less than a token for each slot, is
+dealt out in rounds, a part of each source's remainder at a time.
 
 All ranks compute the split from the same counts and must get the same result, to the last token, whatever program they
-run and on whatever device: the last bit of a float would depend on what the compiler fuses, and JAX has no 64-bit
-integers unless a program enables them. So fractions are whole multiples of 2^-30, and a product is computed from two
-halves of 15 bits, whose partial products fit into 32.
+run and on whatever device. The last bit of a float would depend on how the compiler fuses, and JAX has no 64-bit
+integers unless a program enables them. So fractions are multiples of 2^-30, and a product is computed from two halves
+of 15 bits, whose partial products fit into 32 bits.
 
 Legend: N ranks as sources, D the same ranks as destinations, S slots of a rank, M = N * S slots of all ranks (in
-``by_source`` in the order of their experts), E experts, R rounds.
+``by_source`` sorted by expert), E experts, R rounds.
 """
 
 from collections.abc import Callable
@@ -47,11 +47,11 @@ _LEAST_RATIO = 1 << (_RATIO_BITS - _CHANGE_BITS)
 _ROOM_BITS = 30 - _RATIO_BITS
 
 _ROUNDS = 4
-"""Rounds in which ``by_source`` deals out what rounding down has left."""
+"""Rounds in which ``by_source`` deals out the remainder of rounding down."""
 
 
 class _Product(NamedTuple):
-    """A product as its whole part and its fractional part."""
+    """Product of a number and a fraction, as its whole and fractional parts."""
 
     whole: jax.Array  # int32
     rest: jax.Array  # int32, in units of 2^-30
@@ -92,7 +92,7 @@ def divide_exactly(part: Int[Array, "..."], total: Int[Array, "..."], most: int)
     >>> int(divide_exactly(jnp.int32(1), jnp.int32(3), most=8)), ONE // 3
     (357913941, 357913941)
     """
-    step = 31 - most.bit_length()  # quotient bits that one 32-bit division yields
+    step = 31 - most.bit_length()  # quotient bits per 32-bit division
     quotient, rest, missing = part // total, part % total, BITS
     while missing:
         bits = min(step, missing)
@@ -102,14 +102,14 @@ def divide_exactly(part: Int[Array, "..."], total: Int[Array, "..."], most: int)
 
 
 class FreeRows(NamedTuple):
-    """Available rows."""
+    """Rows available for tokens."""
 
     rank: int  # rows of a rank, for all sources
     buffer: int  # rows of the buffer from one source to one rank
 
 
 class Slots(NamedTuple):
-    """Slots of all ranks, with the experts that they hold."""
+    """All ranks' slots, with the experts that they hold."""
 
     class_M: jax.Array  # int32
     is_class_EM: jax.Array  # bool
@@ -117,7 +117,7 @@ class Slots(NamedTuple):
 
     @classmethod
     def of(cls, placement_NS: Int[Array, "N S"], num_classes: int) -> "Slots":
-        """Makes the slots of a placement; experts may be placed in any order."""
+        """Builds the slots of a placement; experts may be placed in any order."""
         class_M = placement_NS.reshape(-1).astype(jnp.int32)
         is_class_EM = jnp.arange(num_classes, dtype=jnp.int32)[:, None] == class_M[None]
         order_M = jnp.arange(class_M.size, dtype=jnp.int32)
@@ -129,11 +129,11 @@ class Slots(NamedTuple):
         return jnp.sum(jnp.where(self.is_before_MM, values_M[:, None], 0), axis=0, dtype=jnp.int32)
 
     def highest_up_to(self, values_M: Int[Array, " M"]) -> Int[Array, " M"]:
-        """Maximum over the slots of the same expert, for every slot up to and including itself, and 0."""
+        """Maximum over 0 and the same expert's slots, for every slot up to and including itself."""
         return jnp.max(jnp.where(self.is_before_MM, values_M[:, None], 0), axis=0)
 
     def just_before(self, ends_M: Int[Array, " M"]) -> Int[Array, " M"]:
-        """End of the previous slot of the same expert, for every slot, given ascending ends; 0 for the first."""
+        """Returns the end of each slot's predecessor with the same expert, given ascending ends; 0 for the first."""
         is_itself_MM = jnp.eye(ends_M.size, dtype=bool)
         return jnp.max(jnp.where(self.is_before_MM & ~is_itself_MM, ends_M[:, None], 0), axis=0)
 
@@ -165,13 +165,13 @@ def split_tokens(
         rounds: rounds of scaling towards spare room; 0 for an even split.
 
     Returns:
-        int32[N, M]: pairs from every source to every slot; nonnegative, and the slots of an expert together get all of
-        its pairs.
+        int32[N, M]: pairs from every source to every slot; nonnegative, and an expert's slots together get all of its
+        pairs.
     """
     assert len(counts_NE) * most_pairs < 1 << BITS, "sums over all ranks have to stay below 2^30"
     counts_NM = counts_NE[:, slots.class_M]
     even_M = (1 << _SHARE_BITS) // slots.of_class(jnp.ones_like(slots.class_M))
-    shares_NM = counts_NM * 0 + even_M[None]  # differs from rank to rank, to ``jax.shard_map`` with ``check_vma=True``
+    shares_NM = counts_NM * 0 + even_M[None]  # * 0: varies by rank for ``shard_map(check_vma=True)``
     if rounds:
         scale = _scaling(counts_NM, placement_NS.shape[1], slots, rooms, most_pairs)
         shares_NM = lax.fori_loop(0, rounds, lambda _, shares_NM: scale(shares_NM), shares_NM)
@@ -181,7 +181,7 @@ def split_tokens(
 def _scaling(
     counts_NM: jax.Array, slots_per_rank: int, slots: Slots, rooms: FreeRows, most_pairs: int
 ) -> Callable[[jax.Array], jax.Array]:
-    """Makes the function of one round: shares of every source's slots, in units of 2^-22 and at least 1 -> the next."""
+    """Returns the function for one round: every source's shares (in units of 2^-22, at least 1) -> new shares."""
     num_ranks = len(counts_NM)
     shift = BITS - (num_ranks * most_pairs).bit_length()  # loads are in units of 2^-shift pairs
     tokens_NM, room, buffer = counts_NM << shift, rooms.rank << shift, rooms.buffer << shift
@@ -199,10 +199,11 @@ def _scaling(
         rank_ratio_D = ratio(room, jnp.sum(load_ND, axis=0, dtype=jnp.int32), _MOST_RATIO)
         ratio_ND = (ratio(buffer, load_ND, 1 << _RATIO_BITS) * rank_ratio_D[None]) >> _RATIO_BITS
         ratio_NDS = jnp.broadcast_to(ratio_ND[..., None], load_NDS.shape)
-        # Relative to the largest growth of a share, so that no scaled share, and no sum over an expert, exceeds 1.
+        # Divided by the largest possible growth of a share, so that no scaled share, and no sum over an expert, exceeds
+        # 1.
         parts_NM = ratio_NDS.reshape(shares_NM.shape) << (BITS - _RATIO_BITS - _CHANGE_BITS)
         scaled_NM = times(shares_NM, parts_NM).whole
-        # One division per expert rather than per slot: 2^38 over the sum, which is between 2^16 and 2^22.
+        # One division per expert instead of one per slot: 2^38 over the sum, which is between 2^16 and 2^22.
         sum_NE = jnp.maximum(jax.vmap(slots.by_class)(scaled_NM), 1 << 16)
         inverse_NE = ONE // (sum_NE >> 8)
         normal_NM = times(scaled_NM << 6, inverse_NE[:, slots.class_M] << 8).whole
@@ -214,15 +215,15 @@ def _scaling(
 def _whole_tokens(counts_NM: jax.Array, shares_NM: jax.Array, slots: Slots) -> jax.Array:
     """Assigns whole tokens of every source to every slot, in proportion to the shares.
 
-    A source's tokens of an expert are cut at ends, one per slot, the last of them at 1. Over all sources up to any one,
-    a slot ends at the sum of its ends, rounded down: the fractional part carries over to the next source.
+    A source's tokens of an expert are cut at ends, one per slot, the last of them at 1. Summed over all sources up to
+    any given one, a slot ends at the sum of its ends, rounded down: fractions carry over to the next source.
     """
     ends_NM = divide_exactly(
         jax.vmap(slots.up_to)(shares_NM), jax.vmap(slots.of_class)(shares_NM), most=(2 << _SHARE_BITS) - 1
     )
     so_far_NM = cumulated(times(counts_NM, ends_NM))
 
-    # Where a part is less than a token, rounding can put ends in the wrong order: such an end moves up, and the next
+    # If a part is less than a token, rounding can put ends in the wrong order. Such an end moves up, and the next
     # sources compensate.
     def give(assigned_M: jax.Array, so_far_M: jax.Array) -> tuple[jax.Array, jax.Array]:
         ends_M = slots.highest_up_to(so_far_M - assigned_M)
@@ -239,12 +240,12 @@ def by_source(
 
     Args:
         counts_NE: int32, (token, choice) pairs of every source for each expert; their sum is below 2^30.
-        tokens_NS: int32, pairs of each slot; those of an expert's slots sum to its pairs.
-        holders: the slots.
+        tokens_NS: int32, pairs of each slot; an expert's slots sum to its pairs.
+        holders: slots of all ranks.
         most: upper bound of the pairs of all sources, below 2^30.
 
     Returns:
-        int32[N, M]: pairs of every source for every slot, the slots in order of their ranks.
+        int32[N, M]: pairs of every source for every slot, slots in rank order.
     """
     order = holders.slot_M
     class_M, tokens_M = holders.class_NS.reshape(-1)[order], tokens_NS.reshape(-1)[order]
@@ -254,6 +255,8 @@ def by_source(
     share_M = jnp.where(tokens_M == class_tokens_M, ONE, part_M)
     floor_NM = times(counts_NM, share_M[None]).whole
 
+    # An expert's remainders laid end to end, by (round, source) and by slot, have the same total length; each overlap
+    # is dealt from the source to the slot. Several rounds spread a source over more slots.
     end_M = _up_to(tokens_M - jnp.sum(floor_NM, axis=0, dtype=jnp.int32), holders)
     start_M = jnp.where(jnp.arange(end_M.size, dtype=jnp.int32) == holders.first_M, 0, jnp.roll(end_M, 1))
     left_NM = counts_NM - _of_class(floor_NM, holders)

@@ -1,8 +1,8 @@
 """Expert placement: which expert each slot of each rank holds, decided every iteration from popularity.
 
-``policy`` defines the interface, what policies share and the static one; ``symi``, ``flexmoe`` and ``packed`` have the
-others. ``replicas`` counts and lays out replicas, and ``trial`` checks a user's policy before a run. ``library`` has
-all of it for use without a trainer, with numpy arrays.
+``policy`` defines the interface of policies, their common steps and the static policy; ``symi``, ``flexmoe`` and
+``packed`` contain the other policies. ``replicas`` counts and lays out replicas, and ``trial`` checks a user's policy
+before a run. ``library`` offers placement without a trainer, with NumPy arrays.
 """
 
 from typing import TYPE_CHECKING

@@ -32,8 +32,8 @@ class FlexMoE:
     of its slots in flat order; every other slot keeps its expert, so only the slots that change have to migrate.
 
     The largest load per replica never rises, and a rebalance ends only at the minimum over all placements, up to
-    float32 rounding: where no expert can spare a slot, none could in a better placement. No slot changes twice in one
-    rebalance, because an expert that received a slot cannot spare one later, nor does one that gave become a taker.
+    float32 rounding: if no expert can spare a slot, none could in a better placement. No slot changes twice in one
+    rebalance: an expert that received a slot cannot spare one later, and an expert that gave one never receives one.
 
     Args:
         interval: iterations between rebalances.
@@ -80,7 +80,7 @@ class FlexMoE:
 
 
 def _rebalance(due: jax.Array, popularity_E: jax.Array, placement_M: jax.Array, counts_E: jax.Array) -> jax.Array:
-    """Shifts slots of one layer for as long as that helps; leaves them unchanged unless a rebalance is due."""
+    """Shifts slots of one layer as long as a shift helps; leaves them unchanged unless a rebalance is due."""
     tokens_E = popularity_E.astype(jnp.float32)
     classes_E = jnp.arange(counts_E.shape[0], dtype=jnp.int32)
     slots_M = jnp.arange(placement_M.shape[0], dtype=jnp.int32)

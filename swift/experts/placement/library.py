@@ -1,11 +1,11 @@
-"""Placements and splits as a library: numpy arrays in, numpy arrays out, without a trainer or a mesh.
+"""Placement and token split as a library: NumPy arrays in, NumPy arrays out, without a trainer or a mesh.
 
     from swift.experts.placement import place_experts, rank_loads, split_tokens
 
     placement_LNS = place_experts(loads_LE, num_ranks=64, slots_per_rank=6)  # the expert in every slot
     tokens_NNS = split_tokens(counts_NE, placement_LNS[0])  # of every source rank to every slot
 
-The programs are compiled once for each shape.
+Programs are compiled once for each shape.
 
 Shape suffixes: L expert layers, E experts, N expert ranks, S slots per rank.
 """
@@ -24,7 +24,7 @@ from swift.experts.placement.packed import Packed
 from swift.experts.placement.policy import PlacementPolicy, PolicyState
 
 _MOST = 1 << 29
-"""Largest sum of loads that programs compute with; larger ones, and fractions, are scaled to it."""
+"""Largest sum of loads in the int32 programs; larger sums, and fractions, are scaled to it."""
 
 
 def place_experts(
@@ -36,13 +36,13 @@ def place_experts(
         loads_LE: tokens of each expert, of any unit; ``[E]`` is one layer.
         num_ranks: number of expert ranks, N.
         slots_per_rank: slots of a rank, S.
-        policy: placement policy, of which one decision is taken, from its first placement on; None: ``Packed()``.
+        policy: placement policy, which makes one decision starting from its initial placement; None: ``Packed()``.
 
     Returns:
         int32[L, N, S], the expert in every slot.
 
     Raises:
-        SettingError: these are not loads, or there are fewer slots than experts.
+        SettingError: the loads are invalid, or there are fewer slots than experts.
 
     >>> place_experts(np.array([40.0, 30.0, 20.0, 10.0]), num_ranks=2, slots_per_rank=2).tolist()
     [[[0, 3], [1, 2]]]
@@ -57,13 +57,13 @@ def place_experts(
 def rank_loads(
     loads_LE: np.ndarray, placement_LNS: Int[np.ndarray, "L N S"], *, evenly: bool = False
 ) -> Float[np.ndarray, "L N"]:
-    """Divides the load of each expert among its replicas, and adds up what each rank gets.
+    """Computes each rank's load, with every expert's load divided among its replicas.
 
     Args:
         loads_LE: tokens of each expert, of any unit; ``[E]`` is one layer.
-        placement_LNS: the expert in every slot; each expert has one.
-        evenly: whether all replicas of an expert get the same; otherwise the split is one with which the fullest rank
-            has the least.
+        placement_LNS: the expert in every slot; every expert has at least one.
+        evenly: whether all replicas of an expert get the same load; otherwise the split minimizes the load of the
+            fullest rank.
 
     >>> placement_LNS = np.array([[[0, 1], [0, 2]]])
     >>> rank_loads(np.array([60, 30, 10]), placement_LNS, evenly=True).tolist()
@@ -85,14 +85,14 @@ def rank_loads(
 
 
 def split_tokens(counts_NE: np.ndarray, placement_NS: Int[np.ndarray, "N S"]) -> Int[np.ndarray, "N N S"]:
-    """Splits the tokens of every source rank and expert over the replicas of the expert, in whole tokens.
+    """Splits the tokens from every source rank for every expert over the expert's replicas, in whole tokens.
 
-    The fullest rank gets at most 1.001 of the least that is possible, and a token for each of its slots; each slot gets
-    nearly the same share of the expert's tokens of all sources.
+    The fullest rank gets at most 1.001 times the least possible load, plus one token for each of its slots. Each slot
+    gets nearly the same share of the expert's tokens from all sources.
 
     Args:
         counts_NE: tokens of every source rank for each expert; their sum is below 2^30.
-        placement_NS: the expert in every slot; each expert has one.
+        placement_NS: the expert in every slot; every expert has at least one.
 
     Returns:
         int32[N, N, S]: tokens of every source for every slot.
@@ -109,10 +109,10 @@ def split_tokens(counts_NE: np.ndarray, placement_NS: Int[np.ndarray, "N S"]) ->
 
 
 def check_loads(loads: np.ndarray) -> Float[np.ndarray, "L E"]:
-    """Returns loads as ``[L, E]``.
+    """Checks loads and returns them as float ``[L, E]``.
 
     Raises:
-        SettingError: they are not loads by expert, or by layer and expert.
+        SettingError: the loads are not numbers by expert, or by layer and expert, or out of range.
     """
     array = np.asarray(loads)
     shape = f"{array.dtype}{list(array.shape)}"
@@ -121,15 +121,15 @@ def check_loads(loads: np.ndarray) -> Float[np.ndarray, "L E"]:
     array = np.atleast_2d(array).astype(float)
     if not np.isfinite(array).all() or array.min() < 0:
         raise SettingError("loads", shape, "must be finite, and none below 0")
-    if 0 < array.max() < LEAST_NUMBER:  # they are scaled to whole numbers
+    if 0 < array.max() < LEAST_NUMBER:  # loads are scaled to whole numbers
         raise SettingError("loads", shape, f"must be at least {LEAST_NUMBER:g}, or all 0")
-    if array.max() > MOST_NUMBER:  # sums of them have to be finite, too
+    if array.max() > MOST_NUMBER:  # sums of loads have to be finite, too
         raise SettingError("loads", shape, f"must be at most {MOST_NUMBER:g} each")
     return array
 
 
 def _whole(loads_LE: np.ndarray) -> Int[np.ndarray, "L E"]:
-    """Loads as int32: as they are, or scaled."""
+    """Converts loads to int32: unchanged if they are whole and small enough, otherwise scaled."""
     is_whole = np.array_equal(loads_LE, np.floor(loads_LE)) and loads_LE.sum(axis=1).max() <= _MOST
     if is_whole:
         return loads_LE.astype(np.int32)

@@ -1,7 +1,7 @@
-"""Placements as even as possible: ``MinMax`` for slots, ``Packed`` for ranks, whose slots share their capacity.
+"""Placements as even as possible: ``MinMax`` balances slots, ``Packed`` balances ranks, whose slots share capacity.
 
-``MinMax`` makes the load of the most loaded replica as small as possible. ``Packed`` puts the same replicas onto ranks
-so that these are evenly loaded: with capacity by rank, the slot does not matter.
+``MinMax`` minimizes the load of the most loaded replica. ``Packed`` distributes the same replicas so that ranks are
+evenly loaded: with capacity by rank, the slot does not matter.
 
 Shape suffixes: L expert layers, E experts, N expert ranks, S slots per rank, M = N * S slots of a layer.
 """
@@ -23,7 +23,7 @@ class MinMax(StartsUniform):
 
     Replicas are laid out in expert order. No placement has a smaller largest load per replica, up to float32 rounding:
     an expert gets another replica only while its load is the largest, and every placement with a smaller largest load
-    has to give it one, too.
+    has to give that expert another replica, too.
 
     >>> policy = MinMax()
     >>> placement_LNS, state = policy.init(num_layers=1, num_classes=3, num_ranks=3, slots_per_rank=2)
@@ -43,13 +43,14 @@ class MinMax(StartsUniform):
 def minmax_replicas(
     popularity_E: Int[Array, " E"], num_slots: int, first_of_ties: Bool[Array, ""] | bool = False
 ) -> Int[Array, " E"]:
-    """Chooses the replicas of every expert, int32[E], that minimize the largest load per replica.
+    """Chooses every expert's replica count, int32[E], so that the largest load per replica is minimal.
 
     Args:
         popularity_E: int32[E], tokens per expert.
         num_slots: replicas of all experts together.
         first_of_ties: whether the first of several experts with the largest load gets the next replica, as in
-            DeepSeek's EPLB; otherwise the one with the fewest replicas, so that a layer without tokens becomes uniform.
+            DeepSeek's EPLB; otherwise the expert with the fewest replicas, so that a layer without tokens becomes
+            uniform.
     """
     tokens_E = popularity_E.astype(jnp.float32)
     num_classes = popularity_E.shape[0]
@@ -69,9 +70,9 @@ class Packed(StartsUniform):
     """Packs the replicas of ``MinMax``, the most loaded first, each on the least loaded rank with a free slot.
 
     Two replicas of an expert may share a rank: only the balance between ranks counts, and keeping replicas apart would
-    worsen it. Where experts tie for a replica, both ways to decide are tried. Where expert order happens to balance the
-    ranks better, expert order is used. Then slots are exchanged between the most loaded rank and another one, the best
-    two at a time, as long as that helps.
+    worsen it. If experts tie for a replica, both tie-breaks are tried. If expert order happens to balance the ranks
+    better, expert order is used. Finally slots are exchanged between the most loaded rank and another one, the best two
+    at a time, as long as that helps.
 
     >>> policy = Packed()
     >>> placement_LNS, state = policy.init(num_layers=1, num_classes=4, num_ranks=2, slots_per_rank=2)
@@ -114,7 +115,7 @@ def _pack(popularity_E: jax.Array, num_ranks: int, slots_per_rank: int) -> jax.A
 def _greedy(
     load_E: jax.Array, replicas_E: jax.Array, num_ranks: int, slots_per_rank: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Puts the most loaded replica first, each on the least loaded rank with a free slot: placement and rank loads."""
+    """Packs replicas, most loaded first, onto the least loaded rank with a free slot: (placement, rank loads)."""
     num_slots = num_ranks * slots_per_rank
     by_load_E = jnp.argsort(-load_E, stable=True).astype(jnp.int32)
     class_M = jnp.repeat(by_load_E, replicas_E[by_load_E], total_repeat_length=num_slots)
@@ -132,8 +133,8 @@ def _greedy(
 
 
 def _whole_loads(popularity_E: jax.Array, replicas_E: jax.Array) -> jax.Array:
-    """Loads of a replica, int32, in a unit with which those of all slots sum to less than 2^30."""
-    # In whole numbers a comparison of sums does not depend on what a compiler fuses. The total may exceed 32 bits.
+    """Computes each expert's load per replica, int32, scaled so that the loads of all slots sum to less than 2^30."""
+    # In integers a comparison of sums does not depend on how a compiler fuses. The total may exceed 32 bits.
     high = jnp.sum(popularity_E >> 12, dtype=jnp.int32)
     low = jnp.sum(popularity_E & 0xFFF, dtype=jnp.int32)
     bits = 1 + jnp.maximum(jnp.where(high > 0, 12 + 32 - lax.clz(high), 0), 32 - lax.clz(low))
@@ -142,7 +143,7 @@ def _whole_loads(popularity_E: jax.Array, replicas_E: jax.Array) -> jax.Array:
 
 
 def _exchanged(placement_NS: jax.Array, load_E: jax.Array) -> jax.Array:
-    """Exchanges slots of the most loaded rank with those of others, as long as that lowers the larger of both loads."""
+    """Exchanges slots between the most loaded rank and others, as long as that lowers the larger of the two loads."""
     num_ranks, num_slots = placement_NS.shape
 
     def improve(search: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -150,14 +151,14 @@ def _exchanged(placement_NS: jax.Array, load_E: jax.Array) -> jax.Array:
         load_NS = load_E[class_M].reshape(num_ranks, num_slots)
         load_N = jnp.sum(load_NS, axis=1, dtype=jnp.int32)
         fullest, most = jnp.argmax(load_N).astype(jnp.int32), jnp.max(load_N)
-        # Of its own slots none is worth an exchange: what is left beside them counts as the whole rank.
+        # An exchange within the fullest rank must never win: its own slots leave the load of the whole rank.
         is_fullest_N1 = (jnp.arange(num_ranks, dtype=jnp.int32) == fullest)[:, None]
         load_M, left_M = load_NS.reshape(-1), jnp.where(is_fullest_N1, most, load_N[:, None] - load_NS).reshape(-1)
 
         def larger(load: jax.Array) -> jax.Array:
             return jnp.maximum(most - load + load_M, left_M + load)
 
-        # A minimum of integers is much faster than its position, so only one row's is looked for.
+        # A minimum of integers is much faster than its position, so argmin runs over a single row only.
         slot = jnp.argmin(jax.vmap(lambda load: jnp.min(larger(load)))(load_NS[fullest])).astype(jnp.int32)
         larger_M, index = larger(load_NS[fullest, slot]), fullest * num_slots + slot
         other = jnp.argmin(larger_M).astype(jnp.int32)

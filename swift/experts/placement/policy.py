@@ -1,4 +1,4 @@
-"""The interface of placement policies, the steps that most of them share, and the static policy.
+"""The interface for placement policies, the steps that most policies share, and the static policy.
 
 Shape suffixes: L expert layers, E experts, N expert ranks, S slots per rank.
 """
@@ -15,14 +15,14 @@ from swift.errors import SettingError
 from swift.experts.placement.replicas import contiguous
 
 PolicyState: TypeAlias = Any
-"""A pytree of arrays; the empty tuple for a stateless policy."""
+"""Pytree of arrays; the empty tuple for a stateless policy."""
 
 
 class PlacementPolicy(Protocol):
     """Chooses the next iteration's placement from this iteration's popularity.
 
-    A policy is a frozen dataclass without arrays: hashable, so that a jitted function may close over it or take it as
-    a static argument. It is pure and deterministic: every rank calls it with the same popularity and computes the same
+    A policy is a frozen dataclass without arrays: hashable, so that a jitted function may close over it or take it as a
+    static argument. It is pure and deterministic: every rank calls it with the same popularity and computes the same
     placement without any communication. Every expert has a slot in every placement. Slots are in no particular order.
     """
 
@@ -68,7 +68,7 @@ def check_slots(num_classes: int, num_ranks: int, slots_per_rank: int) -> None:
 def uniform_placement(num_layers: int, num_classes: int, num_ranks: int, slots_per_rank: int) -> Int[Array, "L N S"]:
     """Places equally many replicas of every expert, in expert order.
 
-    Where the number of experts does not divide the number of slots, the first experts have one replica more.
+    If the number of experts does not divide the number of slots, the first experts get one replica more.
 
     Args:
         num_layers: number of expert layers, L.
@@ -93,7 +93,7 @@ def uniform_placement(num_layers: int, num_classes: int, num_ranks: int, slots_p
 
 
 class StartsUniform:
-    """Base of the stateless policies, which start from the uniform placement."""
+    """Base of stateless policies that start from the uniform placement."""
 
     def init(
         self, num_layers: int, num_classes: int, num_ranks: int, slots_per_rank: int
@@ -107,7 +107,7 @@ def place_contiguously(
     popularity_LE: Int[Array, "L E"],
     placement_LNS: Int[Array, "L N S"],
 ) -> Int[Array, "L N S"]:
-    """Places every layer in expert order, with as many replicas as a rule derives from its popularity.
+    """Places every layer in expert order, with replica counts that a rule derives from the layer's popularity.
 
     Args:
         replicas_of: rule ``(popularity int32[E], num_slots) -> replicas int32[E]``: at least one per expert,

@@ -1,6 +1,6 @@
-"""Replicas per expert: counting them in a placement, laying them out, and measuring their balance and soundness.
+"""Replicas per expert: counts them in a placement, lays them out, and measures their balance.
 
-A placement is sound, so that a model can be trained on it, if every expert has a slot, and every slot an expert.
+A placement is valid for training if every expert has a slot, and every slot an expert.
 
 Shape suffixes: L expert layers, E experts, N expert ranks, S slots per rank.
 """
@@ -49,7 +49,7 @@ def contiguous(counts_E: Int[Array, " E"], num_ranks: int, slots_per_rank: int) 
 
 
 def changed_slots(old_LNS: Int[Array, "L N S"], new_LNS: Int[Array, "L N S"]) -> Int[Array, ""]:
-    """Counts the slots, over all layers, whose expert differs between two placements: those that have to migrate.
+    """Counts the slots, over all layers, whose expert differs between two placements and has to migrate.
 
     Args:
         old_LNS: int32[L, N, S], placement before.
@@ -65,7 +65,7 @@ def changed_slots(old_LNS: Int[Array, "L N S"], new_LNS: Int[Array, "L N S"]) ->
 
 
 def load_imbalance(popularity_LE: Int[Array, "L E"], replicas_LE: Int[Array, "L E"]) -> Float[Array, " L"]:
-    """Divides the largest load per replica by the mean load per slot, for each layer.
+    """Computes the largest load per replica relative to the mean load per slot, for each layer.
 
     Args:
         popularity_LE: int32[L, E], tokens per expert, before any drop.
@@ -84,7 +84,7 @@ def load_imbalance(popularity_LE: Int[Array, "L E"], replicas_LE: Int[Array, "L 
 
 
 def total_tokens(popularity_E: Int[Array, "... E"]) -> Float[Array, "..."]:
-    """Sums the popularity over its last dim, identically on every backend and without overflow.
+    """Sums the popularity over its last dim, bit-identically on every backend and without overflow.
 
     Args:
         popularity_E: int32[..., E], nonnegative token counts.
@@ -102,10 +102,10 @@ def total_tokens(popularity_E: Int[Array, "... E"]) -> Float[Array, "..."]:
 
 
 def placement_error(replicas_LE: Int[np.ndarray, "L E"], num_slots: int) -> str | None:
-    """Describes the first fault of a placement, given its replica counts; None if there is none.
+    """Describes the first fault of a placement, given its replica counts; None for a valid placement.
 
     Args:
-        replicas_LE: int[L, E], slots that hold each expert; a slot with an invalid number counts for no expert.
+        replicas_LE: int[L, E], slots that hold each expert; a slot with an invalid expert number counts for none.
         num_slots: slots of a layer.
 
     >>> placement_error(np.array([[2, 2, 0]]), num_slots=4)
@@ -124,7 +124,7 @@ def placement_error(replicas_LE: Int[np.ndarray, "L E"], num_slots: int) -> str 
 
 
 def validate_placement(placement_LNS: Int[np.ndarray, "L N S"], num_classes: int) -> str | None:
-    """Describes the first fault of a placement, given the expert in every slot; None if there is none."""
+    """Describes the first fault of a placement, given the expert in every slot; None for a valid placement."""
     num_slots = math.prod(placement_LNS.shape[1:])
     placement_LM = placement_LNS.reshape(-1, num_slots)
     replicas_LE = [np.count_nonzero(placement_LM == number, axis=1) for number in range(num_classes)]

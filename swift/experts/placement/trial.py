@@ -1,6 +1,6 @@
-"""Trial of a placement policy before a run: JAX can trace it as a step does, and its results are valid placements.
+"""Trial of a user's placement policy before a run: JAX must be able to trace it, and its placements must be valid.
 
-Errors found here are the policy author's, so they are reported with the line of the author's file.
+Errors found here are the policy author's, so messages name the line in the author's file.
 
 Shape suffixes: L expert layers, E experts, N expert ranks, S slots per rank.
 """
@@ -33,7 +33,7 @@ def check_policy(
     num_tokens: int,
     setting: str,
 ) -> None:
-    """Calls a policy as a step will, on loads that tend to break policies, and checks its results.
+    """Calls a policy the way a step does, on loads that tend to break policies, and checks its results.
 
     Args:
         policy: policy to try.
@@ -42,11 +42,11 @@ def check_policy(
         num_ranks: number of expert ranks, N.
         slots_per_rank: slots per rank, S.
         num_tokens: (token, choice) pairs of a layer in an iteration.
-        setting: name of the setting that names the policy, for errors.
+        setting: name of the setting that selects the policy, for error messages.
 
     Raises:
         SettingError: the policy cannot be traced, does not return a placement and a state like the previous one, or
-            chooses differently when traced again; the message says where.
+            decides differently when traced a second time; the message says where.
     """
     trial = _Trial(policy, setting)
     slots_LNS = (num_layers, num_ranks, slots_per_rank)
@@ -67,7 +67,7 @@ def check_policy(
 
 
 class _Trial:
-    """The trial of one policy."""
+    """One policy under trial, with the setting that selected it."""
 
     def __init__(self, policy: PlacementPolicy, setting: str):
         self._policy, self._setting = policy, setting
@@ -76,7 +76,7 @@ class _Trial:
         raise SettingError(self._setting, self._policy, reason)
 
     def attempt(self, method: str, call: Callable[[], Any]) -> Any:
-        """Returns the result of a call; reports exceptions as errors of the policy's method."""
+        """Returns a call's result; reports an exception as an error in the policy's method."""
         try:
             return call()
         except SettingError:
@@ -88,7 +88,7 @@ class _Trial:
             raise SettingError(self._setting, self._policy, reason) from error
 
     def _line(self, error: Exception) -> str:
-        """Finds the last line of the policy's own file in the traceback of an error."""
+        """Finds the last line of the policy's own file in an error's traceback."""
         try:
             policy_file = inspect.getfile(type(self._policy))
         except (TypeError, OSError):
@@ -118,7 +118,7 @@ class _Trial:
     def run(
         self, num_classes: int, slots_LNS: tuple[int, int, int], loads: dict[str, np.ndarray]
     ) -> dict[str, tuple[Any, Any]]:
-        """Traces the policy again and returns the placement and the state after each of the loads in turn."""
+        """Traces the policy a second time and returns the placement and state after each of the loads in turn."""
         num_layers, *slots_NS = slots_LNS
         policy = self._policy
         now = jax.jit(lambda: policy.init(num_layers, num_classes, *slots_NS))()

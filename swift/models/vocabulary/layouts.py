@@ -1,15 +1,15 @@
-"""The layouts of a sharded embedding and head: where their state is, and how slots are filled from it.
+"""Layouts of a sharded embedding and head: where their state lives, and how slots are filled from it.
 
-Of an embedding (``RowSharded``), each rank has the state of its rows, and looks up in the same. Ranks take turns: row r
-is on rank ``r % N``. Tokenizers number frequent tokens first, so each rank has as many frequent rows as the others.
-What a rank computes with is what it updates, so no row is exchanged with the optimizer's slices: only the parameters
-before the rows, the learned positions, are whole on every rank, and sliced as in ``Decoupled``.
+Embedding (``RowSharded``): each rank has the state of its rows, and looks up in the same rows. Rows are dealt out in
+turn: row r is on rank ``r % N``. Tokenizers number frequent tokens first, so all ranks have equally many frequent rows.
+A rank computes with the very rows that it updates, so no row is exchanged with the optimizer's slices. Only the
+parameters before the rows, the learned positions, are whole on every rank, and sliced as in ``Decoupled``.
 
-Of a head (``ColumnSharded``), the state stays as in ``Decoupled``: each rank has 1/N of the head's numbers, one after
-another, which are a few rows of its matrix. What a rank multiplies by is a few columns. So weights and gradients are
-exchanged between rows and columns, each number once; a head that is whole on every rank is sent N times. A slice begins
-and ends anywhere in a row. It is sent as whole rows, with zeros before its first number and behind its last: so two
-ranks may send parts of one row, and their sum is the row.
+Head (``ColumnSharded``): the state stays as in ``Decoupled``: each rank has 1/N of the head's numbers, consecutive
+ones, which are a few rows of its matrix. But a rank multiplies by a few columns. So weights and gradients are exchanged
+between rows and columns, each number once; a head that is whole on every rank is sent N times. A slice begins and ends
+anywhere in a row. It is sent as whole rows, with zeros before its first number and after its last: two ranks may send
+parts of the same row, and the sum of the parts is the row.
 
 Legend: L layers, E experts, both 1; N ranks, D model dim, V vocabulary, v rows or columns of a rank, V / N padded;
 P parameters before the table or matrix, p = P / N padded, W all parameters, w = W / N padded; R rows that a slice may
@@ -31,18 +31,18 @@ from swift.mesh.per_rank import EXPERT_AXIS
 
 
 def share_size(vocab_size: int, num_ranks: int) -> int:
-    """Rows or columns of a rank, v: the last ranks' are padded where the vocabulary is no multiple of the ranks."""
+    """Rows or columns per rank, v; the last ranks' are padded if the vocabulary is no multiple of the ranks."""
     return -(-vocab_size // num_ranks)
 
 
 @dataclass(frozen=True)
 class RowSharded(Decoupled):
-    """A rank's state is its slice of what comes before the rows, and its rows; its slot has the former whole.
+    """A rank's state is its rows and its slice of the parameters before them; its slot has these parameters whole.
 
-    The gradients that a step adds up are of the rows, summed over the tokens of all ranks, and of what comes before
-    them, for the rank's own tokens.
+    A step accumulates two gradients: of the rows, summed over the tokens of all ranks; and of the parameters before the
+    rows, for the rank's own tokens.
 
-    Attributes, beside those of ``Decoupled``:
+    Attributes, in addition to ``Decoupled``'s:
         num_rows: rows of the table, V, which comes last among the parameters.
         row_size: numbers of a row, D.
     """
@@ -52,7 +52,7 @@ class RowSharded(Decoupled):
 
     @property
     def num_before(self) -> int:
-        """Parameters before the rows, P."""
+        """Number of parameters before the rows, P."""
         return self.size - self.num_rows * self.row_size
 
     def init(
@@ -78,7 +78,7 @@ class RowSharded(Decoupled):
         return np.concatenate([from_slices(before_LNEp, self.num_before), rows_LEW], axis=-1)
 
     def first_position(self, width: int) -> NoReturn:
-        """See Layout: there is none."""
+        """See Layout: undefined, since a rank's numbers are not consecutive."""
         del width
         raise AssertionError("the rows of a rank do not follow one another")
 
@@ -105,20 +105,20 @@ class RowSharded(Decoupled):
 
     @property
     def _slice_before(self) -> int:
-        """Numbers of a slice of what comes before the rows, p."""
+        """Numbers in a slice of the parameters before the rows, p."""
         return padded_size(self.num_before, self.num_ranks) // self.num_ranks
 
 
 @dataclass(frozen=True)
 class ColumnSharded(Decoupled):
-    """State as in ``Decoupled``; a slot has the norm and, of each row of the matrix, the columns of its rank.
+    """State as in ``Decoupled``; a slot has the norm and its rank's columns in each row of the matrix.
 
-    The gradients that a step adds up are of the share, summed over the tokens of all ranks, and of the norm, for the
+    A step accumulates two gradients: of the columns, summed over the tokens of all ranks; and of the norm, for the
     rank's own tokens.
 
-    Attributes, beside those of ``Decoupled``:
+    Attributes, in addition to ``Decoupled``'s:
         num_rows: rows of the matrix, D, which comes last among the parameters.
-        num_columns: its columns, V.
+        num_columns: columns of the matrix, V.
     """
 
     num_rows: int
@@ -126,7 +126,7 @@ class ColumnSharded(Decoupled):
 
     @property
     def message_size(self) -> int:
-        """Numbers that a rank sends each rank, itself included, in either direction."""
+        """Numbers that a rank sends to each rank, including itself, in either direction."""
         return self._touched * self._share + self._num_before
 
     def collect(
@@ -162,18 +162,18 @@ class ColumnSharded(Decoupled):
         return _message(jnp.sum(norm_NP, axis=0), self._matrix(columns_NRv))[None, None]
 
     def _exchange(self, sent_NM: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Exchanges messages with all ranks, and divides those that came: (norm_NP, columns_NRv)."""
+        """Exchanges messages with all ranks, and splits the received ones: (norm_NP, columns_NRv)."""
         received_NM = lax.all_to_all(sent_NM, EXPERT_AXIS, split_axis=0, concat_axis=0)
         norm_NP, columns_NM = jnp.split(received_NM, [self._num_before], axis=1)
         return norm_NP, columns_NM.reshape(self.num_ranks, self._touched, -1)
 
     def _rows(self, matrix_Dv: jax.Array, first: int) -> jax.Array:
-        """The rows that a slice may touch ``[R, v]``, with zeros before the matrix and behind it."""
+        """Returns the rows that a slice may touch ``[R, v]``, with zeros before and after the matrix."""
         above, below = self._margins
         return jnp.pad(matrix_Dv, ((above, below), (0, 0)))[above + first :][: self._touched]
 
     def _matrix(self, columns_NRv: jax.Array) -> jax.Array:
-        """The columns ``[D, v]`` of this rank, from the rows of each."""
+        """Assembles this rank's columns ``[D, v]``, from each rank's rows."""
         above, below = self._margins
         rows_Rv = jnp.zeros((above + self.num_rows + below, self._share), columns_NRv.dtype)
         for first, own_Rv in zip(self._first_rows, columns_NRv, strict=True):
@@ -181,21 +181,21 @@ class ColumnSharded(Decoupled):
         return rows_Rv[above : above + self.num_rows]
 
     def _start(self) -> jax.Array:
-        """Position of this rank's slice among the head's parameters, int32; P for all that begin in the matrix."""
+        """Position of this rank's slice among the head's parameters, int32; P for slices that begin in the matrix."""
         return _own_number([min(start, self._num_before) for start in self._starts])
 
     def _offset(self) -> jax.Array:
-        """Position of this rank's slice in the row where it begins, int32."""
+        """Offset of this rank's slice in the row where it begins, int32."""
         return _own_number([(start - self._num_before) % self.num_columns for start in self._starts])
 
     @property
     def _starts(self) -> list[int]:
-        """The position of each rank's slice among the head's parameters."""
+        """Position of each rank's slice among the head's parameters."""
         return [rank * self._width for rank in range(self.num_ranks)]
 
     @property
     def _num_before(self) -> int:
-        """Parameters before the matrix, P."""
+        """Number of parameters before the matrix, P."""
         return self.size - self.num_rows * self.num_columns
 
     @property
@@ -209,24 +209,24 @@ class ColumnSharded(Decoupled):
 
     @property
     def _first_rows(self) -> list[int]:
-        """The row in which each rank's slice begins; negative before the matrix."""
+        """Row in which each rank's slice begins; negative before the matrix."""
         return [(start - self._num_before) // self.num_columns for start in self._starts]
 
     @property
     def _margins(self) -> tuple[int, int]:
-        """Rows before the matrix and behind it that slices may touch."""
+        """Rows before and after the matrix that slices may touch."""
         firsts = self._first_rows
         return max(0, -firsts[0]), max(0, firsts[-1] + self._touched - self.num_rows)
 
     @property
     def _touched(self) -> int:
-        """Rows that a slice may touch, R."""
+        """Maximum number of rows that a slice touches, R."""
         ends = [((rank + 1) * self._width - 1 - self._num_before) // self.num_columns for rank in range(self.num_ranks)]
         return 1 + max(end - first for first, end in zip(self._first_rows, ends, strict=True))
 
 
 def _own_number(numbers: list[int]) -> jax.Array:
-    """Returns this rank's number of a list, int32; computed here, a position might be beyond 2^31."""
+    """Returns this rank's number from a list, int32. Computed on the device, a position might exceed 2^31."""
     return jnp.array(numbers, jnp.int32)[lax.axis_index(EXPERT_AXIS)]
 
 

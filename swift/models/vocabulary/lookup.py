@@ -1,18 +1,18 @@
-"""The embedding of a rank, whole or sharded, and its gradient.
+"""Embedding lookup on a rank, whole or sharded, and its gradient.
 
-A sharded table: each rank has some of its rows, and asks the others for those that its tokens need. Ranks take turns:
-row r is on rank ``r % N``. So each has as many frequent rows as the others, where rows are in order of popularity; and
-nearly so in a tokenizer's order. Tokens are used as unevenly as experts (Zipf), so a token that occurs several times is
-asked for once (RecD's inverse indices). Requests and rows travel in rounds of small buffers, as many as the pair of
-ranks needs that has most: whatever the tokens are, none is left out.
+Sharded table: each rank has some of the rows, and requests the others that its tokens need. Rows are dealt out in turn:
+row r is on rank ``r % N``. So all ranks have equally many frequent rows if rows are ordered by popularity, and nearly
+so in a tokenizer's order. Tokens are used as unevenly as experts (Zipf), so a token that occurs several times is
+requested once (RecD's inverse indices). Requests and rows travel in rounds of small buffers, as many as the pair of
+ranks with the most requests needs: no token is ever left out.
 
-Hot rows: a rank has copies of the rows that it needs most, for as long as an iteration. A row that several
+Hot rows: for the duration of an iteration, a rank caches copies of the rows that it needs most. A row that several
 micro-batches need is fetched once, before the first of them, and the sum of its gradients is sent once, after the last
-(RecShard's placement by popularity). The popularity is that of the iteration itself, whose tokens are known when it
-begins: so nothing has to be remembered from one iteration to the next, and a row has a copy where it saves a request at
-least. What all ranks need often, all of them have.
+(RecShard's placement by popularity). The popularity is the iteration's own, whose tokens are known when it begins:
+nothing has to be remembered between iterations, and every copy saves at least one request. Rows that all ranks need
+often are cached on all of them.
 
-Legend: N ranks, V rows of the table, v = V / N those of a rank, H hot rows of a rank, n micro-batches, B sequences,
+Legend: N ranks, V rows of the table, v = V / N rows of a rank, H hot rows of a rank, n micro-batches, B sequences,
 T positions, or tokens of a rank in a micro-batch, K iterations, X requests of a rank, Q requests of a buffer from one
 rank to another, Z = N * Q places of the buffers, D width.
 """
@@ -31,28 +31,28 @@ from swift.models.modules import at_least_float32, look_up, sum_rows
 from swift.models.parameters import Group
 
 NONE = -1
-"""Stands for no request."""
+"""Marks the absence of a request."""
 
 _ROUNDS = 64
-"""Rounds in which requests for all tokens fit if none repeats and ranks have equally many; text takes a quarter."""
+"""Rounds for requests of all tokens, if none repeats and they spread evenly over the ranks; text takes a quarter."""
 
 _COLUMNS_AT_ONCE = 256
-"""Columns of the gradients that are summed at once, a multiple of a TPU's 128 lanes."""
+"""Gradient columns that are summed at once, a multiple of a TPU's 128 lanes."""
 
 _TOKENS_PER_ROW = 16
-"""Tokens of a micro-batch for each hot row. Four would save up to a quarter of the bytes that are left with 16
-micro-batches, and take 9 MB more for OLMoE's width: more memory than a plain look-up by more than a tenth."""
+"""Tokens per hot row in a micro-batch. With 4, copies would save up to a quarter of the remaining bytes at 16
+micro-batches, but take 9 MB more at OLMoE's width: over a tenth more memory than a plain lookup."""
 
 
 class HotRowCache(NamedTuple):
-    """Copies that a rank has of other ranks' rows, which it needs most."""
+    """Copies of other ranks' rows that a rank needs most."""
 
-    hot_H: Int[Array, " H"]  # int32, the rows, ascending
+    hot_H: Int[Array, " H"]  # int32, the copied rows, ascending
     copy_HD: Float[Array, "H D"]
 
     @classmethod
     def none_like(cls, rows_D: Float[Array, "... D"]) -> "HotRowCache":
-        """Copies of no rows."""
+        """Returns an empty cache."""
         return cls(jnp.zeros(0, jnp.int32), rows_D[..., :0, :].reshape(0, rows_D.shape[-1]))
 
 
@@ -64,15 +64,15 @@ def embed(
     position_BT: Int[Array, "B T"] | None,
     num_ranks: int,
 ) -> Float[Array, "B T D"]:
-    """Embeds tokens.
+    """Embeds tokens, from a whole or a sharded table.
 
     Args:
-        group: the embedding's, as a rank has it.
-        state: its state on this rank.
-        copies: copies of other rows; None: it asks for all that its tokens need.
+        group: group of the embedding, as a rank has it.
+        state: the embedding's state on this rank.
+        copies: copies of other ranks' rows; None: all rows are requested.
         tokens_BT: int32; all ranks that share the rows have equally many.
-        position_BT: int32; None: the first ones.
-        num_ranks: ranks that share the rows; 1: they are whole.
+        position_BT: int32; None: counted from 0.
+        num_ranks: ranks that share the rows; 1: the table is whole.
     """
 
     def in_shares(own_vD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
@@ -91,12 +91,12 @@ def embedding_gradient(
     num_ranks: int,
     wire_dtype: DTypeLike,
 ) -> tuple[Any, Float[Array, "H D"]]:
-    """Computes the gradients of the state and of the copies from that of ``embed``; no row is looked up.
+    """Computes the gradients for the state and the copies from the gradient of ``embed``, without looking up rows.
 
     Args:
         group, state, copies, tokens_BT, position_BT, num_ranks: see ``embed``.
-        d_x_BTD: gradient of its result.
-        wire_dtype: dtype of gradients of shared rows on the wire; their sum is at least float32.
+        d_x_BTD: gradient of the result of ``embed``.
+        wire_dtype: dtype of shared rows' gradients on the wire; their sum is at least float32.
     """
     rows_of = look_up if num_ranks == 1 else lambda *_: jnp.zeros_like(d_x_BTD)
     _, pull_back = jax.vjp(lambda state: group.module(state)(tokens_BT, position_BT, rows_of), state)
@@ -117,12 +117,12 @@ def sharded_lookup(
     tokens_BT: Int[Array, "B T"],
     num_ranks: int,
 ) -> Float[Array, "B T D"]:
-    """Looks up the row of each token, where row r is on rank ``r % N``; its gradient: ``sharded_lookup_gradient``.
+    """Looks up each token's row, where row r is on rank ``r % N``; its gradient is ``sharded_lookup_gradient``.
 
     Args:
         own_vD: this rank's rows.
         hot_H: int32, the rows that this rank has copies of, ascending; ``NONE`` for no row.
-        copies_HD: their copies.
+        copies_HD: copies of these rows.
         tokens_BT: int32, tokens of this rank; all ranks have equally many.
         num_ranks: N.
     """
@@ -141,10 +141,10 @@ def sharded_lookup_gradient(
     num_ranks: int,
     wire_dtype: DTypeLike,
 ) -> tuple[Float[Array, "v D"], Float[Array, "H D"]]:
-    """Computes the gradient of ``sharded_lookup``, in at least float32 and always in the same order; no row is sent.
+    """Computes the gradient of ``sharded_lookup``, in at least float32 and in a fixed order; no row is sent.
 
-    The gradients of a row's tokens are summed on their rank, and of rows that it has no copy of they are sent, to be
-    summed on the owner.
+    Each rank sums the gradients of a row's tokens. For rows without a local copy, it sends the sums to the owner, which
+    adds up all ranks' sums.
 
     Args:
         d_x_BTD: gradients of the rows of this rank's tokens.
@@ -155,7 +155,7 @@ def sharded_lookup_gradient(
         wire_dtype: dtype of gradients on the wire.
 
     Returns:
-        Gradients of this rank's rows, for the tokens of all ranks; and of its copies, for its own tokens.
+        (gradients of this rank's rows, for the tokens of all ranks; gradients of its copies, for its own tokens).
     """
     d_rows_TD = d_x_BTD.reshape(tokens_BT.size, -1)
     requests, index_T, place_X, is_hot_X = _requests_of(tokens_BT, hot_H, num_ranks)
@@ -164,7 +164,7 @@ def sharded_lookup_gradient(
     total_vD = requests.add_on_owners(sums_XD, jnp.zeros((num_rows, d_rows_TD.shape[1]), wide))
     if not len(hot_H):
         return total_vD, jnp.zeros((0, d_rows_TD.shape[1]), wide)
-    # Where in the sums those of each copy are; beyond them for a row that no token needs.
+    # Index of each copy's sum; beyond the sums for a row that no token needs.
     index_X = jnp.arange(len(sums_XD), dtype=jnp.int32)
     source_H = jnp.full(len(hot_H), len(sums_XD), jnp.int32)
     copy_X = jnp.where(is_hot_X, place_X, len(hot_H) + index_X)
@@ -175,11 +175,11 @@ def sharded_lookup_gradient(
 def _requests_of(
     tokens_BT: jax.Array, hot_H: jax.Array, num_ranks: int
 ) -> tuple["Requests", jax.Array, jax.Array, jax.Array]:
-    """Requests for the rows that tokens need and this rank has no copy of.
+    """Requests the rows that tokens need and this rank has no copy of.
 
     Returns:
-        (requests, where each token's row is among the rows [T], and of each row where among the copies it would be and
-        whether it is there [X]); there are as many places for rows as tokens.
+        (requests; index of each token's row among the requested rows [T]; for each of these rows, its index among the
+        copies and whether it is there [X]). X = T, the most rows that tokens can need.
     """
     wanted_X, index_T = distinct(tokens_BT.reshape(-1))
     place_X, is_hot_X = _place_in(hot_H, wanted_X)
@@ -187,7 +187,7 @@ def _requests_of(
 
 
 def _place_in(hot_H: jax.Array, row_X: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Finds rows among those that a rank has copies of: where each would be, int32[X], and whether it is there."""
+    """Searches rows among a rank's copies: returns the index where each would be, int32[X], and whether it is there."""
     if not len(hot_H):
         return jnp.zeros_like(row_X), jnp.zeros(len(row_X), bool)
     place_X = jnp.searchsorted(hot_H, row_X).astype(jnp.int32)
@@ -195,35 +195,36 @@ def _place_in(hot_H: jax.Array, row_X: jax.Array) -> tuple[jax.Array, jax.Array]
 
 
 def distinct(row_T: Int[Array, " T"]) -> tuple[Int[Array, " T"], Int[Array, " T"]]:
-    """Finds each different row once, ascending and filled with ``NONE``, and where each token's row is among them."""
+    """Returns the distinct rows, ascending and padded with ``NONE``, and the index of each token's row among them."""
     found_T, index_T = jnp.unique(row_T, return_inverse=True, size=len(row_T), fill_value=NONE)
     return found_T, index_T.astype(jnp.int32)
 
 
 class Requests(NamedTuple):
-    """The requests of a rank, each for another row, by owner."""
+    """Requests of a rank for distinct rows, by owner."""
 
     owner_X: jax.Array  # int32
     row_X: jax.Array  # int32, row on the owner
-    position_X: jax.Array  # int32, among those to the same owner; negative for none
+    position_X: jax.Array  # int32, position among the requests to the same owner; negative for none
     rounds: jax.Array  # int32, the same on all ranks
     buffer_size: int  # Q
     num_ranks: int  # N
 
     @classmethod
     def of(cls, wanted_X: Int[Array, " X"], buffer_size: int, num_ranks: int) -> "Requests":
-        """Divides the rows that a rank wants, or ``NONE``, among their owners."""
+        """Divides the rows that a rank wants (or ``NONE``) among their owners."""
         is_wanted_X, owner_X = wanted_X != NONE, wanted_X % num_ranks
         ranks_1N = jnp.arange(num_ranks, dtype=jnp.int32)[None]
         is_to_XN = (owner_X[:, None] == ranks_1N) & is_wanted_X[:, None]
         count_XN = jnp.cumsum(is_to_XN, axis=0, dtype=jnp.int32)
         position_X = jnp.sum(jnp.where(is_to_XN, count_XN, 0), axis=1, dtype=jnp.int32) - 1
+        # All ranks must take part in equally many rounds, since each is a collective.
         most = lax.pmax(jnp.max(count_XN[-1]), EXPERT_AXIS)
         rounds = (most + buffer_size - 1) // buffer_size
         return cls(owner_X, wanted_X // num_ranks, position_X, rounds, buffer_size, num_ranks)
 
     def fetch(self, own_vD: Float[Array, "v D"], rows_XD: Float[Array, "X D"]) -> Float[Array, "X D"]:
-        """Fetches the rows that are asked for; the others stay as they are in ``rows_XD``."""
+        """Fetches the requested rows; the other rows stay as in ``rows_XD``."""
 
         def one_round(round_index: jax.Array, rows_XD: jax.Array) -> jax.Array:
             request_Z = self._in_places(round_index)
@@ -234,7 +235,7 @@ class Requests(NamedTuple):
         return lax.fori_loop(0, self.rounds, one_round, rows_XD)
 
     def add_on_owners(self, sums_XD: Float[Array, "X D"], total_vD: Float[Array, "v D"]) -> Float[Array, "v D"]:
-        """Adds the gradients of the rows that are asked for, of all ranks, to those of this rank's rows."""
+        """Adds all ranks' gradients for requested rows to this rank's."""
 
         def one_round(round_index: jax.Array, total_vD: jax.Array) -> jax.Array:
             request_Z = self._in_places(round_index)
@@ -245,7 +246,7 @@ class Requests(NamedTuple):
         return lax.fori_loop(0, self.rounds, one_round, total_vD)
 
     def _in_places(self, round_index: jax.Array) -> jax.Array:
-        """The request in each place ``[Z]`` of a round's buffers; beyond them, each once, where there is none."""
+        """Returns the request in each place ``[Z]`` of a round's buffers; a distinct index beyond X for none."""
         position_X, num_places = self.position_X - round_index * self.buffer_size, self.num_ranks * self.buffer_size
         is_now_X = (self.position_X >= 0) & (position_X >= 0) & (position_X < self.buffer_size)
         place_X = jnp.where(is_now_X, self.owner_X * self.buffer_size + position_X, num_places)
@@ -254,11 +255,11 @@ class Requests(NamedTuple):
         return beyond_Z.at[place_X].set(index_X, mode="drop")
 
     def _asked(self, request_Z: jax.Array) -> jax.Array:
-        """The rows ``[Z]`` that all ranks ask this one for in a round; ``NONE`` where they ask for fewer."""
+        """Returns the rows ``[Z]`` that all ranks request from this rank in a round; ``NONE`` for empty places."""
         return self._exchanged(self.row_X.at[request_Z].get(mode="fill", fill_value=NONE))
 
     def _exchanged(self, buffers: jax.Array) -> jax.Array:
-        """The buffers that the ranks have for this one ``[Z, ...]``, of those that this one has for them."""
+        """Exchanges buffers ``[Z, ...]``: one for each rank, against one from each rank."""
         by_rank = buffers.reshape(self.num_ranks, -1, *buffers.shape[1:])
         return lax.all_to_all(by_rank, EXPERT_AXIS, split_axis=0, concat_axis=0).reshape(buffers.shape)
 
@@ -268,20 +269,20 @@ def _requests(wanted_X: jax.Array, num_ranks: int) -> Requests:
 
 
 def max_requests_per_round(num_tokens: int, num_ranks: int) -> int:
-    """Requests of a rank to another in a round, Q, where each has ``num_tokens`` tokens."""
+    """Requests of a rank to another in a round, Q, if each rank has ``num_tokens`` tokens."""
     return -(-num_tokens // (_ROUNDS * num_ranks))
 
 
 def max_rounds(num_tokens: int, num_rows: int, num_ranks: int) -> int:
-    """Rounds of a look-up if all tokens of a rank are different, and each rank has equally many of their rows."""
+    """Rounds for a lookup if all of a rank's tokens are distinct and spread evenly over the ranks."""
     different = min(-(-num_tokens // num_ranks), -(-num_rows // num_ranks))
     return -(-different // max_requests_per_round(num_tokens, num_ranks))
 
 
 def _sum_tokens(d_rows_TD: jax.Array, index_T: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """Sums the gradients of each different row's tokens ``[X, D]``, X = T; at least in float32, and then rounded."""
+    """Sums the gradients of each distinct row's tokens ``[X, D]``, X = T, in at least float32, and then rounds."""
     num_columns = d_rows_TD.shape[1]
-    # Some columns at a time: the sums on the way to those of all would be larger than the gradients.
+    # Some columns at a time: the intermediate sums of all columns would be larger than the gradients.
     size = _COLUMNS_AT_ONCE if num_columns % _COLUMNS_AT_ONCE == 0 else num_columns
     wide = at_least_float32(d_rows_TD.dtype)
 
@@ -294,7 +295,7 @@ def _sum_tokens(d_rows_TD: jax.Array, index_T: jax.Array, dtype: DTypeLike) -> j
 
 
 def _added(total_vD: jax.Array, came_ZD: jax.Array, asked_Z: jax.Array, num_ranks: int) -> jax.Array:
-    """Adds gradients to those of the rows that were asked for, rank by rank: of one rank's, a row has one at most."""
+    """Adds gradients to the requested rows, rank by rank, since each rank requests a row at most once."""
     beyond_Z = len(total_vD) + jnp.arange(len(asked_Z), dtype=jnp.int32)
     row_NQ = jnp.where(asked_Z == NONE, beyond_Z, asked_Z).reshape(num_ranks, -1)
     came_NQD = came_ZD.reshape(*row_NQ.shape, -1)
@@ -307,7 +308,7 @@ def _added(total_vD: jax.Array, came_ZD: jax.Array, asked_Z: jax.Array, num_rank
 
 
 def num_hot_rows(num_tokens: int, vocab_size: int, num_microbatches: int) -> int:
-    """Rows that a rank may have copies of, H; none where there is one micro-batch, which asks for each row once.
+    """Returns the number of rows that a rank may copy, H; 0 for a single micro-batch, which requests each row once.
 
     Args:
         num_tokens: tokens of a rank in a micro-batch, T.
@@ -320,17 +321,17 @@ def num_hot_rows(num_tokens: int, vocab_size: int, num_microbatches: int) -> int
 def choose_hot_rows(
     tokens_nT: Int[Array, "n T"], iteration_n: Int[Array, " n"], num_iterations: int, vocab_size: int, num_hot: int
 ) -> Int[Array, "K H"]:
-    """Chooses the rows that most micro-batches of an iteration need, of those that at least two do.
+    """Chooses the rows that the most micro-batches of an iteration need, among rows that at least two need.
 
     Args:
         tokens_nT: int32, tokens of this rank.
-        iteration_n: int32, the iteration of a micro-batch; -1: it counts in none.
+        iteration_n: int32, the iteration of a micro-batch; -1: it belongs to none.
         num_iterations: K.
         vocab_size: V.
         num_hot: H.
 
     Returns:
-        int32, for each iteration ascending, after ``NONE`` for none.
+        int32, ascending for each iteration; ``NONE`` first, where fewer rows qualify.
     """
 
     def add(count_KV: jax.Array, microbatch: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
@@ -339,18 +340,19 @@ def choose_hot_rows(
         return count_KV.at[iteration].add(is_needed_V, mode="drop"), None
 
     def choose() -> jax.Array:
-        row_n = jnp.where(iteration_n < 0, num_iterations, iteration_n)  # -1 would be the last one
+        row_n = jnp.where(iteration_n < 0, num_iterations, iteration_n)  # -1 would index the last one
         count_KV, _ = lax.scan(add, jnp.zeros((num_iterations, vocab_size), jnp.int32), (tokens_nT, row_n))
-        # As float32, which XLA:CPU need not sort; at most one for each micro-batch, so they stay exact.
+        # As float32, which XLA:CPU does not have to sort; counts are at most the number of micro-batches, so they stay
+        # exact.
         most_KH, row_KH = largest(count_KV.astype(jnp.float32), num_hot)
         return jnp.sort(jnp.where(most_KH > 1, row_KH.astype(jnp.int32), NONE))
 
-    # Most workers of a pipeline embed nothing. Counting is local, so it may be in a branch that only some of them take.
+    # Most workers of a pipeline embed nothing. Counting is local, so only some workers may take this branch.
     return lax.cond(jnp.any(iteration_n >= 0), choose, lambda: jnp.full((num_iterations, num_hot), NONE, jnp.int32))
 
 
 def fetch_copies(own_vD: Float[Array, "v D"], hot_H: Int[Array, " H"], num_ranks: int) -> Float[Array, "H D"]:
-    """Fetches the hot rows of each rank from their owners; zeros for ``NONE``."""
+    """Fetches each rank's hot rows from their owners; zeros for ``NONE``."""
     return _requests(hot_H, num_ranks).fetch(own_vD, jnp.zeros((len(hot_H), own_vD.shape[1]), own_vD.dtype))
 
 
@@ -361,12 +363,12 @@ def add_gradients_of_copies(
     num_ranks: int,
     wire_dtype: DTypeLike,
 ) -> Float[Array, "v D"]:
-    """Adds the gradients of all ranks' copies to those of this rank's rows.
+    """Adds the gradients of all ranks' copies to the gradients for this rank's rows.
 
     Args:
         total_vD: gradients of this rank's rows.
-        d_copies_HD: gradients of its copies.
-        hot_H: int32, the rows that they are copies of, see ``choose_hot_rows``.
+        d_copies_HD: gradients of this rank's copies.
+        hot_H: int32, the copied rows, see ``choose_hot_rows``.
         num_ranks: N.
         wire_dtype: dtype of gradients on the wire.
     """

@@ -1,12 +1,12 @@
-"""The loss of tokens under a sharded head: each rank scores the tokens of all ranks, for its part of the vocabulary.
+"""Token loss under a sharded head: each rank scores all ranks' tokens, for its part of the vocabulary.
 
-A chunk of every rank's tokens is gathered and scored. Three numbers a token join the ranks' scores: the largest logit,
-the sum of the exponentials and the label's logit. Then the gradients of the columns are complete, and those of the
-tokens are summed on their own ranks. As in ``losses`` gradients are found with the loss, in three matmuls: a rank
-does as many FLOPs on its share for all tokens as on the whole head for its own.
+A chunk of every rank's tokens is gathered and scored. Three numbers per token combine the ranks' scores: the largest
+logit, the sum of the exponentials and the label's logit. Then the gradients of the columns are complete, and the
+tokens' gradients are summed on their own ranks. As in ``losses``, gradients are computed with the loss, in three
+matmuls: a rank does as many FLOPs on its columns for all tokens as on the whole head for its own tokens.
 
-Legend: N ranks, r tokens of this rank in a chunk, R = N * r those of all ranks, C chunks, D model dim, V vocabulary,
-v columns of a rank.
+Legend: N ranks, r tokens of this rank in a chunk, R = N * r tokens of all ranks, C chunks, D model dim, V vocabulary, v
+columns of a rank.
 """
 
 from functools import partial
@@ -30,14 +30,14 @@ def sharded_loss_sum(
     valid_r: Bool[Array, " r"],
     vocab_size: int,
 ) -> Float[Array, ""]:
-    """Sums the cross-entropies of this rank's valid tokens, in nats; all ranks have equally many tokens.
+    """Sums the cross-entropies of this rank's valid tokens, in nats; all ranks must have equally many tokens.
 
-    Its gradient with respect to the columns is that of the sum over all ranks' tokens. The cotangent has to be the same
-    on all ranks.
+    The gradient with respect to the columns is the gradient of the sum over all ranks' tokens. The cotangent has to be
+    the same on all ranks.
 
     Args:
         x_rD: normed residual stream of this rank's tokens.
-        kernel_Dv: columns of this rank, those from ``v * rank`` on; beyond the vocabulary they are padding.
+        kernel_Dv: columns of this rank, from ``v * rank`` on; columns beyond the vocabulary are padding.
         labels_r: int32, tokens to predict.
         valid_r: False for padding.
         vocab_size: V.
@@ -49,7 +49,7 @@ def sharded_loss_sum(
 
 
 class _Scores(NamedTuple):
-    """The tokens of all ranks in a chunk under the columns of this one; the logarithms are of all columns."""
+    """Scores of all ranks' tokens in a chunk under this rank's columns; log_sum_R and label_R cover all columns."""
 
     x_RD: jax.Array
     logits_Rv: jax.Array
@@ -76,7 +76,7 @@ class _Scores(NamedTuple):
         return cls(x_RD, logits_Rv, is_label_Rv, largest_R + jnp.log(sum_R), label_R)
 
     def loss(self, valid_R: jax.Array, num_own: int) -> jax.Array:
-        """The sum of the losses of this rank's own tokens."""
+        """Sums the losses of this rank's own tokens."""
         losses_R = jnp.where(valid_R, self.log_sum_R - self.label_R, jnp.zeros_like(self.label_R))
         return jnp.sum(lax.dynamic_slice_in_dim(losses_R, lax.axis_index(EXPERT_AXIS) * num_own, num_own))
 
@@ -115,7 +115,7 @@ def _sum_forward(
 
 
 def _to_owners(parts_RD: jax.Array, num_own: int, wide: DTypeLike) -> jax.Array:
-    """Sums each token's gradients on its rank, in a wider type than that on the wire: a reduce-scatter would not."""
+    """Sums each token's gradients on its rank, in a wider dtype than on the wire, unlike a reduce-scatter."""
     parts_NrD = parts_RD.reshape(-1, num_own, parts_RD.shape[1])
     received_NrD = lax.all_to_all(parts_NrD, EXPERT_AXIS, split_axis=0, concat_axis=0)
     return jnp.sum(received_NrD.astype(wide), axis=0)

@@ -1,4 +1,4 @@
-"""The compiled programs of one configuration on its mesh, each compiled when it is first needed."""
+"""Compiled programs of one configuration on its mesh, each compiled when it is first needed."""
 
 import math
 import threading
@@ -37,12 +37,12 @@ StepKind = Literal["window", "single", "evaluate"]
 
 @dataclass(frozen=True)
 class WindowResult:
-    """The result of a window.
+    """Result of a window.
 
     Attributes:
         state: state after the window.
         metrics: metrics of its iterations, on the host; see ``by_iteration``.
-        was_discarded: whether the window did not count and its iterations were run again one by one.
+        was_discarded: whether the window did not count, so that its iterations were repeated one by one.
     """
 
     state: TrainState
@@ -51,14 +51,14 @@ class WindowResult:
 
 
 class Steps:
-    """A configuration's step functions, compiled ahead of their first call; safe to use from several threads.
+    """Step functions for a configuration, compiled ahead of their first call; safe to use from several threads.
 
     Args:
         spec: step spec on the configuration's live mesh.
         configuration: planned failure set.
         num_sequences: sequences of a micro-batch, over all expert ranks.
         store: cache that the processes of a run share; None: no cache.
-        keep_state: whether to leave the state before an iteration unchanged, so that it can be run again.
+        keep_state: whether to leave the state before an iteration unchanged, so that the iteration can be repeated.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Steps:
         num_sequences: int,
         store: ExecutableCache,
     ) -> Self:
-        """Makes the steps of a group of processes, which keep the state before an iteration.
+        """Creates the steps for a group of processes, which keep the state before an iteration.
 
         Args:
             spec: step spec, on any mesh.
@@ -99,21 +99,21 @@ class Steps:
 
     @property
     def main(self) -> StepKind:
-        """The program of most iterations. Where a sum over peers needs all workers (TPU), windows are not possible."""
+        """Program of most iterations. If a sum over peers needs all workers (TPU), windows are not possible."""
         return "window" if self.configuration.window > 1 and not self.spec.sums_need_all else "single"
 
     @property
     def others(self) -> list[StepKind]:
-        """The programs of evaluations, and of iterations that make no whole window."""
+        """Programs for evaluations, and for iterations that do not fill a window."""
         return ["evaluate"] if self.main == "single" else ["single", "evaluate"]
 
     @property
     def plan(self) -> Plan:
-        """The plan that most iterations run."""
+        """Plan of most iterations."""
         return self.configuration.plans[self.configuration.window if self.main == "window" else 1]
 
     def put(self, batches: Sequence[Batch]) -> list[DeviceBatch]:
-        """Puts host batches on the devices of the workers that run them: those of a window together, or one by one."""
+        """Puts host batches on the devices of the workers that run them: a window's batches together, or one by one."""
         if self.main == "window" and len(batches) > 1:
             return [self.on_devices(batches)]
         return [self.on_devices([batch]) for batch in batches]
@@ -121,14 +121,14 @@ class Steps:
     def start(
         self, state: TrainState, batches: Sequence[Batch], device_batches: Sequence[DeviceBatch]
     ) -> Callable[[], WindowResult]:
-        """Starts the iterations of a window, or a single one.
+        """Starts the iterations of a window, or a single iteration.
 
-        A window in which a gradient was not finite or had to be clipped is run again, one iteration after the other.
+        If a gradient in a window was not finite or had to be clipped, the iterations are repeated one by one.
 
         Args:
             state: current state; donated, unless the steps keep states.
             batches: global batches of the iterations, on the host.
-            device_batches: the same on devices, as ``put`` returns them.
+            device_batches: the same batches on devices, from ``put``.
 
         Returns:
             A function that waits for the end of the iterations and returns their result.
@@ -136,13 +136,14 @@ class Steps:
         if len(device_batches) == len(batches):
             return self._singles(state, device_batches, was_discarded=False)
         window, metrics, ok = self.run_window(state, device_batches[0])
+        # In a list, so that ``finish`` can drop the only reference to the state.
         after = [window]
         del window
 
         def finish() -> WindowResult:
             if local_row(ok):
                 return WindowResult(after[0], by_iteration(metrics), was_discarded=False)
-            after.clear()  # frees the discarded state while the iterations are run again
+            after.clear()  # frees the discarded state before the iterations are repeated
             return self._singles(state, [self.on_devices([batch]) for batch in batches], was_discarded=True)()
 
         return finish
@@ -150,7 +151,7 @@ class Steps:
     def _singles(
         self, state: TrainState, device_batches: Sequence[DeviceBatch], *, was_discarded: bool
     ) -> Callable[[], WindowResult]:
-        """Starts iterations one after the other."""
+        """Starts single iterations, one after the other."""
         metrics = []
         for batch in device_batches:
             state, step_metrics = self.run_single(state, batch)
@@ -173,10 +174,10 @@ class Steps:
 
     @cached_property
     def read_here(self) -> Bool[np.ndarray, "M B"]:
-        """The sequences of an iteration's batch that devices of this process compute on."""
+        """Sequences of an iteration's batch that this process's devices read, so that a host need load no others."""
         live, shape_MB = self.spec.live, (self.spec.num_microbatches, self._num_sequences)
         number_MBT = 1 + np.arange(math.prod(shape_MB), dtype=np.int32).reshape(*shape_MB, 1)
-        is_read = np.zeros(number_MBT.size + 1, bool)  # the first stands for padding
+        is_read = np.zeros(number_MBT.size + 1, bool)  # entry 0 stands for padding
         for num_iterations in self.configuration.plans if not self.spec.is_single_worker else (1,):
             numbers = self._host_batch([Batch(number_MBT, number_MBT, number_MBT)] * num_iterations).inputs
             for shard in live.shardings(RANKED).addressable_devices_indices_map(numbers.shape).values():
@@ -184,11 +185,11 @@ class Steps:
         return is_read[1:].reshape(shape_MB)
 
     def run_window(self, state: TrainState, batch: DeviceBatch) -> tuple[TrainState, dict[str, jax.Array], jax.Array]:
-        """Runs K iterations: the new state, metrics ``[worker, K, ...]``, and bool[worker], whether they count."""
+        """Runs K iterations: (new state, metrics ``[worker, K, ...]``, bool[worker]: whether they count)."""
         return self.compiled("window")(state, batch)
 
     def run_single(self, state: TrainState, batch: DeviceBatch) -> tuple[TrainState, dict[str, jax.Array]]:
-        """Runs one iteration, which counts; the old state's buffers are donated, unless the steps keep states."""
+        """Runs one iteration, which always counts; donates the old state's buffers, unless the steps keep states."""
         return self.compiled("single")(state, batch)
 
     def evaluate(self, state: TrainState, batch: Batch) -> Sums:
@@ -196,7 +197,7 @@ class Steps:
         return local_row(self.compiled("evaluate")(state, self.on_devices([batch])))
 
     def compiled(self, kind: StepKind) -> Callable[..., Any]:
-        """The compiled program of a kind, compiled now unless it was before."""
+        """Returns the compiled program of a kind, compiling it on first use."""
         with self._lock:
             if kind not in self._compiled:
                 self._compiled[kind] = self._compile(kind)
@@ -207,12 +208,12 @@ class Steps:
         return kind in self._compiled
 
     def memory(self, kind: StepKind) -> ProgramMemory | None:
-        """See ``ProgramMemory.of``, for the program of a kind; it is compiled now unless it was before."""
+        """Returns ``ProgramMemory.of`` a kind's program, compiling it on first use."""
         self.compiled(kind)
         return ProgramMemory.of(self._programs[kind])
 
     def lowered(self, kind: StepKind) -> Lowered:
-        """The lowered program of a kind; of shapes alone, so that its devices need not exist."""
+        """Returns the lowered program of a kind, from shapes alone, so that its devices need not exist."""
         spec, live = self.spec, self.spec.live
         state = spec.abstract(with_slots=True)
         if spec.is_single_worker:
@@ -256,9 +257,10 @@ class Steps:
 
 
 def program_key(configuration: Configuration, num_ranks: int, kind: StepKind, *, keep_state: bool) -> object:
-    """The cache key of a program of a run; configurations with equal keys share the program.
+    """Returns the cache key for a program in a run; configurations with equal keys share the program.
 
-    They do whichever workers have failed, but for those with cuts of their own, whose devices have another order.
+    Keys are equal whichever workers have failed, except for configurations with their own cuts, whose devices are in
+    another order.
     """
     shape, holdings = _table(configuration, kind).shape, (configuration.roles, configuration.chunks)
     return kind, keep_state, num_ranks, configuration.window, configuration.device_rows, holdings, shape

@@ -1,8 +1,8 @@
 """Configurations: the plan for a failure set, and the live worker in each of its roles.
 
-A plan depends only on the number of failures in each stage (ReCycle's failure normalization). So the mesh rows
-are roles of a canonical problem, and the workers that fill them are data: configurations that differ only in which
-workers failed share a plan, and their programs differ only in the order of the devices.
+A plan depends only on the number of failures in each stage (ReCycle's failure normalization). So mesh rows are roles of
+a canonical problem, and the workers that fill them are data: configurations that differ only in which workers failed
+share a plan, and their programs differ only in the order of the devices.
 
 Legend: D pipelines, P stages, M micro-batches of a pipeline, K iterations of a window, R mesh rows, n micro-batches of
 a worker, N expert ranks, B sequences, T positions.
@@ -39,8 +39,8 @@ class PlanSettings:
         problem: a window of K iterations of the whole cluster, without failures.
         planner: name of one of ``PLANNERS``, or a planner object.
         sizes: bytes of the buffer slots of a stage on a rank.
-        moves: workers that have another's place, for the one failure set that is planned.
-        adapt: what survivors may do besides re-routing, see ``find_recut``.
+        moves: workers that take another worker's place, for the single failure set that is planned.
+        adapt: adaptations that survivors may use in addition to re-routing, see ``find_recut``.
     """
 
     problem: Problem
@@ -52,53 +52,53 @@ class PlanSettings:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A schedule and its tick table, for an SPMD program whose ticks take as long as their longest op."""
+    """Schedule and its tick table, for an SPMD program whose ticks take as long as their longest op."""
 
     schedule: Schedule
     table: TickTable
 
     @classmethod
     def of(cls, schedule: Schedule) -> "Plan":
-        """The plan of a schedule, with the ticks of ``lower``."""
+        """Returns the plan of a schedule, with ticks from ``lower``."""
         return cls(schedule, lower(schedule))
 
     @property
     def period(self) -> float:
-        """Time of an iteration, in the unit of the costs: the sum over all ticks, divided by the iterations."""
+        """Time per iteration, in the costs' unit: the sum over all ticks, divided by the iterations."""
         opcode_TR, problem = self.table.opcode_TR, self.schedule.problem
         time_TR = np.where(opcode_TR > 0, problem.time_4P[opcode_TR - 1, self.table.chunk_TR], 0.0)
         return float(time_TR.max(axis=1).sum()) / problem.num_iterations
 
     def stash_bytes(self, sizes: SlotBytes) -> int:
-        """Bytes that every rank allocates for stashes and messages, given the bytes of a slot of each kind."""
+        """Returns the bytes that every rank allocates for stashes and messages, given a slot's bytes of each kind."""
         if len(self.schedule.problem.topology.workers) == 1:  # one micro-batch after another, without a table
             return sizes.stash_for_b + sizes.stash_for_b_and_w + sizes.activation
         return allocated_bytes(self.table, sizes)
 
     @property
     def relative_period(self) -> float:
-        """``period`` in units of a micro-batch's work on all chunks, which depend neither on costs nor on cuts."""
+        """``period`` relative to a micro-batch's work on all chunks, which makes it independent of costs and cuts."""
         return self.period / float(self.schedule.problem.time_4P[: Kind.U].sum())
 
     @property
     def bubble_share(self) -> float:
-        """Share of the live workers' time in which they idle."""
+        """Idle share of the live workers' time."""
         busy = float((self.schedule.end - self.schedule.start).sum()) / self.schedule.problem.num_iterations
         return max(0.0, 1.0 - busy / (len(self.table.workers) * self.period))
 
 
 @dataclass(frozen=True, eq=False)
 class Configuration:
-    """A planned failure set.
+    """Failure set with its plans.
 
     Attributes:
         failed: workers that are down.
         rows: worker and stage of every mesh row.
         pipeline_D: for each pipeline of the plan, the pipeline whose micro-batches it runs.
-        plans: plans by number of iterations: of a window, and of a single iteration that ends with a barrier.
-        device_rows: row of devices of every mesh row, in a group of processes. It depends on the failures alone, not on
+        plans: plans by number of iterations: for a window, and for a single iteration that ends with a barrier.
+        device_rows: row of devices of every mesh row, in a group of processes. It depends only on the failures, not on
             the cut of the layers: processes need not form a new group to move blocks.
-        moves: workers that have another's place.
+        moves: workers that take another worker's place.
     """
 
     failed: frozenset[Worker]
@@ -109,28 +109,28 @@ class Configuration:
     moves: tuple[Move, ...] = ()
 
     def live_mesh(self, topology: Topology, devices_RN: np.ndarray) -> LiveMesh:
-        """The live mesh on the devices of a group of processes, ``[R, N]`` in the order of the processes."""
+        """Returns the live mesh on a process group's devices, ``[R, N]`` in process order."""
         return LiveMesh(topology, self.rows, Mesh(devices_RN[list(self.device_rows)], AXES))
 
     def with_devices_of(self, other: "Configuration") -> "Configuration":
-        """The same configuration with every worker on the devices that it has in another one."""
+        """Returns the same configuration with every worker on its devices in another configuration."""
         row_of = dict(zip((row.worker for row in other.rows), other.device_rows, strict=True))
         return replace(self, device_rows=tuple(row_of[row.worker] for row in self.rows))
 
     @property
     def window(self) -> int:
-        """K."""
+        """Iterations of a window, K."""
         return max(self.plans)
 
     @property
     def roles(self) -> list[Any]:
-        """The stage that every mesh row serves, and in which pipeline unless all are alike: programs depend on it."""
+        """Stage that every mesh row serves, with its pipeline unless all are equal: programs depend on these."""
         is_alike = self.plans[1].schedule.problem.is_uniform
         return [row.stage if is_alike else row.role for row in self.rows]
 
     @property
     def chunks(self) -> Any:
-        """Numbers of blocks of the chunks, where they are known, and the stage that holds each, by pipeline."""
+        """Block counts of the chunks, if known, and the stage that holds each chunk, by pipeline."""
         problem = self.plans[1].schedule.problem
         return [chunk.num_blocks for chunk in problem.chunks], problem.stage_of_chunk
 
@@ -148,7 +148,7 @@ class Configurator:
         self._plans: dict[Problem, Mapping[int, Plan]] = {}
 
     def configure(self, failed: frozenset[Worker]) -> Configuration:
-        """The configuration for a failure set.
+        """Returns the configuration for a failure set.
 
         Raises:
             SettingError: a stage has no survivor, or the planner cannot plan for failures.
@@ -169,7 +169,7 @@ class Configurator:
     def _shared_plan(self, canonical: Problem) -> Mapping[int, Plan]:
         if self._store is None:
             return self._plan(canonical)
-        failed = sorted(canonical.failed)  # a set has no order of its own
+        failed = sorted(canonical.failed)  # sorted, since sets are unordered
         key = "plan", failed, replace(canonical, failed=frozenset())
         return self._store.value(key, lambda: self._plan(canonical))
 
@@ -177,22 +177,22 @@ class Configurator:
         schedule = plan_with(self.settings.planner, canonical)
         plans = {canonical.num_iterations: Plan.of(schedule)}
         if canonical.num_iterations > 1:
-            # The window's own iteration: its sums are in the same order, so that a window equals its iterations run
-            # one by one, bit for bit.
+            # The window's own iteration: with sums in the same order, a window equals its iterations run one by one,
+            # bit for bit.
             alone = replace(schedule.problem, num_iterations=1)
             plans[1] = Plan.of(Schedule.from_round(alone, schedule.solver, round_of(schedule)))
         return plans
 
 
 def _mesh_row(worker: Worker, role: Worker, *, is_alike: bool) -> MeshRow:
-    """The mesh row of a worker in a role; in which pipeline that is matters only where pipelines are not alike."""
+    """Returns the mesh row of a worker in a role; the role's pipeline matters only if pipelines differ."""
     return MeshRow(worker, role[1]) if is_alike else MeshRow.at(worker, role)
 
 
 def neighbours(
     topology: Topology, failed: frozenset[Worker], chunks: Chunks | None = None
 ) -> Iterator[frozenset[Worker]]:
-    """The failure sets one return or one failure away, except those that leave a stage or a chunk without a worker.
+    """Yields the failure sets one return or one failure away, except sets that leave a stage or chunk without a worker.
 
     >>> [sorted(other) for other in neighbours(Topology(2, 2), frozenset({(0, 1)}))]
     [[], [(0, 0), (0, 1)], [(0, 1), (1, 0)]]
@@ -204,7 +204,7 @@ def neighbours(
 
 
 def survives(topology: Topology, failed: frozenset[Worker], chunks: Chunks | None = None) -> bool:
-    """Whether every stage has a live worker; and every chunk, where pipelines are cut differently."""
+    """Whether every stage has a live worker; and every chunk, if pipelines have different cuts."""
     stages = [(p,) * topology.num_pipelines for p in range(topology.num_stages)]
     stages += [] if chunks is None else zip(*chunks.stage_DC, strict=True)
     return all(any((d, p) not in failed for d, p in enumerate(stage_D)) for stage_D in stages)
@@ -217,7 +217,7 @@ def batch_of_rows(
     num_ranks: int,
     microbatches_D: Sequence[int] | None = None,
 ) -> Batch:
-    """The micro-batches of every mesh row in a window.
+    """Collects the micro-batches of every mesh row in a window.
 
     Args:
         batches: batches of the window's iterations, ``[micro-batches, B, T]`` each, pipeline by pipeline.
@@ -228,7 +228,7 @@ def batch_of_rows(
 
     Returns:
         ``[R, n, N, B / N, T]``, see ``share_sequences``; rows with fewer micro-batches than others are padded with
-        tokens that are not valid.
+        invalid tokens.
     """
     iteration_Rn, pipeline_Rn, microbatch_Rn = np.moveaxis(table.data_Rn, -1, 0)
     total = len(batches[0].inputs)

@@ -29,7 +29,7 @@ Prepare = Literal["none", "next"]
 
 @dataclass(frozen=True)
 class Reconfiguration:
-    """The cost of a change of configuration.
+    """Cost of changing the configuration.
 
     Attributes:
         prepared: whether plan and program were ready.
@@ -47,7 +47,7 @@ class Reconfiguration:
 
 
 class Engine:
-    """The configurations of a run; a context manager, since it may compile in the background.
+    """Manages the configurations of a run; a context manager, since it may compile in the background.
 
     Args:
         spec: step spec on the live mesh of all workers.
@@ -73,7 +73,7 @@ class Engine:
         self._recut: Recut | None = None
         self._looks_ahead = prepare == "next" and settings.planner not in FAULT_FREE
         self._steps: dict[tuple[Recut | None, frozenset[Worker]], Steps] = {}
-        self._moves: dict[tuple[Steps, Steps], DeviceTransfer] = {}  # whose programs are compiled
+        self._moves: dict[tuple[Steps, Steps], DeviceTransfer] = {}  # with compiled programs
         self._background = one_thread("prepare")
         self._pending: list[Future[None]] = []
         self._troubles: SimpleQueue[str] = SimpleQueue()
@@ -90,7 +90,7 @@ class Engine:
         self.close()
 
     def open(self) -> Self:
-        """Starts to prepare in the background; ``close`` has to follow."""
+        """Starts background preparation; ``close`` must follow."""
         self._prepare_next()
         return self
 
@@ -98,23 +98,23 @@ class Engine:
         """Stops preparing.
 
         Args:
-            wait: whether to wait for a compilation that is running: XLA cannot be interrupted.
+            wait: whether to wait for a running compilation: XLA cannot be interrupted.
         """
         self._background.shutdown(wait=wait, cancel_futures=True)
 
     @property
     def spec(self) -> StepSpec:
-        """The step spec on the current live mesh."""
+        """Step spec on the current live mesh."""
         return self.steps.spec
 
     @property
     def own_chunks(self) -> Chunks:
-        """The chunks of the run's own cuts, and the stage that holds each."""
+        """Chunks of the run's own cuts, with the stage that holds each."""
         return self._cuts.spec(None).chunks
 
     @property
     def configuration(self) -> Configuration:
-        """The current configuration."""
+        """Current configuration."""
         return self.steps.configuration
 
     @property
@@ -124,7 +124,7 @@ class Engine:
 
     @property
     def period_ratio(self) -> float:
-        """The planned time of an iteration, as a multiple of that without failures."""
+        """Planned time per iteration, as a multiple of the time without failures."""
         plan = self.steps.plan
         fault_free = self._fault_free.plans[plan.schedule.problem.num_iterations]
         return plan.relative_period / fault_free.relative_period
@@ -136,11 +136,11 @@ class Engine:
 
     @property
     def bubble_share(self) -> float:
-        """Share of the live workers' planned time in which they idle."""
+        """Idle share of the live workers' planned time."""
         return self.steps.plan.bubble_share
 
     def configure(self, failed: frozenset[Worker]) -> Configuration:
-        """The configuration for a failure set, with the run's own cuts.
+        """Returns the configuration for a failure set, with the run's own cuts.
 
         Raises:
             SettingError: a stage has no survivor, or the planner cannot plan for the failures.
@@ -150,15 +150,15 @@ class Engine:
     def better_cut(self, failed: frozenset[Worker]) -> PreparedRecut | None:
         """Plans and compiles the best cut for the survivors; None if it saves no time.
 
-        It takes as long as compiling does, and may be called from another thread than the rest.
+        This takes as long as a compilation, and may be called from another thread than the other methods.
 
         Args:
             failed: workers that are down.
 
         Raises:
-            SettingError: the plan is not possible in the memory that there is.
+            SettingError: no plan fits into the available memory.
         """
-        with jax.enable_x64(self._is_x64):  # a setting of each thread
+        with jax.enable_x64(self._is_x64):  # each thread has its own setting
             recut = self._cuts.find(failed)
             if recut is None:
                 return None
@@ -168,7 +168,7 @@ class Engine:
                 steps.compiled(steps.main)
                 try:
                     self._prepare_move(rerouted, steps)
-                except Exception as error:  # of any kind: the cut is as good, and its move is compiled when it is made
+                except Exception as error:  # any kind: the cut is still valid, and its move is compiled when it is made
                     self._troubles.put(f"the move to a better cut: {error}")
             return better
 
@@ -177,7 +177,7 @@ class Engine:
         wait(self._pending)
 
     def background_errors(self) -> list[str]:
-        """Errors of the background preparation since the last call."""
+        """Returns the errors of the background preparation since the last call."""
         return [self._troubles.get() for _ in range(self._troubles.qsize())]
 
     def evaluate(self, state: TrainState, batch: Batch) -> Sums:
@@ -202,7 +202,7 @@ class Engine:
         Args:
             state: current state; donated.
             failed: workers that are down from now on.
-            recut: cut and number of micro-batches of each pipeline from now on; None: those of the run.
+            recut: cut and number of micro-batches of each pipeline from now on; None: the run's own.
 
         Raises:
             SettingError: a stage, or a chunk, has no survivor; or the cuts or micro-batches do not add up.
@@ -226,7 +226,7 @@ class Engine:
         return state, Reconfiguration(is_prepared and is_move_prepared, plan_ms, compile_ms, move_ms, num_bytes)
 
     def _move(self, state: TrainState, steps: Steps) -> tuple[TrainState, int, bool]:
-        """Returns the state of a configuration, the bytes that were moved, and whether nothing had to be compiled."""
+        """Moves the state to a configuration: (state, moved bytes, whether nothing had to be compiled)."""
         if jax.process_count() > 1:
             return *move_between_processes(state, self.spec, steps.spec), True
         prepared = self._moves.get((self.steps, steps))
@@ -234,9 +234,9 @@ class Engine:
         return *move(state), prepared is not None or not move.has_blocks
 
     def _prepare_move(self, before: Steps, after: Steps) -> None:
-        """Compiles what moves the state from the present configuration to another one, unless it was compiled before.
+        """Compiles the move of the state between two configurations, unless that is done already.
 
-        Nothing is kept if the configuration changes meanwhile.
+        The result is dropped if the current configuration changes meanwhile.
         """
         is_known = before is after or (before, after) in self._moves
         if jax.process_count() > 1 or is_known or before is not self.steps:
@@ -247,7 +247,7 @@ class Engine:
             self._moves[before, after] = move
 
     def _steps_for(self, failed: frozenset[Worker], recut: Recut | None) -> Steps:
-        # Without a lock: two threads may plan the same, but neither waits for a plan that only the other needs.
+        # Without a lock: two threads may make the same plan, but neither waits for a plan that only the other needs.
         steps = self._steps.get((recut, failed))
         if steps is None:
             full_spec, configuration = self._cuts.spec(recut), self._cuts.configure(recut, failed)
@@ -265,7 +265,7 @@ class Engine:
         for key in list(self._steps):
             if key not in retained_keys and key[1] != failed:
                 del self._steps[key]
-        self._cuts.keep_only([recut for recut, _ in list(self._steps)])  # other threads add to it
+        self._cuts.keep_only([recut for recut, _ in list(self._steps)])  # a copy: other threads add to it
         self._moves = {pair: move for pair, move in list(self._moves.items()) if pair[0] is self.steps}
         if self._looks_ahead:
             jobs = [(*key, is_main) for is_main in (True, False) for key in dict.fromkeys(retained_keys)]
@@ -274,14 +274,14 @@ class Engine:
     def _make_ready(self, recut: Recut | None, failed: frozenset[Worker], is_main: bool) -> None:
         """Compiles the main program of a configuration, or else all its others."""
         try:
-            with jax.enable_x64(self._is_x64):  # a setting of each thread
+            with jax.enable_x64(self._is_x64):  # each thread has its own setting
                 if is_main:
                     steps = self._steps_for(failed, recut)
                     steps.compiled(steps.main)
                     self._prepare_move(self.steps, steps)
-                elif planned := self._steps.get((recut, failed)):  # if not, the first job has reported why
+                elif planned := self._steps.get((recut, failed)):  # if missing, the first job has reported why
                     for kind in planned.others:
                         planned.compiled(kind)
-        except Exception as error:  # of any kind: the run continues until it needs this configuration
+        except Exception as error:  # any kind: the run continues until it needs this configuration
             down = ", ".join(worker_names(failed)) or "none"
             self._troubles.put(f"with {down} down: {error}")

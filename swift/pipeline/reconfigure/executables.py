@@ -1,12 +1,12 @@
-"""A cache of compiled programs and plans in files: one process makes them, all processes of the run load them.
+"""File cache for compiled programs and plans: one process compiles them, all processes of the run load them.
 
-A program is bound to the ids of its devices, not to the process that compiled it. In generations of equally many
-processes the ids are the same (see ``swift.elastic.jax_group``), and keys tell in which order the mesh has them, so a
-file serves all processes and later generations.
+A program is bound to the ids of its devices, not to the process that compiled it. Generations with equally many
+processes have the same ids (see ``swift.elastic.jax_group``), and keys include the mesh's order of devices, so a file
+serves all processes and later generations.
 
-Reading never waits: files are renamed into place, so each is whole or absent. A lock keeps two processes from compiling
-the same program; its owner may be frozen, so others wait for it for a limited time only. Where the directory is full or
-cannot be read, each process compiles for itself.
+Reading never waits: files are renamed into place, so each is complete or absent. A lock keeps two processes from
+compiling the same program. Its owner may be frozen, so others wait for the lock for a limited time only. If the
+directory is full or unreadable, each process compiles for itself.
 
 This replaces JAX's persistent compilation cache, whose keys differ between processes and which, on CPU, returns
 programs that cannot be serialized again: they lack their functions ("NOT_FOUND: Function ...", jax 0.10.2).
@@ -36,14 +36,14 @@ _Value = TypeVar("_Value")
 
 
 class ExecutableCache:
-    """A directory of compiled programs, for one run: file names do not depend on the version of the code.
+    """Directory with one run's compiled programs: file names do not depend on the code's version.
 
     Files are unpickled, so no other user may be able to write to the directory.
 
     Args:
         directory: directory of the files; created.
         patience_s: time to wait for another process that compiles the same program before compiling it here, s;
-            together with the compilation it has to be below ``Deadlines.progress``.
+            together with the compilation it must stay below ``Deadlines.progress``.
     """
 
     def __init__(self, directory: Path, *, patience_s: float = _PATIENCE_S):
@@ -51,15 +51,15 @@ class ExecutableCache:
         self._directory, self._patience_s = directory, patience_s
 
     def __contains__(self, key: object) -> bool:
-        """Whether there is a file for a key; it may be damaged."""
+        """Whether a key has a file, which may be damaged."""
         return self._path(key).exists()
 
     def get(self, key: object, compiled: Callable[[], Compiled], devices: Sequence[jax.Device]) -> Compiled:
-        """The program of a key; of several processes that ask at once, one compiles.
+        """Returns the program of a key; if several processes ask at the same time, one compiles.
 
         Args:
             key: everything that distinguishes this program from others; compared by ``repr``.
-            compiled: function that compiles it, called where it is missing or damaged.
+            compiled: function that compiles the program, called if it is missing or damaged.
             devices: devices of the program's mesh.
         """
         path = self._path(key)
@@ -73,18 +73,19 @@ class ExecutableCache:
                 return _loaded(content, devices)
             assert not _has_cache(), "a program from JAX's own cache cannot be serialized again"
             content = _serialized(compiled())
-            # All processes run the loaded program, including the one that compiled it; one that fails to load is not
-            # stored.
+            # All processes run the loaded program, including the one that compiled it; a program that fails to load is
+            # not stored.
             program = _loaded(content, devices)
             _write(path, content)
             return program
 
     def value(self, key: object, make: Callable[[], _Value]) -> _Value:
-        """Another value that all processes need and that takes long to make, such as a plan; has to be picklable.
+        """Returns another value that all processes need and that takes long to compute, such as a plan.
 
         Args:
             key: everything that distinguishes this value from others; compared by ``repr``.
-            make: function that makes it, called where it is missing or damaged; several processes may call it at once.
+            make: function that computes the picklable value, called if it is missing or damaged; several processes may
+                call it at the same time.
         """
         path = self._value_path(key)
         content = _read(path)
@@ -96,7 +97,7 @@ class ExecutableCache:
         return new_value
 
     def kept_value(self, key: object) -> Any:
-        """The value that some process has made for a key, see ``value``; None where it is missing or damaged."""
+        """Returns the value that some process has stored for a key, see ``value``; None if missing or damaged."""
         content = _read(self._value_path(key))
         return None if content is None else pickle.loads(content)
 
@@ -128,12 +129,12 @@ def _serialized(program: Compiled) -> bytes:
 def _write(path: Path, content: bytes) -> None:
     try:
         replace_file(path, hashlib.sha256(content).digest() + content)
-    except OSError as error:  # such as a full disk: this process has what it needs
+    except OSError as error:  # such as a full disk: this process has its own copy
         print(f"could not store a program or plan for other processes: {error}", file=sys.stderr, flush=True)
 
 
 def _read(path: Path) -> bytes | None:
-    """The content of a file, or None where it is missing, damaged or unreadable."""
+    """Returns the content of a file; None if it is missing, damaged or unreadable."""
     try:
         whole = path.read_bytes()
     except OSError:
@@ -146,11 +147,11 @@ def _read(path: Path) -> bytes | None:
 def _turn(path: Path, before: int | None, patience_s: float) -> Iterator[None]:
     """Waits until no other process compiles a program, or its file appears, or patience runs out.
 
-    The file has appeared once the name has another file than ``before``, which could not be read. A killed process
-    releases its lock. A frozen one, or one on a machine that is gone, does not.
+    The file has appeared once its name refers to another inode than ``before``, which could not be read. A killed
+    process releases its lock. A frozen process, or one on a lost machine, does not.
     """
     with ExitStack() as stack:
-        with suppress(OSError):  # without a lock, two may compile the same
+        with suppress(OSError):  # without a lock, two processes may compile the same program
             lock = stack.enter_context(path.with_suffix(".lock").open("wb"))
             deadline = time.monotonic() + patience_s
             while not _is_taken(lock) and time.monotonic() < deadline and _made(path) == before:
@@ -159,7 +160,7 @@ def _turn(path: Path, before: int | None, patience_s: float) -> Iterator[None]:
 
 
 def _is_taken(lock: BinaryIO) -> bool:
-    """Tries to take the lock; raises OSError where the file system has no locks."""
+    """Tries to take the lock; raises OSError if the file system has no locks."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -168,14 +169,14 @@ def _is_taken(lock: BinaryIO) -> bool:
 
 
 def _made(path: Path) -> int | None:
-    """The inode of the file of this name; None: none that can be read."""
+    """Returns the inode of a file; None if there is no readable file."""
     with suppress(OSError):
         return path.stat().st_ino
     return None
 
 
 def compiled_init(spec: StepSpec, store: ExecutableCache, seed: int) -> Callable[[], TrainState]:
-    """The program that makes the state before the first iteration."""
+    """Returns the program that creates the state before the first iteration."""
     live = spec.live
     init = jax.jit(lambda: spec.init(root_key(seed)))
     key = "init", live.num_ranks, spec.holding_R.tolist()
@@ -183,7 +184,7 @@ def compiled_init(spec: StepSpec, store: ExecutableCache, seed: int) -> Callable
 
 
 def compiled_slots(spec: StepSpec, store: ExecutableCache) -> Callable[[TrainState], TrainState]:
-    """The program that fills the slots of a state without them, such as that of a checkpoint."""
+    """Returns the program that fills the slots of a state without them, such as a checkpoint's."""
     live = spec.live
     fill = jax.jit(spec.fill_slots)
     key = slots_key(spec)
@@ -191,5 +192,5 @@ def compiled_slots(spec: StepSpec, store: ExecutableCache) -> Callable[[TrainSta
 
 
 def slots_key(spec: StepSpec) -> object:
-    """The cache key of the program of ``compiled_slots``; the mesh of ``spec`` may be on any devices."""
+    """Returns the cache key for the program from ``compiled_slots``; the mesh of ``spec`` may be on any devices."""
     return "slots", spec.live.num_ranks, spec.holding_R.tolist()

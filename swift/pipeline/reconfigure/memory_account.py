@@ -1,4 +1,4 @@
-"""Account of the memory that a run takes: what follows from shapes, and what its compiled program adds to that."""
+"""Account of a run's memory: the part that follows from shapes, and the rest that its compiled program adds."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -13,17 +13,17 @@ from swift.pipeline.step.spec import StepSpec
 
 @dataclass(frozen=True)
 class MemoryAccount:
-    """Bytes that a run takes on some devices together; all of its devices take equally much.
+    """Bytes that a run needs on a number of devices together; all its devices need equally many.
 
     Attributes:
         num_devices: number of devices.
-        state: master weights, moments and placement, which a checkpoint holds.
+        state: master weights, moments and placement, as in a checkpoint.
         slots: weights in the slots.
-        copies: bytes of ``slots`` that hold embedding and head, of which each rank has its own.
+        copies: bytes of ``slots`` for embedding and head, of which each rank has its own.
         gradients: sums of the slots' gradients over micro-batches.
         stashes: values that F and B keep of micro-batches, and messages.
-        earlier_states: earlier states with their slots, where an iteration leaves them as they are.
-        other_buffers: all else that the compiled program takes; None: it is not compiled yet.
+        earlier_states: earlier states with their slots, if iterations leave them unchanged.
+        other_buffers: all other memory of the compiled program; None: not compiled yet.
     """
 
     num_devices: int
@@ -39,15 +39,15 @@ class MemoryAccount:
     def of(
         cls, spec: StepSpec, stash_bytes: int, *, num_kept: int, num_workers: int, num_devices: int, share: float
     ) -> Self:
-        """Adds up the shapes of a run's arrays; nothing is compiled.
+        """Adds up the shapes of a run's arrays, without compiling anything.
 
         Args:
-            spec: step spec, on any mesh with as many expert ranks.
+            spec: step spec, on any mesh with the run's number of expert ranks.
             stash_bytes: bytes that every rank allocates for stashes and messages.
             num_kept: number of states before the present one that are kept.
             num_workers: number of workers of the run.
             num_devices: number of devices of the account.
-            share: share of all devices of the run that they are.
+            share: fraction of all devices of the run that the account covers.
         """
         shapes = spec.worker_shapes
         slots, whole = _num_bytes(shapes.slots), _num_bytes(shapes)
@@ -67,7 +67,7 @@ class MemoryAccount:
         )
 
     def compiled(self, program: ProgramMemory, *, has_host: bool) -> Self:
-        """Returns the same with all else that the compiled program takes.
+        """Returns the same account with the other buffers of the compiled program.
 
         Args:
             program: memory of the program on a device.
@@ -83,7 +83,7 @@ class MemoryAccount:
 
     @property
     def total(self) -> int:
-        """Bytes of all that is known."""
+        """Total bytes known so far."""
         return self.by_shape + (self.other_buffers or 0)
 
 

@@ -1,10 +1,10 @@
-"""Other cuts and numbers of micro-batches than those of the run, for as long as some workers are down.
+"""Temporary cuts and numbers of micro-batches, other than the run's own, for as long as some workers are down.
 
 A pipeline that has lost a worker may hold its blocks on the others, and run fewer micro-batches; or a worker takes the
-place of another one, in its own pipeline or elsewhere. The batch, the sums and the checkpoints stay what they are.
+place of another, in its own pipeline or elsewhere. The batch, the sums and the checkpoints stay the same.
 
-A ``Recut`` says who has which share, ``find_recut`` finds the best one for the survivors, and ``Cuts`` keeps the step
-specs and plans of a run, with its own cuts and with others, in step with the other processes.
+A ``Recut`` assigns the shares, ``find_recut`` finds the best one for the survivors, and ``Cuts`` caches the step specs
+and plans of a run, for its own cuts and for others, consistent across the processes.
 """
 
 import math
@@ -31,19 +31,19 @@ from swift.schedules.schedule import Schedule
 from swift.topology import Worker
 
 _AS_GOOD = 1.01
-"""A plan that takes longer by this factor is as good, if less moves."""
+"""A plan with fewer moves wins if it takes at most this much longer."""
 
 
 @dataclass(frozen=True)
 class Recut:
-    """The shares of stages and pipelines in an iteration's work.
+    """Assignment of an iteration's work to stages and pipelines.
 
     Attributes:
-        cuts: number of blocks of each stage, by pipeline; 0 for a place that nobody has; empty, as are ``microbatches``
-            then: those of the run.
-        microbatches: micro-batches of each pipeline, as many together as without it.
-        schedule: schedule that is run; None: that of the run's planner.
-        moves: workers that have another's place.
+        cuts: number of blocks of each stage, by pipeline; 0 for a vacant place. Empty, like ``microbatches`` then, for
+            the run's own cuts.
+        microbatches: micro-batches of each pipeline; the total is the run's.
+        schedule: schedule to run; None: planned by the run's planner.
+        moves: workers that take another worker's place.
     """
 
     cuts: tuple[tuple[int, ...], ...] = ()
@@ -52,10 +52,10 @@ class Recut:
     moves: tuple[Move, ...] = ()
 
     def chunks(self, run_chunks: Chunks) -> Chunks:
-        """The chunks, and the stage that holds each, by pipeline.
+        """Returns the chunks with the stage that holds each, by pipeline.
 
         Args:
-            run_chunks: those of the run.
+            run_chunks: chunks of the run.
         """
         if not self.cuts:
             return run_chunks
@@ -66,7 +66,7 @@ class Recut:
         return Chunks(run_chunks.moe_layers, sizes, tuple(map(tuple, problem.stage_DP.tolist())))
 
     def holders(self, run_chunks: Chunks) -> ChunkAssignment:
-        """The workers that hold each block.
+        """Returns the workers that hold each block.
 
         Args:
             run_chunks: chunks of the run.
@@ -77,7 +77,7 @@ class Recut:
         return ChunkAssignment(tuple(map(tuple, assigned_stages)), self.moves)
 
     def most_moved(self, run_chunks: Chunks) -> int:
-        """Blocks that the worker that gets the most of them does not hold in the run's own cut."""
+        """Counts the blocks that a worker holds here but not in the run's own cut; returns the maximum over workers."""
         assignment, most = self.holders(run_chunks), 0
         workers = {place: worker for worker, place in self.moves}
         for d, stages in enumerate(assignment.stage_of_chunk):
@@ -89,14 +89,14 @@ class Recut:
 
 @dataclass(frozen=True)
 class PreparedRecut:
-    """A cut for the survivors of some failures.
+    """Cut for the survivors of some failures, compared with re-routing.
 
     Attributes:
         recut: cuts and micro-batches.
-        holders: workers that hold each block with it.
-        microbatches: micro-batches of each pipeline with it.
-        gain: share of the planned time of a re-routed iteration that it saves.
-        most_bytes: about how many bytes of state the worker that gets the most of them has to copy.
+        holders: workers that hold each block with this cut.
+        microbatches: micro-batches of each pipeline with this cut.
+        gain: share of a re-routed iteration's planned time that the cut saves.
+        most_bytes: bytes of state, approximately, that the worker with the most to copy has to copy.
     """
 
     recut: Recut
@@ -107,13 +107,13 @@ class PreparedRecut:
 
     @classmethod
     def of(cls, recut: Recut, spec: StepSpec, moved: Plan, rerouted: Plan) -> "PreparedRecut | None":
-        """A cut with what it gains; None if it saves no time.
+        """Returns a cut with its gain; None if it saves no time.
 
         Args:
             recut: cuts and micro-batches.
             spec: step spec of the run.
             moved: plan of an iteration with this cut.
-            rerouted: plan of an iteration with the run's own.
+            rerouted: plan of an iteration with the run's own cut.
         """
         gain, most_blocks = 1 - moved.relative_period / rerouted.relative_period, max(map(len, spec.chunks.blocks))
         if gain <= 0:
@@ -123,7 +123,7 @@ class PreparedRecut:
 
 
 def check_recut(recut: Recut, spec: StepSpec, failed: frozenset[Worker]) -> None:
-    """Raises SettingError if these are not the blocks and micro-batches of a run, or leave a live worker without any.
+    """Raises SettingError if a recut does not fit the run's blocks and micro-batches, or leaves a live worker idle.
 
     Args:
         recut: cuts and micro-batches to check.
@@ -155,7 +155,7 @@ def _check_shares(recut: Recut, spec: StepSpec, places: Collection[Worker]) -> N
         allowed = f"must be a number for each of {D} pipelines, which add up to {spec.num_microbatches}"
         raise SettingError("Recut.microbatches", recut.microbatches, allowed)
     for number in recut.microbatches:
-        # A schedule may have a pipeline run nothing but what others re-route to it.
+        # With a schedule, a pipeline may run only micro-batches that others re-route to it.
         check_count("Recut.microbatches", number, least=int(recut.schedule is None))
     for d, cut in enumerate(recut.cuts):
         for p, size in enumerate(cut):
@@ -168,12 +168,12 @@ def _check_shares(recut: Recut, spec: StepSpec, places: Collection[Worker]) -> N
 
 
 def recut_spec(spec: StepSpec, recut: Recut) -> StepSpec:
-    """The step spec of a run with other cuts; its checkpoints have the same cut."""
+    """Returns the step spec of a run with other cuts; its checkpoints keep the run's cut."""
     return _with_chunks(spec, recut.chunks(spec.chunks))
 
 
 def spec_with_assignment(spec: StepSpec, holders: ChunkAssignment) -> StepSpec:
-    """The step spec of a run whose workers have these places and hold these blocks, on the same devices.
+    """Returns the step spec of a run whose workers have the given places and blocks, on the same devices.
 
     Args:
         spec: step spec with the run's own cuts, on any mesh.
@@ -183,7 +183,7 @@ def spec_with_assignment(spec: StepSpec, holders: ChunkAssignment) -> StepSpec:
     placed_spec = spec if rows == spec.live.rows else spec.at(replace(spec.live, rows=rows))
     if not holders:
         return placed_spec
-    # A pipeline in which nobody has a place may as well hold what another one does.
+    # A pipeline without any worker may use the assignment of any other pipeline.
     any_B = next(filter(None, holders.stage_of_chunk))
     stage_DB = tuple(stages or any_B for stages in holders.stage_of_chunk)
     return _with_chunks(placed_spec, Chunks(spec.cut.moe_layers, (1,) * len(any_B), stage_DB))
@@ -196,14 +196,14 @@ def _with_chunks(spec: StepSpec, chunks: Chunks) -> StepSpec:
 
 
 class UnknownAssignment(RunError):
-    """The cut that the processes of a run are to use is unknown to this one, or it knows another one."""
+    """This process does not know the cut that the run's processes are to use, or knows a different one."""
 
 
 class Cuts:
-    """The step specs and plans of a run, with its own cuts and with others; safe to use from several threads.
+    """Step specs and plans of a run, with its own cuts and with others; safe to use from several threads.
 
     Args:
-        spec: step spec on the mesh of all workers, or on that of a checkpoint.
+        spec: step spec on the mesh of all workers, or on a checkpoint's mesh.
         settings: settings of all plans.
         num_sequences: sequences of a micro-batch, over all expert ranks.
         store: cache in which the processes of a run share plans and cuts; None: no cache.
@@ -218,7 +218,7 @@ class Cuts:
         self._found: dict[frozenset[Worker], Recut | None] = {}
 
     def spec(self, recut: Recut | None) -> StepSpec:
-        """The step spec on the mesh of all workers, with some cuts; None: those of the run."""
+        """Returns the step spec on the mesh of all workers, with the given cuts; None: the run's own."""
         spec = self._specs.get(recut)
         if spec is None:
             assert recut is not None, "the run's own cuts are there from the start"
@@ -226,7 +226,7 @@ class Cuts:
         return spec
 
     def configurator(self, recut: Recut | None) -> Configurator:
-        """The plans with some cuts; None: those of the run."""
+        """Returns the configurator with the given cuts; None: the run's own."""
         configurator = self._configurators.get(recut)
         if configurator is None:
             assert recut is not None, "the run's own cuts are there from the start"
@@ -235,7 +235,7 @@ class Cuts:
         return configurator
 
     def configure(self, recut: Recut | None, failed: frozenset[Worker]) -> Configuration:
-        """The configuration for a failure set, with some cuts; None: those of the run.
+        """Returns the configuration for a failure set, with the given cuts; None: the run's own.
 
         Raises:
             SettingError: a stage has no survivor, or the planner cannot plan for the failures.
@@ -250,12 +250,12 @@ class Cuts:
         return self._store.value(key, configure)
 
     def find(self, failed: frozenset[Worker]) -> Recut | None:
-        """The best cut for the survivors, the same object each time; None if there is none.
+        """Finds the best cut for the survivors, the same object in every call; None if there is none.
 
         Raises:
-            SettingError: the plan is not possible in the memory that there is.
+            SettingError: no plan fits into the available memory.
         """
-        with suppress(KeyError):  # without a lock, as another thread may forget it at any time
+        with suppress(KeyError):  # no lock: another thread may forget it at any time
             return self._found[failed]
         spec = self.spec(None)
 
@@ -269,16 +269,16 @@ class Cuts:
         return self._found.setdefault(failed, recut)
 
     def agreed(self, failed: frozenset[Worker], holders: ChunkAssignment) -> Recut | None:
-        """The cut that the processes of a run are to use, which one of them has found; all others are forgotten.
+        """Returns the cut that the run's processes are to use, found by one of them; all other cuts are forgotten.
 
-        This process does not look for it itself, since training waits meanwhile.
+        This process does not search for the cut itself, since training waits meanwhile.
 
         Args:
             failed: workers that are down.
-            holders: workers that are to hold each block; False: the run's own cuts are to be used.
+            holders: workers that are to hold each block; False: use the run's own cuts.
 
         Raises:
-            UnknownCut: none is in the cache that the processes share, or another one.
+            UnknownAssignment: the cache that the processes share has no cut, or a different one.
         """
         recut = None
         if holders:
@@ -293,8 +293,8 @@ class Cuts:
         return recut
 
     def keep_only(self, recuts: Collection[Recut | None]) -> None:
-        """Forgets all other cuts but those of the run."""
-        for failed, recut in list(self._found.items()):  # other threads add to it
+        """Forgets all cuts except these and the run's own."""
+        for failed, recut in list(self._found.items()):  # a copy: other threads add to it
             if recut is not None and recut not in recuts:
                 del self._found[failed]
         for other in self._specs.keys() - {None, *recuts}:
@@ -303,7 +303,7 @@ class Cuts:
 
 
 def recut_settings(settings: PlanSettings, spec: StepSpec, recut: Recut, num_sequences: int) -> PlanSettings:
-    """The settings of plans with other cuts, with the memory that a worker had.
+    """Returns the settings of plans with other cuts, with the same memory per worker.
 
     Args:
         settings: settings of the run.
@@ -320,7 +320,7 @@ def recut_settings(settings: PlanSettings, spec: StepSpec, recut: Recut, num_seq
 
 
 def find_recut(settings: PlanSettings, spec: StepSpec, failed: frozenset[Worker], num_sequences: int) -> Recut | None:
-    """Plans moved roles, and pipelines of the survivors that are cut anew; takes what has the shortest period.
+    """Plans moved roles and re-partitioned pipelines for the survivors, and returns the plan with the shortest period.
 
     Args:
         settings: settings of the run.
@@ -329,8 +329,8 @@ def find_recut(settings: PlanSettings, spec: StepSpec, failed: frozenset[Worker]
         num_sequences: sequences of a micro-batch, over all expert ranks.
 
     Returns:
-        The plan with the shortest period of those of ``settings.adapt``; moved roles where they take at most 1 %
-        longer, as they move less. None if there is none.
+        The plan with the shortest period that ``settings.adapt`` allows; moved roles if they take at most 1 % longer,
+        since they move less. None if there is no plan.
     """
     candidates = [_moved_roles(settings, failed)] if settings.adapt in ("reassign", "auto") else []
     candidates += [_cut_anew(settings, spec, failed, num_sequences)] if settings.adapt in ("recut", "auto") else []
@@ -339,7 +339,7 @@ def find_recut(settings: PlanSettings, spec: StepSpec, failed: frozenset[Worker]
         adapted_settings = recut_settings(settings, recut_spec(spec, recut), recut, num_sequences)
         try:
             plans = Configurator(adapted_settings).configure(failed).plans
-        except SettingError:  # there is too little memory
+        except SettingError:  # too little memory
             return math.inf
         return plans[max(plans)].relative_period * (1 if recut.cuts else 1 / _AS_GOOD)
 
@@ -349,14 +349,14 @@ def find_recut(settings: PlanSettings, spec: StepSpec, failed: frozenset[Worker]
 
 
 def _moved_roles(settings: PlanSettings, failed: frozenset[Worker]) -> Recut | None:
-    """Plans workers in the places of others, with the cuts of the run; None if all are best where they are."""
+    """Plans workers in the places of others, with the run's cuts; None if no move helps."""
     moves = moves_to_spread(replace(settings.problem, failed=failed))
     return Recut(moves=moves) if moves else None
 
 
 def _cut_anew(settings: PlanSettings, spec: StepSpec, failed: frozenset[Worker], num_sequences: int) -> Recut | None:
-    """Plans pipelines of the survivors that are cut anew, where those of the run are cut alike."""
-    # Imported here: few runs look for another cut.
+    """Re-partitions the layers over the survivors' pipelines, if the run's own pipelines have the same cut."""
+    # Imported here: few runs search for another cut.
     from swift.schedules.adapt.choice import recut
     from swift.schedules.adapt.layouts import BlockProblem
 
@@ -381,7 +381,7 @@ def _cut_key(failed: frozenset[Worker]) -> object:
 
 @dataclass(frozen=True, eq=False)
 class _Planned(CustomPlanner):
-    """A schedule that is planned already, as the planner of its problem."""
+    """Planner that returns a schedule planned earlier."""
 
     schedule: Schedule
     name = "recut"
@@ -391,11 +391,11 @@ class _Planned(CustomPlanner):
 
 
 def _problem(settings: PlanSettings, spec: StepSpec, num_sequences: int) -> tuple[Problem, SlotBytes]:
-    """The problem of a run with other chunks, with the memory that a worker had; and the bytes of its buffer slots."""
+    """Returns the problem of a run with other chunks and the same memory per worker, and its buffer slots' bytes."""
     costs, chunks, sizes = plan_costs(spec, sequences_per_rank(num_sequences, spec.live.num_ranks))
     holders, limit = spec.chunks.stage_DC, settings.problem.memory_limit
     problem = replace(settings.problem, costs=costs, chunks=chunks, stage_of_chunk=holders, memory_limit=None)
-    if limit is not None:  # in F-stashes, of which those of longer chunks are larger
+    if limit is not None:  # in F-stashes, which are larger for longer chunks
         before, now = (slots.stash_for_b + slots.stash_for_b_and_w for slots in (settings.sizes, sizes))
         problem = problem.limited(limit / settings.problem.costs.f_stash * before / now)
     return problem, sizes

@@ -1,11 +1,10 @@
-"""Resharding a state to other ranks, slots or stages: every expert keeps its values, bit for bit.
+"""Resharding of a state to other ranks, slots or stages: every expert keeps its values, bit for bit.
 
-Also to a sharded embedding from a replicated one, and back.
+A state can also be converted between a sharded and a replicated embedding. Resharding works on the host, in the layout
+of a checkpoint: RANKED ``[P, layer, N, ...]`` and SHARED ``[P, ...]``, without slots.
 
-On the host, in the layout of a checkpoint: RANKED ``[P, layer, N, ...]`` and SHARED ``[P, ...]``, without slots.
-
-Legend: P stages, L MoE layers of a stage, N ranks, S slots of a rank, E expert classes, W values of an expert,
-w = W / N.
+Legend: P stages, L MoE layers of a stage, N ranks, S slots of a rank, E expert classes, W values of an expert, w = W /
+N.
 """
 
 from collections.abc import Callable
@@ -28,14 +27,14 @@ from swift.topology import Topology
 
 @dataclass(frozen=True)
 class StateShape:
-    """The numbers that, beside the model, determine the shapes of a state.
+    """Numbers that, together with the model, determine the shapes of a state.
 
     Attributes:
         num_stages: P.
         num_ranks: N.
         slots_per_rank: S.
-        cut: number of blocks of each stage; None: as many in all stages.
-        embedding: whether each rank has rows of the embedding, ``sharded``; None: slices of the whole.
+        cut: number of blocks of each stage; None: equally many in all stages.
+        embedding: ``sharded`` if each rank has rows of the embedding; None if each has a slice of the whole.
     """
 
     num_stages: int
@@ -50,25 +49,25 @@ class StateShape:
 
     @classmethod
     def of(cls, spec: StepSpec) -> "StateShape":
-        """The shape of the state of a step spec."""
+        """Returns the shape of a step spec's state."""
         sizes = spec.cut.sizes
         cut = None if len(set(sizes)) == 1 else sizes
         embedding: Literal["sharded"] | None = "sharded" if spec.gpt.embedding_ranks > 1 else None
         return cls(spec.num_stages, spec.live.num_ranks, spec.experts.slots_per_rank, cut, embedding)
 
     def equals_beside_embedding(self, other: "StateShape") -> bool:
-        """Whether two shapes are equal but for the layout of the embedding, or altogether."""
+        """Whether two shapes are equal, or differ only in the layout of the embedding."""
         return replace(self, embedding=None) == replace(other, embedding=None)
 
     def to_json(self) -> dict[str, Any]:
-        """The numbers by name; ``StateShape(**numbers)`` is the inverse."""
+        """Returns the numbers by name; ``StateShape(**numbers)`` is the inverse."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def reshaped(spec: StepSpec, shape: StateShape) -> StepSpec:
-    """The spec of the same model for a state of another shape, on one device: it describes the state, and cannot run.
+    """Returns a spec that describes another shape of state for the same model, on one device; it cannot run.
 
-    Optimizer state that is tied to slots (the layout ``coupled``) has one shape only, but for the embedding.
+    Optimizer state that is tied to slots (the layout ``coupled``) has one shape only, except for the embedding.
     """
     current_shape = StateShape.of(spec)
     if shape == current_shape:
@@ -95,7 +94,7 @@ def reshaped(spec: StepSpec, shape: StateShape) -> StepSpec:
 
 
 def _of_embedding(layout: Layout, gpt: GPT) -> Layout:
-    """The layout of an embedding on as many ranks, sharded if the model says so."""
+    """Returns the layout of an embedding on the same ranks, sharded if the model says so."""
     assert isinstance(layout, Decoupled)
     common = {field.name: getattr(layout, field.name) for field in fields(Decoupled)}
     if gpt.embedding_ranks == 1:
@@ -104,10 +103,10 @@ def _of_embedding(layout: Layout, gpt: GPT) -> Layout:
 
 
 def reshape_state(state: TrainState, old: StepSpec, new: StepSpec) -> TrainState:
-    """Reshards a state on the host from the shape of one spec to that of another.
+    """Reshards a state on the host from one spec's shape to another's.
 
-    Master weights and moments keep their values. Every expert gets replicas in proportion to those that it had, and the
-    policy's own state starts afresh, unless the embedding alone is laid out otherwise.
+    Master weights and moments keep their values. Every expert gets replicas in proportion to its previous number, and
+    the policy's state starts afresh, unless only the layout of the embedding changes.
 
     Args:
         state: state of ``old``, without slots.
@@ -133,11 +132,11 @@ def reshape_state(state: TrainState, old: StepSpec, new: StepSpec) -> TrainState
 
 
 def _reshard_group(name: str, slices: np.ndarray, old: StepSpec, new: StepSpec) -> np.ndarray:
-    """The slices ``[P, layer, N, E, w]`` of a group on other ranks and stages."""
+    """Converts the slices ``[P, layer, N, E, w]`` of a group to other ranks and stages."""
     before, after = old.layouts[name], new.layouts[name]
     assert isinstance(before, Decoupled)
     assert isinstance(after, Decoupled)
-    if name in EMBEDDING_AND_HEAD:  # all stages have a copy, and one stage's is in use
+    if name in EMBEDDING_AND_HEAD:  # every stage has a copy, and one stage's is in use
         end = before.classes(slices[{"embedding": 0, "head": -1}[name]], None)
         return _in_all_stages(np.asarray(after.init(end, None))[None], new)
     class_weights = _by_stage(lambda stage_slices: before.classes(stage_slices, None), slices)
@@ -146,7 +145,7 @@ def _reshard_group(name: str, slices: np.ndarray, old: StepSpec, new: StepSpec) 
 
 
 def _by_stage(function: Callable[[np.ndarray], np.ndarray], array: np.ndarray) -> np.ndarray:
-    """Applies a function to each stage's part; besides the result, that of one stage is in memory."""
+    """Applies a function stage by stage; in addition to the result, only one stage's values are in memory."""
     first = function(array[0])
     result = np.empty((len(array), *first.shape), first.dtype)
     result[0] = first
@@ -157,13 +156,13 @@ def _by_stage(function: Callable[[np.ndarray], np.ndarray], array: np.ndarray) -
 
 
 def _cut_anew(array: np.ndarray, old_index: np.ndarray, new_index: np.ndarray) -> np.ndarray:
-    """An array ``[P, layer, ...]`` in the stacks of another cut; zeros in layers that are padding.
+    """Rearranges an array ``[P, layer, ...]`` to the stacks of another cut; zeros in padding layers.
 
     Args:
         array: array of the old cut.
         old_index, new_index: see ``StepSpec.model_index``.
     """
-    block_at = np.argwhere(old_index >= 0)  # in the order of the model
+    block_at = np.argwhere(old_index >= 0)  # in model order
     result = np.zeros((*new_index.shape, *array.shape[2:]), array.dtype)
     for stage, layer in np.argwhere(new_index >= 0):
         result[stage, layer] = array[tuple(block_at[new_index[stage, layer]])]
@@ -171,12 +170,12 @@ def _cut_anew(array: np.ndarray, old_index: np.ndarray, new_index: np.ndarray) -
 
 
 def _in_all_stages(array: np.ndarray, new: StepSpec) -> np.ndarray:
-    """An array ``[P, ...]`` for other stages, such as a counter; all stages have the same."""
+    """Copies an array ``[P, ...]`` that is equal in all stages, such as a counter, to other stages."""
     return np.broadcast_to(array[:1], (new.num_stages, *array.shape[1:])).copy()
 
 
 def _place(placement_PLNS: np.ndarray, old: StepSpec, new: StepSpec) -> tuple[np.ndarray, Any]:
-    """The placement ``[P, L, N, S]`` and the policy's state ``[P, ...]`` in the new shape, on the host."""
+    """Computes the placement ``[P, L, N, S]`` and the policy's state ``[P, ...]`` in the new shape, on the host."""
     num_classes, config = new.experts.num_classes, new.experts
     is_class = placement_PLNS.reshape(*placement_PLNS.shape[:2], -1, 1) == np.arange(num_classes)
     replicas_PLE = is_class.sum(axis=2, dtype=np.int32)

@@ -1,4 +1,4 @@
-"""Equations of a jaxpr: inlining wrappers, choosing some equations, running them, and counting their work.
+"""Equations of a jaxpr: inlining wrappers, selecting equations, running them, and counting their work.
 
 A group of equations is run one by one, in the order of the jaxpr. No new jaxpr is built, so a group runs under whatever
 transformation it is called in. FLOPs and bytes are those of matmuls alone: the planner's cost of an operation.
@@ -34,24 +34,24 @@ _KERNELS, _DOTS = ("pallas_call", *CUDNN_ATTENTION), ("dot_general", "ragged_dot
 
 
 def variables(atoms: Iterable[Any]) -> list[Var]:
-    """The variables among atoms."""
+    """Returns the variables among atoms."""
     return [atom for atom in atoms if not isinstance(atom, Literal)]
 
 
 def spec(leaf: Any) -> jax.ShapeDtypeStruct:
-    """The shape and dtype of an array, or of anything that has both."""
+    """Returns the shape and dtype of anything that has both, such as an array."""
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
 
 
 def num_bytes(array: Any) -> int:
-    """Bytes of an array, by its shape and dtype."""
+    """Returns the bytes of an array, by its shape and dtype."""
     return math.prod(array.shape) * array.dtype.itemsize
 
 
 def needed(
     equations: Sequence[JaxprEqn], outputs: Iterable[Any], known_vars: Iterable[Var] = ()
 ) -> tuple[tuple[JaxprEqn, ...], set[Var]]:
-    """The equations that ``outputs`` depend on, given the values of the variables ``known_vars``.
+    """Selects the equations that ``outputs`` depend on, given the values of the variables ``known_vars``.
 
     Returns:
         (the equations in order, every variable that they and the outputs read).
@@ -66,7 +66,7 @@ def needed(
 
 
 def dependent(equations: Iterable[JaxprEqn], roots: Iterable[Var]) -> set[Var]:
-    """The roots and every variable computed from one of them."""
+    """Returns the roots and every variable computed from one of them."""
     reached = set(roots)
     for equation in equations:
         if not reached.isdisjoint(variables(equation.invars)):
@@ -76,7 +76,7 @@ def dependent(equations: Iterable[JaxprEqn], roots: Iterable[Var]) -> set[Var]:
 
 @dataclass(frozen=True)
 class EquationGroup:
-    """Some equations of a jaxpr as a function of arrays.
+    """Group of equations in a jaxpr, callable as a function on arrays.
 
     Attributes:
         constants: values of the variables that tracing found constant.
@@ -103,7 +103,7 @@ def inlined(closed: ClosedJaxpr, axis_env: Sequence[tuple[str, int]] | None = No
 
     Args:
         closed: jaxpr.
-        axis_env: names and sizes of the mesh axes that its collectives use, where it is not traced inside them.
+        axis_env: names and sizes of the mesh axes of its collectives, if it is traced outside them.
     """
     inputs = list(map(spec, closed.in_avals))
     return jax.make_jaxpr(lambda *args: _run(closed.jaxpr, closed.consts, args), axis_env=axis_env)(*inputs)
@@ -123,11 +123,10 @@ def _run(jaxpr: Jaxpr, constants: Sequence[Any], args: Sequence[Any]) -> list[An
 
 
 def dot_flops(jaxpr: Jaxpr | ClosedJaxpr) -> int:
-    """Floating-point operations of all ``dot_general``, a multiplication and an addition counted as two.
+    """Counts the floating-point operations of all ``dot_general``; a multiplication and an addition count as two.
 
-    What a kernel does inside is not counted: see ``counted_stage``.
-
-    A ``ragged_dot`` counts every row once, for the group that it belongs to. Loops and branches: see ``total``.
+    Work inside a kernel is not counted: see ``counted_stage``. A ``ragged_dot`` counts every row once, for the group
+    that it belongs to. Loops and branches: see ``total``.
 
     >>> import jax, jax.numpy as jnp
     >>> dot_flops(jax.make_jaxpr(jnp.matmul)(jnp.ones((2, 3)), jnp.ones((3, 5))))
@@ -137,7 +136,7 @@ def dot_flops(jaxpr: Jaxpr | ClosedJaxpr) -> int:
 
 
 def dot_bytes(jaxpr: Jaxpr | ClosedJaxpr) -> int:
-    """Bytes that all ``dot_general`` and kernels of attention read and write, counted like ``dot_flops``.
+    """Counts the bytes that all ``dot_general`` and attention kernels read and write, like ``dot_flops``.
 
     >>> import jax, jax.numpy as jnp
     >>> dot_bytes(jax.make_jaxpr(jnp.matmul)(jnp.ones((2, 3)), jnp.ones((3, 5))))
@@ -147,14 +146,14 @@ def dot_bytes(jaxpr: Jaxpr | ClosedJaxpr) -> int:
 
 
 def _flops_of(equation: JaxprEqn) -> int | None:
-    """Returns the FLOPs of an equation, none of a kernel's; None: those of the jaxprs in it."""
+    """Returns the FLOPs of an equation, 0 for a kernel; None: add up the jaxprs inside it."""
     if equation.primitive.name in _KERNELS:
         return 0
     return _flops(equation) if equation.primitive.name in _DOTS else None
 
 
 def _bytes_of(equation: JaxprEqn) -> int | None:
-    """Returns the bytes of an equation; None: those of the jaxprs in it."""
+    """Returns the bytes of an equation; None: add up the jaxprs inside it."""
     return _bytes(equation) if equation.primitive.name in (*_KERNELS, *_DOTS) else None
 
 

@@ -1,9 +1,9 @@
-"""Partition of the equations of a stage and its gradient into F, B and W, and the values kept between them.
+"""Partition of a stage's equations, gradient included, into F, B and W, and the values kept between them.
 
 Equations are costly (matmuls, collectives, loops, sorts) or cheap (elementwise, reductions, gathers, changes of shape).
 The rule: a costly equation runs once, and under that condition as few bytes as possible are kept. So a value may be
-recomputed from others that are kept, but by cheap equations only: a GELU's output from its input, which B needs anyway.
-That takes two minimum vertex cuts: through the values between B and W, then through those between F and both. Values
+recomputed from kept values, but only by cheap equations: a GELU's output from its input, which B needs anyway. This
+takes two minimum vertex cuts: through the values between B and W, then through the values between F and both. Values
 that depend on parameters and extras alone are recomputed wherever they are read, and the gradient of a norm, a short
 vector, belongs to B.
 """
@@ -37,17 +37,17 @@ _COSTLY = frozenset(
 )
 _Node = TypeVar("_Node", bound=Hashable)
 _SOURCE, _SINK = "source", "sink"
-"""The ends of the graph that is cut, before all sources and after all sinks."""
+"""Ends of the graph to cut, before all sources and after all sinks."""
 
 
 @dataclass(frozen=True)
 class Joint:
-    """The forward and backward of a stage as one jaxpr, its variables by meaning.
+    """Forward and backward of a stage as one jaxpr, with variables grouped by meaning.
 
     Attributes:
         constants: values of the variables that tracing found constant.
         equations: equations without wrappers, in order.
-        params_and_extras: parameters and extras, which F, B and W all get.
+        params_and_extras: parameters and extras, inputs of each of F, B and W.
         x: input.
         d_out: cotangent of the differentiated output.
         results: output and metrics.
@@ -66,7 +66,7 @@ class Joint:
 
 
 class Partition(NamedTuple):
-    """The three parts and the stashes between them; a part takes and returns values in the order noted."""
+    """Parts F, B and W, and the stashes between them; comments give the order of each part's inputs and results."""
 
     forward: EquationGroup  # parameters and extras, x -> results, stash_for_b, stash_for_b_and_w
     backward_input: EquationGroup  # parameters and extras, stash_for_b, stash_for_b_and_w, d_out -> dx, stash_for_w
@@ -77,7 +77,7 @@ class Partition(NamedTuple):
 
 
 def partition(joint: Joint) -> Partition:
-    """Assigns every equation to F, B or W, and cheap ones to several of them where needed."""
+    """Assigns every equation to F, B or W; cheap equations also to several of them where needed."""
     late = _late_variables(joint)
     late_equations = [e for e in joint.equations if not late.isdisjoint(e.outvars)]
     early_equations = [e for e in joint.equations if late.isdisjoint(e.outvars)]
@@ -115,14 +115,14 @@ def _outputs(equations: Iterable[JaxprEqn]) -> list[Var]:
 
 
 def _late_variables(joint: Joint) -> set[Var]:
-    """The variables computed after F: from the cotangent, or from a matmul of F that a ``checkpoint`` repeats."""
+    """Returns variables computed after F: from the cotangent, or from a matmul of F that a ``checkpoint`` repeats."""
     in_forward = set(map(id, needed(joint.equations, joint.results)[0]))
     repeated = [e for e in joint.equations if _is_costly(e) and id(e) not in in_forward]
     return dependent(joint.equations, [*joint.d_out, *_outputs(repeated)])
 
 
 def _cut_before_w(joint: Joint, equations: Sequence[JaxprEqn]) -> tuple[Var, ...]:
-    """W's stash: the fewest bytes from B that spare W every costly equation of B."""
+    """Chooses W's stash: the fewest bytes from B with which W repeats no costly equation of B."""
     costly = [e for e in equations if _is_costly(e)]
     from_d_out = dependent(equations, joint.d_out)
     repeated = [e for e in costly if from_d_out.isdisjoint(e.outvars)]
@@ -139,7 +139,7 @@ def _cut_before_w(joint: Joint, equations: Sequence[JaxprEqn]) -> tuple[Var, ...
 
 
 def _cut_after_f(joint: Joint, equations: Sequence[JaxprEqn], read: set[Var]) -> tuple[Var, ...]:
-    """The stashes of F: the fewest bytes that spare B and W every costly equation of F."""
+    """Chooses F's stashes: the fewest bytes with which B and W repeat no costly equation of F."""
     return _cut(
         equations=[e for e in equations if not _is_costly(e)],
         among=[*joint.x, *_outputs(equations)],
@@ -152,8 +152,8 @@ def _cut_after_f(joint: Joint, equations: Sequence[JaxprEqn], read: set[Var]) ->
 def _cut(
     equations: Sequence[JaxprEqn], among: Sequence[Var], never: set[Var], sources: Iterable[Var], sinks: Iterable[Any]
 ) -> tuple[Var, ...]:
-    """The lightest of the variables ``among`` that cut every path of ``equations`` from the sources to the sinks."""
-    # An empty array has a weight, too, or no path through it would count as cut.
+    """Returns the lightest variables ``among`` that cut every path of ``equations`` from the sources to the sinks."""
+    # An empty array needs a weight, too, or a path through it would count as cut already.
     weights = {var: math.inf if var in never else max(num_bytes(var.aval), 1) for var in among}
     edges = [(a, b) for e in equations for a in variables(e.invars) if a in weights for b in e.outvars]
     sinks = {var for var in variables(sinks) if var in weights}
@@ -166,13 +166,13 @@ def minimum_cut(
     sources: Collection[_Node],
     sinks: Collection[_Node],
 ) -> list[_Node]:
-    """The nodes of least total weight without which no path leads from a source to a sink.
+    """Finds the nodes of least total weight whose removal leaves no path from a source to a sink.
 
     Max-flow by shortest augmenting paths (Edmonds and Karp) on the graph with every node split into an entry and an
-    exit. Among cuts of equal weight it is the one nearest to the sinks.
+    exit. Among cuts of equal weight the one nearest to the sinks is returned.
 
     Args:
-        weights: positive weight of every node; infinite for one that may not be cut.
+        weights: positive weight of every node; infinite for a node that may not be cut.
         edges: pairs (from, to).
         sources: nodes where paths begin; may be cut.
         sinks: nodes where paths end; may be cut.

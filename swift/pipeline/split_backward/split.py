@@ -1,9 +1,9 @@
 """The decoupled backward: a stage's forward F, its input gradient B and its weight gradient W as three functions.
 
 The stage and its gradient are traced as one jaxpr, whose equations are then divided (ReCycle's decoupled
-back-propagation, zero-bubble's B and W): those that the output needs are F, those that the input's cotangent needs are
-B, the rest are W. No matmul runs twice; calling the function that ``jax.vjp`` returns twice, and dropping one result
-each time, would repeat half of the backward. A layer and its whole backward, before:
+back-propagation, zero-bubble's B and W): F gets the equations that the output needs, B those that the input's cotangent
+needs, and W the rest. No matmul runs twice. Calling the function that ``jax.vjp`` returns twice, and dropping one
+result each time, would repeat half of the backward. A layer and its whole backward, before:
 
 >>> def layer(w, extras, x):
 ...     return jax.numpy.sin(x @ w), None
@@ -28,7 +28,7 @@ each time, would repeat half of the backward. A layer and its whole backward, be
     ] f a
   in (h, i) }
 
-and after: B, whose second result is W's stash, and W, which reads it and the x that F kept.
+and after: B, whose second result is W's stash, and W, which reads this stash and the x that F kept.
 
 >>> halves = split(layer, w, None, x)
 >>> print(jax.make_jaxpr(halves.backward_input)(w, None, halves.b_shapes, halves.h_shapes, dy))
@@ -80,7 +80,7 @@ class SplitStage:
     _trees: "_Trees"
 
     def forward(self, params: Any, extras: Any, x: Any) -> tuple[Any, Any, tuple, tuple]:
-        """F: (params, extras, x) -> (out, metrics, stash_for_b, stash_for_b_and_w)."""
+        """Runs F: (params, extras, x) -> (out, metrics, stash_for_b, stash_for_b_and_w)."""
         results = self._parts.forward(*jax.tree.leaves((params, extras, x)))
         sizes = self._trees.out.num_leaves, self._trees.metrics.num_leaves, len(self.b_shapes)
         out, metrics, stash_for_b, stash_for_b_and_w = _sections(results, *sizes)
@@ -94,7 +94,7 @@ class SplitStage:
     def backward_input(
         self, params: Any, extras: Any, stash_for_b: Sequence[Any], stash_for_b_and_w: Sequence[Any], d_out: Any
     ) -> tuple[Any, tuple]:
-        """B: (params, extras, stash_for_b, stash_for_b_and_w, cotangent of out) -> (cotangent of x, stash_for_w)."""
+        """Runs B: (params, extras, stash_for_b, stash_for_b_and_w, out's cotangent) -> (x's cotangent, stash_for_w)."""
         params_and_extras, cotangents = jax.tree.leaves((params, extras)), jax.tree.leaves(d_out)
         results = self._parts.backward_input(*params_and_extras, *stash_for_b, *stash_for_b_and_w, *cotangents)
         dx, stash_for_w = _sections(results, self._trees.x.num_leaves)
@@ -103,14 +103,14 @@ class SplitStage:
     def backward_weight(
         self, params: Any, extras: Any, stash_for_b_and_w: Sequence[Any], stash_for_w: Sequence[Any]
     ) -> Any:
-        """W: (params, extras, stash_for_b_and_w, stash_for_w) -> gradient of the parameters."""
+        """Runs W: (params, extras, stash_for_b_and_w, stash_for_w) -> gradient of the parameters."""
         dparams = self._parts.backward_weight(*jax.tree.leaves((params, extras)), *stash_for_b_and_w, *stash_for_w)
         return self._trees.params.unflatten(dparams)
 
 
 @dataclass(frozen=True)
 class _Trees:
-    """The tree structures of inputs and outputs."""
+    """Tree structures of inputs and outputs."""
 
     params: Any
     x: Any
@@ -127,15 +127,16 @@ def split(
 ) -> SplitStage:
     """Splits a stage and its gradient into F, B and W.
 
-    The fewest bytes are kept between them with which no costly equation runs twice; see ``partition``. Where ``f`` is
-    wrapped in ``jax.checkpoint``, B repeats what that recomputes, and F keeps only what that saves.
+    The fewest bytes are kept between the three with which no costly equation runs twice; see ``partition``. If ``f`` is
+    wrapped in ``jax.checkpoint``, B repeats the recomputation of the checkpoint, and F keeps only the values that it
+    saves.
 
     Args:
         f: function (params, extras, x) -> (out, metrics); ``out`` is differentiated, ``metrics`` is not.
         params: float arrays or their shapes.
-        extras: arrays or their shapes; not differentiated, and given to B and W again, so never stashed.
+        extras: arrays or their shapes; not differentiated, and passed to B and W again, so never stashed.
         x: float arrays or their shapes; differentiated.
-        axis_env: names and sizes of the mesh axes of ``f``'s collectives, where ``split`` is called outside them.
+        axis_env: names and sizes of the mesh axes of ``f``'s collectives, if ``split`` is called outside them.
     """
 
     def joint(params: Any, extras: Any, x: Any, d_out: Any) -> tuple[list, list, list]:
@@ -164,6 +165,6 @@ def _label(closed: ClosedJaxpr, num_in: Sequence[int], num_out: Sequence[int]) -
 
 
 def _sections(values: Sequence[Any], *sizes: int) -> list[Sequence[Any]]:
-    """Divides ``values`` into sections of these sizes and the rest."""
+    """Divides ``values`` into sections of the given sizes and a rest."""
     ends = list(itertools.accumulate(sizes, initial=0))
     return [values[start:end] for start, end in itertools.pairwise([*ends, len(values)])]

@@ -1,4 +1,4 @@
-"""Costs of a stage's F, B and W for the planner: known before anything runs, and the same on every machine."""
+"""Costs of a stage's F, B and W for the planner: computed before anything runs, and equal on every machine."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ def split_stage(spec: StepSpec, num_sequences: int) -> tuple[Stage, tuple[Layers
         num_sequences: sequences of a micro-batch on one rank.
 
     Returns:
-        The stage, and the shapes that it was made for: layers, extras, x ``[B, T, D]``.
+        (the stage, the shapes that it was built for: layers, extras, x ``[B, T, D]``).
     """
     config = spec.gpt.config
     state = spec.abstract(with_slots=True)
@@ -49,17 +49,17 @@ def split_stage(spec: StepSpec, num_sequences: int) -> tuple[Stage, tuple[Layers
 
 
 def counted_stage(spec: StepSpec, stage: Stage, num_sequences: int) -> Stage:
-    """The stage itself, or one with the form of attention that is counted on every machine: kernels hide their work."""
+    """Returns the stage, or one with blockwise attention if it uses a kernel, whose FLOPs cannot be counted."""
     if spec.gpt.kernel in ("plain", "blockwise"):
         return stage
     return split_stage(replace(spec, gpt=replace(spec.gpt, kernel="blockwise")), num_sequences)[0]
 
 
 def stage_costs(spec: StepSpec, num_sequences: int) -> Costs:
-    """The costs of a stage's layers: times in units of F, from FLOPs of matmuls; memory in units of F's stash.
+    """Computes layer costs for a stage: times relative to F, from matmul FLOPs; memory relative to F's stash.
 
-    They are those of a chunk with as many blocks of each kind as any chunk has, without embedding and head; see
-    ``plan_costs`` for these and for other chunks.
+    The costs are for a chunk with the largest number of blocks of each kind, without embedding and head; ``plan_costs``
+    adds these, and covers other chunks.
 
     Args:
         spec: step spec, on any mesh.
@@ -69,10 +69,11 @@ def stage_costs(spec: StepSpec, num_sequences: int) -> Costs:
 
 
 def plan_costs(spec: StepSpec, num_sequences: int) -> tuple[Costs, tuple[Chunk, ...], SlotBytes]:
-    """The costs as of ``stage_costs``, those of each chunk as factors of them, and bytes of the buffer slots of a rank.
+    """Computes ``stage_costs``, each chunk's costs as factors of them, and the bytes per buffer slot on a rank.
 
-    F of the last chunk has the loss and the whole backward pass of the head, B of the first one the gradient of the
-    embedding. A slot of a stash is as large for every chunk. A single chunk is none: it is what all workers hold.
+    F of the last chunk includes the loss and the head's whole backward pass, B of the first chunk the gradient of the
+    embedding. A stash slot is equally large for every chunk. With a single chunk there are no factors: all workers hold
+    it.
     """
     stage, (layers, extras, x) = split_stage(spec, num_sequences)
     counted = counted_stage(spec, stage, num_sequences)
@@ -95,9 +96,10 @@ def plan_costs(spec: StepSpec, num_sequences: int) -> tuple[Costs, tuple[Chunk, 
 
 
 def embedding_and_head(spec: StepSpec, num_sequences: int, x: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The work of the first chunk's B and of the last one's F beside their blocks, as (function, shapes of arguments).
+    """Returns the first chunk's B and the last chunk's F outside the blocks: (function, argument shapes) each.
 
-    It is the gradient of the embedding; and the loss with its gradients with respect to the head and its input.
+    The first is the gradient of the embedding; the second is the loss with its gradients with respect to the head and
+    its input.
 
     Args:
         spec: step spec, on any mesh.
@@ -125,7 +127,7 @@ def embedding_and_head(spec: StepSpec, num_sequences: int, x: Any) -> tuple[tupl
 
 
 def rank_weights(spec: StepSpec) -> StackedWeights:
-    """Shapes of a rank's weights."""
+    """Returns the shapes of a rank's weights."""
 
     def unpack(slots: Mapping[str, jax.Array]) -> StackedWeights:
         return spec.gpt.unpack_stacks({name: leaf[:, 0] for name, leaf in slots.items()})
@@ -134,14 +136,14 @@ def rank_weights(spec: StepSpec) -> StackedWeights:
 
 
 def _flops_of(spec: StepSpec, op: Callable[..., Any], *arguments: Any) -> int:
-    """FLOPs of the matmuls of a per-rank function."""
+    """Counts the FLOPs of a per-rank function's matmuls."""
     return dot_flops(jax.make_jaxpr(op, axis_env=[(EXPERT_AXIS, spec.live.num_ranks)])(*arguments))
 
 
 def _block_flops(
     spec: StepSpec, split: SplitStage, weights_and_extras: tuple[Any, Extras], x: Any
 ) -> tuple[int, int, int]:
-    """FLOPs of the matmuls in F, B and W of a block."""
+    """Counts the matmul FLOPs in a block's F, B and W."""
     aux = jax.ShapeDtypeStruct((), spec.accumulate_dtype)
     return (
         _flops_of(spec, split.forward, *weights_and_extras, x),
@@ -151,5 +153,5 @@ def _block_flops(
 
 
 def stash_bytes(shapes: Any) -> int:
-    """Bytes of one buffer slot that holds arrays of these shapes, a tree."""
+    """Returns the bytes in one buffer slot for arrays with these shapes, a tree."""
     return sum(math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(shapes))

@@ -1,10 +1,10 @@
 """The tick interpreter: runs the ops in a worker's columns of the tick table, and exchanges messages between stages.
 
-A tick has two parts. First the worker's own op: one two-way ``lax.cond`` for each kind, around that kind's large
+A tick has two parts. First comes the worker's own op: one two-way ``lax.cond`` for each kind, around that kind's large
 buffers only, since XLA copies the operands of a multi-way branch. The expert ranks of a worker take the same branch, so
-it may contain collectives over ``expert``. Then the messages, outside every branch that differs between workers: the
-table's common columns, the same on all devices, choose the permutation, so a ``lax.switch`` over ``ppermute`` is safe
-there; inside an op's branch it would deadlock.
+it may contain collectives over ``expert``. Then come the messages, outside every branch that differs between workers.
+The table's common columns, the same on all devices, choose the permutation, so a ``lax.switch`` over ``ppermute`` is
+safe there; inside an op's branch it would deadlock.
 
 The weights do not change between two updates, so they are loop invariants of those ticks, not part of the carry.
 
@@ -37,7 +37,7 @@ _ACTIVATIONS, _GRADIENTS = 0, 1
 
 
 class Carry(NamedTuple):
-    """The carry of the loop over ticks."""
+    """Carry of the loop over ticks."""
 
     activations: jax.Array  # [slots, B, T, D], the inbox of F
     gradients: jax.Array  # [slots, B, T, D], the inbox of B
@@ -51,11 +51,11 @@ class Carry(NamedTuple):
 
     @property
     def totals(self) -> StageWeights:
-        """The gradients of all weights."""
+        """Gradients of all weights."""
         return StageWeights(self.layers, self.embedding, self.head)
 
     def with_totals(self, totals: StageWeights) -> "Carry":
-        """The same carry with other gradients."""
+        """Returns the same carry with other gradients."""
         return self._replace(**totals._asdict())
 
 
@@ -67,14 +67,14 @@ def empty_carry(
     message: Float[Array, "B T D"],
     num_iterations: int,
 ) -> Carry:
-    """Empty buffers and zero sums.
+    """Returns empty buffers and zero sums.
 
     Args:
         spec: step spec.
         table: tick table, for the number of slots.
         stage: the stage's blocks, for the shapes of the stashes.
         weights: weights of the stage.
-        message: an array of the shape ``[B, T, D]`` that workers send each other.
+        message: an array with the shape ``[B, T, D]`` of messages between workers.
         num_iterations: K.
     """
 
@@ -102,8 +102,8 @@ class Interpreter:
         permutations: permutations of activations and of gradients; static.
         common: columns of the table that are the same for all workers.
         columns: this worker's columns.
-        message: zeros ``[B, T, D]``, sent where there is no message.
-        sends_itself: whether a worker may hold two consecutive chunks, whose messages stay with it.
+        message: zeros ``[B, T, D]``, sent when there is no message.
+        sends_itself: whether a worker may hold two consecutive chunks, whose messages stay on it.
     """
 
     permutations: tuple[tuple[Permutation, ...], tuple[Permutation, ...]]
@@ -117,7 +117,7 @@ class Interpreter:
         return lax.fori_loop(first, end, lambda tick, carry: self._tick(ops, tick, carry), carry)
 
     def evaluate(self, ops: EvaluationOps, end: Any, carry: Carry) -> Sums:
-        """Runs F alone in all ticks before ``end``, without a backward pass."""
+        """Runs only F, in all ticks before ``end``, without a backward pass."""
 
         def tick(tick: jax.Array, loop: tuple[jax.Array, Sums]) -> tuple[jax.Array, Sums]:
             activations, sums = loop
@@ -163,7 +163,7 @@ class Interpreter:
         return Carry(activations, gradients, stash_for_b, stash_for_b_and_w, stash_for_w, sums, layers, embedding, head)
 
     def _keep(self, kind: Kind, op: TickOp, message: jax.Array, inbox: jax.Array) -> jax.Array:
-        """The inbox with the output of an op of a kind, if this worker is the one that reads it."""
+        """Returns the inbox with an op's output, if this worker is itself the receiver."""
         if not self.sends_itself:
             return inbox
         is_own = (op.opcode == kind + 1) & (op.own_slot >= 0)
@@ -172,7 +172,7 @@ class Interpreter:
     def _deliver(
         self, direction: int, message: jax.Array, tick: jax.Array, slot_Q: jax.Array, inbox: jax.Array
     ) -> jax.Array:
-        """Sends the messages of a direction; returns the inbox with those that arrived for this worker."""
+        """Sends the messages of a direction; returns the inbox with the messages that arrived for this worker."""
         chosen_TQ = self.common[direction]
         ways: list[Callable[[jax.Array], jax.Array]] = [lambda message: message]
         ways += [partial(lax.ppermute, axis_name=WORKER_AXIS, perm=pairs) for pairs in self.permutations[direction]]

@@ -1,4 +1,4 @@
-"""Sums over micro-batches, and the metrics of a window's iterations: the same for every step function and row.
+"""Sums over micro-batches, and the metrics of a window's iterations: equal for every step function and mesh row.
 
 Legend: K iterations of the window, L MoE layers, E classes.
 """
@@ -21,7 +21,7 @@ from swift.pipeline.step.spec import StepSpec
 
 
 class Sums(NamedTuple):
-    """Sums over micro-batches: of this rank, and after ``over_ranks`` of all expert ranks."""
+    """Sums over micro-batches: this rank's, or all expert ranks' after ``over_ranks``."""
 
     loss: jax.Array  # cross-entropies of tokens, nats; at least float32
     aux: jax.Array  # auxiliary losses of micro-batches; at least float32
@@ -30,28 +30,28 @@ class Sums(NamedTuple):
 
     @classmethod
     def zeros(cls, spec: StepSpec, num_iterations: int) -> "Sums":
-        """Zero sums of each iteration of a window, ``[K, ...]``."""
+        """Returns zero sums for each iteration of a window, ``[K, ...]``."""
         load = jnp.zeros((num_iterations, spec.num_moe_layers, spec.experts.num_classes), jnp.int32)
         zero = jnp.zeros(num_iterations, spec.accumulate_dtype)
         return cls(zero, zero, jnp.zeros(num_iterations, jnp.int32), Load(load, load, load))
 
     def over_ranks(self) -> "Sums":
-        """The sums over all expert ranks."""
+        """Returns the sums over all expert ranks."""
         return jax.tree.map(lambda leaf: lax.psum(leaf, EXPERT_AXIS), self)
 
 
 class UpdateRecord(NamedTuple):
-    """Measurements that an update makes of its iteration; with a leading dim K for those of a window."""
+    """Measurements of an iteration during its update; a window's record has a leading dim K."""
 
-    square_norm: jax.Array  # of the stage's gradients, before clipping
+    square_norm: jax.Array  # squared norm of the stage's gradients, before clipping
     learning_rate: jax.Array
     load: Load  # int32[L, E] each, over all micro-batches, ranks and peers
-    replicas_LE: jax.Array  # int32, of the placement used
+    replicas_LE: jax.Array  # int32, of the placement in use
     imbalance_L: jax.Array
 
     @classmethod
     def of(cls, spec: StepSpec, state: TrainState, square_norm: Float[Array, ""], load: Load) -> "UpdateRecord":
-        """The record of the iteration that starts from ``state``."""
+        """Returns the record of the iteration that starts from ``state``."""
         replicas_LE = replica_counts(state.placement, spec.experts.num_classes)
         imbalance_L = load_imbalance(load.popularity_E, replicas_LE)
         return cls(square_norm, jnp.asarray(spec.learning_rate(state.step)), load, replicas_LE, imbalance_L)
@@ -64,7 +64,7 @@ def metrics_of(
     norm_K: Float[Array, " K"],
     record: UpdateRecord,
 ) -> dict[str, jax.Array]:
-    """The metrics of a window.
+    """Computes the metrics of a window.
 
     Args:
         loss_K: cross-entropies, summed over the global batch's tokens, nats.
@@ -88,7 +88,7 @@ def metrics_of(
 
 
 def over_stages(spec: StepSpec, record: UpdateRecord) -> UpdateRecord:
-    """Per rank: the record with the layers of all workers, in model order; leaves have leading dims K and L."""
+    """Joins the records of all workers' layers in model order, per rank; leaves have leading dims K and L."""
     live = spec.live
     if live.num_live == 1:
         return record
@@ -114,6 +114,6 @@ def by_iteration(metrics: Mapping[str, Any]) -> list[dict[str, np.ndarray]]:
 
 
 def no_load(spec: StepSpec) -> Load:
-    """Zero counts, int32[L, E]."""
+    """Returns zero counts, int32[L, E]."""
     counts = jnp.zeros((spec.num_moe_layers, spec.experts.num_classes), jnp.int32)
     return Load(counts, counts, counts)

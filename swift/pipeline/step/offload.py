@@ -1,8 +1,8 @@
-"""The update of optimizer slices that are in host memory: one layer at a time is on the device.
+"""Update of optimizer slices in host memory, with one layer at a time on the device.
 
-A layer's master weights and moments are copied to the device, updated, and copied back to where they were; the master
-weights in the type of slots stay, to fill these. The layers of a group of parameters are alike: a loop over them is one
-program, whatever their number.
+A layer's master weights and moments are copied to the device, updated, and copied back to their memory; the master
+weights, cast to the slots' dtype, stay on the device to fill the slots. All layers of a group of parameters have the
+same shapes, so a loop over them is one program, whatever their number.
 
 Legend: L layers of a group, or MoE layers, E expert classes, N ranks, S slots.
 """
@@ -20,19 +20,19 @@ from swift.pipeline.state import KINDS
 
 
 class LayerState(NamedTuple):
-    """State of some layers, as an update reads and writes it; see ``TrainState``."""
+    """State of some layers for an update; see ``TrainState``."""
 
     master: dict[str, Any]  # {group: [L, ...]}
-    moments: Any  # {group: [L, ...]}, or several of these, and counters []
+    moments: Any  # {group: [L, ...]}, or several such dicts, and counters []
 
 
 class LayerGradients(NamedTuple):
-    """Gradients of some layers, counts and placements, in device memory."""
+    """Gradients, counts and placements of some layers, in device memory."""
 
     gradients: Mapping[str, Any]  # {group: [L, ...]}, of the master weights
     popularity_LE: Int[Array, "L E"]
-    before_LNS: Int[Array, "L N S"]  # the placement that the gradients were computed with
-    after_LNS: Int[Array, "L N S"]  # the placement of the next iteration
+    before_LNS: Int[Array, "L N S"]  # placement under which the gradients were computed
+    after_LNS: Int[Array, "L N S"]  # placement of the next iteration
 
 
 _Update = Callable[[LayerState, LayerGradients], LayerState]
@@ -41,17 +41,17 @@ _Update = Callable[[LayerState, LayerGradients], LayerState]
 def update_layer_by_layer(
     update: _Update, state: LayerState, layer_gradients: LayerGradients, dtype: DTypeLike
 ) -> tuple[LayerState, dict[str, Any]]:
-    """Updates one layer of one group after the other.
+    """Updates the layers of all groups, one after the other.
 
     Args:
-        update: update of layers of some groups, in device memory; counters do not depend on which.
+        update: update of layers of some groups, in device memory; counters do not depend on the group.
         state: state of this rank, whose arrays are in any memory.
         layer_gradients: gradients of all groups.
-        dtype: type of slots.
+        dtype: dtype of slots.
 
     Returns:
-        The state after the update, in the memory that it was in; and the master weights by group for filling slots,
-        in the type of these and in device memory.
+        (the state after the update, in its previous memory; the master weights by group for filling slots, in the
+        slots' dtype and in device memory).
     """
     names = list(state.master)
 
@@ -68,13 +68,13 @@ def update_layer_by_layer(
 
 
 def is_grouped_like_params(tree: Any, groups: Collection[str]) -> bool:
-    """Whether all arrays of a tree but counters are in dicts by group."""
+    """Whether all arrays of a tree except counters are in dicts by group."""
     ungrouped = _map_groups(lambda _: {}, groups, tree)
     return all(leaf.ndim == 0 for leaf in jax.tree.leaves(ungrouped))
 
 
 def _map_groups(f: Callable[..., Any], groups: Collection[str], tree: Any, *other_trees: Any) -> Any:
-    """Maps dicts by group, which are anywhere in trees; of everything else it keeps that of the first tree."""
+    """Maps the dicts by group anywhere in the trees; all other leaves are taken from the first tree."""
 
     def is_by_group(node: Any) -> bool:
         return isinstance(node, dict) and node.keys() == set(groups)
@@ -88,7 +88,7 @@ def _map_groups(f: Callable[..., Any], groups: Collection[str], tree: Any, *othe
 def _updated_group(
     update: _Update, state: LayerState, layer_gradients: LayerGradients, dtype: DTypeLike
 ) -> tuple[LayerState, dict[str, Any]]:
-    """Updates the layers of the only group that there is."""
+    """Updates the layers of a state with a single group."""
     ((name, stack),) = state.master.items()
 
     def update_layer(index: jax.Array, carry: tuple[LayerState, jax.Array]) -> tuple[LayerState, jax.Array]:
@@ -103,7 +103,7 @@ def _updated_group(
 
 
 def _layer(layer_gradients: LayerGradients, index: jax.Array, *, has_experts: bool) -> LayerGradients:
-    """One layer of the gradients; of counts and placements, too, where the group is one of MoE layers."""
+    """Returns one layer's gradients; in a group of MoE layers also its counts and placements."""
     if has_experts:
         return jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, index, 1), layer_gradients)
     ((name, stack),) = layer_gradients.gradients.items()

@@ -1,10 +1,11 @@
 """The iteration of a single worker: without a pipeline, the backward pass is not split.
 
-Micro-batches run one after another, forward and backward, and their slot gradients are added up: the ops of a stage
-that is the first and the last, with one slot of every buffer. Then comes the same update U as in a pipeline. The
+Micro-batches run one after another, forward and backward, and their slot gradients are summed: the ops are those of a
+stage that is both first and last, with one slot in every buffer. Then comes the same update U as in a pipeline. The
 sequences of a micro-batch are divided among the expert ranks as evenly as possible, here and in a pipeline.
 
-Legend: M micro-batches, B sequences of a micro-batch, on a device those of its rank, N expert ranks, T positions.
+Legend: M micro-batches, B sequences of a micro-batch, on a device the sequences of its rank, N expert ranks,
+T positions.
 """
 
 from typing import Any
@@ -32,7 +33,7 @@ _BOTH = EmbeddingAndHead(is_first=True, is_last=True)
 
 
 def sequences_per_rank(num_sequences: int, num_ranks: int) -> int:
-    """Sequences of a micro-batch that every rank has room for.
+    """Returns the number of sequences per micro-batch that every rank has room for.
 
     >>> sequences_per_rank(16, 8), sequences_per_rank(16, 7)
     (2, 3)
@@ -43,7 +44,7 @@ def sequences_per_rank(num_sequences: int, num_ranks: int) -> int:
 def share_sequences(leaf: Shaped[np.ndarray, "*lead B T"], num_ranks: int) -> Shaped[np.ndarray, "*lead N b T"]:
     """Divides ``[..., B, T]`` into the ranks' shares ``[..., N, ceil(B / N), T]``, whole sequences in order.
 
-    A rank with one sequence less than another gets zeros, which are not valid tokens.
+    A rank with one sequence less than another gets zeros, marked as invalid tokens.
 
     >>> share_sequences(np.array([[1], [2], [3]]), num_ranks=2).tolist()
     [[[1], [2]], [[3], [0]]]
@@ -59,20 +60,20 @@ def share_sequences(leaf: Shaped[np.ndarray, "*lead B T"], num_ranks: int) -> Sh
 
 
 def single_worker_batch(batch: Batch, num_ranks: int) -> Batch:
-    """The rows of a host batch ``[M, B, T]`` for one worker: ``[1, M, N, B / N, T]``, see ``share_sequences``."""
+    """Returns a host batch ``[M, B, T]`` as rows for one worker: ``[1, M, N, B / N, T]``, see ``share_sequences``."""
     return Batch(*(share_sequences(leaf[None], num_ranks) for leaf in batch))
 
 
 def put_batch(batch: Batch, live: LiveMesh) -> DeviceBatch:
-    """Puts the rows of ``single_worker_batch`` on one worker's devices."""
+    """Puts the rows from ``single_worker_batch`` on one worker's devices."""
     return live.put(single_worker_batch(batch, live.num_ranks), RANKED)
 
 
 def single_worker_gradients(spec: StepSpec, state: TrainState, batch: DeviceBatch) -> tuple[dict[str, jax.Array], Sums]:
-    """Gradients of loss and auxiliary loss over all micro-batches, in each group's master layout.
+    """Computes the gradients of loss and auxiliary loss over all micro-batches, in each group's master layout.
 
     The objective is the mean cross-entropy of the global batch's tokens plus the auxiliary loss's mean over
-    micro-batches. Local sums are differentiated and reduced explicitly; the division comes last and once.
+    micro-batches. Local sums are differentiated and reduced explicitly; the division comes last and happens once.
 
     Args:
         spec: step spec, of one worker.
@@ -114,24 +115,24 @@ def single_worker_gradients(spec: StepSpec, state: TrainState, batch: DeviceBatc
 
 
 def _message(spec: StepSpec, batch: DeviceBatch) -> jax.Array:
-    """Zeros of the shape of a stage's input and output."""
+    """Returns zeros with the shape of a stage's input and output."""
     return jnp.zeros((*batch.inputs.shape[1:], spec.gpt.config.model_dim), spec.compute_dtype)
 
 
 def _empty(stage: Stage) -> Any:
-    """Stashes of one slot: from F to B, and from F to W."""
+    """Returns stashes of one slot: from F to B, and from F to W."""
     return jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape), leaf.dtype), (stage.b_shapes, stage.h_shapes))
 
 
 def _op(index: jax.Array) -> TickOp:
-    """The op on a micro-batch, in slot 0 of every buffer."""
+    """Returns the op on a micro-batch, in slot 0 of every buffer."""
     zero, no_messages = jnp.zeros_like(index), jnp.zeros(0, index.dtype)
     scalars = dict.fromkeys(TickOp._fields, zero) | {"data": index}
     return TickOp(**scalars | dict.fromkeys(("activation_slot_Q", "gradient_slot_Q"), no_messages))
 
 
 def single_worker_step(spec: StepSpec, *, keep_state: bool = False) -> Wrapped:
-    """The jitted iteration: (state, batch ``[worker, M, rank, B, T]``) -> (state, metrics ``[worker, 1, ...]``).
+    """Returns the jitted step: (state, batch ``[worker, M, rank, B, T]``) -> (state, metrics ``[worker, 1, ...]``).
 
     The old state's buffers are donated, unless ``keep_state``. For the metrics see ``metrics_of``.
     """
@@ -149,7 +150,7 @@ def single_worker_step(spec: StepSpec, *, keep_state: bool = False) -> Wrapped:
         return after, metrics_of(*outcome_K)
 
     run = spec.live.per_rank(per_rank, (spec.specs, RANKED), (spec.specs, SHARED))
-    # Explicit shardings, so that the states of init, of a restore and of a previous call run the same program.
+    # Explicit shardings, so that states from init, from a restore and from a previous call run the same program.
     state, batch, metrics = map(spec.shardings_of, (spec.specs, RANKED, SHARED))
     return jax.jit(
         run, in_shardings=(state, batch), out_shardings=(state, metrics), donate_argnums=() if keep_state else 0
@@ -157,7 +158,7 @@ def single_worker_step(spec: StepSpec, *, keep_state: bool = False) -> Wrapped:
 
 
 def single_worker_evaluation(spec: StepSpec) -> Wrapped:
-    """The jitted sums ``[worker]`` of one batch on unchanged weights; validation drops tokens as training does."""
+    """Returns the jitted evaluation: (state, batch) -> sums ``[worker]``; validation drops tokens as training does."""
 
     def per_rank(state: TrainState, batch: DeviceBatch) -> Sums:
         weights, message = StageWeights.of(spec.gpt, spec.chunks, state.slots, 0), _message(spec, batch)

@@ -1,8 +1,8 @@
-"""The spec of a training step: everything static, from the model to what each worker holds and where its state is.
+"""The spec of a training step: everything static, from the model to each worker's chunks and their state's layout.
 
 A ``StepSpec`` says which chunks every live worker holds, where their layers are in its stacks, and which workers are
-peers; from that follow the shapes and shardings of a state, and how one is made from parameters. Workers may hold
-several chunks, and then sums over the peers of a chunk go in ``Rounds``, one chunk of a worker in each.
+peers. From these follow the shapes and shardings of a state, and how a state is created from parameters. Workers may
+hold several chunks; then sums over the peers of a chunk go in ``Rounds``, with at most one chunk per worker in each.
 
 C chunks, H holdings, L layers of a group in the model, R mesh rows, T rounds.
 """
@@ -36,18 +36,18 @@ from swift.pipeline.state import EMBEDDING_AND_HEAD, KINDS, Index, TrainState
 from swift.pipeline.step.offload import is_grouped_like_params
 
 NONE = -1
-"""No chunk."""
+"""Marks the absence of a chunk."""
 _Tree = TypeVar("_Tree")
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """The chunks in rounds, such that no worker has two chunks in a round.
+    """Schedule of sums over chunks, in rounds in which no worker has two chunks.
 
     Attributes:
-        chunk_HT: chunk of each holding in each round, int32; ``NONE`` where it has none.
+        chunk_HT: chunk of each holding in each round, int32; ``NONE`` for no chunk.
         round_C: round of each chunk, int32.
-        sums: sum over the workers that hold the same chunk, of each round.
+        sums: for each round, the sum over the workers that hold the same chunk.
     """
 
     chunk_HT: np.ndarray
@@ -56,7 +56,7 @@ class Rounds:
 
     @classmethod
     def of(cls, peers_C: Sequence[Sequence[int]], holds_HC: np.ndarray, unequal: Unequal) -> "Rounds":
-        """Puts every chunk into the first round in which its workers have no other.
+        """Assigns every chunk to the first round in which its workers have no other chunk.
 
         Args:
             peers_C: mesh rows whose workers hold each chunk.
@@ -86,20 +86,20 @@ class Rounds:
         )
 
     def sum_of(self, chunk: Index) -> "PeerAllReduce | SumInRound":
-        """The sum over the workers that hold a chunk, which is data."""
+        """Returns the sum over the workers that hold a chunk, whose number is data."""
         return self.sums[0] if len(self.sums) == 1 else SumInRound(self.sums, jnp.asarray(self.round_C)[chunk])
 
 
 @dataclass(frozen=True)
 class SumInRound:
-    """The sum of one of several rounds, each in a branch: the workers that hold the same chunk take the same one."""
+    """Sum in one of several rounds, each in a branch: workers that hold the same chunk take the same branch."""
 
     sums: tuple[PeerAllReduce, ...]
     round_index: Index
     is_tree = False
 
     def __call__(self, tree: _Tree) -> _Tree:
-        """Sums the arrays in ``tree`` over the workers of this one's group."""
+        """Sums the arrays in ``tree`` over the workers of this worker's group."""
         for index, peer_sum in enumerate(self.sums):
             with jax.named_scope(f"{scopes.ROUND}{index}"):
                 tree = lax.cond(self.round_index == index, peer_sum, lambda same: same, tree)
@@ -107,14 +107,14 @@ class SumInRound:
 
 
 def _covering(groups: Sequence[tuple[int, ...]], num_live: int) -> tuple[tuple[int, ...], ...]:
-    """The groups, and all other mesh rows alone."""
+    """Returns the groups, plus every other mesh row as a group of its own."""
     lone_rows = set(range(num_live)).difference(*groups)
     return *groups, *((row,) for row in sorted(lone_rows))
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepSpec:
-    """The static description of an iteration: everything but arrays.
+    """Static description of an iteration: everything but arrays.
 
     Attributes:
         gpt: model architecture.
@@ -126,13 +126,13 @@ class StepSpec:
         clip_norm: largest global gradient norm, or None.
         layouts: layout of the master weights, by group.
         compute_dtype: dtype of slots and activations.
-        num_microbatches: micro-batches of an iteration, of all pipelines together.
-        num_hot_rows: rows of a sharded embedding that a rank may have copies of in an iteration, H.
-        decays_matrices_only: whether weight decay leaves out embeddings, norms and biases.
-        remat: what keeps only its input for the backward pass and is computed again: nothing, attention, or a block.
-        memory: where master weights and moments are between updates.
+        num_microbatches: micro-batches of an iteration, over all pipelines.
+        num_hot_rows: rows of a sharded embedding that a rank may copy in an iteration, H.
+        decays_matrices_only: whether weight decay excludes embeddings, norms and biases.
+        remat: part of a block that is recomputed from its input in the backward pass: none, attention, or the block.
+        memory: location of master weights and moments between updates.
         cut: blocks of every stage in the first pipeline, and in checkpoints; None: equally many.
-        chunks: what every worker holds; None: pipelines are cut alike, and a chunk is a stage.
+        chunks: chunks that every worker holds; None: all pipelines have the same cut, and a chunk is a stage.
         worker_shapes: shapes of a worker's state; found by tracing unless given.
     """
 
@@ -199,19 +199,19 @@ class StepSpec:
 
     @property
     def num_stages(self) -> int:
-        """P."""
+        """Number of stages, P."""
         return self.live.topology.num_stages
 
     @cached_property
     def num_moe_layers(self) -> int:
-        """L, layers with experts in a worker's stacks: as many as the worker has that has most."""
+        """L, the MoE layers in a worker's stacks: the largest number that any worker has."""
         return self.chunks.stack_size(True)
 
     @cached_property
     def model_index(self) -> dict[str, np.ndarray]:
-        """Index in the model of each layer of each holding, int64[H, layers] by group; negative: padding.
+        """Index in the model for each holding's layers, int64[H, layers] by group; negative: padding.
 
-        Where pipelines are cut alike and a chunk is a stage, the holdings are the stages.
+        If all pipelines have the same cut and a chunk is a stage, the holdings are the stages.
         """
         ends = np.zeros((len(self.chunks.worker_chunks), 1), int)
         return {
@@ -221,27 +221,27 @@ class StepSpec:
 
     @cached_property
     def num_layers(self) -> dict[str, int]:
-        """Layers of a worker's stack, by group."""
+        """Number of layers in a worker's stack, by group."""
         return {name: index.shape[1] for name, index in self.model_index.items()}
 
     @cached_property
     def holding_R(self) -> np.ndarray:
-        """The holding of the worker of each mesh row, int32."""
+        """Holding of each mesh row's worker, int32."""
         return np.array([self.chunks.holding(*row.role) for row in self.live.rows], np.int32)
 
     def has_same_chunks(self, other: "StepSpec") -> bool:
-        """Whether the workers of the mesh rows hold what they do in another one, on the same rows."""
+        """Whether every mesh row holds the same chunks under both specs, so that no state has to move."""
         return self.chunks == other.chunks and np.array_equal(self.holding_R, other.holding_R)
 
     @cached_property
     def peers_C(self) -> tuple[tuple[int, ...], ...]:
-        """Mesh rows whose workers hold each chunk, ascending: peers, as to this chunk."""
+        """Mesh rows whose workers hold each chunk, ascending: the peers with respect to this chunk."""
         holds_RC = self.chunks.holds_HC[self.holding_R]
         return tuple(tuple(np.flatnonzero(holds_R).tolist()) for holds_R in holds_RC.T)
 
     @cached_property
     def rounds(self) -> Rounds:
-        """The sums over the workers that hold the same chunk."""
+        """Sums over the workers that hold the same chunk."""
         unequal = unequal_group_reduction(self.live.mesh.devices.flat[0].platform)
         return Rounds.of(self.peers_C, self.chunks.holds_HC, unequal)
 
@@ -252,14 +252,14 @@ class StepSpec:
 
     @property
     def ties_stages(self) -> bool:
-        """Whether the head reads the embedding, and they are in different chunks.
+        """Whether the head reads the embedding, and the two are in different chunks.
 
-        Then every worker keeps an embedding that is up to date: its gradient is the sum over all workers.
+        If so, every worker keeps an up-to-date embedding: its gradient is the sum over all workers.
         """
         return self.gpt.config.tied_embeddings and len(self.chunks.sizes) > 1
 
     def locations(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """(lowest mesh row that has it, index in its stack) of each of the model's layers of a group, int64[L] each."""
+        """Returns (lowest mesh row that has it, stack index) for the model's layers of a group, int64[L] each."""
         index_RL = self.model_index[name][self.holding_R]
         if name in EMBEDDING_AND_HEAD:
             chunk = 0 if name == "embedding" else len(self.chunks.sizes) - 1
@@ -280,33 +280,33 @@ class StepSpec:
 
     @property
     def accumulate_dtype(self) -> DTypeLike:
-        """Type of master weights, moments and sums of gradients."""
+        """Dtype for master weights, moments and gradient sums."""
         return jnp.promote_types(self.compute_dtype, jnp.float32)
 
     @property
     def row_wire_dtype(self) -> DTypeLike:
-        """Type on the wire of gradients of the embedding's rows, where ranks share these."""
+        """Wire dtype for the embedding's row gradients, if ranks share the rows."""
         layout = self.layouts["embedding"]
         assert isinstance(layout, Decoupled)
         return layout.wire_dtype
 
     def stages_mesh(self) -> LiveMesh:
-        """The live mesh of one worker for each stage, which a checkpoint's state is on."""
+        """Returns the live mesh with one worker per stage, for a checkpoint's state."""
         return self.live.with_rows(tuple(self.live.rows[index] for index in self.live.first_rows))
 
     @cached_property
     def checkpoint_spec(self) -> "StepSpec":
-        """The spec of the state in a checkpoint: a worker for each stage, as the first pipeline is cut."""
+        """Spec of the state in a checkpoint: one worker per stage, with the first pipeline's cut."""
         on_stages = self.at(self.stages_mesh())
         return on_stages if self.chunks.matches_stages else replace(on_stages, chunks=None, worker_shapes=None)  # type: ignore[arg-type]
 
     def at(self, live: LiveMesh) -> "StepSpec":
-        """The same spec on another live mesh of the same topology."""
+        """Returns the same spec on another live mesh of the same topology."""
         return replace(self, live=live)
 
     @cached_property
     def embedding_and_head_bytes(self) -> int:
-        """Bytes of embedding and head on a worker: every rank's copy or share, master weights and moments once."""
+        """Bytes of embedding and head on a worker: every rank's copy or shard, and master weights and moments once."""
         ends = {jax.tree_util.DictKey(name) for name in EMBEDDING_AND_HEAD}
         state = self.worker_shapes
         leaves = jax.tree_util.tree_leaves_with_path((state.master, state.moments))
@@ -317,11 +317,12 @@ class StepSpec:
     def placements(
         self, experts_LNS: Int[Array, "L N S"], stacks: Mapping[str, Any] | None = None
     ) -> dict[str, jax.Array]:
-        """The placement of each group; a dense group is one class with a slot on every rank.
+        """Returns the placement of each group; a dense group is one class with a slot on every rank.
 
         Args:
             experts_LNS: placement of the experts.
-            stacks: an array ``[layer, ...]`` for each group, which says how many layers it has; None: a worker's.
+            stacks: an array ``[layer, ...]`` for each group, to read the number of layers from; None: a worker's
+                stacks.
         """
         num_layers = self.num_layers if stacks is None else {name: len(leaf) for name, leaf in stacks.items()}
         return {
@@ -330,16 +331,16 @@ class StepSpec:
         }
 
     def init(self, key: jax.Array) -> TrainState:
-        """The state before the first iteration; it depends on ``key`` and not on the number of ranks or stages."""
-        # Drawn on one device: a program on the whole mesh draws everything on each of its devices.
+        """Creates the state before the first iteration; it depends on ``key``, not on the number of ranks or stages."""
+        # Drawn on one device: a program on the whole mesh would draw everything on each of its devices.
         return self.state_from_params(jax.jit(self.gpt.init)(key))
 
     def state_from_params(self, params: Mapping[str, jax.Array]) -> TrainState:
-        """The state before the first iteration with given parameters, ``[layer, class, size]`` by group."""
+        """Creates the state before the first iteration from parameters ``[layer, class, size]`` by group."""
         return self.fill_slots(self.shard_params(params))
 
     def shard_params(self, params: Mapping[str, jax.Array]) -> TrainState:
-        """The same without slots."""
+        """Creates the state from parameters, without slots."""
         return jax.jit(self._lay_out, out_shardings=replace(self.shardings, slots={}))(dict(params))
 
     def fill_slots(self, state: TrainState) -> TrainState:
@@ -349,7 +350,7 @@ class StepSpec:
 
     @property
     def shardings(self) -> TrainState:
-        """Shardings of a state between iterations, a prefix tree of it."""
+        """Shardings of a state between iterations, as a prefix tree."""
         shardings = self.live.shardings(self.specs)
         if self.memory == "device":
             return shardings
@@ -362,7 +363,7 @@ class StepSpec:
         return replace(shardings, master=master, moments=moments)
 
     def shardings_of(self, specs: Any) -> Any:
-        """Maps a tree of specs to shardings; those of a state are where it is between iterations."""
+        """Maps a tree of specs to shardings; a state's shardings have its memory between iterations."""
 
         def is_state(node: Any) -> bool:
             return node is self.specs
@@ -373,15 +374,15 @@ class StepSpec:
         return jax.tree.map(sharding, specs, is_leaf=lambda node: is_state(node) or is_spec(node))
 
     def to_resting_memory(self, state: TrainState) -> TrainState:
-        """Puts master weights and moments where they are between iterations."""
+        """Moves master weights and moments to their memory between iterations."""
         return state if self.memory == "device" else jax.device_put(state, self.shardings)
 
     def in_device_memory(self, state: TrainState) -> TrainState:
-        """Puts everything in device memory, as programs other than iterations take it."""
+        """Moves everything to device memory, as programs other than iterations expect it."""
         return state if self.memory == "device" else jax.device_put(state, self.live.shardings(self.specs))
 
     def abstract(self, *, with_slots: bool = False) -> TrainState:
-        """Shapes, dtypes and shardings of a state; without slots, of what a checkpoint holds."""
+        """Returns a state's shapes, dtypes and shardings; without slots, those in a checkpoint."""
         shardings, state, num_live = self.shardings, self.worker_shapes, self.live.num_live
         if not with_slots:
             shardings, state = replace(shardings, slots={}), replace(state, slots={})
@@ -394,9 +395,9 @@ class StepSpec:
         )
 
     def gather_master_weights(self, state: TrainState) -> dict[str, np.ndarray]:
-        """The master weights ``[layer, class, size]`` by group, as a plain model has them; on the host."""
-        # Each op on sharded arrays would be a program with collectives of its own, and emulated devices can deadlock
-        # when many of those run at once; and no device need have room for the weights of all experts.
+        """Gathers the master weights ``[layer, class, size]`` by group, as a plain model has them, on the host."""
+        # Each op on sharded arrays would be a program with its own collectives, and emulated devices can deadlock when
+        # many of those run at once. Also, no device need have room for the weights of all experts.
         master, placement = jax.device_get((state.master, state.placement))
 
         def classes(name: str) -> np.ndarray:
@@ -450,6 +451,6 @@ class StepSpec:
 def materialize_all(
     spec: StepSpec, master: Mapping[str, jax.Array], placement_LNS: Int[Array, "L N S"]
 ) -> dict[str, jax.Array]:
-    """Per rank: the slots of every group, from master weights and the placement int32 ``[L, N, S]``."""
+    """Fills the slots of every group, per rank, from master weights and the placement int32 ``[L, N, S]``."""
     placements = spec.placements(placement_LNS, master)
     return {name: spec.layouts[name].materialize(master[name], placements[name]) for name in master}

@@ -1,12 +1,12 @@
 """A stage with its backward pass: F, B and W of a chunk as loops over its blocks, with stashes between them.
 
 A block is a layer: attention, then a dense network or a mixture of experts. It is a function of its weights, of inputs
-without a gradient, and of the residual stream; ``ForwardStage`` runs the blocks of a chunk forwards alone, ``Stage``
+without a gradient, and of the residual stream. ``ForwardStage`` runs the blocks of a chunk forward only; ``Stage``
 splits a block of each kind and runs its three parts.
 
-The weights, gradients and stashes of blocks of a kind are stacked. So a program holds every kind of block
-once, whatever the number of blocks, and which kind comes next is data. Each kind has a ``lax.cond`` of its own, around
-what only this kind updates: a buffer that two branches update is copied by XLA. The expert ranks of a worker take the
+The weights, gradients and stashes of blocks of a kind are stacked. So a program contains every kind of block once,
+whatever the number of blocks, and the next block's kind is data. Each kind has a ``lax.cond`` of its own, around the
+buffers that only this kind updates: XLA copies a buffer that two branches update. The expert ranks of a worker take the
 same branch.
 
 Legend: B sequences of this rank, T positions, D model dim, L MoE layers of the stage, N ranks, S slots, E experts.
@@ -32,30 +32,31 @@ from swift.pipeline.step.metrics import no_load
 from swift.pipeline.step.spec import StepSpec
 
 _BlockFunction = Callable[[Mapping[str, Any], "Extras", jax.Array], tuple[tuple[jax.Array, jax.Array], Load | None]]
-"""A block: (its weights, its extras, x_BTD) -> ((y_BTD, auxiliary loss), load[E] or None)."""
+"""Block: (its weights, its extras, x_BTD) -> ((y_BTD, auxiliary loss), load[E] or None)."""
 
 _Each = Callable[[bool, Index, Index, Any, Any], tuple[Any, Any]]
-"""(kind, index in the worker's stack, in the stashes, common values, values of the kind) -> both after a block."""
+"""Function (kind, index in the worker's stack, index in the stashes, common values, the kind's values) -> both values
+after a block."""
 
 Stash: TypeAlias = dict[bool, tuple[jax.Array, ...]]
 """Values kept between two ops, ``[slots, layers, ...]`` each, by whether a block is a mixture of experts."""
 
 
 class Extras(NamedTuple):
-    """Inputs without a gradient; B and W get them again, so they are never stashed."""
+    """Inputs without a gradient; B and W receive them again, so they are never stashed."""
 
-    placement: Any  # int32[L, N, S] of a stage, [N, S] of a block, or None of a dense block
+    placement: Any  # int32[L, N, S] of a stage, [N, S] of a block; None for a dense block
     valid_BT: jax.Array
     document_BT: Any = None  # int32[B, T], see ``GPT.documents``, or None
 
     @classmethod
     def of(cls, spec: StepSpec, placement_LNS: jax.Array, data: DeviceBatch) -> "Extras":
-        """The extras of a stage for a micro-batch."""
+        """Returns the extras of a stage for a micro-batch."""
         return cls(placement_LNS, data.valid, spec.gpt.documents(data.inputs))
 
 
 def block_function(spec: StepSpec) -> _BlockFunction:
-    """A block, of the kind that its weights are of."""
+    """Returns the block function; the groups in its weights determine the kind of block."""
     gpt, experts, layout = spec.gpt, spec.gpt.groups.get("expert"), spec.layouts.get("expert")
 
     def block(weights: Mapping[str, Any], extras: Extras, x_BTD: jax.Array) -> Any:
@@ -72,29 +73,29 @@ def block_function(spec: StepSpec) -> _BlockFunction:
 
 
 def _fetched(experts: Group, layout: Layout | None, slices_Ew: jax.Array, placement_NS: jax.Array) -> Any:
-    """The experts of this rank's slots, with the weights that a placement puts there."""
+    """Returns the experts of this rank's slots, with weights fetched for a placement."""
     assert isinstance(layout, FetchedPerMicrobatch)
     return experts.module(experts.unpack(layout.fetch(slices_Ew, placement_NS)))
 
 
 def block_shapes(layers: Layers, extras: Extras, is_moe: bool) -> tuple[Any, Extras]:
-    """Shapes of the weights and extras of a block, from those of a stage or their shapes."""
+    """Returns the shapes of a block's weights and extras, from the stage's arrays or their shapes."""
     return jax.eval_shape(lambda layers, extras: _block_of(layers, extras, is_moe, 0), layers, extras)
 
 
 def _block_of(layers: Layers, extras: Extras, is_moe: bool, layer: Index) -> tuple[Any, Extras]:
-    """Weights and extras of a block, by its index in the stack of its kind."""
+    """Returns a block's weights and extras, by its index in the stack for its kind."""
     placement = layer_of(extras.placement, layer) if is_moe else None
     return layer_of(layers[is_moe], layer), extras._replace(placement=placement)
 
 
 @dataclass(frozen=True)
 class ForwardStage:
-    """The blocks of a stage without a backward pass, for use under ``jit`` and inside ``shard_map`` or ``vmap``.
+    """Blocks of a stage without a backward pass, for use under ``jit`` and inside ``shard_map`` or ``vmap``.
 
     Attributes:
         spec: step spec.
-        holding: which of the holdings is the worker's, an int or int32[].
+        holding: number of the worker's holding, an int or int32[].
     """
 
     spec: StepSpec
@@ -102,13 +103,13 @@ class ForwardStage:
 
     @property
     def stash_shapes(self) -> tuple[dict[bool, Any], ...]:
-        """Shapes ``[layers, ...]`` by kind of what is kept from F to B, from F to W, and from B to W."""
+        """Shapes ``[layers, ...]`` by kind of the stashes from F to B, from F to W, and from B to W."""
         return {}, {}, {}
 
     def evaluate(
         self, layers: Layers, extras: Extras, x: Float[Array, "B T D"], chunk: Index
     ) -> tuple[jax.Array, jax.Array, Load]:
-        """Runs a chunk forwards: (y_BTD, auxiliary loss, load[L, E])."""
+        """Runs a chunk forward: (y_BTD, auxiliary loss, load[L, E])."""
         apply = block_function(self.spec)
 
         def block(is_moe: bool, layer: Index, _: Index, common: Any, load: Any) -> Any:
@@ -128,7 +129,7 @@ class ForwardStage:
     def _each(
         self, chunk: Index, block: _Each, common: Any, by_kind: dict[bool, Any], *, reverse: bool = False
     ) -> tuple[Any, Any]:
-        """Runs a function for every block of a chunk in turn, on values in common and values of the block's kind."""
+        """Calls a function for every block of a chunk in turn, on common values and the values of the block's kind."""
         cut, (only, *other_kinds) = self.spec.chunks.ops, self.spec.chunks.kinds
         first = {is_moe: self._first_layer(is_moe, chunk) for is_moe in (only, *other_kinds)}
 
@@ -146,7 +147,7 @@ class ForwardStage:
                 by_kind = by_kind | {kind: kind_values}
             return common, by_kind
 
-        # Where all chunks have as many blocks, their number is known to the compiler.
+        # If all chunks have equally many blocks, the compiler knows their number.
         is_even = len(set(cut.sizes)) == 1
         count = cut.sizes[0] if is_even else jnp.asarray(cut.sizes, jnp.int32)[chunk]
         if is_even and count == 1 and not other_kinds:
@@ -159,17 +160,17 @@ class ForwardStage:
         return lax.fori_loop(0, count, step, (common, by_kind))
 
     def _first_layer(self, is_moe: bool, chunk: Index) -> Index:
-        """Index of a chunk's first block of a kind in the worker's stack."""
+        """Returns the worker's stack index for a chunk's first block of a kind."""
         chunks = self.spec.chunks
         return 0 if chunks.is_one_chunk_per_worker else jnp.asarray(chunks.first_layers(is_moe))[self.holding, chunk]
 
 
 @dataclass(frozen=True)
 class Stage(ForwardStage):
-    """The blocks of a stage as F, B and W.
+    """Blocks of a stage as F, B and W.
 
     Attributes:
-        kinds: a split block of each kind that the model has, by whether it is a mixture of experts.
+        kinds: a split block of each kind in the model, by whether it is a mixture of experts.
     """
 
     kinds: Mapping[bool, SplitStage]
@@ -191,7 +192,7 @@ class Stage(ForwardStage):
             layers: weights of the stage's blocks, or their shapes.
             extras: extras of the stage, or their shapes.
             x: the stage's input ``[B, T, D]``, or its shape.
-            holding: see the class; it is data.
+            holding: see ``ForwardStage``; it is data.
             axis_env: see ``split``.
         """
         kinds = {
@@ -200,7 +201,7 @@ class Stage(ForwardStage):
         return cls(spec, holding, kinds)
 
     def stack_size(self, is_moe: bool) -> int:
-        """Layers of a stash for blocks of a kind: as many as a chunk has."""
+        """Returns the layers in a stash for blocks of a kind: the most that a chunk has."""
         return self.spec.chunks.ops.stack_size(is_moe)
 
     @property
@@ -215,12 +216,12 @@ class Stage(ForwardStage):
 
     @property
     def h_shapes(self) -> dict[bool, Any]:
-        """Shapes ``[layers, ...]`` of the arrays that F keeps for W; B may read them, too."""
+        """Shapes ``[layers, ...]`` of the arrays that F keeps for W, by kind; B may read them, too."""
         return {is_moe: self._stacked(is_moe, split.h_shapes) for is_moe, split in self.kinds.items()}
 
     @property
     def w_shapes(self) -> dict[bool, Any]:
-        """Shapes ``[layers, ...]`` of the arrays that B keeps for W."""
+        """Shapes ``[layers, ...]`` of the arrays that B keeps for W, by kind."""
         return {is_moe: self._stacked(is_moe, split.w_shapes) for is_moe, split in self.kinds.items()}
 
     def _stacked(self, is_moe: bool, shapes: Sequence[Any]) -> tuple[Any, ...]:
@@ -236,7 +237,7 @@ class Stage(ForwardStage):
         slots: tuple[Index, Index],
         chunk: Index,
     ) -> tuple[jax.Array, jax.Array, Load, Stash, Stash]:
-        """F: (y_BTD, auxiliary loss, load[L, E], and the stashes with what it keeps in the slots given for each)."""
+        """Runs F: (y_BTD, auxiliary loss, load[L, E], the two stashes with F's values in the given ``slots``)."""
 
         def block(is_moe: bool, layer: Index, stash_index: Index, common: Any, kind_values: Any) -> Any:
             (x, aux), (load, stash_for_b, stash_for_b_and_w) = common, kind_values
@@ -269,7 +270,7 @@ class Stage(ForwardStage):
         d_out: tuple[jax.Array, jax.Array],
         chunk: Index,
     ) -> tuple[jax.Array, Stash]:
-        """B: the cotangent of x, and W's stash with what it keeps; ``slots`` of the three stashes."""
+        """Runs B: (cotangent of x, W's stash with B's values); ``slots`` index the three stashes."""
 
         def block(is_moe: bool, layer: Index, stash_index: Index, dy: jax.Array, stash_for_w: Any) -> Any:
             stashed = (
@@ -292,7 +293,7 @@ class Stage(ForwardStage):
         totals: Layers,
         chunk: Index,
     ) -> Layers:
-        """W: the totals with the gradients of the weights added; ``slots`` of the two stashes."""
+        """Runs W: returns the totals with the gradients of the weights added; ``slots`` index the two stashes."""
 
         def block(is_moe: bool, layer: Index, stash_index: Index, common: Any, totals: Any) -> Any:
             stashed = (
@@ -314,7 +315,7 @@ class Stage(ForwardStage):
         totals: Layers,
         chunk: Index,
     ) -> tuple[jax.Array, Layers]:
-        """B and W of every block at once, from slot 0 of the stashes: the cotangent of x, and the totals."""
+        """Runs every block's B and W together, from stash slot 0: (cotangent of x, totals)."""
 
         def block(is_moe: bool, layer: Index, stash_index: Index, dy: jax.Array, totals: Any) -> Any:
             for_b, for_w = (

@@ -1,12 +1,12 @@
 """F, B and W of one micro-batch on buffers: read the inbox or a stash, compute, write a stash or accumulate.
 
-Only the first and the last chunk differ: the first one's F embeds its tokens and its B turns the input's gradient
-into the embedding's; the last one's F computes the loss, its gradient and the head's gradient at once, so that logits
+Only the first and the last chunk differ. The first chunk's F embeds its tokens, and its B turns the input's gradient
+into the embedding's. The last chunk's F computes the loss, its gradient and the head's gradient at once, so that logits
 are never stored.
 
-Where ranks share the embedding's rows, a rank has copies of its hot tokens' rows: ``HotRows`` fetches them before an
-iteration and sends their gradients after it. All expert ranks of a worker begin and end an iteration at once, so what
-they exchange may be in a branch of a worker.
+If ranks share the embedding's rows, a rank has copies of its hot tokens' rows: ``HotRows`` fetches them before an
+iteration and sends their gradients after it. All expert ranks of a worker begin and end an iteration at the same time,
+so their exchanges may be in a branch of a worker.
 
 Legend: K iterations of the window, n micro-batches of a worker, H hot tokens of a rank, B sequences of this rank,
 T positions, D model dim.
@@ -32,7 +32,7 @@ from swift.pipeline.step.update import EmbeddingAndHead, cond_unless_static
 
 @dataclass(frozen=True)
 class HotRows:
-    """The hot tokens of a rank in each iteration of a window; without effect where a spec has none.
+    """Hot rows on a rank in each iteration of a window; no-ops if the spec has none.
 
     Attributes:
         spec: step spec.
@@ -46,7 +46,7 @@ class HotRows:
     def choose(
         cls, spec: StepSpec, inputs_nBT: Int[Array, "n B T"], iteration_n: Int[Array, " n"], num_iterations: int
     ) -> "HotRows":
-        """Chooses them by the tokens that this rank embeds.
+        """Chooses the hot rows by the tokens that this rank embeds.
 
         Args:
             spec: step spec.
@@ -63,22 +63,22 @@ class HotRows:
 
     @property
     def no_copies(self) -> Any:
-        """Zeros of the shape of the copies, ``[H, D]``; an empty tree where there are none."""
+        """Zeros with the shape of the copies, ``[H, D]``; an empty tree without hot rows."""
         shape = self.hot_KH.shape[1], self.spec.gpt.config.model_dim
         return jnp.zeros(shape, self.spec.compute_dtype) if self.spec.num_hot_rows else ()
 
     def at(self, iteration: Any, copies: Any) -> HotRowCache | None:
-        """The copies of an iteration, with the tokens that they are of."""
+        """Returns the copies of an iteration, with their row numbers."""
         return HotRowCache(self.hot_KH[iteration], copies) if self.spec.num_hot_rows else None
 
     def fetch(self, slots: dict[str, jax.Array], iteration: Any, is_first: Any, copies: Any) -> Any:
         """Fetches the copies of an iteration.
 
         Args:
-            slots: slots of this rank, with the weights that the iteration begins with.
+            slots: slots of this rank, with the weights at the start of the iteration.
             iteration: the iteration; beyond the window nothing is fetched.
-            is_first: whether the worker embeds tokens; nothing is fetched where it does not.
-            copies: copies to keep then.
+            is_first: whether the worker embeds tokens; if not, nothing is fetched.
+            copies: copies to return if nothing is fetched.
         """
         if not self.spec.num_hot_rows:
             return copies
@@ -91,13 +91,13 @@ class HotRows:
             return cond_unless_static(is_first & (iteration < len(self.hot_KH)), fetched, lambda: copies)
 
     def collect(self, totals: StageWeights, iteration: Any, is_first: Any) -> StageWeights:
-        """Adds the gradients of an iteration's copies to the embedding's, on their owners; of the first chunk."""
+        """Adds the gradients of an iteration's copies to the embedding's, on the rows' owners; first chunk only."""
         spec = self.spec
         if not spec.num_hot_rows:
             return totals
 
         def added(embedding: EmbeddingWeights) -> EmbeddingWeights:
-            shard = jax.tree.map(lambda leaf: leaf, embedding.shard)  # a copy of the tree, which is changed
+            shard = jax.tree.map(lambda leaf: leaf, embedding.shard)  # a copy of the tree, which is modified below
             token_vD, hot_H = shard["token_VD"], self.hot_KH[iteration]
             ranks, wire = spec.live.num_ranks, spec.row_wire_dtype
             total_vD = add_gradients_of_copies(token_vD[...][0], embedding.copies, hot_H, ranks, wire)
@@ -110,14 +110,15 @@ class HotRows:
 
 @dataclass(frozen=True)
 class EvaluationOps:
-    """The op of one rank's stage in an evaluation. Made while a step function is traced: it holds that trace's arrays.
+    """Op of one rank's stage in an evaluation. Create it while tracing a step function: it holds the trace's arrays.
 
     Attributes:
         spec: step spec.
         stage: the stage's blocks.
         weights: weights of the stage, embedding and head.
         placement_LNS: int32, the expert in every slot.
-        static_chunk: the chunk that the worker holds; None: it may hold several, and the op says which one it works on.
+        static_chunk: the only chunk that the worker holds; None: the worker may hold several, and the op says which
+            one.
         batch: the worker's micro-batches, ``[n, B, T]``.
     """
 
@@ -131,7 +132,7 @@ class EvaluationOps:
     def evaluate(
         self, op: TickOp, activations: Float[Array, "_ B T D"], sums: Sums
     ) -> tuple[Float[Array, "B T D"], Sums]:
-        """F without a backward pass: the message to the next stage, and the sums."""
+        """Runs F without a backward pass: (message to the next stage, sums)."""
         data = self._data(op)
         x = self._input(op, data, activations)
         y, aux, load = self.stage.evaluate(self.weights.layers, self._extras(data), x, self._chunk(op))
@@ -155,7 +156,7 @@ class EvaluationOps:
             return self.spec.gpt.embed(weights, data.inputs, copies=self._copies(op))
 
     def _copies(self, op: TickOp) -> HotRowCache | None:
-        """Copies that an op looks tokens up in: none in an evaluation."""
+        """Returns the copies for an op's lookup: none in an evaluation."""
         del op
         return None
 
@@ -176,12 +177,12 @@ class EvaluationOps:
 
 @dataclass(frozen=True)
 class StageOps(EvaluationOps):
-    """The ops of one rank's stage in a step.
+    """Ops of one rank's stage in a step.
 
     Attributes:
         stage: the stage's blocks as F, B and W.
-        aux_weight_K: weight of the auxiliary loss in each iteration, beside the sum of the tokens' losses.
-        hot_rows: tokens of which the weights have copies.
+        aux_weight_K: weight of the auxiliary loss in each iteration, relative to the sum of the tokens' losses.
+        hot_rows: rows whose copies the weights contain.
     """
 
     stage: Stage
@@ -198,7 +199,7 @@ class StageOps(EvaluationOps):
         sums: Sums,
         head: Any,
     ) -> tuple[Float[Array, "B T D"], tuple[Float[Array, "_ B T D"], Stash, Stash, Sums, Any]]:
-        """F: the message to the next stage, and the updated buffers; the last stage adds its loss."""
+        """Runs F: (message to the next stage, updated buffers); the last stage adds its loss."""
         data = self._data(op)
         y, aux, load, stash_for_b, stash_for_b_and_w = self.stage.forward(
             self.weights.layers,
@@ -231,7 +232,7 @@ class StageOps(EvaluationOps):
         stash_for_w: Stash,
         embedding: Any,
     ) -> tuple[Float[Array, "B T D"], tuple[Stash, Any]]:
-        """B: the message to the previous stage, and the buffers with W's stash."""
+        """Runs B: (message to the previous stage, buffers with W's stash)."""
         data = self._data(op)
         dx, stash_for_w = self.stage.backward_input(
             self.weights.layers,
@@ -246,7 +247,7 @@ class StageOps(EvaluationOps):
         return dx, (stash_for_w, self._embedded(op, data, dx, embedding))
 
     def backward_weight(self, op: TickOp, stash_for_b_and_w: Stash, stash_for_w: Stash, layers: Layers) -> Layers:
-        """W: the accumulated gradients of the stage's weights."""
+        """Runs W: returns the accumulated gradients of the stage's weights."""
         extras, slots = self._extras(self._data(op)), (op.stash_for_b_and_w, op.stash_for_w)
         return self.stage.backward_weight(
             self.weights.layers, extras, stash_for_b_and_w, stash_for_w, slots, layers, self._chunk(op)
@@ -261,7 +262,7 @@ class StageOps(EvaluationOps):
         layers: Layers,
         embedding: Any,
     ) -> tuple[Layers, Any]:
-        """B and W at once, for a single worker: the accumulated gradients of its layers and of the embedding."""
+        """Runs B and W together, for a single worker: (layers, embedding) with their accumulated gradients."""
         data = self._data(op)
         dx, layers = self.stage.backward(
             self.weights.layers,
@@ -281,7 +282,7 @@ class StageOps(EvaluationOps):
         return gradients[op.inbox], self.aux_weight_K[op.iteration]
 
     def _embedded(self, op: TickOp, data: DeviceBatch, dx: jax.Array, embedding: Any) -> Any:
-        """The accumulated gradient of the embedding, if the op is on the first chunk."""
+        """Returns the accumulated gradient of the embedding, with the op's if it is on the first chunk."""
 
         def embed(embedding: EmbeddingWeights) -> EmbeddingWeights:
             weights, copies = {"embedding": [layer_of(self.weights.embedding.shard, 0)]}, self._copies(op)
@@ -296,17 +297,17 @@ class StageOps(EvaluationOps):
 
 
 def _named(scope: str, num_ranks: int) -> AbstractContextManager[None]:
-    """The context of what ranks share: only then has it collectives, which are told by the name."""
+    """Returns the name scope of a shared part if ranks share it; otherwise it has no collectives to identify."""
     return jax.named_scope(scope) if num_ranks > 1 else nullcontext()
 
 
 def _add(totals: Any, values: Any) -> Any:
-    """Leaf-wise sums, in the totals' dtype."""
+    """Adds leaf by leaf, in the totals' dtype."""
     return jax.tree.map(lambda total, value: total + value.astype(total.dtype), totals, values)
 
 
 def _sums_of(sums_K: Sums, iteration: Int[Array, ""], **values: Any) -> Sums:
-    """Adds values of one iteration to some fields of a window's sums."""
+    """Adds one iteration's values to some fields in a window's sums."""
 
     def added(total_K: jax.Array, value: jax.Array) -> jax.Array:
         return total_K.at[iteration].add(value.astype(total_K.dtype))

@@ -1,4 +1,4 @@
-"""A tick table as arrays, the arguments of a step function: a new table of the same shape compiles nothing.
+"""A tick table as arrays, the arguments of a step function: a new table with the same shape recompiles nothing.
 
 Legend: T ticks, Q rounds of a tick, R live workers, H phases, n micro-batches of a worker.
 """
@@ -20,13 +20,13 @@ _Array = jax.Array | np.ndarray
 class Common(NamedTuple):
     """Columns that are the same for all workers."""
 
-    activations_TQ: _Array  # int32, the permutation that moves in a round; -1: none
+    activations_TQ: _Array  # int32, the permutation of a round; -1: none
     gradients_TQ: _Array  # int32
     phases_H2: _Array  # int32, first tick and end of every phase
 
 
 class Columns(NamedTuple):
-    """A worker's columns; global arrays have a leading dim R."""
+    """Columns of a worker; global arrays have a leading dim R."""
 
     opcode_T: _Array  # int32, the fields of ``TickTable``
     iteration_T: _Array
@@ -40,19 +40,19 @@ class Columns(NamedTuple):
     own_slot_T: _Array
     activation_slot_TQ: _Array
     gradient_slot_TQ: _Array
-    update_H: _Array  # int32, the iteration that is updated at the end of a phase; -1: none
-    update_chunk_H: _Array  # int32, the chunk that is updated; -1: none
-    ends_iteration_H: _Array  # bool, whether it is the last of the worker's chunks to be updated in its iteration
-    token_iteration_n: _Array  # int32, the iteration of each micro-batch whose tokens the worker counts; else -1
+    update_H: _Array  # int32, the iteration whose update comes at the end of a phase; -1: none
+    update_chunk_H: _Array  # int32, the chunk to update; -1: none
+    ends_iteration_H: _Array  # bool, whether it is the worker's last update of its iteration
+    token_iteration_n: _Array  # int32, the iteration of each micro-batch whose tokens the worker counts; -1 for others
 
     @property
     def updates(self) -> tuple[_Array, _Array, _Array]:
-        """Iteration and chunk of the update at the end of each phase, and whether it ends its iteration."""
+        """Iteration and chunk for the update at the end of each phase, and whether it is the iteration's last."""
         return self.update_H, self.update_chunk_H, self.ends_iteration_H
 
 
 class TickOp(NamedTuple):
-    """A worker's op in one tick: int32[] each, and int32[Q] slots for the messages that it receives."""
+    """Op of a worker in one tick: int32[] each, and int32[Q] slots for the messages that it receives."""
 
     opcode: jax.Array
     iteration: jax.Array
@@ -69,12 +69,12 @@ class TickOp(NamedTuple):
 
     @classmethod
     def at(cls, columns: Columns, tick: Int[jax.Array, ""]) -> "TickOp":
-        """The op of a tick."""
+        """Returns the op of a tick."""
         return cls(*(jnp.asarray(column)[tick] for column in columns[: len(cls._fields)]))
 
 
 def table_arrays(table: TickTable) -> tuple[Common, Columns]:
-    """The arrays of a tick table, on the host."""
+    """Converts a tick table to arrays, on the host."""
     bounds = table.phase_bounds
     common = Common(
         table.activations.permutation_TQ,
@@ -100,7 +100,7 @@ def table_arrays(table: TickTable) -> tuple[Common, Columns]:
 
 
 def _ends_iteration(update_HR: np.ndarray) -> np.ndarray:
-    """Whether each update is the last one of its worker in its iteration, bool[H, R]."""
+    """Returns whether each update is its worker's last one in its iteration, bool[H, R]."""
     is_last_HR = np.zeros(update_HR.shape, bool)
     for row, iteration_H in enumerate(update_HR.T):
         for iteration in set(iteration_H[iteration_H >= 0].tolist()):
@@ -109,9 +109,9 @@ def _ends_iteration(update_HR: np.ndarray) -> np.ndarray:
 
 
 def _token_iterations(table: TickTable) -> np.ndarray:
-    """The iteration of each micro-batch of a worker whose F on the first chunk it runs, int32[R, n]; else -1.
+    """Returns each micro-batch's iteration on the worker that runs its F on the first chunk, int32[R, n]; -1 elsewhere.
 
-    So every token of a batch is counted by one worker.
+    So every token of a batch is counted by exactly one worker.
     """
     counted_Rn = np.full(table.data_Rn.shape[:2], -1, np.int32)
     tick, row = np.nonzero((table.opcode_TR == Kind.F + 1) & (table.chunk_TR == 0))

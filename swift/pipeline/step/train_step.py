@@ -2,13 +2,13 @@
 
 ``window_step`` runs K iterations as one program, in which every stage updates as soon as it and its peers are done and
 starts the next iteration (ReCycle's staggered optimizer). The norm of the whole model's gradient is known only
-afterwards: so a window is a transaction, which leaves the old state unchanged and reports whether it counts.
+afterwards. So a window is a transaction: it leaves the old state unchanged and reports whether it counts.
 ``barrier_step`` runs one iteration in which all stages wait for the norm before they update: it always counts.
 
-Both see a rank through its context: its stage, its interpreter, and the sums that its updates need. A worker that
-holds several chunks updates each by itself, since its peers differ from chunk to chunk. ``ChunkLayers`` takes the state
-of a chunk out of the worker's stacks, which is the same on all workers that hold it, wherever in their stacks it is.
-The only chunk of a worker has its whole state.
+Both see a rank through its context: its stage, its interpreter, and the sums that its updates need. A worker that holds
+several chunks updates each chunk by itself, since its peers differ from chunk to chunk. ``ChunkLayers`` takes a chunk's
+state out of the worker's stacks; this state is the same on all workers that hold the chunk, whatever its position in
+their stacks. If a worker has only one chunk, the chunk's state is the worker's.
 
 Legend: K iterations of the window, n micro-batches of a worker (in an index: layers of a chunk), B sequences of this
 rank, T positions, C chunks, H holdings, R mesh rows.
@@ -53,18 +53,18 @@ _IN = (REPLICATED, SHARED, RANKED)
 
 @dataclass(frozen=True)
 class ChunkLayers:
-    """Takes a chunk's layers out of a worker's stacks, and puts them back; without effect where a worker has one chunk.
+    """Takes a chunk's layers out of a worker's stacks, and puts them back; a no-op if workers have one chunk each.
 
     Attributes:
         spec: step spec.
-        holding: which of the holdings is the worker's, int32[].
+        holding: number of the worker's holding, int32[].
     """
 
     spec: StepSpec
     holding: Index
 
     def totals(self, totals: StageWeights, chunk: Index) -> StageWeights:
-        """The gradients of a chunk's weights; zeros in layers that are padding."""
+        """Returns the gradients of a chunk's weights; zeros in padding layers."""
         if self.spec.chunks.is_one_chunk_per_worker:
             return totals
         return totals._replace(
@@ -72,7 +72,7 @@ class ChunkLayers:
         )
 
     def cleared(self, totals: StageWeights, chunk: Index) -> StageWeights:
-        """The gradients of all weights with those of a chunk set to zero."""
+        """Returns the gradients of all weights, with a chunk's gradients set to zero."""
         if self.spec.chunks.is_one_chunk_per_worker:
             return jax.tree.map(jnp.zeros_like, totals)
 
@@ -88,11 +88,11 @@ class ChunkLayers:
         )
 
     def of_stack(self, stack: _Tree, chunk: Index) -> _Tree:
-        """A chunk's layers of arrays ``[MoE layer, ...]``; zeros in layers that are padding."""
+        """Returns a chunk's layers of arrays ``[MoE layer, ...]``; zeros in padding layers."""
         return stack if self.spec.chunks.is_one_chunk_per_worker else _taken(stack, self._index(True, chunk))
 
     def state(self, state: TrainState, chunk: Index) -> TrainState:
-        """The state of a chunk: counters, the policy's own state, embedding and head are the worker's."""
+        """Returns the state of a chunk; counters, the policy's state, embedding and head are the worker's."""
         if self.spec.chunks.is_one_chunk_per_worker:
             return state
 
@@ -109,14 +109,14 @@ class ChunkLayers:
         return replace(state, master=master, moments=moments, slots=slots, placement=placement)
 
     def put_state(self, state: TrainState, chunk_state: TrainState, chunk: Index, *, ends_iteration: Any) -> TrainState:
-        """The worker's state with that of a chunk.
+        """Returns the worker's state with the state of a chunk put back.
 
         Args:
             state: state of the worker.
             chunk_state: state of the chunk.
-            chunk: the chunk; with ``NONE`` only counters count.
-            ends_iteration: whether counters and the policy's own state become those of the chunk: after an iteration's
-                last update.
+            chunk: the chunk; with ``NONE`` only counters change.
+            ends_iteration: whether this is the iteration's last update, after which the worker takes over counters and
+                the policy's state from the chunk.
         """
         if self.spec.chunks.is_one_chunk_per_worker:
             return chunk_state
@@ -139,7 +139,7 @@ class ChunkLayers:
         return TrainState(step, master, moments, slots, placement, policy)
 
     def put_record(self, records_K: UpdateRecord, record: UpdateRecord, chunk: Index, iteration: Index) -> UpdateRecord:
-        """A window's records with that of a chunk; its norm counts on the lowest of the workers that hold it."""
+        """Adds a chunk's record to a window's records; its norm counts only on the lowest worker with the chunk."""
         is_one_chunk, index = self.spec.chunks.is_one_chunk_per_worker, self._index(True, chunk)
 
         def put(all_K: jax.Array, values: jax.Array) -> jax.Array:
@@ -159,7 +159,7 @@ class ChunkLayers:
     def put_gradients(
         self, all_K: dict[str, Any], chunk_gradients: dict[str, Any], chunk: Index, iteration: Index
     ) -> dict[str, Any]:
-        """Gradients ``[K, layer, ...]`` of the master weights by group, with those of a chunk."""
+        """Puts a chunk's gradients into the gradients ``[K, layer, ...]`` of the master weights by group."""
         ends = EmbeddingAndHead.of(self.spec, chunk)
         is_used = {"embedding": ends.is_first, "head": ends.is_last}
 
@@ -173,27 +173,27 @@ class ChunkLayers:
         return {name: put(name) for name in all_K}
 
     def _counts(self, chunk: Index) -> Any:
-        lowest_CR = np.zeros((len(self.spec.peers_C) + 1, self.spec.live.num_live), bool)  # the last row is NONE's
+        lowest_CR = np.zeros((len(self.spec.peers_C) + 1, self.spec.live.num_live), bool)  # the last row is for NONE
         for number, rows in enumerate(self.spec.peers_C):
             lowest_CR[number, rows[0]] = True
         return jnp.asarray(lowest_CR)[chunk, self.spec.live.row_index()]
 
     def _index(self, is_moe: bool | None, chunk: Index) -> jax.Array:
-        """Index in the stack of a chunk's layers of a kind, int32[n]; beyond the end for padding, and with ``NONE``."""
+        """Stack index for a chunk's layers of a kind, int32[n]; beyond the end for padding, and with ``NONE``."""
         chunks = self.spec.chunks
         number_n = jnp.arange(chunks.ops.stack_size(is_moe), dtype=jnp.int32)
-        counts = jnp.asarray([*chunks.ops.counts(is_moe), 0], jnp.int32)  # the last one is NONE's
+        counts = jnp.asarray([*chunks.ops.counts(is_moe), 0], jnp.int32)  # the last count is for NONE
         first = jnp.asarray(chunks.first_layers(is_moe))[self.holding, chunk]
         return jnp.where(number_n < counts[chunk], first + number_n, chunks.stack_size(is_moe))
 
 
 def group_of(path: Sequence[Any]) -> str | None:
-    """The group of parameters of a leaf of a state; None for counters."""
+    """Returns the parameter group for a leaf in a state; None for counters."""
     return next((entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey)), None)
 
 
 def _taken(tree: _Tree, index_n: jax.Array, *, padding: Any = 0) -> _Tree:
-    """Layers of stacks; where an index is beyond them, the padding, or with None the last layer."""
+    """Takes layers from stacks; for an index beyond them, ``padding``, or the last layer if that is None."""
     options: dict[str, Any] = {"mode": "clip"} if padding is None else {"mode": "fill", "fill_value": padding}
     return jax.tree.map(lambda leaf: jnp.take(leaf, index_n, axis=0, **options), tree)
 
@@ -203,14 +203,14 @@ def _selected(is_new: Any, new: _Tree, old: _Tree) -> _Tree:
 
 
 class _RankContext(NamedTuple):
-    """A rank's context before the first tick of a step function; lives as long as its trace."""
+    """Context of a rank before a step function's first tick; lives as long as its trace."""
 
     spec: StepSpec
     stage: ForwardStage
     interpreter: Interpreter
     start: Carry
     batch: DeviceBatch
-    tokens_K: jax.Array  # int32, of the iterations' global batches
+    tokens_K: jax.Array  # int32, tokens of the iterations' global batches
     layers: ChunkLayers
     hot_rows: HotRows
 
@@ -227,7 +227,7 @@ class _RankContext(NamedTuple):
         *,
         trains: bool = True,
     ) -> "_RankContext":
-        """Splits the blocks, unless they are only evaluated, counts the tokens and empties the buffers."""
+        """Splits the blocks (unless they are only evaluated), counts the tokens and allocates empty buffers."""
         message = jnp.zeros((*batch.inputs.shape[1:], spec.gpt.config.model_dim), spec.compute_dtype)
         holding = jnp.asarray(spec.holding_R)[spec.live.row_index()]
         hot_rows = HotRows.choose(spec, batch.inputs, jnp.asarray(columns.token_iteration_n), num_iterations)
@@ -250,12 +250,12 @@ class _RankContext(NamedTuple):
 
     @property
     def divisor_K(self) -> jax.Array:
-        """Divisors of the iterations' sums: the tokens of their global batches."""
+        """Divisors for the iterations' sums: the tokens in their global batches."""
         return jnp.maximum(self.tokens_K, 1).astype(self.spec.accumulate_dtype)
 
     @property
     def static_chunk(self) -> Any:
-        """The chunk that the worker holds; None if workers may hold several."""
+        """Chunk that the worker holds; None if workers may hold several."""
         worker_chunks = self.spec.chunks.worker_chunks
         return (
             jnp.asarray([chunk for chunk, *_ in worker_chunks])[self.layers.holding]
@@ -264,25 +264,25 @@ class _RankContext(NamedTuple):
         )
 
     def chunks(self) -> list[tuple[Any, PeerAllReduce]]:
-        """The worker's chunk in every round, and the sum of the round over the workers that have the same one."""
+        """Returns the worker's chunk in every round, with the round's sum over the workers that hold the same chunk."""
         chunk_T = jnp.asarray(self.spec.rounds.chunk_HT)[self.layers.holding]
         return [(chunk_T[index], peer_sum) for index, peer_sum in enumerate(self.spec.rounds.sums)]
 
     def named_round(self, round_index: int) -> AbstractContextManager[None]:
-        """The context of the updates of a round, whose name instructions carry if there are several."""
+        """Returns the name scope for the updates of a round; empty if there is only one round."""
         return jax.named_scope(f"{scopes.ROUND}{round_index}") if len(self.spec.rounds.sums) > 1 else nullcontext()
 
     def ends(self, chunk: Any) -> EmbeddingAndHead:
-        """Whether a chunk is the model's first and last."""
+        """Returns whether a chunk is the model's first and last."""
         return EmbeddingAndHead.of(self.spec, chunk)
 
     def first_copies(self, state: TrainState) -> Any:
-        """Copies of the embedding's rows for the first iteration, on workers that embed tokens."""
+        """Fetches copies of the embedding's rows for the first iteration, on workers that embed tokens."""
         embeds = jnp.asarray(self.spec.chunks.holds_HC[:, 0])[self.layers.holding]
         return self.hot_rows.fetch(state.slots, 0, embeds, self.hot_rows.no_copies)
 
     def ops(self, state: TrainState, copies: Any) -> StageOps:
-        """The worker's ops with the weights of a state and copies of rows, which hold until the next update."""
+        """Returns the worker's ops with a state's weights and with copies of rows, valid until the next update."""
         spec = self.spec
         assert isinstance(self.stage, Stage)
         weights = StageWeights.of(spec.gpt, spec.chunks, state.slots, self.layers.holding, copies)
@@ -301,7 +301,7 @@ class _RankContext(NamedTuple):
         peer_sum: PeerAllReduce | SumInRound,
         tied: Mapping[str, jax.Array] = MappingProxyType({}),
     ) -> tuple[TrainState, dict[str, jax.Array], UpdateRecord]:
-        """The first half of a chunk's U: its state, gradients of its master weights, and the record of the iteration.
+        """Runs the first half of a chunk's U: (its state, gradients for its master weights, the iteration's record).
 
         Args:
             state: state of the worker.
@@ -309,8 +309,8 @@ class _RankContext(NamedTuple):
             sums_K: sums of each iteration.
             iteration: the iteration that ends.
             chunk: chunk to update.
-            peer_sum: sum over the workers that hold it.
-            tied: gradients that are reduced already, see ``tied``; their norm counts with the first chunk.
+            peer_sum: sum over the workers that hold the chunk.
+            tied: gradients that are already reduced, see ``tied``; their norm counts with the first chunk.
         """
         spec, chunk_state, ends = self.spec, self.layers.state(state, chunk), self.ends(chunk)
         totals = self.hot_rows.collect(totals, iteration, ends.is_first)
@@ -325,13 +325,13 @@ class _RankContext(NamedTuple):
         return chunk_state, {**gradients, **tied}, UpdateRecord.of(spec, chunk_state, square, load)
 
     def tied(self, state: TrainState, totals: StageWeights) -> dict[str, jax.Array]:
-        """The gradient of an embedding that first and last chunk share, by group; none where they do not."""
+        """Returns the gradient, by group, of an embedding that first and last chunk share; empty if they do not."""
         if not self.spec.ties_stages:
             return {}
         return reduce_tied(self.spec, state, totals.packed_embedding(self.spec.gpt), self.divisor_K[0])
 
     def empty_records(self, state: TrainState, num_iterations: int, *, keep_gradients: bool = False) -> tuple[Any, ...]:
-        """Empty records, and gradients of the master weights if they are kept, ``[K, ...]``."""
+        """Returns empty records, and gradients of the master weights if they are kept, ``[K, ...]``."""
 
         def record(state: TrainState, sums: Sums) -> UpdateRecord:
             load = jax.tree.map(lambda load_K: load_K[0], sums.load)
@@ -344,32 +344,33 @@ class _RankContext(NamedTuple):
     def put_records(
         self, outcome: Any, record: UpdateRecord, gradients: dict[str, Any], chunk: Any, iteration: Any
     ) -> Any:
-        """The records, and the gradients, with those of a chunk."""
+        """Puts a chunk's record, and its gradients if they are kept, into the outcome of the window."""
         records, *gradients_K = outcome
         records = self.layers.put_record(records, record, chunk, iteration)
         return records, *(self.layers.put_gradients(all_K, gradients, chunk, iteration) for all_K in gradients_K)
 
     def norm(self, square_K: jax.Array) -> jax.Array:
-        """The norms of the whole model's gradients, from the squared norms of the chunks': all ranks know the same."""
+        """Computes the norms of the whole model's gradients from the chunks' squared norms, equal on all ranks."""
+        # Every expert rank holds its worker's squared norm, so the sum over all ranks counts it num_ranks times.
         return jnp.sqrt(_sum_over_all_ranks(self.spec, square_K) / self.spec.live.num_ranks)
 
     def metrics(self, sums_K: Sums, norm_K: jax.Array, record: UpdateRecord) -> dict[str, jax.Array]:
-        """The metrics of the window; ``record`` has a leading dim K."""
+        """Computes the metrics of the window; ``record`` has a leading dim K."""
         loss_K, aux_K = (_sum_over_all_ranks(self.spec, sum_K) for sum_K in (sums_K.loss, sums_K.aux))
         record = over_stages(self.spec, record)
         return metrics_of(loss_K, aux_K / self.spec.num_microbatches, self.tokens_K, norm_K, record)
 
 
 def _sum_over_all_ranks(spec: StepSpec, value: jax.Array) -> jax.Array:
-    """The sum over all ranks of all workers."""
+    """Sums over all ranks of all workers."""
     axes = (EXPERT_AXIS,) if spec.live.num_live == 1 else (WORKER_AXIS, EXPERT_AXIS)
     return lax.psum(value, axes)
 
 
 def window_step(spec: StepSpec, table: TickTable, num_iterations: int, *, keep_gradients: bool = False) -> Wrapped:
-    """The jitted window: (state, common, columns, batch ``[worker, n, rank, B, T]``) -> (state, metrics, ok).
+    """Returns the jitted window: (state, common, columns, batch ``[worker, n, rank, B, T]``) -> (state, metrics, ok).
 
-    The old state is left unchanged. Metrics are ``[worker, K, ...]``, see ``metrics_of``; ``ok`` is bool[worker], the
+    The old state is left unchanged. Metrics are ``[worker, K, ...]``, see ``metrics_of``. ``ok`` is bool[worker], the
     same on all workers: every gradient was finite and none had to be clipped. If not ``ok``, the new state is invalid.
 
     Args:
@@ -394,7 +395,8 @@ def window_step(spec: StepSpec, table: TickTable, num_iterations: int, *, keep_g
                     state, totals, carry.sums, iteration, chunk, spec.rounds.sum_of(chunk)
                 )
                 # The chunk's norm is at most the model's, so the scale is 1 in a window that counts. Without it XLA
-                # would fuse and round the update differently from ``barrier_step``, and results would differ.
+                # would fuse and round the update differently from ``barrier_step``, and the results would not be
+                # bit-identical.
                 scale = clip_scale(spec, jnp.sqrt(record.square_norm))
                 chunk_state = apply_gradients(
                     spec, chunk_state, gradients, record.load.popularity_E, rank.ends(chunk), scale
@@ -428,7 +430,7 @@ def window_step(spec: StepSpec, table: TickTable, num_iterations: int, *, keep_g
 
 
 def barrier_step(spec: StepSpec, table: TickTable, *, keep_state: bool = False) -> Wrapped:
-    """The jitted iteration with the exact clip: (state, common, columns, batch) -> (state, metrics).
+    """Returns the jitted iteration with the exact clip: (state, common, columns, batch) -> (state, metrics).
 
     The old state's buffers are donated, unless ``keep_state``. Metrics are ``[worker, 1, ...]``. This step also runs
     where a sum over unequally many peers needs all workers (TPU).
@@ -461,7 +463,9 @@ def barrier_step(spec: StepSpec, table: TickTable, *, keep_state: bool = False) 
 
 
 def evaluation_step(spec: StepSpec, table: TickTable) -> Wrapped:
-    """The jitted sums ``[worker]`` of one batch on unchanged weights; validation drops tokens as training does.
+    """Returns the jitted evaluation: (state, common, columns, batch) -> sums ``[worker]``, on unchanged weights.
+
+    Validation drops tokens as training does.
 
     Args:
         spec: step spec, on the live mesh whose rows the table has columns for.
@@ -481,6 +485,6 @@ def evaluation_step(spec: StepSpec, table: TickTable) -> Wrapped:
 def _jitted(spec: StepSpec, per_rank: Callable[..., Any], out_specs: Any, **options: Any) -> Wrapped:
     in_specs = (spec.specs, *_IN)
     run = spec.live.per_rank(per_rank, in_specs, out_specs)
-    # Explicit shardings, so that the states of init, of a restore and of a previous call run the same program.
+    # Explicit shardings, so that states from init, from a restore and from a previous call run the same program.
     ins, outs = map(spec.shardings_of, (in_specs, out_specs))
     return jax.jit(run, in_shardings=ins, out_shardings=outs, **options)

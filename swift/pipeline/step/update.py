@@ -1,8 +1,8 @@
-"""U, as one rank sees it: slot gradients to gradients of master weights, then update, placement and new slots.
+"""U on one rank: slot gradients to gradients of master weights, then update, placement and new slots.
 
-It has two halves, before and after the norm of the whole model's gradient is known: ``reduce_gradients`` and
-``apply_gradients``. Both are the same for a single worker and for one of a pipeline; for a worker that holds several
-chunks, they are called for each of them with the layers of that chunk.
+U has two halves, before and after the norm of the whole model's gradient is known: ``reduce_gradients`` and
+``apply_gradients``. Both are the same for a single worker and for a worker of a pipeline. For a worker with several
+chunks, they are called once per chunk, with the layers of that chunk.
 
 Legend: L MoE layers of the chunk, E expert classes, N ranks, S slots.
 """
@@ -27,21 +27,21 @@ from swift.pipeline.step.spec import StepSpec, SumInRound
 
 
 class EmbeddingAndHead(NamedTuple):
-    """Whether a chunk is the first and the last of the model, bool[] each; the same on all ranks of a worker."""
+    """Whether a chunk is the model's first or last, bool[] each; the same on all ranks of a worker."""
 
     is_first: jax.Array | bool
     is_last: jax.Array | bool
 
     @classmethod
     def of(cls, spec: StepSpec, chunk: Index) -> "EmbeddingAndHead":
-        """Compares a chunk, which may be data, with the first and the last one."""
+        """Compares a chunk, which may be data, with the first and the last chunk."""
         return cls(chunk == 0, chunk == len(spec.chunks.sizes) - 1)
 
 
 def cond_unless_static(
     is_so: jax.Array | bool, compute: Callable[..., Any], otherwise: Callable[..., Any], *operands: Any
 ) -> Any:
-    """Calls one of two functions; a branch only where the condition is data."""
+    """Calls one of two functions; traces a branch only if the condition is data."""
     if isinstance(is_so, bool):
         return (compute if is_so else otherwise)(*operands)
     return lax.cond(is_so, compute, otherwise, *operands)
@@ -50,7 +50,7 @@ def cond_unless_static(
 def _used(
     spec: StepSpec, name: str, ends: EmbeddingAndHead, compute: Callable[[], Any], otherwise: Callable[[], Any]
 ) -> Any:
-    """Calls ``compute``, or ``otherwise`` for embedding and head of a chunk that does not use them."""
+    """Calls ``compute``, or ``otherwise`` for the embedding or head of a chunk that does not use it."""
     if name not in EMBEDDING_AND_HEAD or len(spec.chunks.sizes) == 1:
         return compute()
     if name == "embedding" and spec.ties_stages:
@@ -69,15 +69,15 @@ def reduce_gradients(
 ) -> dict[str, jax.Array]:
     """Reduces this rank's slot gradients to mean gradients of its master weights, the same on all peers.
 
-    They are summed over replicas, expert ranks and peers, and divided once, at the end.
+    Gradients are summed over replicas, expert ranks and peers, and divided once, at the end.
 
     Args:
         spec: step spec.
-        state: this rank's state, with the placement that the gradients were computed with.
+        state: this rank's state, with the placement under which the gradients were computed.
         gradients: gradients of the stage's weights, ``[layer, slot, size]`` by group, summed over the micro-batches
             that this worker ran.
         divisor: tokens of the global batch.
-        ends: whether they are of the first and of the last chunk.
+        ends: whether the chunk is the first or the last.
         peer_sum: sum over the workers that hold the same blocks.
 
     Returns:
@@ -91,11 +91,12 @@ def reduce_gradients(
 
         def none() -> jax.Array:
             like = state.master[name]
-            return jnp.zeros(like.shape, like.dtype)  # in device memory, wherever the master weights are
+            return jnp.zeros(like.shape, like.dtype)  # in device memory, even if the master weights are not
 
         with jax.named_scope(f"{scopes.COLLECT}/{name}"):
             local_sum = _used(spec, name, ends, collect, none)
         with jax.named_scope(f"{scopes.PEERS}/{name}"):
+            # A tree involves all rows, so it must not be inside a branch that only some rows take.
             if peer_sum.is_tree:
                 return peer_sum(local_sum) / divisor
             return _used(spec, name, ends, lambda: peer_sum(local_sum), lambda: local_sum) / divisor
@@ -107,7 +108,7 @@ def reduce_gradients(
 def reduce_tied(
     spec: StepSpec, state: TrainState, packed: jax.Array, divisor: Float[Array, ""]
 ) -> dict[str, jax.Array]:
-    """Reduces the gradients of an embedding that the head reads, too: over all workers, each of which updates it.
+    """Reduces the gradients for an embedding that the head also reads: over all workers, each of which updates it.
 
     Args:
         spec: step spec.
@@ -130,14 +131,14 @@ def reduce_tied(
 def square_norm(
     spec: StepSpec, gradients: dict[str, jax.Array], placement_LNS: Int[Array, "L N S"]
 ) -> Float[Array, ""]:
-    """The squared norm of the stage's gradients, every expert counted once."""
+    """Computes the squared norm of the stage's gradients, every expert counted once."""
     placements = spec.placements(placement_LNS, gradients)
     squares = [spec.layouts[name].square_norm(g, placements[name]) for name, g in gradients.items()]
     return lax.psum(sum(squares), EXPERT_AXIS)
 
 
 def clip_scale(spec: StepSpec, norm: Float[Array, ""]) -> Float[Array, ""] | None:
-    """The factor that clips gradients to the largest norm allowed; None without clipping."""
+    """Computes the factor that clips gradients to the largest allowed norm; None without clipping."""
     if spec.clip_norm is None:
         return None
     return jnp.minimum(1, spec.clip_norm / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny))
@@ -152,7 +153,7 @@ def apply_gradients(
     ends: EmbeddingAndHead,
     scale: Float[Array, ""] | None = None,
 ) -> TrainState:
-    """Updates, places and materializes: the state of the next iteration.
+    """Computes the state of the next iteration: updates master weights, places experts, and fills slots.
 
     Args:
         spec: step spec.
@@ -160,7 +161,7 @@ def apply_gradients(
         gradients: gradients of the master weights, by group.
         popularity_LE: int32, summed over all micro-batches, ranks and peers.
         ends: see ``reduce_gradients``.
-        scale: factor for the gradients; None: 1.
+        scale: factor of the gradients; None: 1.
     """
     placement, policy = state.placement, state.policy
     if spec.num_moe_layers:
@@ -186,14 +187,14 @@ def apply_gradients(
 def _update_layers(
     spec: StepSpec, scale: jax.Array | None, state: LayerState, layer_gradients: LayerGradients
 ) -> LayerState:
-    """Updates layers of some groups, or all of them."""
+    """Updates layers in some groups, or in all groups."""
     gradients = (
         layer_gradients.gradients if scale is None else jax.tree.map(lambda g: g * scale, layer_gradients.gradients)
     )
     trees = gradients, state.moments, state.master, _decayed(spec, state.master)
-    # The optimizer is elementwise, so it can work on the shapes in which a step gets its state and returns it. Where an
-    # update writes other shapes, XLA:CPU copies the whole state before and after it, though they differ by dims of 1.
-    # In a pipeline it does not: the bits of a window's updates would not be those of single iterations.
+    # The optimizer is elementwise, so it can work on the shapes in which a step gets its state and returns it. If an
+    # update writes other shapes, XLA:CPU copies the whole state before and after it, even if they differ only by dims
+    # of 1. Not in a pipeline: there the bits of a window's updates would differ from those of single iterations.
     if spec.is_single_worker:
         master, moments = _without_mesh_dims(_optimized(spec, *_with_mesh_dims(trees)))
     else:
@@ -205,23 +206,23 @@ def _update_layers(
 
 
 def _optimized(spec: StepSpec, gradients: Any, moments: Any, master: Any, decayed: Any) -> tuple[Any, Any]:
-    """Master weights and moments after an update by the optimizer."""
+    """Runs the optimizer: returns new master weights and moments."""
     updates, moments = spec.optimizer.update(gradients, moments, decayed)
     return optax.apply_updates(master, updates), moments
 
 
 def _with_mesh_dims(tree: Any) -> Any:
-    """Arrays ``[L, ...]`` as the shards ``[1, L, 1, ...]`` of RANKED ones; scalars stay."""
+    """Reshapes arrays ``[L, ...]`` to the shards ``[1, L, 1, ...]`` of RANKED arrays; scalars stay."""
     return jax.tree.map(lambda leaf: leaf[None, :, None] if leaf.ndim else leaf, tree)
 
 
 def _without_mesh_dims(tree: Any) -> Any:
-    """The inverse of ``_with_mesh_dims``."""
+    """Inverts ``_with_mesh_dims``."""
     return jax.tree.map(lambda leaf: leaf[0, :, 0] if leaf.ndim else leaf, tree)
 
 
 def _decayed(spec: StepSpec, master: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """The master weights as weight decay takes them, which is all that an optimizer does with them: zeros stay."""
+    """Returns the master weights as the optimizer sees them, for weight decay alone: zeros where nothing decays."""
     if not spec.decays_matrices_only:
         return master
 
@@ -238,7 +239,7 @@ def _decayed(spec: StepSpec, master: dict[str, jax.Array]) -> dict[str, jax.Arra
 def _balanced(
     spec: StepSpec, master: dict[str, jax.Array], before: Mapping[str, jax.Array], popularity_LE: jax.Array
 ) -> dict[str, jax.Array]:
-    """The master weights with the biases of routers as counts make them, whatever the optimizer did to these."""
+    """Returns the master weights with router biases moved by the counts, whatever the optimizer did to the biases."""
     if "router" not in master or not spec.gpt.config.router_bias:
         return master
     leaf = master["router"]
@@ -252,7 +253,7 @@ def _balanced(
 
 
 def _migrate(spec: StepSpec, tree: Any, old_LNS: jax.Array, new_LNS: jax.Array) -> Any:
-    """Moves the experts' master weights and moments to a new placement, where their layout ties them to it."""
+    """Moves the experts' master weights and moments to a new placement, if their layout ties them to it."""
     leaves, treedef = jax.tree_util.tree_flatten_with_path(tree)
     is_expert = [jax.tree_util.DictKey("expert") in path for path, _ in leaves]
     experts = [leaf for (_, leaf), is_moved in zip(leaves, is_expert, strict=True) if is_moved]
