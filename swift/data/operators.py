@@ -37,8 +37,8 @@ class Map:
         function: takes a sample and returns fields; if ``is_random``, it also takes a ``numpy.random.Generator``.
         reads: fields that the function is given; None: all.
         writes: fields that the function returns, to be set in the sample; None: it returns the whole new sample.
-        depends_on: names of all earlier operators that have to stay in front of this one. Other operators may change
-            places with it, even if they write fields that it reads or writes. None: the fields decide.
+        depends_on: names of the earlier operators that have to stay in front of this one. All other earlier ones may
+            move behind it, even if they write fields that it reads or writes. None: the fields decide.
         is_random: whether the function takes a generator, seeded by the seed, the epoch, the sample's number and the
             operator alone.
         is_fixed: whether no other operator may move past this one.

@@ -414,7 +414,7 @@ class Documents:
         return sha256("\n".join(lines).encode(errors="surrogatepass")).hexdigest()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the source and the files' states: another process lists the documents, but compares files with these."""
+        """Returns the source and the files' states: another process lists the documents, but compares with these."""
         cached = {"_files": self._files} if "_files" in self.__dict__ else {}
         return {f.name: getattr(self, f.name) for f in fields(self)} | cached
 
