@@ -1,4 +1,4 @@
-"""Tokenization of a corpus: every document of a pipeline is read and tokenized once, by the plan predicted fastest."""
+"""Tokenizes a corpus: reads every document of a pipeline once, by the plan that is predicted fastest."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -20,7 +20,7 @@ from swift.errors import SettingError, first_line
 AddTokens = Callable[[Split, str, np.ndarray], None]
 """Takes a document's split, its domain and its tokens."""
 PlanReading = Callable[[Pipeline, InputHosts | None], InputPlan]
-"""Plans a single reading of a pipeline with the connected input hosts; one of its reasons begins with ``offload: ``."""
+"""Plans a single reading of a pipeline with the connected input hosts; one reason begins with ``offload: ``."""
 _FEW = 1000
 """Number of records below which no plan is made: planning would take longer than reading them."""
 
@@ -112,7 +112,7 @@ def _add_document(config: DataConfig, tokens: np.ndarray, split: Split | None, d
 
 
 class Corpus(NamedTuple):
-    """A pipeline of documents and the splits that it serves; with both splits, the hash of a name decides."""
+    """A document pipeline and the splits that it serves; if it serves both, the hash of a name decides."""
 
     pipeline: Pipeline
     splits: tuple[Split, ...]
@@ -154,7 +154,7 @@ def training_pipelines(config: DataConfig) -> tuple[Pipeline, ...]:
 
 
 def _sides(config: DataConfig, corpus: Corpus) -> list[Split | None]:
-    """Returns the split of each record; None for the only record of a source, which is cut."""
+    """Returns each record's split; None for the only record of a source, which is cut."""
     source = corpus.pipeline.source
     if len(corpus.splits) == 1:
         return [corpus.splits[0]] * len(source)

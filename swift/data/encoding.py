@@ -126,7 +126,7 @@ def _check_field(name: str, value: Any) -> None:
 
 
 def num_bytes(value: Any) -> int:
-    """Returns the size of a field or a sample in bytes; for a field that cannot be encoded, the length of its repr."""
+    """Returns a field's or sample's size in bytes; for a field that cannot be encoded, the length of its repr."""
     if isinstance(value, Mapping):
         return sum(map(num_bytes, value.values()))
     if isinstance(value, np.ndarray | np.generic):

@@ -117,7 +117,7 @@ def _corpus_state(config: DataConfig) -> CorpusState | None:
 
 
 def _pipeline_state(config: DataConfig) -> CorpusState | None:
-    """Returns the state of pipelines, by digests of their sources, settings and code."""
+    """Identifies pipelines by digests of their sources, settings and code."""
     try:
         digests = [survey_digest(tokens_plan(corpus.pipeline)) for corpus in corpora_of(config)]
     except (NoDigest, DataError):  # if something is wrong, reading the source gives the better error
@@ -217,7 +217,7 @@ def indexed_stream(path: Path, config: DataConfig, split: Split) -> TokenStream:
 
 
 def corpus_streams(config: DataConfig, split: Split, path: Path | None) -> list[TokenStream | SequentialStream]:
-    """Opens the token streams of a split: one for each source of a mixture, else a single one; see ``corpus_stream``.
+    """Opens a split's token streams: one for each source of a mixture, else a single one; see ``corpus_stream``.
 
     Args:
         config: settings of the data.

@@ -20,7 +20,7 @@ from swift.errors import SettingError, check_count
 
 _STATE_VERSION = 1
 _ADDED: dict[str, Any] = {"locality": 0.0}
-"""Defaults of the settings that saved states of older versions lack."""
+"""Defaults for settings that saved states of older versions lack."""
 
 
 class Loader(Iterator[Batch]):
@@ -113,7 +113,7 @@ class Loader(Iterator[Batch]):
 
     @property
     def vocab_size(self) -> int:
-        """Size of the vocabulary: one more than the largest token of any batch."""
+        """Vocabulary size: one more than the largest token of any batch."""
         return self._config.vocab_size
 
     @property

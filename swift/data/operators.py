@@ -193,7 +193,7 @@ Operator = Element | Shuffle | Pack | Stack
 
 
 def name_of(operator: Operator) -> str:
-    """Returns the name of an operator: its own, else the name of its function or of the function's class."""
+    """Returns an operator's name: its own, else its function's, else that function's class."""
     function = getattr(operator, "function", operator)
     return operator.name or getattr(function, "__name__", "") or type(function).__name__
 

@@ -34,7 +34,7 @@ from swift.errors import SettingError, check_count
 
 @dataclass(frozen=True)
 class Level:
-    """The operators of a pipeline that see one kind of samples: records, packed rows, or batches.
+    """The operators that see one kind of samples: records, packed rows, or batches.
 
     Attributes:
         group: operator that groups samples of the previous level into samples of this one; None: these are records.
@@ -174,7 +174,7 @@ class Pipeline:
         return {name_of(operator): number for number, operator in enumerate(self.operators)}
 
     def _check_order(self) -> None:
-        """Refuses orders in which the number of samples, or of tokens, would depend on the epoch."""
+        """Refuses orders in which the number of samples or tokens would depend on the epoch."""
         random, levels, shuffled = "", 0, set[int]()
         for operator in self.operators:
             name = name_of(operator)
@@ -313,7 +313,7 @@ class InputPlan:
 
     @property
     def num_packed(self) -> int:
-        """Number of positions of a packed row; 0 if nothing is packed."""
+        """Number of positions in a packed row; 0 if nothing is packed."""
         groups = (level.group for level in self.pipeline.levels)
         return next((group.length for group in groups if isinstance(group, Pack)), 0)
 

@@ -33,7 +33,7 @@ from swift.errors import SettingError, first_line
 from swift.files import check_regular, open_regular
 
 _KEPT_PARTS = 4
-"""Number of parts of files, such as row groups, that stay in memory."""
+"""Number of file parts, such as row groups, that stay in memory."""
 _ZSTD_PIECE = 1 << 16
 
 _SCANNED = 1 << 24

@@ -49,7 +49,7 @@ class NoDigest(ValueError):
 
 
 def survey_digest(plan: InputPlan) -> str:
-    """Returns a digest of everything that decides the result of a plan's survey and the samples that it caches.
+    """Returns a digest of everything that decides a plan's survey and the samples that it caches.
 
     Raises:
         NoDigest: the source or an operator has no digest.
@@ -88,7 +88,7 @@ def pipeline_facts(pipeline: Pipeline) -> dict[str, str]:
 
 
 def value_digest(value: Any) -> str:
-    """Returns a digest of a setting, or of a function with the functions and constants of its module that it refers to.
+    """Digests a setting, or a function with the functions and constants of its module that it refers to.
 
     Code of other modules counts by name only: after a change there, use another or an empty cache directory.
 

@@ -147,7 +147,7 @@ class _Records:
 
 
 class _Rows:
-    """Rows of packed tokens: row r starts at token r * T of the epoch, and overlaps the next row by one token."""
+    """Rows of packed tokens: row r starts at the epoch's token r * T, and overlaps the next row by one token."""
 
     def __init__(self, plan: InputPlan, level: int, pack: Pack, records: _Records, seed: int):
         lengths = records._survey.lengths
@@ -195,7 +195,7 @@ class _Rows:
 
 
 class _Batches:
-    """Batches of stacked samples of the previous level."""
+    """Batches: stacked samples of the previous level."""
 
     def __init__(self, plan: InputPlan, level: int, stack: Stack, samples: _Reader, seed: int):
         self._samples, self._num, self._seed, self.size = samples, stack.size, seed, _ENDLESS

@@ -476,7 +476,7 @@ def are_halves(tokens_N: np.ndarray, vocab_size: int) -> bool:
 
 
 class DomainRuns(NamedTuple):
-    """Runs of consecutive documents of one domain, in the order of a token stream."""
+    """Runs of consecutive documents with the same domain, in the order of a token stream."""
 
     starts_R: np.ndarray  # int64, position of the first token of each run
     domains_R: np.ndarray  # int64, domain of each run; domains are numbered in order of first occurrence
@@ -490,7 +490,7 @@ class RunsBuilder:
         self._starts, self._domains = array("q"), array("q")  # not lists: there may be a run for each document
 
     def add(self, domain: str, num_tokens: int) -> None:
-        """Adds the next tokens of the stream, which belong to a document of ``domain``."""
+        """Adds the stream's next tokens, which belong to a document of ``domain``."""
         number = self._numbers.setdefault(domain, len(self._numbers))
         if not self._domains or self._domains[-1] != number:
             self._starts.append(self._end)

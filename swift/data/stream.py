@@ -181,7 +181,7 @@ class TokenStream:
         return new_digest(self.read(0, self.num_tokens).data).hexdigest()
 
     def checksum(self) -> int:
-        """Computes a CRC-32 of pieces spread evenly over the stream; takes milliseconds for a file of any size."""
+        """Computes a CRC-32 of pieces spread evenly over the stream, within milliseconds for any size."""
         last_start = max(0, self.num_tokens - _CHECKSUM_TOKENS)
         crc = 0
         for start in np.unique(np.linspace(0, last_start, _CHECKSUM_PIECES).astype(np.int64)).tolist():
@@ -274,7 +274,7 @@ def spans_of(config: DataConfig, ends: Iterable[np.ndarray]) -> dict[Split, Span
 
 
 class _Document(NamedTuple):
-    """A document of a token file: the hash of its name, its start and its end."""
+    """A document in a token file: the hash of its name, its start and its end."""
 
     place: float
     start: int

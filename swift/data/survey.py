@@ -23,7 +23,7 @@ from swift.data.sources import DataError
 from swift.errors import SettingError
 
 _MOST_RESTARTS = 3
-"""Number of times that worker processes are restarted after one of them has died."""
+"""Number of times that worker processes are restarted after a death."""
 _DIED = "terminated unexpectedly"
 _Raised = tuple[type[Exception], tuple[Any, ...]]
 """An error as its class and arguments: a pickled exception object would lose them between processes."""

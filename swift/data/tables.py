@@ -1,4 +1,4 @@
-"""Sources of table rows: Parquet files and directories of Hugging Face ``datasets``. Needs the extra ``parquet``."""
+"""Table rows as records: Parquet files and Hugging Face ``datasets`` directories. Needs the extra ``parquet``."""
 
 import functools
 import json
@@ -17,7 +17,7 @@ from swift.files import read_regular
 
 _CONTINUES = b"\xff" * 4
 _END = _CONTINUES + bytes(4)
-"""First bytes of each message in an Arrow stream, and the end marker of the stream."""
+"""First bytes of each message in an Arrow stream, and the stream's end marker."""
 
 
 def _arrow(setting: str, value: str) -> Any:
@@ -95,7 +95,7 @@ class ParquetFiles(FileRecords):
 
 @dataclass(frozen=True)
 class DatasetDirectory(FileRecords):
-    """Rows of a directory that ``Dataset.save_to_disk`` of Hugging Face ``datasets`` wrote, as records.
+    """Rows of a directory written by ``Dataset.save_to_disk`` (Hugging Face ``datasets``), as records.
 
     The fields are the columns; values other than texts, numbers and lists are as Arrow stores them. Needs the extra
     ``parquet``.

@@ -30,7 +30,7 @@ _ENDLESS = 2**62
 _LEAST_SHARE = 100
 """Integer that the smallest weight is scaled to; the other weights are in proportion, rounded down (as in Grain)."""
 _MOST_SQUARED = 2**31
-"""Bound on the sum of the integer weights below which products of two numbers fit into int64."""
+"""Bound on the sum of integer weights; below it, products of two numbers fit into int64."""
 
 _SHUFFLE_ROUNDS = 4
 """Number of rounds that ``grain.MapDataset.shuffle`` uses."""
@@ -101,7 +101,7 @@ class DomainOrder:
 
 
 def mixture_indices(places_N: np.ndarray, weights: Sequence[float]) -> np.ndarray:
-    """Returns the source of each place of a mixture, and the place's number within the source, int64[2, N].
+    """Returns, for places of a mixture, the source and the place's number within the source, int64[2, N].
 
     The first source takes its share of all places, spread as evenly as possible; the second takes its share of the
     remaining places, and so on.
@@ -126,7 +126,7 @@ def mixture_indices(places_N: np.ndarray, weights: Sequence[float]) -> np.ndarra
 
 
 def _left_over(num_N: np.ndarray, share: int, total: int) -> np.ndarray:
-    """Returns how many of the first ``num_N`` places remain after a source has taken ``share`` / ``total`` of them."""
+    """Returns how many of the first ``num_N`` places are left after a source has taken ``share`` / ``total``."""
     # Split by quotient and remainder, so that no product of ``num_N`` overflows.
     return num_N // total * (total - share) + num_N % total * (total - share) // total
 
@@ -244,7 +244,7 @@ def training_order(
 
 
 def _in_chunks(windows: Callable[[np.ndarray], np.ndarray]) -> Callable[[int], tuple[int, int]]:
-    """Turns a function of many places, int64[N] -> int64[2, N], into a cached function of one place."""
+    """Turns a function of many places, int64[N] -> int64[2, N], into a cached one for a single place."""
 
     @functools.lru_cache(maxsize=2)
     def chunk(number: int) -> np.ndarray:

@@ -36,7 +36,7 @@ _ABSENT = "it has not come; does it see this directory, and was it started?"
 
 @dataclass(frozen=True)
 class ConnectivityCheck:
-    """The settings of a connectivity check on one of its nodes.
+    """The settings of a connectivity check on one node.
 
     Attributes:
         directory: directory that all nodes share.

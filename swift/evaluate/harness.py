@@ -54,7 +54,7 @@ class EngineLM(TemplateLM):
 
     @property
     def max_length(self) -> int:
-        """Number of positions of the model."""
+        """Number of positions that the model has."""
         return self._engine.gpt.config.sequence_length
 
     @property
@@ -74,7 +74,7 @@ class EngineLM(TemplateLM):
         return tokens if add_special_tokens is False or is_there else begin + tokens
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Continues each text up to a stop text, the end of the document, or the maximum number of tokens."""
+        """Continues each text up to a stop text, a separator, or the maximum number of tokens."""
         asked = [self._continuing(number, *request.args) for number, request in enumerate(requests)]
         answers = self._answers([request for request, _ in asked], "generate_until", disable_tqdm)
         texts = []
@@ -85,7 +85,7 @@ class EngineLM(TemplateLM):
         return texts
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Returns the log-probability of whole texts; a long text is scored in windows of the model's positions."""
+        """Returns log-probabilities of whole texts; a long text is scored in windows that fit the model's positions."""
         owners, pairs = [], []
         for number, request in enumerate(requests):
             tokens = self.tok_encode(request.args[0], add_special_tokens=False)

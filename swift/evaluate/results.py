@@ -212,7 +212,7 @@ class Difference:
 
     @property
     def share(self) -> float:
-        """Difference of the shares of correct answers: first minus second."""
+        """Difference between the shares of correct answers: first minus second."""
         return (self.only_first - self.only_second) / self.questions
 
     @property

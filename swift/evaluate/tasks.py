@@ -18,7 +18,7 @@ from swift.errors import MAX_TOKENS, SettingError
 from swift.files import read_regular
 
 _SHOWN = 60
-"""Number of characters of a value that an error shows, at most."""
+"""Number of characters that an error shows of a value, at most."""
 
 
 @dataclass(frozen=True)
@@ -259,9 +259,9 @@ _FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         f"must be a whole number from 1 to {MAX_TOKENS:,}",
     ),
 }
-"""For each field of a line, its check and the description of the allowed values."""
+"""For each field, its check and a description of the allowed values."""
 _OF_ONE = ("answer", "pattern", "id")
-"""Fields of a single question, which a line of settings cannot have."""
+"""Fields for a single question, which a line of settings cannot have."""
 _OF_COMPLETIONS = ("pattern", "extract", "ignore_case", "stop", "max_tokens")
 
 

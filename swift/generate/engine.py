@@ -32,7 +32,7 @@ _FEW_CANDIDATES = 64
 
 @dataclass(frozen=True)
 class TextEngineConfig:
-    """The sizes of the engine's arrays, which fix the shapes of its two compiled programs: prefill and decode.
+    """Array sizes of the engine, which fix the shapes in its two compiled programs: prefill and decode.
 
     Attributes:
         batch: number of texts that run at the same time, at most; a decoding call adds a token to each.
@@ -172,7 +172,7 @@ class TextEngine:
             answer.reason = "cancelled"
 
     def step(self) -> None:
-        """Runs one call of the model: either prefill, or decoding of one token for every text that is prefilled.
+        """Calls the model once: either to prefill, or to decode one token for every text that is prefilled.
 
         Raises:
             BaseException: any error of the call, or KeyboardInterrupt. The KV cache is then emptied, and every request

@@ -33,11 +33,11 @@ from swift.mesh.per_rank import EXPERT_AXIS
 from swift.models.gpt import GPT, Weights
 
 COLUMNS_PER_BLOCK = 64
-"""Number of page table columns that attention reads at once; the width of a table is a multiple of it."""
+"""Number of page table columns that attention reads at once; a table's width is a multiple."""
 
 
 class Passages(NamedTuple):
-    """The passages of a call as arrays of fixed shapes; rows with a count of 0 are empty."""
+    """A call's passages as arrays of fixed shapes; rows with count 0 are empty."""
 
     token_RC: jax.Array  # int32
     page_RC: jax.Array  # int32, page to write each token's keys and values to; P: do not write
@@ -48,7 +48,7 @@ class Passages(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """The results of a call: logits for sampling, and scores of labels."""
+    """The results of a call: logits for sampling, and label scores."""
 
     logits_RV: jax.Array  # after each passage's last token, at least float32
     log_prob_RC: jax.Array  # log-probability of each label; 0 without a label
@@ -337,7 +337,7 @@ def as_arrays(
 
 
 def note_scores(passage: TokenChunk, log_prob_C: np.ndarray, is_likeliest_C: np.ndarray) -> None:
-    """Appends the scores of a passage to the answer of its text."""
+    """Appends a passage's scores to its text's answer."""
     answer, columns = passage.draft.answer, _columns(passage)
     answer.text_log_probs = np.concatenate([answer.text_log_probs, log_prob_C[columns]])
     answer.is_likeliest = np.concatenate([answer.is_likeliest, is_likeliest_C[columns]])

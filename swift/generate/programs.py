@@ -89,7 +89,7 @@ class StreamedText:
         self._shown = tokenizer.decode(np.array(self._seen)) if self._seen else ""
 
     def after(self, token: int) -> str:
-        """Returns the text that a token completes; "" in the middle of a character of several tokens."""
+        """Returns the text that a token completes; "" within a character that spans several tokens."""
         self._seen.append(token)
         text = self._tokenizer.decode(np.array(self._seen))
         if text.endswith("\N{REPLACEMENT CHARACTER}"):
@@ -436,7 +436,7 @@ class Prompt:
             raise self._error
 
     def _ask(self, gen: Gen) -> list[Answer]:
-        """Submits the requests of a generated part: one, or one for each of its choices."""
+        """Submits the requests for a generated part: one, or one per choice."""
         writer, tokenizer = self._writer, self._writer.tokenizer
         if self._tokens:
             self._tokens += [int(token) for token in tokenizer.encode(self._unread)]

@@ -1,4 +1,4 @@
-"""Scheduling of waiting and running texts, and allocation of the KV cache's pages, with sharing of common prefixes.
+"""The scheduler of waiting and running texts, and the page allocator of the KV cache, which shares common prefixes.
 
 Nothing is computed here. The number of pages is fixed, so memory never exceeds its limit. A radix tree over tokens
 records which texts share a prefix, and which pages hold its keys and values, as in RadixAttention (SGLang, arXiv
@@ -23,7 +23,7 @@ _EMPTY = np.zeros(0, np.int32)
 
 @dataclass(eq=False)
 class Node:
-    """A node of the radix tree: a run of tokens that follows the parent's.
+    """A radix tree node: a run of tokens that follows the parent's.
 
     Attributes:
         tokens: int32, the tokens of the run.
@@ -61,7 +61,7 @@ class Node:
 
 
 class RadixTree:
-    """A radix tree of token sequences that share the pages of common prefixes."""
+    """A radix tree of token sequences that share pages where they have common prefixes."""
 
     def __init__(self) -> None:
         self.root = Node(_EMPTY, _EMPTY, None, num_locks=1)

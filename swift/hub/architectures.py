@@ -164,7 +164,7 @@ class Decoder:
 
     @property
     def vocab_size(self) -> int:
-        """V, number of rows of the embedding."""
+        """V, number of rows in the embedding."""
         assert self.model.vocab_size is not None
         return self.model.vocab_size
 

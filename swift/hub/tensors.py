@@ -44,11 +44,11 @@ class TensorLocation(NamedTuple):
     group: str
     """Group of the parameter, such as ``attention``."""
     layer: int
-    """Index of the parameter in the stack of its group."""
+    """Index of the parameter in its group's stack."""
     leaf: str
     """The parameter, such as ``qkv.kernel``."""
     expert: int | None = None
-    """Index of the expert, for parameters with a leading dimension of experts."""
+    """Index of the expert, for parameters with a leading expert dimension."""
     first: int = 0
     """First column of the parameter that the tensor fills."""
 
@@ -71,7 +71,7 @@ class TensorLocation(NamedTuple):
 
 
 def tensor_locations(family: Family, gpt: GPT) -> Iterator[TensorLocation]:
-    """Lists the tensors of a model, in the order of its layers."""
+    """Lists a model's tensors in the order of its layers."""
     config = gpt.config
     vocabulary = (gpt.vocab_size, config.model_dim)
     yield TensorLocation(EMBEDDING, vocabulary, "embedding", 0, "token_VD")

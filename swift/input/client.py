@@ -1,4 +1,4 @@
-"""The client side of input hosts: one connection for each host process, shared by the threads of a plan."""
+"""The client side of input hosts: one connection for each host process, shared by a plan's threads."""
 
 import json
 import secrets

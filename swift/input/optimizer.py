@@ -1,4 +1,4 @@
-"""The optimizer of input pipelines: chooses the plan that is predicted fastest from a profile of the operators.
+"""The optimizer for input pipelines: chooses the plan that is predicted fastest from a profile of the operators.
 
 Passes improve the plan one after the other, and each is judged by the predicted time. As in cedar (section 4), an
 operator's time is proportional to the bytes of the fields that it reads, so it gets cheaper behind an operator that
@@ -93,7 +93,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class Cost:
-    """The predicted time of a plan, in seconds of one thread for all records of a source.
+    """A plan's predicted time, in seconds of one thread for all records.
 
     Attributes:
         once_s: seconds before the first sample, to survey the source and fill the cache.
@@ -514,7 +514,7 @@ def profile_hosts(hosts: InputHosts, pipeline: Pipeline, profile: InputProfile) 
 
 
 def _round_trip(hosts: InputHosts, size: int) -> tuple[float, float] | None:
-    """Measures the shortest round trip for an echo of ``size`` bytes: (seconds, CPU seconds of this thread)."""
+    """Measures the shortest round trip for an echo of ``size`` bytes: (seconds, this thread's CPU seconds)."""
     times = list[tuple[float, float]]()
     for _ in range(_ECHO_ROUNDS):
         start_time, cpu = time.perf_counter(), time.thread_time()

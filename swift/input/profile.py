@@ -1,4 +1,4 @@
-"""The profiler of input pipelines: measures time and bytes of each operator on the first records."""
+"""The profiler for input pipelines: measures each operator's time and bytes on the first records."""
 
 import resource
 import threading

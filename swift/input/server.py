@@ -41,7 +41,7 @@ _STALL_S = 10.0
 BUSY = "all processes are busy"
 
 _LEAST = 32
-"""Least number of characters of a key: a shorter one could be guessed."""
+"""Least length of a key in characters: a shorter one could be guessed."""
 
 
 class Ended(ConnectionError):

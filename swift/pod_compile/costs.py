@@ -1,4 +1,4 @@
-"""Prediction of an iteration's time: a roofline model of the ops, tick by tick, and a link model of the collectives.
+"""Predicts an iteration's time: a roofline model for the ops, tick by tick, and a link model for the collectives.
 
 - Work (``Work``, ``op_costs``): floating-point operations and memory traffic of the ops on one rank, before anything is
   compiled. Only matmuls are counted, with their inputs and outputs, plus accumulated and stashed values; everything
@@ -60,7 +60,7 @@ _UPDATE = (scopes.UPDATE, scopes.COLLECT, scopes.PEERS, scopes.MATERIALIZE)
 
 @dataclass(frozen=True)
 class Work:
-    """The work of one rank: floating-point operations, and bytes of memory traffic."""
+    """The work of one rank: floating-point operations and memory traffic in bytes."""
 
     num_flops: int
     num_bytes: int
@@ -92,7 +92,7 @@ class Work:
 
 
 def op_costs(spec: StepSpec, num_sequences: int) -> Mapping[str, Work]:
-    """Returns the work of each part of a step per run, by the names in ``swift.pipeline.scopes``.
+    """Returns the work per run for each part of a step, by the names in ``swift.pipeline.scopes``.
 
     If chunks have unequal layers, ops are listed by chunk, such as ``F/0``; a chunk is a stage if all cuts are equal.
 
@@ -129,7 +129,7 @@ def _ops(spec: StepSpec, num_sequences: int) -> dict[str, Work]:
 
 
 def _block_work(block: SplitStage, block_args: tuple[Any, Any], x: Any, d_out: Any, num_ranks: int) -> list[Work]:
-    """Counts the work of F, B and W of a block, without the traffic of their stashes."""
+    """Counts the work of a block's F, B and W, without the traffic for their stashes."""
     return [
         Work.of(block.forward, (*block_args, x), num_ranks),
         Work.of(block.backward_input, (*block_args, block.b_shapes, block.h_shapes, d_out), num_ranks),
@@ -146,7 +146,7 @@ def _embedding_and_head(spec: StepSpec, num_sequences: int, x: jax.ShapeDtypeStr
 
 
 def _update(spec: StepSpec) -> Work:
-    """Counts the work of an update: sums over replicas, and traffic of master weights, moments, slots and gradients."""
+    """Counts an update's work: sums over replicas, and traffic of master weights, moments, slots and gradients."""
     ranks, state = spec.live.num_ranks, spec.worker_shapes
     num_flops = 0
     for name, leaf in state.slots.items():
@@ -169,7 +169,7 @@ def _bytes(tree: Any) -> int:
 
 @dataclass(frozen=True)
 class OpCounts:
-    """Counts how often the parts of a program run, on every row of its mesh.
+    """Counts how often a program's parts run, on every row of its mesh.
 
     Attributes:
         spec: specification of the step.
@@ -185,7 +185,7 @@ class OpCounts:
     look_up_rounds: int = 1
 
     def part(self, collective: Collective) -> str:
-        """Returns the part of a step that contains a collective: one of ``swift.pipeline.scopes``, or ``_OTHER``.
+        """Names the part of a step that contains a collective, by ``swift.pipeline.scopes``, or ``_OTHER``.
 
         Collectives of an update are told apart as ``collect/GROUP``, ``peers/GROUP`` or ``materialize/GROUP``.
         """
@@ -318,7 +318,7 @@ class Interconnect:
     coords: Sequence[tuple[int, ...]]
 
     def seconds(self, collective: Collective) -> float:
-        """Returns the time of one run of a collective, with all groups at once."""
+        """Returns the time that a collective takes once, with all groups at once."""
         messages, num_steps = list(self._messages(collective)), self._num_steps(collective)
         if not messages:
             return 0.0
@@ -461,7 +461,7 @@ def _by_chunk(runs: OpCounts, by_name: Mapping[str, _Value], name: str) -> list[
 
 
 def _ticks(runs: OpCounts, busy: Mapping[str, float], inside_C: Mapping[str, np.ndarray]) -> float:
-    """Returns the seconds of all ops of a call; in every tick all workers wait for the longest op.
+    """Returns a call's seconds in ops; in every tick all workers wait for the longest op.
 
     Args:
         runs: run counts of the program's parts.

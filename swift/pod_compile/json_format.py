@@ -18,7 +18,7 @@ _PARTS = {
     "exchange": "weights and gradients on the wire",
     "other": "other collectives",
 }
-"""Descriptions of the parts of the predicted time."""
+"""Descriptions of the predicted time's parts."""
 
 
 def document(experiment: Experiment, pod: Pod, reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

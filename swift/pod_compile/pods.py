@@ -15,12 +15,12 @@ from swift.errors import SettingError
 from swift.mesh.devices import CHIPS, Chip, emulate_devices
 
 _EXAMPLES = {"v5e": "v5e:4x4", "v5p": "v5p:4x4x4", "v6e": "v6e:4x4", "cpu": "cpu:8"}
-"""Example names of pods by generation; pods of GPUs are named by hosts x devices."""
+"""Example names by generation; GPU pods are named by hosts x devices."""
 _EXTRAS = {"tpu": "tpu", "gpu": "cuda13"}
 """Extras of this package that install a platform's compiler."""
 _MOST_DEVICES = 8192
 _TPU_HOST = (2, 2, 1)
-"""Number of chips of a host along each dimension; a pod consists of whole hosts."""
+"""Number of chips in a host along each dimension; a pod consists of whole hosts."""
 
 _ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",  # avoids waiting for a metadata server of Google Cloud
@@ -36,7 +36,7 @@ _GPUS = {"h100": _HOPPER, "h200": _HOPPER, "b200": _BLACKWELL}
 
 @dataclass(frozen=True)
 class Pod:
-    """Connected devices of one generation: a mesh or torus of TPU chips, hosts x GPUs, or emulated CPU devices.
+    """Connected devices: a mesh or torus of TPU chips, hosts x GPUs, or emulated CPU devices.
 
     Attributes:
         name: name, such as ``v5e:4x4``.
@@ -72,7 +72,7 @@ class Pod:
 
     @property
     def chip(self) -> Chip:
-        """The kind of chip that the pod consists of."""
+        """The pod's kind of chip."""
         return CHIPS[self.generation]
 
     @property
@@ -99,7 +99,7 @@ def settle_process(pod: Pod) -> None:
 
 
 def described_devices(pod: Pod) -> Sequence[jax.Device]:
-    """Returns descriptions of a pod's devices, host by host, which a mesh can be made of.
+    """Describes a pod's devices, host by host, for JAX to compile for.
 
     Raises:
         SettingError: the platform's compiler is not installed, or does not know such a pod.
@@ -141,7 +141,7 @@ def _gpu(pod: Pod) -> topologies.TopologyDescription:
 
 
 def _gpu_text(pod: Pod) -> str:
-    """Returns XLA's description of a GPU (text of a ``GpuTargetConfigProto``), from the vendor's public figures."""
+    """Returns XLA's description of a GPU, a ``GpuTargetConfigProto`` as text, from the vendor's public figures."""
     chip: Chip = pod.chip
     major, minor, cores, clock_ghz, cache_mb = _GPUS[pod.generation]
     assert chip.memory_bandwidth is not None

@@ -35,7 +35,7 @@ _SHARES = (scopes.EMBEDDING, scopes.HEAD)
 
 
 def moved_bytes(collective: Collective, runs_R: np.ndarray, num_ranks: int) -> int:
-    """Returns the bytes of a collective in one call of the program, over all devices.
+    """Returns a collective's bytes in one call of the program, over all devices.
 
     Groups of one device exchange nothing.
 
